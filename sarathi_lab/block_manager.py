@@ -1,0 +1,66 @@
+"""Paged accounting of the KV cache: which sequence holds which fixed-size block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from sarathi_lab.request import Sequence
+
+
+class BlockManager:
+    """`num_blocks` blocks of `block_size` tokens each; block ids index the executor's cache tensor.
+
+    Source of the scheme: paged attention (vLLM). Nothing is moved and nothing is shared between sequences.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        if num_blocks < 1 or block_size < 1:
+            raise ValueError(f"need at least one block of one token, got {num_blocks} of {block_size}")
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        # Popped from the end, so that a fresh cache hands out 0, 1, 2, …: neighbours stay neighbours.
+        self._free = list(range(num_blocks - 1, -1, -1))
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def num_used(self) -> int:
+        return self.num_blocks - len(self._free)
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that hold `num_tokens` tokens."""
+        return -(-num_tokens // self.block_size)
+
+    def watermark_blocks(self, watermark: float) -> int:
+        """Blocks that admission leaves free, so that running sequences can grow; `watermark` is a share in [0, 1)."""
+        return int(watermark * self.num_blocks)
+
+    def can_hold(self, num_tokens: int, watermark: float = 0.0) -> bool:
+        """Whether a new sequence of `num_tokens` tokens fits beside the free `watermark`."""
+        return self.blocks_for(num_tokens) + self.watermark_blocks(watermark) <= self.num_free
+
+    def grow(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Make `sequence` hold at least `num_tokens` tokens; False, with nothing changed, if blocks are short."""
+        missing = self.blocks_for(num_tokens) - len(sequence.block_ids)
+        if missing > len(self._free):
+            return False
+        for _ in range(missing):
+            sequence.block_ids.append(self._free.pop())
+        return True
+
+    def free(self, sequence: Sequence) -> None:
+        """Take back all blocks of `sequence`."""
+        self._free.extend(reversed(sequence.block_ids))
+        sequence.block_ids.clear()
+
+    def check_integrity(self, sequences: Iterable[Sequence]) -> None:
+        """Raise AssertionError unless every block is free or held by exactly one of `sequences`."""
+        held = [block for sequence in sequences for block in sequence.block_ids]
+        everything = sorted(held + self._free)
+        if everything != list(range(self.num_blocks)):
+            raise AssertionError(f"{len(held)} held + {len(self._free)} free blocks are not the {self.num_blocks} blocks")
+        for sequence in sequences:
+            if len(sequence.block_ids) * self.block_size < sequence.num_computed:
+                raise AssertionError(f"{sequence} has computed more tokens than its blocks hold")

@@ -1,0 +1,45 @@
+"""The only loop: hand over arrivals, submit batches, collect results. Every executor is driven by it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Protocol
+
+from sarathi_lab.executor import Executor, StepResult
+from sarathi_lab.request import Request, Sequence
+from sarathi_lab.scheduler import Scheduler
+
+
+class Recorder(Protocol):
+    """Sees every finished iteration; see `ledger.Ledger`."""
+
+    def record(self, result: StepResult, finished: list[Sequence], scheduler: Scheduler) -> None: ...
+
+
+def run_engine(requests: Iterable[Request], scheduler: Scheduler, executor: Executor, recorder: Recorder) -> None:
+    """Serve `requests` to the end. The clock starts at zero with this call."""
+    arrivals = deque(sorted(requests, key=lambda request: request.arrival_time))
+    for request in arrivals:
+        scheduler.check_fits(request)  # before anything runs: a late refusal would lose the run
+    executor.start()
+    while arrivals or scheduler.has_work:
+        while arrivals and arrivals[0].arrival_time <= executor.now:
+            scheduler.add(arrivals.popleft())
+        _submit_all(scheduler, executor)
+        if executor.num_in_flight:
+            result = executor.collect()
+            finished = scheduler.update(result)
+            recorder.record(result, finished, scheduler)
+        elif arrivals:
+            executor.wait_until(arrivals[0].arrival_time)
+        else:
+            raise RuntimeError(f"policy {scheduler.policy.name} stalled with {len(scheduler.waiting)} waiting requests")
+
+
+def _submit_all(scheduler: Scheduler, executor: Executor) -> None:
+    while executor.num_in_flight < executor.capacity:
+        batch = scheduler.schedule(executor.now)
+        if batch is None:
+            return
+        executor.submit(batch)

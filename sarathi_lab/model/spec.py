@@ -1,0 +1,166 @@
+"""What a model is made of, and the FLOPs and bytes that follow from it. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, NamedTuple, Protocol
+
+from sarathi_lab.errors import UserError
+
+DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+class Work(Protocol):
+    """The sums of a batch that cost depends on; `request.Batch` is one, a table of iterations another."""
+
+    num_prefill_tokens: Any
+    num_decode_tokens: Any
+    prefill_kv_tokens: Any
+    decode_kv_tokens: Any
+    prefill_query_key_pairs: Any
+    num_emits: Any
+
+
+class Linear(NamedTuple):
+    """A matrix product of the model: [tokens, in_features] x [in_features, out_features], `count` times."""
+
+    name: str
+    in_features: int
+    out_features: int
+    count: int
+
+    @property
+    def num_params(self) -> int:
+        return self.in_features * self.out_features * self.count
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """Rotary frequency scaling: "linear" divides all frequencies by `factor`, "llama3" only the low ones."""
+
+    kind: Literal["linear", "llama3"]
+    factor: float
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position: int = 8192
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """Shapes and switches of one decoder-only transformer; every family is a setting of the switches.
+
+    `gated_ffn` and `norm="rms"` make the Llama block; without the gate and with `norm="layer"` and biases it is the
+    paper's plain block (section 2.1: two FFN matrices H -> 4H -> H with GeLU, 12 H^2 linear parameters a layer).
+    The FLOP and byte formulas take sums over one batch (`Work`), as ints or as arrays over iterations.
+    """
+
+    name: str
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    ffn_size: int
+    vocab_size: int
+    head_size: int
+    max_position: int = 4096
+    norm: Literal["rms", "layer"] = "rms"
+    norm_eps: float = 1e-5
+    gated_ffn: bool = True
+    activation: Literal["silu", "gelu", "gelu_tanh"] = "silu"
+    qkv_bias: bool = False
+    out_bias: bool = False
+    ffn_bias: bool = False
+    qk_norm: bool = False
+    rope_theta: float = 10000.0
+    rope_scaling: RopeScaling | None = None
+    sliding_window: int | None = None
+    tie_embeddings: bool = False
+    simulation_only: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "ffn_size", "vocab_size", "head_size"):
+            if getattr(self, name) < 1:
+                raise UserError(f"model {self.name}: {name}={getattr(self, name)} is not positive; correct the model file")
+        if self.num_heads % self.num_kv_heads:
+            raise UserError(
+                f"model {self.name}: num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}; "
+                "correct the model file"
+            )
+
+    # -- shapes ----------------------------------------------------------------------------------------------
+
+    @property
+    def q_size(self) -> int:
+        return self.num_heads * self.head_size
+
+    @property
+    def kv_size(self) -> int:
+        """Width of the keys of one token in one layer; the values are as wide."""
+        return self.num_kv_heads * self.head_size
+
+    @cached_property
+    def layer_linears(self) -> tuple[Linear, ...]:
+        """The matrix products over all tokens of a batch, summed over layers (`count`)."""
+        return (
+            Linear("qkv_proj", self.hidden_size, self.q_size + 2 * self.kv_size, self.num_layers),
+            Linear("out_proj", self.q_size, self.hidden_size, self.num_layers),
+            Linear("ffn_up", self.hidden_size, self.ffn_size * (2 if self.gated_ffn else 1), self.num_layers),
+            Linear("ffn_down", self.ffn_size, self.hidden_size, self.num_layers),
+        )
+
+    @cached_property
+    def lm_head(self) -> Linear:
+        """The logits, computed only for rows that emit a token."""
+        return Linear("lm_head", self.hidden_size, self.vocab_size, 1)
+
+    @cached_property
+    def num_linear_params(self) -> int:
+        """Parameters of the layers' matrix products, what one iteration reads whatever its batch."""
+        return sum(linear.num_params for linear in self.layer_linears)
+
+    @cached_property
+    def num_params(self) -> int:
+        """All matrices: layers, embedding and, unless tied, the output head (norms and biases are left out)."""
+        heads = 1 if self.tie_embeddings else 2
+        return self.num_linear_params + heads * self.lm_head.num_params
+
+    # -- bytes -----------------------------------------------------------------------------------------------
+
+    def weight_bytes(self, dtype_bytes: int) -> int:
+        """Memory of all weights."""
+        return self.num_params * dtype_bytes
+
+    def kv_bytes_per_token(self, dtype_bytes: int) -> int:
+        """Keys and values of one token in all layers: 2 L H_kv bytes_per_element (819,200 B for the paper's 13B)."""
+        return 2 * self.num_layers * self.kv_size * dtype_bytes
+
+    def kv_read_bytes(self, work: Work, dtype_bytes: int) -> Any:
+        """KV cache bytes that attention must read once for this batch, context re-reads included."""
+        return (work.prefill_kv_tokens + work.decode_kv_tokens) * self.kv_bytes_per_token(dtype_bytes)
+
+    def weight_read_bytes(self, work: Work, dtype_bytes: int) -> Any:
+        """Weight bytes read by one iteration: the layers once, the output head if any row emits."""
+        return (self.num_linear_params + (work.num_emits > 0) * self.lm_head.num_params) * dtype_bytes
+
+    def min_bytes(self, work: Work, dtype_bytes: int) -> Any:
+        """Least memory traffic of one iteration: weights read, KV read, new KV written."""
+        written = (work.num_prefill_tokens + work.num_decode_tokens) * self.kv_bytes_per_token(dtype_bytes)
+        return self.weight_read_bytes(work, dtype_bytes) + self.kv_read_bytes(work, dtype_bytes) + written
+
+    # -- FLOPs -----------------------------------------------------------------------------------------------
+
+    def linear_flops(self, work: Work) -> Any:
+        """2 FLOPs per parameter and token in the layers, and per emitting row in the output head."""
+        num_tokens = work.num_prefill_tokens + work.num_decode_tokens
+        return 2 * (self.num_linear_params * num_tokens + self.lm_head.num_params * work.num_emits)
+
+    def attention_flops(self, work: Work) -> Any:
+        """4 L n_heads d_head per causal query-key pair: one product for the scores, one for the values."""
+        pairs = work.prefill_query_key_pairs + work.decode_kv_tokens
+        return 4 * self.num_layers * self.q_size * pairs
+
+    def flops(self, work: Work) -> Any:
+        """All FLOPs of one iteration that no implementation can avoid."""
+        return self.linear_flops(work) + self.attention_flops(work)

@@ -1,0 +1,155 @@
+"""What is asked for (Request), how far it got (Sequence), and what runs now (Chunk, Batch)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceABC
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One wish, made by the workload and never changed.
+
+    `prompt_token_ids` is None where nobody reads tokens (simulation); `prompt_len` is always set.
+    Exactly `output_len` tokens are generated: end-of-sequence is ignored, so that policies are compared
+    on the same work. Times are seconds since the start of the run.
+    """
+
+    request_id: int
+    arrival_time: float
+    prompt_len: int
+    output_len: int
+    prompt_token_ids: SequenceABC[int] | None = None
+
+    @property
+    def total_len(self) -> int:
+        """Prompt plus output, in tokens: the paper's sequence length P + D."""
+        return self.prompt_len + self.output_len
+
+
+class Sequence:
+    """Engine state of one request: tokens known, tokens computed, blocks held.
+
+    There is no prefill phase and no decode phase. A sequence knows `num_known` tokens (prompt plus generated) and
+    has the keys and values of `num_computed` of them in the cache; scheduling is choosing how many to catch up.
+    """
+
+    __slots__ = (
+        "block_ids",
+        "first_scheduled_time",
+        "in_flight",
+        "is_running",
+        "num_computed",
+        "num_preemptions",
+        "order",
+        "output_token_ids",
+        "request",
+        "token_times",
+    )
+
+    def __init__(self, request: Request, order: int) -> None:
+        self.request = request
+        self.order = order  # rank of arrival: what "first come" means when sequences are sorted
+        self.num_computed = 0  # advanced by Scheduler.update, reset by preemption
+        self.block_ids: list[int] = []  # written by BlockManager only
+        self.is_running = False  # written by Scheduler: admitted and not preempted since
+        self.in_flight = False  # set by Batch.add, cleared by Scheduler.update
+        self.output_token_ids: list[int] = []
+        self.token_times: list[float] = []  # when each output token was collected
+        self.first_scheduled_time: float | None = None
+        self.num_preemptions = 0
+
+    @property
+    def num_known(self) -> int:
+        return self.request.prompt_len + len(self.output_token_ids)
+
+    @property
+    def num_pending(self) -> int:
+        """Tokens known but not yet computed; 1 for a sequence that is decoding."""
+        return self.num_known - self.num_computed
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether only the newest generated token is pending (a last prompt token is still prefill)."""
+        return self.num_computed >= self.request.prompt_len and self.num_pending == 1
+
+    @property
+    def is_finished(self) -> bool:
+        return len(self.output_token_ids) >= self.request.output_len
+
+    def __repr__(self) -> str:
+        return f"Sequence({self.request.request_id}: {self.num_computed}/{self.num_known} computed)"
+
+
+class Chunk(NamedTuple):
+    """A slice of one sequence to run now: tokens `start` to `start + num_tokens`, seeing all before them.
+
+    `emits_token` is carried, not derived later: whether a slice ends at the newest known token can only be told
+    at the moment it is cut (a recompute chunk that leaves one token pending looks like a decode afterwards).
+    """
+
+    sequence: Sequence
+    start: int
+    num_tokens: int
+    is_decode: bool
+    emits_token: bool
+
+
+class Batch:
+    """The chunks of one iteration and their sums, from which FLOPs and bytes follow (`model/spec.py`).
+
+    Filled by a policy through the scheduler's moves; read by executors and the ledger. `kv_tokens` count cached
+    tokens read by attention (context plus the chunk itself); `query_key_pairs` counts causal query-key products.
+    """
+
+    __slots__ = (
+        "chunks",
+        "decode_kv_tokens",
+        "num_decode_tokens",
+        "num_emits",
+        "num_prefill_tokens",
+        "num_prefills",
+        "prefill_kv_tokens",
+        "prefill_query_key_pairs",
+    )
+
+    def __init__(self) -> None:
+        self.chunks: list[Chunk] = []
+        self.num_prefills = 0
+        self.num_prefill_tokens = 0
+        self.num_decode_tokens = 0  # one token a decode, so also the number of decodes
+        self.prefill_kv_tokens = 0
+        self.decode_kv_tokens = 0
+        self.prefill_query_key_pairs = 0
+        self.num_emits = 0
+
+    def __len__(self) -> int:
+        return len(self.chunks)
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_prefill_tokens + self.num_decode_tokens
+
+    def add(self, sequence: Sequence, num_tokens: int) -> None:
+        """Take the next `num_tokens` pending tokens of `sequence`.
+
+        The sequence is marked in flight at once, so that making room for a later one can't evict it.
+        """
+        start = sequence.num_computed
+        pending = sequence.num_pending
+        if sequence.in_flight or not 0 < num_tokens <= pending:
+            raise ValueError(f"cannot take {num_tokens} tokens of {sequence}, in_flight={sequence.in_flight}")
+        is_decode = sequence.is_decoding
+        emits_token = num_tokens == pending
+        sequence.in_flight = True
+        self.chunks.append(Chunk(sequence, start, num_tokens, is_decode, emits_token))
+        self.num_emits += emits_token
+        if is_decode:
+            self.num_decode_tokens += 1
+            self.decode_kv_tokens += start + 1
+        else:
+            self.num_prefills += 1
+            self.num_prefill_tokens += num_tokens
+            self.prefill_kv_tokens += start + num_tokens
+            self.prefill_query_key_pairs += num_tokens * start + num_tokens * (num_tokens + 1) // 2

@@ -1,0 +1,192 @@
+"""Queues, admission and preemption, and the three moves that every policy is made of."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from sarathi_lab.block_manager import BlockManager
+from sarathi_lab.errors import UserError
+from sarathi_lab.executor import StepResult
+from sarathi_lab.policy import Policy
+from sarathi_lab.request import Batch, Request, Sequence
+
+
+class Scheduler:
+    """Turns requests into batches; a policy decides the order of the moves, this class keeps the books.
+
+    `batch_size` is the most sequences one batch may carry, `num_micro_batches` how many batches the executor keeps
+    in flight; so at most their product is running. A sequence in flight is never scheduled or evicted.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        blocks: BlockManager,
+        *,
+        batch_size: int,
+        max_model_len: int,
+        num_micro_batches: int = 1,
+    ) -> None:
+        policy.validate(batch_size, max_model_len)
+        self.policy = policy
+        self.blocks = blocks
+        self.batch_size = batch_size
+        self.max_num_seqs = batch_size * num_micro_batches
+        self.max_model_len = max_model_len
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self.now = 0.0
+        self.last_prompt_latency = 0.0
+        self.num_preemptions = 0
+        self._num_added = 0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    @property
+    def has_idle_running(self) -> bool:
+        """Whether some admitted sequence could be scheduled now (all of them, unless batches are in flight)."""
+        return any(not sequence.in_flight for sequence in self.running)
+
+    def add(self, request: Request) -> Sequence:
+        """Queue a request. Raises UserError for one that could never finish, rather than stalling later."""
+        self.check_fits(request)
+        sequence = Sequence(request, order=self._num_added)
+        self._num_added += 1
+        self.waiting.append(sequence)
+        return sequence
+
+    def check_fits(self, request: Request) -> None:
+        """Raise UserError if `request` is longer than the model or the cache allows, alone on an idle engine."""
+        what = f"request {request.request_id} of {request.prompt_len} + {request.output_len} tokens"
+        if request.total_len > self.max_model_len:
+            raise UserError(f"{what} exceeds max_model_len={self.max_model_len}; raise it or shorten the request")
+        reserved = max(request.total_len, self._reserved_tokens(request.total_len))
+        needed = self.blocks.blocks_for(reserved) + self.blocks.watermark_blocks(self.policy.watermark)
+        if needed > self.blocks.num_blocks:
+            raise UserError(
+                f"{what} can never fit the KV cache: policy {self.policy.name} needs {needed} blocks of "
+                f"{self.blocks.block_size} tokens, num_blocks={self.blocks.num_blocks}; raise cache.num_blocks"
+            )
+
+    def schedule(self, now: float) -> Batch | None:
+        """The next batch at time `now` (seconds), or None if nothing can run."""
+        self.now = now
+        batch = Batch()
+        self.policy.fill(batch, self)
+        return batch if batch.chunks else None
+
+    def update(self, result: StepResult) -> list[Sequence]:
+        """Book a finished batch; returns the sequences that finished with it."""
+        finished = []
+        token_ids = iter(result.token_ids)
+        for chunk in result.batch.chunks:
+            sequence = chunk.sequence
+            sequence.in_flight = False
+            sequence.num_computed = chunk.start + chunk.num_tokens
+            if chunk.emits_token:
+                sequence.output_token_ids.append(next(token_ids))
+                sequence.token_times.append(result.end)
+                if sequence.is_finished:
+                    finished.append(sequence)
+        for sequence in finished:
+            self._leave_running(sequence)
+        if result.batch.num_prefills:
+            self.last_prompt_latency = result.end - result.start
+        return finished
+
+    # -- the three moves -------------------------------------------------------------------------------------
+
+    def add_decodes(self, batch: Batch) -> None:
+        """Give every idle decoding sequence its next token, oldest first, evicting the newest if blocks are short."""
+        for sequence in tuple(self.running):
+            if len(batch) >= self.batch_size:
+                return
+            if sequence.is_decoding and self._is_idle(sequence) and self._make_room(sequence, sequence.num_known):
+                batch.add(sequence, 1)
+
+    def continue_prefills(self, batch: Batch, token_budget: int | None = None, max_prefills: int | None = None) -> None:
+        """Catch up running sequences whose prompt is unfinished, oldest first, within `token_budget` per batch."""
+        for sequence in tuple(self.running):
+            if self._is_full(batch, max_prefills):
+                return
+            if sequence.is_decoding or not self._is_idle(sequence):
+                continue
+            num_tokens = _clamp(sequence.num_pending, token_budget, batch)
+            if num_tokens == 0:
+                return
+            if self._make_room(sequence, sequence.num_computed + num_tokens):
+                batch.add(sequence, num_tokens)
+
+    def admit(
+        self,
+        batch: Batch,
+        token_budget: int | None = None,
+        max_prefills: int | None = None,
+        whole: bool = False,
+    ) -> None:
+        """Move waiting sequences to running, first come first served, until one does not fit.
+
+        `whole=True` admits a prompt only if all of it fits the budget. How many tokens of cache are reserved at
+        once (`reserve`) and how many stay free (`watermark`) are the policy's.
+        """
+        while self.waiting and len(self.running) < self.max_num_seqs and not self._is_full(batch, max_prefills):
+            sequence = self.waiting[0]
+            num_tokens = _clamp(sequence.num_pending, token_budget, batch)
+            if num_tokens == 0 or (whole and num_tokens < sequence.num_pending):
+                return
+            reserved = max(num_tokens, self._reserved_tokens(sequence.num_known))
+            if not self.blocks.can_hold(reserved, self.policy.watermark):
+                return
+            self.blocks.grow(sequence, reserved)
+            self.waiting.popleft()
+            self.running.append(sequence)
+            sequence.is_running = True
+            if sequence.first_scheduled_time is None:
+                sequence.first_scheduled_time = self.now
+            batch.add(sequence, num_tokens)
+
+    def sort_running(self) -> None:
+        """Order running sequences by arrival: a readmitted one goes before those that came after it."""
+        self.running.sort(key=lambda sequence: sequence.order)
+
+    # -- bookkeeping -----------------------------------------------------------------------------------------
+
+    def _reserved_tokens(self, num_known: int) -> int:
+        """Tokens of cache that the policy's `reserve` sets aside when a sequence of `num_known` tokens is admitted."""
+        return {"max_model_len": self.max_model_len, "prompt": num_known, "chunk": 0}[self.policy.reserve]
+
+    def _is_full(self, batch: Batch, max_prefills: int | None) -> bool:
+        return len(batch) >= self.batch_size or (max_prefills is not None and batch.num_prefills >= max_prefills)
+
+    @staticmethod
+    def _is_idle(sequence: Sequence) -> bool:
+        return sequence.is_running and not sequence.in_flight
+
+    def _make_room(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Grow `sequence` to `num_tokens`, evicting the newest idle sequences; False if it was itself evicted."""
+        while not self.blocks.grow(sequence, num_tokens):
+            victim = max(filter(self._is_idle, self.running), key=lambda candidate: candidate.order)
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Preempt by recompute: drop the cache, keep the tokens, and queue first."""
+        self._leave_running(sequence)
+        sequence.num_computed = 0
+        sequence.num_preemptions += 1
+        self.num_preemptions += 1
+        self.waiting.appendleft(sequence)
+
+    def _leave_running(self, sequence: Sequence) -> None:
+        self.blocks.free(sequence)
+        self.running.remove(sequence)
+        sequence.is_running = False
+
+
+def _clamp(num_pending: int, token_budget: int | None, batch: Batch) -> int:
+    """Tokens to take now: never negative, however many decodes the batch already carries."""
+    return num_pending if token_budget is None else max(0, min(num_pending, token_budget - batch.num_tokens))
