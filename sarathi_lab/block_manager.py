@@ -60,7 +60,9 @@ class BlockManager:
         held = [block for sequence in sequences for block in sequence.block_ids]
         everything = sorted(held + self._free)
         if everything != list(range(self.num_blocks)):
-            raise AssertionError(f"{len(held)} held + {len(self._free)} free blocks are not the {self.num_blocks} blocks")
+            raise AssertionError(
+                f"{len(held)} held + {len(self._free)} free blocks are not the {self.num_blocks} blocks"
+            )
         for sequence in sequences:
             if len(sequence.block_ids) * self.block_size < sequence.num_computed:
                 raise AssertionError(f"{sequence} has computed more tokens than its blocks hold")

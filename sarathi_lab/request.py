@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence as SequenceABC
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +24,7 @@ class Request:
     arrival_time: float
     prompt_len: int
     output_len: int
-    prompt_token_ids: SequenceABC[int] | None = None
+    prompt_token_ids: SequenceABC[int] | NDArray[np.int32] | None = None
 
     @property
     def total_len(self) -> int:

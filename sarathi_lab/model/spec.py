@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, Protocol
 
 from sarathi_lab.errors import UserError
 
@@ -23,7 +23,8 @@ class Work(Protocol):
     num_emits: Any
 
 
-class Linear(NamedTuple):
+@dataclass(frozen=True)
+class Linear:
     """A matrix product of the model: [tokens, in_features] x [in_features, out_features], `count` times."""
 
     name: str
@@ -82,7 +83,9 @@ class ModelSpec:
     def __post_init__(self) -> None:
         for name in ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "ffn_size", "vocab_size", "head_size"):
             if getattr(self, name) < 1:
-                raise UserError(f"model {self.name}: {name}={getattr(self, name)} is not positive; correct the model file")
+                raise UserError(
+                    f"model {self.name}: {name}={getattr(self, name)} is not positive; correct the model file"
+                )
         if self.num_heads % self.num_kv_heads:
             raise UserError(
                 f"model {self.name}: num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}; "

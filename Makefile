@@ -1,0 +1,35 @@
+# Two commands: `make run` (the sweep) and `make test`. Both make .venv first if it is missing or out of date.
+PYTHON ?= python3
+# The index that holds PyTorch's CPU build, if pip should look there (spares the CUDA download on a laptop).
+TORCH_INDEX ?=
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: setup run test lab lint clean
+
+setup: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "error: $(PYTHON) is older than Python 3.11; name a newer one: make PYTHON=python3.12" >&2; exit 2; }
+	@echo "installing into $(VENV) (once, a few minutes)"
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
+	$(PIP) -e '.[test]'
+	@touch $@
+
+run: setup
+	$(BIN)/python -m sarathi_lab.run chunk=256,512,1024 -m
+
+test: setup
+	$(BIN)/python -m pytest
+
+lab: setup
+	$(BIN)/python -m jupyter lab notebooks
+
+lint: setup
+	$(BIN)/python -m ruff check . && $(BIN)/python -m ruff format --check . && $(BIN)/python -m mypy
+
+clean:
+	rm -rf $(VENV) build *.egg-info

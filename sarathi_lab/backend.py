@@ -1,0 +1,56 @@
+"""What a run needs to know of a device before and while it runs; `conf/executor/*.yaml` picks one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from sarathi_lab.executor import Executor
+from sarathi_lab.floor import Ceilings
+from sarathi_lab.model.spec import ModelSpec
+
+
+class Backend(Protocol):
+    """A device, real or simulated. Making one is cheap and checks its arguments (UserError)."""
+
+    @property
+    def name(self) -> str:
+        """The option of the config group: "torch" or "simulated"."""
+        ...
+
+    @property
+    def device_name(self) -> str:
+        """The device in words, as tables and tags show it."""
+        ...
+
+    @property
+    def dtype_name(self) -> str:
+        """ "float32", "bfloat16" or "float16", resolved from "auto"."""
+        ...
+
+    @property
+    def dtype_bytes(self) -> int: ...
+
+    @property
+    def computes_tokens(self) -> bool:
+        """Whether prompts need token ids and outputs have them."""
+        ...
+
+    @property
+    def default_model(self) -> str:
+        """What model=auto stands for on this device."""
+        ...
+
+    def check(self, spec: ModelSpec, kv_tokens: int) -> None:
+        """Raise UserError if the model with a cache of `kv_tokens` tokens cannot run here."""
+        ...
+
+    def ceilings(self) -> Ceilings:
+        """Peak FLOP/s and bytes/s, measured or from the hardware file."""
+        ...
+
+    def build(
+        self, spec: ModelSpec, checkpoint: Path | None, *, num_blocks: int, block_size: int, batch_size: int
+    ) -> Executor:
+        """Load the weights and return a warmed-up executor with a cache of `num_blocks` blocks."""
+        ...

@@ -1,0 +1,179 @@
+"""Checks a command line before anything runs: every job of a sweep is composed and planned first.
+
+Hydra accepts some things that would be mistakes here (a parameter that the chosen policy does not read) and
+explains others in several lines; this module turns both into one line with the value, the reason and the fix.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hydra import compose, initialize_config_dir
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra._internal.utils import get_args_parser
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from hydra.utils import get_class
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from sarathi_lab.errors import UserError
+from sarathi_lab.paths import CONF
+
+# Names that some option of a group reads and others don't: overriding one that nobody reads is refused.
+READ_BY = {
+    "chunk": ("policy",),
+    "pd_ratio": ("workload",),
+    "seq_len": ("workload",),
+    "seed": ("workload", "executor"),
+    "device": ("executor",),
+    "dtype": ("executor",),
+    "hardware": ("executor",),
+}
+GROUPS = ("policy", "workload", "executor", "model", "hardware", "tracking")
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """A checked command line: the composed configuration of every job, and where the results will go."""
+
+    jobs: list[DictConfig]
+    sweep_dir: Path | None  # None for a single run
+
+
+def is_run(args: Sequence[str]) -> bool:
+    """Whether `args` ask for runs, not for help or for showing the configuration."""
+    parsed, _ = get_args_parser().parse_known_args(list(args))
+    return not (parsed.help or parsed.hydra_help or parsed.cfg or parsed.info or parsed.shell_completion)
+
+
+def read_command_line(args: Sequence[str]) -> CommandLine:
+    """Compose and check all jobs of a command line. Raises UserError."""
+    parsed, _ = get_args_parser().parse_known_args(list(args))
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        try:
+            return _compose_jobs(parsed.overrides, parsed.multirun)
+        except (HydraException, OmegaConfBaseException) as error:
+            raise _translate(error, parsed.overrides) from None
+
+
+def _compose_jobs(overrides: list[str], multirun: bool) -> CommandLine:
+    hydra = GlobalHydra.instance().hydra
+    assert hydra is not None
+    known = set(compose("config"))
+    mode = RunMode.MULTIRUN if multirun else None
+    master = hydra.compose_config("config", overrides, run_mode=mode or RunMode.RUN, validate_sweep_overrides=False)
+    multirun = multirun or master.hydra.mode == RunMode.MULTIRUN
+    if not multirun:
+        return CommandLine([_compose_job(overrides, known)], None)
+    params = [f"{key}={value}" for key, value in (master.hydra.sweeper.get("params") or {}).items()]
+    parsed = OverridesParser.create(config_loader=hydra.config_loader).parse_overrides([*params, *overrides])
+    jobs = [_compose_job(job, known) for job in BasicSweeper.split_arguments(parsed, None)[0]]
+    return CommandLine(jobs, Path(str(master.hydra.sweep.dir)))
+
+
+def _compose_job(overrides: Sequence[str], known: Iterable[str]) -> DictConfig:
+    cfg = compose("config", list(overrides))
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    _check_top_level(cfg, known)
+    _check_parameters(cfg)
+    _check_read(cfg, parsed)
+    return cfg
+
+
+def _check_top_level(cfg: DictConfig, known: Iterable[str]) -> None:
+    for key in cfg:
+        if key not in known:
+            raise UserError(_unknown(str(key), [str(name) for name in known], "a setting"))
+
+
+def _check_parameters(cfg: DictConfig) -> None:
+    """Refuse keys that the class behind a group does not take (added with `+`)."""
+    for group in GROUPS:
+        node = cfg[group]
+        valid = list(inspect.signature(get_class(node["_target_"])).parameters)
+        for key in node:
+            if not str(key).startswith("_") and key not in valid:
+                raise UserError(_unknown(f"{group}.{key}", [f"{group}.{name}" for name in valid], "a parameter"))
+
+
+def _check_read(cfg: DictConfig, overrides: Sequence[Override]) -> None:
+    """Refuse a short name that is overridden but read by none of the chosen options."""
+    for override in overrides:
+        name = override.key_or_group
+        groups = READ_BY.get(name)
+        if groups is None or any(name in _names_read(cfg[group]) for group in groups):
+            continue
+        targets = " and ".join(f"{group}={get_class(cfg[group]['_target_']).__name__}" for group in groups)
+        readable = [parameter for group in groups for parameter in _parameters(cfg, group)]
+        raise UserError(
+            f"{override.input_line} has no effect: {targets} does not read {name}; drop it "
+            f"(it reads {', '.join(readable) or 'nothing'})"
+        )
+
+
+def _names_read(node: DictConfig) -> set[str]:
+    return set(re.findall(r"\$\{(\w+)\}", OmegaConf.to_yaml(node, resolve=False)))
+
+
+def _parameters(cfg: DictConfig, group: str) -> list[str]:
+    """A group's parameters under the names that a user types: the short one where it is an interpolation."""
+    raw = OmegaConf.to_container(cfg[group], resolve=False)
+    assert isinstance(raw, dict)
+    return [
+        match.group(1) if (match := re.fullmatch(r"\$\{(\w+)\}", str(value))) else f"{group}.{key}"
+        for key, value in raw.items()
+        if key != "_target_"
+    ]
+
+
+# -- Hydra's own messages, in one line ---------------------------------------------------------------------------
+
+
+def _translate(error: Exception, overrides: Sequence[str]) -> UserError:
+    message = str(error)
+    cause = str(error.__cause__ or "")
+    if match := re.search(r"Sweep parameters? '(.+?)' requires --multirun", message):
+        return UserError(f"{match.group(1)} is a sweep over several values; add -m to run them all")
+    if match := re.search(r"Ambiguous value for argument '(.+?)'", message):
+        return UserError(f"{match.group(1)} has several values; add -m to sweep over them, or quote the comma")
+    if match := re.search(r"Could not override '([\w.@/]+)'", message):
+        return UserError(_unknown_key(match.group(1), overrides))
+    if match := re.search(r"Could not find '(\w+)/(.+?)'", message):
+        group, option = match.groups()
+        return UserError(_unknown_option(group, option))
+    if match := re.search(r"Could not override '(\w+)'\. No match in the defaults list", message + cause):
+        return UserError(_unknown_key(match.group(1), overrides))
+    lines = [line.strip() for line in f"{message} {cause}".splitlines() if line.strip()]
+    return UserError(f"{' '.join(overrides)}: {'; '.join(lines)}; see --help for the syntax")
+
+
+def _unknown_option(group: str, option: str) -> str:
+    options = sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+    return f"{group}={option} is unknown{_suggest(option, options)}; use one of {', '.join(options)}"
+
+
+def _unknown_key(key: str, overrides: Sequence[str]) -> str:
+    choices = [override for override in overrides if re.fullmatch(rf"({'|'.join(GROUPS)})=[\w.-]+", override)]
+    cfg = compose("config", choices)
+    group, _, parameter = key.partition(".")
+    if parameter and group in cfg and isinstance(cfg[group], DictConfig):
+        return _unknown(key, _parameters(cfg, group), f"a parameter of {get_class(cfg[group]['_target_']).__name__}")
+    return _unknown(key, [str(name) for name in cfg], "a setting")
+
+
+def _unknown(key: str, valid: list[str], what: str) -> str:
+    return f"{key} is not {what}{_suggest(key, valid)}; use one of {', '.join(sorted(valid))}"
+
+
+def _suggest(word: str, words: Sequence[str]) -> str:
+    close = difflib.get_close_matches(word, words, n=1)
+    return f" (did you mean {close[0]}?)" if close else ""

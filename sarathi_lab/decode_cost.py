@@ -1,0 +1,119 @@
+"""What a decode costs alone and piggybacked on a chunk: the paper's central comparison (Table 2, Fig 8).
+
+Measured by paired probes on the executor, after the run: the run's typical hybrid batch is taken apart and run as
+chunk alone, decodes alone and both together, back to back, so that drift of the machine cancels.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+import pandas as pd
+
+from sarathi_lab.block_manager import BlockManager
+from sarathi_lab.executor import Executor
+from sarathi_lab.request import Batch, Request, Sequence
+
+MIN_REPETITIONS = 3
+MAX_REPETITIONS = 15
+
+
+@dataclass(frozen=True)
+class Composition:
+    """A hybrid batch in a few numbers (tokens): one chunk at an offset, and decodes of equal context."""
+
+    chunk_tokens: int
+    chunk_start: int
+    chunk_emits: bool
+    num_decodes: int
+    decode_context: int
+
+
+@dataclass(frozen=True)
+class DecodeCost:
+    """Seconds per decode token: `alone` in a decode-only batch, `marginal` in the hybrid batch.
+
+    `marginal` is (hybrid - same chunk alone) / num_decodes, the median over paired repetitions; on a noisy
+    machine it can come out negative, which says that it is below the noise.
+    """
+
+    alone: float
+    marginal: float
+    composition: Composition
+
+
+def typical_hybrid(iterations: pd.DataFrame) -> Composition | None:
+    """The most frequent mix of one chunk and decodes in a run, at its median contexts; None if never mixed."""
+    hybrids = iterations[(iterations.num_prefills == 1) & (iterations.num_decode_tokens > 0)]
+    if hybrids.empty:
+        return None
+    counts = hybrids.groupby(["num_prefill_tokens", "num_decode_tokens"]).size()
+    most = counts[counts == counts.max()].index.max()  # of equally frequent ones the largest
+    chunk_tokens, num_decodes = (int(number) for number in most)
+    same = hybrids[(hybrids.num_prefill_tokens == chunk_tokens) & (hybrids.num_decode_tokens == num_decodes)]
+    return Composition(
+        chunk_tokens=chunk_tokens,
+        chunk_start=int((same.prefill_kv_tokens - same.num_prefill_tokens).median()),
+        chunk_emits=bool((same.num_emits > same.num_decode_tokens).mean() > 0.5),
+        num_decodes=num_decodes,
+        decode_context=int(np.median(same.decode_kv_tokens / same.num_decode_tokens)),
+    )
+
+
+def measure_decode_cost(
+    executor: Executor, composition: Composition, *, num_blocks: int, block_size: int, seconds: float = 1.5
+) -> DecodeCost:
+    """Run the three batches in turn until `seconds` of wall time are spent (at least 3, at most 15 times each)."""
+    probe = _Probe(executor, composition, BlockManager(num_blocks, block_size))
+    alone: list[float] = []
+    marginal: list[float] = []
+    deadline = time.monotonic() + seconds
+    while len(alone) < MIN_REPETITIONS or (time.monotonic() < deadline and len(alone) < MAX_REPETITIONS):
+        chunk = probe.time(with_chunk=True, with_decodes=False)
+        hybrid = probe.time(with_chunk=True, with_decodes=True)
+        decodes = probe.time(with_chunk=False, with_decodes=True)
+        alone.append(decodes / composition.num_decodes)
+        marginal.append((hybrid - chunk) / composition.num_decodes)
+    return DecodeCost(median(alone), median(marginal), composition)
+
+
+class _Probe:
+    """Builds the same batch again and again over the same cache blocks."""
+
+    def __init__(self, executor: Executor, composition: Composition, blocks: BlockManager) -> None:
+        self.executor = executor
+        chunk_end = composition.chunk_start + composition.chunk_tokens
+        prompt_len = chunk_end if composition.chunk_emits else chunk_end + 1
+        self.chunk_tokens = composition.chunk_tokens
+        self.chunk = _sequence(prompt_len, composition.chunk_start, blocks, holds=chunk_end)
+        context = composition.decode_context  # includes the token being decoded
+        self.decodes = [
+            _sequence(context - 1, context - 1, blocks, holds=context) for _ in range(composition.num_decodes)
+        ]
+        for decode in self.decodes:
+            decode.output_token_ids.append(0)  # the pending token
+
+    def time(self, *, with_chunk: bool, with_decodes: bool) -> float:
+        """Seconds of one iteration of the chosen parts."""
+        batch = Batch()
+        for decode in self.decodes if with_decodes else ():
+            batch.add(decode, 1)
+        if with_chunk:
+            batch.add(self.chunk, self.chunk_tokens)
+        self.executor.submit(batch)
+        result = self.executor.collect()
+        for part in batch.chunks:
+            part.sequence.in_flight = False
+        return result.end - result.start
+
+
+def _sequence(prompt_len: int, num_computed: int, blocks: BlockManager, holds: int) -> Sequence:
+    request = Request(0, 0.0, prompt_len, 2, np.zeros(prompt_len, dtype=np.int32))
+    sequence = Sequence(request, order=0)
+    sequence.num_computed = num_computed
+    if not blocks.grow(sequence, holds):
+        raise RuntimeError(f"no cache blocks for a probe of {holds} tokens, though the run held such a batch")
+    return sequence

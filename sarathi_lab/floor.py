@@ -1,0 +1,29 @@
+"""The floor: the least time that work can take on a device whose ceilings are known. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sarathi_lab.model.spec import ModelSpec, Work
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """What a device can do at best, in FLOP/s and bytes/s, and where the figures are from."""
+
+    flops_per_second: float
+    bytes_per_second: float
+    source: str
+
+
+def floor_time(spec: ModelSpec, work: Work, dtype_bytes: int, ceilings: Ceilings) -> Any:
+    """Seconds of the roofline floor of one iteration: max(FLOPs / peak, bytes / bandwidth).
+
+    Elementwise if `work` holds arrays. Whole-iteration maximum, so it assumes perfect overlap of all operations.
+    """
+    compute = spec.flops(work) / ceilings.flops_per_second
+    memory = spec.min_bytes(work, dtype_bytes) / ceilings.bytes_per_second
+    return np.maximum(compute, memory)

@@ -1,0 +1,136 @@
+"""From the ledger's tables to the summary; every name is defined in symbols in METRICS.md beside this file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+
+from sarathi_lab.decode_cost import DecodeCost
+from sarathi_lab.floor import Ceilings, floor_time
+from sarathi_lab.model.spec import ModelSpec
+
+QUANTILES = (0.5, 0.9, 0.99)
+
+# What a run is compared by: name -> the ratio is reported as <name>_vs_<baseline>, run divided by baseline.
+COMPARED = (
+    "throughput",
+    "output_throughput",
+    "decode_throughput",
+    "decode_time_marginal",
+    "kv_read_bytes",
+    "kv_reread_factor",
+    "duration",
+    *(f"{name}_p{int(q * 100)}" for name in ("ttft", "tbt", "latency") for q in QUANTILES),
+)
+
+
+def add_costs(iterations: pd.DataFrame, spec: ModelSpec, dtype_bytes: int, ceilings: Ceilings) -> pd.DataFrame:
+    """The iterations with FLOPs, bytes (weights, KV read) and the roofline floor in seconds of each."""
+    return iterations.assign(
+        flops=spec.flops(iterations),
+        weight_bytes=spec.weight_read_bytes(iterations, dtype_bytes),
+        kv_bytes=spec.kv_read_bytes(iterations, dtype_bytes),
+        floor=floor_time(spec, iterations, dtype_bytes, ceilings),
+        min_bytes=spec.min_bytes(iterations, dtype_bytes),
+    )
+
+
+def summarise(
+    iterations: pd.DataFrame, requests: pd.DataFrame, ceilings: Ceilings, decode_cost: DecodeCost | None
+) -> dict[str, float]:
+    """Flat names to numbers for one run; a quantity that the run cannot tell is left out.
+
+    `iterations` is `add_costs`' table; `decode_cost` is None for policies that never mix chunks and decodes.
+    """
+    summary = {
+        **_throughput(iterations, requests),
+        **_decode(iterations, decode_cost),
+        **_kv(iterations),
+        **_latency(requests),
+        **_efficiency(iterations, ceilings),
+        "num_preemptions": float(iterations.num_preemptions.sum()),
+    }
+    return {name: float(value) for name, value in summary.items() if np.isfinite(value)}
+
+
+def compare(summary: Mapping[str, float], baseline: Mapping[str, float], name: str) -> dict[str, float]:
+    """Ratios of `summary` to the baseline called `name`, for every compared quantity that both have."""
+    return {
+        f"{quantity}_vs_{name}": summary[quantity] / baseline[quantity]
+        for quantity in COMPARED
+        if quantity in summary and baseline.get(quantity, 0) > 0
+    }
+
+
+def _throughput(iterations: pd.DataFrame, requests: pd.DataFrame) -> dict[str, float]:
+    duration = iterations.end.max()
+    num_output_tokens = requests.output_len.sum()
+    return {
+        "num_requests": len(requests),
+        "num_iterations": len(iterations),
+        "num_prompt_tokens": requests.prompt_len.sum(),
+        "num_output_tokens": num_output_tokens,
+        "duration": duration,
+        "throughput": (requests.prompt_len.sum() + num_output_tokens) / duration,
+        "output_throughput": num_output_tokens / duration,
+        "request_throughput": len(requests) / duration,
+    }
+
+
+def _decode(iterations: pd.DataFrame, cost: DecodeCost | None) -> dict[str, float]:
+    seconds = iterations.end - iterations.start
+    decode_only = (iterations.num_prefill_tokens == 0) & (iterations.num_decode_tokens > 0)
+    alone_tokens = iterations.num_decode_tokens[decode_only].sum()
+    hybrid_tokens = iterations.num_decode_tokens[~decode_only].sum()
+    summary: dict[str, float] = {"num_decode_tokens": alone_tokens + hybrid_tokens}
+    decode_seconds = seconds[decode_only].sum()
+    if cost is not None:
+        summary["decode_time_alone"] = cost.alone
+        summary["decode_time_marginal"] = cost.marginal
+        if cost.marginal > 0:
+            summary["decode_speedup"] = cost.alone / cost.marginal
+        decode_seconds += hybrid_tokens * cost.marginal
+    elif alone_tokens:
+        summary["decode_time_alone"] = decode_seconds / alone_tokens
+    if decode_seconds > 0 and (cost is not None or hybrid_tokens == 0):
+        summary["decode_throughput"] = (alone_tokens + hybrid_tokens) / decode_seconds
+    return summary
+
+
+def _kv(iterations: pd.DataFrame) -> dict[str, float]:
+    return {
+        "kv_read_bytes": iterations.kv_bytes.sum(),
+        "kv_reread_factor": iterations.prefill_kv_tokens.sum() / iterations.num_prefill_tokens.sum(),
+    }
+
+
+def _latency(requests: pd.DataFrame) -> dict[str, float]:
+    gaps = np.concatenate([np.diff(times) for times in requests.token_times])
+    return {
+        **_quantiles("ttft", requests.first_token_time - requests.arrival_time),
+        **_quantiles("tbt", gaps),
+        **_quantiles("latency", requests.finish_time - requests.arrival_time),
+        **_quantiles("scheduling_delay", requests.first_scheduled_time - requests.arrival_time),
+    }
+
+
+def _quantiles(name: str, values: pd.Series | np.ndarray) -> dict[str, float]:
+    if len(values) == 0:
+        return {}
+    array = np.asarray(values, dtype=float)
+    quantiles = {f"{name}_p{int(q * 100)}": float(np.quantile(array, q)) for q in QUANTILES}
+    return {f"{name}_mean": float(array.mean()), **quantiles}
+
+
+def _efficiency(iterations: pd.DataFrame, ceilings: Ceilings) -> dict[str, float]:
+    busy = (iterations.end - iterations.start).sum()
+    floor = iterations.floor.sum()
+    return {
+        "busy_time": busy,
+        "floor": floor,
+        "time_over_floor": busy / floor,
+        "mfu": iterations.flops.sum() / (busy * ceilings.flops_per_second),
+        "mbu": iterations.min_bytes.sum() / (busy * ceilings.bytes_per_second),
+    }

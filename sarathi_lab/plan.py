@@ -1,0 +1,145 @@
+"""From a composed configuration to a checked plan: everything a run needs, made and validated, nothing run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra.errors import InstantiationException
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from sarathi_lab.backend import Backend
+from sarathi_lab.block_manager import BlockManager
+from sarathi_lab.errors import UserError, require_int
+from sarathi_lab.model.auto import AutoModel
+from sarathi_lab.model.spec import ModelSpec
+from sarathi_lab.paths import CONF
+from sarathi_lab.policy import Policy
+from sarathi_lab.scheduler import Scheduler
+from sarathi_lab.workload import LoadedRequests
+
+# Room that a policy's default watermark (1 %) keeps free must not cost a sequence of the default cache.
+CACHE_HEADROOM = 0.01
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One run, ready to execute. `config` is fully resolved; lengths and sizes are in tokens and blocks."""
+
+    config: dict[str, Any]
+    policy: Policy
+    backend: Backend
+    spec: ModelSpec
+    checkpoint: Path | None
+    load: LoadedRequests
+    batch_size: int
+    max_model_len: int
+    block_size: int
+    num_blocks: int
+
+    def scheduler(self) -> Scheduler:
+        """A fresh scheduler with an empty cache."""
+        return Scheduler(
+            self.policy,
+            BlockManager(self.num_blocks, self.block_size),
+            batch_size=self.batch_size,
+            max_model_len=self.max_model_len,
+        )
+
+
+def make_plan(cfg: DictConfig) -> Plan:
+    """Build and check all parts of a run. Raises UserError for anything that the user can mend."""
+    batch_size = require_int("batch", cfg.batch, 1, "use the number of sequences to serve at a time, such as 8")
+    policy = build(cfg.policy)
+    backend = build(cfg.executor)
+    spec, checkpoint = _model(cfg, backend)
+    load = _load(cfg, backend, spec, checkpoint)
+    max_model_len = _max_model_len(cfg, load, spec, checkpoint)
+    block_size = require_int("cache.block_size", cfg.cache.block_size, 1, "use a number of tokens such as 16")
+    plan = Plan(
+        config=resolved(cfg),
+        policy=policy,
+        backend=backend,
+        spec=spec,
+        checkpoint=checkpoint,
+        load=load,
+        batch_size=batch_size,
+        max_model_len=max_model_len,
+        block_size=block_size,
+        num_blocks=_num_blocks(cfg, batch_size, max_model_len, block_size),
+    )
+    scheduler = plan.scheduler()
+    for request in load.requests:
+        scheduler.check_fits(request)
+    backend.check(spec, plan.num_blocks * block_size)
+    return plan
+
+
+def baseline_config(cfg: DictConfig, name: str) -> DictConfig:
+    """`cfg` with its policy exchanged for the option `name` of the policy group."""
+    path = CONF / "policy" / f"{name}.yaml"
+    if not path.is_file():
+        options = ", ".join(sorted(option.stem for option in path.parent.glob("*.yaml")))
+        raise UserError(f"baselines: {name} is not a policy; use some of {options}")
+    exchanged = OmegaConf.create(OmegaConf.to_container(cfg, resolve=False))
+    assert isinstance(exchanged, DictConfig)
+    exchanged.policy = OmegaConf.load(path)
+    return exchanged
+
+
+def build(node: DictConfig) -> Any:
+    """Instantiate a config node; a UserError raised by its constructor comes out as itself."""
+    try:
+        return instantiate(node, _convert_="all")
+    except InstantiationException as error:
+        if isinstance(error.__cause__, UserError):
+            raise error.__cause__ from None
+        raise
+
+
+def resolved(cfg: DictConfig) -> dict[str, Any]:
+    """The configuration as plain values, all interpolations filled in."""
+    container = OmegaConf.to_container(cfg, resolve=True)
+    assert isinstance(container, dict)
+    return {str(key): value for key, value in container.items()}
+
+
+def _model(cfg: DictConfig, backend: Backend) -> tuple[ModelSpec, Path | None]:
+    model = build(cfg.model)
+    return model.resolve(backend.default_model) if isinstance(model, AutoModel) else (model, None)
+
+
+def _load(cfg: DictConfig, backend: Backend, spec: ModelSpec, checkpoint: Path | None) -> LoadedRequests:
+    workload = build(cfg.workload)
+    return workload.generate(spec.vocab_size if backend.computes_tokens else None, _encoder(checkpoint))
+
+
+def _encoder(checkpoint: Path | None) -> Callable[[str], list[int]] | None:
+    """Text to token ids by the checkpoint's own tokenizer, if it has one."""
+    if checkpoint is None or not (checkpoint / "tokenizer.json").is_file():
+        return None
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
+    return lambda text: tokenizer.encode(text).ids
+
+
+def _max_model_len(cfg: DictConfig, load: LoadedRequests, spec: ModelSpec, checkpoint: Path | None) -> int:
+    longest = max(request.total_len for request in load.requests)
+    if checkpoint is not None and longest > spec.max_position:
+        raise UserError(
+            f"the longest request has {longest} tokens, but {spec.name} was made for {spec.max_position}; shorten it"
+        )
+    if cfg.max_model_len is None:
+        return longest
+    return require_int("max_model_len", cfg.max_model_len, 2, "use null for the longest request of the workload")
+
+
+def _num_blocks(cfg: DictConfig, batch_size: int, max_model_len: int, block_size: int) -> int:
+    if cfg.cache.num_blocks is not None:
+        return require_int("cache.num_blocks", cfg.cache.num_blocks, 1, "use null for a cache that holds the batch")
+    return math.ceil(batch_size * math.ceil(max_model_len / block_size) / (1 - CACHE_HEADROOM))

@@ -1,0 +1,167 @@
+"""What a person sees of a run: the announcement, the progress bar, the tables and the picture of a sweep."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pandas as pd
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from sarathi_lab import plots
+from sarathi_lab.floor import Ceilings
+from sarathi_lab.plan import Plan
+from sarathi_lab.results import load_runs
+
+# name -> (heading, factor, format); times are stored in seconds and shown in milliseconds
+SHOWN: dict[str, tuple[str, float, str]] = {
+    "duration": ("duration [s]", 1, ".2f"),
+    "throughput": ("throughput [tokens/s]", 1, ".0f"),
+    "decode_throughput": ("decode throughput [tokens/s]", 1, ".0f"),
+    "decode_time_alone": ("decode alone [ms/token]", 1e3, ".2f"),
+    "decode_time_marginal": ("decode piggybacked [ms/token]", 1e3, ".2f"),
+    "kv_read_bytes": ("KV read [GB]", 1e-9, ".2f"),
+    "kv_reread_factor": ("KV re-read factor", 1, ".2f"),
+    "ttft_p50": ("TTFT P50 [ms]", 1e3, ".0f"),
+    "ttft_p90": ("TTFT P90 [ms]", 1e3, ".0f"),
+    "ttft_p99": ("TTFT P99 [ms]", 1e3, ".0f"),
+    "tbt_p50": ("TBT P50 [ms]", 1e3, ".1f"),
+    "tbt_p90": ("TBT P90 [ms]", 1e3, ".1f"),
+    "tbt_p99": ("TBT P99 [ms]", 1e3, ".1f"),
+    "time_over_floor": ("time / floor", 1, ".2f"),
+    "mfu": ("MFU", 1, ".2f"),
+    "mbu": ("MBU", 1, ".2f"),
+}
+SWEEP_COLUMNS = {
+    "throughput": "tokens/s",
+    "throughput_vs_{}": "x {}",
+    "decode_time_alone": "decode alone [ms]",
+    "decode_time_marginal": "piggy-backed [ms]",
+    "decode_throughput_vs_{}": "decode x {}",
+    "kv_reread_factor": "KV re-read",
+    "ttft_p50": "TTFT P50 [ms]",
+    "tbt_p50": "TBT P50 [ms]",
+    "tbt_p99": "TBT P99 [ms]",
+    "time_over_floor": "time/ floor",
+}
+WIDTH_WITHOUT_TERMINAL = 132
+
+
+def console() -> Console:
+    """Standard output, wide enough for the tables where it is a file."""
+    return Console(width=None if sys.stdout.isatty() else WIDTH_WITHOUT_TERMINAL, highlight=False, soft_wrap=False)
+
+
+def announce(plan: Plan, name: str, ceilings: Ceilings, predicted_floor: float) -> None:
+    """Say what is run on what, and the least time it can take, before it is measured."""
+    backend, spec = plan.backend, plan.spec
+    out = console()
+    out.print(f"\n[bold]{name}[/bold]")
+    out.print(
+        f"  {spec.name} ({spec.num_params / 1e6:,.0f}M parameters, {backend.dtype_name}) on {backend.device_name}, "
+        f"policy {plan.policy}"
+    )
+    out.print(f"  {plan.load.describe()}, batch {plan.batch_size}, cache {plan.num_blocks} x {plan.block_size} tokens")
+    out.print(
+        f"  predicted floor {predicted_floor:.2f} s (ceilings {ceilings.source}: "
+        f"{ceilings.flops_per_second / 1e12:.3g} TFLOP/s, {ceilings.bytes_per_second / 1e9:.3g} GB/s)"
+    )
+
+
+@contextmanager
+def progress(total_tokens: int) -> Iterator[Callable[[int], None]]:
+    """A progress bar over tokens; yields the function to call with the tokens of each iteration."""
+    columns = (
+        TextColumn("  serving"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("tokens"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console(), auto_refresh=False, transient=True) as bar:
+        task = bar.add_task("", total=total_tokens)
+        done, shown = 0, 0.0
+
+        def advance(num_tokens: int) -> None:
+            nonlocal done, shown
+            done += num_tokens
+            # Drawing costs milliseconds, an iteration may take less: redraw a few times a second only.
+            if (now := time.monotonic()) - shown > 0.2:
+                shown = now
+                bar.update(task, completed=min(done, total_tokens), refresh=True)
+
+        yield advance
+
+
+def print_summary(plan: Plan, summary: Mapping[str, float], baselines: Mapping[str, Mapping[str, float]]) -> None:
+    """One run's short table, with the ratio to each baseline beside each value."""
+    table = Table(box=None, padding=(0, 2), pad_edge=True)
+    table.add_column("")
+    table.add_column(plan.policy.name, justify="right")
+    for baseline in baselines:
+        table.add_column(f"/ {baseline}", justify="right")
+    for name, (heading, factor, form) in SHOWN.items():
+        if name in summary:
+            ratios = (_ratio(summary.get(f"{name}_vs_{baseline}")) for baseline in baselines)
+            table.add_row(heading, format(summary[name] * factor, form), *ratios)
+    console().print(table)
+
+
+def print_sweep(sweep_dir: Path) -> None:
+    """One table over all finished runs of a sweep with the baselines beside them, and the picture of the same."""
+    runs = load_runs(sweep_dir)
+    out = console()
+    if runs.empty:
+        out.print(f"no finished runs in {sweep_dir}")
+        return
+    runs = runs.sort_values("is_baseline", ascending=False, kind="stable")
+    out.print(f"\n[bold]All {len(runs)} runs of this sweep[/bold] (ratios: run / baseline on the same requests)")
+    out.print(_sweep_table(runs))
+    picture = sweep_dir / "sweep.png"
+    plots.sweep_overview(runs).savefig(picture, dpi=150)
+    out.print(f"results {sweep_dir}")
+    out.print(f"figure  {picture}", soft_wrap=True)
+
+
+def _sweep_table(runs: pd.DataFrame) -> Table:
+    baselines = sorted(
+        {name.removeprefix("throughput_vs_") for name in runs if name.startswith("throughput_vs_")},
+        reverse=True,
+    )
+    table = Table(box=None, padding=(0, 1), pad_edge=True)
+    table.add_column("run", no_wrap=True)
+    columns: list[str] = []
+    for pattern, heading in SWEEP_COLUMNS.items():
+        for baseline in baselines if "{}" in pattern else ("",):
+            if (name := pattern.format(baseline)) in runs:
+                columns.append(name)
+                table.add_column(heading.format(baseline), justify="right")
+    for _, run in runs.iterrows():
+        table.add_row(str(run["name"]), *(_cell(name, run[name]) for name in columns))
+    return table
+
+
+def _cell(name: str, value: float) -> str:
+    if pd.isna(value):
+        return "-"
+    if "_vs_" in name:
+        return _ratio(value)
+    _, factor, form = SHOWN[name]
+    return format(value * factor, form)
+
+
+def _ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}x"

@@ -1,0 +1,100 @@
+"""`python -m sarathi_lab.run chunk=256,512,1024 -m`: run, compare with the baselines, and report."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+
+from sarathi_lab import report
+from sarathi_lab.command_line import CommandLine, is_run, read_command_line
+from sarathi_lab.errors import UserError
+from sarathi_lab.paths import CONF
+from sarathi_lab.plan import baseline_config, build, make_plan
+from sarathi_lab.runner import Place, run_with_baselines
+
+EXIT_USER_ERROR = 2
+EXIT_INTERRUPTED = 130
+
+
+def main(args: Sequence[str]) -> int:
+    """Run a command line; returns the exit code: 0, 2 for a mistake of the user's, 130 for Ctrl-C."""
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # errors reach us as exceptions, to be reported in one line
+    try:
+        if not is_run(args):
+            _hydra_main(args)
+            return 0
+        command_line = read_command_line(args)
+        _check(command_line)
+        return _run(args, command_line)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_USER_ERROR
+    except KeyboardInterrupt:
+        print("interrupted: finished runs are kept", file=sys.stderr)
+        return EXIT_INTERRUPTED
+
+
+def _check(command_line: CommandLine) -> None:
+    """Plan every job and its baselines, so that a mistake in the last one shows before the first one runs."""
+    for cfg in command_line.jobs:
+        make_plan(cfg)
+        for name in cfg.baselines:
+            make_plan(baseline_config(cfg, name))
+        build(cfg.tracking).check()
+    _make_folder(Path(str(command_line.jobs[0].output)))
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".writable-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise UserError(f"output={folder} can't be written ({error.strerror}); choose another folder") from None
+
+
+def _run(args: Sequence[str], command_line: CommandLine) -> int:
+    sweep_dir = command_line.sweep_dir
+    if sweep_dir is None:
+        _hydra_main(args)
+        return 0
+    try:
+        # The folder is fixed here, so that the report finds it whatever launcher ran the jobs.
+        quoted = str(sweep_dir).replace("\\", "\\\\").replace("'", "\\'")
+        _hydra_main([*args, f"hydra.sweep.dir='{quoted}'"])
+    finally:
+        if sweep_dir.is_dir():
+            report.print_sweep(sweep_dir)
+    return 0
+
+
+def _hydra_main(args: Sequence[str]) -> None:
+    argv = sys.argv
+    sys.argv = [argv[0], *args]
+    try:
+        hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(_job)()
+    finally:
+        sys.argv = argv
+
+
+def _job(cfg: DictConfig) -> None:
+    """One job of a sweep, or the only one; Hydra has made its folder."""
+    settings = HydraConfig.get()
+    run_dir = Path(settings.runtime.output_dir)
+    is_sweep = settings.mode == hydra.types.RunMode.MULTIRUN
+    root = Path(settings.sweep.dir) if is_sweep else run_dir
+    overrides = [override for override in settings.overrides.task if "/" not in override]
+    name = " ".join([str(settings.runtime.choices.policy), *overrides])
+    group = "/".join(root.absolute().parts[-2:])
+    run_with_baselines(cfg, Place(run_dir, root / "baselines", name, group))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

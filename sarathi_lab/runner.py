@@ -1,0 +1,180 @@
+"""Executes plans: a run with its baselines beside it, each leaving a folder of tables."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from sarathi_lab import report
+from sarathi_lab.decode_cost import DecodeCost, measure_decode_cost, typical_hybrid
+from sarathi_lab.engine import run_engine
+from sarathi_lab.executor import Executor
+from sarathi_lab.floor import Ceilings, floor_time
+from sarathi_lab.ledger import Ledger
+from sarathi_lab.metrics import add_costs, compare, summarise
+from sarathi_lab.plan import Plan, baseline_config, build, make_plan
+from sarathi_lab.provenance import provenance
+from sarathi_lab.simulator.executor import SimulatedExecutor
+from sarathi_lab.tracking import Tracker
+
+SHORT_NAMES = ("chunk", "batch", "pd_ratio", "seq_len", "seed")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run's results go and what they are called."""
+
+    run_dir: Path
+    baselines_dir: Path
+    name: str
+    group: str
+    overrides: Sequence[str] = field(default_factory=tuple)
+
+
+def run_with_baselines(cfg: DictConfig, place: Place) -> dict[str, float]:
+    """Run `cfg` and, unless they are there already, its baselines on the same requests; returns the summary."""
+    plan = make_plan(cfg)
+    tracker: Tracker = build(cfg.tracking)
+    baselines = {
+        name: _ensure_baseline(baseline_config(cfg, name), name, place, tracker)
+        for name in cfg.baselines
+        if build(baseline_config(cfg, name).policy) != plan.policy  # a run is not its own baseline
+    }
+    summaries = {name: read_summary(path) for name, path in baselines.items()}
+    labels = {
+        "is_baseline": False,
+        "baselines": {name: os.path.relpath(path, place.run_dir) for name, path in baselines.items()},
+    }
+    return _execute(plan, place.run_dir, tracker, place, labels, summaries)
+
+
+def read_summary(run_dir: Path) -> dict[str, float]:
+    """The summary of a finished run."""
+    return json.loads((run_dir / "summary.json").read_text())
+
+
+def _ensure_baseline(cfg: DictConfig, name: str, place: Place, tracker: Tracker) -> Path:
+    """The folder of the baseline's run, executed now if no run of the sweep did so before."""
+    plan = make_plan(cfg)
+    run_dir = place.baselines_dir / f"{name}-{_fingerprint(plan)}"
+    if (run_dir / "run.json").is_file():
+        return run_dir
+    # Executed aside and moved when complete, so that parallel jobs of a sweep never read half a baseline.
+    aside = run_dir.with_name(f".{run_dir.name}.{os.getpid()}")
+    aside.mkdir(parents=True, exist_ok=True)
+    try:
+        own = Place(run_dir, place.baselines_dir, f"baseline {name}", place.group)
+        _execute(plan, aside, tracker, own, {"is_baseline": True, "baselines": {}}, {})
+        if not run_dir.exists():
+            aside.rename(run_dir)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return run_dir
+
+
+def _fingerprint(plan: Plan) -> str:
+    """Equal for plans that do the same work: whatever the policy does not read does not count."""
+    names = ("policy", "workload", "executor", "model", "batch", "max_model_len", "cache")
+    text = json.dumps({name: plan.config[name] for name in names}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def _execute(
+    plan: Plan,
+    run_dir: Path,
+    tracker: Tracker,
+    place: Place,
+    labels: Mapping[str, Any],
+    baselines: Mapping[str, Mapping[str, float]],
+) -> dict[str, float]:
+    """Run one plan, write its tables to `run_dir` and hand them to the tracker."""
+    labels = {**_labels(plan, place.name), **labels}
+    tags = [str(labels[key]) for key in ("policy", "model", "executor")]
+    job_type = "baseline" if labels["is_baseline"] else "run"
+    config = {**plan.config, "labels": labels}
+    with tracker.run(name=place.name, group=place.group, job_type=job_type, tags=tags, config=config) as tracked:
+        ceilings = plan.backend.ceilings()
+        predicted_floor = predict_floor(plan, ceilings)
+        report.announce(plan, place.name, ceilings, predicted_floor)
+        iterations, requests, decode_cost = _measure(plan, ceilings)
+        summary = summarise(iterations, requests, ceilings, decode_cost)
+        summary["predicted_floor"] = predicted_floor
+        for name, baseline in baselines.items():
+            summary |= compare(summary, baseline, name)
+        run_dir.mkdir(parents=True, exist_ok=True)
+        iterations.to_parquet(run_dir / "iterations.parquet")
+        requests.to_parquet(run_dir / "requests.parquet")
+        OmegaConf.save(OmegaConf.create(plan.config), run_dir / "config.yaml")
+        _write_json(run_dir / "summary.json", summary)
+        tracked.log_iterations(iterations)
+        tracked.log_summary(summary)
+        tracked.log_tables(run_dir)
+        _write_json(run_dir / "run.json", {**labels, "status": "finished"})  # last: marks the folder as complete
+    report.print_summary(plan, summary, baselines)
+    return summary
+
+
+def _measure(plan: Plan, ceilings: Ceilings) -> tuple[Any, Any, DecodeCost | None]:
+    executor = plan.backend.build(
+        plan.spec,
+        plan.checkpoint,
+        num_blocks=plan.num_blocks,
+        block_size=plan.block_size,
+        batch_size=plan.batch_size,
+    )
+    total = sum(request.total_len - 1 for request in plan.load.requests)
+    with report.progress(total) as advance:
+        ledger = _serve(plan, executor, advance)
+    iterations = add_costs(ledger.iterations(), plan.spec, plan.backend.dtype_bytes, ceilings)
+    return iterations, ledger.requests(), _decode_cost(plan, executor, iterations)
+
+
+def _serve(plan: Plan, executor: Executor, on_iteration: Callable[[int], None] = lambda num_tokens: None) -> Ledger:
+    ledger = Ledger(on_iteration)
+    run_engine(plan.load.requests, plan.scheduler(), executor, ledger)
+    return ledger
+
+
+def predict_floor(plan: Plan, ceilings: Ceilings) -> float:
+    """Seconds that the plan takes if every iteration meets its roofline floor: the same loop on a virtual clock."""
+    dtype_bytes = plan.backend.dtype_bytes
+    executor = SimulatedExecutor(lambda batch: float(floor_time(plan.spec, batch, dtype_bytes, ceilings)))
+    return float(_serve(plan, executor).iterations().end.max())
+
+
+def _decode_cost(plan: Plan, executor: Executor, iterations: Any) -> DecodeCost | None:
+    composition = typical_hybrid(iterations)
+    if composition is None:
+        return None
+    return measure_decode_cost(executor, composition, num_blocks=plan.num_blocks, block_size=plan.block_size)
+
+
+def _labels(plan: Plan, name: str) -> dict[str, Any]:
+    """What a run is called by in tables and dashboards: flat, and null for what the policy does not read."""
+    policy = plan.config["policy"]
+    return {
+        "name": name,
+        "policy": plan.policy.name,
+        **{key: plan.config[key] for key in ("batch", "seed")},
+        "chunk": policy.get("chunk"),
+        "pd_ratio": plan.config["workload"].get("pd_ratio"),
+        "seq_len": plan.config["workload"].get("seq_len"),
+        "workload": plan.load.name,
+        "model": plan.spec.name,
+        "executor": plan.backend.name,
+        "device": plan.backend.device_name,
+        "dtype": plan.backend.dtype_name,
+        **provenance(),
+    }
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n")

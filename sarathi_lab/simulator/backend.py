@@ -1,0 +1,59 @@
+"""A device that is only computed: hardware figures, a cost model and a virtual clock. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from sarathi_lab.errors import UserError
+from sarathi_lab.executor import Executor
+from sarathi_lab.floor import Ceilings
+from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec
+from sarathi_lab.simulator.cost_model import CostModel
+from sarathi_lab.simulator.executor import SimulatedExecutor
+from sarathi_lab.simulator.hardware import Hardware, check_memory
+
+DEFAULT_DTYPE = "float16"  # the paper's figures fit 2-byte elements
+
+
+@dataclass(frozen=True)
+class SimulatedBackend:
+    """Predicts times of `hardware`; token ids are not computed."""
+
+    name: ClassVar[str] = "simulated"
+    computes_tokens: ClassVar[bool] = False
+    default_model: ClassVar[str] = "13b"
+    hardware: Hardware
+    dtype: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.dtype != "auto" and self.dtype not in DTYPE_BYTES:
+            raise UserError(f"dtype={self.dtype} is unknown; use one of auto, {', '.join(DTYPE_BYTES)}")
+
+    @property
+    def device_name(self) -> str:
+        return f"simulated {self.hardware.name}"
+
+    @property
+    def dtype_name(self) -> str:
+        return DEFAULT_DTYPE if self.dtype == "auto" else self.dtype
+
+    @property
+    def dtype_bytes(self) -> int:
+        return DTYPE_BYTES[self.dtype_name]
+
+    def check(self, spec: ModelSpec, kv_tokens: int) -> None:
+        """Raise UserError if weights and cache do not fit the hardware's memory."""
+        check_memory(spec, self.hardware, self.dtype_bytes, kv_tokens)
+
+    def ceilings(self) -> Ceilings:
+        """The datasheet's peaks."""
+        hardware = self.hardware
+        return Ceilings(hardware.flops_per_second, hardware.bytes_per_second, f"datasheet of {hardware.name}")
+
+    def build(
+        self, spec: ModelSpec, checkpoint: Path | None, *, num_blocks: int, block_size: int, batch_size: int
+    ) -> Executor:
+        """The virtual clock over the cost model; cache and batch sizes cost nothing here."""
+        return SimulatedExecutor(CostModel(spec, self.hardware, self.dtype_bytes).iteration_time)

@@ -1,0 +1,76 @@
+"""Short ways to make requests, schedulers and executors with scripted step times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from sarathi_lab.block_manager import BlockManager
+from sarathi_lab.engine import run_engine
+from sarathi_lab.executor import NO_TOKEN, StepResult
+from sarathi_lab.ledger import Ledger
+from sarathi_lab.policy import Policy
+from sarathi_lab.request import Batch, Request
+from sarathi_lab.scheduler import Scheduler
+
+ChunkRow = tuple[int, int, int]  # request id, start, number of tokens
+
+
+def requests_of(*lengths: tuple[int, int], arrivals: Sequence[float] | None = None) -> list[Request]:
+    """Requests of (prompt_len, output_len), all at time 0 unless `arrivals` says otherwise."""
+    times = arrivals or [0.0] * len(lengths)
+    return [Request(i, time, p, d) for i, ((p, d), time) in enumerate(zip(lengths, times, strict=True))]
+
+
+def scheduler_for(
+    policy: Policy,
+    batch_size: int = 4,
+    num_blocks: int = 1000,
+    block_size: int = 4,
+    max_model_len: int = 200,
+    **kwargs: int,
+) -> Scheduler:
+    blocks = BlockManager(num_blocks, block_size)
+    return Scheduler(policy, blocks, batch_size=batch_size, max_model_len=max_model_len, **kwargs)
+
+
+class ScriptedExecutor:
+    """A virtual clock whose iterations take what `seconds` says; keeps every batch's rows in `schedule`.
+
+    With capacity n, batches are collected in order, each `seconds` after the previous one or its own submission.
+    """
+
+    def __init__(self, seconds: Callable[[Batch], float] = lambda batch: 1.0, capacity: int = 1) -> None:
+        self.capacity = capacity
+        self.now = 0.0
+        self.schedule: list[list[ChunkRow]] = []
+        self._seconds = seconds
+        self._in_flight: list[tuple[Batch, float, float]] = []
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._in_flight)
+
+    def start(self) -> None:
+        self.now = 0.0
+
+    def submit(self, batch: Batch) -> None:
+        self.schedule.append([(c.sequence.request.request_id, c.start, c.num_tokens) for c in batch.chunks])
+        start = max(self.now, self._in_flight[-1][2] if self._in_flight else 0.0)
+        self._in_flight.append((batch, start, start + self._seconds(batch)))
+
+    def collect(self) -> StepResult:
+        batch, start, end = self._in_flight.pop(0)
+        self.now = end
+        return StepResult(batch, start, end, [NO_TOKEN] * batch.num_emits)
+
+    def wait_until(self, time: float) -> None:
+        self.now = max(self.now, time)
+
+
+def serve(
+    requests: Sequence[Request], scheduler: Scheduler, executor: ScriptedExecutor | None = None
+) -> ScriptedExecutor:
+    """Serve to the end and return the executor with its schedule."""
+    executor = executor or ScriptedExecutor()
+    run_engine(requests, scheduler, executor, Ledger())
+    return executor

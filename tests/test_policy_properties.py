@@ -1,0 +1,128 @@
+"""What every policy must keep on random queues (POLICIES' invariants), whatever the executor's capacity."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pytest
+from helpers import ScriptedExecutor, scheduler_for
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sarathi_lab.engine import run_engine
+from sarathi_lab.ledger import Ledger
+from sarathi_lab.policy import Orca, PrefillFirst, RequestLevel, Sarathi, SarathiServe
+from sarathi_lab.request import Request
+
+MAX_LEN = 40
+POLICIES = {
+    "request_level": RequestLevel(),
+    "request_level_prompt": RequestLevel(reserve="prompt"),
+    "orca": Orca(),
+    "orca_unlimited_prompt": Orca(max_prefills=None, reserve="prompt"),
+    "prefill_first": PrefillFirst(max_num_batched_tokens=MAX_LEN, watermark=0.05),
+    "prefill_first_delay": PrefillFirst(delay_factor=1.5),
+    "sarathi": Sarathi(chunk=8, min_decodes=0),
+    "sarathi_paper": Sarathi(chunk=8),
+    "sarathi_many_prompt": Sarathi(chunk=8, max_prefills=None, reserve="prompt"),
+    "sarathi_serve": SarathiServe(chunk=8),
+    "sarathi_serve_chunk": SarathiServe(chunk=8, reserve="chunk", watermark=0.0),
+}
+
+lengths = st.tuples(st.integers(1, 24), st.integers(1, MAX_LEN - 24))
+queues = st.lists(st.tuples(lengths, st.floats(0, 30)), min_size=1, max_size=12)
+
+
+class Checker(Ledger):
+    """A ledger that checks every iteration while it is recorded."""
+
+    def __init__(self, budget: int | None, whole_if_no_decodes: bool) -> None:
+        super().__init__()
+        self.budget = budget
+        self.whole_if_no_decodes = whole_if_no_decodes
+        self.finished_ids: list[int] = []
+        self.computed: dict[int, int] = defaultdict(int)
+
+    def record(self, result, finished, scheduler):
+        super().record(result, finished, scheduler)
+        chunks = result.batch.chunks
+        ids = [chunk.sequence.request.request_id for chunk in chunks]
+        assert len(ids) == len(set(ids)), "a sequence twice in one batch"
+        assert len(chunks) <= scheduler.batch_size
+        assert all(chunk.num_tokens > 0 for chunk in chunks)
+        exempt = self.whole_if_no_decodes and result.batch.num_decode_tokens == 0
+        if self.budget is not None and not exempt:
+            assert result.batch.num_tokens <= max(self.budget, result.batch.num_decode_tokens)
+        scheduler.blocks.check_integrity(scheduler.running)
+        assert all(not sequence.block_ids for sequence in scheduler.waiting)
+        self.finished_ids += [sequence.request.request_id for sequence in finished]
+
+
+@pytest.mark.parametrize("capacity", [1, 3])
+@pytest.mark.parametrize("name", POLICIES)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(queue=queues, num_blocks=st.integers(11, 40))
+def test_invariants(name, capacity, queue, num_blocks):
+    policy = POLICIES[name]
+    requests = [Request(i, time, p, d) for i, ((p, d), time) in enumerate(queue)]
+    scheduler = scheduler_for(
+        policy, num_blocks=num_blocks, max_model_len=MAX_LEN, num_micro_batches=capacity, batch_size=4
+    )
+    checker = Checker(getattr(policy, "chunk", None), getattr(policy, "min_decodes", 0) > 0)
+    executor = ScriptedExecutor(lambda batch: 0.5 + 0.1 * batch.num_tokens, capacity)
+
+    run_engine(requests, scheduler, executor, checker)
+
+    table = checker.requests()
+    assert table.request_id.tolist() == [request.request_id for request in requests]
+    assert [len(times) for times in table.token_times] == [request.output_len for request in requests]
+    assert all(list(times) == sorted(times) for times in table.token_times)
+    assert (table.first_scheduled_time >= table.arrival_time).all()
+    assert scheduler.blocks.num_free == num_blocks
+    assert not scheduler.running
+    assert not scheduler.waiting
+    iterations = checker.iterations()
+    emitted = iterations.num_emits.sum()
+    assert emitted == sum(request.output_len for request in requests)
+    if not scheduler.num_preemptions:
+        total = sum(request.total_len - 1 for request in requests)
+        assert iterations.num_prefill_tokens.sum() + iterations.num_decode_tokens.sum() == total
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@settings(max_examples=25, deadline=None)
+@given(queue=queues)
+def test_requests_are_first_scheduled_in_order_of_arrival(name, queue):
+    """Every policy of the first set admits first come first served."""
+    requests = sorted(
+        (Request(i, time, p, d) for i, ((p, d), time) in enumerate(queue)),
+        key=lambda request: request.arrival_time,
+    )
+    ledger = Ledger()
+    run_engine(
+        requests,
+        scheduler_for(POLICIES[name], num_blocks=25, max_model_len=MAX_LEN),
+        ScriptedExecutor(),
+        ledger,
+    )
+    table = ledger.requests().set_index("request_id").loc[[request.request_id for request in requests]]
+    assert table.first_scheduled_time.is_monotonic_increasing
+
+
+def test_memory_pressure_preempts_and_loses_nothing():
+    requests = [Request(i, 0.0, 12, 16) for i in range(8)]
+    scheduler = scheduler_for(SarathiServe(chunk=16, watermark=0.0), num_blocks=12, max_model_len=28)
+    ledger = Ledger()
+    run_engine(requests, scheduler, ScriptedExecutor(), ledger)
+    table = ledger.requests()
+    assert scheduler.num_preemptions > 0
+    assert table.num_preemptions.sum() == scheduler.num_preemptions == ledger.iterations().num_preemptions.sum()
+    assert table.output_len.tolist() == [len(tokens) for tokens in table.output_token_ids] == [16] * 8
+
+
+def test_a_sequence_in_the_batch_is_never_evicted_for_a_later_one():
+    """Two decodes need the last block; the older takes it and the newer must give way, not the batch's own."""
+    scheduler = scheduler_for(SarathiServe(chunk=16, watermark=0.0), num_blocks=4, block_size=4, max_model_len=12)
+    executor = ScriptedExecutor()
+    run_engine([Request(i, 0.0, 8, 4) for i in range(2)], scheduler, executor, Ledger())
+    assert executor.schedule[1] == [(0, 8, 1)]
