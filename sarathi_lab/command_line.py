@@ -90,9 +90,9 @@ def _compose_job(overrides: Sequence[str], known: Iterable[str]) -> DictConfig:
 
 
 def _check_top_level(cfg: DictConfig, known: Iterable[str]) -> None:
-    for key in cfg:
+    for key in map(str, cfg):
         if key not in known:
-            raise UserError(_unknown(str(key), [str(name) for name in known], "a setting"))
+            raise UserError(_unknown(key, [str(name) for name in known], "a setting"))
 
 
 def _check_parameters(cfg: DictConfig) -> None:
@@ -130,7 +130,7 @@ def _parameters(cfg: DictConfig, group: str) -> list[str]:
     assert isinstance(raw, dict)
     return [
         match.group(1) if (match := re.fullmatch(r"\$\{(\w+)\}", str(value))) else f"{group}.{key}"
-        for key, value in raw.items()
+        for key, value in ((str(key), value) for key, value in raw.items())
         if key != "_target_"
     ]
 

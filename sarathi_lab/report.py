@@ -138,7 +138,7 @@ def print_sweep(sweep_dir: Path) -> None:
 
 def _sweep_table(runs: pd.DataFrame) -> Table:
     baselines = sorted(
-        {name.removeprefix("throughput_vs_") for name in runs if name.startswith("throughput_vs_")},
+        {name.removeprefix("throughput_vs_") for name in map(str, runs) if name.startswith("throughput_vs_")},
         reverse=True,
     )
     table = Table(box=None, padding=(0, 1), pad_edge=True)

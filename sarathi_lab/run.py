@@ -91,7 +91,7 @@ def _job(cfg: DictConfig) -> None:
     is_sweep = settings.mode == hydra.types.RunMode.MULTIRUN
     root = Path(settings.sweep.dir) if is_sweep else run_dir
     overrides = [override for override in settings.overrides.task if "/" not in override]
-    name = " ".join([str(settings.runtime.choices.policy), *overrides])
+    name = " ".join([str(settings.runtime.choices["policy"]), *overrides])
     group = "/".join(root.absolute().parts[-2:])
     run_with_baselines(cfg, Place(run_dir, root / "baselines", name, group))
 

@@ -1,1 +1,1 @@
-"""Operations of the engine's model, each with its plain-torch reference. Imports nothing from sarathi_lab."""
+"""Operations of a paged-KV decoder in plain torch. Imports nothing of the lab; shapes are stated per function."""

@@ -76,6 +76,7 @@ class ModelSpec:
     qk_norm: bool = False
     rope_theta: float = 10000.0
     rope_scaling: RopeScaling | None = None
+    rotary_fraction: float = 1.0  # share of each head that is rotated, from its start
     sliding_window: int | None = None
     tie_embeddings: bool = False
     simulation_only: bool = False
@@ -102,6 +103,11 @@ class ModelSpec:
     def kv_size(self) -> int:
         """Width of the keys of one token in one layer; the values are as wide."""
         return self.num_kv_heads * self.head_size
+
+    @property
+    def rotary_size(self) -> int:
+        """Entries of each head that carry the position."""
+        return int(self.head_size * self.rotary_fraction)
 
     @cached_property
     def layer_linears(self) -> tuple[Linear, ...]:

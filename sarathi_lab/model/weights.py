@@ -1,0 +1,64 @@
+"""Fills a `Transformer`: from a checkpoint, tensor by tensor, or with seeded random weights made on the device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from sarathi_lab.errors import UserError
+from sarathi_lab.model.checkpoint import parameter_sources, weight_files
+from sarathi_lab.model.spec import ModelSpec
+from sarathi_lab.model.transformer import Transformer
+
+
+def load_model(
+    spec: ModelSpec, directory: Path | None, device: torch.device, dtype: torch.dtype, seed: int
+) -> Transformer:
+    """The model on `device`: weights of the checkpoint in `directory`, or random ones from `seed` without it.
+
+    Raises UserError for a shape that is meant for simulation only.
+    """
+    if spec.simulation_only:
+        raise UserError(f"model {spec.name} is for simulation only; add executor=simulated or take another model")
+    model = Transformer(spec, device, dtype)
+    if directory is None:
+        _fill_at_random(model, seed)
+    else:
+        _fill_from(model, directory)
+    return model.eval()
+
+
+def _fill_at_random(model: Transformer, seed: int) -> None:
+    """Scaled so that activations stay of order one at any width and depth (GPT-2's residual scaling)."""
+    generator = torch.Generator(model.device).manual_seed(seed)
+    depth = (2 * model.spec.num_layers) ** -0.5
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 1:
+            parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+        else:
+            fan_in = 1 if name == "embedding.weight" and not model.spec.tie_embeddings else parameter.shape[1]
+            std = fan_in**-0.5 * (depth if "out_proj" in name or "ffn_down" in name else 1.0)
+            parameter.normal_(0.0, std, generator=generator)
+
+
+def _fill_from(model: Transformer, directory: Path) -> None:
+    """Copy each tensor into its rows; files are mapped, so that no second copy of the weights is made."""
+    files = weight_files(directory)
+    parameters = dict(model.named_parameters())
+    for name, sources in parameter_sources(directory, model.spec):
+        row = 0
+        for source in sources:
+            with safe_open(files[source.tensor], framework="pt") as tensors:
+                tensor = tensors.get_tensor(source.tensor)
+            if source.interleaved:
+                tensor = _sort_heads(tensor, model.spec.num_heads)
+            parameters[name][row : row + len(tensor)].copy_(tensor)
+            row += len(tensor)
+
+
+def _sort_heads(tensor: Tensor, num_heads: int) -> Tensor:
+    """From (q, k, v) of each head, head by head, to all q, all k, all v."""
+    return tensor.view(num_heads, 3, -1, *tensor.shape[1:]).transpose(0, 1).reshape(tensor.shape)

@@ -1,0 +1,117 @@
+"""Which device and dtype a run uses, what it is called, and what it can do at best."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from sarathi_lab.errors import UserError
+from sarathi_lab.floor import Ceilings
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+GPU_MODEL = "13b"  # the paper's
+GPU_MODEL_PARAMS = 13.0e9
+ROOM = 1.2  # weights plus a fifth for cache and activations
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device that `name` (auto, cpu, cuda or cuda:N) stands for here. Raises UserError if it is not there."""
+    kind, _, index = str(name).partition(":")
+    if kind not in ("auto", "cpu", "cuda") or (index and (kind != "cuda" or not index.isdecimal())):
+        raise UserError(f"device={name} is unknown; use auto, cpu, cuda or cuda:1")
+    if kind == "cpu" or (kind == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise UserError(f"device={name}, but torch {torch.__version__} finds no GPU; use device=cpu or device=auto")
+    number = int(index or 0)
+    if number >= torch.cuda.device_count():
+        raise UserError(f"device={name}, but there are only {torch.cuda.device_count()} GPUs; count from cuda:0")
+    return torch.device("cuda", number)
+
+
+def resolve_dtype(name: str, device: torch.device) -> tuple[str, torch.dtype]:
+    """The dtype's name and itself; auto is float32 on a CPU and bfloat16 on a GPU."""
+    if name == "auto":
+        name = "float32" if device.type == "cpu" else "bfloat16"
+    if name not in DTYPES:
+        raise UserError(f"dtype={name} is unknown; use one of auto, {', '.join(DTYPES)}")
+    return name, DTYPES[name]
+
+
+def default_model_name(device: torch.device, dtype_bytes: int) -> str:
+    """What model=auto runs: the paper's 13B on a GPU with room for it, else a shape that runs in seconds."""
+    if device.type == "cpu":
+        return "30m"
+    return GPU_MODEL if free_memory_bytes(device) > ROOM * GPU_MODEL_PARAMS * dtype_bytes else "120m"
+
+
+def device_description(device: torch.device) -> str:
+    """The device in words, such as "cpu (Intel Xeon, 2 threads)" or a GPU's name."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"cpu ({_cpu_name()}, {torch.get_num_threads()} threads)"
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def free_memory_bytes(device: torch.device) -> int:
+    """Memory that a model and its cache may take now."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+@functools.cache
+def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
+    """The best of a few large matrix products and of a few large copies and sums, once per process.
+
+    A copy counts the bytes read and written. Takes well under a second.
+    """
+    with torch.inference_mode():
+        return Ceilings(_flops_per_second(device, dtype), _bytes_per_second(device), "measured")
+
+
+def _flops_per_second(device: torch.device, dtype: torch.dtype) -> float:
+    size = 8192 if device.type == "cuda" else 1024
+    left = torch.rand(size, size, device=device, dtype=torch.float32).to(dtype)
+    right = torch.rand(size, size, device=device, dtype=torch.float32).to(dtype)
+    out = torch.empty_like(left)
+    return 2.0 * size**3 / _best_time(lambda: torch.matmul(left, right, out=out), device)
+
+
+def _bytes_per_second(device: torch.device) -> float:
+    # Far larger than the caches: what is wanted is the memory's rate.
+    num_bytes = (2 << 30) if device.type == "cuda" else (192 << 20)
+    source = torch.ones(num_bytes // 4, device=device)
+    target = torch.empty_like(source).zero_()
+    copied = 2 * num_bytes / _best_time(lambda: target.copy_(source), device)
+    read = num_bytes / _best_time(lambda: source.sum(), device)
+    return max(copied, read)
+
+
+def _best_time(operation: Callable[[], object], device: torch.device, repetitions: int = 7) -> float:
+    best = float("inf")
+    for _ in range(repetitions):
+        start = time.perf_counter()
+        operation()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        best = min(best, time.perf_counter() - start)
+    return best

@@ -1,0 +1,68 @@
+"""From a batch to the tensors of one iteration. Work grows with the batch's tokens, not with their contexts."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sarathi_kernels.attention import make_segment
+
+from sarathi_lab.model.transformer import PackedInputs
+from sarathi_lab.request import Batch, Chunk
+
+
+def pack(
+    batch: Batch, block_size: int, sliding_window: int | None, device: torch.device, dtype: torch.dtype
+) -> PackedInputs:
+    """The chunks of `batch` one after the other; `dtype` is that of the attention masks."""
+    token_ids, positions, slots, emit_rows, segments = [], [], [], [], []
+    row = 0
+    for chunk in batch.chunks:
+        end = chunk.start + chunk.num_tokens
+        where = np.arange(chunk.start, end)
+        blocks = np.asarray(chunk.sequence.block_ids[: -(-end // block_size)])
+        token_ids.append(_token_ids(chunk))
+        positions.append(where)
+        slots.append(blocks[where // block_size] * block_size + where % block_size)
+        segments.append(
+            make_segment(
+                row,
+                chunk.num_tokens,
+                end,
+                _as_slice(blocks, device),
+                sliding_window=sliding_window,
+                device=device,
+                dtype=dtype,
+            )
+        )
+        row += chunk.num_tokens
+        if chunk.emits_token:
+            emit_rows.append(row - 1)
+    return PackedInputs(
+        token_ids=torch.from_numpy(np.concatenate(token_ids)).to(device),
+        positions=torch.from_numpy(np.concatenate(positions)).to(device),
+        slots=torch.from_numpy(np.concatenate(slots)).to(device),
+        emit_rows=torch.tensor(emit_rows, dtype=torch.int64, device=device),
+        segments=segments,
+    )
+
+
+def _token_ids(chunk: Chunk) -> NDArray[np.int64]:
+    """The chunk's tokens; after a preemption they may span the prompt and what was generated."""
+    sequence = chunk.sequence
+    request = sequence.request
+    end = chunk.start + chunk.num_tokens
+    prompt_len = request.prompt_len
+    if request.prompt_token_ids is None:
+        raise ValueError(f"request {request.request_id} has no token ids; this executor computes tokens")
+    prompt = request.prompt_token_ids[chunk.start : min(end, prompt_len)]
+    output = sequence.output_token_ids[max(0, chunk.start - prompt_len) : max(0, end - prompt_len)]
+    return np.concatenate([np.asarray(prompt, dtype=np.int64), np.asarray(output, dtype=np.int64)])
+
+
+def _as_slice(blocks: NDArray[np.int64], device: torch.device) -> slice | torch.Tensor:
+    """Neighbouring blocks as a slice, which attention reads without copying; others as an index."""
+    first = int(blocks[0])
+    if blocks[-1] - first == len(blocks) - 1 and bool((np.diff(blocks) == 1).all()):
+        return slice(first, first + len(blocks))
+    return torch.from_numpy(blocks).to(device)

@@ -1,0 +1,113 @@
+"""Requests with made-up prompts: the paper's fixed grid, uniform and Zipf lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from sarathi_lab.errors import UserError, require_int, require_number
+from sarathi_lab.request import Request
+from sarathi_lab.workload.base import Encode, LoadedRequests, arrival_times, random_prompt
+
+
+def split_length(total_len: int, pd_ratio: float) -> tuple[int, int]:
+    """Prompt and output length of P + D = total_len and P : D nearest to `pd_ratio`, at least 1 token each."""
+    prompt_len = round(total_len * pd_ratio / (pd_ratio + 1))
+    prompt_len = min(max(prompt_len, 1), total_len - 1)
+    return prompt_len, total_len - prompt_len
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Synthetic:
+    """What the made-up workloads share."""
+
+    num_requests: int
+    pd_ratio: float
+    seed: int
+    arrivals: str = "closed"
+    rate: float | None = None
+
+    def __post_init__(self) -> None:
+        require_int("workload.num_requests", self.num_requests, 1, "use the number of requests to serve, such as 16")
+        require_number("pd_ratio", self.pd_ratio, above=0, fix="use prompt tokens per output token such as 31")
+        require_int("seed", self.seed, 0, "use a number such as 0")
+
+    def _load(self, name: str, lengths: Iterable[int], vocab_size: int | None) -> LoadedRequests:
+        times = arrival_times(self.arrivals, self.rate, self.num_requests, self.seed)
+        requests = []
+        for i, (total_len, time) in enumerate(zip(lengths, times.tolist(), strict=True)):
+            prompt_len, output_len = split_length(int(total_len), self.pd_ratio)
+            prompt = random_prompt(i, prompt_len, vocab_size, self.seed)
+            requests.append(Request(i, time, prompt_len, output_len, prompt))
+        return LoadedRequests(name, requests)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaperGrid(_Synthetic):
+    """The paper's workload (section 5): every request has the same P and D with P + D = seq_len."""
+
+    name: ClassVar[str] = "paper_grid"
+    seq_len: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_int("seq_len", self.seq_len, 2, "use at least one prompt and one output token, such as 1024")
+
+    def generate(self, vocab_size: int | None, encode: Encode | None = None) -> LoadedRequests:
+        """`num_requests` requests of equal lengths."""
+        return self._load(self.name, [self.seq_len] * self.num_requests, vocab_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Varied(_Synthetic):
+    """Total lengths drawn from min_len to max_len, both included."""
+
+    min_len: int
+    max_len: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_int("workload.min_len", self.min_len, 2, "use at least one prompt and one output token")
+        require_int("workload.max_len", self.max_len, 2, "use at least one prompt and one output token")
+        if self.min_len > self.max_len:
+            raise UserError(f"workload.min_len={self.min_len} exceeds workload.max_len={self.max_len}; exchange them")
+
+    def _generator(self) -> np.random.Generator:
+        return np.random.default_rng([self.seed, 2])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Uniform(_Varied):
+    """Total lengths uniform from min_len to max_len."""
+
+    name: ClassVar[str] = "uniform"
+
+    def generate(self, vocab_size: int | None, encode: Encode | None = None) -> LoadedRequests:
+        """`num_requests` requests; the same seed gives the same lengths."""
+        lengths = self._generator().integers(self.min_len, self.max_len, self.num_requests, endpoint=True)
+        return self._load(self.name, lengths.tolist(), vocab_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Zipf(_Varied):
+    """Total lengths by rank: P(min_len + k - 1) proportional to k^-theta, so that short ones are likely.
+
+    The paper's pipeline simulation uses theta = 0.4 over 1K to 4K tokens (section 5.3).
+    """
+
+    name: ClassVar[str] = "zipf"
+    theta: float = 0.4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_number("workload.theta", self.theta, above=0, fix="use an exponent such as 0.4")
+
+    def generate(self, vocab_size: int | None, encode: Encode | None = None) -> LoadedRequests:
+        """`num_requests` requests; the same seed gives the same lengths."""
+        ranks = np.arange(1, self.max_len - self.min_len + 2)
+        weights = ranks ** -float(self.theta)
+        drawn = self._generator().choice(ranks, self.num_requests, p=weights / weights.sum())
+        return self._load(self.name, (self.min_len + drawn - 1).tolist(), vocab_size)

@@ -1,0 +1,64 @@
+"""Small random checkpoints, saved by transformers: one for each family and switch that the decoder supports."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, PretrainedConfig
+
+transformers.logging.set_verbosity_error()
+
+SIZES = {
+    "hidden_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 80,
+    "vocab_size": 97,
+    "max_position_embeddings": 256,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 1000.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
+
+FAMILIES: dict[str, tuple[type[PretrainedConfig], dict[str, object]]] = {
+    "llama": (transformers.LlamaConfig, {}),
+    "llama gqa, llama3 rope": (transformers.LlamaConfig, {"num_key_value_heads": 2, "rope_parameters": LLAMA3_ROPE}),
+    "llama linear rope, tied": (transformers.LlamaConfig, {"rope_parameters": LINEAR_ROPE, "tie_word_embeddings": True}),
+    "llama biases": (transformers.LlamaConfig, {"attention_bias": True, "mlp_bias": True}),
+    "mistral": (transformers.MistralConfig, {"num_key_value_heads": 2, "sliding_window": None}),
+    "mistral window": (transformers.MistralConfig, {"num_key_value_heads": 2, "sliding_window": 7}),
+    "qwen2": (transformers.Qwen2Config, {"num_key_value_heads": 2}),
+    "qwen2 tied": (transformers.Qwen2Config, {"num_key_value_heads": 1, "tie_word_embeddings": True}),
+    "qwen3": (transformers.Qwen3Config, {"num_key_value_heads": 2, "head_dim": 16}),
+    "gpt_neox": (transformers.GPTNeoXConfig, {"use_parallel_residual": False}),
+    "gpt_neox whole rotary": (
+        transformers.GPTNeoXConfig,
+        {
+            "use_parallel_residual": False,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 1.0},
+        },
+    ),
+}
+
+
+def make_checkpoint(family: str, directory: Path, max_shard_size: str = "1GB") -> torch.nn.Module:
+    """Save a seeded random model of `family` and return it; every bias and norm is random too, or nothing tests it."""
+    kind, settings = FAMILIES[family]
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(kind(**{**SIZES, **settings}), dtype=torch.float32).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.add_(0.3 * torch.randn_like(parameter))
+            else:
+                parameter.normal_(0.0, 1.5 * parameter.shape[-1] ** -0.5)
+    model.save_pretrained(directory, max_shard_size=max_shard_size)
+    return model

@@ -1,0 +1,126 @@
+"""Every mistake of a user's: one clear line naming the value, the reason and the fix, exit code 2, nothing written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from sarathi_lab.run import main
+
+SMALL = ["executor=simulated", "tracking=none", "workload.num_requests=2"]
+NO_GPU = not torch.cuda.is_available()
+
+MISTAKES = [
+    (["chunk=0"], ["chunk=0", "below 1"]),
+    (["chunk=-5"], ["chunk=-5", "below 1"]),
+    (["chunk=abc"], ["chunk=abc", "not a whole number"]),
+    (["chunk=2.5"], ["chunk=2.5", "not a whole number"]),
+    (["chunk=4"], ["chunk=4", "smaller than the 7 decodes", "chunk>=8"]),
+    (["batch=0"], ["batch=0", "below 1"]),
+    (["pd_ratio=0"], ["pd_ratio=0"]),
+    (["pd_ratio=many"], ["pd_ratio=many"]),
+    (["seq_len=1"], ["seq_len=1"]),
+    (["workload.num_requests=0"], ["num_requests=0"]),
+    (["cache.num_blocks=3"], ["can never fit the KV cache", "cache.num_blocks"]),
+    (["cache.block_size=0"], ["cache.block_size=0"]),
+    (["max_model_len=10"], ["exceeds max_model_len=10"]),
+    (["chnk=256"], ["chnk is not a setting", "did you mean chunk"]),
+    (["+chnk=256"], ["chnk is not a setting", "did you mean chunk"]),
+    (["policy=orcaa"], ["policy=orcaa is unknown", "did you mean orca", "request_level"]),
+    (["policy.min_decode=2"], ["policy.min_decode", "did you mean policy.min_decodes"]),
+    (["+policy.foo=2"], ["policy.foo is not a parameter", "policy.reserve"]),
+    (["policy=orca", "policy.min_decodes=2"], ["policy.min_decodes", "policy.max_prefills"]),
+    (["policy=orca", "chunk=256"], ["chunk=256 has no effect", "Orca does not read chunk", "policy.max_prefills"]),
+    (["device=cpu"], ["device=cpu has no effect", "hardware"]),
+    (["workload=uniform", "seq_len=512"], ["seq_len=512 has no effect"]),
+    (["chunk=256,512"], ["chunk=256,512", "add -m"]),
+    (["baselines=[orca,nobody]"], ["nobody is not a policy", "request_level"]),
+    (["dtype=float12"], ["dtype=float12 is unknown"]),
+    (["hardware=a6001"], ["hardware=a6001 is unknown", "did you mean a6000"]),
+    (["model=13c"], ["model=13c is unknown", "13b"]),
+    (["model=gpt3-175b"], ["gpt3-175b", "GB"]),
+    (["chunk"], ["chunk"]),
+]
+
+
+def refuse(args, capsys, output: Path) -> str:
+    """Run `args`, check that it is refused in one line with nothing written, and return the line."""
+    code = main([*args, f"output={output}"])
+    captured = capsys.readouterr()
+    assert code == 2, captured
+    assert captured.out == ""
+    lines = captured.err.strip().splitlines()
+    assert len(lines) == 1, captured.err
+    assert lines[0].startswith("error: ")
+    assert "Traceback" not in captured.err
+    assert not output.exists()
+    return lines[0]
+
+
+@pytest.mark.parametrize(("args", "words"), MISTAKES, ids=lambda value: " ".join(value) if value else None)
+def test_one_line_and_exit_code_2(args, words, capsys, tmp_path):
+    line = refuse([*SMALL, *args], capsys, tmp_path / "outputs")
+    for word in words:
+        assert word in line
+
+
+def test_a_mistake_in_the_last_job_of_a_sweep_stops_the_first(capsys, tmp_path):
+    line = refuse([*SMALL, "chunk=256,512,3", "-m"], capsys, tmp_path / "outputs")
+    assert "chunk=3 is smaller" in line
+
+
+def test_unknown_option_and_value_that_nobody_reads_on_the_torch_executor(capsys, tmp_path):
+    line = refuse(["hardware=a100", "model=tiny"], capsys, tmp_path / "outputs")
+    assert "hardware=a100 has no effect" in line
+
+
+@pytest.mark.skipif(not NO_GPU, reason="there is a GPU")
+def test_cuda_without_a_gpu(capsys, tmp_path):
+    assert "device=cuda" in refuse(["device=cuda", "model=tiny"], capsys, tmp_path / "outputs")
+
+
+def test_a_simulation_only_shape_on_a_real_device(capsys, tmp_path):
+    assert "executor=simulated" in refuse(["model=gpt3-175b"], capsys, tmp_path / "outputs")
+
+
+@pytest.mark.parametrize("parent", ["file", "device"])
+def test_an_output_folder_that_cannot_be_written(parent, capsys, tmp_path):
+    blocked = tmp_path / "taken" if parent == "file" else Path("/dev/null")
+    if parent == "file":
+        blocked.touch()
+    code = main([*SMALL, f"output={blocked / 'results'}"])
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert code == 2
+    assert len(lines) == 1
+    assert "can't be written" in lines[0]
+
+
+def test_model_paths(capsys, tmp_path):
+    output = tmp_path / "outputs"
+    torch_run = ["tracking=none"]
+    assert "missing" in refuse([*torch_run, f"model.path={tmp_path / 'missing'}"], capsys, output)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert "config.json" in refuse([*torch_run, f"model.path={empty}"], capsys, output)
+    (empty / "config.json").write_text(json.dumps({"model_type": "mamba", "architectures": ["MambaForCausalLM"]}))
+    assert "mamba" in refuse([*torch_run, f"model.path={empty}"], capsys, output)
+
+
+def test_workload_files(capsys, tmp_path):
+    output = tmp_path / "outputs"
+    base = ["executor=simulated", "tracking=none"]
+    missing = refuse([*base, "workload=trace", f"workload.path={tmp_path / 'no.csv'}"], capsys, output)
+    assert "no.csv" in missing
+    trace = tmp_path / "trace.csv"
+    trace.write_text("TIMESTAMP,ContextTokens\n2023-11-16 18:17:03.9799600,4808\n")
+    assert "GeneratedTokens" in refuse([*base, "workload=trace", f"workload.path={trace}"], capsys, output)
+    trace.write_text("")
+    assert "empty" in refuse([*base, "workload=trace", f"workload.path={trace}"], capsys, output)
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4808,10\nnonsense\n")
+    assert "line 3" in refuse([*base, "workload=trace", f"workload.path={trace}"], capsys, output)
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "hello", "output_len": 2}\n{"prompt": \n')
+    assert "line 2" in refuse([*base, "workload=prompts", f"workload.path={prompts}"], capsys, output)

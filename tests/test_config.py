@@ -1,0 +1,60 @@
+"""Every option of every group composes and instantiates; every published experiment runs in a fast mode."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from sarathi_lab.command_line import GROUPS, read_command_line
+from sarathi_lab.paths import CONF
+from sarathi_lab.plan import build, make_plan
+
+OPTIONS = [(path.parent.name, path.stem) for path in sorted(CONF.glob("*/*.yaml")) if path.parent.name in GROUPS]
+NEEDS_FILE = {("workload", "prompts"), ("workload", "trace")}
+
+
+@pytest.fixture(autouse=True)
+def hydra_config():
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        yield
+
+
+@pytest.mark.parametrize(("group", "option"), OPTIONS)
+def test_every_option_composes_and_instantiates(group, option):
+    cfg = compose("config", [f"{group}={option}"])
+    assert build(cfg[group]) is not None
+    assert Path(CONF / group / f"{option}.yaml").read_text().startswith(("_target_", "#"))
+
+
+@pytest.mark.parametrize(("group", "option"), [pair for pair in OPTIONS if pair not in NEEDS_FILE])
+def test_every_option_makes_a_plan_in_simulation(group, option):
+    executor = [] if group == "executor" else ["executor=simulated"]
+    large = ["hardware=h200", "cache.num_blocks=200"] if group == "model" else []
+    if (group, option) == ("model", "gpt3-175b"):
+        pytest.skip("larger than one device: refused, see test_bad_input")
+    if (group, option) == ("executor", "torch"):
+        executor = ["model=tiny"]
+    plan = make_plan(compose("config", [f"{group}={option}", *executor, *large]))
+    assert plan.load.requests
+
+
+EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_every_experiment_composes_all_its_jobs(experiment):
+    command_line = read_command_line([f"experiment={experiment}", "executor=simulated"])
+    assert command_line.sweep_dir is not None
+    assert len(command_line.jobs) > 1
+    for cfg in command_line.jobs:
+        make_plan(cfg)
+
+
+def test_the_default_command_plans_three_runs_on_this_machine():
+    command_line = read_command_line(["chunk=256,512,1024", "-m"])
+    assert [cfg.chunk for cfg in command_line.jobs] == [256, 512, 1024]
+    plan = make_plan(command_line.jobs[0])
+    assert plan.backend.name == "torch"
+    assert plan.policy.name == "sarathi"

@@ -1,0 +1,250 @@
+"""The command end to end: what a run leaves, what a sweep shares and shows, and what an interruption keeps."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+from helpers import ScriptedExecutor, scheduler_for
+
+from sarathi_lab.engine import run_engine
+from sarathi_lab.ledger import ITERATION_COLUMNS, REQUEST_COLUMNS, Ledger
+from sarathi_lab.policy import SarathiServe
+from sarathi_lab.request import Request
+from sarathi_lab.run import main
+
+SIMULATED = ["executor=simulated", "tracking=none", "workload.num_requests=6", "batch=4"]
+TINY = ["model=tiny", "tracking=none", "workload.num_requests=4", "batch=3", "seq_len=64", "pd_ratio=7", "device=cpu"]
+
+
+def run_folders(output: Path) -> list[Path]:
+    return sorted(path.parent for path in output.rglob("run.json"))
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory):
+    """A simulated sweep over three chunk sizes: (folder, printed text)."""
+    output = tmp_path_factory.mktemp("sweep")
+    command = [sys.executable, "-m", "sarathi_lab.run", "chunk=128,256,1024", "-m", *SIMULATED, f"output={output}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    (folder,) = {path.parent for path in output.rglob("0/run.json")}
+    return folder.parent, done.stdout
+
+
+def test_every_run_leaves_its_tables_and_resolved_config(sweep):
+    folder, _ = sweep
+    for run in run_folders(folder):
+        iterations = pd.read_parquet(run / "iterations.parquet")
+        requests = pd.read_parquet(run / "requests.parquet")
+        summary = json.loads((run / "summary.json").read_text())
+        config = yaml.safe_load((run / "config.yaml").read_text())
+        assert {"iteration", *ITERATION_COLUMNS, "flops", "weight_bytes", "kv_bytes", "floor"} <= set(iterations)
+        assert list(requests) == list(REQUEST_COLUMNS)
+        assert len(requests) == summary["num_requests"] == 6
+        assert all(isinstance(value, float) for value in summary.values())
+        assert "${" not in json.dumps(config)
+        assert summary["duration"] == iterations.end.max()
+
+
+def test_baselines_run_once_and_every_run_has_its_ratios(sweep):
+    folder, _ = sweep
+    baselines = sorted(path.name.rsplit("-", 1)[0] for path in (folder / "baselines").iterdir())
+    assert baselines == ["orca", "request_level"]
+    for job in ("0", "1", "2"):
+        summary = json.loads((folder / job / "summary.json").read_text())
+        labels = json.loads((folder / job / "run.json").read_text())
+        for name, path in labels["baselines"].items():
+            baseline = json.loads((folder / job / path / "summary.json").read_text())
+            for quantity in ("throughput", "decode_throughput", "kv_read_bytes", "ttft_p50", "tbt_p99"):
+                assert summary[f"{quantity}_vs_{name}"] == pytest.approx(summary[quantity] / baseline[quantity])
+
+
+def test_the_sweep_prints_one_table_and_the_path_of_its_picture(sweep):
+    folder, text = sweep
+    picture = folder / "sweep.png"
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert str(picture) in text
+    table = text[text.index("All 5 runs of this sweep") :]
+    for name in ("baseline request_level", "baseline orca", "chunk=128", "chunk=256", "chunk=1024"):
+        assert name in table
+    summary = json.loads((folder / "0" / "summary.json").read_text())
+    assert f"{summary['throughput']:.0f}" in table
+    assert text.count("predicted floor") == 5
+
+
+def test_sarathi_with_one_chunk_a_prompt_is_orca_in_simulation(sweep):
+    """A chunk that holds the longest prompt makes SARATHI and "Orca best" the same schedule."""
+    folder, _ = sweep
+    summary = json.loads((folder / "2" / "summary.json").read_text())
+    assert summary["duration_vs_orca"] == pytest.approx(1.0)
+    assert summary["kv_reread_factor"] == 1.0
+
+
+def test_whole_prompts_meet_their_predicted_floor_exactly_where_the_floor_is_the_clock(sweep):
+    """Prediction and measurement run the same schedule: on a closed batch the floors agree."""
+    folder, _ = sweep
+    summary = json.loads((folder / "0" / "summary.json").read_text())
+    assert summary["predicted_floor"] == pytest.approx(summary["floor"])
+    assert summary["time_over_floor"] > 1
+
+
+def test_a_single_run_on_the_torch_executor(tmp_path, capsys):
+    assert main([*TINY, "chunk=16", f"output={tmp_path}"]) == 0
+    text = capsys.readouterr().out
+    (run,) = [path for path in run_folders(tmp_path) if "baselines" not in path.parts]
+    requests = pd.read_parquet(run / "requests.parquet")
+    assert [len(tokens) for tokens in requests.output_token_ids] == requests.output_len.tolist()
+    summary = json.loads((run / "summary.json").read_text())
+    assert {"throughput_vs_orca", "throughput_vs_request_level", "mfu", "time_over_floor"} <= set(summary)
+    for word in ("tiny", "float32", "cpu", "Sarathi(chunk=16", "predicted floor", "throughput [tokens/s]"):
+        assert word in text
+
+
+def test_all_policies_give_the_same_tokens(tmp_path, capsys):
+    assert main([*TINY, "policy=request_level,orca,prefill_first,sarathi,sarathi_serve", "-m", "baselines=[]", f"output={tmp_path}"]) == 0
+    tokens = [pd.read_parquet(run / "requests.parquet").output_token_ids.map(list).tolist() for run in run_folders(tmp_path)]
+    assert len(tokens) == 5
+    assert all(other == tokens[0] for other in tokens[1:])
+
+
+def test_the_wandb_run_shows_what_the_terminal_and_the_summary_show(tmp_path, capsys):
+    args = [argument for argument in TINY if argument != "tracking=none"]
+    assert main([*args, "chunk=16", "baselines=[orca]", f"output={tmp_path}"]) == 0
+    runs = list(tmp_path.rglob("run-*.wandb"))
+    assert len(runs) == 2  # the run and its baseline
+    (run,) = [path for path in run_folders(tmp_path) if "baselines" not in path.parts]
+    summary = json.loads((run / "summary.json").read_text())
+    shown = "".join(
+        subprocess.run(
+            [str(Path(sys.executable).parent / "wandb"), "leet", "inspect", "--summary", str(path)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        ).stdout
+        for path in runs
+    )
+    assert "throughput_vs_orca" in shown
+    assert f"{summary['throughput_vs_orca']:.2f}x" in capsys.readouterr().out
+
+
+def test_a_failing_job_leaves_the_others_and_the_exit_says_so(tmp_path):
+    """A file in the way of job 1's tables breaks that job only."""
+    sweep_dir = tmp_path / "sweep"
+    (sweep_dir / "1" / "iterations.parquet").mkdir(parents=True)
+    command = [sys.executable, "-m", "sarathi_lab.run", "chunk=128,256,512", "-m", *SIMULATED]
+    command += [f"output={tmp_path}", f"hydra.sweep.dir={sweep_dir}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode not in (0, 2)
+    finished = {path.name for path in run_folders(sweep_dir) if path.parent == sweep_dir}
+    assert finished == {"0", "2"}
+    assert "All 4 runs" in done.stdout
+
+
+def test_ctrl_c_keeps_finished_runs_closes_wandb_and_exits_130(tmp_path):
+    command = [sys.executable, "-m", "sarathi_lab.run", "chunk=128,256", "-m", "executor=simulated", "batch=4"]
+    command += ["baselines=[]", "workload.num_requests=6", f"output={tmp_path}"]
+    # The second job is made long enough to be interrupted: many requests, one token a chunk is too slow to finish.
+    command += ["workload.num_requests=6,200000"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
+    deadline = time.monotonic() + 90
+    while not run_folders(tmp_path) and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.1)
+    time.sleep(1.0)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "interrupted" in err
+    assert "Traceback" not in err
+    assert len(run_folders(tmp_path)) >= 1
+    assert "of this sweep" in out
+
+
+@pytest.mark.parametrize("policy", ["request_level", "orca", "prefill_first", "sarathi", "sarathi_serve"])
+def test_same_step_times_give_the_same_schedule_on_both_executors(policy):
+    """The torch executor under a scripted clock against a virtual clock with the same step times."""
+    torch = pytest.importorskip("torch")
+    from hydra import compose, initialize_config_dir
+
+    from sarathi_lab.model.weights import load_model
+    from sarathi_lab.paths import CONF
+    from sarathi_lab.plan import build
+    from sarathi_lab.simulator.executor import SimulatedExecutor
+    from sarathi_lab.torch_executor.executor import TorchExecutor
+
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        cfg = compose("config", ["model=tiny", f"policy={policy}", *(["chunk=16"] if "sarathi" in policy else [])])
+        spec, chosen = build(cfg.model), build(cfg.policy)
+    requests = [Request(i, 0.7 * i, 20 + 3 * i, 5, list(range(20 + 3 * i))) for i in range(7)]
+
+    def seconds(batch):
+        return 0.3 + 0.01 * batch.num_tokens
+
+    clock = ScriptedClock()
+    model = load_model(spec, None, torch.device("cpu"), torch.float32, 0)
+    real = TorchExecutor(model, num_blocks=40, block_size=4, clock=clock.now, sleep=clock.sleep)
+    run_forward = real.submit
+
+    def submit_and_advance(batch):
+        run_forward(batch)
+        clock.advance(seconds(batch))
+
+    real.submit = submit_and_advance  # type: ignore[method-assign]
+    tables = []
+    for executor in (SimulatedExecutor(seconds), real):
+        ledger = Ledger()
+        run_engine(requests, scheduler_for(chosen, num_blocks=40, max_model_len=60, batch_size=4), executor, ledger)
+        tables.append(ledger.iterations())
+    pd.testing.assert_frame_equal(tables[0], tables[1], rtol=1e-9, check_exact=False)
+
+
+class ScriptedClock:
+    """Time that moves only when it is told to."""
+
+    def __init__(self) -> None:
+        self.time = 100.0
+
+    def now(self) -> float:
+        return self.time
+
+    def sleep(self, seconds: float) -> None:
+        self.time += seconds
+
+    def advance(self, seconds: float) -> None:
+        self.time += seconds
+
+
+def test_simulation_imports_no_torch():
+    code = (
+        "import sys, sarathi_lab.run as run\n"
+        "code = run.main(['executor=simulated', 'tracking=none', 'workload.num_requests=2', 'output=' + sys.argv[1]])\n"
+        "assert code == 0 and 'torch' not in sys.modules, sorted(m for m in sys.modules if 'torch' in m)[:5]\n"
+    )
+    assert SarathiServe is not None
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run([sys.executable, "-c", code, folder], check=True, timeout=120, capture_output=True)
+
+
+def test_scripted_executor_is_the_simulated_one():
+    """The tests' scripted executor and the lab's simulated one agree on one schedule."""
+    from sarathi_lab.simulator.executor import SimulatedExecutor
+
+    requests = [Request(i, float(i), 9, 3) for i in range(4)]
+    tables = []
+    for executor in (ScriptedExecutor(), SimulatedExecutor(lambda batch: 1.0)):
+        ledger = Ledger()
+        run_engine(requests, scheduler_for(SarathiServe(chunk=8)), executor, ledger)
+        tables.append(ledger.iterations())
+    pd.testing.assert_frame_equal(*tables)
