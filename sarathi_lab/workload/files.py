@@ -16,7 +16,7 @@ from sarathi_lab.errors import UserError, require_int, require_number
 from sarathi_lab.request import Request
 from sarathi_lab.workload.base import Encode, LoadedRequests, random_prompt
 
-Row = tuple[float, int, int]  # arrival time in seconds, prompt_len, output_len
+Row = tuple[int, int, int]  # time in nanoseconds, prompt_len, output_len
 
 
 def _read_lines(path: str | None, option: str) -> tuple[Path, list[str]]:
@@ -135,7 +135,7 @@ class Trace:
                 dropped[late] += 1
             else:
                 i = len(requests)
-                arrival = (time - rows[0][0]) * self.time_scale
+                arrival = (time - rows[0][0]) / 1e9 * self.time_scale
                 prompt = random_prompt(i, prompt_len, vocab_size, self.seed)
                 requests.append(Request(i, arrival, prompt_len, output_len, prompt))
         if not requests:
@@ -148,7 +148,7 @@ class Trace:
         for column in self.columns:
             if column not in names:
                 raise UserError(
-                    f"{file} has no column {column}, only {', '.join(names)}; use a trace in Azure's format"
+                    f"{file} has no column {column}, only {', '.join(names)}; use Azure's format"
                 )
         places = [names.index(column) for column in self.columns]
         num_rows = 0
@@ -158,19 +158,19 @@ class Trace:
             num_rows += 1
             try:
                 time, prompt_len, output_len = (cells[place] for place in places)
-                yield _seconds(time), _count(prompt_len), _count(output_len)
+                yield _nanoseconds(time), _count(prompt_len), _count(output_len)
             except (ValueError, IndexError) as error:
                 raise UserError(f"{file} line {number} is broken ({error}); correct or remove it") from None
         if not num_rows:
             raise UserError(f"{file} is empty but for its header; name a file with at least one request")
 
 
-def _seconds(text: str) -> float:
-    """Seconds since 1970 of a time with up to nine fractional digits (the traces have seven)."""
+def _nanoseconds(text: str) -> int:
+    """Nanoseconds since 1970, exact: the traces' times have seven fractional digits."""
     stamp = pd.Timestamp(text)
     if stamp is pd.NaT:
         raise ValueError("no time")
-    return stamp.value / 1e9
+    return stamp.value
 
 
 def _count(text: str) -> int:
