@@ -47,6 +47,16 @@ class CommandLine:
 
     jobs: list[DictConfig]
     sweep_dir: Path | None  # None for a single run
+    swept: tuple[str, ...]  # the settings that a sweep varies
+
+
+def flags_first(args: Sequence[str]) -> list[str]:
+    """The same command line in the order that Hydra's parser understands: flags, then overrides.
+
+    Its own parser drops what follows a flag in the middle, as in `chunk=256,512 -m batch=4`.
+    """
+    overrides = get_args_parser().parse_known_intermixed_args(list(args))[0].overrides
+    return [*(arg for arg in args if arg not in overrides), *overrides]
 
 
 def is_run(args: Sequence[str]) -> bool:
@@ -57,7 +67,9 @@ def is_run(args: Sequence[str]) -> bool:
 
 def read_command_line(args: Sequence[str]) -> CommandLine:
     """Compose and check all jobs of a command line. Raises UserError."""
-    parsed, _ = get_args_parser().parse_known_args(list(args))
+    parsed, unknown = get_args_parser().parse_known_args(list(args))
+    if unknown:
+        raise UserError(f"option {unknown[0]} is unknown; settings are written name=value, --help lists the options")
     with initialize_config_dir(str(CONF), version_base="1.3"):
         try:
             return _compose_jobs(parsed.overrides, parsed.multirun)
@@ -73,11 +85,12 @@ def _compose_jobs(overrides: list[str], multirun: bool) -> CommandLine:
     master = hydra.compose_config("config", overrides, run_mode=mode or RunMode.RUN, validate_sweep_overrides=False)
     multirun = multirun or master.hydra.mode == RunMode.MULTIRUN
     if not multirun:
-        return CommandLine([_compose_job(overrides, known)], None)
+        return CommandLine([_compose_job(overrides, known)], None, ())
     params = [f"{key}={value}" for key, value in (master.hydra.sweeper.get("params") or {}).items()]
     parsed = OverridesParser.create(config_loader=hydra.config_loader).parse_overrides([*params, *overrides])
     jobs = [_compose_job(job, known) for job in BasicSweeper.split_arguments(parsed, None)[0]]
-    return CommandLine(jobs, Path(str(master.hydra.sweep.dir)))
+    swept = tuple(override.get_key_element() for override in parsed if override.is_sweep_override())
+    return CommandLine(jobs, Path(str(master.hydra.sweep.dir)), swept)
 
 
 def _compose_job(overrides: Sequence[str], known: Iterable[str]) -> DictConfig:

@@ -1,6 +1,6 @@
 """What a decode costs alone and piggybacked on a chunk: the paper's central comparison (Table 2, Fig 8).
 
-Measured by paired probes on the executor, after the run: the run's typical hybrid batch is taken apart and run as
+Measured by paired probes on the executor, after the run: the run's fullest hybrid batch is taken apart and run as
 chunk alone, decodes alone and both together, back to back, so that drift of the machine cancels.
 """
 
@@ -45,15 +45,18 @@ class DecodeCost:
     composition: Composition
 
 
-def typical_hybrid(iterations: pd.DataFrame) -> Composition | None:
-    """The most frequent mix of one chunk and decodes in a run, at its median contexts; None if never mixed."""
+def fullest_hybrid(iterations: pd.DataFrame) -> Composition | None:
+    """The fullest mix of one chunk and decodes in a run, at its median contexts; None if never mixed.
+
+    The most decodes beside a chunk (the paper's B - 1); of the chunks seen there the most frequent, then the largest.
+    """
     hybrids = iterations[(iterations.num_prefills == 1) & (iterations.num_decode_tokens > 0)]
     if hybrids.empty:
         return None
-    counts = hybrids.groupby(["num_prefill_tokens", "num_decode_tokens"]).size()
-    most = counts[counts == counts.max()].index.max()  # of equally frequent ones the largest
-    chunk_tokens, num_decodes = (int(number) for number in most)
-    same = hybrids[(hybrids.num_prefill_tokens == chunk_tokens) & (hybrids.num_decode_tokens == num_decodes)]
+    num_decodes = int(hybrids.num_decode_tokens.max())
+    fullest = hybrids[hybrids.num_decode_tokens == num_decodes]
+    chunk_tokens = int(fullest.num_prefill_tokens.mode().max())
+    same = fullest[fullest.num_prefill_tokens == chunk_tokens]
     return Composition(
         chunk_tokens=chunk_tokens,
         chunk_start=int((same.prefill_kv_tokens - same.num_prefill_tokens).median()),

@@ -22,28 +22,10 @@ from rich.table import Table
 
 from sarathi_lab import plots
 from sarathi_lab.floor import Ceilings
+from sarathi_lab.headings import HEADINGS
 from sarathi_lab.plan import Plan
 from sarathi_lab.results import load_runs
 
-# name -> (heading, factor, format); times are stored in seconds and shown in milliseconds
-SHOWN: dict[str, tuple[str, float, str]] = {
-    "duration": ("duration [s]", 1, ".2f"),
-    "throughput": ("throughput [tokens/s]", 1, ".0f"),
-    "decode_throughput": ("decode throughput [tokens/s]", 1, ".0f"),
-    "decode_time_alone": ("decode alone [ms/token]", 1e3, ".2f"),
-    "decode_time_marginal": ("decode piggybacked [ms/token]", 1e3, ".2f"),
-    "kv_read_bytes": ("KV read [GB]", 1e-9, ".2f"),
-    "kv_reread_factor": ("KV re-read factor", 1, ".2f"),
-    "ttft_p50": ("TTFT P50 [ms]", 1e3, ".0f"),
-    "ttft_p90": ("TTFT P90 [ms]", 1e3, ".0f"),
-    "ttft_p99": ("TTFT P99 [ms]", 1e3, ".0f"),
-    "tbt_p50": ("TBT P50 [ms]", 1e3, ".1f"),
-    "tbt_p90": ("TBT P90 [ms]", 1e3, ".1f"),
-    "tbt_p99": ("TBT P99 [ms]", 1e3, ".1f"),
-    "time_over_floor": ("time / floor", 1, ".2f"),
-    "mfu": ("MFU", 1, ".2f"),
-    "mbu": ("MBU", 1, ".2f"),
-}
 SWEEP_COLUMNS = {
     "throughput": "tokens/s",
     "throughput_vs_{}": "x {}",
@@ -61,17 +43,18 @@ WIDTH_WITHOUT_TERMINAL = 132
 
 def console() -> Console:
     """Standard output, wide enough for the tables where it is a file."""
-    return Console(width=None if sys.stdout.isatty() else WIDTH_WITHOUT_TERMINAL, highlight=False, soft_wrap=False)
+    return Console(width=None if sys.stdout.isatty() else WIDTH_WITHOUT_TERMINAL, highlight=False, markup=False)
 
 
 def announce(plan: Plan, name: str, ceilings: Ceilings, predicted_floor: float) -> None:
     """Say what is run on what, and the least time it can take, before it is measured."""
     backend, spec = plan.backend, plan.spec
     out = console()
-    out.print(f"\n[bold]{name}[/bold]")
+    out.print(f"\n{name}", style="bold")
     out.print(
         f"  {spec.name} ({spec.num_params / 1e6:,.0f}M parameters, {backend.dtype_name}) on {backend.device_name}, "
-        f"policy {plan.policy}"
+        f"policy {plan.policy}",
+        soft_wrap=True,
     )
     out.print(f"  {plan.load.describe()}, batch {plan.batch_size}, cache {plan.num_blocks} x {plan.block_size} tokens")
     out.print(
@@ -113,7 +96,7 @@ def print_summary(plan: Plan, summary: Mapping[str, float], baselines: Mapping[s
     table.add_column(plan.policy.name, justify="right")
     for baseline in baselines:
         table.add_column(f"/ {baseline}", justify="right")
-    for name, (heading, factor, form) in SHOWN.items():
+    for name, (heading, factor, form) in HEADINGS.items():
         if name in summary:
             ratios = (_ratio(summary.get(f"{name}_vs_{baseline}")) for baseline in baselines)
             table.add_row(heading, format(summary[name] * factor, form), *ratios)
@@ -128,11 +111,11 @@ def print_sweep(sweep_dir: Path) -> None:
         out.print(f"no finished runs in {sweep_dir}")
         return
     runs = runs.sort_values("is_baseline", ascending=False, kind="stable")
-    out.print(f"\n[bold]All {len(runs)} runs of this sweep[/bold] (ratios: run / baseline on the same requests)")
+    out.print(f"\nAll {len(runs)} runs of this sweep (ratios: run / baseline on the same requests)", style="bold")
     out.print(_sweep_table(runs))
     picture = sweep_dir / "sweep.png"
     plots.sweep_overview(runs).savefig(picture, dpi=150)
-    out.print(f"results {sweep_dir}")
+    out.print(f"results {sweep_dir}", soft_wrap=True)
     out.print(f"figure  {picture}", soft_wrap=True)
 
 
@@ -159,7 +142,7 @@ def _cell(name: str, value: float) -> str:
         return "-"
     if "_vs_" in name:
         return _ratio(value)
-    _, factor, form = SHOWN[name]
+    _, factor, form = HEADINGS[name]
     return format(value * factor, form)
 
 

@@ -12,7 +12,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from sarathi_lab import report
-from sarathi_lab.command_line import CommandLine, is_run, read_command_line
+from sarathi_lab.command_line import CommandLine, flags_first, is_run, read_command_line
 from sarathi_lab.errors import UserError
 from sarathi_lab.paths import CONF
 from sarathi_lab.plan import baseline_config, build, make_plan
@@ -20,12 +20,14 @@ from sarathi_lab.runner import Place, run_with_baselines
 
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
+UNNAMED = ("policy", "executor", "tracking", "baselines", "output", "hydra")  # they do not make a run another one
 
 
 def main(args: Sequence[str]) -> int:
     """Run a command line; returns the exit code: 0, 2 for a mistake of the user's, 130 for Ctrl-C."""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors reach us as exceptions, to be reported in one line
     try:
+        args = flags_first(args)
         if not is_run(args):
             _hydra_main(args)
             return 0
@@ -63,37 +65,49 @@ def _make_folder(folder: Path) -> None:
 def _run(args: Sequence[str], command_line: CommandLine) -> int:
     sweep_dir = command_line.sweep_dir
     if sweep_dir is None:
-        _hydra_main(args)
+        _hydra_main(args, command_line.swept)
         return 0
     try:
         # The folder is fixed here, so that the report finds it whatever launcher ran the jobs.
         quoted = str(sweep_dir).replace("\\", "\\\\").replace("'", "\\'")
-        _hydra_main([*args, f"hydra.sweep.dir='{quoted}'"])
+        _hydra_main([*args, f"hydra.sweep.dir='{quoted}'"], command_line.swept)
     finally:
         if sweep_dir.is_dir():
             report.print_sweep(sweep_dir)
     return 0
 
 
-def _hydra_main(args: Sequence[str]) -> None:
+def _hydra_main(args: Sequence[str], swept: Sequence[str] = ()) -> None:
+    def job(cfg: DictConfig) -> None:
+        _job(cfg, swept)
+
     argv = sys.argv
     sys.argv = [argv[0], *args]
     try:
-        hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(_job)()
+        hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(job)()
     finally:
         sys.argv = argv
 
 
-def _job(cfg: DictConfig) -> None:
+def _job(cfg: DictConfig, swept: Sequence[str]) -> None:
     """One job of a sweep, or the only one; Hydra has made its folder."""
     settings = HydraConfig.get()
     run_dir = Path(settings.runtime.output_dir)
     is_sweep = settings.mode == hydra.types.RunMode.MULTIRUN
     root = Path(settings.sweep.dir) if is_sweep else run_dir
-    overrides = [override for override in settings.overrides.task if "/" not in override]
-    name = " ".join([str(settings.runtime.choices["policy"]), *overrides])
+    name = _name(str(settings.runtime.choices["policy"]), settings.overrides.task, swept if is_sweep else None)
     group = "/".join(root.absolute().parts[-2:])
     run_with_baselines(cfg, Place(run_dir, root / "baselines", name, group))
+
+
+def _name(policy: str, overrides: Sequence[str], swept: Sequence[str] | None) -> str:
+    """The policy and what sets the run apart: what its sweep varies, or what a single run was told of its work."""
+    told = [(override.partition("=")[0].lstrip("+"), override) for override in overrides]
+    if swept is None:
+        parts = [override for key, override in told if key.partition(".")[0] not in UNNAMED]
+    else:
+        parts = [override for key, override in told if key in swept and key != "policy"]
+    return " ".join([policy, *parts])
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from sarathi_lab import report
-from sarathi_lab.decode_cost import DecodeCost, measure_decode_cost, typical_hybrid
+from sarathi_lab.decode_cost import DecodeCost, measure_decode_cost, fullest_hybrid
 from sarathi_lab.engine import run_engine
 from sarathi_lab.executor import Executor
 from sarathi_lab.floor import Ceilings, floor_time
@@ -151,7 +151,7 @@ def predict_floor(plan: Plan, ceilings: Ceilings) -> float:
 
 
 def _decode_cost(plan: Plan, executor: Executor, iterations: Any) -> DecodeCost | None:
-    composition = typical_hybrid(iterations)
+    composition = fullest_hybrid(iterations)
     if composition is None:
         return None
     return measure_decode_cost(executor, composition, num_blocks=plan.num_blocks, block_size=plan.block_size)

@@ -31,7 +31,10 @@ LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
 FAMILIES: dict[str, tuple[type[PretrainedConfig], dict[str, object]]] = {
     "llama": (transformers.LlamaConfig, {}),
     "llama gqa, llama3 rope": (transformers.LlamaConfig, {"num_key_value_heads": 2, "rope_parameters": LLAMA3_ROPE}),
-    "llama linear rope, tied": (transformers.LlamaConfig, {"rope_parameters": LINEAR_ROPE, "tie_word_embeddings": True}),
+    "llama linear rope, tied": (
+        transformers.LlamaConfig,
+        {"rope_parameters": LINEAR_ROPE, "tie_word_embeddings": True},
+    ),
     "llama biases": (transformers.LlamaConfig, {"attention_bias": True, "mlp_bias": True}),
     "mistral": (transformers.MistralConfig, {"num_key_value_heads": 2, "sliding_window": None}),
     "mistral window": (transformers.MistralConfig, {"num_key_value_heads": 2, "sliding_window": 7}),

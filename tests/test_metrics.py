@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 from helpers import ScriptedExecutor, requests_of, scheduler_for
 
-from sarathi_lab.decode_cost import Composition, DecodeCost, measure_decode_cost, typical_hybrid
+from sarathi_lab.decode_cost import Composition, DecodeCost, measure_decode_cost, fullest_hybrid
 from sarathi_lab.engine import run_engine
 from sarathi_lab.floor import Ceilings, floor_time
 from sarathi_lab.ledger import Ledger
@@ -115,14 +115,15 @@ def test_arrivals_count_from_their_own_time():
     assert requests.first_scheduled_time.tolist() == [0.0, 10.0]
 
 
-def test_typical_hybrid_is_the_most_frequent_mix():
+def test_fullest_hybrid_has_the_most_decodes_and_then_the_most_frequent_chunk():
     iterations, _ = run(Sarathi(chunk=6), requests_of(*[(12, 9)] * 4), batch_size=3)
-    typical = typical_hybrid(iterations)
-    assert typical is not None
-    hybrids = iterations[(iterations.num_prefills == 1) & (iterations.num_decode_tokens > 0)]
-    pairs = hybrids.groupby(["num_prefill_tokens", "num_decode_tokens"]).size()
-    assert pairs[(typical.chunk_tokens, typical.num_decodes)] == pairs.max()
-    assert typical_hybrid(run(RequestLevel(), requests_of((8, 3)))[0]) is None
+    fullest = fullest_hybrid(iterations)
+    assert fullest is not None
+    assert fullest.num_decodes == 2  # the batch less the chunk's own sequence
+    beside_two = iterations[(iterations.num_prefills == 1) & (iterations.num_decode_tokens == 2)]
+    assert fullest.chunk_tokens == 4  # 6 less the decodes
+    assert (beside_two.num_prefill_tokens == 4).sum() >= (beside_two.num_prefill_tokens != 4).sum()
+    assert fullest_hybrid(run(RequestLevel(), requests_of((8, 3)))[0]) is None
 
 
 def test_decode_cost_is_the_difference_of_paired_iterations():

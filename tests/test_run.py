@@ -111,8 +111,21 @@ def test_a_single_run_on_the_torch_executor(tmp_path, capsys):
 
 
 def test_all_policies_give_the_same_tokens(tmp_path, capsys):
-    assert main([*TINY, "policy=request_level,orca,prefill_first,sarathi,sarathi_serve", "-m", "baselines=[]", f"output={tmp_path}"]) == 0
-    tokens = [pd.read_parquet(run / "requests.parquet").output_token_ids.map(list).tolist() for run in run_folders(tmp_path)]
+    assert (
+        main(
+            [
+                *TINY,
+                "policy=request_level,orca,prefill_first,sarathi,sarathi_serve",
+                "-m",
+                "baselines=[]",
+                f"output={tmp_path}",
+            ]
+        )
+        == 0
+    )
+    tokens = [
+        pd.read_parquet(run / "requests.parquet").output_token_ids.map(list).tolist() for run in run_folders(tmp_path)
+    ]
     assert len(tokens) == 5
     assert all(other == tokens[0] for other in tokens[1:])
 

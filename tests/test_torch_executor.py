@@ -145,7 +145,14 @@ def test_same_step_times_give_the_same_schedule(tiny, policy):
 
     assert clock.slept > 0
     assert real.iterations().equals(simulated.iterations())
-    columns = ["request_id", "first_scheduled_time", "first_token_time", "finish_time", "num_preemptions", "token_times"]
+    columns = [
+        "request_id",
+        "first_scheduled_time",
+        "first_token_time",
+        "finish_time",
+        "num_preemptions",
+        "token_times",
+    ]
     assert real.requests()[columns].equals(simulated.requests()[columns])
 
 

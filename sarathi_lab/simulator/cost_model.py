@@ -40,9 +40,9 @@ class CostModel:
         return times
 
     def _linear_time(self, linear: Linear, num_tokens: int) -> float:
-        """A matrix product over `num_tokens` rows: computed in whole tiles, reading weights and reading and writing rows.
+        """A matrix product of `num_tokens` rows, computed in whole tiles: one token more can cost a tile (section 4.4).
 
-        Tile quantization (section 4.4, Fig 7): one token past a tile costs a tile.
+        Its bytes are the weights, the rows read and the rows written.
         """
         if num_tokens == 0:
             return 0.0

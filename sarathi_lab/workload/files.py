@@ -147,9 +147,7 @@ class Trace:
         names = [name.strip() for name in header]
         for column in self.columns:
             if column not in names:
-                raise UserError(
-                    f"{file} has no column {column}, only {', '.join(names)}; use Azure's format"
-                )
+                raise UserError(f"{file} has no column {column}, only {', '.join(names)}; use Azure's format")
         places = [names.index(column) for column in self.columns]
         num_rows = 0
         for number, cells in enumerate(body, start=2):

@@ -1,0 +1,192 @@
+"""Pictures of runs: a table of runs in (`results.load_runs`), matplotlib Axes out. No measuring, no file access."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib.pyplot as plt
+import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from sarathi_lab.headings import factor, heading
+
+# What may vary in a sweep, the best x axis first.
+LABELS = ("pd_ratio", "seq_len", "batch", "chunk", "policy", "workload", "model", "dtype", "device", "seed")
+AXIS_NAMES = {
+    "chunk": "chunk size [tokens]",
+    "pd_ratio": "P:D, prompt tokens per output token",
+    "seq_len": "sequence length P + D [tokens]",
+    "batch": "batch size",
+}
+PAPER: dict[str, Any] = {"color": "black", "marker": "x", "linestyle": ":", "linewidth": 1.0, "markersize": 6}
+
+
+def use_style() -> None:
+    """The lab's look: colour-blind safe, grid behind, readable in print."""
+    sns.set_theme(context="paper", style="whitegrid", palette="colorblind", font_scale=1.05)
+
+
+def varying_labels(runs: pd.DataFrame) -> list[str]:
+    """The labels in which the runs, baselines aside, differ; the best x axis first."""
+    own = _own(runs)
+    return [label for label in LABELS if label in own and own[label].nunique() > 1]
+
+
+def sweep_overview(runs: pd.DataFrame) -> Figure:
+    """Throughput, decode time, KV re-read and latency of all runs of a sweep, the baselines beside them."""
+    use_style()
+    x = next(iter(varying_labels(runs)), "policy")
+    figure, axes = plt.subplots(2, 2, figsize=(10, 7), layout="constrained")
+    metric(runs, "throughput", x=x, ax=axes[0, 0])
+    decode_time(runs, x=x, ax=axes[0, 1])
+    metric(runs, "kv_reread_factor", x=x, ax=axes[1, 0])
+    latency(runs, x=x, ax=axes[1, 1])
+    first = _own(runs).iloc[0]
+    figure.suptitle(f"{first['model']}, {first['dtype']} on {first['device']}")
+    plt.close(figure)  # callers hold it; an open figure would be drawn once more by a notebook
+    return figure
+
+
+def metric(runs: pd.DataFrame, name: str, *, x: str, ax: Axes) -> Axes:
+    """One quantity against the label `x`: a line per series, a dashed line for what does not have the label."""
+    if name not in runs or runs[name].isna().all():
+        return _empty(ax, f"no run has {heading(name)}")
+    grid = _grid(runs, x)
+    for i, (series, rows) in enumerate(grid.lines):
+        means = rows.groupby("_x")[name].mean() * factor(name)
+        ax.plot(means.index, means.to_numpy(), marker="o", color=f"C{i}", label=series)
+    for i, (series, rows) in enumerate(grid.levels):
+        if not math.isnan(level := rows[name].mean() * factor(name)):
+            color = f"C{len(grid.lines) + i}"
+            ax.axhline(level, color=color, linestyle=("--", "-.", ":")[i % 3], label=series)
+    return _finish(ax, grid, x, heading(name))
+
+
+def decode_time(runs: pd.DataFrame, *, x: str, ax: Axes) -> Axes:
+    """Time per decode alone and piggybacked on a chunk, in ms per token (Table 2's comparison)."""
+    names = [name for name in ("decode_time_alone", "decode_time_marginal") if name in runs]
+    piggybacked = _own(runs).dropna(subset=names) if len(names) == 2 else runs.iloc[:0]
+    if piggybacked.empty:
+        return _empty(ax, "no run mixed chunks and decodes")
+    grid = _grid(piggybacked, x)
+    styles = {"decode_time_alone": "--", "decode_time_marginal": "-"}
+    for name, words in (("decode_time_alone", "alone"), ("decode_time_marginal", "piggybacked")):
+        for i, (series, rows) in enumerate(grid.lines):
+            means = rows.groupby("_x")[name].mean() * 1e3
+            label = words if len(grid.lines) == 1 else f"{words}, {series}"
+            color = f"C{i + (len(grid.lines) == 1 and name == 'decode_time_alone')}"
+            ax.plot(means.index, means.to_numpy(), marker="o", color=color, linestyle=styles[name], label=label)
+    ax.set_ylim(bottom=min(0.0, ax.get_ylim()[0]))
+    return _finish(ax, grid, x, "time per decode [ms/token]")
+
+
+def latency(runs: pd.DataFrame, *, x: str, ax: Axes) -> Axes:
+    """Time to first token against the P99 time between tokens, one point a run: down and left is better."""
+    names = ["ttft_p50", "tbt_p99"]
+    if not set(names) <= set(runs) or runs[names].dropna().empty:
+        return _empty(ax, "no run has both TTFT and time between tokens")
+    shown = runs.dropna(subset=names)
+    points = _grid(shown, x)
+    palette = iter(f"C{i}" for i in range(100))
+    for series, rows in [*points.lines, *points.levels]:
+        color = next(palette)
+        marker = "o" if series in [name for name, _ in points.lines] else "s"
+        ax.plot(rows.ttft_p50 * 1e3, rows.tbt_p99 * 1e3, marker, color=color, label=series)
+        for _, row in rows.iterrows():
+            if marker == "o":
+                ax.annotate(_text(row[x]), (row.ttft_p50 * 1e3, row.tbt_p99 * 1e3), (4, 4), textcoords="offset points")
+    ax.margins(0.12)
+    ax.set_xlabel(heading("ttft_p50"))
+    ax.set_ylabel(heading("tbt_p99"))
+    ax.legend(title=f"points: {AXIS_NAMES.get(x, x).split(' [')[0]}", fontsize="small", title_fontsize="small")
+    return ax
+
+
+def kv_reread(runs: pd.DataFrame, *, ax: Axes) -> Axes:
+    """KV re-read factor against chunk size, beside (N+1)/2 for the N chunks that an uncontended prompt takes.
+
+    With all decodes aboard a chunk has C - (B-1) prompt tokens; one without decodes is cut less or not at all.
+    """
+    own = _own(runs).dropna(subset=["chunk"])
+    if own.empty:
+        return _empty(ax, "no run has a chunk size")
+    metric(own, "kv_reread_factor", x="chunk", ax=ax)
+    chunks = sorted(own.chunk.unique())
+    for style, (_, rows) in zip((":", "-."), own.groupby(["prompt_len", "batch"]), strict=False):
+        first = rows.iloc[0]
+        theory = [(math.ceil(first.prompt_len / (chunk - first.batch + 1)) + 1) / 2 for chunk in chunks]
+        ax.plot(range(len(chunks)), theory, color="black", linestyle=style, label=f"(N+1)/2, P={first.prompt_len:.0f}")
+    ax.legend(fontsize="small")
+    return ax
+
+
+def paper_points(ax: Axes, points: pd.DataFrame, *, x: str, y: str, label: str) -> Axes:
+    """Add the paper's points to an Axes made by `metric`; points whose x no run has are left out."""
+    places = {tick.get_text(): place for tick, place in zip(ax.get_xticklabels(), ax.get_xticks(), strict=True)}
+    shown = points[points[x].map(_text).isin(places)]
+    if not shown.empty:
+        ax.plot([places[_text(value)] for value in shown[x]], shown[y], label=label, **PAPER)
+        ax.legend(fontsize="small")
+    return ax
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """Runs arranged for drawing: `lines` have the x label (column _x is its place), `levels` do not."""
+
+    ticks: Sequence[str]
+    lines: list[tuple[str, pd.DataFrame]]
+    levels: list[tuple[str, pd.DataFrame]]
+
+
+def _grid(runs: pd.DataFrame, x: str) -> _Grid:
+    """Equal steps along x whatever its values: chunk sizes double, names have no distance."""
+    others = [label for label in varying_labels(runs) if label not in (x, "policy")]
+    frame = runs.assign(_series=[_series(run, others) for _, run in runs.iterrows()])
+    if x == "policy":
+        frame = frame.assign(_series="")
+    ticks = sorted(frame[x].dropna().unique()) if x != "policy" else list(dict.fromkeys(frame[x]))
+    placed = frame[frame[x].notna()]
+    placed = placed.assign(_x=placed[x].map({value: place for place, value in enumerate(ticks)}))
+    # A baseline stands at its own place on the axis only if the axis is one that it varies along, too.
+    return _Grid(
+        [_text(tick) for tick in ticks],
+        [(str(series), rows) for series, rows in placed.groupby("_series", sort=False)],
+        [(str(series), rows) for series, rows in frame[frame[x].isna()].groupby("_series", sort=False)],
+    )
+
+
+def _series(run: pd.Series, others: Sequence[str]) -> str:
+    parts = [str(run["policy"])]
+    parts += [f"{label}={_text(run[label])}" for label in others if pd.notna(run.get(label))]
+    return ", ".join(parts)
+
+
+def _own(runs: pd.DataFrame) -> pd.DataFrame:
+    return runs[~runs.is_baseline.astype(bool)] if "is_baseline" in runs and not runs.is_baseline.all() else runs
+
+
+def _text(value: object) -> str:
+    return f"{value:g}" if isinstance(value, int | float) else str(value)
+
+
+def _finish(ax: Axes, grid: _Grid, x: str, ylabel: str) -> Axes:
+    crowded = sum(len(tick) for tick in grid.ticks) > 40
+    ax.set_xticks(range(len(grid.ticks)), grid.ticks, rotation=20 if crowded else 0)
+    ax.margins(x=0.08)
+    ax.set_xlabel(AXIS_NAMES.get(x, x))
+    ax.set_ylabel(ylabel)
+    if any(label for label in ax.get_legend_handles_labels()[1] if label):
+        ax.legend(fontsize="small")
+    return ax
+
+
+def _empty(ax: Axes, why: str) -> Axes:
+    ax.text(0.5, 0.5, why, ha="center", va="center", transform=ax.transAxes)
+    ax.set_axis_off()
+    return ax
