@@ -81,7 +81,6 @@ def decode_time(runs: pd.DataFrame, *, x: str, ax: Axes) -> Axes:
             label = words if len(grid.lines) == 1 else f"{words}, {series}"
             color = f"C{i + (len(grid.lines) == 1 and name == 'decode_time_alone')}"
             ax.plot(means.index, means.to_numpy(), marker="o", color=color, linestyle=styles[name], label=label)
-    ax.set_ylim(bottom=min(0.0, ax.get_ylim()[0]))
     return _finish(ax, grid, x, "time per decode [ms/token]")
 
 
@@ -179,6 +178,7 @@ def _finish(ax: Axes, grid: _Grid, x: str, ylabel: str) -> Axes:
     crowded = sum(len(tick) for tick in grid.ticks) > 40
     ax.set_xticks(range(len(grid.ticks)), grid.ticks, rotation=20 if crowded else 0)
     ax.margins(x=0.08)
+    ax.set_ylim(bottom=min(0.0, ax.get_ylim()[0]))  # ratios are read off heights
     ax.set_xlabel(AXIS_NAMES.get(x, x))
     ax.set_ylabel(ylabel)
     if any(label for label in ax.get_legend_handles_labels()[1] if label):

@@ -14,7 +14,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from sarathi_lab import report
-from sarathi_lab.decode_cost import DecodeCost, measure_decode_cost, fullest_hybrid
+from sarathi_lab.decode_cost import DecodeCost, fullest_hybrid, measure_decode_cost
 from sarathi_lab.engine import run_engine
 from sarathi_lab.executor import Executor
 from sarathi_lab.floor import Ceilings, floor_time

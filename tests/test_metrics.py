@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pandas as pd
 import pytest
-from helpers import ScriptedExecutor, requests_of, scheduler_for
 
-from sarathi_lab.decode_cost import Composition, DecodeCost, measure_decode_cost, fullest_hybrid
+from helpers import ScriptedExecutor, requests_of, scheduler_for
+from sarathi_lab.decode_cost import Composition, DecodeCost, fullest_hybrid, measure_decode_cost
 from sarathi_lab.engine import run_engine
 from sarathi_lab.floor import Ceilings, floor_time
 from sarathi_lab.ledger import Ledger

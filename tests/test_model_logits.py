@@ -7,8 +7,8 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from checkpoints import FAMILIES, make_checkpoint
 
+from checkpoints import FAMILIES, make_checkpoint
 from sarathi_lab.block_manager import BlockManager
 from sarathi_lab.model.auto import AutoModel
 from sarathi_lab.model.transformer import KVCache, Transformer

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from helpers import requests_of, scheduler_for, serve
 
+from helpers import requests_of, scheduler_for, serve
 from sarathi_lab.errors import UserError
 from sarathi_lab.policy import Orca, PrefillFirst, RequestLevel, Sarathi, SarathiServe
 

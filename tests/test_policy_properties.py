@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 
 import pytest
-from helpers import ScriptedExecutor, scheduler_for
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from helpers import ScriptedExecutor, scheduler_for
 from sarathi_lab.engine import run_engine
 from sarathi_lab.ledger import Ledger
 from sarathi_lab.policy import Orca, PrefillFirst, RequestLevel, Sarathi, SarathiServe

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from helpers import requests_of
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers import requests_of
 from sarathi_lab.block_manager import BlockManager
 from sarathi_lab.request import Batch, Sequence
 

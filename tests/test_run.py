@@ -13,8 +13,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import yaml
-from helpers import ScriptedExecutor, scheduler_for
 
+from helpers import ScriptedExecutor, scheduler_for
 from sarathi_lab.engine import run_engine
 from sarathi_lab.ledger import ITERATION_COLUMNS, REQUEST_COLUMNS, Ledger
 from sarathi_lab.policy import SarathiServe

@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers import requests_of, scheduler_for
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
+from helpers import requests_of, scheduler_for
 from sarathi_lab.engine import run_engine
 from sarathi_lab.errors import UserError
 from sarathi_lab.ledger import Ledger

@@ -1,15 +1,15 @@
-"""The torch executor behind the real scheduler: greedy tokens, preemption, and the schedule it shares with simulation."""
+"""The torch executor behind the real scheduler: greedy tokens, preemption, and simulation's schedule."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
-from checkpoints import FAMILIES, make_checkpoint
-from helpers import ScriptedExecutor, scheduler_for
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
+from checkpoints import FAMILIES, make_checkpoint
+from helpers import ScriptedExecutor, scheduler_for
 from sarathi_lab.engine import run_engine
 from sarathi_lab.ledger import Ledger
 from sarathi_lab.model.auto import AutoModel

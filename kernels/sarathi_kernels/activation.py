@@ -1,4 +1,4 @@
-"""Activations of the feed-forward block; both overwrite their input, which nobody reads again."""
+"""Activations of the feed-forward block; both overwrite their (first) input, which nobody reads again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ def activate_(x: Tensor, activation: Activation) -> Tensor:
     raise ValueError(f"unknown activation {activation}")
 
 
-def gated_activate_(gate_up: Tensor, activation: Activation) -> Tensor:
-    """act(gate) * up for `gate_up` [num_tokens, 2 * ffn_size] = (gate, up); returns [num_tokens, ffn_size]."""
-    gate, up = gate_up.chunk(2, dim=-1)
+def gated_activate_(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
+    """act(gate) * up, both of one shape; returns a tensor of it."""
     return activate_(gate, activation).mul_(up)

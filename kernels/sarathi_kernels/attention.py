@@ -78,18 +78,23 @@ def paged_attention(
 ) -> Tensor:
     """Softmax(scale q k^T) v for every segment; returns [num_tokens, num_heads, head_size].
 
-    The segments' rows must cover `query` without gaps, and their tokens' keys and values must be in the cache.
+    The segments' rows must cover `query` in order and without gaps; their tokens' keys and
+    values must be in the cache.
     """
     num_heads, num_kv_heads = query.shape[1], key_cache.shape[2]
     if num_heads % num_kv_heads or key_cache.shape != value_cache.shape or query.shape[2] != key_cache.shape[3]:
         raise ValueError(f"query {tuple(query.shape)} does not match the cache {tuple(key_cache.shape)}")
-    out = torch.empty_like(query)
-    for segment in segments:
-        rows = slice(segment.start, segment.start + segment.num_queries)
-        key = _context(key_cache, segment)
-        value = _context(value_cache, segment)
-        out[rows] = _attend(query[rows], key, value, segment, scale)
-    return out
+    parts = [
+        _attend(
+            query[segment.start : segment.start + segment.num_queries],
+            _context(key_cache, segment),
+            _context(value_cache, segment),
+            segment,
+            scale,
+        )
+        for segment in segments
+    ]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _context(cache: Tensor, segment: Segment) -> Tensor:

@@ -18,6 +18,7 @@ from sarathi_lab.torch_executor.device import (
     default_model_name,
     device_description,
     free_memory_bytes,
+    keep_freed_memory,
     measure_ceilings,
     resolve_device,
     resolve_dtype,
@@ -85,6 +86,8 @@ class TorchBackend:
         self, spec: ModelSpec, checkpoint: Path | None, *, num_blocks: int, block_size: int, batch_size: int
     ) -> Executor:
         """Load the weights, make the cache and warm up."""
+        if self._device.type == "cpu":
+            keep_freed_memory()
         model = load_model(spec, checkpoint, self._device, self._dtype[1], self.seed)
         executor = TorchExecutor(model, num_blocks=num_blocks, block_size=block_size)
         executor.warm_up(batch_size=batch_size, chunk_tokens=WARM_UP_TOKENS)

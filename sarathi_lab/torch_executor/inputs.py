@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sarathi_kernels.attention import make_segment
 
+from sarathi_kernels.attention import make_segment
 from sarathi_lab.model.transformer import PackedInputs
 from sarathi_lab.request import Batch, Chunk
 
