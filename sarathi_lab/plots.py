@@ -42,14 +42,35 @@ def sweep_overview(runs: pd.DataFrame) -> Figure:
     use_style()
     x = next(iter(varying_labels(runs)), "policy")
     figure, axes = plt.subplots(2, 2, figsize=(10, 7), layout="constrained")
-    metric(runs, "throughput", x=x, ax=axes[0, 0])
+    # Along P:D or lengths the work itself changes, and only ratios on the same requests say something.
+    normalised = relative(runs, "throughput", to="request_level") if x not in ("chunk", "policy") else runs
+    name = "throughput" if normalised is runs else "throughput_vs_request_level"
+    metric(normalised, name, x=x, ax=axes[0, 0])
     decode_time(runs, x=x, ax=axes[0, 1])
-    metric(runs, "kv_reread_factor", x=x, ax=axes[1, 0])
+    if x == "chunk":
+        kv_reread(runs, ax=axes[1, 0])
+    else:
+        metric(runs, "kv_reread_factor", x=x, ax=axes[1, 0])
     latency(runs, x=x, ax=axes[1, 1])
     first = _own(runs).iloc[0]
     figure.suptitle(f"{first['model']}, {first['dtype']} on {first['device']}")
     plt.close(figure)  # callers hold it; an open figure would be drawn once more by a notebook
     return figure
+
+
+def relative(runs: pd.DataFrame, name: str, *, to: str) -> pd.DataFrame:
+    """`runs` with `<name>_vs_<to>` for every row, baselines too: divided by the baseline `to` on the same requests.
+
+    Without such a baseline `runs` itself is returned.
+    """
+    base = runs[runs.is_baseline.astype(bool) & (runs.policy == to)]
+    if base.empty or name not in runs:
+        return runs
+    keys = [label for label in LABELS if label in runs and label not in ("chunk", "policy")]
+    keys = [label for label in keys if runs[label].notna().all()]
+    divisor = base.groupby(keys)[name].mean().rename("_divisor")
+    joined = runs.merge(divisor, left_on=keys, right_index=True, how="left")
+    return joined.assign(**{f"{name}_vs_{to}": joined[name] / joined["_divisor"]})
 
 
 def metric(runs: pd.DataFrame, name: str, *, x: str, ax: Axes) -> Axes:
@@ -59,7 +80,8 @@ def metric(runs: pd.DataFrame, name: str, *, x: str, ax: Axes) -> Axes:
     grid = _grid(runs, x)
     for i, (series, rows) in enumerate(grid.lines):
         means = rows.groupby("_x")[name].mean() * factor(name)
-        ax.plot(means.index, means.to_numpy(), marker="o", color=f"C{i}", label=series)
+        style = "" if x == "policy" else "-"  # nothing lies between two policies
+        ax.plot(means.index, means.to_numpy(), marker="o", linestyle=style, color=f"C{i}", label=series)
     for i, (series, rows) in enumerate(grid.levels):
         if not math.isnan(level := rows[name].mean() * factor(name)):
             color = f"C{len(grid.lines) + i}"
@@ -74,7 +96,7 @@ def decode_time(runs: pd.DataFrame, *, x: str, ax: Axes) -> Axes:
     if piggybacked.empty:
         return _empty(ax, "no run mixed chunks and decodes")
     grid = _grid(piggybacked, x)
-    styles = {"decode_time_alone": "--", "decode_time_marginal": "-"}
+    styles = {"decode_time_alone": "--", "decode_time_marginal": "-"} if x != "policy" else dict.fromkeys(names, "")
     for name, words in (("decode_time_alone", "alone"), ("decode_time_marginal", "piggybacked")):
         for i, (series, rows) in enumerate(grid.lines):
             means = rows.groupby("_x")[name].mean() * 1e3
@@ -92,17 +114,20 @@ def latency(runs: pd.DataFrame, *, x: str, ax: Axes) -> Axes:
     shown = runs.dropna(subset=names)
     points = _grid(shown, x)
     palette = iter(f"C{i}" for i in range(100))
-    for series, rows in [*points.lines, *points.levels]:
-        color = next(palette)
-        marker = "o" if series in [name for name, _ in points.lines] else "s"
-        ax.plot(rows.ttft_p50 * 1e3, rows.tbt_p99 * 1e3, marker, color=color, label=series)
-        for _, row in rows.iterrows():
-            if marker == "o":
-                ax.annotate(_text(row[x]), (row.ttft_p50 * 1e3, row.tbt_p99 * 1e3), (4, 4), textcoords="offset points")
+    for series, rows in points.levels:
+        ax.plot(rows.ttft_p50 * 1e3, rows.tbt_p99 * 1e3, "s", color=next(palette), label=series)
+    for series, rows in points.lines:
+        ordered = rows.sort_values("_x")
+        style = "o" if x == "policy" else "o-"
+        ax.plot(ordered.ttft_p50 * 1e3, ordered.tbt_p99 * 1e3, style, color=next(palette), label=series)
+        ends = ordered if x == "policy" or len(ordered) < 4 else ordered.iloc[[0, -1]]  # the line says what is between
+        for _, row in ends.iterrows():
+            ax.annotate(_text(row[x]), (row.ttft_p50 * 1e3, row.tbt_p99 * 1e3), (4, 4), textcoords="offset points")
     ax.margins(0.12)
     ax.set_xlabel(heading("ttft_p50"))
     ax.set_ylabel(heading("tbt_p99"))
-    ax.legend(title=f"points: {AXIS_NAMES.get(x, x).split(' [')[0]}", fontsize="small", title_fontsize="small")
+    if x != "policy":
+        ax.legend(title=f"points: {AXIS_NAMES.get(x, x).split(' [')[0]}", fontsize="small", title_fontsize="small")
     return ax
 
 
@@ -116,10 +141,10 @@ def kv_reread(runs: pd.DataFrame, *, ax: Axes) -> Axes:
         return _empty(ax, "no run has a chunk size")
     metric(own, "kv_reread_factor", x="chunk", ax=ax)
     chunks = sorted(own.chunk.unique())
-    for style, (_, rows) in zip((":", "-."), own.groupby(["prompt_len", "batch"]), strict=False):
-        first = rows.iloc[0]
-        theory = [(math.ceil(first.prompt_len / (chunk - first.batch + 1)) + 1) / 2 for chunk in chunks]
-        ax.plot(range(len(chunks)), theory, color="black", linestyle=style, label=f"(N+1)/2, P={first.prompt_len:.0f}")
+    prompt_len = (own.num_prompt_tokens / own.num_requests).round()
+    for style, ((tokens, batch), _) in zip((":", "-."), own.groupby([prompt_len, own.batch]), strict=False):
+        theory = [(math.ceil(tokens / (chunk - batch + 1)) + 1) / 2 for chunk in chunks]
+        ax.plot(range(len(chunks)), theory, color="black", linestyle=style, label=f"(N+1)/2, P={tokens:.0f}, B={batch}")
     ax.legend(fontsize="small")
     return ax
 
@@ -146,13 +171,13 @@ class _Grid:
 def _grid(runs: pd.DataFrame, x: str) -> _Grid:
     """Equal steps along x whatever its values: chunk sizes double, names have no distance."""
     others = [label for label in varying_labels(runs) if label not in (x, "policy")]
+    runs = runs.sort_values("is_baseline", kind="stable") if "is_baseline" in runs else runs  # own runs get C0
     frame = runs.assign(_series=[_series(run, others) for _, run in runs.iterrows()])
     if x == "policy":
         frame = frame.assign(_series="")
     ticks = sorted(frame[x].dropna().unique()) if x != "policy" else list(dict.fromkeys(frame[x]))
     placed = frame[frame[x].notna()]
     placed = placed.assign(_x=placed[x].map({value: place for place, value in enumerate(ticks)}))
-    # A baseline stands at its own place on the axis only if the axis is one that it varies along, too.
     return _Grid(
         [_text(tick) for tick in ticks],
         [(str(series), rows) for series, rows in placed.groupby("_series", sort=False)],

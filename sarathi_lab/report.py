@@ -110,12 +110,16 @@ def print_sweep(sweep_dir: Path) -> None:
     if runs.empty:
         out.print(f"no finished runs in {sweep_dir}")
         return
-    runs = runs.sort_values("is_baseline", ascending=False, kind="stable")
+    baselines = runs[runs.is_baseline].sort_values(["policy", *plots.varying_labels(runs)], kind="stable")
+    runs = pd.concat([baselines, runs[~runs.is_baseline]])
     out.print(f"\nAll {len(runs)} runs of this sweep (ratios: run / baseline on the same requests)", style="bold")
     out.print(_sweep_table(runs))
+    table = sweep_dir / "sweep.csv"
+    runs.drop(columns=["versions", "baselines", "status"]).to_csv(table, index=False)
     picture = sweep_dir / "sweep.png"
     plots.sweep_overview(runs).savefig(picture, dpi=150)
     out.print(f"results {sweep_dir}", soft_wrap=True)
+    out.print(f"table   {table}", soft_wrap=True)
     out.print(f"figure  {picture}", soft_wrap=True)
 
 

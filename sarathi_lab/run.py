@@ -97,7 +97,7 @@ def _job(cfg: DictConfig, swept: Sequence[str]) -> None:
     root = Path(settings.sweep.dir) if is_sweep else run_dir
     name = _name(str(settings.runtime.choices["policy"]), settings.overrides.task, swept if is_sweep else None)
     group = "/".join(root.absolute().parts[-2:])
-    run_with_baselines(cfg, Place(run_dir, root / "baselines", name, group))
+    run_with_baselines(cfg, Place(run_dir, root / "baselines", name, group, swept))
 
 
 def _name(policy: str, overrides: Sequence[str], swept: Sequence[str] | None) -> str:

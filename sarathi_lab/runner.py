@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ class Place:
     baselines_dir: Path
     name: str
     group: str
-    overrides: Sequence[str] = field(default_factory=tuple)
+    swept: Sequence[str] = ()  # the settings that the sweep varies
 
 
 def run_with_baselines(cfg: DictConfig, place: Place) -> dict[str, float]:
@@ -71,13 +71,19 @@ def _ensure_baseline(cfg: DictConfig, name: str, place: Place, tracker: Tracker)
     aside = run_dir.with_name(f".{run_dir.name}.{os.getpid()}")
     aside.mkdir(parents=True, exist_ok=True)
     try:
-        own = Place(run_dir, place.baselines_dir, f"baseline {name}", place.group)
+        own = replace(place, run_dir=run_dir, name=_baseline_name(cfg, name, place.swept))
         _execute(plan, aside, tracker, own, {"is_baseline": True, "baselines": {}}, {})
         if not run_dir.exists():
             aside.rename(run_dir)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return run_dir
+
+
+def _baseline_name(cfg: DictConfig, name: str, swept: Sequence[str]) -> str:
+    """The baseline and what the sweep varies of its work: not the parameters of another policy."""
+    read = [key for key in swept if key.partition(".")[0] != "policy" and (key != "chunk" or "chunk" in cfg.policy)]
+    return " ".join(["baseline", name, *(f"{key}={OmegaConf.select(cfg, key)}" for key in read)])
 
 
 def _fingerprint(plan: Plan) -> str:

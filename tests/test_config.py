@@ -15,12 +15,13 @@ OPTIONS = [(path.parent.name, path.stem) for path in sorted(CONF.glob("*/*.yaml"
 NEEDS_FILE = {("workload", "prompts"), ("workload", "trace")}
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def hydra_config():
     with initialize_config_dir(str(CONF), version_base="1.3"):
         yield
 
 
+@pytest.mark.usefixtures("hydra_config")
 @pytest.mark.parametrize(("group", "option"), OPTIONS)
 def test_every_option_composes_and_instantiates(group, option):
     cfg = compose("config", [f"{group}={option}"])
@@ -28,6 +29,7 @@ def test_every_option_composes_and_instantiates(group, option):
     assert Path(CONF / group / f"{option}.yaml").read_text().startswith(("_target_", "#"))
 
 
+@pytest.mark.usefixtures("hydra_config")
 @pytest.mark.parametrize(("group", "option"), [pair for pair in OPTIONS if pair not in NEEDS_FILE])
 def test_every_option_makes_a_plan_in_simulation(group, option):
     executor = [] if group == "executor" else ["executor=simulated"]
