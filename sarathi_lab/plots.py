@@ -23,7 +23,7 @@ AXIS_NAMES = {
     "seq_len": "sequence length P + D [tokens]",
     "batch": "batch size",
 }
-PAPER: dict[str, Any] = {"color": "black", "marker": "x", "linestyle": ":", "linewidth": 1.0, "markersize": 6}
+PAPER: dict[str, Any] = {"color": "black", "linestyle": ":", "linewidth": 1.0, "markersize": 6}
 
 
 def use_style() -> None:
@@ -145,16 +145,18 @@ def kv_reread(runs: pd.DataFrame, *, ax: Axes) -> Axes:
     for style, ((tokens, batch), _) in zip((":", "-."), own.groupby([prompt_len, own.batch]), strict=False):
         theory = [(math.ceil(tokens / (chunk - batch + 1)) + 1) / 2 for chunk in chunks]
         ax.plot(range(len(chunks)), theory, color="black", linestyle=style, label=f"(N+1)/2, P={tokens:.0f}, B={batch}")
+    _from_zero(ax)
     ax.legend(fontsize="small")
     return ax
 
 
-def paper_points(ax: Axes, points: pd.DataFrame, *, x: str, y: str, label: str) -> Axes:
+def paper_points(ax: Axes, points: pd.DataFrame, *, x: str, y: str, label: str, marker: str = "x") -> Axes:
     """Add the paper's points to an Axes made by `metric`; points whose x no run has are left out."""
     places = {tick.get_text(): place for tick, place in zip(ax.get_xticklabels(), ax.get_xticks(), strict=True)}
     shown = points[points[x].map(_text).isin(places)]
     if not shown.empty:
-        ax.plot([places[_text(value)] for value in shown[x]], shown[y], label=label, **PAPER)
+        ax.plot([places[_text(value)] for value in shown[x]], shown[y], label=label, marker=marker, **PAPER)
+        _from_zero(ax)
         ax.legend(fontsize="small")
     return ax
 
@@ -203,12 +205,20 @@ def _finish(ax: Axes, grid: _Grid, x: str, ylabel: str) -> Axes:
     crowded = sum(len(tick) for tick in grid.ticks) > 40
     ax.set_xticks(range(len(grid.ticks)), grid.ticks, rotation=20 if crowded else 0)
     ax.margins(x=0.08)
-    ax.set_ylim(bottom=min(0.0, ax.get_ylim()[0]))  # ratios are read off heights
+    _from_zero(ax)
     ax.set_xlabel(AXIS_NAMES.get(x, x))
     ax.set_ylabel(ylabel)
     if any(label for label in ax.get_legend_handles_labels()[1] if label):
         ax.legend(fontsize="small")
     return ax
+
+
+def _from_zero(ax: Axes) -> None:
+    """Fit the y axis to all that is drawn, from zero on: ratios are read off heights."""
+    ax.relim()
+    ax.autoscale(axis="y")
+    if ax.dataLim.y0 >= 0:
+        ax.set_ylim(bottom=0.0)
 
 
 def _empty(ax: Axes, why: str) -> Axes:

@@ -66,3 +66,16 @@ def _sweep_of(run: Path) -> Path:
 
 def _natural_order(path: Path) -> tuple[tuple[int, int | str], ...]:
     return tuple((0, int(part)) if part.isdecimal() else (1, part) for part in path.parts)
+
+
+def latest_sweep(runs: pd.DataFrame, label: str) -> pd.DataFrame | None:
+    """The rows, baselines included, of the newest sweep whose own runs differ in `label`; None if there is none.
+
+    Of the sweeps that vary it, one that varies nothing else is preferred, for its picture is easier to read.
+    """
+    candidates = []
+    for sweep, rows in runs.groupby("sweep") if len(runs) else ():
+        own = rows[~rows.is_baseline.astype(bool)]
+        if label in own and own[label].nunique() > 1:
+            candidates.append((own[label].nunique() == len(own), own.started_at.max(), sweep))
+    return runs[runs["sweep"] == max(candidates)[2]] if candidates else None

@@ -25,13 +25,13 @@ def load_model(
         raise UserError(f"model {spec.name} is for simulation only; add executor=simulated or take another model")
     model = Transformer(spec, device, dtype)
     if directory is None:
-        _fill_at_random(model, seed)
+        fill_at_random(model, seed)
     else:
-        _fill_from(model, directory)
+        fill_from(model, directory)
     return model.eval()
 
 
-def _fill_at_random(model: Transformer, seed: int) -> None:
+def fill_at_random(model: Transformer, seed: int) -> None:
     """Scaled so that activations stay of order one at any width and depth (GPT-2's residual scaling)."""
     generator = torch.Generator(model.device).manual_seed(seed)
     depth = (2 * model.spec.num_layers) ** -0.5
@@ -44,7 +44,7 @@ def _fill_at_random(model: Transformer, seed: int) -> None:
             parameter.normal_(0.0, std, generator=generator)
 
 
-def _fill_from(model: Transformer, directory: Path) -> None:
+def fill_from(model: Transformer, directory: Path) -> None:
     """Copy each tensor into its rows; files are mapped, so that no second copy of the weights is made."""
     files = weight_files(directory)
     parameters = dict(model.named_parameters())

@@ -1,0 +1,167 @@
+"""Loading of result folders, the paper's points, and pictures that show what is in the table."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import pandas as pd
+import pytest
+from matplotlib.axes import Axes
+
+from sarathi_lab import plots
+from sarathi_lab.errors import UserError
+from sarathi_lab.headings import factor, heading
+from sarathi_lab.paths import EXPERIMENTS
+from sarathi_lab.results import find_runs, latest_sweep, load_iterations, load_paper, load_requests, load_runs
+
+LABELS = {"is_baseline": False, "policy": "sarathi", "batch": 8, "seq_len": 1024, "workload": "paper_grid"}
+LABELS |= {"model": "tiny", "device": "cpu", "dtype": "float32", "seed": 0, "pd_ratio": 31, "chunk": None}
+SUMMARY = {"num_prompt_tokens": 992.0 * 4, "num_requests": 4.0, "kv_reread_factor": 1.0}
+
+
+def write_run(path: Path, summary: dict[str, float], **labels: object) -> None:
+    path.mkdir(parents=True)
+    (path / "summary.json").write_text(json.dumps(SUMMARY | summary))
+    name = {"name": path.name, "started_at": "2026-01-01T00:00:00"}
+    (path / "run.json").write_text(json.dumps({**LABELS, **name, **labels}))
+
+
+@pytest.fixture
+def sweep(tmp_path) -> Path:
+    """Chunks 128 and 512 over two P:D, with an orca and a request_level baseline for each P:D."""
+    for i, (chunk, ratio) in enumerate([(128, 8), (512, 8), (128, 32), (512, 32)]):
+        summary = {"throughput": 100.0 + i, "decode_time_alone": 0.004, "decode_time_marginal": 0.001 * (i + 1)}
+        write_run(tmp_path / "s" / str(i), summary | {"ttft_p50": 1.0, "tbt_p99": 0.1}, chunk=chunk, pd_ratio=ratio)
+    for ratio, throughput in ((8, 50.0), (32, 100.0)):
+        for policy, gain in (("orca", 1.5), ("request_level", 1.0)):
+            path = tmp_path / "s" / "baselines" / f"{policy}-{ratio}"
+            write_run(path, {"throughput": throughput * gain}, policy=policy, is_baseline=True, pd_ratio=ratio)
+    return tmp_path
+
+
+def lines_of(ax: Axes) -> dict[str, list[float]]:
+    return {str(line.get_label()): list(line.get_ydata()) for line in ax.get_lines()}
+
+
+@pytest.fixture
+def ax():
+    figure, axes = plt.subplots()
+    yield axes
+    plt.close(figure)
+
+
+def test_runs_and_baselines_are_found_in_their_sweep(sweep):
+    runs = load_runs(sweep)
+    assert len(runs) == 8
+    assert set(runs["sweep"]) == {str(sweep / "s")}
+    assert runs.is_baseline.sum() == 4
+
+
+def test_unfinished_hidden_and_broken_folders_are_left_out(sweep):
+    (sweep / "s" / "4").mkdir()
+    write_run(sweep / "s" / "baselines" / ".orca-8.123", {})
+    (sweep / "s" / "0" / "summary.json").write_text("{")
+    runs = load_runs(sweep)
+    assert len(runs) == 7
+    assert runs.attrs["skipped"] == [str(sweep / "s" / "0")]
+    assert load_runs(sweep / "nothing").empty
+
+
+def test_jobs_are_in_the_order_of_their_numbers(tmp_path):
+    for job in ("10", "9", "1"):
+        write_run(tmp_path / job, {})
+    assert [path.name for path in find_runs(tmp_path)] == ["1", "9", "10"]
+
+
+def test_tables_load_by_run(tmp_path):
+    table = pd.DataFrame({"a": [1, 2]})
+    table.to_parquet(tmp_path / "iterations.parquet")
+    table.to_parquet(tmp_path / "requests.parquet")
+    assert load_iterations(tmp_path).equals(table)
+    assert load_requests(str(tmp_path)).equals(table)
+
+
+def test_the_latest_sweep_that_varies_a_label_and_nothing_else_if_there_is_one(sweep):
+    grid = load_runs(sweep)
+    assert set(latest_sweep(grid, "chunk").path) == set(grid.path)
+    assert latest_sweep(grid, "batch") is None
+    assert latest_sweep(load_runs(sweep / "nothing"), "chunk") is None
+    for chunk in (64, 128):
+        write_run(sweep / "plain" / str(chunk), {}, chunk=chunk, started_at="2025-01-01T00:00:00")
+    assert set(latest_sweep(load_runs(sweep), "chunk").name) == {"64", "128"}
+    assert len(latest_sweep(load_runs(sweep), "pd_ratio")) == 8
+
+
+@pytest.mark.parametrize("figure", sorted(path.stem for path in (EXPERIMENTS / "paper").glob("*.csv")))
+def test_every_paper_table_loads_and_is_described(figure):
+    assert not load_paper(figure).isna().any().any()
+    assert f"`{figure}.csv`" in (EXPERIMENTS / "paper" / "README.md").read_text()
+
+
+def test_an_unknown_figure_is_refused():
+    with pytest.raises(UserError, match="fig99 is not there; use one of fig08"):
+        load_paper("fig99")
+
+
+def test_ratios_are_taken_on_the_same_requests(sweep):
+    runs = plots.relative(load_runs(sweep), "throughput", to="request_level")
+    ratio = runs.set_index(["policy", "pd_ratio", runs.chunk.fillna(0)]).throughput_vs_request_level
+    assert ratio["sarathi", 8, 128] == 2.0
+    assert ratio["sarathi", 32, 512] == pytest.approx(1.03)
+    assert ratio["orca", 32, 0] == 1.5
+    assert ratio["request_level", 8, 0] == 1.0
+    own = load_runs(sweep).query("not is_baseline")
+    assert plots.relative(own, "throughput", to="request_level") is own
+
+
+def test_a_metric_draws_a_line_per_series_and_a_level_per_baseline(sweep, ax):
+    runs = load_runs(sweep).query("pd_ratio == 8")
+    plots.metric(runs, "throughput", x="chunk", ax=ax)
+    assert lines_of(ax) == {"sarathi": [100.0, 101.0], "orca": [75.0, 75.0], "request_level": [50.0, 50.0]}
+    assert [tick.get_text() for tick in ax.get_xticklabels()] == ["128", "512"]
+    assert ax.get_ylim()[0] == 0.0
+
+
+def test_a_grid_of_two_labels_has_a_line_for_each(sweep, ax):
+    plots.metric(load_runs(sweep), "throughput", x="pd_ratio", ax=ax)
+    drawn = lines_of(ax)
+    assert drawn["sarathi, chunk=128"] == [100.0, 102.0]
+    assert drawn["orca"] == [75.0, 150.0]
+
+
+def test_decode_times_are_in_milliseconds(sweep, ax):
+    plots.decode_time(load_runs(sweep).query("pd_ratio == 8"), x="chunk", ax=ax)
+    assert lines_of(ax) == {"alone": [4.0, 4.0], "piggybacked": [1.0, 2.0]}
+
+
+def test_kv_theory_is_drawn_beside_the_count(sweep, ax):
+    plots.kv_reread(load_runs(sweep).query("pd_ratio == 8"), ax=ax)
+    # chunks of 128 - 7 and 512 - 7 prompt tokens: 992 takes 9 and 2
+    assert lines_of(ax)["(N+1)/2, P=992, B=8"] == [5.0, 1.5]
+
+
+def test_paper_points_stand_where_runs_do(sweep, ax):
+    plots.metric(load_runs(sweep), "throughput", x="chunk", ax=ax)
+    points = pd.DataFrame({"chunk": [128, 256, 512], "y": [1.0, 2.0, 3.0]})
+    plots.paper_points(ax, points, x="chunk", y="y", label="paper")
+    assert lines_of(ax)["paper"] == [1.0, 3.0]
+
+
+@pytest.mark.parametrize("query", ["pd_ratio == 8", "chunk != 512", "index == index", "name == '0'"])
+def test_every_sweep_has_an_overview(sweep, query, tmp_path):
+    plots.sweep_overview(load_runs(sweep).query(query)).savefig(tmp_path / "sweep.png")
+    assert (tmp_path / "sweep.png").stat().st_size > 10_000
+
+
+def test_what_is_not_there_is_said(sweep, ax):
+    plots.metric(load_runs(sweep), "mfu", x="chunk", ax=ax)
+    assert ax.texts[0].get_text() == "no run has MFU"
+
+
+def test_headings_carry_units_and_factors():
+    assert heading("ttft_p50") == "TTFT P50 [ms]"
+    assert heading("throughput_vs_orca") == "throughput / orca"
+    assert heading("something_new") == "something_new"
+    assert (factor("ttft_p50"), factor("ttft_p50_vs_orca"), factor("kv_read_bytes")) == (1e3, 1, 1e-9)

@@ -1,0 +1,70 @@
+"""Names of devices and dtypes, default models, memory and measured ceilings."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sarathi_lab.errors import UserError
+from sarathi_lab.model.auto import AutoModel
+from sarathi_lab.torch_executor import device as devices
+from sarathi_lab.torch_executor.backend import TorchBackend
+
+CPU = torch.device("cpu")
+
+
+def test_auto_takes_what_is_there():
+    assert devices.resolve_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert devices.resolve_dtype("auto", CPU) == ("float32", torch.float32)
+    assert devices.resolve_dtype("auto", torch.device("cuda")) == ("bfloat16", torch.bfloat16)
+    assert devices.resolve_dtype("float16", CPU) == ("float16", torch.float16)
+
+
+@pytest.mark.parametrize("name", ["tpu", "cpu:1", "cuda:x", ""])
+def test_unknown_devices_are_refused(name):
+    with pytest.raises(UserError, match="is unknown"):
+        devices.resolve_device(name)
+
+
+def test_a_gpu_that_is_not_there(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match="finds no GPU"):
+        devices.resolve_device("cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert devices.resolve_device("cuda:1") == torch.device("cuda", 1)
+    with pytest.raises(UserError, match="only 2 GPUs"):
+        devices.resolve_device("cuda:2")
+
+
+@pytest.mark.parametrize(("free", "dtype_bytes", "expected"), [(80e9, 2, "13b"), (24e9, 2, "120m"), (48e9, 4, "120m")])
+def test_default_models(monkeypatch, free, dtype_bytes, expected):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (int(free), int(free)))
+    assert devices.default_model_name(torch.device("cuda", 0), dtype_bytes) == expected
+    assert devices.default_model_name(CPU, dtype_bytes) == "30m"
+
+
+def test_the_default_gpu_model_is_as_large_as_assumed():
+    spec, _ = AutoModel().resolve(devices.GPU_MODEL)
+    assert spec.num_params == pytest.approx(devices.GPU_MODEL_PARAMS, rel=0.02)
+
+
+def test_ceilings_are_measured_once_and_plausible():
+    ceilings = devices.measure_ceilings(CPU, torch.float32)
+    assert ceilings is devices.measure_ceilings(CPU, torch.float32)
+    assert ceilings.source == "measured"
+    assert 1e9 < ceilings.flops_per_second < 1e14
+    assert 1e9 < ceilings.bytes_per_second < 1e13
+
+
+def test_a_model_larger_than_memory_is_refused_before_it_is_loaded(monkeypatch):
+    backend = TorchBackend(device="cpu", dtype="float32")
+    spec, _ = AutoModel().resolve("30m")
+    backend.check(spec, kv_tokens=1024)
+    monkeypatch.setattr("sarathi_lab.torch_executor.backend.free_memory_bytes", lambda device: 10**8)
+    with pytest.raises(UserError, match=r"30m needs 0\.1 GB for weights and 0\.0 GB for KV"):
+        backend.check(spec, kv_tokens=1024)
+
+
+def test_description_names_the_processor_and_its_threads():
+    assert f"{torch.get_num_threads()} threads" in devices.device_description(CPU)
