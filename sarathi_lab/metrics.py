@@ -87,6 +87,7 @@ def _decode(iterations: pd.DataFrame, cost: DecodeCost | None) -> dict[str, floa
     summary: dict[str, float] = {"num_decode_tokens": alone_tokens + hybrid_tokens}
     decode_seconds = seconds[decode_only].sum()
     if cost is not None:
+        summary["num_piggybacked_decodes"] = cost.composition.num_decodes
         summary["decode_time_alone"] = cost.alone
         summary["decode_time_marginal"] = cost.marginal
         if cost.marginal > 0:
@@ -131,6 +132,8 @@ def _efficiency(iterations: pd.DataFrame, ceilings: Ceilings) -> dict[str, float
         "busy_time": busy,
         "floor": floor,
         "time_over_floor": busy / floor,
+        "peak_flops_per_second": ceilings.flops_per_second,
+        "peak_bytes_per_second": ceilings.bytes_per_second,
         "mfu": iterations.flops.sum() / (busy * ceilings.flops_per_second),
         "mbu": iterations.min_bytes.sum() / (busy * ceilings.bytes_per_second),
     }

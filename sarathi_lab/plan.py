@@ -60,6 +60,8 @@ def make_plan(cfg: DictConfig) -> Plan:
     load = _load(cfg, backend, spec, checkpoint)
     max_model_len = _max_model_len(cfg, load, spec, checkpoint)
     block_size = require_int("cache.block_size", cfg.cache.block_size, 1, "use a number of tokens such as 16")
+    num_blocks = _num_blocks(cfg, batch_size, max_model_len, block_size)
+    backend.check(spec, num_blocks * block_size)  # before a cache of that many blocks is made
     plan = Plan(
         config=resolved(cfg),
         policy=policy,
@@ -70,12 +72,11 @@ def make_plan(cfg: DictConfig) -> Plan:
         batch_size=batch_size,
         max_model_len=max_model_len,
         block_size=block_size,
-        num_blocks=_num_blocks(cfg, batch_size, max_model_len, block_size),
+        num_blocks=num_blocks,
     )
     scheduler = plan.scheduler()
     for request in load.requests:
         scheduler.check_fits(request)
-    backend.check(spec, plan.num_blocks * block_size)
     return plan
 
 
@@ -98,6 +99,8 @@ def build(node: DictConfig) -> Any:
     except InstantiationException as error:
         if isinstance(error.__cause__, UserError):
             raise error.__cause__ from None
+        if isinstance(error.__cause__, TypeError):  # a required parameter was deleted with `~`
+            raise UserError(f"{node.get('_target_')}: {error.__cause__}; restore what was left out") from None
         raise
 
 

@@ -23,6 +23,7 @@ AXIS_NAMES = {
     "seq_len": "sequence length P + D [tokens]",
     "batch": "batch size",
 }
+LEGEND_LINE = 0.07  # height of a legend's line, of that of the axes
 PAPER: dict[str, Any] = {"color": "black", "linestyle": ":", "linewidth": 1.0, "markersize": 6}
 
 
@@ -73,6 +74,18 @@ def relative(runs: pd.DataFrame, name: str, *, to: str) -> pd.DataFrame:
     return joined.assign(**{f"{name}_vs_{to}": joined[name] / joined["_divisor"]})
 
 
+def along(runs: pd.DataFrame, *labels: str, best: str) -> pd.DataFrame:
+    """`runs` in which only `labels` and the policy vary; the rest is held as in the run with the highest `best`."""
+    own = _own(runs)
+    if best not in own or own[best].isna().all():
+        return runs
+    top = own.nlargest(1, best).iloc[0]
+    for label in varying_labels(runs):
+        if label not in (*labels, "policy"):
+            runs = runs[(runs[label] == top[label]) | runs[label].isna()]
+    return runs
+
+
 def metric(runs: pd.DataFrame, name: str, *, x: str, ax: Axes) -> Axes:
     """One quantity against the label `x`: a line per series, a dashed line for what does not have the label."""
     if name not in runs or runs[name].isna().all():
@@ -96,13 +109,15 @@ def decode_time(runs: pd.DataFrame, *, x: str, ax: Axes) -> Axes:
     if piggybacked.empty:
         return _empty(ax, "no run mixed chunks and decodes")
     grid = _grid(piggybacked, x)
-    styles = {"decode_time_alone": "--", "decode_time_marginal": "-"} if x != "policy" else dict.fromkeys(names, "")
-    for name, words in (("decode_time_alone", "alone"), ("decode_time_marginal", "piggybacked")):
+    for name, words, style, fill in (
+        ("decode_time_alone", "alone", "--", "none"),
+        ("decode_time_marginal", "piggybacked", "-", "full"),
+    ):
+        style = "" if x == "policy" else style
         for i, (series, rows) in enumerate(grid.lines):
             means = rows.groupby("_x")[name].mean() * 1e3
             label = words if len(grid.lines) == 1 else f"{words}, {series}"
-            color = f"C{i + (len(grid.lines) == 1 and name == 'decode_time_alone')}"
-            ax.plot(means.index, means.to_numpy(), marker="o", color=color, linestyle=styles[name], label=label)
+            ax.plot(means.index, means, marker="o", fillstyle=fill, color=f"C{i}", linestyle=style, label=label)
     return _finish(ax, grid, x, "time per decode [ms/token]")
 
 
@@ -114,8 +129,6 @@ def latency(runs: pd.DataFrame, *, x: str, ax: Axes) -> Axes:
     shown = runs.dropna(subset=names)
     points = _grid(shown, x)
     palette = iter(f"C{i}" for i in range(100))
-    for series, rows in points.levels:
-        ax.plot(rows.ttft_p50 * 1e3, rows.tbt_p99 * 1e3, "s", color=next(palette), label=series)
     for series, rows in points.lines:
         ordered = rows.sort_values("_x")
         style = "o" if x == "policy" else "o-"
@@ -123,6 +136,8 @@ def latency(runs: pd.DataFrame, *, x: str, ax: Axes) -> Axes:
         ends = ordered if x == "policy" or len(ordered) < 4 else ordered.iloc[[0, -1]]  # the line says what is between
         for _, row in ends.iterrows():
             ax.annotate(_text(row[x]), (row.ttft_p50 * 1e3, row.tbt_p99 * 1e3), (4, 4), textcoords="offset points")
+    for series, rows in points.levels:
+        ax.plot(rows.ttft_p50 * 1e3, rows.tbt_p99 * 1e3, "s", color=next(palette), label=series)
     ax.margins(0.12)
     ax.set_xlabel(heading("ttft_p50"))
     ax.set_ylabel(heading("tbt_p99"))
@@ -145,9 +160,7 @@ def kv_reread(runs: pd.DataFrame, *, ax: Axes) -> Axes:
     for style, ((tokens, batch), _) in zip((":", "-."), own.groupby([prompt_len, own.batch]), strict=False):
         theory = [(math.ceil(tokens / (chunk - batch + 1)) + 1) / 2 for chunk in chunks]
         ax.plot(range(len(chunks)), theory, color="black", linestyle=style, label=f"(N+1)/2, P={tokens:.0f}, B={batch}")
-    _from_zero(ax)
-    ax.legend(fontsize="small")
-    return ax
+    return _fit(ax)
 
 
 def paper_points(ax: Axes, points: pd.DataFrame, *, x: str, y: str, label: str, marker: str = "x") -> Axes:
@@ -156,8 +169,7 @@ def paper_points(ax: Axes, points: pd.DataFrame, *, x: str, y: str, label: str, 
     shown = points[points[x].map(_text).isin(places)]
     if not shown.empty:
         ax.plot([places[_text(value)] for value in shown[x]], shown[y], label=label, marker=marker, **PAPER)
-        _from_zero(ax)
-        ax.legend(fontsize="small")
+        _fit(ax)
     return ax
 
 
@@ -205,20 +217,25 @@ def _finish(ax: Axes, grid: _Grid, x: str, ylabel: str) -> Axes:
     crowded = sum(len(tick) for tick in grid.ticks) > 40
     ax.set_xticks(range(len(grid.ticks)), grid.ticks, rotation=20 if crowded else 0)
     ax.margins(x=0.08)
-    _from_zero(ax)
     ax.set_xlabel(AXIS_NAMES.get(x, x))
     ax.set_ylabel(ylabel)
-    if any(label for label in ax.get_legend_handles_labels()[1] if label):
-        ax.legend(fontsize="small")
-    return ax
+    return _fit(ax)
 
 
-def _from_zero(ax: Axes) -> None:
-    """Fit the y axis to all that is drawn, from zero on: ratios are read off heights."""
+def _fit(ax: Axes) -> Axes:
+    """Fit the y axis to all that is drawn, from zero on (ratios are read off heights), with a band for the legend."""
     ax.relim()
     ax.autoscale(axis="y")
     if ax.dataLim.y0 >= 0:
         ax.set_ylim(bottom=0.0)
+    entries = sum(bool(label) for label in ax.get_legend_handles_labels()[1])
+    if entries:
+        bottom, top = ax.get_ylim()
+        band = min(0.05 + LEGEND_LINE * entries, 0.5)
+        if ax.dataLim.y0 - bottom < band * (top - bottom):  # no room below the data, so make some above
+            ax.set_ylim(top=bottom + (top - bottom) / (1 - band))
+        ax.legend(fontsize="small")
+    return ax
 
 
 def _empty(ax: Axes, why: str) -> Axes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -28,15 +29,15 @@ from sarathi_lab.results import load_runs
 
 SWEEP_COLUMNS = {
     "throughput": "tokens/s",
-    "throughput_vs_{}": "x {}",
-    "decode_time_alone": "decode alone [ms]",
-    "decode_time_marginal": "piggy-backed [ms]",
-    "decode_throughput_vs_{}": "decode x {}",
-    "kv_reread_factor": "KV re-read",
-    "ttft_p50": "TTFT P50 [ms]",
-    "tbt_p50": "TBT P50 [ms]",
-    "tbt_p99": "TBT P99 [ms]",
-    "time_over_floor": "time/ floor",
+    "throughput_vs_{}": "x\n{}",
+    "decode_time_alone": "decode\nalone\n[ms]",
+    "decode_time_marginal": "piggy-\nbacked\n[ms]",
+    "decode_throughput_vs_{}": "decode\nx\n{}",
+    "kv_reread_factor": "KV\nre-read",
+    "ttft_p50": "TTFT\nP50\n[ms]",
+    "tbt_p50": "TBT\nP50\n[ms]",
+    "tbt_p99": "TBT\nP99\n[ms]",
+    "time_over_floor": "time/\nfloor",
 }
 WIDTH_WITHOUT_TERMINAL = 132
 
@@ -115,12 +116,18 @@ def print_sweep(sweep_dir: Path) -> None:
     out.print(f"\nAll {len(runs)} runs of this sweep (ratios: run / baseline on the same requests)", style="bold")
     out.print(_sweep_table(runs))
     table = sweep_dir / "sweep.csv"
-    runs.drop(columns=["versions", "baselines", "status"]).to_csv(table, index=False)
+    places = [os.path.relpath(path, sweep_dir) for path in runs.path]
+    runs.assign(path=places).drop(columns=["sweep", "versions", "baselines", "status"]).to_csv(table, index=False)
     picture = sweep_dir / "sweep.png"
     plots.sweep_overview(runs).savefig(picture, dpi=150)
-    out.print(f"results {sweep_dir}", soft_wrap=True)
-    out.print(f"table   {table}", soft_wrap=True)
-    out.print(f"figure  {picture}", soft_wrap=True)
+    print_place("table", table)
+    print_place("figure", picture)
+    print_place("results", sweep_dir)
+
+
+def print_place(what: str, where: Path | str) -> None:
+    """A path or a command on a line of its own, unbroken, so that it can be copied."""
+    console().print(f"{what:<8}{where}", soft_wrap=True)
 
 
 def _sweep_table(runs: pd.DataFrame) -> Table:
@@ -135,7 +142,7 @@ def _sweep_table(runs: pd.DataFrame) -> Table:
         for baseline in baselines if "{}" in pattern else ("",):
             if (name := pattern.format(baseline)) in runs:
                 columns.append(name)
-                table.add_column(heading.format(baseline), justify="right")
+                table.add_column(heading.format(baseline.replace("_", "\n")), justify="right")
     for _, run in runs.iterrows():
         table.add_row(str(run["name"]), *(_cell(name, run[name]) for name in columns))
     return table

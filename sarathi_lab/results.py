@@ -60,8 +60,10 @@ def load_paper(figure: str) -> pd.DataFrame:
 
 
 def _sweep_of(run: Path) -> Path:
-    """The folder that a run shares with its baselines."""
-    return run.parent.parent if run.parent.name == "baselines" else run.parent
+    """The folder that a run shares with its baselines; a single run's is its own: a day's are no sweep."""
+    if run.parent.name == "baselines":
+        return run.parent.parent
+    return run.parent if run.name.isdecimal() else run  # Hydra calls the jobs of a sweep by their numbers
 
 
 def _natural_order(path: Path) -> tuple[tuple[int, int | str], ...]:

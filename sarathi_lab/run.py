@@ -64,16 +64,18 @@ def _make_folder(folder: Path) -> None:
 
 def _run(args: Sequence[str], command_line: CommandLine) -> int:
     sweep_dir = command_line.sweep_dir
-    if sweep_dir is None:
-        _hydra_main(args, command_line.swept)
-        return 0
     try:
-        # The folder is fixed here, so that the report finds it whatever launcher ran the jobs.
-        quoted = str(sweep_dir).replace("\\", "\\\\").replace("'", "\\'")
-        _hydra_main([*args, f"hydra.sweep.dir='{quoted}'"], command_line.swept)
+        if sweep_dir is None:
+            _hydra_main(args)
+        else:
+            # The folder is fixed here, so that the report finds it whatever launcher ran the jobs.
+            quoted = str(sweep_dir).replace("\\", "\\\\").replace("'", "\\'")
+            _hydra_main([*args, f"hydra.sweep.dir='{quoted}'"], command_line.swept)
     finally:
-        if sweep_dir.is_dir():
+        if sweep_dir is not None and sweep_dir.is_dir():
             report.print_sweep(sweep_dir)
+        if hint := build(command_line.jobs[0].tracking).hint():
+            report.print_place("W&B", hint)
     return 0
 
 
@@ -98,6 +100,8 @@ def _job(cfg: DictConfig, swept: Sequence[str]) -> None:
     name = _name(str(settings.runtime.choices["policy"]), settings.overrides.task, swept if is_sweep else None)
     group = "/".join(root.absolute().parts[-2:])
     run_with_baselines(cfg, Place(run_dir, root / "baselines", name, group, swept))
+    if not is_sweep:
+        report.print_place("results", run_dir)
 
 
 def _name(policy: str, overrides: Sequence[str], swept: Sequence[str] | None) -> str:

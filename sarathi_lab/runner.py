@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from omegaconf import DictConfig, OmegaConf
 
 from sarathi_lab import report
@@ -110,7 +111,7 @@ def _execute(
         ceilings = plan.backend.ceilings()
         predicted_floor = predict_floor(plan, ceilings)
         report.announce(plan, place.name, ceilings, predicted_floor)
-        iterations, requests, decode_cost = _measure(plan, ceilings)
+        iterations, requests, decode_cost, ceilings = _measure(plan)
         summary = summarise(iterations, requests, ceilings, decode_cost)
         summary["predicted_floor"] = predicted_floor
         for name, baseline in baselines.items():
@@ -128,7 +129,8 @@ def _execute(
     return summary
 
 
-def _measure(plan: Plan, ceilings: Ceilings) -> tuple[Any, Any, DecodeCost | None]:
+def _measure(plan: Plan) -> tuple[pd.DataFrame, pd.DataFrame, DecodeCost | None, Ceilings]:
+    """The tables of a run, what a decode costs, and the ceilings as known after it (a busy machine may free up)."""
     executor = plan.backend.build(
         plan.spec,
         plan.checkpoint,
@@ -139,8 +141,9 @@ def _measure(plan: Plan, ceilings: Ceilings) -> tuple[Any, Any, DecodeCost | Non
     total = sum(request.total_len - 1 for request in plan.load.requests)
     with report.progress(total) as advance:
         ledger = _serve(plan, executor, advance)
+    ceilings = plan.backend.ceilings()
     iterations = add_costs(ledger.iterations(), plan.spec, plan.backend.dtype_bytes, ceilings)
-    return iterations, ledger.requests(), _decode_cost(plan, executor, iterations)
+    return iterations, ledger.requests(), _decode_cost(plan, executor, iterations), ceilings
 
 
 def _serve(plan: Plan, executor: Executor, on_iteration: Callable[[int], None] = lambda num_tokens: None) -> Ledger:
@@ -156,7 +159,7 @@ def predict_floor(plan: Plan, ceilings: Ceilings) -> float:
     return float(_serve(plan, executor).iterations().end.max())
 
 
-def _decode_cost(plan: Plan, executor: Executor, iterations: Any) -> DecodeCost | None:
+def _decode_cost(plan: Plan, executor: Executor, iterations: pd.DataFrame) -> DecodeCost | None:
     composition = fullest_hybrid(iterations)
     if composition is None:
         return None

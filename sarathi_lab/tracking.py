@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import netrc
 import os
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
-from urllib.parse import urlparse
 
 import numpy as np
 import pandas as pd
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     import wandb
 
 MODES = ("offline", "online")
+MEND_LOGIN = "run `wandb login`, or use tracking.mode=offline"
 MAX_HISTORY_ROWS = 2000
 TABLES = ("iterations.parquet", "requests.parquet")
 
@@ -47,6 +47,10 @@ class Tracker(Protocol):
         """Raise UserError if runs could not be opened."""
         ...
 
+    def hint(self) -> str:
+        """The command that shows the tracked runs, empty if there are none."""
+        ...
+
     def run(
         self, *, name: str, group: str, job_type: str, tags: Sequence[str], config: Mapping[str, Any]
     ) -> AbstractContextManager[TrackedRun]:
@@ -59,6 +63,10 @@ class NullTracker:
 
     def check(self) -> None:
         """Nothing can go wrong."""
+
+    def hint(self) -> str:
+        """Nothing to show."""
+        return ""
 
     @contextmanager
     def run(
@@ -90,40 +98,57 @@ class WandbTracker:
             raise UserError(f"tracking.mode={self.mode} is unknown; use {' or '.join(MODES)}, or tracking=none")
 
     def check(self) -> None:
-        """Raise UserError for online runs without a login."""
-        if self.mode == "online" and not _is_logged_in():
-            raise UserError("tracking.mode=online, but nobody is logged in to W&B; run `wandb login`, or leave it out")
+        """Raise UserError for online runs without a login. Does not ask the server whether it takes the key."""
+        if self.mode == "online":
+            with _environment(self._variables()):
+                _require_login()
+
+    def hint(self) -> str:
+        """W&B's own viewer of local runs."""
+        return shlex.join(["wandb", "leet", str(Path(self.dir) / "wandb")])
 
     @contextmanager
     def run(
         self, *, name: str, group: str, job_type: str, tags: Sequence[str], config: Mapping[str, Any]
     ) -> Iterator[TrackedRun]:
-        """A W&B run with exit code 0, or 1 if the block raises."""
-        import wandb  # takes a second to import, which tracking=none need not wait for
+        """A W&B run with exit code 0, or 1 if the block raises. UserError if an online one can't be opened."""
+        Path(self.dir).mkdir(parents=True, exist_ok=True)
+        with _environment(self._variables()):
+            run = self._open(name=name, group=group, job_type=job_type, tags=list(tags), config=dict(config))
+            try:
+                yield _WandbRun(run)
+            except BaseException:
+                run.finish(exit_code=1)
+                raise
+            run.finish(exit_code=0)
 
-        folder = Path(self.dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        # Where artifacts wait to be uploaded: beside the runs that need them for a later `wandb sync`.
-        os.environ.setdefault("WANDB_DATA_DIR", str(folder.absolute() / "wandb" / "data"))
-        run = wandb.init(
-            project=self.project,
-            mode="online" if self.mode == "online" else "offline",
-            dir=folder,
-            name=name,
-            group=group,
-            job_type=job_type,
-            tags=list(tags),
-            config=dict(config),
-            reinit="create_new",
-            # Our tables own the terminal, and measurements the machine: no captured output, no sampling thread.
-            settings=wandb.Settings(console="off", silent=True, x_disable_stats=True),
-        )
+    def _open(self, **labels: Any) -> wandb.Run:
+        import wandb  # takes half a second to import, which tracking=none need not wait for
+
         try:
-            yield _WandbRun(run)
-        except BaseException:
-            run.finish(exit_code=1)
-            raise
-        run.finish(exit_code=0)
+            return wandb.init(
+                project=self.project,
+                mode="online" if self.mode == "online" else "offline",
+                dir=self.dir,
+                reinit="create_new",
+                # Our tables own the terminal, and measurements the machine: no captured output, no sampling thread.
+                settings=wandb.Settings(console="off", silent=True, x_disable_stats=True),
+                **labels,
+            )
+        except wandb.Error as error:
+            if self.mode == "offline":
+                raise
+            reason = str(error).partition("\n")[0]
+            raise UserError(f"tracking.mode=online, but W&B opened no run ({reason}); {MEND_LOGIN}") from None
+
+    def _variables(self) -> dict[str, str]:
+        """What W&B can be told by its environment only."""
+        # Artifacts wait to be uploaded beside the runs that need them for a later `wandb sync`.
+        data = os.environ.get("WANDB_DATA_DIR") or str(Path(self.dir).absolute() / "wandb" / "data")
+        variables = {"WANDB_SILENT": "true", "WANDB_DATA_DIR": data}
+        if self.mode == "offline":
+            variables["WANDB_ERROR_REPORTING"] = "false"  # sends telemetry from offline runs too
+        return variables
 
 
 class _WandbRun:
@@ -159,13 +184,28 @@ class _WandbRun:
         self._run.log({"requests": wandb.Table(dataframe=requests)})
 
 
-def _is_logged_in() -> bool:
-    """Whether a key is at hand, without asking a server."""
-    if os.environ.get("WANDB_API_KEY"):
-        return True
-    host = urlparse(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
-    file = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
+def _require_login() -> None:
+    """Raise UserError unless W&B itself finds a well-formed key, or a token, for the server it is set to."""
+    import wandb
+
     try:
-        return netrc.netrc(file).authenticators(host) is not None
-    except (OSError, netrc.NetrcParseError):
-        return False
+        found = wandb.login(prompt=False, verify=False)
+    except wandb.Error as error:
+        raise UserError(f"tracking.mode=online, but the login is unusable ({error}); {MEND_LOGIN}") from None
+    if not found:
+        raise UserError(f"tracking.mode=online, but nobody is logged in to W&B; {MEND_LOGIN}")
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables for the length of the block."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -43,6 +43,9 @@ MISTAKES = [
     (["model=13c"], ["model=13c is unknown", "13b"]),
     (["model=gpt3-175b"], ["gpt3-175b", "GB"]),
     (["chunk"], ["chunk"]),
+    (["~hardware.tile"], ["Hardware", "tile", "restore"]),
+    (["seq_len=1000000000"], ["GB for KV", "seq_len"]),
+    (["--sweep"], ["option --sweep is unknown"]),
 ]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import nbformat
 import pytest
 from nbclient import NotebookClient
@@ -27,13 +29,13 @@ def test_without_results_it_simulates_and_says_so(tmp_path, monkeypatch):
     assert "simulating the paper's 13B on an A6000 instead (nothing is measured)" in text
     assert pictures == 4
     for words in (
-        "Best here: chunk 256",
+        "Best here: chunk 256, sarathi",
         "Paper, 1K_b18, P:D near 14: chunk 256, 1.26",
         "piggybacked: cheaper",
         "factor 2.",
     ):
         assert words in text
-    assert "SARATHI is ahead of Orca" in text
+    assert "sarathi, chunk=256: ahead of Orca at" in text
 
 
 @pytest.fixture
@@ -49,6 +51,37 @@ def test_on_results_of_this_machine_it_simulates_nothing(tiny_sweep, monkeypatch
     assert "4 runs below" in text
     assert pictures == 3
     assert "No sweep varies pd_ratio. Make one" in text
+
+
+@pytest.fixture
+def grid(tmp_path):
+    """Chunks 128 and 256 over two P:D: best at 256 and P:D 20, where Orca is behind; Orca ahead of their mean."""
+    throughputs = {("sarathi", 128): (90, 60), ("sarathi", 256): (80, 120), ("orca", None): (105, 95)}
+    throughputs["request_level", None] = (100, 100)
+    labels = {"batch": 8, "seq_len": 1024, "workload": "paper_grid", "model": "30m", "device": "cpu", "seed": 0}
+    labels |= {"dtype": "float32", "executor": "torch", "started_at": "2026-01-01T00:00:00"}
+    job = 0
+    for (policy, chunk), row in throughputs.items():
+        for pd_ratio, throughput in zip((5, 20), row, strict=True):
+            folder = tmp_path / (str(job) if chunk else f"baselines/{policy}-{pd_ratio}")
+            folder.mkdir(parents=True)
+            own = {"policy": policy, "chunk": chunk, "pd_ratio": pd_ratio, "is_baseline": chunk is None}
+            (folder / "run.json").write_text(json.dumps(labels | own))
+            summary = {"throughput": throughput, "kv_reread_factor": 2.0, "kv_read_bytes": 1e9}
+            summary |= {"num_prompt_tokens": 1000, "num_requests": 1}
+            (folder / "summary.json").write_text(json.dumps(summary))
+            job += 1
+    return tmp_path
+
+
+def test_verdicts_on_a_grid_compare_like_with_like(grid, monkeypatch):
+    text, _ = execute(grid, monkeypatch)
+    assert "shown where throughput_vs_request_level is highest: pd_ratio=20." in text
+    assert "Best here: chunk 256, sarathi, 1.20" in text
+    assert "Paper, 1K_b18, P:D near 20" in text
+    assert "sarathi, chunk=128: ahead of Orca at 0 of 2 P:D ratios ()" in text
+    assert "sarathi, chunk=256: ahead of Orca at 1 of 2 P:D ratios (20)" in text
+    assert "its best is 1.20 at P:D=20; C/(B-1) = 36.6." in text
 
 
 def test_it_is_committed_without_outputs():

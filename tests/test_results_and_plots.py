@@ -94,6 +94,15 @@ def test_the_latest_sweep_that_varies_a_label_and_nothing_else_if_there_is_one(s
     assert len(latest_sweep(load_runs(sweep), "pd_ratio")) == 8
 
 
+def test_single_runs_of_a_day_are_no_sweep(tmp_path):
+    for time, chunk in (("07-00-00", 128), ("08-00-00", 256)):
+        write_run(tmp_path / time, {}, chunk=chunk)
+        write_run(tmp_path / time / "baselines" / "orca-1", {}, policy="orca", is_baseline=True)
+    runs = load_runs(tmp_path)
+    assert runs.groupby("sweep").size().to_dict() == {str(tmp_path / "07-00-00"): 2, str(tmp_path / "08-00-00"): 2}
+    assert latest_sweep(runs, "chunk") is None
+
+
 @pytest.mark.parametrize("figure", sorted(path.stem for path in (EXPERIMENTS / "paper").glob("*.csv")))
 def test_every_paper_table_loads_and_is_described(figure):
     assert not load_paper(figure).isna().any().any()
@@ -129,6 +138,47 @@ def test_a_grid_of_two_labels_has_a_line_for_each(sweep, ax):
     drawn = lines_of(ax)
     assert drawn["sarathi, chunk=128"] == [100.0, 102.0]
     assert drawn["orca"] == [75.0, 150.0]
+
+
+def test_a_grid_is_cut_where_its_best_run_is(sweep):
+    runs = load_runs(sweep)
+    assert set(plots.along(runs, "chunk", best="throughput").pd_ratio) == {32}
+    assert len(plots.along(runs, "chunk", best="throughput")) == 4
+    assert set(plots.along(runs, "pd_ratio", best="throughput").query("not is_baseline").chunk) == {512}
+    assert plots.along(runs, "pd_ratio", "chunk", best="throughput").equals(runs)
+    assert plots.along(runs, "chunk", best="mfu") is runs
+
+
+def colours_of(ax: Axes) -> dict[str, str]:
+    return {str(line.get_label()): str(line.get_color()) for line in ax.get_lines()}
+
+
+@pytest.mark.parametrize("query", ["pd_ratio == 8", "index == index"])
+def test_a_series_has_one_colour_in_all_panels(sweep, query):
+    for path in sweep.glob("s/baselines/*/summary.json"):  # baselines have a latency too
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"ttft_p50": 2.0, "tbt_p99": 0.2}))
+    runs = load_runs(sweep).query(query)
+    _, (left, right) = plt.subplots(1, 2)
+    x = plots.varying_labels(runs)[0]
+    plots.metric(runs, "throughput", x=x, ax=left)
+    plots.latency(runs, x=x, ax=right)
+    assert colours_of(left) == colours_of(right)
+    assert len(set(colours_of(left).values())) == len(colours_of(left)) > 2
+    plt.close("all")
+
+
+def test_the_legend_covers_no_data(sweep):
+    runs = load_runs(sweep)  # lines at 4.3, 2.6 and 1 leave no room for four entries
+    runs["kv_reread_factor"] = runs.chunk.map({128: 4.3, 512: 2.6}).fillna(1.0)
+    figure, ax = plt.subplots(figsize=(4.6, 3.2), layout="constrained")
+    plots.metric(runs, "kv_reread_factor", x="pd_ratio", ax=ax)
+    figure.draw_without_rendering()
+    frame = ax.get_legend().get_window_extent()
+    for line in ax.get_lines():
+        start, end = ax.transData.transform(line.get_xydata())
+        along = [start + (end - start) * step / 20 for step in range(21)]
+        assert not any(frame.contains(*point) for point in along), line.get_label()
+    plt.close(figure)
 
 
 def test_decode_times_are_in_milliseconds(sweep, ax):

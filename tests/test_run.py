@@ -70,6 +70,8 @@ def test_the_sweep_prints_one_table_and_the_path_of_its_picture(sweep):
     picture = folder / "sweep.png"
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert str(picture) in text
+    rows = pd.read_csv(folder / "sweep.csv")
+    assert sorted(rows.path) == sorted(str(path.relative_to(folder)) for path in run_folders(folder))
     table = text[text.index("All 5 runs of this sweep") :]
     for name in ("baseline request_level", "baseline orca", "chunk=128", "chunk=256", "chunk=1024"):
         assert name in table

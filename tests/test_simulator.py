@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
@@ -20,6 +21,7 @@ from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.paths import CONF
 from sarathi_lab.policy import Sarathi
 from sarathi_lab.request import Batch, Request, Sequence
+from sarathi_lab.simulator.backend import SimulatedBackend
 from sarathi_lab.simulator.cost_model import CostModel
 from sarathi_lab.simulator.executor import SimulatedExecutor
 from sarathi_lab.simulator.hardware import Hardware, check_memory
@@ -70,6 +72,12 @@ def batch_of(*, chunk: int = 0, start: int = 0, decodes: int = 0, context: int =
         prompt.num_computed = start
         batch.add(prompt, chunk)
     return batch
+
+
+def linear_time(cost: CostModel, batch: Batch) -> float:
+    """Seconds of the layers' matrix products."""
+    times = cost.operation_times(batch)
+    return sum(times[linear.name] for linear in cost.spec.layer_linears)
 
 
 def test_operation_times_by_hand():
@@ -151,6 +159,27 @@ def test_table_2_within_five_percent(batch, seconds):
     assert CostModel(model("13b"), hardware("a6000"), 2).iteration_time(batch) == pytest.approx(seconds, rel=0.05)
 
 
+# Fig 7 of the paper, milliseconds of the linear layers by prompt tokens, LLaMA-13B on an A6000. Left out is 129 to 256,
+# where neither memory nor compute alone sets the time: there the roofline is up to 22 % too low.
+FIG_7 = {2: 43.68, 64: 48.60, 128: 51.84, 257: 86.68, 384: 90.52, 385: 107.36, 512: 109.48, 513: 141.52, 640: 146.64}
+FIG_7 |= {641: 171.32, 768: 175.96, 769: 199.96, 896: 201.16, 897: 220.88, 1024: 221.48, 1025: 257.68}
+
+
+@pytest.mark.parametrize(("num_tokens", "milliseconds"), FIG_7.items())
+def test_fig_7_within_fifteen_percent(num_tokens, milliseconds):
+    cost = CostModel(model("13b"), hardware("a6000"), 2)
+    assert linear_time(cost, batch_of(chunk=num_tokens)) * 1e3 == pytest.approx(milliseconds, rel=0.15)
+
+
+@pytest.mark.parametrize("name", ["a6000", "a40", "a100", "h100", "h200"])
+def test_wider_elements_are_refused_as_the_peaks_are_of_16_bits(name):
+    assert SimulatedBackend(hardware(name), "bfloat16").dtype_bytes == 2
+    with pytest.raises(UserError, match=r"dtype=float32 can't be simulated.* use one of auto, bfloat16, float16"):
+        SimulatedBackend(hardware(name), "float32")
+    with pytest.raises(ValueError, match="4 bytes"):
+        CostModel(SPEC, hardware(name), dtype_bytes=4)
+
+
 def test_piggybacked_decodes_are_nearly_free():
     cost = CostModel(model("13b"), hardware("a6000"), 2)
     alone = cost.iteration_time(batch_of(decodes=4, context=1024)) / 4
@@ -228,10 +257,13 @@ MEASURED = CONF.parent.parent / "shared" / "measured" / "gemm_ms.csv"
 
 
 @pytest.mark.skipif(not MEASURED.is_file(), reason="the measured GPU times are not here")
-@pytest.mark.parametrize(("name", "milliseconds"), [("a40", 23.3), ("a100", 10.7)])
-def test_linear_layers_of_4096_tokens_as_measured_elsewhere(name, milliseconds):
-    """One gated layer of Llama-13B's shape (5120 / 13824); the sum of the four products measured on that GPU."""
+@pytest.mark.parametrize(("name", "gpu"), [("a40", "a40"), ("a100", "a100-80gb")])
+@pytest.mark.parametrize("num_tokens", [1, 512, 1024, 4096])
+def test_linear_layers_as_measured_elsewhere(name, gpu, num_tokens):
+    """One gated layer of Llama-13B's shape (5120 / 13824), which internlm-20b has: the sum of its four products."""
+    table = pd.read_csv(MEASURED)
+    rows = table.query("gpu == @gpu and model == 'internlm-20b' and tp == 1 and num_tokens == @num_tokens")
+    assert len(rows) == 4
     spec = dataclasses.replace(model("13b"), num_layers=1, ffn_size=13824, gated_ffn=True)
-    times = CostModel(spec, hardware(name), 2).operation_times(batch_of(chunk=4096))
-    linear = sum(times[product.name] for product in spec.layer_linears)
-    assert linear * 1e3 == pytest.approx(milliseconds, rel=0.1)
+    linear = linear_time(CostModel(spec, hardware(name), 2), batch_of(chunk=num_tokens))
+    assert linear * 1e3 == pytest.approx(rows.ms.sum(), rel=0.15)

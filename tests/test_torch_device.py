@@ -49,9 +49,12 @@ def test_the_default_gpu_model_is_as_large_as_assumed():
     assert spec.num_params == pytest.approx(devices.GPU_MODEL_PARAMS, rel=0.02)
 
 
-def test_ceilings_are_measured_once_and_plausible():
+def test_ceilings_are_plausible_and_only_rise(monkeypatch):
     ceilings = devices.measure_ceilings(CPU, torch.float32)
-    assert ceilings is devices.measure_ceilings(CPU, torch.float32)
+    monkeypatch.setattr(devices, "_flops_per_second", lambda device, dtype: 1.0)
+    again = devices.measure_ceilings(CPU, torch.float32)
+    assert again.flops_per_second == ceilings.flops_per_second
+    assert again.bytes_per_second >= ceilings.bytes_per_second
     assert ceilings.source == "measured"
     assert 1e9 < ceilings.flops_per_second < 1e14
     assert 1e9 < ceilings.bytes_per_second < 1e13

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
+import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -61,19 +64,21 @@ def test_a_long_history_is_thinned_and_keeps_its_ends(tracker, tmp_path):
     assert str(MAX_HISTORY_ROWS * 3 - 1) in history[-1]
 
 
-def test_tables_become_one_artifact_below_the_output_folder(tracker, tmp_path):
+def test_tables_become_one_artifact_below_the_output_folder_of_their_tracker(tracker, tmp_path):
     tables = tmp_path / "tables"
     tables.mkdir()
     iterations(3).to_parquet(tables / "iterations.parquet")
     requests = pd.DataFrame({"request_id": [0, 1], "output_token_ids": [[1], [2]], "token_times": [[0.1], [0.2]]})
     requests.to_parquet(tables / "requests.parquet")
-    with tracker.run(**RUN) as run:
-        run.log_tables(tables)
-    shown = json.loads(leet("--summary", "--json", str(the_run(tmp_path))))
-    assert shown["summary"]["requests"]["nrows"] == 2
-    assert shown["summary"]["requests"]["ncols"] == 1
-    staged = list((tmp_path / "wandb" / "data").rglob("tmp*"))
-    assert len(staged) >= 2
+    for each in (tracker, replace(tracker, dir=str(tmp_path / "other"))):
+        with each.run(**RUN) as run:
+            run.log_tables(tables)
+        shown = json.loads(leet("--summary", "--json", str(*Path(each.dir).glob("wandb/offline-run-*/*.wandb"))))
+        assert shown["summary"]["requests"]["nrows"] == 2
+        assert shown["summary"]["requests"]["ncols"] == 1
+        # Copies, for a later `wandb sync`, of both tables; the folder that was there before may have been moved.
+        staged = {path.read_bytes() for path in Path(each.dir, "wandb", "data").rglob("*") if path.is_file()}
+        assert {path.read_bytes() for path in tables.iterdir()} <= staged
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
@@ -90,18 +95,60 @@ def test_a_block_that_raises_closes_its_run_as_failed(tracker, tmp_path, error):
     assert shown["summary"]["throughput"] == 1.0
 
 
-def test_online_needs_a_login_and_offline_none(tracker, tmp_path, monkeypatch):
-    monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    online = WandbTracker(project="test", mode="online", dir=str(tmp_path))
-    tracker.check()
-    with pytest.raises(UserError, match="wandb login"):
-        online.check()
-    (tmp_path / "netrc").write_text("machine api.wandb.ai login user password key\n")
-    online.check()
-    (tmp_path / "netrc").unlink()
-    monkeypatch.setenv("WANDB_API_KEY", "key")
-    online.check()
+KEY = "a" * 40
+
+
+def in_process(code: str, tmp_path: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run `code` with a home of its own: W&B remembers a login and its settings as long as a process lives."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB_", "NETRC"))}
+    env = {**inherited, "HOME": str(tmp_path), "NETRC": str(tmp_path / "netrc"), **variables}
+    command = [sys.executable, "-c", f"from sarathi_lab.tracking import WandbTracker\n{code}"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=env, cwd=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("variables", "netrc", "error"),
+    [
+        ({}, "", "nobody is logged in to W&B; run `wandb login`, or use tracking.mode=offline"),
+        ({"WANDB_API_KEY": "short"}, "", "the login is unusable"),
+        ({"WANDB_API_KEY": KEY}, "", None),
+        ({"WANDB_BASE_URL": "http://127.0.0.1:9"}, f"machine 127.0.0.1:9 login user password {KEY}", None),
+    ],
+)
+def test_online_needs_a_login_which_is_checked_before_any_run(tmp_path, variables, netrc, error):
+    (tmp_path / "netrc").write_text(netrc)
+    # A closed port stands in for the server: the check must not need it.
+    variables = {"WANDB_BASE_URL": "http://127.0.0.1:9", **variables}
+    done = in_process("WandbTracker(project='test', mode='online', dir='.').check()", tmp_path, **variables)
+    if error is None:
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    else:
+        assert done.returncode == 1
+        assert f"UserError: tracking.mode=online, but {error}" in done.stderr.splitlines()[-1]
+
+
+def one_run(mode: str) -> str:
+    return (
+        f"with WandbTracker(project='test', mode='{mode}', dir='.').run(**{RUN}) as run: "
+        "import pandas; run.log_iterations(pandas.DataFrame({'iteration': [0, 1], 'floor': 1.0}))"
+    )
+
+
+def test_offline_runs_print_nothing_and_send_nothing(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        done = in_process(one_run("offline"), tmp_path, WANDB_BASE_URL=url, WANDB_API_KEY=KEY)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+        server.settimeout(0.2)
+        with pytest.raises(TimeoutError):  # nobody waits to be let in
+            server.accept()
+    assert the_run(tmp_path).is_file()
+
+
+def test_an_online_run_that_cannot_be_opened_is_a_user_error(tmp_path):
+    variables = {"WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_API_KEY": KEY, "WANDB_INIT_TIMEOUT": "2"}
+    done = in_process(one_run("online"), tmp_path, **variables)
+    assert "UserError: tracking.mode=online, but W&B opened no run" in done.stderr.splitlines()[-1]
 
 
 def test_unknown_modes_are_refused(tmp_path):
@@ -109,10 +156,15 @@ def test_unknown_modes_are_refused(tmp_path):
         WandbTracker(project="test", mode="onlin", dir=str(tmp_path))
 
 
+def test_the_hint_is_a_command_that_can_be_copied():
+    assert WandbTracker(project="test", mode="offline", dir="my runs").hint() == "wandb leet 'my runs/wandb'"
+
+
 def test_the_null_tracker_has_the_same_methods_and_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     null: Tracker = NullTracker()
     null.check()
+    assert null.hint() == ""
     with null.run(**RUN) as run:
         run.log_iterations(iterations(2))
         run.log_summary({})

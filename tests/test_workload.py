@@ -13,6 +13,7 @@ from sarathi_lab.workload.base import arrival_times
 from sarathi_lab.workload.files import Prompts, Trace
 from sarathi_lab.workload.synthetic import PaperGrid, Uniform, Zipf, split_length
 
+SAMPLES = Path(__file__).parent / "data"
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 
@@ -23,7 +24,14 @@ def grid(**settings) -> PaperGrid:
 
 @pytest.mark.parametrize(
     ("total", "ratio", "expected"),
-    [(1024, 31, (992, 32)), (1024, 14, (956, 68)), (1024, 0.5, (341, 683)), (2, 1000, (1, 1)), (3, 0.001, (1, 2))],
+    [
+        (1024, 31, (992, 32)),
+        (1024, 14, (956, 68)),
+        (1024, 0.5, (341, 683)),
+        (2, 1000, (1, 1)),
+        (3, 0.001, (1, 2)),
+        (9, 1e308, (8, 1)),
+    ],
 )
 def test_split_length(total, ratio, expected):
     assert split_length(total, ratio) == expected
@@ -89,6 +97,15 @@ def test_crossed_bounds_are_refused():
         Zipf(num_requests=1, pd_ratio=1, seed=0, min_len=2, max_len=10, theta=0)
 
 
+def test_more_requests_leave_the_first_ones_as_they_were():
+    settings = {"pd_ratio": 10, "seed": 5, "min_len": 16, "max_len": 64, "arrivals": "poisson", "rate": 2.0}
+    for kind in (Uniform, Zipf):
+        few, many = (kind(num_requests=n, **settings).generate(100).requests for n in (3, 30))
+        for short, long in zip(few, many, strict=False):
+            assert (short.arrival_time, short.total_len) == (long.arrival_time, long.total_len)
+            assert np.array_equal(short.prompt_token_ids, long.prompt_token_ids)
+
+
 def write(path: Path, text: str) -> str:
     path.write_text(text, encoding="utf-8")
     return str(path)
@@ -111,6 +128,17 @@ def test_prompts_of_text_and_of_tokens(tmp_path):
     assert encoded.requests[0].prompt_token_ids.tolist() == [2]
 
 
+def test_separators_inside_a_json_string_end_no_line(tmp_path):
+    row = {"prompt": "a\u2028b\u0085c", "output_len": 1}
+    path = write(tmp_path / "p.jsonl", json.dumps(row, ensure_ascii=False) + "\n{\n")
+    with pytest.raises(UserError, match="line 2 is not JSON"):
+        Prompts(path=path).generate(None)
+    write(tmp_path / "p.jsonl", json.dumps(row, ensure_ascii=False) + "\n")
+    load = Prompts(path=path).generate(None)
+    assert load.requests[0].prompt_token_ids.tolist() == list(row["prompt"].encode())
+    assert load.rows_read == 1
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [
@@ -123,6 +151,9 @@ def test_prompts_of_text_and_of_tokens(tmp_path):
         ('{"prompt": "a", "output_len": 0}', "output_len=0"),
         ('{"prompt_token_ids": [256], "output_len": 1}', "256 is outside the model's vocabulary of 256"),
         ('{"prompt_token_ids": [-1], "output_len": 1}', "token id -1"),
+        ('{"prompt": "\\ud800", "output_len": 1}', "half of a surrogate pair"),
+        ('{"prompt": "a", "output_len": 1, "arrival_time": 1' + 400 * "0" + "}", "is not a time"),
+        (10**5 * "[", "line 2 is not JSON"),
         ('{"prompt": "a", "output_len": 1, "arrival_time": -1}', "arrival_time=-1"),
     ],
 )
@@ -131,6 +162,24 @@ def test_broken_prompt_lines_are_named(tmp_path, line, words):
     with pytest.raises(UserError, match=words) as caught:
         Prompts(path=path).generate(256)
     assert "line 2" in str(caught.value)
+
+
+def test_token_ids_that_no_model_has_are_refused_without_a_model(tmp_path):
+    path = write(tmp_path / "p.jsonl", '{"prompt_token_ids": [2147483648], "output_len": 1}\n')
+    with pytest.raises(UserError, match="line 1: token id 2147483648 is outside 32 bits"):
+        Prompts(path=path).generate(None)
+
+
+def test_the_sample_files_by_hand():
+    prompts = Prompts(path=str(SAMPLES / "prompts.jsonl")).generate(256)
+    assert [(r.arrival_time, r.prompt_len, r.output_len) for r in prompts.requests] == [
+        (0.0, 59, 12),
+        (0.2, 44, 8),
+        (0.5, 7, 16),
+    ]
+    trace = Trace(path=str(SAMPLES / "trace.csv"), seed=0).generate(None)
+    assert [r.arrival_time for r in trace.requests] == [0.0, 0.1234567, 0.9000001, 1.75, 2.0, 4.25, 4.2500001]
+    assert trace.describe().endswith("8 rows read = 7 used + 1 dropped, 1 without prompt or output")
 
 
 def test_trace_rows_reconcile_and_seven_digits_count(tmp_path):
@@ -162,11 +211,15 @@ def test_trace_rows_reconcile_and_seven_digits_count(tmp_path):
         (HEADER, "is empty but for its header"),
         ("TIMESTAMP,GeneratedTokens\n2023-11-16 18:15:50,1\n", "no column ContextTokens"),
         (HEADER + "2023-11-16 18:15:50,1,1\n2023-11-16 18:15:50,x,1\n", "line 3 is broken"),
-        (HEADER + "2023-11-16 18:15:50,1\n", "line 2 is broken"),
+        (HEADER + "2023-11-16 18:15:50,1\n", "line 2 is broken .2 of 3 columns"),
         (HEADER + "yesterday-ish,1,1\n", "line 2 is broken"),
+        (HEADER + "now,1,1\n", "line 2 is broken .'now' is no time"),
+        (HEADER + "3000-11-16 18:15:50,1,1\n", "line 2 is broken"),
+        (HEADER + 10**6 * "x" + "\n", "line 2 is broken"),
+        (HEADER + '2023-11-16 18:15:50,1,1\n"2023-11-16 18:15:51,1,1\n2023-11-16 18:15:52,1,1\n', "line 3 is broken"),
         (HEADER + ",1,1\n", "line 2 is broken"),
         (HEADER + "2023-11-16 18:15:50,-5,1\n", "line 2 is broken"),
-        (HEADER + "2023-11-16 18:15:50,0,1\n", "all 1 rows were dropped"),
+        (HEADER + "2023-11-16 18:15:50,0,1\n", r"all 1 rows were dropped \(1 without prompt or output\)"),
     ],
 )
 def test_broken_traces_are_refused(tmp_path, text, words):
@@ -179,6 +232,8 @@ def test_files_that_are_none(tmp_path):
         Trace(seed=0).generate(None)
     with pytest.raises(UserError, match="missing"):
         Prompts(path=str(tmp_path / "nothing")).generate(None)
+    with pytest.raises(UserError, match=r"workload\.path=123 is missing"):
+        Trace(path=123, seed=0).generate(None)  # what YAML makes of workload.path=123
     with pytest.raises(UserError, match="can't be read"):
         Prompts(path=str(tmp_path)).generate(None)
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00\xd8")
@@ -186,10 +241,10 @@ def test_files_that_are_none(tmp_path):
         Prompts(path=str(tmp_path / "binary")).generate(None)
 
 
-@pytest.mark.parametrize(("name", "value"), [("time_scale", 0), ("max_requests", 0), ("max_len", 1)])
+@pytest.mark.parametrize(("name", "value"), [("time_scale", 0), ("max_requests", 0), ("max_len", 1), ("seed", -1)])
 def test_impossible_trace_settings(name, value):
     with pytest.raises(UserError, match=name):
-        Trace(path="unused", seed=0, **{name: value})
+        Trace(**{"path": "unused", "seed": 0, name: value})
 
 
 @pytest.mark.skipif(not TRACES.is_dir(), reason="the public traces are not here")

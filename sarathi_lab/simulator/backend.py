@@ -12,7 +12,7 @@ from sarathi_lab.floor import Ceilings
 from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec
 from sarathi_lab.simulator.cost_model import CostModel
 from sarathi_lab.simulator.executor import SimulatedExecutor
-from sarathi_lab.simulator.hardware import Hardware, check_memory
+from sarathi_lab.simulator.hardware import PEAK_DTYPE_BYTES, Hardware, check_memory
 
 DEFAULT_DTYPE = "float16"  # the paper's figures fit 2-byte elements
 
@@ -28,8 +28,11 @@ class SimulatedBackend:
     dtype: str = "auto"
 
     def __post_init__(self) -> None:
-        if self.dtype != "auto" and self.dtype not in DTYPE_BYTES:
-            raise UserError(f"dtype={self.dtype} is unknown; use one of auto, {', '.join(DTYPE_BYTES)}")
+        valid = ["auto", *(name for name, size in DTYPE_BYTES.items() if size == PEAK_DTYPE_BYTES)]
+        if self.dtype not in valid:
+            known = self.dtype in DTYPE_BYTES
+            why = "can't be simulated, as the hardware files hold 16-bit peaks" if known else "is unknown"
+            raise UserError(f"dtype={self.dtype} {why}; use one of {', '.join(valid)}")
 
     @property
     def device_name(self) -> str:

@@ -7,13 +7,18 @@ from __future__ import annotations
 
 from sarathi_lab.model.spec import Linear, ModelSpec
 from sarathi_lab.request import Batch
-from sarathi_lab.simulator.hardware import Hardware
+from sarathi_lab.simulator.hardware import PEAK_DTYPE_BYTES, Hardware
 
 
 class CostModel:
-    """Seconds that `spec`, in elements of `dtype_bytes`, takes on `hardware`."""
+    """Seconds that `spec`, in elements of `dtype_bytes`, takes on `hardware`.
+
+    Raises ValueError for other than 16-bit elements: the peaks of `Hardware` are not those of wider products.
+    """
 
     def __init__(self, spec: ModelSpec, hardware: Hardware, dtype_bytes: int) -> None:
+        if dtype_bytes != PEAK_DTYPE_BYTES:
+            raise ValueError(f"elements of {dtype_bytes} bytes have no peak in the hardware files, only 16-bit ones")
         self.spec = spec
         self.hardware = hardware
         self.dtype_bytes = dtype_bytes

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from sarathi_lab.errors import UserError, require_int, require_number
 from sarathi_lab.model.spec import ModelSpec
 
+PEAK_DTYPE_BYTES = 2  # of the elements that `Hardware.flops_per_second` holds for
+
 
 @dataclass(frozen=True)
 class Hardware:

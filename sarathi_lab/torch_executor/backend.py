@@ -79,7 +79,7 @@ class TorchBackend:
             )
 
     def ceilings(self) -> Ceilings:
-        """Measured on this device, once per process."""
+        """Measured on this device; the best so far."""
         return measure_ceilings(self._device, self._dtype[1])
 
     def build(

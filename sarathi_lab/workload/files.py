@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,15 +18,17 @@ from sarathi_lab.request import Request
 from sarathi_lab.workload.base import Encode, LoadedRequests, random_prompt
 
 Row = tuple[int, int, int]  # time in nanoseconds, prompt_len, output_len
+MAX_VOCAB_SIZE = 2**31  # of the int32 that token ids are kept in
 
 
 def _read_lines(path: str | None, option: str) -> tuple[Path, list[str]]:
     """The lines of a file that is there, is text and is not empty."""
     if path is None:
         raise UserError(f"workload={option} needs a file; add workload.path=FILE")
-    file = Path(path).expanduser()
+    file = Path(str(path)).expanduser()
     try:
-        lines = file.read_text(encoding="utf-8-sig").splitlines()
+        # Not splitlines(): JSON strings may hold other separators, such as U+2028, as they are.
+        lines = file.read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")
     except FileNotFoundError:
         raise UserError(f"workload.path={path} is missing; name an existing file") from None
     except UnicodeDecodeError as error:
@@ -62,7 +65,7 @@ class Prompts:
 def _json_object(line: str, where: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{where} is not JSON ({error}); write one object a line") from None
     if not isinstance(row, dict):
         raise UserError(f"{where} is not a JSON object; write one object a line")
@@ -80,11 +83,12 @@ def _prompt_request(
     for token_id in token_ids:
         if isinstance(token_id, bool) or not isinstance(token_id, int) or token_id < 0:
             raise UserError(f"{where}: token id {token_id} is not a whole number from 0; correct prompt_token_ids")
-        if vocab_size is not None and token_id >= vocab_size:
-            raise UserError(f"{where}: token id {token_id} is outside the model's vocabulary of {vocab_size}")
+        if token_id >= (vocab_size or MAX_VOCAB_SIZE):
+            size = f"the model's vocabulary of {vocab_size}" if vocab_size else "32 bits"
+            raise UserError(f"{where}: token id {token_id} is outside {size}; correct the prompt or take another model")
     output_len = require_int(f"{where}: output_len", row.get("output_len"), 1, "give the tokens to generate")
     arrival = row.get("arrival_time", 0.0)
-    if isinstance(arrival, bool) or not isinstance(arrival, int | float) or not 0 <= arrival < float("inf"):
+    if isinstance(arrival, bool) or not isinstance(arrival, int | float) or not 0 <= arrival <= sys.float_info.max:
         raise UserError(f"{where}: arrival_time={arrival} is not a time; use seconds from 0")
     return Request(request_id, float(arrival), len(token_ids), output_len, np.asarray(token_ids, dtype=np.int32))
 
@@ -92,7 +96,11 @@ def _prompt_request(
 def _text_tokens(text: Any, encode: Encode | None, where: str) -> list[int]:
     if not isinstance(text, str):
         raise UserError(f"{where}: prompt is not text; use prompt_token_ids for token ids")
-    return encode(text) if encode is not None else list(text.encode("utf-8"))
+    try:
+        as_bytes = text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise UserError(f"{where}: prompt has half of a surrogate pair, which is no text; correct the escape") from None
+    return encode(text) if encode is not None else list(as_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +121,7 @@ class Trace:
     max_len: int | None = None
 
     def __post_init__(self) -> None:
+        require_int("seed", self.seed, 0, "use a number such as 0")
         require_number("workload.time_scale", self.time_scale, above=0, fix="use 1 for the trace's own times")
         if self.max_requests is not None:
             require_int("workload.max_requests", self.max_requests, 1, "use null for the whole trace")
@@ -139,36 +148,52 @@ class Trace:
                 prompt = random_prompt(i, prompt_len, vocab_size, self.seed)
                 requests.append(Request(i, arrival, prompt_len, output_len, prompt))
         if not requests:
-            raise UserError(f"{file}: all {len(rows)} rows were dropped ({dropped}); raise workload.max_len")
+            reasons = ", ".join(f"{count} {reason}" for reason, count in dropped.items() if count)
+            raise UserError(
+                f"{file}: all {len(rows)} rows were dropped ({reasons}); name another file or raise max_len"
+            )
         return LoadedRequests(f"{self.name} {file.name}", requests, len(rows), dropped)
 
     def _rows(self, file: Path, lines: list[str]) -> Iterator[Row]:
-        header, *body = csv.reader(lines)
-        names = [name.strip() for name in header]
+        names = [name.strip() for name in _cells(file, 1, lines[0])]
         for column in self.columns:
             if column not in names:
                 raise UserError(f"{file} has no column {column}, only {', '.join(names)}; use Azure's format")
         places = [names.index(column) for column in self.columns]
         num_rows = 0
-        for number, cells in enumerate(body, start=2):
-            if not cells:
+        for number, line in enumerate(lines[1:], start=2):
+            if not line.strip():
                 continue  # a blank line at the end is no row
             num_rows += 1
+            cells = _cells(file, number, line)
+            if len(cells) <= max(places):
+                raise _broken(file, number, f"{len(cells)} of {len(names)} columns")
+            time, prompt_len, output_len = (cells[place] for place in places)
             try:
-                time, prompt_len, output_len = (cells[place] for place in places)
                 yield _nanoseconds(time), _count(prompt_len), _count(output_len)
-            except (ValueError, IndexError) as error:
-                raise UserError(f"{file} line {number} is broken ({error}); correct or remove it") from None
+            except (ValueError, OverflowError) as error:
+                raise _broken(file, number, error) from None
         if not num_rows:
             raise UserError(f"{file} is empty but for its header; name a file with at least one request")
 
 
+def _cells(file: Path, number: int, line: str) -> list[str]:
+    """The cells of one line; alone, so that an unclosed quote spoils no line but its own."""
+    try:
+        return next(csv.reader([line]))
+    except csv.Error as error:
+        raise _broken(file, number, error) from None
+
+
+def _broken(file: Path, number: int, reason: object) -> UserError:
+    return UserError(f"{file} line {number} is broken ({reason}); correct or remove it")
+
+
 def _nanoseconds(text: str) -> int:
     """Nanoseconds since 1970, exact: the traces' times have seven fractional digits."""
-    stamp = pd.Timestamp(text)
-    if stamp is pd.NaT:
-        raise ValueError("no time")
-    return stamp.value
+    if not text.strip()[:1].isdigit():  # pandas would take "now" for a time
+        raise ValueError(f"{text!r} is no time")
+    return pd.Timestamp(text).value
 
 
 def _count(text: str) -> int:

@@ -15,7 +15,7 @@ from sarathi_lab.workload.base import Encode, LoadedRequests, arrival_times, ran
 
 def split_length(total_len: int, pd_ratio: float) -> tuple[int, int]:
     """Prompt and output length of P + D = total_len and P : D nearest to `pd_ratio`, at least 1 token each."""
-    prompt_len = round(total_len * pd_ratio / (pd_ratio + 1))
+    prompt_len = total_len - 1 if pd_ratio >= 2 * total_len else round(total_len * pd_ratio / (pd_ratio + 1))
     prompt_len = min(max(prompt_len, 1), total_len - 1)
     return prompt_len, total_len - prompt_len
 
