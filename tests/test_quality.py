@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -68,11 +67,3 @@ def test_kernels_folder_is_not_a_package():
 
 def test_files_stay_readable():
     assert {path.name: n for path in SOURCES if (n := len(path.read_text().splitlines())) > 350} == {}
-
-
-def test_every_command_of_the_readme_names_what_exists():
-    readme = (ROOT / "README.md").read_text()
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
-    assert set(re.findall(r"\bmake ([a-z]+)\b", readme)) <= targets
-    for link in re.findall(r"\]\((?!http)([^)#]+)\)", readme):
-        assert (ROOT / link).exists(), link

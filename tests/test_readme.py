@@ -1,0 +1,46 @@
+"""Every command and link that the documents show works as written."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from sarathi_lab.command_line import read_command_line
+from sarathi_lab.paths import REPOSITORY
+from sarathi_lab.plan import make_plan
+
+DOCUMENTS = [REPOSITORY / "README.md", *sorted((REPOSITORY / "experiments").rglob("README.md"))]
+COMMAND = re.compile(r"python -m sarathi_lab\.run ([^`\n#]+)")
+COMMANDS = sorted({match.strip() for path in DOCUMENTS for match in COMMAND.findall(path.read_text())})
+
+
+def test_the_readme_starts_with_its_two_commands_and_the_documents_have_commands():
+    text = (REPOSITORY / "README.md").read_text()
+    assert 0 < text.index("make run") < text.index("make test") < 2500
+    assert len(COMMANDS) > 12
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_plans_its_jobs(command, monkeypatch):
+    if "DIRECTORY" in command or "--cfg" in command:
+        pytest.skip("a placeholder, or nothing to plan")
+    monkeypatch.chdir(REPOSITORY)
+    command_line = read_command_line(shlex.split(command))
+    for cfg in command_line.jobs:
+        make_plan(cfg)
+
+
+def test_every_make_target_exists():
+    targets = set(re.findall(r"^([a-z]+):", (REPOSITORY / "Makefile").read_text(), flags=re.MULTILINE))
+    for path in DOCUMENTS:
+        named = set(re.findall(r"(?:^|`)make ([a-z]+)", path.read_text(), flags=re.MULTILINE))
+        assert named <= targets
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(REPOSITORY)))
+def test_every_link_leads_somewhere(path: Path):
+    for link in re.findall(r"\]\((?!http)([^)#]+)\)", path.read_text()):
+        assert (path.parent / link).exists(), link
