@@ -227,7 +227,7 @@ def _fit(ax: Axes) -> Axes:
     ax.relim()
     ax.autoscale(axis="y")
     if ax.dataLim.y0 >= 0:
-        ax.set_ylim(bottom=0.0)
+        ax.set_ylim(0.0, max(ax.get_ylim()[1], 1.05 * ax.dataLim.y1))
     entries = sum(bool(label) for label in ax.get_legend_handles_labels()[1])
     if entries:
         bottom, top = ax.get_ylim()
