@@ -79,7 +79,7 @@ def test_verdicts_on_a_grid_compare_like_with_like(grid, monkeypatch):
     assert "shown where throughput_vs_request_level is highest: pd_ratio=20." in text
     assert "Best here: chunk 256, sarathi, 1.20" in text
     assert "Paper, 1K_b18, P:D near 20" in text
-    assert "sarathi, chunk=128: ahead of Orca at 0 of 2 P:D ratios ()" in text
+    assert "sarathi, chunk=128: ahead of Orca at 0 of 2 P:D ratios;" in text
     assert "sarathi, chunk=256: ahead of Orca at 1 of 2 P:D ratios (20)" in text
     assert "its best is 1.20 at P:D=20; C/(B-1) = 36.6." in text
 
