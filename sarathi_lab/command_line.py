@@ -55,6 +55,9 @@ def flags_first(args: Sequence[str]) -> list[str]:
 
     Its own parser drops what follows a flag in the middle, as in `chunk=256,512 -m batch=4`.
     """
+    for arg in args:
+        if re.match(r"-[^-].", arg):  # the parser would answer with several lines of usage
+            raise UserError(f"option {arg} is unknown; settings are written name=value, --help lists the options")
     overrides = get_args_parser().parse_known_intermixed_args(list(args))[0].overrides
     return [*(arg for arg in args if arg not in overrides), *overrides]
 
@@ -97,15 +100,29 @@ def _compose_job(overrides: Sequence[str], known: Iterable[str]) -> DictConfig:
     cfg = compose("config", list(overrides))
     parsed = OverridesParser.create().parse_overrides(list(overrides))
     _check_top_level(cfg, known)
+    _check_experiment(parsed)
     _check_parameters(cfg)
     _check_read(cfg, parsed)
     return cfg
 
 
+def _check_experiment(overrides: Sequence[Override]) -> None:
+    """Refuse an overlay that is not there: Hydra passes over it, because having none is fine."""
+    for override in overrides:
+        option = override.value()
+        is_missing = not (CONF / "experiment" / f"{option}.yaml").is_file()
+        if override.key_or_group == "experiment" and option is not None and is_missing:
+            raise UserError(_unknown_option("experiment", str(option)))
+
+
 def _check_top_level(cfg: DictConfig, known: Iterable[str]) -> None:
     for key in map(str, cfg):
         if key not in known:
-            raise UserError(_unknown(key, [str(name) for name in known], "a setting"))
+            raise UserError(_unknown(key, [*map(str, known), "experiment"], "a setting"))
+    if not str(cfg.output).strip():
+        raise UserError("output is empty; name a folder, such as output=outputs")
+    if not OmegaConf.is_list(cfg.baselines):
+        raise UserError(f"baselines={cfg.baselines} is not a list; write baselines=[orca], or baselines=[] for none")
 
 
 def _check_parameters(cfg: DictConfig) -> None:
@@ -121,7 +138,7 @@ def _check_parameters(cfg: DictConfig) -> None:
 def _check_read(cfg: DictConfig, overrides: Sequence[Override]) -> None:
     """Refuse a short name that is overridden but read by none of the chosen options."""
     for override in overrides:
-        name = override.key_or_group
+        name = override.key_or_group.partition(".")[0]
         groups = READ_BY.get(name)
         if groups is None or any(name in _names_read(cfg[group]) for group in groups):
             continue
@@ -180,11 +197,12 @@ def _unknown_key(key: str, overrides: Sequence[str]) -> str:
     group, _, parameter = key.partition(".")
     if parameter and group in cfg and isinstance(cfg[group], DictConfig):
         return _unknown(key, _parameters(cfg, group), f"a parameter of {get_class(cfg[group]['_target_']).__name__}")
-    return _unknown(key, [str(name) for name in cfg], "a setting")
+    return _unknown(key, [*map(str, cfg), "experiment"], "a setting")
 
 
 def _unknown(key: str, valid: list[str], what: str) -> str:
-    return f"{key} is not {what}{_suggest(key, valid)}; use one of {', '.join(sorted(valid))}"
+    fix = f"use one of {', '.join(sorted(valid))}" if valid else "it has none; drop it"
+    return f"{key} is not {what}{_suggest(key, valid)}; {fix}"
 
 
 def _suggest(word: str, words: Sequence[str]) -> str:

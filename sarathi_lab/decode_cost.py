@@ -7,7 +7,7 @@ chunk alone, decodes alone and both together, back to back, so that drift of the
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 import numpy as np
@@ -70,6 +70,7 @@ def measure_decode_cost(
     executor: Executor, composition: Composition, *, num_blocks: int, block_size: int, seconds: float = 1.5
 ) -> DecodeCost:
     """Run the three batches in turn until `seconds` of wall time are spent (at least 3, at most 15 times each)."""
+    composition = _fitted(composition, num_blocks, block_size)
     probe = _Probe(executor, composition, BlockManager(num_blocks, block_size))
     alone: list[float] = []
     marginal: list[float] = []
@@ -81,6 +82,17 @@ def measure_decode_cost(
         alone.append(decodes / composition.num_decodes)
         marginal.append((hybrid - chunk) / composition.num_decodes)
     return DecodeCost(median(alone), median(marginal), composition)
+
+
+def _fitted(composition: Composition, num_blocks: int, block_size: int) -> Composition:
+    """The composition with contexts shortened to what the cache holds: medians may never have been there together."""
+    most_for_chunk = (num_blocks - composition.num_decodes) * block_size  # a block for each decode at least
+    chunk_start = min(composition.chunk_start, most_for_chunk - composition.chunk_tokens)
+    chunk_blocks = -(-(chunk_start + composition.chunk_tokens) // block_size)
+    most_for_decode = (num_blocks - chunk_blocks) // composition.num_decodes * block_size
+    return replace(
+        composition, chunk_start=chunk_start, decode_context=max(2, min(composition.decode_context, most_for_decode))
+    )
 
 
 class _Probe:

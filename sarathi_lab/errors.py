@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class UserError(Exception):
     """A mistake in the input: the message names the value, the reason and the fix, in one line."""
@@ -16,10 +18,23 @@ def require_int(name: str, value: object, minimum: int, fix: str) -> int:
     return value
 
 
-def require_number(name: str, value: object, *, above: float, fix: str) -> float:
-    """Return `value` as a float if it is a finite number greater than `above`, else raise `UserError`."""
+def require_number(
+    name: str, value: object, *, fix: str, above: float | None = None, minimum: float | None = None
+) -> float:
+    """Return `value` as a float if it is a finite number above `above` and not below `minimum`.
+
+    Raises UserError otherwise.
+    """
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise UserError(f"{name}={value} is not a number; {fix}")
-    if not above < value < float("inf"):
+    if above is not None and not above < value < float("inf"):
         raise UserError(f"{name}={value} must be a finite number above {above:g}; {fix}")
+    if minimum is not None and not minimum <= value < float("inf"):
+        raise UserError(f"{name}={value} must be a finite number from {minimum:g}; {fix}")
     return float(value)
+
+
+def require_one_of(name: str, value: object, valid: Iterable[str]) -> None:
+    """Raise `UserError` unless `value` is one of `valid`."""
+    if value not in (options := tuple(valid)):
+        raise UserError(f"{name}={value} is unknown; use one of {', '.join(options)}")

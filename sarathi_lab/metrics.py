@@ -95,7 +95,8 @@ def _decode(iterations: pd.DataFrame, cost: DecodeCost | None) -> dict[str, floa
         decode_seconds += hybrid_tokens * cost.marginal
     elif alone_tokens:
         summary["decode_time_alone"] = decode_seconds / alone_tokens
-    if decode_seconds > 0 and (cost is not None or hybrid_tokens == 0):
+    is_known = hybrid_tokens == 0 if cost is None else cost.marginal > 0
+    if decode_seconds > 0 and is_known:
         summary["decode_throughput"] = (alone_tokens + hybrid_tokens) / decode_seconds
     return summary
 

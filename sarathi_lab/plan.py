@@ -99,8 +99,8 @@ def build(node: DictConfig) -> Any:
     except InstantiationException as error:
         if isinstance(error.__cause__, UserError):
             raise error.__cause__ from None
-        if isinstance(error.__cause__, TypeError):  # a required parameter was deleted with `~`
-            raise UserError(f"{node.get('_target_')}: {error.__cause__}; restore what was left out") from None
+        if isinstance(error.__cause__, TypeError):  # a parameter deleted with `~`, or of a kind nobody expects
+            raise UserError(f"{node.get('_target_')}: {error.__cause__}; correct its settings") from None
         raise
 
 
@@ -127,7 +127,10 @@ def _encoder(checkpoint: Path | None) -> Callable[[str], list[int]] | None:
         return None
     from tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
+    try:
+        tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
+    except Exception as error:  # the library raises nothing more precise
+        raise UserError(f"{checkpoint}/tokenizer.json can't be read ({error}); fetch the checkpoint again") from None
     return lambda text: tokenizer.encode(text).ids
 
 

@@ -9,9 +9,9 @@ run in one batch (None: no limit). All numbers of tokens are per iteration.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, get_args
 
-from sarathi_lab.errors import UserError, require_int
+from sarathi_lab.errors import UserError, require_int, require_number, require_one_of
 
 if TYPE_CHECKING:
     from sarathi_lab.request import Batch
@@ -98,9 +98,11 @@ class PrefillFirst:
     def validate(self, batch_size: int, max_model_len: int) -> None:
         _check_reserve(self.reserve)
         _check_watermark(self.watermark)
-        if self.delay_factor < 0:
-            raise UserError(f"delay_factor={self.delay_factor} is negative; use 0 to never delay prompts")
-        if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < max_model_len:
+        require_number("delay_factor", self.delay_factor, minimum=0, fix="use 0 to never delay prompts")
+        if self.max_num_batched_tokens is None:
+            return
+        require_int("max_num_batched_tokens", self.max_num_batched_tokens, 1, "use null for max(max_model_len, 2048)")
+        if self.max_num_batched_tokens < max_model_len:
             raise UserError(
                 f"max_num_batched_tokens={self.max_num_batched_tokens} is below max_model_len={max_model_len}: a "
                 "prompt that is never cut may not fit; raise it, or use a policy that chunks"
@@ -141,6 +143,11 @@ class Sarathi:
         _check_max_prefills(self.max_prefills)
         _check_chunk(self.chunk, batch_size)
         require_int("min_decodes", self.min_decodes, 0, "use 1 for the paper's rule, 0 to cut every prompt")
+        if self.min_decodes > max(1, batch_size - 1):
+            raise UserError(
+                f"min_decodes={self.min_decodes} exceeds the {batch_size - 1} decodes that fit beside a prompt in a "
+                f"batch of {batch_size}, so none would ever be cut; lower it, or use policy=orca"
+            )
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         scheduler.add_decodes(batch)
@@ -185,11 +192,10 @@ def _check_max_prefills(max_prefills: int | None) -> None:
 
 
 def _check_watermark(watermark: float) -> None:
-    if not 0 <= watermark < 1:
-        raise UserError(f"watermark={watermark} is not a share of the cache; use a number from 0 to below 1")
+    fix = "use a share of the cache, a number from 0 to below 1"
+    if require_number("watermark", watermark, minimum=0, fix=fix) >= 1:
+        raise UserError(f"watermark={watermark} is not below 1; {fix}")
 
 
 def _check_reserve(reserve: str) -> None:
-    valid = Reserve.__args__  # type: ignore[attr-defined]
-    if reserve not in valid:
-        raise UserError(f"reserve={reserve} is unknown; use one of {', '.join(valid)}")
+    require_one_of("reserve", reserve, get_args(Reserve))

@@ -97,10 +97,10 @@ def print_summary(plan: Plan, summary: Mapping[str, float], baselines: Mapping[s
     table.add_column(plan.policy.name, justify="right")
     for baseline in baselines:
         table.add_column(f"/ {baseline}", justify="right")
-    for name, (heading, factor, form) in HEADINGS.items():
+    for name, (heading, _, _) in HEADINGS.items():
         if name in summary:
             ratios = (_ratio(summary.get(f"{name}_vs_{baseline}")) for baseline in baselines)
-            table.add_row(heading, format(summary[name] * factor, form), *ratios)
+            table.add_row(heading, _shown(name, summary[name]), *ratios)
     console().print(table)
 
 
@@ -153,7 +153,13 @@ def _cell(name: str, value: float) -> str:
         return "-"
     if "_vs_" in name:
         return _ratio(value)
+    return _shown(name, value)
+
+
+def _shown(name: str, value: float) -> str:
     _, factor, form = HEADINGS[name]
+    if name == "decode_time_marginal" and value <= 0:
+        return "noise"  # a difference of two times that are equal within the noise
     return format(value * factor, form)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -14,12 +15,13 @@ from omegaconf import DictConfig
 from sarathi_lab import report
 from sarathi_lab.command_line import CommandLine, flags_first, is_run, read_command_line
 from sarathi_lab.errors import UserError
-from sarathi_lab.paths import CONF
+from sarathi_lab.paths import CONF, make_folder
 from sarathi_lab.plan import baseline_config, build, make_plan
 from sarathi_lab.runner import Place, run_with_baselines
 
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
+CANNOT_WRITE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENOSPC, errno.EDQUOT)
 UNNAMED = ("policy", "executor", "tracking", "baselines", "output", "hydra")  # they do not make a run another one
 
 
@@ -37,6 +39,11 @@ def main(args: Sequence[str]) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_USER_ERROR
+    except OSError as error:
+        if error.errno not in CANNOT_WRITE:
+            raise
+        print(f"error: {error.filename} can't be written ({error.strerror}); choose another folder", file=sys.stderr)
+        return EXIT_USER_ERROR
     except KeyboardInterrupt:
         print("interrupted: finished runs are kept", file=sys.stderr)
         return EXIT_INTERRUPTED
@@ -48,18 +55,10 @@ def _check(command_line: CommandLine) -> None:
         make_plan(cfg)
         for name in cfg.baselines:
             make_plan(baseline_config(cfg, name))
+    # Only now may anything be written.
+    make_folder(Path(str(command_line.jobs[0].output)), "output")
+    for cfg in command_line.jobs:
         build(cfg.tracking).check()
-    _make_folder(Path(str(command_line.jobs[0].output)))
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / f".writable-{os.getpid()}"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise UserError(f"output={folder} can't be written ({error.strerror}); choose another folder") from None
 
 
 def _run(args: Sequence[str], command_line: CommandLine) -> int:

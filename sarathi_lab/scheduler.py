@@ -149,7 +149,7 @@ class Scheduler:
 
     def sort_running(self) -> None:
         """Order running sequences by arrival: a readmitted one goes before those that came after it."""
-        self.running.sort(key=lambda sequence: sequence.order)
+        self.running.sort(key=_by_order)
 
     # -- bookkeeping -----------------------------------------------------------------------------------------
 
@@ -165,9 +165,15 @@ class Scheduler:
         return sequence.is_running and not sequence.in_flight
 
     def _make_room(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Grow `sequence` to `num_tokens`, evicting the newest idle sequences; False if it was itself evicted."""
+        """Grow `sequence` to `num_tokens`, evicting the newest idle sequences; False if it can't run now.
+
+        The newest of all gives way itself. An older one waits for those in flight to come back: if it gave way, too,
+        sequences could evict one another for ever.
+        """
         while not self.blocks.grow(sequence, num_tokens):
-            victim = max(filter(self._is_idle, self.running), key=lambda candidate: candidate.order)
+            victim = max(filter(self._is_idle, self.running), key=_by_order)
+            if victim is sequence and sequence is not max(self.running, key=_by_order):
+                return False
             self._preempt(victim)
             if victim is sequence:
                 return False
@@ -185,6 +191,10 @@ class Scheduler:
         self.blocks.free(sequence)
         self.running.remove(sequence)
         sequence.is_running = False
+
+
+def _by_order(sequence: Sequence) -> int:
+    return sequence.order
 
 
 def _clamp(num_pending: int, token_budget: int | None, batch: Batch) -> int:

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from sarathi_lab.errors import UserError
+from sarathi_lab.paths import make_folder
 
 if TYPE_CHECKING:
     import wandb
@@ -98,7 +99,11 @@ class WandbTracker:
             raise UserError(f"tracking.mode={self.mode} is unknown; use {' or '.join(MODES)}, or tracking=none")
 
     def check(self) -> None:
-        """Raise UserError for online runs without a login. Does not ask the server whether it takes the key."""
+        """Make the folder. Raises UserError if it can't be written, or for online runs without a login.
+
+        Does not ask the server whether it takes the key.
+        """
+        make_folder(Path(self.dir), "tracking.dir")
         if self.mode == "online":
             with _environment(self._variables()):
                 _require_login()
@@ -112,7 +117,6 @@ class WandbTracker:
         self, *, name: str, group: str, job_type: str, tags: Sequence[str], config: Mapping[str, Any]
     ) -> Iterator[TrackedRun]:
         """A W&B run with exit code 0, or 1 if the block raises. UserError if an online one can't be opened."""
-        Path(self.dir).mkdir(parents=True, exist_ok=True)
         with _environment(self._variables()):
             run = self._open(name=name, group=group, job_type=job_type, tags=list(tags), config=dict(config))
             try:

@@ -43,7 +43,21 @@ MISTAKES = [
     (["model=13c"], ["model=13c is unknown", "13b"]),
     (["model=gpt3-175b"], ["gpt3-175b", "GB"]),
     (["chunk"], ["chunk"]),
-    (["~hardware.tile"], ["Hardware", "tile", "restore"]),
+    (["~hardware.tile"], ["Hardware", "tile", "correct its settings"]),
+    (["experiment=orc"], ["experiment=orc is unknown", "did you mean orca", "kv_reread"]),
+    (["experimnt=orca"], ["experimnt is not a setting", "did you mean experiment"]),
+    (["baselines=orca"], ["baselines=orca is not a list", "baselines=[orca]"]),
+    (["baselines=null"], ["baselines=None is not a list"]),
+    (["tracking.mode=online"], ["tracking.mode is not a parameter", "it has none"]),
+    (["-chunk=256"], ["option -chunk=256 is unknown"]),
+    (["model.hidden_size=abc", "model=30m"], ["hidden_size=abc is not a whole number"]),
+    (["+model.activation=relu", "model=30m"], ["activation=relu is unknown", "gelu_tanh"]),
+    (["+model.norm=foo", "model=30m"], ["norm=foo is unknown", "rms"]),
+    (["+model.rotary_fraction=abc", "model=30m"], ["rotary_fraction=abc is not a number"]),
+    (["policy=prefill_first", "policy.watermark=abc"], ["watermark=abc is not a number"]),
+    (["policy=prefill_first", "policy.delay_factor=abc"], ["delay_factor=abc is not a number"]),
+    (["policy=prefill_first", "policy.max_num_batched_tokens=abc"], ["max_num_batched_tokens=abc"]),
+    (["policy.min_decodes=1000"], ["min_decodes=1000 exceeds the 7 decodes"]),
     (["seq_len=1000000000"], ["GB for KV", "seq_len"]),
     (["--sweep"], ["option --sweep is unknown"]),
 ]
@@ -76,8 +90,25 @@ def test_a_mistake_in_the_last_job_of_a_sweep_stops_the_first(capsys, tmp_path):
 
 
 def test_unknown_option_and_value_that_nobody_reads_on_the_torch_executor(capsys, tmp_path):
-    line = refuse(["hardware=a100", "model=tiny"], capsys, tmp_path / "outputs")
-    assert "hardware=a100 has no effect" in line
+    for override in ("hardware=a100", "hardware.tile=64"):
+        line = refuse([override, "model=tiny"], capsys, tmp_path / "outputs")
+        assert f"{override} has no effect" in line
+
+
+def test_an_empty_output_folder_is_refused(capsys):
+    assert main([*SMALL, "output="]) == 2
+    assert "output is empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("setting", ["hydra.run.dir={}/run", "tracking.dir={}/wandb"])
+def test_other_folders_that_cannot_be_written(setting, capsys, tmp_path):
+    taken = tmp_path / "taken"
+    taken.touch()
+    args = [argument for argument in SMALL if not (argument == "tracking=none" and "tracking" in setting)]
+    assert main([*args, setting.format(taken), f"output={tmp_path / 'outputs'}"]) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1
+    assert "can't be written" in lines[0]
 
 
 @pytest.mark.skipif(not NO_GPU, reason="there is a GPU")

@@ -92,6 +92,20 @@ def test_summary_counts_hybrid_decodes_at_their_marginal_time():
     assert summary["decode_speedup"] == pytest.approx(4.0)
 
 
+@pytest.mark.parametrize("num_blocks", [6, 7, 9, 100])
+def test_a_probe_is_shortened_to_what_the_cache_holds(num_blocks):
+    """Median contexts of a run under memory pressure may never have been in the cache together."""
+    executor = ScriptedExecutor()
+    composition = Composition(chunk_tokens=10, chunk_start=14, chunk_emits=True, num_decodes=3, decode_context=20)
+    measure_decode_cost(executor, composition, num_blocks=num_blocks, block_size=4, seconds=0.0)
+    *decodes, chunk = executor.schedule[1]
+    assert chunk[2] == 10
+    assert len(decodes) == 3
+    assert all(start >= 1 for _, start, _ in decodes)
+    if num_blocks == 100:
+        assert (chunk[1], decodes[0][1]) == (14, 19)
+
+
 def test_a_marginal_time_below_the_noise_gives_no_speedup():
     iterations, requests = run(Sarathi(chunk=4, min_decodes=0), requests_of((4, 3), (4, 1)), batch_size=2)
     summary = summarise(iterations, requests, CEILINGS, DecodeCost(0.8, -0.1, Composition(3, 0, False, 1, 5)))

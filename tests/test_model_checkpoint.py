@@ -131,6 +131,16 @@ def test_a_config_without_a_needed_key(copy):
     assert "lacks 'hidden_size'" in refusal(copy)
 
 
+def test_a_broken_index_and_a_config_of_wrong_kinds(copy):
+    edit_config(copy, num_hidden_layers="two")
+    assert "num_layers=two is not a whole number" in refusal(copy)
+    edit_config(copy, num_hidden_layers=2, rope_parameters={"rope_type": "linear", "factor": "twice"})
+    assert "is broken" in refusal(copy)
+    edit_config(copy, rope_parameters=None)
+    (copy / "model.safetensors.index.json").write_text("[]")
+    assert "is no index of weights" in refusal(copy)
+
+
 def test_old_style_rope_settings_are_read_like_the_new(copy):
     new, _ = AutoModel(str(copy)).resolve("unused")
     config = json.loads((copy / "config.json").read_text())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 import yaml
 
 from sarathi_lab.ledger import ITERATION_COLUMNS, REQUEST_COLUMNS
+from sarathi_lab.paths import REPOSITORY
 from sarathi_lab.run import main
 
 SIMULATED = ["executor=simulated", "tracking=none", "workload.num_requests=6", "batch=4"]
@@ -50,6 +52,16 @@ def test_every_run_leaves_its_tables_and_resolved_config(sweep):
         assert all(isinstance(value, float) for value in summary.values())
         assert "${" not in json.dumps(config)
         assert summary["duration"] == iterations.end.max()
+
+
+def test_every_name_is_defined_in_the_metrics_page(sweep):
+    folder, _ = sweep
+    page = (REPOSITORY / "sarathi_lab" / "METRICS.md").read_text()
+    for run in run_folders(folder):
+        quantities = {name.partition("_vs_")[0] for name in json.loads((run / "summary.json").read_text())}
+        names = {re.sub(r"_(p\d+|mean)$", "", name) for name in quantities}
+        names |= set(pd.read_parquet(run / "iterations.parquet")) | set(pd.read_parquet(run / "requests.parquet"))
+        assert [name for name in sorted(names) if f"`{name}`" not in page] == []
 
 
 def test_baselines_run_once_and_every_run_has_its_ratios(sweep):

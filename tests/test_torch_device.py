@@ -39,7 +39,10 @@ def test_a_gpu_that_is_not_there(monkeypatch):
 
 @pytest.mark.parametrize(("free", "dtype_bytes", "expected"), [(80e9, 2, "13b"), (24e9, 2, "120m"), (48e9, 4, "120m")])
 def test_default_models(monkeypatch, free, dtype_bytes, expected):
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (int(free), int(free)))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (int(free) - 10**9, int(free)))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 3 * 10**9)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 2 * 10**9)
+    assert devices.free_memory_bytes(torch.device("cuda", 0)) == free
     assert devices.default_model_name(torch.device("cuda", 0), dtype_bytes) == expected
     assert devices.default_model_name(CPU, dtype_bytes) == "30m"
 

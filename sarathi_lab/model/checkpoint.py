@@ -63,7 +63,7 @@ def weight_files(directory: Path) -> dict[str, Path]:
     files = sorted(directory.glob("*.safetensors"))
     index = directory / "model.safetensors.index.json"
     if index.is_file():
-        shards = set(json.loads(index.read_text())["weight_map"].values())
+        shards = _shards(index)
         if missing := sorted(shards - {file.name for file in files}):
             raise UserError(f"model.path={directory} lacks {missing[0]}, which its index names; fetch it again")
         files = [file for file in files if file.name in shards]
@@ -74,6 +74,13 @@ def weight_files(directory: Path) -> dict[str, Path]:
             f"model.path={directory} has no weights: {hint}save it with save_pretrained, which writes .safetensors"
         )
     return {name: file for file in files for name in _header(file)}
+
+
+def _shards(index: Path) -> set[str]:
+    try:
+        return set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{index} is no index of weights ({error!r}); fetch the checkpoint again") from None
 
 
 def _header(file: Path) -> list[str]:

@@ -53,6 +53,8 @@ def read_spec(directory: Path) -> ModelSpec:
         fields = {**_shared(config), **FAMILIES[family](config)}
     except KeyError as error:
         raise UserError(f"{directory}/config.json lacks {error}; fetch the checkpoint again") from None
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{directory}/config.json is broken ({error}); fetch the checkpoint again") from None
     return ModelSpec(name=directory.resolve().name, **fields)
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
-from sarathi_lab.errors import UserError
+from sarathi_lab.errors import UserError, require_int, require_number, require_one_of
 
+Norm = Literal["rms", "layer"]
+Activation = Literal["silu", "gelu", "gelu_tanh"]
 DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -54,7 +56,8 @@ class ModelSpec:
 
     `gated_ffn` and `norm="rms"` make the Llama block; without the gate and with `norm="layer"` and biases it is the
     paper's plain block (section 2.1: two FFN matrices H -> 4H -> H with GeLU, 12 H^2 linear parameters a layer).
-    The FLOP and byte formulas take sums over one batch (`Work`), as ints or as arrays over iterations.
+    The FLOP and byte formulas take sums over one batch (`Work`), as ints or as arrays over iterations. They count the
+    whole context of every token, also where a `sliding_window` spares some of it.
     """
 
     name: str
@@ -66,10 +69,10 @@ class ModelSpec:
     vocab_size: int
     head_size: int
     max_position: int = 4096
-    norm: Literal["rms", "layer"] = "rms"
+    norm: Norm = "rms"
     norm_eps: float = 1e-5
     gated_ffn: bool = True
-    activation: Literal["silu", "gelu", "gelu_tanh"] = "silu"
+    activation: Activation = "silu"
     qkv_bias: bool = False
     out_bias: bool = False
     ffn_bias: bool = False
@@ -83,10 +86,13 @@ class ModelSpec:
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "ffn_size", "vocab_size", "head_size"):
-            if getattr(self, name) < 1:
-                raise UserError(
-                    f"model {self.name}: {name}={getattr(self, name)} is not positive; correct the model file"
-                )
+            require_int(f"model {self.name}: {name}", getattr(self, name), 1, "correct the model's settings")
+        require_one_of(f"model {self.name}: norm", self.norm, get_args(Norm))
+        require_one_of(f"model {self.name}: activation", self.activation, get_args(Activation))
+        for name in ("rotary_fraction", "rope_theta", "norm_eps"):
+            require_number(
+                f"model {self.name}: {name}", getattr(self, name), above=0, fix="correct the model's settings"
+            )
         if self.num_heads % self.num_kv_heads:
             raise UserError(
                 f"model {self.name}: num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}; "

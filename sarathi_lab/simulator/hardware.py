@@ -38,8 +38,7 @@ class Hardware:
         for name in ("matmul_efficiency", "attention_efficiency", "memory_efficiency"):
             if require_number(f"hardware.{name}", getattr(self, name), above=0, fix=fix) > 1:
                 raise UserError(f"hardware.{name}={getattr(self, name)} exceeds 1, the peak; {fix}")
-        if require_number("hardware.iteration_overhead", self.iteration_overhead, above=-1, fix=fix) < 0:
-            raise UserError(f"hardware.iteration_overhead={self.iteration_overhead} is negative; use seconds from 0")
+        require_number("hardware.iteration_overhead", self.iteration_overhead, minimum=0, fix="use seconds from 0")
 
 
 def check_memory(spec: ModelSpec, hardware: Hardware, dtype_bytes: int, kv_tokens: int) -> None:

@@ -83,7 +83,9 @@ def keep_freed_memory() -> bool:
 def free_memory_bytes(device: torch.device) -> int:
     """Memory that a model and its cache may take now."""
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+        # What torch keeps of earlier runs is free for the next, though the driver counts it as taken.
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + kept
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))

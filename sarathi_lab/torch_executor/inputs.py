@@ -1,4 +1,4 @@
-"""From a batch to the tensors of one iteration. Work grows with the batch's tokens, not with their contexts."""
+"""From a batch to the tensors of one iteration. Of a context only the block ids are touched, in bulk."""
 
 from __future__ import annotations
 
