@@ -47,13 +47,17 @@ class BlockManager:
         if missing > len(self._free):
             return False
         for _ in range(missing):
-            sequence.block_ids.append(self._free.pop())
+            block_id = self._free.pop()
+            if sequence.block_ids and block_id != sequence.block_ids[-1] + 1:
+                sequence.blocks_are_neighbours = False
+            sequence.block_ids.append(block_id)
         return True
 
     def free(self, sequence: Sequence) -> None:
         """Take back all blocks of `sequence`."""
         self._free.extend(reversed(sequence.block_ids))
         sequence.block_ids.clear()
+        sequence.blocks_are_neighbours = True
 
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
         """Raise AssertionError unless every block is free or held by exactly one of `sequences`."""

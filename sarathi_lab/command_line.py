@@ -46,8 +46,9 @@ class CommandLine:
     """A checked command line: the composed configuration of every job, and where the results will go."""
 
     jobs: list[DictConfig]
-    sweep_dir: Path | None  # None for a single run
-    swept: tuple[str, ...]  # the settings that a sweep varies
+    results_dir: Path
+    is_sweep: bool
+    swept: tuple[str, ...] = ()  # the settings that a sweep varies
 
 
 def flags_first(args: Sequence[str]) -> list[str]:
@@ -56,7 +57,8 @@ def flags_first(args: Sequence[str]) -> list[str]:
     Its own parser drops what follows a flag in the middle, as in `chunk=256,512 -m batch=4`.
     """
     for arg in args:
-        if re.match(r"-[^-].", arg):  # the parser would answer with several lines of usage
+        # The parser would answer with several lines of usage.
+        if re.match(r"-[^-].", arg) and arg not in get_args_parser()._option_string_actions:
             raise UserError(f"option {arg} is unknown; settings are written name=value, --help lists the options")
     overrides = get_args_parser().parse_known_intermixed_args(list(args))[0].overrides
     return [*(arg for arg in args if arg not in overrides), *overrides]
@@ -88,12 +90,12 @@ def _compose_jobs(overrides: list[str], multirun: bool) -> CommandLine:
     master = hydra.compose_config("config", overrides, run_mode=mode or RunMode.RUN, validate_sweep_overrides=False)
     multirun = multirun or master.hydra.mode == RunMode.MULTIRUN
     if not multirun:
-        return CommandLine([_compose_job(overrides, known)], None, ())
+        return CommandLine([_compose_job(overrides, known)], Path(str(master.hydra.run.dir)), is_sweep=False)
     params = [f"{key}={value}" for key, value in (master.hydra.sweeper.get("params") or {}).items()]
     parsed = OverridesParser.create(config_loader=hydra.config_loader).parse_overrides([*params, *overrides])
     jobs = [_compose_job(job, known) for job in BasicSweeper.split_arguments(parsed, None)[0]]
     swept = tuple(override.get_key_element() for override in parsed if override.is_sweep_override())
-    return CommandLine(jobs, Path(str(master.hydra.sweep.dir)), swept)
+    return CommandLine(jobs, Path(str(master.hydra.sweep.dir)), is_sweep=True, swept=swept)
 
 
 def _compose_job(overrides: Sequence[str], known: Iterable[str]) -> DictConfig:
@@ -196,6 +198,8 @@ def _unknown_key(key: str, overrides: Sequence[str]) -> str:
     cfg = compose("config", choices)
     group, _, parameter = key.partition(".")
     if parameter and group in cfg and isinstance(cfg[group], DictConfig):
+        if parameter in inspect.signature(get_class(cfg[group]["_target_"])).parameters:
+            return f"{key} is at its default, which the option's file does not list; write +{key}=VALUE"
         return _unknown(key, _parameters(cfg, group), f"a parameter of {get_class(cfg[group]['_target_']).__name__}")
     return _unknown(key, [*map(str, cfg), "experiment"], "a setting")
 

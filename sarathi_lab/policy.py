@@ -127,8 +127,9 @@ class Sarathi:
     """Decode-maximal batching (SARATHI, section 4.2): all decodes plus one chunk of one prompt, `chunk` tokens in all.
 
     The chunk is `chunk` minus the decodes, so a full batch is a multiple of the matrix tile. A prompt is cut only
-    while at least `min_decodes` decodes ride along, else it runs whole: 1 is the paper's "stop chunking when no
-    decode is left to piggyback", 0 always cuts, batch - 1 cuts only for a full house.
+    while at least `min_decodes` decodes ride along, else it runs whole: 0 always cuts, 1 stops when no decode is left
+    to piggyback, batch - 1 cuts for a full house only. The paper counts decodes in full batches, so past the optimal
+    P:D its figures lie near the last.
     """
 
     name: ClassVar[str] = "sarathi"
@@ -142,7 +143,7 @@ class Sarathi:
         _check_reserve(self.reserve)
         _check_max_prefills(self.max_prefills)
         _check_chunk(self.chunk, batch_size)
-        require_int("min_decodes", self.min_decodes, 0, "use 1 for the paper's rule, 0 to cut every prompt")
+        require_int("min_decodes", self.min_decodes, 0, "use 1 to cut while decodes ride along, 0 to always cut")
         if self.min_decodes > max(1, batch_size - 1):
             raise UserError(
                 f"min_decodes={self.min_decodes} exceeds the {batch_size - 1} decodes that fit beside a prompt in a "

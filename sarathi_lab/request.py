@@ -41,6 +41,7 @@ class Sequence:
 
     __slots__ = (
         "block_ids",
+        "blocks_are_neighbours",
         "first_scheduled_time",
         "in_flight",
         "is_running",
@@ -56,7 +57,8 @@ class Sequence:
         self.request = request
         self.order = order  # rank of arrival: what "first come" means when sequences are sorted
         self.num_computed = 0  # advanced by Scheduler.update, reset by preemption
-        self.block_ids: list[int] = []  # written by BlockManager only
+        self.block_ids: list[int] = []  # written by BlockManager only, as is the next
+        self.blocks_are_neighbours = True  # whether block_ids count up by one
         self.is_running = False  # written by Scheduler: admitted and not preempted since
         self.in_flight = False  # set by Batch.add, cleared by Scheduler.update
         self.output_token_ids: list[int] = []

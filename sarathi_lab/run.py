@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -21,7 +20,6 @@ from sarathi_lab.runner import Place, run_with_baselines
 
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
-CANNOT_WRITE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENOSPC, errno.EDQUOT)
 UNNAMED = ("policy", "executor", "tracking", "baselines", "output", "hydra")  # they do not make a run another one
 
 
@@ -39,11 +37,6 @@ def main(args: Sequence[str]) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_USER_ERROR
-    except OSError as error:
-        if error.errno not in CANNOT_WRITE:
-            raise
-        print(f"error: {error.filename} can't be written ({error.strerror}); choose another folder", file=sys.stderr)
-        return EXIT_USER_ERROR
     except KeyboardInterrupt:
         print("interrupted: finished runs are kept", file=sys.stderr)
         return EXIT_INTERRUPTED
@@ -57,22 +50,23 @@ def _check(command_line: CommandLine) -> None:
             make_plan(baseline_config(cfg, name))
     # Only now may anything be written.
     make_folder(Path(str(command_line.jobs[0].output)), "output")
+    make_folder(command_line.results_dir, "hydra.run.dir")
     for cfg in command_line.jobs:
         build(cfg.tracking).check()
 
 
 def _run(args: Sequence[str], command_line: CommandLine) -> int:
-    sweep_dir = command_line.sweep_dir
+    folder = command_line.results_dir
+    # Said once more, so that folder and report agree whatever launcher runs the jobs and however long planning took.
+    setting = f"hydra.{'sweep' if command_line.is_sweep else 'run'}.dir"
+    quoted = str(folder).replace("\\", "\\\\").replace("'", "\\'")
     try:
-        if sweep_dir is None:
-            _hydra_main(args)
-        else:
-            # The folder is fixed here, so that the report finds it whatever launcher ran the jobs.
-            quoted = str(sweep_dir).replace("\\", "\\\\").replace("'", "\\'")
-            _hydra_main([*args, f"hydra.sweep.dir='{quoted}'"], command_line.swept)
+        _hydra_main([*args, f"{setting}='{quoted}'"], command_line.swept)
     finally:
-        if sweep_dir is not None and sweep_dir.is_dir():
-            report.print_sweep(sweep_dir)
+        if command_line.is_sweep:
+            report.print_sweep(folder)
+        elif (folder / "run.json").is_file():
+            report.print_place("results", folder)
         if hint := build(command_line.jobs[0].tracking).hint():
             report.print_place("W&B", hint)
     return 0
@@ -99,8 +93,6 @@ def _job(cfg: DictConfig, swept: Sequence[str]) -> None:
     name = _name(str(settings.runtime.choices["policy"]), settings.overrides.task, swept if is_sweep else None)
     group = "/".join(root.absolute().parts[-2:])
     run_with_baselines(cfg, Place(run_dir, root / "baselines", name, group, swept))
-    if not is_sweep:
-        report.print_place("results", run_dir)
 
 
 def _name(policy: str, overrides: Sequence[str], swept: Sequence[str] | None) -> str:

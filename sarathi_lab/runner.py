@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,8 +26,6 @@ from sarathi_lab.plan import Plan, baseline_config, build, make_plan
 from sarathi_lab.provenance import provenance
 from sarathi_lab.simulator.executor import SimulatedExecutor
 from sarathi_lab.tracking import Tracker
-
-SHORT_NAMES = ("chunk", "batch", "pd_ratio", "seq_len", "seed")
 
 
 @dataclass(frozen=True)
@@ -69,16 +68,23 @@ def _ensure_baseline(cfg: DictConfig, name: str, place: Place, tracker: Tracker)
     if (run_dir / "run.json").is_file():
         return run_dir
     # Executed aside and moved when complete, so that parallel jobs of a sweep never read half a baseline.
-    aside = run_dir.with_name(f".{run_dir.name}.{os.getpid()}")
-    aside.mkdir(parents=True, exist_ok=True)
+    run_dir.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(prefix=f".{run_dir.name}.", dir=run_dir.parent))
     try:
         own = replace(place, run_dir=run_dir, name=_baseline_name(cfg, name, place.swept))
         _execute(plan, aside, tracker, own, {"is_baseline": True, "baselines": {}}, {})
-        if not run_dir.exists():
-            aside.rename(run_dir)
+        _move_unless_there(aside, run_dir)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return run_dir
+
+
+def _move_unless_there(aside: Path, run_dir: Path) -> None:
+    try:
+        aside.rename(run_dir)
+    except OSError:  # another job was first, which is as good
+        if not (run_dir / "run.json").is_file():
+            raise
 
 
 def _baseline_name(cfg: DictConfig, name: str, swept: Sequence[str]) -> str:

@@ -10,6 +10,8 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 
 transformers.logging.set_verbosity_error()
 
+# Tests of model and executor run on the GPU where there is one: the same code, the other device.
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SIZES = {
     "hidden_size": 48,
     "num_hidden_layers": 2,

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from checkpoints import make_checkpoint
 from sarathi_lab.run import main
 
 SMALL = ["executor=simulated", "tracking=none", "workload.num_requests=2"]
@@ -58,7 +59,7 @@ MISTAKES = [
     (["policy=prefill_first", "policy.delay_factor=abc"], ["delay_factor=abc is not a number"]),
     (["policy=prefill_first", "policy.max_num_batched_tokens=abc"], ["max_num_batched_tokens=abc"]),
     (["policy.min_decodes=1000"], ["min_decodes=1000 exceeds the 7 decodes"]),
-    (["seq_len=1000000000"], ["GB for KV", "seq_len"]),
+    (["seq_len=1000000000"], ["GB for KV", "shorten the requests"]),
     (["--sweep"], ["option --sweep is unknown"]),
 ]
 
@@ -141,6 +142,24 @@ def test_model_paths(capsys, tmp_path):
     assert "config.json" in refuse([*torch_run, f"model.path={empty}"], capsys, output)
     (empty / "config.json").write_text(json.dumps({"model_type": "mamba", "architectures": ["MambaForCausalLM"]}))
     assert "mamba" in refuse([*torch_run, f"model.path={empty}"], capsys, output)
+    checkpoint = tmp_path / "checkpoint"
+    make_checkpoint("llama", checkpoint)
+    capsys.readouterr()  # transformers reports its progress
+    weights = checkpoint / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    assert "truncated" in refuse([*torch_run, f"model.path={checkpoint}"], capsys, output)
+    weights.unlink()
+    assert "has no weights" in refuse([*torch_run, f"model.path={checkpoint}"], capsys, output)
+
+
+def test_a_checkpoint_runs_with_a_prompts_file(capsys, tmp_path):
+    """Sound counterparts of the above: a folder of weights and a file of prompts."""
+    make_checkpoint("qwen3", tmp_path / "checkpoint")
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt_token_ids": [5, 6, 7], "output_len": 2}\n\n{"prompt": "A", "output_len": 3}\n')
+    args = [f"model.path={tmp_path / 'checkpoint'}", "workload=prompts", f"workload.path={prompts}", "device=cpu"]
+    assert main([*args, "tracking=none", "baselines=[]", "chunk=8", f"output={tmp_path / 'out'}"]) == 0
+    assert "3 rows read = 2 used + 1 dropped, 1 blank" in capsys.readouterr().out
 
 
 def test_workload_files(capsys, tmp_path):

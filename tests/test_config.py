@@ -48,10 +48,15 @@ EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_every_experiment_composes_all_its_jobs(experiment):
     command_line = read_command_line([f"experiment={experiment}", "executor=simulated"])
-    assert command_line.sweep_dir is not None
+    assert command_line.is_sweep
     assert len(command_line.jobs) > 1
     for cfg in command_line.jobs:
         make_plan(cfg)
+
+
+def test_runs_of_the_same_second_have_folders_of_their_own():
+    folders = {read_command_line(["executor=simulated"]).results_dir for _ in range(3)}
+    assert len(folders) == 3
 
 
 def test_the_default_command_plans_three_runs_on_this_machine():

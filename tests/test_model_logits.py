@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from checkpoints import FAMILIES, make_checkpoint
+from checkpoints import DEVICE, FAMILIES, make_checkpoint
 from sarathi_lab.block_manager import BlockManager
 from sarathi_lab.model.auto import AutoModel
 from sarathi_lab.model.transformer import KVCache, Transformer
@@ -18,7 +18,6 @@ from sarathi_lab.torch_executor.inputs import pack
 
 BLOCK_SIZE = 4
 PROMPT_LEN = 21
-CPU = torch.device("cpu")
 # Sizes of the chunks, repeated until the prompt is done: whole, one at a time, odd, at and beside block edges.
 CHUNKINGS = {
     "whole": [PROMPT_LEN],
@@ -39,7 +38,7 @@ class Driver:
         self.blocks = BlockManager(num_blocks, BLOCK_SIZE)
         if block_order is not None:
             self.blocks._free = block_order
-        self.cache = KVCache(model.spec, num_blocks, BLOCK_SIZE, CPU, model.dtype)
+        self.cache = KVCache(model.spec, num_blocks, BLOCK_SIZE, DEVICE, model.dtype)
         self.cache.keys.fill_(float("nan"))  # whoever reads what was never written shows it
         self.cache.values.fill_(float("nan"))
 
@@ -53,13 +52,13 @@ class Driver:
         for sequence, num_tokens in parts:
             assert self.blocks.grow(sequence, sequence.num_computed + num_tokens)
             batch.add(sequence, num_tokens)
-        inputs = pack(batch, BLOCK_SIZE, self.model.spec.sliding_window, CPU, self.model.dtype)
+        inputs = pack(batch, BLOCK_SIZE, self.model.spec.sliding_window, DEVICE, self.model.dtype)
         every_end = [segment.start + segment.num_queries - 1 for segment in inputs.segments]
-        logits = self.model(dataclasses.replace(inputs, emit_rows=torch.tensor(every_end)), self.cache)
+        logits = self.model(dataclasses.replace(inputs, emit_rows=torch.tensor(every_end, device=DEVICE)), self.cache)
         for sequence, num_tokens in parts:
             sequence.in_flight = False
             sequence.num_computed += num_tokens
-        return list(logits)
+        return list(logits.cpu())
 
 
 @pytest.fixture(scope="module", params=list(FAMILIES))
@@ -68,7 +67,7 @@ def pair(request, tmp_path_factory):
     directory = tmp_path_factory.mktemp("checkpoint")
     theirs = make_checkpoint(request.param, directory)
     spec, found = AutoModel(str(directory)).resolve("unused")
-    return theirs, load_model(spec, found, CPU, torch.float32, seed=0)
+    return theirs, load_model(spec, found, DEVICE, torch.float32, seed=0)
 
 
 def prompt(seed: int, length: int = PROMPT_LEN) -> np.ndarray:
@@ -123,7 +122,7 @@ def test_mixed_batches_over_scattered_blocks(pair):
 def test_half_precision_stays_close(tmp_path, dtype, tolerance):
     theirs = make_checkpoint("llama gqa, llama3 rope", tmp_path)
     spec, found = AutoModel(str(tmp_path)).resolve("unused")
-    driver = Driver(load_model(spec, found, CPU, dtype, seed=0))
+    driver = Driver(load_model(spec, found, DEVICE, dtype, seed=0))
     token_ids = prompt(5)
     sequence = driver.sequence(token_ids)
     driver.step((sequence, 8))

@@ -103,3 +103,16 @@ def test_blocks_are_conserved(steps):
             blocks.grow(sequences[index], num_tokens)
         blocks.check_integrity(sequences)
         assert blocks.num_free + blocks.num_used == 12
+
+
+def test_a_sequence_knows_whether_its_blocks_are_neighbours():
+    blocks = BlockManager(6, 4)
+    first, second = sequence(), sequence()
+    blocks.grow(first, 8)
+    blocks.grow(second, 4)
+    assert first.blocks_are_neighbours
+    blocks.grow(first, 12)
+    assert first.block_ids == [0, 1, 3]
+    assert not first.blocks_are_neighbours
+    blocks.free(first)
+    assert first.blocks_are_neighbours

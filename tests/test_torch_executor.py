@@ -8,7 +8,7 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from checkpoints import FAMILIES, make_checkpoint
+from checkpoints import DEVICE, FAMILIES, make_checkpoint
 from helpers import ScriptedExecutor, scheduler_for
 from sarathi_lab.engine import run_engine
 from sarathi_lab.ledger import Ledger
@@ -21,7 +21,6 @@ from sarathi_lab.request import Batch, Request
 from sarathi_lab.simulator.executor import SimulatedExecutor
 from sarathi_lab.torch_executor.executor import TorchExecutor
 
-CPU = torch.device("cpu")
 BATCH_SIZE = 3
 LENGTHS = [(19, 6), (7, 9), (12, 3), (5, 1), (23, 5)]
 POLICIES = [
@@ -70,7 +69,7 @@ def family(request, tmp_path_factory):
         )
         greedy[wish.request_id] = out[0, wish.prompt_len :].tolist()
     spec, found = AutoModel(str(directory)).resolve("unused")
-    return load_model(spec, found, CPU, torch.float32, seed=0), greedy
+    return load_model(spec, found, DEVICE, torch.float32, seed=0), greedy
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
@@ -83,7 +82,7 @@ def test_greedy_tokens_equal_generate(family, policy):
 @pytest.fixture(scope="module")
 def tiny() -> Transformer:
     spec = instantiate(OmegaConf.load(CONF / "model" / "tiny.yaml"))
-    return load_model(spec, None, CPU, torch.float32, seed=0)
+    return load_model(spec, None, DEVICE, torch.float32, seed=0)
 
 
 @pytest.mark.parametrize("policy", [PrefillFirst(watermark=0.0), SarathiServe(chunk=8, watermark=0.0)], ids=str)

@@ -74,7 +74,9 @@ def _shared(config: Config) -> dict[str, Any]:
         "activation": _activation(config.get("hidden_act", "silu")),
         "rope_theta": float(rope.get("rope_theta") or config.get("rope_theta") or config.get("rotary_emb_base", 10000)),
         "rope_scaling": _rope_scaling(rope, config),
-        "rotary_fraction": float(rope.get("partial_rotary_factor") or config.get("rotary_pct", 1.0)),
+        "rotary_fraction": float(
+            rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or config.get("rotary_pct", 1.0)
+        ),
         "tie_embeddings": bool(config.get("tie_word_embeddings", False)),
     }
 

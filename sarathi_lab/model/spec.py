@@ -99,6 +99,11 @@ class ModelSpec:
                 "correct the model file"
             )
 
+    def require_runnable(self) -> None:
+        """Raise UserError for a shape that exists for simulation only."""
+        if self.simulation_only:
+            raise UserError(f"model {self.name} is for simulation only; add executor=simulated or take another model")
+
     # -- shapes ----------------------------------------------------------------------------------------------
 
     @property

@@ -8,7 +8,6 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from sarathi_lab.errors import UserError
 from sarathi_lab.model.checkpoint import parameter_sources, weight_files
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.model.transformer import Transformer
@@ -21,8 +20,7 @@ def load_model(
 
     Raises UserError for a shape that is meant for simulation only.
     """
-    if spec.simulation_only:
-        raise UserError(f"model {spec.name} is for simulation only; add executor=simulated or take another model")
+    spec.require_runnable()
     model = Transformer(spec, device, dtype)
     if directory is None:
         fill_at_random(model, seed)

@@ -49,6 +49,6 @@ def check_memory(spec: ModelSpec, hardware: Hardware, dtype_bytes: int, kv_token
         num_devices = math.ceil((weights + cache) / hardware.memory_bytes)
         raise UserError(
             f"model {spec.name} needs {weights / 1e9:.1f} GB for weights and {cache / 1e9:.1f} GB for KV, one "
-            f"{hardware.name} has {hardware.memory_bytes / 1e9:.0f} GB ({num_devices} would do); lower batch or "
-            "seq_len, or take a smaller model or another hardware"
+            f"{hardware.name} has {hardware.memory_bytes / 1e9:.0f} GB ({num_devices} would do); lower batch, "
+            "shorten the requests or max_model_len, or take a smaller model or another hardware"
         )

@@ -26,6 +26,7 @@ from sarathi_lab.torch_executor.device import (
 from sarathi_lab.torch_executor.executor import TorchExecutor
 
 WARM_UP_TOKENS = 256
+USABLE_MEMORY = 0.9  # the rest is for activations and logits
 
 
 @dataclass(frozen=True)
@@ -67,15 +68,15 @@ class TorchBackend:
 
     def check(self, spec: ModelSpec, kv_tokens: int) -> None:
         """Raise UserError if weights and cache exceed the free memory, or the shape exists for simulation only."""
-        if spec.simulation_only:
-            raise UserError(f"model {spec.name} is for simulation only; add executor=simulated or take another model")
+        spec.require_runnable()
         weights = spec.weight_bytes(self.dtype_bytes)
         cache = kv_tokens * spec.kv_bytes_per_token(self.dtype_bytes)
         free = free_memory_bytes(self._device)
-        if weights + cache > free:
+        if weights + cache > USABLE_MEMORY * free:
             raise UserError(
                 f"model {spec.name} needs {weights / 1e9:.1f} GB for weights and {cache / 1e9:.1f} GB for KV, "
-                f"{self.device_name} has {free / 1e9:.1f} GB free; lower batch or seq_len, or take a smaller model"
+                f"{self.device_name} has {free / 1e9:.1f} GB free, of which a tenth stays for activations; "
+                "lower batch, shorten the requests or max_model_len, or take a smaller model"
             )
 
     def ceilings(self) -> Ceilings:

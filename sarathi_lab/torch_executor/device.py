@@ -17,6 +17,7 @@ from sarathi_lab.floor import Ceilings
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 GPU_MODEL = "13b"  # the paper's
 GPU_MODEL_PARAMS = 13.0e9
+FIRST_ROUNDS = 4  # of ceilings, before anything is announced
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of glibc's malloc.h
 ROOM = 1.2  # weights plus a fifth for cache and activations
 
@@ -100,17 +101,16 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
     """The best that this process has seen of large matrix products and of large copies and sums.
 
     Measured anew at every call, for a machine that others use, too, may be slow for seconds; a ceiling only rises.
-    A copy counts the bytes read and written. Takes a few tenths of a second.
+    A copy counts the bytes read and written. The first call takes a second or two, later ones a few tenths.
     """
-    seen = _best_ceilings.get((device, dtype), Ceilings(0.0, 0.0, "measured"))
+    seen = _best_ceilings.get((device, dtype))
+    flops, num_bytes = (seen.flops_per_second, seen.bytes_per_second) if seen else (0.0, 0.0)
     with torch.inference_mode():
-        best = Ceilings(
-            max(seen.flops_per_second, _flops_per_second(device, dtype)),
-            max(seen.bytes_per_second, _bytes_per_second(device)),
-            "measured",
-        )
-    _best_ceilings[device, dtype] = best
-    return best
+        for _ in range(1 if seen else FIRST_ROUNDS):
+            flops = max(flops, _flops_per_second(device, dtype))
+            num_bytes = max(num_bytes, _bytes_per_second(device))
+    _best_ceilings[device, dtype] = Ceilings(flops, num_bytes, "measured")
+    return _best_ceilings[device, dtype]
 
 
 def _flops_per_second(device: torch.device, dtype: torch.dtype) -> float:
@@ -123,7 +123,7 @@ def _flops_per_second(device: torch.device, dtype: torch.dtype) -> float:
 
 def _bytes_per_second(device: torch.device) -> float:
     # Far larger than the caches: what is wanted is the memory's rate.
-    num_bytes = (2 << 30) if device.type == "cuda" else (192 << 20)
+    num_bytes = (512 << 20) if device.type == "cuda" else (192 << 20)
     source = torch.ones(num_bytes // 4, device=device)
     target = torch.empty_like(source).zero_()
     copied = 2 * num_bytes / _best_time(lambda: target.copy_(source), device)

@@ -1,4 +1,5 @@
-"""From a batch to the tensors of one iteration. Of a context only the block ids are touched, in bulk."""
+"""From a batch to the tensors of one iteration. Work does not grow with the contexts, unless their
+blocks are scattered: then their ids are copied."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from numpy.typing import NDArray
 
 from sarathi_kernels.attention import make_segment
 from sarathi_lab.model.transformer import PackedInputs
-from sarathi_lab.request import Batch, Chunk
+from sarathi_lab.request import Batch, Chunk, Sequence
 
 
 def pack(
@@ -20,16 +21,17 @@ def pack(
     for chunk in batch.chunks:
         end = chunk.start + chunk.num_tokens
         where = np.arange(chunk.start, end)
-        blocks = np.asarray(chunk.sequence.block_ids[: -(-end // block_size)])
+        first_block = chunk.start // block_size
+        new_blocks = np.asarray(chunk.sequence.block_ids[first_block : -(-end // block_size)])
         token_ids.append(_token_ids(chunk))
         positions.append(where)
-        slots.append(blocks[where // block_size] * block_size + where % block_size)
+        slots.append(new_blocks[where // block_size - first_block] * block_size + where % block_size)
         segments.append(
             make_segment(
                 row,
                 chunk.num_tokens,
                 end,
-                _as_slice(blocks, device),
+                _context_blocks(chunk.sequence, -(-end // block_size), device),
                 sliding_window=sliding_window,
                 device=device,
                 dtype=dtype,
@@ -60,9 +62,9 @@ def _token_ids(chunk: Chunk) -> NDArray[np.int64]:
     return np.concatenate([np.asarray(prompt, dtype=np.int64), np.asarray(output, dtype=np.int64)])
 
 
-def _as_slice(blocks: NDArray[np.int64], device: torch.device) -> slice | torch.Tensor:
+def _context_blocks(sequence: Sequence, num_blocks: int, device: torch.device) -> slice | torch.Tensor:
     """Neighbouring blocks as a slice, which attention reads without copying; others as an index."""
-    first = int(blocks[0])
-    if blocks[-1] - first == len(blocks) - 1 and bool((np.diff(blocks) == 1).all()):
-        return slice(first, first + len(blocks))
-    return torch.from_numpy(blocks).to(device)
+    if sequence.blocks_are_neighbours:
+        first = sequence.block_ids[0]
+        return slice(first, first + num_blocks)
+    return torch.tensor(sequence.block_ids[:num_blocks], device=device)

@@ -48,7 +48,7 @@ class Workload(Protocol):
         ...
 
 
-def arrival_times(arrivals: str, rate: float | None, num_requests: int, seed: int) -> NDArray[np.float64]:
+def arrival_times(arrivals: Arrivals, rate: float | None, num_requests: int, seed: int) -> NDArray[np.float64]:
     """Seconds at which requests arrive: all at 0 (closed), or with exponential gaps of mean 1 / rate (poisson).
 
     Raises UserError for an unknown kind, a missing rate, or a rate that would have no effect.

@@ -10,7 +10,7 @@ import numpy as np
 
 from sarathi_lab.errors import UserError, require_int, require_number
 from sarathi_lab.request import Request
-from sarathi_lab.workload.base import Encode, LoadedRequests, arrival_times, random_prompt
+from sarathi_lab.workload.base import Arrivals, Encode, LoadedRequests, arrival_times, random_prompt
 
 
 def split_length(total_len: int, pd_ratio: float) -> tuple[int, int]:
@@ -27,7 +27,7 @@ class _Synthetic:
     num_requests: int
     pd_ratio: float
     seed: int
-    arrivals: str = "closed"
+    arrivals: Arrivals = "closed"
     rate: float | None = None
 
     def __post_init__(self) -> None:
