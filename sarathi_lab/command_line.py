@@ -19,7 +19,7 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException
+from hydra.errors import HydraException, OverrideParseException
 from hydra.types import RunMode
 from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
@@ -99,7 +99,11 @@ def _compose_jobs(overrides: list[str], multirun: bool) -> CommandLine:
 
 
 def _compose_job(overrides: Sequence[str], known: Iterable[str]) -> DictConfig:
-    cfg = compose("config", list(overrides))
+    try:
+        cfg = compose("config", list(overrides))
+        OmegaConf.resolve(cfg.copy())  # a broken ${...} shows here
+    except (HydraException, OmegaConfBaseException) as error:
+        raise _translate(error, overrides) from None  # with this job's options, not those of the whole sweep
     parsed = OverridesParser.create().parse_overrides(list(overrides))
     _check_top_level(cfg, known)
     _check_experiment(parsed)
@@ -170,8 +174,18 @@ def _parameters(cfg: DictConfig, group: str) -> list[str]:
 # -- Hydra's own messages, in one line ---------------------------------------------------------------------------
 
 
+def explain(error: Exception, args: Sequence[str]) -> UserError:
+    """`error`, raised by Hydra's own commands for `args`, in one line."""
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return _translate(error, args)
+
+
 def _translate(error: Exception, overrides: Sequence[str]) -> UserError:
+    """One line for what Hydra or OmegaConf says of `overrides` in several."""
     message = str(error)
+    if isinstance(error, OverrideParseException):
+        return UserError(f"{error.override!r} can't be read; settings are written name=value, without spaces around =")
     cause = str(error.__cause__ or "")
     if match := re.search(r"Sweep parameters? '(.+?)' requires --multirun", message):
         return UserError(f"{match.group(1)} is a sweep over several values; add -m to run them all")
@@ -179,13 +193,13 @@ def _translate(error: Exception, overrides: Sequence[str]) -> UserError:
         return UserError(f"{match.group(1)} has several values; add -m to sweep over them, or quote the comma")
     if match := re.search(r"Could not override '([\w.@/]+)'", message):
         return UserError(_unknown_key(match.group(1), overrides))
-    if match := re.search(r"Could not find '(\w+)/(.+?)'", message):
+    if match := re.search(rf"Could not find '({'|'.join(GROUPS)})/(.+?)'", message):
         group, option = match.groups()
         return UserError(_unknown_option(group, option))
     if match := re.search(r"Could not override '(\w+)'\. No match in the defaults list", message + cause):
         return UserError(_unknown_key(match.group(1), overrides))
-    lines = [line.strip() for line in f"{message} {cause}".splitlines() if line.strip()]
-    return UserError(f"{' '.join(overrides)}: {'; '.join(lines)}; see --help for the syntax")
+    first = next((line.strip() for line in f"{message}\n{cause}".splitlines() if line.strip()), type(error).__name__)
+    return UserError(f"{' '.join(overrides)}: {first}; --help shows the settings")
 
 
 def _unknown_option(group: str, option: str) -> str:

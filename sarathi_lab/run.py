@@ -9,10 +9,12 @@ from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
 from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
 
 from sarathi_lab import report
-from sarathi_lab.command_line import CommandLine, flags_first, is_run, read_command_line
+from sarathi_lab.command_line import CommandLine, explain, flags_first, is_run, read_command_line
 from sarathi_lab.errors import UserError
 from sarathi_lab.paths import CONF, make_folder
 from sarathi_lab.plan import baseline_config, build, make_plan
@@ -29,8 +31,7 @@ def main(args: Sequence[str]) -> int:
     try:
         args = flags_first(args)
         if not is_run(args):
-            _hydra_main(args)
-            return 0
+            return _show(args)
         command_line = read_command_line(args)
         _check(command_line)
         return _run(args, command_line)
@@ -40,6 +41,15 @@ def main(args: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print("interrupted: finished runs are kept", file=sys.stderr)
         return EXIT_INTERRUPTED
+
+
+def _show(args: Sequence[str]) -> int:
+    """Help, or the configuration: Hydra's own business, but for its tracebacks."""
+    try:
+        _hydra_main(args)
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        raise explain(error, args) from None
+    return 0
 
 
 def _check(command_line: CommandLine) -> None:

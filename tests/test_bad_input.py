@@ -85,6 +85,23 @@ def test_one_line_and_exit_code_2(args, words, capsys, tmp_path):
         assert word in line
 
 
+COMMAND_LINES = [
+    (["chunk=256,"], "'chunk=256,' can't be read"),
+    (["chunk", "=", "256"], "'chunk' can't be read"),
+    (["chunk=${bach}"], "'bach' not found"),
+    (["--cfg", "job", "chnk=1"], "chnk is not a setting (did you mean chunk?)"),
+    (["--cfg", "job", "chunk=1,2", "-m"], "Only one of"),
+    (["hydra/launcher=joblib"], "Could not find 'hydra/launcher/joblib'"),
+    (["policy=orca,sarathi", "policy.min_decodes=1", "-m"], "policy.min_decodes is not a parameter of Orca"),
+    (["model=30m", "model.activation=gelu"], "write +model.activation=VALUE"),
+]
+
+
+@pytest.mark.parametrize(("args", "words"), COMMAND_LINES, ids=lambda value: " ".join(value))
+def test_command_lines_that_hydra_refuses_in_several_lines(args, words, capsys, tmp_path):
+    assert words in refuse([*SMALL, *args], capsys, tmp_path / "outputs")
+
+
 def test_a_mistake_in_the_last_job_of_a_sweep_stops_the_first(capsys, tmp_path):
     line = refuse([*SMALL, "chunk=256,512,3", "-m"], capsys, tmp_path / "outputs")
     assert "chunk=3 is smaller" in line
