@@ -104,8 +104,8 @@ def print_summary(plan: Plan, summary: Mapping[str, float], baselines: Mapping[s
     console().print(table)
 
 
-def print_sweep(sweep_dir: Path) -> None:
-    """One table over all finished runs of a sweep with the baselines beside them, and the picture of the same."""
+def print_sweep(sweep_dir: Path, num_jobs: int) -> None:
+    """One table over all finished runs of a sweep of `num_jobs`, its baselines beside them, and a picture of the same."""
     runs = load_runs(sweep_dir)
     out = console()
     if runs.empty:
@@ -113,7 +113,9 @@ def print_sweep(sweep_dir: Path) -> None:
         return
     baselines = runs[runs.is_baseline].sort_values(["policy", *plots.varying_labels(runs)], kind="stable")
     runs = pd.concat([baselines, runs[~runs.is_baseline]])
-    out.print(f"\nAll {len(runs)} runs of this sweep (ratios: run / baseline on the same requests)", style="bold")
+    num_missing = num_jobs - int((~runs.is_baseline).sum())
+    which = f"The {len(runs)} finished runs, {num_missing} missing," if num_missing else f"All {len(runs)} runs"
+    out.print(f"\n{which} of this sweep (ratios: run / baseline on the same requests)", style="bold")
     out.print(_sweep_table(runs))
     table = sweep_dir / "sweep.csv"
     places = [os.path.relpath(path, sweep_dir) for path in runs.path]

@@ -74,7 +74,7 @@ def _run(args: Sequence[str], command_line: CommandLine) -> int:
         _hydra_main([*args, f"{setting}='{quoted}'"], command_line.swept)
     finally:
         if command_line.is_sweep:
-            report.print_sweep(folder)
+            report.print_sweep(folder, len(command_line.jobs))
         elif (folder / "run.json").is_file():
             report.print_place("results", folder)
         if hint := build(command_line.jobs[0].tracking).hint():

@@ -172,7 +172,7 @@ def test_a_failing_job_leaves_the_others_and_the_exit_says_so(tmp_path):
     assert done.returncode not in (0, 2)
     finished = {path.name for path in run_folders(sweep_dir) if path.parent == sweep_dir}
     assert finished == {"0", "2"}
-    assert "All 4 runs" in done.stdout
+    assert "The 4 finished runs, 1 missing, of this sweep" in done.stdout
 
 
 def test_ctrl_c_keeps_finished_runs_closes_wandb_and_exits_130(tmp_path):
@@ -190,6 +190,6 @@ def test_ctrl_c_keeps_finished_runs_closes_wandb_and_exits_130(tmp_path):
     assert "interrupted" in err
     assert "Traceback" not in err
     assert [folder.name for folder in run_folders(tmp_path)] == ["0"]
-    assert "All 1 runs of this sweep" in out
+    assert "The 1 finished runs, 1 missing, of this sweep" in out
     states = sorted(inspect_wandb(path)["state"] for path in tmp_path.rglob("run-*.wandb"))
     assert states == ["failed", "finished"]
