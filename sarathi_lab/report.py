@@ -105,7 +105,7 @@ def print_summary(plan: Plan, summary: Mapping[str, float], baselines: Mapping[s
 
 
 def print_sweep(sweep_dir: Path, num_jobs: int) -> None:
-    """One table over all finished runs of a sweep of `num_jobs`, its baselines beside them, and a picture of the same."""
+    """One table over all finished runs of a sweep of `num_jobs` with the baselines beside them, and its picture."""
     runs = load_runs(sweep_dir)
     out = console()
     if runs.empty:
