@@ -86,6 +86,8 @@ def _prompt_request(
         if token_id >= (vocab_size or MAX_VOCAB_SIZE):
             size = f"the model's vocabulary of {vocab_size}" if vocab_size else "32 bits"
             raise UserError(f"{where}: token id {token_id} is outside {size}; correct the prompt or take another model")
+    if "output_len" not in row:
+        raise UserError(f"{where} has no output_len; give the tokens to generate")
     output_len = require_int(f"{where}: output_len", row.get("output_len"), 1, "give the tokens to generate")
     arrival = row.get("arrival_time", 0.0)
     if isinstance(arrival, bool) or not isinstance(arrival, int | float) or not 0 <= arrival <= sys.float_info.max:
