@@ -50,6 +50,11 @@ class CommandLine:
     is_sweep: bool
     swept: tuple[str, ...] = ()  # the settings that a sweep varies
 
+    @property
+    def results_setting(self) -> str:
+        """The setting of Hydra's that names `results_dir`."""
+        return "hydra.sweep.dir" if self.is_sweep else "hydra.run.dir"
+
 
 def flags_first(args: Sequence[str]) -> list[str]:
     """The same command line in the order that Hydra's parser understands: flags, then overrides.

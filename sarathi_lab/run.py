@@ -60,7 +60,7 @@ def _check(command_line: CommandLine) -> None:
             make_plan(baseline_config(cfg, name))
     # Only now may anything be written.
     make_folder(Path(str(command_line.jobs[0].output)), "output")
-    make_folder(command_line.results_dir, "hydra.run.dir")
+    make_folder(command_line.results_dir, command_line.results_setting)
     for cfg in command_line.jobs:
         build(cfg.tracking).check()
 
@@ -68,10 +68,9 @@ def _check(command_line: CommandLine) -> None:
 def _run(args: Sequence[str], command_line: CommandLine) -> int:
     folder = command_line.results_dir
     # Said once more, so that folder and report agree whatever launcher runs the jobs and however long planning took.
-    setting = f"hydra.{'sweep' if command_line.is_sweep else 'run'}.dir"
     quoted = str(folder).replace("\\", "\\\\").replace("'", "\\'")
     try:
-        _hydra_main([*args, f"{setting}='{quoted}'"], command_line.swept)
+        _hydra_main([*args, f"{command_line.results_setting}='{quoted}'"], command_line.swept)
     finally:
         if command_line.is_sweep:
             report.print_sweep(folder, len(command_line.jobs))

@@ -118,14 +118,16 @@ def test_an_empty_output_folder_is_refused(capsys):
     assert "output is empty" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("setting", ["hydra.run.dir={}/run", "tracking.dir={}/wandb"])
+@pytest.mark.parametrize("setting", ["hydra.run.dir={}/run", "hydra.sweep.dir={}/sweep", "tracking.dir={}/wandb"])
 def test_other_folders_that_cannot_be_written(setting, capsys, tmp_path):
     taken = tmp_path / "taken"
     taken.touch()
     args = [argument for argument in SMALL if not (argument == "tracking=none" and "tracking" in setting)]
-    assert main([*args, setting.format(taken), f"output={tmp_path / 'outputs'}"]) == 2
+    flags = ["-m", "chunk=128,256"] if "sweep" in setting else []
+    assert main([*flags, *args, setting.format(taken), f"output={tmp_path / 'outputs'}"]) == 2
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1
+    assert lines[0].startswith(f"error: {setting.partition('=')[0]}=")
     assert "can't be written" in lines[0]
 
 

@@ -1,4 +1,4 @@
-"""Activations of the feed-forward block; both overwrite their (first) input, which nobody reads again."""
+"""Activations of the feed-forward block; both may overwrite their (first) input, which nobody reads again."""
 
 from __future__ import annotations
 
