@@ -126,10 +126,10 @@ class PrefillFirst:
 class Sarathi:
     """Decode-maximal batching (SARATHI, section 4.2): all decodes plus one chunk of one prompt, `chunk` tokens in all.
 
-    The chunk is `chunk` minus the decodes, so a full batch is a multiple of the matrix tile. A prompt is cut only
-    while at least `min_decodes` decodes ride along, else it runs whole: 0 always cuts, 1 stops when no decode is left
-    to piggyback, batch - 1 cuts for a full house only. The paper counts decodes in full batches, so past the optimal
-    P:D its figures lie near the last.
+    The chunk is `chunk` minus the decodes, so a full batch is a multiple of the matrix tile. Chunking stops when fewer
+    than `min_decodes` decodes are there to piggyback: they wait, and as many prompts as are missing run whole, alone.
+    So 0 always cuts, 1 stops when no decode is left, and batch - 1 lets decodes ride in full batches only, which is
+    how the paper counts them: its figures need it past the optimal P:D.
     """
 
     name: ClassVar[str] = "sarathi"
@@ -151,10 +151,15 @@ class Sarathi:
             )
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
+        missing = self.min_decodes - scheduler.num_idle_decodes
+        if missing > 0:
+            scheduler.continue_prefills(batch, max_prefills=missing)
+            scheduler.admit(batch, max_prefills=missing)
+            if batch.chunks:
+                return
         scheduler.add_decodes(batch)
-        budget = self.chunk if batch.num_decode_tokens >= self.min_decodes else None
-        scheduler.continue_prefills(batch, budget, self.max_prefills)
-        scheduler.admit(batch, budget, self.max_prefills)
+        scheduler.continue_prefills(batch, self.chunk, self.max_prefills)
+        scheduler.admit(batch, self.chunk, self.max_prefills)
 
 
 @dataclass(frozen=True)

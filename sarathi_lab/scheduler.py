@@ -49,6 +49,11 @@ class Scheduler:
         """Whether some admitted sequence could be scheduled now (all of them, unless batches are in flight)."""
         return any(not sequence.in_flight for sequence in self.running)
 
+    @property
+    def num_idle_decodes(self) -> int:
+        """Sequences whose next token could be decoded now."""
+        return sum(sequence.is_decoding and not sequence.in_flight for sequence in self.running)
+
     def add(self, request: Request) -> Sequence:
         """Queue a request. Raises UserError for one that could never finish, rather than stalling later."""
         self.check_fits(request)

@@ -80,6 +80,24 @@ def test_sarathi_runs_a_prompt_whole_when_no_decode_rides_along():
     ]
 
 
+def test_sarathi_decodes_wait_for_a_full_house_while_prompts_run_whole():
+    requests = requests_of((6, 2), (6, 4), (6, 2), (6, 2))
+    assert schedule(Sarathi(chunk=4, min_decodes=2), requests, batch_size=3) == [
+        [(0, 0, 6), (1, 0, 6)],  # two are missing
+        [(0, 6, 1), (1, 6, 1), (2, 0, 2)],  # 0 is done
+        [(2, 2, 4)],  # one is missing, so the rest runs whole and 1 waits
+        [(1, 7, 1), (2, 6, 1), (3, 0, 2)],  # 2 is done
+        [(3, 2, 4)],
+        [(1, 8, 1), (3, 6, 1)],
+    ]
+
+
+def test_sarathi_decodes_do_not_wait_for_prompts_that_cannot_start():
+    one_fits = {"batch_size": 3, "num_blocks": 3, "block_size": 4, "max_model_len": 12}
+    batches = schedule(Sarathi(chunk=4, min_decodes=2), requests_of((8, 3), (8, 1)), **one_fits)
+    assert batches == [[(0, 0, 8)], [(0, 8, 1)], [(0, 9, 1)], [(1, 0, 8)]]
+
+
 def test_sarathi_with_full_chunk_is_orca_best():
     requests = requests_of(*[(8, 5)] * 6)
     assert schedule(Sarathi(chunk=64), requests) == schedule(Orca(), requests)

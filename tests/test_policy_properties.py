@@ -23,6 +23,7 @@ POLICIES = {
     "prefill_first": PrefillFirst(max_num_batched_tokens=MAX_LEN, watermark=0.05),
     "prefill_first_delay": PrefillFirst(delay_factor=1.5),
     "sarathi": Sarathi(chunk=8, min_decodes=0),
+    "sarathi_full_house": Sarathi(chunk=8, min_decodes=3, reserve="prompt"),
     "sarathi_paper": Sarathi(chunk=8),
     "sarathi_many_prompt": Sarathi(chunk=8, max_prefills=None, reserve="prompt"),
     "sarathi_serve": SarathiServe(chunk=8),

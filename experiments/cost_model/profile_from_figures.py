@@ -1,0 +1,61 @@
+"""Makes the profile of LLaMA-13B on an A6000 from Figs 3 and 7 of the paper, the only figures that it uses.
+
+python experiments/cost_model/profile_from_figures.py > experiments/paper/profile_a6000_13b.csv
+"""
+
+from __future__ import annotations
+
+import sys
+
+import pandas as pd
+
+from sarathi_lab.results import load_paper
+from sarathi_lab.simulator.profile import COLUMNS
+
+LENGTH = 1024  # tokens of each sequence in Fig 3
+
+
+def main() -> None:
+    table = pd.concat([_fig_07(), _fig_03()], ignore_index=True)
+    table[list(COLUMNS)].to_csv(sys.stdout, index=False, float_format="%.6g")
+
+
+def _fig_07() -> pd.DataFrame:
+    """One prompt of n tokens: the linear operations, and what is left of the total, which is its attention."""
+    figure = load_paper("fig07")
+    n = figure.num_tokens
+    attention = figure.total_compute - figure.preproj - figure.postproj - figure.ffn
+    return pd.concat(
+        [
+            _rows("qkv_proj", n, 0, figure.preproj),
+            _rows("out_proj", n, 0, figure.postproj),
+            _rows("ffn", n, 0, figure.ffn),
+            _rows("prefill_attention", n, n, attention),
+        ]
+    )
+
+
+def _fig_03() -> pd.DataFrame:
+    """Batches of 1 to 18: the attention of decodes, and the other operations of decodes and of whole prompts."""
+    figure = load_paper("fig03")
+    decode = figure[figure.phase == "decode"]
+    attention = decode[decode.op == "attn"]
+    others = figure[figure.op == "others"]
+    tokens = others.batch * others.phase.map({"prefill": LENGTH, "decode": 1})
+    return pd.concat(
+        [
+            _rows(
+                "decode_attention", attention.batch, attention.batch * LENGTH, attention.batch * attention.ms_per_token
+            ),
+            _rows("others", tokens, 0, tokens * others.ms_per_token),
+        ]
+    )
+
+
+def _rows(operation: str, num_tokens: pd.Series, kv_tokens: pd.Series | int, milliseconds: pd.Series) -> pd.DataFrame:
+    rows = pd.DataFrame({"num_tokens": num_tokens, "kv_tokens": kv_tokens, "seconds": milliseconds / 1e3})
+    return rows.assign(operation=operation).sort_values("num_tokens")
+
+
+if __name__ == "__main__":
+    main()

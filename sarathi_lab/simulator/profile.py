@@ -1,0 +1,221 @@
+"""The `profiled` cost model: operation times measured for one model on one device, interpolated.
+
+A profile is a CSV table with the columns of `COLUMNS`; a row says that `operation`, over all layers and tokens of one
+iteration, took `seconds` for `num_tokens` new tokens that attention let read `kv_tokens` cached ones (0 where it plays
+no part). `task=calibrate` writes one; `experiments/cost_model/profile_from_figures.py` makes the A6000's from the paper.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from functools import cache, cached_property
+from operator import mul
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from sarathi_lab.errors import UserError
+from sarathi_lab.request import Batch
+
+COLUMNS = ("operation", "num_tokens", "kv_tokens", "seconds")
+ROW_OPERATIONS = ("qkv_proj", "out_proj", "ffn", "others")  # depend on the tokens of the iteration only
+ATTENTION = ("prefill_attention", "decode_attention")
+MIN_ROWS = 3  # of an operation: fewer leave nothing to check an interpolation with
+OperationTimes = Callable[[Batch], dict[str, float]]
+FIX = "measure it again with task=calibrate"
+
+
+class Profile:
+    """A checked table of operation times, and the functions that pass through it.
+
+    Operations of `ROW_OPERATIONS` are interpolated linearly in tokens; past the end of the table they cost per token
+    what the cheapest row of the table's upper half does, so a large batch pays for no half-empty tile. Attention is a
+    sum of non-negative costs (fixed, per token, per causal query-key pair, per cached token) fitted to relative errors,
+    times what that sum leaves of the measured times, interpolated.
+    """
+
+    def __init__(self, table: pd.DataFrame, source: str) -> None:
+        self.table = _checked(table, source)
+
+    @classmethod
+    def read(cls, path: Path) -> Profile:
+        """The profile in the CSV file `path`. Raises UserError for a file that is not one, or has holes."""
+        try:
+            return cls(pd.read_csv(path), str(path))
+        except (OSError, ValueError) as error:
+            raise UserError(f"profile {path} can't be read ({error}); {FIX}") from None
+
+    def rows(self, operation: str) -> pd.DataFrame:
+        """The table's rows of one operation, by tokens."""
+        return self.table[self.table.operation == operation].sort_values(["num_tokens", "kv_tokens"])
+
+    @cached_property
+    def row_times(self) -> dict[str, Callable[[int], float]]:
+        """For each operation of `ROW_OPERATIONS` its seconds as a function of the iteration's tokens."""
+        return {name: _interpolated(self.rows(name)) for name in ROW_OPERATIONS}
+
+    @cached_property
+    def prefill_attention(self) -> _Attention:
+        """Seconds by prefills, prefill tokens, query-key pairs and cached tokens read, in one iteration."""
+        return _prefill_attention(self.rows("prefill_attention"))
+
+    @cached_property
+    def decode_attention(self) -> _Attention:
+        """Seconds by decodes and cached tokens read, in one iteration."""
+        return _decode_attention(self.rows("decode_attention"))
+
+    @cached_property
+    def held_out_errors(self) -> dict[str, float]:
+        """For each operation the median relative error of rows left out one at a time and predicted by the others."""
+        return {name: _held_out_error(self.rows(name), name) for name in (*ROW_OPERATIONS, *ATTENTION)}
+
+
+class ProfiledCostModel:
+    """Seconds of an iteration by a `Profile`; the interface of `cost_model.CostModel`."""
+
+    def __init__(self, profile: Profile) -> None:
+        self.profile = profile
+        self._row_times = profile.row_times
+
+    @property
+    def uncertainty(self) -> dict[str, float]:
+        """Relative error by operation, found on rows that were held out."""
+        return self.profile.held_out_errors
+
+    def iteration_time(self, batch: Batch) -> float:
+        """Seconds of one iteration."""
+        return sum(self.operation_times(batch).values())
+
+    def operation_times(self, batch: Batch) -> dict[str, float]:
+        """Seconds by operation, summed over layers; prefills and decodes attend in calls of their own."""
+        num_tokens = batch.num_tokens
+        times = {name: row_time(num_tokens) for name, row_time in self._row_times.items()}
+        times["prefill_attention"] = batch.num_prefills and self.profile.prefill_attention.time(
+            batch.num_prefill_tokens,
+            1.0,
+            batch.num_prefill_tokens,
+            batch.prefill_query_key_pairs,
+            batch.prefill_kv_tokens,
+        )
+        times["decode_attention"] = batch.num_decode_tokens and self.profile.decode_attention.time(
+            batch.decode_kv_tokens, 1.0, batch.decode_kv_tokens, batch.num_decode_tokens
+        )
+        return times
+
+
+class _Attention:
+    """A sum of costs over `features` [rows, n], times a correction that is interpolated along `axis` [rows]."""
+
+    def __init__(self, features: NDArray[np.float64], axis: NDArray[np.float64], seconds: NDArray[np.float64]) -> None:
+        self._costs = _fitted(features, seconds)
+        left = pd.Series(seconds / (features @ self._costs)).groupby(axis).mean()
+        self._axis, self._left = left.index.tolist(), left.tolist()
+
+    def time(self, place: float, *features: float) -> float:
+        """Seconds; `place` is where on the axis of the correction."""
+        return self._correction(place) * sum(map(mul, self._costs, features))
+
+    def _correction(self, place: float) -> float:
+        """Linear between the places of the table, constant beyond them. Plain floats: numpy is slower for one value."""
+        i = bisect_left(self._axis, place)
+        if i == 0 or i == len(self._axis):
+            return self._left[min(i, len(self._left) - 1)]
+        weight = (place - self._axis[i - 1]) / (self._axis[i] - self._axis[i - 1])
+        return self._left[i - 1] + weight * (self._left[i] - self._left[i - 1])
+
+
+def _checked(table: pd.DataFrame, source: str) -> pd.DataFrame:
+    """`table` if it can be interpolated, else a UserError that names the hole."""
+    if missing := [name for name in COLUMNS if name not in table]:
+        raise UserError(f"profile {source} has no column {missing[0]} of {', '.join(COLUMNS)}; {FIX}")
+    for name in (*ROW_OPERATIONS, *ATTENTION):
+        rows = table[table.operation == name]
+        if len(rows) < MIN_ROWS:
+            raise UserError(f"profile {source} has {len(rows)} rows of {name}, {MIN_ROWS} are needed; {FIX}")
+        for column, least in (("num_tokens", 1), ("kv_tokens", 0), ("seconds", 1e-12)):
+            values = pd.to_numeric(rows[column], errors="coerce")
+            if not (bad := rows[~(values >= least) | np.isinf(values)]).empty:
+                value = bad[column].iloc[0]
+                raise UserError(
+                    f"profile {source}: {column}={value} of {name} in line {bad.index[0] + 2} is missing or not "
+                    f"positive; {FIX}"
+                )
+        if rows.duplicated(["num_tokens", "kv_tokens"]).any():
+            raise UserError(f"profile {source} has two rows of {name} for the same tokens; {FIX}")
+    return table
+
+
+def _interpolated(rows: pd.DataFrame) -> Callable[[int], float]:
+    tokens, seconds = rows.num_tokens.to_numpy(float), rows.seconds.to_numpy(float)
+    upper = tokens >= tokens[-1] / 2
+    per_token = float((seconds[upper] / tokens[upper]).min())
+    last = tokens[-1]
+
+    @cache
+    def time(num_tokens: int) -> float:
+        return float(np.interp(num_tokens, tokens, seconds)) if num_tokens <= last else per_token * num_tokens
+
+    return time
+
+
+def _prefill_attention(rows: pd.DataFrame) -> _Attention:
+    features = _prefill_features(rows)
+    return _Attention(features, features[:, 1], rows.seconds.to_numpy(float))
+
+
+def _decode_attention(rows: pd.DataFrame) -> _Attention:
+    features = _decode_features(rows)
+    return _Attention(features, features[:, 1], rows.seconds.to_numpy(float))
+
+
+def _prefill_features(rows: pd.DataFrame) -> NDArray[np.float64]:
+    tokens, kv = rows.num_tokens.to_numpy(float), rows.kv_tokens.to_numpy(float)
+    pairs = tokens * (kv - tokens) + tokens * (tokens + 1) / 2
+    return np.stack([np.ones_like(tokens), tokens, pairs, kv], axis=1)
+
+
+def _decode_features(rows: pd.DataFrame) -> NDArray[np.float64]:
+    tokens, kv = rows.num_tokens.to_numpy(float), rows.kv_tokens.to_numpy(float)
+    return np.stack([np.ones_like(tokens), kv, tokens], axis=1)
+
+
+def _fitted(features: NDArray[np.float64], seconds: NDArray[np.float64]) -> list[float]:
+    """Non-negative cost of each feature, by least squares of relative errors.
+
+    A feature that repeats earlier ones in this table (no row has a context, all decodes have the same) costs nothing.
+    """
+    scaled = features / seconds[:, None]
+    scale = np.linalg.norm(scaled, axis=0)
+    chosen: list[int] = []
+    for i in range(features.shape[1]):
+        if np.linalg.matrix_rank((scaled / scale)[:, [*chosen, i]], tol=1e-6) > len(chosen):
+            chosen.append(i)
+    costs = np.zeros(features.shape[1])
+    while chosen:
+        found = np.linalg.lstsq(scaled[:, chosen], np.ones(len(seconds)), rcond=None)[0]
+        if (found >= 0).all():
+            costs[chosen] = found
+            break
+        chosen.pop(int(np.argmin(found * scale[chosen])))
+    return [float(cost) for cost in costs]
+
+
+def _held_out_error(rows: pd.DataFrame, operation: str) -> float:
+    """Rows at the ends of the table are not left out: a table is not made to be extended."""
+    errors = []
+    for i in range(1, len(rows) - 1):
+        row, others = rows.iloc[[i]], rows.drop(rows.index[i])
+        measured = float(row.seconds.iloc[0])
+        errors.append(abs(_predicted(row, others, operation) / measured - 1))
+    return float(np.median(errors))
+
+
+def _predicted(row: pd.DataFrame, rows: pd.DataFrame, operation: str) -> float:
+    if operation in ROW_OPERATIONS:
+        return float(np.interp(row.num_tokens, rows.num_tokens, rows.seconds)[0])
+    is_prefill = operation == "prefill_attention"
+    features = (_prefill_features if is_prefill else _decode_features)(row)[0].tolist()
+    return (_prefill_attention if is_prefill else _decode_attention)(rows).time(features[1], *features)
