@@ -144,8 +144,8 @@ SERVERS: tuple[Server, ...] = (
             "--max_seq_len {load.max_model_len}",
         ),
         rule="a multiple of tokens_per_block={load.page_size}, and at least a block beside {load.num_decodes} decodes",
-        remark="counts decodes; trtllm-serve; tokens_per_block of kv_cache_config is {load.page_size} here, and a prompt "
-        "is cut at whole blocks of what the decodes leave",
+        remark="counts decodes; of trtllm-serve; tokens_per_block of kv_cache_config is {load.page_size} here, and a "
+        "prompt is cut at whole blocks of what the decodes leave",
         source="NVIDIA/TensorRT-LLM docs/source/features/long-sequence.md, commit 1ec63b4 (a multiple of "
         "tokens_per_block); tensorrt_llm/commands/serve.py, commit 00209af; cpp microBatchScheduler.cpp (chunk unit)",
         minimum=lambda load: load.page_size + load.num_decodes,
