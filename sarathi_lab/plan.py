@@ -112,7 +112,7 @@ def _with_advice(plan: Plan) -> Plan:
     advice = advise(
         plan.load.requests,
         plan.batch_size,
-        predictor.iteration_time,
+        predictor,
         predictor.tile,
         policy=lambda chunk: replace(policy, chunk=chunk),
         max_model_len=plan.max_model_len,

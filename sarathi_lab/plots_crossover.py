@@ -19,7 +19,7 @@ def crossover_map(table: pd.DataFrame, *, y: str = "batch", baseline: str = "req
     """`crossover`'s gains over one baseline in percent: P:D along x, `y` upwards, a panel per chunk.
 
     `y` is "batch" or "seq_len"; each value of the other has a row of panels. Blue gains, red loses, white is neutral,
-    and no number stands where nothing could run.
+    grey could not run.
     """
     use_style()
     table = table[table.baseline == baseline]
@@ -42,6 +42,8 @@ def crossover_map(table: pd.DataFrame, *, y: str = "batch", baseline: str = "req
 
 
 def _panel(numbers: pd.DataFrame, colours: pd.DataFrame, limit: float, ax: Axes) -> None:
+    ax.grid(False)
+    ax.set_facecolor("0.93")  # shows where nothing could run
     palette = sns.color_palette("vlag_r", as_cmap=True)
     sns.heatmap(
         colours, annot=numbers, fmt="+.0f", vmin=-limit, vmax=limit, cmap=palette, cbar=False, linewidths=0.5, ax=ax

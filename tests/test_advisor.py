@@ -274,4 +274,4 @@ def test_the_map_has_a_panel_per_chunk_and_a_number_per_cell(cells, y):
 def test_a_few_hundred_cells_take_less_than_a_minute():
     start = time.monotonic()
     table = crossover([5, 20, 80], [1024], [4, 8], [128, 256], COST.iteration_time)
-    assert (time.monotonic() - start) / (len(table) / 2) < 0.5
+    assert (time.monotonic() - start) / (len(table) / 2) < 0.2  # seconds a cell

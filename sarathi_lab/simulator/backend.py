@@ -64,4 +64,4 @@ class SimulatedBackend:
         self, spec: ModelSpec, checkpoint: Path | None, *, num_blocks: int, block_size: int, batch_size: int
     ) -> Executor:
         """The virtual clock over the cost model; cache and batch sizes cost nothing here."""
-        return SimulatedExecutor(self.predictor(spec).iteration_time)
+        return SimulatedExecutor(self.predictor(spec))
