@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from sarathi_lab.executor import Executor
 from sarathi_lab.floor import Ceilings
 from sarathi_lab.model.spec import ModelSpec
+from sarathi_lab.request import Batch
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """Seconds of an iteration on a device, known without running it; matrix products come in tiles of `tile` tokens."""
+
+    iteration_time: Callable[[Batch], float]
+    tile: int
+
+    def __call__(self, batch: Batch) -> float:
+        """Seconds of `batch`."""
+        return self.iteration_time(batch)
 
 
 class Backend(Protocol):
@@ -47,6 +62,10 @@ class Backend(Protocol):
 
     def ceilings(self) -> Ceilings:
         """Peak FLOP/s and bytes/s, measured or from the hardware file."""
+        ...
+
+    def predictor(self, spec: ModelSpec) -> Predictor | None:
+        """The device's cost model for `spec`, or None if it has none: what `chunk=auto` is chosen by."""
         ...
 
     def build(

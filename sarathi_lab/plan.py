@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from sarathi_lab.advisor import Advice, advise
 from sarathi_lab.backend import Backend
 from sarathi_lab.block_manager import BlockManager
 from sarathi_lab.errors import UserError, require_int
@@ -24,11 +25,15 @@ from sarathi_lab.workload import LoadedRequests
 
 # Room that a policy's default watermark (1 %) keeps free must not cost a sequence of the default cache.
 CACHE_HEADROOM = 0.01
+AUTO = "auto"  # for a chunk: the one that the device's cost model predicts to be best
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One run, ready to execute. `config` is fully resolved; lengths and sizes are in tokens and blocks."""
+    """One run, ready to execute. `config` is fully resolved; lengths and sizes are in tokens and blocks.
+
+    `advice` is what chunk=auto was resolved by, None for a chunk that was named.
+    """
 
     config: dict[str, Any]
     policy: Policy
@@ -40,6 +45,7 @@ class Plan:
     max_model_len: int
     block_size: int
     num_blocks: int
+    advice: Advice | None = None
 
     def scheduler(self) -> Scheduler:
         """A fresh scheduler with an empty cache."""
@@ -74,6 +80,8 @@ def make_plan(cfg: DictConfig) -> Plan:
         block_size=block_size,
         num_blocks=num_blocks,
     )
+    if getattr(policy, "chunk", None) == AUTO:
+        plan = _with_advice(plan)
     scheduler = plan.scheduler()
     for request in load.requests:
         scheduler.check_fits(request)
@@ -90,6 +98,29 @@ def baseline_config(cfg: DictConfig, name: str) -> DictConfig:
     assert isinstance(exchanged, DictConfig)
     exchanged.policy = OmegaConf.load(path)
     return exchanged
+
+
+def _with_advice(plan: Plan) -> Plan:
+    """`plan` with the chunk that its device's cost model predicts to be best."""
+    predictor = plan.backend.predictor(plan.spec)
+    if predictor is None:
+        raise UserError(
+            f"chunk={AUTO} needs a cost model of {plan.backend.device_name}, which has none; name a number such as "
+            "chunk=256, or add executor=simulated"
+        )
+    policy: Any = plan.policy
+    advice = advise(
+        plan.load.requests,
+        plan.batch_size,
+        predictor,
+        predictor.tile,
+        policy=lambda chunk: replace(policy, chunk=chunk),
+        max_model_len=plan.max_model_len,
+        num_blocks=plan.num_blocks,
+        block_size=plan.block_size,
+    )
+    config = {**plan.config, "policy": {**plan.config["policy"], "chunk": advice.chunk}}
+    return replace(plan, config=config, policy=replace(policy, chunk=advice.chunk), advice=advice)
 
 
 def build(node: DictConfig) -> Any:

@@ -184,7 +184,7 @@ class SarathiServe:
 
 
 def _check_chunk(chunk: int, batch_size: int) -> None:
-    require_int("chunk", chunk, 1, "use a number of tokens such as 256")
+    require_int("chunk", chunk, 1, "use a number of tokens such as 256, or auto with executor=simulated")
     if chunk < batch_size:
         raise UserError(
             f"chunk={chunk} is smaller than the {batch_size - 1} decodes and 1 prompt token that a batch of "

@@ -22,6 +22,7 @@ from rich.progress import (
 from rich.table import Table
 
 from sarathi_lab import plots
+from sarathi_lab.advisor import Advice
 from sarathi_lab.floor import Ceilings
 from sarathi_lab.headings import HEADINGS
 from sarathi_lab.plan import Plan
@@ -38,6 +39,14 @@ SWEEP_COLUMNS = {
     "tbt_p50": "TBT\nP50\n[ms]",
     "tbt_p99": "TBT\nP99\n[ms]",
     "time_over_floor": "time/\nfloor",
+}
+ADVICE_COLUMNS = {
+    "throughput": "tokens/s",
+    "throughput_vs_request_level": "x request_level",
+    "throughput_vs_orca": "x orca",
+    "kv_reread_factor": "KV re-read",
+    "tbt_p50": "TBT P50 [ms]",
+    "tbt_p99": "TBT P99 [ms]",
 }
 WIDTH_WITHOUT_TERMINAL = 132
 
@@ -62,6 +71,22 @@ def announce(plan: Plan, name: str, ceilings: Ceilings, predicted_floor: float) 
         f"  predicted floor {predicted_floor:.2f} s (ceilings {ceilings.source}: "
         f"{ceilings.flops_per_second / 1e12:.3g} TFLOP/s, {ceilings.bytes_per_second / 1e9:.3g} GB/s)"
     )
+    if plan.advice is not None:
+        _print_advice(plan.advice)
+
+
+def _print_advice(advice: Advice) -> None:
+    """The chunk that chunk=auto stands for, and the predictions that it was chosen by."""
+    out = console()
+    out.print(f"  chunk=auto is {advice.chunk}, by these predictions (* within 1 % of the most tokens/s)")
+    table = Table(box=None, padding=(0, 1), pad_edge=True)
+    table.add_column("chunk", justify="right")
+    for heading in ADVICE_COLUMNS.values():
+        table.add_column(heading, justify="right")
+    for row in advice.table.to_dict("records"):
+        mark = "*" if row["is_as_good"] else " "
+        table.add_row(f"{row['chunk']} {mark}", *(_cell(name, row[name]) for name in ADVICE_COLUMNS))
+    out.print(table)
 
 
 @contextmanager

@@ -46,7 +46,7 @@ def run_with_baselines(cfg: DictConfig, place: Place) -> dict[str, float]:
     baselines = {
         name: _ensure_baseline(baseline_config(cfg, name), name, place, tracker)
         for name in cfg.baselines
-        if build(baseline_config(cfg, name).policy) != plan.policy  # a run is not its own baseline
+        if build(baseline_config(cfg, name).policy) != build(cfg.policy)  # a run is not its own baseline
     }
     summaries = {name: read_summary(path) for name, path in baselines.items()}
     labels = {

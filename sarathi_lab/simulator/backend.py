@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from sarathi_lab.backend import Predictor
 from sarathi_lab.errors import UserError
 from sarathi_lab.executor import Executor
 from sarathi_lab.floor import Ceilings
@@ -55,8 +56,12 @@ class SimulatedBackend:
         hardware = self.hardware
         return Ceilings(hardware.flops_per_second, hardware.bytes_per_second, f"datasheet of {hardware.name}")
 
+    def predictor(self, spec: ModelSpec) -> Predictor:
+        """The cost model of the hardware."""
+        return Predictor(CostModel(spec, self.hardware, self.dtype_bytes).iteration_time, self.hardware.tile)
+
     def build(
         self, spec: ModelSpec, checkpoint: Path | None, *, num_blocks: int, block_size: int, batch_size: int
     ) -> Executor:
         """The virtual clock over the cost model; cache and batch sizes cost nothing here."""
-        return SimulatedExecutor(CostModel(spec, self.hardware, self.dtype_bytes).iteration_time)
+        return SimulatedExecutor(self.predictor(spec))

@@ -83,6 +83,10 @@ class TorchBackend:
         """Measured on this device; the best so far."""
         return measure_ceilings(self._device, self._dtype[1])
 
+    def predictor(self, spec: ModelSpec) -> None:
+        """A real device is measured, not predicted."""
+        return
+
     def build(
         self, spec: ModelSpec, checkpoint: Path | None, *, num_blocks: int, block_size: int, batch_size: int
     ) -> Executor:

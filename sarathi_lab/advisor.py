@@ -1,0 +1,219 @@
+"""Which chunk to take, by a model's own prediction: candidates served by the very engine loop on a virtual clock."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Sequence as SequenceABC
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pandas as pd
+
+from sarathi_lab.block_manager import BlockManager
+from sarathi_lab.engine import run_engine
+from sarathi_lab.ledger import Ledger
+from sarathi_lab.policy import Orca, Policy, RequestLevel, Sarathi
+from sarathi_lab.request import Batch, Request, Sequence
+from sarathi_lab.scheduler import Scheduler
+from sarathi_lab.simulator.executor import SimulatedExecutor
+
+BASELINES: Mapping[str, Policy] = {"request_level": RequestLevel(), "orca": Orca()}
+AS_GOOD = 0.01  # a throughput that is less than this share below the best is as good
+DEFAULT_BLOCK_SIZE = 16  # tokens
+
+IterationTime = Callable[[Batch], float]  # seconds of one iteration
+PolicyOfChunk = Callable[[int], Policy]
+
+
+@dataclass(frozen=True)
+class Advice:
+    """The chunk to take (tokens of one iteration, decodes included) and the predictions that it is chosen from."""
+
+    chunk: int
+    table: pd.DataFrame
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Serves `requests` on a virtual clock under any policy, with the given batch, model length and cache.
+
+    `max_model_len` None is the longest request, `num_blocks` None a cache that is never short.
+    """
+
+    requests: SequenceABC[Request]
+    batch_size: int
+    iteration_time: IterationTime
+    max_model_len: int | None = None
+    num_blocks: int | None = None
+    block_size: int = DEFAULT_BLOCK_SIZE
+
+    def serve(self, policy: Policy) -> Ledger:
+        """The record of serving all requests."""
+        max_model_len = self.max_model_len or max(request.total_len for request in self.requests)
+        num_blocks = self.num_blocks or 2 * self.batch_size * math.ceil(max_model_len / self.block_size)
+        blocks = BlockManager(num_blocks, self.block_size)
+        scheduler = Scheduler(policy, blocks, batch_size=self.batch_size, max_model_len=max_model_len)
+        ledger = Ledger()
+        run_engine(self.requests, scheduler, SimulatedExecutor(self.iteration_time), ledger)
+        return ledger
+
+    def throughput(self, ledger: Ledger) -> float:
+        """Prompt plus output tokens per second."""
+        return sum(request.total_len for request in self.requests) / float(ledger.iterations().end.max())
+
+    @cached_property
+    def baselines(self) -> Mapping[str, float]:
+        """The throughput of each baseline."""
+        return {name: self.throughput(self.serve(policy)) for name, policy in BASELINES.items()}
+
+    def table(self, chunks: Iterable[int], policy: PolicyOfChunk) -> pd.DataFrame:
+        """One row per chunk; see `predict`."""
+        return _marked(pd.DataFrame([self._row(chunk, policy) for chunk in chunks]))
+
+    def _row(self, chunk: int, policy: PolicyOfChunk) -> dict[str, float]:
+        ledger = self.serve(policy(chunk))
+        iterations, throughput = ledger.iterations(), self.throughput(ledger)
+        gaps = np.concatenate([np.diff(times) for times in ledger.requests().token_times])
+        p50, p99 = np.quantile(gaps, (0.5, 0.99)) if len(gaps) else (math.nan, math.nan)
+        return {
+            "chunk": chunk,
+            "throughput": throughput,
+            **{f"throughput_vs_{name}": throughput / value for name, value in self.baselines.items()},
+            "kv_reread_factor": iterations.prefill_kv_tokens.sum() / iterations.num_prefill_tokens.sum(),
+            "tbt_p50": p50,
+            "tbt_p99": p99,
+        }
+
+
+def predict(
+    chunks: Iterable[int],
+    requests: SequenceABC[Request],
+    batch_size: int,
+    iteration_time: IterationTime,
+    *,
+    policy: PolicyOfChunk = Sarathi,
+    max_model_len: int | None = None,
+    num_blocks: int | None = None,
+    block_size: int = DEFAULT_BLOCK_SIZE,
+) -> pd.DataFrame:
+    """What each chunk gives on `requests` under `policy`: a row per chunk, ascending, by the names of METRICS.md.
+
+    Columns: chunk (tokens), throughput (tokens/s), its ratios to request-level batching and to Orca with one prompt
+    an iteration ("Orca best"), kv_reread_factor, tbt_p50 and tbt_p99 (seconds between tokens; NaN if no request has
+    two), is_as_good (throughput within 1 % of the best row's) and is_best. Raises UserError as `Scheduler` does, for a
+    chunk below the batch or requests that do not fit.
+    """
+    prediction = Prediction(requests, batch_size, iteration_time, max_model_len, num_blocks, block_size)
+    return prediction.table(sorted(set(chunks)), policy)
+
+
+def candidates(requests: SequenceABC[Request], batch_size: int, tile: int) -> list[int]:
+    """Chunks worth a try (tokens), ascending and not below the batch: multiples of the device's `tile` (section 4.4).
+
+    Powers of two times the tile, up to the first that holds the longest prompt whole beside the decodes; and the
+    neighbours of (P:D) (B - 1), at which prefills and decodes run out together (the optimum P:D = C / (B - 1) of
+    section 4.3.3).
+    """
+    whole = max(request.prompt_len for request in requests) + batch_size - 1
+    doublings = max(0, math.ceil(math.log2(whole / tile)))
+    num_tiles = {2**i for i in range(doublings + 1)}
+    pd_ratio = sum(request.prompt_len for request in requests) / sum(request.output_len for request in requests)
+    balanced = pd_ratio * (batch_size - 1) / tile
+    num_tiles |= {n for n in (math.floor(balanced), math.ceil(balanced)) if 1 <= n < 2**doublings}
+    return sorted(n * tile for n in num_tiles if n * tile >= batch_size)
+
+
+def advise(
+    requests: SequenceABC[Request],
+    batch_size: int,
+    iteration_time: IterationTime,
+    tile: int,
+    *,
+    policy: PolicyOfChunk = Sarathi,
+    max_model_len: int | None = None,
+    num_blocks: int | None = None,
+    block_size: int = DEFAULT_BLOCK_SIZE,
+) -> Advice:
+    """The chunk with the highest predicted throughput, to a `tile`; the arguments are those of `predict`.
+
+    The gaps beside the best of `candidates` are halved until they are a tile wide. Of the chunks within 1 % of the
+    best, the one with the lowest P99 time between tokens is taken, then the smallest.
+    """
+    prediction = Prediction(requests, batch_size, iteration_time, max_model_len, num_blocks, block_size)
+    chunks: SequenceABC[int] = candidates(requests, batch_size, tile)
+    tables: list[pd.DataFrame] = []
+    while chunks:
+        tables.append(prediction.table(chunks, policy))
+        chunks = _halfway(pd.concat(tables), tile)
+    table = _marked(pd.concat(tables).sort_values("chunk", ignore_index=True))
+    best = table[table.is_as_good].sort_values(["tbt_p99", "chunk"]).iloc[0]
+    return Advice(int(best.chunk), table)
+
+
+def _halfway(table: pd.DataFrame, tile: int) -> list[int]:
+    """The multiples of `tile` halfway between the best chunk and its neighbours on either side, if any lie there."""
+    best = int(table.chunk.iloc[table.throughput.argmax()])
+    below, above = table.chunk[table.chunk < best], table.chunk[table.chunk > best]
+    neighbours = ([int(below.max())] if len(below) else []) + ([int(above.min())] if len(above) else [])
+    return [(best + other) // (2 * tile) * tile for other in neighbours if abs(best - other) > tile]
+
+
+def _marked(table: pd.DataFrame) -> pd.DataFrame:
+    best = table.throughput.max()
+    return table.assign(is_as_good=table.throughput >= (1 - AS_GOOD) * best, is_best=table.throughput == best)
+
+
+# -- the price of cutting one prompt -----------------------------------------------------------------------------
+
+MATMUL = ("qkv_proj", "out_proj", "ffn_up", "ffn_down", "lm_head")
+ATTENTION = ("prefill_attention", "decode_attention", "kv_write")
+
+
+@dataclass(frozen=True)
+class LossSplit:
+    """Seconds that a prompt cut into chunks takes more than whole, by cause; `whole` is its time uncut.
+
+    `attention` is the cache read again by every chunk (and smaller attention kernels), `matmul` the smaller matrix
+    products (a part-filled tile at the end, weights read once per chunk), `fixed` what an iteration costs whatever
+    its size. A part below zero is a gain.
+    """
+
+    whole: float
+    attention: float
+    matmul: float
+    fixed: float
+
+    @property
+    def total(self) -> float:
+        """Seconds lost in all."""
+        return self.attention + self.matmul + self.fixed
+
+
+def chunking_loss(prompt_len: int, chunk: int, operation_times: Callable[[Batch], Mapping[str, float]]) -> LossSplit:
+    """The extra time of a prompt of `prompt_len` tokens, prefilled alone in chunks of `chunk` (section 4.2, Fig 13).
+
+    `operation_times` gives the seconds of a batch by operation, named as in `CostModel.operation_times`; what is
+    neither a matrix product nor attention counts as fixed, so that the parts add up to the whole difference.
+    """
+    whole = _prefill_times(prompt_len, prompt_len, operation_times)
+    cut = _prefill_times(prompt_len, chunk, operation_times)
+    extra = cut.sub(whole, fill_value=0.0)
+    attention = float(extra[extra.index.isin(ATTENTION)].sum())
+    matmul = float(extra[extra.index.isin(MATMUL)].sum())
+    fixed = float(extra[~extra.index.isin((*ATTENTION, *MATMUL))].sum())
+    return LossSplit(float(whole.sum()), attention, matmul, fixed)
+
+
+def _prefill_times(prompt_len: int, chunk: int, operation_times: Callable[[Batch], Mapping[str, float]]) -> pd.Series:
+    """Seconds by operation, summed over the chunks of one prompt."""
+    sequence = Sequence(Request(0, 0.0, prompt_len, 1), order=0)
+    rows = []
+    while sequence.num_pending:
+        batch = Batch()
+        batch.add(sequence, min(chunk, sequence.num_pending))
+        rows.append(dict(operation_times(batch)))
+        sequence.in_flight = False
+        sequence.num_computed += batch.num_prefill_tokens
+    return pd.DataFrame(rows).sum()
