@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 
+import numpy as np
 import pandas as pd
 
 from sarathi_lab.results import load_paper
@@ -21,16 +22,22 @@ def main() -> None:
 
 
 def _fig_07() -> pd.DataFrame:
-    """One prompt of n tokens: the linear operations, and what is left of the total, which is its attention."""
+    """One prompt of n tokens: the linear operations, and what is left of the total, in two parts.
+
+    What grows with n squared, and the constant, is attention; what grows with n is element-wise work.
+    """
     figure = load_paper("fig07")
     n = figure.num_tokens
-    attention = figure.total_compute - figure.preproj - figure.postproj - figure.ffn
+    left = figure.total_compute - figure.preproj - figure.postproj - figure.ffn
+    powers = np.stack([np.ones(len(n)), n, n * (n + 1) / 2], axis=1)
+    _, per_token, _ = np.linalg.lstsq(powers / left.to_numpy()[:, None], np.ones(len(n)), rcond=None)[0]
     return pd.concat(
         [
             _rows("qkv_proj", n, 0, figure.preproj),
             _rows("out_proj", n, 0, figure.postproj),
             _rows("ffn", n, 0, figure.ffn),
-            _rows("prefill_attention", n, n, attention),
+            _rows("elementwise", n, 0, per_token * n),
+            _rows("prefill_attention", n, n, left - per_token * n),
         ]
     )
 

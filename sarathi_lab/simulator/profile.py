@@ -21,7 +21,7 @@ from sarathi_lab.errors import UserError
 from sarathi_lab.request import Batch
 
 COLUMNS = ("operation", "num_tokens", "kv_tokens", "seconds")
-ROW_OPERATIONS = ("qkv_proj", "out_proj", "ffn", "others")  # depend on the tokens of the iteration only
+ROW_OPERATIONS = ("qkv_proj", "out_proj", "ffn", "elementwise", "others")  # depend on the tokens of the iteration only
 ATTENTION = ("prefill_attention", "decode_attention")
 MIN_ROWS = 3  # of an operation: fewer leave nothing to check an interpolation with
 OperationTimes = Callable[[Batch], dict[str, float]]
@@ -100,8 +100,9 @@ class ProfiledCostModel:
             batch.prefill_query_key_pairs,
             batch.prefill_kv_tokens,
         )
-        times["decode_attention"] = batch.num_decode_tokens and self.profile.decode_attention.time(
-            batch.decode_kv_tokens, 1.0, batch.decode_kv_tokens, batch.num_decode_tokens
+        decodes = batch.num_decode_tokens
+        times["decode_attention"] = decodes and self.profile.decode_attention.time(
+            decodes, batch.decode_kv_tokens, batch.decode_kv_tokens / decodes, decodes, 1.0
         )
         return times
 
@@ -167,8 +168,7 @@ def _prefill_attention(rows: pd.DataFrame) -> _Attention:
 
 
 def _decode_attention(rows: pd.DataFrame) -> _Attention:
-    features = _decode_features(rows)
-    return _Attention(features, features[:, 1], rows.seconds.to_numpy(float))
+    return _Attention(_decode_features(rows), rows.num_tokens.to_numpy(float), rows.seconds.to_numpy(float))
 
 
 def _prefill_features(rows: pd.DataFrame) -> NDArray[np.float64]:
@@ -178,8 +178,11 @@ def _prefill_features(rows: pd.DataFrame) -> NDArray[np.float64]:
 
 
 def _decode_features(rows: pd.DataFrame) -> NDArray[np.float64]:
+    """Where all decodes of a table see the same context, what does not grow with their number is taken for the latency
+    of walking along it: launching overlaps with the operations before.
+    """
     tokens, kv = rows.num_tokens.to_numpy(float), rows.kv_tokens.to_numpy(float)
-    return np.stack([np.ones_like(tokens), kv, tokens], axis=1)
+    return np.stack([kv, kv / tokens, tokens, np.ones_like(tokens)], axis=1)
 
 
 def _fitted(features: NDArray[np.float64], seconds: NDArray[np.float64]) -> list[float]:
@@ -218,4 +221,5 @@ def _predicted(row: pd.DataFrame, rows: pd.DataFrame, operation: str) -> float:
         return float(np.interp(row.num_tokens, rows.num_tokens, rows.seconds)[0])
     is_prefill = operation == "prefill_attention"
     features = (_prefill_features if is_prefill else _decode_features)(row)[0].tolist()
-    return (_prefill_attention if is_prefill else _decode_attention)(rows).time(features[1], *features)
+    attention = (_prefill_attention if is_prefill else _decode_attention)(rows)
+    return attention.time(float(row.num_tokens.iloc[0]), *features)
