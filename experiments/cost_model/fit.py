@@ -42,6 +42,7 @@ START = {
 MATMUL = ("matmul_efficiency", "memory_efficiency", "kernel_launch")
 GPU_NAMES = {"a40": "a40", "a100": "a100-80gb"}  # in the measured table
 FITTED_TABLE = {("internlm-20b", 1), ("llama-2-70b", 2)}  # model, tensor-parallel degree; the others are held out
+PAPER_TABLES = ("fig03", "fig07", "table2")
 FITTED_CHUNKS = (64, 256, 512, 2048)
 FITTED_BATCHES = (1, 4, 16, 64, 128)
 FIG3_BATCHES = (1, 4, 12)
@@ -266,12 +267,17 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--gemm", type=Path, help="measured matrix products, for the A40 and A100")
     parser.add_argument("--attention", type=Path, help="measured attention, for the A100")
     parser.add_argument("--shared", action="store_true", help="compare other constants of matmul.py instead (minutes)")
-    return parser.parse_args()
+    args = parser.parse_args()
+    files = [args.paper / f"{name}.csv" for name in PAPER_TABLES] + [args.gemm, args.attention]
+    for path in files:
+        if path is not None and not path.is_file():
+            parser.error(f"{path} is not there; name the file of a table (README.md has its columns)")
+    return args
 
 
 def main() -> None:
     args = parse_args()
-    fig3, fig7, table2 = (pd.read_csv(args.paper / f"{name}.csv") for name in ("fig03", "fig07", "table2"))
+    fig3, fig7, table2 = (pd.read_csv(args.paper / f"{name}.csv") for name in PAPER_TABLES)
     gemm = None if args.gemm is None else pd.read_csv(args.gemm)
     if args.shared:
         compare_shared(fig7, gemm, fig3)

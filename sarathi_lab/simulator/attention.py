@@ -12,7 +12,7 @@ from functools import lru_cache
 from sarathi_lab.simulator.hardware import Hardware
 from sarathi_lab.simulator.matmul import num_waves, overlapped
 
-QUERY_TILE = 64  # queries of one head that a multiprocessor takes at once; of 64 and 128, what the A100 table fits
+QUERY_TILE = 64  # queries of one head that a multiprocessor takes at once: between 700 and 750 tokens Fig 7 has a step
 MAX_SPLITS = 16  # parts into which the keys of one tile are cut to occupy idle multiprocessors
 
 
