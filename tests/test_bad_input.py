@@ -44,7 +44,10 @@ MISTAKES = [
     (["model=13c"], ["model=13c is unknown", "13b"]),
     (["model=gpt3-175b"], ["gpt3-175b", "GB"]),
     (["chunk"], ["chunk"]),
-    (["~hardware.tile"], ["Hardware", "tile", "correct its settings"]),
+    (["~hardware.num_sms"], ["Hardware", "num_sms", "correct its settings"]),
+    (["hardware.num_sms=0"], ["hardware.num_sms=0", "below 1", "correct the hardware file"]),
+    (["hardware.bytes_per_second=-1"], ["hardware.bytes_per_second=-1", "above 0", "correct the hardware file"]),
+    (["~hardware.uncertainty.matmul"], ["hardware.uncertainty", "matmul", "correct the hardware file"]),
     (["experiment=orc"], ["experiment=orc is unknown", "did you mean orca", "kv_reread"]),
     (["experimnt=orca"], ["experimnt is not a setting", "did you mean experiment"]),
     (["baselines=orca"], ["baselines=orca is not a list", "baselines=[orca]"]),
@@ -108,7 +111,7 @@ def test_a_mistake_in_the_last_job_of_a_sweep_stops_the_first(capsys, tmp_path):
 
 
 def test_unknown_option_and_value_that_nobody_reads_on_the_torch_executor(capsys, tmp_path):
-    for override in ("hardware=a100", "hardware.tile=64"):
+    for override in ("hardware=a100", "hardware.num_sms=64"):
         line = refuse([override, "model=tiny"], capsys, tmp_path / "outputs")
         assert f"{override} has no effect" in line
 

@@ -110,7 +110,7 @@ def test_every_paper_table_loads_and_is_described(figure):
 
 
 def test_an_unknown_figure_is_refused():
-    with pytest.raises(UserError, match="fig99 is not there; use one of fig08"):
+    with pytest.raises(UserError, match="fig99 is not there; use one of fig03"):
         load_paper("fig99")
 
 

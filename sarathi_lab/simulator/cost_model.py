@@ -1,13 +1,12 @@
-"""Roofline cost of an iteration, operation by operation: max(FLOPs / rate, bytes / bandwidth), and a fixed cost.
-
-Left out: norms, residuals and activations, which kernels can fuse into the products beside them.
-"""
+"""Cost of an iteration, operation by operation, from the shapes of the model and a few figures of the device."""
 
 from __future__ import annotations
 
 from sarathi_lab.model.spec import Linear, ModelSpec
 from sarathi_lab.request import Batch
+from sarathi_lab.simulator.attention import decode_attention_time, prefill_attention_time
 from sarathi_lab.simulator.hardware import PEAK_DTYPE_BYTES, Hardware
+from sarathi_lab.simulator.matmul import matmul_time
 
 
 class CostModel:
@@ -22,9 +21,6 @@ class CostModel:
         self.spec = spec
         self.hardware = hardware
         self.dtype_bytes = dtype_bytes
-        self._matmul_rate = hardware.flops_per_second * hardware.matmul_efficiency
-        self._attention_rate = hardware.flops_per_second * hardware.attention_efficiency
-        self._bandwidth = hardware.bytes_per_second * hardware.memory_efficiency
 
     def iteration_time(self, batch: Batch) -> float:
         """Seconds of one iteration: its operations one after the other."""
@@ -36,31 +32,60 @@ class CostModel:
         Linear operations run once over the tokens of all sequences (they are what SARATHI fuses), attention apart
         for prefills and decodes (section 4.3.2).
         """
-        times = {linear.name: self._linear_time(linear, batch.num_tokens) for linear in self.spec.layer_linears}
-        times["prefill_attention"] = self._prefill_attention_time(batch)
-        times["decode_attention"] = self._kv_move_time(batch.decode_kv_tokens)
-        times["kv_write"] = self._kv_move_time(batch.num_tokens)
-        times["lm_head"] = self._linear_time(self.spec.lm_head, batch.num_emits)
-        times["overhead"] = self.hardware.iteration_overhead
-        return times
+        return {
+            **{linear.name: self._linear_time(linear, batch.num_tokens) for linear in self.spec.layer_linears},
+            "prefill_attention": self._prefill_attention_time(batch),
+            "decode_attention": self._decode_attention_time(batch),
+            "norms": self._norms_time(batch.num_tokens),
+            "activation": self._activation_time(batch.num_tokens),
+            "kv_write": self._kv_write_time(batch.num_tokens),
+            "lm_head": self._linear_time(self.spec.lm_head, batch.num_emits),
+            "sampling": self._streaming_time(1, batch.num_emits * self.spec.vocab_size),
+            "overhead": self.hardware.iteration_overhead,
+        }
 
     def _linear_time(self, linear: Linear, num_tokens: int) -> float:
-        """A matrix product of `num_tokens` rows, computed in whole tiles: one token more can cost a tile (section 4.4).
-
-        Its bytes are the weights, the rows read and the rows written.
-        """
-        if num_tokens == 0:
-            return 0.0
-        tile = self.hardware.tile
-        rows = -(-num_tokens // tile) * tile
-        activations = num_tokens * (linear.in_features + linear.out_features) * linear.count
-        num_bytes = (linear.num_params + activations) * self.dtype_bytes
-        return max(2.0 * linear.num_params * rows / self._matmul_rate, num_bytes / self._bandwidth)
+        time = matmul_time(num_tokens, linear.in_features, linear.out_features, self.hardware, self.dtype_bytes)
+        return linear.count * time
 
     def _prefill_attention_time(self, batch: Batch) -> float:
-        flops = 4.0 * self.spec.num_layers * self.spec.q_size * batch.prefill_query_key_pairs
-        return max(flops / self._attention_rate, self._kv_move_time(batch.prefill_kv_tokens))
+        if batch.num_prefills == 0:
+            return 0.0
+        return self.spec.num_layers * prefill_attention_time(
+            ((chunk.start, chunk.num_tokens) for chunk in batch.chunks if not chunk.is_decode),
+            num_heads=self.spec.num_heads,
+            num_kv_heads=self.spec.num_kv_heads,
+            head_size=self.spec.head_size,
+            hardware=self.hardware,
+            dtype_bytes=self.dtype_bytes,
+        )
 
-    def _kv_move_time(self, num_tokens: int) -> float:
-        """Moving the keys and values of `num_tokens` tokens once; decodes do so little else that this is their time."""
-        return num_tokens * self.spec.kv_bytes_per_token(self.dtype_bytes) / self._bandwidth
+    def _decode_attention_time(self, batch: Batch) -> float:
+        return self.spec.num_layers * decode_attention_time(
+            batch.num_decode_tokens,
+            batch.decode_kv_tokens,
+            num_kv_heads=self.spec.num_kv_heads,
+            head_size=self.spec.head_size,
+            hardware=self.hardware,
+            dtype_bytes=self.dtype_bytes,
+        )
+
+    def _norms_time(self, num_tokens: int) -> float:
+        """Two a layer and a last one, each fused with the residual before it: two rows read, two written."""
+        calls = 2 * self.spec.num_layers + 1
+        return self._streaming_time(calls, calls * num_tokens * 4 * self.spec.hidden_size)
+
+    def _activation_time(self, num_tokens: int) -> float:
+        """Between the products of the FFN: one row read, or two with a gate, and one written."""
+        rows = 3 if self.spec.gated_ffn else 2
+        return self._streaming_time(self.spec.num_layers, self.spec.num_layers * num_tokens * rows * self.spec.ffn_size)
+
+    def _kv_write_time(self, num_tokens: int) -> float:
+        """New keys and values, read and written to the cache."""
+        return self._streaming_time(self.spec.num_layers, self.spec.num_layers * num_tokens * 4 * self.spec.kv_size)
+
+    def _streaming_time(self, calls: int, num_elements: int) -> float:
+        """Seconds of `calls` kernels that do little but move `num_elements` in all; 0 if there are none to move."""
+        if num_elements == 0:
+            return 0.0
+        return calls * self.hardware.kernel_launch + num_elements * self.dtype_bytes / self.hardware.memory_rate

@@ -3,42 +3,75 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from sarathi_lab.errors import UserError, require_int, require_number
 from sarathi_lab.model.spec import ModelSpec
 
 PEAK_DTYPE_BYTES = 2  # of the elements that `Hardware.flops_per_second` holds for
+EFFICIENCIES = (
+    "matmul_efficiency",
+    "attention_efficiency",
+    "causal_efficiency",
+    "memory_efficiency",
+    "kv_efficiency",
+)
+FIXED_COSTS = ("kernel_launch", "attention_launch", "iteration_overhead")
+UNCERTAIN = ("matmul", "attention")  # the kinds of operation that `Hardware.uncertainty` speaks of
 
 
 @dataclass(frozen=True)
 class Hardware:
     """One device as `cost_model.CostModel` sees it; `conf/hardware/*.yaml` gives each figure's source.
 
-    Peaks are dense 16-bit FLOP/s, bytes/s of memory and bytes of memory. The efficiencies are the shares of a peak,
-    in (0, 1], that matrix products, attention and memory traffic reach. Matrix products run in tiles of `tile`
-    tokens (section 4.4), and each iteration costs `iteration_overhead` seconds whatever it does.
+    Peaks are dense 16-bit FLOP/s, bytes/s of memory and bytes of memory; `num_sms` multiprocessors share them. The
+    efficiencies are the shares of a peak, in (0, 1], that real kernels reach in the best of shapes: of compute in
+    matrix products (`matmul`), attention to the tokens before a chunk (`attention`) and within it (`causal`); of
+    bandwidth in streaming (`memory`) and reading the KV cache (`kv`). Costs whatever the shape, in seconds: of a
+    kernel (`kernel_launch`), of an attention call (`attention_launch`), of an iteration (`iteration_overhead`).
+    `uncertainty` is the mean absolute relative error by kind of operation, on shapes that the fit did not see.
     """
 
     name: str
     flops_per_second: float
     bytes_per_second: float
     memory_bytes: float
-    tile: int
+    num_sms: int
     matmul_efficiency: float
     attention_efficiency: float
+    causal_efficiency: float
     memory_efficiency: float
+    kv_efficiency: float
+    kernel_launch: float
+    attention_launch: float
     iteration_overhead: float
+    uncertainty: Mapping[str, float] = field(compare=False)  # costs are cached by hardware, and don't depend on it
 
     def __post_init__(self) -> None:
         fix = "correct the hardware file"
-        require_int("hardware.tile", self.tile, 1, fix)
+        require_int("hardware.num_sms", self.num_sms, 1, fix)
         for name in ("flops_per_second", "bytes_per_second", "memory_bytes"):
             require_number(f"hardware.{name}", getattr(self, name), above=0, fix=fix)
-        for name in ("matmul_efficiency", "attention_efficiency", "memory_efficiency"):
+        for name in EFFICIENCIES:
             if require_number(f"hardware.{name}", getattr(self, name), above=0, fix=fix) > 1:
                 raise UserError(f"hardware.{name}={getattr(self, name)} exceeds 1, the peak; {fix}")
-        require_number("hardware.iteration_overhead", self.iteration_overhead, minimum=0, fix="use seconds from 0")
+        for name in FIXED_COSTS:
+            require_number(f"hardware.{name}", getattr(self, name), minimum=0, fix="use seconds from 0")
+        if not isinstance(self.uncertainty, Mapping) or set(self.uncertainty) != set(UNCERTAIN):
+            raise UserError(f"hardware.uncertainty={self.uncertainty} does not map {' and '.join(UNCERTAIN)}; {fix}")
+        for kind in UNCERTAIN:
+            require_number(f"hardware.uncertainty.{kind}", self.uncertainty[kind], minimum=0, fix="use a share from 0")
+
+    @property
+    def memory_rate(self) -> float:
+        """Bytes/s that streaming reaches."""
+        return self.bytes_per_second * self.memory_efficiency
+
+    @property
+    def kv_rate(self) -> float:
+        """Bytes/s at which attention reads the KV cache with all multiprocessors at work."""
+        return self.bytes_per_second * self.kv_efficiency
 
 
 def check_memory(spec: ModelSpec, hardware: Hardware, dtype_bytes: int, kv_tokens: int) -> None:

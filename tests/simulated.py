@@ -1,0 +1,67 @@
+"""What the tests of the simulator share: the configured GPUs and models, a toy of each, and batches."""
+
+from __future__ import annotations
+
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+
+from sarathi_lab.model.spec import ModelSpec
+from sarathi_lab.paths import CONF
+from sarathi_lab.request import Batch, Request, Sequence
+from sarathi_lab.simulator.hardware import Hardware
+
+MEASURED = CONF.parent.parent / "shared" / "measured"  # tables that are not part of the project
+GPUS = ("a6000", "a40", "a100", "h100", "h200")
+
+# One layer of four 2 x 2-ish products: small enough to work out by hand.
+SPEC = ModelSpec(
+    name="toy",
+    num_layers=1,
+    hidden_size=2,
+    num_heads=1,
+    num_kv_heads=1,
+    head_size=2,
+    ffn_size=4,
+    vocab_size=10,
+    gated_ffn=False,
+)
+# 4 SMs of 1e9 FLOP/s in products, 1e9 bytes/s of streaming and 5e8 of reading the cache. One second for each launch.
+TOY = Hardware(
+    name="toy",
+    flops_per_second=8e9,
+    bytes_per_second=2e9,
+    memory_bytes=1000.0,
+    num_sms=4,
+    matmul_efficiency=0.5,
+    attention_efficiency=0.5,
+    causal_efficiency=0.25,
+    memory_efficiency=0.5,
+    kv_efficiency=0.25,
+    kernel_launch=1.0,
+    attention_launch=3.0,
+    iteration_overhead=0.125,
+    uncertainty={"matmul": 0.1, "attention": 0.2},
+)
+
+
+def hardware(name: str) -> Hardware:
+    return instantiate(OmegaConf.load(CONF / "hardware" / f"{name}.yaml"))
+
+
+def model(name: str) -> ModelSpec:
+    return instantiate(OmegaConf.load(CONF / "model" / f"{name}.yaml"))
+
+
+def batch_of(*, chunk: int = 0, start: int = 0, decodes: int = 0, context: int = 1) -> Batch:
+    """One chunk of an unfinished prompt, and decodes that each see `context` tokens, their own included."""
+    batch = Batch()
+    for i in range(decodes):
+        sequence = Sequence(Request(i, 0.0, context - 1, 2), order=i)
+        sequence.num_computed = context - 1
+        sequence.output_token_ids.append(0)
+        batch.add(sequence, 1)
+    if chunk:
+        prompt = Sequence(Request(99, 0.0, start + chunk + 1, 2), order=99)
+        prompt.num_computed = start
+        batch.add(prompt, chunk)
+    return batch
