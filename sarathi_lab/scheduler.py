@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from itertools import pairwise
 
 from sarathi_lab.block_manager import BlockManager
 from sarathi_lab.errors import UserError
@@ -35,6 +36,9 @@ class Scheduler:
         self.max_model_len = max_model_len
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
+        # The running ones that are not in flight, in the same order: of a pipeline's sequences, those of one batch.
+        self._idle: list[Sequence] = []
+        self._num_positions = 0
         self.now = 0.0
         self.last_prompt_latency = 0.0
         self.num_preemptions = 0
@@ -47,7 +51,7 @@ class Scheduler:
     @property
     def has_idle_running(self) -> bool:
         """Whether some admitted sequence could be scheduled now (all of them, unless batches are in flight)."""
-        return any(not sequence.in_flight for sequence in self.running)
+        return any(map(self._is_idle, self._idle))
 
     def add(self, request: Request) -> Sequence:
         """Queue a request. Raises UserError for one that could never finish, rather than stalling later."""
@@ -75,6 +79,7 @@ class Scheduler:
         self.now = now
         batch = Batch()
         self.policy.fill(batch, self)
+        self._idle = [sequence for sequence in self._idle if self._is_idle(sequence)]
         return batch if batch.chunks else None
 
     def update(self, result: StepResult) -> list[Sequence]:
@@ -90,6 +95,9 @@ class Scheduler:
                 sequence.token_times.append(result.end)
                 if sequence.is_finished:
                     finished.append(sequence)
+                    continue
+            self._idle.append(sequence)
+        self._idle.sort(key=_by_position)
         for sequence in finished:
             self._leave_running(sequence)
         if result.batch.num_prefills:
@@ -100,7 +108,7 @@ class Scheduler:
 
     def add_decodes(self, batch: Batch) -> None:
         """Give every idle decoding sequence its next token, oldest first, evicting the newest if blocks are short."""
-        for sequence in tuple(self.running):
+        for sequence in self._idle:
             if len(batch) >= self.batch_size:
                 return
             if sequence.is_decoding and self._is_idle(sequence) and self._make_room(sequence, sequence.num_known):
@@ -108,7 +116,7 @@ class Scheduler:
 
     def continue_prefills(self, batch: Batch, token_budget: int | None = None, max_prefills: int | None = None) -> None:
         """Catch up running sequences whose prompt is unfinished, oldest first, within `token_budget` per batch."""
-        for sequence in tuple(self.running):
+        for sequence in self._idle:
             if self._is_full(batch, max_prefills):
                 return
             if sequence.is_decoding or not self._is_idle(sequence):
@@ -141,15 +149,19 @@ class Scheduler:
                 return
             self.blocks.grow(sequence, reserved)
             self.waiting.popleft()
-            self.running.append(sequence)
-            sequence.is_running = True
+            self._enter_running(sequence)
             if sequence.first_scheduled_time is None:
                 sequence.first_scheduled_time = self.now
             batch.add(sequence, num_tokens)
 
     def sort_running(self) -> None:
         """Order running sequences by arrival: a readmitted one goes before those that came after it."""
+        if all(before.order < after.order for before, after in pairwise(self.running)):
+            return
         self.running.sort(key=_by_order)
+        self._idle.sort(key=_by_order)
+        for position, sequence in enumerate(self.running):
+            sequence.position = position
 
     # -- bookkeeping -----------------------------------------------------------------------------------------
 
@@ -187,6 +199,12 @@ class Scheduler:
         self.num_preemptions += 1
         self.waiting.appendleft(sequence)
 
+    def _enter_running(self, sequence: Sequence) -> None:
+        self.running.append(sequence)
+        sequence.is_running = True
+        sequence.position = self._num_positions
+        self._num_positions += 1
+
     def _leave_running(self, sequence: Sequence) -> None:
         self.blocks.free(sequence)
         self.running.remove(sequence)
@@ -195,6 +213,10 @@ class Scheduler:
 
 def _by_order(sequence: Sequence) -> int:
     return sequence.order
+
+
+def _by_position(sequence: Sequence) -> int:
+    return sequence.position
 
 
 def _clamp(num_pending: int, token_budget: int | None, batch: Batch) -> int:
