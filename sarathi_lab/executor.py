@@ -69,6 +69,11 @@ class Executor(Protocol):
         """Wait for the oldest batch in flight."""
         ...
 
+    @property
+    def next_end(self) -> float:
+        """When the oldest batch in flight ends; `now` where only waiting tells."""
+        ...
+
     def wait_until(self, time: float) -> None:
-        """Let the clock reach `time`; nothing is in flight."""
+        """Let the clock reach `time`; nothing in flight ends before."""
         ...

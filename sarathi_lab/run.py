@@ -22,7 +22,15 @@ from sarathi_lab.runner import Place, run_with_baselines
 
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
-UNNAMED = ("policy", "executor", "tracking", "baselines", "output", "trace", "hydra")  # they do not make a run another one
+UNNAMED = (
+    "policy",
+    "executor",
+    "tracking",
+    "baselines",
+    "output",
+    "trace",
+    "hydra",
+)  # they do not make a run another one
 
 
 def main(args: Sequence[str]) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from itertools import pairwise
 
 from sarathi_lab.block_manager import BlockManager
 from sarathi_lab.errors import UserError
@@ -39,6 +38,7 @@ class Scheduler:
         # The running ones that are not in flight, in the same order: of a pipeline's sequences, those of one batch.
         self._idle: list[Sequence] = []
         self._num_positions = 0
+        self._is_sorted = True  # whether `running` is in the order of arrival
         self.now = 0.0
         self.last_prompt_latency = 0.0
         self.num_preemptions = 0
@@ -86,11 +86,10 @@ class Scheduler:
         """Book a finished batch; returns the sequences that finished with it."""
         finished = []
         token_ids = iter(result.token_ids)
-        for chunk in result.batch.chunks:
-            sequence = chunk.sequence
+        for sequence, start, num_tokens, _, emits_token in result.batch.chunks:
             sequence.in_flight = False
-            sequence.num_computed = chunk.start + chunk.num_tokens
-            if chunk.emits_token:
+            sequence.num_computed = start + num_tokens
+            if emits_token:
                 sequence.output_token_ids.append(next(token_ids))
                 sequence.token_times.append(result.end)
                 if sequence.is_finished:
@@ -108,10 +107,11 @@ class Scheduler:
 
     def add_decodes(self, batch: Batch) -> None:
         """Give every idle decoding sequence its next token, oldest first, evicting the newest if blocks are short."""
+        chunks = batch.chunks
         for sequence in self._idle:
-            if len(batch) >= self.batch_size:
+            if len(chunks) >= self.batch_size:
                 return
-            if sequence.is_decoding and self._is_idle(sequence) and self._make_room(sequence, sequence.num_known):
+            if self._is_idle(sequence) and sequence.is_decoding and self._make_room(sequence, sequence.num_known):
                 batch.add(sequence, 1)
 
     def continue_prefills(self, batch: Batch, token_budget: int | None = None, max_prefills: int | None = None) -> None:
@@ -119,7 +119,7 @@ class Scheduler:
         for sequence in self._idle:
             if self._is_full(batch, max_prefills):
                 return
-            if sequence.is_decoding or not self._is_idle(sequence):
+            if not self._is_idle(sequence) or sequence.is_decoding:
                 continue
             num_tokens = _clamp(sequence.num_pending, token_budget, batch)
             if num_tokens == 0:
@@ -156,12 +156,13 @@ class Scheduler:
 
     def sort_running(self) -> None:
         """Order running sequences by arrival: a readmitted one goes before those that came after it."""
-        if all(before.order < after.order for before, after in pairwise(self.running)):
+        if self._is_sorted:
             return
         self.running.sort(key=_by_order)
         self._idle.sort(key=_by_order)
         for position, sequence in enumerate(self.running):
             sequence.position = position
+        self._is_sorted = True
 
     # -- bookkeeping -----------------------------------------------------------------------------------------
 
@@ -200,6 +201,8 @@ class Scheduler:
         self.waiting.appendleft(sequence)
 
     def _enter_running(self, sequence: Sequence) -> None:
+        if self.running and sequence.order < self.running[-1].order:
+            self._is_sorted = False
         self.running.append(sequence)
         sequence.is_running = True
         sequence.position = self._num_positions

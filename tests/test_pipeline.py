@@ -118,6 +118,14 @@ def test_a_gap_without_requests_to_run_is_not_the_micro_batches_fault():
     assert ledger.requests().bubble_time.tolist() == [0.0, 92.0]
 
 
+def test_a_request_enters_a_pipeline_with_room_when_it_arrives():
+    """Not only when the micro-batch before it has left the last stage, at 20."""
+    ledger = served(requests_of((10, 1), (4, 1), arrivals=[0.0, 3.0]), Orca(), pipeline(2))
+    assert ledger.stages().start.tolist() == [0, 10, 10, 20]
+    assert ledger.requests().first_scheduled_time.tolist() == [0.0, 3.0]
+    assert ledger.bubbles().empty
+
+
 def test_an_executor_that_is_started_again_forgets_its_last_run():
     executor = pipeline(2)
     first = served(requests_of((4, 3), (5, 2)), Orca(), executor)
@@ -206,7 +214,9 @@ def test_parallel_degrees_must_divide_the_model():
     parallel = Parallel(tensor=2, pipeline=3)
     parallel.check(SPEC)
     assert (parallel.num_devices, parallel.layers_per_stage(SPEC)) == (6, 2)
-    with pytest.raises(UserError, match="parallel.pipeline=4 does not divide the 6 layers of model toy; use one of 1, 2"):
+    with pytest.raises(
+        UserError, match="parallel.pipeline=4 does not divide the 6 layers of model toy; use one of 1, 2"
+    ):
         Parallel(pipeline=4).check(SPEC)
     with pytest.raises(UserError, match="parallel.tensor=3 does not divide the 4 heads"):
         Parallel(tensor=3).check(SPEC)

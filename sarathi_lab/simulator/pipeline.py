@@ -72,6 +72,11 @@ class PipelineExecutor:
         self._free_slots.append(self._now)
         return result
 
+    @property
+    def next_end(self) -> float:
+        """When the oldest micro-batch leaves the last stage."""
+        return self._in_flight[0].end
+
     def wait_until(self, time: float) -> None:
         """Let the clock jump to `time`."""
         self._now = max(self._now, time)
