@@ -20,7 +20,8 @@ class Bubble(NamedTuple):
     `iteration` counts submissions from zero and names the micro-batch that ends the gap; the one before it began it.
     `cause` is the paper's (section 3.3) by what the two carry: "PB1" prefills of different length, "PB2" a prefill
     beside decodes only, "PB3" as many prompt tokens in both (as a rule none), so that only their contexts differ; or
-    "starved", where the pipeline had room before and no request to put in.
+    "starved", where the pipeline had room before and no request to put in. Sending and unequal stages leave gaps, too;
+    they count under what the neighbours carry.
     """
 
     stage: int

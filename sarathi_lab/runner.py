@@ -140,7 +140,10 @@ def _execute(
 
 
 def _measure(plan: Plan) -> tuple[Ledger, pd.DataFrame, DecodeCost | None, Ceilings]:
-    """The record of a run, its iterations with their costs, what a decode costs, and the ceilings as known after it (a busy machine may free up)."""
+    """The record of a run, its iterations with their costs, what a decode costs, and the ceilings as known after it.
+
+    A busy machine may have freed up since the ceilings were announced.
+    """
     executor = plan.backend.build(
         plan.spec,
         plan.checkpoint,

@@ -6,7 +6,7 @@ Format: the JSON array of Chrome's trace event format; "X" is an event with a du
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -33,8 +33,9 @@ def _row_names(stages: pd.DataFrame) -> Iterator[dict[str, Any]]:
 
 
 def _iteration_events(iterations: pd.DataFrame, stages: pd.DataFrame) -> Iterator[dict[str, Any]]:
-    counts = iterations.set_index("iteration")[COUNTS].to_dict("index")
-    for row in stages.itertuples(index=False):
+    counts: Any = iterations.set_index("iteration")[COUNTS].to_dict("index")
+    rows: Iterable[Any] = stages.itertuples(index=False)
+    for row in rows:
         count = counts[row.iteration]
         parts = [("prefill", count["num_prefill_tokens"]), ("decode", count["num_decode_tokens"])]
         work = " + ".join(f"{number} {kind}" for kind, number in parts if number)
@@ -43,7 +44,8 @@ def _iteration_events(iterations: pd.DataFrame, stages: pd.DataFrame) -> Iterato
 
 
 def _bubble_events(bubbles: pd.DataFrame) -> Iterator[dict[str, Any]]:
-    for row in bubbles.itertuples(index=False):
+    rows: Iterable[Any] = bubbles.itertuples(index=False)
+    for row in rows:
         args = {"cause": row.cause, "before": row.iteration - 1, "after": row.iteration}
         yield _event(f"bubble {row.cause}", "bubble", row, args)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 import pytest
 
@@ -35,7 +36,7 @@ def test_a_pipeline_has_a_row_per_stage_with_its_bubbles(tmp_path):
     assert {"bubble PB1", "bubble PB2"} <= {event["name"] for event in bubbles}
     for stage in range(3):
         row = sorted((event for event in events if event["tid"] == stage and event["ph"] == "X"), key=lambda e: e["ts"])
-        assert all(a["ts"] + a["dur"] == pytest.approx(b["ts"]) for a, b in zip(row, row[1:], strict=False))
+        assert all(a["ts"] + a["dur"] == pytest.approx(b["ts"]) for a, b in pairwise(row))
 
 
 def test_one_device_has_one_row_and_names_say_what_ran(tmp_path):
