@@ -226,3 +226,24 @@ def test_parallel_degrees_must_divide_the_model():
         Parallel(tensor=0)
     with pytest.raises(UserError, match=r"parallel\.pipeline=1\.5 is not a whole number"):
         Parallel(pipeline=1.5)
+
+
+class IdleChecker(Ledger):
+    """Checks after every iteration that the scheduler's idle sequences are the running ones not in flight, in order."""
+
+    def record(self, result, finished, scheduler):
+        super().record(result, finished, scheduler)
+        assert scheduler._idle == [sequence for sequence in scheduler.running if not sequence.in_flight]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 24), st.integers(1, 16)), min_size=1, max_size=12),
+    num_stages=st.integers(1, 4),
+    num_blocks=st.integers(11, 30),
+    policy=st.sampled_from([Orca(), Orca(reserve="prompt"), SarathiServe(chunk=8, reserve="chunk", watermark=0.0)]),
+)
+def test_the_scheduler_knows_its_idle_sequences(lengths, num_stages, num_blocks, policy):
+    scheduler = scheduler_for(policy, num_blocks=num_blocks, max_model_len=40, num_micro_batches=num_stages)
+    run_engine(requests_of(*lengths), scheduler, pipeline(num_stages), IdleChecker())
+    assert not scheduler.has_work
