@@ -43,14 +43,18 @@ class BlockManager:
 
     def grow(self, sequence: Sequence, num_tokens: int) -> bool:
         """Make `sequence` hold at least `num_tokens` tokens; False, with nothing changed, if blocks are short."""
-        missing = self.blocks_for(num_tokens) - len(sequence.block_ids)
+        held = sequence.block_ids
+        missing = -(-num_tokens // self.block_size) - len(held)
+        if missing <= 0:  # as a rule: most tokens come one at a time
+            return True
         if missing > len(self._free):
             return False
-        for _ in range(missing):
-            block_id = self._free.pop()
-            if sequence.block_ids and block_id != sequence.block_ids[-1] + 1:
-                sequence.blocks_are_neighbours = False
-            sequence.block_ids.append(block_id)
+        taken = self._free[: -missing - 1 : -1]
+        del self._free[-missing:]
+        expected = held[-1] + 1 if held else taken[0]
+        if taken != list(range(expected, expected + missing)):
+            sequence.blocks_are_neighbours = False
+        held.extend(taken)
         return True
 
     def free(self, sequence: Sequence) -> None:

@@ -27,7 +27,7 @@ def run_engine(requests: Iterable[Request], scheduler: Scheduler, executor: Exec
         while arrivals and arrivals[0].arrival_time <= executor.now:
             scheduler.add(arrivals.popleft())
         _submit_all(scheduler, executor)
-        if executor.num_in_flight:
+        if executor.num_in_flight and not _arrives_first(arrivals, executor):
             result = executor.collect()
             finished = scheduler.update(result)
             recorder.record(result, finished, scheduler)
@@ -35,6 +35,12 @@ def run_engine(requests: Iterable[Request], scheduler: Scheduler, executor: Exec
             executor.wait_until(arrivals[0].arrival_time)
         else:
             raise RuntimeError(f"policy {scheduler.policy.name} stalled with {len(scheduler.waiting)} waiting requests")
+
+
+def _arrives_first(arrivals: deque[Request], executor: Executor) -> bool:
+    """Whether the next request comes into a pipeline with room before the oldest batch leaves it."""
+    has_room = executor.num_in_flight < executor.capacity
+    return has_room and bool(arrivals) and arrivals[0].arrival_time < executor.next_end
 
 
 def _submit_all(scheduler: Scheduler, executor: Executor) -> None:

@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from sarathi_lab.request import Batch
 
 NO_TOKEN = -1  # what executors without a model emit: a token was due, nobody computed it
+
+Span = tuple[float, float]  # start and end, in seconds since `Executor.start`
+Cause = Literal["PB1", "PB2", "PB3", "starved"]
+
+
+class Bubble(NamedTuple):
+    """A stage of a pipeline idle between two micro-batches, from `start` to `end` (seconds).
+
+    `iteration` counts submissions from zero and names the micro-batch that ends the gap; the one before it began it.
+    `cause` is the paper's (section 3.3) by what the two carry: "PB1" prefills of different length, "PB2" a prefill
+    beside decodes only, "PB3" as many prompt tokens in both (as a rule none), so that only their contexts differ; or
+    "starved", where the pipeline had room before and no request to put in. Sending and unequal stages leave gaps, too;
+    they count under what the neighbours carry.
+    """
+
+    stage: int
+    start: float
+    end: float
+    cause: Cause
+    iteration: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +39,8 @@ class StepResult:
     start: float
     end: float
     token_ids: list[int]  # one per chunk with emits_token, in the order of the chunks
+    stages: Sequence[Span] = ()  # by stage of a pipeline; empty where one device does it all
+    bubbles: Sequence[Bubble] = ()  # the idle gaps that this micro-batch ended
 
 
 class Executor(Protocol):
@@ -47,6 +70,11 @@ class Executor(Protocol):
         """Wait for the oldest batch in flight."""
         ...
 
+    @property
+    def next_end(self) -> float:
+        """When the oldest batch in flight ends; `now` where only waiting tells."""
+        ...
+
     def wait_until(self, time: float) -> None:
-        """Let the clock reach `time`; nothing is in flight."""
+        """Let the clock reach `time`; nothing in flight ends before."""
         ...

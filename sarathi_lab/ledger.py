@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from array import array
+from collections import defaultdict
 from collections.abc import Callable
 
+import numpy as np
 import pandas as pd
 
-from sarathi_lab.executor import StepResult
+from sarathi_lab.executor import Bubble, StepResult
 from sarathi_lab.request import Sequence
 from sarathi_lab.scheduler import Scheduler
 
@@ -34,6 +37,7 @@ REQUEST_COLUMNS = (
     "prompt_len",
     "output_len",
     "num_preemptions",
+    "bubble_time",
     "output_token_ids",
     "token_times",
 )
@@ -46,6 +50,10 @@ class Ledger:
         self._on_iteration = on_iteration
         self._iterations: list[tuple[float, ...]] = []
         self._requests: list[tuple[object, ...]] = []
+        self._spans = array("d")  # start and end by stage, flat: a run of ten thousand requests has millions
+        self._num_stages = 1
+        self._bubbles: list[Bubble] = []
+        self._bubble_times: defaultdict[Sequence, float] = defaultdict(float)
         self._preemptions_seen = 0
 
     def record(self, result: StepResult, finished: list[Sequence], scheduler: Scheduler) -> None:
@@ -69,8 +77,21 @@ class Ledger:
             )
         )
         self._preemptions_seen = scheduler.num_preemptions
-        self._requests.extend(_request_row(sequence) for sequence in finished)
+        self._record_stages(result)
+        for sequence in finished:
+            self._requests.append(_request_row(sequence, self._bubble_times.pop(sequence, 0.0)))
         self._on_iteration(batch.num_tokens)
+
+    def _record_stages(self, result: StepResult) -> None:
+        spans = result.stages or [(result.start, result.end)]
+        self._num_stages = len(spans)
+        for span in spans:
+            self._spans.extend(span)
+        if result.bubbles:
+            self._bubbles.extend(result.bubbles)
+            seconds = sum(bubble.end - bubble.start for bubble in result.bubbles)
+            for chunk in result.batch.chunks:
+                self._bubble_times[chunk.sequence] += seconds
 
     def iterations(self) -> pd.DataFrame:
         """One row per iteration, in the order they were collected; queue lengths are those after it."""
@@ -83,8 +104,18 @@ class Ledger:
         table = pd.DataFrame(self._requests, columns=list(REQUEST_COLUMNS))
         return table.sort_values("request_id", ignore_index=True)
 
+    def stages(self) -> pd.DataFrame:
+        """One row per iteration and stage (one stage, 0, on a device that is no pipeline): its start and end."""
+        spans = np.array(self._spans).reshape(-1, 2)
+        iteration, stage = np.divmod(np.arange(len(spans)), self._num_stages)
+        return pd.DataFrame({"iteration": iteration, "stage": stage, "start": spans[:, 0], "end": spans[:, 1]})
 
-def _request_row(sequence: Sequence) -> tuple[object, ...]:
+    def bubbles(self) -> pd.DataFrame:
+        """One row per idle gap of a stage between iteration - 1 and `iteration`; none but on a pipeline."""
+        return pd.DataFrame(self._bubbles, columns=list(Bubble._fields))
+
+
+def _request_row(sequence: Sequence, bubble_time: float) -> tuple[object, ...]:
     request = sequence.request
     return (
         request.request_id,
@@ -95,6 +126,7 @@ def _request_row(sequence: Sequence) -> tuple[object, ...]:
         request.prompt_len,
         request.output_len,
         sequence.num_preemptions,
+        bubble_time,
         list(sequence.output_token_ids),
         list(sequence.token_times),
     )

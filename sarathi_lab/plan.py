@@ -45,6 +45,7 @@ class Plan:
     max_model_len: int
     block_size: int
     num_blocks: int
+    writes_trace: bool
     advice: Advice | None = None
 
     def scheduler(self) -> Scheduler:
@@ -79,6 +80,7 @@ def make_plan(cfg: DictConfig) -> Plan:
         max_model_len=max_model_len,
         block_size=block_size,
         num_blocks=num_blocks,
+        writes_trace=_writes_trace(cfg),
     )
     if getattr(policy, "chunk", None) == AUTO:
         plan = _with_advice(plan)
@@ -174,6 +176,12 @@ def _max_model_len(cfg: DictConfig, load: LoadedRequests, spec: ModelSpec, check
     if cfg.max_model_len is None:
         return longest
     return require_int("max_model_len", cfg.max_model_len, 2, "use null for the longest request of the workload")
+
+
+def _writes_trace(cfg: DictConfig) -> bool:
+    if not isinstance(cfg.trace, bool):
+        raise UserError(f"trace={cfg.trace} is neither true nor false; use true to write trace.json, else false")
+    return cfg.trace
 
 
 def _num_blocks(cfg: DictConfig, batch_size: int, max_model_len: int, block_size: int) -> int:

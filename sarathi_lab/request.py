@@ -49,6 +49,7 @@ class Sequence:
         "num_preemptions",
         "order",
         "output_token_ids",
+        "position",
         "request",
         "token_times",
     )
@@ -59,7 +60,8 @@ class Sequence:
         self.num_computed = 0  # advanced by Scheduler.update, reset by preemption
         self.block_ids: list[int] = []  # written by BlockManager only, as is the next
         self.blocks_are_neighbours = True  # whether block_ids count up by one
-        self.is_running = False  # written by Scheduler: admitted and not preempted since
+        self.is_running = False  # written by Scheduler: admitted and not preempted since, as is the next
+        self.position = 0  # rank among the running: those before have smaller ones
         self.in_flight = False  # set by Batch.add, cleared by Scheduler.update
         self.output_token_ids: list[int] = []
         self.token_times: list[float] = []  # when each output token was collected
@@ -73,12 +75,13 @@ class Sequence:
     @property
     def num_pending(self) -> int:
         """Tokens known but not yet computed; 1 for a sequence that is decoding."""
-        return self.num_known - self.num_computed
+        return self.request.prompt_len + len(self.output_token_ids) - self.num_computed
 
     @property
     def is_decoding(self) -> bool:
         """Whether only the newest generated token is pending (a last prompt token is still prefill)."""
-        return self.num_computed >= self.request.prompt_len and self.num_pending == 1
+        prompt_len = self.request.prompt_len
+        return self.num_computed >= prompt_len and prompt_len + len(self.output_token_ids) - self.num_computed == 1
 
     @property
     def is_finished(self) -> bool:
@@ -146,7 +149,7 @@ class Batch:
         pending = sequence.num_pending
         if sequence.in_flight or not 0 < num_tokens <= pending:
             raise ValueError(f"cannot take {num_tokens} tokens of {sequence}, in_flight={sequence.in_flight}")
-        is_decode = sequence.is_decoding
+        is_decode = pending == 1 and start >= sequence.request.prompt_len
         emits_token = num_tokens == pending
         sequence.in_flight = True
         self.chunks.append(Chunk(sequence, start, num_tokens, is_decode, emits_token))

@@ -22,7 +22,8 @@ from sarathi_lab.runner import Place, run_with_baselines
 
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
-UNNAMED = ("policy", "executor", "tracking", "baselines", "output", "hydra")  # they do not make a run another one
+# What does not make a run another one.
+UNNAMED = ("policy", "executor", "tracking", "baselines", "output", "trace", "hydra")
 
 
 def main(args: Sequence[str]) -> int:

@@ -25,6 +25,7 @@ from sarathi_lab.metrics import add_costs, compare, summarise
 from sarathi_lab.plan import Plan, baseline_config, build, make_plan
 from sarathi_lab.provenance import provenance
 from sarathi_lab.simulator.executor import SimulatedExecutor
+from sarathi_lab.trace import write_trace
 from sarathi_lab.tracking import Tracker
 
 
@@ -117,7 +118,8 @@ def _execute(
         ceilings = plan.backend.ceilings()
         predicted_floor = predict_floor(plan, ceilings)
         report.announce(plan, place.name, ceilings, predicted_floor)
-        iterations, requests, decode_cost, ceilings = _measure(plan)
+        ledger, iterations, decode_cost, ceilings = _measure(plan)
+        requests = ledger.requests()
         summary = summarise(iterations, requests, ceilings, decode_cost)
         summary["predicted_floor"] = predicted_floor
         for name, baseline in baselines.items():
@@ -125,6 +127,8 @@ def _execute(
         run_dir.mkdir(parents=True, exist_ok=True)
         iterations.to_parquet(run_dir / "iterations.parquet")
         requests.to_parquet(run_dir / "requests.parquet")
+        if plan.writes_trace:
+            write_trace(run_dir / "trace.json", iterations, ledger.stages(), ledger.bubbles())
         OmegaConf.save(OmegaConf.create(plan.config), run_dir / "config.yaml")
         _write_json(run_dir / "summary.json", summary)
         tracked.log_iterations(iterations)
@@ -135,8 +139,11 @@ def _execute(
     return summary
 
 
-def _measure(plan: Plan) -> tuple[pd.DataFrame, pd.DataFrame, DecodeCost | None, Ceilings]:
-    """The tables of a run, what a decode costs, and the ceilings as known after it (a busy machine may free up)."""
+def _measure(plan: Plan) -> tuple[Ledger, pd.DataFrame, DecodeCost | None, Ceilings]:
+    """The record of a run, its iterations with their costs, what a decode costs, and the ceilings as known after it.
+
+    A busy machine may have freed up since the ceilings were announced.
+    """
     executor = plan.backend.build(
         plan.spec,
         plan.checkpoint,
@@ -149,7 +156,7 @@ def _measure(plan: Plan) -> tuple[pd.DataFrame, pd.DataFrame, DecodeCost | None,
         ledger = _serve(plan, executor, advance)
     ceilings = plan.backend.ceilings()
     iterations = add_costs(ledger.iterations(), plan.spec, plan.backend.dtype_bytes, ceilings)
-    return iterations, ledger.requests(), _decode_cost(plan, executor, iterations), ceilings
+    return ledger, iterations, _decode_cost(plan, executor, iterations), ceilings
 
 
 def _serve(plan: Plan, executor: Executor, on_iteration: Callable[[int], None] = lambda num_tokens: None) -> Ledger:

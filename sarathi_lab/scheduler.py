@@ -35,6 +35,10 @@ class Scheduler:
         self.max_model_len = max_model_len
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
+        # The running ones that are not in flight, in the same order: of a pipeline's sequences, those of one batch.
+        self._idle: list[Sequence] = []
+        self._num_positions = 0
+        self._is_sorted = True  # whether `running` is in the order of arrival
         self.now = 0.0
         self.last_prompt_latency = 0.0
         self.num_preemptions = 0
@@ -47,12 +51,12 @@ class Scheduler:
     @property
     def has_idle_running(self) -> bool:
         """Whether some admitted sequence could be scheduled now (all of them, unless batches are in flight)."""
-        return any(not sequence.in_flight for sequence in self.running)
+        return any(map(self._is_idle, self._idle))
 
     @property
     def num_idle_decodes(self) -> int:
         """Sequences whose next token could be decoded now."""
-        return sum(sequence.is_decoding and not sequence.in_flight for sequence in self.running)
+        return sum(self._is_idle(sequence) and sequence.is_decoding for sequence in self._idle)
 
     def add(self, request: Request) -> Sequence:
         """Queue a request. Raises UserError for one that could never finish, rather than stalling later."""
@@ -80,21 +84,24 @@ class Scheduler:
         self.now = now
         batch = Batch()
         self.policy.fill(batch, self)
+        self._idle = [sequence for sequence in self._idle if self._is_idle(sequence)]
         return batch if batch.chunks else None
 
     def update(self, result: StepResult) -> list[Sequence]:
         """Book a finished batch; returns the sequences that finished with it."""
         finished = []
         token_ids = iter(result.token_ids)
-        for chunk in result.batch.chunks:
-            sequence = chunk.sequence
+        for sequence, start, num_tokens, _, emits_token in result.batch.chunks:
             sequence.in_flight = False
-            sequence.num_computed = chunk.start + chunk.num_tokens
-            if chunk.emits_token:
+            sequence.num_computed = start + num_tokens
+            if emits_token:
                 sequence.output_token_ids.append(next(token_ids))
                 sequence.token_times.append(result.end)
                 if sequence.is_finished:
                     finished.append(sequence)
+                    continue
+            self._idle.append(sequence)
+        self._idle.sort(key=_by_position)
         for sequence in finished:
             self._leave_running(sequence)
         if result.batch.num_prefills:
@@ -105,18 +112,19 @@ class Scheduler:
 
     def add_decodes(self, batch: Batch) -> None:
         """Give every idle decoding sequence its next token, oldest first, evicting the newest if blocks are short."""
-        for sequence in tuple(self.running):
-            if len(batch) >= self.batch_size:
+        chunks = batch.chunks
+        for sequence in self._idle:
+            if len(chunks) >= self.batch_size:
                 return
-            if sequence.is_decoding and self._is_idle(sequence) and self._make_room(sequence, sequence.num_known):
+            if self._is_idle(sequence) and sequence.is_decoding and self._make_room(sequence, sequence.num_known):
                 batch.add(sequence, 1)
 
     def continue_prefills(self, batch: Batch, token_budget: int | None = None, max_prefills: int | None = None) -> None:
         """Catch up running sequences whose prompt is unfinished, oldest first, within `token_budget` per batch."""
-        for sequence in tuple(self.running):
+        for sequence in self._idle:
             if self._is_full(batch, max_prefills):
                 return
-            if sequence.is_decoding or not self._is_idle(sequence):
+            if not self._is_idle(sequence) or sequence.is_decoding:
                 continue
             num_tokens = _clamp(sequence.num_pending, token_budget, batch)
             if num_tokens == 0:
@@ -146,15 +154,20 @@ class Scheduler:
                 return
             self.blocks.grow(sequence, reserved)
             self.waiting.popleft()
-            self.running.append(sequence)
-            sequence.is_running = True
+            self._enter_running(sequence)
             if sequence.first_scheduled_time is None:
                 sequence.first_scheduled_time = self.now
             batch.add(sequence, num_tokens)
 
     def sort_running(self) -> None:
         """Order running sequences by arrival: a readmitted one goes before those that came after it."""
+        if self._is_sorted:
+            return
         self.running.sort(key=_by_order)
+        self._idle.sort(key=_by_order)
+        for position, sequence in enumerate(self.running):
+            sequence.position = position
+        self._is_sorted = True
 
     # -- bookkeeping -----------------------------------------------------------------------------------------
 
@@ -192,6 +205,14 @@ class Scheduler:
         self.num_preemptions += 1
         self.waiting.appendleft(sequence)
 
+    def _enter_running(self, sequence: Sequence) -> None:
+        if self.running and sequence.order < self.running[-1].order:
+            self._is_sorted = False
+        self.running.append(sequence)
+        sequence.is_running = True
+        sequence.position = self._num_positions
+        self._num_positions += 1
+
     def _leave_running(self, sequence: Sequence) -> None:
         self.blocks.free(sequence)
         self.running.remove(sequence)
@@ -200,6 +221,10 @@ class Scheduler:
 
 def _by_order(sequence: Sequence) -> int:
     return sequence.order
+
+
+def _by_position(sequence: Sequence) -> int:
+    return sequence.position
 
 
 def _clamp(num_pending: int, token_budget: int | None, batch: Batch) -> int:

@@ -63,6 +63,10 @@ class ScriptedExecutor:
         self.now = end
         return StepResult(batch, start, end, [NO_TOKEN] * batch.num_emits)
 
+    @property
+    def next_end(self) -> float:
+        return self._in_flight[0][2]
+
     def wait_until(self, time: float) -> None:
         self.now = max(self.now, time)
 

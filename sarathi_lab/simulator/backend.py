@@ -14,6 +14,7 @@ from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec
 from sarathi_lab.simulator.cost_model import CostModel
 from sarathi_lab.simulator.executor import SimulatedExecutor
 from sarathi_lab.simulator.hardware import PEAK_DTYPE_BYTES, Hardware, check_memory
+from sarathi_lab.simulator.matmul import TILE_ROWS
 
 DEFAULT_DTYPE = "float16"  # the paper's figures fit 2-byte elements
 
@@ -58,7 +59,7 @@ class SimulatedBackend:
 
     def predictor(self, spec: ModelSpec) -> Predictor:
         """The cost model of the hardware."""
-        return Predictor(CostModel(spec, self.hardware, self.dtype_bytes).iteration_time, self.hardware.tile)
+        return Predictor(CostModel(spec, self.hardware, self.dtype_bytes).iteration_time, TILE_ROWS)
 
     def build(
         self, spec: ModelSpec, checkpoint: Path | None, *, num_blocks: int, block_size: int, batch_size: int

@@ -46,6 +46,11 @@ class SimulatedExecutor:
         self._now += self._iteration_time(batch)
         return StepResult(batch, start, self._now, [NO_TOKEN] * batch.num_emits)
 
+    @property
+    def next_end(self) -> float:
+        """Not known before `collect`, nor asked for: one batch at a time leaves no room for another."""
+        return self._now
+
     def wait_until(self, time: float) -> None:
         """Let the clock jump to `time`."""
         self._now = max(self._now, time)

@@ -14,6 +14,7 @@ from functools import lru_cache
 from sarathi_lab.simulator.hardware import Hardware
 
 TILES = ((128, 256), (128, 128), (64, 128), (64, 64))  # rows x columns of the output
+TILE_ROWS = TILES[0][0]  # tokens of the tiles that large products run in: a chunk should be a multiple (section 4.4)
 SPLITS = (1, 2, 4, 8)  # parts of the inner dimension
 OPERAND_FLOPS = 20.0  # a tile's step along the inner dimension loads rows + columns elements: FLOPs lost for each
 OVERLAP = 3.0  # exponent of `overlapped`; the larger, the closer to max(compute, memory)

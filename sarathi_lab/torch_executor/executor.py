@@ -75,6 +75,11 @@ class TorchExecutor:
             torch.cuda.synchronize(self.model.device)  # no token was copied, so nothing has waited yet
         return StepResult(batch, start, self.now, on_host)
 
+    @property
+    def next_end(self) -> float:
+        """Not known before `collect`, nor asked for: one batch at a time leaves no room for another."""
+        return self.now
+
     def wait_until(self, time: float) -> None:
         """Sleep until the clock reads `time`."""
         while (remaining := time - self.now) > 0:
