@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,7 +38,8 @@ READ_BY = {
     "dtype": ("executor",),
     "hardware": ("executor",),
 }
-GROUPS = ("policy", "workload", "executor", "model", "hardware", "tracking")
+READ_BY_ALL_TASKS = ("task", "experiment", "tracking", "output", "hydra")
+GROUPS = ("task", "policy", "workload", "executor", "model", "hardware", "tracking")
 
 
 @dataclass(frozen=True)
@@ -147,9 +148,16 @@ def _check_parameters(cfg: DictConfig) -> None:
 
 
 def _check_read(cfg: DictConfig, overrides: Sequence[Override]) -> None:
-    """Refuse a short name that is overridden but read by none of the chosen options."""
+    """Refuse a short name that is overridden but read by none of the chosen options, or not by the task."""
+    reads: Collection[str] | None = getattr(get_class(cfg.task["_target_"]), "reads", None)
     for override in overrides:
         name = override.key_or_group.partition(".")[0]
+        if reads is not None and name not in (*reads, *READ_BY_ALL_TASKS):
+            own = ", ".join(sorted([*_parameters(cfg, "task"), *reads]))
+            raise UserError(
+                f"{override.input_line} has no effect: task={get_class(cfg.task['_target_']).__name__} does not read "
+                f"{name}; drop it (it reads {own})"
+            )
         groups = READ_BY.get(name)
         if groups is None or any(name in _names_read(cfg[group]) for group in groups):
             continue

@@ -17,8 +17,8 @@ from sarathi_lab import report
 from sarathi_lab.command_line import CommandLine, explain, flags_first, is_run, read_command_line
 from sarathi_lab.errors import UserError
 from sarathi_lab.paths import CONF, make_folder
-from sarathi_lab.plan import baseline_config, build, make_plan
-from sarathi_lab.runner import Place, run_with_baselines
+from sarathi_lab.plan import build
+from sarathi_lab.task import Place
 
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
@@ -54,11 +54,9 @@ def _show(args: Sequence[str]) -> int:
 
 
 def _check(command_line: CommandLine) -> None:
-    """Plan every job and its baselines, so that a mistake in the last one shows before the first one runs."""
+    """Check every job, so that a mistake in the last one shows before the first one runs."""
     for cfg in command_line.jobs:
-        make_plan(cfg)
-        for name in cfg.baselines:
-            make_plan(baseline_config(cfg, name))
+        build(cfg.task).check(cfg)
     # Only now may anything be written.
     make_folder(Path(str(command_line.jobs[0].output)), "output")
     make_folder(command_line.results_dir, command_line.results_setting)
@@ -73,7 +71,7 @@ def _run(args: Sequence[str], command_line: CommandLine) -> int:
     try:
         _hydra_main([*args, f"{command_line.results_setting}='{quoted}'"], command_line.swept)
     finally:
-        if command_line.is_sweep:
+        if command_line.is_sweep and build(command_line.jobs[0].task).has_runs:
             report.print_sweep(folder, len(command_line.jobs))
         elif (folder / "run.json").is_file():
             report.print_place("results", folder)
@@ -102,7 +100,7 @@ def _job(cfg: DictConfig, swept: Sequence[str]) -> None:
     root = Path(settings.sweep.dir) if is_sweep else run_dir
     name = _name(str(settings.runtime.choices["policy"]), settings.overrides.task, swept if is_sweep else None)
     group = "/".join(root.absolute().parts[-2:])
-    run_with_baselines(cfg, Place(run_dir, root / "baselines", name, group, swept))
+    build(cfg.task).run(cfg, Place(run_dir, root / "baselines", name, group, swept))
 
 
 def _name(policy: str, overrides: Sequence[str], swept: Sequence[str] | None) -> str:

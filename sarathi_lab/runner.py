@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pandas as pd
 from omegaconf import DictConfig, OmegaConf
@@ -25,19 +25,27 @@ from sarathi_lab.metrics import add_costs, compare, summarise
 from sarathi_lab.plan import Plan, baseline_config, build, make_plan
 from sarathi_lab.provenance import provenance
 from sarathi_lab.simulator.executor import SimulatedExecutor
+from sarathi_lab.task import Place
 from sarathi_lab.trace import write_trace
 from sarathi_lab.tracking import Tracker
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a run's results go and what they are called."""
+class Serve:
+    """The task of serving a workload under a policy, and under its baselines on the same requests."""
 
-    run_dir: Path
-    baselines_dir: Path
-    name: str
-    group: str
-    swept: Sequence[str] = ()  # the settings that the sweep varies
+    reads: ClassVar[None] = None
+    has_runs: ClassVar[bool] = True
+
+    def check(self, cfg: DictConfig) -> None:
+        """Plan the run and its baselines."""
+        make_plan(cfg)
+        for name in cfg.baselines:
+            make_plan(baseline_config(cfg, name))
+
+    def run(self, cfg: DictConfig, place: Place) -> None:
+        """Run it, and the baselines unless they are there already."""
+        run_with_baselines(cfg, place)
 
 
 def run_with_baselines(cfg: DictConfig, place: Place) -> dict[str, float]:

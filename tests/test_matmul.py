@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from sarathi_lab.results import load_paper
-from sarathi_lab.simulator.cost_model import CostModel
+from sarathi_lab.simulator.analytic import AnalyticCostModel
 from sarathi_lab.simulator.matmul import matmul_time, num_waves, overlapped
 from simulated import GPUS, MEASURED, TOY, batch_of, hardware, model
 
@@ -88,7 +88,7 @@ def test_repeated_shapes_are_looked_up():
 def fig_7() -> tuple[pd.DataFrame, pd.DataFrame]:
     """Milliseconds by column of Fig 7, measured and predicted; no row emits, so no output head is in them."""
     measured = load_paper("fig07").set_index("num_tokens")
-    cost = CostModel(model("13b"), dataclasses.replace(hardware("a6000"), iteration_overhead=0.0), 2)
+    cost = AnalyticCostModel(model("13b"), dataclasses.replace(hardware("a6000"), iteration_overhead=0.0), 2)
     rows = []
     for num_tokens in measured.index:
         times = cost.operation_times(batch_of(chunk=num_tokens))

@@ -24,8 +24,8 @@ from sarathi_lab.paths import CONF, EXPERIMENTS
 from sarathi_lab.request import Batch, Request
 from sarathi_lab.request import Sequence as EngineSequence
 from sarathi_lab.simulator import matmul
+from sarathi_lab.simulator.analytic import AnalyticCostModel
 from sarathi_lab.simulator.attention import decode_attention_time, prefill_attention_time
-from sarathi_lab.simulator.cost_model import CostModel
 from sarathi_lab.simulator.hardware import PEAK_DTYPE_BYTES, Hardware
 from sarathi_lab.simulator.matmul import matmul_time
 
@@ -79,8 +79,8 @@ def batch_of(chunk: int = 0, decodes: int = 0, context: int = 1) -> Batch:
     return batch
 
 
-def paper_cost(hardware: Hardware) -> CostModel:
-    return CostModel(instantiate(OmegaConf.load(CONF / "model" / "13b.yaml")), hardware, PEAK_DTYPE_BYTES)
+def paper_cost(hardware: Hardware) -> AnalyticCostModel:
+    return AnalyticCostModel(instantiate(OmegaConf.load(CONF / "model" / "13b.yaml")), hardware, PEAK_DTYPE_BYTES)
 
 
 def fig7_errors(hardware: Hardware, table: pd.DataFrame) -> pd.DataFrame:

@@ -1,6 +1,6 @@
 """Makes the profile of LLaMA-13B on an A6000 from Figs 3 and 7 of the paper, the only figures that it uses.
 
-python experiments/cost_model/profile_from_figures.py > experiments/paper/profile_a6000_13b.csv
+python experiments/cost_model/profile_from_figures.py > experiments/cost_model/profile_a6000_13b.csv
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from sarathi_lab.errors import UserError
 from sarathi_lab.executor import Executor
 from sarathi_lab.floor import Ceilings
 from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec
-from sarathi_lab.simulator.cost_model import CostModel
+from sarathi_lab.simulator.cost_model import make_cost_model
 from sarathi_lab.simulator.executor import SimulatedExecutor
 from sarathi_lab.simulator.hardware import PEAK_DTYPE_BYTES, Hardware, check_memory
 from sarathi_lab.simulator.matmul import TILE_ROWS
@@ -28,6 +28,7 @@ class SimulatedBackend:
     default_model: ClassVar[str] = "13b"
     hardware: Hardware
     dtype: str = "auto"
+    cost_model: str = "analytic"
 
     def __post_init__(self) -> None:
         valid = ["auto", *(name for name, size in DTYPE_BYTES.items() if size == PEAK_DTYPE_BYTES)]
@@ -49,8 +50,9 @@ class SimulatedBackend:
         return DTYPE_BYTES[self.dtype_name]
 
     def check(self, spec: ModelSpec, kv_tokens: int) -> None:
-        """Raise UserError if weights and cache do not fit the hardware's memory."""
+        """Raise UserError if weights and cache do not fit the hardware's memory, or nothing is known of the model."""
         check_memory(spec, self.hardware, self.dtype_bytes, kv_tokens)
+        self.predictor(spec)
 
     def ceilings(self) -> Ceilings:
         """The datasheet's peaks."""
@@ -59,7 +61,8 @@ class SimulatedBackend:
 
     def predictor(self, spec: ModelSpec) -> Predictor:
         """The cost model of the hardware."""
-        return Predictor(CostModel(spec, self.hardware, self.dtype_bytes).iteration_time, TILE_ROWS)
+        cost = make_cost_model(self.cost_model, spec, self.hardware, self.dtype_bytes)
+        return Predictor(cost.iteration_time, TILE_ROWS)
 
     def build(
         self, spec: ModelSpec, checkpoint: Path | None, *, num_blocks: int, block_size: int, batch_size: int

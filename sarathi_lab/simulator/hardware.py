@@ -31,6 +31,7 @@ class Hardware:
     bandwidth in streaming (`memory`) and reading the KV cache (`kv`). Costs whatever the shape, in seconds: of a
     kernel (`kernel_launch`), of an attention call (`attention_launch`), of an iteration (`iteration_overhead`).
     `uncertainty` is the mean absolute relative error by kind of operation, on shapes that the fit did not see.
+    `profiles` names tables of measured operation times (`profile.Profile`) by model, as paths from the repository.
     """
 
     name: str
@@ -46,7 +47,9 @@ class Hardware:
     kernel_launch: float
     attention_launch: float
     iteration_overhead: float
-    uncertainty: Mapping[str, float] = field(compare=False)  # costs are cached by hardware, and don't depend on it
+    # Costs are cached by hardware, and don't depend on the next two.
+    uncertainty: Mapping[str, float] = field(compare=False)
+    profiles: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         fix = "correct the hardware file"

@@ -2,13 +2,13 @@
 
 A profile is a CSV table with the columns of `COLUMNS`; a row says that `operation`, over all layers and tokens of one
 iteration, took `seconds` for `num_tokens` new tokens that attention let read `kv_tokens` cached ones (0 where it plays
-no part). `task=calibrate` writes one; `experiments/cost_model/profile_from_figures.py` makes the A6000's from the paper.
+no part). `task=calibrate` writes one; `experiments/cost_model/profile_from_figures.py` makes the A6000's from figures.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache, cached_property
 from operator import mul
 from pathlib import Path
@@ -24,7 +24,6 @@ COLUMNS = ("operation", "num_tokens", "kv_tokens", "seconds")
 ROW_OPERATIONS = ("qkv_proj", "out_proj", "ffn", "elementwise", "others")  # depend on the tokens of the iteration only
 ATTENTION = ("prefill_attention", "decode_attention")
 MIN_ROWS = 3  # of an operation: fewer leave nothing to check an interpolation with
-OperationTimes = Callable[[Batch], dict[str, float]]
 FIX = "measure it again with task=calibrate"
 
 
@@ -81,9 +80,13 @@ class ProfiledCostModel:
         self._row_times = profile.row_times
 
     @property
-    def uncertainty(self) -> dict[str, float]:
-        """Relative error by operation, found on rows that were held out."""
-        return self.profile.held_out_errors
+    def uncertainty(self) -> Mapping[str, float]:
+        """Relative error by kind of operation, found on rows that were held out."""
+        errors = self.profile.held_out_errors
+        return {
+            "matmul": max(errors[name] for name in ("qkv_proj", "out_proj", "ffn")),
+            "attention": max(errors[name] for name in ATTENTION),
+        }
 
     def iteration_time(self, batch: Batch) -> float:
         """Seconds of one iteration."""

@@ -10,8 +10,8 @@ from sarathi_lab.executor import StepResult
 from sarathi_lab.policy import Policy
 from sarathi_lab.request import Batch, Request, Sequence
 from sarathi_lab.scheduler import Scheduler
+from sarathi_lab.simulator.cost_model import OperationTimes
 from sarathi_lab.simulator.executor import SimulatedExecutor
-from sarathi_lab.simulator.profile import OperationTimes
 
 FEWER, MORE = 1, 3  # batches of requests that are served; what the difference took is the steady state's
 
