@@ -9,15 +9,21 @@ import sys
 
 import numpy as np
 import pandas as pd
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
 
+from sarathi_lab.model.spec import ModelSpec
+from sarathi_lab.paths import CONF
 from sarathi_lab.results import load_paper
 from sarathi_lab.simulator.profile import COLUMNS
 
 LENGTH = 1024  # tokens of each sequence in Fig 3
+LOGIT_ROWS = (1, 64, 128)  # one tile: up to there the output head is read at the bandwidth of Fig 7
 
 
 def main() -> None:
-    table = pd.concat([_fig_07(), _fig_03()], ignore_index=True)
+    spec = instantiate(OmegaConf.load(CONF / "model" / "13b.yaml"))
+    table = pd.concat([_fig_07(), _fig_03(_logits_ms(spec))], ignore_index=True)
     table[list(COLUMNS)].to_csv(sys.stdout, index=False, float_format="%.6g")
 
 
@@ -42,19 +48,28 @@ def _fig_07() -> pd.DataFrame:
     )
 
 
-def _fig_03() -> pd.DataFrame:
+def _logits_ms(spec: ModelSpec) -> float:
+    """Neither figure shows the output head: its weights at the bandwidth of the layers' weights at 2 tokens."""
+    first = load_paper("fig07").iloc[0]
+    layers_ms = first.preproj + first.postproj + first.ffn
+    return float(layers_ms * spec.lm_head.num_params / spec.num_linear_params)
+
+
+def _fig_03(logits_ms: float) -> pd.DataFrame:
     """Batches of 1 to 18: the attention of decodes, and the other operations of decodes and of whole prompts."""
     figure = load_paper("fig03")
     decode = figure[figure.phase == "decode"]
     attention = decode[decode.op == "attn"]
     others = figure[figure.op == "others"]
     tokens = others.batch * others.phase.map({"prefill": LENGTH, "decode": 1})
+    rows = pd.Series(LOGIT_ROWS)
     return pd.concat(
         [
             _rows(
                 "decode_attention", attention.batch, attention.batch * LENGTH, attention.batch * attention.ms_per_token
             ),
-            _rows("others", tokens, 0, tokens * others.ms_per_token),
+            _rows("logits", rows, 0, pd.Series(logits_ms, index=rows.index)),
+            _rows("others", tokens, 0, tokens * others.ms_per_token - logits_ms),
         ]
     )
 

@@ -23,7 +23,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "postproj": ("out_proj",),
     "ffn": ("ffn_up", "ffn_gate_up", "ffn_down", "activation", "ffn"),
     "elementwise": ("norms", "elementwise"),
-    "others": ("lm_head", "sampling", "overhead", "others"),
+    "others": ("lm_head", "sampling", "logits", "overhead", "others"),
 }
 
 

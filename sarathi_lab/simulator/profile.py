@@ -21,7 +21,8 @@ from sarathi_lab.errors import UserError
 from sarathi_lab.request import Batch
 
 COLUMNS = ("operation", "num_tokens", "kv_tokens", "seconds")
-ROW_OPERATIONS = ("qkv_proj", "out_proj", "ffn", "elementwise", "others")  # depend on the tokens of the iteration only
+# Depend on the tokens of the iteration, but the logits (with sampling) on those that emit: their `num_tokens` are rows.
+ROW_OPERATIONS = ("qkv_proj", "out_proj", "ffn", "elementwise", "logits", "others")
 ATTENTION = ("prefill_attention", "decode_attention")
 MIN_ROWS = 3  # of an operation: fewer leave nothing to check an interpolation with
 FIX = "measure it again with task=calibrate"
@@ -96,6 +97,7 @@ class ProfiledCostModel:
         """Seconds by operation, summed over layers; prefills and decodes attend in calls of their own."""
         num_tokens = batch.num_tokens
         times = {name: row_time(num_tokens) for name, row_time in self._row_times.items()}
+        times["logits"] = batch.num_emits and self._row_times["logits"](batch.num_emits)
         times["prefill_attention"] = batch.num_prefills and self.profile.prefill_attention.time(
             batch.num_prefill_tokens,
             1.0,

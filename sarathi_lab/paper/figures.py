@@ -1,0 +1,126 @@
+"""The registry of the paper's figures and tables: what predicts them, for which model on which GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import pandas as pd
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+
+from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec
+from sarathi_lab.paper import operations, throughput
+from sarathi_lab.paper.bench import Bench, Point
+from sarathi_lab.paper.points import KEYS, paper_points
+from sarathi_lab.paths import CONF
+from sarathi_lab.simulator.cost_model import Level, make_cost_model
+from sarathi_lab.simulator.hardware import Hardware
+
+COLUMNS = ["figure", "panel", "series", "x", "y", "unit", "source", "device", "uncertainty"]
+DTYPE = "float16"  # the paper does not say; 2 bytes an element fit all its figures
+
+Predict = Callable[[Bench, ModelSpec], Iterable[Point]]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Points of a figure that one model on one GPU gives; `predict` makes them from a cost model."""
+
+    figure: str
+    model: str
+    hardware: str
+    predict: Predict
+
+
+@dataclass(frozen=True)
+class Device:
+    """A GPU and the level of its cost model."""
+
+    hardware: str
+    level: Level
+
+    def name(self, model: str) -> str:
+        """How tables call it."""
+        return f"simulated {self.hardware}, {self.level}, {model}"
+
+
+def _fig07(bench: Bench, spec: ModelSpec) -> Iterable[Point]:
+    return operations.fig07(bench, spec, sorted(set(paper_points("fig07").x)))
+
+
+def _fig09(bench: Bench, spec: ModelSpec) -> Iterable[Point]:
+    points = paper_points("fig09")
+    return throughput.fig09(bench, spec, zip(points.panel, points.chunk, points.x, strict=True))
+
+
+def _fig11(bench: Bench, spec: ModelSpec) -> Iterable[Point]:
+    by_pd = paper_points("fig11").query("panel == 'b'")
+    yield from throughput.fig11a(bench, spec)
+    yield from throughput.fig11b(bench, spec, zip(by_pd.series, by_pd.x, strict=True))
+
+
+def _fig13(bench: Bench, spec: ModelSpec) -> Iterable[Point]:
+    yield from operations.fig13ab(bench, spec)
+    yield from throughput.fig13c(bench, spec)
+
+
+def _table4(bench: Bench, spec: ModelSpec) -> Iterable[Point]:
+    return throughput.table4(bench, spec, throughput.TABLE_4[spec.name])
+
+
+PARTS = (
+    Part("fig03", "13b", "a6000", operations.fig03),
+    Part("fig04", "13b", "a6000", operations.fig04),
+    Part("fig07", "13b", "a6000", _fig07),
+    Part("fig08", "13b", "a6000", operations.fig08),
+    Part("fig09", "13b", "a6000", _fig09),
+    Part("fig10", "13b", "a6000", operations.fig10),
+    Part("fig11", "13b", "a6000", _fig11),
+    Part("fig13", "13b", "a6000", _fig13),
+    Part("table2", "13b", "a6000", operations.table2),
+    Part("table4", "13b", "a6000", _table4),
+    Part("table4", "33b", "a100", _table4),
+)
+FIGURES = tuple(dict.fromkeys(part.figure for part in PARTS))
+
+
+def load_spec(model: str) -> ModelSpec:
+    """The model of `conf/model/`."""
+    return instantiate(OmegaConf.load(CONF / "model" / f"{model}.yaml"))
+
+
+def load_hardware(hardware: str) -> Hardware:
+    """The GPU of `conf/hardware/`."""
+    return instantiate(OmegaConf.load(CONF / "hardware" / f"{hardware}.yaml"))
+
+
+def devices_of(part: Part) -> list[Device]:
+    """The paper's GPU, at each level that its file has for the model."""
+    levels: list[Level] = ["analytic"]
+    if part.model in load_hardware(part.hardware).profiles:
+        levels.insert(0, "profiled")
+    return [Device(part.hardware, level) for level in levels]
+
+
+def predict(part: Part, device: Device) -> pd.DataFrame:
+    """The part's points on `device`, in the columns of `figure.parquet`. Raises UserError as `make_cost_model` does."""
+    spec, hardware = load_spec(part.model), load_hardware(device.hardware)
+    bench = Bench(make_cost_model(device.level, spec, hardware, DTYPE_BYTES[DTYPE]))
+    points = part.predict(bench, spec)
+    rows = [(p.panel, p.series, float(p.x), p.y.value, p.y.error) for p in points]
+    table = pd.DataFrame(rows, columns=[*KEYS, "y", "uncertainty"])
+    return _complete(table, part.figure, source="simulated", device=device.name(part.model))
+
+
+def paper(figure: str) -> pd.DataFrame:
+    """The paper's own points in the same columns."""
+    points = paper_points(figure).astype({"x": float})
+    return _complete(points.assign(uncertainty=0.0), figure, source="paper", device="paper")
+
+
+def _complete(table: pd.DataFrame, figure: str, *, source: str, device: str) -> pd.DataFrame:
+    if "unit" not in table:
+        units = paper_points(figure).drop_duplicates(["panel", "series"]).set_index(["panel", "series"]).unit
+        table = table.join(units, on=["panel", "series"])
+    return table.assign(figure=figure, source=source, device=device)[COLUMNS]

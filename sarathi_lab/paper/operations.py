@@ -1,0 +1,129 @@
+"""Figures and tables that time single batches: operations, tiles, the decode's share, chunked prefills alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+
+from sarathi_lab.compositions import chunks_of, make_batch
+from sarathi_lab.model.spec import ModelSpec
+from sarathi_lab.paper.bench import (
+    CHUNK,
+    COMPUTE,
+    EVERYTHING,
+    FOUR,
+    SEQ_LENS,
+    Bench,
+    Estimate,
+    Point,
+    best_pd_ratio,
+    difference,
+)
+
+FIG_03_BATCHES = (1, 2, 4, 8, 12, 18)
+FIG_04_LENGTHS = (64, 128, 256, 512, 1024)
+FIG_08_BATCHES = {"1K": range(2, 19, 2), "2K": range(2, 9, 2), "3K": range(2, 7, 2)}
+FIG_10_BATCHES = FIG_08_BATCHES
+FIG_13_CHUNKS = range(64, 513, 64)
+
+
+def fig03(bench: Bench, spec: ModelSpec) -> Iterator[Point]:
+    """Milliseconds per token by operation, prefill-only and decode-only, at length 1024."""
+    for batch in FIG_03_BATCHES:
+        prefills = bench.batch(make_batch(prefill_tokens=1024, num_prefills=batch))
+        decodes = bench.batch(make_batch(num_decodes=batch, context=1024))
+        for panel, times, num_tokens in (("prefill", prefills, 1024 * batch), ("decode", decodes, batch)):
+            series = {**{kind: (kind,) for kind in FOUR}, "others": ("elementwise", "others"), "total": EVERYTHING}
+            for name, kinds in series.items():
+                yield Point(panel, name, batch, bench.seconds(times, kinds).times(1e3 / num_tokens))
+
+
+def fig04(bench: Bench, spec: ModelSpec) -> Iterator[Point]:
+    """Tokens per millisecond of one layer, and FLOPs per byte of its matrix products."""
+    for seq_len in FIG_04_LENGTHS:
+        for batch in (2**i for i in range(9)):
+            prefills = make_batch(prefill_tokens=seq_len, num_prefills=batch)
+            decodes = make_batch(num_decodes=batch, context=seq_len)
+            for panel, one, num_tokens in (("prefill", prefills, seq_len * batch), ("decode", decodes, batch)):
+                layer = bench.seconds(bench.batch(one), COMPUTE).times(1e3 / spec.num_layers)
+                yield Point(panel, str(seq_len), batch, layer.inverse().times(num_tokens))
+    hidden, ffn = spec.hidden_size, spec.ffn_size
+    shapes = {
+        "preproj": (hidden, spec.q_size + 2 * spec.kv_size),
+        "postproj": (spec.q_size, hidden),
+        "ffn": (hidden, ffn),
+    }
+    for batch in (1, 2, 4, 8):
+        for panel, rows in (("prefill intensity", 1024 * batch), ("decode intensity", batch)):
+            for name, (k, n) in shapes.items():
+                intensity = math.floor(1 / (1 / rows + 1 / k + 1 / n))  # of a product [rows, k] x [k, n]
+                yield Point(panel, name, batch, Estimate(max(1.0, intensity), 0.0))
+
+
+def fig07(bench: Bench, spec: ModelSpec, num_tokens: Iterable[int]) -> Iterator[Point]:
+    """Milliseconds of one prefill iteration by operation against its tokens: the steps of the tiles."""
+    for n in num_tokens:
+        times = bench.batch(make_batch(prefill_tokens=n))
+        for name, kinds in {
+            "preproj": ("preproj",),
+            "postproj": ("postproj",),
+            "ffn": ("ffn",),
+            "total": COMPUTE,
+        }.items():
+            yield Point("", name, n, bench.seconds(times, kinds).times(1e3))
+
+
+def decode_speedup(bench: Bench, seq_len: int, batch: int, chunk: int = CHUNK) -> Estimate:
+    """Time per token of a decode-only iteration over the marginal time of a decode in a decode-maximal batch.
+
+    Marginal is the decode-maximal batch less a prefill of as many tokens, per decode (section 5.1.1, Table 2).
+    """
+    alone = bench.seconds(bench.batch(make_batch(num_decodes=batch, context=seq_len))).times(1 / batch)
+    num_decodes = batch - 1
+    hybrid = make_batch(prefill_tokens=chunk - num_decodes, num_decodes=num_decodes, context=seq_len)
+    added = difference(bench.batch(hybrid), bench.batch(make_batch(prefill_tokens=chunk)))
+    return alone.over(bench.seconds(added).times(1 / num_decodes))
+
+
+def fig08(bench: Bench, spec: ModelSpec) -> Iterator[Point]:
+    """Decode speed-up by batch and length at chunk 256."""
+    for name, batches in FIG_08_BATCHES.items():
+        for batch in batches:
+            yield Point("", name, batch, decode_speedup(bench, SEQ_LENS[name], batch))
+
+
+def fig10(bench: Bench, spec: ModelSpec) -> Iterator[Point]:
+    """Seconds by operation to serve B requests at P:D = C/(B-1), baseline and SARATHI."""
+    for chunk in (256, 512):
+        for name, batches in FIG_10_BATCHES.items():
+            for batch in batches:
+                served, baseline = bench.sarathi(chunk, SEQ_LENS[name], best_pd_ratio(chunk, batch), batch)
+                for system, times in (("baseline", baseline), ("sarathi", served)):
+                    series = {**{kind: (kind,) for kind in FOUR}, "total": FOUR}
+                    for operation, kinds in series.items():
+                        total = bench.seconds(times, kinds).times(batch)
+                        yield Point(f"{name} C={chunk}", f"{system} {operation}", batch, total)
+
+
+def fig13ab(bench: Bench, spec: ModelSpec) -> Iterator[Point]:
+    """Speed of a prefill in chunks over that of the whole: attention alone, and all of it."""
+    for name, seq_len in SEQ_LENS.items():
+        whole = bench.batch(*chunks_of(seq_len, seq_len))
+        for chunk in FIG_13_CHUNKS:
+            cut = bench.batch(*chunks_of(seq_len, chunk))
+            for panel, kinds in (("a_attn", ("attn",)), ("b_prefill", EVERYTHING)):
+                yield Point(panel, name, chunk, bench.seconds(whole, kinds).over(bench.seconds(cut, kinds)))
+
+
+def table2(bench: Bench, spec: ModelSpec) -> Iterator[Point]:
+    """Milliseconds of a prefill-only, a decode-only and a decode-maximal batch."""
+    batches = {
+        "prefill-only": make_batch(prefill_tokens=1024),
+        "decode-only": make_batch(num_decodes=4, context=1024),
+        "decode-maximal": make_batch(prefill_tokens=1021, num_decodes=3, context=1024),
+    }
+    linear = tuple(kind for kind in COMPUTE if kind != "attn")
+    for panel, batch in batches.items():
+        times = bench.batch(batch)
+        for name, kinds in (("linear", linear), ("attention", ("attn",)), ("total", COMPUTE)):
+            yield Point(panel, name, batch.num_tokens, bench.seconds(times, kinds).times(1e3))
