@@ -25,8 +25,9 @@ def make_batch(
     return batch
 
 
-def chunks_of(prompt_len: int, chunk: int) -> list[Batch]:
-    """A prompt in chunks of `chunk` tokens without decodes, the last one shorter; whole if `chunk` covers it."""
+def chunks_of(prompt_len: int, chunk: int, *, num_decodes: int = 0, context: int = 1) -> list[Batch]:
+    """A prompt in chunks of `chunk` tokens, the last one shorter, each beside `num_decodes` decodes."""
     return [
-        make_batch(prefill_tokens=min(chunk, prompt_len - start), start=start) for start in range(0, prompt_len, chunk)
+        make_batch(prefill_tokens=min(chunk, prompt_len - start), start=start, num_decodes=num_decodes, context=context)
+        for start in range(0, prompt_len, chunk)
     ]

@@ -61,10 +61,7 @@ class Bench:
 
     def batch(self, *batches: Batch) -> Times:
         """Seconds by operation of `batches`, one after the other."""
-        total: Times = Counter()
-        for batch in batches:
-            _add(total, self.cost.operation_times(batch))
-        return total
+        return weighted(*((1.0, Counter(self.cost.operation_times(batch))) for batch in batches))
 
     def seconds(self, times: Mapping[str, float], kinds: Iterable[str] = EVERYTHING) -> Estimate:
         """The sum of the operations of some kinds; matrix products and attention err in their own ways."""
@@ -118,11 +115,10 @@ def best_pd_ratio(chunk: int, batch_size: int) -> float:
     return chunk / (batch_size - 1)
 
 
-def difference(one: Times, other: Times) -> Times:
-    """Operation by operation, so that what both share cancels with its error."""
-    return Counter({name: one[name] - other[name] for name in {*one, *other}})
-
-
-def _add(total: Times, times: Mapping[str, float]) -> None:
-    for name, seconds in times.items():
-        total[name] += seconds  # type: ignore[assignment]  # a Counter of seconds
+def weighted(*parts: tuple[float, Times]) -> Times:
+    """The sum of some times, each as often as its weight says; operations that cancel do so with their error."""
+    total: Times = Counter()
+    for weight, times in parts:
+        for name, seconds in times.items():
+            total[name] += weight * seconds  # type: ignore[assignment]  # a Counter of seconds
+    return total

@@ -31,6 +31,7 @@ class Part:
     model: str
     hardware: str
     predict: Predict
+    method: str = ""  # where a figure is predicted in more than one way
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,9 @@ class Device:
     hardware: str
     level: Level
 
-    def name(self, model: str) -> str:
+    def name(self, part: Part) -> str:
         """How tables call it."""
-        return f"simulated {self.hardware}, {self.level}, {model}"
+        return f"simulated {self.hardware}, {self.level}, {part.model}" + (f", {part.method}" if part.method else "")
 
 
 def _fig07(bench: Bench, spec: ModelSpec) -> Iterable[Point]:
@@ -52,6 +53,11 @@ def _fig07(bench: Bench, spec: ModelSpec) -> Iterable[Point]:
 def _fig09(bench: Bench, spec: ModelSpec) -> Iterable[Point]:
     points = paper_points("fig09")
     return throughput.fig09(bench, spec, zip(points.panel, points.chunk, points.x, strict=True))
+
+
+def _fig09_counted(bench: Bench, spec: ModelSpec) -> Iterable[Point]:
+    points = paper_points("fig09")
+    return throughput.fig09_counted(bench, spec, zip(points.panel, points.chunk, points.x, strict=True))
 
 
 def _fig11(bench: Bench, spec: ModelSpec) -> Iterable[Point]:
@@ -75,6 +81,7 @@ PARTS = (
     Part("fig07", "13b", "a6000", _fig07),
     Part("fig08", "13b", "a6000", operations.fig08),
     Part("fig09", "13b", "a6000", _fig09),
+    Part("fig09", "13b", "a6000", _fig09_counted, "counted"),
     Part("fig10", "13b", "a6000", operations.fig10),
     Part("fig11", "13b", "a6000", _fig11),
     Part("fig13", "13b", "a6000", _fig13),
@@ -110,7 +117,7 @@ def predict(part: Part, device: Device) -> pd.DataFrame:
     points = part.predict(bench, spec)
     rows = [(p.panel, p.series, float(p.x), p.y.value, p.y.error) for p in points]
     table = pd.DataFrame(rows, columns=[*KEYS, "y", "uncertainty"])
-    return _complete(table, part.figure, source="simulated", device=device.name(part.model))
+    return _complete(table, part.figure, source="simulated", device=device.name(part))
 
 
 def paper(figure: str) -> pd.DataFrame:

@@ -17,7 +17,7 @@ from sarathi_lab.paper.bench import (
     Estimate,
     Point,
     best_pd_ratio,
-    difference,
+    weighted,
 )
 
 FIG_03_BATCHES = (1, 2, 4, 8, 12, 18)
@@ -81,7 +81,7 @@ def decode_speedup(bench: Bench, seq_len: int, batch: int, chunk: int = CHUNK) -
     alone = bench.seconds(bench.batch(make_batch(num_decodes=batch, context=seq_len))).times(1 / batch)
     num_decodes = batch - 1
     hybrid = make_batch(prefill_tokens=chunk - num_decodes, num_decodes=num_decodes, context=seq_len)
-    added = difference(bench.batch(hybrid), bench.batch(make_batch(prefill_tokens=chunk)))
+    added = weighted((1.0, bench.batch(hybrid)), (-1.0, bench.batch(make_batch(prefill_tokens=chunk))))
     return alone.over(bench.seconds(added).times(1 / num_decodes))
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from sarathi_lab.compositions import chunks_of, make_batch
 from sarathi_lab.model.spec import ModelSpec
-from sarathi_lab.paper.bench import CHUNK, LARGEST_BATCH, SEQ_LENS, Bench, Point, best_pd_ratio
+from sarathi_lab.paper.bench import CHUNK, LARGEST_BATCH, SEQ_LENS, Bench, Point, best_pd_ratio, weighted
 from sarathi_lab.paper.operations import FIG_13_CHUNKS, decode_speedup
+from sarathi_lab.steady_state import lengths
 
 Setting = tuple[str, int, float]  # length by name, batch, P:D
 TABLE_4 = {
@@ -20,6 +22,27 @@ def fig09(bench: Bench, spec: ModelSpec, points: Iterable[tuple[str, int, float]
     for name, chunk, pd_ratio in points:
         gain = bench.gain(bench.sarathi(chunk, SEQ_LENS[name], pd_ratio, LARGEST_BATCH[name]))
         yield Point(name, f"C={chunk}", pd_ratio, gain)
+
+
+def fig09_counted(bench: Bench, spec: ModelSpec, points: Iterable[tuple[str, int, float]]) -> Iterator[Point]:
+    """The same by counting, as the paper does, instead of serving: no remainders, no part-filled tiles.
+
+    P / (C - (B-1)) chunks each carry B-1 decodes. Left over are decodes in full batches of B, or else prompt tokens at
+    the price of whole prompts.
+    """
+    for name, chunk, pd_ratio in points:
+        batch = LARGEST_BATCH[name]
+        prompt_len, num_decodes = lengths(SEQ_LENS[name], pd_ratio, chunk - (batch - 1))
+        context = prompt_len + num_decodes // 2
+        prompts = bench.batch(make_batch(prefill_tokens=prompt_len, num_prefills=batch))
+        decodes = bench.batch(make_batch(num_decodes=batch, context=context))
+        chunks = chunks_of(prompt_len, chunk - (batch - 1), num_decodes=batch - 1, context=context)
+        # Of a batch of requests, the share of chunks that finds decodes to carry; what is left over of either.
+        share = min(1.0, num_decodes / (batch - 1) / len(chunks))
+        decodes_left = num_decodes - share * len(chunks) * (batch - 1)
+        baseline = weighted((1.0, prompts), (num_decodes, decodes))
+        served = weighted((share * batch, bench.batch(*chunks)), (1.0 - share, prompts), (decodes_left, decodes))
+        yield Point(name, f"C={chunk}", pd_ratio, bench.seconds(baseline).over(bench.seconds(served)))
 
 
 def fig11a(bench: Bench, spec: ModelSpec) -> Iterator[Point]:
