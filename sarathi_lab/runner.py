@@ -160,7 +160,7 @@ def _measure(plan: Plan) -> tuple[Ledger, pd.DataFrame, DecodeCost | None, Ceili
         batch_size=plan.batch_size,
     )
     total = sum(request.total_len - 1 for request in plan.load.requests)
-    with report.progress(total) as advance:
+    with report.progress_of("serving", total, "tokens") as advance:
         ledger = _serve(plan, executor, advance)
     ceilings = plan.backend.ceilings()
     iterations = add_costs(ledger.iterations(), plan.spec, plan.backend.dtype_bytes, ceilings)

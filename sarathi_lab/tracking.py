@@ -40,6 +40,10 @@ class TrackedRun(Protocol):
         """The tables in `directory`, as one artifact."""
         ...
 
+    def log_files(self, directory: Path) -> None:
+        """All tables (parquet, CSV) in `directory` as one artifact, and its pictures (PNG)."""
+        ...
+
 
 class Tracker(Protocol):
     """Opens tracked runs; `conf/tracking/*.yaml` picks one."""
@@ -83,6 +87,9 @@ class NullTracker:
         """Forget."""
 
     def log_tables(self, directory: Path) -> None:
+        """Forget."""
+
+    def log_files(self, directory: Path) -> None:
         """Forget."""
 
 
@@ -180,12 +187,24 @@ class _WandbRun:
         """One artifact with all tables, and the requests as a table to look at (without their lists of tokens)."""
         import wandb
 
-        artifact = wandb.Artifact(f"tables-{self._run.id}", type="tables")
-        for table in TABLES:
-            artifact.add_file(str(directory / table), skip_cache=True)
-        self._run.log_artifact(artifact)
+        self._log_artifact([directory / table for table in TABLES])
         requests = pd.read_parquet(directory / "requests.parquet").drop(columns=["output_token_ids", "token_times"])
         self._run.log({"requests": wandb.Table(dataframe=requests)})
+
+    def log_files(self, directory: Path) -> None:
+        """One artifact with all tables; each picture under its name."""
+        import wandb
+
+        self._log_artifact(sorted(path for path in directory.iterdir() if path.suffix in (".parquet", ".csv")))
+        self._run.log({path.stem: wandb.Image(str(path)) for path in sorted(directory.glob("*.png"))})
+
+    def _log_artifact(self, files: Sequence[Path]) -> None:
+        import wandb
+
+        artifact = wandb.Artifact(f"tables-{self._run.id}", type="tables")
+        for path in files:
+            artifact.add_file(str(path), skip_cache=True)
+        self._run.log_artifact(artifact)
 
 
 def _require_login() -> None:

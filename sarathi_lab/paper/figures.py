@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
@@ -15,12 +15,12 @@ from sarathi_lab.paper.bench import Bench, Point
 from sarathi_lab.paper.points import KEYS, paper_points
 from sarathi_lab.paths import CONF
 from sarathi_lab.simulator.cost_model import Level, make_cost_model
-from sarathi_lab.simulator.hardware import Hardware
+from sarathi_lab.simulator.hardware import Hardware, check_memory
 
 COLUMNS = ["figure", "panel", "series", "x", "y", "unit", "source", "device", "uncertainty"]
 DTYPE = "float16"  # the paper does not say; 2 bytes an element fit all its figures
 
-Predict = Callable[[Bench, ModelSpec], Iterable[Point]]
+Predict = Callable[[Bench, ModelSpec, int], Iterable[Point]]
 
 
 @dataclass(frozen=True)
@@ -46,46 +46,51 @@ class Device:
         return f"simulated {self.hardware}, {self.level}, {part.model}" + (f", {part.method}" if part.method else "")
 
 
-def _fig07(bench: Bench, spec: ModelSpec) -> Iterable[Point]:
-    return operations.fig07(bench, spec, sorted(set(paper_points("fig07").x)))
+def _whole(predict: Callable[[Bench, ModelSpec], Iterable[Point]]) -> Predict:
+    """A figure of few points, which `every` leaves whole."""
+    return lambda bench, spec, every: predict(bench, spec)
 
 
-def _fig09(bench: Bench, spec: ModelSpec) -> Iterable[Point]:
-    points = paper_points("fig09")
+def _fig07(bench: Bench, spec: ModelSpec, every: int) -> Iterable[Point]:
+    return operations.fig07(bench, spec, sorted(set(paper_points("fig07", every).x)))
+
+
+def _fig09(bench: Bench, spec: ModelSpec, every: int) -> Iterable[Point]:
+    points = paper_points("fig09", every)
     return throughput.fig09(bench, spec, zip(points.panel, points.chunk, points.x, strict=True))
 
 
-def _fig09_counted(bench: Bench, spec: ModelSpec) -> Iterable[Point]:
-    points = paper_points("fig09")
+def _fig09_counted(bench: Bench, spec: ModelSpec, every: int) -> Iterable[Point]:
+    points = paper_points("fig09", every)
     return throughput.fig09_counted(bench, spec, zip(points.panel, points.chunk, points.x, strict=True))
 
 
-def _fig11(bench: Bench, spec: ModelSpec) -> Iterable[Point]:
-    by_pd = paper_points("fig11").query("panel == 'b'")
+def _fig11(bench: Bench, spec: ModelSpec, every: int) -> Iterable[Point]:
+    by_pd = paper_points("fig11", every).query("panel == 'b'")
     yield from throughput.fig11a(bench, spec)
     yield from throughput.fig11b(bench, spec, zip(by_pd.series, by_pd.x, strict=True))
 
 
-def _fig13(bench: Bench, spec: ModelSpec) -> Iterable[Point]:
+def _fig13(bench: Bench, spec: ModelSpec, every: int) -> Iterable[Point]:
     yield from operations.fig13ab(bench, spec)
     yield from throughput.fig13c(bench, spec)
 
 
-def _table4(bench: Bench, spec: ModelSpec) -> Iterable[Point]:
+def _table4(bench: Bench, spec: ModelSpec, every: int) -> Iterable[Point]:
     return throughput.table4(bench, spec, throughput.TABLE_4[spec.name])
 
 
 PARTS = (
-    Part("fig03", "13b", "a6000", operations.fig03),
-    Part("fig04", "13b", "a6000", operations.fig04),
+    Part("fig03", "13b", "a6000", _whole(operations.fig03)),
+    Part("fig04", "13b", "a6000", _whole(operations.fig04)),
     Part("fig07", "13b", "a6000", _fig07),
-    Part("fig08", "13b", "a6000", operations.fig08),
+    Part("fig08", "13b", "a6000", _whole(operations.fig08)),
     Part("fig09", "13b", "a6000", _fig09),
     Part("fig09", "13b", "a6000", _fig09_counted, "counted"),
-    Part("fig10", "13b", "a6000", operations.fig10),
+    Part("fig10", "13b", "a6000", _whole(operations.fig10)),
     Part("fig11", "13b", "a6000", _fig11),
     Part("fig13", "13b", "a6000", _fig13),
-    Part("table2", "13b", "a6000", operations.table2),
+    Part("table2", "13b", "a6000", _whole(operations.table2)),
     Part("table4", "13b", "a6000", _table4),
     Part("table4", "33b", "a100", _table4),
 )
@@ -102,19 +107,30 @@ def load_hardware(hardware: str) -> Hardware:
     return instantiate(OmegaConf.load(CONF / "hardware" / f"{hardware}.yaml"))
 
 
-def devices_of(part: Part) -> list[Device]:
-    """The paper's GPU, at each level that its file has for the model."""
-    levels: list[Level] = ["analytic"]
-    if part.model in load_hardware(part.hardware).profiles:
-        levels.insert(0, "profiled")
-    return [Device(part.hardware, level) for level in levels]
+def devices_of(part: Part, gpus: Sequence[str] | None = None) -> list[Device]:
+    """The paper's GPU, or each of `gpus`, at every level that its file has for the model."""
+    devices = []
+    for gpu in gpus or [part.hardware]:
+        levels: tuple[Level, ...] = ("profiled", "analytic")
+        if part.model not in load_hardware(gpu).profiles:
+            levels = ("analytic",)
+        devices += [Device(gpu, level) for level in levels]
+    return devices
 
 
-def predict(part: Part, device: Device) -> pd.DataFrame:
-    """The part's points on `device`, in the columns of `figure.parquet`. Raises UserError as `make_cost_model` does."""
+def check_fits(part: Part, device: Device) -> None:
+    """Raise UserError for a model that the device can't hold."""
+    check_memory(load_spec(part.model), load_hardware(device.hardware), DTYPE_BYTES[DTYPE], kv_tokens=0)
+
+
+def predict(part: Part, device: Device, every: int = 1) -> pd.DataFrame:
+    """The part's points on `device`, in the columns of `figure.parquet`.
+
+    `every` takes each n-th of the points along the long axes only. Raises UserError as `make_cost_model` does.
+    """
     spec, hardware = load_spec(part.model), load_hardware(device.hardware)
     bench = Bench(make_cost_model(device.level, spec, hardware, DTYPE_BYTES[DTYPE]))
-    points = part.predict(bench, spec)
+    points = part.predict(bench, spec, every)
     rows = [(p.panel, p.series, float(p.x), p.y.value, p.y.error) for p in points]
     table = pd.DataFrame(rows, columns=[*KEYS, "y", "uncertainty"])
     return _complete(table, part.figure, source="simulated", device=device.name(part))
