@@ -51,6 +51,11 @@ def _whole(predict: Callable[[Bench, ModelSpec], Iterable[Point]]) -> Predict:
     return lambda bench, spec, every: predict(bench, spec)
 
 
+def _fig04(bench: Bench, spec: ModelSpec, every: int) -> Iterable[Point]:
+    points = paper_points("fig04", every)
+    return operations.fig04(bench, spec, zip(points.panel, points.series, points.x, strict=True))
+
+
 def _fig07(bench: Bench, spec: ModelSpec, every: int) -> Iterable[Point]:
     return operations.fig07(bench, spec, sorted(set(paper_points("fig07", every).x)))
 
@@ -82,7 +87,7 @@ def _table4(bench: Bench, spec: ModelSpec, every: int) -> Iterable[Point]:
 
 PARTS = (
     Part("fig03", "13b", "a6000", _whole(operations.fig03)),
-    Part("fig04", "13b", "a6000", _whole(operations.fig04)),
+    Part("fig04", "13b", "a6000", _fig04),
     Part("fig07", "13b", "a6000", _fig07),
     Part("fig08", "13b", "a6000", _whole(operations.fig08)),
     Part("fig09", "13b", "a6000", _fig09),

@@ -108,20 +108,20 @@ def _print(errors: pd.DataFrame) -> None:
     if errors.empty:
         console().print("no point of the paper was predicted on these GPUs: nothing to compare", style="bold")
         return
-    table = Table(
-        box=None, padding=(0, 1), title="Error against the paper's points: mean (largest)", title_justify="left"
-    )
-    for heading, justify in (("", "left"), ("device", "left"), ("points", "right"), ("error", "right")):
-        table.add_column(heading, justify="right" if justify == "right" else "left", no_wrap=True)
-    for heading in ("aim", "stated", ""):
-        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
-    for row in errors.itertuples():
-        aim = "" if pd.isna(row.aim_mean) else _errors(row.aim_mean, row.aim_largest)
-        found = _errors(row.mean, row.largest)
-        device = str(row.device).removeprefix("simulated ")
-        table.add_row(str(row.row), device, str(row.points), found, aim, f"{row.stated:.1%}", str(row.verdict))
+    console().print("\nError against the paper's points: mean (largest)", style="bold")
+    table = Table(box=None, padding=(0, 1))
+    for heading in ("", "device", "points", "error", "aim", "stated", ""):
+        table.add_column(heading, justify="right" if heading in ("points", "error", "aim", "stated") else "left")
+    for row in errors.to_dict("records"):
+        found = _errors(row["mean"], row["largest"])
+        aim = _errors(row["aim_mean"], row["aim_largest"])
+        device = row["device"].removeprefix("simulated ")
+        table.add_row(row["row"], device, str(row["points"]), found, aim, f"{row['stated']:.1%}", row["verdict"])
     console().print(table)
 
 
-def _errors(mean: float, largest: float | None) -> str:
-    return f"{mean:.1%}" if largest is None or pd.isna(largest) else f"{mean:.1%} ({largest:.0%})"
+def _errors(mean: float, largest: float) -> str:
+    """Mean and largest error in words; NaN stands for none."""
+    if pd.isna(mean):
+        return ""
+    return f"{mean:.1%}" if pd.isna(largest) else f"{mean:.1%} ({largest:.0%})"
