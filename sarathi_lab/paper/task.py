@@ -19,6 +19,7 @@ from sarathi_lab.paper.figures import FIGURES, PARTS, Device, Part, check_fits, 
 from sarathi_lab.paths import CONF
 from sarathi_lab.plan import build, resolved
 from sarathi_lab.report import console, print_place, progress_of
+from sarathi_lab.results import POINTS
 from sarathi_lab.task import Place
 from sarathi_lab.tracking import Tracker
 
@@ -59,7 +60,7 @@ class Figures:
             tracked.log_summary({f"error/{row}, {device}": mean for row, device, mean in found})
             tracked.log_files(place.run_dir)
         _print(errors)
-        print_place("points", place.run_dir / "figure.parquet")
+        print_place("points", place.run_dir / POINTS)
         for name in names:
             print_place("figure", place.run_dir / f"{name}.png")
 
@@ -97,7 +98,7 @@ def _require_list(name: str, values: object, valid: Collection[str]) -> None:
 
 def _write(folder: Path, names: Sequence[str], points: pd.DataFrame, errors: pd.DataFrame) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    points.to_parquet(folder / "figure.parquet", index=False)
+    points.to_parquet(folder / POINTS, index=False)
     errors.to_csv(folder / "errors.csv", index=False)
     for name in names:
         plots.draw(name, points).savefig(folder / f"{name}.png", dpi=150)
