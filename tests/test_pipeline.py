@@ -13,10 +13,10 @@ from sarathi_lab.errors import UserError
 from sarathi_lab.ledger import Ledger
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Orca, Sarathi, SarathiServe
+from sarathi_lab.replicas import serve_replicas
 from sarathi_lab.request import Batch, Request, Sequence
 from sarathi_lab.simulator.parallel import Parallel
 from sarathi_lab.simulator.pipeline import PipelineExecutor
-from sarathi_lab.simulator.replicas import serve_replicas
 
 SPEC = ModelSpec(
     name="toy", num_layers=6, hidden_size=16, num_heads=4, num_kv_heads=2, head_size=4, ffn_size=32, vocab_size=10
