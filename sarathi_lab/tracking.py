@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 MODES = ("offline", "online")
 MEND_LOGIN = "run `wandb login`, or use tracking.mode=offline"
 MAX_HISTORY_ROWS = 2000
-TABLES = ("iterations.parquet", "requests.parquet")
 
 
 class TrackedRun(Protocol):
@@ -181,8 +180,8 @@ class _WandbRun:
         import wandb
 
         artifact = wandb.Artifact(f"tables-{self._run.id}", type="tables")
-        for table in TABLES:
-            artifact.add_file(str(directory / table), skip_cache=True)
+        for table in sorted(directory.glob("*.parquet")):
+            artifact.add_file(str(table), skip_cache=True)
         self._run.log_artifact(artifact)
         requests = pd.read_parquet(directory / "requests.parquet").drop(columns=["output_token_ids", "token_times"])
         self._run.log({"requests": wandb.Table(dataframe=requests)})

@@ -18,8 +18,8 @@ from sarathi_lab.policy import Sarathi
 from sarathi_lab.simulator.analytic import AnalyticCostModel
 from sarathi_lab.simulator.backend import SimulatedBackend
 from sarathi_lab.simulator.executor import SimulatedExecutor
-from sarathi_lab.simulator.hardware import check_memory
 from sarathi_lab.simulator.matmul import matmul_time
+from sarathi_lab.simulator.memory import check_memory
 from simulated import GPUS, SPEC, TOY, batch_of, hardware, model
 
 SHAPES = {"qkv_proj": (2, 6), "out_proj": (2, 2), "ffn_up": (2, 4), "ffn_down": (4, 2)}  # the toy's products

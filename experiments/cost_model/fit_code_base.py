@@ -1,0 +1,100 @@
+"""Fit the two costs of the paper's code base that Fig 12 shows and no datasheet has, and predict the rest of it.
+
+    python experiments/cost_model/fit_code_base.py
+    python experiments/cost_model/fit_code_base.py --host bound
+
+Fitted to two completion times of Fig 12b, of SARATHI on the pipeline and of the 8 replicas: seconds per layer and per
+iteration. `--host added` adds the cost of a layer to its operations, `--host bound` takes the larger of the two, as if
+the host launched ahead of the device. Orca on the pipeline and all bubbles take no part.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+
+from sarathi_lab.paper.pipelines import SYSTEMS, StageTimes, completion_time, serve
+from sarathi_lab.paths import CONF
+from sarathi_lab.request import Batch
+from sarathi_lab.results import load_paper
+from sarathi_lab.simulator.analytic import AnalyticCostModel
+from sarathi_lab.simulator.hardware import Hardware
+
+FITTED = ("sarathi", "tp_8rep")
+START = np.array([0.5e-3, 4e-3])  # seconds per layer and per iteration
+STEP = np.array([0.05e-3, 0.5e-3])
+TOLERANCE = 1e-3
+MAX_STEPS = 6
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--host", choices=("added", "bound"), default="added")
+    host = parser.parse_args().host
+    points = load_paper("fig12b").groupby("series").time_s.max()
+    targets = points[list(FITTED)].to_numpy()
+
+    def relative(costs: np.ndarray) -> np.ndarray:
+        times = np.array([completion_time(_finish_times(name, host, costs)[0]) for name in FITTED])
+        print(f"{host}: {costs * 1e3} ms, completion {times} s", flush=True)
+        return times / targets - 1
+
+    costs = newton(relative, START, STEP)
+    for name in SYSTEMS:
+        finish_times, bubble_times = _finish_times(name, host, costs)
+        time = completion_time(finish_times)
+        print(
+            f"{name}: completion {time:.0f} s (paper {points[name]:.0f}), bubbles {bubble_times.median():.2f} s, "
+            f"{'fitted' if name in FITTED else 'predicted'}"
+        )
+
+
+def newton(function: Callable[[np.ndarray], np.ndarray], start: np.ndarray, step: np.ndarray) -> np.ndarray:
+    """Where `function` is zero, from the slopes at `start`, improved along the way (Broyden)."""
+    x, value = start, function(start)
+    slopes = np.column_stack([(function(start + step * unit) - value) / (step @ unit) for unit in np.eye(len(start))])
+    for _ in range(MAX_STEPS):
+        if np.abs(value).max() < TOLERANCE:
+            break
+        move = np.linalg.solve(slopes, -value)
+        x, before = x + move, value
+        value = function(x)
+        slopes += np.outer(value - before - slopes @ move, move) / (move @ move)
+    return x
+
+
+def _finish_times(name: str, host: str, costs: Sequence[float]) -> tuple[pd.Series, pd.Series]:
+    """Finish and bubble times of the requests of one system, if a layer and an iteration cost so many seconds more."""
+    layer, iteration = map(float, costs)
+    hardware: Hardware = instantiate(OmegaConf.load(CONF / "hardware" / "a100.yaml"))
+    hardware = replace(hardware, iteration_overhead=iteration, layer_overhead=layer if host == "added" else 0.0)
+    stage_times: StageTimes = (lambda cost: cost.stage_times) if host == "added" else _bound_by(layer)
+    spec = instantiate(OmegaConf.load(CONF / "model" / "gpt3-175b.yaml"))
+    ledgers = serve(name, spec, hardware, stage_times=stage_times)
+    requests = pd.concat([ledger.requests() for ledger in ledgers])
+    return requests.finish_time, requests.bubble_time
+
+
+def _bound_by(host: float) -> StageTimes:
+    """Stage times in which no layer takes less than the `host` seconds that it takes to launch."""
+
+    def stage_times(cost: AnalyticCostModel) -> Callable[[Batch], list[float]]:
+        num_layers = cost.parallel.layers_per_stage(cost.spec)
+
+        def times(batch: Batch) -> list[float]:
+            wait = num_layers * max(0.0, host - cost.layer_time(batch))
+            return [seconds + wait for seconds in cost.stage_times(batch)]
+
+        return times
+
+    return stage_times
+
+
+if __name__ == "__main__":
+    main()
