@@ -25,29 +25,38 @@ from sarathi_lab.request import Batch
 from sarathi_lab.results import load_paper
 from sarathi_lab.simulator.analytic import AnalyticCostModel
 from sarathi_lab.simulator.hardware import Hardware
+from sarathi_lab.simulator.matmul import overlapped
 
+HOSTS: dict[str, Callable[[float, float], float]] = {  # seconds of a layer, from those of the device and the host
+    "added": lambda device, host: device + host,
+    "bound": max,
+    "overlapped": overlapped,
+}
 FITTED = ("sarathi", "tp_8rep")
 START = np.array([0.5e-3, 4e-3])  # seconds per layer and per iteration
 STEP = np.array([0.05e-3, 0.5e-3])
 TOLERANCE = 1e-3
 MAX_STEPS = 6
+FREE = 1e18  # bytes/s
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--host", choices=("added", "bound"), default="added")
-    host = parser.parse_args().host
+    parser.add_argument("--host", choices=tuple(HOSTS), default="added")
+    parser.add_argument("--links", choices=("priced", "free"), default="priced")
+    arguments = parser.parse_args()
+    host, links = arguments.host, arguments.links
     points = load_paper("fig12b").groupby("series").time_s.max()
     targets = points[list(FITTED)].to_numpy()
 
     def relative(costs: np.ndarray) -> np.ndarray:
-        times = np.array([completion_time(_finish_times(name, host, costs)[0]) for name in FITTED])
-        print(f"{host}: {costs * 1e3} ms, completion {times} s", flush=True)
+        times = np.array([completion_time(_finish_times(name, host, links, costs)[0]) for name in FITTED])
+        print(f"{host}, links {links}: {costs * 1e3} ms, completion {times} s", flush=True)
         return times / targets - 1
 
     costs = newton(relative, START, STEP)
     for name in SYSTEMS:
-        finish_times, bubble_times = _finish_times(name, host, costs)
+        finish_times, bubble_times = _finish_times(name, host, links, costs)
         time = completion_time(finish_times)
         print(
             f"{name}: completion {time:.0f} s (paper {points[name]:.0f}), bubbles {bubble_times.median():.2f} s, "
@@ -69,27 +78,30 @@ def newton(function: Callable[[np.ndarray], np.ndarray], start: np.ndarray, step
     return x
 
 
-def _finish_times(name: str, host: str, costs: Sequence[float]) -> tuple[pd.Series, pd.Series]:
+def _finish_times(name: str, host: str, links: str, costs: Sequence[float]) -> tuple[pd.Series, pd.Series]:
     """Finish and bubble times of the requests of one system, if a layer and an iteration cost so many seconds more."""
     layer, iteration = map(float, costs)
     hardware: Hardware = instantiate(OmegaConf.load(CONF / "hardware" / "a100.yaml"))
     hardware = replace(hardware, iteration_overhead=iteration, layer_overhead=layer if host == "added" else 0.0)
-    stage_times: StageTimes = (lambda cost: cost.stage_times) if host == "added" else _bound_by(layer)
+    if links == "free":
+        hardware = replace(hardware, link_bytes_per_second=FREE, network_bytes_per_second=FREE, link_latency=0.0)
+    stage_times: StageTimes = (lambda cost: cost.stage_times) if host == "added" else _beside(layer, HOSTS[host])
     spec = instantiate(OmegaConf.load(CONF / "model" / "gpt3-175b.yaml"))
     ledgers = serve(name, spec, hardware, stage_times=stage_times)
     requests = pd.concat([ledger.requests() for ledger in ledgers])
     return requests.finish_time, requests.bubble_time
 
 
-def _bound_by(host: float) -> StageTimes:
-    """Stage times in which no layer takes less than the `host` seconds that it takes to launch."""
+def _beside(host: float, together: Callable[[float, float], float]) -> StageTimes:
+    """Stage times in which a layer takes what `together` makes of the device's seconds and those of the host."""
 
     def stage_times(cost: AnalyticCostModel) -> Callable[[Batch], list[float]]:
         num_layers = cost.parallel.layers_per_stage(cost.spec)
 
         def times(batch: Batch) -> list[float]:
-            wait = num_layers * max(0.0, host - cost.layer_time(batch))
-            return [seconds + wait for seconds in cost.stage_times(batch)]
+            device = cost.layer_time(batch)
+            added = num_layers * (together(device, host) - device)
+            return [seconds + added for seconds in cost.stage_times(batch)]
 
         return times
 

@@ -111,7 +111,7 @@ def serve(
     return serve_replicas(workload(num_requests, seed), system.replicas, system.scheduler, executor)
 
 
-def workload(num_requests: int, seed: int) -> list[Request]:
+def workload(num_requests: int, seed: int) -> Sequence[Request]:
     """The requests of section 5.3, all waiting from the start."""
     require_int("num_requests", num_requests, 1, f"use a number such as {NUM_REQUESTS}")
     lengths = Zipf(num_requests=num_requests, pd_ratio=10.0, seed=seed, min_len=1024, max_len=MAX_LEN, theta=0.4)
