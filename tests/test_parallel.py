@@ -101,12 +101,21 @@ def test_the_last_stage_has_the_output_head_and_the_overhead():
         ("network_bytes_per_second", 5e4, 6 / 5e4),
         ("link_efficiency", 0.25, 4 * 2 * 12 / 5e5 + 6 / 5e5 + 6 / 5e4),
         ("link_latency", 1.25, 4 * 2 + 2),
-        ("layer_overhead", 1.0, 4),
     ],
 )
 def test_every_figure_of_many_devices_has_an_effect(field, value, added):
     before, after = (spread.iteration_time(BATCH) for spread in (cost(2, 2), cost(2, 2, **{field: value})))
     assert after - before == pytest.approx(added)
+
+
+def test_the_host_shows_where_the_device_is_not_much_slower():
+    device = cost().layer_time(BATCH)
+    for host in (0.01 * device, device, 100 * device):
+        slowed = cost(2, 2, layer_host_time=host)
+        layer = (cost(2, 2).layer_time(BATCH) ** 3 + host**3) ** (1 / 3)
+        assert slowed.layer_time(BATCH) == pytest.approx(layer)
+        assert slowed.iteration_time(BATCH) == pytest.approx(sum(slowed.operation_times(BATCH).values()))
+        assert slowed.stage_times(BATCH)[0] == pytest.approx(2 * layer)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +125,7 @@ def test_every_figure_of_many_devices_has_an_effect(field, value, added):
         ("network_bytes_per_second", "fast"),
         ("link_efficiency", 1.5),
         ("link_latency", -1.0),
-        ("layer_overhead", -1e-3),
+        ("layer_host_time", -1e-3),
     ],
 )
 def test_impossible_links_are_refused(field, value):

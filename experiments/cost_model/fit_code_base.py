@@ -32,18 +32,24 @@ HOSTS: dict[str, Callable[[float, float], float]] = {  # seconds of a layer, fro
     "bound": max,
     "overlapped": overlapped,
 }
-FITTED = ("sarathi", "tp_8rep")
-START = np.array([0.5e-3, 4e-3])  # seconds per layer and per iteration
-STEP = np.array([0.05e-3, 0.5e-3])
-TOLERANCE = 1e-3
-MAX_STEPS = 6
 FREE = 1e18  # bytes/s
+LINKS: dict[str, dict[str, float]] = {  # what is changed in the hardware file
+    "priced": {},
+    "bandwidth": {"link_latency": 0.0, "link_efficiency": 0.78},
+    "peak": {"link_latency": 0.0, "link_efficiency": 1.0},
+    "free": {"link_latency": 0.0, "link_bytes_per_second": FREE, "network_bytes_per_second": FREE},
+}
+FITTED = ("sarathi", "tp_8rep")
+START = np.array([0.95e-3, 5.8e-3])  # seconds per layer and per iteration
+STEP = np.array([0.02e-3, 0.2e-3])
+TOLERANCE = 2e-3
+MAX_STEPS = 6
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--host", choices=tuple(HOSTS), default="added")
-    parser.add_argument("--links", choices=("priced", "free"), default="priced")
+    parser.add_argument("--links", choices=tuple(LINKS), default="priced")
     arguments = parser.parse_args()
     host, links = arguments.host, arguments.links
     points = load_paper("fig12b").groupby("series").time_s.max()
@@ -82,12 +88,10 @@ def _finish_times(name: str, host: str, links: str, costs: Sequence[float]) -> t
     """Finish and bubble times of the requests of one system, if a layer and an iteration cost so many seconds more."""
     layer, iteration = map(float, costs)
     hardware: Hardware = instantiate(OmegaConf.load(CONF / "hardware" / "a100.yaml"))
-    hardware = replace(hardware, iteration_overhead=iteration, layer_overhead=layer if host == "added" else 0.0)
-    if links == "free":
-        hardware = replace(hardware, link_bytes_per_second=FREE, network_bytes_per_second=FREE, link_latency=0.0)
-    stage_times: StageTimes = (lambda cost: cost.stage_times) if host == "added" else _beside(layer, HOSTS[host])
+    hardware = replace(hardware, iteration_overhead=iteration)
+    hardware = replace(hardware, **LINKS[links])
     spec = instantiate(OmegaConf.load(CONF / "model" / "gpt3-175b.yaml"))
-    ledgers = serve(name, spec, hardware, stage_times=stage_times)
+    ledgers = serve(name, spec, hardware, stage_times=_beside(layer, HOSTS[host]))
     requests = pd.concat([ledger.requests() for ledger in ledgers])
     return requests.finish_time, requests.bubble_time
 

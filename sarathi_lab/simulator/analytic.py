@@ -9,7 +9,7 @@ from sarathi_lab.model.spec import Linear, ModelSpec
 from sarathi_lab.request import Batch
 from sarathi_lab.simulator.attention import decode_attention_time, prefill_attention_time
 from sarathi_lab.simulator.hardware import PEAK_DTYPE_BYTES, Hardware
-from sarathi_lab.simulator.matmul import matmul_time
+from sarathi_lab.simulator.matmul import matmul_time, overlapped
 from sarathi_lab.simulator.parallel import Parallel
 
 CUT_BY_ROWS = ("out_proj", "ffn_down")  # products whose partial sums are added over the devices (Megatron-LM)
@@ -59,7 +59,11 @@ class AnalyticCostModel:
         return times
 
     def layer_time(self, batch: Batch) -> float:
-        """Seconds of one layer."""
+        """Seconds of one layer, on the device and its host at the same time."""
+        device, host = self._layer_device_time(batch), self.hardware.layer_host_time
+        return overlapped(device, host) if host else device
+
+    def _layer_device_time(self, batch: Batch) -> float:
         attention = self._prefill_attention_time(batch) + self._decode_attention_time(batch)
         return self._tokens(batch.num_tokens)[1] + attention
 
@@ -86,12 +90,13 @@ class AnalyticCostModel:
         num_layers, num_stages = self.spec.num_layers, self.parallel.pipeline
         times = {name: num_layers * time for name, time in self._tokens(batch.num_tokens)[0].items()}
         times["norms"] += self._final_norm_time(batch.num_tokens)
-        times["overhead"] += self.hardware.iteration_overhead
+        waiting = num_layers * (self.layer_time(batch) - self._layer_device_time(batch))
         return {
             **times,
             "prefill_attention": num_layers * self._prefill_attention_time(batch),
             "decode_attention": num_layers * self._decode_attention_time(batch),
             **self._emits(batch.num_emits)[0],
+            "overhead": waiting + self.hardware.iteration_overhead,
             **({"send": (num_stages - 1) * self.send_time(batch)} if num_stages > 1 else {}),
         }
 
@@ -116,7 +121,6 @@ class AnalyticCostModel:
         times["kv_write"] = self._streaming_time(num_tokens * 4 * self.spec.kv_size // tensor)
         if tensor > 1:
             times["all_reduce"] = ALL_REDUCES * self._all_reduce_time(num_tokens * hidden)
-        times["overhead"] = self.hardware.layer_overhead
         return times
 
     def _emits(self, num_emits: int) -> tuple[dict[str, float], float]:

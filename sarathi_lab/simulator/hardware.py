@@ -16,7 +16,7 @@ EFFICIENCIES = (
     "kv_efficiency",
     "link_efficiency",
 )
-FIXED_COSTS = ("kernel_launch", "attention_launch", "iteration_overhead", "layer_overhead", "link_latency")
+FIXED_COSTS = ("kernel_launch", "attention_launch", "iteration_overhead", "layer_host_time", "link_latency")
 LINKS = ("link_bytes_per_second", "network_bytes_per_second")
 UNCERTAIN = ("matmul", "attention")  # the kinds of operation that `Hardware.uncertainty` speaks of
 
@@ -30,8 +30,9 @@ class Hardware:
     matrix products (`matmul`), attention to the tokens before a chunk (`attention`) and within it (`causal`); of
     bandwidth in streaming (`memory`) and reading the KV cache (`kv`). Costs whatever the shape, in seconds: of a
     kernel (`kernel_launch`), of an attention call (`attention_launch`), of an iteration (`iteration_overhead`).
-    `layer_overhead` is what a layer takes beyond its operations in a code base whose host does not keep up with the
-    device. `uncertainty` is the mean absolute relative error by kind of operation, on shapes that the fit did not see.
+    `layer_host_time` is what the host takes to launch a layer, while the device works off those before: it shows where
+    that is not much longer. `uncertainty` is the mean absolute relative error by kind of operation, on shapes that the
+    fit did not see.
     `profiles` names tables of measured operation times (`profile.Profile`) by model, as paths from the repository.
 
     What several devices need (None: not known, and one device is all that can be simulated): bytes/s that a device
@@ -55,7 +56,7 @@ class Hardware:
     # Costs are cached by hardware, and don't depend on the next two.
     uncertainty: Mapping[str, float] = field(compare=False)
     profiles: Mapping[str, str] = field(default_factory=dict, compare=False)
-    layer_overhead: float = 0.0
+    layer_host_time: float = 0.0
     link_bytes_per_second: float | None = None
     network_bytes_per_second: float | None = None
     link_efficiency: float = 1.0

@@ -24,10 +24,10 @@ def check_memory(
     if weights + cache <= num_devices * hardware.memory_bytes:
         return
     devices = f"one {hardware.name} has" if num_devices == 1 else f"{num_devices} {hardware.name} have"
+    advice = _advice(spec, hardware, weights, cache / parallel.pipeline)
     raise UserError(
         f"model {spec.name} needs {weights / 1e9:.1f} GB for weights and {cache / 1e9:.1f} GB for KV, {devices} "
-        f"{num_devices * hardware.memory_bytes / 1e9:.0f} GB{_advice(spec, hardware, weights, cache / parallel.pipeline)}"
-        "; lower batch, shorten the requests or max_model_len, or take a smaller model or another hardware"
+        f"{num_devices * hardware.memory_bytes / 1e9:.0f} GB{advice}; lower batch, shorten the requests or max_model_len, or take a smaller model or another hardware"
     )
 
 
