@@ -27,7 +27,8 @@ def check_memory(
     advice = _advice(spec, hardware, weights, cache / parallel.pipeline)
     raise UserError(
         f"model {spec.name} needs {weights / 1e9:.1f} GB for weights and {cache / 1e9:.1f} GB for KV, {devices} "
-        f"{num_devices * hardware.memory_bytes / 1e9:.0f} GB{advice}; lower batch, shorten the requests or max_model_len, or take a smaller model or another hardware"
+        f"{num_devices * hardware.memory_bytes / 1e9:.0f} GB{advice}; lower batch, shorten the requests or "
+        "max_model_len, or take a smaller model or another hardware"
     )
 
 
