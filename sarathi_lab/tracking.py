@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 MODES = ("offline", "online")
 MEND_LOGIN = "run `wandb login`, or use tracking.mode=offline"
 MAX_HISTORY_ROWS = 2000
-TABLES = ("iterations.parquet", "requests.parquet")
 
 
 class TrackedRun(Protocol):
@@ -187,7 +186,7 @@ class _WandbRun:
         """One artifact with all tables, and the requests as a table to look at (without their lists of tokens)."""
         import wandb
 
-        self._log_artifact([directory / table for table in TABLES])
+        self._log_artifact(sorted(directory.glob("*.parquet")))
         requests = pd.read_parquet(directory / "requests.parquet").drop(columns=["output_token_ids", "token_times"])
         self._run.log({"requests": wandb.Table(dataframe=requests)})
 

@@ -15,7 +15,8 @@ from sarathi_lab.paper.bench import Bench, Point
 from sarathi_lab.paper.points import KEYS, paper_points
 from sarathi_lab.paths import CONF
 from sarathi_lab.simulator.cost_model import Level, make_cost_model
-from sarathi_lab.simulator.hardware import Hardware, check_memory
+from sarathi_lab.simulator.hardware import Hardware
+from sarathi_lab.simulator.memory import check_memory
 
 COLUMNS = ["figure", "panel", "series", "x", "y", "unit", "source", "device", "uncertainty"]
 DTYPE = "float16"  # the paper does not say; 2 bytes an element fit all its figures
