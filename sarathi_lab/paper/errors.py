@@ -46,6 +46,11 @@ ROWS = (
     ),
     Row("Fig 10, by operation", "fig10", None, None, lambda points: ~points.series.str.endswith("total")),
     Row("Fig 11, Orca", "fig11", Aim(0.01, 0.04), Aim(0.04, 0.10)),
+    Row("Fig 12, bubble ratio", "fig12", None, Aim(0.15), lambda points: points.series.str.startswith("bubbles")),
+    Row("Fig 12, completion ratios", "fig12", None, Aim(0.07, 0.07), lambda points: _is_completion_ratio(points)),
+    Row("Fig 12a, bubble quantiles", "fig12", where=lambda points: (points.panel == "a") & (points.x >= 0.01)),
+    # The first batch fills until about there.
+    Row("Fig 12b, completion from 500", "fig12", where=lambda points: (points.panel == "b") & (points.x >= 500)),
     Row("Fig 13a, attention", "fig13", Aim(0.15, 0.40), Aim(0.15, 0.40), lambda points: points.panel == "a_attn"),
     Row("Fig 13b, prefill", "fig13", Aim(0.15, 0.40), Aim(0.15, 0.40), lambda points: points.panel == "b_prefill"),
     Row("Fig 13c, end to end", "fig13", Aim(0.04, 0.10), Aim(0.08, 0.20), lambda points: points.panel == "c_overall"),
@@ -66,6 +71,10 @@ ROWS = (
         lambda points: (points.panel == "33b") & (points.series == "decode_speedup"),
     ),
 )
+
+
+def _is_completion_ratio(points: pd.DataFrame) -> pd.Series:
+    return (points.panel == "ratios") & points.series.str.startswith("completion")
 
 
 def _is_total(points: pd.DataFrame) -> pd.Series:

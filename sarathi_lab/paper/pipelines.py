@@ -21,7 +21,6 @@ from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Orca, Policy, Sarathi
 from sarathi_lab.replicas import serve_replicas
 from sarathi_lab.request import Batch, Request
-from sarathi_lab.results import load_paper
 from sarathi_lab.scheduler import Scheduler
 from sarathi_lab.simulator.analytic import AnalyticCostModel
 from sarathi_lab.simulator.hardware import PEAK_DTYPE_BYTES, Hardware
@@ -123,26 +122,22 @@ def completion_time(finish_times: Sequence[float] | pd.Series) -> float:
     return float(np.sort(finish_times)[round(COMPLETED * len(finish_times)) - 1])
 
 
-def errors(rows: pd.DataFrame) -> dict[str, float]:
-    """Mean relative error by panel and series against the paper's points, of a run of all 10,000 requests.
+def at_points(found: Fig12, points: pd.DataFrame) -> pd.DataFrame:
+    """What `found` has where the paper has its `points` (panels "a" and "b" of `points.paper_points`): rows with y.
 
-    Panel "a": of the quantiles 0.01 to 0.99 of the bubble time; panel "b": of the times, from 500 requests on, before
-    which the first batch fills.
+    In panel "a" x is the share of requests and y its quantile of the bubble time, in seconds. Of a run of fewer
+    requests than the paper's, the curve is stretched.
     """
-    found: dict[str, float] = {}
-    for figure, panel in (("fig12a", "a"), ("fig12b", "b")):
-        for series, points in load_paper(figure).groupby("series"):
-            ours = rows[(rows.panel == panel) & (rows.series == series)]
-            if panel == "a":
-                levels = np.linspace(0.01, 0.99, 99)
-                paper = np.interp(levels, points.cdf, points.bubble_s)
-                predicted = np.interp(levels, ours.y, ours.x)
-            else:
-                shown = points[points.num_requests >= 500]
-                paper = shown.time_s.to_numpy()
-                predicted = np.interp(shown.num_requests, ours.x, ours.y)
-            found[f"{figure}_{series}"] = float(np.mean(np.abs(predicted / paper - 1)))
-    return found
+    rows = []
+    for (panel, series), line in points.groupby(["panel", "series"]):
+        own = found.rows[(found.rows.panel == panel) & (found.rows.series == series)]
+        if panel == "a":
+            y = np.interp(line.x, own.y, own.x)
+        else:
+            stretch = NUM_REQUESTS / len(own)
+            y = np.interp(line.x, own.x * stretch, own.y * stretch)
+        rows.append(line[["panel", "series", "x"]].assign(y=y))
+    return pd.concat(rows, ignore_index=True)
 
 
 def _cdf(series: str, bubble_times: pd.Series) -> pd.DataFrame:

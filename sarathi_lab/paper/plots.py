@@ -38,6 +38,7 @@ LOOKS = {
     "fig11": Look(
         "Fig 11: Orca and SARATHI over request-level batching", "length (a), P:D (b)", "throughput / baseline"
     ),
+    "fig12": Look("Fig 12: GPT-3 on 64 A100", "share of requests (a), requests done (b)", "bubbles (a), time (b) [s]"),
     "fig13": Look("Fig 13: chunk size", "chunk [tokens]", "speed / un-chunked"),
     "table2": Look("Table 2: one batch", "tokens", "ms"),
     "table4": Look("Table 4: chunk 256", "sequence length [tokens]", "ratio", columns=2),
