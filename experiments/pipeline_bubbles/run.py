@@ -19,7 +19,7 @@ from sarathi_lab.paper.plots_pipelines import fig12 as draw
 from sarathi_lab.paths import CONF, EXPERIMENTS
 
 HARDWARE = {"datasheet": "a100", "with the code base's costs": "a100_fig12"}
-POINTS = 200  # kept of each line
+POINTS = 50  # kept of each line
 
 
 def main() -> None:

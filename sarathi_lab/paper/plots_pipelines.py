@@ -24,7 +24,7 @@ STYLES = ("--", "-")
 def fig12(versions: Mapping[str, pd.DataFrame]) -> Figure:
     """CDF of the bubble time and time to completion; `versions` maps up to two names to rows of `pipelines.fig12`."""
     use_style()
-    figure, axes = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    figure, axes = plt.subplots(1, 2, figsize=(10, 4.8), layout="constrained")
     for panel, ax in zip(PANELS, axes, strict=True):
         for style, (version, rows) in zip(STYLES, versions.items(), strict=False):
             _lines(ax, rows[rows.panel == panel], version, style)
@@ -34,7 +34,7 @@ def fig12(versions: Mapping[str, pd.DataFrame]) -> Figure:
     axes[0].set_xlim(left=0)
     axes[1].set_xlabel("requests done")
     axes[1].set_ylabel("time [s]")
-    axes[1].legend(fontsize="small")
+    figure.legend(*axes[1].get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize="small")
     plt.close(figure)  # callers hold it; an open figure would be drawn once more by a notebook
     return figure
 
