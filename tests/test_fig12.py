@@ -7,7 +7,10 @@ import pandas as pd
 import pytest
 
 from sarathi_lab.errors import UserError
-from sarathi_lab.paper import pipelines, plots_pipelines
+from sarathi_lab.paper import pipelines
+from sarathi_lab.paper.figures import paper
+from sarathi_lab.paper.plots import draw
+from sarathi_lab.paper.points import fig12_ratios, paper_points
 from sarathi_lab.results import load_paper
 from simulated import hardware, model
 
@@ -54,21 +57,25 @@ def test_the_same_seed_gives_the_same_requests_and_another_does_not():
         pipelines.workload(0, 0)
 
 
-def test_the_papers_own_points_have_no_error():
-    panels = {"a": ("fig12a", "bubble_s", "cdf"), "b": ("fig12b", "num_requests", "time_s")}
-    rows = [
-        load_paper(figure).rename(columns={x: "x", y: "y"}).assign(panel=panel)
-        for panel, (figure, x, y) in panels.items()
-    ]
-    found = pipelines.errors(pd.concat(rows))
-    assert len(found) == 5
-    assert max(found.values()) < 1e-9
-    late = pd.concat(rows).assign(x=lambda table: table.x.where(table.panel == "b", 1.1 * table.x))
-    assert pipelines.errors(late)["fig12a_sarathi"] == pytest.approx(0.1)
+def test_what_is_found_is_taken_at_the_papers_points(reduced):
+    curves = paper_points("fig12").query("panel != 'ratios'")
+    found = pipelines.at_points(reduced, curves)
+    assert len(found) == len(curves)
+    medians = found[(found.panel == "a") & (found.x - 0.5).abs().lt(0.01)].groupby("series").y.mean()
+    assert medians["sarathi"] == pytest.approx(reduced.summary["bubble_median_sarathi"], rel=0.05)
+    last = found[found.panel == "b"].sort_values("x").groupby("series").y.last()
+    scale = pipelines.NUM_REQUESTS / NUM_REQUESTS
+    assert last["sarathi"] == pytest.approx(scale * reduced.summary["completion_sarathi"], rel=0.05)
 
 
-def test_the_picture_shows_ours_and_the_papers(reduced):
-    figure = plots_pipelines.fig12({"simulated": reduced.rows})
-    bubbles, completion = figure.axes
+def test_the_headlines_of_the_paper_follow_from_its_points():
+    ratios = fig12_ratios(paper_points("fig12"))
+    assert list(ratios.values()) == pytest.approx([6.29, 1.91, 1.48, 1.29], abs=0.006)
+
+
+def test_the_picture_shows_each_device_and_the_paper():
+    paper_rows = paper("fig12")
+    ours = paper_rows.assign(device="simulated x, analytic, gpt3-175b", source="simulated")
+    bubbles, completion = draw("fig12", pd.concat([paper_rows, ours])).axes
     assert len(bubbles.lines) == 2 + 2
     assert len(completion.lines) == 3 + 3

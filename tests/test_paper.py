@@ -101,6 +101,7 @@ def test_every_predicted_time_states_an_error(points):
 @pytest.mark.parametrize("figure", LOOKS)
 def test_every_figure_draws_a_line_for_each_series(points, figure):
     canvas = draw(figure, points)
+    assert figure in FIGURES
     shown = points[points.figure == figure]
     assert [ax.get_title() for ax in canvas.axes if ax.has_data()] == list(dict.fromkeys(shown.panel))
     for ax in canvas.axes:

@@ -95,7 +95,8 @@ def error_table(points: pd.DataFrame) -> pd.DataFrame:
     """One row per row of `ROWS` and device: number of points, mean and largest absolute relative error, the aim.
 
     `stated` is the mean error that the cost model itself expects. `verdict` is "met", "missed", or "-" without an aim;
-    "given" where the points are what the profile was made from.
+    "given" where the points are what the profile was made from; "partly fitted" where the hardware file is named after
+    the figure, and so has constants that are fitted to some of it.
     """
     compared = compare(points)
     rows = []
@@ -117,4 +118,5 @@ def _verdict(row: Row, device: str, errors: pd.Series, aim: Aim | None) -> str:
     if aim is None:
         return "-"
     is_met = errors.mean() <= aim.mean and (aim.largest is None or errors.max() <= aim.largest)
-    return "met" if is_met else "missed"
+    verdict = "met" if is_met else "missed"
+    return f"{verdict}, partly fitted" if row.figure in device else verdict

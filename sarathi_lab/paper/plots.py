@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from sarathi_lab.paper.plots_pipelines import draw_fig12
 from sarathi_lab.plots import use_style
 
 
@@ -38,7 +39,6 @@ LOOKS = {
     "fig11": Look(
         "Fig 11: Orca and SARATHI over request-level batching", "length (a), P:D (b)", "throughput / baseline"
     ),
-    "fig12": Look("Fig 12: GPT-3 on 64 A100", "share of requests (a), requests done (b)", "bubbles (a), time (b) [s]"),
     "fig13": Look("Fig 13: chunk size", "chunk [tokens]", "speed / un-chunked"),
     "table2": Look("Table 2: one batch", "tokens", "ms"),
     "table4": Look("Table 4: chunk 256", "sequence length [tokens]", "ratio", columns=2),
@@ -47,9 +47,11 @@ LOOKS = {
 
 def draw(figure: str, points: pd.DataFrame) -> Figure:
     """One figure of the paper from the points in the columns of `figure.parquet`; one axes a panel."""
+    shown = points[points.figure == figure]
+    if figure == "fig12":
+        return draw_fig12(shown)
     use_style()
     look = LOOKS[figure]
-    shown = points[points.figure == figure]
     if look.series:
         shown = shown[shown.series.str.endswith(look.series)]
     panels = list(dict.fromkeys(shown.panel))
