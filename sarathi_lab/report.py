@@ -90,27 +90,27 @@ def _print_advice(advice: Advice) -> None:
 
 
 @contextmanager
-def progress(total_tokens: int) -> Iterator[Callable[[int], None]]:
-    """A progress bar over tokens; yields the function to call with the tokens of each iteration."""
+def progress(total: float, what: str = "serving", unit: str = "tokens") -> Iterator[Callable[[float], None]]:
+    """A progress bar over `total` units; yields the function to call with those just done."""
     columns = (
-        TextColumn("  serving"),
+        TextColumn(f"  {what}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("tokens"),
+        TextColumn(unit),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console(), auto_refresh=False, transient=True) as bar:
-        task = bar.add_task("", total=total_tokens)
-        done, shown = 0, 0.0
+        task = bar.add_task("", total=total)
+        done, shown = 0.0, 0.0
 
-        def advance(num_tokens: int) -> None:
+        def advance(newly_done: float) -> None:
             nonlocal done, shown
-            done += num_tokens
+            done += newly_done
             # Drawing costs milliseconds, an iteration may take less: redraw a few times a second only.
             if (now := time.monotonic()) - shown > 0.2:
                 shown = now
-                bar.update(task, completed=min(done, total_tokens), refresh=True)
+                bar.update(task, completed=min(done, total), refresh=True)
 
         yield advance
 

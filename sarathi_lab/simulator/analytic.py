@@ -7,19 +7,22 @@ from collections.abc import Mapping
 from sarathi_lab.model.spec import Linear, ModelSpec
 from sarathi_lab.request import Batch
 from sarathi_lab.simulator.attention import decode_attention_time, prefill_attention_time
-from sarathi_lab.simulator.hardware import PEAK_DTYPE_BYTES, Hardware
+from sarathi_lab.simulator.hardware import Hardware
 from sarathi_lab.simulator.matmul import matmul_time
 
 
 class AnalyticCostModel:
     """Seconds that `spec`, in elements of `dtype_bytes`, takes on `hardware`.
 
-    Raises ValueError for other than 16-bit elements: the peaks of `Hardware` are not those of wider products.
+    Raises ValueError for elements of another size than `hardware.dtype_bytes`: its peaks are not theirs.
     """
 
     def __init__(self, spec: ModelSpec, hardware: Hardware, dtype_bytes: int) -> None:
-        if dtype_bytes != PEAK_DTYPE_BYTES:
-            raise ValueError(f"elements of {dtype_bytes} bytes have no peak in the hardware files, only 16-bit ones")
+        if dtype_bytes != hardware.dtype_bytes:
+            raise ValueError(
+                f"elements of {dtype_bytes} bytes have no peak in hardware {hardware.name}, which holds those of "
+                f"{hardware.dtype_bytes} bytes"
+            )
         self.spec = spec
         self.hardware = hardware
         self.dtype_bytes = dtype_bytes

@@ -13,10 +13,11 @@ from sarathi_lab.floor import Ceilings
 from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec
 from sarathi_lab.simulator.cost_model import make_cost_model
 from sarathi_lab.simulator.executor import SimulatedExecutor
-from sarathi_lab.simulator.hardware import PEAK_DTYPE_BYTES, Hardware, check_memory
+from sarathi_lab.simulator.hardware import Hardware, check_memory
 from sarathi_lab.simulator.matmul import TILE_ROWS
 
-DEFAULT_DTYPE = "float16"  # the paper's figures fit 2-byte elements
+# What dtype=auto stands for by the size that a hardware file was measured in; the paper's figures fit 2-byte elements.
+DEFAULT_DTYPES = {2: "float16", 4: "float32"}
 
 
 @dataclass(frozen=True)
@@ -31,10 +32,12 @@ class SimulatedBackend:
     cost_model: str = "analytic"
 
     def __post_init__(self) -> None:
-        valid = ["auto", *(name for name, size in DTYPE_BYTES.items() if size == PEAK_DTYPE_BYTES)]
+        held = self.hardware.dtype_bytes
+        valid = ["auto", *(name for name, size in DTYPE_BYTES.items() if size == held)]
         if self.dtype not in valid:
             known = self.dtype in DTYPE_BYTES
-            why = "can't be simulated, as the hardware files hold 16-bit peaks" if known else "is unknown"
+            peaks = f"can't be simulated, as hardware {self.hardware.name} holds the peaks of {held}-byte elements"
+            why = peaks if known else "is unknown"
             raise UserError(f"dtype={self.dtype} {why}; use one of {', '.join(valid)}")
 
     @property
@@ -43,7 +46,7 @@ class SimulatedBackend:
 
     @property
     def dtype_name(self) -> str:
-        return DEFAULT_DTYPE if self.dtype == "auto" else self.dtype
+        return DEFAULT_DTYPES[self.hardware.dtype_bytes] if self.dtype == "auto" else self.dtype
 
     @property
     def dtype_bytes(self) -> int:
@@ -55,9 +58,9 @@ class SimulatedBackend:
         self.predictor(spec)
 
     def ceilings(self) -> Ceilings:
-        """The datasheet's peaks."""
+        """The peaks that the hardware file states."""
         hardware = self.hardware
-        return Ceilings(hardware.flops_per_second, hardware.bytes_per_second, f"datasheet of {hardware.name}")
+        return Ceilings(hardware.flops_per_second, hardware.bytes_per_second, f"of hardware {hardware.name}")
 
     def predictor(self, spec: ModelSpec) -> Predictor:
         """The cost model of the hardware."""

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sarathi_lab.errors import UserError, require_int, require_number
-from sarathi_lab.model.spec import ModelSpec
+from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec
 
-PEAK_DTYPE_BYTES = 2  # of the elements that `Hardware.flops_per_second` holds for
 EFFICIENCIES = (
     "matmul_efficiency",
     "attention_efficiency",
@@ -25,13 +24,15 @@ UNCERTAIN = ("matmul", "attention")  # the kinds of operation that `Hardware.unc
 class Hardware:
     """One device as `cost_model.CostModel` sees it; `conf/hardware/*.yaml` gives each figure's source.
 
-    Peaks are dense 16-bit FLOP/s, bytes/s of memory and bytes of memory; `num_sms` multiprocessors share them. The
-    efficiencies are the shares of a peak, in (0, 1], that real kernels reach in the best of shapes: of compute in
-    matrix products (`matmul`), attention to the tokens before a chunk (`attention`) and within it (`causal`); of
-    bandwidth in streaming (`memory`) and reading the KV cache (`kv`). Costs whatever the shape, in seconds: of a
-    kernel (`kernel_launch`), of an attention call (`attention_launch`), of an iteration (`iteration_overhead`).
+    Peaks are dense FLOP/s on elements of `dtype_bytes` bytes, bytes/s of memory and bytes of memory; `num_sms`
+    multiprocessors, or cores, share them. The efficiencies are the shares of a peak, in (0, 1], that real kernels reach
+    in the best of shapes: of compute in matrix products (`matmul`), attention to the tokens before a chunk
+    (`attention`) and within it (`causal`); of bandwidth in streaming (`memory`) and reading the KV cache (`kv`). Costs
+    whatever the shape, in seconds: of a kernel (`kernel_launch`), of an attention call (`attention_launch`), of an
+    iteration (`iteration_overhead`).
     `uncertainty` is the mean absolute relative error by kind of operation, on shapes that the fit did not see.
-    `profiles` names tables of measured operation times (`profile.Profile`) by model, as paths from the repository.
+    `profiles` names tables of measured operation times (`profile.Profile`) by model, as paths from the repository
+    or absolute ones.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Hardware:
     # Costs are cached by hardware, and don't depend on the next two.
     uncertainty: Mapping[str, float] = field(compare=False)
     profiles: Mapping[str, str] = field(default_factory=dict, compare=False)
+    dtype_bytes: int = 2
 
     def __post_init__(self) -> None:
         fix = "correct the hardware file"
@@ -65,6 +67,11 @@ class Hardware:
             raise UserError(f"hardware.uncertainty={self.uncertainty} does not map {' and '.join(UNCERTAIN)}; {fix}")
         for kind in UNCERTAIN:
             require_number(f"hardware.uncertainty.{kind}", self.uncertainty[kind], minimum=0, fix="use a share from 0")
+        if not isinstance(self.profiles, Mapping) or not all(isinstance(path, str) for path in self.profiles.values()):
+            raise UserError(f"hardware.profiles={self.profiles} does not map models to paths of tables; {fix}")
+        if self.dtype_bytes not in DTYPE_BYTES.values():
+            sizes = ", ".join(map(str, sorted(set(DTYPE_BYTES.values()))))
+            raise UserError(f"hardware.dtype_bytes={self.dtype_bytes} is no size of an element; use one of {sizes}")
 
     @property
     def memory_rate(self) -> float:
