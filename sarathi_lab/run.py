@@ -82,8 +82,18 @@ def _run(args: Sequence[str], command_line: CommandLine) -> int:
 
 
 def _hydra_main(args: Sequence[str], swept: Sequence[str] = ()) -> None:
+    process = os.getpid()
+    mistakes: list[UserError] = []
+
     def job(cfg: DictConfig) -> None:
-        _job(cfg, swept)
+        if mistakes:
+            return
+        try:
+            _job(cfg, swept)
+        except UserError as error:
+            if os.getpid() != process:  # a launcher's worker, whose list nobody reads
+                raise
+            mistakes.append(error)  # carried past Hydra, which would add lines of its own
 
     argv = sys.argv
     sys.argv = [argv[0], *args]
@@ -91,6 +101,8 @@ def _hydra_main(args: Sequence[str], swept: Sequence[str] = ()) -> None:
         hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(job)()
     finally:
         sys.argv = argv
+    if mistakes:
+        raise mistakes[0]
 
 
 def _job(cfg: DictConfig, swept: Sequence[str]) -> None:
