@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -27,7 +27,8 @@ from sarathi_lab.torch_executor.inputs import pack
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 129, 256, 257, 384, 512, 513, 768, 1024, 1025, 1536, 2048)
 CHUNKS = (16, 64, 128, 256, 512, 1024)  # that attention is measured for at offsets into a prompt
 CONTEXT_SHARES = (16, 4, 2, 1)  # decodes see the longest context divided by these
-MIN_ROUNDS, MAX_ROUNDS = 3, 40  # of measuring every shape once; times are medians over the rounds
+MIN_ROUNDS, MAX_ROUNDS = 3, 40  # of visits to every shape; times are medians over all
+VISIT, MAX_REPETITIONS = 0.03, 10  # seconds, and measurements, after which a visit ends
 CUDA_REPETITIONS = 5  # launched before each wait, which would otherwise be part of the time
 LEAST_OTHERS = 1e-6  # seconds: where the parts alone take longer than the whole, what is left is not below this
 
@@ -115,9 +116,10 @@ def measure_profile(
         for shape in kept:
             if num_rounds >= MIN_ROUNDS and clock.is_over:
                 break
-            for operation, value in probe.measure(shape).items():
-                kv_tokens = shape.kv_tokens if operation == shape.attention else 0
-                samples[operation, shape.total_tokens, kv_tokens].append(value)
+            for times in _visit(probe, shape):
+                for operation, value in times.items():
+                    kv_tokens = shape.kv_tokens if operation == shape.attention else 0
+                    samples[operation, shape.total_tokens, kv_tokens].append(value)
             clock.tick()
         num_rounds += 1
     medians = [(*key, float(np.median(values))) for key, values in sorted(samples.items())]
@@ -125,6 +127,15 @@ def measure_profile(
     table["seconds"] = table.seconds.clip(lower=LEAST_OTHERS)
     floored = (table.operation == "others") & (table.seconds <= LEAST_OTHERS)
     return Measured(table, num_rounds, len(kept), len(shapes) - len(kept), int(floored.sum()))
+
+
+def _visit(probe: _Probe, shape: Shape) -> Iterator[dict[str, float]]:
+    """One measurement of a long shape, several of a short one: an interruption would weigh more in its median."""
+    end = time.perf_counter() + VISIT
+    for _ in range(MAX_REPETITIONS):
+        yield probe.measure(shape)
+        if time.perf_counter() >= end:
+            return
 
 
 class _Clock:
