@@ -64,7 +64,7 @@ def make_plan(cfg: DictConfig) -> Plan:
     batch_size = require_int("batch", cfg.batch, 1, "use the number of sequences to serve at a time, such as 8")
     policy = build(cfg.policy)
     backend = build(cfg.executor)
-    spec, checkpoint = _model(cfg, backend)
+    spec, checkpoint = resolve_model(cfg, backend)
     load = _load(cfg, backend, spec, checkpoint)
     max_model_len = _max_model_len(cfg, load, spec, checkpoint)
     block_size = require_int("cache.block_size", cfg.cache.block_size, 1, "use a number of tokens such as 16")
@@ -150,7 +150,8 @@ def resolved(cfg: DictConfig) -> dict[str, Any]:
     return {str(key): value for key, value in container.items()}
 
 
-def _model(cfg: DictConfig, backend: Backend) -> tuple[ModelSpec, Path | None]:
+def resolve_model(cfg: DictConfig, backend: Backend) -> tuple[ModelSpec, Path | None]:
+    """The model that `cfg` names, and the folder of its weights if it has one."""
     model = build(cfg.model)
     return model.resolve(backend.default_model) if isinstance(model, AutoModel) else (model, None)
 

@@ -90,7 +90,7 @@ def _print_advice(advice: Advice) -> None:
 
 
 @contextmanager
-def progress_of(what: str, total: int, unit: str = "") -> Iterator[Callable[[int], None]]:
+def progress_of(what: str, total: float, unit: str = "") -> Iterator[Callable[[float], None]]:
     """A progress bar over `total` steps; yields the function to call with the number of steps just done."""
     columns = (
         TextColumn(f"  {what}"),
@@ -102,9 +102,9 @@ def progress_of(what: str, total: int, unit: str = "") -> Iterator[Callable[[int
     )
     with Progress(*columns, console=console(), auto_refresh=False, transient=True) as bar:
         task = bar.add_task("", total=total)
-        done, shown = 0, 0.0
+        done, shown = 0.0, 0.0
 
-        def advance(steps: int) -> None:
+        def advance(steps: float) -> None:
             nonlocal done, shown
             done += steps
             # Drawing costs milliseconds, a step may take less: redraw a few times a second only.

@@ -71,18 +71,29 @@ def _run(args: Sequence[str], command_line: CommandLine) -> int:
     try:
         _hydra_main([*args, f"{command_line.results_setting}='{quoted}'"], command_line.swept)
     finally:
-        if command_line.is_sweep and build(command_line.jobs[0].task).has_runs:
+        has_runs = build(command_line.jobs[0].task).has_runs
+        if command_line.is_sweep and has_runs:
             report.print_sweep(folder, len(command_line.jobs))
         elif (folder / "run.json").is_file():
             report.print_place("results", folder)
-        if hint := build(command_line.jobs[0].tracking).hint():
+        if has_runs and (hint := build(command_line.jobs[0].tracking).hint()):
             report.print_place("W&B", hint)
     return 0
 
 
 def _hydra_main(args: Sequence[str], swept: Sequence[str] = ()) -> None:
+    process = os.getpid()
+    mistakes: list[UserError] = []
+
     def job(cfg: DictConfig) -> None:
-        _job(cfg, swept)
+        if mistakes:
+            return
+        try:
+            _job(cfg, swept)
+        except UserError as error:
+            if os.getpid() != process:  # a launcher's worker, whose list nobody reads
+                raise
+            mistakes.append(error)  # carried past Hydra, which would add lines of its own
 
     argv = sys.argv
     sys.argv = [argv[0], *args]
@@ -90,6 +101,8 @@ def _hydra_main(args: Sequence[str], swept: Sequence[str] = ()) -> None:
         hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(job)()
     finally:
         sys.argv = argv
+    if mistakes:
+        raise mistakes[0]
 
 
 def _job(cfg: DictConfig, swept: Sequence[str]) -> None:

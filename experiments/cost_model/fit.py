@@ -17,7 +17,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from hydra.utils import instantiate
-from minimise import Errors, Group, evenly, fit, octave_weights
 from omegaconf import OmegaConf
 
 from sarathi_lab.paths import CONF, EXPERIMENTS
@@ -26,8 +25,9 @@ from sarathi_lab.request import Sequence as EngineSequence
 from sarathi_lab.simulator import matmul
 from sarathi_lab.simulator.analytic import AnalyticCostModel
 from sarathi_lab.simulator.attention import decode_attention_time, prefill_attention_time
-from sarathi_lab.simulator.hardware import PEAK_DTYPE_BYTES, Hardware
+from sarathi_lab.simulator.hardware import Hardware
 from sarathi_lab.simulator.matmul import matmul_time
+from sarathi_lab.simulator.minimise import Errors, Group, evenly, fit, octave_weights
 
 START = {
     "matmul_efficiency": 0.9,
@@ -80,7 +80,7 @@ def batch_of(chunk: int = 0, decodes: int = 0, context: int = 1) -> Batch:
 
 
 def paper_cost(hardware: Hardware) -> AnalyticCostModel:
-    return AnalyticCostModel(instantiate(OmegaConf.load(CONF / "model" / "13b.yaml")), hardware, PEAK_DTYPE_BYTES)
+    return AnalyticCostModel(instantiate(OmegaConf.load(CONF / "model" / "13b.yaml")), hardware, hardware.dtype_bytes)
 
 
 def fig7_errors(hardware: Hardware, table: pd.DataFrame) -> pd.DataFrame:
@@ -159,7 +159,7 @@ def report_a6000(hardware: Hardware, fig3: pd.DataFrame, fig7: pd.DataFrame, tab
 
 def gemm_errors(hardware: Hardware, table: pd.DataFrame) -> Errors:
     shapes = zip(table.num_tokens, table.in_features, table.out_features, strict=True)
-    seconds = [matmul_time(*(int(size) for size in shape), hardware, PEAK_DTYPE_BYTES) for shape in shapes]
+    seconds = [matmul_time(*(int(size) for size in shape), hardware, hardware.dtype_bytes) for shape in shapes]
     return np.array(seconds) * 1e3 / table.ms.to_numpy() - 1
 
 
@@ -183,11 +183,11 @@ def attention_errors(hardware: Hardware, table: pd.DataFrame) -> Errors:
     for row in table.itertuples():
         chunk, context, batch = int(row.prefill_chunk_size), int(row.kv_cache_size), int(row.batch_size)
         if row.phase == "prefill":
-            shape = {**TABLE_HEADS, "hardware": hardware, "dtype_bytes": PEAK_DTYPE_BYTES}
+            shape = {**TABLE_HEADS, "hardware": hardware, "dtype_bytes": hardware.dtype_bytes}
             seconds.append(prefill_attention_time([(context, chunk)], **shape))
         else:
             shape = {"num_kv_heads": TABLE_HEADS["num_kv_heads"], "head_size": TABLE_HEADS["head_size"]}
-            shape |= {"hardware": hardware, "dtype_bytes": PEAK_DTYPE_BYTES}
+            shape |= {"hardware": hardware, "dtype_bytes": hardware.dtype_bytes}
             seconds.append(decode_attention_time(batch, batch * context, **shape))
     return np.array(seconds) * 1e3 / table.ms.to_numpy() - 1
 

@@ -109,7 +109,7 @@ class Layer(nn.Module):
     ) -> None:
         """Add the layer's two blocks to `hidden` [num_tokens, hidden_size], in place."""
         hidden += self._attention(self.attention_norm(hidden), inputs, rotary, keys, values)
-        hidden += self._feed_forward(self.ffn_norm(hidden))
+        hidden += self.feed_forward(self.ffn_norm(hidden))
 
     def _attention(
         self, x: Tensor, inputs: PackedInputs, rotary: tuple[Tensor, Tensor], keys: Tensor, values: Tensor
@@ -125,7 +125,8 @@ class Layer(nn.Module):
         attended = paged_attention(query, keys, values, inputs.segments, scale=spec.head_size**-0.5)
         return self.out_proj(attended.flatten(1))
 
-    def _feed_forward(self, x: Tensor) -> Tensor:
+    def feed_forward(self, x: Tensor) -> Tensor:
+        """The block behind its norm, on [num_tokens, hidden_size]."""
         activation = self.spec.activation
         if not self.spec.gated_ffn:
             return self.ffn_down(activate_(self.ffn_up(x), activation))

@@ -23,7 +23,7 @@ from sarathi_lab.replicas import serve_replicas
 from sarathi_lab.request import Batch, Request
 from sarathi_lab.scheduler import Scheduler
 from sarathi_lab.simulator.analytic import AnalyticCostModel
-from sarathi_lab.simulator.hardware import PEAK_DTYPE_BYTES, Hardware
+from sarathi_lab.simulator.hardware import Hardware
 from sarathi_lab.simulator.parallel import Parallel
 from sarathi_lab.simulator.pipeline import PipelineExecutor
 from sarathi_lab.workload.synthetic import Zipf
@@ -102,7 +102,7 @@ def serve(
     `stage_times` takes the seconds of the stages from the cost model; another function tries other costs.
     """
     system = SYSTEMS[name]
-    cost = AnalyticCostModel(spec, hardware, PEAK_DTYPE_BYTES, system.parallel)
+    cost = AnalyticCostModel(spec, hardware, hardware.dtype_bytes, system.parallel)
 
     def executor() -> Executor:
         return PipelineExecutor(system.parallel.pipeline, stage_times(cost), cost.send_time)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from sarathi_lab.model.spec import Linear, ModelSpec
 from sarathi_lab.request import Batch
 from sarathi_lab.simulator.attention import decode_attention_time, prefill_attention_time
-from sarathi_lab.simulator.hardware import PEAK_DTYPE_BYTES, Hardware
+from sarathi_lab.simulator.hardware import Hardware
 from sarathi_lab.simulator.matmul import matmul_time, overlapped
 from sarathi_lab.simulator.parallel import Parallel
 
@@ -21,13 +21,16 @@ class AnalyticCostModel:
     """Seconds that `spec`, in elements of `dtype_bytes`, takes on devices of `hardware`, spread as `parallel` says.
 
     The devices that share a layer split heads, columns and rows as in Megatron-LM: what follows is one device's share.
-    Raises UserError for a model that does not come apart so, or hardware of unknown links; ValueError for other than
-    16-bit elements: the peaks of `Hardware` are not those of wider products.
+    Raises UserError for a model that does not come apart so, or hardware of unknown links; ValueError for elements of
+    another size than `hardware.dtype_bytes`: its peaks are not theirs.
     """
 
     def __init__(self, spec: ModelSpec, hardware: Hardware, dtype_bytes: int, parallel: Parallel | None = None) -> None:
-        if dtype_bytes != PEAK_DTYPE_BYTES:
-            raise ValueError(f"elements of {dtype_bytes} bytes have no peak in the hardware files, only 16-bit ones")
+        if dtype_bytes != hardware.dtype_bytes:
+            raise ValueError(
+                f"elements of {dtype_bytes} bytes have no peak in hardware {hardware.name}, which holds those of "
+                f"{hardware.dtype_bytes} bytes"
+            )
         self.parallel = parallel or Parallel()
         self.parallel.check(spec)
         self.spec = spec

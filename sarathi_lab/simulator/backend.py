@@ -14,13 +14,14 @@ from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec
 from sarathi_lab.simulator.analytic import AnalyticCostModel
 from sarathi_lab.simulator.cost_model import CostModel, make_cost_model
 from sarathi_lab.simulator.executor import SimulatedExecutor
-from sarathi_lab.simulator.hardware import PEAK_DTYPE_BYTES, Hardware
+from sarathi_lab.simulator.hardware import Hardware
 from sarathi_lab.simulator.matmul import TILE_ROWS
 from sarathi_lab.simulator.memory import check_memory
 from sarathi_lab.simulator.parallel import Parallel
 from sarathi_lab.simulator.pipeline import PipelineExecutor
 
-DEFAULT_DTYPE = "float16"  # the paper's figures fit 2-byte elements
+# What dtype=auto stands for by the size that a hardware file was measured in; the paper's figures fit 2-byte elements.
+DEFAULT_DTYPES = {2: "float16", 4: "float32"}
 
 
 @dataclass(frozen=True)
@@ -41,10 +42,12 @@ class SimulatedBackend:
 
     def __post_init__(self) -> None:
         _ = self.parallel  # degrees below 1 are refused at once
-        valid = ["auto", *(name for name, size in DTYPE_BYTES.items() if size == PEAK_DTYPE_BYTES)]
+        held = self.hardware.dtype_bytes
+        valid = ["auto", *(name for name, size in DTYPE_BYTES.items() if size == held)]
         if self.dtype not in valid:
             known = self.dtype in DTYPE_BYTES
-            why = "can't be simulated, as the hardware files hold 16-bit peaks" if known else "is unknown"
+            peaks = f"can't be simulated, as hardware {self.hardware.name} holds the peaks of {held}-byte elements"
+            why = peaks if known else "is unknown"
             raise UserError(f"dtype={self.dtype} {why}; use one of {', '.join(valid)}")
 
     @property
@@ -64,7 +67,7 @@ class SimulatedBackend:
 
     @property
     def dtype_name(self) -> str:
-        return DEFAULT_DTYPE if self.dtype == "auto" else self.dtype
+        return DEFAULT_DTYPES[self.hardware.dtype_bytes] if self.dtype == "auto" else self.dtype
 
     @property
     def dtype_bytes(self) -> int:
@@ -76,9 +79,9 @@ class SimulatedBackend:
         check_memory(spec, self.hardware, self.dtype_bytes, kv_tokens, self.parallel)
 
     def ceilings(self) -> Ceilings:
-        """The datasheet's peaks, of all devices together."""
+        """The peaks that the hardware file states, of all devices together."""
         hardware, num_devices = self.hardware, self.parallel.num_devices
-        source = f"datasheet of {hardware.name}" + (f" x {num_devices}" if num_devices > 1 else "")
+        source = f"of hardware {hardware.name}" + (f" x {num_devices}" if num_devices > 1 else "")
         return Ceilings(num_devices * hardware.flops_per_second, num_devices * hardware.bytes_per_second, source)
 
     def predictor(self, spec: ModelSpec) -> Predictor:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sarathi_lab.errors import UserError, require_int, require_number
+from sarathi_lab.model.spec import DTYPE_BYTES
 
-PEAK_DTYPE_BYTES = 2  # of the elements that `Hardware.flops_per_second` holds for
 EFFICIENCIES = (
     "matmul_efficiency",
     "attention_efficiency",
@@ -25,15 +25,17 @@ UNCERTAIN = ("matmul", "attention")  # the kinds of operation that `Hardware.unc
 class Hardware:
     """One device as `cost_model.CostModel` sees it; `conf/hardware/*.yaml` gives each figure's source.
 
-    Peaks are dense 16-bit FLOP/s, bytes/s of memory and bytes of memory; `num_sms` multiprocessors share them. The
-    efficiencies are the shares of a peak, in (0, 1], that real kernels reach in the best of shapes: of compute in
-    matrix products (`matmul`), attention to the tokens before a chunk (`attention`) and within it (`causal`); of
-    bandwidth in streaming (`memory`) and reading the KV cache (`kv`). Costs whatever the shape, in seconds: of a
-    kernel (`kernel_launch`), of an attention call (`attention_launch`), of an iteration (`iteration_overhead`).
-    `layer_host_time` is what the host takes to launch a layer, while the device works off those before: it shows where
-    that is not much longer. `uncertainty` is the mean absolute relative error by kind of operation, on shapes that the
-    fit did not see.
-    `profiles` names tables of measured operation times (`profile.Profile`) by model, as paths from the repository.
+    Peaks are dense FLOP/s on elements of `dtype_bytes` bytes, bytes/s of memory and bytes of memory; `num_sms`
+    multiprocessors, or cores, share them. The efficiencies are the shares of a peak, in (0, 1], that real kernels reach
+    in the best of shapes: of compute in matrix products (`matmul`), attention to the tokens before a chunk
+    (`attention`) and within it (`causal`); of bandwidth in streaming (`memory`) and reading the KV cache (`kv`). Costs
+    whatever the shape, in seconds: of a kernel (`kernel_launch`), of an attention call (`attention_launch`), of an
+    iteration (`iteration_overhead`). `layer_host_time` is what the host takes to launch a layer, while the device works
+    off those before: it shows where that is not much longer.
+
+    `uncertainty` is the mean absolute relative error by kind of operation, on shapes that the fit did not see.
+    `profiles` names tables of measured operation times (`profile.Profile`) by model, as paths from the repository
+    or absolute ones.
 
     What several devices need (None: not known, and one device is all that can be simulated): bytes/s that a device
     sends over its links to the others of its node (`link`) and to another node (`network`), while it receives as many;
@@ -56,6 +58,7 @@ class Hardware:
     # Costs are cached by hardware, and don't depend on the next two.
     uncertainty: Mapping[str, float] = field(compare=False)
     profiles: Mapping[str, str] = field(default_factory=dict, compare=False)
+    dtype_bytes: int = 2
     layer_host_time: float = 0.0
     link_bytes_per_second: float | None = None
     network_bytes_per_second: float | None = None
@@ -79,6 +82,11 @@ class Hardware:
             raise UserError(f"hardware.uncertainty={self.uncertainty} does not map {' and '.join(UNCERTAIN)}; {fix}")
         for kind in UNCERTAIN:
             require_number(f"hardware.uncertainty.{kind}", self.uncertainty[kind], minimum=0, fix="use a share from 0")
+        if not isinstance(self.profiles, Mapping) or not all(isinstance(path, str) for path in self.profiles.values()):
+            raise UserError(f"hardware.profiles={self.profiles} does not map models to paths of tables; {fix}")
+        if self.dtype_bytes not in DTYPE_BYTES.values():
+            sizes = ", ".join(map(str, sorted(set(DTYPE_BYTES.values()))))
+            raise UserError(f"hardware.dtype_bytes={self.dtype_bytes} is no size of an element; use one of {sizes}")
 
     @property
     def memory_rate(self) -> float:

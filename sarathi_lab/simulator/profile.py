@@ -141,21 +141,36 @@ def _checked(table: pd.DataFrame, source: str) -> pd.DataFrame:
     """`table` if it can be interpolated, else a UserError that names the hole."""
     if missing := [name for name in COLUMNS if name not in table]:
         raise UserError(f"profile {source} has no column {missing[0]} of {', '.join(COLUMNS)}; {FIX}")
-    for name in (*ROW_OPERATIONS, *ATTENTION):
-        rows = table[table.operation == name]
-        if len(rows) < MIN_ROWS:
-            raise UserError(f"profile {source} has {len(rows)} rows of {name}, {MIN_ROWS} are needed; {FIX}")
-        for column, least in (("num_tokens", 1), ("kv_tokens", 0), ("seconds", 1e-12)):
-            values = pd.to_numeric(rows[column], errors="coerce")
-            if not (bad := rows[~(values >= least) | np.isinf(values)]).empty:
-                value = bad[column].iloc[0]
-                raise UserError(
-                    f"profile {source}: {column}={value} of {name} in line {bad.index[0] + 2} is missing or not "
-                    f"positive; {FIX}"
-                )
-        if rows.duplicated(["num_tokens", "kv_tokens"]).any():
-            raise UserError(f"profile {source} has two rows of {name} for the same tokens; {FIX}")
-    return table
+    operations = (*ROW_OPERATIONS, *ATTENTION)
+    if not (unknown := table[~table.operation.isin(operations)]).empty:
+        raise UserError(
+            f"profile {source}: operation {unknown.operation.iloc[0]} in line {unknown.index[0] + 2} is none of "
+            f"{', '.join(operations)}; {FIX}"
+        )
+    for name in operations:
+        _check_rows(table[table.operation == name], name, source)
+    return table.assign(**{column: pd.to_numeric(table[column]) for column in COLUMNS[1:]})
+
+
+def _check_rows(rows: pd.DataFrame, name: str, source: str) -> None:
+    if len(rows) < MIN_ROWS:
+        raise UserError(f"profile {source} has {len(rows)} rows of {name}, {MIN_ROWS} are needed; {FIX}")
+    least = {"num_tokens": 1, "kv_tokens": 0, "seconds": 1e-12}
+    numbers = rows[list(least)].apply(pd.to_numeric, errors="coerce")
+    for column, minimum in least.items():
+        if not (bad := rows[~(numbers[column] >= minimum) | np.isinf(numbers[column])]).empty:
+            raise UserError(
+                f"profile {source}: {column}={bad[column].iloc[0]} of {name} in line {bad.index[0] + 2} is missing or "
+                f"not positive; {FIX}"
+            )
+    if name in ATTENTION and not (bad := rows[numbers.kv_tokens < numbers.num_tokens]).empty:
+        raise UserError(
+            f"profile {source}: kv_tokens={bad.kv_tokens.iloc[0]} of {name} in line {bad.index[0] + 2} are fewer than "
+            f"the tokens that see them; {FIX}"
+        )
+    sizes = ["num_tokens", "kv_tokens"] if name in ATTENTION else ["num_tokens"]
+    if numbers.duplicated(sizes).any():
+        raise UserError(f"profile {source} has two rows of {name} for the same tokens; {FIX}")
 
 
 def _interpolated(rows: pd.DataFrame) -> Callable[[int], float]:

@@ -10,13 +10,13 @@ from typing import ClassVar
 import torch
 
 from sarathi_lab.errors import UserError
-from sarathi_lab.executor import Executor
 from sarathi_lab.floor import Ceilings
 from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec
 from sarathi_lab.model.weights import load_model
 from sarathi_lab.torch_executor.device import (
     default_model_name,
     device_description,
+    device_size,
     free_memory_bytes,
     keep_freed_memory,
     measure_ceilings,
@@ -84,13 +84,17 @@ class TorchBackend:
         """Measured on this device; the best so far."""
         return measure_ceilings(self._device, self._dtype[1])
 
+    def size(self) -> tuple[int, int]:
+        """Bytes of the device's memory, free or not, and how many multiprocessors or CPU threads compute."""
+        return device_size(self._device)
+
     def predictor(self, spec: ModelSpec) -> None:
         """A real device is measured, not predicted."""
         return
 
     def build(
         self, spec: ModelSpec, checkpoint: Path | None, *, num_blocks: int, block_size: int, batch_size: int
-    ) -> Executor:
+    ) -> TorchExecutor:
         """Load the weights, make the cache and warm up."""
         if self._device.type == "cpu":
             keep_freed_memory()

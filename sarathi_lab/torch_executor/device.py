@@ -94,6 +94,14 @@ def free_memory_bytes(device: torch.device) -> int:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
+def device_size(device: torch.device) -> tuple[int, int]:
+    """Bytes of the device's memory, and the number of multiprocessors, or of threads on a CPU."""
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        return properties.total_memory, properties.multi_processor_count
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), torch.get_num_threads()
+
+
 _best_ceilings: dict[tuple[torch.device, torch.dtype], Ceilings] = {}
 
 

@@ -1,0 +1,298 @@
+"""Times of the engine's operations, each alone, on its own weights and cache: what `task=calibrate` measures."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+import pandas as pd
+import torch
+
+from sarathi_kernels.attention import Segment, make_segment, paged_attention
+from sarathi_lab.block_manager import BlockManager
+from sarathi_lab.errors import UserError
+from sarathi_lab.model.transformer import Layer
+from sarathi_lab.request import Batch, Request
+from sarathi_lab.request import Sequence as EngineSequence
+from sarathi_lab.simulator.profile import COLUMNS, MIN_ROWS
+from sarathi_lab.torch_executor.executor import TorchExecutor
+from sarathi_lab.torch_executor.inputs import pack
+
+# Tokens of one iteration. A tile of tokens ends at a multiple of 128: its step is what two neighbours show.
+TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 129, 256, 257, 384, 512, 513, 768, 1024, 1025, 1536, 2048)
+CHUNKS = (16, 64, 128, 256, 512, 1024)  # that attention is measured for at offsets into a prompt
+CONTEXT_SHARES = (16, 4, 2, 1)  # decodes see the longest context divided by these
+MIN_ROUNDS, MAX_ROUNDS = 3, 40  # of visits to every shape; times are medians over all
+VISIT, MAX_REPETITIONS = 0.03, 10  # seconds, and measurements, after which a visit ends
+CUDA_REPETITIONS = 5  # launched before each wait, which would otherwise be part of the time
+MAX_EMITS = 128  # rows of logits: a batch emits one token a sequence
+LEAST_OTHERS = 1e-6  # seconds: where the parts alone take longer than the whole, what is left is not below this
+
+RowKey = tuple[str, int, int]  # operation, num_tokens, kv_tokens
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One iteration of `count` sequences with `num_tokens` new tokens each, behind `start` cached ones.
+
+    With `is_whole` all its operations are measured, else attention only.
+    """
+
+    count: int
+    num_tokens: int
+    start: int
+    is_whole: bool = False
+
+    @property
+    def total_tokens(self) -> int:
+        return self.count * self.num_tokens
+
+    @property
+    def kv_tokens(self) -> int:
+        """Cached tokens that attention reads, the new ones included."""
+        return self.count * (self.start + self.num_tokens)
+
+    @property
+    def attention(self) -> str:
+        return "decode_attention" if self.num_tokens == 1 and self.start else "prefill_attention"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured: the table of `simulator.profile`, and how well."""
+
+    table: pd.DataFrame
+    num_rounds: int
+    num_shapes: int
+    num_dropped: int  # the longest shapes, which the time did not suffice for
+    num_floored: int  # rows of others at LEAST_OTHERS
+
+
+def calibration_shapes(batch_size: int, longest: int) -> list[Shape]:
+    """What to measure for up to `batch_size` decodes and contexts of up to `longest` tokens, cheap shapes first.
+
+    Iterations of up to `batch_size` tokens are decodes, larger ones a prompt: what the engine makes of them, too.
+    """
+    decodes = sorted({2**i for i in range(batch_size.bit_length())} | {batch_size})
+    contexts = sorted({max(2, longest // share) for share in CONTEXT_SHARES})
+    shapes = [
+        Shape(tokens, 1, contexts[len(contexts) // 2] - 1, is_whole=True)
+        if tokens in decodes
+        else Shape(1, tokens, 0, is_whole=True)
+        for tokens in sorted({*TOKENS, *decodes})
+    ]
+    shapes += [Shape(count, 1, context - 1) for count in decodes for context in contexts]
+    for chunk in CHUNKS:
+        doubling = [chunk * 2**i for i in range(longest.bit_length())]
+        starts = sorted({0, *(start for start in doubling if start + chunk <= longest), max(0, longest - chunk)})
+        shapes += [Shape(1, chunk, start) for start in starts]
+    distinct = {(shape.count, shape.num_tokens, shape.start): shape for shape in reversed(shapes)}  # the first wins
+    return sorted(distinct.values(), key=lambda shape: (shape.total_tokens, shape.kv_tokens))
+
+
+def blocks_needed(shapes: Sequence[Shape], block_size: int) -> int:
+    """Cache blocks that the largest of `shapes` takes."""
+    return max(shape.count * math.ceil((shape.start + shape.num_tokens) / block_size) for shape in shapes)
+
+
+def measure_profile(
+    executor: TorchExecutor, shapes: Sequence[Shape], seconds: float, advance: Callable[[float], None]
+) -> Measured:
+    """Measure `shapes` in rounds for about `seconds`, calling `advance` with the seconds that passed.
+
+    Every round visits every shape once, so that a slow minute of the machine spreads over all of them. Raises UserError
+    if `seconds` don't suffice for the fewest sizes that a profile needs.
+    """
+    probe = _Probe(executor)
+    clock = _Clock(seconds, advance)
+    kept = _affordable(probe, shapes, clock)
+    samples: dict[RowKey, list[float]] = defaultdict(list)
+    num_rounds = 0
+    while num_rounds < MIN_ROUNDS or (num_rounds < MAX_ROUNDS and not clock.is_over):
+        for shape in kept:
+            if num_rounds >= MIN_ROUNDS and clock.is_over:
+                break
+            for times in _visit(probe, shape):
+                for operation, value in times.items():
+                    kv_tokens = shape.kv_tokens if operation == shape.attention else 0
+                    samples[operation, shape.total_tokens, kv_tokens].append(value)
+            clock.tick()
+        num_rounds += 1
+    medians = [(*key, float(np.median(values))) for key, values in sorted(samples.items())]
+    table = pd.DataFrame(medians, columns=list(COLUMNS))
+    table["seconds"] = table.seconds.clip(lower=LEAST_OTHERS)
+    floored = (table.operation == "others") & (table.seconds <= LEAST_OTHERS)
+    return Measured(table, num_rounds, len(kept), len(shapes) - len(kept), int(floored.sum()))
+
+
+def _visit(probe: _Probe, shape: Shape) -> Iterator[dict[str, float]]:
+    """One measurement of a long shape, several of a short one: an interruption would weigh more in its median."""
+    end = time.perf_counter() + VISIT
+    for _ in range(MAX_REPETITIONS):
+        yield probe.measure(shape)
+        if time.perf_counter() >= end:
+            return
+
+
+class _Clock:
+    """How much of the time is gone."""
+
+    def __init__(self, seconds: float, advance: Callable[[float], None]) -> None:
+        self.seconds = seconds
+        self._advance = advance
+        self._start = self._last = time.perf_counter()
+
+    @property
+    def elapsed(self) -> float:
+        return time.perf_counter() - self._start
+
+    @property
+    def is_over(self) -> bool:
+        return self.elapsed >= self.seconds
+
+    def tick(self) -> None:
+        now = time.perf_counter()
+        self._advance(now - self._last)
+        self._last = now
+
+
+def _affordable(probe: _Probe, shapes: Sequence[Shape], clock: _Clock) -> list[Shape]:
+    """Run every shape once to warm up, until `MIN_ROUNDS` more of those done would exceed the time."""
+    kept: list[Shape] = []
+    rows: dict[str, int] = {"prefill_attention": 0, "decode_attention": 0, "whole": 0}
+    for shape in shapes:
+        probe.measure(shape)
+        clock.tick()
+        least = (MIN_ROUNDS + 1) * clock.elapsed
+        if min(rows.values()) >= MIN_ROWS and least > clock.seconds:
+            break
+        kept.append(shape)
+        rows[shape.attention] += 1
+        rows["whole"] += shape.is_whole
+        if min(rows.values()) == MIN_ROWS and least > clock.seconds:
+            raise UserError(
+                f"task.seconds={clock.seconds:g} is too short: {MIN_ROUNDS} rounds of the fewest sizes of model "
+                f"{probe.model.spec.name} take about {math.ceil(least)} s; use task.seconds={math.ceil(1.5 * least)}"
+            )
+    return kept
+
+
+class _Probe:
+    """Runs one operation at a time, in all layers, each with its own weights and cache: caches see what they would."""
+
+    def __init__(self, executor: TorchExecutor) -> None:
+        self.executor = executor
+        self.model = executor.model
+        self.layers = cast(list[Layer], list(executor.model.layers))
+        self.on_cuda = self.model.device.type == "cuda"
+        executor.cache.keys.normal_()
+        executor.cache.values.normal_()
+
+    @torch.inference_mode()
+    def measure(self, shape: Shape) -> dict[str, float]:
+        """Seconds by operation, over all layers of one iteration; `others` is the whole iteration less the parts."""
+        spec, model = self.model.spec, self.model
+        sequences = self._sequences(shape)
+        batch = _batch(sequences, shape)
+        segments = pack(batch, self.executor.block_size, spec.sliding_window, model.device, model.dtype).segments
+        query = self._random(shape.total_tokens, spec.num_heads, spec.head_size)
+        times = {shape.attention: self._time(lambda: self._attend(query, segments))}
+        if not shape.is_whole:
+            return times
+        hidden = self._random(shape.total_tokens, spec.hidden_size)
+        attended = query.flatten(1)
+        times["qkv_proj"] = self._time_layers(lambda layer: layer.qkv_proj(hidden))
+        times["out_proj"] = self._time_layers(lambda layer: layer.out_proj(attended))
+        times["ffn"] = self._time_layers(lambda layer: layer.feed_forward(hidden))
+        residual = hidden.clone()
+        times["elementwise"] = self._time_layers(lambda layer: _norms_and_residuals(layer, residual))
+        own_logits = self._time(lambda: self._sample(hidden[: batch.num_emits]))
+        times["others"] = self._iteration(batch) - sum(times.values()) - own_logits
+        if shape.total_tokens <= MAX_EMITS:
+            times["logits"] = self._time(lambda: self._sample(hidden))
+        return times
+
+    def _sample(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.model.lm_head(self.model.final_norm(rows)).argmax(dim=-1)
+
+    def _random(self, *sizes: int) -> torch.Tensor:
+        return torch.randn(sizes, device=self.model.device, dtype=self.model.dtype)
+
+    def _sequences(self, shape: Shape) -> list[EngineSequence]:
+        blocks = BlockManager(self.executor.num_blocks, self.executor.block_size)
+        end = shape.start + shape.num_tokens
+        is_decode = shape.attention == "decode_attention"
+        prompt_len = shape.start if is_decode else end
+        sequences = []
+        for order in range(shape.count):
+            request = Request(order, 0.0, prompt_len, 2, np.zeros(prompt_len, dtype=np.int32))
+            sequence = EngineSequence(request, order)
+            sequence.num_computed = shape.start
+            if is_decode:
+                sequence.output_token_ids.append(0)  # the pending token
+            if not blocks.grow(sequence, end):
+                raise RuntimeError(f"no cache blocks for {shape}")
+            sequences.append(sequence)
+        return sequences
+
+    def _attend(self, query: torch.Tensor, segments: Sequence[Segment]) -> None:
+        """Masks are made once an iteration, and are part of what attention costs."""
+        spec, model = self.model.spec, self.model
+        remade = [
+            make_segment(
+                segment.start,
+                segment.num_queries,
+                segment.kv_len,
+                segment.blocks,
+                sliding_window=spec.sliding_window,
+                device=model.device,
+                dtype=model.dtype,
+            )
+            for segment in segments
+        ]
+        cache = self.executor.cache
+        for keys, values in zip(cache.keys, cache.values, strict=True):
+            paged_attention(query, keys, values, remade, scale=spec.head_size**-0.5)
+
+    def _iteration(self, batch: Batch) -> float:
+        self.executor.submit(batch)
+        result = self.executor.collect()
+        return result.end - result.start
+
+    def _time_layers(self, operation: Callable[[Layer], object]) -> float:
+        def all_layers() -> None:
+            for layer in self.layers:
+                operation(layer)
+
+        return self._time(all_layers)
+
+    def _time(self, work: Callable[[], object]) -> float:
+        """Seconds of `work` once; several repetitions a wait on a GPU, which runs behind the host."""
+        repetitions = CUDA_REPETITIONS if self.on_cuda else 1
+        self._synchronize()
+        start = time.perf_counter()
+        for _ in range(repetitions):
+            work()
+        self._synchronize()
+        return (time.perf_counter() - start) / repetitions
+
+    def _synchronize(self) -> None:
+        if self.on_cuda:
+            torch.cuda.synchronize(self.model.device)
+
+
+def _batch(sequences: Sequence[EngineSequence], shape: Shape) -> Batch:
+    batch = Batch()
+    for sequence in sequences:
+        batch.add(sequence, shape.num_tokens)
+    return batch
+
+
+def _norms_and_residuals(layer: Layer, hidden: torch.Tensor) -> None:
+    hidden += layer.attention_norm(hidden)
+    hidden += layer.ffn_norm(hidden)
