@@ -36,8 +36,8 @@ class TrackedRun(Protocol):
         """The numbers of summary.json under the same names."""
         ...
 
-    def log_tables(self, directory: Path) -> None:
-        """The tables in `directory`, as one artifact."""
+    def log_tables(self, directory: Path, files: Sequence[str] = TABLES) -> None:
+        """The tables and pictures `files` in `directory`, as one artifact."""
         ...
 
 
@@ -82,7 +82,7 @@ class NullTracker:
     def log_summary(self, summary: Mapping[str, float]) -> None:
         """Forget."""
 
-    def log_tables(self, directory: Path) -> None:
+    def log_tables(self, directory: Path, files: Sequence[str] = TABLES) -> None:
         """Forget."""
 
 
@@ -176,16 +176,22 @@ class _WandbRun:
         """Write each name and number."""
         self._run.summary.update(dict(summary))
 
-    def log_tables(self, directory: Path) -> None:
-        """One artifact with all tables, and the requests as a table to look at (without their lists of tokens)."""
+    def log_tables(self, directory: Path, files: Sequence[str] = TABLES) -> None:
+        """One artifact with all files; pictures, CSV tables and the requests (without their lists) to look at, too."""
         import wandb
 
         artifact = wandb.Artifact(f"tables-{self._run.id}", type="tables")
-        for table in TABLES:
-            artifact.add_file(str(directory / table), skip_cache=True)
+        for file in files:
+            path = directory / file
+            artifact.add_file(str(path), skip_cache=True)
+            if path.suffix == ".png":
+                self._run.log({path.stem: wandb.Image(str(path))})
+            elif path.suffix == ".csv":
+                self._run.log({path.stem: wandb.Table(dataframe=pd.read_csv(path))})
+            elif path.stem == "requests":
+                requests = pd.read_parquet(path).drop(columns=["output_token_ids", "token_times"])
+                self._run.log({"requests": wandb.Table(dataframe=requests)})
         self._run.log_artifact(artifact)
-        requests = pd.read_parquet(directory / "requests.parquet").drop(columns=["output_token_ids", "token_times"])
-        self._run.log({"requests": wandb.Table(dataframe=requests)})
 
 
 def _require_login() -> None:

@@ -62,7 +62,7 @@ class SimulatedBackend:
     def predictor(self, spec: ModelSpec) -> Predictor:
         """The cost model of the hardware."""
         cost = make_cost_model(self.cost_model, spec, self.hardware, self.dtype_bytes)
-        return Predictor(cost.iteration_time, TILE_ROWS)
+        return Predictor(cost.operation_times, TILE_ROWS)
 
     def build(
         self, spec: ModelSpec, checkpoint: Path | None, *, num_blocks: int, block_size: int, batch_size: int

@@ -77,6 +77,12 @@ class Hardware:
         return self.bytes_per_second * self.kv_efficiency
 
 
+def kv_capacity(spec: ModelSpec, hardware: Hardware, dtype_bytes: int) -> int:
+    """Tokens of KV cache that fit one device beside the weights. Raises UserError if the weights alone do not."""
+    check_memory(spec, hardware, dtype_bytes, kv_tokens=0)
+    return int((hardware.memory_bytes - spec.weight_bytes(dtype_bytes)) // spec.kv_bytes_per_token(dtype_bytes))
+
+
 def check_memory(spec: ModelSpec, hardware: Hardware, dtype_bytes: int, kv_tokens: int) -> None:
     """Raise UserError if the weights and a KV cache of `kv_tokens` tokens exceed the memory of one device."""
     weights = spec.weight_bytes(dtype_bytes)
