@@ -86,7 +86,7 @@ class Crossover:
             for name in BASELINES
             for outcome in table.outcome.cat.categories
         }
-        figures = {"crossover": crossover_map(table, baseline=self.baseline)}
+        figures = {"crossover": crossover_map(table, f"{spec.name} on {backend.device_name}", baseline=self.baseline)}
         record(resolved(cfg), build(cfg.tracking), place, {"crossover": table}, figures, summary)
 
     def _kv_tokens(self, cfg: DictConfig) -> int:

@@ -92,7 +92,8 @@ def test_the_best_chunk_of_a_load_is_the_one_that_gains_most(cells):
 
 @pytest.mark.parametrize("y", ["batch", "seq_len"])
 def test_the_map_has_a_panel_per_chunk_and_a_number_per_cell(cells, y):
-    figure = crossover_map(cells, y=y)
+    figure = crossover_map(cells, "13b on a device", y=y)
+    assert figure.get_suptitle().startswith("13b on a device: gain")
     assert isinstance(figure, Figure)
     assert sum(bool(ax.get_title()) for ax in figure.axes) == 3 * 2
     texts = [text.get_text() for ax in figure.axes for text in ax.texts]
