@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from collections.abc import Sequence as SequenceABC
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,7 +14,7 @@ from sarathi_lab.block_manager import BlockManager
 from sarathi_lab.engine import run_engine
 from sarathi_lab.ledger import Ledger
 from sarathi_lab.policy import Orca, Policy, RequestLevel, Sarathi
-from sarathi_lab.request import Batch, Request, Sequence
+from sarathi_lab.request import Batch, Request
 from sarathi_lab.scheduler import Scheduler
 from sarathi_lab.simulator.executor import SimulatedExecutor
 
@@ -39,15 +38,17 @@ class Advice:
 class Prediction:
     """Serves `requests` on a virtual clock under any policy, with the given batch, model length and cache.
 
-    `max_model_len` None is the longest request, `num_blocks` None a cache that is never short.
+    `max_model_len` None is the longest request, `num_blocks` None a cache that is never short. `baselines` names those
+    of `BASELINES` that throughputs are compared with.
     """
 
-    requests: SequenceABC[Request]
+    requests: Sequence[Request]
     batch_size: int
     iteration_time: IterationTime
     max_model_len: int | None = None
     num_blocks: int | None = None
     block_size: int = DEFAULT_BLOCK_SIZE
+    baselines: Sequence[str] = tuple(BASELINES)
 
     def serve(self, policy: Policy) -> Ledger:
         """The record of serving all requests."""
@@ -64,9 +65,9 @@ class Prediction:
         return sum(request.total_len for request in self.requests) / float(ledger.iterations().end.max())
 
     @cached_property
-    def baselines(self) -> Mapping[str, float]:
-        """The throughput of each baseline."""
-        return {name: self.throughput(self.serve(policy)) for name, policy in BASELINES.items()}
+    def baseline_throughputs(self) -> Mapping[str, float]:
+        """Tokens per second of each baseline."""
+        return {name: self.throughput(self.serve(BASELINES[name])) for name in self.baselines}
 
     def table(self, chunks: Iterable[int], policy: PolicyOfChunk) -> pd.DataFrame:
         """One row per chunk; see `predict`."""
@@ -80,7 +81,7 @@ class Prediction:
         return {
             "chunk": chunk,
             "throughput": throughput,
-            **{f"throughput_vs_{name}": throughput / value for name, value in self.baselines.items()},
+            **{f"throughput_vs_{name}": throughput / value for name, value in self.baseline_throughputs.items()},
             "kv_reread_factor": iterations.prefill_kv_tokens.sum() / iterations.num_prefill_tokens.sum(),
             "tbt_p50": p50,
             "tbt_p99": p99,
@@ -89,7 +90,7 @@ class Prediction:
 
 def predict(
     chunks: Iterable[int],
-    requests: SequenceABC[Request],
+    requests: Sequence[Request],
     batch_size: int,
     iteration_time: IterationTime,
     *,
@@ -97,19 +98,20 @@ def predict(
     max_model_len: int | None = None,
     num_blocks: int | None = None,
     block_size: int = DEFAULT_BLOCK_SIZE,
+    baselines: Sequence[str] = tuple(BASELINES),
 ) -> pd.DataFrame:
     """What each chunk gives on `requests` under `policy`: a row per chunk, ascending, by the names of METRICS.md.
 
-    Columns: chunk (tokens), throughput (tokens/s), its ratios to request-level batching and to Orca with one prompt
-    an iteration ("Orca best"), kv_reread_factor, tbt_p50 and tbt_p99 (seconds between tokens; NaN if no request has
-    two), is_as_good (throughput within 1 % of the best row's) and is_best. Raises UserError as `Scheduler` does, for a
-    chunk below the batch or requests that do not fit.
+    Columns: chunk (tokens), throughput (tokens/s), its ratios to `baselines` (request-level batching, and Orca with
+    one prompt an iteration: "Orca best"), kv_reread_factor, tbt_p50 and tbt_p99 (seconds between tokens; NaN if no
+    request has two), is_as_good (throughput within 1 % of the best row's) and is_best. Raises UserError as `Scheduler`
+    does, for a chunk below the batch or requests that do not fit.
     """
-    prediction = Prediction(requests, batch_size, iteration_time, max_model_len, num_blocks, block_size)
+    prediction = Prediction(requests, batch_size, iteration_time, max_model_len, num_blocks, block_size, baselines)
     return prediction.table(sorted(set(chunks)), policy)
 
 
-def candidates(requests: SequenceABC[Request], batch_size: int, tile: int) -> list[int]:
+def candidates(requests: Sequence[Request], batch_size: int, tile: int) -> list[int]:
     """Chunks worth a try (tokens), ascending and not below the batch: multiples of the device's `tile` (section 4.4).
 
     Powers of two times the tile, up to the first that holds the longest prompt whole beside the decodes; and the
@@ -126,7 +128,7 @@ def candidates(requests: SequenceABC[Request], batch_size: int, tile: int) -> li
 
 
 def advise(
-    requests: SequenceABC[Request],
+    requests: Sequence[Request],
     batch_size: int,
     iteration_time: IterationTime,
     tile: int,
@@ -135,18 +137,21 @@ def advise(
     max_model_len: int | None = None,
     num_blocks: int | None = None,
     block_size: int = DEFAULT_BLOCK_SIZE,
+    baselines: Sequence[str] = tuple(BASELINES),
+    chunks: Sequence[int] | None = None,
 ) -> Advice:
-    """The chunk with the highest predicted throughput, to a `tile`; the arguments are those of `predict`.
+    """The chunk with the highest predicted throughput; the arguments are those of `predict`.
 
-    The gaps beside the best of `candidates` are halved until they are a tile wide. Of the chunks within 1 % of the
-    best, the one with the lowest P99 time between tokens is taken, then the smallest.
+    It is one of `chunks`, if they are given. Else it is found to a `tile`: the gaps beside the best of `candidates` are
+    halved until they are a tile wide. Of the chunks within 1 % of the best, the one with the lowest P99 time between
+    tokens is taken, then the smallest.
     """
-    prediction = Prediction(requests, batch_size, iteration_time, max_model_len, num_blocks, block_size)
-    chunks: SequenceABC[int] = candidates(requests, batch_size, tile)
+    prediction = Prediction(requests, batch_size, iteration_time, max_model_len, num_blocks, block_size, baselines)
+    untried = candidates(requests, batch_size, tile) if chunks is None else sorted(set(chunks))
     tables: list[pd.DataFrame] = []
-    while chunks:
-        tables.append(prediction.table(chunks, policy))
-        chunks = _halfway(pd.concat(tables), tile)
+    while untried:
+        tables.append(prediction.table(untried, policy))
+        untried = _halfway(pd.concat(tables), tile) if chunks is None else []
     table = _marked(pd.concat(tables).sort_values("chunk", ignore_index=True))
     best = table[table.is_as_good].sort_values(["tbt_p99", "chunk"]).iloc[0]
     return Advice(int(best.chunk), table)
@@ -163,57 +168,3 @@ def _halfway(table: pd.DataFrame, tile: int) -> list[int]:
 def _marked(table: pd.DataFrame) -> pd.DataFrame:
     best = table.throughput.max()
     return table.assign(is_as_good=table.throughput >= (1 - AS_GOOD) * best, is_best=table.throughput == best)
-
-
-# -- the price of cutting one prompt -----------------------------------------------------------------------------
-
-MATMUL = ("qkv_proj", "out_proj", "ffn_up", "ffn_down", "lm_head")
-ATTENTION = ("prefill_attention", "decode_attention", "kv_write")
-
-
-@dataclass(frozen=True)
-class LossSplit:
-    """Seconds that a prompt cut into chunks takes more than whole, by cause; `whole` is its time uncut.
-
-    `attention` is the cache read again by every chunk (and smaller attention kernels), `matmul` the smaller matrix
-    products (a part-filled tile at the end, weights read once per chunk), `fixed` what an iteration costs whatever
-    its size. A part below zero is a gain.
-    """
-
-    whole: float
-    attention: float
-    matmul: float
-    fixed: float
-
-    @property
-    def total(self) -> float:
-        """Seconds lost in all."""
-        return self.attention + self.matmul + self.fixed
-
-
-def chunking_loss(prompt_len: int, chunk: int, operation_times: Callable[[Batch], Mapping[str, float]]) -> LossSplit:
-    """The extra time of a prompt of `prompt_len` tokens, prefilled alone in chunks of `chunk` (section 4.2, Fig 13).
-
-    `operation_times` gives the seconds of a batch by operation, named as in `CostModel.operation_times`; what is
-    neither a matrix product nor attention counts as fixed, so that the parts add up to the whole difference.
-    """
-    whole = _prefill_times(prompt_len, prompt_len, operation_times)
-    cut = _prefill_times(prompt_len, chunk, operation_times)
-    extra = cut.sub(whole, fill_value=0.0)
-    attention = float(extra[extra.index.isin(ATTENTION)].sum())
-    matmul = float(extra[extra.index.isin(MATMUL)].sum())
-    fixed = float(extra[~extra.index.isin((*ATTENTION, *MATMUL))].sum())
-    return LossSplit(float(whole.sum()), attention, matmul, fixed)
-
-
-def _prefill_times(prompt_len: int, chunk: int, operation_times: Callable[[Batch], Mapping[str, float]]) -> pd.Series:
-    """Seconds by operation, summed over the chunks of one prompt."""
-    sequence = Sequence(Request(0, 0.0, prompt_len, 1), order=0)
-    rows = []
-    while sequence.num_pending:
-        batch = Batch()
-        batch.add(sequence, min(chunk, sequence.num_pending))
-        rows.append(dict(operation_times(batch)))
-        sequence.in_flight = False
-        sequence.num_computed += batch.num_prefill_tokens
-    return pd.DataFrame(rows).sum()

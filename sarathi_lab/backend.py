@@ -15,14 +15,14 @@ from sarathi_lab.request import Batch
 
 @dataclass(frozen=True)
 class Predictor:
-    """Seconds of an iteration on a device, known without running it; matrix products come in tiles of `tile` tokens."""
+    """Seconds of an iteration by operation, known without running it; products come in tiles of `tile` tokens."""
 
-    iteration_time: Callable[[Batch], float]
+    operation_times: Callable[[Batch], dict[str, float]]
     tile: int
 
     def __call__(self, batch: Batch) -> float:
-        """Seconds of `batch`."""
-        return self.iteration_time(batch)
+        """Seconds of `batch`: its operations one after the other."""
+        return sum(self.operation_times(batch).values())
 
 
 class Backend(Protocol):

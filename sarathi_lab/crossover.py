@@ -4,34 +4,39 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pandas as pd
 
-from sarathi_lab.advisor import BASELINES, IterationTime, PolicyOfChunk, Prediction
-from sarathi_lab.policy import Policy, Sarathi
-from sarathi_lab.request import Request
-from sarathi_lab.workload.synthetic import split_length
+from sarathi_lab.advisor import BASELINES, PolicyOfChunk
+from sarathi_lab.policy import Policy, RequestLevel, Sarathi
+from sarathi_lab.simulator.cost_model import OperationTimes
+from sarathi_lab.steady_state import lengths, steady, together
 
 NEUTRAL = 0.02  # gains and losses up to this share are neither
 OUTCOMES = ("loses", "neutral", "gains")
-WAVES = 4  # batches of requests that are served; the first fills the batch, the last drains it
+
+Load = tuple[float, int, int]  # P:D, P + D in tokens, sequences of a batch
 
 
 def steady_throughput(
-    policy: Policy, prompt_len: int, output_len: int, batch_size: int, iteration_time: IterationTime
+    policy: Policy, prompt_len: int, num_decodes: int, batch_size: int, operation_times: OperationTimes
 ) -> float:
-    """Tokens per second while equal requests keep the batch full: from the B-th request that finishes to the 3 B-th.
+    """Prompt tokens and decode iterations per second in the steady state of equal requests.
 
-    Filling and draining the batch take part in no figure; a run of many requests approaches this one.
+    Request-level batching starts and ends its batches together, other policies keep the batch full.
     """
-    requests = [Request(i, 0.0, prompt_len, output_len) for i in range(WAVES * batch_size)]
-    ledger = Prediction(requests, batch_size, iteration_time).serve(policy)
-    finished = ledger.requests().finish_time.sort_values(ignore_index=True)
-    start, end = finished[batch_size - 1], finished[(WAVES - 1) * batch_size - 1]
-    iterations = ledger.iterations()
-    inside = iterations[(iterations.end > start) & (iterations.end <= end)]
-    return float((inside.num_prefill_tokens + inside.num_decode_tokens).sum() / (end - start))
+    serve = together if isinstance(policy, RequestLevel) else steady
+    seconds = sum(serve(operation_times, policy, prompt_len, num_decodes, batch_size).values())
+    return (prompt_len + num_decodes) / seconds
+
+
+def loads_that_fit(
+    pd_ratios: Sequence[float], seq_lens: Sequence[int], batches: Sequence[int], kv_tokens: float
+) -> list[Load]:
+    """All combinations whose batch of whole sequences fits a cache of `kv_tokens` tokens."""
+    loads = itertools.product(pd_ratios, seq_lens, batches)
+    return [load for load in loads if load[2] * (sum(lengths(load[1], load[0])) + 1) <= kv_tokens]
 
 
 def crossover(
@@ -39,28 +44,32 @@ def crossover(
     seq_lens: Sequence[int],
     batches: Sequence[int],
     chunks: Sequence[int],
-    iteration_time: IterationTime,
+    operation_times: OperationTimes,
     *,
     policy: PolicyOfChunk = Sarathi,
     kv_tokens: float = math.inf,
+    on_load: Callable[[int], None] = lambda num_loads: None,
 ) -> pd.DataFrame:
     """The gain of `policy` over each baseline for every load and chunk: a row per cell and baseline.
 
     Columns: pd_ratio, seq_len (P + D, tokens), batch, chunk (tokens), baseline, gain (ratio of steady throughputs
     less 1) and outcome ("gains" above 2 %, "loses" below -2 %, else "neutral"). Left out is what cannot run: a batch
-    of sequences beyond the `kv_tokens` of the cache, and a chunk below its batch.
+    of sequences beyond the `kv_tokens` of the cache, and a chunk below its batch. `on_load` is called with 1 after
+    each of `loads_that_fit`.
     """
     rows = []
-    for pd_ratio, seq_len, batch in itertools.product(pd_ratios, seq_lens, batches):
-        if batch * seq_len > kv_tokens:
-            continue
-        load = (*split_length(seq_len, pd_ratio), batch, iteration_time)
+    for pd_ratio, seq_len, batch in loads_that_fit(pd_ratios, seq_lens, batches, kv_tokens):
+        load = (*lengths(seq_len, pd_ratio), batch, operation_times)
         baselines = {name: steady_throughput(baseline, *load) for name, baseline in BASELINES.items()}
-        for chunk in chunks:
-            if chunk < batch:
-                continue
+        for chunk in (chunk for chunk in chunks if chunk >= batch):
             throughput = steady_throughput(policy(chunk), *load)
             cell = {"pd_ratio": pd_ratio, "seq_len": seq_len, "batch": batch, "chunk": chunk}
             rows += [{**cell, "baseline": name, "gain": throughput / base - 1} for name, base in baselines.items()]
+        on_load(1)
     table = pd.DataFrame(rows, columns=["pd_ratio", "seq_len", "batch", "chunk", "baseline", "gain"])
     return table.assign(outcome=pd.cut(table.gain, [-math.inf, -NEUTRAL, NEUTRAL, math.inf], labels=list(OUTCOMES)))
+
+
+def at_best_chunk(table: pd.DataFrame) -> pd.DataFrame:
+    """Of `crossover`'s rows those whose chunk gains most on their load, one per load and baseline."""
+    return table.loc[table.groupby(["baseline", "pd_ratio", "seq_len", "batch"]).gain.idxmax()]

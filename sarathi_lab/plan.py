@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,8 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from sarathi_lab.advisor import Advice, advise
-from sarathi_lab.backend import Backend
+from sarathi_lab.advisor import BASELINES, Advice, advise
+from sarathi_lab.backend import Backend, Predictor
 from sarathi_lab.block_manager import BlockManager
 from sarathi_lab.errors import UserError, require_int
 from sarathi_lab.model.auto import AutoModel
@@ -59,8 +60,11 @@ class Plan:
         )
 
 
-def make_plan(cfg: DictConfig) -> Plan:
-    """Build and check all parts of a run. Raises UserError for anything that the user can mend."""
+def make_plan(cfg: DictConfig, chunks: Sequence[int] | None = None) -> Plan:
+    """Build and check all parts of a run. Raises UserError for anything that the user can mend.
+
+    chunk=auto is chosen from `chunks`, or as `advisor.advise` does if they are None.
+    """
     batch_size = require_int("batch", cfg.batch, 1, "use the number of sequences to serve at a time, such as 8")
     policy = build(cfg.policy)
     backend = build(cfg.executor)
@@ -84,7 +88,7 @@ def make_plan(cfg: DictConfig) -> Plan:
         writes_trace=_writes_trace(cfg),
     )
     if getattr(policy, "chunk", None) == AUTO:
-        plan = _with_advice(plan)
+        plan = _with_advice(plan, chunks)
     scheduler = plan.scheduler()
     for request in load.requests:
         scheduler.check_fits(request)
@@ -103,7 +107,7 @@ def baseline_config(cfg: DictConfig, name: str) -> DictConfig:
     return exchanged
 
 
-def _with_advice(plan: Plan) -> Plan:
+def _with_advice(plan: Plan, chunks: Sequence[int] | None) -> Plan:
     """`plan` with the chunk that its device's cost model predicts to be best."""
     if plan.backend.num_stages > 1:
         raise UserError(
@@ -117,7 +121,27 @@ def _with_advice(plan: Plan) -> Plan:
             "chunk=256, or add executor=simulated"
         )
     policy: Any = plan.policy
-    advice = advise(
+    key = _advice_key(plan, chunks)
+    advice = _ADVICE[key] = _ADVICE.get(key) or _advise(plan, predictor, chunks)
+    config = {**plan.config, "policy": {**plan.config["policy"], "chunk": advice.chunk}}
+    return replace(plan, config=config, policy=replace(policy, chunk=advice.chunk), advice=advice)
+
+
+# Of this process, by `_advice_key`: a job is planned when its command line is checked, and again when it runs.
+_ADVICE: dict[Hashable, Advice] = {}
+
+
+def _advice_key(plan: Plan, chunks: Sequence[int] | None) -> Hashable:
+    """Equal for plans of equal advice."""
+    lengths = tuple((request.arrival_time, request.prompt_len, request.output_len) for request in plan.load.requests)
+    device = json.dumps(plan.config["executor"], sort_keys=True)
+    server = (plan.batch_size, plan.max_model_len, plan.num_blocks, plan.block_size)
+    return device, plan.spec, plan.policy, lengths, server, _predicted_baselines(plan), chunks and tuple(chunks)
+
+
+def _advise(plan: Plan, predictor: Predictor, chunks: Sequence[int] | None) -> Advice:
+    policy: Any = plan.policy
+    return advise(
         plan.load.requests,
         plan.batch_size,
         predictor,
@@ -126,9 +150,14 @@ def _with_advice(plan: Plan) -> Plan:
         max_model_len=plan.max_model_len,
         num_blocks=plan.num_blocks,
         block_size=plan.block_size,
+        baselines=_predicted_baselines(plan),
+        chunks=chunks,
     )
-    config = {**plan.config, "policy": {**plan.config["policy"], "chunk": advice.chunk}}
-    return replace(plan, config=config, policy=replace(policy, chunk=advice.chunk), advice=advice)
+
+
+def _predicted_baselines(plan: Plan) -> tuple[str, ...]:
+    """The baselines of the run that can be predicted; those it does not have need not fit the cache."""
+    return tuple(name for name in BASELINES if name in plan.config["baselines"])
 
 
 def build(node: DictConfig) -> Any:

@@ -15,11 +15,11 @@ from sarathi_lab.plots import AXIS_NAMES, use_style
 PANEL_NAMES = {"batch": "batch size", "seq_len": "P + D"}
 
 
-def crossover_map(table: pd.DataFrame, *, y: str = "batch", baseline: str = "request_level") -> Figure:
+def crossover_map(table: pd.DataFrame, where: str, *, y: str = "batch", baseline: str = "request_level") -> Figure:
     """`crossover`'s gains over one baseline in percent: P:D along x, `y` upwards, a panel per chunk.
 
-    `y` is "batch" or "seq_len"; each value of the other has a row of panels. Blue gains, red loses, white is neutral,
-    grey could not run.
+    `where` names model and device; `y` is "batch" or "seq_len"; each value of the other has a row of panels. Blue
+    gains, red loses, white is neutral, grey could not run.
     """
     use_style()
     table = table[table.baseline == baseline]
@@ -36,7 +36,7 @@ def crossover_map(table: pd.DataFrame, *, y: str = "batch", baseline: str = "req
         _panel(gains, gains.mask(is_neutral, 0.0), limit, axes[i, j])
         axes[i, j].set(xlabel=AXIS_NAMES["pd_ratio"].split(",")[0], ylabel=AXIS_NAMES[y])
         axes[i, j].set_title(f"chunk {chunk}, {PANEL_NAMES[other]} {row}")
-    figure.suptitle(f"gain in steady throughput over {baseline} [%]")
+    figure.suptitle(f"{where}: gain in steady throughput over {baseline} [%]")
     plt.close(figure)
     return figure
 

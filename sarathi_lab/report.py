@@ -23,8 +23,10 @@ from rich.table import Table
 
 from sarathi_lab import plots
 from sarathi_lab.advisor import Advice
+from sarathi_lab.backend import Backend
 from sarathi_lab.floor import Ceilings
 from sarathi_lab.headings import HEADINGS
+from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.plan import Plan
 from sarathi_lab.results import load_runs
 
@@ -58,34 +60,46 @@ def console() -> Console:
 
 def announce(plan: Plan, name: str, ceilings: Ceilings, predicted_floor: float) -> None:
     """Say what is run on what, and the least time it can take, before it is measured."""
-    backend, spec = plan.backend, plan.spec
+    print_plan(plan, name)
     out = console()
-    out.print(f"\n{name}", style="bold")
-    out.print(
-        f"  {spec.name} ({spec.num_params / 1e6:,.0f}M parameters, {backend.dtype_name}) on {backend.device_name}, "
-        f"policy {plan.policy}",
-        soft_wrap=True,
-    )
-    out.print(f"  {plan.load.describe()}, batch {plan.batch_size}, cache {plan.num_blocks} x {plan.block_size} tokens")
     out.print(
         f"  predicted floor {predicted_floor:.2f} s (ceilings {ceilings.source}: "
         f"{ceilings.flops_per_second / 1e12:.3g} TFLOP/s, {ceilings.bytes_per_second / 1e9:.3g} GB/s)"
     )
     if plan.advice is not None:
-        _print_advice(plan.advice)
+        print_advice(plan.advice)
 
 
-def _print_advice(advice: Advice) -> None:
+def print_device(name: str, spec: ModelSpec, backend: Backend, policy: str) -> None:
+    """The name of a run, and which model is on which device under which policy."""
+    out = console()
+    out.print(f"\n{name}", style="bold")
+    out.print(
+        f"  {spec.name} ({spec.num_params / 1e6:,.0f}M parameters, {backend.dtype_name}) on {backend.device_name}, "
+        f"policy {policy}",
+        soft_wrap=True,
+    )
+
+
+def print_plan(plan: Plan, name: str) -> None:
+    """What is run on what."""
+    print_device(name, plan.spec, plan.backend, str(plan.policy))
+    cache = f"cache {plan.num_blocks} x {plan.block_size} tokens"
+    console().print(f"  {plan.load.describe()}, batch {plan.batch_size}, {cache}")
+
+
+def print_advice(advice: Advice) -> None:
     """The chunk that chunk=auto stands for, and the predictions that it was chosen by."""
     out = console()
     out.print(f"  chunk=auto is {advice.chunk}, by these predictions (* within 1 % of the most tokens/s)")
+    columns = [name for name in ADVICE_COLUMNS if name in advice.table]
     table = Table(box=None, padding=(0, 1), pad_edge=True)
     table.add_column("chunk", justify="right")
-    for heading in ADVICE_COLUMNS.values():
-        table.add_column(heading, justify="right")
+    for name in columns:
+        table.add_column(ADVICE_COLUMNS[name], justify="right")
     for row in advice.table.to_dict("records"):
         mark = "*" if row["is_as_good"] else " "
-        table.add_row(f"{row['chunk']} {mark}", *(_cell(name, row[name]) for name in ADVICE_COLUMNS))
+        table.add_row(f"{row['chunk']} {mark}", *(_cell(name, row[name]) for name in columns))
     out.print(table)
 
 

@@ -36,10 +36,6 @@ class TrackedRun(Protocol):
         ...
 
     def log_tables(self, directory: Path) -> None:
-        """The tables in `directory`, as one artifact."""
-        ...
-
-    def log_files(self, directory: Path) -> None:
         """All tables (parquet, CSV) in `directory` as one artifact, and its pictures (PNG)."""
         ...
 
@@ -86,9 +82,6 @@ class NullTracker:
         """Forget."""
 
     def log_tables(self, directory: Path) -> None:
-        """Forget."""
-
-    def log_files(self, directory: Path) -> None:
         """Forget."""
 
 
@@ -183,27 +176,21 @@ class _WandbRun:
         self._run.summary.update(dict(summary))
 
     def log_tables(self, directory: Path) -> None:
-        """One artifact with all tables, and the requests as a table to look at (without their lists of tokens)."""
+        """One artifact with all tables; pictures, CSV tables and the requests (without their lists) to look at, too."""
         import wandb
 
-        self._log_artifact(sorted(directory.glob("*.parquet")))
-        requests = pd.read_parquet(directory / "requests.parquet").drop(columns=["output_token_ids", "token_times"])
-        self._run.log({"requests": wandb.Table(dataframe=requests)})
-
-    def log_files(self, directory: Path) -> None:
-        """One artifact with all tables; each picture under its name."""
-        import wandb
-
-        self._log_artifact(sorted(path for path in directory.iterdir() if path.suffix in (".parquet", ".csv")))
-        self._run.log({path.stem: wandb.Image(str(path)) for path in sorted(directory.glob("*.png"))})
-
-    def _log_artifact(self, files: Sequence[Path]) -> None:
-        import wandb
-
+        tables = sorted(path for path in directory.iterdir() if path.suffix in (".parquet", ".csv"))
         artifact = wandb.Artifact(f"tables-{self._run.id}", type="tables")
-        for path in files:
+        for path in tables:
             artifact.add_file(str(path), skip_cache=True)
+            if path.suffix == ".csv":
+                self._run.log({path.stem: wandb.Table(dataframe=pd.read_csv(path))})
+            elif path.stem == "requests":
+                requests = pd.read_parquet(path).drop(columns=["output_token_ids", "token_times"])
+                self._run.log({"requests": wandb.Table(dataframe=requests)})
         self._run.log_artifact(artifact)
+        for path in sorted(directory.glob("*.png")):
+            self._run.log({path.stem: wandb.Image(str(path))})
 
 
 def _require_login() -> None:

@@ -1,31 +1,30 @@
-"""The advised chunk against full sweeps, chunk=auto on the command line, the price of cutting, and the crossover."""
+"""The advised chunk against full sweeps, chunk=auto on the command line, and the price of cutting."""
 
 from __future__ import annotations
 
 import json
 import math
-import time
 
 import numpy as np
-import pandas as pd
 import pytest
 from hydra.utils import instantiate
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from matplotlib.figure import Figure
 from omegaconf import OmegaConf
 
 from helpers import requests_of
-from sarathi_lab.advisor import Prediction, advise, candidates, chunking_loss, predict
-from sarathi_lab.crossover import crossover, steady_throughput
+from sarathi_lab import plan
+from sarathi_lab.advisor import BASELINES, Prediction, advise, candidates, predict
+from sarathi_lab.chunking_loss import ATTENTION, MATMUL, chunking_loss
 from sarathi_lab.errors import UserError
 from sarathi_lab.paths import CONF
-from sarathi_lab.plots_crossover import crossover_map
-from sarathi_lab.policy import Orca, RequestLevel, Sarathi, SarathiServe
+from sarathi_lab.policy import RequestLevel, Sarathi, SarathiServe
 from sarathi_lab.request import Batch
 from sarathi_lab.run import main
 from sarathi_lab.simulator.analytic import AnalyticCostModel
+from sarathi_lab.simulator.cost_model import KINDS, make_cost_model
 from sarathi_lab.workload.synthetic import Uniform
+from simulated import batch_of
 
 TILE = 128
 COST = AnalyticCostModel(
@@ -100,6 +99,16 @@ def test_model_length_and_cache_are_the_servers():
         predict([2], requests, 4, COST.iteration_time)
 
 
+def test_only_the_baselines_that_are_asked_for_are_served():
+    requests = requests_of((100, 20), (100, 20))
+    columns = [set(predict([TILE], requests, 2, tile_time, baselines=names)) for names in ([], ["orca"], BASELINES)]
+    assert [{name for name in each if "_vs_" in name} for each in columns] == [
+        set(),
+        {"throughput_vs_orca"},
+        {"throughput_vs_orca", "throughput_vs_request_level"},
+    ]
+
+
 # -- the advice --------------------------------------------------------------------------------------------------
 
 WORKLOADS = {
@@ -142,6 +151,15 @@ def test_the_advice_refines_between_its_candidates():
     assert {best - TILE, best + TILE} <= set(tried)
 
 
+def test_named_chunks_are_the_only_candidates():
+    requests = requests_of(*[(992, 32)] * 24)
+    advice = advise(requests, 6, COST.iteration_time, TILE, chunks=[1024, 100, 100, 300])
+    assert list(advice.table.chunk) == [100, 300, 1024]
+    assert advice.table.set_index("chunk").is_as_good[advice.chunk]
+    with pytest.raises(UserError, match="chunk=2 is smaller"):
+        advise(requests, 6, COST.iteration_time, TILE, chunks=[1024, 2])
+
+
 # -- chunk=auto --------------------------------------------------------------------------------------------------
 
 
@@ -170,6 +188,39 @@ def test_auto_is_chosen_anew_for_every_job_of_a_sweep(tmp_path, capsys):
         assert (
             chunks[batch, "chunk=auto"] == advise(requests_of(*[(992, 32)] * 8), batch, COST.iteration_time, TILE).chunk
         )
+
+
+def test_auto_is_predicted_once_for_a_run_that_is_planned_twice(tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr(plan, "_ADVICE", {})
+    monkeypatch.setattr(plan, "advise", lambda *args, **kwargs: calls.append(args) or advise(*args, **kwargs))
+    args = ["chunk=auto", "baselines=[]", *SIMULATED, f"output={tmp_path}"]
+    assert main(args) == 0
+    assert len(calls) == 1
+    for other in ("policy.min_decodes=0", "hardware=a100", "pd_ratio=10", "batch=4", "cache.num_blocks=900"):
+        assert main([*args, other]) == 0
+    assert main(args) == 0
+    assert len(calls) == 6
+
+
+def test_auto_is_chosen_by_the_profile_where_that_is_the_cost_model(tmp_path, capsys):
+    profiled = make_cost_model("profiled", COST.spec, COST.hardware, 2)
+    assert main(["chunk=auto", "executor.cost_model=profiled", "baselines=[]", *SIMULATED, f"output={tmp_path}"]) == 0
+    advice = advise(requests_of(*[(992, 32)] * 12), 6, profiled.iteration_time, TILE)
+    text = capsys.readouterr().out
+    assert f"chunk=auto is {advice.chunk}" in text
+    shown = next(line for line in text.splitlines() if line.split()[:2] == [str(advice.chunk), "*"]).split()[2]
+    assert float(shown) == pytest.approx(advice.table.set_index("chunk").throughput[advice.chunk], abs=0.5)
+
+
+def test_auto_does_not_ask_of_the_cache_what_only_a_baseline_needs(tmp_path, capsys):
+    small = ["chunk=auto", "policy=sarathi_serve", "max_model_len=4096", "cache.num_blocks=100", *SIMULATED]
+    assert main([*small, "baselines=[]", f"output={tmp_path}"]) == 0
+    text = capsys.readouterr().out
+    assert "chunk=auto is" in text
+    assert "x orca" not in text
+    assert main([*small, "baselines=[orca]", f"output={tmp_path}"]) == 2
+    assert "policy orca needs 256 blocks" in capsys.readouterr().err
 
 
 def test_a_policy_with_a_chosen_chunk_is_not_its_own_baseline(tmp_path):
@@ -221,57 +272,13 @@ def test_each_part_of_the_loss_is_its_cause():
     assert split.total == 24.5
 
 
-# -- the crossover -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("prompt_len", "output_len", "batch"), [(992, 32, 18), (980, 44, 6), (512, 512, 4)])
-@pytest.mark.parametrize("policy", [RequestLevel(), Orca(), Sarathi(128), Sarathi(256), Sarathi(512)], ids=str)
-def test_the_steady_state_is_that_of_a_long_run(prompt_len, output_len, batch, policy):
-    long = Prediction(requests_of(*[(prompt_len, output_len)] * (64 * batch)), batch, COST.iteration_time)
-    iterations = long.serve(policy).iterations()
-    tokens = (iterations.num_prefill_tokens + iterations.num_decode_tokens).sum()
-    steady = steady_throughput(policy, prompt_len, output_len, batch, COST.iteration_time)
-    assert steady == pytest.approx(tokens / iterations.end.max(), rel=0.01)
-
-
-@pytest.fixture(scope="module")
-def cells() -> pd.DataFrame:
-    return crossover([1, 10, 50], [512, 1024], [4, 16], [8, 128, 256], COST.iteration_time, kv_tokens=12_000)
-
-
-def test_cells_that_cannot_run_are_left_out(cells):
-    assert set(cells.baseline) == {"request_level", "orca"}
-    assert not ((cells.batch == 16) & ((cells.seq_len == 1024) | (cells.chunk == 8))).any()
-    assert len(cells) == 2 * 3 * (3 + 3 + 2)  # batch 4 at both lengths, batch 16 at 512 without the chunk of 8
-    assert len(crossover([1], [1024], [16], [128], COST.iteration_time, kv_tokens=100)) == 0
-
-
-def test_outcomes_are_gains_by_class(cells):
-    assert (cells.gain[cells.outcome == "gains"] > 0.02).all()
-    assert (cells.gain[cells.outcome == "loses"] <= -0.02).all()
-    assert set(cells.outcome[cells.chunk == 8]) <= {"loses", "neutral"}  # a tile of 128 for 8 tokens
-    assert "gains" in set(cells.outcome)
-
-
-def test_a_gain_is_the_ratio_of_steady_throughputs(cells):
-    row = cells[(cells.chunk == 256) & (cells.batch == 4) & (cells.pd_ratio == 50) & (cells.seq_len == 1024)]
-    load = (1004, 20, 4, COST.iteration_time)
-    for name, baseline in (("request_level", RequestLevel()), ("orca", Orca())):
-        gain = steady_throughput(Sarathi(256), *load) / steady_throughput(baseline, *load) - 1
-        assert row.gain[row.baseline == name].item() == pytest.approx(gain)
-
-
-@pytest.mark.parametrize("y", ["batch", "seq_len"])
-def test_the_map_has_a_panel_per_chunk_and_a_number_per_cell(cells, y):
-    figure = crossover_map(cells, y=y)
-    assert isinstance(figure, Figure)
-    assert sum(bool(ax.get_title()) for ax in figure.axes) == 3 * 2
-    texts = [text.get_text() for ax in figure.axes for text in ax.texts]
-    shown = cells[cells.baseline == "request_level"]
-    assert sorted(texts) == sorted(f"{100 * gain:+.0f}" for gain in shown.gain)
-
-
-def test_a_few_hundred_cells_take_less_than_a_minute():
-    start = time.monotonic()
-    table = crossover([5, 20, 80], [1024], [4, 8], [128, 256], COST.iteration_time)
-    assert (time.monotonic() - start) / (len(table) / 2) < 0.2  # seconds a cell
+@pytest.mark.parametrize("level", ["analytic", "profiled"])
+def test_the_loss_knows_every_operation_of_the_cost_models(level):
+    cost = make_cost_model(level, COST.spec, COST.hardware, 2)
+    names = set(cost.operation_times(batch_of(chunk=256, decodes=3, context=500)))
+    assert names <= {name for kind in KINDS.values() for name in kind}
+    assert names - {*MATMUL, *ATTENTION} <= {"norms", "elementwise", "sampling", "logits", "overhead", "others"}
+    split = chunking_loss(2048, 256, cost.operation_times)
+    assert split.attention > 0
+    assert split.matmul > 0
+    assert chunking_loss(2048, 128, cost.operation_times).total > split.total

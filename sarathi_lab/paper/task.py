@@ -58,7 +58,7 @@ class Figures:
             _write(place.run_dir, names, points, errors)
             found = zip(errors.row, errors.device, errors["mean"], strict=True)
             tracked.log_summary({f"error/{row}, {device}": mean for row, device, mean in found})
-            tracked.log_files(place.run_dir)
+            tracked.log_tables(place.run_dir)
         _print(errors)
         print_place("points", place.run_dir / POINTS)
         for name in names:

@@ -86,7 +86,7 @@ class SimulatedBackend:
 
     def predictor(self, spec: ModelSpec) -> Predictor:
         """The cost model of the hardware."""
-        return Predictor(self._cost(spec).iteration_time, TILE_ROWS)
+        return Predictor(self._cost(spec).operation_times, TILE_ROWS)
 
     def build(
         self, spec: ModelSpec, checkpoint: Path | None, *, num_blocks: int, block_size: int, batch_size: int

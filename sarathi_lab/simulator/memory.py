@@ -32,6 +32,12 @@ def check_memory(
     )
 
 
+def kv_capacity(spec: ModelSpec, hardware: Hardware, dtype_bytes: int) -> int:
+    """Tokens of KV cache that fit one device beside the weights. Raises UserError if the weights alone do not."""
+    check_memory(spec, hardware, dtype_bytes, kv_tokens=0)
+    return int((hardware.memory_bytes - spec.weight_bytes(dtype_bytes)) // spec.kv_bytes_per_token(dtype_bytes))
+
+
 def _advice(spec: ModelSpec, hardware: Hardware, weights: float, cache_per_stage: float) -> str:
     """The fewest devices that hold the model, and their settings; a stage brings a micro-batch, so its own cache."""
     fitting = [

@@ -1,0 +1,63 @@
+"""What the tasks that advise people who tune servers have in common: a cost model, a policy of any chunk, a record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+from omegaconf import DictConfig, OmegaConf
+
+from sarathi_lab import report
+from sarathi_lab.advisor import PolicyOfChunk
+from sarathi_lab.backend import Predictor
+from sarathi_lab.errors import UserError
+from sarathi_lab.model.spec import ModelSpec
+from sarathi_lab.plan import build, resolve_model
+from sarathi_lab.simulator.backend import SimulatedBackend
+from sarathi_lab.task import Place
+from sarathi_lab.tracking import Tracker
+
+
+def cost_of(cfg: DictConfig) -> tuple[SimulatedBackend, ModelSpec, Predictor]:
+    """The device, the model, and the device's cost model of it. Raises UserError for a device without one."""
+    backend = build(cfg.executor)
+    if not isinstance(backend, SimulatedBackend):
+        raise UserError(f"executor={backend.name} has no cost model to predict with; use executor=simulated")
+    spec, _ = resolve_model(cfg, backend)
+    return backend, spec, backend.predictor(spec)
+
+
+def policy_of_chunk(cfg: DictConfig) -> PolicyOfChunk:
+    """The policy with a chunk of choice. Raises UserError for one that cuts no prompts, or whose chunk was named."""
+    policy: Any = build(cfg.policy)
+    if not hasattr(policy, "chunk"):
+        raise UserError(f"policy={policy.name} has no chunk to choose; use policy=sarathi or policy=sarathi_serve")
+    if policy.chunk != cfg.chunk:  # `chunk` itself is refused, as the tasks don't read it
+        raise UserError(f"policy.chunk={policy.chunk} has no effect; drop it, and name chunks by task.chunks=[256,512]")
+    return lambda chunk: replace(policy, chunk=chunk)
+
+
+def record(
+    config: Mapping[str, Any],
+    tracker: Tracker,
+    place: Place,
+    tables: Mapping[str, pd.DataFrame],
+    figures: Mapping[str, Figure],
+    summary: Mapping[str, float],
+) -> None:
+    """Write tables (CSV), figures (PNG) and the `config` into the run's folder, and hand them to the tracker."""
+    place.run_dir.mkdir(parents=True, exist_ok=True)
+    OmegaConf.save(OmegaConf.create(dict(config)), place.run_dir / "config.yaml")
+    for name, table in tables.items():
+        table.to_csv(place.run_dir / f"{name}.csv", index=False)
+    for name, figure in figures.items():
+        figure.savefig(place.run_dir / f"{name}.png", dpi=150)
+    job_type = next(iter(tables))
+    tags = [job_type, str(config["executor"]["hardware"]["name"])]
+    with tracker.run(name=place.name, group=place.group, job_type=job_type, tags=tags, config=config) as tracked:
+        tracked.log_summary(summary)
+        tracked.log_tables(place.run_dir)
+    report.print_place("results", place.run_dir)
