@@ -52,6 +52,11 @@ class Backend(Protocol):
         ...
 
     @property
+    def num_stages(self) -> int:
+        """Stages of the pipeline, so batches in flight; 1 on a device that is none."""
+        ...
+
+    @property
     def default_model(self) -> str:
         """What model=auto stands for on this device."""
         ...
@@ -61,7 +66,7 @@ class Backend(Protocol):
         ...
 
     def ceilings(self) -> Ceilings:
-        """Peak FLOP/s and bytes/s, measured or from the hardware file."""
+        """Peak FLOP/s and bytes/s of all devices together, measured or from the hardware file."""
         ...
 
     def predictor(self, spec: ModelSpec) -> Predictor | None:

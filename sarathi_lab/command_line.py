@@ -149,13 +149,14 @@ def _check_parameters(cfg: DictConfig) -> None:
 
 def _check_read(cfg: DictConfig, overrides: Sequence[Override]) -> None:
     """Refuse a short name that is overridden but read by none of the chosen options, or not by the task."""
-    reads: Collection[str] | None = getattr(get_class(cfg.task["_target_"]), "reads", None)
+    task = get_class(cfg.task["_target_"])
+    reads: Collection[str] | None = getattr(task, "reads", None)
     for override in overrides:
         name = override.key_or_group.partition(".")[0]
         if reads is not None and name not in (*reads, *READ_BY_ALL_TASKS):
             own = ", ".join(sorted([*_parameters(cfg, "task"), *reads]))
             raise UserError(
-                f"{override.input_line} has no effect: task={get_class(cfg.task['_target_']).__name__} does not read "
+                f"{override.input_line} has no effect: task={task.__name__.lower()} does not read "
                 f"{name}; drop it (it reads {own})"
             )
         groups = READ_BY.get(name)

@@ -14,7 +14,7 @@ from sarathi_lab.crossover import crossover, loads_that_fit
 from sarathi_lab.errors import UserError, require_int, require_number, require_one_of
 from sarathi_lab.plan import build, resolved
 from sarathi_lab.plots_crossover import crossover_map
-from sarathi_lab.simulator.hardware import kv_capacity
+from sarathi_lab.simulator.memory import kv_capacity
 from sarathi_lab.task import Place
 from sarathi_lab.tuning import cost_of, policy_of_chunk, record
 
@@ -71,7 +71,7 @@ class Crossover:
         backend, spec, predictor = cost_of(cfg)
         grid, kv_tokens = (self.pd_ratios, self.seq_lens, self.batches), self._kv_tokens(cfg)
         report.print_device(place.name, spec, backend, build(cfg.policy).name)
-        with report.progress(len(loads_that_fit(*grid, kv_tokens)), "mapping", "loads") as advance:
+        with report.progress_of("mapping", len(loads_that_fit(*grid, kv_tokens)), "loads") as advance:
             table = crossover(
                 *grid,
                 self.chunks,
@@ -91,4 +91,4 @@ class Crossover:
 
     def _kv_tokens(self, cfg: DictConfig) -> int:
         backend, spec, _ = cost_of(cfg)
-        return kv_capacity(spec, backend.hardware, backend.dtype_bytes)
+        return kv_capacity(spec, backend.hardware, backend.dtype_bytes, backend.parallel)

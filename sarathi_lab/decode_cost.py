@@ -112,7 +112,7 @@ class _Probe:
             decode.output_token_ids.append(0)  # the pending token
 
     def time(self, *, with_chunk: bool, with_decodes: bool) -> float:
-        """Seconds of one iteration of the chosen parts."""
+        """Seconds of one iteration of the chosen parts; on a pipeline, of a stage."""
         batch = Batch()
         for decode in self.decodes if with_decodes else ():
             batch.add(decode, 1)
@@ -122,7 +122,7 @@ class _Probe:
         result = self.executor.collect()
         for part in batch.chunks:
             part.sequence.in_flight = False
-        return result.end - result.start
+        return result.busy
 
 
 def _sequence(prompt_len: int, num_computed: int, blocks: BlockManager, holds: int) -> Sequence:

@@ -42,6 +42,13 @@ class StepResult:
     stages: Sequence[Span] = ()  # by stage of a pipeline; empty where one device does it all
     bubbles: Sequence[Bubble] = ()  # the idle gaps that this micro-batch ended
 
+    @property
+    def busy(self) -> float:
+        """Seconds that it kept a stage busy, in the mean over the stages; `end` - `start` on one device."""
+        if not self.stages:
+            return self.end - self.start
+        return sum(end - start for start, end in self.stages) / len(self.stages)
+
 
 class Executor(Protocol):
     """Runs batches and owns the clock.

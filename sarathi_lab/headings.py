@@ -18,6 +18,8 @@ HEADINGS: dict[str, tuple[str, float, str]] = {
     "tbt_p90": ("TBT P90 [ms]", 1e3, ".1f"),
     "tbt_p99": ("TBT P99 [ms]", 1e3, ".1f"),
     "time_over_floor": ("time / floor", 1, ".2f"),
+    "bubble_fraction": ("bubbles, share of time", 1, ".3f"),
+    "bubble_time_p50": ("bubbles a request P50 [s]", 1, ".2f"),
     "mfu": ("MFU", 1, ".2f"),
     "mbu": ("MBU", 1, ".2f"),
 }

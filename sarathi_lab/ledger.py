@@ -16,6 +16,7 @@ from sarathi_lab.scheduler import Scheduler
 ITERATION_COLUMNS = (
     "start",
     "end",
+    "busy",
     "num_prefills",
     "num_prefill_tokens",
     "num_decode_tokens",
@@ -63,6 +64,7 @@ class Ledger:
             (
                 result.start,
                 result.end,
+                result.busy,
                 batch.num_prefills,
                 batch.num_prefill_tokens,
                 batch.num_decode_tokens,

@@ -22,7 +22,8 @@ COMPARED = (
     "kv_read_bytes",
     "kv_reread_factor",
     "duration",
-    *(f"{name}_p{int(q * 100)}" for name in ("ttft", "tbt", "latency") for q in QUANTILES),
+    "bubble_fraction",
+    *(f"{name}_p{int(q * 100)}" for name in ("ttft", "tbt", "latency", "bubble_time") for q in QUANTILES),
 )
 
 
@@ -55,6 +56,17 @@ def summarise(
     return {name: float(value) for name, value in summary.items() if np.isfinite(value)}
 
 
+def pipeline_metrics(
+    iterations: pd.DataFrame, requests: pd.DataFrame, bubbles: pd.DataFrame, num_stages: int
+) -> dict[str, float]:
+    """Flat names to numbers for what only a pipeline of `num_stages` has; `bubbles` is the ledger's table."""
+    idle = (bubbles.end - bubbles.start).sum() / num_stages
+    return {
+        "bubble_fraction": float(idle / (idle + iterations.busy.sum())),
+        **_quantiles("bubble_time", requests.bubble_time),
+    }
+
+
 def compare(summary: Mapping[str, float], baseline: Mapping[str, float], name: str) -> dict[str, float]:
     """Ratios of `summary` to the baseline called `name`, for every compared quantity that both have."""
     return {
@@ -80,7 +92,7 @@ def _throughput(iterations: pd.DataFrame, requests: pd.DataFrame) -> dict[str, f
 
 
 def _decode(iterations: pd.DataFrame, cost: DecodeCost | None) -> dict[str, float]:
-    seconds = iterations.end - iterations.start
+    seconds = iterations.busy
     decode_only = (iterations.num_prefill_tokens == 0) & (iterations.num_decode_tokens > 0)
     alone_tokens = iterations.num_decode_tokens[decode_only].sum()
     hybrid_tokens = iterations.num_decode_tokens[~decode_only].sum()
@@ -127,7 +139,7 @@ def _quantiles(name: str, values: pd.Series | np.ndarray) -> dict[str, float]:
 
 
 def _efficiency(iterations: pd.DataFrame, ceilings: Ceilings) -> dict[str, float]:
-    busy = (iterations.end - iterations.start).sum()
+    busy = iterations.busy.sum()
     floor = iterations.floor.sum()
     return {
         "busy_time": busy,

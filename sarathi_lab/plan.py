@@ -56,6 +56,7 @@ class Plan:
             BlockManager(self.num_blocks, self.block_size),
             batch_size=self.batch_size,
             max_model_len=self.max_model_len,
+            num_micro_batches=self.backend.num_stages,
         )
 
 
@@ -71,7 +72,7 @@ def make_plan(cfg: DictConfig, chunks: Sequence[int] | None = None) -> Plan:
     load = _load(cfg, backend, spec, checkpoint)
     max_model_len = _max_model_len(cfg, load, spec, checkpoint)
     block_size = require_int("cache.block_size", cfg.cache.block_size, 1, "use a number of tokens such as 16")
-    num_blocks = _num_blocks(cfg, batch_size, max_model_len, block_size)
+    num_blocks = _num_blocks(cfg, batch_size * backend.num_stages, max_model_len, block_size)
     backend.check(spec, num_blocks * block_size)  # before a cache of that many blocks is made
     plan = Plan(
         config=resolved(cfg),
@@ -108,6 +109,11 @@ def baseline_config(cfg: DictConfig, name: str) -> DictConfig:
 
 def _with_advice(plan: Plan, chunks: Sequence[int] | None) -> Plan:
     """`plan` with the chunk that its device's cost model predicts to be best."""
+    if plan.backend.num_stages > 1:
+        raise UserError(
+            f"chunk={AUTO} is for one batch at a time, not for the {plan.backend.num_stages} of a pipeline; name a "
+            "number such as chunk=256, or use executor.pipeline_parallel=1"
+        )
     predictor = plan.backend.predictor(plan.spec)
     if predictor is None:
         raise UserError(
@@ -214,7 +220,9 @@ def _writes_trace(cfg: DictConfig) -> bool:
     return cfg.trace
 
 
-def _num_blocks(cfg: DictConfig, batch_size: int, max_model_len: int, block_size: int) -> int:
+def _num_blocks(cfg: DictConfig, num_sequences: int, max_model_len: int, block_size: int) -> int:
     if cfg.cache.num_blocks is not None:
-        return require_int("cache.num_blocks", cfg.cache.num_blocks, 1, "use null for a cache that holds the batch")
-    return math.ceil(batch_size * math.ceil(max_model_len / block_size) / (1 - CACHE_HEADROOM))
+        return require_int(
+            "cache.num_blocks", cfg.cache.num_blocks, 1, "use null for a cache that holds all batches in flight"
+        )
+    return math.ceil(num_sequences * math.ceil(max_model_len / block_size) / (1 - CACHE_HEADROOM))

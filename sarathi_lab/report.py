@@ -104,10 +104,10 @@ def print_advice(advice: Advice) -> None:
 
 
 @contextmanager
-def progress(total: int, doing: str = "serving", unit: str = "tokens") -> Iterator[Callable[[int], None]]:
-    """A progress bar over `total` units; yields the function to call with the units of each step."""
+def progress_of(what: str, total: int, unit: str = "") -> Iterator[Callable[[int], None]]:
+    """A progress bar over `total` steps; yields the function to call with the number of steps just done."""
     columns = (
-        TextColumn(f"  {doing}"),
+        TextColumn(f"  {what}"),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn(unit),
@@ -118,10 +118,10 @@ def progress(total: int, doing: str = "serving", unit: str = "tokens") -> Iterat
         task = bar.add_task("", total=total)
         done, shown = 0, 0.0
 
-        def advance(step: int) -> None:
+        def advance(steps: int) -> None:
             nonlocal done, shown
-            done += step
-            # Drawing costs milliseconds, an iteration may take less: redraw a few times a second only.
+            done += steps
+            # Drawing costs milliseconds, a step may take less: redraw a few times a second only.
             if (now := time.monotonic()) - shown > 0.2:
                 shown = now
                 bar.update(task, completed=min(done, total), refresh=True)

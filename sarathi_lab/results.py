@@ -11,6 +11,7 @@ import pandas as pd
 from sarathi_lab.errors import UserError
 from sarathi_lab.paths import EXPERIMENTS
 
+POINTS = "figure.parquet"  # the figures of the paper, recomputed: see `paper.task`
 LABELS = "run.json"  # written last, so its presence says that the run is complete
 
 
@@ -48,6 +49,12 @@ def load_iterations(path: Path | str) -> pd.DataFrame:
 def load_requests(path: Path | str) -> pd.DataFrame:
     """One row per request of the run in `path`."""
     return pd.read_parquet(Path(path) / "requests.parquet")
+
+
+def latest_points(root: Path) -> pd.DataFrame | None:
+    """The newest `figure.parquet` below `root`, of the experiment with the most figures; None if there is none."""
+    tables = [pd.read_parquet(path).assign(path=str(path)) for path in sorted(Path(root).rglob(POINTS))]
+    return max(tables, key=lambda points: (points.figure.nunique(), points.path.iloc[0]), default=None)
 
 
 def load_paper(figure: str) -> pd.DataFrame:

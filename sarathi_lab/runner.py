@@ -21,10 +21,11 @@ from sarathi_lab.engine import run_engine
 from sarathi_lab.executor import Executor
 from sarathi_lab.floor import Ceilings, floor_time
 from sarathi_lab.ledger import Ledger
-from sarathi_lab.metrics import add_costs, compare, summarise
+from sarathi_lab.metrics import add_costs, compare, pipeline_metrics, summarise
 from sarathi_lab.plan import Plan, baseline_config, build, make_plan
 from sarathi_lab.provenance import provenance
-from sarathi_lab.simulator.executor import SimulatedExecutor
+from sarathi_lab.request import Batch
+from sarathi_lab.simulator.pipeline import PipelineExecutor
 from sarathi_lab.task import Place
 from sarathi_lab.trace import write_trace
 from sarathi_lab.tracking import Tracker
@@ -130,11 +131,15 @@ def _execute(
         requests = ledger.requests()
         summary = summarise(iterations, requests, ceilings, decode_cost)
         summary["predicted_floor"] = predicted_floor
+        if plan.backend.num_stages > 1:
+            summary |= pipeline_metrics(iterations, requests, ledger.bubbles(), plan.backend.num_stages)
         for name, baseline in baselines.items():
             summary |= compare(summary, baseline, name)
         run_dir.mkdir(parents=True, exist_ok=True)
         iterations.to_parquet(run_dir / "iterations.parquet")
         requests.to_parquet(run_dir / "requests.parquet")
+        if plan.backend.num_stages > 1:
+            ledger.bubbles().to_parquet(run_dir / "bubbles.parquet")
         if plan.writes_trace:
             write_trace(run_dir / "trace.json", iterations, ledger.stages(), ledger.bubbles())
         OmegaConf.save(OmegaConf.create(plan.config), run_dir / "config.yaml")
@@ -160,7 +165,7 @@ def _measure(plan: Plan) -> tuple[Ledger, pd.DataFrame, DecodeCost | None, Ceili
         batch_size=plan.batch_size,
     )
     total = sum(request.total_len - 1 for request in plan.load.requests)
-    with report.progress(total) as advance:
+    with report.progress_of("serving", total, "tokens") as advance:
         ledger = _serve(plan, executor, advance)
     ceilings = plan.backend.ceilings()
     iterations = add_costs(ledger.iterations(), plan.spec, plan.backend.dtype_bytes, ceilings)
@@ -174,9 +179,16 @@ def _serve(plan: Plan, executor: Executor, on_iteration: Callable[[int], None] =
 
 
 def predict_floor(plan: Plan, ceilings: Ceilings) -> float:
-    """Seconds that the plan takes if every iteration meets its roofline floor: the same loop on a virtual clock."""
-    dtype_bytes = plan.backend.dtype_bytes
-    executor = SimulatedExecutor(lambda batch: float(floor_time(plan.spec, batch, dtype_bytes, ceilings)))
+    """Seconds that the plan takes if every iteration meets its roofline floor: the same loop on a virtual clock.
+
+    On a pipeline every stage has its share of the work and of the devices, so the floor is that of each stage.
+    """
+    dtype_bytes, num_stages = plan.backend.dtype_bytes, plan.backend.num_stages
+
+    def floor(batch: Batch) -> float:
+        return float(floor_time(plan.spec, batch, dtype_bytes, ceilings))
+
+    executor = PipelineExecutor(num_stages, lambda batch: [floor(batch)] * num_stages)
     return float(_serve(plan, executor).iterations().end.max())
 
 

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 MODES = ("offline", "online")
 MEND_LOGIN = "run `wandb login`, or use tracking.mode=offline"
 MAX_HISTORY_ROWS = 2000
-TABLES = ("iterations.parquet", "requests.parquet")
 
 
 class TrackedRun(Protocol):
@@ -36,8 +35,12 @@ class TrackedRun(Protocol):
         """The numbers of summary.json under the same names."""
         ...
 
-    def log_tables(self, directory: Path, files: Sequence[str] = TABLES) -> None:
-        """The tables and pictures `files` in `directory`, as one artifact."""
+    def log_tables(self, directory: Path) -> None:
+        """The tables in `directory`, as one artifact."""
+        ...
+
+    def log_files(self, directory: Path) -> None:
+        """All tables (parquet, CSV) in `directory` as one artifact, and its pictures (PNG)."""
         ...
 
 
@@ -82,7 +85,10 @@ class NullTracker:
     def log_summary(self, summary: Mapping[str, float]) -> None:
         """Forget."""
 
-    def log_tables(self, directory: Path, files: Sequence[str] = TABLES) -> None:
+    def log_tables(self, directory: Path) -> None:
+        """Forget."""
+
+    def log_files(self, directory: Path) -> None:
         """Forget."""
 
 
@@ -176,21 +182,27 @@ class _WandbRun:
         """Write each name and number."""
         self._run.summary.update(dict(summary))
 
-    def log_tables(self, directory: Path, files: Sequence[str] = TABLES) -> None:
-        """One artifact with all files; pictures, CSV tables and the requests (without their lists) to look at, too."""
+    def log_tables(self, directory: Path) -> None:
+        """One artifact with all tables, and the requests as a table to look at (without their lists of tokens)."""
+        import wandb
+
+        self._log_artifact(sorted(directory.glob("*.parquet")))
+        requests = pd.read_parquet(directory / "requests.parquet").drop(columns=["output_token_ids", "token_times"])
+        self._run.log({"requests": wandb.Table(dataframe=requests)})
+
+    def log_files(self, directory: Path) -> None:
+        """One artifact with all tables; each picture under its name."""
+        import wandb
+
+        self._log_artifact(sorted(path for path in directory.iterdir() if path.suffix in (".parquet", ".csv")))
+        self._run.log({path.stem: wandb.Image(str(path)) for path in sorted(directory.glob("*.png"))})
+
+    def _log_artifact(self, files: Sequence[Path]) -> None:
         import wandb
 
         artifact = wandb.Artifact(f"tables-{self._run.id}", type="tables")
-        for file in files:
-            path = directory / file
+        for path in files:
             artifact.add_file(str(path), skip_cache=True)
-            if path.suffix == ".png":
-                self._run.log({path.stem: wandb.Image(str(path))})
-            elif path.suffix == ".csv":
-                self._run.log({path.stem: wandb.Table(dataframe=pd.read_csv(path))})
-            elif path.stem == "requests":
-                requests = pd.read_parquet(path).drop(columns=["output_token_ids", "token_times"])
-                self._run.log({"requests": wandb.Table(dataframe=requests)})
         self._run.log_artifact(artifact)
 
 

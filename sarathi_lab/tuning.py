@@ -26,6 +26,10 @@ def cost_of(cfg: DictConfig) -> tuple[SimulatedBackend, ModelSpec, Predictor]:
     backend = build(cfg.executor)
     if not isinstance(backend, SimulatedBackend):
         raise UserError(f"executor={backend.name} has no cost model to predict with; use executor=simulated")
+    if backend.num_stages > 1:
+        raise UserError(
+            f"executor.pipeline_parallel={backend.num_stages} is not predicted: this is for one batch at a time; use 1"
+        )
     spec, _ = model_of(cfg, backend)
     return backend, spec, backend.predictor(spec)
 
@@ -59,5 +63,5 @@ def record(
     tags = [job_type, str(config["executor"]["hardware"]["name"])]
     with tracker.run(name=place.name, group=place.group, job_type=job_type, tags=tags, config=config) as tracked:
         tracked.log_summary(summary)
-        tracked.log_tables(place.run_dir, [f"{name}.csv" for name in tables] + [f"{name}.png" for name in figures])
+        tracked.log_files(place.run_dir)
     report.print_place("results", place.run_dir)

@@ -51,6 +51,7 @@ def test_on_results_of_this_machine_it_simulates_nothing(tiny_sweep, monkeypatch
     assert "4 runs below" in text
     assert pictures == 3
     assert "No sweep varies pd_ratio. Make one" in text
+    assert "No figure was recomputed here. Do it: python -m sarathi_lab.run experiment=paper" in text
 
 
 @pytest.fixture
@@ -82,6 +83,14 @@ def test_verdicts_on_a_grid_compare_like_with_like(grid, monkeypatch):
     assert "sarathi, chunk=128: ahead of Orca at 0 of 2 P:D ratios;" in text
     assert "sarathi, chunk=256: ahead of Orca at 1 of 2 P:D ratios (20)" in text
     assert "its best is 1.20 at P:D=20; C/(B-1) = 36.6." in text
+
+
+def test_recomputed_figures_are_drawn_with_their_errors(tiny_sweep, monkeypatch):
+    assert main(["experiment=table2", "tracking=none", f"output={tiny_sweep}"]) == 0
+    assert main(["task=figures", "task.figures=[table2,table4]", "tracking=none", f"output={tiny_sweep}"]) == 0
+    text, pictures = execute(tiny_sweep, monkeypatch)
+    assert "figure.parquet" in text
+    assert pictures == 5  # three of the sweep, and both tables of the larger experiment
 
 
 def test_it_is_committed_without_outputs():

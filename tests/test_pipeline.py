@@ -13,10 +13,10 @@ from sarathi_lab.errors import UserError
 from sarathi_lab.ledger import Ledger
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Orca, Sarathi, SarathiServe
+from sarathi_lab.replicas import serve_replicas
 from sarathi_lab.request import Batch, Request, Sequence
 from sarathi_lab.simulator.parallel import Parallel
 from sarathi_lab.simulator.pipeline import PipelineExecutor
-from sarathi_lab.simulator.replicas import serve_replicas
 
 SPEC = ModelSpec(
     name="toy", num_layers=6, hidden_size=16, num_heads=4, num_kv_heads=2, head_size=4, ffn_size=32, vocab_size=10
@@ -215,16 +215,16 @@ def test_parallel_degrees_must_divide_the_model():
     parallel.check(SPEC)
     assert (parallel.num_devices, parallel.layers_per_stage(SPEC)) == (6, 2)
     with pytest.raises(
-        UserError, match=r"parallel\.pipeline=4 does not divide the 6 layers of model toy; use one of 1, 2"
+        UserError, match=r"executor\.pipeline_parallel=4 does not divide the 6 layers of model toy; use one of 1, 2"
     ):
         Parallel(pipeline=4).check(SPEC)
-    with pytest.raises(UserError, match=r"parallel\.tensor=3 does not divide the 4 heads"):
+    with pytest.raises(UserError, match=r"executor\.tensor_parallel=3 does not divide the 4 heads"):
         Parallel(tensor=3).check(SPEC)
-    with pytest.raises(UserError, match=r"parallel\.tensor=4 does not divide the 2 KV heads"):
+    with pytest.raises(UserError, match=r"executor\.tensor_parallel=4 does not divide the 2 KV heads"):
         Parallel(tensor=4).check(SPEC)
-    with pytest.raises(UserError, match=r"parallel\.tensor=0 is below 1"):
+    with pytest.raises(UserError, match=r"executor\.tensor_parallel=0 is below 1"):
         Parallel(tensor=0)
-    with pytest.raises(UserError, match=r"parallel\.pipeline=1\.5 is not a whole number"):
+    with pytest.raises(UserError, match=r"executor\.pipeline_parallel=1\.5 is not a whole number"):
         Parallel(pipeline=1.5)
 
 

@@ -18,8 +18,8 @@ from sarathi_lab.policy import Sarathi
 from sarathi_lab.simulator.analytic import AnalyticCostModel
 from sarathi_lab.simulator.backend import SimulatedBackend
 from sarathi_lab.simulator.executor import SimulatedExecutor
-from sarathi_lab.simulator.hardware import check_memory
 from sarathi_lab.simulator.matmul import matmul_time
+from sarathi_lab.simulator.memory import check_memory
 from simulated import GPUS, SPEC, TOY, batch_of, hardware, model
 
 SHAPES = {"qkv_proj": (2, 6), "out_proj": (2, 2), "ffn_up": (2, 4), "ffn_down": (4, 2)}  # the toy's products
@@ -165,7 +165,9 @@ def test_executor_contract():
 
 def test_memory_is_checked_with_the_number_of_devices():
     check_memory(model("13b"), hardware("a6000"), 2, kv_tokens=18 * 1024)  # the paper's largest batch fits
-    with pytest.raises(UserError, match=r"gpt3-175b needs 35\d\.\d GB .* one a100 has 80 GB \(5 would do\)"):
+    with pytest.raises(
+        UserError, match=r"gpt3-175b needs 35\d\.\d GB .* one a100 has 80 GB \(6 would do: .*tensor_parallel=6"
+    ):
         check_memory(model("gpt3-175b"), hardware("a100"), 2, kv_tokens=1024)
 
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from sarathi_lab.policy import Orca, Policy, RequestLevel, Sarathi
 from sarathi_lab.request import Batch
 from sarathi_lab.simulator.cost_model import KINDS, CostModel
+from sarathi_lab.simulator.hardware import Hardware
 from sarathi_lab.steady_state import lengths, steady, together
 
 # Section 5: sequence length in tokens, and the largest batch of LLaMA-13B that one A6000 holds at it.
@@ -55,9 +56,10 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Bench:
-    """Times batches and requests by a cost model, with the error that the model states."""
+    """Times batches and requests by a cost model of `hardware`, with the error that the model states."""
 
     cost: CostModel
+    hardware: Hardware
 
     def batch(self, *batches: Batch) -> Times:
         """Seconds by operation of `batches`, one after the other."""

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
+from sarathi_lab.compositions import make_batch
+from sarathi_lab.errors import UserError
 from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec
-from sarathi_lab.paper import operations, throughput
-from sarathi_lab.paper.bench import Bench, Point
-from sarathi_lab.paper.points import KEYS, paper_points
+from sarathi_lab.paper import operations, pipelines, throughput
+from sarathi_lab.paper.bench import Bench, Estimate, Point
+from sarathi_lab.paper.points import KEYS, fig12_ratios, paper_points
 from sarathi_lab.paths import CONF
 from sarathi_lab.simulator.cost_model import Level, make_cost_model
 from sarathi_lab.simulator.hardware import Hardware
 
 COLUMNS = ["figure", "panel", "series", "x", "y", "unit", "source", "device", "uncertainty"]
+PIPELINE = pipelines.SYSTEMS["sarathi"].parallel
 DTYPE = "float16"  # the paper does not say; 2 bytes an element fit all its figures
 
-Predict = Callable[[Bench, ModelSpec], Iterable[Point]]
+Predict = Callable[[Bench, ModelSpec, int], Iterable[Point]]
 
 
 @dataclass(frozen=True)
@@ -46,46 +50,71 @@ class Device:
         return f"simulated {self.hardware}, {self.level}, {part.model}" + (f", {part.method}" if part.method else "")
 
 
-def _fig07(bench: Bench, spec: ModelSpec) -> Iterable[Point]:
-    return operations.fig07(bench, spec, sorted(set(paper_points("fig07").x)))
+def _whole(predict: Callable[[Bench, ModelSpec], Iterable[Point]]) -> Predict:
+    """A figure of few points, which `every` leaves whole."""
+    return lambda bench, spec, every: predict(bench, spec)
 
 
-def _fig09(bench: Bench, spec: ModelSpec) -> Iterable[Point]:
-    points = paper_points("fig09")
+def _fig04(bench: Bench, spec: ModelSpec, every: int) -> Iterable[Point]:
+    points = paper_points("fig04", every)
+    return operations.fig04(bench, spec, zip(points.panel, points.series, points.x, strict=True))
+
+
+def _fig07(bench: Bench, spec: ModelSpec, every: int) -> Iterable[Point]:
+    return operations.fig07(bench, spec, sorted(set(paper_points("fig07", every).x)))
+
+
+def _fig09(bench: Bench, spec: ModelSpec, every: int) -> Iterable[Point]:
+    points = paper_points("fig09", every)
     return throughput.fig09(bench, spec, zip(points.panel, points.chunk, points.x, strict=True))
 
 
-def _fig09_counted(bench: Bench, spec: ModelSpec) -> Iterable[Point]:
-    points = paper_points("fig09")
+def _fig09_counted(bench: Bench, spec: ModelSpec, every: int) -> Iterable[Point]:
+    points = paper_points("fig09", every)
     return throughput.fig09_counted(bench, spec, zip(points.panel, points.chunk, points.x, strict=True))
 
 
-def _fig11(bench: Bench, spec: ModelSpec) -> Iterable[Point]:
-    by_pd = paper_points("fig11").query("panel == 'b'")
+def _fig11(bench: Bench, spec: ModelSpec, every: int) -> Iterable[Point]:
+    by_pd = paper_points("fig11", every).query("panel == 'b'")
     yield from throughput.fig11a(bench, spec)
     yield from throughput.fig11b(bench, spec, zip(by_pd.series, by_pd.x, strict=True))
 
 
-def _fig13(bench: Bench, spec: ModelSpec) -> Iterable[Point]:
+def _fig13(bench: Bench, spec: ModelSpec, every: int) -> Iterable[Point]:
     yield from operations.fig13ab(bench, spec)
     yield from throughput.fig13c(bench, spec)
 
 
-def _table4(bench: Bench, spec: ModelSpec) -> Iterable[Point]:
+def _fig12(bench: Bench, spec: ModelSpec, every: int) -> Iterable[Point]:
+    """The share by which a time may be off is taken from one typical micro-batch."""
+    found = pipelines.fig12(spec, bench.hardware, pipelines.NUM_REQUESTS // every)
+    curves = paper_points("fig12").query("panel != 'ratios'")
+    table = pipelines.at_points(found, curves)
+    typical = make_batch(prefill_tokens=230, start=1000, num_decodes=26, context=2000)
+    error = bench.seconds(bench.batch(typical)).error
+    for panel, series, x, y in zip(table.panel, table.series, table.x, table.y, strict=True):
+        yield Point(panel, series, x, Estimate(y, error))
+    for name, ratio in fig12_ratios(table).items():
+        yield Point("ratios", name, 0.0, Estimate(ratio, math.hypot(error, error)))
+
+
+def _table4(bench: Bench, spec: ModelSpec, every: int) -> Iterable[Point]:
     return throughput.table4(bench, spec, throughput.TABLE_4[spec.name])
 
 
 PARTS = (
-    Part("fig03", "13b", "a6000", operations.fig03),
-    Part("fig04", "13b", "a6000", operations.fig04),
+    Part("fig03", "13b", "a6000", _whole(operations.fig03)),
+    Part("fig04", "13b", "a6000", _fig04),
     Part("fig07", "13b", "a6000", _fig07),
-    Part("fig08", "13b", "a6000", operations.fig08),
+    Part("fig08", "13b", "a6000", _whole(operations.fig08)),
     Part("fig09", "13b", "a6000", _fig09),
     Part("fig09", "13b", "a6000", _fig09_counted, "counted"),
-    Part("fig10", "13b", "a6000", operations.fig10),
+    Part("fig10", "13b", "a6000", _whole(operations.fig10)),
     Part("fig11", "13b", "a6000", _fig11),
+    Part("fig12", "gpt3-175b", "a100", _fig12),
+    Part("fig12", "gpt3-175b", "a100_fig12", _fig12),
     Part("fig13", "13b", "a6000", _fig13),
-    Part("table2", "13b", "a6000", operations.table2),
+    Part("table2", "13b", "a6000", _whole(operations.table2)),
     Part("table4", "13b", "a6000", _table4),
     Part("table4", "33b", "a100", _table4),
 )
@@ -102,19 +131,38 @@ def load_hardware(hardware: str) -> Hardware:
     return instantiate(OmegaConf.load(CONF / "hardware" / f"{hardware}.yaml"))
 
 
-def devices_of(part: Part) -> list[Device]:
-    """The paper's GPU, at each level that its file has for the model."""
-    levels: list[Level] = ["analytic"]
-    if part.model in load_hardware(part.hardware).profiles:
-        levels.insert(0, "profiled")
-    return [Device(part.hardware, level) for level in levels]
+def devices_of(part: Part, gpus: Sequence[str] | None = None) -> list[Device]:
+    """The paper's GPU, or each of `gpus`, at every level that its file has for the model."""
+    devices = []
+    for gpu in gpus or [part.hardware]:
+        levels: tuple[Level, ...] = ("profiled", "analytic")
+        if part.model not in load_hardware(gpu).profiles:
+            levels = ("analytic",)
+        devices += [Device(gpu, level) for level in levels]
+    return devices
 
 
-def predict(part: Part, device: Device) -> pd.DataFrame:
-    """The part's points on `device`, in the columns of `figure.parquet`. Raises UserError as `make_cost_model` does."""
+def check_fits(part: Part, device: Device) -> None:
+    """Raise UserError for a model that the device, or the devices of Fig 12's pipeline, can't hold."""
+    num_devices = PIPELINE.num_devices if part.figure == "fig12" else 1
+    weights = load_spec(part.model).weight_bytes(DTYPE_BYTES[DTYPE])
+    memory = num_devices * load_hardware(device.hardware).memory_bytes
+    if weights > memory:
+        raise UserError(
+            f"task.gpus: {part.figure} needs {weights / 1e9:.1f} GB for the weights of {part.model}, {num_devices} x "
+            f"{device.hardware} have {memory / 1e9:.0f} GB ({math.ceil(weights / memory * num_devices)} would do); "
+            "leave that GPU or that figure out"
+        )
+
+
+def predict(part: Part, device: Device, every: int = 1) -> pd.DataFrame:
+    """The part's points on `device`, in the columns of `figure.parquet`.
+
+    `every` takes each n-th of the points along the long axes only. Raises UserError as `make_cost_model` does.
+    """
     spec, hardware = load_spec(part.model), load_hardware(device.hardware)
-    bench = Bench(make_cost_model(device.level, spec, hardware, DTYPE_BYTES[DTYPE]))
-    points = part.predict(bench, spec)
+    bench = Bench(make_cost_model(device.level, spec, hardware, DTYPE_BYTES[DTYPE]), hardware)
+    points = part.predict(bench, spec, every)
     rows = [(p.panel, p.series, float(p.x), p.y.value, p.y.error) for p in points]
     table = pd.DataFrame(rows, columns=[*KEYS, "y", "uncertainty"])
     return _complete(table, part.figure, source="simulated", device=device.name(part))

@@ -21,7 +21,6 @@ from sarathi_lab.paper.bench import (
 )
 
 FIG_03_BATCHES = (1, 2, 4, 8, 12, 18)
-FIG_04_LENGTHS = (64, 128, 256, 512, 1024)
 FIG_08_BATCHES = {"1K": range(2, 19, 2), "2K": range(2, 9, 2), "3K": range(2, 7, 2)}
 FIG_10_BATCHES = FIG_08_BATCHES
 FIG_13_CHUNKS = range(64, 513, 64)
@@ -38,26 +37,35 @@ def fig03(bench: Bench, spec: ModelSpec) -> Iterator[Point]:
                 yield Point(panel, name, batch, bench.seconds(times, kinds).times(1e3 / num_tokens))
 
 
-def fig04(bench: Bench, spec: ModelSpec) -> Iterator[Point]:
-    """Tokens per millisecond of one layer, and FLOPs per byte of its matrix products."""
-    for seq_len in FIG_04_LENGTHS:
-        for batch in (2**i for i in range(9)):
-            prefills = make_batch(prefill_tokens=seq_len, num_prefills=batch)
-            decodes = make_batch(num_decodes=batch, context=seq_len)
-            for panel, one, num_tokens in (("prefill", prefills, seq_len * batch), ("decode", decodes, batch)):
-                layer = bench.seconds(bench.batch(one), COMPUTE).times(1e3 / spec.num_layers)
-                yield Point(panel, str(seq_len), batch, layer.inverse().times(num_tokens))
-    hidden, ffn = spec.hidden_size, spec.ffn_size
-    shapes = {
-        "preproj": (hidden, spec.q_size + 2 * spec.kv_size),
-        "postproj": (spec.q_size, hidden),
-        "ffn": (hidden, ffn),
-    }
-    for batch in (1, 2, 4, 8):
-        for panel, rows in (("prefill intensity", 1024 * batch), ("decode intensity", batch)):
-            for name, (k, n) in shapes.items():
-                intensity = math.floor(1 / (1 / rows + 1 / k + 1 / n))  # of a product [rows, k] x [k, n]
-                yield Point(panel, name, batch, Estimate(max(1.0, intensity), 0.0))
+def fig04(bench: Bench, spec: ModelSpec, points: Iterable[tuple[str, str, int]]) -> Iterator[Point]:
+    """Tokens per millisecond of one layer by length, and FLOPs per byte of its matrix products.
+
+    `points` are panels ("prefill", "decode", either with " intensity"), the length or the product, and the batch.
+    """
+    for panel, series, batch in points:
+        phase, _, is_intensity = panel.partition(" ")
+        value = (
+            _intensity(spec, phase, series, batch) if is_intensity else _layer_rate(bench, spec, phase, series, batch)
+        )
+        yield Point(panel, series, batch, value)
+
+
+def _layer_rate(bench: Bench, spec: ModelSpec, phase: str, series: str, batch: int) -> Estimate:
+    """Tokens per millisecond of one layer, for sequences of `series` tokens."""
+    seq_len = int(series)
+    prefills = make_batch(prefill_tokens=seq_len, num_prefills=batch)
+    one = prefills if phase == "prefill" else make_batch(num_decodes=batch, context=seq_len)
+    layer = bench.seconds(bench.batch(one), COMPUTE).times(1e3 / spec.num_layers)
+    return layer.inverse().times(one.num_tokens)
+
+
+def _intensity(spec: ModelSpec, phase: str, product: str, batch: int) -> Estimate:
+    """FLOPs per element moved of a product [rows, k] x [k, n], at length 1024, in whole numbers as the paper has it."""
+    rows = batch * (1024 if phase == "prefill" else 1)
+    hidden = spec.hidden_size
+    qkv_size = spec.q_size + 2 * spec.kv_size
+    k, n = {"preproj": (hidden, qkv_size), "postproj": (spec.q_size, hidden), "ffn": (hidden, spec.ffn_size)}[product]
+    return Estimate(max(1.0, math.floor(1 / (1 / rows + 1 / k + 1 / n))), 0.0)
 
 
 def fig07(bench: Bench, spec: ModelSpec, num_tokens: Iterable[int]) -> Iterator[Point]:

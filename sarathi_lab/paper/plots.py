@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from sarathi_lab.paper.plots_pipelines import draw_fig12
 from sarathi_lab.plots import use_style
 
 
@@ -46,9 +47,11 @@ LOOKS = {
 
 def draw(figure: str, points: pd.DataFrame) -> Figure:
     """One figure of the paper from the points in the columns of `figure.parquet`; one axes a panel."""
+    shown = points[points.figure == figure]
+    if figure == "fig12":
+        return draw_fig12(shown)
     use_style()
     look = LOOKS[figure]
-    shown = points[points.figure == figure]
     if look.series:
         shown = shown[shown.series.str.endswith(look.series)]
     panels = list(dict.fromkeys(shown.panel))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pandas as pd
 
 from sarathi_lab.paper.bench import SEQ_LENS
@@ -11,21 +12,14 @@ KEYS = ["panel", "series", "x"]
 PANELS_FIG_09 = {"1K_b18": "1K", "2K_b10": "2K", "3K_b6": "3K"}
 
 
-def paper_points(figure: str) -> pd.DataFrame:
-    """Columns panel, series, x, y, unit; the names are those under which `figures` predicts the same points."""
-    return {
-        "fig03": _fig03,
-        "fig04": _fig04,
-        "fig07": _fig07,
-        "fig08": _fig08,
-        "fig09": _fig09,
-        "fig10": _fig10,
-        "fig11": _fig11,
-        "fig12": _fig12,
-        "fig13": _fig13,
-        "table2": _table2,
-        "table4": _table4,
-    }[figure]()
+def paper_points(figure: str, every: int = 1) -> pd.DataFrame:
+    """Columns panel, series, x, y, unit; the names are those under which `figures` predicts the same points.
+
+    `every` takes only each n-th point of a line.
+    """
+    points = _READERS[figure]()
+    rank = points.groupby(["panel", "series"]).cumcount()
+    return points[rank % every == 0]
 
 
 def _fig03() -> pd.DataFrame:
@@ -79,9 +73,24 @@ def _fig11() -> pd.DataFrame:
 
 
 def _fig12() -> pd.DataFrame:
-    bubbles = load_paper("fig12a").rename(columns={"bubble_s": "x", "cdf": "y"}).assign(panel="a", unit="share")
+    bubbles = load_paper("fig12a").rename(columns={"cdf": "x", "bubble_s": "y"}).assign(panel="a", unit="s")
     completion = load_paper("fig12b").rename(columns={"num_requests": "x", "time_s": "y"}).assign(panel="b", unit="s")
-    return pd.concat([bubbles, completion])
+    ratios = fig12_ratios(pd.concat([bubbles, completion]))
+    table = pd.DataFrame({"panel": "ratios", "series": ratios.keys(), "x": 0.0, "y": ratios.values(), "unit": "ratio"})
+    return pd.concat([bubbles, completion, table])[[*KEYS, "y", "unit"]]
+
+
+def fig12_ratios(points: pd.DataFrame) -> dict[str, float]:
+    """The headlines of Fig 12 from its points: Orca's median bubble time over SARATHI's, and ratios of completion."""
+    lines = {key: line.sort_values("x") for key, line in points.groupby(["panel", "series"])}
+    median = {name: float(np.interp(0.5, lines["a", name].x, lines["a", name].y)) for name in ("sarathi", "tp_pp_orca")}
+    done = {name: float(lines["b", name].y.iloc[-1]) for name in ("sarathi", "tp_pp_orca", "tp_8rep")}
+    return {
+        "bubbles, orca / sarathi": median["tp_pp_orca"] / median["sarathi"],
+        "completion, orca / sarathi": done["tp_pp_orca"] / done["sarathi"],
+        "completion, replicas / sarathi": done["tp_8rep"] / done["sarathi"],
+        "completion, orca / replicas": done["tp_pp_orca"] / done["tp_8rep"],
+    }
 
 
 def _fig13() -> pd.DataFrame:
@@ -101,3 +110,18 @@ def _table4() -> pd.DataFrame:
     table["x"] = table.seqlen.map(SEQ_LENS)
     points = table.melt(["panel", "x"], ["decode_speedup", "throughput_gain"], var_name="series", value_name="y")
     return points.assign(unit="ratio")
+
+
+_READERS = {
+    "fig03": _fig03,
+    "fig04": _fig04,
+    "fig07": _fig07,
+    "fig08": _fig08,
+    "fig09": _fig09,
+    "fig10": _fig10,
+    "fig11": _fig11,
+    "fig12": _fig12,
+    "fig13": _fig13,
+    "table2": _table2,
+    "table4": _table4,
+}

@@ -11,17 +11,24 @@ from sarathi_lab.errors import UserError
 from sarathi_lab.executor import Executor
 from sarathi_lab.floor import Ceilings
 from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec
-from sarathi_lab.simulator.cost_model import make_cost_model
+from sarathi_lab.simulator.analytic import AnalyticCostModel
+from sarathi_lab.simulator.cost_model import CostModel, make_cost_model
 from sarathi_lab.simulator.executor import SimulatedExecutor
-from sarathi_lab.simulator.hardware import PEAK_DTYPE_BYTES, Hardware, check_memory
+from sarathi_lab.simulator.hardware import PEAK_DTYPE_BYTES, Hardware
 from sarathi_lab.simulator.matmul import TILE_ROWS
+from sarathi_lab.simulator.memory import check_memory
+from sarathi_lab.simulator.parallel import Parallel
+from sarathi_lab.simulator.pipeline import PipelineExecutor
 
 DEFAULT_DTYPE = "float16"  # the paper's figures fit 2-byte elements
 
 
 @dataclass(frozen=True)
 class SimulatedBackend:
-    """Predicts times of `hardware`; token ids are not computed."""
+    """Predicts times of `hardware`, `tensor_parallel` devices a layer and `pipeline_parallel` stages of layers.
+
+    Token ids are not computed.
+    """
 
     name: ClassVar[str] = "simulated"
     computes_tokens: ClassVar[bool] = False
@@ -29,8 +36,11 @@ class SimulatedBackend:
     hardware: Hardware
     dtype: str = "auto"
     cost_model: str = "analytic"
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
 
     def __post_init__(self) -> None:
+        _ = self.parallel  # degrees below 1 are refused at once
         valid = ["auto", *(name for name, size in DTYPE_BYTES.items() if size == PEAK_DTYPE_BYTES)]
         if self.dtype not in valid:
             known = self.dtype in DTYPE_BYTES
@@ -39,7 +49,18 @@ class SimulatedBackend:
 
     @property
     def device_name(self) -> str:
-        return f"simulated {self.hardware.name}"
+        if self.parallel.num_devices == 1:
+            return f"simulated {self.hardware.name}"
+        return f"simulated {self.hardware.name}, {self.parallel.description}"
+
+    @property
+    def parallel(self) -> Parallel:
+        """How the model is spread over devices."""
+        return Parallel(self.tensor_parallel, self.pipeline_parallel)
+
+    @property
+    def num_stages(self) -> int:
+        return self.pipeline_parallel
 
     @property
     def dtype_name(self) -> str:
@@ -50,22 +71,28 @@ class SimulatedBackend:
         return DTYPE_BYTES[self.dtype_name]
 
     def check(self, spec: ModelSpec, kv_tokens: int) -> None:
-        """Raise UserError if weights and cache do not fit the hardware's memory, or nothing is known of the model."""
-        check_memory(spec, self.hardware, self.dtype_bytes, kv_tokens)
-        self.predictor(spec)
+        """Raise UserError for a model that does not fit the devices or come apart, or that nothing is known of."""
+        self._cost(spec)
+        check_memory(spec, self.hardware, self.dtype_bytes, kv_tokens, self.parallel)
 
     def ceilings(self) -> Ceilings:
-        """The datasheet's peaks."""
-        hardware = self.hardware
-        return Ceilings(hardware.flops_per_second, hardware.bytes_per_second, f"datasheet of {hardware.name}")
+        """The datasheet's peaks, of all devices together."""
+        hardware, num_devices = self.hardware, self.parallel.num_devices
+        source = f"datasheet of {hardware.name}" + (f" x {num_devices}" if num_devices > 1 else "")
+        return Ceilings(num_devices * hardware.flops_per_second, num_devices * hardware.bytes_per_second, source)
 
     def predictor(self, spec: ModelSpec) -> Predictor:
         """The cost model of the hardware."""
-        cost = make_cost_model(self.cost_model, spec, self.hardware, self.dtype_bytes)
-        return Predictor(cost.operation_times, TILE_ROWS)
+        return Predictor(self._cost(spec).operation_times, TILE_ROWS)
 
     def build(
         self, spec: ModelSpec, checkpoint: Path | None, *, num_blocks: int, block_size: int, batch_size: int
     ) -> Executor:
         """The virtual clock over the cost model; cache and batch sizes cost nothing here."""
-        return SimulatedExecutor(self.predictor(spec))
+        cost = self._cost(spec)
+        if isinstance(cost, AnalyticCostModel) and self.num_stages > 1:
+            return PipelineExecutor(self.num_stages, cost.stage_times, cost.send_time)
+        return SimulatedExecutor(cost.iteration_time)
+
+    def _cost(self, spec: ModelSpec) -> CostModel:
+        return make_cost_model(self.cost_model, spec, self.hardware, self.dtype_bytes, self.parallel)

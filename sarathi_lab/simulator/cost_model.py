@@ -11,6 +11,7 @@ from sarathi_lab.paths import REPOSITORY
 from sarathi_lab.request import Batch
 from sarathi_lab.simulator.analytic import AnalyticCostModel
 from sarathi_lab.simulator.hardware import Hardware
+from sarathi_lab.simulator.parallel import Parallel
 from sarathi_lab.simulator.profile import Profile, ProfiledCostModel
 
 Level = Literal["analytic", "profiled"]
@@ -24,6 +25,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "ffn": ("ffn_up", "ffn_gate_up", "ffn_down", "activation", "ffn"),
     "elementwise": ("norms", "elementwise"),
     "others": ("lm_head", "sampling", "logits", "overhead", "others"),
+    "communication": ("all_reduce", "send"),
 }
 
 
@@ -44,11 +46,21 @@ class CostModel(Protocol):
         ...
 
 
-def make_cost_model(level: str, spec: ModelSpec, hardware: Hardware, dtype_bytes: int) -> CostModel:
-    """The cost model of one device. Raises UserError for a level that is unknown, or has no table for the model."""
+def make_cost_model(
+    level: str, spec: ModelSpec, hardware: Hardware, dtype_bytes: int, parallel: Parallel | None = None
+) -> CostModel:
+    """The cost model of one device, or of those that `parallel` spreads the model over.
+
+    Raises UserError for a level that is unknown, has no table for the model, or can't spread it.
+    """
     require_one_of("executor.cost_model", level, get_args(Level))
     if level == "analytic":
-        return AnalyticCostModel(spec, hardware, dtype_bytes)
+        return AnalyticCostModel(spec, hardware, dtype_bytes, parallel)
+    if parallel is not None and parallel.num_devices > 1:
+        raise UserError(
+            f"executor.cost_model=profiled holds for one device, not for {parallel.description}; use "
+            "executor.cost_model=analytic, or tensor_parallel=1 and pipeline_parallel=1"
+        )
     if spec.name not in hardware.profiles:
         known = ", ".join(hardware.profiles) or "none"
         raise UserError(

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sarathi_lab.errors import UserError, require_int, require_number
-from sarathi_lab.model.spec import ModelSpec
 
 PEAK_DTYPE_BYTES = 2  # of the elements that `Hardware.flops_per_second` holds for
 EFFICIENCIES = (
@@ -16,8 +14,10 @@ EFFICIENCIES = (
     "causal_efficiency",
     "memory_efficiency",
     "kv_efficiency",
+    "link_efficiency",
 )
-FIXED_COSTS = ("kernel_launch", "attention_launch", "iteration_overhead")
+FIXED_COSTS = ("kernel_launch", "attention_launch", "iteration_overhead", "layer_host_time", "link_latency")
+LINKS = ("link_bytes_per_second", "network_bytes_per_second")
 UNCERTAIN = ("matmul", "attention")  # the kinds of operation that `Hardware.uncertainty` speaks of
 
 
@@ -30,8 +30,14 @@ class Hardware:
     matrix products (`matmul`), attention to the tokens before a chunk (`attention`) and within it (`causal`); of
     bandwidth in streaming (`memory`) and reading the KV cache (`kv`). Costs whatever the shape, in seconds: of a
     kernel (`kernel_launch`), of an attention call (`attention_launch`), of an iteration (`iteration_overhead`).
-    `uncertainty` is the mean absolute relative error by kind of operation, on shapes that the fit did not see.
+    `layer_host_time` is what the host takes to launch a layer, while the device works off those before: it shows where
+    that is not much longer. `uncertainty` is the mean absolute relative error by kind of operation, on shapes that the
+    fit did not see.
     `profiles` names tables of measured operation times (`profile.Profile`) by model, as paths from the repository.
+
+    What several devices need (None: not known, and one device is all that can be simulated): bytes/s that a device
+    sends over its links to the others of its node (`link`) and to another node (`network`), while it receives as many;
+    `link_efficiency` is the share of both in use, `link_latency` the seconds of a transfer whatever its size.
     """
 
     name: str
@@ -50,12 +56,20 @@ class Hardware:
     # Costs are cached by hardware, and don't depend on the next two.
     uncertainty: Mapping[str, float] = field(compare=False)
     profiles: Mapping[str, str] = field(default_factory=dict, compare=False)
+    layer_host_time: float = 0.0
+    link_bytes_per_second: float | None = None
+    network_bytes_per_second: float | None = None
+    link_efficiency: float = 1.0
+    link_latency: float = 0.0
 
     def __post_init__(self) -> None:
         fix = "correct the hardware file"
         require_int("hardware.num_sms", self.num_sms, 1, fix)
         for name in ("flops_per_second", "bytes_per_second", "memory_bytes"):
             require_number(f"hardware.{name}", getattr(self, name), above=0, fix=fix)
+        for name in LINKS:
+            if getattr(self, name) is not None:
+                require_number(f"hardware.{name}", getattr(self, name), above=0, fix="use bytes/s, null if unknown")
         for name in EFFICIENCIES:
             if require_number(f"hardware.{name}", getattr(self, name), above=0, fix=fix) > 1:
                 raise UserError(f"hardware.{name}={getattr(self, name)} exceeds 1, the peak; {fix}")
@@ -76,21 +90,20 @@ class Hardware:
         """Bytes/s at which attention reads the KV cache with all multiprocessors at work."""
         return self.bytes_per_second * self.kv_efficiency
 
+    @property
+    def link_rate(self) -> float:
+        """Bytes/s at which a device sends to the others of its node. Raises UserError if not known."""
+        return self.link_efficiency * self._known("link_bytes_per_second", "executor.tensor_parallel")
 
-def kv_capacity(spec: ModelSpec, hardware: Hardware, dtype_bytes: int) -> int:
-    """Tokens of KV cache that fit one device beside the weights. Raises UserError if the weights alone do not."""
-    check_memory(spec, hardware, dtype_bytes, kv_tokens=0)
-    return int((hardware.memory_bytes - spec.weight_bytes(dtype_bytes)) // spec.kv_bytes_per_token(dtype_bytes))
+    @property
+    def network_rate(self) -> float:
+        """Bytes/s at which a device sends to another node. Raises UserError if not known."""
+        return self.link_efficiency * self._known("network_bytes_per_second", "executor.pipeline_parallel")
 
-
-def check_memory(spec: ModelSpec, hardware: Hardware, dtype_bytes: int, kv_tokens: int) -> None:
-    """Raise UserError if the weights and a KV cache of `kv_tokens` tokens exceed the memory of one device."""
-    weights = spec.weight_bytes(dtype_bytes)
-    cache = kv_tokens * spec.kv_bytes_per_token(dtype_bytes)
-    if weights + cache > hardware.memory_bytes:
-        num_devices = math.ceil((weights + cache) / hardware.memory_bytes)
-        raise UserError(
-            f"model {spec.name} needs {weights / 1e9:.1f} GB for weights and {cache / 1e9:.1f} GB for KV, one "
-            f"{hardware.name} has {hardware.memory_bytes / 1e9:.0f} GB ({num_devices} would do); lower batch, "
-            "shorten the requests or max_model_len, or take a smaller model or another hardware"
-        )
+    def _known(self, name: str, setting: str) -> float:
+        if (rate := getattr(self, name)) is None:
+            raise UserError(
+                f"hardware {self.name} does not say how fast its devices are connected, which {setting} above 1 "
+                f"needs; add {name} to its file, or set {setting}=1"
+            )
+        return float(rate)

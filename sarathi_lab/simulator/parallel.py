@@ -20,8 +20,10 @@ class Parallel:
     pipeline: int = 1
 
     def __post_init__(self) -> None:
-        require_int("parallel.tensor", self.tensor, 1, "use the number of devices that share a layer, such as 8")
-        require_int("parallel.pipeline", self.pipeline, 1, "use the number of stages, such as 8")
+        require_int(
+            "executor.tensor_parallel", self.tensor, 1, "use the number of devices that share a layer, such as 8"
+        )
+        require_int("executor.pipeline_parallel", self.pipeline, 1, "use the number of stages, such as 8")
 
     @property
     def num_devices(self) -> int:
@@ -31,17 +33,29 @@ class Parallel:
         """Layers of one stage; `check` tells whether the stages are equal."""
         return spec.num_layers // self.pipeline
 
+    @property
+    def description(self) -> str:
+        """The devices in words, tensor by pipeline: "8 x 8 devices"."""
+        return f"{self.tensor} x {self.pipeline} devices"
+
+    def divides(self, spec: ModelSpec) -> bool:
+        """Whether `spec` comes apart into equal stages and equal shares of heads."""
+        return not any(number % degree for _, degree, _, number in self._parts(spec))
+
     def check(self, spec: ModelSpec) -> None:
-        """Raise UserError if `spec` does not come apart into equal stages and equal shares of heads."""
-        parts = [
-            ("pipeline", self.pipeline, "layers", spec.num_layers),
-            ("tensor", self.tensor, "heads", spec.num_heads),
-            ("tensor", self.tensor, "KV heads", spec.num_kv_heads),
-        ]
-        for name, degree, what, number in parts:
+        """Raise UserError unless `divides`."""
+        for name, degree, what, number in self._parts(spec):
             if number % degree:
                 valid = ", ".join(str(n) for n in range(1, number + 1) if number % n == 0)
                 raise UserError(
-                    f"parallel.{name}={degree} does not divide the {number} {what} of model {spec.name}; "
+                    f"executor.{name}={degree} does not divide the {number} {what} of model {spec.name}; "
                     f"use one of {valid}"
                 )
+
+    def _parts(self, spec: ModelSpec) -> tuple[tuple[str, int, str, int], ...]:
+        """Setting, degree, and the name and number of what it has to divide."""
+        return (
+            ("pipeline_parallel", self.pipeline, "layers", spec.num_layers),
+            ("tensor_parallel", self.tensor, "heads", spec.num_heads),
+            ("tensor_parallel", self.tensor, "KV heads", spec.num_kv_heads),
+        )

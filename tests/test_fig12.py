@@ -1,0 +1,81 @@
+"""Fig 12 of the paper, reduced: the order of the three systems, the bubbles' ratio, and the tables."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from sarathi_lab.errors import UserError
+from sarathi_lab.paper import pipelines
+from sarathi_lab.paper.figures import paper
+from sarathi_lab.paper.plots import draw
+from sarathi_lab.paper.points import fig12_ratios, paper_points
+from sarathi_lab.results import load_paper
+from simulated import hardware, model
+
+NUM_REQUESTS = 600  # with fewer, filling and draining the pipeline's 216 places outweigh what lies between
+
+
+@pytest.fixture(scope="module", params=["a100", "a100_fig12"])
+def reduced(request):
+    return pipelines.fig12(model("gpt3-175b"), hardware(request.param), num_requests=NUM_REQUESTS)
+
+
+def test_sarathi_is_done_before_the_replicas_and_these_before_orca(reduced):
+    summary = reduced.summary
+    assert summary["completion_sarathi"] < summary["completion_tp_8rep"] < summary["completion_tp_pp_orca"]
+    assert summary["tp_pp_orca_over_sarathi"] > 1.4
+    assert summary["bubble_ratio"] > 2
+
+
+def test_rows_are_a_distribution_and_a_count(reduced):
+    rows = reduced.rows
+    assert list(rows) == ["panel", "series", "x", "y"]
+    assert set(rows[rows.panel == "a"].series) == set(load_paper("fig12a").series)
+    assert set(rows[rows.panel == "b"].series) == set(load_paper("fig12b").series)
+    for _, line in rows.groupby(["panel", "series"]):
+        assert len(line) == NUM_REQUESTS
+        assert (np.diff(line.x) >= 0).all()
+        assert (np.diff(line.y) >= 0).all()
+    assert rows[rows.panel == "a"].groupby("series").y.max().tolist() == [1.0, 1.0]
+
+
+def test_bubbles_by_cause_and_stage_are_those_of_the_pipelines(reduced):
+    assert set(reduced.bubbles.series) == {"sarathi", "tp_pp_orca"}
+    assert set(reduced.bubbles.cause) <= {"PB1", "PB2", "PB3", "starved"}
+    assert (reduced.bubbles.seconds > 0).all()
+    full = reduced.bubbles[reduced.bubbles.cause != "starved"]  # the rest is the end, when requests run out
+    totals = full.groupby("series").seconds.sum()
+    assert totals["tp_pp_orca"] > 2 * totals["sarathi"]
+
+
+def test_the_same_seed_gives_the_same_requests_and_another_does_not():
+    lengths = [[request.prompt_len for request in pipelines.workload(50, seed)] for seed in (0, 0, 1)]
+    assert lengths[0] == lengths[1] != lengths[2]
+    with pytest.raises(UserError, match="num_requests=0 is below 1"):
+        pipelines.workload(0, 0)
+
+
+def test_what_is_found_is_taken_at_the_papers_points(reduced):
+    curves = paper_points("fig12").query("panel != 'ratios'")
+    found = pipelines.at_points(reduced, curves)
+    assert len(found) == len(curves)
+    medians = found[(found.panel == "a") & (found.x - 0.5).abs().lt(0.01)].groupby("series").y.mean()
+    assert medians["sarathi"] == pytest.approx(reduced.summary["bubble_median_sarathi"], rel=0.05)
+    last = found[found.panel == "b"].sort_values("x").groupby("series").y.last()
+    scale = pipelines.NUM_REQUESTS / NUM_REQUESTS
+    assert last["sarathi"] == pytest.approx(scale * reduced.summary["completion_sarathi"], rel=0.05)
+
+
+def test_the_headlines_of_the_paper_follow_from_its_points():
+    ratios = fig12_ratios(paper_points("fig12"))
+    assert list(ratios.values()) == pytest.approx([6.29, 1.91, 1.48, 1.29], abs=0.006)
+
+
+def test_the_picture_shows_each_device_and_the_paper():
+    paper_rows = paper("fig12")
+    ours = paper_rows.assign(device="simulated x, analytic, gpt3-175b", source="simulated")
+    bubbles, completion = draw("fig12", pd.concat([paper_rows, ours])).axes
+    assert len(bubbles.lines) == 2 + 2
+    assert len(completion.lines) == 3 + 3
