@@ -91,4 +91,4 @@ class Crossover:
 
     def _kv_tokens(self, cfg: DictConfig) -> int:
         backend, spec, _ = cost_of(cfg)
-        return kv_capacity(spec, backend.hardware, backend.dtype_bytes)
+        return kv_capacity(spec, backend.hardware, backend.dtype_bytes, backend.parallel)

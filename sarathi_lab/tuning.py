@@ -26,6 +26,10 @@ def cost_of(cfg: DictConfig) -> tuple[SimulatedBackend, ModelSpec, Predictor]:
     backend = build(cfg.executor)
     if not isinstance(backend, SimulatedBackend):
         raise UserError(f"executor={backend.name} has no cost model to predict with; use executor=simulated")
+    if backend.num_stages > 1:
+        raise UserError(
+            f"executor.pipeline_parallel={backend.num_stages} is not predicted: this is for one batch at a time; use 1"
+        )
     spec, _ = resolve_model(cfg, backend)
     return backend, spec, backend.predictor(spec)
 

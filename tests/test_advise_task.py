@@ -102,7 +102,6 @@ def test_tables_and_the_chosen_chunk_go_to_the_tracker(tmp_path):
         subprocess.run([wandb, "leet", "inspect", "--summary", "--json", run], capture_output=True, check=True).stdout
     )
     assert shown["summary"]["chunk"] == 256
-    assert [shown["summary"][name]["nrows"] for name in TABLES] == [1, 1, 8]
     staged = {path.read_bytes() for path in tmp_path.rglob("wandb/data/**/*") if path.is_file()}
     assert {path.read_bytes() for name in TABLES for path in tmp_path.rglob(f"{name}.csv")} <= staged
 

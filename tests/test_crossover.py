@@ -16,7 +16,7 @@ from sarathi_lab.plots_crossover import crossover_map
 from sarathi_lab.policy import Orca, RequestLevel, Sarathi, SarathiServe
 from sarathi_lab.run import main
 from sarathi_lab.simulator.analytic import AnalyticCostModel
-from sarathi_lab.simulator.hardware import kv_capacity
+from sarathi_lab.simulator.memory import kv_capacity
 from sarathi_lab.steady_state import steady, together
 from simulated import hardware, model
 
@@ -165,6 +165,7 @@ def test_hardware_model_policy_cost_model_and_picture_are_read(tmp_path):
 
 MISTAKES = [
     (["executor=torch"], ["executor=torch has no cost model", "executor=simulated"]),
+    (["executor.pipeline_parallel=2"], ["pipeline_parallel=2 is not predicted", "use 1"]),
     (["policy=orca"], ["policy=orca has no chunk", "policy=sarathi"]),
     (["policy.chunk=300"], ["policy.chunk=300 has no effect", "task.chunks"]),
     (["chunk=300"], ["chunk=300 has no effect", "does not read chunk", "task.chunks"]),

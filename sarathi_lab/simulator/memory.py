@@ -32,10 +32,12 @@ def check_memory(
     )
 
 
-def kv_capacity(spec: ModelSpec, hardware: Hardware, dtype_bytes: int) -> int:
-    """Tokens of KV cache that fit one device beside the weights. Raises UserError if the weights alone do not."""
-    check_memory(spec, hardware, dtype_bytes, kv_tokens=0)
-    return int((hardware.memory_bytes - spec.weight_bytes(dtype_bytes)) // spec.kv_bytes_per_token(dtype_bytes))
+def kv_capacity(spec: ModelSpec, hardware: Hardware, dtype_bytes: int, parallel: Parallel | None = None) -> int:
+    """Tokens of KV cache that fit the devices beside the weights. Raises UserError if the weights alone do not."""
+    parallel = parallel or Parallel()
+    check_memory(spec, hardware, dtype_bytes, 0, parallel)
+    free = parallel.num_devices * hardware.memory_bytes - spec.weight_bytes(dtype_bytes)
+    return int(free // spec.kv_bytes_per_token(dtype_bytes))
 
 
 def _advice(spec: ModelSpec, hardware: Hardware, weights: float, cache_per_stage: float) -> str:
