@@ -25,7 +25,7 @@ def test_the_readme_starts_with_its_two_commands_and_the_documents_have_commands
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_passes_its_checks(command, monkeypatch):
-    if "DIRECTORY" in command or "--cfg" in command:
+    if "DIRECTORY" in command or "--cfg" in command or "hardware=mine" in command:
         pytest.skip("a placeholder, or nothing to plan")
     monkeypatch.chdir(REPOSITORY)
     command_line = read_command_line(shlex.split(command))
