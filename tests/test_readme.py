@@ -6,10 +6,11 @@ import re
 import shlex
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from sarathi_lab.command_line import read_command_line
-from sarathi_lab.paths import REPOSITORY
+from sarathi_lab.paths import EXPERIMENTS, REPOSITORY
 from sarathi_lab.plan import build
 
 DOCUMENTS = [REPOSITORY / "README.md", *sorted((REPOSITORY / "experiments").rglob("README.md"))]
@@ -31,6 +32,20 @@ def test_every_command_passes_its_checks(command, monkeypatch):
     command_line = read_command_line(shlex.split(command))
     for cfg in command_line.jobs:
         build(cfg.task).check(cfg)
+
+
+def test_the_error_table_is_the_recorded_one():
+    errors = pd.read_csv(EXPERIMENTS / "paper" / "results" / "errors.csv")
+    rows = errors[errors.verdict != "given"]
+    for path, shown in (
+        (REPOSITORY / "README.md", rows[rows.aim_mean.notna()]),
+        (EXPERIMENTS / "paper" / "README.md", rows),
+    ):
+        lines = [line for line in path.read_text().splitlines() if line.startswith("|")]
+        for row in shown.to_dict("records"):
+            found = f"{row['mean']:.2%} ({row['largest']:.1%})"
+            cell = f"| **{found}** |" if row["verdict"].startswith("missed") else f"| {found} |"
+            assert any(line.startswith(f"| {row['row']}") and cell in line for line in lines), (path, row)
 
 
 def test_every_make_target_exists():

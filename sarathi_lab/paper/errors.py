@@ -34,7 +34,7 @@ class Row:
 
 
 ROWS = (
-    Row("Fig 3, time per token by operation", "fig03"),
+    Row("Fig 3, time per token", "fig03"),
     Row("Fig 4a, single layer", "fig04", where=lambda points: points.unit == "tokens/ms"),
     Row("Fig 4b, arithmetic intensity", "fig04", where=lambda points: points.unit == "FLOP/B"),
     Row("Fig 7, iteration time", "fig07", None, Aim(0.08, 0.20), lambda points: points.series == "total"),
@@ -48,9 +48,9 @@ ROWS = (
     Row("Fig 11, Orca", "fig11", Aim(0.01, 0.04), Aim(0.04, 0.10)),
     Row("Fig 12, bubble ratio", "fig12", None, Aim(0.15), lambda points: points.series.str.startswith("bubbles")),
     Row("Fig 12, completion ratios", "fig12", None, Aim(0.07, 0.07), lambda points: _is_completion_ratio(points)),
-    Row("Fig 12a, bubble quantiles", "fig12", where=lambda points: (points.panel == "a") & (points.x >= 0.01)),
+    Row("Fig 12a, bubbles", "fig12", where=lambda points: (points.panel == "a") & (points.x >= 0.01)),
     # The first batch fills until about there.
-    Row("Fig 12b, completion from 500", "fig12", where=lambda points: (points.panel == "b") & (points.x >= 500)),
+    Row("Fig 12b, completion", "fig12", where=lambda points: (points.panel == "b") & (points.x >= 500)),
     Row("Fig 13a, attention", "fig13", Aim(0.15, 0.40), Aim(0.15, 0.40), lambda points: points.panel == "a_attn"),
     Row("Fig 13b, prefill", "fig13", Aim(0.15, 0.40), Aim(0.15, 0.40), lambda points: points.panel == "b_prefill"),
     Row("Fig 13c, end to end", "fig13", Aim(0.04, 0.10), Aim(0.08, 0.20), lambda points: points.panel == "c_overall"),
@@ -64,7 +64,7 @@ ROWS = (
         lambda points: (points.panel == "33b") & (points.series == "throughput_gain"),
     ),
     Row(
-        "Table 4, 33B, decode speed-up",
+        "Table 4, 33B, speed-up",
         "table4",
         None,
         Aim(0.20),

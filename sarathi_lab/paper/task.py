@@ -112,17 +112,18 @@ def _print(errors: pd.DataFrame) -> None:
     console().print("\nError against the paper's points: mean (largest)", style="bold")
     table = Table(box=None, padding=(0, 1))
     for heading in ("", "device", "points", "error", "aim", "stated", ""):
-        table.add_column(heading, justify="right" if heading in ("points", "error", "aim", "stated") else "left")
+        is_number = heading in ("points", "error", "aim", "stated")
+        table.add_column(heading, justify="right" if is_number else "left", no_wrap=True)
     for row in errors.to_dict("records"):
-        found = _errors(row["mean"], row["largest"])
-        aim = _errors(row["aim_mean"], row["aim_largest"])
+        found = _errors(row["mean"], row["largest"], ".2%", ".1%")
+        aim = _errors(row["aim_mean"], row["aim_largest"], ".0%", ".0%")
         device = row["device"].removeprefix("simulated ")
-        table.add_row(row["row"], device, str(row["points"]), found, aim, f"{row['stated']:.1%}", row["verdict"])
+        table.add_row(row["row"], device, str(row["points"]), found, aim, f"{row['stated']:.0%}", row["verdict"])
     console().print(table)
 
 
-def _errors(mean: float, largest: float) -> str:
+def _errors(mean: float, largest: float, form: str, form_largest: str) -> str:
     """Mean and largest error in words; NaN stands for none."""
     if pd.isna(mean):
         return ""
-    return f"{mean:.1%}" if pd.isna(largest) else f"{mean:.1%} ({largest:.0%})"
+    return format(mean, form) if pd.isna(largest) else f"{mean:{form}} ({largest:{form_largest}})"
