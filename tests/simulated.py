@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from hydra.utils import instantiate
-from omegaconf import OmegaConf
-
+from sarathi_lab.compositions import make_batch
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.paths import CONF
-from sarathi_lab.request import Batch, Request, Sequence
+from sarathi_lab.request import Batch
 from sarathi_lab.simulator.hardware import Hardware
 
 MEASURED = CONF.parent.parent / "shared" / "measured"  # tables that are not part of the project
@@ -44,24 +42,6 @@ TOY = Hardware(
 )
 
 
-def hardware(name: str) -> Hardware:
-    return instantiate(OmegaConf.load(CONF / "hardware" / f"{name}.yaml"))
-
-
-def model(name: str) -> ModelSpec:
-    return instantiate(OmegaConf.load(CONF / "model" / f"{name}.yaml"))
-
-
 def batch_of(*, chunk: int = 0, start: int = 0, decodes: int = 0, context: int = 1) -> Batch:
     """One chunk of an unfinished prompt, and decodes that each see `context` tokens, their own included."""
-    batch = Batch()
-    for i in range(decodes):
-        sequence = Sequence(Request(i, 0.0, context - 1, 2), order=i)
-        sequence.num_computed = context - 1
-        sequence.output_token_ids.append(0)
-        batch.add(sequence, 1)
-    if chunk:
-        prompt = Sequence(Request(99, 0.0, start + chunk + 1, 2), order=99)
-        prompt.num_computed = start
-        batch.add(prompt, chunk)
-    return batch
+    return make_batch(prefill_tokens=chunk, start=start, num_decodes=decodes, context=context)

@@ -16,11 +16,12 @@ from sarathi_lab.advise_task import flags_table
 from sarathi_lab.advisor import advise
 from sarathi_lab.chunking_loss import chunking_loss
 from sarathi_lab.policy import SarathiServe
+from sarathi_lab.presets import load_hardware as hardware
+from sarathi_lab.presets import load_spec as model
 from sarathi_lab.run import main
 from sarathi_lab.server_flags import flags
 from sarathi_lab.simulator.analytic import AnalyticCostModel
 from sarathi_lab.simulator.cost_model import make_cost_model
-from simulated import hardware, model
 
 COST = AnalyticCostModel(model("13b"), hardware("a6000"), 2)
 LOAD = ["task=advise", "workload.num_requests=12", "batch=6"]

@@ -7,7 +7,6 @@ import math
 
 import numpy as np
 import pytest
-from hydra.utils import instantiate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
@@ -17,8 +16,8 @@ from sarathi_lab import plan
 from sarathi_lab.advisor import BASELINES, Prediction, advise, candidates, predict
 from sarathi_lab.chunking_loss import ATTENTION, MATMUL, chunking_loss
 from sarathi_lab.errors import UserError
-from sarathi_lab.paths import CONF
 from sarathi_lab.policy import RequestLevel, Sarathi, SarathiServe
+from sarathi_lab.presets import load_hardware, load_spec
 from sarathi_lab.request import Batch
 from sarathi_lab.run import main
 from sarathi_lab.simulator.analytic import AnalyticCostModel
@@ -28,8 +27,8 @@ from simulated import batch_of
 
 TILE = 128
 COST = AnalyticCostModel(
-    instantiate(OmegaConf.load(CONF / "model" / "13b.yaml")),
-    instantiate(OmegaConf.load(CONF / "hardware/a6000.yaml")),
+    load_spec("13b"),
+    load_hardware("a6000"),
     2,
 )
 SIMULATED = ["executor=simulated", "tracking=none", "workload.num_requests=12", "batch=6"]

@@ -8,9 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from sarathi_lab.presets import load_hardware as hardware
+from sarathi_lab.presets import load_spec as model
 from sarathi_lab.simulator.analytic import AnalyticCostModel
 from sarathi_lab.simulator.attention import decode_attention_time, occupancy, prefill_attention_time
-from simulated import MEASURED, TOY, batch_of, hardware, model
+from simulated import MEASURED, TOY, batch_of
 
 HEADS = {"num_heads": 4, "num_kv_heads": 2, "head_size": 8, "dtype_bytes": 2}
 KV = {"num_kv_heads": 2, "head_size": 8, "dtype_bytes": 2}

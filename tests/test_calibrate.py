@@ -17,6 +17,8 @@ from omegaconf import OmegaConf
 from sarathi_lab import calibrate, command_line, run
 from sarathi_lab.errors import UserError
 from sarathi_lab.paths import CONF
+from sarathi_lab.presets import load_hardware as configured
+from sarathi_lab.presets import load_spec as model
 from sarathi_lab.run import main
 from sarathi_lab.simulator.analytic import AnalyticCostModel
 from sarathi_lab.simulator.backend import SimulatedBackend
@@ -26,8 +28,7 @@ from sarathi_lab.simulator.hardware import EFFICIENCIES, Hardware
 from sarathi_lab.simulator.profile import ATTENTION, COLUMNS, ROW_OPERATIONS, Profile
 from sarathi_lab.torch_executor.backend import TorchBackend
 from sarathi_lab.torch_executor.profiling import Shape, blocks_needed, calibration_shapes, measure_profile
-from simulated import batch_of, model
-from simulated import hardware as configured
+from simulated import batch_of
 
 TINY = ["task=calibrate", "model=tiny", "device=cpu", "batch=4", "seq_len=256", "tracking=none"]
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from sarathi_lab.paths import EXPERIMENTS
-from simulated import hardware
+from sarathi_lab.presets import load_hardware as hardware
 
 NAMES = ("matmul_efficiency", "memory_efficiency", "kernel_launch", "causal_efficiency", "kv_efficiency")
 NAMES += ("attention_efficiency", "attention_launch", "iteration_overhead")

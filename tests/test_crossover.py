@@ -14,11 +14,12 @@ from sarathi_lab.crossover import at_best_chunk, crossover, loads_that_fit, stea
 from sarathi_lab.errors import UserError
 from sarathi_lab.plots_crossover import crossover_map
 from sarathi_lab.policy import Orca, RequestLevel, Sarathi, SarathiServe
+from sarathi_lab.presets import load_hardware as hardware
+from sarathi_lab.presets import load_spec as model
 from sarathi_lab.run import main
 from sarathi_lab.simulator.analytic import AnalyticCostModel
 from sarathi_lab.simulator.memory import kv_capacity
 from sarathi_lab.steady_state import steady, together
-from simulated import hardware, model
 
 COST = AnalyticCostModel(model("13b"), hardware("a6000"), 2)
 TIMES = COST.operation_times

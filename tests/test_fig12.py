@@ -11,8 +11,9 @@ from sarathi_lab.paper import pipelines
 from sarathi_lab.paper.figures import paper
 from sarathi_lab.paper.plots import draw
 from sarathi_lab.paper.points import fig12_ratios, paper_points
+from sarathi_lab.presets import load_hardware as hardware
+from sarathi_lab.presets import load_spec as model
 from sarathi_lab.results import load_paper
-from simulated import hardware, model
 
 NUM_REQUESTS = 600  # with fewer, filling and draining the pipeline's 216 places outweigh what lies between
 

@@ -10,10 +10,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from sarathi_lab.presets import load_hardware as hardware
+from sarathi_lab.presets import load_spec as model
 from sarathi_lab.results import load_paper
 from sarathi_lab.simulator.analytic import AnalyticCostModel
 from sarathi_lab.simulator.matmul import matmul_time, num_waves, overlapped
-from simulated import GPUS, MEASURED, TOY, batch_of, hardware, model
+from simulated import GPUS, MEASURED, TOY, batch_of
 
 # Launches of a second and memory too fast to matter: what is left of 4 SMs of 1e9 FLOP/s is waves of tiles.
 WAVES = dataclasses.replace(TOY, bytes_per_second=1e15)

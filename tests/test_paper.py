@@ -12,11 +12,12 @@ import pytest
 from sarathi_lab.compositions import chunks_of, make_batch
 from sarathi_lab.paper.bench import Bench, Estimate, weighted
 from sarathi_lab.paper.errors import ROWS, compare, error_table
-from sarathi_lab.paper.figures import COLUMNS, FIGURES, PARTS, Device, devices_of, load_hardware, paper, predict
+from sarathi_lab.paper.figures import COLUMNS, FIGURES, PARTS, Device, devices_of, paper, predict
 from sarathi_lab.paper.plots import LOOKS, draw
 from sarathi_lab.paper.points import KEYS, paper_points
 from sarathi_lab.paths import CONF
 from sarathi_lab.policy import Orca, RequestLevel, Sarathi
+from sarathi_lab.presets import load_hardware
 from sarathi_lab.request import Batch
 from sarathi_lab.run import main
 from sarathi_lab.steady_state import lengths, steady, together

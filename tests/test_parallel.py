@@ -11,13 +11,15 @@ import pytest
 
 from sarathi_lab.errors import UserError
 from sarathi_lab.paths import REPOSITORY
+from sarathi_lab.presets import load_hardware as hardware
+from sarathi_lab.presets import load_spec as model
 from sarathi_lab.run import main
 from sarathi_lab.simulator.analytic import AnalyticCostModel
 from sarathi_lab.simulator.attention import decode_attention_time, prefill_attention_time
 from sarathi_lab.simulator.matmul import matmul_time
 from sarathi_lab.simulator.memory import check_memory
 from sarathi_lab.simulator.parallel import Parallel
-from simulated import SPEC, TOY, batch_of, hardware, model
+from simulated import SPEC, TOY, batch_of
 
 SPLIT = dataclasses.replace(SPEC, num_layers=4, num_heads=2, num_kv_heads=2, head_size=1)
 LINKED = dataclasses.replace(

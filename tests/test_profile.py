@@ -13,9 +13,11 @@ import pytest
 
 from sarathi_lab.errors import UserError
 from sarathi_lab.paths import EXPERIMENTS, REPOSITORY
+from sarathi_lab.presets import load_hardware as hardware
+from sarathi_lab.presets import load_spec as model
 from sarathi_lab.simulator.cost_model import make_cost_model
 from sarathi_lab.simulator.profile import COLUMNS, ROW_OPERATIONS, Profile, ProfiledCostModel
-from simulated import batch_of, hardware, model
+from simulated import batch_of
 
 TOKENS = (1, 10, 100, 200)
 SECONDS = (1.0, 2.0, 8.0, 12.0)  # a token costs 0.08 at 100 and 0.06 at 200

@@ -15,12 +15,14 @@ from sarathi_lab.engine import run_engine
 from sarathi_lab.errors import UserError
 from sarathi_lab.ledger import Ledger
 from sarathi_lab.policy import Sarathi
+from sarathi_lab.presets import load_hardware as hardware
+from sarathi_lab.presets import load_spec as model
 from sarathi_lab.simulator.analytic import AnalyticCostModel
 from sarathi_lab.simulator.backend import SimulatedBackend
 from sarathi_lab.simulator.executor import SimulatedExecutor
 from sarathi_lab.simulator.matmul import matmul_time
 from sarathi_lab.simulator.memory import check_memory
-from simulated import GPUS, SPEC, TOY, batch_of, hardware, model
+from simulated import GPUS, SPEC, TOY, batch_of
 
 SHAPES = {"qkv_proj": (2, 6), "out_proj": (2, 2), "ffn_up": (2, 4), "ffn_down": (4, 2)}  # the toy's products
 

@@ -16,12 +16,10 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from hydra.utils import instantiate
-from omegaconf import OmegaConf
 
-from sarathi_lab.paths import CONF, EXPERIMENTS
-from sarathi_lab.request import Batch, Request
-from sarathi_lab.request import Sequence as EngineSequence
+from sarathi_lab.compositions import make_batch
+from sarathi_lab.paths import EXPERIMENTS
+from sarathi_lab.presets import load_hardware, load_spec
 from sarathi_lab.simulator import matmul
 from sarathi_lab.simulator.analytic import AnalyticCostModel
 from sarathi_lab.simulator.attention import decode_attention_time, prefill_attention_time
@@ -66,21 +64,8 @@ SHARED = [  # the constants of matmul.py, one change at a time
 # -- the paper's A6000 ---------------------------------------------------------------------------------------------
 
 
-def batch_of(chunk: int = 0, decodes: int = 0, context: int = 1) -> Batch:
-    """A chunk at the start of an unfinished prompt, and decodes that see `context` tokens each."""
-    batch = Batch()
-    for i in range(decodes):
-        sequence = EngineSequence(Request(i, 0.0, context - 1, 2), order=i)
-        sequence.num_computed = context - 1
-        sequence.output_token_ids.append(0)
-        batch.add(sequence, 1)
-    if chunk:
-        batch.add(EngineSequence(Request(decodes, 0.0, chunk + 1, 1), order=decodes), chunk)
-    return batch
-
-
 def paper_cost(hardware: Hardware) -> AnalyticCostModel:
-    return AnalyticCostModel(instantiate(OmegaConf.load(CONF / "model" / "13b.yaml")), hardware, hardware.dtype_bytes)
+    return AnalyticCostModel(load_spec("13b"), hardware, hardware.dtype_bytes)
 
 
 def fig7_errors(hardware: Hardware, table: pd.DataFrame) -> pd.DataFrame:
@@ -88,7 +73,7 @@ def fig7_errors(hardware: Hardware, table: pd.DataFrame) -> pd.DataFrame:
     cost = paper_cost(hardware)
     rows = []
     for num_tokens in table.num_tokens:
-        times = cost.operation_times(batch_of(chunk=int(num_tokens)))
+        times = cost.operation_times(make_batch(prefill_tokens=int(num_tokens)))
         row = {name: sum(times[part] for part in parts) for name, parts in FIG7_LINEARS.items()}
         row["rest"] = sum(times[name] for name in ("prefill_attention", "norms", "kv_write"))
         rows.append({**row, "total_compute": sum(row.values())})
@@ -103,7 +88,7 @@ def fig3_decodes(hardware: Hardware, table: pd.DataFrame) -> pd.DataFrame:
     measured = table.query("phase == 'decode'").pivot_table(index="batch", columns="op", values="ms_per_token")
     rows = []
     for batch in measured.index:
-        times = cost.operation_times(batch_of(decodes=int(batch), context=FIG3_LENGTH))
+        times = cost.operation_times(make_batch(num_decodes=int(batch), context=FIG3_LENGTH))
         others = sum(times[name] for name in ("norms", "kv_write", "lm_head", "sampling", "overhead"))
         rows.append({"attn": times["decode_attention"], "others": others, "total": sum(times.values())})
     predicted = 1e3 * pd.DataFrame(rows, index=measured.index)
@@ -150,7 +135,8 @@ def report_a6000(hardware: Hardware, fig3: pd.DataFrame, fig7: pd.DataFrame, tab
     report("attention, held out", np.concatenate([errors.loc[~fitted, "rest"], decode_errors[held_out]]))
     cost = paper_cost(hardware)
     pairs = zip(table2.num_prefill_tokens, table2.num_decode_tokens, strict=True)
-    seconds = [cost.iteration_time(batch_of(int(chunk), int(decodes), FIG3_LENGTH)) for chunk, decodes in pairs]
+    batches = [make_batch(prefill_tokens=int(n), num_decodes=int(m), context=FIG3_LENGTH) for n, m in pairs]
+    seconds = [cost.iteration_time(batch) for batch in batches]
     report("Table 2, never fitted", np.array(seconds) * 1e3 / table2.total_ms - 1)
 
 
@@ -226,9 +212,9 @@ def report_attention(hardware: Hardware, table: pd.DataFrame) -> None:
 # -- the command ---------------------------------------------------------------------------------------------------
 
 
-def load_hardware(name: str) -> Hardware:
+def unfitted(name: str) -> Hardware:
     """The datasheet's figures of a hardware file, with START in place of what is fitted."""
-    return replace(instantiate(OmegaConf.load(CONF / "hardware" / f"{name}.yaml")), **START)
+    return replace(load_hardware(name), **START)
 
 
 def report(what: str, errors: Errors | pd.Series | pd.DataFrame) -> None:
@@ -249,14 +235,12 @@ def compare_shared(fig7: pd.DataFrame, gemm: pd.DataFrame | None, fig3: pd.DataF
         for name, value in {**kept, **change}.items():
             setattr(matmul, name, value)
         matmul_time.cache_clear()
-        a6000 = fit_a6000(load_hardware("a6000"), fig3, fig7)
+        a6000 = fit_a6000(unfitted("a6000"), fig3, fig7)
         columns = fig7_errors(a6000, fig7[odd_tile(fig7)])[list(FIG7_LINEARS)]
         print(f"\n{change or 'as it is'}")
         report("a6000 products, fitted", columns)
         for name in GPU_NAMES if gemm is not None else ():
-            report(
-                f"{name} products, fitted", gemm_errors(fit_gemm(load_hardware(name), gemm), split_gemm(gemm, name)[0])
-            )
+            report(f"{name} products, fitted", gemm_errors(fit_gemm(unfitted(name), gemm), split_gemm(gemm, name)[0]))
 
 
 def parse_args() -> argparse.Namespace:
@@ -282,18 +266,18 @@ def main() -> None:
     if args.shared:
         compare_shared(fig7, gemm, fig3)
         return
-    a6000 = fit_a6000(load_hardware("a6000"), fig3, fig7)
+    a6000 = fit_a6000(unfitted("a6000"), fig3, fig7)
     show(a6000, tuple(START), "fitted to Figs 3 and 7")
     report_a6000(a6000, fig3, fig7, table2)
     for name in GPU_NAMES if gemm is not None else ():
-        hardware = fit_gemm(load_hardware(name), gemm)
+        hardware = fit_gemm(unfitted(name), gemm)
         show(hardware, MATMUL, "products fitted to the measured table")
         report_gemm(hardware, gemm)
         carried = replace(hardware, **{field: getattr(a6000, field) for field in MATMUL})
         report("carried over from the A6000", gemm_errors(carried, split_gemm(gemm, name)[1]))
     if args.attention is not None:
         attention = pd.read_csv(args.attention)
-        hardware = fit_attention(load_hardware("a100"), attention)
+        hardware = fit_attention(unfitted("a100"), attention)
         names = ("attention_efficiency", "causal_efficiency", "kv_efficiency", "attention_launch")
         show(hardware, names, "attention fitted to the measured table")
         report_attention(hardware, attention)

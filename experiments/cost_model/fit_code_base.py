@@ -18,15 +18,12 @@ from dataclasses import replace
 
 import numpy as np
 import pandas as pd
-from hydra.utils import instantiate
-from omegaconf import OmegaConf
 
 from sarathi_lab.paper.pipelines import SYSTEMS, StageTimes, completion_time, serve
-from sarathi_lab.paths import CONF
+from sarathi_lab.presets import load_hardware, load_spec
 from sarathi_lab.request import Batch
 from sarathi_lab.results import load_paper
 from sarathi_lab.simulator.analytic import AnalyticCostModel
-from sarathi_lab.simulator.hardware import Hardware
 from sarathi_lab.simulator.matmul import overlapped
 
 HOSTS: dict[str, Callable[[float, float], float]] = {  # seconds of a layer, from those of the device and the host
@@ -88,10 +85,10 @@ def newton(function: Callable[[np.ndarray], np.ndarray], start: np.ndarray, step
 def _finish_times(name: str, host: str, links: str, costs: Sequence[float]) -> tuple[pd.Series, pd.Series]:
     """Finish and bubble times of the requests of one system, if a layer and an iteration cost so many seconds more."""
     layer, iteration = map(float, costs)
-    hardware: Hardware = instantiate(OmegaConf.load(CONF / "hardware" / "a100.yaml"))
+    hardware = load_hardware("a100")
     hardware = replace(hardware, iteration_overhead=iteration)
     hardware = replace(hardware, **LINKS[links])
-    spec = instantiate(OmegaConf.load(CONF / "model" / "gpt3-175b.yaml"))
+    spec = load_spec("gpt3-175b")
     ledgers = serve(name, spec, hardware, stage_times=_beside(layer, HOSTS[host]))
     requests = pd.concat([ledger.requests() for ledger in ledgers])
     return requests.finish_time, requests.bubble_time

@@ -9,11 +9,9 @@ import sys
 
 import numpy as np
 import pandas as pd
-from hydra.utils import instantiate
-from omegaconf import OmegaConf
 
 from sarathi_lab.model.spec import ModelSpec
-from sarathi_lab.paths import CONF
+from sarathi_lab.presets import load_spec
 from sarathi_lab.results import load_paper
 from sarathi_lab.simulator.profile import COLUMNS
 
@@ -22,7 +20,7 @@ LOGIT_ROWS = (1, 64, 128)  # one tile: up to there the output head is read at th
 
 
 def main() -> None:
-    spec = instantiate(OmegaConf.load(CONF / "model" / "13b.yaml"))
+    spec = load_spec("13b")
     table = pd.concat([_fig_07(), _fig_03(_logits_ms(spec))], ignore_index=True)
     table[list(COLUMNS)].to_csv(sys.stdout, index=False, float_format="%.6g")
 

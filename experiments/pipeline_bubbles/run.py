@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from sarathi_lab.paper.figures import load_hardware, load_spec
 from sarathi_lab.paper.pipelines import NUM_REQUESTS, fig12
 from sarathi_lab.paths import EXPERIMENTS
+from sarathi_lab.presets import load_hardware, load_spec
 
 HARDWARE = ("a100", "a100_fig12")  # as measured elsewhere, and with the costs of the code base
 

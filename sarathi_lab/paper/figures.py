@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
-from hydra.utils import instantiate
-from omegaconf import OmegaConf
 
 from sarathi_lab.compositions import make_batch
 from sarathi_lab.errors import UserError
@@ -16,9 +14,8 @@ from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec
 from sarathi_lab.paper import operations, pipelines, throughput
 from sarathi_lab.paper.bench import Bench, Estimate, Point
 from sarathi_lab.paper.points import KEYS, fig12_ratios, paper_points
-from sarathi_lab.paths import CONF
+from sarathi_lab.presets import load_hardware, load_spec
 from sarathi_lab.simulator.cost_model import Level, make_cost_model
-from sarathi_lab.simulator.hardware import Hardware
 
 COLUMNS = ["figure", "panel", "series", "x", "y", "unit", "source", "device", "uncertainty"]
 PIPELINE = pipelines.SYSTEMS["sarathi"].parallel
@@ -119,16 +116,6 @@ PARTS = (
     Part("table4", "33b", "a100", _table4),
 )
 FIGURES = tuple(dict.fromkeys(part.figure for part in PARTS))
-
-
-def load_spec(model: str) -> ModelSpec:
-    """The model of `conf/model/`."""
-    return instantiate(OmegaConf.load(CONF / "model" / f"{model}.yaml"))
-
-
-def load_hardware(hardware: str) -> Hardware:
-    """The GPU of `conf/hardware/`."""
-    return instantiate(OmegaConf.load(CONF / "hardware" / f"{hardware}.yaml"))
 
 
 def devices_of(part: Part, gpus: Sequence[str] | None = None) -> list[Device]:
