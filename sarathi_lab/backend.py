@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -67,6 +67,10 @@ class Backend(Protocol):
 
     def ceilings(self) -> Ceilings:
         """Peak FLOP/s and bytes/s of all devices together, measured or from the hardware file."""
+        ...
+
+    def cautions(self, spec: ModelSpec) -> Sequence[str]:
+        """What to keep in mind of figures from this device, a line each; none where they are measured."""
         ...
 
     def predictor(self, spec: ModelSpec) -> Predictor | None:

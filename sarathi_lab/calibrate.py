@@ -39,7 +39,8 @@ class Calibrate:
     """Measure the chosen model's operations on the chosen device for up to `seconds`.
 
     Leaves `<name>.yaml`, a hardware file, and `profile.csv`, the table that executor.cost_model=profiled interpolates.
-    Decodes are measured up to `batch` sequences, contexts up to `seq_len` tokens. With `install` both files are put
+    Decodes are measured up to `batch` sequences, contexts up to `seq_len` tokens, prompts
+    up to 2,048 whatever it is. With `install` both files are put
     into `conf/hardware`. Raises UserError for a time that is not positive and a name that can't be a file's.
     """
 
@@ -51,8 +52,10 @@ class Calibrate:
 
     def __post_init__(self) -> None:
         require_number("task.seconds", self.seconds, above=0, fix="use the seconds to measure for, such as 75")
-        if self.name is not None and not re.fullmatch(r"\w[\w.-]*", str(self.name)):
-            raise UserError(f"task.name={self.name} can't name a file; use letters, digits, dots and dashes")
+        if self.name is not None and not re.fullmatch(r"[A-Za-z_][\w.-]*", str(self.name)):
+            raise UserError(
+                f"task.name={self.name} can't name a file; use letters, digits, dots and dashes, a letter first"
+            )
         if not isinstance(self.install, bool):
             raise UserError(f"task.install={self.install} is neither true nor false; use one of them")
 
@@ -87,7 +90,11 @@ class Calibrate:
         _print_use(files, spec, is_installed=self.install)
 
     def _hardware_name(self, backend: TorchBackend) -> str:
-        return self.name or re.sub(r"[^a-z0-9]+", "-", backend.device_name.lower()).strip("-")
+        return (
+            str(self.name)
+            if self.name is not None
+            else re.sub(r"[^a-z0-9]+", "-", backend.device_name.lower()).strip("-")
+        )
 
     def _fitted(self, backend: TorchBackend, spec: ModelSpec, profile: Profile, folder: Path) -> Hardware:
         ceilings = backend.ceilings()

@@ -84,7 +84,7 @@ def read_command_line(args: Sequence[str]) -> CommandLine:
     with initialize_config_dir(str(CONF), version_base="1.3"):
         try:
             return _compose_jobs(parsed.overrides, parsed.multirun)
-        except (HydraException, OmegaConfBaseException) as error:
+        except (HydraException, OmegaConfBaseException, ValueError) as error:  # ValueError: an option that is no name
             raise _translate(error, parsed.overrides) from None
 
 

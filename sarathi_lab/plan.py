@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -168,8 +169,15 @@ def build(node: DictConfig) -> Any:
         if isinstance(error.__cause__, UserError):
             raise error.__cause__ from None
         if isinstance(error.__cause__, TypeError):  # a parameter deleted with `~`, or of a kind nobody expects
-            raise UserError(f"{node.get('_target_')}: {error.__cause__}; correct its settings") from None
+            raise UserError(_explained(node, error.__cause__)) from None
         raise
+
+
+def _explained(node: DictConfig, error: TypeError) -> str:
+    """One line for what a constructor says of its arguments."""
+    if missing := re.search(r"(\w+)\.__init__\(\) missing \d+ required .*?: (.*)", str(error)):
+        return f"{missing[1]} needs {missing[2]}; put it back (its file lacks it, or ~ removed it)"
+    return f"{node.get('_target_')}: {error}; correct its settings"
 
 
 def resolved(cfg: DictConfig) -> dict[str, Any]:

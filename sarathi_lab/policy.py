@@ -129,7 +129,7 @@ class Sarathi:
     The chunk is `chunk` minus the decodes, so a full batch is a multiple of the matrix tile. Chunking stops when fewer
     than `min_decodes` decodes are there to piggyback: they wait, and as many prompts as are missing run whole, alone.
     So 0 always cuts, 1 stops when no decode is left, and batch - 1 lets decodes ride in full batches only, which is
-    how the paper counts them: its figures need it past the optimal P:D.
+    how the paper counts them: its figures need it past the optimal P:D. `max_prefills` is for batches with a cut.
     """
 
     name: ClassVar[str] = "sarathi"

@@ -79,6 +79,8 @@ def print_device(name: str, spec: ModelSpec, backend: Backend, policy: str) -> N
         f"policy {policy}",
         soft_wrap=True,
     )
+    for caution in backend.cautions(spec):
+        out.print(f"  {caution}", soft_wrap=True)
 
 
 def print_plan(plan: Plan, name: str) -> None:

@@ -13,7 +13,7 @@ from sarathi_lab.server_flags import ServerFlag
 
 LOSS_COLUMNS = {
     "total": "more than whole [ms]",
-    "attention": "KV read again [ms]",
+    "attention": "attention, KV read again [ms]",
     "matmul": "smaller matrix products [ms]",
     "fixed": "fixed per iteration [ms]",
 }

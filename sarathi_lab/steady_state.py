@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 from sarathi_lab.block_manager import BlockManager
@@ -74,7 +75,8 @@ class _Clock:
 def _serve(cost: OperationTimes, policy: Policy, requests: list[Request], batch_size: int) -> Counter[str]:
     """Seconds by operation of serving all requests, with a cache that holds a batch of the longest."""
     longest = max(request.total_len for request in requests)
-    scheduler = Scheduler(policy, BlockManager(batch_size, longest), batch_size=batch_size, max_model_len=longest)
+    num_blocks = math.ceil(batch_size / (1 - policy.watermark))
+    scheduler = Scheduler(policy, BlockManager(num_blocks, longest), batch_size=batch_size, max_model_len=longest)
     clock = _Clock(cost)
     run_engine(requests, scheduler, SimulatedExecutor(clock.iteration_time), clock)
     return clock.spent

@@ -44,7 +44,7 @@ MISTAKES = [
     (["model=13c"], ["model=13c is unknown", "13b"]),
     (["model=gpt3-175b"], ["gpt3-175b", "GB"]),
     (["chunk"], ["chunk"]),
-    (["~hardware.num_sms"], ["Hardware", "num_sms", "correct its settings"]),
+    (["~hardware.num_sms"], ["Hardware", "num_sms", "put it back"]),
     (["hardware.num_sms=0"], ["hardware.num_sms=0", "below 1", "correct the hardware file"]),
     (["hardware.bytes_per_second=-1"], ["hardware.bytes_per_second=-1", "above 0", "correct the hardware file"]),
     (["~hardware.uncertainty.matmul"], ["hardware.uncertainty", "matmul", "correct the hardware file"]),

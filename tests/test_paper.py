@@ -15,6 +15,7 @@ from sarathi_lab.paper.errors import ROWS, compare, error_table
 from sarathi_lab.paper.figures import COLUMNS, FIGURES, PARTS, Device, devices_of, paper, predict
 from sarathi_lab.paper.plots import LOOKS, draw
 from sarathi_lab.paper.points import KEYS, paper_points
+from sarathi_lab.paper.task import Figures
 from sarathi_lab.paths import CONF
 from sarathi_lab.policy import Orca, RequestLevel, Sarathi
 from sarathi_lab.presets import load_hardware
@@ -117,9 +118,9 @@ def test_errors_are_relative_and_compared_with_the_aim():
     rows = [
         ("fig08", "", "1K", 2.0, 10.0, "ratio", "paper", "paper", 0.0),
         ("fig08", "", "1K", 4.0, 5.0, "ratio", "paper", "paper", 0.0),
-        ("fig08", "", "1K", 2.0, 10.8, "ratio", "simulated", "simulated x, analytic, 13b", 0.3),
-        ("fig08", "", "1K", 4.0, 4.5, "ratio", "simulated", "simulated x, analytic, 13b", 0.1),
-        ("fig08", "", "1K", 6.0, 99.0, "ratio", "simulated", "simulated x, analytic, 13b", 0.1),
+        ("fig08", "", "1K", 2.0, 10.8, "ratio", "simulated", "simulated a6000, analytic, 13b", 0.3),
+        ("fig08", "", "1K", 4.0, 4.5, "ratio", "simulated", "simulated a6000, analytic, 13b", 0.1),
+        ("fig08", "", "1K", 6.0, 99.0, "ratio", "simulated", "simulated a6000, analytic, 13b", 0.1),
     ]
     points = pd.DataFrame(rows, columns=COLUMNS)
     assert compare(points).error.tolist() == pytest.approx([0.08, -0.1])
@@ -153,7 +154,7 @@ class ToyCost:
 def test_the_error_of_a_time_is_that_of_its_operations():
     bench = Bench(ToyCost(), load_hardware("a6000"))
     alone = bench.batch(make_batch(num_decodes=1, context=5))
-    assert bench.seconds(alone) == pytest.approx((4.0, 0.15))  # (0.1 + 0.5) of 4 s; overhead is known
+    assert bench.seconds(alone) == pytest.approx((4.0, 0.2))  # 0.1 + 0.5 + 2 x 0.1 of 4 s
     assert bench.seconds(alone, ["preproj"]) == pytest.approx((1.0, 0.1))
     added = weighted((1.0, alone), (-1.0, bench.batch(make_batch(prefill_tokens=3))))
     assert bench.seconds(added) == pytest.approx((1.0, 0.5))  # only the attention differs
@@ -254,7 +255,7 @@ def test_other_gpus_are_predicted_beside_the_paper(tmp_path):
         (["hardware=h100"], "hardware=h100 has no effect: task=figures does not read hardware"),
         (
             ["experiment=table4", "task.gpus=[a40]"],
-            r"needs 64.* GB for the weights of 33b, 1 x a40 have 48 GB \(2 would do\)",
+            r"needs 64.* GB for the weights of 33b alone, 1 x a40 have 48 GB",
         ),
     ],
 )
@@ -272,6 +273,17 @@ def test_every_figure_has_an_experiment_and_a_row_of_errors():
         assert (CONF / "experiment" / f"{figure}.yaml").is_file()
         assert any(row.figure == figure for row in ROWS)
     assert (CONF / "experiment" / "paper.yaml").is_file()
+
+
+def test_other_gpus_are_not_judged_by_the_papers_points(points):
+    other = points.assign(device=points.device.str.replace("simulated a6000", "simulated h100"))
+    assert not compare(other).device.str.contains("h100").any()
+    assert len(compare(points)) > len(compare(other)) > 0
+
+
+def test_a_gpu_is_predicted_once_per_figure():
+    jobs = Figures(figures=["fig12", "table2"], gpus=["h100", "h100"])._jobs()
+    assert [(part.figure, device.hardware) for part, device in jobs] == [("fig12", "h100"), ("table2", "h100")]
 
 
 def test_levels_follow_the_profiles_of_the_hardware_file():

@@ -77,6 +77,19 @@ def test_past_the_table_a_token_costs_what_it_does_in_the_cheapest_row_of_the_up
     assert cost(made).operation_times(batch_of(chunk=1000))["ffn"] == pytest.approx(0.08 * 1000)
 
 
+def test_times_do_not_fall_past_the_table():
+    profile = make_cost_model("profiled", model("13b"), hardware("a6000"), 2)
+    times = [profile.iteration_time(batch_of(chunk=tokens)) for tokens in range(1000, 1500, 10)]
+    assert times == sorted(times)
+
+
+def test_a_size_that_one_operation_lacks_is_a_hole():
+    made = table()
+    hole = made[~((made.operation == "ffn") & (made.num_tokens == 100))]
+    with pytest.raises(UserError, match="profile here has no row of ffn for 100 tokens, which another operation has"):
+        Profile(hole, "here")
+
+
 @pytest.mark.parametrize(("tokens", "start"), [(16, 0), (64, 500), (128, 64), (1000, 3000)])
 def test_the_fit_of_prefill_attention_recovers_known_costs(tokens, start):
     times = cost(table()).operation_times(batch_of(chunk=tokens, start=start))

@@ -36,7 +36,7 @@ def test_every_command_passes_its_checks(command, monkeypatch):
 
 def test_the_error_table_is_the_recorded_one():
     errors = pd.read_csv(EXPERIMENTS / "paper" / "results" / "errors.csv")
-    rows = errors[errors.verdict != "given"]
+    rows = errors[~errors.verdict.isin(["given", "formula"])]
     for path, shown in (
         (REPOSITORY / "README.md", rows[rows.aim_mean.notna()]),
         (EXPERIMENTS / "paper" / "README.md", rows),
@@ -44,6 +44,7 @@ def test_the_error_table_is_the_recorded_one():
         lines = [line for line in path.read_text().splitlines() if line.startswith("|")]
         for row in shown.to_dict("records"):
             found = f"{row['mean']:.2%} ({row['largest']:.1%})"
+            found += " †" if row["verdict"].endswith("partly fitted") else ""
             cell = f"| **{found}** |" if row["verdict"].startswith("missed") else f"| {found} |"
             assert any(line.startswith(f"| {row['row']}") and cell in line for line in lines), (path, row)
 

@@ -16,6 +16,7 @@ from sarathi_lab.paper.bench import Bench, Estimate, Point
 from sarathi_lab.paper.points import KEYS, fig12_ratios, paper_points
 from sarathi_lab.presets import load_hardware, load_spec
 from sarathi_lab.simulator.cost_model import Level, make_cost_model
+from sarathi_lab.simulator.parallel import Parallel
 
 COLUMNS = ["figure", "panel", "series", "x", "y", "unit", "source", "device", "uncertainty"]
 PIPELINE = pipelines.SYSTEMS["sarathi"].parallel
@@ -88,7 +89,8 @@ def _fig12(bench: Bench, spec: ModelSpec, every: int) -> Iterable[Point]:
     curves = paper_points("fig12").query("panel != 'ratios'")
     table = pipelines.at_points(found, curves)
     typical = make_batch(prefill_tokens=230, start=1000, num_decodes=26, context=2000)
-    error = bench.seconds(bench.batch(typical)).error
+    pipeline = Bench(make_cost_model("analytic", spec, bench.hardware, DTYPE_BYTES[DTYPE], PIPELINE), bench.hardware)
+    error = pipeline.seconds(pipeline.batch(typical)).error
     for panel, series, x, y in zip(table.panel, table.series, table.x, table.y, strict=True):
         yield Point(panel, series, x, Estimate(y, error))
     for name, ratio in fig12_ratios(table).items():
@@ -121,7 +123,7 @@ FIGURES = tuple(dict.fromkeys(part.figure for part in PARTS))
 def devices_of(part: Part, gpus: Sequence[str] | None = None) -> list[Device]:
     """The paper's GPU, or each of `gpus`, at every level that its file has for the model."""
     devices = []
-    for gpu in gpus or [part.hardware]:
+    for gpu in dict.fromkeys(gpus or [part.hardware]):
         levels: tuple[Level, ...] = ("profiled", "analytic")
         if part.model not in load_hardware(gpu).profiles:
             levels = ("analytic",)
@@ -130,16 +132,26 @@ def devices_of(part: Part, gpus: Sequence[str] | None = None) -> list[Device]:
 
 
 def check_fits(part: Part, device: Device) -> None:
-    """Raise UserError for a model that the device, or the devices of Fig 12's pipeline, can't hold."""
-    num_devices = PIPELINE.num_devices if part.figure == "fig12" else 1
-    weights = load_spec(part.model).weight_bytes(DTYPE_BYTES[DTYPE])
-    memory = num_devices * load_hardware(device.hardware).memory_bytes
-    if weights > memory:
+    """Raise UserError for a device that can't hold the model's weights, or whose file is not for its elements."""
+    spec, hardware, dtype_bytes = load_spec(part.model), load_hardware(device.hardware), DTYPE_BYTES[DTYPE]
+    if hardware.dtype_bytes != dtype_bytes:
         raise UserError(
-            f"task.gpus: {part.figure} needs {weights / 1e9:.1f} GB for the weights of {part.model}, {num_devices} x "
-            f"{device.hardware} have {memory / 1e9:.0f} GB ({math.ceil(weights / memory * num_devices)} would do); "
-            "leave that GPU or that figure out"
+            f"task.gpus: hardware {device.hardware} holds the figures of {hardware.dtype_bytes}-byte elements, the "
+            f"paper's are {dtype_bytes} bytes; choose another"
         )
+    for parallel in _spread(part):
+        make_cost_model(device.level, spec, hardware, dtype_bytes, parallel)
+        weights, memory = spec.weight_bytes(dtype_bytes), parallel.num_devices * hardware.memory_bytes
+        if weights > memory:
+            raise UserError(
+                f"task.gpus: {part.figure} needs {weights / 1e9:.1f} GB for the weights of {part.model} alone, "
+                f"{parallel.num_devices} x {device.hardware} have {memory / 1e9:.0f} GB; leave that GPU or figure out"
+            )
+
+
+def _spread(part: Part) -> list[Parallel]:
+    """The devices that the part's systems are spread over."""
+    return [system.parallel for system in pipelines.SYSTEMS.values()] if part.figure == "fig12" else [Parallel()]
 
 
 def predict(part: Part, device: Device, every: int = 1) -> pd.DataFrame:

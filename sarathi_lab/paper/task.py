@@ -69,7 +69,9 @@ class Figures:
 
     def _jobs(self) -> list[Job]:
         parts = [part for part in PARTS if part.figure in self._names()]
-        return [(part, device) for part in parts for device in devices_of(part, self.gpus)]
+        jobs = [(part, device) for part in parts for device in devices_of(part, self.gpus)]
+        # On other GPUs than the paper's, parts that differ in theirs alone are one.
+        return list({(part.figure, device.name(part)): (part, device) for part, device in jobs}.values())
 
     def _predicted(self) -> Iterator[pd.DataFrame]:
         """The predicted points of each job, several at a time, in the order of the jobs."""

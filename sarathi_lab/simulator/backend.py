@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -83,6 +84,21 @@ class SimulatedBackend:
         hardware, num_devices = self.hardware, self.parallel.num_devices
         source = f"of hardware {hardware.name}" + (f" x {num_devices}" if num_devices > 1 else "")
         return Ceilings(num_devices * hardware.flops_per_second, num_devices * hardware.bytes_per_second, source)
+
+    def cautions(self, spec: ModelSpec) -> Sequence[str]:
+        """The cost model's error on shapes that it was not fitted to, and what of it favours chunks."""
+        errors = self._cost(spec).uncertainty
+        stated = ", ".join(f"{kind} {error:.0%}" for kind, error in errors.items())
+        cautions = [f"the cost model's mean error on held-out shapes: {stated}"]
+        hardware = self.hardware
+        if self.cost_model == "analytic" and hardware.causal_efficiency < hardware.attention_efficiency:
+            within, before = hardware.causal_efficiency, hardware.attention_efficiency
+            cautions.append(
+                f"hardware {hardware.name} attends within a chunk at {within:.0%} of the peak, to tokens before it at "
+                f"{before:.0%}: so cutting a long prompt makes its attention faster here; compare with "
+                f"hardware.causal_efficiency={before:g}"
+            )
+        return cautions
 
     def predictor(self, spec: ModelSpec) -> Predictor:
         """The cost model of the hardware."""

@@ -22,7 +22,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "preproj": ("qkv_proj",),
     "attn": ("prefill_attention", "decode_attention", "kv_write"),
     "postproj": ("out_proj",),
-    "ffn": ("ffn_up", "ffn_gate_up", "ffn_down", "activation", "ffn"),
+    "ffn": ("ffn_up", "ffn_down", "activation", "ffn"),
     "elementwise": ("norms", "elementwise"),
     "others": ("lm_head", "sampling", "logits", "overhead", "others"),
     "communication": ("all_reduce", "send"),

@@ -31,7 +31,10 @@ def overlapped(compute: float, memory: float) -> float:
 
     A smooth maximum: near the ridge of the roofline neither hides wholly behind the other.
     """
-    return float((compute**OVERLAP + memory**OVERLAP) ** (1 / OVERLAP))
+    longer = max(compute, memory)
+    if longer == 0:
+        return 0.0
+    return float(longer * ((compute / longer) ** OVERLAP + (memory / longer) ** OVERLAP) ** (1 / OVERLAP))
 
 
 @lru_cache(maxsize=2**17)

@@ -42,10 +42,12 @@ def kv_capacity(spec: ModelSpec, hardware: Hardware, dtype_bytes: int, parallel:
 
 def _advice(spec: ModelSpec, hardware: Hardware, weights: float, cache_per_stage: float) -> str:
     """The fewest devices that hold the model, and their settings; a stage brings a micro-batch, so its own cache."""
+    max_tensor = MAX_TENSOR if hardware.link_bytes_per_second else 1
+    max_pipeline = spec.num_layers if hardware.network_bytes_per_second else 1
     fitting = [
         parallel
-        for tensor in range(1, MAX_TENSOR + 1)
-        for pipeline in range(1, spec.num_layers + 1)
+        for tensor in range(1, max_tensor + 1)
+        for pipeline in range(1, max_pipeline + 1)
         if (parallel := Parallel(tensor, pipeline)).divides(spec)
         and weights + pipeline * cache_per_stage <= parallel.num_devices * hardware.memory_bytes
     ]

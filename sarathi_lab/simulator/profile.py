@@ -21,8 +21,9 @@ from sarathi_lab.errors import UserError
 from sarathi_lab.request import Batch
 
 COLUMNS = ("operation", "num_tokens", "kv_tokens", "seconds")
+TOKEN_OPERATIONS = ("qkv_proj", "out_proj", "ffn", "elementwise")
 # Depend on the tokens of the iteration, but the logits (with sampling) on those that emit: their `num_tokens` are rows.
-ROW_OPERATIONS = ("qkv_proj", "out_proj", "ffn", "elementwise", "logits", "others")
+ROW_OPERATIONS = (*TOKEN_OPERATIONS, "logits", "others")
 ATTENTION = ("prefill_attention", "decode_attention")
 MIN_ROWS = 3  # of an operation: fewer leave nothing to check an interpolation with
 HELD_OUT_BLOCKS = 10  # neighbours that are left out together; of Fig 7's rows about those of one tile
@@ -149,7 +150,19 @@ def _checked(table: pd.DataFrame, source: str) -> pd.DataFrame:
         )
     for name in operations:
         _check_rows(table[table.operation == name], name, source)
-    return table.assign(**{column: pd.to_numeric(table[column]) for column in COLUMNS[1:]})
+    numbers = table.assign(**{column: pd.to_numeric(table[column]) for column in COLUMNS[1:]})
+    _check_same_sizes(numbers, source)
+    return numbers
+
+
+def _check_same_sizes(table: pd.DataFrame, source: str) -> None:
+    """What every token passes is measured together: a size that one of these operations lacks is a hole."""
+    sizes = {name: set(table.num_tokens[table.operation == name]) for name in TOKEN_OPERATIONS}
+    for name, own in sizes.items():
+        if missing := sorted(set().union(*sizes.values()) - own):
+            raise UserError(
+                f"profile {source} has no row of {name} for {missing[0]:g} tokens, which another operation has; {FIX}"
+            )
 
 
 def _check_rows(rows: pd.DataFrame, name: str, source: str) -> None:
@@ -181,7 +194,9 @@ def _interpolated(rows: pd.DataFrame) -> Callable[[int], float]:
 
     @cache
     def time(num_tokens: int) -> float:
-        return float(np.interp(num_tokens, tokens, seconds)) if num_tokens <= last else per_token * num_tokens
+        if num_tokens <= last:
+            return float(np.interp(num_tokens, tokens, seconds))
+        return max(float(seconds[-1]), per_token * num_tokens)  # the last tile may have just begun
 
     return time
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -87,6 +88,10 @@ class TorchBackend:
     def size(self) -> tuple[int, int]:
         """Bytes of the device's memory, free or not, and how many multiprocessors or CPU threads compute."""
         return device_size(self._device)
+
+    def cautions(self, spec: ModelSpec) -> Sequence[str]:
+        """None: what runs here is measured."""
+        return ()
 
     def predictor(self, spec: ModelSpec) -> None:
         """A real device is measured, not predicted."""
