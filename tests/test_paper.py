@@ -235,12 +235,15 @@ def test_an_experiment_leaves_points_errors_and_a_picture(tmp_path, capsys):
     assert "a6000, profiled, 13b" in out
 
 
-def test_other_gpus_are_predicted_beside_the_paper(tmp_path):
+def test_other_gpus_are_predicted_beside_the_paper(tmp_path, capsys):
     assert run("experiment=fig09", "task.gpus=[h100]", "task.every=40", tmp_path=tmp_path) == 0
     points = pd.read_parquet(tmp_path / "run" / "figure.parquet")
     (device, counted) = points[points.source == "simulated"].device.unique()
     assert (device, counted) == ("simulated h100, analytic, 13b", "simulated h100, analytic, 13b, counted")
     assert len(points[points.source == "simulated"]) < len(points[points.source == "paper"])
+    out = capsys.readouterr().out
+    assert "On other GPUs than the paper's" in out
+    assert "Error against" not in out
 
 
 @pytest.mark.parametrize(

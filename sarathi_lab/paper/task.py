@@ -59,7 +59,11 @@ class Figures:
             found = zip(errors.row, errors.device, errors["mean"], strict=True)
             tracked.log_summary({f"error/{row}, {device}": mean for row, device, mean in found})
             tracked.log_tables(place.run_dir)
-        _print(errors)
+        others = points[(points.source != "paper") & ~points.device.isin(errors.device)]
+        if len(errors):
+            _print_errors(errors)
+        if len(others):
+            _print_ranges(others)
         print_place("points", place.run_dir / POINTS)
         for name in names:
             print_place("figure", place.run_dir / f"{name}.png")
@@ -106,11 +110,22 @@ def _write(folder: Path, names: Sequence[str], points: pd.DataFrame, errors: pd.
         plots.draw(name, points).savefig(folder / f"{name}.png", dpi=150)
 
 
-def _print(errors: pd.DataFrame) -> None:
+def _print_ranges(points: pd.DataFrame) -> None:
+    """What is predicted for GPUs that the paper does not have: the least and the most of each line, and where."""
+    console().print("\nOn other GPUs than the paper's: least and most of each line", style="bold")
+    table = Table(box=None, padding=(0, 1))
+    for heading in ("figure", "panel", "line", "device", "least", "at", "most", "at", "unit"):
+        table.add_column(heading, justify="right" if heading in ("least", "most", "at") else "left", no_wrap=True)
+    for names, line in points.groupby(["figure", "panel", "series", "device"], sort=False):
+        figure, panel, series, device = map(str, names)
+        ordered = line.sort_values("y")
+        ends = [f"{ordered[column].iloc[i]:.4g}" for i in (0, -1) for column in ("y", "x")]
+        table.add_row(figure, panel, series, device.removeprefix("simulated "), *ends, str(line.unit.iloc[0]))
+    console().print(table)
+
+
+def _print_errors(errors: pd.DataFrame) -> None:
     """The error table as people read it: mean and, in brackets, largest absolute relative error."""
-    if errors.empty:
-        console().print("no point of the paper was predicted on these GPUs: nothing to compare", style="bold")
-        return
     console().print("\nError against the paper's points: mean (largest)", style="bold")
     table = Table(box=None, padding=(0, 1))
     for heading in ("", "device", "points", "error", "aim", "stated", ""):

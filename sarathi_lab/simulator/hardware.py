@@ -67,6 +67,8 @@ class Hardware:
 
     def __post_init__(self) -> None:
         fix = "correct the hardware file"
+        if not isinstance(self.name, str) or not self.name:
+            raise UserError(f"hardware.name={self.name} is no name; {fix}")
         require_int("hardware.num_sms", self.num_sms, 1, fix)
         for name in ("flops_per_second", "bytes_per_second", "memory_bytes"):
             require_number(f"hardware.{name}", getattr(self, name), above=0, fix=fix)
