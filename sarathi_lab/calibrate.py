@@ -14,7 +14,7 @@ from sarathi_lab import report
 from sarathi_lab.errors import UserError, require_int, require_number
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.paths import CONF, make_folder
-from sarathi_lab.plan import build, resolve_model
+from sarathi_lab.plan import build, resolve_model, resolved
 from sarathi_lab.simulator.from_profile import hardware_from_profile
 from sarathi_lab.simulator.hardware import Hardware
 from sarathi_lab.simulator.profile import Profile
@@ -28,6 +28,7 @@ from sarathi_lab.torch_executor.profiling import (
     calibration_shapes,
     measure_profile,
 )
+from sarathi_lab.tracking import Tracker
 
 BLOCK_SIZE = 16  # tokens; neighbouring blocks are read in place, so their size plays no part
 PROFILE_FILE = "profile.csv"
@@ -84,6 +85,7 @@ class Calibrate:
         make_folder(place.run_dir, "the run's folder")
         hardware = self._fitted(backend, spec, profile, place.run_dir)
         files = _write(hardware, profile, place.run_dir, _title(backend, spec))
+        _track(cfg, place, profile, hardware)
         if self.install:
             files = _install(hardware, profile, spec, _title(backend, spec))
         _print_errors(profile, measured, hardware)
@@ -157,6 +159,17 @@ def _install(hardware: Hardware, profile: Profile, spec: ModelSpec, title: str) 
     stem = f"{hardware.name}-"
     relative = (folder / f"{stem}{PROFILE_FILE}").relative_to(CONF.parent)
     return _write(replace(hardware, profiles={spec.name: str(relative)}), profile, folder, title, stem)
+
+
+def _track(cfg: DictConfig, place: Place, profile: Profile, hardware: Hardware) -> None:
+    """Log the table and the errors on rows held out, by operation (profiled) and by kind (analytic)."""
+    tracker: Tracker = build(cfg.tracking)
+    errors = {**profile.held_out_errors, **hardware.uncertainty}
+    with tracker.run(
+        name=place.name, group=place.group, job_type="calibrate", tags=[hardware.name], config=resolved(cfg)
+    ) as tracked:
+        tracked.log_summary({f"error/{name}": error for name, error in errors.items()})
+        tracked.log_tables(place.run_dir)
 
 
 def _print_errors(profile: Profile, measured: Measured, hardware: Hardware) -> None:

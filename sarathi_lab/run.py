@@ -71,12 +71,11 @@ def _run(args: Sequence[str], command_line: CommandLine) -> int:
     try:
         _hydra_main([*args, f"{command_line.results_setting}='{quoted}'"], command_line.swept)
     finally:
-        has_runs = build(command_line.jobs[0].task).has_runs
-        if command_line.is_sweep and has_runs:
+        if command_line.is_sweep and build(command_line.jobs[0].task).has_runs:
             report.print_sweep(folder, len(command_line.jobs))
         elif (folder / "run.json").is_file():
             report.print_place("results", folder)
-        if has_runs and (hint := build(command_line.jobs[0].tracking).hint()):
+        if hint := build(command_line.jobs[0].tracking).hint():
             report.print_place("W&B", hint)
     return 0
 
