@@ -94,7 +94,13 @@ def _panel(ax: Axes, points: pd.DataFrame, look: Look) -> None:
 def _styles(points: pd.DataFrame) -> dict[str, Any]:
     """Line style by device; what is counted, not served, is dotted."""
     devices = [str(device) for device in dict.fromkeys(points.device) if device != "paper"]
-    return {device: ":" if "counted" in device else "--" if ", analytic" in device else "-" for device in devices}
+    return {device: _style(", analytic" in device, "counted" in device) for device in devices}
+
+
+def _style(is_analytic: bool, is_counted: bool) -> Any:
+    if is_counted:
+        return (0, (1, 4)) if is_analytic else (0, (1, 1))
+    return "--" if is_analytic else "-"
 
 
 def _keys(points: pd.DataFrame) -> list[Line2D]:
