@@ -69,9 +69,15 @@ class Prediction:
         """Tokens per second of each baseline."""
         return {name: self.throughput(self.serve(BASELINES[name])) for name in self.baselines}
 
-    def table(self, chunks: Iterable[int], policy: PolicyOfChunk) -> pd.DataFrame:
-        """One row per chunk; see `predict`."""
-        return _marked(pd.DataFrame([self._row(chunk, policy) for chunk in chunks]))
+    def table(self, chunks: Iterable[int], policy: PolicyOfChunk = Sarathi) -> pd.DataFrame:
+        """What each chunk gives under `policy`: a row per chunk, ascending, by the names of METRICS.md.
+
+        Columns: chunk (tokens), throughput (tokens/s), its ratios to the baselines (request-level batching, and Orca
+        with one prompt an iteration: "Orca best"), kv_reread_factor, tbt_p50 and tbt_p99 (seconds between tokens; NaN
+        if no request has two), is_as_good (throughput within 1 % of the best row's) and is_best. Raises UserError as
+        `Scheduler` does, for a chunk below the batch or requests that do not fit.
+        """
+        return _marked(pd.DataFrame([self._row(chunk, policy) for chunk in sorted(set(chunks))]))
 
     def _row(self, chunk: int, policy: PolicyOfChunk) -> dict[str, float]:
         ledger = self.serve(policy(chunk))
@@ -86,29 +92,6 @@ class Prediction:
             "tbt_p50": p50,
             "tbt_p99": p99,
         }
-
-
-def predict(
-    chunks: Iterable[int],
-    requests: Sequence[Request],
-    batch_size: int,
-    iteration_time: IterationTime,
-    *,
-    policy: PolicyOfChunk = Sarathi,
-    max_model_len: int | None = None,
-    num_blocks: int | None = None,
-    block_size: int = DEFAULT_BLOCK_SIZE,
-    baselines: Sequence[str] = tuple(BASELINES),
-) -> pd.DataFrame:
-    """What each chunk gives on `requests` under `policy`: a row per chunk, ascending, by the names of METRICS.md.
-
-    Columns: chunk (tokens), throughput (tokens/s), its ratios to `baselines` (request-level batching, and Orca with
-    one prompt an iteration: "Orca best"), kv_reread_factor, tbt_p50 and tbt_p99 (seconds between tokens; NaN if no
-    request has two), is_as_good (throughput within 1 % of the best row's) and is_best. Raises UserError as `Scheduler`
-    does, for a chunk below the batch or requests that do not fit.
-    """
-    prediction = Prediction(requests, batch_size, iteration_time, max_model_len, num_blocks, block_size, baselines)
-    return prediction.table(sorted(set(chunks)), policy)
 
 
 def candidates(requests: Sequence[Request], batch_size: int, tile: int) -> list[int]:
@@ -128,26 +111,15 @@ def candidates(requests: Sequence[Request], batch_size: int, tile: int) -> list[
 
 
 def advise(
-    requests: Sequence[Request],
-    batch_size: int,
-    iteration_time: IterationTime,
-    tile: int,
-    *,
-    policy: PolicyOfChunk = Sarathi,
-    max_model_len: int | None = None,
-    num_blocks: int | None = None,
-    block_size: int = DEFAULT_BLOCK_SIZE,
-    baselines: Sequence[str] = tuple(BASELINES),
-    chunks: Sequence[int] | None = None,
+    prediction: Prediction, tile: int, *, policy: PolicyOfChunk = Sarathi, chunks: Sequence[int] | None = None
 ) -> Advice:
-    """The chunk with the highest predicted throughput; the arguments are those of `predict`.
+    """The chunk with the highest throughput that `prediction` finds for `policy`.
 
     It is one of `chunks`, if they are given. Else it is found to a `tile`: the gaps beside the best of `candidates` are
     halved until they are a tile wide. Of the chunks within 1 % of the best, the one with the lowest P99 time between
     tokens is taken, then the smallest.
     """
-    prediction = Prediction(requests, batch_size, iteration_time, max_model_len, num_blocks, block_size, baselines)
-    untried = candidates(requests, batch_size, tile) if chunks is None else sorted(set(chunks))
+    untried = candidates(prediction.requests, prediction.batch_size, tile) if chunks is None else list(chunks)
     tables: list[pd.DataFrame] = []
     while untried:
         tables.append(prediction.table(untried, policy))

@@ -14,7 +14,7 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from sarathi_lab.advisor import BASELINES, Advice, advise
+from sarathi_lab.advisor import BASELINES, Advice, Prediction, advise
 from sarathi_lab.backend import Backend, Predictor
 from sarathi_lab.block_manager import BlockManager
 from sarathi_lab.errors import UserError, require_int
@@ -142,18 +142,16 @@ def _advice_key(plan: Plan, chunks: Sequence[int] | None) -> Hashable:
 
 def _advise(plan: Plan, predictor: Predictor, chunks: Sequence[int] | None) -> Advice:
     policy: Any = plan.policy
-    return advise(
+    prediction = Prediction(
         plan.load.requests,
         plan.batch_size,
         predictor,
-        predictor.tile,
-        policy=lambda chunk: replace(policy, chunk=chunk),
-        max_model_len=plan.max_model_len,
-        num_blocks=plan.num_blocks,
-        block_size=plan.block_size,
-        baselines=_predicted_baselines(plan),
-        chunks=chunks,
+        plan.max_model_len,
+        plan.num_blocks,
+        plan.block_size,
+        _predicted_baselines(plan),
     )
+    return advise(prediction, predictor.tile, policy=lambda chunk: replace(policy, chunk=chunk), chunks=chunks)
 
 
 def _predicted_baselines(plan: Plan) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from helpers import requests_of
 from sarathi_lab.advise_task import flags_table
-from sarathi_lab.advisor import advise
+from sarathi_lab.advisor import Prediction, advise
 from sarathi_lab.chunking_loss import chunking_loss
 from sarathi_lab.policy import SarathiServe
 from sarathi_lab.presets import load_hardware as hardware
@@ -38,7 +38,7 @@ def advised(tmp_path: Path, *args: str) -> dict[str, pd.DataFrame]:
 
 def test_the_tables_are_the_advice_the_loss_and_the_flags(tmp_path, capsys):
     tables = advised(tmp_path)
-    advice = advise(requests_of(*[(992, 32)] * 12), 6, COST.iteration_time, 128)
+    advice = advise(Prediction(requests_of(*[(992, 32)] * 12), 6, COST.iteration_time), 128)
     pd.testing.assert_frame_equal(tables["advice"], advice.table)
     for row in tables["loss"].itertuples():
         split = chunking_loss(992, row.chunk, COST.operation_times)
@@ -79,8 +79,8 @@ def test_policy_and_cost_model_are_those_of_the_command_line(tmp_path):
     tables = advised(tmp_path, "policy=sarathi_serve", "executor.cost_model=profiled", "task.chunks=[512,256]")
     profiled = make_cost_model("profiled", COST.spec, COST.hardware, 2)
     server = {"max_model_len": 1024, "num_blocks": 388, "block_size": 16}
-    load = (requests_of(*[(992, 32)] * 12), 6, profiled.iteration_time, 128)
-    advice = advise(*load, policy=SarathiServe, chunks=[256, 512], **server)
+    prediction = Prediction(requests_of(*[(992, 32)] * 12), 6, profiled.iteration_time, **server)
+    advice = advise(prediction, 128, policy=SarathiServe, chunks=[256, 512])
     pd.testing.assert_frame_equal(tables["advice"], advice.table)
 
 

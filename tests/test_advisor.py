@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from helpers import requests_of
 from sarathi_lab import plan
-from sarathi_lab.advisor import BASELINES, Prediction, advise, candidates, predict
+from sarathi_lab.advisor import BASELINES, Prediction, advise, candidates
 from sarathi_lab.chunking_loss import ATTENTION, MATMUL, chunking_loss
 from sarathi_lab.errors import UserError
 from sarathi_lab.policy import RequestLevel, Sarathi, SarathiServe
@@ -59,7 +59,7 @@ def test_candidates_suit_the_batch_and_the_last_cuts_nothing(prompt_len, output_
 
 def test_a_prediction_is_what_the_engine_does():
     requests = requests_of(*[(8, 3)] * 3)
-    table = predict([16, 4], requests, 2, tile_time).set_index("chunk")
+    table = Prediction(requests, 2, tile_time).table([16, 4]).set_index("chunk")
     ledger = Prediction(requests, 2, tile_time).serve(Sarathi(4))
     assert list(table.index) == [4, 16]
     assert table.throughput[4] == pytest.approx(33 / ledger.iterations().end.max())
@@ -72,7 +72,7 @@ def test_a_prediction_is_what_the_engine_does():
 
 
 def test_the_rows_within_one_percent_of_the_best_are_marked():
-    table = predict(range(128, 1152, 128), requests_of(*[(992, 32)] * 36), 18, COST.iteration_time)
+    table = Prediction(requests_of(*[(992, 32)] * 36), 18, COST.iteration_time).table(range(128, 1152, 128))
     best = table.throughput.max()
     assert (table.throughput[table.is_best] == best).all()
     assert (table.is_as_good == (table.throughput >= 0.99 * best)).all()
@@ -80,27 +80,29 @@ def test_the_rows_within_one_percent_of_the_best_are_marked():
 
 
 def test_outputs_of_one_token_have_no_time_between_tokens():
-    assert predict([4], requests_of((8, 1), (8, 1)), 2, tile_time).tbt_p99.isna().all()
-    assert advise(requests_of((8, 1), (8, 1)), 2, tile_time, 4).chunk in (4, 8, 12, 16)
+    assert Prediction(requests_of((8, 1), (8, 1)), 2, tile_time).table([4]).tbt_p99.isna().all()
+    assert advise(Prediction(requests_of((8, 1), (8, 1)), 2, tile_time), 4).chunk in (4, 8, 12, 16)
 
 
 def test_model_length_and_cache_are_the_servers():
     requests = requests_of(*[(200, 40)] * 8)
 
     def throughput(**server: int) -> float:
-        return predict([TILE], requests, 4, COST.iteration_time, **server).throughput[0]
+        return Prediction(requests, 4, COST.iteration_time, **server).table([TILE]).throughput[0]
 
     assert throughput(num_blocks=60, block_size=16) == throughput()  # room for four sequences of 240
     assert throughput(num_blocks=30, block_size=16) < throughput()
     assert throughput(num_blocks=60, block_size=16, max_model_len=480) < throughput()
     assert throughput(num_blocks=60, block_size=8) < throughput()
     with pytest.raises(UserError, match="chunk=2 is smaller"):
-        predict([2], requests, 4, COST.iteration_time)
+        Prediction(requests, 4, COST.iteration_time).table([2])
 
 
 def test_only_the_baselines_that_are_asked_for_are_served():
     requests = requests_of((100, 20), (100, 20))
-    columns = [set(predict([TILE], requests, 2, tile_time, baselines=names)) for names in ([], ["orca"], BASELINES)]
+    columns = [
+        set(Prediction(requests, 2, tile_time, baselines=names).table([TILE])) for names in ([], ["orca"], BASELINES)
+    ]
     assert [{name for name in each if "_vs_" in name} for each in columns] == [
         set(),
         {"throughput_vs_orca"},
@@ -132,9 +134,9 @@ WORKLOADS = {
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_the_advice_is_within_one_percent_of_a_full_sweep(name, policy):
     requests, batch = WORKLOADS[name]
-    advice = advise(requests, batch, COST.iteration_time, TILE, policy=policy)
+    advice = advise(Prediction(requests, batch, COST.iteration_time), TILE, policy=policy)
     longest = max(request.prompt_len for request in requests) + batch - 1
-    sweep = predict(range(TILE, longest + TILE, TILE), requests, batch, COST.iteration_time, policy=policy)
+    sweep = Prediction(requests, batch, COST.iteration_time).table(range(TILE, longest + TILE, TILE), policy)
     row = advice.table.set_index("chunk").loc[advice.chunk]
     assert row.throughput >= 0.99 * sweep.throughput.max()
     rivals = advice.table[advice.table.is_as_good]
@@ -143,7 +145,7 @@ def test_the_advice_is_within_one_percent_of_a_full_sweep(name, policy):
 
 def test_the_advice_refines_between_its_candidates():
     requests = requests_of(*[(2000, 48)] * 32)
-    advice = advise(requests, 8, COST.iteration_time, TILE)
+    advice = advise(Prediction(requests, 8, COST.iteration_time), TILE)
     tried = list(advice.table.chunk)
     best = tried[int(advice.table.throughput.argmax())]
     assert tried == sorted(set(tried))
@@ -152,11 +154,11 @@ def test_the_advice_refines_between_its_candidates():
 
 def test_named_chunks_are_the_only_candidates():
     requests = requests_of(*[(992, 32)] * 24)
-    advice = advise(requests, 6, COST.iteration_time, TILE, chunks=[1024, 100, 100, 300])
+    advice = advise(Prediction(requests, 6, COST.iteration_time), TILE, chunks=[1024, 100, 100, 300])
     assert list(advice.table.chunk) == [100, 300, 1024]
     assert advice.table.set_index("chunk").is_as_good[advice.chunk]
     with pytest.raises(UserError, match="chunk=2 is smaller"):
-        advise(requests, 6, COST.iteration_time, TILE, chunks=[1024, 2])
+        advise(Prediction(requests, 6, COST.iteration_time), TILE, chunks=[1024, 2])
 
 
 # -- chunk=auto --------------------------------------------------------------------------------------------------
@@ -167,7 +169,7 @@ def test_auto_runs_the_advised_chunk_and_says_why(tmp_path, capsys):
     text = capsys.readouterr().out
     (run,) = [path.parent for path in tmp_path.rglob("run.json") if path.parent.parent.name != "baselines"]
     labels, config = json.loads((run / "run.json").read_text()), OmegaConf.load(run / "config.yaml")
-    chunk = advise(requests_of(*[(992, 32)] * 12), 6, COST.iteration_time, TILE).chunk
+    chunk = advise(Prediction(requests_of(*[(992, 32)] * 12), 6, COST.iteration_time), TILE).chunk
     assert labels["chunk"] == config.policy.chunk == chunk
     assert f"chunk=auto is {chunk}" in text
     assert "x request_level" in text
@@ -185,7 +187,8 @@ def test_auto_is_chosen_anew_for_every_job_of_a_sweep(tmp_path, capsys):
     assert chunks[4, "chunk=1024"] == chunks[8, "chunk=1024"] == 1024
     for batch in (4, 8):
         assert (
-            chunks[batch, "chunk=auto"] == advise(requests_of(*[(992, 32)] * 8), batch, COST.iteration_time, TILE).chunk
+            chunks[batch, "chunk=auto"]
+            == advise(Prediction(requests_of(*[(992, 32)] * 8), batch, COST.iteration_time), TILE).chunk
         )
 
 
@@ -205,7 +208,7 @@ def test_auto_is_predicted_once_for_a_run_that_is_planned_twice(tmp_path, monkey
 def test_auto_is_chosen_by_the_profile_where_that_is_the_cost_model(tmp_path, capsys):
     profiled = make_cost_model("profiled", COST.spec, COST.hardware, 2)
     assert main(["chunk=auto", "executor.cost_model=profiled", "baselines=[]", *SIMULATED, f"output={tmp_path}"]) == 0
-    advice = advise(requests_of(*[(992, 32)] * 12), 6, profiled.iteration_time, TILE)
+    advice = advise(Prediction(requests_of(*[(992, 32)] * 12), 6, profiled.iteration_time), TILE)
     text = capsys.readouterr().out
     assert f"chunk=auto is {advice.chunk}" in text
     shown = next(line for line in text.splitlines() if line.split()[:2] == [str(advice.chunk), "*"]).split()[2]

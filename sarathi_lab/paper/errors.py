@@ -34,23 +34,33 @@ class Row:
         return self.profiled if ", profiled" in device else self.analytic
 
 
+def _is_even_tile(points: pd.DataFrame) -> pd.Series:
+    return (points.x - 1) // 128 % 2 == 1
+
+
+def _is_completion_ratio(points: pd.DataFrame) -> pd.Series:
+    return (points.panel == "ratios") & points.series.str.startswith("completion")
+
+
+def _is_total(points: pd.DataFrame) -> pd.Series:
+    return points.series.str.endswith("total")
+
+
 ROWS = (
     Row("Fig 3, time per token", "fig03"),
     Row("Fig 4a, single layer", "fig04", where=lambda points: points.unit == "tokens/ms"),
     Row("Fig 4b, arithmetic intensity", "fig04", where=lambda points: points.unit == "FLOP/B"),
-    Row("Fig 7, iteration time", "fig07", None, Aim(0.08, 0.20), lambda points: points.series == "total"),
+    Row("Fig 7, iteration time", "fig07", None, Aim(0.08, 0.20), _is_total),
     # The analytic model is fitted to the others: odd tiles of 128 tokens (experiments/cost_model/fit.py).
     Row("Fig 7, even tiles", "fig07", None, Aim(0.08, 0.20), lambda points: _is_total(points) & _is_even_tile(points)),
-    Row("Fig 7, by operation", "fig07", None, None, lambda points: points.series != "total"),
+    Row("Fig 7, by operation", "fig07", None, None, lambda points: ~_is_total(points)),
     Row("Fig 8, decode speed-up", "fig08", Aim(0.04, 0.12), Aim(0.10, 0.20)),
     Row("Fig 9, P:D", "fig09", Aim(0.01, 0.04), Aim(0.04, 0.10)),
-    Row(
-        "Fig 10, totals", "fig10", Aim(0.02, 0.08), Aim(0.06, 0.15), lambda points: points.series.str.endswith("total")
-    ),
-    Row("Fig 10, by operation", "fig10", None, None, lambda points: ~points.series.str.endswith("total")),
+    Row("Fig 10, totals", "fig10", Aim(0.02, 0.08), Aim(0.06, 0.15), _is_total),
+    Row("Fig 10, by operation", "fig10", None, None, lambda points: ~_is_total(points)),
     Row("Fig 11, Orca", "fig11", Aim(0.01, 0.04), Aim(0.04, 0.10)),
     Row("Fig 12, bubble ratio", "fig12", None, Aim(0.15), lambda points: points.series.str.startswith("bubbles")),
-    Row("Fig 12, completion ratios", "fig12", None, Aim(0.07, 0.07), lambda points: _is_completion_ratio(points)),
+    Row("Fig 12, completion ratios", "fig12", None, Aim(0.07, 0.07), _is_completion_ratio),
     Row("Fig 12a, bubbles", "fig12", where=lambda points: (points.panel == "a") & (points.x >= 0.01)),
     # The first batch fills until about there.
     Row("Fig 12b, completion", "fig12", where=lambda points: (points.panel == "b") & (points.x >= 500)),
@@ -84,18 +94,6 @@ PARTLY_FITTED = (
 )
 # The GPUs that the paper used for each figure, as devices are called.
 PAPERS = {(part.figure, f"simulated {part.hardware}") for part in PARTS}
-
-
-def _is_even_tile(points: pd.DataFrame) -> pd.Series:
-    return (points.x - 1) // 128 % 2 == 1
-
-
-def _is_completion_ratio(points: pd.DataFrame) -> pd.Series:
-    return (points.panel == "ratios") & points.series.str.startswith("completion")
-
-
-def _is_total(points: pd.DataFrame) -> pd.Series:
-    return points.series.str.endswith("total")
 
 
 def compare(points: pd.DataFrame) -> pd.DataFrame:
