@@ -1,0 +1,69 @@
+"""The one way kernels are launched, so that whatever the engine can launch can also be compiled without a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from sarathi_kernels.chip import Chip, assumed
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A launch as it would have been: `arguments` and `options` (constants, num_warps, num_stages) by name.
+
+    `is_hot` kernels take a good part of an iteration, so none of their registers may spill; `uses_tensor_cores` says
+    that matrix instructions must be in the code.
+    """
+
+    kernel: Any  # triton.JITFunction
+    grid: tuple[int, ...]
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+    is_hot: bool
+    uses_tensor_cores: bool
+
+
+@dataclass
+class Recording:
+    """Launches for `chip` that were recorded instead of done."""
+
+    chip: Chip
+    launches: list[Launch] = field(default_factory=list)
+
+
+_recording: ContextVar[Recording | None] = ContextVar("recording", default=None)
+
+
+def launch(
+    kernel: Any,
+    grid: tuple[int, ...],
+    *arguments: Any,
+    is_hot: bool = False,
+    uses_tensor_cores: bool = False,
+    **options: Any,
+) -> None:
+    """`kernel[grid](*arguments, **options)`, or only a record of it while `recorded` is active.
+
+    All arguments that are not constants are positional; constants, num_warps and num_stages are named.
+    """
+    recording = _recording.get()
+    if recording is None:
+        kernel[grid](*arguments, **options)
+        return
+    recording.launches.append(Launch(kernel, grid, arguments, options, is_hot, uses_tensor_cores))
+
+
+@contextmanager
+def recorded(chip: Chip) -> Iterator[Recording]:
+    """Record the launches that public functions would do on `chip`; their tensors may be on the device "meta"."""
+    recording = Recording(chip)
+    token = _recording.set(recording)
+    try:
+        with assumed(chip):
+            yield recording
+    finally:
+        _recording.reset(token)

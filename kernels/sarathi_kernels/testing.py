@@ -1,0 +1,21 @@
+"""What tests and benchmarks of all kernels share: one error metric, poisoned outputs."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def relative_error(out: Tensor, reference: Tensor) -> float:
+    """‖out - reference‖ / ‖reference‖ in float64; infinite where `out` has an element that is not a number."""
+    out, reference = out.double(), reference.double()
+    if out.shape != reference.shape:
+        raise ValueError(f"shapes {tuple(out.shape)} and {tuple(reference.shape)} differ")
+    if not torch.isfinite(out).all():
+        return float("inf")
+    return float((out - reference).norm() / reference.norm().clamp_min(1e-30))
+
+
+def poisoned(*sizes: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """A tensor of NaN: what a kernel leaves unwritten, or reads without need, shows."""
+    return torch.full(sizes, float("nan"), device=device, dtype=dtype)
