@@ -61,5 +61,5 @@ def _cuda_chip(index: int) -> Chip:
     return Chip(
         capability=10 * properties.major + properties.minor,
         num_sms=properties.multi_processor_count,
-        shared_memory=properties.shared_memory_per_block_optin,
+        shared_memory=properties.shared_memory_per_block_optin,  # type: ignore[attr-defined]  # not in the stub
     )
