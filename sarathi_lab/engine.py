@@ -14,7 +14,7 @@ from sarathi_lab.scheduler import Scheduler
 class Recorder(Protocol):
     """Sees every finished iteration; see `ledger.Ledger`."""
 
-    def record(self, result: StepResult, finished: list[Sequence], scheduler: Scheduler) -> None: ...
+    def record(self, result: StepResult, finished: list[Sequence]) -> None: ...
 
 
 def run_engine(requests: Iterable[Request], scheduler: Scheduler, executor: Executor, recorder: Recorder) -> None:
@@ -23,14 +23,14 @@ def run_engine(requests: Iterable[Request], scheduler: Scheduler, executor: Exec
     for request in arrivals:
         scheduler.check_fits(request)  # before anything runs: a late refusal would lose the run
     executor.start()
-    while arrivals or scheduler.has_work:
+    while arrivals or scheduler.has_work or executor.num_in_flight:
         while arrivals and arrivals[0].arrival_time <= executor.now:
             scheduler.add(arrivals.popleft())
         _submit_all(scheduler, executor)
         if executor.num_in_flight and not _arrives_first(arrivals, executor):
             result = executor.collect()
             finished = scheduler.update(result)
-            recorder.record(result, finished, scheduler)
+            recorder.record(result, finished)
         elif arrivals:
             executor.wait_until(arrivals[0].arrival_time)
         else:
@@ -49,3 +49,5 @@ def _submit_all(scheduler: Scheduler, executor: Executor) -> None:
         if batch is None:
             return
         executor.submit(batch)
+        if executor.feeds_tokens:
+            scheduler.advance(batch)

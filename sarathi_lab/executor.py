@@ -53,11 +53,13 @@ class StepResult:
 class Executor(Protocol):
     """Runs batches and owns the clock.
 
-    `capacity` is how many batches may be in flight: 1 for a device, the number of stages for a pipeline.
-    Batches are collected in the order of submission.
+    `capacity` is how many batches may be in flight: 1 for a device, the number of stages for a pipeline, 2 for a device
+    whose next batch is made while one runs. Batches are collected in the order of submission. With `feeds_tokens` the
+    tokens of one batch reach the next without the host, so a sequence in flight may be submitted again.
     """
 
     capacity: int
+    feeds_tokens: bool
 
     @property
     def now(self) -> float:

@@ -11,7 +11,6 @@ import pandas as pd
 
 from sarathi_lab.executor import Bubble, StepResult
 from sarathi_lab.request import Sequence
-from sarathi_lab.scheduler import Scheduler
 
 ITERATION_COLUMNS = (
     "start",
@@ -57,9 +56,11 @@ class Ledger:
         self._bubble_times: defaultdict[Sequence, float] = defaultdict(float)
         self._preemptions_seen = 0
 
-    def record(self, result: StepResult, finished: list[Sequence], scheduler: Scheduler) -> None:
+    def record(self, result: StepResult, finished: list[Sequence]) -> None:
         """Append one finished iteration and the requests that finished with it."""
         batch = result.batch
+        queues = batch.queues
+        assert queues is not None, "the scheduler has booked the batch"
         self._iterations.append(
             (
                 result.start,
@@ -72,13 +73,13 @@ class Ledger:
                 batch.decode_kv_tokens,
                 batch.prefill_query_key_pairs,
                 batch.num_emits,
-                len(scheduler.running),
-                len(scheduler.waiting),
-                scheduler.blocks.num_used,
-                scheduler.num_preemptions - self._preemptions_seen,
+                queues.num_running,
+                queues.num_waiting,
+                queues.num_blocks_used,
+                queues.num_preemptions - self._preemptions_seen,
             )
         )
-        self._preemptions_seen = scheduler.num_preemptions
+        self._preemptions_seen = queues.num_preemptions
         self._record_stages(result)
         for sequence in finished:
             self._requests.append(_request_row(sequence, self._bubble_times.pop(sequence, 0.0)))

@@ -104,12 +104,27 @@ class Chunk(NamedTuple):
     is_decode: bool
     emits_token: bool
 
+    @property
+    def output_index(self) -> int:
+        """Which of the sequence's output tokens it emits, if it does."""
+        return self.start + self.num_tokens - self.sequence.request.prompt_len
+
+
+class Queues(NamedTuple):
+    """How many sequences run and wait, blocks are taken, and preemptions there were so far."""
+
+    num_running: int
+    num_waiting: int
+    num_blocks_used: int
+    num_preemptions: int
+
 
 class Batch:
     """The chunks of one iteration and their sums, from which FLOPs and bytes follow (`model/spec.py`).
 
     Filled by a policy through the scheduler's moves; read by executors and the ledger. `kv_tokens` count cached
     tokens read by attention (context plus the chunk itself); `query_key_pairs` counts causal query-key products.
+    `queues` are those that it leaves behind, set by `Scheduler.advance`.
     """
 
     __slots__ = (
@@ -121,6 +136,7 @@ class Batch:
         "num_prefills",
         "prefill_kv_tokens",
         "prefill_query_key_pairs",
+        "queues",
     )
 
     def __init__(self) -> None:
@@ -132,6 +148,7 @@ class Batch:
         self.decode_kv_tokens = 0
         self.prefill_query_key_pairs = 0
         self.num_emits = 0
+        self.queues: Queues | None = None
 
     def __len__(self) -> int:
         return len(self.chunks)

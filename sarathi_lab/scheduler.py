@@ -6,9 +6,9 @@ from collections import deque
 
 from sarathi_lab.block_manager import BlockManager
 from sarathi_lab.errors import UserError
-from sarathi_lab.executor import StepResult
+from sarathi_lab.executor import NO_TOKEN, StepResult
 from sarathi_lab.policy import Policy
-from sarathi_lab.request import Batch, Request, Sequence
+from sarathi_lab.request import Batch, Queues, Request, Sequence
 
 
 class Scheduler:
@@ -87,16 +87,18 @@ class Scheduler:
         self._idle = [sequence for sequence in self._idle if self._is_idle(sequence)]
         return batch if batch.chunks else None
 
-    def update(self, result: StepResult) -> list[Sequence]:
-        """Book a finished batch; returns the sequences that finished with it."""
+    def advance(self, batch: Batch) -> None:
+        """Book what is known of a batch before it ran: how far its sequences come, and which have all they asked for.
+
+        Their next tokens are counted, and filled in by `update`. An executor that feeds the tokens of one batch to
+        the next lets the engine do this at submission, so that the next batch can be made while this one runs.
+        """
         finished = []
-        token_ids = iter(result.token_ids)
-        for sequence, start, num_tokens, _, emits_token in result.batch.chunks:
+        for sequence, start, num_tokens, _, emits_token in batch.chunks:
             sequence.in_flight = False
             sequence.num_computed = start + num_tokens
             if emits_token:
-                sequence.output_token_ids.append(next(token_ids))
-                sequence.token_times.append(result.end)
+                sequence.output_token_ids.append(NO_TOKEN)
                 if sequence.is_finished:
                     finished.append(sequence)
                     continue
@@ -104,6 +106,21 @@ class Scheduler:
         self._idle.sort(key=_by_position)
         for sequence in finished:
             self._leave_running(sequence)
+        batch.queues = Queues(len(self.running), len(self.waiting), self.blocks.num_used, self.num_preemptions)
+
+    def update(self, result: StepResult) -> list[Sequence]:
+        """Book a finished batch, `advance` included if that was not done; returns the sequences that it finished."""
+        if result.batch.queues is None:
+            self.advance(result.batch)
+        finished = []
+        token_ids = iter(result.token_ids)
+        for chunk in result.batch.chunks:
+            if chunk.emits_token:
+                sequence = chunk.sequence
+                sequence.output_token_ids[chunk.output_index] = next(token_ids)
+                sequence.token_times.append(result.end)
+                if len(sequence.token_times) == sequence.request.output_len:
+                    finished.append(sequence)
         if result.batch.num_prefills:
             self.last_prompt_latency = result.end - result.start
         return finished

@@ -68,7 +68,7 @@ class _Clock:
             self.spent[name] += seconds  # type: ignore[assignment]  # a Counter of seconds
         return sum(times.values())
 
-    def record(self, result: StepResult, finished: list[Sequence], scheduler: Scheduler) -> None:
+    def record(self, result: StepResult, finished: list[Sequence]) -> None:
         """Nothing is recorded: the sums are all that is wanted."""
 
 

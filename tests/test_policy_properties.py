@@ -13,6 +13,7 @@ from sarathi_lab.engine import run_engine
 from sarathi_lab.ledger import Ledger
 from sarathi_lab.policy import Orca, PrefillFirst, RequestLevel, Sarathi, SarathiServe
 from sarathi_lab.request import Request
+from sarathi_lab.scheduler import Scheduler
 
 MAX_LEN = 40
 POLICIES = {
@@ -37,15 +38,17 @@ queues = st.lists(st.tuples(lengths, st.floats(0, 30)), min_size=1, max_size=12)
 class Checker(Ledger):
     """A ledger that checks every iteration while it is recorded."""
 
-    def __init__(self, budget: int | None, whole_if_no_decodes: bool) -> None:
+    def __init__(self, scheduler: Scheduler, budget: int | None, whole_if_no_decodes: bool) -> None:
         super().__init__()
+        self.scheduler = scheduler
         self.budget = budget
         self.whole_if_no_decodes = whole_if_no_decodes
         self.finished_ids: list[int] = []
         self.computed: dict[int, int] = defaultdict(int)
 
-    def record(self, result, finished, scheduler):
-        super().record(result, finished, scheduler)
+    def record(self, result, finished):
+        super().record(result, finished)
+        scheduler = self.scheduler
         assert len(self._iterations) < 5000, "sequences evict one another and none gets done"
         chunks = result.batch.chunks
         ids = [chunk.sequence.request.request_id for chunk in chunks]
@@ -60,18 +63,22 @@ class Checker(Ledger):
         self.finished_ids += [sequence.request.request_id for sequence in finished]
 
 
-@pytest.mark.parametrize("capacity", [1, 3])
+@pytest.mark.parametrize(("capacity", "feeds_tokens"), [(1, False), (3, False), (2, True)])
 @pytest.mark.parametrize("name", POLICIES)
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(queue=queues, num_blocks=st.integers(11, 40))
-def test_invariants(name, capacity, queue, num_blocks):
+def test_invariants(name, capacity, feeds_tokens, queue, num_blocks):
     policy = POLICIES[name]
     requests = [Request(i, time, p, d) for i, ((p, d), time) in enumerate(queue)]
     scheduler = scheduler_for(
-        policy, num_blocks=num_blocks, max_model_len=MAX_LEN, num_micro_batches=capacity, batch_size=4
+        policy,
+        num_blocks=num_blocks,
+        max_model_len=MAX_LEN,
+        num_micro_batches=1 if feeds_tokens else capacity,
+        batch_size=4,
     )
-    checker = Checker(getattr(policy, "chunk", None), getattr(policy, "min_decodes", 0) > 0)
-    executor = ScriptedExecutor(lambda batch: 0.5 + 0.1 * batch.num_tokens, capacity)
+    checker = Checker(scheduler, getattr(policy, "chunk", None), getattr(policy, "min_decodes", 0) > 0)
+    executor = ScriptedExecutor(lambda batch: 0.5 + 0.1 * batch.num_tokens, capacity, feeds_tokens=feeds_tokens)
 
     run_engine(requests, scheduler, executor, checker)
 
@@ -118,7 +125,7 @@ def test_sequences_in_flight_elsewhere_do_not_drive_an_older_one_out():
     requests = [Request(i, time, p, d) for i, ((p, d), time) in enumerate(zip(lengths, arrivals, strict=True))]
     policy = POLICIES["sarathi_serve_chunk"]
     scheduler = scheduler_for(policy, num_blocks=11, max_model_len=MAX_LEN, num_micro_batches=3)
-    checker = Checker(policy.chunk, False)
+    checker = Checker(scheduler, policy.chunk, False)
     run_engine(requests, scheduler, ScriptedExecutor(lambda batch: 0.5 + 0.1 * batch.num_tokens, 3), checker)
     assert len(checker.finished_ids) == len(requests)
 

@@ -12,6 +12,7 @@ class SimulatedExecutor:
     """An `executor.Executor` for one simulated device; `iteration_time` gives the seconds of a batch."""
 
     capacity = 1
+    feeds_tokens = False
 
     def __init__(self, iteration_time: Callable[[Batch], float]) -> None:
         self._iteration_time = iteration_time

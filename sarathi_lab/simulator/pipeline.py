@@ -18,6 +18,8 @@ class PipelineExecutor:
     the previous one, the first not before its submission. Raises UserError for less than one stage.
     """
 
+    feeds_tokens = False
+
     def __init__(
         self,
         num_stages: int,

@@ -22,6 +22,7 @@ class TorchExecutor:
     """
 
     capacity = 1
+    feeds_tokens = False
 
     def __init__(
         self,
