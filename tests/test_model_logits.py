@@ -53,7 +53,7 @@ class Driver:
             assert self.blocks.grow(sequence, sequence.num_computed + num_tokens)
             batch.add(sequence, num_tokens)
         inputs = pack(batch, BLOCK_SIZE, self.model.spec.sliding_window, DEVICE, self.model.dtype)
-        every_end = [segment.start + segment.num_queries - 1 for segment in inputs.segments]
+        every_end = [segment.start + segment.num_queries - 1 for segment in inputs.attention]
         logits = self.model(dataclasses.replace(inputs, emit_rows=torch.tensor(every_end, device=DEVICE)), self.cache)
         for sequence, num_tokens in parts:
             sequence.in_flight = False

@@ -3,34 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
-from sarathi_kernels.activation import activate_, gated_activate_
-from sarathi_kernels.attention import Segment, paged_attention
-from sarathi_kernels.kv_cache import write_kv
-from sarathi_kernels.rotary import apply_rotary, rotary_tables
+from sarathi_lab.model.operations import Operations, PackedInputs, TorchOperations
 from sarathi_lab.model.spec import ModelSpec, RopeScaling
-
-
-@dataclass(frozen=True)
-class PackedInputs:
-    """The tokens of one iteration, those of all sequences one after the other.
-
-    `slots` says where each token's key and value go; `segments` what each sequence's tokens see; `emit_rows` the rows
-    whose logits are wanted.
-    """
-
-    token_ids: Tensor  # [num_tokens] int64
-    positions: Tensor  # [num_tokens] int64
-    slots: Tensor  # [num_tokens] int64
-    emit_rows: Tensor  # [num_emits] int64
-    segments: Sequence[Segment]
 
 
 class KVCache:
@@ -50,7 +30,10 @@ class KVCache:
 
 
 class Transformer(nn.Module):
-    """Decoder-only transformer; parameters are made uninitialised, `weights.load_model` fills them."""
+    """Decoder-only transformer; parameters are made uninitialised, `weights.load_model` fills them.
+
+    `operations` may be exchanged for others of the same results; plain torch at first.
+    """
 
     def __init__(self, spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
@@ -65,16 +48,23 @@ class Transformer(nn.Module):
         if spec.tie_embeddings:
             self.lm_head.weight = self.embedding.weight
         self.inverse_frequencies = inverse_frequencies(spec).to(device)
+        self.operations: Operations = TorchOperations(spec, self.inverse_frequencies, dtype)
         self.requires_grad_(False)
 
     def forward(self, inputs: PackedInputs, cache: KVCache) -> Tensor:
         """Write the tokens' keys and values to `cache` and return the logits of `emit_rows`, [num_emits, vocab]."""
-        hidden = self.embedding(inputs.token_ids)  # [num_tokens, hidden_size]
-        rotary = rotary_tables(inputs.positions, self.inverse_frequencies, self.dtype)
+        operations = self.operations
+        with operations.range("embedding"):
+            hidden = self.embedding(inputs.token_ids)  # [num_tokens, hidden_size]
+            rotary = operations.rotary(inputs.positions)
+        update: Tensor | None = None
         for layer, keys, values in zip(self.layers, cache.keys, cache.values, strict=True):
-            layer(hidden, inputs, rotary, keys, values)
-        emitting = hidden.index_select(0, inputs.emit_rows)
-        return self.lm_head(self.final_norm(emitting))
+            update = layer(hidden, update, operations, inputs, rotary, keys, values)
+        with operations.range("logits"):
+            assert update is not None, "a model has layers"
+            emitting = hidden.index_select(0, inputs.emit_rows)
+            last = update.index_select(0, inputs.emit_rows)
+            return self.lm_head(operations.add_norm(emitting, last, self.final_norm))
 
 
 class Layer(nn.Module):
@@ -105,37 +95,46 @@ class Layer(nn.Module):
             self.k_norm = nn.RMSNorm(spec.head_size, spec.norm_eps, device=device, dtype=dtype)
 
     def forward(
-        self, hidden: Tensor, inputs: PackedInputs, rotary: tuple[Tensor, Tensor], keys: Tensor, values: Tensor
-    ) -> None:
-        """Add the layer's two blocks to `hidden` [num_tokens, hidden_size], in place."""
-        hidden += self._attention(self.attention_norm(hidden), inputs, rotary, keys, values)
-        hidden += self.feed_forward(self.ffn_norm(hidden))
+        self,
+        hidden: Tensor,
+        update: Tensor | None,
+        operations: Operations,
+        inputs: PackedInputs,
+        rotary: Any,
+        keys: Tensor,
+        values: Tensor,
+    ) -> Tensor:
+        """Add `update`, what the layer before left to add, and the attention block to `hidden`, in place.
+
+        Both are [num_tokens, hidden_size]. Returns what the feed-forward block adds: the next norm adds it on the way.
+        """
+        with operations.range("elementwise"):
+            x = operations.add_norm(hidden, update, self.attention_norm)
+        attended = self._attention(x, operations, inputs, rotary, keys, values)
+        with operations.range("elementwise"):
+            x = operations.add_norm(hidden, attended, self.ffn_norm)
+        with operations.range("ffn"):
+            return self.feed_forward(x, operations)
 
     def _attention(
-        self, x: Tensor, inputs: PackedInputs, rotary: tuple[Tensor, Tensor], keys: Tensor, values: Tensor
+        self, x: Tensor, operations: Operations, inputs: PackedInputs, rotary: Any, keys: Tensor, values: Tensor
     ) -> Tensor:
         spec = self.spec
-        heads = self.qkv_proj(x).view(len(x), -1, spec.head_size)  # queries, keys and values side by side
-        query_key, value = heads.split((spec.num_heads + spec.num_kv_heads, spec.num_kv_heads), dim=1)
-        if spec.qk_norm:
-            query, key = query_key.split((spec.num_heads, spec.num_kv_heads), dim=1)
-            query_key = torch.cat((self.q_norm(query), self.k_norm(key)), dim=1)
-        query, key = apply_rotary(query_key, *rotary).split((spec.num_heads, spec.num_kv_heads), dim=1)
-        write_kv(key, value, keys, values, inputs.slots)
-        attended = paged_attention(query, keys, values, inputs.segments, scale=spec.head_size**-0.5)
-        return self.out_proj(attended.flatten(1))
+        with operations.range("qkv_proj"):
+            heads = self.qkv_proj(x).view(len(x), -1, spec.head_size)  # queries, keys and values side by side
+        with operations.range("rotary"):
+            if spec.qk_norm:
+                operations.norm_heads(heads[:, : spec.num_heads], self.q_norm)
+                operations.norm_heads(heads[:, spec.num_heads : -spec.num_kv_heads], self.k_norm)
+            query = operations.rotate_and_store(heads, inputs, rotary, keys, values)
+        with operations.range("attention"):
+            attended = operations.attend(query, inputs, keys, values)
+        with operations.range("out_proj"):
+            return self.out_proj(attended.flatten(1))
 
-    def feed_forward(self, x: Tensor) -> Tensor:
+    def feed_forward(self, x: Tensor, operations: Operations) -> Tensor:
         """The block behind its norm, on [num_tokens, hidden_size]."""
-        activation = self.spec.activation
-        if not self.spec.gated_ffn:
-            return self.ffn_down(activate_(self.ffn_up(x), activation))
-        # Two products of the one weight: their results are contiguous, which the activation and the next product
-        # gain more from (a quarter of the block's time on 4,096 tokens) than one wide product saves.
-        weights = self.ffn_up.weight.chunk(2)
-        biases = (None, None) if self.ffn_up.bias is None else self.ffn_up.bias.chunk(2)
-        gate, up = (F.linear(x, weight, bias) for weight, bias in zip(weights, biases, strict=True))
-        return self.ffn_down(gated_activate_(gate, up, activation))
+        return self.ffn_down(operations.expand(x, self.ffn_up))
 
 
 def _norm(spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> nn.Module:

@@ -63,7 +63,7 @@ class TorchExecutor:
         start = self.now
         model = self.model
         inputs = pack(batch, self.block_size, model.spec.sliding_window, model.device, model.dtype)
-        self._in_flight = (batch, start, model(inputs, self.cache).argmax(dim=-1))
+        self._in_flight = (batch, start, model.operations.greedy(model(inputs, self.cache)))
 
     def collect(self) -> StepResult:
         """Wait for the batch in flight."""

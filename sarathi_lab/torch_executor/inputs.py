@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from sarathi_kernels.attention import make_segment
-from sarathi_lab.model.transformer import PackedInputs
+from sarathi_lab.model.operations import PackedInputs
 from sarathi_lab.request import Batch, Chunk, Sequence
 
 
@@ -45,7 +45,7 @@ def pack(
         positions=torch.from_numpy(np.concatenate(positions)).to(device),
         slots=torch.from_numpy(np.concatenate(slots)).to(device),
         emit_rows=torch.tensor(emit_rows, dtype=torch.int64, device=device),
-        segments=segments,
+        attention=segments,
     )
 
 

@@ -199,7 +199,7 @@ class _Probe:
         spec, model = self.model.spec, self.model
         sequences = self._sequences(shape)
         batch = _batch(sequences, shape)
-        segments = pack(batch, self.executor.block_size, spec.sliding_window, model.device, model.dtype).segments
+        segments = pack(batch, self.executor.block_size, spec.sliding_window, model.device, model.dtype).attention
         query = self._random(shape.total_tokens, spec.num_heads, spec.head_size)
         times = {shape.attention: self._time(lambda: self._attend(query, segments))}
         if not shape.is_whole:
@@ -208,7 +208,7 @@ class _Probe:
         attended = query.flatten(1)
         times["qkv_proj"] = self._time_layers(lambda layer: layer.qkv_proj(hidden))
         times["out_proj"] = self._time_layers(lambda layer: layer.out_proj(attended))
-        times["ffn"] = self._time_layers(lambda layer: layer.feed_forward(hidden))
+        times["ffn"] = self._time_layers(lambda layer: layer.feed_forward(hidden, model.operations))
         residual = hidden.clone()
         times["elementwise"] = self._time_layers(lambda layer: _norms_and_residuals(layer, residual))
         own_logits = self._time(lambda: self._sample(hidden[: batch.num_emits]))
@@ -218,7 +218,7 @@ class _Probe:
         return times
 
     def _sample(self, rows: torch.Tensor) -> torch.Tensor:
-        return self.model.lm_head(self.model.final_norm(rows)).argmax(dim=-1)
+        return self.model.operations.greedy(self.model.lm_head(self.model.final_norm(rows)))
 
     def _random(self, *sizes: int) -> torch.Tensor:
         return torch.randn(sizes, device=self.model.device, dtype=self.model.dtype)
