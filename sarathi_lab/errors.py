@@ -9,6 +9,10 @@ class UserError(Exception):
     """A mistake in the input: the message names the value, the reason and the fix, in one line."""
 
 
+class RunError(UserError):
+    """Stops one run, not the sweep that it belongs to: what was recorded so far is kept."""
+
+
 def require_int(name: str, value: object, minimum: int, fix: str) -> int:
     """Return `value` if it is an integer of at least `minimum`, else raise `UserError`."""
     if isinstance(value, bool) or not isinstance(value, int):

@@ -41,6 +41,9 @@ class StepResult:
     token_ids: list[int]  # one per chunk with emits_token, in the order of the chunks
     stages: Sequence[Span] = ()  # by stage of a pipeline; empty where one device does it all
     bubbles: Sequence[Bubble] = ()  # the idle gaps that this micro-batch ended
+    host_time: float = 0.0  # seconds that the host spent on packing and launching it
+    num_padding_tokens: int = 0  # computed beside the batch's own, to reach a fixed shape
+    is_replayed: bool = False  # whether it ran as a recorded CUDA graph
 
     @property
     def busy(self) -> float:

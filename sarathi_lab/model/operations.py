@@ -25,7 +25,8 @@ class PackedInputs:
     """The tokens of one iteration, those of all sequences one after the other.
 
     `slots` says where each token's key and value go; `emit_rows` the rows whose logits are wanted; `attention` what
-    each sequence's tokens see, as the operations want it.
+    each sequence's tokens see, as the operations want it. Where `feed_rows` is not negative, the token is that row of
+    the tokens sampled last; None if the host knows all.
     """
 
     token_ids: Tensor  # [num_tokens]
@@ -33,6 +34,7 @@ class PackedInputs:
     slots: Tensor  # [num_tokens]
     emit_rows: Tensor  # [num_emits]
     attention: Any
+    feed_rows: Tensor | None = None  # [num_tokens]
 
 
 class Operations(Protocol):

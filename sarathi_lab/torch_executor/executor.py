@@ -1,28 +1,51 @@
-"""Runs batches on a real device through torch; time is that of the wall clock."""
+"""Runs batches on a real device through torch, one behind the other or, on a GPU, the next made while one runs."""
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
+from torch import Tensor
 
 from sarathi_lab.block_manager import BlockManager
 from sarathi_lab.executor import StepResult
+from sarathi_lab.model.operations import NAN_TOKEN, PackedInputs
 from sarathi_lab.model.transformer import KVCache, Transformer
 from sarathi_lab.request import Batch, Request, Sequence
+from sarathi_lab.torch_executor.faults import in_words, memory_explained, nan_error
+from sarathi_lab.torch_executor.graphs import Graphs, NoGraphs
 from sarathi_lab.torch_executor.inputs import pack
+from sarathi_lab.torch_executor.packing import Packer, fields_of
+from sarathi_lab.torch_executor.shapes import Limits, PaddedShapes, Shape
+from sarathi_lab.torch_executor.timeline import HostTimeline, Mark, Timeline
+
+MAX_EMITS = 1 << 16  # tokens sampled in one iteration
+
+
+@dataclass(frozen=True)
+class InFlight:
+    """A submitted batch: its time on the device, the host's own seconds, and the tokens on their way."""
+
+    batch: Batch
+    start: Mark
+    end: Mark
+    host_time: float
+    token_ids: Tensor
+    num_padding: int
+    is_replayed: bool
 
 
 class TorchExecutor:
-    """An `executor.Executor` for one CPU or GPU: one batch in flight, greedy sampling.
+    """An `executor.Executor` for one CPU or GPU; samples greedily.
 
-    `clock` returns seconds; `sleep` waits as many. A batch's time is that between its submission and the arrival of
-    its tokens on the host, packing included.
+    With `capacity` 2 the host packs and launches a batch while the one before runs, and tokens go from one to the next
+    on the device. With `limits` inputs are packed for kernels, else for plain torch, which needs capacity 1.
+    `sleep` waits so many seconds.
     """
-
-    capacity = 1
-    feeds_tokens = False
 
     def __init__(
         self,
@@ -30,55 +53,78 @@ class TorchExecutor:
         *,
         num_blocks: int,
         block_size: int,
-        clock: Callable[[], float] = time.perf_counter,
+        timeline: Timeline | None = None,
         sleep: Callable[[float], None] = time.sleep,
+        limits: Limits | None = None,
+        capacity: int = 1,
+        graphs: Graphs | None = None,
     ) -> None:
+        if capacity > 1 and limits is None:
+            raise ValueError("tokens are fed on the device only with inputs packed for kernels")
         self.model = model
         self.cache = KVCache(model.spec, num_blocks, block_size, model.device, model.dtype)
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self._clock = clock
+        self.capacity = capacity
+        self.feeds_tokens = capacity > 1
+        self._timeline = timeline or HostTimeline()
         self._sleep = sleep
-        self._zero = clock()
-        self._in_flight: tuple[Batch, float, torch.Tensor] | None = None
+        self._limits = limits
+        self._graphs = graphs or NoGraphs()
+        self._packer = Packer(block_size, model.device)
+        self._shapes: PaddedShapes | None = None
+        self._buffers: dict[Shape, Tensor] = {}  # where recorded work reads its inputs
+        self._in_flight: deque[InFlight] = deque()
+        self._newest: dict[Sequence, int] = {}  # by sequence of the last batch, the row of its token in `_sampled`
+        self._sampled = torch.zeros(MAX_EMITS, dtype=torch.int32, device=model.device)
 
     @property
     def now(self) -> float:
         """Seconds since `start`."""
-        return self._clock() - self._zero
+        return self._timeline.now
 
     @property
     def num_in_flight(self) -> int:
-        return int(self._in_flight is not None)
+        return len(self._in_flight)
 
     def start(self) -> None:
         """Set the clock to zero."""
-        self._zero = self._clock()
+        self._timeline.reset()
 
     @torch.inference_mode()
     def submit(self, batch: Batch) -> None:
-        """Launch `batch`; on a CPU it is finished when this returns."""
-        if self._in_flight is not None:
-            raise RuntimeError("a batch is in flight; collect it first")
-        start = self.now
-        model = self.model
-        inputs = pack(batch, self.block_size, model.spec.sliding_window, model.device, model.dtype)
-        self._in_flight = (batch, start, model.operations.greedy(model(inputs, self.cache)))
+        """Launch `batch`; on a CPU it is finished when this returns.
+
+        Raises UserError if the device's memory does not suffice.
+        """
+        if len(self._in_flight) >= self.capacity:
+            raise RuntimeError(f"{self.capacity} batches are in flight; collect one first")
+        begun = time.perf_counter()
+        with memory_explained(self.model.device, in_words(batch)):
+            self._in_flight.append(self._launch(batch, begun))
 
     def collect(self) -> StepResult:
-        """Wait for the batch in flight."""
-        if self._in_flight is None:
+        """Wait for the oldest batch in flight. Raises UserError if its logits are not numbers."""
+        if not self._in_flight:
             raise RuntimeError("nothing is in flight; submit a batch first")
-        batch, start, token_ids = self._in_flight
-        self._in_flight = None
-        on_host = token_ids.tolist()
-        if self.model.device.type == "cuda" and not on_host:
-            torch.cuda.synchronize(self.model.device)  # no token was copied, so nothing has waited yet
-        return StepResult(batch, start, self.now, on_host)
+        done = self._in_flight.popleft()
+        start, end = done.start.wait(), done.end.wait()
+        token_ids = done.token_ids.tolist()
+        if NAN_TOKEN in token_ids:
+            raise nan_error(self.model, done.batch, token_ids, self._run_again)
+        return StepResult(
+            done.batch,
+            start,
+            end,
+            token_ids,
+            host_time=done.host_time,
+            num_padding_tokens=done.num_padding,
+            is_replayed=done.is_replayed,
+        )
 
     @property
     def next_end(self) -> float:
-        """Not known before `collect`, nor asked for: one batch at a time leaves no room for another."""
+        """Not known before `collect`: `now`, so that nobody waits for an arrival instead."""
         return self.now
 
     def wait_until(self, time: float) -> None:
@@ -86,21 +132,88 @@ class TorchExecutor:
         while (remaining := time - self.now) > 0:
             self._sleep(remaining)
 
-    def warm_up(self, *, batch_size: int, chunk_tokens: int) -> None:
+    # -- one iteration ---------------------------------------------------------------------------------------
+
+    def _launch(self, batch: Batch, begun: float) -> InFlight:
+        if self._limits is None:
+            return self._run_packed_for_torch(batch, begun)
+        padded = self._shapes.choose(batch) if self._shapes is not None else None
+        shape = padded or self._limits.exact(batch)
+        self._packer.fill(batch, shape, self._newest)
+        start = self._timeline.mark()
+        inputs = self._packer.send(shape, self._buffers.get(shape))
+        is_replayed = padded is not None and self._graphs.replay(shape)
+        if not is_replayed:
+            self._run(inputs)
+        emitting = [chunk.sequence for chunk in batch.chunks if chunk.emits_token]
+        self._newest = {sequence: row for row, sequence in enumerate(emitting)}
+        token_ids = _to_host(self._sampled[: len(emitting)])
+        end = self._timeline.mark()
+        num_padding = shape.num_tokens - batch.num_tokens
+        return InFlight(batch, start, end, time.perf_counter() - begun, token_ids, num_padding, is_replayed)
+
+    def _run_packed_for_torch(self, batch: Batch, begun: float) -> InFlight:
+        model = self.model
+        start = self._timeline.mark()
+        inputs = pack(batch, self.block_size, model.spec.sliding_window, model.device, model.dtype)
+        host_time = time.perf_counter() - begun
+        token_ids = _to_host(model.operations.greedy(model(inputs, self.cache)))
+        return InFlight(batch, start, self._timeline.mark(), host_time, token_ids, 0, False)
+
+    def _run(self, inputs: PackedInputs) -> None:
+        """Sample into `_sampled`, having taken from there what tokens the host did not know."""
+        feed = inputs.feed_rows
+        assert feed is not None, "inputs packed for kernels say what to feed"
+        fed = self._sampled.index_select(0, feed.clamp(min=0))
+        inputs = replace(inputs, token_ids=torch.where(feed < 0, inputs.token_ids, fed))
+        token_ids = self.model.operations.greedy(self.model(inputs, self.cache))
+        self._sampled[: len(token_ids)].copy_(token_ids)
+
+    @torch.inference_mode()
+    def _run_again(self, batch: Batch) -> None:
+        """Compute a batch whose tokens the host knows once more, and leave its results to whoever watches."""
+        if self._limits is None:
+            model = self.model
+            model(pack(batch, self.block_size, model.spec.sliding_window, model.device, model.dtype), self.cache)
+            return
+        shape = self._limits.exact(batch)
+        self._packer.fill(batch, shape, {})
+        self.model(self._packer.send(shape), self.cache)
+
+    # -- before the run --------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def warm_up(self, *, batch_size: int, chunk_tokens: int, longest: int, is_fixed: bool = False) -> None:
         """Run throw-away iterations of the common kinds, so that the first measured one is like the others.
 
         A chunk at the start of a prompt, one at an offset, and `batch_size` single tokens; all shortened to what the
-        cache holds.
+        cache holds. With `is_fixed` no chunk is larger than `chunk_tokens`, decodes included. Records all padded shapes
+        for sequences of up to `longest` tokens.
         """
+        if self._limits is not None:
+            chunk = chunk_tokens if is_fixed else None
+            self._shapes = PaddedShapes(self._limits, batch_size=batch_size, chunk=chunk, longest=longest)
+            with memory_explained(self.model.device, "the recording of CUDA graphs"):
+                self._record(self._shapes)
         half = max(1, min(chunk_tokens, self.num_blocks * self.block_size // 2))
         blocks = BlockManager(self.num_blocks, self.block_size)
-        prompt = _throw_away(2 * half, blocks) if 2 * half <= self.num_blocks * self.block_size else None
-        if prompt is not None:
+        if 2 * half <= self.num_blocks * self.block_size:
+            prompt = _throw_away(2 * half, blocks)
             for start in (0, half):
                 prompt.num_computed = start
                 self._run_once([prompt], half)
             blocks.free(prompt)
         self._run_once([_throw_away(1, blocks) for _ in range(min(batch_size, self.num_blocks))], 1)
+
+    def _record(self, shapes: PaddedShapes) -> None:
+        """Run every padded shape on padding alone, and record it."""
+        for shape in shapes.all:
+            buffer = torch.empty(fields_of(shape).size, dtype=torch.int32, device=self.model.device)
+            self._packer.fill(Batch(), shape, {})
+            inputs = self._packer.send(shape, buffer)
+            self._run(inputs)
+            self._graphs.capture(shape, partial(self._run, inputs))
+            self._buffers[shape] = buffer
 
     def _run_once(self, sequences: list[Sequence], num_tokens: int) -> None:
         batch = Batch()
@@ -110,6 +223,14 @@ class TorchExecutor:
         self.collect()
         for sequence in sequences:
             sequence.in_flight = False
+
+
+def _to_host(token_ids: Tensor) -> Tensor:
+    """A copy on the host that is complete when the work behind it is; on a CPU, at once."""
+    if token_ids.device.type == "cpu":
+        return token_ids.clone()
+    on_host = torch.empty(len(token_ids), dtype=token_ids.dtype, pin_memory=True)
+    return on_host.copy_(token_ids, non_blocking=True)
 
 
 def _throw_away(num_tokens: int, blocks: BlockManager) -> Sequence:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from sarathi_kernels.attention import make_segment
 from sarathi_lab.model.operations import PackedInputs
-from sarathi_lab.request import Batch, Chunk, Sequence
+from sarathi_lab.request import Batch, Sequence
 
 
 def pack(
@@ -23,7 +23,7 @@ def pack(
         where = np.arange(chunk.start, end)
         first_block = chunk.start // block_size
         new_blocks = np.asarray(chunk.sequence.block_ids[first_block : -(-end // block_size)])
-        token_ids.append(_token_ids(chunk))
+        token_ids.append(token_ids_of(chunk.sequence, chunk.start, end))
         positions.append(where)
         slots.append(new_blocks[where // block_size - first_block] * block_size + where % block_size)
         segments.append(
@@ -49,16 +49,14 @@ def pack(
     )
 
 
-def _token_ids(chunk: Chunk) -> NDArray[np.int64]:
-    """The chunk's tokens; after a preemption they may span the prompt and what was generated."""
-    sequence = chunk.sequence
+def token_ids_of(sequence: Sequence, start: int, end: int) -> NDArray[np.int64]:
+    """Tokens `start` to `end` of a sequence; after a preemption they may span the prompt and what was generated."""
     request = sequence.request
-    end = chunk.start + chunk.num_tokens
     prompt_len = request.prompt_len
     if request.prompt_token_ids is None:
         raise ValueError(f"request {request.request_id} has no token ids; this executor computes tokens")
-    prompt = request.prompt_token_ids[chunk.start : min(end, prompt_len)]
-    output = sequence.output_token_ids[max(0, chunk.start - prompt_len) : max(0, end - prompt_len)]
+    prompt = request.prompt_token_ids[start : min(end, prompt_len)]
+    output = sequence.output_token_ids[max(0, start - prompt_len) : max(0, end - prompt_len)]
     return np.concatenate([np.asarray(prompt, dtype=np.int64), np.asarray(output, dtype=np.int64)])
 
 
