@@ -8,20 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernel_inputs import BOUNDS, DEVICE, DTYPES, random
 from sarathi_kernels.norm import NormKind, add_norm, add_norm_reference
 from sarathi_kernels.rotary import rotary_tables
 from sarathi_kernels.rotary_kv import rotate_and_store, rotate_and_store_reference
 from sarathi_kernels.testing import poisoned, relative_error
-
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-# The interpreter rounds to bfloat16 wrongly: a carry out of the significand is lost.
-DTYPES = [torch.float32, torch.float16, *([torch.bfloat16] if DEVICE.type == "cuda" else [])]
-BOUNDS = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
-
-
-def random(*sizes: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(sizes, generator=generator).to(DEVICE, dtype)
 
 
 @dataclass(frozen=True)

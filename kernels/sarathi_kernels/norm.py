@@ -104,7 +104,8 @@ def _check(
         raise ValueError(f"weight and bias {[tuple(x.shape) for x in vectors]} do not match {tuple(hidden.shape)}")
 
 
-@triton.jit
+# Not specialized: another number of rows would make the engine stop to compile.
+@triton.jit(do_not_specialize=["num_rows"])
 def add_norm_kernel(
     hidden: tl.tensor,
     update: tl.tensor,
