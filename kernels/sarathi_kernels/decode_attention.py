@@ -1,0 +1,398 @@
+"""Paged attention of decodes: one query a sequence, its context split over programs (Flash-Decoding).
+
+A decode reads all its keys and values once and hardly computes, so that memory is the limit: the heads of a group
+that share one KV head are rows of one matrix product, and where nothing is shared, the products are summed element by
+element, each row of the tile of keys with a softmax of its own, so that the loop needs no exchange between warps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from sarathi_kernels.attention_plan import AttentionPlan
+from sarathi_kernels.attention_support import LOG2_E, check_inputs
+from sarathi_kernels.chip import Chip, chip_of
+from sarathi_kernels.launch import launch
+from sarathi_kernels.paging import slot_offsets
+
+PLAN_ARGUMENTS = ["query_starts", "kv_lens", "block_table", "decodes", "stride_table", "num_splits", "window"]
+MIN_DOT_ROWS = 16  # of a matrix instruction
+
+
+@triton.jit
+def attend_alone(
+    query,  # pointer to the head's row
+    keys,  # pointers to the KV head of the first slot
+    values,
+    table,
+    begin,  # multiple of BLOCK_N
+    end,
+    first_visible,
+    stride_block,
+    stride_slot,
+    qk_scale,
+    HEAD_SIZE: tl.constexpr,
+    PADDED_SIZE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """One head with a KV head of its own: normalised values [1, PADDED_SIZE] and log2 of the sum of powers [1]."""
+    dims = tl.arange(0, PADDED_SIZE)
+    row = tl.load(query + dims, mask=dims < HEAD_SIZE, other=0.0).to(tl.float32) * qk_scale
+    # Every row of the tile of keys has its own softmax: they are joined once, behind the loop.
+    acc = tl.zeros([BLOCK_N, PADDED_SIZE], tl.float32)
+    row_max = tl.full([BLOCK_N], float("-inf"), tl.float32)
+    row_sum = tl.zeros([BLOCK_N], tl.float32)
+    for first_key in tl.range(begin, end, BLOCK_N, num_stages=STAGES):
+        first_key = tl.multiple_of(first_key, BLOCK_N)
+        tokens = first_key + tl.arange(0, BLOCK_N)
+        visible = (tokens < end) & (tokens >= first_visible)
+        mask = visible[:, None] & (dims[None, :] < HEAD_SIZE)
+        slots = slot_offsets(table, first_key, end, stride_block, stride_slot, BLOCK_SIZE, BLOCK_N)
+        offsets = slots[:, None] + dims[None, :]
+        key = tl.load(keys + offsets, mask=mask, other=0.0).to(tl.float32)
+        value = tl.load(values + offsets, mask=mask, other=0.0).to(tl.float32)
+        scores = tl.where(visible, tl.sum(key * row[None, :], 1), float("-inf"))
+        new_max = tl.maximum(row_max, scores)
+        shift = tl.where(new_max == float("-inf"), 0.0, new_max)
+        weights = tl.math.exp2(scores - shift)
+        rescale = tl.math.exp2(row_max - shift)
+        row_sum = row_sum * rescale + weights
+        acc = acc * rescale[:, None] + value * weights[:, None]
+        row_max = new_max
+    highest = tl.max(row_max, 0)
+    share = tl.math.exp2(row_max - tl.where(highest == float("-inf"), 0.0, highest))
+    total = tl.sum(row_sum * share, 0)
+    attended = tl.sum(acc * share[:, None], 0) / tl.where(total > 0, total, 1.0)
+    return attended[None, :], (highest + tl.math.log2(total) + tl.zeros([1], tl.float32))
+
+
+@triton.jit
+def attend_group(
+    query,  # pointer to the row of the group's first head
+    keys,
+    values,
+    table,
+    begin,  # multiple of BLOCK_N
+    end,
+    first_visible,
+    stride_block,
+    stride_slot,
+    qk_scale,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    PADDED_SIZE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """The heads of one KV head: normalised values [ROWS, PADDED_SIZE] and log2 of the sums of powers [ROWS]."""
+    dims = tl.arange(0, PADDED_SIZE)[None, :]
+    heads = tl.arange(0, ROWS)[:, None]
+    tile = tl.load(query + heads * HEAD_SIZE + dims, mask=(heads < GROUP) & (dims < HEAD_SIZE), other=0.0)
+    acc = tl.zeros([ROWS, PADDED_SIZE], tl.float32)
+    row_max = tl.full([ROWS], float("-inf"), tl.float32)
+    row_sum = tl.zeros([ROWS], tl.float32)
+    for first_key in tl.range(begin, end, BLOCK_N, num_stages=STAGES):
+        first_key = tl.multiple_of(first_key, BLOCK_N)
+        tokens = first_key + tl.arange(0, BLOCK_N)
+        visible = (tokens < end) & (tokens >= first_visible)
+        mask = visible[:, None] & (dims < HEAD_SIZE)
+        slots = slot_offsets(table, first_key, end, stride_block, stride_slot, BLOCK_SIZE, BLOCK_N)
+        offsets = slots[:, None] + dims
+        key = tl.load(keys + offsets, mask=mask, other=0.0)
+        scores = tl.dot(tile, key.T, input_precision="ieee") * qk_scale
+        scores = tl.where(visible[None, :], scores, float("-inf"))
+        new_max = tl.maximum(row_max, tl.max(scores, 1))
+        shift = tl.where(new_max == float("-inf"), 0.0, new_max)
+        weights = tl.math.exp2(scores - shift[:, None])
+        rescale = tl.math.exp2(row_max - shift)
+        row_sum = row_sum * rescale + tl.sum(weights, 1)
+        value = tl.load(values + offsets, mask=mask, other=0.0)
+        acc = tl.dot(weights.to(value.dtype), value, acc * rescale[:, None], input_precision="ieee")
+        row_max = new_max
+    return acc / tl.where(row_sum > 0, row_sum, 1.0)[:, None], row_max + tl.math.log2(row_sum)
+
+
+@triton.jit
+def attend_part(
+    query,
+    keys,
+    values,
+    out,
+    partial,
+    log_sums,
+    query_starts,
+    kv_lens,
+    block_table,
+    decodes,
+    decode,
+    kv_head,
+    split,
+    num_splits,
+    stride_query,
+    stride_out,
+    stride_block,
+    stride_slot,
+    stride_table,
+    window,
+    qk_scale,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    PADDED_SIZE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    IS_SPLIT: tl.constexpr,
+):
+    """Attend for the heads of one KV head to one part of a decode's context; the result goes to `out` if that is all.
+
+    `partial` [num_decodes, num_heads, num_splits, HEAD_SIZE] and `log_sums` [num_decodes, num_heads, num_splits],
+    both float32, take the result of a part; the log2 of an empty part's sum is -inf.
+    """
+    sequence = tl.load(decodes + decode)
+    if sequence >= 0:
+        row = tl.load(query_starts + sequence).to(tl.int64)
+        kv_len = tl.load(kv_lens + sequence)
+        first_visible = tl.maximum(kv_len - window, 0) if HAS_WINDOW else 0
+        first_key = first_visible // BLOCK_N * BLOCK_N
+        part = tl.cdiv(tl.cdiv(kv_len - first_key, num_splits), BLOCK_N) * BLOCK_N
+        begin = first_key + split * part
+        end = tl.minimum(begin + part, kv_len)
+        table = block_table + sequence.to(tl.int64) * stride_table
+        queries = query + row * stride_query + kv_head * GROUP * HEAD_SIZE
+        keys += kv_head * HEAD_SIZE
+        values += kv_head * HEAD_SIZE
+        if GROUP == 1:
+            attended, log_sum = attend_alone(
+                queries, keys, values, table, begin, end, first_visible, stride_block, stride_slot, qk_scale,
+                HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, STAGES,
+            )  # fmt: skip
+        else:
+            attended, log_sum = attend_group(
+                queries, keys, values, table, begin, end, first_visible, stride_block, stride_slot, qk_scale,
+                GROUP, ROWS, HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, STAGES,
+            )  # fmt: skip
+        heads = tl.arange(0, ROWS)
+        dims = tl.arange(0, PADDED_SIZE)[None, :]
+        exists = (heads[:, None] < GROUP) & (dims < HEAD_SIZE)
+        if IS_SPLIT:
+            rows = ((decode * NUM_KV_HEADS + kv_head) * GROUP + heads) * num_splits + split
+            tl.store(partial + rows[:, None] * HEAD_SIZE + dims, attended, mask=exists)
+            tl.store(log_sums + rows, log_sum, mask=heads < GROUP)
+        else:
+            pointers = out + row * stride_out + (kv_head * GROUP + heads[:, None]) * HEAD_SIZE + dims
+            tl.store(pointers, attended.to(out.dtype.element_ty), mask=exists)
+
+
+@triton.jit(do_not_specialize=PLAN_ARGUMENTS)
+def decode_kernel(
+    query,
+    keys,
+    values,
+    out,
+    partial,
+    log_sums,
+    query_starts,
+    kv_lens,
+    block_table,
+    decodes,
+    num_splits,
+    stride_query,
+    stride_out,
+    stride_block,
+    stride_slot,
+    stride_table,
+    window,
+    qk_scale,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    PADDED_SIZE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    IS_SPLIT: tl.constexpr,
+):
+    """Grid: KV heads, which lie side by side in the cache, then parts of the context, then decodes."""
+    attend_part(
+        query, keys, values, out, partial, log_sums, query_starts, kv_lens, block_table, decodes,
+        tl.program_id(2), tl.program_id(0), tl.program_id(1), num_splits,
+        stride_query, stride_out, stride_block, stride_slot, stride_table, window, qk_scale,
+        NUM_KV_HEADS, GROUP, ROWS, HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, STAGES, HAS_WINDOW, IS_SPLIT,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["query_starts", "decodes", "num_splits"])
+def reduce_kernel(
+    partial,
+    log_sums,
+    out,
+    query_starts,
+    decodes,
+    num_splits,
+    stride_out,
+    HEAD_SIZE: tl.constexpr,
+    PADDED_SIZE: tl.constexpr,
+    SPLITS: tl.constexpr,  # power of two, at least num_splits
+):
+    """Grid: heads, then decodes. Joins the parts of one head's context, weighted by their sums."""
+    head, decode = tl.program_id(0), tl.program_id(1)
+    sequence = tl.load(decodes + decode)
+    if sequence >= 0:
+        splits = tl.arange(0, SPLITS)
+        dims = tl.arange(0, PADDED_SIZE)
+        rows = (decode * tl.num_programs(0) + head) * num_splits + splits
+        log_sum = tl.load(log_sums + rows, mask=splits < num_splits, other=float("-inf"))
+        exists = (splits[:, None] < num_splits) & (dims[None, :] < HEAD_SIZE)
+        parts = tl.load(partial + rows[:, None] * HEAD_SIZE + dims[None, :], mask=exists, other=0.0)
+        share = tl.math.exp2(log_sum - tl.max(log_sum, 0))
+        attended = tl.sum(parts * share[:, None], 0) / tl.sum(share, 0)
+        row = tl.load(query_starts + sequence).to(tl.int64)
+        pointers = out + row * stride_out + head * HEAD_SIZE + dims
+        tl.store(pointers, attended.to(out.dtype.element_ty), mask=dims < HEAD_SIZE)
+
+
+@dataclass(frozen=True)
+class DecodeConfig:
+    """How a part is worked on: keys at a time, warps, stages of the load pipeline."""
+
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
+def decode_config(chip: Chip, head_size: int, dtype: torch.dtype, group: int) -> DecodeConfig:
+    """The configuration for `group` heads a KV head: enough bytes in flight, few enough that several programs fit.
+
+    A stage holds the keys and values of block_n tokens. Compiled, not yet measured.
+    """
+    bytes_per_token = triton.next_power_of_2(head_size) * dtype.itemsize
+    if group == 1:
+        return DecodeConfig(block_n=8192 // bytes_per_token, num_warps=4, num_stages=3)
+    return DecodeConfig(
+        block_n=max(16, 16384 // bytes_per_token), num_warps=4, num_stages=3 if chip.capability != 86 else 2
+    )
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """Results of the parts of contexts: normalised values and log2 of the softmax's sums; one element if unsplit."""
+
+    partial: Tensor  # [num_decodes, num_heads, num_splits, head_size] float32
+    log_sums: Tensor  # [num_decodes, num_heads, num_splits] float32
+
+
+def make_scratch(query: Tensor, plan: AttentionPlan) -> Scratch:
+    """Room for the parts of `plan`'s decodes; torch's allocator hands it out inside graph capture, too."""
+    _, num_heads, head_size = query.shape
+    parts = (plan.num_decodes, num_heads, plan.num_splits) if plan.num_splits > 1 else (1, 1, 1)
+    partial = torch.empty(*parts, head_size, device=query.device, dtype=torch.float32)
+    return Scratch(partial, torch.empty(parts, device=query.device, dtype=torch.float32))
+
+
+def kernel_arguments(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    plan: AttentionPlan,
+    scale: float,
+    sliding_window: int | None,
+    out: Tensor,
+    scratch: Scratch,
+) -> tuple[Any, ...]:
+    """The arguments, constants aside, of `decode_kernel`."""
+    return (
+        query, key_cache, value_cache, out, scratch.partial, scratch.log_sums,
+        plan.query_starts, plan.kv_lens, plan.block_table, plan.decodes, plan.num_splits,
+        query.stride(0), out.stride(0), key_cache.stride(0), key_cache.stride(1), plan.block_table.stride(0),
+        sliding_window or 0, scale * LOG2_E,
+    )  # fmt: skip
+
+
+def dot_rows(group: int) -> int:
+    """Rows that `group` heads of one KV head take: those of a matrix product, unless there is one head only."""
+    return 1 if group == 1 else max(MIN_DOT_ROWS, triton.next_power_of_2(group))
+
+
+def decode_attention(
+    query: Tensor,  # [num_tokens, num_heads, head_size], rows may be strided
+    key_cache: Tensor,  # [num_blocks, block_size, num_kv_heads, head_size]
+    value_cache: Tensor,  # [num_blocks, block_size, num_kv_heads, head_size]
+    plan: AttentionPlan,
+    scale: float,
+    *,
+    sliding_window: int | None = None,
+    out: Tensor,  # [num_tokens, num_heads, head_size], rows may be strided
+    scratch: Scratch | None = None,
+    config: DecodeConfig | None = None,
+) -> None:
+    """Write softmax(scale q k^T) v of the rows of `plan.decodes` to `out`; other rows stay as they are.
+
+    `scratch` (made for this query and plan) may be passed in to be reused. Raises ValueError for inputs that the
+    kernel does not take (`check_inputs`).
+    """
+    check_inputs(query, key_cache, value_cache, plan, scale, sliding_window, out)
+    if plan.num_decodes == 0:
+        return
+    _, num_heads, head_size = query.shape
+    block_size, num_kv_heads = key_cache.shape[1:3]
+    group = num_heads // num_kv_heads
+    config = config or decode_config(chip_of(query.device), head_size, query.dtype, group)
+    scratch = scratch or make_scratch(query, plan)
+    launch(
+        decode_kernel,
+        (num_kv_heads, plan.num_splits, plan.num_decodes),
+        *kernel_arguments(query, key_cache, value_cache, plan, scale, sliding_window, out, scratch),
+        is_hot=query.dtype != torch.float32,
+        uses_tensor_cores=group > 1 and query.dtype != torch.float32,
+        NUM_KV_HEADS=num_kv_heads,
+        GROUP=group,
+        ROWS=dot_rows(group),
+        HEAD_SIZE=head_size,
+        PADDED_SIZE=triton.next_power_of_2(head_size),
+        BLOCK_SIZE=block_size,
+        BLOCK_N=config.block_n,
+        STAGES=config.num_stages,
+        HAS_WINDOW=sliding_window is not None,
+        IS_SPLIT=plan.num_splits > 1,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
+    reduce_parts(plan, scratch, out)
+
+
+def reduce_parts(plan: AttentionPlan, scratch: Scratch, out: Tensor) -> None:
+    """Join the parts of the decodes' contexts in `out`; nothing where contexts are whole."""
+    if plan.num_splits == 1:
+        return
+    _, num_heads, head_size = out.shape
+    launch(
+        reduce_kernel,
+        (num_heads, plan.num_decodes),
+        scratch.partial,
+        scratch.log_sums,
+        out,
+        plan.query_starts,
+        plan.decodes,
+        plan.num_splits,
+        out.stride(0),
+        HEAD_SIZE=head_size,
+        PADDED_SIZE=triton.next_power_of_2(head_size),
+        SPLITS=triton.next_power_of_2(plan.num_splits),
+        num_warps=4,
+        num_stages=1,
+    )

@@ -1,0 +1,29 @@
+"""Where cached tokens lie, for the kernels that read a paged cache [num_blocks, block_size, num_kv_heads, head_size]."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def slot_offsets(
+    table,  # pointer to the sequence's row of the block table
+    first_key,  # multiple of BLOCK_N
+    kv_len,
+    stride_block,
+    stride_slot,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Offsets in elements of the tokens first_key to first_key + BLOCK_N, [BLOCK_N] int64.
+
+    The table is read for tokens below `kv_len` only; the offset of any other stays inside a block of the cache.
+    """
+    tokens = tl.arange(0, BLOCK_N)
+    if BLOCK_SIZE % BLOCK_N == 0:  # one entry of the table serves the whole tile
+        block = tl.load(table + first_key // BLOCK_SIZE).to(tl.int64)
+        return block * stride_block + (first_key % BLOCK_SIZE + tokens) * stride_slot
+    keys = first_key + tokens
+    blocks = tl.load(table + keys // BLOCK_SIZE, mask=keys < kv_len, other=0).to(tl.int64)
+    return blocks * stride_block + (keys % BLOCK_SIZE) * stride_slot

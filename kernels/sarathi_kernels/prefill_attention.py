@@ -1,0 +1,342 @@
+"""Paged attention of prefill chunks: tiles of one sequence's queries against its cached context.
+
+One program attends for one head of one tile with an online softmax (FlashAttention-2, arXiv 2307.08691). The keys that
+every query of the tile sees go through a loop without masks; only the diagonal, the end of the context and the lower
+edge of a sliding window are masked. Longer contexts come first, so that the last programs to end are short ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from sarathi_kernels.attention_plan import AttentionPlan
+from sarathi_kernels.attention_support import LOG2_E, check_inputs
+from sarathi_kernels.chip import Chip, chip_of
+from sarathi_kernels.launch import launch
+from sarathi_kernels.paging import slot_offsets
+
+USE_TENSOR_DESCRIPTORS = False  # not measured yet: pointers work on every chip and for every block size
+
+# Launching must not compile anew because a plan's tensors start elsewhere in their buffer or its sizes change.
+PLAN_ARGUMENTS = ["query_starts", "kv_lens", "block_table", "tiles", "decodes", "stride_table", "num_tiles", "window"]
+
+
+@triton.jit
+def load_tile(
+    cache,  # pointer to the KV head's first element, or the descriptor of [slots, num_kv_heads * head_size]
+    table,
+    first_key,
+    first_column,
+    kv_len,
+    stride_block,
+    stride_slot,
+    HEAD_SIZE: tl.constexpr,
+    PADDED_SIZE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    MASKED: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
+):
+    """[BLOCK_N, PADDED_SIZE] keys or values of one KV head; tokens from `kv_len` on are zero if MASKED."""
+    tokens = first_key + tl.arange(0, BLOCK_N)
+    if DESCRIPTORS:
+        row = tl.load(table + first_key // BLOCK_SIZE) * BLOCK_SIZE + first_key % BLOCK_SIZE
+        tile = cache.load([row, first_column])
+        return tl.where(tokens[:, None] < kv_len, tile, 0.0) if MASKED else tile
+    offsets = slot_offsets(table, first_key, kv_len, stride_block, stride_slot, BLOCK_SIZE, BLOCK_N)
+    dims = tl.arange(0, PADDED_SIZE)
+    pointers = cache + offsets[:, None] + dims[None, :]
+    if MASKED:
+        return tl.load(pointers, mask=(tokens[:, None] < kv_len) & (dims[None, :] < HEAD_SIZE), other=0.0)
+    if HEAD_SIZE != PADDED_SIZE:
+        return tl.load(pointers, mask=dims[None, :] < HEAD_SIZE, other=0.0)
+    return tl.load(pointers)
+
+
+@triton.jit
+def attend_keys(
+    acc,  # [BLOCK_M, PADDED_SIZE] float32: weighted values so far
+    row_max,  # [BLOCK_M] float32: largest scaled score so far
+    row_sum,  # [BLOCK_M] float32: sum of exp2(score - row_max)
+    query,  # [BLOCK_M, PADDED_SIZE]
+    keys,  # pointers or descriptors, see load_tile
+    values,
+    table,
+    begin,  # multiple of BLOCK_N
+    end,
+    last_keys,  # [BLOCK_M]: the newest token that each query sees
+    window,
+    first_column,
+    kv_len,
+    stride_block,
+    stride_slot,
+    qk_scale,
+    HEAD_SIZE: tl.constexpr,
+    PADDED_SIZE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    MASKED: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
+):
+    """Take the tokens from `begin` to `end` into the softmax of a tile of queries."""
+    for first_key in tl.range(begin, end, BLOCK_N):
+        first_key = tl.multiple_of(first_key, BLOCK_N)
+        key = load_tile(
+            keys, table, first_key, first_column, kv_len, stride_block, stride_slot,
+            HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, MASKED, DESCRIPTORS,
+        )  # fmt: skip
+        scores = tl.dot(query, key.T, input_precision="ieee")
+        if MASKED:
+            tokens = first_key + tl.arange(0, BLOCK_N)[None, :]
+            visible = tokens <= last_keys[:, None]
+            if HAS_WINDOW:
+                visible = visible & (tokens > last_keys[:, None] - window)
+            scores = tl.where(visible, scores, float("-inf"))
+        new_max = tl.maximum(row_max, tl.max(scores, 1) * qk_scale)
+        # A window may hide all keys so far from a query, whose maximum is then no number to subtract.
+        shift = tl.where(new_max == float("-inf"), 0.0, new_max) if MASKED and HAS_WINDOW else new_max
+        weights = tl.math.exp2(scores * qk_scale - shift[:, None])
+        rescale = tl.math.exp2(row_max - shift)
+        row_sum = row_sum * rescale + tl.sum(weights, 1)
+        value = load_tile(
+            values, table, first_key, first_column, kv_len, stride_block, stride_slot,
+            HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, MASKED, DESCRIPTORS,
+        )  # fmt: skip
+        acc = tl.dot(weights.to(value.dtype), value, acc * rescale[:, None], input_precision="ieee")
+        row_max = new_max
+    return acc, row_max, row_sum
+
+
+@triton.jit
+def attend_tile(
+    query,
+    keys,
+    values,
+    out,
+    query_starts,
+    kv_lens,
+    block_table,
+    sequence,
+    first_row,  # the tile's first query, counted from the sequence's first new token
+    head,
+    stride_query,
+    stride_out,
+    stride_block,
+    stride_slot,
+    stride_table,
+    window,
+    qk_scale,
+    GROUP: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    PADDED_SIZE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
+):
+    """Attend for one head of up to BLOCK_M queries of one sequence and store the result; without queries, nothing."""
+    start = tl.load(query_starts + sequence)
+    num_queries = tl.load(query_starts + sequence + 1) - start
+    kv_len = tl.load(kv_lens + sequence)
+    if first_row < num_queries:
+        rows = first_row + tl.arange(0, BLOCK_M)
+        dims = tl.arange(0, PADDED_SIZE)
+        exists = (rows[:, None] < num_queries) & (dims[None, :] < HEAD_SIZE)
+        columns = head * HEAD_SIZE + dims[None, :]
+        packed = (start + rows).to(tl.int64)[:, None]
+        tile = tl.load(query + packed * stride_query + columns, mask=exists, other=0.0)
+
+        first_position = kv_len - num_queries + first_row
+        last_keys = tl.minimum(kv_len - num_queries + rows, kv_len - 1)
+        end = tl.minimum(first_position + BLOCK_M, kv_len)
+        masked_from = (first_position + 1) // BLOCK_N * BLOCK_N
+        table = block_table + sequence.to(tl.int64) * stride_table
+        first_column = head // GROUP * HEAD_SIZE
+        if not DESCRIPTORS:
+            keys += first_column
+            values += first_column
+        acc = tl.zeros([BLOCK_M, PADDED_SIZE], tl.float32)
+        row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
+        row_sum = tl.zeros([BLOCK_M], tl.float32)
+        begin = 0
+        if HAS_WINDOW:
+            window_begin = tl.maximum(first_position - window + 1, 0) // BLOCK_N * BLOCK_N
+            begin = tl.cdiv(tl.maximum(end - window, 0), BLOCK_N) * BLOCK_N
+            begin = tl.minimum(tl.maximum(begin, window_begin), masked_from)
+            acc, row_max, row_sum = attend_keys(
+                acc, row_max, row_sum, tile, keys, values, table, window_begin, begin, last_keys, window, first_column,
+                kv_len, stride_block, stride_slot, qk_scale,
+                HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, True, True, DESCRIPTORS,
+            )  # fmt: skip
+        acc, row_max, row_sum = attend_keys(
+            acc, row_max, row_sum, tile, keys, values, table, begin, masked_from, last_keys, window, first_column,
+            kv_len, stride_block, stride_slot, qk_scale,
+            HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, False, HAS_WINDOW, DESCRIPTORS,
+        )  # fmt: skip
+        acc, row_max, row_sum = attend_keys(
+            acc, row_max, row_sum, tile, keys, values, table, masked_from, end, last_keys, window, first_column,
+            kv_len, stride_block, stride_slot, qk_scale,
+            HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, True, HAS_WINDOW, DESCRIPTORS,
+        )  # fmt: skip
+        attended = (acc / row_sum[:, None]).to(out.dtype.element_ty)
+        tl.store(out + packed * stride_out + columns, attended, mask=exists)
+
+
+@triton.jit(do_not_specialize=PLAN_ARGUMENTS)
+def prefill_kernel(
+    query,
+    keys,
+    values,
+    out,
+    query_starts,
+    kv_lens,
+    block_table,
+    tiles,
+    decodes,
+    stride_query,
+    stride_out,
+    stride_block,
+    stride_slot,
+    stride_table,
+    num_tiles,
+    window,
+    qk_scale,
+    GROUP: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    PADDED_SIZE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    TILE_PARTS: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
+):
+    """Grid: heads, then the parts of tiles from the last to the first, then as many of the decodes as it has room for."""
+    head = tl.program_id(0)
+    entry = num_tiles * TILE_PARTS - 1 - tl.program_id(1)
+    if entry >= 0:
+        sequence = tl.load(tiles + entry // TILE_PARTS * 2)
+        first_row = tl.load(tiles + entry // TILE_PARTS * 2 + 1) + entry % TILE_PARTS * BLOCK_M
+    else:
+        sequence = tl.load(decodes - 1 - entry)
+        first_row = 0
+    if sequence >= 0:
+        attend_tile(
+            query, keys, values, out, query_starts, kv_lens, block_table, sequence, first_row, head,
+            stride_query, stride_out, stride_block, stride_slot, stride_table, window, qk_scale,
+            GROUP, HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_M, BLOCK_N, HAS_WINDOW, DESCRIPTORS,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PrefillConfig:
+    """How a tile is worked on: queries and keys at a time, warps, stages of the load pipeline."""
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
+def prefill_config(chip: Chip, head_size: int, dtype: torch.dtype, tile_rows: int) -> PrefillConfig:
+    """The configuration for tiles of `tile_rows` queries; its block_m divides them.
+
+    Chosen such that nothing spills and the stages fit the chip's shared memory; compiled, not yet measured.
+    """
+    wide = head_size > 128
+    if dtype == torch.float32:  # matrix products without tensor cores: only their registers count
+        return PrefillConfig(min(tile_rows, 32), 16 if wide else 32, num_warps=8 if wide else 4, num_stages=1)
+    block_m = min(tile_rows, 64 if wide else 128)
+    num_warps = 8 if block_m == 128 or wide else 4
+    if chip.capability >= 90:
+        return PrefillConfig(block_m, 64 if wide else 128, num_warps, num_stages=2)
+    return PrefillConfig(block_m, 32 if wide else 64, num_warps, num_stages=2)
+
+
+def describe_cache(cache: Tensor, block_n: int) -> TensorDescriptor:
+    """`cache` as rows of slots, read `block_n` tokens of one KV head at a time."""
+    num_blocks, block_size, num_kv_heads, head_size = cache.shape
+    if block_size % block_n or head_size & (head_size - 1) or not cache.is_contiguous():
+        raise ValueError(
+            f"tensor descriptors read {block_n} tokens of a block of a contiguous cache at once, not heads of "
+            f"{head_size} in blocks of {block_size}: use a multiple of {block_n} as block size, or pointers"
+        )
+    width = num_kv_heads * head_size
+    return TensorDescriptor(cache, [num_blocks * block_size, width], [width, 1], [block_n, head_size])
+
+
+def kernel_arguments(
+    query: Tensor,
+    keys: Tensor | TensorDescriptor,
+    values: Tensor | TensorDescriptor,
+    cache_strides: tuple[int, ...],
+    plan: AttentionPlan,
+    scale: float,
+    sliding_window: int | None,
+    out: Tensor,
+) -> tuple[Any, ...]:
+    """The arguments, constants aside, of `prefill_kernel`."""
+    return (
+        query, keys, values, out, plan.query_starts, plan.kv_lens, plan.block_table, plan.tiles, plan.decodes,
+        query.stride(0), out.stride(0), cache_strides[0], cache_strides[1], plan.block_table.stride(0),
+        plan.num_tiles, sliding_window or 0, scale * LOG2_E,
+    )  # fmt: skip
+
+
+def prefill_attention(
+    query: Tensor,  # [num_tokens, num_heads, head_size], rows may be strided
+    key_cache: Tensor,  # [num_blocks, block_size, num_kv_heads, head_size]
+    value_cache: Tensor,  # [num_blocks, block_size, num_kv_heads, head_size]
+    plan: AttentionPlan,
+    scale: float,
+    *,
+    sliding_window: int | None = None,
+    out: Tensor,  # [num_tokens, num_heads, head_size], rows may be strided
+    with_decodes: bool = False,
+    config: PrefillConfig | None = None,
+    tensor_descriptors: bool = USE_TENSOR_DESCRIPTORS,
+) -> None:
+    """Write softmax(scale q k^T) v of the rows of `plan.tiles` to `out`; other rows stay as they are.
+
+    `with_decodes` attends for the rows of `plan.decodes`, too, each as a tile of one query. Raises ValueError for
+    inputs that the kernel does not take (`check_inputs`), and where `tensor_descriptors` cannot read the cache.
+    """
+    check_inputs(query, key_cache, value_cache, plan, scale, sliding_window, out)
+    num_heads, head_size = query.shape[1:]
+    block_size, num_kv_heads = key_cache.shape[1:3]
+    config = config or prefill_config(chip_of(query.device), head_size, query.dtype, plan.tile_rows)
+    tile_parts = plan.tile_rows // config.block_m
+    num_entries = plan.num_tiles * tile_parts + (plan.num_decodes if with_decodes else 0)
+    if num_entries == 0:
+        return
+    caches: tuple[Any, Any] = (key_cache, value_cache)
+    if tensor_descriptors:
+        caches = (describe_cache(key_cache, config.block_n), describe_cache(value_cache, config.block_n))
+    is_half = query.dtype != torch.float32
+    launch(
+        prefill_kernel,
+        (num_heads, num_entries),
+        *kernel_arguments(query, *caches, key_cache.stride(), plan, scale, sliding_window, out),
+        is_hot=is_half,
+        uses_tensor_cores=is_half,
+        GROUP=num_heads // num_kv_heads,
+        HEAD_SIZE=head_size,
+        PADDED_SIZE=triton.next_power_of_2(head_size),
+        BLOCK_SIZE=block_size,
+        BLOCK_M=config.block_m,
+        BLOCK_N=config.block_n,
+        TILE_PARTS=tile_parts,
+        HAS_WINDOW=sliding_window is not None,
+        DESCRIPTORS=tensor_descriptors,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
