@@ -25,6 +25,23 @@ class Predictor:
         return sum(self.operation_times(batch).values())
 
 
+@dataclass(frozen=True)
+class Sizes:
+    """What an executor is made for: tokens and sequences of an iteration, and the cache.
+
+    `chunk` is set where no batch with prompts exceeds so many tokens. With `fills_memory` the cache takes what the
+    memory holds, and `num_blocks` is what was planned with.
+    """
+
+    num_blocks: int
+    block_size: int
+    batch_size: int
+    max_model_len: int | None = None  # None: as long as the cache
+    max_batch_tokens: int | None = None  # None: whatever the warm-up runs
+    chunk: int | None = None
+    fills_memory: bool = False
+
+
 class Backend(Protocol):
     """A device, real or simulated. Making one is cheap and checks its arguments (UserError)."""
 
@@ -77,8 +94,10 @@ class Backend(Protocol):
         """The device's cost model for `spec`, or None if it has none: what `chunk=auto` is chosen by."""
         ...
 
-    def build(
-        self, spec: ModelSpec, checkpoint: Path | None, *, num_blocks: int, block_size: int, batch_size: int
-    ) -> Executor:
-        """Load the weights and return a warmed-up executor with a cache of `num_blocks` blocks."""
+    def kv_blocks(self, spec: ModelSpec, block_size: int) -> int:
+        """Blocks that fit the memory beside the weights; where only loading the model can tell, an estimate."""
+        ...
+
+    def build(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> Executor:
+        """Load the weights and return a warmed-up executor of `sizes`."""
         ...

@@ -11,7 +11,8 @@ from omegaconf import DictConfig, OmegaConf
 from rich.table import Table
 
 from sarathi_lab import report
-from sarathi_lab.errors import UserError, require_int, require_number
+from sarathi_lab.backend import Sizes
+from sarathi_lab.errors import UserError, require_bool, require_int, require_number
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.paths import CONF, make_folder
 from sarathi_lab.plan import build, resolve_model, resolved
@@ -57,8 +58,7 @@ class Calibrate:
             raise UserError(
                 f"task.name={self.name} can't name a file; use letters, digits, dots and dashes, a letter first"
             )
-        if not isinstance(self.install, bool):
-            raise UserError(f"task.install={self.install} is neither true nor false; use one of them")
+        require_bool("task.install", self.install)
 
     def check(self, cfg: DictConfig) -> None:
         """Raise UserError for a device that is not real, a model that does not fit it, or a name that is taken."""
@@ -78,7 +78,7 @@ class Calibrate:
         num_blocks = blocks_needed(shapes, BLOCK_SIZE)
         out = report.console()
         out.print(f"\ncalibrating {backend.device_name} with model {spec.name} in {backend.dtype_name}", style="bold")
-        executor = backend.build(spec, checkpoint, num_blocks=num_blocks, block_size=BLOCK_SIZE, batch_size=cfg.batch)
+        executor = backend.build(spec, checkpoint, Sizes(num_blocks, BLOCK_SIZE, batch_size=cfg.batch))
         with report.progress_of("measuring", self.seconds, "s") as advance:
             measured = measure_profile(executor, shapes, self.seconds, advance)
         profile = Profile(measured.table, "of this run")

@@ -13,6 +13,12 @@ class RunError(UserError):
     """Stops one run, not the sweep that it belongs to: what was recorded so far is kept."""
 
 
+def require_bool(name: str, value: object, fix: str = "use one of them") -> None:
+    """Raise `UserError` unless `value` is true or false."""
+    if not isinstance(value, bool):
+        raise UserError(f"{name}={value} is neither true nor false; {fix}")
+
+
 def require_int(name: str, value: object, minimum: int, fix: str) -> int:
     """Return `value` if it is an integer of at least `minimum`, else raise `UserError`."""
     if isinstance(value, bool) or not isinstance(value, int):

@@ -65,6 +65,11 @@ class Executor(Protocol):
     feeds_tokens: bool
 
     @property
+    def num_blocks(self) -> int | None:
+        """Blocks of its cache; None where there is no real one."""
+        ...
+
+    @property
     def now(self) -> float:
         """Seconds since `start`."""
         ...

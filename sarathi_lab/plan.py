@@ -15,9 +15,9 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from sarathi_lab.advisor import BASELINES, Advice, Prediction, advise
-from sarathi_lab.backend import Backend, Predictor
+from sarathi_lab.backend import Backend, Predictor, Sizes
 from sarathi_lab.block_manager import BlockManager
-from sarathi_lab.errors import UserError, require_int
+from sarathi_lab.errors import UserError, require_bool, require_int
 from sarathi_lab.model.auto import AutoModel
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.paths import CONF
@@ -47,8 +47,32 @@ class Plan:
     max_model_len: int
     block_size: int
     num_blocks: int
+    fills_memory: bool  # whether the cache takes what the memory holds; num_blocks is then an estimate
     writes_trace: bool
     advice: Advice | None = None
+
+    @property
+    def sizes(self) -> Sizes:
+        """What the executor is made for."""
+        policy: Any = self.policy
+        chunk = getattr(policy, "chunk", None)
+        is_capped = chunk is not None and not getattr(policy, "min_decodes", 0)
+        return Sizes(
+            num_blocks=self.num_blocks,
+            block_size=self.block_size,
+            batch_size=self.batch_size,
+            max_model_len=self.max_model_len,
+            max_batch_tokens=max(chunk or 0, self.batch_size) if is_capped else self._longest_prompts(),
+            chunk=chunk,
+            fills_memory=self.fills_memory,
+        )
+
+    def _longest_prompts(self) -> int:
+        """Tokens of the largest batch of whole prompts, beside as many decodes as there may be."""
+        policy: Any = self.policy
+        most = max(getattr(policy, "max_prefills", None) or self.batch_size, getattr(policy, "min_decodes", 0))
+        longest = sorted((request.total_len for request in self.load.requests), reverse=True)
+        return sum(longest[:most]) + self.batch_size
 
     def scheduler(self) -> Scheduler:
         """A fresh scheduler with an empty cache."""
@@ -73,7 +97,12 @@ def make_plan(cfg: DictConfig, chunks: Sequence[int] | None = None) -> Plan:
     load = _load(cfg, backend, spec, checkpoint)
     max_model_len = _max_model_len(cfg, load, spec, checkpoint)
     block_size = require_int("cache.block_size", cfg.cache.block_size, 1, "use a number of tokens such as 16")
-    num_blocks = _num_blocks(cfg, batch_size * backend.num_stages, max_model_len, block_size)
+    fills_memory = cfg.cache.num_blocks == AUTO
+    num_blocks = (
+        backend.kv_blocks(spec, block_size)
+        if fills_memory
+        else _num_blocks(cfg, batch_size * backend.num_stages, max_model_len, block_size)
+    )
     backend.check(spec, num_blocks * block_size)  # before a cache of that many blocks is made
     plan = Plan(
         config=resolved(cfg),
@@ -86,6 +115,7 @@ def make_plan(cfg: DictConfig, chunks: Sequence[int] | None = None) -> Plan:
         max_model_len=max_model_len,
         block_size=block_size,
         num_blocks=num_blocks,
+        fills_memory=fills_memory,
         writes_trace=_writes_trace(cfg),
     )
     if getattr(policy, "chunk", None) == AUTO:
@@ -221,14 +251,16 @@ def _max_model_len(cfg: DictConfig, load: LoadedRequests, spec: ModelSpec, check
 
 
 def _writes_trace(cfg: DictConfig) -> bool:
-    if not isinstance(cfg.trace, bool):
-        raise UserError(f"trace={cfg.trace} is neither true nor false; use true to write trace.json, else false")
+    require_bool("trace", cfg.trace, "use true to write trace.json, else false")
     return cfg.trace
 
 
 def _num_blocks(cfg: DictConfig, num_sequences: int, max_model_len: int, block_size: int) -> int:
     if cfg.cache.num_blocks is not None:
         return require_int(
-            "cache.num_blocks", cfg.cache.num_blocks, 1, "use null for a cache that holds all batches in flight"
+            "cache.num_blocks",
+            cfg.cache.num_blocks,
+            1,
+            "use null for a cache that holds all batches in flight, or auto for all memory",
         )
     return math.ceil(num_sequences * math.ceil(max_model_len / block_size) / (1 - CACHE_HEADROOM))

@@ -157,13 +157,9 @@ def _measure(plan: Plan) -> tuple[Ledger, pd.DataFrame, DecodeCost | None, Ceili
 
     A busy machine may have freed up since the ceilings were announced.
     """
-    executor = plan.backend.build(
-        plan.spec,
-        plan.checkpoint,
-        num_blocks=plan.num_blocks,
-        block_size=plan.block_size,
-        batch_size=plan.batch_size,
-    )
+    executor = plan.backend.build(plan.spec, plan.checkpoint, plan.sizes)
+    if plan.fills_memory and executor.num_blocks is not None:
+        plan = replace(plan, num_blocks=executor.num_blocks)
     total = sum(request.total_len - 1 for request in plan.load.requests)
     with report.progress_of("serving", total, "tokens") as advance:
         ledger = _serve(plan, executor, advance)

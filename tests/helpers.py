@@ -49,6 +49,7 @@ class ScriptedExecutor:
     ) -> None:
         self.capacity = capacity
         self.feeds_tokens = feeds_tokens
+        self.num_blocks = None
         self.now = 0.0
         self.schedule: list[list[ChunkRow]] = []
         self._seconds = seconds

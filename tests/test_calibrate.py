@@ -15,6 +15,7 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from sarathi_lab import calibrate, command_line, run
+from sarathi_lab.backend import Sizes
 from sarathi_lab.errors import UserError
 from sarathi_lab.paths import CONF
 from sarathi_lab.presets import load_hardware as configured
@@ -135,7 +136,7 @@ def test_the_simulation_of_this_machine_is_near_a_run_on_it(measured):
     hardware = load(measured[0] / "here.yaml")
     cost = make_cost_model("profiled", model("tiny"), hardware, 4)
     shapes = [Shape(1, 512, 0, is_whole=True), Shape(4, 1, 127, is_whole=True)]
-    executor = TorchBackend("cpu").build(model("tiny"), None, num_blocks=64, block_size=16, batch_size=4)
+    executor = TorchBackend("cpu").build(model("tiny"), None, Sizes(64, 16, batch_size=4))
     table = measure_profile(executor, [*shapes, *calibration_shapes(4, 64)[:20]], 3.0, lambda seconds: None).table
     for shape, batch in zip(shapes, (batch_of(chunk=512), batch_of(decodes=4, context=128)), strict=True):
         attention = (table.operation == shape.attention) & (table.kv_tokens == shape.kv_tokens)
@@ -162,7 +163,7 @@ def test_the_settings_change_what_is_measured():
 
 def test_more_seconds_measure_more(monkeypatch):
     monkeypatch.setattr("sarathi_lab.torch_executor.profiling.MAX_ROUNDS", 10_000)
-    executor = TorchBackend("cpu").build(model("tiny"), None, num_blocks=256, block_size=16, batch_size=4)
+    executor = TorchBackend("cpu").build(model("tiny"), None, Sizes(256, 16, batch_size=4))
     passed: list[float] = []
     shapes = calibration_shapes(4, 64)
     short = measure_profile(executor, shapes, 1.0, lambda seconds: None)

@@ -20,6 +20,7 @@ from sarathi_lab.policy import Orca, PrefillFirst, RequestLevel, Sarathi, Sarath
 from sarathi_lab.request import Batch, Request
 from sarathi_lab.simulator.executor import SimulatedExecutor
 from sarathi_lab.torch_executor.executor import TorchExecutor
+from sarathi_lab.torch_executor.timeline import HostTimeline
 
 BATCH_SIZE = 3
 LENGTHS = [(19, 6), (7, 9), (12, 3), (5, 1), (23, 5)]
@@ -136,7 +137,7 @@ def test_same_step_times_give_the_same_schedule(tiny, policy):
 
     handle = tiny.register_forward_hook(tick)
     real = Ledger()
-    executor = TorchExecutor(tiny, num_blocks=24, block_size=4, clock=clock, sleep=clock.sleep)
+    executor = TorchExecutor(tiny, num_blocks=24, block_size=4, timeline=HostTimeline(clock), sleep=clock.sleep)
     run_engine(requests, scheduler(), executor, real)
     handle.remove()
     simulated = Ledger()
@@ -183,7 +184,7 @@ def test_prompts_without_tokens_are_refused(tiny):
 @pytest.mark.parametrize("num_blocks", [1, 2, 50])
 def test_warm_up_fits_any_cache_and_disturbs_nothing(tiny, num_blocks):
     executor = TorchExecutor(tiny, num_blocks=num_blocks, block_size=4)
-    executor.warm_up(batch_size=8, chunk_tokens=64)
+    executor.warm_up(batch_size=8, chunk_tokens=64, longest=28)
     assert executor.num_in_flight == 0
 
 

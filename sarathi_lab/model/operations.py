@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,7 @@ from sarathi_kernels.kv_cache import write_kv
 from sarathi_kernels.rotary import apply_rotary, rotary_tables
 from sarathi_lab.model.spec import ModelSpec
 
+Hybrid = Literal["series", "streams", "unified", "fused"]  # how a chunk and decodes share a device in attention
 NAN_TOKEN = -2  # sampled from logits that are not numbers
 
 

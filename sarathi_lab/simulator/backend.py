@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from sarathi_lab.backend import Predictor
+from sarathi_lab.backend import Predictor, Sizes
 from sarathi_lab.errors import UserError
 from sarathi_lab.executor import Executor
 from sarathi_lab.floor import Ceilings
@@ -17,7 +17,7 @@ from sarathi_lab.simulator.cost_model import CostModel, make_cost_model
 from sarathi_lab.simulator.executor import SimulatedExecutor
 from sarathi_lab.simulator.hardware import Hardware
 from sarathi_lab.simulator.matmul import TILE_ROWS
-from sarathi_lab.simulator.memory import check_memory
+from sarathi_lab.simulator.memory import check_memory, kv_capacity
 from sarathi_lab.simulator.parallel import Parallel
 from sarathi_lab.simulator.pipeline import PipelineExecutor
 
@@ -104,9 +104,11 @@ class SimulatedBackend:
         """The cost model of the hardware."""
         return Predictor(self._cost(spec).operation_times, TILE_ROWS)
 
-    def build(
-        self, spec: ModelSpec, checkpoint: Path | None, *, num_blocks: int, block_size: int, batch_size: int
-    ) -> Executor:
+    def kv_blocks(self, spec: ModelSpec, block_size: int) -> int:
+        """What the hardware file's memory holds beside the weights."""
+        return kv_capacity(spec, self.hardware, self.dtype_bytes, self.parallel) // block_size
+
+    def build(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> Executor:
         """The virtual clock over the cost model; cache and batch sizes cost nothing here."""
         cost = self._cost(spec)
         if isinstance(cost, AnalyticCostModel) and self.num_stages > 1:

@@ -13,6 +13,7 @@ class SimulatedExecutor:
 
     capacity = 1
     feeds_tokens = False
+    num_blocks = None
 
     def __init__(self, iteration_time: Callable[[Batch], float]) -> None:
         self._iteration_time = iteration_time

@@ -19,6 +19,7 @@ class PipelineExecutor:
     """
 
     feeds_tokens = False
+    num_blocks = None
 
     def __init__(
         self,

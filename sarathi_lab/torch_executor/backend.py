@@ -10,10 +10,15 @@ from typing import ClassVar
 
 import torch
 
-from sarathi_lab.errors import UserError
+from sarathi_kernels.chip import chip_of
+from sarathi_lab.backend import Sizes
+from sarathi_lab.errors import UserError, require_bool, require_one_of
 from sarathi_lab.floor import Ceilings
+from sarathi_lab.model.operations import Hybrid
 from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec
+from sarathi_lab.model.transformer import Transformer
 from sarathi_lab.model.weights import load_model
+from sarathi_lab.torch_executor import kernels
 from sarathi_lab.torch_executor.device import (
     default_model_name,
     device_description,
@@ -25,14 +30,25 @@ from sarathi_lab.torch_executor.device import (
     resolve_dtype,
 )
 from sarathi_lab.torch_executor.executor import TorchExecutor
+from sarathi_lab.torch_executor.faults import memory_explained
+from sarathi_lab.torch_executor.graphs import CudaGraphs, NoGraphs
+from sarathi_lab.torch_executor.pool import kv_blocks_beside
+from sarathi_lab.torch_executor.shapes import Limits
+from sarathi_lab.torch_executor.timeline import CudaTimeline, HostTimeline, Timeline
 
 WARM_UP_TOKENS = 256
-USABLE_MEMORY = 0.9  # the rest is for activations and logits
+USABLE = 0.9  # share of the free memory; the rest is for activations and logits
+USABLE_WHEN_FILLED = {"cuda": 0.9, "cpu": 0.5}  # for a cache as large as there is room: a CPU has other tasks, too
 
 
 @dataclass(frozen=True)
 class TorchBackend:
-    """Runs the model with torch on `device`; `seed` is that of random weights."""
+    """Runs the model with torch on `device`; `seed` is that of random weights.
+
+    `kernels` does what is not a matrix product: "triton" or plain "torch"; "auto" takes Triton's kernels on a GPU.
+    With them, `overlap` makes the next batch while one runs, `cuda_graphs` replays batches of a few padded shapes, and
+    `hybrid` says how a chunk and decodes share the device in attention. Raises UserError for what is not there.
+    """
 
     name: ClassVar[str] = "torch"
     computes_tokens: ClassVar[bool] = True
@@ -40,9 +56,24 @@ class TorchBackend:
     device: str = "auto"
     dtype: str = "auto"
     seed: int = 0
+    kernels: str = "auto"
+    cuda_graphs: bool = True
+    overlap: bool = True
+    hybrid: Hybrid = "series"
 
     def __post_init__(self) -> None:
         _ = self._dtype  # a device that is not there is refused at once
+        require_one_of("executor.kernels", self.kernels, ("auto", "triton", "torch"))
+        require_one_of("executor.hybrid", self.hybrid, kernels.HYBRIDS)
+        for name in ("cuda_graphs", "overlap"):
+            require_bool(f"executor.{name}", getattr(self, name))
+        if self.kernels == "triton" and self._device.type == "cpu" and not kernels.is_interpreting():
+            raise UserError("executor.kernels=triton needs a GPU, the device is a CPU; use executor.kernels=torch")
+
+    @property
+    def uses_kernels(self) -> bool:
+        """Whether Triton's kernels do the work between matrix products."""
+        return self.kernels == "triton" or (self.kernels == "auto" and self._device.type == "cuda")
 
     @cached_property
     def _device(self) -> torch.device:
@@ -69,17 +100,38 @@ class TorchBackend:
         return default_model_name(self._device, self.dtype_bytes)
 
     def check(self, spec: ModelSpec, kv_tokens: int) -> None:
-        """Raise UserError if weights and cache exceed the free memory, or the shape exists for simulation only."""
+        """Raise UserError for what can't run here: a shape, kernels, or weights and cache beyond the free memory."""
         spec.require_runnable()
+        if self.uses_kernels:
+            kernels.require_supported(spec, self._device, self._dtype[1])
         weights = spec.weight_bytes(self.dtype_bytes)
         cache = kv_tokens * spec.kv_bytes_per_token(self.dtype_bytes)
         free = free_memory_bytes(self._device)
-        if weights + cache > USABLE_MEMORY * free:
+        if weights + cache > USABLE * free:
             raise UserError(
                 f"model {spec.name} needs {weights / 1e9:.1f} GB for weights and {cache / 1e9:.1f} GB for KV, "
                 f"{self.device_name} has {free / 1e9:.1f} GB free, of which a tenth stays for activations; "
-                "lower batch, shorten the requests or max_model_len, or take a smaller model"
+                f"{self._what_fits(spec, free)}"
             )
+
+    def _what_fits(self, spec: ModelSpec, free: int) -> str:
+        """What to do about a model or cache that is too large."""
+        left = USABLE * free - spec.weight_bytes(self.dtype_bytes)
+        tokens = int(left // spec.kv_bytes_per_token(self.dtype_bytes))
+        if tokens > 0:
+            return f"there is room for {tokens} tokens of KV: lower batch, shorten the requests or max_model_len"
+        halved = spec.weight_bytes(2) < USABLE * free and self.dtype_bytes > 2
+        return "its weights alone do not fit: " + ("use dtype=bfloat16" if halved else "take a smaller model")
+
+    def kv_blocks(self, spec: ModelSpec, block_size: int) -> int:
+        """By the free memory and the size of the weights."""
+        free = USABLE_WHEN_FILLED[self._device.type] * free_memory_bytes(self._device)
+        left = free - spec.weight_bytes(self.dtype_bytes)
+        num_blocks = int(left // (spec.kv_bytes_per_token(self.dtype_bytes) * block_size))
+        if num_blocks < 1:
+            self.check(spec, block_size)
+            raise UserError(f"model {spec.name} leaves no room for KV on {self.device_name}; take a smaller model")
+        return num_blocks
 
     def ceilings(self) -> Ceilings:
         """Measured on this device; the best so far."""
@@ -97,13 +149,43 @@ class TorchBackend:
         """A real device is measured, not predicted."""
         return
 
-    def build(
-        self, spec: ModelSpec, checkpoint: Path | None, *, num_blocks: int, block_size: int, batch_size: int
-    ) -> TorchExecutor:
-        """Load the weights, make the cache and warm up."""
+    def build(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> TorchExecutor:
+        """Load the weights, make the cache and warm up. Raises RunError if memory does not suffice."""
         if self._device.type == "cpu":
             keep_freed_memory()
-        model = load_model(spec, checkpoint, self._device, self._dtype[1], self.seed)
-        executor = TorchExecutor(model, num_blocks=num_blocks, block_size=block_size)
-        executor.warm_up(batch_size=batch_size, chunk_tokens=WARM_UP_TOKENS)
+        with memory_explained(self._device, f"the loading of {spec.name}"):
+            model = load_model(spec, checkpoint, self._device, self._dtype[1], self.seed)
+            if self.uses_kernels:
+                kernels.install(model, self.hybrid)
+            num_blocks = self._num_blocks(model, sizes)
+            executor = self._executor(model, num_blocks, sizes.block_size)
+        executor.warm_up(
+            batch_size=sizes.batch_size,
+            chunk_tokens=sizes.chunk or WARM_UP_TOKENS,
+            longest=sizes.max_model_len or num_blocks * sizes.block_size,
+            is_fixed=sizes.chunk is not None,
+        )
         return executor
+
+    def _num_blocks(self, model: Transformer, sizes: Sizes) -> int:
+        """The cache that was planned, if it fits beside a real iteration's activations, or all that does."""
+        if self._device.type != "cuda" or not self.uses_kernels:
+            return sizes.num_blocks
+        probe = self._executor(model, num_blocks=1, block_size=sizes.block_size)
+        most = kv_blocks_beside(probe, sizes.max_batch_tokens or WARM_UP_TOKENS, sizes.batch_size)
+        return most.checked(None if sizes.fills_memory else sizes.num_blocks)
+
+    def _executor(self, model: Transformer, num_blocks: int, block_size: int) -> TorchExecutor:
+        is_cuda = self._device.type == "cuda"
+        timeline: Timeline = CudaTimeline(self._device) if is_cuda else HostTimeline()
+        if not self.uses_kernels:
+            return TorchExecutor(model, num_blocks=num_blocks, block_size=block_size, timeline=timeline)
+        return TorchExecutor(
+            model,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            timeline=timeline,
+            limits=Limits(model.spec, block_size, chip_of(self._device).num_sms),
+            capacity=2 if self.overlap else 1,
+            graphs=CudaGraphs() if self.cuda_graphs and is_cuda else NoGraphs(),
+        )

@@ -205,6 +205,14 @@ class TorchExecutor:
             blocks.free(prompt)
         self._run_once([_throw_away(1, blocks) for _ in range(min(batch_size, self.num_blocks))], 1)
 
+    @torch.inference_mode()
+    def compute_padding(self, num_tokens: int, num_emits: int) -> None:
+        """Run an iteration of padding alone: it takes the memory of a real one, and touches no cache."""
+        assert self._limits is not None, "inputs packed for kernels can be padding"
+        shape = self._limits.empty(num_tokens, num_emits)
+        self._packer.fill(Batch(), shape, {})
+        self._run(self._packer.send(shape))
+
     def _record(self, shapes: PaddedShapes) -> None:
         """Run every padded shape on padding alone, and record it."""
         for shape in shapes.all:

@@ -66,6 +66,10 @@ class Limits:
             num_splits=self.num_splits(num_decodes, longest),
         )
 
+    def empty(self, num_tokens: int, num_emits: int) -> Shape:
+        """Padding alone, as much as so many tokens."""
+        return Shape(num_tokens, 0, num_emits, 0, 0, 0, TILE, 1)
+
     def hybrid(self, num_tokens: int, batch_size: int, longest: int) -> Shape:
         """The padded shape of batches of up to `num_tokens` tokens of which up to `batch_size` are decodes."""
         tile_rows = choose_tile_rows(num_tokens, self.spec.num_heads, self.num_sms)
