@@ -27,6 +27,9 @@ ITERATION_COLUMNS = (
     "num_waiting",
     "num_blocks_used",
     "num_preemptions",
+    "num_padding_tokens",
+    "host_time",
+    "is_replayed",
 )
 REQUEST_COLUMNS = (
     "request_id",
@@ -77,6 +80,9 @@ class Ledger:
                 queues.num_waiting,
                 queues.num_blocks_used,
                 queues.num_preemptions - self._preemptions_seen,
+                result.num_padding_tokens,
+                result.host_time,
+                result.is_replayed,
             )
         )
         self._preemptions_seen = queues.num_preemptions

@@ -54,11 +54,14 @@ FAMILIES: dict[str, tuple[type[PretrainedConfig], dict[str, object]]] = {
 }
 
 
-def make_checkpoint(family: str, directory: Path, max_shard_size: str = "1GB") -> torch.nn.Module:
-    """Save a seeded random model of `family` and return it; every bias and norm is random too, or nothing tests it."""
+def make_checkpoint(family: str, directory: Path, max_shard_size: str = "1GB", **sizes: int) -> torch.nn.Module:
+    """Save a seeded random model of `family` and return it; every bias and norm is random too, or nothing tests it.
+
+    `sizes` go before the family's own.
+    """
     kind, settings = FAMILIES[family]
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(kind(**{**SIZES, **settings}), dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_config(kind(**{**SIZES, **settings, **sizes}), dtype=torch.float32).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:

@@ -164,7 +164,7 @@ class TorchExecutor:
         """Sample into `_sampled`, having taken from there what tokens the host did not know."""
         feed = inputs.feed_rows
         assert feed is not None, "inputs packed for kernels say what to feed"
-        fed = self._sampled.index_select(0, feed.clamp(min=0))
+        fed = self._sampled.index_select(0, feed.clamp(min=0)).clamp_(min=0)  # NAN_TOKEN is none that can be looked up
         inputs = replace(inputs, token_ids=torch.where(feed < 0, inputs.token_ids, fed))
         token_ids = self.model.operations.greedy(self.model(inputs, self.cache))
         self._sampled[: len(token_ids)].copy_(token_ids)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -33,13 +34,14 @@ def in_words(batch: Batch) -> str:
 
 
 def _memory_line(device: torch.device, what: str, error: str) -> str:
-    wanted = next((line for line in error.splitlines() if "llocate" in line), error).split(". ")[0]
+    found = re.search(r"ried to allocate ([\d.]+ \w+)", error)
+    wanted = f"{found[1]} more were wanted" if found else "some more were wanted"
     state = ""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         taken = torch.cuda.memory_allocated(device)
         state = f"; {taken / 1e9:.1f} of {total / 1e9:.1f} GB are taken by the run, {free / 1e9:.1f} GB are free"
-    return f"out of memory during {what} ({wanted.strip()}){state}; lower batch, chunk, seq_len or cache.num_blocks"
+    return f"out of memory during {what} ({wanted}){state}; lower batch, chunk, seq_len or cache.num_blocks"
 
 
 def nan_error(model: Transformer, batch: Batch, token_ids: list[int], run: Callable[[Batch], object]) -> RunError:
@@ -57,7 +59,7 @@ def nan_error(model: Transformer, batch: Batch, token_ids: list[int], run: Calla
 def _first_bad_layer(model: Transformer, chunk: Chunk, run: Callable[[Batch], object]) -> str:
     """Where numbers end, found by running the chunk once more: its keys and values are in the cache, unless evicted."""
     sequence = chunk.sequence
-    if sequence.in_flight or not sequence.block_ids:
+    if not sequence.block_ids:
         return "in a layer that can't be told, as its cache is given to others"
     bad: list[int] = []
     with ExitStack() as hooks:
