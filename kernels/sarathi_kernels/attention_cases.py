@@ -86,7 +86,7 @@ def make_inputs(
         num_sms=num_sms,
         device=device,
     )
-    return AttentionInputs(query, *caches, plan, case.head_size**-0.5, blocks)
+    return AttentionInputs(query, caches[0], caches[1], plan, case.head_size**-0.5, blocks)
 
 
 def reference(case: AttentionCase, inputs: AttentionInputs) -> Tensor:

@@ -27,22 +27,22 @@ MIN_DOT_ROWS = 16  # of a matrix instruction
 
 @triton.jit
 def attend_alone(
-    query,  # pointer to the head's row
-    keys,  # pointers to the KV head of the first slot
-    values,
-    table,
-    begin,  # multiple of BLOCK_N
-    end,
-    first_visible,
-    stride_block,
-    stride_slot,
-    qk_scale,
+    query: tl.tensor,  # pointer to the head's row
+    keys: tl.tensor,  # pointers to the KV head of the first slot
+    values: tl.tensor,
+    table: tl.tensor,
+    begin: tl.tensor,  # multiple of BLOCK_N
+    end: tl.tensor,
+    first_visible: tl.tensor,
+    stride_block: tl.tensor,
+    stride_slot: tl.tensor,
+    qk_scale: tl.tensor,
     HEAD_SIZE: tl.constexpr,
     PADDED_SIZE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
-):
+) -> tuple[tl.tensor, tl.tensor]:
     """One head with a KV head of its own: normalised values [1, PADDED_SIZE] and log2 of the sum of powers [1]."""
     dims = tl.arange(0, PADDED_SIZE)
     row = tl.load(query + dims, mask=dims < HEAD_SIZE, other=0.0).to(tl.float32) * qk_scale
@@ -70,22 +70,23 @@ def attend_alone(
     highest = tl.max(row_max, 0)
     share = tl.math.exp2(row_max - tl.where(highest == float("-inf"), 0.0, highest))
     total = tl.sum(row_sum * share, 0)
-    attended = tl.sum(acc * share[:, None], 0) / tl.where(total > 0, total, 1.0)
-    return attended[None, :], (highest + tl.math.log2(total) + tl.zeros([1], tl.float32))
+    total = tl.where(total > 0, total, 1.0)  # an empty part: its maximum alone makes the logarithm -inf
+    attended = tl.sum(acc * share[:, None], 0) / total
+    return attended[None, :], highest + tl.math.log2(total) + tl.zeros([1], tl.float32)
 
 
 @triton.jit
 def attend_group(
-    query,  # pointer to the row of the group's first head
-    keys,
-    values,
-    table,
-    begin,  # multiple of BLOCK_N
-    end,
-    first_visible,
-    stride_block,
-    stride_slot,
-    qk_scale,
+    query: tl.tensor,  # pointer to the row of the group's first head
+    keys: tl.tensor,
+    values: tl.tensor,
+    table: tl.tensor,
+    begin: tl.tensor,  # multiple of BLOCK_N
+    end: tl.tensor,
+    first_visible: tl.tensor,
+    stride_block: tl.tensor,
+    stride_slot: tl.tensor,
+    qk_scale: tl.tensor,
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
@@ -93,7 +94,7 @@ def attend_group(
     BLOCK_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
-):
+) -> tuple[tl.tensor, tl.tensor]:
     """The heads of one KV head: normalised values [ROWS, PADDED_SIZE] and log2 of the sums of powers [ROWS]."""
     dims = tl.arange(0, PADDED_SIZE)[None, :]
     heads = tl.arange(0, ROWS)[:, None]
@@ -119,32 +120,33 @@ def attend_group(
         value = tl.load(values + offsets, mask=mask, other=0.0)
         acc = tl.dot(weights.to(value.dtype), value, acc * rescale[:, None], input_precision="ieee")
         row_max = new_max
-    return acc / tl.where(row_sum > 0, row_sum, 1.0)[:, None], row_max + tl.math.log2(row_sum)
+    row_sum = tl.where(row_sum > 0, row_sum, 1.0)  # an empty part: its maximum alone makes the logarithm -inf
+    return acc / row_sum[:, None], row_max + tl.math.log2(row_sum)
 
 
 @triton.jit
 def attend_part(
-    query,
-    keys,
-    values,
-    out,
-    partial,
-    log_sums,
-    query_starts,
-    kv_lens,
-    block_table,
-    decodes,
-    decode,
-    kv_head,
-    split,
-    num_splits,
-    stride_query,
-    stride_out,
-    stride_block,
-    stride_slot,
-    stride_table,
-    window,
-    qk_scale,
+    query: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    out: tl.tensor,
+    partial: tl.tensor,
+    log_sums: tl.tensor,
+    query_starts: tl.tensor,
+    kv_lens: tl.tensor,
+    block_table: tl.tensor,
+    decodes: tl.tensor,
+    decode: tl.tensor,
+    kv_head: tl.tensor,
+    split: tl.tensor,
+    num_splits: tl.tensor,
+    stride_query: tl.tensor,
+    stride_out: tl.tensor,
+    stride_block: tl.tensor,
+    stride_slot: tl.tensor,
+    stride_table: tl.tensor,
+    window: tl.tensor,
+    qk_scale: tl.tensor,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
@@ -155,7 +157,7 @@ def attend_part(
     STAGES: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     IS_SPLIT: tl.constexpr,
-):
+) -> None:
     """Attend for the heads of one KV head to one part of a decode's context; the result goes to `out` if that is all.
 
     `partial` [num_decodes, num_heads, num_splits, HEAD_SIZE] and `log_sums` [num_decodes, num_heads, num_splits],
@@ -198,24 +200,24 @@ def attend_part(
 
 @triton.jit(do_not_specialize=PLAN_ARGUMENTS)
 def decode_kernel(
-    query,
-    keys,
-    values,
-    out,
-    partial,
-    log_sums,
-    query_starts,
-    kv_lens,
-    block_table,
-    decodes,
-    num_splits,
-    stride_query,
-    stride_out,
-    stride_block,
-    stride_slot,
-    stride_table,
-    window,
-    qk_scale,
+    query: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    out: tl.tensor,
+    partial: tl.tensor,
+    log_sums: tl.tensor,
+    query_starts: tl.tensor,
+    kv_lens: tl.tensor,
+    block_table: tl.tensor,
+    decodes: tl.tensor,
+    num_splits: tl.tensor,
+    stride_query: tl.tensor,
+    stride_out: tl.tensor,
+    stride_block: tl.tensor,
+    stride_slot: tl.tensor,
+    stride_table: tl.tensor,
+    window: tl.tensor,
+    qk_scale: tl.tensor,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
@@ -226,7 +228,7 @@ def decode_kernel(
     STAGES: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     IS_SPLIT: tl.constexpr,
-):
+) -> None:
     """Grid: KV heads, which lie side by side in the cache, then parts of the context, then decodes."""
     attend_part(
         query, keys, values, out, partial, log_sums, query_starts, kv_lens, block_table, decodes,
@@ -238,17 +240,17 @@ def decode_kernel(
 
 @triton.jit(do_not_specialize=["query_starts", "decodes", "num_splits"])
 def reduce_kernel(
-    partial,
-    log_sums,
-    out,
-    query_starts,
-    decodes,
-    num_splits,
-    stride_out,
+    partial: tl.tensor,
+    log_sums: tl.tensor,
+    out: tl.tensor,
+    query_starts: tl.tensor,
+    decodes: tl.tensor,
+    num_splits: tl.tensor,
+    stride_out: tl.tensor,
     HEAD_SIZE: tl.constexpr,
     PADDED_SIZE: tl.constexpr,
     SPLITS: tl.constexpr,  # power of two, at least num_splits
-):
+) -> None:
     """Grid: heads, then decodes. Joins the parts of one head's context, weighted by their sums."""
     head, decode = tl.program_id(0), tl.program_id(1)
     sequence = tl.load(decodes + decode)

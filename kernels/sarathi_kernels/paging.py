@@ -1,4 +1,4 @@
-"""Where cached tokens lie, for the kernels that read a paged cache [num_blocks, block_size, num_kv_heads, head_size]."""
+"""Where cached tokens lie in a paged cache [num_blocks, block_size, num_kv_heads, head_size], for its readers."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import triton.language as tl
 
 @triton.jit
 def slot_offsets(
-    table,  # pointer to the sequence's row of the block table
-    first_key,  # multiple of BLOCK_N
-    kv_len,
-    stride_block,
-    stride_slot,
+    table: tl.tensor,  # pointer to the sequence's row of the block table
+    first_key: tl.tensor,  # multiple of BLOCK_N
+    kv_len: tl.tensor,
+    stride_block: tl.tensor,
+    stride_slot: tl.tensor,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
-):
+) -> tl.tensor:
     """Offsets in elements of the tokens first_key to first_key + BLOCK_N, [BLOCK_N] int64.
 
     The table is read for tokens below `kv_len` only; the offset of any other stays inside a block of the cache.

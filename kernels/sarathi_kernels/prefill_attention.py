@@ -30,20 +30,20 @@ PLAN_ARGUMENTS = ["query_starts", "kv_lens", "block_table", "tiles", "decodes", 
 
 @triton.jit
 def load_tile(
-    cache,  # pointer to the KV head's first element, or the descriptor of [slots, num_kv_heads * head_size]
-    table,
-    first_key,
-    first_column,
-    kv_len,
-    stride_block,
-    stride_slot,
+    cache: tl.tensor,  # pointer to the KV head's first element, or the descriptor of [slots, num_kv_heads * head_size]
+    table: tl.tensor,
+    first_key: tl.tensor,
+    first_column: tl.tensor,
+    kv_len: tl.tensor,
+    stride_block: tl.tensor,
+    stride_slot: tl.tensor,
     HEAD_SIZE: tl.constexpr,
     PADDED_SIZE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     MASKED: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
-):
+) -> tl.tensor:
     """[BLOCK_N, PADDED_SIZE] keys or values of one KV head; tokens from `kv_len` on are zero if MASKED."""
     tokens = first_key + tl.arange(0, BLOCK_N)
     if DESCRIPTORS:
@@ -62,22 +62,22 @@ def load_tile(
 
 @triton.jit
 def attend_keys(
-    acc,  # [BLOCK_M, PADDED_SIZE] float32: weighted values so far
-    row_max,  # [BLOCK_M] float32: largest scaled score so far
-    row_sum,  # [BLOCK_M] float32: sum of exp2(score - row_max)
-    query,  # [BLOCK_M, PADDED_SIZE]
-    keys,  # pointers or descriptors, see load_tile
-    values,
-    table,
-    begin,  # multiple of BLOCK_N
-    end,
-    last_keys,  # [BLOCK_M]: the newest token that each query sees
-    window,
-    first_column,
-    kv_len,
-    stride_block,
-    stride_slot,
-    qk_scale,
+    acc: tl.tensor,  # [BLOCK_M, PADDED_SIZE] float32: weighted values so far
+    row_max: tl.tensor,  # [BLOCK_M] float32: largest scaled score so far
+    row_sum: tl.tensor,  # [BLOCK_M] float32: sum of exp2(score - row_max)
+    query: tl.tensor,  # [BLOCK_M, PADDED_SIZE]
+    keys: tl.tensor,  # pointers or descriptors, see load_tile
+    values: tl.tensor,
+    table: tl.tensor,
+    begin: tl.tensor,  # multiple of BLOCK_N
+    end: tl.tensor,
+    last_keys: tl.tensor,  # [BLOCK_M]: the newest token that each query sees
+    window: tl.tensor,
+    first_column: tl.tensor,
+    kv_len: tl.tensor,
+    stride_block: tl.tensor,
+    stride_slot: tl.tensor,
+    qk_scale: tl.tensor,
     HEAD_SIZE: tl.constexpr,
     PADDED_SIZE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -85,7 +85,7 @@ def attend_keys(
     MASKED: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
-):
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Take the tokens from `begin` to `end` into the softmax of a tile of queries."""
     for first_key in tl.range(begin, end, BLOCK_N):
         first_key = tl.multiple_of(first_key, BLOCK_N)
@@ -117,23 +117,23 @@ def attend_keys(
 
 @triton.jit
 def attend_tile(
-    query,
-    keys,
-    values,
-    out,
-    query_starts,
-    kv_lens,
-    block_table,
-    sequence,
-    first_row,  # the tile's first query, counted from the sequence's first new token
-    head,
-    stride_query,
-    stride_out,
-    stride_block,
-    stride_slot,
-    stride_table,
-    window,
-    qk_scale,
+    query: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    out: tl.tensor,
+    query_starts: tl.tensor,
+    kv_lens: tl.tensor,
+    block_table: tl.tensor,
+    sequence: tl.tensor,
+    first_row: tl.tensor,  # the tile's first query, counted from the sequence's first new token
+    head: tl.tensor,
+    stride_query: tl.tensor,
+    stride_out: tl.tensor,
+    stride_block: tl.tensor,
+    stride_slot: tl.tensor,
+    stride_table: tl.tensor,
+    window: tl.tensor,
+    qk_scale: tl.tensor,
     GROUP: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
     PADDED_SIZE: tl.constexpr,
@@ -142,7 +142,7 @@ def attend_tile(
     BLOCK_N: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
-):
+) -> None:
     """Attend for one head of up to BLOCK_M queries of one sequence and store the result; without queries, nothing."""
     start = tl.load(query_starts + sequence)
     num_queries = tl.load(query_starts + sequence + 1) - start
@@ -193,23 +193,23 @@ def attend_tile(
 
 @triton.jit(do_not_specialize=PLAN_ARGUMENTS)
 def prefill_kernel(
-    query,
-    keys,
-    values,
-    out,
-    query_starts,
-    kv_lens,
-    block_table,
-    tiles,
-    decodes,
-    stride_query,
-    stride_out,
-    stride_block,
-    stride_slot,
-    stride_table,
-    num_tiles,
-    window,
-    qk_scale,
+    query: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    out: tl.tensor,
+    query_starts: tl.tensor,
+    kv_lens: tl.tensor,
+    block_table: tl.tensor,
+    tiles: tl.tensor,
+    decodes: tl.tensor,
+    stride_query: tl.tensor,
+    stride_out: tl.tensor,
+    stride_block: tl.tensor,
+    stride_slot: tl.tensor,
+    stride_table: tl.tensor,
+    num_tiles: tl.tensor,
+    window: tl.tensor,
+    qk_scale: tl.tensor,
     GROUP: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
     PADDED_SIZE: tl.constexpr,
@@ -219,8 +219,8 @@ def prefill_kernel(
     TILE_PARTS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
-):
-    """Grid: heads, then the parts of tiles from the last to the first, then as many of the decodes as it has room for."""
+) -> None:
+    """Grid: heads, then the parts of tiles from the last to the first, then the decodes that it has room for."""
     head = tl.program_id(0)
     entry = num_tiles * TILE_PARTS - 1 - tl.program_id(1)
     if entry >= 0:

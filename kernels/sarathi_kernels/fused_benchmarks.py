@@ -1,0 +1,154 @@
+"""Benchmarks of everything but attention, at the paper's sizes, against the plain torch that each kernel replaces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sarathi_kernels.activation import activate_, gated_activate_
+from sarathi_kernels.benchmark import Benchmark
+from sarathi_kernels.fused_activation import activation_, gated_activation
+from sarathi_kernels.kv_cache import write_kv
+from sarathi_kernels.norm import NormKind, add_norm
+from sarathi_kernels.rotary import apply_rotary, rotary_tables
+from sarathi_kernels.rotary_kv import rotate_and_store
+from sarathi_kernels.sampling import greedy
+from sarathi_kernels.tiled_matmul import TILES, Tile, tiled_matmul
+
+BLOCK_SIZE = 16  # tokens of a cache block
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a model that matter here, and for how many tokens of an iteration to time it."""
+
+    name: str
+    hidden_size: int
+    num_heads: int
+    head_size: int
+    ffn_size: int
+    num_tokens: tuple[int, ...]
+
+
+SHAPES = (
+    Shape("13b", 5120, 40, 128, 20_480, (1, 8, 32, 256, 512, 2048)),
+    Shape("33b", 6656, 52, 128, 26_624, (32, 512)),
+)
+TINY = (Shape("tiny", 64, 2, 16, 128, (1, 3)),)
+VOCABULARIES = (32_000, 128_256)
+MATMUL_ROWS = (64, 128, 129, 256, 257, 512, 513, 1024)  # full tiles, and one row more than they hold
+
+
+def benchmarks(device: torch.device, dtype: torch.dtype, quick: bool) -> Iterator[Benchmark]:
+    """Tensors of a case are made when it is reached."""
+    shapes = TINY if quick else SHAPES
+    for shape in shapes:
+        for num_tokens in shape.num_tokens:
+            yield from _rotation(shape, num_tokens, device, dtype)
+            yield from _norm(shape, num_tokens, "layer", device, dtype)
+            yield from _norm(shape, num_tokens, "rms", device, dtype)
+            yield from _activation(shape, num_tokens, device, dtype)
+            yield from _gated_activation(shape, num_tokens, device, dtype)
+    for vocab in (100,) if quick else VOCABULARIES:
+        for num_rows in (1, 3) if quick else (1, 8, 32, 64):
+            yield from _greedy(num_rows, vocab, device, dtype)
+    size = shapes[0].hidden_size
+    for rows in (16, 17) if quick else MATMUL_ROWS:
+        yield from _matmul(rows, size, (Tile(16, 32, 16),) if quick else TILES, device, dtype)
+
+
+def _random(*sizes: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    return torch.randn(sizes, device=device, dtype=dtype)
+
+
+def _size(*tensors: Tensor) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _rotation(shape: Shape, num_tokens: int, device: torch.device, dtype: torch.dtype) -> Iterator[Benchmark]:
+    heads, head_size = shape.num_heads, shape.head_size
+    qkv = _random(num_tokens, 3 * heads, head_size, device=device, dtype=dtype)
+    num_blocks = -(-num_tokens // BLOCK_SIZE) + 1
+    keys, values = _random(2, num_blocks, BLOCK_SIZE, heads, head_size, device=device, dtype=dtype)
+    positions = torch.arange(num_tokens, device=device)
+    frequencies = 1e4 ** -(torch.arange(0, head_size, 2, device=device) / head_size)
+    tables = rotary_tables(positions, frequencies, torch.float32)
+    rounded = rotary_tables(positions, frequencies, dtype)
+
+    def in_torch() -> None:
+        query_key, value = qkv.split((2 * heads, heads), dim=1)
+        _, key = apply_rotary(query_key, *rounded).split((heads, heads), dim=1)
+        write_kv(key, value, keys, values, positions)
+
+    def fused() -> None:
+        rotate_and_store(qkv, *tables, positions, keys, values, heads)
+
+    num_bytes = 2 * _size(qkv) + _size(*tables, positions)
+    case = f"{shape.name}, {num_tokens} tokens"
+    yield Benchmark("rotate_and_store", case, "triton", fused, 0, num_bytes)
+    yield Benchmark("rotate_and_store", case, "torch", in_torch, 0, num_bytes)
+
+
+def _norm(
+    shape: Shape, num_tokens: int, kind: NormKind, device: torch.device, dtype: torch.dtype
+) -> Iterator[Benchmark]:
+    hidden, update = _random(2, num_tokens, shape.hidden_size, device=device, dtype=dtype)
+    update *= 1e-3  # it is added at every repetition
+    weight, bias = _random(2, shape.hidden_size, device=device, dtype=dtype)
+    num_bytes = 4 * _size(hidden) + (1 + (kind == "layer")) * _size(weight)
+
+    def in_torch() -> None:
+        hidden.add_(update)
+        if kind == "layer":
+            F.layer_norm(hidden, hidden.shape[-1:], weight, bias, 1e-5)
+        else:
+            F.rms_norm(hidden, hidden.shape[-1:], weight, 1e-5)
+
+    def fused() -> None:
+        add_norm(hidden, update, weight, bias if kind == "layer" else None, 1e-5, kind)
+
+    case = f"{kind}, {shape.name}, {num_tokens} tokens"
+    yield Benchmark("add_norm", case, "triton", fused, 0, num_bytes)
+    yield Benchmark("add_norm", case, "torch", in_torch, 0, num_bytes)
+
+
+def _activation(shape: Shape, num_tokens: int, device: torch.device, dtype: torch.dtype) -> Iterator[Benchmark]:
+    x = _random(num_tokens, shape.ffn_size, device=device, dtype=dtype)
+    case, num_bytes = f"gelu, {shape.name}, {num_tokens} tokens", 2 * _size(x)
+    yield Benchmark("activation", case, "triton", lambda: activation_(x, "gelu"), 0, num_bytes)
+    yield Benchmark("activation", case, "torch", lambda: activate_(x, "gelu"), 0, num_bytes)
+
+
+def _gated_activation(shape: Shape, num_tokens: int, device: torch.device, dtype: torch.dtype) -> Iterator[Benchmark]:
+    gate_up = _random(num_tokens, 2 * shape.ffn_size, device=device, dtype=dtype)
+
+    def in_torch() -> None:
+        gate, up = gate_up.chunk(2, dim=1)
+        gated_activate_(gate, up, "silu")
+
+    case, num_bytes = f"silu, {shape.name}, {num_tokens} tokens", 1.5 * _size(gate_up)
+    yield Benchmark("gated_activation", case, "triton", lambda: gated_activation(gate_up, "silu"), 0, num_bytes)
+    yield Benchmark("gated_activation", case, "torch", in_torch, 0, num_bytes)
+
+
+def _greedy(num_rows: int, vocab: int, device: torch.device, dtype: torch.dtype) -> Iterator[Benchmark]:
+    logits = _random(num_rows, vocab, device=device, dtype=dtype)
+    case = f"{num_rows} rows of {vocab}"
+    yield Benchmark("greedy", case, "triton", lambda: greedy(logits), 0, _size(logits))
+    yield Benchmark("greedy", case, "torch", lambda: logits.argmax(dim=1), 0, _size(logits))
+
+
+def _matmul(
+    rows: int, size: int, tiles: tuple[Tile, ...], device: torch.device, dtype: torch.dtype
+) -> Iterator[Benchmark]:
+    a, b = _random(rows, size, device=device, dtype=dtype), _random(size, size, device=device, dtype=dtype)
+    flops, num_bytes = 2.0 * rows * size * size, 2 * _size(a) + _size(b)
+    case = f"{rows} x {size} x {size}"
+    for tile in tiles:
+        work = lambda tile=tile: tiled_matmul(a, b, tile)  # noqa: E731
+        yield Benchmark("tiled_matmul", case, f"triton {tile}", work, flops, num_bytes)
+    yield Benchmark("tiled_matmul", case, "torch", lambda: a @ b, flops, num_bytes)

@@ -1,0 +1,257 @@
+"""Paged attention of a hybrid batch, the chunk and the decodes of one iteration, in four interchangeable ways.
+
+- series: the prefill kernel, then the decode kernel.
+- streams: the same two kernels side by side on two CUDA streams.
+- unified: one launch of the prefill kernel, in which each decode is a tile of one query.
+- fused: one launch, of which some programs work on tiles and others on decodes, so that on each multiprocessor
+  memory-bound decodes run beside a compute-bound tile (the idea of POD-Attention, arXiv 2410.18038).
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Literal, get_args
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from sarathi_kernels import decode_attention as decode
+from sarathi_kernels import prefill_attention as prefill
+from sarathi_kernels.attention_plan import AttentionPlan
+from sarathi_kernels.attention_support import LOG2_E, check_inputs
+from sarathi_kernels.chip import Chip, chip_of
+from sarathi_kernels.decode_attention import attend_part, decode_attention, decode_config, dot_rows, make_scratch
+from sarathi_kernels.launch import launch
+from sarathi_kernels.prefill_attention import PrefillConfig, attend_tile, prefill_attention
+
+Variant = Literal["series", "streams", "unified", "fused"]
+DEFAULT_VARIANT: Variant = "series"  # its kernels have the best tiles each; the others wait for a measurement
+
+PLAN_ARGUMENTS = sorted({*prefill.PLAN_ARGUMENTS, *decode.PLAN_ARGUMENTS, "num_decodes"})
+
+
+@triton.jit
+def split_programs(
+    program: tl.tensor,
+    num_tile_programs: tl.tensor,
+    num_decode_programs: tl.tensor,
+    NUM_SMS: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """Whether `program` works on a tile, and which of its kind it is.
+
+    Programs start in the order of their ids, one on each multiprocessor before any gets a second. So waves of NUM_SMS
+    programs alternate between tiles and decodes while there are both: each multiprocessor then holds one of each.
+    """
+    num_pairs = tl.minimum(num_tile_programs, num_decode_programs) // NUM_SMS  # of full waves
+    wave = program // NUM_SMS
+    rest = program - 2 * num_pairs * NUM_SMS
+    tiles_left = num_tile_programs - num_pairs * NUM_SMS
+    decodes_left = num_decode_programs - num_pairs * NUM_SMS
+    first_tiles = tl.minimum(tiles_left, NUM_SMS)
+    if rest < 0:
+        is_tile = wave % 2 == 0
+        index = wave // 2 * NUM_SMS + program % NUM_SMS
+    else:
+        is_tile = (rest < first_tiles) | (rest >= first_tiles + decodes_left)
+        index = num_pairs * NUM_SMS + tl.where(
+            rest < first_tiles, rest, tl.where(is_tile, rest - decodes_left, rest - first_tiles)
+        )
+    return is_tile, index
+
+
+@triton.jit(do_not_specialize=PLAN_ARGUMENTS)
+def fused_kernel(
+    query: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    out: tl.tensor,
+    partial: tl.tensor,
+    log_sums: tl.tensor,
+    query_starts: tl.tensor,
+    kv_lens: tl.tensor,
+    block_table: tl.tensor,
+    tiles: tl.tensor,
+    decodes: tl.tensor,
+    num_tiles: tl.tensor,
+    num_decodes: tl.tensor,
+    num_splits: tl.tensor,
+    stride_query: tl.tensor,
+    stride_out: tl.tensor,
+    stride_block: tl.tensor,
+    stride_slot: tl.tensor,
+    stride_table: tl.tensor,
+    window: tl.tensor,
+    qk_scale: tl.tensor,
+    NUM_SMS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    PADDED_SIZE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    TILE_PARTS: tl.constexpr,
+    DECODE_BLOCK_N: tl.constexpr,
+    DECODE_STAGES: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    IS_SPLIT: tl.constexpr,
+) -> None:
+    """Grid: a program for each head of each part of a tile, and for each KV head of each part of a decode."""
+    num_entries = num_tiles * TILE_PARTS
+    num_heads = NUM_KV_HEADS * GROUP
+    num_decode_programs = num_decodes * num_splits * NUM_KV_HEADS
+    is_tile, index = split_programs(tl.program_id(0), num_entries * num_heads, num_decode_programs, NUM_SMS)
+    if is_tile:
+        entry = num_entries - 1 - index // num_heads
+        sequence = tl.load(tiles + entry // TILE_PARTS * 2)
+        first_row = tl.load(tiles + entry // TILE_PARTS * 2 + 1) + entry % TILE_PARTS * BLOCK_M
+        if sequence >= 0:
+            attend_tile(
+                query, keys, values, out, query_starts, kv_lens, block_table, sequence, first_row, index % num_heads,
+                stride_query, stride_out, stride_block, stride_slot, stride_table, window, qk_scale,
+                GROUP, HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_M, BLOCK_N, HAS_WINDOW, False,
+            )  # fmt: skip
+    else:
+        attend_part(
+            query, keys, values, out, partial, log_sums, query_starts, kv_lens, block_table, decodes,
+            index // NUM_KV_HEADS // num_splits, index % NUM_KV_HEADS, index // NUM_KV_HEADS % num_splits, num_splits,
+            stride_query, stride_out, stride_block, stride_slot, stride_table, window, qk_scale,
+            NUM_KV_HEADS, GROUP, ROWS, HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, DECODE_BLOCK_N, DECODE_STAGES,
+            HAS_WINDOW, IS_SPLIT,
+        )  # fmt: skip
+
+
+def fused_config(chip: Chip, head_size: int, dtype: torch.dtype) -> PrefillConfig:
+    """Tiles such that two programs fit on a multiprocessor, one of which may work on a decode."""
+    wide = head_size > 128
+    if dtype == torch.float32:
+        return prefill.prefill_config(chip, head_size, dtype, 64)
+    if chip.capability == 86:
+        return PrefillConfig(64, 16 if wide else 32, num_warps=4, num_stages=2)
+    return PrefillConfig(64, 32 if wide else 64, num_warps=4, num_stages=3)
+
+
+def hybrid_attention(
+    query: Tensor,  # [num_tokens, num_heads, head_size], rows may be strided
+    key_cache: Tensor,  # [num_blocks, block_size, num_kv_heads, head_size]
+    value_cache: Tensor,  # [num_blocks, block_size, num_kv_heads, head_size]
+    plan: AttentionPlan,
+    scale: float,
+    *,
+    variant: Variant = DEFAULT_VARIANT,
+    sliding_window: int | None = None,
+    out: Tensor,  # [num_tokens, num_heads, head_size], rows may be strided
+) -> None:
+    """Write softmax(scale q k^T) v of all rows of `plan` to `out`, whichever way `variant` names.
+
+    Raises ValueError for an unknown variant and for inputs that the kernels do not take (`check_inputs`).
+    """
+    if variant not in get_args(Variant):
+        raise ValueError(f"unknown variant {variant!r} of hybrid attention: choose one of {get_args(Variant)}")
+    inputs = (query, key_cache, value_cache, plan, scale)
+    if variant == "unified":
+        prefill_attention(*inputs, sliding_window=sliding_window, out=out, with_decodes=True)
+    elif plan.num_tiles == 0 or plan.num_decodes == 0 or variant == "series":
+        prefill_attention(*inputs, sliding_window=sliding_window, out=out)
+        decode_attention(*inputs, sliding_window=sliding_window, out=out)
+    elif variant == "streams":
+        _attend_on_streams(*inputs, sliding_window, out)
+    else:
+        _attend_fused(*inputs, sliding_window, out)
+
+
+@lru_cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    # With priority, decodes take the places that the tiles leave instead of waiting behind all of them.
+    return torch.cuda.Stream(device, priority=-1)
+
+
+def _attend_on_streams(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    plan: AttentionPlan,
+    scale: float,
+    sliding_window: int | None,
+    out: Tensor,
+) -> None:
+    """Decodes on a stream of their own, joined to the current one by events; without CUDA, one after the other."""
+    inputs = (query, key_cache, value_cache, plan, scale)
+    if query.device.type != "cuda":
+        decode_attention(*inputs, sliding_window=sliding_window, out=out)
+        prefill_attention(*inputs, sliding_window=sliding_window, out=out)
+        return
+    current, side = torch.cuda.current_stream(query.device), _side_stream(query.device)
+    side.wait_stream(current)
+    with torch.cuda.stream(side):
+        decode_attention(*inputs, sliding_window=sliding_window, out=out)
+    prefill_attention(*inputs, sliding_window=sliding_window, out=out)
+    current.wait_stream(side)
+
+
+def _attend_fused(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    plan: AttentionPlan,
+    scale: float,
+    sliding_window: int | None,
+    out: Tensor,
+) -> None:
+    check_inputs(query, key_cache, value_cache, plan, scale, sliding_window, out)
+    _, num_heads, head_size = query.shape
+    block_size, num_kv_heads = key_cache.shape[1:3]
+    group = num_heads // num_kv_heads
+    chip = chip_of(query.device)
+    tile = fused_config(chip, head_size, query.dtype)
+    part = decode_config(chip, head_size, query.dtype, group)
+    tile_parts = plan.tile_rows // tile.block_m
+    scratch = make_scratch(query, plan)
+    is_half = query.dtype != torch.float32
+    launch(
+        fused_kernel,
+        (plan.num_tiles * tile_parts * num_heads + plan.num_decodes * plan.num_splits * num_kv_heads,),
+        query,
+        key_cache,
+        value_cache,
+        out,
+        scratch.partial,
+        scratch.log_sums,
+        plan.query_starts,
+        plan.kv_lens,
+        plan.block_table,
+        plan.tiles,
+        plan.decodes,
+        plan.num_tiles,
+        plan.num_decodes,
+        plan.num_splits,
+        query.stride(0),
+        out.stride(0),
+        key_cache.stride(0),
+        key_cache.stride(1),
+        plan.block_table.stride(0),
+        sliding_window or 0,
+        scale * LOG2_E,
+        is_hot=is_half,
+        uses_tensor_cores=is_half,
+        NUM_SMS=chip.num_sms,
+        NUM_KV_HEADS=num_kv_heads,
+        GROUP=group,
+        ROWS=dot_rows(group),
+        HEAD_SIZE=head_size,
+        PADDED_SIZE=triton.next_power_of_2(head_size),
+        BLOCK_SIZE=block_size,
+        BLOCK_M=tile.block_m,
+        BLOCK_N=tile.block_n,
+        TILE_PARTS=tile_parts,
+        DECODE_BLOCK_N=part.block_n,
+        DECODE_STAGES=part.num_stages,
+        HAS_WINDOW=sliding_window is not None,
+        IS_SPLIT=plan.num_splits > 1,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
+    decode.reduce_parts(plan, scratch, out)

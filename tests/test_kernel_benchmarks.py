@@ -1,0 +1,96 @@
+"""The kernels' benchmarks: every quick one runs, failures leave rows, and the rates are what they say."""
+
+from __future__ import annotations
+
+import csv
+import math
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from sarathi_kernels import benchmark, fused_benchmarks
+from sarathi_kernels.benchmark import COLUMNS, Benchmark, main, measure, run
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def benchmark_of(work: object, *, operation: str = "sleep", flops: float = 3.0, num_bytes: float = 5.0) -> Benchmark:
+    return Benchmark(operation, "case", "mine", work, flops, num_bytes)  # type: ignore[arg-type]
+
+
+def test_a_row_has_the_time_and_the_rates_of_the_work() -> None:
+    calls = []
+
+    def work() -> None:
+        calls.append(time.perf_counter())
+        time.sleep(0.01)
+
+    row = measure(benchmark_of(work), torch.device("cpu"), torch.float16)
+    assert tuple(row) == COLUMNS
+    assert row["repetitions"] == len(calls) - 1 == 3  # one call to warm up
+    assert 0.01 <= row["q20"] <= row["median_seconds"] <= row["q80"] < 0.1
+    assert row["flops_per_second"] == pytest.approx(3 / row["median_seconds"])
+    assert row["bytes_per_second"] == pytest.approx(5 / row["median_seconds"])
+    assert (row["dtype"], row["timing"], row["error"]) == ("float16", "host", "")
+
+
+def test_what_fails_leaves_a_row_and_loses_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise RuntimeError("no such kernel\nand a long story")
+
+    def some(*_: object) -> object:
+        yield benchmark_of(fail, operation="bad")
+        yield benchmark_of(lambda: None, operation="good")
+        raise MemoryError("too large")
+
+    monkeypatch.setattr(fused_benchmarks, "benchmarks", some)
+    seen: list[str] = []
+    rows = run(DEVICE, torch.float16, True, on_row=lambda row: seen.append(row["operation"]))
+    rows = [row for row in rows if row["operation"] in ("bad", "good", "fused_benchmarks")]
+    assert [row["error"] for row in rows] == [
+        "RuntimeError: no such kernel",
+        "",
+        "RuntimeError: making its inputs: MemoryError: too large",
+    ]
+    assert rows[0]["median_seconds"] is None
+    assert seen[-3:] == ["bad", "good", "fused_benchmarks"]
+
+
+def test_every_quick_benchmark_runs_and_is_compared_with_torch(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ["rotate_and_store", "add_norm", "activation", "gated_activation", "greedy", "tiled_matmul"]
+    arguments = [word for name in names for word in ("--operation", name)]
+    assert main(["--quick", "--csv", str(tmp_path / "rows.csv"), *arguments]) == 0
+    with (tmp_path / "rows.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["operation"] for row in rows} == set(names)
+    for name in names:
+        implementations = {row["implementation"].split()[0] for row in rows if row["operation"] == name}
+        assert implementations == {"triton", "torch"}
+    for row in rows:
+        assert math.isfinite(float(row["bytes_per_second"]))
+        assert float(row["bytes_per_second"]) > 0
+    assert len(capsys.readouterr().out.splitlines()) == len(rows) + 2  # the device and the titles
+
+
+@pytest.mark.gpu
+def test_a_gpu_times_a_replayed_graph_and_falls_back_to_calls() -> None:
+    x = torch.zeros(1 << 26, device=DEVICE)
+    row = measure(benchmark_of(lambda: x.add_(1), num_bytes=2.0 * 4 * (1 << 26)), DEVICE, torch.float32)
+    assert (row["timing"], row["error"]) == ("graph", "")
+    assert 1e11 < row["bytes_per_second"] < 2e13
+    assert measure(benchmark_of(lambda: x.sum().item()), DEVICE, torch.float32)["timing"] == "calls"
+    assert measure(benchmark_of(lambda: x.add_(1)), DEVICE, torch.float32)["timing"] == "graph"
+
+
+def test_bad_requests_get_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused_benchmarks, "benchmarks", lambda *_: [benchmark_of(lambda: None)])
+    assert main(["--quick", "--operation", "sleeep"]) == 2
+    assert "no benchmark of sleeep; there are" in capsys.readouterr().err
+    assert main(["--quick", "--csv", "/nonexistent/rows.csv"]) == 2
+    assert "/nonexistent/rows.csv" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="too slowly for real sizes"):
+        benchmark.run(torch.device("cpu"), torch.float16, False)
