@@ -9,6 +9,8 @@ import numpy as np
 
 from sarathi_lab.model.spec import ModelSpec, Work
 
+TILE = 128  # tokens of a tile of large matrix products on a GPU, in which they are computed (section 4.4)
+
 
 @dataclass(frozen=True)
 class Ceilings:

@@ -49,8 +49,8 @@ REQUEST_COLUMNS = (
 class Ledger:
     """Recorder of `run_engine`. `on_iteration` is called with the tokens of each iteration (a progress bar)."""
 
-    def __init__(self, on_iteration: Callable[[int], None] = lambda num_tokens: None) -> None:
-        self._on_iteration = on_iteration
+    def __init__(self) -> None:
+        self.on_iteration: Callable[[int], None] = lambda num_tokens: None
         self._iterations: list[tuple[float, ...]] = []
         self._requests: list[tuple[object, ...]] = []
         self._spans = array("d")  # start and end by stage, flat: a run of ten thousand requests has millions
@@ -89,7 +89,7 @@ class Ledger:
         self._record_stages(result)
         for sequence in finished:
             self._requests.append(_request_row(sequence, self._bubble_times.pop(sequence, 0.0)))
-        self._on_iteration(batch.num_tokens)
+        self.on_iteration(batch.num_tokens)
 
     def _record_stages(self, result: StepResult) -> None:
         spans = result.stages or [(result.start, result.end)]

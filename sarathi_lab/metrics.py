@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from sarathi_lab.decode_cost import DecodeCost
-from sarathi_lab.floor import Ceilings, floor_time
+from sarathi_lab.floor import TILE, Ceilings, floor_time
 from sarathi_lab.model.spec import ModelSpec
 
 QUANTILES = (0.5, 0.9, 0.99)
@@ -28,13 +28,21 @@ COMPARED = (
 
 
 def add_costs(iterations: pd.DataFrame, spec: ModelSpec, dtype_bytes: int, ceilings: Ceilings) -> pd.DataFrame:
-    """The iterations with FLOPs, bytes (weights, KV read) and the roofline floor in seconds of each."""
+    """The iterations with what each had to do, FLOPs, bytes and tiles, and how near the ceilings it came."""
+    num_tokens = iterations.num_prefill_tokens + iterations.num_decode_tokens
+    flops, num_bytes = spec.flops(iterations), spec.min_bytes(iterations, dtype_bytes)
+    floor = floor_time(spec, iterations, dtype_bytes, ceilings)
     return iterations.assign(
-        flops=spec.flops(iterations),
+        flops=flops,
         weight_bytes=spec.weight_read_bytes(iterations, dtype_bytes),
         kv_bytes=spec.kv_read_bytes(iterations, dtype_bytes),
-        floor=floor_time(spec, iterations, dtype_bytes, ceilings),
-        min_bytes=spec.min_bytes(iterations, dtype_bytes),
+        floor=floor,
+        min_bytes=num_bytes,
+        useful_tiles=num_tokens / TILE,
+        computed_tiles=np.ceil((num_tokens + iterations.num_padding_tokens) / TILE),
+        mfu=flops / (iterations.busy * ceilings.flops_per_second),
+        mbu=num_bytes / (iterations.busy * ceilings.bytes_per_second),
+        time_over_floor=iterations.busy / floor,
     )
 
 
@@ -149,4 +157,22 @@ def _efficiency(iterations: pd.DataFrame, ceilings: Ceilings) -> dict[str, float
         "peak_bytes_per_second": ceilings.bytes_per_second,
         "mfu": iterations.flops.sum() / (busy * ceilings.flops_per_second),
         "mbu": iterations.min_bytes.sum() / (busy * ceilings.bytes_per_second),
+        "tile_efficiency": iterations.useful_tiles.sum() / iterations.computed_tiles.sum(),
+        **_overheads(iterations),
+    }
+
+
+def _overheads(iterations: pd.DataFrame) -> dict[str, float]:
+    """What a real device loses between and beside the work; nothing is known of it where none was measured."""
+    if not iterations.host_time.any():
+        return {}
+    num_tokens = iterations.num_prefill_tokens + iterations.num_decode_tokens
+    had_work = (iterations.num_running + iterations.num_waiting > 0).to_numpy()[:-1]
+    gaps = np.maximum(0.0, iterations.start.to_numpy()[1:] - iterations.end.to_numpy()[:-1])
+    idle = gaps[had_work].sum()
+    return {
+        "device_idle_fraction": idle / (idle + iterations.busy.sum()),
+        "host_time": iterations.host_time.sum(),
+        "padding_fraction": iterations.num_padding_tokens.sum() / (num_tokens + iterations.num_padding_tokens).sum(),
+        "replayed_fraction": iterations.is_replayed.mean(),
     }

@@ -105,6 +105,11 @@ def print_advice(advice: Advice) -> None:
     out.print(table)
 
 
+def print_stopped(error: Exception) -> None:
+    """Why a run did not come to its end; the next one of its sweep begins."""
+    console().print(f"  stopped: {error}", soft_wrap=True)
+
+
 @contextmanager
 def progress_of(what: str, total: float, unit: str = "") -> Iterator[Callable[[float], None]]:
     """A progress bar over `total` steps; yields the function to call with the number of steps just done."""

@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from sarathi_lab import report
 from sarathi_lab.command_line import CommandLine, explain, flags_first, is_run, read_command_line
-from sarathi_lab.errors import UserError
+from sarathi_lab.errors import RunError, UserError
 from sarathi_lab.paths import CONF, make_folder
 from sarathi_lab.plan import build
 from sarathi_lab.task import Place
@@ -85,14 +85,17 @@ def _hydra_main(args: Sequence[str], swept: Sequence[str] = ()) -> None:
     mistakes: list[UserError] = []
 
     def job(cfg: DictConfig) -> None:
-        if mistakes:
+        if any(not isinstance(mistake, RunError) for mistake in mistakes):
             return
         try:
             _job(cfg, swept)
         except UserError as error:
             if os.getpid() != process:  # a launcher's worker, whose list nobody reads
                 raise
-            mistakes.append(error)  # carried past Hydra, which would add lines of its own
+            # Carried past Hydra, which would add lines of its own; anew, as a traceback would hold the run's memory.
+            mistakes.append(type(error)(str(error)))
+            if isinstance(error, RunError):
+                report.print_stopped(error)
 
     argv = sys.argv
     sys.argv = [argv[0], *args]
@@ -101,7 +104,15 @@ def _hydra_main(args: Sequence[str], swept: Sequence[str] = ()) -> None:
     finally:
         sys.argv = argv
     if mistakes:
-        raise mistakes[0]
+        raise _summed_up(mistakes)
+
+
+def _summed_up(mistakes: Sequence[UserError]) -> UserError:
+    """What stopped the sweep, or the runs that stopped in it."""
+    stopping = [mistake for mistake in mistakes if not isinstance(mistake, RunError)]
+    if stopping or len(mistakes) == 1:
+        return [*stopping, *mistakes][0]
+    return UserError(f"{len(mistakes)} runs stopped, the first as: {mistakes[0]}")
 
 
 def _job(cfg: DictConfig, swept: Sequence[str]) -> None:

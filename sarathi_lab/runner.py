@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from sarathi_lab import report
 from sarathi_lab.decode_cost import DecodeCost, fullest_hybrid, measure_decode_cost
 from sarathi_lab.engine import run_engine
+from sarathi_lab.errors import RunError
 from sarathi_lab.executor import Executor
 from sarathi_lab.floor import Ceilings, floor_time
 from sarathi_lab.ledger import Ledger
@@ -58,12 +59,17 @@ def run_with_baselines(cfg: DictConfig, place: Place) -> dict[str, float]:
         for name in cfg.baselines
         if build(baseline_config(cfg, name).policy) != build(cfg.policy)  # a run is not its own baseline
     }
-    summaries = {name: read_summary(path) for name, path in baselines.items()}
+    failed = [result for result in baselines.values() if isinstance(result, RunError)]
+    folders = {name: result for name, result in baselines.items() if isinstance(result, Path)}
+    summaries = {name: read_summary(path) for name, path in folders.items()}
     labels = {
         "is_baseline": False,
-        "baselines": {name: os.path.relpath(path, place.run_dir) for name, path in baselines.items()},
+        "baselines": {name: os.path.relpath(path, place.run_dir) for name, path in folders.items()},
     }
-    return _execute(plan, place.run_dir, tracker, place, labels, summaries)
+    summary = _execute(plan, place.run_dir, tracker, place, labels, summaries)
+    if failed:
+        raise failed[0]  # only now: the run itself may well succeed where a baseline can't
+    return summary
 
 
 def read_summary(run_dir: Path) -> dict[str, float]:
@@ -71,8 +77,8 @@ def read_summary(run_dir: Path) -> dict[str, float]:
     return json.loads((run_dir / "summary.json").read_text())
 
 
-def _ensure_baseline(cfg: DictConfig, name: str, place: Place, tracker: Tracker) -> Path:
-    """The folder of the baseline's run, executed now if no run of the sweep did so before."""
+def _ensure_baseline(cfg: DictConfig, name: str, place: Place, tracker: Tracker) -> Path | RunError:
+    """The folder of the baseline's run, executed now if no run of the sweep did so before; or why it stopped."""
     plan = make_plan(cfg)
     run_dir = place.baselines_dir / f"{name}-{_fingerprint(plan)}"
     if (run_dir / "run.json").is_file():
@@ -84,6 +90,9 @@ def _ensure_baseline(cfg: DictConfig, name: str, place: Place, tracker: Tracker)
         own = replace(place, run_dir=run_dir, name=_baseline_name(cfg, name, place.swept))
         _execute(plan, aside, tracker, own, {"is_baseline": True, "baselines": {}}, {})
         _move_unless_there(aside, run_dir)
+    except RunError as error:
+        _move_unless_there(aside, run_dir.with_name(f"{run_dir.name}-failed"))
+        return RunError(f"baseline {name}: {error}")
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return run_dir
@@ -93,7 +102,7 @@ def _move_unless_there(aside: Path, run_dir: Path) -> None:
     try:
         aside.rename(run_dir)
     except OSError:  # another job was first, which is as good
-        if not (run_dir / "run.json").is_file():
+        if not run_dir.is_dir():
             raise
 
 
@@ -127,7 +136,12 @@ def _execute(
         ceilings = plan.backend.ceilings()
         predicted_floor = predict_floor(plan, ceilings)
         report.announce(plan, place.name, ceilings, predicted_floor)
-        ledger, iterations, decode_cost, ceilings = _measure(plan)
+        ledger = Ledger()
+        try:
+            iterations, decode_cost, ceilings = _measure(plan, ledger)
+        except RunError as error:
+            _keep_finished_part(ledger, plan, run_dir, {**labels, "error": str(error)})
+            raise
         requests = ledger.requests()
         summary = summarise(iterations, requests, ceilings, decode_cost)
         summary["predicted_floor"] = predicted_floor
@@ -152,26 +166,31 @@ def _execute(
     return summary
 
 
-def _measure(plan: Plan) -> tuple[Ledger, pd.DataFrame, DecodeCost | None, Ceilings]:
-    """The record of a run, its iterations with their costs, what a decode costs, and the ceilings as known after it.
+def _keep_finished_part(ledger: Ledger, plan: Plan, run_dir: Path, labels: Mapping[str, Any]) -> None:
+    """Write what a run that stopped has done; without `run.json`, so that nobody takes it for a whole one."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    ledger.iterations().to_parquet(run_dir / "iterations.parquet")
+    ledger.requests().to_parquet(run_dir / "requests.parquet")
+    OmegaConf.save(OmegaConf.create(plan.config), run_dir / "config.yaml")
+    _write_json(run_dir / "failed.json", labels)
 
-    A busy machine may have freed up since the ceilings were announced.
+
+def _measure(plan: Plan, ledger: Ledger) -> tuple[pd.DataFrame, DecodeCost | None, Ceilings]:
+    """Serve the plan and record it in `ledger`.
+
+    Returns the iterations with their costs, what a decode costs, and the ceilings as known after the run: a busy
+    machine may have freed up since they were announced.
     """
     executor = plan.backend.build(plan.spec, plan.checkpoint, plan.sizes)
     if plan.fills_memory and executor.num_blocks is not None:
         plan = replace(plan, num_blocks=executor.num_blocks)
     total = sum(request.total_len - 1 for request in plan.load.requests)
     with report.progress_of("serving", total, "tokens") as advance:
-        ledger = _serve(plan, executor, advance)
+        ledger.on_iteration = advance
+        run_engine(plan.load.requests, plan.scheduler(), executor, ledger)
     ceilings = plan.backend.ceilings()
     iterations = add_costs(ledger.iterations(), plan.spec, plan.backend.dtype_bytes, ceilings)
-    return ledger, iterations, _decode_cost(plan, executor, iterations), ceilings
-
-
-def _serve(plan: Plan, executor: Executor, on_iteration: Callable[[int], None] = lambda num_tokens: None) -> Ledger:
-    ledger = Ledger(on_iteration)
-    run_engine(plan.load.requests, plan.scheduler(), executor, ledger)
-    return ledger
+    return iterations, _decode_cost(plan, executor, iterations), ceilings
 
 
 def predict_floor(plan: Plan, ceilings: Ceilings) -> float:
@@ -185,7 +204,9 @@ def predict_floor(plan: Plan, ceilings: Ceilings) -> float:
         return float(floor_time(plan.spec, batch, dtype_bytes, ceilings))
 
     executor = PipelineExecutor(num_stages, lambda batch: [floor(batch)] * num_stages)
-    return float(_serve(plan, executor).iterations().end.max())
+    ledger = Ledger()
+    run_engine(plan.load.requests, plan.scheduler(), executor, ledger)
+    return float(ledger.iterations().end.max())
 
 
 def _decode_cost(plan: Plan, executor: Executor, iterations: pd.DataFrame) -> DecodeCost | None:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sarathi_kernels.attention_plan import choose_num_splits, choose_tile_rows
+from sarathi_lab.floor import TILE
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.request import Batch
 
-TILE = 128  # tokens of a tile of the matrix products: padding up to its end costs the products nothing (section 4.4)
 EXTRA_TILES = 4  # part-filled tiles that a padded shape has room for: so many prompts may share its chunk
 LARGEST_GRAPH = 512  # decodes; larger batches keep the device busy enough without a graph
 

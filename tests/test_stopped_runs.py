@@ -1,0 +1,67 @@
+"""A run that the device stops leaves its finished part, and the next one of the sweep begins."""
+
+from __future__ import annotations
+
+import json
+
+import pandas as pd
+import pytest
+
+from sarathi_lab.errors import RunError
+from sarathi_lab.model.operations import TorchOperations
+from sarathi_lab.run import main
+
+SMALL = ["model=tiny", "tracking=none", "seq_len=48", "pd_ratio=5", "batch=2", "workload.num_requests=3", "device=cpu"]
+
+
+@pytest.fixture
+def refusing(monkeypatch):
+    """Let the device's memory end in the n-th attention of `chunk=16`, whose batches carry 16 tokens."""
+
+    def install(of_tokens: int, after: int) -> None:
+        seen = 0
+        attend = TorchOperations.attend
+
+        def refuse(self, query, inputs, keys, values):
+            nonlocal seen
+            seen += len(query) == of_tokens
+            if len(query) == of_tokens and seen > after:
+                raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes.")
+            return attend(self, query, inputs, keys, values)
+
+        monkeypatch.setattr(TorchOperations, "attend", refuse)
+
+    return install
+
+
+def test_the_sweep_goes_on_and_ends_with_2(tmp_path, capfd, refusing):
+    refusing(of_tokens=16, after=6)  # four in the warm-up
+    args = [*SMALL, "baselines=[]", f"output={tmp_path}", f"hydra.sweep.dir={tmp_path}/s", "chunk=16,24", "-m"]
+    assert main(args) == 2
+    stopped, finished = tmp_path / "s" / "0", tmp_path / "s" / "1"
+    assert (finished / "run.json").is_file()
+    assert not (stopped / "run.json").exists()
+    assert "4096 bytes more were wanted" in json.loads((stopped / "failed.json").read_text())["error"]
+    assert (
+        0 < len(pd.read_parquet(stopped / "iterations.parquet")) < len(pd.read_parquet(finished / "iterations.parquet"))
+    )
+    out, err = capfd.readouterr()
+    assert "stopped: out of memory during an iteration of" in out
+    assert err.count("error:") == 1
+
+
+def test_a_stopped_baseline_leaves_the_run(tmp_path, capfd, refusing):
+    refusing(of_tokens=80, after=0)  # both whole prompts at once, which only the baseline runs
+    args = [*SMALL, "baselines=[request_level]", f"output={tmp_path}", f"hydra.run.dir={tmp_path}/r", "chunk=16"]
+    assert main(args) == 2
+    assert (tmp_path / "r" / "run.json").is_file()
+    assert list((tmp_path / "r" / "baselines").glob("request_level-*-failed/failed.json"))
+    assert "error: baseline request_level: out of memory" in capfd.readouterr().err
+
+
+def test_other_errors_are_not_mistaken_for_memory(refusing, monkeypatch):
+    from sarathi_lab.torch_executor.faults import memory_explained
+
+    with pytest.raises(RuntimeError, match="something else") as caught, memory_explained(None, "x"):
+        raise RuntimeError("something else")
+    assert not isinstance(caught.value, RunError)
