@@ -17,7 +17,7 @@ from sarathi_kernels.testing import relative_error
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")
 
 ACTIVATIONS: list[Activation] = ["silu", "gelu", "gelu_tanh"]
-SIZES = [(1, 2560), (3, 80), (5, 1024), (2, 1027), (7, 1)]  # rows and columns, of blocks of 1,024
+SIZES = [(1, 2560), (3, 80), (2, 1027)]  # rows and columns, of blocks of 1,024
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
