@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
 from sarathi_lab.request import Batch
@@ -94,4 +95,8 @@ class Executor(Protocol):
 
     def wait_until(self, time: float) -> None:
         """Let the clock reach `time`; nothing in flight ends before."""
+        ...
+
+    def write_profile(self, directory: Path) -> Mapping[str, float]:
+        """Leave what was asked to be watched of the run in `directory`; returns what the summary should hold of it."""
         ...

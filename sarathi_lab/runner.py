@@ -138,13 +138,13 @@ def _execute(
         report.announce(plan, place.name, ceilings, predicted_floor)
         ledger = Ledger()
         try:
-            iterations, decode_cost, ceilings = _measure(plan, ledger)
+            iterations, decode_cost, ceilings, profile = _measure(plan, ledger, run_dir)
         except RunError as error:
             _keep_finished_part(ledger, plan, run_dir, {**labels, "error": str(error)})
             raise
         requests = ledger.requests()
         summary = summarise(iterations, requests, ceilings, decode_cost)
-        summary["predicted_floor"] = predicted_floor
+        summary |= {"predicted_floor": predicted_floor, **profile}
         if plan.backend.num_stages > 1:
             summary |= pipeline_metrics(iterations, requests, ledger.bubbles(), plan.backend.num_stages)
         for name, baseline in baselines.items():
@@ -175,11 +175,13 @@ def _keep_finished_part(ledger: Ledger, plan: Plan, run_dir: Path, labels: Mappi
     _write_json(run_dir / "failed.json", labels)
 
 
-def _measure(plan: Plan, ledger: Ledger) -> tuple[pd.DataFrame, DecodeCost | None, Ceilings]:
-    """Serve the plan and record it in `ledger`.
+def _measure(
+    plan: Plan, ledger: Ledger, run_dir: Path
+) -> tuple[pd.DataFrame, DecodeCost | None, Ceilings, Mapping[str, float]]:
+    """Serve the plan and record it in `ledger`, and in `run_dir` what was watched.
 
-    Returns the iterations with their costs, what a decode costs, and the ceilings as known after the run: a busy
-    machine may have freed up since they were announced.
+    Returns the iterations with their costs, what a decode costs, and the ceilings as known after the run (a busy
+    machine may have freed up since they were announced), and what watching cost.
     """
     executor = plan.backend.build(plan.spec, plan.checkpoint, plan.sizes)
     if plan.fills_memory and executor.num_blocks is not None:
@@ -190,7 +192,9 @@ def _measure(plan: Plan, ledger: Ledger) -> tuple[pd.DataFrame, DecodeCost | Non
         run_engine(plan.load.requests, plan.scheduler(), executor, ledger)
     ceilings = plan.backend.ceilings()
     iterations = add_costs(ledger.iterations(), plan.spec, plan.backend.dtype_bytes, ceilings)
-    return iterations, _decode_cost(plan, executor, iterations), ceilings
+    run_dir.mkdir(parents=True, exist_ok=True)
+    profile = executor.write_profile(run_dir)
+    return iterations, _decode_cost(plan, executor, iterations), ceilings, profile
 
 
 def predict_floor(plan: Plan, ceilings: Ceilings) -> float:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-
 import torch
-from sarathi_kernels.hybrid_attention import hybrid_attention
 from torch import Tensor, nn
 
 from sarathi_kernels.attention_plan import AttentionPlan
 from sarathi_kernels.fused_activation import activation_, gated_activation
+from sarathi_kernels.hybrid_attention import hybrid_attention
 from sarathi_kernels.norm import NormKind, add_norm
 from sarathi_kernels.rotary import rotary_tables
 from sarathi_kernels.rotary_kv import rotate_and_store
 from sarathi_kernels.sampling import greedy
-from sarathi_lab.model.operations import Hybrid, PackedInputs
+from sarathi_lab.model.operations import Hybrid, PackedInputs, Range, unwatched
 from sarathi_lab.model.spec import ModelSpec
 
 
@@ -28,7 +26,7 @@ class KernelOperations:
         self.spec = spec
         self.hybrid = hybrid
         self._inverse_frequencies = inverse_frequencies
-        self._no_range = nullcontext()
+        self.range: Range = unwatched
 
     def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines, in float32."""
@@ -66,10 +64,6 @@ class KernelOperations:
     def greedy(self, logits: Tensor) -> Tensor:
         """See `Operations`."""
         return greedy(logits)
-
-    def range(self, name: str) -> AbstractContextManager[object]:
-        """Nobody watches."""
-        return self._no_range
 
 
 def _weights(norm: nn.Module) -> tuple[Tensor, Tensor | None, float, NormKind]:

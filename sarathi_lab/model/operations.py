@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -18,6 +18,7 @@ from sarathi_kernels.rotary import apply_rotary, rotary_tables
 from sarathi_lab.model.spec import ModelSpec
 
 Hybrid = Literal["series", "streams", "unified", "fused"]  # how a chunk and decodes share a device in attention
+Range = Callable[[str], AbstractContextManager[object]]
 NAN_TOKEN = -2  # sampled from logits that are not numbers
 
 
@@ -38,11 +39,22 @@ class PackedInputs:
     feed_rows: Tensor | None = None  # [num_tokens]
 
 
+_UNWATCHED = nullcontext()
+
+
+def unwatched(name: str) -> AbstractContextManager[object]:
+    """Around an operation that nobody watches."""
+    return _UNWATCHED
+
+
 class Operations(Protocol):
     """The operations of a decoder over packed tokens and a paged cache.
 
-    `keys` and `values` are one layer's cache, [num_blocks, block_size, num_kv_heads, head_size].
+    `keys` and `values` are one layer's cache, [num_blocks, block_size, num_kv_heads, head_size]. `range` is put around
+    the work of each named operation, for whoever watches.
     """
+
+    range: Range
 
     def rotary(self, positions: Tensor) -> Any:
         """Whatever `rotate_and_store` wants of the positions in every layer."""
@@ -77,10 +89,6 @@ class Operations(Protocol):
         """The likeliest token of each row of [num_emits, vocab_size]; NAN_TOKEN where a logit is not a number."""
         ...
 
-    def range(self, name: str) -> AbstractContextManager[object]:
-        """Marks the work inside as operation `name`, for whoever watches."""
-        ...
-
 
 class TorchOperations:
     """Plain torch, on any device. Attention comes as a sequence of `Segment`."""
@@ -89,7 +97,7 @@ class TorchOperations:
         self.spec = spec
         self._inverse_frequencies = inverse_frequencies
         self._dtype = dtype
-        self._no_range = nullcontext()
+        self.range: Range = unwatched
 
     def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines."""
@@ -135,7 +143,3 @@ class TorchOperations:
         """See `Operations`."""
         largest, token_ids = logits.max(dim=-1)
         return token_ids.masked_fill_(largest.isnan(), NAN_TOKEN)
-
-    def range(self, name: str) -> AbstractContextManager[object]:
-        """Nobody watches."""
-        return self._no_range

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from sarathi_lab.errors import require_int
 from sarathi_lab.executor import NO_TOKEN, Bubble, Cause, Span, StepResult
@@ -83,6 +84,10 @@ class PipelineExecutor:
     def wait_until(self, time: float) -> None:
         """Let the clock jump to `time`."""
         self._now = max(self._now, time)
+
+    def write_profile(self, directory: Path) -> dict[str, float]:
+        """Nothing is watched: what an iteration is made of is the cost model's to tell."""
+        return {}
 
     def _spans(self, seconds: Sequence[float], send_time: float) -> list[Span]:
         """When each stage starts and ends the micro-batch that is submitted now."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 import torch
 
@@ -35,6 +35,7 @@ from sarathi_lab.torch_executor.graphs import CudaGraphs, NoGraphs
 from sarathi_lab.torch_executor.pool import kv_blocks_beside
 from sarathi_lab.torch_executor.shapes import Limits
 from sarathi_lab.torch_executor.timeline import CudaTimeline, HostTimeline, Timeline
+from sarathi_lab.torch_executor.watching import ProfileKind, make_watch
 
 WARM_UP_TOKENS = 256
 USABLE = 0.9  # share of the free memory; the rest is for activations and logits
@@ -47,7 +48,8 @@ class TorchBackend:
 
     `kernels` does what is not a matrix product: "triton" or plain "torch"; "auto" takes Triton's kernels on a GPU.
     With them, `overlap` makes the next batch while one runs, `cuda_graphs` replays batches of a few padded shapes, and
-    `hybrid` says how a chunk and decodes share the device in attention. Raises UserError for what is not there.
+    `hybrid` says how a chunk and decodes share the device in attention. `profile` looks into iterations (`watching`).
+    Raises UserError for what is not there.
     """
 
     name: ClassVar[str] = "torch"
@@ -60,11 +62,15 @@ class TorchBackend:
     cuda_graphs: bool = True
     overlap: bool = True
     hybrid: Hybrid = "series"
+    profile: ProfileKind = "none"
 
     def __post_init__(self) -> None:
         _ = self._dtype  # a device that is not there is refused at once
         require_one_of("executor.kernels", self.kernels, ("auto", "triton", "torch"))
         require_one_of("executor.hybrid", self.hybrid, kernels.HYBRIDS)
+        require_one_of("executor.profile", self.profile, get_args(ProfileKind))
+        if self.profile == "nvtx" and self._device.type == "cpu":
+            raise UserError("executor.profile=nvtx names ranges of a GPU, the device is a CPU; use operations or trace")
         for name in ("cuda_graphs", "overlap"):
             require_bool(f"executor.{name}", getattr(self, name))
         if self.kernels == "triton" and self._device.type == "cpu" and not kernels.is_interpreting():
@@ -178,13 +184,15 @@ class TorchBackend:
     def _executor(self, model: Transformer, num_blocks: int, block_size: int) -> TorchExecutor:
         is_cuda = self._device.type == "cuda"
         timeline: Timeline = CudaTimeline(self._device) if is_cuda else HostTimeline()
+        watch = make_watch(self.profile, timeline)
         if not self.uses_kernels:
-            return TorchExecutor(model, num_blocks=num_blocks, block_size=block_size, timeline=timeline)
+            return TorchExecutor(model, num_blocks=num_blocks, block_size=block_size, timeline=timeline, watch=watch)
         return TorchExecutor(
             model,
             num_blocks=num_blocks,
             block_size=block_size,
             timeline=timeline,
+            watch=watch,
             limits=Limits(model.spec, block_size, chip_of(self._device).num_sms),
             capacity=2 if self.overlap else 1,
             graphs=CudaGraphs() if self.cuda_graphs and is_cuda else NoGraphs(),

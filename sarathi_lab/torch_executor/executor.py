@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
+from statistics import median
 
 import torch
 from torch import Tensor
@@ -22,7 +24,9 @@ from sarathi_lab.torch_executor.inputs import pack
 from sarathi_lab.torch_executor.packing import Packer, fields_of
 from sarathi_lab.torch_executor.shapes import Limits, PaddedShapes, Shape
 from sarathi_lab.torch_executor.timeline import HostTimeline, Mark, Timeline
+from sarathi_lab.torch_executor.watching import Nothing, Watch
 
+SLOWDOWN_REPETITIONS = 7
 MAX_EMITS = 1 << 16  # tokens sampled in one iteration
 
 
@@ -58,6 +62,7 @@ class TorchExecutor:
         limits: Limits | None = None,
         capacity: int = 1,
         graphs: Graphs | None = None,
+        watch: Watch | None = None,
     ) -> None:
         if capacity > 1 and limits is None:
             raise ValueError("tokens are fed on the device only with inputs packed for kernels")
@@ -71,10 +76,13 @@ class TorchExecutor:
         self._sleep = sleep
         self._limits = limits
         self._graphs = graphs or NoGraphs()
+        self._watch = watch or Nothing()
+        model.operations.range = self._watch.range
         self._packer = Packer(block_size, model.device)
         self._shapes: PaddedShapes | None = None
         self._buffers: dict[Shape, Tensor] = {}  # where recorded work reads its inputs
         self._in_flight: deque[InFlight] = deque()
+        self._common_kinds = (1, 1)  # sequences and tokens that warm up
         self._newest: dict[Sequence, int] = {}  # by sequence of the last batch, the row of its token in `_sampled`
         self._sampled = torch.zeros(MAX_EMITS, dtype=torch.int32, device=model.device)
 
@@ -90,6 +98,7 @@ class TorchExecutor:
     def start(self) -> None:
         """Set the clock to zero."""
         self._timeline.reset()
+        self._watch.start()
 
     @torch.inference_mode()
     def submit(self, batch: Batch) -> None:
@@ -102,6 +111,7 @@ class TorchExecutor:
         begun = time.perf_counter()
         with memory_explained(self.model.device, in_words(batch)):
             self._in_flight.append(self._launch(batch, begun))
+        self._watch.submitted()
 
     def collect(self) -> StepResult:
         """Wait for the oldest batch in flight. Raises UserError if its logits are not numbers."""
@@ -109,6 +119,7 @@ class TorchExecutor:
             raise RuntimeError("nothing is in flight; submit a batch first")
         done = self._in_flight.popleft()
         start, end = done.start.wait(), done.end.wait()
+        self._watch.collected()
         token_ids = done.token_ids.tolist()
         if NAN_TOKEN in token_ids:
             raise nan_error(self.model, done.batch, token_ids, self._run_again)
@@ -132,6 +143,20 @@ class TorchExecutor:
         while (remaining := time - self.now) > 0:
             self._sleep(remaining)
 
+    def write_profile(self, directory: Path) -> dict[str, float]:
+        """Leave what was watched in `directory`; returns what it cost, if operations were timed (METRICS.md)."""
+        self._watch.write(directory)
+        return {"profiling_slowdown": self._slowdown()} if self._watch.is_apart else {}
+
+    def _slowdown(self) -> float:
+        """Time of a chunk and of single decodes while operations are timed, over that of the same left alone."""
+        seconds: dict[bool, list[float]] = {True: [], False: []}
+        for _ in range(SLOWDOWN_REPETITIONS):
+            for is_apart in (True, False):
+                self._watch.is_apart = is_apart
+                seconds[is_apart].append(self._run_common_kinds())
+        return median(seconds[True]) / median(seconds[False])
+
     # -- one iteration ---------------------------------------------------------------------------------------
 
     def _launch(self, batch: Batch, begun: float) -> InFlight:
@@ -142,7 +167,7 @@ class TorchExecutor:
         self._packer.fill(batch, shape, self._newest)
         start = self._timeline.mark()
         inputs = self._packer.send(shape, self._buffers.get(shape))
-        is_replayed = padded is not None and self._graphs.replay(shape)
+        is_replayed = padded is not None and not self._watch.is_apart and self._graphs.replay(shape)
         if not is_replayed:
             self._run(inputs)
         emitting = [chunk.sequence for chunk in batch.chunks if chunk.emits_token]
@@ -195,15 +220,23 @@ class TorchExecutor:
             self._shapes = PaddedShapes(self._limits, batch_size=batch_size, chunk=chunk, longest=longest)
             with memory_explained(self.model.device, "the recording of CUDA graphs"):
                 self._record(self._shapes)
+        self._common_kinds = (batch_size, chunk_tokens)
+        self._run_common_kinds()
+
+    def _run_common_kinds(self) -> float:
+        """A chunk at the start of a prompt, one at an offset, and single decodes; returns their seconds."""
+        batch_size, chunk_tokens = self._common_kinds
         half = max(1, min(chunk_tokens, self.num_blocks * self.block_size // 2))
         blocks = BlockManager(self.num_blocks, self.block_size)
+        seconds = 0.0
         if 2 * half <= self.num_blocks * self.block_size:
             prompt = _throw_away(2 * half, blocks)
             for start in (0, half):
                 prompt.num_computed = start
-                self._run_once([prompt], half)
+                seconds += self._run_once([prompt], half)
             blocks.free(prompt)
-        self._run_once([_throw_away(1, blocks) for _ in range(min(batch_size, self.num_blocks))], 1)
+        decodes = [_throw_away(1, blocks) for _ in range(min(batch_size, self.num_blocks))]
+        return seconds + self._run_once(decodes, 1)
 
     @torch.inference_mode()
     def compute_padding(self, num_tokens: int, num_emits: int) -> None:
@@ -223,14 +256,15 @@ class TorchExecutor:
             self._graphs.capture(shape, partial(self._run, inputs))
             self._buffers[shape] = buffer
 
-    def _run_once(self, sequences: list[Sequence], num_tokens: int) -> None:
+    def _run_once(self, sequences: list[Sequence], num_tokens: int) -> float:
         batch = Batch()
         for sequence in sequences:
             batch.add(sequence, num_tokens)
         self.submit(batch)
-        self.collect()
+        result = self.collect()
         for sequence in sequences:
             sequence.in_flight = False
+        return result.busy
 
 
 def _to_host(token_ids: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -14,6 +14,10 @@ class Mark(Protocol):
 
     def wait(self) -> float:
         """Wait until it has; returns it in seconds since the timeline's zero."""
+        ...
+
+    def seconds_until(self, other: Any) -> float:
+        """Seconds to a later mark of the same timeline; both must have come."""
         ...
 
 
@@ -38,6 +42,10 @@ class _Past(float):
     def wait(self) -> float:
         """See `Mark`."""
         return float(self)
+
+    def seconds_until(self, other: _Past) -> float:
+        """See `Mark`."""
+        return float(other) - float(self)
 
 
 class HostTimeline:
@@ -104,4 +112,5 @@ class _Event:
         return self._timeline.time_of(self)
 
     def seconds_until(self, other: _Event) -> float:
+        """See `Mark`."""
         return self._event.elapsed_time(other._event) / 1e3

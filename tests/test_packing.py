@@ -1,0 +1,136 @@
+"""Packed and padded inputs: what kernels read, for every shape, without a kernel."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from sarathi_kernels.attention_plan import PADDING
+from sarathi_lab.block_manager import BlockManager
+from sarathi_lab.executor import NO_TOKEN
+from sarathi_lab.model.spec import ModelSpec
+from sarathi_lab.request import Batch, Request, Sequence
+from sarathi_lab.torch_executor.packing import Packer
+from sarathi_lab.torch_executor.shapes import Limits, PaddedShapes, bucket_sizes
+
+CPU = torch.device("cpu")
+SPEC = ModelSpec(
+    name="toy", num_layers=2, hidden_size=64, num_heads=4, num_kv_heads=2, head_size=64, ffn_size=32, vocab_size=99
+)
+LIMITS = Limits(SPEC, block_size=4, num_sms=132)
+
+
+def sequence(order: int, prompt_len: int, num_computed: int, output: list[int], blocks: BlockManager) -> Sequence:
+    made = Sequence(Request(order, 0.0, prompt_len, 9, np.arange(prompt_len, dtype=np.int32) + 10 * order), order)
+    made.output_token_ids += output
+    made.num_computed = num_computed
+    blocks.grow(made, made.num_known)
+    return made
+
+
+def batch_of(*parts: tuple[Sequence, int]) -> Batch:
+    batch = Batch()
+    for part, num_tokens in parts:
+        batch.add(part, num_tokens)
+    return batch
+
+
+@pytest.fixture
+def mixed():
+    """A chunk at an offset, a decode the host knows and one it does not, and the last token of a prompt."""
+    blocks = BlockManager(30, 4)
+    chunk = sequence(1, 11, 3, [], blocks)
+    known = sequence(2, 5, 5, [77], blocks)
+    unknown = sequence(3, 6, 7, [70, NO_TOKEN], blocks)
+    last = sequence(4, 4, 3, [], blocks)
+    return batch_of((known, 1), (unknown, 1), (chunk, 6), (last, 1)), {unknown: 5}
+
+
+@pytest.mark.parametrize("is_padded", [False, True])
+def test_fields(mixed, is_padded):
+    batch, newest = mixed
+    shape = LIMITS.hybrid(128, 6, 40) if is_padded else LIMITS.exact(batch)
+    packer = Packer(4, CPU)
+    packer.fill(batch, shape, newest)
+    inputs = packer.send(shape)
+    plan = inputs.attention
+    assert inputs.token_ids[:9].tolist() == [77, 0, 13, 14, 15, 16, 17, 18, 43]
+    assert inputs.feed_rows[:9].tolist() == [-1, 5, -1, -1, -1, -1, -1, -1, -1]
+    assert inputs.positions[:9].tolist() == [5, 7, 3, 4, 5, 6, 7, 8, 3]
+    owners = [chunk.sequence for chunk in batch.chunks for _ in range(chunk.num_tokens)]
+    for owner, position, slot in zip(owners, inputs.positions.tolist(), inputs.slots.tolist(), strict=False):
+        assert slot == 4 * owner.block_ids[position // 4] + position % 4
+    assert inputs.emit_rows[:3].tolist() == [0, 1, 8]
+    assert plan.query_starts[:5].tolist() == [0, 1, 2, 8, 9]
+    assert plan.kv_lens[:4].tolist() == [6, 8, 9, 4]
+    assert plan.decodes[:3].tolist() == [0, 1, 3]
+    assert plan.tiles[:1].tolist() == [[2, 0]]
+    for i, chunk in enumerate(batch.chunks):
+        needed = -(-(chunk.start + chunk.num_tokens) // 4)
+        assert plan.block_table[i, :needed].tolist() == chunk.sequence.block_ids[:needed]
+    if not is_padded:
+        assert [len(inputs.token_ids), len(inputs.emit_rows), plan.num_decodes, plan.num_tiles] == [9, 3, 3, 1]
+        return
+    assert len(inputs.token_ids) == 128
+    assert set(inputs.slots[9:].tolist()) == {PADDING}
+    assert set(inputs.feed_rows[9:].tolist()) == {PADDING}
+    assert set(plan.decodes[3:].tolist()) == {PADDING}
+    assert set(plan.tiles[1:].flatten().tolist()) == {PADDING}
+    assert set(plan.kv_lens[4:].tolist()) == {0}
+    assert set(plan.query_starts[5:].tolist()) == {9}
+
+
+def test_a_buffer_is_not_filled_while_a_batch_in_flight_may_read_it(mixed):
+    batch, newest = mixed
+    shape = LIMITS.exact(batch)
+    packer = Packer(4, CPU)
+    filled = []
+    for _ in range(3):
+        packer.fill(batch, shape, newest)
+        filled.append(packer._hosts[packer._filled]._buffer.data_ptr())
+    assert filled[0] != filled[1]
+    assert filled[0] == filled[2]
+
+
+def test_shapes_are_aligned_so_that_no_kernel_is_compiled_twice(mixed):
+    batch, newest = mixed
+    packer = Packer(4, CPU)
+    for shape in (LIMITS.exact(batch), LIMITS.hybrid(128, 5, 40), LIMITS.decodes(3, 40)):
+        packer.fill(batch if shape.num_tiles else Batch(), shape, newest)
+        inputs = packer.send(shape)
+        base = inputs.token_ids.data_ptr()
+        plan = inputs.attention
+        for tensor in (inputs.slots, inputs.emit_rows, plan.kv_lens, plan.tiles, plan.decodes, plan.block_table):
+            assert tensor.numel() == 0 or (tensor.data_ptr() - base) % 128 == 0
+
+
+def test_decodes_go_to_the_next_bucket():
+    assert bucket_sizes(1) == [1]
+    assert bucket_sizes(6) == [1, 2, 4, 6]
+    assert bucket_sizes(27) == [1, 2, 4, 8, 16, 24, 27]
+    shapes = PaddedShapes(LIMITS, batch_size=27, chunk=None, longest=40)
+    blocks = BlockManager(400, 4)
+    for count, bucket in ((1, 1), (3, 4), (9, 16), (24, 24), (27, 27)):
+        decodes = [sequence(i, 4, 4, [1], blocks) for i in range(count)]
+        assert shapes.choose(batch_of(*((decode, 1) for decode in decodes))).num_tokens == bucket
+
+
+def test_hybrid_batches_are_padded_by_less_than_a_tile():
+    blocks = BlockManager(400, 4)
+    shapes = PaddedShapes(LIMITS, batch_size=4, chunk=256, longest=600)
+    decode = sequence(0, 4, 4, [1], blocks)
+    for num_tokens, is_padded in ((255, True), (250, True), (128, True), (127, False), (300, False)):
+        prompt = sequence(1, 600, 0, [], blocks)
+        decode.in_flight = False
+        chosen = shapes.choose(batch_of((decode, 1), (prompt, num_tokens)))
+        blocks.free(prompt)
+        assert (chosen is not None) == is_padded
+        assert chosen is None or chosen.num_tokens == 256
+
+
+def test_more_prompts_than_there_are_tiles_for_keep_their_own_shape():
+    blocks = BlockManager(400, 4)
+    shapes = PaddedShapes(LIMITS, batch_size=64, chunk=256, longest=600)
+    prompts = [sequence(i, 10, 0, [], blocks) for i in range(25)]
+    assert shapes.choose(batch_of(*((prompt, 10) for prompt in prompts))) is None
