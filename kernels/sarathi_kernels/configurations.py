@@ -1,0 +1,2 @@
+from sarathi_kernels.launch import Launch
+def record(chip, quick): return []
