@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 import triton
@@ -43,20 +43,20 @@ class Unit:
     source: Source
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Row:
     """A line of the table; what the code uses is 0 and empty where it does not compile."""
 
     kernel: str
-    configuration: str
     capability: int
     is_hot: bool
-    registers: int  # a thread
-    spill_bytes: int  # a thread
-    shared_memory: int  # bytes a block
-    instructions: str  # for matrix products
-    copies: str  # asynchronous, from global to shared memory
-    blocks_per_sm: int
+    registers: int = 0  # a thread
+    spill_bytes: int = 0  # a thread
+    shared_memory: int = 0  # bytes a block
+    instructions: str = ""  # for matrix products
+    copies: str = ""  # asynchronous, from global to shared memory
+    blocks_per_sm: int = 0
+    configuration: str
     complaint: str
     triton: str
     sources: str  # see `source_hash`
@@ -86,33 +86,32 @@ def collect(capabilities: Sequence[int], kernels: Sequence[str], quick: bool) ->
 
 def row_of(unit: Unit, sources: str) -> Row:
     """Compile and judge one unit; that it does not compile is a complaint, too."""
-    figures = dict(registers=0, spill_bytes=0, shared_memory=0, instructions="", copies="", blocks_per_sm=0)
     try:
         compiled = compile_source(unit.source)
     except Exception as error:  # of Triton's many kinds none may lose the other rows
         lines = str(error).strip().splitlines() or ["no message"]
-        return _row(unit, sources, figures, f"does not compile: {type(error).__name__}: {lines[-1].strip()}")
-    figures = dict(
+        return _failed(unit, sources, f"{type(error).__name__}: {lines[-1].strip()}")
+    return replace(
+        _failed(unit, sources, ""),
         registers=compiled.registers,
         spill_bytes=compiled.spill_bytes,
         shared_memory=compiled.shared_memory,
         instructions="+".join(sorted(compiled.instructions)),
         copies="+".join(sorted(compiled.copies)),
         blocks_per_sm=compiled.blocks_per_sm(unit.chip),
+        complaint="; ".join(check(compiled, unit.launch, unit.chip)),
     )
-    return _row(unit, sources, figures, "; ".join(check(compiled, unit.launch, unit.chip)))
 
 
-def _row(unit: Unit, sources: str, figures: dict[str, int | str], complaint: str) -> Row:
+def _failed(unit: Unit, sources: str, reason: str) -> Row:
     return Row(
         kernel=unit.source.source.name,
-        configuration=unit.source.configuration,
         capability=unit.chip.capability,
         is_hot=unit.launch.is_hot,
-        complaint=complaint,
+        configuration=unit.source.configuration,
+        complaint=f"does not compile: {reason}",
         triton=triton.__version__,
         sources=sources,
-        **figures,  # type: ignore[arg-type]  # each of its field's type
     )
 
 
@@ -135,7 +134,7 @@ def compile_units(units: Sequence[Unit], jobs: int, on_row: Callable[[Row], None
             try:
                 _compile_into(rows, [index], 1, sources, on_row)
             except BrokenProcessPool:
-                rows[index] = _row(units[index], sources, {}, "does not compile: the compiler crashed")
+                rows[index] = _failed(units[index], sources, "the compiler crashed")
     return [rows[index] for index in range(len(units))]
 
 
@@ -172,7 +171,9 @@ def formatted(rows: Sequence[Row]) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m sarathi_kernels.compilation", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m sarathi_kernels.compilation", description=(__doc__ or "").split("\n")[0]
+    )
     parser.add_argument("--capability", type=int, action="append", choices=list(CHIPS), help="default: all")
     parser.add_argument("--kernel", action="append", metavar="NAME", default=[], help="default: all")
     parser.add_argument("--quick", action="store_true", help="only what the tests compile")
@@ -198,7 +199,9 @@ def main() -> int:
         done += 1
         if row.complaint or done % 10 == 0 or done == len(units):
             seconds = time.monotonic() - started
-            print(f"[{done}/{len(units)}, {seconds:.0f} s] sm_{row.capability} {row.kernel} {row.complaint}", flush=True)
+            print(
+                f"[{done}/{len(units)}, {seconds:.0f} s] sm_{row.capability} {row.kernel} {row.complaint}", flush=True
+            )
 
     rows = compile_units(units, max(1, arguments.jobs), show_progress)
     print(formatted(rows))

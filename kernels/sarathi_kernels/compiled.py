@@ -71,7 +71,9 @@ class Compiled:
         warps = -(-self.threads // WARP_SIZE)
         max_warps, max_blocks = (48, 16) if chip.capability == 86 else (64, 32)
         registers = -(-self.registers * WARP_SIZE // REGISTER_UNIT) * REGISTER_UNIT * warps
-        by_shared_memory = (chip.shared_memory + RESERVED_SHARED_MEMORY) // (self.shared_memory + RESERVED_SHARED_MEMORY)
+        by_shared_memory = (chip.shared_memory + RESERVED_SHARED_MEMORY) // (
+            self.shared_memory + RESERVED_SHARED_MEMORY
+        )
         by_tensor_memory = TENSOR_MEMORY_COLUMNS // self.tensor_memory if self.tensor_memory else max_blocks
         return min(max_blocks, max_warps // warps, REGISTERS_PER_SM // registers, by_shared_memory, by_tensor_memory)
 
