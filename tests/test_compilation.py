@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+
 from sarathi_kernels.chip import CHIPS
 from sarathi_kernels.compilation import TABLE_COMMAND, read_table, source_hash
 from sarathi_kernels.compiled import Compiled, Dot, check

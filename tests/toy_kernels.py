@@ -13,11 +13,12 @@ from types import SimpleNamespace
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
 from sarathi_kernels.chip import CHIPS
 from sarathi_kernels.compilation import Unit, compile_units, units_of
 from sarathi_kernels.compiled import compile_source, source_of
 from sarathi_kernels.launch import launch, recorded
-from torch import Tensor
 
 
 @triton.jit

@@ -7,7 +7,7 @@ vocabulary) as the models of the lab have them, as they change little but consta
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 
 import torch
@@ -16,17 +16,18 @@ from torch import Tensor
 from sarathi_kernels.attention_plan import MAX_SPLITS, TILE_ROWS, AttentionPlan
 from sarathi_kernels.attention_support import SUPPORTED_DTYPES, SUPPORTED_HEAD_SIZES
 from sarathi_kernels.chip import Chip
-from sarathi_kernels.decode_attention import decode_attention
 from sarathi_kernels.fused_activation import activation_, gated_activation
+from sarathi_kernels.hybrid_attention import Variant, hybrid_attention
 from sarathi_kernels.launch import Launch, recorded
 from sarathi_kernels.norm import NormKind, add_norm
-from sarathi_kernels.prefill_attention import prefill_attention
 from sarathi_kernels.rotary_kv import rotate_and_store
 from sarathi_kernels.sampling import greedy
+from sarathi_kernels.tiled_matmul import TILES, Tile, tiled_matmul
 
 BLOCK_SIZES = (16, 64, 128, 256)
 GROUPS = (1, 4, 8)  # query heads a KV head
-SPLITS = tuple(2**n for n in range(MAX_SPLITS.bit_length()))
+SPLITS = tuple(2**n for n in range(MAX_SPLITS.bit_length()))  # what the reduction's constant is rounded to
+VARIANTS: tuple[Variant, ...] = ("series", "unified", "fused")  # "streams" launches what "series" does
 HIDDEN_SIZES = (4096, 5120, 6656)  # 7B and 8B, 13B, 33B
 VOCAB_SIZES = (32_000, 128_256, 151_936)
 NUM_KV_HEADS = 8
@@ -49,69 +50,67 @@ HOT_SHAPES = (HeadShape(), HeadShape(group=1))  # what the lab measures: 8B, and
 def record(chip: Chip, *, quick: bool = False, num_tokens: int = 48) -> list[Launch]:
     """The launches, repeated ones included, of all operations on `chip`; `num_tokens` must make no difference.
 
-    `quick` leaves the hot shapes on every chip, with one of each head size, dtype and block size on Hopper.
+    `quick` leaves the hot shapes on every chip, with one of each head size and dtype on Hopper.
     """
     with recorded(chip) as recording:
         for shape in head_shapes(chip, quick):
             _attend(shape, num_tokens, quick)
-            _rotate(shape, num_tokens)
+            _rotate(shape, num_tokens, quick)
         for dtype in (torch.bfloat16,) if quick else SUPPORTED_DTYPES:
             for hidden_size in HIDDEN_SIZES[:1] if quick else HIDDEN_SIZES:
                 _work_on_rows(dtype, hidden_size, num_tokens)
             for vocab_size in VOCAB_SIZES[:1] if quick else VOCAB_SIZES:
                 greedy(_meta(num_tokens, vocab_size, dtype=dtype))
+            for tile in TILES[:1] if quick else TILES:
+                _multiply(dtype, tile)
     return recording.launches
 
 
 def head_shapes(chip: Chip, quick: bool) -> list[HeadShape]:
     """The shapes to compile attention for on `chip`, each once."""
-    if not quick:
-        return list(dict.fromkeys((*HOT_SHAPES, *_all_head_shapes())))
+    shapes = _quick_shapes(chip) if quick else _all_shapes()
+    return list(dict.fromkeys((*HOT_SHAPES, *shapes)))
+
+
+def _quick_shapes(chip: Chip) -> Iterator[HeadShape]:
     if not chip.is_hopper:
-        return list(HOT_SHAPES)
-    varied = [
-        *(HeadShape(head_size=size) for size in SUPPORTED_HEAD_SIZES),
-        *(HeadShape(dtype=dtype) for dtype in SUPPORTED_DTYPES),
-        HeadShape(block_size=BLOCK_SIZES[-1]),
-        HeadShape(window=4096),
-    ]
-    return list(dict.fromkeys((*HOT_SHAPES, *varied)))
+        return
+    yield from (HeadShape(head_size=size) for size in SUPPORTED_HEAD_SIZES)
+    yield from (HeadShape(dtype=dtype) for dtype in SUPPORTED_DTYPES)
+    yield HeadShape(block_size=BLOCK_SIZES[-1])
 
 
-def _all_head_shapes() -> Iterator[HeadShape]:
-    """bf16 with every block size and group; the other types, and windows, with every head size."""
+def _all_shapes() -> Iterator[HeadShape]:
+    """Every head size and dtype, alone and in a group; the rest where it changes the code of the most used size."""
+    for head_size, dtype, group in product(SUPPORTED_HEAD_SIZES, SUPPORTED_DTYPES, GROUPS[:2]):
+        yield HeadShape(head_size=head_size, dtype=dtype, group=group)
     for head_size in SUPPORTED_HEAD_SIZES:
-        shape = HeadShape(head_size=head_size)
-        for block_size, group in product(BLOCK_SIZES, GROUPS):
-            if block_size == BLOCK_SIZES[0] or group == GROUPS[1]:
-                yield replace(shape, block_size=block_size, group=group)
-        for dtype, group in product((torch.float16, torch.float32), GROUPS[:2]):
-            yield replace(shape, dtype=dtype, group=group)
-        yield replace(shape, window=4096)
+        yield HeadShape(head_size=head_size, block_size=BLOCK_SIZES[-1])
+        yield HeadShape(head_size=head_size, window=4096)
+    yield from (HeadShape(group=group) for group in GROUPS)
+    yield from (HeadShape(block_size=block_size, group=group) for block_size in BLOCK_SIZES for group in GROUPS[:2])
 
 
 def _attend(shape: HeadShape, num_tokens: int, quick: bool) -> None:
-    """Chunks in both sizes of tile, with and without decodes among them; decodes whole and split."""
+    """Chunks in both sizes of tile; decodes whole and split; in kernels of their own and in one for both."""
     num_heads = NUM_KV_HEADS * shape.group
     qkv = _meta(num_tokens, num_heads + 2 * NUM_KV_HEADS, shape.head_size, dtype=shape.dtype)
-    cache = _cache(shape)
-    out = _meta(num_tokens, num_heads, shape.head_size, dtype=shape.dtype)
+    cache, out = _cache(shape), _meta(num_tokens, num_heads, shape.head_size, dtype=shape.dtype)
     inputs = (qkv[:, :num_heads], cache, cache)
-    for tile_rows in TILE_ROWS:
-        plan = _plan(num_tokens, tile_rows=tile_rows)
-        for with_decodes in (False,) if quick else (False, True):
-            prefill_attention(*inputs, plan, 0.1, sliding_window=shape.window, out=out, with_decodes=with_decodes)
-    for num_splits in (1, 8) if quick else SPLITS:
-        plan = _plan(num_tokens, num_splits=num_splits)
-        decode_attention(*inputs, plan, 0.1, sliding_window=shape.window, out=out)
+    is_hot = shape in HOT_SHAPES and not quick
+    for tile_rows, num_splits in product(TILE_ROWS, SPLITS if is_hot else (1, 8)):
+        plan = _plan(num_tokens, tile_rows, num_splits)
+        for variant in VARIANTS:
+            if variant != "fused" or is_hot or (tile_rows, num_splits) == (TILE_ROWS[-1], 8):
+                hybrid_attention(*inputs, plan, 0.1, variant=variant, sliding_window=shape.window, out=out)
 
 
-def _rotate(shape: HeadShape, num_tokens: int) -> None:
+def _rotate(shape: HeadShape, num_tokens: int, quick: bool) -> None:
     """All of a head rotated, and a quarter of it."""
     num_heads = NUM_KV_HEADS * shape.group
     cache = _cache(shape)
     qkv = _meta(num_tokens, num_heads + 2 * NUM_KV_HEADS, shape.head_size, dtype=shape.dtype)
-    for rotary_size in (shape.head_size, shape.head_size // 4):
+    for rotary_size in (shape.head_size, shape.head_size // 4)[: 1 if quick else 2]:
         table = _meta(num_tokens, 1, rotary_size // 2, dtype=torch.float32)
         slots = _meta(num_tokens, dtype=torch.int32)
         rotate_and_store(qkv, table, table, slots, cache, cache, num_heads)
@@ -135,7 +134,14 @@ def _work_on_rows(dtype: torch.dtype, hidden_size: int, num_tokens: int) -> None
     activation_(gate_up, "gelu_tanh")
 
 
-def _plan(num_tokens: int, tile_rows: int = TILE_ROWS[0], num_splits: int = 1) -> AttentionPlan:
+def _multiply(dtype: torch.dtype, tile: Tile) -> None:
+    """By pointers, and by descriptors where the chip has them."""
+    a, b = _meta(512, 5120, dtype=dtype), _meta(5120, 5120, dtype=dtype)
+    tiled_matmul(a, b, tile, use_descriptors=False)
+    tiled_matmul(a, b, tile)
+
+
+def _plan(num_tokens: int, tile_rows: int, num_splits: int) -> AttentionPlan:
     """A plan of a batch in which everything occurs; the sizes of its tensors follow the number of tokens."""
     return AttentionPlan(
         query_starts=_meta(num_tokens + 1, dtype=torch.int32),

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
 
 @triton.jit
-def double(value: Any) -> None:
+def double(value: tl.tensor) -> None:
     tl.store(value, 2 * tl.load(value))

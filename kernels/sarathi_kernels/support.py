@@ -10,12 +10,12 @@ from sarathi_kernels.launch import launch
 PROBED = 21.0  # any number whose double a kernel that did not run cannot leave
 
 
-def require_supported(chip: Chip, *, name: str = "the GPU", fix: str = "set kernels=torch") -> None:
-    """Raise ValueError, one line that names the capability and the `fix`, for a GPU older than the kernels need."""
+def require_chip(chip: Chip, name: str = "the GPU") -> None:
+    """Raise ValueError, one line that says what `name` is and what is needed, for a GPU older than the kernels need."""
     if chip.capability < MIN_CAPABILITY:
         raise ValueError(
             f"{name} has compute capability {_version(chip.capability)}; the Triton kernels need "
-            f"{_version(MIN_CAPABILITY)} (Ampere) or newer; {fix}"
+            f"{_version(MIN_CAPABILITY)} (Ampere) or newer"
         )
 
 
@@ -23,18 +23,18 @@ def _version(capability: int) -> str:
     return f"{capability // 10}.{capability % 10}"
 
 
-def probe(device: torch.device, *, fix: str = "set kernels=torch") -> None:
+def probe(device: torch.device) -> None:
     """Compile and run one tiny kernel on `device`.
 
-    Raises ValueError, one line with the cause and the `fix`, where that fails in any way: no Triton, no C compiler or
-    headers, a GPU that this Triton does not know.
+    Raises ValueError, one line with the cause, where that fails in any way: no Triton, no C compiler or headers, a GPU
+    that this Triton does not know.
     """
     try:
         result = _doubled(device)
     except Exception as error:  # what Triton raises is not documented, and none of it may reach the user as a trace
-        raise ValueError(f"Triton can't compile and run a kernel on {device}: {_cause(error)}; {fix}") from error
+        raise ValueError(f"Triton can't compile and run a kernel on {device} ({_cause(error)})") from error
     if result != 2 * PROBED:
-        raise ValueError(f"Triton's kernel on {device} gave {result:g} for {2 * PROBED:g}; {fix}")
+        raise ValueError(f"Triton's kernel on {device} gave {result:g} for {2 * PROBED:g}")
 
 
 def _doubled(device: torch.device) -> float:
