@@ -285,9 +285,9 @@ def decode_config(chip: Chip, head_size: int, dtype: torch.dtype, group: int) ->
     bytes_per_token = triton.next_power_of_2(head_size) * dtype.itemsize
     if group == 1:
         return DecodeConfig(block_n=8192 // bytes_per_token, num_warps=4, num_stages=3)
-    return DecodeConfig(
-        block_n=max(16, 16384 // bytes_per_token), num_warps=4, num_stages=3 if chip.capability != 86 else 2
-    )
+    # Before a matrix product, the pipeline holds a second tile of keys and values from five stages on.
+    tile_bytes = 8192 if chip.capability == 86 else 16384
+    return DecodeConfig(block_n=max(16, tile_bytes // bytes_per_token), num_warps=4, num_stages=5)
 
 
 @dataclass(frozen=True)

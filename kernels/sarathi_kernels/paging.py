@@ -23,7 +23,9 @@ def slot_offsets(
     tokens = tl.arange(0, BLOCK_N)
     if BLOCK_SIZE % BLOCK_N == 0:  # one entry of the table serves the whole tile
         block = tl.load(table + first_key // BLOCK_SIZE).to(tl.int64)
-        return block * stride_block + (first_key % BLOCK_SIZE + tokens) * stride_slot
-    keys = first_key + tokens
-    blocks = tl.load(table + keys // BLOCK_SIZE, mask=keys < kv_len, other=0).to(tl.int64)
-    return blocks * stride_block + (keys % BLOCK_SIZE) * stride_slot
+        offsets = block * stride_block + (first_key % BLOCK_SIZE + tokens) * stride_slot
+    else:
+        keys = first_key + tokens
+        blocks = tl.load(table + keys // BLOCK_SIZE, mask=keys < kv_len, other=0).to(tl.int64)
+        offsets = blocks * stride_block + (keys % BLOCK_SIZE) * stride_slot
+    return offsets

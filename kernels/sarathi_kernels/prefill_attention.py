@@ -49,15 +49,19 @@ def load_tile(
     if DESCRIPTORS:
         row = tl.load(table + first_key // BLOCK_SIZE) * BLOCK_SIZE + first_key % BLOCK_SIZE
         tile = cache.load([row, first_column])
-        return tl.where(tokens[:, None] < kv_len, tile, 0.0) if MASKED else tile
-    offsets = slot_offsets(table, first_key, kv_len, stride_block, stride_slot, BLOCK_SIZE, BLOCK_N)
-    dims = tl.arange(0, PADDED_SIZE)
-    pointers = cache + offsets[:, None] + dims[None, :]
-    if MASKED:
-        return tl.load(pointers, mask=(tokens[:, None] < kv_len) & (dims[None, :] < HEAD_SIZE), other=0.0)
-    if HEAD_SIZE != PADDED_SIZE:
-        return tl.load(pointers, mask=dims[None, :] < HEAD_SIZE, other=0.0)
-    return tl.load(pointers)
+        if MASKED:
+            tile = tl.where(tokens[:, None] < kv_len, tile, 0.0)
+    else:
+        offsets = slot_offsets(table, first_key, kv_len, stride_block, stride_slot, BLOCK_SIZE, BLOCK_N)
+        dims = tl.arange(0, PADDED_SIZE)
+        pointers = cache + offsets[:, None] + dims[None, :]
+        if MASKED:
+            tile = tl.load(pointers, mask=(tokens[:, None] < kv_len) & (dims[None, :] < HEAD_SIZE), other=0.0)
+        elif HEAD_SIZE != PADDED_SIZE:
+            tile = tl.load(pointers, mask=dims[None, :] < HEAD_SIZE, other=0.0)
+        else:
+            tile = tl.load(pointers)
+    return tile
 
 
 @triton.jit
@@ -258,8 +262,9 @@ def prefill_config(chip: Chip, head_size: int, dtype: torch.dtype, tile_rows: in
     block_m = min(tile_rows, 64 if wide else 128)
     num_warps = 8 if block_m == 128 or wide else 4
     if chip.capability >= 90:
-        return PrefillConfig(block_m, 64 if wide else 128, num_warps, num_stages=2)
-    return PrefillConfig(block_m, 32 if wide else 64, num_warps, num_stages=2)
+        return PrefillConfig(block_m, 64 if wide or block_m == 64 else 128, num_warps, num_stages=2)
+    # Without wgmma, the pipeline holds a second tile of keys and values from five stages on.
+    return PrefillConfig(block_m, 32 if num_warps == 4 or wide else 64, num_warps, num_stages=5)
 
 
 def describe_cache(cache: Tensor, block_n: int) -> TensorDescriptor:

@@ -1,0 +1,261 @@
+"""The paged attention kernels against attention by its definition in float64: interpreted, or on a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from sarathi_kernels.attention import make_segment, paged_attention
+from sarathi_kernels.attention_cases import AWKWARD, AttentionCase, AttentionInputs, make_inputs, reference
+from sarathi_kernels.attention_plan import PADDING, TILE_ROWS, AttentionPlan
+from sarathi_kernels.attention_support import SUPPORTED_DTYPES, SUPPORTED_HEAD_SIZES, check_supported
+from sarathi_kernels.chip import CHIPS
+from sarathi_kernels.decode_attention import decode_attention, make_scratch
+from sarathi_kernels.launch import recorded
+from sarathi_kernels.prefill_attention import PrefillConfig, prefill_attention, prefill_config
+from sarathi_kernels.testing import poisoned, relative_error
+
+HAS_GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
+MAX_ERROR = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+DTYPES = [torch.float32, torch.float16, *([torch.bfloat16] if HAS_GPU else [])]  # the interpreter cannot multiply bf16
+NUM_SMS = 4  # few, so that small batches are cut into large tiles, too
+
+
+def inputs_of(case: AttentionCase, dtype: torch.dtype = torch.float32, num_splits: int = 1) -> AttentionInputs:
+    inputs = make_inputs(case, device=DEVICE, dtype=dtype, num_sms=NUM_SMS)
+    return replace(inputs, plan=replace(inputs.plan, num_splits=num_splits))
+
+
+def attend(case: AttentionCase, inputs: AttentionInputs, *, prefill: bool = True, decode: bool = True) -> Tensor:
+    """What the kernels write into an output of NaN."""
+    out = poisoned(*inputs.query.shape, device=DEVICE, dtype=inputs.query.dtype)
+    arguments = (inputs.query, inputs.key_cache, inputs.value_cache, inputs.plan, inputs.scale)
+    if prefill:
+        prefill_attention(*arguments, sliding_window=case.sliding_window, out=out)
+    if decode:
+        decode_attention(*arguments, sliding_window=case.sliding_window, out=out)
+    return out
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", AWKWARD)
+def test_kernels_compute_attention_of_awkward_batches(name: str, dtype: torch.dtype) -> None:
+    case = AWKWARD[name]
+    inputs = inputs_of(case, dtype)
+    assert relative_error(attend(case, inputs), reference(case, inputs)) < MAX_ERROR[dtype]
+
+
+@pytest.mark.parametrize("num_splits", [2, 3, 7])
+@pytest.mark.parametrize("name", ["decodes", "grouped decodes", "window over tiles"])
+def test_parts_of_a_context_add_up_even_where_some_are_empty(name: str, num_splits: int) -> None:
+    case = AWKWARD[name]
+    inputs = inputs_of(case, num_splits=num_splits)
+    assert relative_error(attend(case, inputs), reference(case, inputs)) < 1e-5
+
+
+def test_each_kernel_writes_its_own_rows_only() -> None:
+    case = AWKWARD["hybrid"]
+    inputs = inputs_of(case)
+    is_decode = torch.tensor([n == 1 for n, _ in case.sequences for _ in range(n)], device=DEVICE)
+    prefilled, decoded = attend(case, inputs, decode=False), attend(case, inputs, prefill=False)
+    assert torch.equal(prefilled.isnan().all(-1).all(-1), is_decode)
+    assert torch.equal(decoded.isnan().all(-1).all(-1), ~is_decode)
+
+
+def test_decodes_as_tiles_of_one_query_give_the_same() -> None:
+    case = AWKWARD["hybrid"]
+    inputs = inputs_of(case)
+    out = poisoned(*inputs.query.shape, device=DEVICE, dtype=torch.float32)
+    prefill_attention(
+        inputs.query, inputs.key_cache, inputs.value_cache, inputs.plan, inputs.scale, out=out, with_decodes=True
+    )
+    assert relative_error(out, reference(case, inputs)) < 1e-5
+
+
+def padded(plan: AttentionPlan) -> AttentionPlan:
+    """`plan` as a CUDA graph would have it: more tiles, decodes and columns than the batch needs."""
+
+    def extended(entries: Tensor, count: int) -> Tensor:
+        return torch.cat([entries, entries.new_full((count, *entries.shape[1:]), PADDING)])
+
+    table = torch.nn.functional.pad(plan.block_table, (0, 3), value=PADDING)
+    return replace(plan, tiles=extended(plan.tiles, 3), decodes=extended(plan.decodes, 2), block_table=table)
+
+
+@pytest.mark.parametrize("num_splits", [1, 2])
+def test_padding_of_the_plan_changes_nothing(num_splits: int) -> None:
+    case = AWKWARD["hybrid"]
+    inputs = inputs_of(case, num_splits=num_splits)
+    with_padding = replace(inputs, plan=padded(inputs.plan))
+    assert torch.equal(attend(case, with_padding), attend(case, inputs))
+
+
+def test_rows_of_query_and_output_and_blocks_of_the_cache_may_be_strided() -> None:
+    case = AWKWARD["hybrid"]
+    inputs = inputs_of(case)
+    expected = attend(case, inputs)
+    fused = torch.randn(case.num_tokens, 3 * case.num_heads * case.head_size, device=DEVICE)
+    query = fused[:, : case.num_heads * case.head_size].view(inputs.query.shape)
+    query.copy_(inputs.query)
+    caches = torch.stack([inputs.key_cache, inputs.value_cache], dim=1)
+    out = poisoned(case.num_tokens, 2, *inputs.query.shape[1:], device=DEVICE, dtype=torch.float32)[:, 0]
+    arguments = (query, caches[:, 0], caches[:, 1], inputs.plan, inputs.scale)
+    prefill_attention(*arguments, out=out)
+    decode_attention(*arguments, out=out)
+    assert torch.equal(out, expected)
+
+
+def test_blocks_beyond_2_to_the_31_elements_are_found() -> None:
+    case = AttentionCase(((3, 20), (1, 17)), 2, 2)
+    inputs = inputs_of(case, torch.float16)
+    num_blocks = 2**31 // inputs.key_cache[0].numel() + len(inputs.key_cache)
+    if HAS_GPU and torch.cuda.mem_get_info()[0] < 12e9:
+        pytest.skip("needs 9 GB of GPU memory")
+    moved = []
+    for cache in (inputs.key_cache, inputs.value_cache):
+        pool = torch.empty(num_blocks, *cache.shape[1:], dtype=cache.dtype, device=DEVICE)  # only its end is touched
+        pool[-len(cache) :] = cache
+        moved.append(pool)
+    table = inputs.plan.block_table + num_blocks - len(inputs.key_cache)
+    far = replace(inputs, key_cache=moved[0], value_cache=moved[1], plan=replace(inputs.plan, block_table=table))
+    assert torch.equal(attend(case, far), attend(case, inputs))
+
+
+@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
+@pytest.mark.parametrize("sliding_window", [None, 70])
+def test_tensor_descriptors_give_the_same(dtype: torch.dtype, sliding_window: int | None) -> None:
+    if HAS_GPU and torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip("needs a tensor memory accelerator")
+    case = AttentionCase(((70, 300), (20, 20)), 4, 2, head_size=64, block_size=128, sliding_window=sliding_window)
+    inputs = inputs_of(case, dtype)
+    out = poisoned(*inputs.query.shape, device=DEVICE, dtype=dtype)
+    prefill_attention(
+        inputs.query,
+        inputs.key_cache,
+        inputs.value_cache,
+        inputs.plan,
+        inputs.scale,
+        sliding_window=sliding_window,
+        out=out,
+        tensor_descriptors=True,
+    )
+    assert relative_error(out, reference(case, inputs)) < MAX_ERROR[dtype]
+
+
+@pytest.mark.parametrize("block_m", [32, 64])
+def test_a_tile_may_be_worked_on_in_parts(block_m: int) -> None:
+    case = AWKWARD["large tiles"]
+    inputs = inputs_of(case)
+    assert inputs.plan.tile_rows == TILE_ROWS[-1]
+    out = attend(case, inputs, prefill=False)
+    prefill_attention(
+        inputs.query,
+        inputs.key_cache,
+        inputs.value_cache,
+        inputs.plan,
+        inputs.scale,
+        out=out,
+        config=PrefillConfig(block_m, block_n=32, num_warps=4, num_stages=1),
+    )
+    assert relative_error(out, reference(case, inputs)) < 1e-5
+
+
+def test_kernels_agree_with_the_torch_path_of_a_cpu_engine() -> None:
+    case = AWKWARD["window within a tile"]
+    inputs = inputs_of(case)
+    segments, start = [], 0
+    for ids, (num_queries, kv_len) in zip(inputs.blocks, case.sequences, strict=True):
+        index = torch.tensor(ids, device=DEVICE)
+        window = case.sliding_window
+        segments.append(
+            make_segment(start, num_queries, kv_len, index, sliding_window=window, device=DEVICE, dtype=torch.float32)
+        )
+        start += num_queries
+    expected = paged_attention(inputs.query, inputs.key_cache, inputs.value_cache, segments, inputs.scale)
+    assert relative_error(attend(case, inputs), expected) < 1e-5
+
+
+def test_scratch_may_be_reused() -> None:
+    case = AWKWARD["grouped decodes"]
+    inputs = inputs_of(case, num_splits=2)
+    expected = attend(case, inputs)
+    scratch = make_scratch(inputs.query, inputs.plan)
+    scratch.partial.fill_(float("nan"))
+    scratch.log_sums.fill_(float("nan"))
+    out = poisoned(*inputs.query.shape, device=DEVICE, dtype=torch.float32)
+    for _ in range(2):
+        decode_attention(
+            inputs.query, inputs.key_cache, inputs.value_cache, inputs.plan, inputs.scale, out=out, scratch=scratch
+        )
+        assert torch.equal(out, expected)
+
+
+def test_unsupported_inputs_are_refused_with_the_value_and_what_works() -> None:
+    with pytest.raises(ValueError, match=r"head size 72 is not supported.*128"):
+        check_supported(72, torch.float16, 16)
+    with pytest.raises(ValueError, match=r"torch.float64 is not supported.*bfloat16"):
+        check_supported(64, torch.float64, 16)
+    inputs = inputs_of(AWKWARD["hybrid"])
+    arguments = (inputs.key_cache, inputs.value_cache, inputs.plan, inputs.scale)
+    out = torch.empty_like(inputs.query)
+    with pytest.raises(ValueError, match="contiguous"):
+        prefill_attention(inputs.query.transpose(0, 2).contiguous().transpose(0, 2), *arguments, out=out)
+    with pytest.raises(ValueError, match="does not match the cache"):
+        decode_attention(inputs.query[:, :1].expand(-1, 3, -1).contiguous(), *arguments, out=out)
+    with pytest.raises(ValueError, match="sliding window 0"):
+        decode_attention(inputs.query, *arguments, sliding_window=0, out=out)
+    with pytest.raises(ValueError, match="use a multiple of"):
+        prefill_attention(inputs.query, *arguments, out=out, tensor_descriptors=True)
+
+
+@pytest.mark.parametrize("capability", CHIPS)
+def test_launches_for_every_chip_can_be_recorded_without_data(capability: int) -> None:
+    for head_size in SUPPORTED_HEAD_SIZES:
+        for dtype in SUPPORTED_DTYPES:
+            for tile_rows in TILE_ROWS:
+                assert tile_rows % prefill_config(CHIPS[capability], head_size, dtype, tile_rows).block_m == 0
+    query = torch.empty(6, 8, 128, dtype=torch.bfloat16, device="meta")
+    cache = torch.empty(9, 16, 2, 128, dtype=torch.bfloat16, device="meta")
+    ints = {"dtype": torch.int32, "device": "meta"}
+    plan = AttentionPlan(
+        query_starts=torch.empty(4, **ints),
+        kv_lens=torch.empty(3, **ints),
+        block_table=torch.empty(3, 5, **ints),
+        tiles=torch.empty(2, 2, **ints),
+        decodes=torch.empty(2, **ints),
+        tile_rows=64,
+        num_splits=3,
+    )
+    with recorded(CHIPS[capability]) as recording:
+        prefill_attention(query, cache, cache, plan, 0.1, out=query)
+        decode_attention(query, cache, cache, plan, 0.1, out=query)
+    grids = [launch.grid for launch in recording.launches]
+    assert grids == [(8, 2 * 64 // recording.launches[0].options["BLOCK_M"]), (2, 3, 2), (8, 2)]
+    assert [launch.is_hot for launch in recording.launches] == [True, True, False]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("num_kv_heads", [40, 8])
+def test_a_batch_of_a_13b_model_is_right_on_the_gpu(num_kv_heads: int) -> None:
+    sequences = ((512, 1537), (300, 300), *((1, kv_len) for kv_len in (1, 1024, 1025, 5000)))
+    case = AttentionCase(sequences, 40, num_kv_heads, head_size=128)
+    for num_splits in (1, 5):
+        inputs = inputs_of(case, torch.bfloat16, num_splits)
+        assert relative_error(attend(case, inputs), reference(case, inputs)) < 1e-2
+
+
+@pytest.mark.gpu
+def test_a_captured_graph_attends_to_what_the_plan_says_at_its_replay() -> None:
+    case = AWKWARD["hybrid"]
+    inputs = inputs_of(case, torch.float16, num_splits=2)
+    attend(case, inputs)  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = attend(case, inputs)
+    inputs.query.copy_(torch.randn_like(inputs.query))
+    graph.replay()
+    assert relative_error(out, reference(case, inputs)) < 2e-3

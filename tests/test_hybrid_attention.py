@@ -1,0 +1,108 @@
+"""Hybrid attention: four ways to attend for chunks and decodes of one batch, all of which must give the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import get_args
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from sarathi_kernels.attention_cases import AWKWARD, AttentionCase, make_inputs, reference
+from sarathi_kernels.chip import CHIPS, assumed
+from sarathi_kernels.hybrid_attention import Variant, fused_config, hybrid_attention, split_programs
+from sarathi_kernels.testing import poisoned, relative_error
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+VARIANTS = get_args(Variant)
+
+
+@pytest.mark.parametrize("num_splits", [1, 3])
+@pytest.mark.parametrize("name", ["hybrid", "window over tiles", "decodes", "whole prompts"])
+def test_all_variants_give_the_same(name: str, num_splits: int) -> None:
+    case = AWKWARD[name]
+    inputs = make_inputs(case, device=DEVICE, dtype=torch.float16, num_sms=2)
+    plan = replace(inputs.plan, num_splits=num_splits)
+    expected = reference(case, inputs)
+    for variant in VARIANTS:
+        out = poisoned(*inputs.query.shape, device=DEVICE, dtype=torch.float16)
+        hybrid_attention(
+            inputs.query,
+            inputs.key_cache,
+            inputs.value_cache,
+            plan,
+            inputs.scale,
+            variant=variant,
+            sliding_window=case.sliding_window,
+            out=out,
+        )
+        assert relative_error(out, expected) < 2e-3, variant
+
+
+def test_an_unknown_variant_is_refused() -> None:
+    case = AWKWARD["decodes"]
+    inputs = make_inputs(case, device=DEVICE, dtype=torch.float16, num_sms=4)
+    arguments = (inputs.query, inputs.key_cache, inputs.value_cache, inputs.plan, inputs.scale)
+    with pytest.raises(ValueError, match=r"unknown variant 'both'.*fused"):
+        hybrid_attention(*arguments, variant="both", out=torch.empty_like(inputs.query))  # type: ignore[arg-type]
+
+
+@triton.jit
+def record_split(
+    kinds: tl.tensor, indices: tl.tensor, num_tiles: tl.tensor, num_decodes: tl.tensor, NUM_SMS: tl.constexpr
+) -> None:
+    program = tl.program_id(0)
+    is_tile, index = split_programs(program, num_tiles, num_decodes, NUM_SMS)
+    tl.store(kinds + program, is_tile.to(tl.int32))
+    tl.store(indices + program, index)
+
+
+@pytest.mark.parametrize(("num_tiles", "num_decodes"), [(12, 12), (3, 20), (20, 3), (9, 17), (17, 9), (4, 4), (1, 1)])
+def test_programs_are_shared_out_in_waves_that_alternate(num_tiles: int, num_decodes: int) -> None:
+    num_sms, total = 4, num_tiles + num_decodes
+    kinds, indices = (torch.full((total,), -1, dtype=torch.int32, device=DEVICE) for _ in range(2))
+    record_split[(total,)](kinds, indices, num_tiles, num_decodes, NUM_SMS=num_sms)
+    work = list(zip(kinds.tolist(), indices.tolist(), strict=True))
+    assert sorted(work) == [(0, i) for i in range(num_decodes)] + [(1, i) for i in range(num_tiles)]
+    # The programs that a multiprocessor gets first and second are of different kinds wherever both kinds fill a wave.
+    for program in range(min(num_tiles, num_decodes) // num_sms * num_sms):
+        pair = program // num_sms * 2 * num_sms + program % num_sms
+        assert kinds[pair] == 1
+        assert kinds[pair + num_sms] == 0
+
+
+@pytest.mark.parametrize("num_sms", [1, 3, 50])
+def test_the_fused_kernel_is_right_however_many_multiprocessors_there_are(num_sms: int) -> None:
+    case = AttentionCase(((40, 90), (1, 40), (1, 70), (2, 2)), 4, 2)
+    inputs = make_inputs(case, device=DEVICE, dtype=torch.float32, num_sms=4)
+    out = poisoned(*inputs.query.shape, device=DEVICE, dtype=torch.float32)
+    arguments = (inputs.query, inputs.key_cache, inputs.value_cache, replace(inputs.plan, num_splits=2), inputs.scale)
+    with assumed(replace(CHIPS[80], num_sms=num_sms)):
+        hybrid_attention(*arguments, variant="fused", out=out)
+    assert relative_error(out, reference(case, inputs)) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("capability", CHIPS)
+def test_fused_tiles_fit_both_tile_heights(capability: int, dtype: torch.dtype) -> None:
+    for head_size in (64, 128, 256):
+        assert 64 % fused_config(CHIPS[capability], head_size, dtype).block_m == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_variants_are_right_for_a_13b_model_and_inside_a_graph(variant: Variant) -> None:
+    sequences = ((512, 1024), *((1, 1024 + i) for i in range(17)))
+    case = AttentionCase(sequences, 40, 40, head_size=128)
+    inputs = make_inputs(case, device=DEVICE, dtype=torch.bfloat16, num_sms=132)
+    arguments = (inputs.query, inputs.key_cache, inputs.value_cache, inputs.plan, inputs.scale)
+    out = torch.empty_like(inputs.query)
+    hybrid_attention(*arguments, variant=variant, out=out)  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        hybrid_attention(*arguments, variant=variant, out=out)
+    out.fill_(float("nan"))
+    graph.replay()
+    assert relative_error(out, reference(case, inputs)) < 1e-2

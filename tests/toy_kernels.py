@@ -1,0 +1,141 @@
+"""Kernels that the compile checks must let pass or catch. Run as a script: a JSON object of what they said, on stdout.
+
+It runs in a process of its own, as kernels defined under TRITON_INTERPRET can't be compiled.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from types import SimpleNamespace
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from sarathi_kernels.chip import CHIPS
+from sarathi_kernels.compilation import Unit, compile_units, units_of
+from sarathi_kernels.compiled import compile_source, source_of
+from sarathi_kernels.launch import launch, recorded
+
+
+@triton.jit
+def add_one(x, y, num_elements, scale, extra, BLOCK: tl.constexpr):
+    elements = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + elements, mask=elements < num_elements) * scale + 1.0
+    if extra is not None:
+        value += tl.load(extra)
+    tl.store(y + elements, value, mask=elements < num_elements)
+
+
+@triton.jit
+def product(a, b, c, stride, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
+    rows, columns, inner = tl.arange(0, M), tl.arange(0, N), tl.arange(0, K)
+    acc = tl.zeros([M, N], tl.float32)
+    for k in range(0, stride, K):
+        left = tl.load(a + rows[:, None] * stride + k + inner[None, :])
+        right = tl.load(b + (k + inner)[:, None] * stride + columns[None, :])
+        acc = tl.dot(left, right, acc, input_precision="ieee")
+    tl.store(c + rows[:, None] * stride + columns[None, :], acc.to(c.dtype.element_ty))
+
+
+@triton.jit
+def product_from_descriptors(a, b, c, size, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
+    acc = tl.zeros([M, N], tl.float32)
+    for k in range(0, size, K):
+        acc = tl.dot(a.load([0, k]), b.load([k, 0]), acc)
+    c.store([0, 0], acc.to(tl.bfloat16))
+
+
+def meta(*sizes: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.empty(sizes, dtype=dtype, device="meta")
+
+
+def launch_add_one(x: Tensor, num_elements: int, extra: Tensor | None = None, **flags: bool) -> None:
+    launch(add_one, (1,), x, meta(64), num_elements, 0.5, extra, BLOCK=64, **flags)
+
+
+def launch_product(
+    m: int, n: int, k: int, dtype: torch.dtype = torch.bfloat16, stages: int = 2, warps: int = 4, is_hot: bool = True
+) -> None:
+    a, b, c = (meta(1024, 1024, dtype=dtype) for _ in range(3))
+    launch(
+        product, (1,), a, b, c, 1024, M=m, N=n, K=k, num_stages=stages, num_warps=warps, is_hot=is_hot,
+        uses_tensor_cores=True,
+    )  # fmt: skip
+
+
+def launch_descriptors() -> None:
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    a, b, c = (TensorDescriptor.from_tensor(meta(1024, 1024), shape) for shape in ([128, 64], [64, 128], [128, 128]))
+    launch(product_from_descriptors, (1,), a, b, c, 1024, M=128, N=128, K=64, num_stages=3, uses_tensor_cores=True)
+
+
+ALL, TENSOR_MEMORY_ACCELERATOR, HOPPER = (80, 86, 90, 100), (90, 100), (90,)
+CASES: dict[str, tuple[tuple[int, ...], Callable[[], None]]] = {  # on which chips what is launched
+    "elementwise": (ALL, lambda: launch_add_one(meta(64), 64, is_hot=True)),
+    "elementwise, tensor cores wanted": (HOPPER, lambda: launch_add_one(meta(64), 64, uses_tensor_cores=True)),
+    "product": (ALL, lambda: launch_product(128, 128, 64)),
+    "product of few rows": (HOPPER, lambda: launch_product(16, 128, 64)),
+    "product in fp32": (HOPPER, lambda: launch_product(32, 32, 32, dtype=torch.float32)),
+    "product of descriptors": (TENSOR_MEMORY_ACCELERATOR, launch_descriptors),
+    "much shared memory": (ALL, lambda: launch_product(128, 128, 128, stages=3, warps=8)),
+    "spills": (HOPPER, lambda: launch_product(128, 256, 32, warps=2)),
+    "spills, not hot": (HOPPER, lambda: launch_product(128, 256, 32, warps=2, is_hot=False)),
+    "does not compile": (HOPPER, lambda: launch_product(128, 100, 64)),
+}
+
+
+def units() -> dict[str, list[Unit]]:
+    """The compilations by case, one a chip."""
+    result: dict[str, list[Unit]] = {name: [] for name in CASES}
+    for name, (capabilities, case) in CASES.items():
+        for chip in map(CHIPS.__getitem__, capabilities):
+            with recorded(chip) as recording:
+                case()
+            result[name] += units_of(recording.launches, chip)
+    return result
+
+
+def rows() -> dict[str, dict[int, dict[str, object]]]:
+    """The table's lines by case and capability."""
+    by_case = units()
+    lines = iter(compile_units([unit for case in by_case.values() for unit in case], jobs=2))
+    return {name: {unit.chip.capability: asdict(next(lines)) for unit in case} for name, case in by_case.items()}
+
+
+def signatures() -> list[object]:
+    """Constants and attributes of a launch whose arguments are of every kind, and whether a second size is another."""
+    with recorded(CHIPS[90]) as recording:
+        launch_add_one(meta(64), 1)
+        launch_add_one(meta(64)[1:], 48, extra=meta(1, dtype=torch.float32))
+        launch_add_one(meta(64), 1)
+    sources = [source_of(each, 90) for each in recording.launches]
+    distinct = len(units_of(recording.launches, CHIPS[90]))
+    texts = [source.configuration for source in sources]
+    return [sources[0].source.signature, sources[1].source.signature, texts, distinct]
+
+
+def is_what_a_launch_compiles() -> bool:
+    """Whether Triton's own launcher, on a driver that claims such a GPU, takes the very code that was compiled."""
+    with recorded(CHIPS[90]) as recording:
+        launch_add_one(meta(64)[1:], 48)
+        launch_product(64, 64, 64)
+    sources = [source_of(each, 90) for each in recording.launches]
+    ahead = []
+    triton.knobs.compilation.listener = lambda **event: ahead.append(event["metadata"]["hash"])
+    for source in sources:
+        compile_source(source)
+    stub = SimpleNamespace(
+        get_current_device=lambda: 0, get_current_stream=lambda device: 0, get_current_target=lambda: sources[0].target
+    )
+    triton.runtime.driver.set_active(stub)
+    launched = [each.kernel.run(*each.arguments, grid=(1,), warmup=True, **each.options) for each in recording.launches]
+    return [kernel.hash for kernel in launched] == ahead[: len(sources)]
+
+
+if __name__ == "__main__":
+    print(json.dumps({"rows": rows(), "signatures": signatures(), "same": is_what_a_launch_compiles()}))
