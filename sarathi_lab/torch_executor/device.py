@@ -5,14 +5,15 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
-import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import torch
 
 from sarathi_lab.errors import UserError
 from sarathi_lab.floor import Ceilings
+from sarathi_lab.torch_executor.timeline import CudaTimeline, HostTimeline, Timeline
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 GPU_MODEL = "13b"  # the paper's
@@ -140,11 +141,11 @@ def _bytes_per_second(device: torch.device) -> float:
 
 
 def _best_time(operation: Callable[[], object], device: torch.device, repetitions: int = 5) -> float:
-    best = float("inf")
+    """Seconds on the device's own clock; the host launches all repetitions before it waits."""
+    timeline: Timeline = CudaTimeline(device) if device.type == "cuda" else HostTimeline()
+    marks = [timeline.mark()]
     for _ in range(repetitions):
-        start = time.perf_counter()
         operation()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        best = min(best, time.perf_counter() - start)
-    return best
+        marks.append(timeline.mark())
+    marks[-1].wait()
+    return min(before.seconds_until(after) for before, after in pairwise(marks))

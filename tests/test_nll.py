@@ -1,0 +1,77 @@
+"""Half precision against float32 by the likelihood of given tokens: what greedy tokens hide, a shifted chunk shows.
+
+The bound is ten times what rounding alone gave where the bounds were set (a CPU: 0.0008 for bfloat16, 0.0001 for
+float16); a chunk whose offset is wrong by one moves the mean by more than 0.1.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from checkpoints import DEVICE
+from sarathi_lab.block_manager import BlockManager
+from sarathi_lab.model.spec import ModelSpec
+from sarathi_lab.model.transformer import Transformer
+from sarathi_lab.model.weights import load_model
+from sarathi_lab.request import Batch, Request, Sequence
+from sarathi_lab.torch_executor import kernels
+from sarathi_lab.torch_executor.executor import TorchExecutor
+from sarathi_lab.torch_executor.shapes import Limits
+
+BLOCK_SIZE = 16
+LENGTH = 64
+CHUNKS = (1, 7, 15, 16, 17, 31, 32, 33, 48, 63, 64)  # before, at and behind the edges of blocks, and decodes
+BOUNDS = {torch.bfloat16: 0.008, torch.float16: 0.001}
+SPEC = ModelSpec(
+    name="toy", num_layers=2, hidden_size=128, num_heads=4, num_kv_heads=2, head_size=64, ffn_size=96, vocab_size=113
+)
+TOKENS = np.random.default_rng(5).integers(0, SPEC.vocab_size, LENGTH + 1, dtype=np.int32)
+
+
+def model_of(dtype: torch.dtype) -> Transformer:
+    """The same weights in any dtype: rounded, but for float32, to what bfloat16 can hold as float16 does."""
+    reference = load_model(SPEC, None, DEVICE, torch.float32, seed=3)
+    if dtype == torch.float32:
+        return reference
+    model = load_model(SPEC, None, DEVICE, dtype, seed=3)
+    model.load_state_dict(reference.state_dict())
+    return model
+
+
+@torch.inference_mode()
+def negative_log_likelihoods(model: Transformer, chunk: int, *, uses_kernels: bool) -> np.ndarray:
+    """Of every next token, [LENGTH], the text going through the engine's inputs in chunks of `chunk` tokens."""
+    blocks = BlockManager(12, BLOCK_SIZE)
+    blocks.grow(Sequence(Request(9, 0.0, 40, 1), order=0), 40)  # so that the text's blocks do not begin at zero
+    sequence = Sequence(Request(0, 0.0, LENGTH, 1, TOKENS[:LENGTH]), order=1)
+    blocks.grow(sequence, LENGTH)
+    limits = Limits(SPEC, BLOCK_SIZE, num_sms=132) if uses_kernels else None
+    executor = TorchExecutor(model, num_blocks=12, block_size=BLOCK_SIZE, limits=limits)
+    executor.cache.keys.fill_(float("nan"))
+    executor.cache.values.fill_(float("nan"))
+    losses = []
+    for start in range(0, LENGTH, chunk):
+        num_tokens = min(chunk, LENGTH - start)
+        batch = Batch()
+        sequence.num_computed, sequence.in_flight = start, False
+        batch.add(sequence, num_tokens)
+        logits = model(executor.every_row(batch), executor.cache).float()
+        targets = torch.from_numpy(TOKENS[start + 1 : start + num_tokens + 1].astype(np.int64)).to(DEVICE)
+        losses.append(torch.nn.functional.cross_entropy(logits, targets, reduction="none").cpu().numpy())
+    return np.concatenate(losses)
+
+
+@pytest.fixture(scope="module")
+def reference() -> np.ndarray:
+    """Of the whole text at once, in float32 and plain torch."""
+    return negative_log_likelihoods(model_of(torch.float32), LENGTH, uses_kernels=False)
+
+
+@pytest.mark.parametrize("chunk", CHUNKS)
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+def test_every_chunk_size_keeps_the_likelihood(reference, dtype, chunk):
+    losses = negative_log_likelihoods(model_of(dtype), chunk, uses_kernels=False)
+    assert abs(losses.mean() - reference.mean()) < BOUNDS[dtype]
+    assert np.abs(losses - reference).max() < 40 * BOUNDS[dtype]
