@@ -1,0 +1,36 @@
+"""Which parts are finished on which commit, so that a campaign that was stopped goes on where it was."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sarathi_lab.errors import UserError
+
+
+class State:
+    """The file that remembers how each part ended."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._parts: dict[str, dict[str, Any]] = {}
+        if path.is_file():
+            try:
+                self._parts = json.loads(path.read_text())
+            except ValueError:
+                raise UserError(f"{path} can't be read as JSON; delete it, or use --fresh") from None
+
+    def is_finished(self, part: str, commit: str | None, device: str) -> bool:
+        """Whether the part finished on the same commit and device."""
+        entry = self._parts.get(part, {})
+        return (entry.get("status"), entry.get("commit"), entry.get("device")) == ("finished", commit, device)
+
+    def save(self, part: str, entry: Mapping[str, Any]) -> None:
+        """Remember how the part ended."""
+        self._parts[part] = dict(entry)
+        aside = self.path.with_suffix(".part")
+        aside.write_text(json.dumps(self._parts, indent=2) + "\n")
+        os.replace(aside, self.path)
