@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +13,7 @@ import torch
 
 from sarathi_lab.block_manager import BlockManager
 from sarathi_lab.campaign.context import spread, summary
+from sarathi_lab.errors import RunError
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.request import Batch, Request, Sequence
 from sarathi_lab.torch_executor.executor import TorchExecutor
@@ -58,8 +59,11 @@ class MeasuredCostModel:
     the device can't hold has the time "not a number".
     """
 
-    def __init__(self, executor: TorchExecutor, *, seed: int = 0) -> None:
+    def __init__(
+        self, executor: TorchExecutor, *, seed: int = 0, say: Callable[[str], None] = lambda text: None
+    ) -> None:
         self.executor = executor
+        self._say = say
         self.measurements: dict[Composition, Measurement] = {}
         self._probe = OperationProbe(executor)  # fills the cache with random values: zeros run faster
         self._most_repetitions = self._probe.repetitions
@@ -88,7 +92,8 @@ class MeasuredCostModel:
             placed = self.placed(batch)
             try:
                 found = None if placed is None else self._measure(placed)
-            except torch.OutOfMemoryError:
+            except (torch.OutOfMemoryError, RunError) as error:
+                self._say(f"left out: {describe(batch)}: {error}")
                 found = None
             if found is None:
                 return dict.fromkeys((*PARTS, "others"), math.nan)
@@ -115,8 +120,10 @@ class MeasuredCostModel:
     def iterate(self, batch: Batch) -> float:
         """Seconds of one iteration of a `placed` batch."""
         self.executor.submit(batch)
-        result = self.executor.collect()
-        return result.busy
+        busy = self.executor.collect().busy
+        for chunk in batch.chunks:
+            chunk.sequence.in_flight = False
+        return busy
 
     def attention(self, batch: Batch) -> float:
         """Seconds of the attention of a `placed` batch, over all layers."""

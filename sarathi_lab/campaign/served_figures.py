@@ -13,6 +13,7 @@ from sarathi_lab.campaign.serving import Load, Served, serve
 from sarathi_lab.paper.bench import LARGEST_BATCH, SEQ_LENS, best_pd_ratio
 from sarathi_lab.paper.throughput import TABLE_4, Setting
 from sarathi_lab.steady_state import lengths
+from sarathi_lab.torch_executor.backend import WARM_UP_TOKENS
 from sarathi_lab.torch_executor.executor import TorchExecutor
 
 MOST_PASSES = 3
@@ -113,6 +114,7 @@ class Server:
         self.context = context
         self.runs: dict[Load, list[Served]] = {}
         self._too_large: set[Load] = set()
+        self._prepared: tuple[int, int | None, int] | None = None
 
     def measure(self, points: Sequence[Gain], until: float) -> None:
         """Serve what `points` need, baseline and policy in turn, over and over until `context.elapsed` is `until`.
@@ -145,9 +147,22 @@ class Server:
 
     def _run(self, load: Load) -> Served | None:
         executor, vocab_size = self.executor, self.executor.model.spec.vocab_size
+        self._prepare(load)
         return serve(
             executor, load, num_blocks=executor.num_blocks, block_size=executor.block_size, vocab_size=vocab_size
         )
+
+    def _prepare(self, load: Load) -> None:
+        """Warm up for the load's batch, chunk and lengths, as the engine does before a run: graphs are recorded."""
+        wanted = (load.batch_size, load.chunk, load.longest)
+        if wanted != self._prepared:
+            self.executor.warm_up(
+                batch_size=load.batch_size,
+                chunk_tokens=load.chunk or WARM_UP_TOKENS,
+                longest=load.longest,
+                is_fixed=load.chunk is not None,
+            )
+            self._prepared = wanted
 
     def gain(self, point: Gain) -> tuple[float, float] | None:
         """Throughput over the baseline's, and the share by which it may be off; None if either was not served."""

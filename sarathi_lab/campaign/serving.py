@@ -37,9 +37,12 @@ class Load:
         if self.policy == "sarathi":
             assert self.chunk is not None
             return sarathi(self.chunk, self.batch_size)
-        return {"request_level": RequestLevel(), "orca_best": Orca(), "orca_worst": Orca(max_prefills=None)}[
-            self.policy
-        ]
+        others: dict[str, Policy] = {
+            "request_level": RequestLevel(),
+            "orca_best": Orca(),
+            "orca_worst": Orca(max_prefills=None),
+        }
+        return others[self.policy]
 
     @property
     def is_steady(self) -> bool:
@@ -47,9 +50,9 @@ class Load:
         return self.policy in ("sarathi", "orca_best")
 
     @property
-    def kv_tokens(self) -> int:
-        """Tokens that a full batch holds at its end."""
-        return self.batch_size * (self.prompt_len + self.num_decodes + 1)
+    def longest(self) -> int:
+        """Tokens of a request at its end."""
+        return self.prompt_len + self.num_decodes + 1
 
 
 @dataclass(frozen=True)
@@ -65,12 +68,11 @@ class Served:
 def serve(executor: Executor, load: Load, *, num_blocks: int, block_size: int, vocab_size: int) -> Served | None:
     """Serve requests of `load`; None if the cache can't hold its batch."""
     requests = _requests(load, vocab_size)
-    longest = load.prompt_len + load.num_decodes + 1
     policy = load.make_policy()
-    if load.batch_size * math.ceil(longest / block_size) > num_blocks * (1 - policy.watermark):
+    if load.batch_size * math.ceil(load.longest / block_size) > num_blocks * (1 - policy.watermark):
         return None
     scheduler = Scheduler(
-        policy, BlockManager(num_blocks, block_size), batch_size=load.batch_size, max_model_len=longest
+        policy, BlockManager(num_blocks, block_size), batch_size=load.batch_size, max_model_len=load.longest
     )
     ledger = Ledger()
     run_engine(requests, scheduler, executor, ledger)

@@ -32,7 +32,8 @@ class Unit:
 def units(spec: ModelSpec, *, is_dry: bool) -> list[Unit]:
     """Every figure's units, those of all figures in turn, each figure's ends and middles first."""
     by_figure = [
-        [Unit("targets", _time_targets), Unit("table2", lambda bench: operations.table2(bench, spec))],
+        [Unit("targets", _time_targets)] if spec.name == "13b" else [],
+        [Unit("table2", lambda bench: operations.table2(bench, spec))],
         [Unit("fig08", _fig08(spec, name, b)) for name, sizes in operations.FIG_08_BATCHES.items() for b in sizes],
         [Unit("table4", _table4(spec, *setting)) for setting in TABLE_4.get(spec.name, ())],
         [Unit("fig03", _fig03(spec, batch)) for batch in operations.FIG_03_BATCHES],
