@@ -77,4 +77,6 @@ def _write(path: Path, record: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    code = main(sys.argv[1])
+    sys.stdout.flush()
+    os._exit(code)  # threads that a library left behind must not keep the campaign waiting

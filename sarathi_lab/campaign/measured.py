@@ -139,7 +139,6 @@ class MeasuredCostModel:
         operations = {**self._products_of(batch.num_tokens)}
         name = "prefill_attention" if batch.num_prefills else "decode_attention"
         if not is_long:
-            self.attention(batch)
             self.iterate(batch)  # where a graph may be captured
         operations[name] = self.attention(batch)
         seconds: list[float] = []
@@ -152,8 +151,6 @@ class MeasuredCostModel:
     def _products_of(self, num_tokens: int) -> dict[str, float]:
         if num_tokens not in self._products:
             self._probe.repetitions = self._repetitions(num_tokens)
-            if num_tokens < LONG:
-                self._probe.products(num_tokens)
             self._products[num_tokens] = self._probe.products(num_tokens)
         return self._products[num_tokens]
 

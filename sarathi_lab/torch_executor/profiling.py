@@ -187,7 +187,7 @@ class OperationProbe:
     """Runs one operation at a time, in all layers, each with its own weights and cache: caches see what they would.
 
     Batches must be of sequences that hold cache blocks. Times are seconds over all layers of one iteration, the mean
-    over `repetitions` launched before each wait.
+    over `repetitions`. On a GPU more than one are replays of a CUDA graph; one suffices for what takes long.
     """
 
     def __init__(self, executor: TorchExecutor) -> None:
@@ -294,17 +294,37 @@ class OperationProbe:
         return self._time(all_layers)
 
     def _time(self, work: Callable[[], object]) -> float:
-        """Seconds of `work` once; several repetitions a wait on a GPU, which runs behind the host."""
-        self._synchronize()
+        """Seconds of `work` once; on a GPU the device's own."""
+        if self.on_cuda:
+            return self._time_on_device(_replayable(work) if self.repetitions > 1 else work)
         start = time.perf_counter()
         for _ in range(self.repetitions):
             work()
-        self._synchronize()
         return (time.perf_counter() - start) / self.repetitions
 
-    def _synchronize(self) -> None:
-        if self.on_cuda:
-            torch.cuda.synchronize(self.model.device)
+    def _time_on_device(self, work: Callable[[], object]) -> float:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(self.repetitions):
+            work()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) / 1e3 / self.repetitions
+
+
+def _replayable(work: Callable[[], object]) -> Callable[[], object]:
+    """`work` as a CUDA graph, as the engine replays it: launching its kernels one by one may take the host longer than
+    they take the device. `work` itself if it can't be captured."""
+    work()  # whatever is compiled or chosen at first use
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            work()
+    except RuntimeError:
+        torch.cuda.synchronize()
+        return work
+    return graph.replay
 
 
 def _batch(sequences: Sequence[EngineSequence], shape: Shape) -> Batch:
