@@ -49,6 +49,8 @@ class Campaign:
         self._start = time.monotonic()
         what = "dry run" if self.is_dry else "campaign"
         print(f"{what}: {len(todo)} of {len(self.parts)} parts to do on {self.device_name}, {self.seconds:.0f} s")
+        if len(todo) < len(self.parts):
+            print("finished parts are skipped; --fresh repeats them")
         for number, part in enumerate(self.parts, 1):
             if part not in todo:
                 print(f"[{number}/{len(self.parts)} {part.name}] finished before at this commit: skipped")

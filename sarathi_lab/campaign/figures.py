@@ -40,7 +40,7 @@ def measure_33b(context: Context) -> None:
 def measure(context: Context, model: str) -> None:
     """Measure until the time is over; what was measured is written even if something fails on the way."""
     spec = replace(load_spec(DRY_MODEL), name=model) if context.is_dry else load_spec(model)
-    kv_tokens = KV_TOKENS[model] // 8 if context.is_dry else KV_TOKENS[model]
+    kv_tokens = KV_TOKENS[model]
     backend, executor = load(context, spec, kv_tokens=kv_tokens, batch_size=max(TARGET_DECODES), longest=LONGEST)
     device = f"{'dry run on ' if context.is_dry else ''}{backend.device_name}, {model}"
     scale = dry_scale(model) if context.is_dry else paper_scale(model)

@@ -24,9 +24,13 @@ class State:
                 raise UserError(f"{path} can't be read as JSON; delete it, or use --fresh") from None
 
     def is_finished(self, part: str, commit: str | None, device: str) -> bool:
-        """Whether the part finished on the same commit and device."""
+        """Whether the part finished on the same commit and device.
+
+        Changes that are not committed do not count: published results are such, once others were committed.
+        """
         entry = self._parts.get(part, {})
-        return (entry.get("status"), entry.get("commit"), entry.get("device")) == ("finished", commit, device)
+        found = (entry.get("status"), _clean(entry.get("commit")), entry.get("device"))
+        return found == ("finished", _clean(commit), device)
 
     def save(self, part: str, entry: Mapping[str, Any]) -> None:
         """Remember how the part ended."""
@@ -34,3 +38,7 @@ class State:
         aside = self.path.with_suffix(".part")
         aside.write_text(json.dumps(self._parts, indent=2) + "\n")
         os.replace(aside, self.path)
+
+
+def _clean(commit: str | None) -> str | None:
+    return None if commit is None else commit.removesuffix("-dirty")

@@ -40,18 +40,14 @@ class Target:
 
     def row(self) -> dict[str, object]:
         """Wanted, measured, and by how much it is missed; or why it was not measured."""
-        labels = {"target": self.name, "wanted": f"{self.relation} {self.bound:g}"}
+        row: dict[str, object] = {"target": self.name, "wanted": f"{self.relation} {self.bound:g}", "unit": self.unit}
         try:
             value = self.measure()
         except NotMeasured as reason:
-            return {**labels, "value": None, "unit": self.unit, "met": "not measured", "missed_by": None} | {
-                "reason": str(reason)
-            }
+            return row | {"value": None, "met": "not measured", "missed_by": None, "reason": str(reason)}
         is_met = COMPARE[self.relation](value, self.bound)
         missed = None if is_met else abs(value / self.bound - 1)
-        return {**labels, "value": value, "unit": self.unit, "met": "yes" if is_met else "no", "missed_by": missed} | {
-            "reason": ""
-        }
+        return row | {"value": value, "met": "yes" if is_met else "no", "missed_by": missed, "reason": ""}
 
 
 def judge(context: Context) -> None:

@@ -16,6 +16,7 @@ from sarathi_lab.paper.throughput import TABLE_4
 from sarathi_lab.steady_state import lengths
 
 FIG_10_CHUNKS = (256, 512)
+DRY_UNITS = 2  # of each figure, in a dry run
 # What the targets are judged by: decodes at 1K alone, prefills, and chunks with the paper's 17 decodes beside them.
 TARGET_DECODES, TARGET_PREFILLS, TARGET_CHUNKS = (1, 8, 32), (1024, 2048), (256, 512)
 TARGET_CONTEXT, TARGET_BESIDE = 1024, 17
@@ -42,7 +43,7 @@ def units(spec: ModelSpec, *, is_dry: bool) -> list[Unit]:
         [Unit("fig04", _fig04(spec, *point)) for point in _fig04_points()],
         [Unit("fig10", _fig10(name, b, c)) for c in FIG_10_CHUNKS for name, bs in _batches() for b in bs],
     ]
-    kept = [[*coarse_to_fine(figure)][: 2 if is_dry else None] for figure in by_figure]
+    kept = [figure[:DRY_UNITS] if is_dry else coarse_to_fine(figure) for figure in by_figure]
     return [unit for turn in zip_longest(*kept) for unit in turn if unit is not None]
 
 
