@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup run test lab lint clean
+.PHONY: setup run test campaign lab lint clean
 
 setup: $(VENV)/.installed
 
@@ -24,6 +24,13 @@ run: setup
 
 test: setup
 	$(BIN)/python -m pytest
+
+# Everything at once on a GPU; ARGS takes options such as "--only ceilings". `make campaign --dry-run` tries it on a CPU:
+# make leaves that option in MAKEFLAGS as an n, and runs lines with a + all the same.
+DRY = $(if $(findstring n,$(filter-out --%,$(firstword -$(MAKEFLAGS)))),--dry-run)
+campaign: setup
+	+@test -x $(BIN)/python || { echo "error: $(VENV) is missing; run make setup first" >&2; exit 2; }
+	+@$(BIN)/python -m sarathi_lab.campaign $(DRY) $(ARGS)
 
 lab: setup
 	$(BIN)/python -m jupyter lab notebooks

@@ -164,16 +164,17 @@ def predict(part: Part, device: Device, every: int = 1) -> pd.DataFrame:
     points = part.predict(bench, spec, every)
     rows = [(p.panel, p.series, float(p.x), p.y.value, p.y.error) for p in points]
     table = pd.DataFrame(rows, columns=[*KEYS, "y", "uncertainty"])
-    return _complete(table, part.figure, source="simulated", device=device.name(part))
+    return complete(table, part.figure, source="simulated", device=device.name(part))
 
 
 def paper(figure: str) -> pd.DataFrame:
     """The paper's own points in the same columns."""
     points = paper_points(figure).astype({"x": float})
-    return _complete(points.assign(uncertainty=0.0), figure, source="paper", device="paper")
+    return complete(points.assign(uncertainty=0.0), figure, source="paper", device="paper")
 
 
-def _complete(table: pd.DataFrame, figure: str, *, source: str, device: str) -> pd.DataFrame:
+def complete(table: pd.DataFrame, figure: str, *, source: str, device: str) -> pd.DataFrame:
+    """Points of a figure (`KEYS`, y, uncertainty) in all `COLUMNS`; units are the paper's unless there are any."""
     if "unit" not in table:
         units = paper_points(figure).drop_duplicates(["panel", "series"]).set_index(["panel", "series"]).unit
         table = table.join(units, on=["panel", "series"])

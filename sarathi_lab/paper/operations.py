@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from sarathi_lab.compositions import chunks_of, make_batch
 from sarathi_lab.model.spec import ModelSpec
@@ -26,9 +26,9 @@ FIG_10_BATCHES = FIG_08_BATCHES
 FIG_13_CHUNKS = range(64, 513, 64)
 
 
-def fig03(bench: Bench, spec: ModelSpec) -> Iterator[Point]:
+def fig03(bench: Bench, spec: ModelSpec, batches: Iterable[int] = FIG_03_BATCHES) -> Iterator[Point]:
     """Milliseconds per token by operation, prefill-only and decode-only, at length 1024."""
-    for batch in FIG_03_BATCHES:
+    for batch in batches:
         prefills = bench.batch(make_batch(prefill_tokens=1024, num_prefills=batch))
         decodes = bench.batch(make_batch(num_decodes=batch, context=1024))
         for panel, times, num_tokens in (("prefill", prefills, 1024 * batch), ("decode", decodes, batch)):
@@ -93,10 +93,10 @@ def decode_speedup(bench: Bench, seq_len: int, batch: int, chunk: int = CHUNK) -
     return alone.over(bench.seconds(added).times(1 / num_decodes))
 
 
-def fig08(bench: Bench, spec: ModelSpec) -> Iterator[Point]:
+def fig08(bench: Bench, spec: ModelSpec, batches: Mapping[str, Iterable[int]] = FIG_08_BATCHES) -> Iterator[Point]:
     """Decode speed-up by batch and length at chunk 256."""
-    for name, batches in FIG_08_BATCHES.items():
-        for batch in batches:
+    for name, sizes in batches.items():
+        for batch in sizes:
             yield Point("", name, batch, decode_speedup(bench, SEQ_LENS[name], batch))
 
 
@@ -113,11 +113,16 @@ def fig10(bench: Bench, spec: ModelSpec) -> Iterator[Point]:
                         yield Point(f"{name} C={chunk}", f"{system} {operation}", batch, total)
 
 
-def fig13ab(bench: Bench, spec: ModelSpec) -> Iterator[Point]:
+def fig13ab(
+    bench: Bench,
+    spec: ModelSpec,
+    chunks: Iterable[int] = FIG_13_CHUNKS,
+    seq_lens: Mapping[str, int] = SEQ_LENS,
+) -> Iterator[Point]:
     """Speed of a prefill in chunks over that of the whole: attention alone, and all of it."""
-    for name, seq_len in SEQ_LENS.items():
+    for name, seq_len in seq_lens.items():
         whole = bench.batch(*chunks_of(seq_len, seq_len))
-        for chunk in FIG_13_CHUNKS:
+        for chunk in chunks:
             cut = bench.batch(*chunks_of(seq_len, chunk))
             for panel, kinds in (("a_attn", ("attn",)), ("b_prefill", EVERYTHING)):
                 yield Point(panel, name, chunk, bench.seconds(whole, kinds).over(bench.seconds(cut, kinds)))

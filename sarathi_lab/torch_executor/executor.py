@@ -197,13 +197,19 @@ class TorchExecutor:
     @torch.inference_mode()
     def _run_again(self, batch: Batch) -> None:
         """Compute a batch whose tokens the host knows once more, and leave its results to whoever watches."""
+        self.model(self.packed(batch), self.cache)
+
+    def packed(self, batch: Batch) -> PackedInputs:
+        """The inputs of a batch whose tokens the host knows, without padding: to compute parts of it by hand.
+
+        They hold until the next batch.
+        """
         if self._limits is None:
             model = self.model
-            model(pack(batch, self.block_size, model.spec.sliding_window, model.device, model.dtype), self.cache)
-            return
+            return pack(batch, self.block_size, model.spec.sliding_window, model.device, model.dtype)
         shape = self._limits.exact(batch)
         self._packer.fill(batch, shape, {})
-        self.model(self._packer.send(shape), self.cache)
+        return self._packer.send(shape)
 
     # -- before the run --------------------------------------------------------------------------------------
 

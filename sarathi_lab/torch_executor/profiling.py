@@ -6,22 +6,23 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
 import pandas as pd
 import torch
 
-from sarathi_kernels.attention import Segment, make_segment, paged_attention
+from sarathi_kernels.attention import Segment, make_segment
+from sarathi_kernels.attention_plan import AttentionPlan
 from sarathi_lab.block_manager import BlockManager
 from sarathi_lab.errors import UserError
+from sarathi_lab.model.operations import Operations, PackedInputs
 from sarathi_lab.model.transformer import Layer
 from sarathi_lab.request import Batch, Request
 from sarathi_lab.request import Sequence as EngineSequence
 from sarathi_lab.simulator.profile import COLUMNS, MIN_ROWS
 from sarathi_lab.torch_executor.executor import TorchExecutor
-from sarathi_lab.torch_executor.inputs import pack
 
 # Tokens of one iteration. A tile of tokens ends at a multiple of 128: its step is what two neighbours show.
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 129, 256, 257, 384, 512, 513, 768, 1024, 1025, 1536, 2048)
@@ -108,7 +109,7 @@ def measure_profile(
     Every round visits every shape once, so that a slow minute of the machine spreads over all of them. Raises UserError
     if `seconds` don't suffice for the fewest sizes that a profile needs.
     """
-    probe = _Probe(executor)
+    probe = OperationProbe(executor)
     clock = _Clock(seconds, advance)
     kept = _affordable(probe, shapes, clock)
     samples: dict[RowKey, list[float]] = defaultdict(list)
@@ -130,7 +131,7 @@ def measure_profile(
     return Measured(table, num_rounds, len(kept), len(shapes) - len(kept), int(floored.sum()))
 
 
-def _visit(probe: _Probe, shape: Shape) -> Iterator[dict[str, float]]:
+def _visit(probe: OperationProbe, shape: Shape) -> Iterator[dict[str, float]]:
     """One measurement of a long shape, several of a short one: an interruption would weigh more in its median."""
     end = time.perf_counter() + VISIT
     for _ in range(MAX_REPETITIONS):
@@ -161,7 +162,7 @@ class _Clock:
         self._last = now
 
 
-def _affordable(probe: _Probe, shapes: Sequence[Shape], clock: _Clock) -> list[Shape]:
+def _affordable(probe: OperationProbe, shapes: Sequence[Shape], clock: _Clock) -> list[Shape]:
     """Run every shape once to warm up, until `MIN_ROUNDS` more of those done would exceed the time."""
     kept: list[Shape] = []
     rows: dict[str, int] = {"prefill_attention": 0, "decode_attention": 0, "whole": 0}
@@ -182,40 +183,60 @@ def _affordable(probe: _Probe, shapes: Sequence[Shape], clock: _Clock) -> list[S
     return kept
 
 
-class _Probe:
-    """Runs one operation at a time, in all layers, each with its own weights and cache: caches see what they would."""
+class OperationProbe:
+    """Runs one operation at a time, in all layers, each with its own weights and cache: caches see what they would.
+
+    Batches must be of sequences that hold cache blocks. Times are seconds over all layers of one iteration, the mean
+    over `repetitions`. On a GPU more than one are replays of a CUDA graph; one suffices for what takes long.
+    """
 
     def __init__(self, executor: TorchExecutor) -> None:
         self.executor = executor
         self.model = executor.model
         self.layers = cast(list[Layer], list(executor.model.layers))
         self.on_cuda = self.model.device.type == "cuda"
+        self.repetitions = CUDA_REPETITIONS if self.on_cuda else 1
         executor.cache.keys.normal_()
         executor.cache.values.normal_()
 
-    @torch.inference_mode()
     def measure(self, shape: Shape) -> dict[str, float]:
         """Seconds by operation, over all layers of one iteration; `others` is the whole iteration less the parts."""
-        spec, model = self.model.spec, self.model
-        sequences = self._sequences(shape)
-        batch = _batch(sequences, shape)
-        segments = pack(batch, self.executor.block_size, spec.sliding_window, model.device, model.dtype).attention
-        query = self._random(shape.total_tokens, spec.num_heads, spec.head_size)
-        times = {shape.attention: self._time(lambda: self._attend(query, segments))}
+        batch = _batch(self._sequences(shape), shape)
+        times = {shape.attention: self.attention(batch)}
         if not shape.is_whole:
             return times
-        hidden = self._random(shape.total_tokens, spec.hidden_size)
-        attended = query.flatten(1)
-        times["qkv_proj"] = self._time_layers(lambda layer: layer.qkv_proj(hidden))
-        times["out_proj"] = self._time_layers(lambda layer: layer.out_proj(attended))
-        times["ffn"] = self._time_layers(lambda layer: layer.feed_forward(hidden, model.operations))
-        residual = hidden.clone()
-        times["elementwise"] = self._time_layers(lambda layer: _norms_and_residuals(layer, residual))
-        own_logits = self._time(lambda: self._sample(hidden[: batch.num_emits]))
-        times["others"] = self._iteration(batch) - sum(times.values()) - own_logits
+        times |= self.products(shape.total_tokens)
+        times["others"] = self._iteration(batch) - sum(times.values()) - self.logits(batch.num_emits)
         if shape.total_tokens <= MAX_EMITS:
-            times["logits"] = self._time(lambda: self._sample(hidden))
+            times["logits"] = self.logits(shape.total_tokens)
         return times
+
+    @torch.inference_mode()
+    def attention(self, batch: Batch) -> float:
+        """Seconds of the attention of `batch`."""
+        spec = self.model.spec
+        inputs = self.executor.packed(batch)
+        query = self._random(batch.num_tokens, spec.num_heads, spec.head_size)
+        return self._time(lambda: self._attend(query, inputs))
+
+    @torch.inference_mode()
+    def products(self, num_tokens: int) -> dict[str, float]:
+        """Seconds by operation of what depends on the number of tokens alone: products, norms and residuals."""
+        hidden = self._random(num_tokens, self.model.spec.hidden_size)
+        attended = self._random(num_tokens, self.model.spec.q_size)
+        residual, operations = hidden.clone(), self.model.operations
+        return {
+            "qkv_proj": self._time_layers(lambda layer: layer.qkv_proj(hidden)),
+            "out_proj": self._time_layers(lambda layer: layer.out_proj(attended)),
+            "ffn": self._time_layers(lambda layer: layer.feed_forward(hidden, operations)),
+            "elementwise": self._time_layers(lambda layer: _norms_and_residuals(layer, residual, hidden, operations)),
+        }
+
+    @torch.inference_mode()
+    def logits(self, num_rows: int) -> float:
+        """Seconds of the output head and sampling for `num_rows` emitted tokens."""
+        hidden = self._random(num_rows, self.model.spec.hidden_size)
+        return self._time(lambda: self._sample(hidden))
 
     def _sample(self, rows: torch.Tensor) -> torch.Tensor:
         return self.model.operations.greedy(self.model.lm_head(self.model.final_norm(rows)))
@@ -240,24 +261,25 @@ class _Probe:
             sequences.append(sequence)
         return sequences
 
-    def _attend(self, query: torch.Tensor, segments: Sequence[Segment]) -> None:
-        """Masks are made once an iteration, and are part of what attention costs."""
-        spec, model = self.model.spec, self.model
-        remade = [
-            make_segment(
-                segment.start,
-                segment.num_queries,
-                segment.kv_len,
-                segment.blocks,
-                sliding_window=spec.sliding_window,
-                device=model.device,
-                dtype=model.dtype,
-            )
-            for segment in segments
-        ]
+    def _attend(self, query: torch.Tensor, inputs: PackedInputs) -> None:
+        """Masks, where plain torch needs them, are made once an iteration, and are part of what attention costs."""
+        if not isinstance(inputs.attention, AttentionPlan):
+            inputs = replace(inputs, attention=[self._remade(segment) for segment in inputs.attention])
         cache = self.executor.cache
         for keys, values in zip(cache.keys, cache.values, strict=True):
-            paged_attention(query, keys, values, remade, scale=spec.head_size**-0.5)
+            self.model.operations.attend(query, inputs, keys, values)
+
+    def _remade(self, segment: Segment) -> Segment:
+        model = self.model
+        return make_segment(
+            segment.start,
+            segment.num_queries,
+            segment.kv_len,
+            segment.blocks,
+            sliding_window=model.spec.sliding_window,
+            device=model.device,
+            dtype=model.dtype,
+        )
 
     def _iteration(self, batch: Batch) -> float:
         self.executor.submit(batch)
@@ -272,18 +294,37 @@ class _Probe:
         return self._time(all_layers)
 
     def _time(self, work: Callable[[], object]) -> float:
-        """Seconds of `work` once; several repetitions a wait on a GPU, which runs behind the host."""
-        repetitions = CUDA_REPETITIONS if self.on_cuda else 1
-        self._synchronize()
-        start = time.perf_counter()
-        for _ in range(repetitions):
-            work()
-        self._synchronize()
-        return (time.perf_counter() - start) / repetitions
-
-    def _synchronize(self) -> None:
+        """Seconds of `work` once; on a GPU the device's own."""
         if self.on_cuda:
-            torch.cuda.synchronize(self.model.device)
+            return self._time_on_device(_replayable(work) if self.repetitions > 1 else work)
+        start = time.perf_counter()
+        for _ in range(self.repetitions):
+            work()
+        return (time.perf_counter() - start) / self.repetitions
+
+    def _time_on_device(self, work: Callable[[], object]) -> float:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(self.repetitions):
+            work()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) / 1e3 / self.repetitions
+
+
+def _replayable(work: Callable[[], object]) -> Callable[[], object]:
+    """`work` as a CUDA graph, as the engine replays it: launching its kernels one by one may take the host longer than
+    they take the device. `work` itself if it can't be captured."""
+    work()  # whatever is compiled or chosen at first use
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            work()
+    except RuntimeError:
+        torch.cuda.synchronize()
+        return work
+    return graph.replay
 
 
 def _batch(sequences: Sequence[EngineSequence], shape: Shape) -> Batch:
@@ -293,6 +334,6 @@ def _batch(sequences: Sequence[EngineSequence], shape: Shape) -> Batch:
     return batch
 
 
-def _norms_and_residuals(layer: Layer, hidden: torch.Tensor) -> None:
-    hidden += layer.attention_norm(hidden)
-    hidden += layer.ffn_norm(hidden)
+def _norms_and_residuals(layer: Layer, hidden: torch.Tensor, update: torch.Tensor, operations: Operations) -> None:
+    operations.add_norm(hidden, update, layer.attention_norm)
+    operations.add_norm(hidden, update, layer.ffn_norm)

@@ -1,0 +1,100 @@
+"""What a part is given: where it runs, how long it may take, where its tables go. Tables are in long format."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import pandas as pd
+
+T = TypeVar("T")
+QUANTILES = {"value": 0.5, "q20": 0.2, "q80": 0.8}
+
+
+@dataclass
+class Context:
+    """One part at work. `device` is as torch names it.
+
+    `tables` has a folder per part, and in it one per question (those of `experiments/`).
+    """
+
+    part: str
+    device: str
+    is_dry: bool
+    seconds: float
+    work: Path
+    tables: Path
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the part began, in its own process."""
+        return time.monotonic() - self.started
+
+    @property
+    def remaining(self) -> float:
+        """Seconds left of its share; negative once it is over."""
+        return self.seconds - self.elapsed
+
+    @property
+    def is_over(self) -> bool:
+        return self.remaining <= 0
+
+    def until(self, fraction: float) -> float:
+        """The time of `elapsed` at which this fraction of what is left now is gone."""
+        return self.elapsed + fraction * max(0.0, self.remaining)
+
+    def say(self, text: str) -> None:
+        """A line of progress; the command shows it and keeps it in the part's log."""
+        print(text, flush=True)
+
+    def path(self, question: str, name: str) -> Path:
+        """Where a file of results belongs."""
+        folder = self.tables / self.part / question
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder / name
+
+    def write(self, question: str, name: str, rows: pd.DataFrame | Sequence[Mapping[str, object]]) -> None:
+        """Write a table; one without rows is not written."""
+        table = rows if isinstance(rows, pd.DataFrame) else pd.DataFrame(list(rows))
+        if len(table):
+            table.to_csv(self.path(question, f"{name}.csv"), index=False, float_format="%.6g")
+
+    def read(self, question: str, name: str) -> pd.DataFrame | None:
+        """A table that some part wrote, None if it is not there."""
+        path = next(self.tables.glob(f"*/{question}/{name}.csv"), None)
+        return None if path is None else pd.read_csv(path)
+
+
+def summary(samples: Sequence[float], unit: str) -> dict[str, object]:
+    """The columns that every measured value has: median, unit, quantiles and number of repetitions."""
+    found = {name: float(np.quantile(samples, quantile)) for name, quantile in QUANTILES.items()}
+    return {
+        "value": found["value"],
+        "unit": unit,
+        "q20": found["q20"],
+        "q80": found["q80"],
+        "repetitions": len(samples),
+    }
+
+
+def spread(samples: Sequence[float]) -> float:
+    """Half the range of the samples over their median; not a number for one sample, which shows no spread."""
+    if len(samples) < 2:
+        return float("nan")
+    return (max(samples) - min(samples)) / 2 / float(np.median(samples))
+
+
+def coarse_to_fine(items: Sequence[T]) -> list[T]:
+    """The same items, ends and middles first, so that those visited before time is up are spread over all."""
+    order, known = [], set()
+    for step in (2**i for i in range(len(items).bit_length(), -1, -1)):
+        for index in [*range(0, len(items), step), len(items) - 1]:
+            if 0 <= index < len(items) and index not in known:
+                known.add(index)
+                order.append(items[index])
+    return order

@@ -1,0 +1,177 @@
+"""The paper's figures of end-to-end throughput, from real requests on the real engine, in the order of their weight."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from sarathi_lab.campaign.context import Context, spread
+from sarathi_lab.campaign.serving import Load, Served, serve
+from sarathi_lab.paper.bench import LARGEST_BATCH, SEQ_LENS, best_pd_ratio
+from sarathi_lab.paper.throughput import TABLE_4, Setting
+from sarathi_lab.steady_state import lengths
+from sarathi_lab.torch_executor.backend import WARM_UP_TOKENS
+from sarathi_lab.torch_executor.executor import TorchExecutor
+
+MOST_PASSES = 3
+WARM_UP_DECODES = 4
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Which lengths, batches, chunks and P:D are served; the first chunk is the paper's main one."""
+
+    seq_lens: Mapping[str, int]
+    batches: Mapping[str, int]
+    chunks: Sequence[int]
+    pd_ratios: Sequence[float]
+    table4: Sequence[Setting]
+
+
+def paper_scale(model: str) -> Scale:
+    """The paper's own settings; of Fig 9's P:D a few beside each chunk's best, at length 1K."""
+    return Scale(SEQ_LENS, LARGEST_BATCH, (256, 512, 128, 384, 64), (50.0, 100.0, 10.0, 5.0), TABLE_4[model])
+
+
+def dry_scale(model: str) -> Scale:
+    """Small enough for a CPU in seconds."""
+    return Scale({"1K": 48}, {"1K": 3}, (16,), (), [("1K", 2, 8.0)])
+
+
+@dataclass(frozen=True)
+class Gain:
+    """A point: throughput under `load` over that of the request-level baseline on the same requests."""
+
+    figure: str
+    panel: str
+    series: str
+    x: float
+    load: Load
+
+    @property
+    def baseline(self) -> Load:
+        return replace(self.load, policy="request_level", chunk=None)
+
+
+def gains(model: str, scale: Scale) -> list[Gain]:
+    """The points of Figs 9, 11 and 13c and Table 4, the most telling first."""
+    table4 = list(_table4(model, scale))
+    fig11a = list(_fig11a(scale))
+    at_best = [gain for chunk in scale.chunks for name in scale.seq_lens for gain in _at_best(scale, name, chunk)]
+    by_pd = [gain for pd_ratio in scale.pd_ratios for gain in _by_pd(scale, pd_ratio)]
+    first = [*table4, *fig11a] if model == "33b" else [*fig11a, *table4]
+    return [*first, *at_best, *by_pd]
+
+
+def _load(scale: Scale, policy: str, name: str, chunk: int, pd_ratio: float, batch: int | None = None) -> Load:
+    """Prompts are a whole number of chunks long, as in `Bench.sarathi`."""
+    batch = batch or scale.batches[name]
+    prompt_len, num_decodes = lengths(scale.seq_lens[name], pd_ratio, chunk - (batch - 1))
+    return Load(policy, prompt_len, num_decodes, batch, chunk if policy == "sarathi" else None)
+
+
+def _table4(model: str, scale: Scale) -> Iterator[Gain]:
+    for name, batch, pd_ratio in scale.table4:
+        load = _load(scale, "sarathi", name, scale.chunks[0], pd_ratio, batch)
+        yield Gain("table4", model, "throughput_gain", scale.seq_lens[name], load)
+
+
+def _fig11a(scale: Scale) -> Iterator[Gain]:
+    for name, seq_len in scale.seq_lens.items():
+        pd_ratio = best_pd_ratio(scale.chunks[0], scale.batches[name])
+        for policy in ("sarathi", "orca_best", "orca_worst"):
+            yield Gain("fig11", "a", policy, seq_len, _load(scale, policy, name, scale.chunks[0], pd_ratio))
+
+
+def _at_best(scale: Scale, name: str, chunk: int) -> Iterator[Gain]:
+    """Each chunk at its own P:D: a point of Fig 13c and the peak of a line of Fig 9."""
+    if chunk <= scale.batches[name]:
+        return
+    pd_ratio = best_pd_ratio(chunk, scale.batches[name])
+    load = _load(scale, "sarathi", name, chunk, pd_ratio)
+    yield Gain("fig13", "c_overall", name, chunk, load)
+    yield Gain("fig09", name, f"C={chunk}", pd_ratio, load)
+
+
+def _by_pd(scale: Scale, pd_ratio: float) -> Iterator[Gain]:
+    """Other P:D at the shortest length, for Fig 9 and, with Orca, Fig 11b."""
+    name = next(iter(scale.seq_lens))
+    for chunk in scale.chunks[:2]:
+        load = _load(scale, "sarathi", name, chunk, pd_ratio)
+        yield Gain("fig09", name, f"C={chunk}", pd_ratio, load)
+        yield Gain("fig11", "b", f"sarathi{chunk}", pd_ratio, load)
+    yield Gain("fig11", "b", "orca_best", pd_ratio, _load(scale, "orca_best", name, scale.chunks[0], pd_ratio))
+
+
+class Server:
+    """Serves loads on one executor and remembers what each gave, run by run."""
+
+    def __init__(self, executor: TorchExecutor, context: Context) -> None:
+        self.executor = executor
+        self.context = context
+        self.runs: dict[Load, list[Served]] = {}
+        self._too_large: set[Load] = set()
+        self._prepared: tuple[int, int | None, int] | None = None
+
+    def measure(self, points: Sequence[Gain], until: float) -> None:
+        """Serve what `points` need, baseline and policy in turn, over and over until `context.elapsed` is `until`.
+
+        The first point is measured whatever the time, after a shorter run of it that does not count.
+        """
+        for load in (points[0].baseline, points[0].load):
+            self._run(replace(load, num_decodes=WARM_UP_DECODES))
+        for repetition in range(MOST_PASSES):
+            for number, gain in enumerate(points):
+                if self.context.elapsed >= until and (repetition or number):
+                    return
+                for load in (gain.baseline, gain.load):
+                    self._serve(load, repetition + 1)
+
+    def _serve(self, load: Load, times: int) -> None:
+        if load in self._too_large or len(self.runs.get(load, ())) >= times:
+            return
+        served = self._run(load)
+        if served is None:
+            self._too_large.add(load)
+            self.context.say(f"left out, as the cache is too small: {load}")
+            return
+        self.runs.setdefault(load, []).append(served)
+        tokens = (load.prompt_len + load.num_decodes) / served.seconds_per_request
+        self.context.say(
+            f"{load.policy} {load.chunk or ''} B={load.batch_size} P={load.prompt_len} D={load.num_decodes}: "
+            f"{tokens:.0f} tokens/s, {served.num_iterations} iterations in {served.duration:.1f} s"
+        )
+
+    def _run(self, load: Load) -> Served | None:
+        executor, vocab_size = self.executor, self.executor.model.spec.vocab_size
+        self._prepare(load)
+        return serve(
+            executor, load, num_blocks=executor.num_blocks, block_size=executor.block_size, vocab_size=vocab_size
+        )
+
+    def _prepare(self, load: Load) -> None:
+        """Warm up for the load's batch, chunk and lengths, as the engine does before a run: graphs are recorded."""
+        wanted = (load.batch_size, load.chunk, load.longest)
+        if wanted != self._prepared:
+            self.executor.warm_up(
+                batch_size=load.batch_size,
+                chunk_tokens=load.chunk or WARM_UP_TOKENS,
+                longest=load.longest,
+                is_fixed=load.chunk is not None,
+            )
+            self._prepared = wanted
+
+    def gain(self, point: Gain) -> tuple[float, float] | None:
+        """Throughput over the baseline's, and the share by which it may be off; None if either was not served."""
+        both = [self.seconds(load) for load in (point.baseline, point.load)]
+        if not all(both):
+            return None
+        baseline, policy = both
+        return float(np.median(baseline) / np.median(policy)), math.hypot(spread(baseline), spread(policy))
+
+    def seconds(self, load: Load) -> list[float]:
+        """Seconds a request, run by run."""
+        return [served.seconds_per_request for served in self.runs.get(load, ())]
