@@ -170,3 +170,15 @@ def test_host_time_and_padding_are_in_the_record(llama):
     assert set(padded[hybrids]) == {16}
     assert set(padded[~hybrids]) <= {1, 2, 3}
     assert (np.diff(iterations.end) >= 0).all()
+
+
+def test_padding_alone_takes_an_iteration_and_touches_no_cache(llama):
+    """What the KV pool is sized by: the activations of the largest iteration."""
+    executor = on_kernels(llama, num_blocks=1)
+    executor.cache.keys.fill_(7.0)
+    seen = []
+    hook = llama.register_forward_hook(lambda module, args, logits: seen.append((args[0].token_ids, logits)))
+    executor.compute_padding(num_tokens=50, num_emits=3)
+    hook.remove()
+    assert [(len(tokens), tuple(logits.shape)) for tokens, logits in seen] == [(50, (3, 97))]
+    assert (executor.cache.keys == 7.0).all()

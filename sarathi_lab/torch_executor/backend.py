@@ -159,6 +159,8 @@ class TorchBackend:
         """Load the weights, make the cache and warm up. Raises RunError if memory does not suffice."""
         if self._device.type == "cpu":
             keep_freed_memory()
+        else:
+            torch.cuda.set_device(self._device)  # streams, events and Triton's launches go to the current one
         with memory_explained(self._device, f"the loading of {spec.name}"):
             model = load_model(spec, checkpoint, self._device, self._dtype[1], self.seed)
             if self.uses_kernels:

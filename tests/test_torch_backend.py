@@ -1,0 +1,116 @@
+"""What the real device refuses before it loads anything, and how much cache it gives."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from sarathi_kernels import support
+from sarathi_kernels.chip import CHIPS, Chip, assumed
+from sarathi_lab.errors import RunError, UserError
+from sarathi_lab.model.auto import AutoModel
+from sarathi_lab.plan import make_plan
+from sarathi_lab.run import main
+from sarathi_lab.torch_executor import kernels
+from sarathi_lab.torch_executor.backend import TorchBackend
+from sarathi_lab.torch_executor.pool import Room
+from simulated import compose
+
+CPU = torch.device("cpu")
+SMALL = ["model=tiny", "tracking=none", "seq_len=48", "pd_ratio=5", "batch=2", "workload.num_requests=3", "device=cpu"]
+
+
+def spec_of(name: str):
+    return AutoModel().resolve(name)[0]
+
+
+def test_kernels_refuse_heads_that_they_have_no_tiles_for():
+    odd = replace(spec_of("30m"), head_size=72)
+    with pytest.raises(UserError, match=r"model 30m: head size 72 is not supported.*use executor\.kernels=torch"):
+        kernels.require_supported(odd, CPU, torch.float32)
+
+
+def test_an_old_gpu_is_refused_in_one_line():
+    with assumed(Chip(75, num_sms=40, shared_memory=65_536)), pytest.raises(UserError) as caught:
+        kernels.require_supported(spec_of("30m"), CPU, torch.float16)
+    assert str(caught.value) == (
+        "model 30m: the GPU has compute capability 7.5; the Triton kernels need 8.0 (Ampere) or newer; "
+        "use executor.kernels=torch"
+    )
+
+
+def test_a_triton_that_cannot_compile_is_said_in_one_line(monkeypatch):
+    def fail(device):
+        raise RuntimeError("Failed to find C compiler.\nPlease specify via CC")
+
+    monkeypatch.setattr(support, "_doubled", fail)
+    with pytest.raises(ValueError, match=r"^Triton can't compile .* \(RuntimeError: Failed to find C compiler\)$"):
+        support.probe(CPU)
+
+
+def test_kernels_need_a_gpu_unless_they_are_interpreted(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(UserError, match=r"executor\.kernels=triton needs a GPU, the device is a CPU"):
+        TorchBackend(device="cpu", kernels="triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert TorchBackend(device="cpu", kernels="triton").uses_kernels
+    assert not TorchBackend(device="cpu").uses_kernels
+
+
+def test_every_chip_that_is_compiled_for_is_supported():
+    for chip in CHIPS.values():
+        with assumed(chip):
+            kernels.require_supported(spec_of("13b"), CPU, torch.bfloat16)
+
+
+def test_a_pool_beyond_what_a_real_iteration_leaves_is_refused():
+    room = Room(free=100 * 10**9, block=10**9, activations=3 * 10**9, num_tokens=18432)
+    assert room.checked(None) == 100
+    assert room.checked(100) == 100
+    with pytest.raises(RunError, match=r"KV cache of 101 blocks needs 101\.0 GB.*3\.0 GB for an iteration of 18432.*"):
+        room.checked(101)
+    with pytest.raises(RunError, match="room for 0 blocks"):
+        replace(room, free=10**8).checked(None)
+
+
+@pytest.mark.parametrize(
+    ("free", "line"),
+    [
+        (40e9, r"there is room for 12\d+ tokens of KV"),
+        (20e9, r"its weights alone do not fit: take a smaller model"),
+    ],
+)
+def test_a_model_that_does_not_fit_says_what_would(monkeypatch, free, line):
+    monkeypatch.setattr("sarathi_lab.torch_executor.backend.free_memory_bytes", lambda device: int(free))
+    with pytest.raises(UserError, match=line):
+        TorchBackend(device="cpu", dtype="bfloat16").check(spec_of("13b"), kv_tokens=50_000)
+
+
+def test_float32_weights_that_fit_in_half_are_told_so(monkeypatch):
+    monkeypatch.setattr("sarathi_lab.torch_executor.backend.free_memory_bytes", lambda device: 40 * 10**9)
+    with pytest.raises(UserError, match=r"use dtype=bfloat16"):
+        TorchBackend(device="cpu", dtype="float32").check(spec_of("13b"), kv_tokens=16)
+
+
+def test_a_cache_of_all_memory(monkeypatch, tmp_path):
+    """cache.num_blocks=auto: half of a CPU's free memory, less the weights; a simulated GPU's all but the weights."""
+    monkeypatch.setattr("sarathi_lab.torch_executor.backend.free_memory_bytes", lambda device: 40_000_000)
+    spec = spec_of("tiny")
+    plan = make_plan(compose(*SMALL, "cache.num_blocks=auto", "chunk=16"))
+    block = 16 * spec.kv_bytes_per_token(4)
+    assert plan.num_blocks == int((20_000_000 - spec.weight_bytes(4)) // block)
+    assert main([*SMALL, "cache.num_blocks=auto", "chunk=16", f"output={tmp_path}", "baselines=[]"]) == 0
+    simulated = make_plan(compose("executor=simulated", "model=13b", "cache.num_blocks=auto"))
+    assert simulated.num_blocks * 16 == pytest.approx(
+        (simulated.backend.hardware.memory_bytes - 26.0e9) / 819_200, rel=0.02
+    )
+
+
+def test_the_most_tokens_of_an_iteration_bound_what_is_set_aside():
+    chunked = make_plan(compose(*SMALL, "policy=sarathi_serve", "chunk=16"))
+    assert chunked.sizes.max_batch_tokens == 16
+    whole = make_plan(compose(*SMALL, "policy=request_level"))
+    assert whole.sizes.max_batch_tokens == 2 * 48 + 2
+    assert make_plan(compose(*SMALL, "policy=orca")).sizes.max_batch_tokens == 48 + 2
