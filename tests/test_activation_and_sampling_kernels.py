@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernel_inputs import BOUNDS, DEVICE, DTYPES, random
+from kernel_inputs import BOUNDS, DEVICE, DTYPES, random, writes_beyond
 from sarathi_kernels.activation import Activation, activate_, gated_activate_
 from sarathi_kernels.chip import CHIPS, Chip, assumed
 from sarathi_kernels.fused_activation import activation_, gated_activation
@@ -51,6 +51,12 @@ def test_activation_of_extreme_values_is_finite(activation: Activation) -> None:
     torch.testing.assert_close(activation_(x, activation).double(), expected, atol=1e-6, rtol=3e-6)
 
 
+@pytest.mark.parametrize("size", [80, 1027])
+def test_gated_activation_writes_nothing_behind_its_rows(size: int) -> None:
+    gate_up = random(3, 2 * size, dtype=torch.float32)
+    assert not writes_beyond(lambda: gated_activation(gate_up, "silu"), output=1)
+
+
 def test_activation_refuses_what_it_does_not_know() -> None:
     x = random(2, 6, dtype=torch.float32)
     with pytest.raises(ValueError, match="unknown activation 'relu'; known: silu, gelu, gelu_tanh"):
@@ -86,6 +92,11 @@ def test_greedy_finds_a_maximum_anywhere_and_prefers_the_first_of_two_parts(wher
     logits[:, where] = 3.0
     logits[1, 4999] = 3.0
     assert greedy(logits).tolist() == [where, where]
+
+
+def test_greedy_of_equal_logits_is_the_first_though_one_program_takes_many_steps() -> None:
+    with assumed(Chip(90, num_sms=1, shared_memory=CHIPS[90].shared_memory)):
+        assert greedy(torch.zeros(2, 5000, device=DEVICE)).tolist() == [0, 0]
 
 
 def test_greedy_of_a_row_of_minus_infinity_is_its_first_token() -> None:

@@ -59,7 +59,8 @@ def test_rotation_and_store_match_plain_torch_and_write_nothing_else(case: Rotar
     qkv, cos, sin, slots = rotary_inputs(case, dtype)
     before = qkv.clone()
     shape = (2 * case.num_tokens, case.block_size, case.num_kv_heads, case.head_size)
-    caches = [poisoned(*shape, device=DEVICE, dtype=dtype) for _ in range(4)]
+    pools = [poisoned(shape[0] + 1, *shape[1:], device=DEVICE, dtype=dtype) for _ in range(4)]
+    caches = [pool[1:] for pool in pools]  # slot -1 would be the last of the block before
     expected = rotate_and_store_reference(before, cos, sin, slots, *caches[2:], case.num_heads)
 
     slot_dtype = torch.int32 if case.num_tokens % 2 else torch.int64  # both occur
@@ -70,6 +71,8 @@ def test_rotation_and_store_match_plain_torch_and_write_nothing_else(case: Rotar
     assert torch.equal(qkv[:, case.num_heads :], before[:, case.num_heads :])
     written = torch.zeros(shape[0] * shape[1], dtype=torch.bool, device=DEVICE)
     written[slots[slots >= 0]] = True
+    assert pools[0][0].isnan().all()
+    assert pools[1][0].isnan().all()
     for cache, wanted in zip(caches[:2], caches[2:], strict=True):
         assert relative_error(cache.flatten(0, 1)[written], wanted.flatten(0, 1)[written]) < BOUNDS[dtype]
         assert cache.flatten(0, 1)[~written].isnan().all()
@@ -112,15 +115,26 @@ def test_rotation_refuses_what_does_not_match() -> None:
     ("num_rows", "size"), [(1, 5120), (3, 4096), (1, 16_384), (33, 80), (5, 1), (2, 6656)], ids=str
 )
 def test_norm_adds_and_normalises(kind: NormKind, num_rows: int, size: int, dtype: torch.dtype) -> None:
-    hidden = random(num_rows, size, dtype=dtype) * 3 + 1
+    all_hidden = random(num_rows + 64, size, dtype=dtype) * 3 + 1
+    rows_behind, hidden = all_hidden[num_rows:].clone(), all_hidden[:num_rows]
     update, weight, bias = random(num_rows, size, dtype=dtype, seed=1), *random(2, size, dtype=dtype, seed=2)
     expected_hidden = hidden.clone()
     eps = 0.1  # large, so that forgetting it shows
     expected = add_norm_reference(expected_hidden, update, weight, bias, eps, kind)
-    out = poisoned(num_rows, size, device=DEVICE, dtype=dtype)
+    all_out = poisoned(num_rows + 64, size, device=DEVICE, dtype=dtype)
+    out = all_out[:num_rows]
     assert add_norm(hidden, update, weight, bias, eps, kind, out=out) is out
+    assert all_out[num_rows:].isnan().all()
+    assert torch.equal(all_hidden[num_rows:], rows_behind)
     assert torch.equal(hidden, expected_hidden)
     assert relative_error(out, expected) < BOUNDS[dtype] or (size == 1 and torch.equal(out, expected))
+
+
+def test_norm_normalises_the_sum_as_it_is_stored() -> None:
+    hidden = torch.full((1, 2), 2048.0, device=DEVICE, dtype=torch.float16)  # the next number is 2050
+    update = torch.tensor([[0.5, -0.5]], device=DEVICE, dtype=torch.float16)
+    out = add_norm(hidden, update, torch.ones_like(update[0]), None, 1e-6, "layer")
+    assert out.tolist() == [[0.0, 0.0]]
 
 
 @pytest.mark.parametrize("kind", ["rms", "layer"])

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
-from kernel_inputs import BOUNDS, DEVICE, DTYPES, random
+from kernel_inputs import BOUNDS, DEVICE, DTYPES, random, writes_beyond
 from sarathi_kernels.chip import CHIPS, assumed, chip_of
 from sarathi_kernels.launch import recorded
-from sarathi_kernels.testing import relative_error
+from sarathi_kernels.testing import poisoned, relative_error
 from sarathi_kernels.tiled_matmul import TILES, Tile, tiled_matmul
 
 SMALL = Tile(16, 32, 16)
 HAS_DESCRIPTORS = chip_of(DEVICE).capability >= 90  # assumed to be so in the interpreter
+
+
+def inside_nan(x: Tensor) -> Tensor:
+    """`x` as a view of a larger matrix of NaN, whose rows are aligned as `x` may need."""
+    rows, columns = x.shape
+    wide = poisoned(rows + 8, columns + 8, device=x.device, dtype=x.dtype)
+    wide[:rows, :columns] = x
+    return wide[:rows, :columns]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -20,7 +29,7 @@ HAS_DESCRIPTORS = chip_of(DEVICE).capability >= 90  # assumed to be so in the in
     ("rows", "depth", "columns"), [(1, 16, 32), (3, 80, 8), (33, 40, 100), (160, 7, 33), (17, 1, 5)], ids=str
 )
 def test_product_by_each_thread_s_loads(rows: int, depth: int, columns: int, dtype: torch.dtype) -> None:
-    a, b = random(rows, depth + 3, dtype=dtype)[:, :depth], random(depth, columns + 1, dtype=dtype, seed=1)[:, :columns]
+    a, b = inside_nan(random(rows, depth, dtype=dtype)), inside_nan(random(depth, columns, dtype=dtype, seed=1))
     out = tiled_matmul(a, b, SMALL, use_descriptors=False)
     assert relative_error(out, a.double() @ b.double()) < BOUNDS[dtype]
 
@@ -30,9 +39,14 @@ def test_product_by_each_thread_s_loads(rows: int, depth: int, columns: int, dty
 @pytest.mark.parametrize(("rows", "depth", "columns"), [(1, 16, 32), (3, 80, 8), (33, 40, 104), (300, 8, 40)], ids=str)
 @pytest.mark.parametrize("tile", [Tile(64, 32, 16), Tile(128, 16, 16)], ids=str)
 def test_product_by_descriptors(tile: Tile, rows: int, depth: int, columns: int, dtype: torch.dtype) -> None:
-    a, b = random(rows, depth + 8, dtype=dtype)[:, :depth], random(depth, columns, dtype=dtype, seed=1)
+    a, b = inside_nan(random(rows, depth, dtype=dtype)), inside_nan(random(depth, columns, dtype=dtype, seed=1))
     out = tiled_matmul(a, b, tile, use_descriptors=True)
     assert relative_error(out, a.double() @ b.double()) < BOUNDS[dtype]
+
+
+def test_product_writes_nothing_behind_its_last_row() -> None:
+    a, b = random(17, 16, dtype=torch.float16), random(16, 40, dtype=torch.float16, seed=1)
+    assert not writes_beyond(lambda: tiled_matmul(a, b, SMALL, use_descriptors=False), output=2)
 
 
 @pytest.mark.parametrize("tile", TILES, ids=str)
