@@ -6,20 +6,26 @@ from dataclasses import replace
 
 import pytest
 import torch
+from hydra import compose, initialize_config_dir
 
 from sarathi_kernels import support
 from sarathi_kernels.chip import CHIPS, Chip, assumed
 from sarathi_lab.errors import RunError, UserError
 from sarathi_lab.model.auto import AutoModel
-from sarathi_lab.plan import make_plan
+from sarathi_lab.paths import CONF
+from sarathi_lab.plan import Plan, make_plan
 from sarathi_lab.run import main
 from sarathi_lab.torch_executor import kernels
 from sarathi_lab.torch_executor.backend import TorchBackend
 from sarathi_lab.torch_executor.pool import Room
-from simulated import compose
 
 CPU = torch.device("cpu")
 SMALL = ["model=tiny", "tracking=none", "seq_len=48", "pd_ratio=5", "batch=2", "workload.num_requests=3", "device=cpu"]
+
+
+def plan_of(*overrides: str) -> Plan:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return make_plan(compose("config", list(overrides)))
 
 
 def spec_of(name: str):
@@ -98,19 +104,19 @@ def test_a_cache_of_all_memory(monkeypatch, tmp_path):
     """cache.num_blocks=auto: half of a CPU's free memory, less the weights; a simulated GPU's all but the weights."""
     monkeypatch.setattr("sarathi_lab.torch_executor.backend.free_memory_bytes", lambda device: 40_000_000)
     spec = spec_of("tiny")
-    plan = make_plan(compose(*SMALL, "cache.num_blocks=auto", "chunk=16"))
+    plan = plan_of(*SMALL, "cache.num_blocks=auto", "chunk=16")
     block = 16 * spec.kv_bytes_per_token(4)
     assert plan.num_blocks == int((20_000_000 - spec.weight_bytes(4)) // block)
     assert main([*SMALL, "cache.num_blocks=auto", "chunk=16", f"output={tmp_path}", "baselines=[]"]) == 0
-    simulated = make_plan(compose("executor=simulated", "model=13b", "cache.num_blocks=auto"))
+    simulated = plan_of("executor=simulated", "model=13b", "cache.num_blocks=auto")
     assert simulated.num_blocks * 16 == pytest.approx(
         (simulated.backend.hardware.memory_bytes - 26.0e9) / 819_200, rel=0.02
     )
 
 
 def test_the_most_tokens_of_an_iteration_bound_what_is_set_aside():
-    chunked = make_plan(compose(*SMALL, "policy=sarathi_serve", "chunk=16"))
+    chunked = plan_of(*SMALL, "policy=sarathi_serve", "chunk=16")
     assert chunked.sizes.max_batch_tokens == 16
-    whole = make_plan(compose(*SMALL, "policy=request_level"))
+    whole = plan_of(*SMALL, "policy=request_level")
     assert whole.sizes.max_batch_tokens == 2 * 48 + 2
-    assert make_plan(compose(*SMALL, "policy=orca")).sizes.max_batch_tokens == 48 + 2
+    assert plan_of(*SMALL, "policy=orca").sizes.max_batch_tokens == 48 + 2
