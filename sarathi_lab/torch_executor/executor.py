@@ -253,8 +253,10 @@ class TorchExecutor:
         self._run(self._packer.send(shape))
 
     def _record(self, shapes: PaddedShapes) -> None:
-        """Run every padded shape on padding alone, and record it."""
+        """Run every padded shape on padding alone, and record it, unless that was done before."""
         for shape in shapes.all:
+            if shape in self._buffers:
+                continue
             buffer = torch.empty(fields_of(shape).size, dtype=torch.int32, device=self.model.device)
             self._packer.fill(Batch(), shape, {})
             inputs = self._packer.send(shape, buffer)

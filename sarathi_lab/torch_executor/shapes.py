@@ -98,11 +98,12 @@ class PaddedShapes:
 
     Decode-only batches go to the next of 1, 2, 4, 8, 16, 24, … sequences up to `batch_size`; hybrid batches to
     `chunk` tokens, which is what SARATHI gives them anyway, unless that would add a whole tile. `longest` is the most
-    tokens a sequence can have.
+    tokens a sequence can have, taken up to a power of two: runs of similar lengths then share what was recorded.
     """
 
     def __init__(self, limits: Limits, *, batch_size: int, chunk: int | None, longest: int) -> None:
         self._limits = limits
+        longest = 1 << (longest - 1).bit_length()
         self._decodes = [limits.decodes(size, longest) for size in bucket_sizes(batch_size)]
         self._hybrid = None if chunk is None else limits.hybrid(chunk, batch_size, longest)
 
