@@ -7,22 +7,20 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from sarathi_lab.campaign.context import Context
-from sarathi_lab.campaign.publish import slug_of
 from sarathi_lab.errors import UserError
 from sarathi_lab.paths import EXPERIMENTS, REPOSITORY
 from sarathi_lab.run import main
-from sarathi_lab.torch_executor.backend import TorchBackend
 
 FULL = ("model=13b", "batch=18", "seq_len=3072")
 DRY = ("model=tiny", "batch=2", "seq_len=64")
 LOADING = 0.3  # of the part's time, for the model; at least two thirds are left for measuring
-FEWEST_SECONDS, FEWEST_SECONDS_DRY = 15.0, 4.0
+FEWEST_SECONDS, FEWEST_SECONDS_DRY = 15.0, 5.0
 
 
 def measure(context: Context) -> None:
     """Run task=calibrate; keep its table and its hardware file, which names the table where it will be recorded."""
     output = context.work / "calibrate"
-    name = slug_of(TorchBackend(device=context.device).device_name)
+    name = context.slug
     least = FEWEST_SECONDS_DRY if context.is_dry else FEWEST_SECONDS
     seconds = max(least, (1 - LOADING) * context.seconds)
     arguments = [

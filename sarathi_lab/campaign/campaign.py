@@ -62,6 +62,11 @@ class Campaign:
     def elapsed(self) -> float:
         return time.monotonic() - self._start
 
+    @property
+    def slug(self) -> str:
+        """The device as folders of results are called."""
+        return slug_of(self.device_name)
+
     def _is_finished(self, part: Part, state: State) -> bool:
         return state.is_finished(part.name, self.commit, self.device_name)
 
@@ -70,7 +75,8 @@ class Campaign:
         usual = part.weight(is_dry=self.is_dry)
         seconds = max(share(to_come, self.seconds - self.elapsed, is_dry=self.is_dry), LEAST_SHARE * usual)
         shutil.rmtree(self.work / "tables" / part.name, ignore_errors=True)
-        job = Job(part.name, part.target, self.device, self.is_dry, seconds, str(self.work), str(self.work / "tables"))
+        tables = str(self.work / "tables")
+        job = Job(part.name, part.target, self.device, self.is_dry, seconds, str(self.work), tables, self.slug)
         job.record.unlink(missing_ok=True)
         log = self.work / f"{part.name}.log"
         print(f"{label} {part.what}, about {seconds:.0f} s; {self._outlook(to_come)}", flush=True)
@@ -90,7 +96,7 @@ class Campaign:
             self.failures[part.name] = error
         print(f"{label} {f'FAILED: {error} (log: {log})' if error else 'finished'} after {took:.0f} s", flush=True)
         if self.results is not None:
-            publish(self.work, self.results, slug_of(self.device_name))
+            publish(self.work, self.results, self.slug)
 
     def _outlook(self, to_come: Sequence[Part]) -> str:
         usual = sum(part.weight(is_dry=self.is_dry) for part in to_come)
@@ -106,7 +112,7 @@ class Campaign:
 
     def _close(self) -> int:
         if self.results is not None:
-            print(f"results: {self.results}/*/results/{slug_of(self.device_name)}")
+            print(f"results: {self.results}/*/results/{self.slug}")
         print(f"logs:    {self.work}")
         for name, error in self.failures.items():
             print(f"failed:  {name}: {error}")

@@ -40,7 +40,7 @@ def measure(context: Context) -> None:
     copies = [*_copies(device, is_dry=context.is_dry)]
     rows: list[dict[str, object]] = []
     for case in [*copies, *cases]:
-        if context.is_over and case not in copies and len(rows) > len(copies):
+        if context.cuts_short() and len(rows) > len(copies):
             context.say(f"{len(rows)} of {len(copies) + len(cases)} cases: the time is over")
             break
         rows.append(_row(case, device, dtype_name, 0.01 if context.is_dry else SECONDS_A_CASE))

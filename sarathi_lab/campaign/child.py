@@ -29,6 +29,7 @@ class Job:
     seconds: float
     work: str
     tables: str
+    slug: str
 
     @property
     def record(self) -> Path:
@@ -45,7 +46,7 @@ def main(argument: str) -> int:
     device = torch.device(job.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)  # events and streams belong to the current one
-    context = Context(job.part, job.device, job.is_dry, job.seconds, Path(job.work), Path(job.tables))
+    context = Context(job.part, job.device, job.is_dry, job.seconds, Path(job.work), Path(job.tables), job.slug)
     record: dict[str, Any] = {"part": job.part, "seconds_given": round(job.seconds, 1), "is_dry": job.is_dry}
     record |= {**device_record(device), "error": "it was ended before it was done"}
     _write(job.record, record)

@@ -17,7 +17,7 @@ QUANTILES = {"value": 0.5, "q20": 0.2, "q80": 0.8}
 
 @dataclass
 class Context:
-    """One part at work. `device` is as torch names it.
+    """One part at work. `device` is as torch names it, `slug` as folders of results do.
 
     `tables` has a folder per part, and in it one per question (those of `experiments/`).
     """
@@ -28,6 +28,7 @@ class Context:
     seconds: float
     work: Path
     tables: Path
+    slug: str = ""
     started: float = field(default_factory=time.monotonic)
 
     @property
@@ -47,6 +48,10 @@ class Context:
     def until(self, fraction: float) -> float:
         """The time of `elapsed` at which this fraction of what is left now is gone."""
         return self.elapsed + fraction * max(0.0, self.remaining)
+
+    def cuts_short(self, until: float | None = None) -> bool:
+        """Whether a grid must be left unfinished, at `elapsed` = `until`. Those of a dry run are tiny and are not."""
+        return not self.is_dry and self.elapsed >= (self.seconds if until is None else until)
 
     def say(self, text: str) -> None:
         """A line of progress; the command shows it and keeps it in the part's log."""

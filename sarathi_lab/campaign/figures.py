@@ -64,7 +64,7 @@ def _time(context: Context, cost: MeasuredCostModel, todo: Sequence[Unit], devic
     points: dict[str, list[Point]] = {}
     num_done = 0
     for unit in todo:
-        if num_done and context.elapsed >= until:
+        if num_done and context.cuts_short(until):
             break
         points.setdefault(unit.figure, []).extend(unit.points(bench))
         num_done += 1

@@ -29,7 +29,7 @@ def measure(context: Context) -> None:
         if len(rows) % SAY_EVERY == 1:
             context.say(f"{len(rows)} benchmarks: {row['operation']}, {row['case']}")
             context.write("kernels", "kernels", rows)
-        if context.is_over:
+        if context.cuts_short():
             raise _TimeIsOver
 
     device = torch.device(context.device)

@@ -123,9 +123,9 @@ class Server:
         """
         for load in (points[0].baseline, points[0].load):
             self._run(replace(load, num_decodes=WARM_UP_DECODES))
-        for repetition in range(MOST_PASSES):
+        for repetition in range(1 if self.context.is_dry else MOST_PASSES):
             for number, gain in enumerate(points):
-                if self.context.elapsed >= until and (repetition or number):
+                if self.context.cuts_short(until) and (repetition or number):
                     return
                 for load in (gain.baseline, gain.load):
                     self._serve(load, repetition + 1)
