@@ -17,9 +17,8 @@ from sarathi_lab.errors import RunError
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.request import Batch, Request, Sequence
 from sarathi_lab.torch_executor.executor import TorchExecutor
-from sarathi_lab.torch_executor.profiling import OperationProbe
+from sarathi_lab.torch_executor.profiling import LONG, OperationProbe
 
-LONG = 2048  # tokens, from which one repetition of an operation takes long enough, and first uses weigh little
 FEWEST, FEWEST_LONG, MOST = 3, 2, 9  # timed iterations of a composition
 ENOUGH = 0.15  # seconds of timed iterations, after which FEWEST suffice
 
@@ -66,7 +65,6 @@ class MeasuredCostModel:
         self._say = say
         self.measurements: dict[Composition, Measurement] = {}
         self._probe = OperationProbe(executor)  # fills the cache with random values: zeros run faster
-        self._most_repetitions = self._probe.repetitions
         self._products: dict[int, dict[str, float]] = {}
         self._random = np.random.default_rng(seed)
 
@@ -127,11 +125,7 @@ class MeasuredCostModel:
 
     def attention(self, batch: Batch) -> float:
         """Seconds of the attention of a `placed` batch, over all layers."""
-        self._probe.repetitions = self._repetitions(batch.num_tokens)
         return self._probe.attention(batch)
-
-    def _repetitions(self, num_tokens: int) -> int:
-        return 1 if num_tokens >= LONG else self._most_repetitions
 
     def _measure(self, batch: Batch) -> Measurement:
         """Operations first, then the whole: whatever is compiled, chosen or allocated at first use is so by then."""
@@ -150,7 +144,6 @@ class MeasuredCostModel:
 
     def _products_of(self, num_tokens: int) -> dict[str, float]:
         if num_tokens not in self._products:
-            self._probe.repetitions = self._repetitions(num_tokens)
             self._products[num_tokens] = self._probe.products(num_tokens)
         return self._products[num_tokens]
 

@@ -30,7 +30,8 @@ CHUNKS = (16, 64, 128, 256, 512, 1024)  # that attention is measured for at offs
 CONTEXT_SHARES = (16, 4, 2, 1)  # decodes see the longest context divided by these
 MIN_ROUNDS, MAX_ROUNDS = 3, 40  # of visits to every shape; times are medians over all
 VISIT, MAX_REPETITIONS = 0.03, 10  # seconds, and measurements, after which a visit ends
-CUDA_REPETITIONS = 5  # launched before each wait, which would otherwise be part of the time
+CUDA_REPETITIONS = 5  # replays whose mean is a measurement; one of LONG tokens is enough
+LONG = 2048
 MAX_EMITS = 128  # rows of logits: a batch emits one token a sequence
 LEAST_OTHERS = 1e-6  # seconds: where the parts alone take longer than the whole, what is left is not below this
 
@@ -186,16 +187,15 @@ def _affordable(probe: OperationProbe, shapes: Sequence[Shape], clock: _Clock) -
 class OperationProbe:
     """Runs one operation at a time, in all layers, each with its own weights and cache: caches see what they would.
 
-    Batches must be of sequences that hold cache blocks. Times are seconds over all layers of one iteration, the mean
-    over `repetitions`. On a GPU more than one are replays of a CUDA graph; one suffices for what takes long.
+    Batches must be of sequences that hold cache blocks. Times are seconds over all layers of one iteration; on a GPU
+    the device's own, of replayed CUDA graphs, and the mean of several where they are short.
     """
 
     def __init__(self, executor: TorchExecutor) -> None:
         self.executor = executor
         self.model = executor.model
         self.layers = cast(list[Layer], list(executor.model.layers))
-        self.on_cuda = self.model.device.type == "cuda"
-        self.repetitions = CUDA_REPETITIONS if self.on_cuda else 1
+        self._replays = _Replays(self.model.device) if self.model.device.type == "cuda" else None
         executor.cache.keys.normal_()
         executor.cache.values.normal_()
 
@@ -217,7 +217,7 @@ class OperationProbe:
         spec = self.model.spec
         inputs = self.executor.packed(batch)
         query = self._random(batch.num_tokens, spec.num_heads, spec.head_size)
-        return self._time(lambda: self._attend(query, inputs))
+        return self._time(lambda: self._attend(query, inputs), batch.num_tokens)
 
     @torch.inference_mode()
     def products(self, num_tokens: int) -> dict[str, float]:
@@ -226,17 +226,19 @@ class OperationProbe:
         attended = self._random(num_tokens, self.model.spec.q_size)
         residual, operations = hidden.clone(), self.model.operations
         return {
-            "qkv_proj": self._time_layers(lambda layer: layer.qkv_proj(hidden)),
-            "out_proj": self._time_layers(lambda layer: layer.out_proj(attended)),
-            "ffn": self._time_layers(lambda layer: layer.feed_forward(hidden, operations)),
-            "elementwise": self._time_layers(lambda layer: _norms_and_residuals(layer, residual, hidden, operations)),
+            "qkv_proj": self._time_layers(lambda layer: layer.qkv_proj(hidden), num_tokens),
+            "out_proj": self._time_layers(lambda layer: layer.out_proj(attended), num_tokens),
+            "ffn": self._time_layers(lambda layer: layer.feed_forward(hidden, operations), num_tokens),
+            "elementwise": self._time_layers(
+                lambda layer: _norms_and_residuals(layer, residual, hidden, operations), num_tokens
+            ),
         }
 
     @torch.inference_mode()
     def logits(self, num_rows: int) -> float:
         """Seconds of the output head and sampling for `num_rows` emitted tokens."""
         hidden = self._random(num_rows, self.model.spec.hidden_size)
-        return self._time(lambda: self._sample(hidden))
+        return self._time(lambda: self._sample(hidden), num_rows)
 
     def _sample(self, rows: torch.Tensor) -> torch.Tensor:
         return self.model.operations.greedy(self.model.lm_head(self.model.final_norm(rows)))
@@ -286,45 +288,60 @@ class OperationProbe:
         result = self.executor.collect()
         return result.end - result.start
 
-    def _time_layers(self, operation: Callable[[Layer], object]) -> float:
+    def _time_layers(self, operation: Callable[[Layer], object], num_tokens: int) -> float:
         def all_layers() -> None:
             for layer in self.layers:
                 operation(layer)
 
-        return self._time(all_layers)
+        return self._time(all_layers, num_tokens)
 
-    def _time(self, work: Callable[[], object]) -> float:
-        """Seconds of `work` once; on a GPU the device's own."""
-        if self.on_cuda:
-            return self._time_on_device(_replayable(work) if self.repetitions > 1 else work)
+    def _time(self, work: Callable[[], object], num_tokens: int) -> float:
+        """Seconds of `work` once, which is for so many tokens."""
+        repetitions = CUDA_REPETITIONS if num_tokens < LONG else 1
+        if self._replays is not None:
+            return self._time_on_device(self._replays.of(work), repetitions)
         start = time.perf_counter()
-        for _ in range(self.repetitions):
-            work()
-        return (time.perf_counter() - start) / self.repetitions
+        work()
+        return time.perf_counter() - start
 
-    def _time_on_device(self, work: Callable[[], object]) -> float:
+    def _time_on_device(self, work: Callable[[], object], repetitions: int) -> float:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
-        for _ in range(self.repetitions):
+        for _ in range(repetitions):
             work()
         end.record()
         end.synchronize()
-        return start.elapsed_time(end) / 1e3 / self.repetitions
+        return start.elapsed_time(end) / 1e3 / repetitions
 
 
-def _replayable(work: Callable[[], object]) -> Callable[[], object]:
-    """`work` as a CUDA graph, as the engine replays it: launching its kernels one by one may take the host longer than
-    they take the device. `work` itself if it can't be captured."""
-    work()  # whatever is compiled or chosen at first use
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    try:
-        with torch.cuda.graph(graph):
-            work()
-    except RuntimeError:
-        torch.cuda.synchronize()
-        return work
-    return graph.replay
+class _Replays:
+    """Turns work into CUDA graphs, as the engine replays it: launching kernels one by one may take the host longer than
+    they take the device. One at a time, on one stream and from one pool of memory, which the newest graph keeps."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)
+        self._pool = torch.cuda.graph_pool_handle()
+        self._newest: torch.cuda.CUDAGraph | None = None
+
+    def of(self, work: Callable[[], object]) -> Callable[[], object]:
+        """The replay of `work`, which runs once before; `work` itself if it can't be captured."""
+        graph = torch.cuda.CUDAGraph()
+        self._stream.wait_stream(torch.cuda.current_stream())
+        try:
+            # Not torch.cuda.graph: it empties the cache of memory each time, which costs more than what is measured.
+            with torch.cuda.stream(self._stream):
+                work()  # whatever is compiled, chosen or allocated at first use
+                torch.cuda.synchronize()
+                graph.capture_begin(pool=self._pool)
+                try:
+                    work()
+                finally:
+                    graph.capture_end()
+        except RuntimeError:
+            torch.cuda.synchronize()
+            return work
+        self._newest = graph
+        return graph.replay
 
 
 def _batch(sequences: Sequence[EngineSequence], shape: Shape) -> Batch:
