@@ -14,17 +14,19 @@ from campaign_parts import part
 from sarathi_lab.campaign import campaign as campaign_module
 from sarathi_lab.campaign import command, process
 from sarathi_lab.campaign.campaign import Campaign
+from sarathi_lab.campaign.child import Job
 from sarathi_lab.campaign.context import Context, coarse_to_fine, spread, summary
 from sarathi_lab.campaign.device_record import parse_clocks
 from sarathi_lab.campaign.figures import timed_points
 from sarathi_lab.campaign.gpu_tests import read_report
 from sarathi_lab.campaign.measured import MeasuredCostModel, composition, describe
 from sarathi_lab.campaign.parts import NAMES, PARTS, share
+from sarathi_lab.campaign.served_figures import Server, dry_scale, gains
 from sarathi_lab.campaign.serving import Load, idle_share, serve
 from sarathi_lab.campaign.state import State
 from sarathi_lab.campaign.targets import Tables, Target, judge, targets
 from sarathi_lab.compositions import make_batch
-from sarathi_lab.errors import UserError
+from sarathi_lab.errors import RunError, UserError
 from sarathi_lab.paper.bench import Bench, Estimate, Point
 from sarathi_lab.paper.figures import COLUMNS
 from sarathi_lab.paths import EXPERIMENTS, REPOSITORY
@@ -33,6 +35,7 @@ from sarathi_lab.simulator.cost_model import make_cost_model
 from sarathi_lab.simulator.executor import SimulatedExecutor
 from sarathi_lab.steady_state import lengths
 from sarathi_lab.torch_executor.backend import Sizes, TorchBackend
+from sarathi_lab.torch_executor.executor import TorchExecutor
 
 SLUG = "some-gpu"
 
@@ -125,6 +128,19 @@ def test_a_part_that_hangs_is_ended_and_its_signs_of_life_are_shown(tmp_path, ca
     printed = capfd.readouterr().out
     assert "it took more than 3 s and was ended" in printed
     assert "[1/1 hangs] 2 s; " in printed
+
+
+def test_a_part_that_is_ended_writes_what_it_has(tmp_path):
+    tables = tmp_path / "tables"
+    job = Job("hangs", "campaign_parts:hangs", "cpu", True, 1.0, str(tmp_path), str(tables), SLUG)
+    command_line = [sys.executable, "-m", "sarathi_lab.campaign.child", job.as_json()]
+    with subprocess.Popen(command_line, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "about to hang\n"
+        child.terminate()
+        assert child.wait(timeout=30) == 1
+    assert (tables / "hangs" / "question" / "before.csv").is_file()
+    assert json.loads(job.record.read_text())["error"] == "it was ended before it was done"
 
 
 def test_time_is_shared_by_weight_and_what_is_saved_goes_to_the_rest(tmp_path):
@@ -301,6 +317,28 @@ def test_a_load_that_the_cache_cannot_hold_is_not_served():
     assert serve(SimulatedExecutor(lambda batch: 1.0), load, num_blocks=28, block_size=16, vocab_size=9) is not None
 
 
+def test_a_load_that_the_device_has_no_memory_for_is_left_out(tmp_path, cost, monkeypatch):
+    context = context_with(tmp_path, {})
+    server = Server(cost.executor, context)
+    points = gains("13b", dry_scale("13b"))[:2]
+    submit = TorchExecutor.submit
+
+    def refuse_orca(executor, batch):
+        if batch.num_decode_tokens and batch.num_prefills:
+            raise RunError("out of memory")
+        submit(executor, batch)
+
+    monkeypatch.setattr(TorchExecutor, "submit", refuse_orca)
+    server.measure(points[:1], until=math.inf)
+    assert server.gain(points[0]) is None
+    monkeypatch.undo()
+    server.measure(points[1:], until=math.inf)
+    gain = server.gain(points[1])
+    assert gain is not None
+    assert gain[0] > 0
+    assert cost.executor.num_in_flight == 0
+
+
 def test_idle_share_is_that_of_the_gaps():
     iterations = pd.DataFrame({"start": [0.0, 1.5, 2.0], "end": [1.0, 2.0, 4.0]})
     assert idle_share(iterations) == pytest.approx(0.5 / 4.0)
@@ -310,7 +348,7 @@ def test_idle_share_is_that_of_the_gaps():
 @pytest.fixture(scope="module")
 def cost():
     backend = TorchBackend(device="cpu", dtype="float32")
-    return MeasuredCostModel(backend.build(load_spec("tiny"), None, Sizes(8, 16, batch_size=4)))
+    return MeasuredCostModel(backend.build(load_spec("tiny"), None, Sizes(12, 16, batch_size=4)))
 
 
 def test_a_composition_is_measured_once_and_its_operations_sum_to_the_iteration(cost):
@@ -326,7 +364,7 @@ def test_a_composition_is_measured_once_and_its_operations_sum_to_the_iteration(
 
 
 def test_a_batch_that_does_not_fit_has_no_time_and_gives_no_point(cost):
-    too_large = make_batch(prefill_tokens=129)
+    too_large = make_batch(prefill_tokens=193)
     assert math.isnan(sum(cost.operation_times(too_large).values()))
     assert composition(too_large) not in cost.measurements
     estimates = [Estimate(math.nan, 0.1), Estimate(-1.0, 0.1), Estimate(2.0, 0.1)]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 import sys
 import traceback
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -43,6 +45,7 @@ class Job:
 def main(argument: str) -> int:
     """Run the part; returns 0, or 1 if it failed. The record is written either way."""
     job = Job(**json.loads(argument))
+    signal.signal(signal.SIGTERM, _end)
     device = torch.device(job.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)  # events and streams belong to the current one
@@ -54,6 +57,14 @@ def main(argument: str) -> int:
         error = _run(job.target, context)
     _write(job.record, {**record, "clocks": clocks, "duration": round(context.elapsed, 2), "error": error})
     return int(error is not None)
+
+
+class _Ended(BaseException):
+    """The campaign asked this process to end; what is measured so far is written on the way out."""
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    raise _Ended
 
 
 def _run(target: str, context: Context) -> str | None:
@@ -78,6 +89,10 @@ def _write(path: Path, record: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    code = main(sys.argv[1])
+    code = 1
+    try:
+        code = main(sys.argv[1])
+    except _Ended:
+        print("ended by the campaign", flush=True)
     sys.stdout.flush()
     os._exit(code)  # threads that a library left behind must not keep the campaign waiting

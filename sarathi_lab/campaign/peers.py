@@ -64,6 +64,7 @@ def measure(context: Context) -> None:
     errors: dict[str, str] = {name: _installed(name) for name in OTHERS}
     try:
         seconds[LAB] = _time_the_lab(context, task, spec, inputs)
+        errors |= dict.fromkeys((GENERATE, CONTINUOUS), "ended before it was done")
         _time_transformers(context, task, spec, inputs, seconds, errors)
     finally:
         context.write("peers", "peers", rows_of(task, seconds, errors))
@@ -151,6 +152,7 @@ def _time_transformers(
     for name, (work, until) in ways.items():
         try:
             seconds[name] = _repeat(context, work, until)
+            del errors[name]
             context.say(f"{name}: {task.num_tokens / min(seconds[name]):.0f} tokens/s")
         except Exception as error:
             errors[name] = _line(error)

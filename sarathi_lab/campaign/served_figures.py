@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sarathi_lab.campaign.context import Context, spread
+from sarathi_lab.campaign.context import Context, coarse_to_fine, spread
 from sarathi_lab.campaign.serving import Load, Served, serve
+from sarathi_lab.errors import RunError
 from sarathi_lab.paper.bench import LARGEST_BATCH, SEQ_LENS, best_pd_ratio
 from sarathi_lab.paper.throughput import TABLE_4, Setting
 from sarathi_lab.steady_state import lengths
@@ -58,12 +59,12 @@ class Gain:
 
 def gains(model: str, scale: Scale) -> list[Gain]:
     """The points of Figs 9, 11 and 13c and Table 4, the most telling first."""
-    table4 = list(_table4(model, scale))
-    fig11a = list(_fig11a(scale))
+    table4 = coarse_to_fine(list(_table4(model, scale)))
+    by_length = [list(_fig11a(scale, name)) for name in coarse_to_fine(list(scale.seq_lens))]
     at_best = [gain for chunk in scale.chunks for name in scale.seq_lens for gain in _at_best(scale, name, chunk)]
     by_pd = [gain for pd_ratio in scale.pd_ratios for gain in _by_pd(scale, pd_ratio)]
-    first = [*table4, *fig11a] if model == "33b" else [*fig11a, *table4]
-    return [*first, *at_best, *by_pd]
+    first = [table4, *by_length] if model == "33b" else [by_length[0], table4, *by_length[1:]]
+    return [gain for points in (*first, at_best, by_pd) for gain in points]
 
 
 def _load(scale: Scale, policy: str, name: str, chunk: int, pd_ratio: float, batch: int | None = None) -> Load:
@@ -79,11 +80,11 @@ def _table4(model: str, scale: Scale) -> Iterator[Gain]:
         yield Gain("table4", model, "throughput_gain", scale.seq_lens[name], load)
 
 
-def _fig11a(scale: Scale) -> Iterator[Gain]:
-    for name, seq_len in scale.seq_lens.items():
-        pd_ratio = best_pd_ratio(scale.chunks[0], scale.batches[name])
-        for policy in ("sarathi", "orca_best", "orca_worst"):
-            yield Gain("fig11", "a", policy, seq_len, _load(scale, policy, name, scale.chunks[0], pd_ratio))
+def _fig11a(scale: Scale, name: str) -> Iterator[Gain]:
+    pd_ratio = best_pd_ratio(scale.chunks[0], scale.batches[name])
+    for policy in ("sarathi", "orca_best", "orca_worst"):
+        load = _load(scale, policy, name, scale.chunks[0], pd_ratio)
+        yield Gain("fig11", "a", policy, scale.seq_lens[name], load)
 
 
 def _at_best(scale: Scale, name: str, chunk: int) -> Iterator[Gain]:
@@ -136,7 +137,6 @@ class Server:
         served = self._run(load)
         if served is None:
             self._too_large.add(load)
-            self.context.say(f"left out, as the cache is too small: {load}")
             return
         self.runs.setdefault(load, []).append(served)
         tokens = (load.prompt_len + load.num_decodes) / served.seconds_per_request
@@ -146,11 +146,20 @@ class Server:
         )
 
     def _run(self, load: Load) -> Served | None:
+        """None for a load that cache or memory are too small for."""
         executor, vocab_size = self.executor, self.executor.model.spec.vocab_size
-        self._prepare(load)
-        return serve(
-            executor, load, num_blocks=executor.num_blocks, block_size=executor.block_size, vocab_size=vocab_size
-        )
+        sizes = {"num_blocks": executor.num_blocks, "block_size": executor.block_size}
+        reason = "the cache is too small"
+        try:
+            self._prepare(load)
+            if (served := serve(executor, load, **sizes, vocab_size=vocab_size)) is not None:
+                return served
+        except RunError as error:
+            reason = str(error)
+            while executor.num_in_flight:
+                executor.collect()
+        self.context.say(f"left out: {load}: {reason}")
+        return None
 
     def _prepare(self, load: Load) -> None:
         """Warm up for the load's batch, chunk and lengths, as the engine does before a run: graphs are recorded."""
