@@ -25,6 +25,7 @@ from sarathi_lab.campaign.served_figures import Server, dry_scale, gains
 from sarathi_lab.campaign.serving import Load, idle_share, serve
 from sarathi_lab.campaign.state import State
 from sarathi_lab.campaign.targets import Tables, Target, judge, targets
+from sarathi_lab.campaign.timed_figures import Unit, in_fair_turns
 from sarathi_lab.compositions import make_batch
 from sarathi_lab.errors import RunError, UserError
 from sarathi_lab.paper.bench import Bench, Estimate, Point
@@ -387,6 +388,16 @@ def test_coarse_to_fine_keeps_all_and_begins_with_the_ends(count):
     if count > 4:
         assert set(order[:2]) == {0, count - 1}
         assert max(b - a for a, b in zip(sorted(order[:6]), sorted(order[:6])[1:], strict=False)) <= count / 2
+
+
+def test_figures_share_the_time_so_that_cheap_ones_come_to_their_end():
+    seen: list[str] = []
+    figures = [[Unit(name, lambda bench: ()) for _ in range(6)] for name in ("cheap", "dear")]
+    seconds = {"cheap": 1.0, "dear": 4.0}
+    for unit in in_fair_turns(figures, lambda: sum(seconds[name] for name in seen)):
+        seen.append(unit.figure)
+    assert seen[:8] == ["cheap", "dear", "cheap", "cheap", "cheap", "cheap", "dear", "cheap"]
+    assert seen.count("cheap") == seen.count("dear") == 6
 
 
 def test_summaries_have_a_median_and_quantiles_and_one_sample_shows_no_spread():

@@ -12,7 +12,7 @@ from sarathi_lab.campaign.context import Context, summary
 from sarathi_lab.campaign.loading import load
 from sarathi_lab.campaign.measured import MeasuredCostModel
 from sarathi_lab.campaign.served_figures import Gain, Server, dry_scale, gains, paper_scale
-from sarathi_lab.campaign.timed_figures import TARGET_CONTEXT, TARGET_DECODES, Unit, units
+from sarathi_lab.campaign.timed_figures import TARGET_CONTEXT, TARGET_DECODES, Unit, in_fair_turns, units
 from sarathi_lab.paper.bench import SEQ_LENS, Bench, Point
 from sarathi_lab.paper.figures import COLUMNS, complete, paper
 from sarathi_lab.paper.points import KEYS
@@ -57,21 +57,21 @@ def measure(context: Context, model: str) -> None:
     _draw(context, table, model)
 
 
-def _time(context: Context, cost: MeasuredCostModel, todo: Sequence[Unit], device: str) -> pd.DataFrame:
+def _time(context: Context, cost: MeasuredCostModel, figures: Sequence[Sequence[Unit]], device: str) -> pd.DataFrame:
     """The points of single batches, as many as the time allows; the first unit is measured whatever the time."""
     bench = Bench(cost, None)  # type: ignore[arg-type]  # only pipelines ask for the hardware
     until, said = context.until(TIMED_SHARE), context.elapsed
     points: dict[str, list[Point]] = {}
-    num_done = 0
-    for unit in todo:
+    num_done, num_units = 0, sum(map(len, figures))
+    for unit in in_fair_turns(figures, lambda: context.elapsed):
         if num_done and context.cuts_short(until):
             break
         points.setdefault(unit.figure, []).extend(unit.points(bench))
         num_done += 1
         if context.elapsed - said > SAY_EVERY:
             said = context.elapsed
-            context.say(f"{num_done} of {len(todo)} groups of batches, {len(cost.measurements)} batches timed")
-    context.say(f"{num_done} of {len(todo)} groups of batches measured, {len(cost.measurements)} batches")
+            context.say(f"{num_done} of {num_units} groups of batches, {len(cost.measurements)} batches timed")
+    context.say(f"{num_done} of {num_units} groups of batches measured, {len(cost.measurements)} batches")
     return timed_points(points, device)
 
 

@@ -19,8 +19,8 @@ from sarathi_lab.request import Batch, Request, Sequence
 from sarathi_lab.torch_executor.executor import TorchExecutor
 from sarathi_lab.torch_executor.profiling import LONG, OperationProbe
 
-FEWEST, FEWEST_LONG, MOST = 3, 2, 9  # timed iterations of a composition
-ENOUGH = 0.15  # seconds of timed iterations, after which FEWEST suffice
+FEWEST, FEWEST_LONG, MOST = 3, 2, 5  # timed iterations of a composition
+ENOUGH = 0.05  # seconds of timed iterations, after which FEWEST suffice
 
 PARTS = ("qkv_proj", "out_proj", "ffn", "elementwise", "prefill_attention")
 Composition = tuple[tuple[int, int, bool, int], ...]  # start, tokens, is decode, how many of them
@@ -64,6 +64,7 @@ class MeasuredCostModel:
         self.executor = executor
         self._say = say
         self.measurements: dict[Composition, Measurement] = {}
+        self._spreads: list[float] = []
         self._probe = OperationProbe(executor)  # fills the cache with random values: zeros run faster
         self._products: dict[int, dict[str, float]] = {}
         self._random = np.random.default_rng(seed)
@@ -75,8 +76,7 @@ class MeasuredCostModel:
     @property
     def uncertainty(self) -> Mapping[str, float]:
         """The spread of repeated iterations, in the median over what was measured so far."""
-        spreads = [spread(found.seconds) for found in self.measurements.values()]
-        typical = float(np.median(spreads)) if spreads else math.nan
+        typical = float(np.median(self._spreads)) if self._spreads else math.nan
         return {"matmul": typical, "attention": typical}
 
     def iteration_time(self, batch: Batch) -> float:
@@ -96,6 +96,7 @@ class MeasuredCostModel:
             if found is None:
                 return dict.fromkeys((*PARTS, "others"), math.nan)
             self.measurements[key] = found
+            self._spreads.append(spread(found.seconds))
         return self.measurements[key].operations
 
     def placed(self, batch: Batch) -> Batch | None:

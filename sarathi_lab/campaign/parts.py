@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-LIMIT_FACTOR, LIMIT_EXTRA = 1.5, 45.0  # a part that takes this much longer than its share is ended
+LIMIT_FACTOR, LIMIT_EXTRA = 1.5, 60.0  # a part that takes this much longer than its share is ended
 
 
 @dataclass(frozen=True)

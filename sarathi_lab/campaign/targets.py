@@ -54,6 +54,8 @@ def judge(context: Context) -> None:
     """Write targets.csv, and say it line by line. Nothing is judged that was not measured."""
     rows = [target.row() for target in targets(Tables(context))]
     context.write("gpu_targets", "targets", rows)
+    if context.is_dry:
+        context.say("a dry run on a CPU: judged to see that it works, the values mean nothing")
     for row in rows:
         value = row["value"]
         found = f"{value:.3g} {row['unit']}" if isinstance(value, float) else row["reason"]

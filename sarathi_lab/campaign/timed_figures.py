@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from heapq import heapify, heappop, heappush
 
 from sarathi_lab.campaign.context import coarse_to_fine
 from sarathi_lab.compositions import chunks_of, make_batch
@@ -30,8 +31,8 @@ class Unit:
     points: Callable[[Bench], Iterable[Point]]
 
 
-def units(spec: ModelSpec, *, is_dry: bool) -> list[Unit]:
-    """Every figure's units, those of all figures in turn, each figure's ends and middles first."""
+def units(spec: ModelSpec, *, is_dry: bool) -> list[list[Unit]]:
+    """The units of every figure, its ends and middles first."""
     by_figure = [
         [Unit("targets", _time_targets)] if spec.name == "13b" else [],
         [Unit("table2", lambda bench: operations.table2(bench, spec))],
@@ -43,8 +44,20 @@ def units(spec: ModelSpec, *, is_dry: bool) -> list[Unit]:
         [Unit("fig04", _fig04(spec, *point)) for point in _fig04_points()],
         [Unit("fig10", _fig10(name, b, c)) for c in FIG_10_CHUNKS for name, bs in _batches() for b in bs],
     ]
-    kept = [figure[:DRY_UNITS] if is_dry else coarse_to_fine(figure) for figure in by_figure]
-    return [unit for turn in zip_longest(*kept) for unit in turn if unit is not None]
+    return [figure[:DRY_UNITS] if is_dry else coarse_to_fine(figure) for figure in by_figure if figure]
+
+
+def in_fair_turns(figures: Iterable[Sequence[Unit]], spent: Callable[[], float]) -> Iterator[Unit]:
+    """All units, the next always of the figure that took least so far: cheap figures come to their end, and dear ones
+    do not keep them waiting. `spent` is the time that passed."""
+    waiting = [(0.0, number, deque(units)) for number, units in enumerate(figures)]
+    heapify(waiting)
+    while waiting:
+        taken, number, left = heappop(waiting)
+        start = spent()
+        yield left.popleft()
+        if left:
+            heappush(waiting, (taken + spent() - start, number, left))
 
 
 def fig10_counted(bench: Bench, name: str, batch: int, chunk: int) -> Iterator[Point]:
