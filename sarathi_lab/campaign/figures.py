@@ -23,6 +23,7 @@ KV_TOKENS = {"13b": TARGET_CONTEXT * max(TARGET_DECODES), "33b": 19 * 1024}
 LONGEST = 2 * max(SEQ_LENS.values())  # tokens of a sequence: Fig 10's prompts may be rounded up to whole chunks
 DRY_MODEL = "tiny"
 TIMED_SHARE = 0.45  # of the time after loading, for single batches; the rest is for serving
+CLOSING = 8.0  # seconds that are left at the end, for the run that is on and the pictures
 SAY_EVERY = 5.0  # seconds
 COUNTED = ("fig10",)  # summed up by counting, not served
 
@@ -45,23 +46,24 @@ def measure(context: Context, model: str) -> None:
     device = f"{'dry run on ' if context.is_dry else ''}{backend.device_name}, {model}"
     scale = dry_scale(model) if context.is_dry else paper_scale(model)
     cost, server, wanted = MeasuredCostModel(executor, say=context.say), Server(executor, context), gains(model, scale)
-    found: list[pd.DataFrame] = []
+    points: dict[str, list[Point]] = {}
     try:
-        found.append(_time(context, cost, units(spec, is_dry=context.is_dry), device))
-        server.measure(wanted, until=context.seconds)
+        _time(context, cost, units(spec, is_dry=context.is_dry), points)
+        server.measure(wanted, until=context.seconds - CLOSING)
     finally:
         context.write("paper", f"{model}-compositions", cost.rows(model, backend.dtype_bytes))
         context.write("paper", f"{model}-serving", _serving_rows(server, model))
-        table = pd.concat([*found, served_points(server, wanted, device)], ignore_index=True)
+        table = _joined([timed_points(points, device), served_points(server, wanted, device)])
         context.write("paper", f"{model}-points", table)
     _draw(context, table, model)
 
 
-def _time(context: Context, cost: MeasuredCostModel, figures: Sequence[Sequence[Unit]], device: str) -> pd.DataFrame:
-    """The points of single batches, as many as the time allows; the first unit is measured whatever the time."""
+def _time(
+    context: Context, cost: MeasuredCostModel, figures: Sequence[Sequence[Unit]], points: dict[str, list[Point]]
+) -> None:
+    """Add the points of single batches to `points`, as many as the time allows; the first unit whatever the time."""
     bench = Bench(cost, None)  # type: ignore[arg-type]  # only pipelines ask for the hardware
     until, said = context.until(TIMED_SHARE), context.elapsed
-    points: dict[str, list[Point]] = {}
     num_done, num_units = 0, sum(map(len, figures))
     for unit in in_fair_turns(figures, lambda: context.elapsed):
         if num_done and context.cuts_short(until):
@@ -72,7 +74,6 @@ def _time(context: Context, cost: MeasuredCostModel, figures: Sequence[Sequence[
             said = context.elapsed
             context.say(f"{num_done} of {num_units} groups of batches, {len(cost.measurements)} batches timed")
     context.say(f"{num_done} of {num_units} groups of batches measured, {len(cost.measurements)} batches")
-    return timed_points(points, device)
 
 
 def timed_points(points: dict[str, list[Point]], device: str) -> pd.DataFrame:
