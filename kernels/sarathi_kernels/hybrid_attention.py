@@ -129,9 +129,9 @@ def fused_config(chip: Chip, head_size: int, dtype: torch.dtype) -> PrefillConfi
     wide = head_size > 128
     if dtype == torch.float32:
         return prefill.prefill_config(chip, head_size, dtype, 64)
-    if chip.capability == 86:
-        return PrefillConfig(64, 16 if wide else 32, num_warps=4, num_stages=2)
-    return PrefillConfig(64, 32 if wide else 64, num_warps=4, num_stages=3)
+    if chip.capability >= 90:
+        return PrefillConfig(64, 32 if wide else 64, num_warps=4, num_stages=3)
+    return PrefillConfig(32 if wide else 64, 32, num_warps=4, num_stages=2)
 
 
 def hybrid_attention(

@@ -251,7 +251,9 @@ class PrefillConfig:
     num_stages: int
 
 
-def prefill_config(chip: Chip, head_size: int, dtype: torch.dtype, tile_rows: int) -> PrefillConfig:
+def prefill_config(
+    chip: Chip, head_size: int, dtype: torch.dtype, tile_rows: int, *, has_window: bool = False
+) -> PrefillConfig:
     """The configuration for tiles of `tile_rows` queries; its block_m divides them.
 
     Chosen such that nothing spills and the stages fit the chip's shared memory; compiled, not yet measured.
@@ -264,7 +266,8 @@ def prefill_config(chip: Chip, head_size: int, dtype: torch.dtype, tile_rows: in
     if chip.capability >= 90:
         return PrefillConfig(block_m, 64 if wide or block_m == 64 else 128, num_warps, num_stages=2)
     # Without wgmma, the pipeline holds a second tile of keys and values from five stages on.
-    return PrefillConfig(block_m, 32 if num_warps == 4 or wide else 64, num_warps, num_stages=5)
+    block_n = 32 if num_warps == 4 or wide or has_window else 64
+    return PrefillConfig(block_m, block_n, num_warps, num_stages=5)
 
 
 def describe_cache(cache: Tensor, block_n: int) -> TensorDescriptor:
@@ -318,7 +321,9 @@ def prefill_attention(
     check_inputs(query, key_cache, value_cache, plan, scale, sliding_window, out)
     num_heads, head_size = query.shape[1:]
     block_size, num_kv_heads = key_cache.shape[1:3]
-    config = config or prefill_config(chip_of(query.device), head_size, query.dtype, plan.tile_rows)
+    if config is None:
+        has_window = sliding_window is not None
+        config = prefill_config(chip_of(query.device), head_size, query.dtype, plan.tile_rows, has_window=has_window)
     tile_parts = plan.tile_rows // config.block_m
     num_entries = plan.num_tiles * tile_parts + (plan.num_decodes if with_decodes else 0)
     if num_entries == 0:
