@@ -22,9 +22,11 @@ from sarathi_kernels import prefill_attention as prefill
 from sarathi_kernels.attention_plan import AttentionPlan
 from sarathi_kernels.attention_support import LOG2_E, check_inputs
 from sarathi_kernels.chip import Chip, chip_of
-from sarathi_kernels.decode_attention import attend_part, decode_attention, decode_config, dot_rows, make_scratch
+from sarathi_kernels.decode_attention import decode_attention, decode_config, dot_rows, make_scratch
+from sarathi_kernels.decode_part import attend_part
 from sarathi_kernels.launch import launch
-from sarathi_kernels.prefill_attention import PrefillConfig, attend_tile, prefill_attention
+from sarathi_kernels.prefill_attention import PrefillConfig, prefill_attention
+from sarathi_kernels.prefill_tile import attend_tile
 
 Variant = Literal["series", "streams", "unified", "fused"]
 DEFAULT_VARIANT: Variant = "series"  # its kernels have the best tiles each; the others wait for a measurement
