@@ -20,7 +20,7 @@ from sarathi_kernels.attention_peers import (
     torch_attention,
     works_here,
 )
-from sarathi_kernels.attention_plan import AttentionPlan, make_plan
+from sarathi_kernels.attention_plan import MAX_SPLITS, MIN_SPLIT_TOKENS, AttentionPlan, make_plan
 from sarathi_kernels.benchmark import Benchmark
 from sarathi_kernels.chip import chip_of
 from sarathi_kernels.decode_attention import decode_attention
@@ -105,14 +105,17 @@ def _decode(
     inputs = _inputs(case, device, dtype)
     label = f"{name} {count} x {context}"
     out = torch.empty_like(inputs.query)
-    for num_splits in sorted({1, inputs.plan.num_splits}):
+    chosen = inputs.plan.num_splits
+    for num_splits in sorted({1, chosen, 2 * chosen, 4 * chosen}):
+        if num_splits > max(chosen, min(MAX_SPLITS, context // MIN_SPLIT_TOKENS)):
+            continue
         plan = replace(inputs.plan, num_splits=num_splits)
 
         def paged(plan: AttentionPlan = plan) -> None:
             decode_attention(inputs.query, inputs.key_cache, inputs.value_cache, plan, inputs.scale, out=out)
 
-        is_chosen = num_splits == inputs.plan.num_splits
-        yield _benchmark("decode_attention", case, label, "paged" if is_chosen else "paged, unsplit", dtype, paged)
+        implementation = "paged" if num_splits == chosen else f"paged, {num_splits} splits"
+        yield _benchmark("decode_attention", case, label, implementation, dtype, paged)
     if (attend := flashinfer_decode(case, inputs)) is not None:
         yield _benchmark("decode_attention", case, label, "flashinfer", dtype, attend)
 
