@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sarathi_kernels.attention_plan import AttentionPlan
-from sarathi_kernels.attention_support import LOG2_E, check_inputs
+from sarathi_kernels.attention_support import LOG2_E, SMALL_SHARED_MEMORY, check_inputs
 from sarathi_kernels.chip import Chip, chip_of
 from sarathi_kernels.decode_part import attend_part
 from sarathi_kernels.launch import launch
@@ -108,7 +108,7 @@ def decode_config(chip: Chip, head_size: int, dtype: torch.dtype, group: int) ->
     if group == 1:
         return DecodeConfig(block_n=8192 // bytes_per_token, num_warps=4, num_stages=3)
     # Before a matrix product, the pipeline holds a second tile of keys and values from five stages on.
-    tile_bytes = 8192 if chip.capability == 86 else 16384
+    tile_bytes = 8192 if chip.shared_memory < SMALL_SHARED_MEMORY else 16384
     return DecodeConfig(block_n=max(16, tile_bytes // bytes_per_token), num_warps=4, num_stages=5)
 
 

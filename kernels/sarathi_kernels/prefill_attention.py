@@ -17,7 +17,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from sarathi_kernels.attention_plan import AttentionPlan
-from sarathi_kernels.attention_support import LOG2_E, check_inputs
+from sarathi_kernels.attention_support import LARGE_SHARED_MEMORY, LOG2_E, SMALL_SHARED_MEMORY, check_inputs
 from sarathi_kernels.chip import Chip, chip_of
 from sarathi_kernels.launch import launch
 from sarathi_kernels.prefill_tile import attend_tile
@@ -96,11 +96,12 @@ def prefill_config(
         return PrefillConfig(min(tile_rows, 32), 16 if wide else 32, num_warps=8 if wide else 4, num_stages=1)
     block_m = min(tile_rows, 64 if wide else 128)
     num_warps = 8 if block_m == 128 or wide else 4
-    if chip.capability >= 90:
+    if chip.shared_memory >= LARGE_SHARED_MEMORY:
         return PrefillConfig(block_m, 64 if wide or block_m == 64 else 128, num_warps, num_stages=2)
     # Without wgmma, the pipeline holds a second tile of keys and values from five stages on.
     block_n = 32 if num_warps == 4 or wide or has_window else 64
-    return PrefillConfig(block_m, block_n, num_warps, num_stages=5)
+    num_stages = 2 if wide and chip.shared_memory < SMALL_SHARED_MEMORY else 5
+    return PrefillConfig(block_m, block_n, num_warps, num_stages)
 
 
 def describe_cache(cache: Tensor, block_n: int) -> TensorDescriptor:
