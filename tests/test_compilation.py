@@ -9,11 +9,13 @@ import sys
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from sarathi_kernels.chip import CHIPS
-from sarathi_kernels.compilation import TABLE_COMMAND, main, read_table, source_hash
+from sarathi_kernels.compilation import TABLE_COMMAND, Unit, compile_units, main, read_table, source_hash
 from sarathi_kernels.compiled import Compiled, Dot, check
 from sarathi_kernels.launch import Launch
 
@@ -122,6 +124,26 @@ def launched(**flags: bool) -> Launch:
 )
 def test_check_names_what_is_wrong_on_hopper(change: dict[str, object], complaint: str | None) -> None:
     assert check(replace(CHECKED_BY_HAND, **change), launched(), CHIPS[90]) == ([complaint] if complaint else [])
+
+
+def test_a_crash_of_the_compiler_costs_one_row_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compile_or_crash(source: Any) -> Compiled:
+        if source.configuration == "crashes":
+            os._exit(134)  # as an assertion of LLVM ends the process
+        return CHECKED_BY_HAND
+
+    monkeypatch.setattr("sarathi_kernels.compilation.compile_source", compile_or_crash)
+    texts = ("sound", "crashes", "sound, too")
+    sources: list[Any] = [SimpleNamespace(source=SimpleNamespace(name="toy"), configuration=text) for text in texts]
+    seen: list[str] = []
+    rows = compile_units(
+        [Unit(launched(), CHIPS[90], source) for source in sources],
+        jobs=2,
+        on_row=lambda row: seen.append(row.complaint),
+    )
+    assert [row.configuration for row in rows] == list(texts)
+    assert [row.complaint for row in rows] == ["", "does not compile: the compiler crashed", ""]
+    assert len(seen) == len(texts)
 
 
 def test_blocks_per_sm_follows_the_scarcest_resource() -> None:

@@ -135,6 +135,7 @@ def compile_units(units: Sequence[Unit], jobs: int, on_row: Callable[[Row], None
                 _compile_into(rows, [index], 1, sources, on_row)
             except BrokenProcessPool:
                 rows[index] = _failed(units[index], sources, "the compiler crashed")
+                on_row(rows[index])
     return [rows[index] for index in range(len(units))]
 
 
