@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from sarathi_kernels.attention_cases import AWKWARD, AttentionCase, make_inputs, reference
+from sarathi_kernels.attention_plan import PADDING
 from sarathi_kernels.chip import CHIPS, assumed
 from sarathi_kernels.hybrid_attention import Variant, fused_config, hybrid_attention, split_programs
 from sarathi_kernels.testing import poisoned, relative_error
@@ -39,6 +40,21 @@ def test_all_variants_give_the_same(name: str, num_splits: int) -> None:
             out=out,
         )
         assert relative_error(out, expected) < 2e-3, variant
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_padding_of_the_plan_changes_nothing(variant: Variant) -> None:
+    case = AttentionCase(((20, 70), (1, 40), (1, 17)), 2, 2)
+    inputs = make_inputs(case, device=DEVICE, dtype=torch.float32, num_sms=2)
+    plan = replace(
+        inputs.plan,
+        tiles=torch.nn.functional.pad(inputs.plan.tiles, (0, 0, 0, 2), value=PADDING),
+        decodes=torch.nn.functional.pad(inputs.plan.decodes, (0, 3), value=PADDING),
+        num_splits=2,
+    )
+    out = poisoned(*inputs.query.shape, device=DEVICE, dtype=torch.float32)
+    hybrid_attention(inputs.query, inputs.key_cache, inputs.value_cache, plan, inputs.scale, variant=variant, out=out)
+    assert relative_error(out, reference(case, inputs)) < 1e-5
 
 
 def test_an_unknown_variant_is_refused() -> None:

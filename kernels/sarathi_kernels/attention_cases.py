@@ -86,7 +86,7 @@ def make_inputs(
     """Seeded inputs of `case`, whose contexts lie in scattered blocks, with the plan for `num_sms` multiprocessors."""
     generator = torch.Generator().manual_seed(seed)
     needed = [-(-kv_len // case.block_size) for _, kv_len in case.sequences]
-    order = torch.randperm(sum(needed) + 1, generator=generator).tolist()  # one block belongs to nobody
+    order = (1 + torch.randperm(sum(needed), generator=generator)).tolist()  # the first block belongs to nobody
     blocks = [[order.pop() for _ in range(count)] for count in needed]
     on_device = torch.Generator(device).manual_seed(seed)
     heads = (case.num_kv_heads, case.head_size)

@@ -1,9 +1,4 @@
-"""Paged attention of decodes: one query a sequence, its context split over programs (Flash-Decoding).
-
-A decode reads all its keys and values once and hardly computes, so that memory is the limit: the heads of a group
-that share one KV head are rows of one matrix product, and where nothing is shared, the products are summed element by
-element, each row of the tile of keys with a softmax of its own, so that the loop needs no exchange between warps.
-"""
+"""Paged attention of decodes: one query a sequence, its context split over programs (Flash-Decoding)."""
 
 from __future__ import annotations
 
@@ -16,186 +11,13 @@ import triton.language as tl
 from torch import Tensor
 
 from sarathi_kernels.attention_plan import AttentionPlan
-from sarathi_kernels.attention_support import LOG2_E, check_inputs
+from sarathi_kernels.attention_support import LOG2_E, SMALL_SHARED_MEMORY, check_inputs
 from sarathi_kernels.chip import Chip, chip_of
+from sarathi_kernels.decode_part import attend_part
 from sarathi_kernels.launch import launch
-from sarathi_kernels.paging import slot_offsets
 
 PLAN_ARGUMENTS = ["query_starts", "kv_lens", "block_table", "decodes", "stride_table", "num_splits", "window"]
 MIN_DOT_ROWS = 16  # of a matrix instruction
-
-
-@triton.jit
-def attend_alone(
-    query: tl.tensor,  # pointer to the head's row
-    keys: tl.tensor,  # pointers to the KV head of the first slot
-    values: tl.tensor,
-    table: tl.tensor,
-    begin: tl.tensor,  # multiple of BLOCK_N
-    end: tl.tensor,
-    first_visible: tl.tensor,
-    stride_block: tl.tensor,
-    stride_slot: tl.tensor,
-    qk_scale: tl.tensor,
-    HEAD_SIZE: tl.constexpr,
-    PADDED_SIZE: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    STAGES: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor]:
-    """One head with a KV head of its own: normalised values [1, PADDED_SIZE] and log2 of the sum of powers [1]."""
-    dims = tl.arange(0, PADDED_SIZE)
-    row = tl.load(query + dims, mask=dims < HEAD_SIZE, other=0.0).to(tl.float32) * qk_scale
-    # Every row of the tile of keys has its own softmax: they are joined once, behind the loop.
-    acc = tl.zeros([BLOCK_N, PADDED_SIZE], tl.float32)
-    row_max = tl.full([BLOCK_N], float("-inf"), tl.float32)
-    row_sum = tl.zeros([BLOCK_N], tl.float32)
-    for first_key in tl.range(begin, end, BLOCK_N, num_stages=STAGES):
-        first_key = tl.multiple_of(first_key, BLOCK_N)
-        tokens = first_key + tl.arange(0, BLOCK_N)
-        visible = (tokens < end) & (tokens >= first_visible)
-        mask = visible[:, None] & (dims[None, :] < HEAD_SIZE)
-        slots = slot_offsets(table, first_key, end, stride_block, stride_slot, BLOCK_SIZE, BLOCK_N)
-        offsets = slots[:, None] + dims[None, :]
-        key = tl.load(keys + offsets, mask=mask, other=0.0).to(tl.float32)
-        value = tl.load(values + offsets, mask=mask, other=0.0).to(tl.float32)
-        scores = tl.where(visible, tl.sum(key * row[None, :], 1), float("-inf"))
-        new_max = tl.maximum(row_max, scores)
-        shift = tl.where(new_max == float("-inf"), 0.0, new_max)
-        weights = tl.math.exp2(scores - shift)
-        rescale = tl.math.exp2(row_max - shift)
-        row_sum = row_sum * rescale + weights
-        acc = acc * rescale[:, None] + value * weights[:, None]
-        row_max = new_max
-    highest = tl.max(row_max, 0)
-    share = tl.math.exp2(row_max - tl.where(highest == float("-inf"), 0.0, highest))
-    total = tl.sum(row_sum * share, 0)
-    total = tl.where(total > 0, total, 1.0)  # an empty part: its maximum alone makes the logarithm -inf
-    attended = tl.sum(acc * share[:, None], 0) / total
-    return attended[None, :], highest + tl.math.log2(total) + tl.zeros([1], tl.float32)
-
-
-@triton.jit
-def attend_group(
-    query: tl.tensor,  # pointer to the row of the group's first head
-    keys: tl.tensor,
-    values: tl.tensor,
-    table: tl.tensor,
-    begin: tl.tensor,  # multiple of BLOCK_N
-    end: tl.tensor,
-    first_visible: tl.tensor,
-    stride_block: tl.tensor,
-    stride_slot: tl.tensor,
-    qk_scale: tl.tensor,
-    GROUP: tl.constexpr,
-    ROWS: tl.constexpr,
-    HEAD_SIZE: tl.constexpr,
-    PADDED_SIZE: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    STAGES: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor]:
-    """The heads of one KV head: normalised values [ROWS, PADDED_SIZE] and log2 of the sums of powers [ROWS]."""
-    dims = tl.arange(0, PADDED_SIZE)[None, :]
-    heads = tl.arange(0, ROWS)[:, None]
-    tile = tl.load(query + heads * HEAD_SIZE + dims, mask=(heads < GROUP) & (dims < HEAD_SIZE), other=0.0)
-    acc = tl.zeros([ROWS, PADDED_SIZE], tl.float32)
-    row_max = tl.full([ROWS], float("-inf"), tl.float32)
-    row_sum = tl.zeros([ROWS], tl.float32)
-    for first_key in tl.range(begin, end, BLOCK_N, num_stages=STAGES):
-        first_key = tl.multiple_of(first_key, BLOCK_N)
-        tokens = first_key + tl.arange(0, BLOCK_N)
-        visible = (tokens < end) & (tokens >= first_visible)
-        mask = visible[:, None] & (dims < HEAD_SIZE)
-        slots = slot_offsets(table, first_key, end, stride_block, stride_slot, BLOCK_SIZE, BLOCK_N)
-        offsets = slots[:, None] + dims
-        key = tl.load(keys + offsets, mask=mask, other=0.0)
-        scores = tl.dot(tile, key.T, input_precision="ieee") * qk_scale
-        scores = tl.where(visible[None, :], scores, float("-inf"))
-        new_max = tl.maximum(row_max, tl.max(scores, 1))
-        shift = tl.where(new_max == float("-inf"), 0.0, new_max)
-        weights = tl.math.exp2(scores - shift[:, None])
-        rescale = tl.math.exp2(row_max - shift)
-        row_sum = row_sum * rescale + tl.sum(weights, 1)
-        value = tl.load(values + offsets, mask=mask, other=0.0)
-        acc = tl.dot(weights.to(value.dtype), value, acc * rescale[:, None], input_precision="ieee")
-        row_max = new_max
-    row_sum = tl.where(row_sum > 0, row_sum, 1.0)  # an empty part: its maximum alone makes the logarithm -inf
-    return acc / row_sum[:, None], row_max + tl.math.log2(row_sum)
-
-
-@triton.jit
-def attend_part(
-    query: tl.tensor,
-    keys: tl.tensor,
-    values: tl.tensor,
-    out: tl.tensor,
-    partial: tl.tensor,
-    log_sums: tl.tensor,
-    query_starts: tl.tensor,
-    kv_lens: tl.tensor,
-    block_table: tl.tensor,
-    decodes: tl.tensor,
-    decode: tl.tensor,
-    kv_head: tl.tensor,
-    split: tl.tensor,
-    num_splits: tl.tensor,
-    stride_query: tl.tensor,
-    stride_out: tl.tensor,
-    stride_block: tl.tensor,
-    stride_slot: tl.tensor,
-    stride_table: tl.tensor,
-    window: tl.tensor,
-    qk_scale: tl.tensor,
-    NUM_KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    ROWS: tl.constexpr,
-    HEAD_SIZE: tl.constexpr,
-    PADDED_SIZE: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    STAGES: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    IS_SPLIT: tl.constexpr,
-) -> None:
-    """Attend for the heads of one KV head to one part of a decode's context; the result goes to `out` if that is all.
-
-    `partial` [num_decodes, num_heads, num_splits, HEAD_SIZE] and `log_sums` [num_decodes, num_heads, num_splits],
-    both float32, take the result of a part; the log2 of an empty part's sum is -inf.
-    """
-    sequence = tl.load(decodes + decode)
-    if sequence >= 0:
-        row = tl.load(query_starts + sequence).to(tl.int64)
-        kv_len = tl.load(kv_lens + sequence)
-        first_visible = tl.maximum(kv_len - window, 0) if HAS_WINDOW else 0
-        first_key = first_visible // BLOCK_N * BLOCK_N
-        part = tl.cdiv(tl.cdiv(kv_len - first_key, num_splits), BLOCK_N) * BLOCK_N
-        begin = first_key + split * part
-        end = tl.minimum(begin + part, kv_len)
-        table = block_table + sequence.to(tl.int64) * stride_table
-        queries = query + row * stride_query + kv_head * GROUP * HEAD_SIZE
-        keys += kv_head * HEAD_SIZE
-        values += kv_head * HEAD_SIZE
-        if GROUP == 1:
-            attended, log_sum = attend_alone(
-                queries, keys, values, table, begin, end, first_visible, stride_block, stride_slot, qk_scale,
-                HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, STAGES,
-            )  # fmt: skip
-        else:
-            attended, log_sum = attend_group(
-                queries, keys, values, table, begin, end, first_visible, stride_block, stride_slot, qk_scale,
-                GROUP, ROWS, HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, STAGES,
-            )  # fmt: skip
-        heads = tl.arange(0, ROWS)
-        dims = tl.arange(0, PADDED_SIZE)[None, :]
-        exists = (heads[:, None] < GROUP) & (dims < HEAD_SIZE)
-        if IS_SPLIT:
-            rows = ((decode * NUM_KV_HEADS + kv_head) * GROUP + heads) * num_splits + split
-            tl.store(partial + rows[:, None] * HEAD_SIZE + dims, attended, mask=exists)
-            tl.store(log_sums + rows, log_sum, mask=heads < GROUP)
-        else:
-            pointers = out + row * stride_out + (kv_head * GROUP + heads[:, None]) * HEAD_SIZE + dims
-            tl.store(pointers, attended.to(out.dtype.element_ty), mask=exists)
 
 
 @triton.jit(do_not_specialize=PLAN_ARGUMENTS)
@@ -286,7 +108,7 @@ def decode_config(chip: Chip, head_size: int, dtype: torch.dtype, group: int) ->
     if group == 1:
         return DecodeConfig(block_n=8192 // bytes_per_token, num_warps=4, num_stages=3)
     # Before a matrix product, the pipeline holds a second tile of keys and values from five stages on.
-    tile_bytes = 8192 if chip.capability == 86 else 16384
+    tile_bytes = 8192 if chip.shared_memory < SMALL_SHARED_MEMORY else 16384
     return DecodeConfig(block_n=max(16, tile_bytes // bytes_per_token), num_warps=4, num_stages=5)
 
 

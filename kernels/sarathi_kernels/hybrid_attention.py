@@ -20,11 +20,13 @@ from torch import Tensor
 from sarathi_kernels import decode_attention as decode
 from sarathi_kernels import prefill_attention as prefill
 from sarathi_kernels.attention_plan import AttentionPlan
-from sarathi_kernels.attention_support import LOG2_E, check_inputs
+from sarathi_kernels.attention_support import LARGE_SHARED_MEMORY, LOG2_E, check_inputs
 from sarathi_kernels.chip import Chip, chip_of
-from sarathi_kernels.decode_attention import attend_part, decode_attention, decode_config, dot_rows, make_scratch
+from sarathi_kernels.decode_attention import decode_attention, decode_config, dot_rows, make_scratch
+from sarathi_kernels.decode_part import attend_part
 from sarathi_kernels.launch import launch
-from sarathi_kernels.prefill_attention import PrefillConfig, attend_tile, prefill_attention
+from sarathi_kernels.prefill_attention import PrefillConfig, prefill_attention
+from sarathi_kernels.prefill_tile import attend_tile
 
 Variant = Literal["series", "streams", "unified", "fused"]
 DEFAULT_VARIANT: Variant = "series"  # its kernels have the best tiles each; the others wait for a measurement
@@ -129,9 +131,9 @@ def fused_config(chip: Chip, head_size: int, dtype: torch.dtype) -> PrefillConfi
     wide = head_size > 128
     if dtype == torch.float32:
         return prefill.prefill_config(chip, head_size, dtype, 64)
-    if chip.capability == 86:
-        return PrefillConfig(64, 16 if wide else 32, num_warps=4, num_stages=2)
-    return PrefillConfig(64, 32 if wide else 64, num_warps=4, num_stages=3)
+    if chip.shared_memory >= LARGE_SHARED_MEMORY:
+        return PrefillConfig(64, 32 if wide else 64, num_warps=4, num_stages=3)
+    return PrefillConfig(32 if wide else 64, 32, num_warps=4, num_stages=2)
 
 
 def hybrid_attention(

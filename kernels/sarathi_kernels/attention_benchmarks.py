@@ -1,0 +1,213 @@
+"""Benchmarks of attention: chunks, decodes, hybrid batches, and a prompt whole against the same prompt in chunks.
+
+The peers are torch's own attention on the same data, unpaged, and FlashInfer on the same pages where it is installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import get_args
+
+import torch
+from torch import Tensor
+
+from sarathi_kernels.attention_cases import AttentionCase, AttentionInputs, make_inputs
+from sarathi_kernels.attention_peers import (
+    flashinfer_decode,
+    flashinfer_pod,
+    flashinfer_prefill,
+    torch_attention,
+    works_here,
+)
+from sarathi_kernels.attention_plan import MAX_SPLITS, MIN_SPLIT_TOKENS, AttentionPlan, make_plan
+from sarathi_kernels.benchmark import Benchmark
+from sarathi_kernels.chip import chip_of
+from sarathi_kernels.decode_attention import decode_attention
+from sarathi_kernels.hybrid_attention import Variant, hybrid_attention
+from sarathi_kernels.prefill_attention import PrefillConfig, prefill_attention
+
+HEADS = {"mha": (40, 40), "gqa": (32, 8)}  # of a 13B model, and of one with four heads a KV head
+HEAD_SIZE = 128
+CHUNKS = (256, 512, 1024, 2048)
+OFFSETS = (0, 1024, 4096, 16_384)
+DECODES = ((1, 1024), (8, 1024), (32, 1024), (32, 2048), (8, 16_384))
+HYBRID_DECODES = ((17, 1024), (9, 2048), (5, 3072), (4, 8192), (2, 16_384))  # the paper's grid, and longer contexts
+HYBRID_CHUNKS = (256, 512, 1024)
+PROMPTS = (4096, 16_384)
+# Other tiles and paths to compare the chosen ones with on a GPU; the chip may be too small for some.
+ALTERNATIVES = {
+    "128x128, 3 stages": (PrefillConfig(128, 128, 8, 3), 16, False),
+    "128x64, 8 warps": (PrefillConfig(128, 64, 8, 3), 16, False),
+    "64x64, 4 warps": (PrefillConfig(64, 64, 4, 2), 16, False),
+    "64x128, 4 warps": (PrefillConfig(64, 128, 4, 2), 16, False),
+    "blocks of 256": (None, 256, False),
+    "descriptors": (None, 256, True),
+    "descriptors 128x64": (PrefillConfig(128, 64, 8, 3), 256, True),
+    "descriptors 64x64": (PrefillConfig(64, 64, 4, 2), 256, True),
+}
+
+
+def benchmarks(device: torch.device, dtype: torch.dtype, quick: bool) -> Iterator[Benchmark]:
+    """Tensors of a case are made when it is reached; `quick` takes tiny sizes, for the interpreter."""
+    for name in ("gqa",) if quick else HEADS:
+        for offset in (20,) if quick else OFFSETS:
+            for chunk in (18,) if quick else CHUNKS:
+                yield from _prefill(name, chunk, offset, device, dtype, quick)
+        for count, context in ((2, 33),) if quick else DECODES:
+            yield from _decode(name, count, context, device, dtype, quick)
+        for count, context in ((2, 33),) if quick else HYBRID_DECODES:
+            for chunk in (18,) if quick else HYBRID_CHUNKS:
+                yield from _hybrid(name, chunk, count, context, device, dtype, quick)
+    for prompt in (48,) if quick else PROMPTS:
+        yield from _reread(prompt, (16,) if quick else CHUNKS, device, dtype, quick)
+    yield from _tiles(device, dtype, quick)
+
+
+def _case(name: str, sequences: tuple[tuple[int, int], ...], quick: bool, block_size: int = 16) -> AttentionCase:
+    num_heads, num_kv_heads = (4, 2) if quick else HEADS[name]
+    return AttentionCase(sequences, num_heads, num_kv_heads, 64 if quick else HEAD_SIZE, block_size)
+
+
+def _inputs(case: AttentionCase, device: torch.device, dtype: torch.dtype) -> AttentionInputs:
+    return make_inputs(case, device=device, dtype=dtype, num_sms=chip_of(device).num_sms)
+
+
+def _benchmark(
+    operation: str, case: AttentionCase, label: str, implementation: str, dtype: torch.dtype, work: Callable[[], object]
+) -> Benchmark:
+    return Benchmark(operation, label, implementation, work, case.flops, case.num_bytes(dtype.itemsize))
+
+
+def _prefill(
+    name: str, chunk: int, offset: int, device: torch.device, dtype: torch.dtype, quick: bool
+) -> Iterator[Benchmark]:
+    case = _case(name, ((chunk, offset + chunk),), quick)
+    inputs = _inputs(case, device, dtype)
+    label = f"{name} chunk {chunk} at {offset}"
+    out = torch.empty_like(inputs.query)
+    arguments = (inputs.query, inputs.key_cache, inputs.value_cache, inputs.plan, inputs.scale)
+
+    def paged() -> None:
+        prefill_attention(*arguments, out=out)
+
+    yield _benchmark("prefill_attention", case, label, "paged", dtype, paged)
+    for backend, attend in torch_attention(case, inputs).items():
+        yield _benchmark("prefill_attention", case, label, backend, dtype, attend)
+    if (attend_paged := flashinfer_prefill(case, inputs)) is not None:
+        yield _benchmark("prefill_attention", case, label, "flashinfer", dtype, attend_paged)
+
+
+def _decode(
+    name: str, count: int, context: int, device: torch.device, dtype: torch.dtype, quick: bool
+) -> Iterator[Benchmark]:
+    case = _case(name, ((1, context),) * count, quick)
+    inputs = _inputs(case, device, dtype)
+    label = f"{name} {count} x {context}"
+    out = torch.empty_like(inputs.query)
+    chosen = inputs.plan.num_splits
+    for num_splits in sorted({1, chosen, 2 * chosen, 4 * chosen}):
+        if num_splits > max(chosen, min(MAX_SPLITS, context // MIN_SPLIT_TOKENS)):
+            continue
+        plan = replace(inputs.plan, num_splits=num_splits)
+
+        def paged(plan: AttentionPlan = plan) -> None:
+            decode_attention(inputs.query, inputs.key_cache, inputs.value_cache, plan, inputs.scale, out=out)
+
+        implementation = "paged" if num_splits == chosen else f"paged, {num_splits} splits"
+        yield _benchmark("decode_attention", case, label, implementation, dtype, paged)
+    if (attend := flashinfer_decode(case, inputs)) is not None:
+        yield _benchmark("decode_attention", case, label, "flashinfer", dtype, attend)
+
+
+def _hybrid(
+    name: str, chunk: int, count: int, context: int, device: torch.device, dtype: torch.dtype, quick: bool
+) -> Iterator[Benchmark]:
+    case = _case(name, ((chunk, context), *((1, context),) * count), quick)
+    inputs = _inputs(case, device, dtype)
+    out = torch.empty_like(inputs.query)
+    for variant in get_args(Variant):
+
+        def attend(variant: Variant = variant) -> None:
+            hybrid_attention(
+                inputs.query, inputs.key_cache, inputs.value_cache, inputs.plan, inputs.scale, variant=variant, out=out
+            )
+
+        label = f"{name} {chunk} + {count} x {context}"
+        yield _benchmark("hybrid_attention", case, label, variant, dtype, attend)
+    if (attend_batch := flashinfer_prefill(case, inputs)) is not None:
+        yield _benchmark("hybrid_attention", case, label, "flashinfer", dtype, attend_batch)
+    if (attend_pod := flashinfer_pod(case, inputs)) is not None:
+        yield _benchmark("hybrid_attention", case, label, "flashinfer pod", dtype, attend_pod)
+
+
+def _reread(
+    prompt: int, chunks: tuple[int, ...], device: torch.device, dtype: torch.dtype, quick: bool
+) -> Iterator[Benchmark]:
+    """One layer's attention of a whole prompt at once and chunk by chunk, which reads earlier keys and values anew."""
+    whole = _case("mha", ((prompt, prompt),), quick)
+    inputs = _inputs(whole, device, dtype)
+    for chunk in (prompt, *chunks):
+        parts = [_case("mha", ((chunk, end),), quick) for end in range(chunk, prompt + 1, chunk)]
+        plans = [_plan_of_cached(part, inputs.blocks, device) for part in parts]
+        query, out = inputs.query[:chunk], torch.empty_like(inputs.query[:chunk])
+
+        def attend(plans: list[AttentionPlan] = plans, query: Tensor = query, out: Tensor = out) -> None:
+            for plan in plans:
+                prefill_attention(query, inputs.key_cache, inputs.value_cache, plan, inputs.scale, out=out)
+
+        yield Benchmark(
+            "kv_reread",
+            f"prompt {prompt} by {chunk}",
+            "paged",
+            attend,
+            sum(part.flops for part in parts),
+            sum(part.num_bytes(dtype.itemsize) for part in parts),
+        )
+
+
+def _plan_of_cached(case: AttentionCase, blocks: list[list[int]], device: torch.device) -> AttentionPlan:
+    """The plan of a case whose contexts lie in the first of `blocks`."""
+    return make_plan(
+        [num_queries for num_queries, _ in case.sequences],
+        [kv_len for _, kv_len in case.sequences],
+        blocks,
+        num_heads=case.num_heads,
+        num_kv_heads=case.num_kv_heads,
+        num_sms=chip_of(device).num_sms,
+        device=device,
+    )
+
+
+def _tiles(device: torch.device, dtype: torch.dtype, quick: bool) -> Iterator[Benchmark]:
+    """The prefill kernel with other tiles, and reading by tensor descriptors, wherever the chip can take them."""
+    if device.type != "cuda" or dtype == torch.float32:
+        return
+    chunk, offset = (128, 256) if quick else (1024, 4096)
+    for name, (config, block_size, descriptors) in ALTERNATIVES.items():
+        case = AttentionCase(((chunk, offset + chunk),), *HEADS["mha"], HEAD_SIZE, block_size)
+        inputs = _inputs(case, device, dtype)
+        plan = inputs.plan
+        if config is not None and plan.tile_rows % config.block_m:
+            continue
+        out = torch.empty_like(inputs.query)
+
+        def attend(
+            inputs: AttentionInputs = inputs,
+            out: Tensor = out,
+            config: PrefillConfig | None = config,
+            descriptors: bool = descriptors,
+        ) -> None:
+            prefill_attention(
+                inputs.query,
+                inputs.key_cache,
+                inputs.value_cache,
+                inputs.plan,
+                inputs.scale,
+                out=out,
+                config=config,
+                tensor_descriptors=descriptors,
+            )
+
+        if works_here(attend):
+            yield _benchmark("prefill_tiles", case, f"chunk {chunk} at {offset}", name, dtype, attend)

@@ -1,0 +1,118 @@
+"""What attention is compared with: torch's on unpaged data, and FlashInfer if it is installed."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right
+
+from sarathi_kernels.attention_cases import AttentionCase, AttentionInputs
+
+BACKENDS = {
+    "sdpa flash": SDPBackend.FLASH_ATTENTION,
+    "sdpa cudnn": SDPBackend.CUDNN_ATTENTION,
+    "sdpa efficient": SDPBackend.EFFICIENT_ATTENTION,
+}
+FLASHINFER_WORKSPACE = 256 * 2**20  # bytes
+
+
+def works_here(work: Callable[[], object]) -> bool:
+    """Whether `work` can be done here: a backend may lack the dtype, the mask or the chip."""
+    try:
+        work()
+    except (RuntimeError, ValueError):
+        return False
+    return True
+
+
+def _contiguous(cache: Tensor, blocks: list[int], kv_len: int) -> Tensor:
+    """One sequence's context, [1, num_kv_heads, kv_len, head_size]."""
+    return cache[blocks].flatten(0, 1)[:kv_len].transpose(0, 1).contiguous()[None]
+
+
+def torch_attention(case: AttentionCase, inputs: AttentionInputs) -> dict[str, Callable[[], object]]:
+    """Torch's attention of the case's only sequence by each backend that can do it; on a CPU, by its only one."""
+    ((num_queries, kv_len),) = case.sequences
+    query = inputs.query.transpose(0, 1).contiguous()[None]
+    key, value = (_contiguous(cache, inputs.blocks[0], kv_len) for cache in (inputs.key_cache, inputs.value_cache))
+    is_grouped = case.num_heads != case.num_kv_heads
+    mask: Any = causal_lower_right(num_queries, kv_len)
+
+    def attend(backend: SDPBackend | None) -> Tensor:
+        # cuDNN takes a mask that is not square as a tensor only.
+        bias = mask_tensor if backend == SDPBackend.CUDNN_ATTENTION and num_queries < kv_len else mask
+        if backend is None:
+            return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, enable_gqa=is_grouped)
+        with sdpa_kernel([backend]):
+            return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, enable_gqa=is_grouped)
+
+    if query.device.type != "cuda":
+        return {"sdpa": lambda: attend(None)}
+    mask_tensor = torch.ones(num_queries, kv_len, dtype=torch.bool, device=query.device).tril(kv_len - num_queries)
+    works = {name: (lambda backend=backend: attend(backend)) for name, backend in BACKENDS.items()}
+    return {name: work for name, work in works.items() if works_here(work)}
+
+
+def _pages(case: AttentionCase, inputs: AttentionInputs, first: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """FlashInfer's page table of the sequences from `first` on: starts, pages, tokens on the last page."""
+    device = inputs.query.device
+    blocks, sequences = inputs.blocks[first:], case.sequences[first:]
+    counts = torch.tensor([0, *(len(ids) for ids in blocks)])
+    last = [(kv_len - 1) % case.block_size + 1 for _, kv_len in sequences]
+    pages = [block for ids in blocks for block in ids]
+    starts = counts.cumsum(0).to(device, torch.int32)
+    pages_table = torch.tensor(pages, dtype=torch.int32, device=device)
+    return starts, pages_table, torch.tensor(last, dtype=torch.int32, device=device)
+
+
+def _flashinfer(inputs: AttentionInputs) -> Any | None:
+    """The module, if there is one and the tensors are on a GPU."""
+    if inputs.query.device.type != "cuda" or importlib.util.find_spec("flashinfer") is None:
+        return None
+    return importlib.import_module("flashinfer")
+
+
+def _workspace(inputs: AttentionInputs) -> Tensor:
+    return torch.empty(FLASHINFER_WORKSPACE, dtype=torch.uint8, device=inputs.query.device)
+
+
+def flashinfer_prefill(case: AttentionCase, inputs: AttentionInputs) -> Callable[[], object] | None:
+    if (flashinfer := _flashinfer(inputs)) is None:
+        return None
+    wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(_workspace(inputs), "NHD")
+    shape = (case.num_heads, case.num_kv_heads, case.head_size, case.block_size)
+    wrapper.plan(inputs.plan.query_starts, *_pages(case, inputs), *shape, causal=True, q_data_type=inputs.query.dtype)
+    return lambda: wrapper.run(inputs.query, (inputs.key_cache, inputs.value_cache))
+
+
+def flashinfer_decode(case: AttentionCase, inputs: AttentionInputs) -> Callable[[], object] | None:
+    if (flashinfer := _flashinfer(inputs)) is None:
+        return None
+    is_grouped = case.num_heads != case.num_kv_heads
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(_workspace(inputs), "NHD", use_tensor_cores=is_grouped)
+    shape = (case.num_heads, case.num_kv_heads, case.head_size, case.block_size)
+    wrapper.plan(*_pages(case, inputs), *shape, q_data_type=inputs.query.dtype)
+    return lambda: wrapper.run(inputs.query, (inputs.key_cache, inputs.value_cache))
+
+
+def flashinfer_pod(case: AttentionCase, inputs: AttentionInputs) -> Callable[[], object] | None:
+    """The chunk, which must come first and unpaged, beside the decodes on their pages."""
+    flashinfer = _flashinfer(inputs)
+    if flashinfer is None or not hasattr(flashinfer, "PODWithPagedKVCacheWrapper"):
+        return None
+    chunk, kv_len = case.sequences[0]
+    key, value = (
+        cache[inputs.blocks[0]].flatten(0, 1)[:kv_len].contiguous() for cache in (inputs.key_cache, inputs.value_cache)
+    )
+    wrapper = flashinfer.PODWithPagedKVCacheWrapper(_workspace(inputs), "NHD")
+    shape = (case.num_heads, case.num_kv_heads, case.head_size, case.block_size)
+    wrapper.plan(*_pages(case, inputs, first=1), *shape, q_data_type=inputs.query.dtype)
+    caches = (inputs.key_cache, inputs.value_cache)
+    prefill, decodes = inputs.query[:chunk], inputs.query[chunk:]
+    return lambda: wrapper.run(prefill, key, value, decodes, caches, causal_p=True)

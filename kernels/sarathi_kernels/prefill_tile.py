@@ -1,0 +1,175 @@
+"""Attention of one tile of queries to a paged context: what every program of a prefill kernel does."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from sarathi_kernels.paging import slot_offsets
+
+
+@triton.jit
+def load_tile(
+    cache: tl.tensor,  # pointer to the KV head's first element, or the descriptor of [slots, num_kv_heads * head_size]
+    table: tl.tensor,
+    first_key: tl.tensor,
+    first_column: tl.tensor,
+    kv_len: tl.tensor,
+    stride_block: tl.tensor,
+    stride_slot: tl.tensor,
+    HEAD_SIZE: tl.constexpr,
+    PADDED_SIZE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    MASKED: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
+) -> tl.tensor:
+    """[BLOCK_N, PADDED_SIZE] keys or values of one KV head; tokens from `kv_len` on are zero if MASKED."""
+    tokens = first_key + tl.arange(0, BLOCK_N)
+    if DESCRIPTORS:
+        row = tl.load(table + first_key // BLOCK_SIZE) * BLOCK_SIZE + first_key % BLOCK_SIZE
+        tile = cache.load([row, first_column])
+        if MASKED:
+            tile = tl.where(tokens[:, None] < kv_len, tile, 0.0)
+    else:
+        offsets = slot_offsets(table, first_key, kv_len, stride_block, stride_slot, BLOCK_SIZE, BLOCK_N)
+        dims = tl.arange(0, PADDED_SIZE)
+        pointers = cache + offsets[:, None] + dims[None, :]
+        if MASKED:
+            tile = tl.load(pointers, mask=(tokens[:, None] < kv_len) & (dims[None, :] < HEAD_SIZE), other=0.0)
+        elif HEAD_SIZE != PADDED_SIZE:
+            tile = tl.load(pointers, mask=dims[None, :] < HEAD_SIZE, other=0.0)
+        else:
+            tile = tl.load(pointers)
+    return tile
+
+
+@triton.jit
+def attend_keys(
+    acc: tl.tensor,  # [BLOCK_M, PADDED_SIZE] float32: weighted values so far
+    row_max: tl.tensor,  # [BLOCK_M] float32: largest scaled score so far
+    row_sum: tl.tensor,  # [BLOCK_M] float32: sum of exp2(score - row_max)
+    query: tl.tensor,  # [BLOCK_M, PADDED_SIZE]
+    keys: tl.tensor,  # pointers or descriptors, see load_tile
+    values: tl.tensor,
+    table: tl.tensor,
+    begin: tl.tensor,  # multiple of BLOCK_N
+    end: tl.tensor,
+    last_keys: tl.tensor,  # [BLOCK_M]: the newest token that each query sees
+    window: tl.tensor,
+    first_column: tl.tensor,
+    kv_len: tl.tensor,
+    stride_block: tl.tensor,
+    stride_slot: tl.tensor,
+    qk_scale: tl.tensor,
+    HEAD_SIZE: tl.constexpr,
+    PADDED_SIZE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    MASKED: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Take the tokens from `begin` to `end` into the softmax of a tile of queries."""
+    for first_key in tl.range(begin, end, BLOCK_N):
+        first_key = tl.multiple_of(first_key, BLOCK_N)
+        key = load_tile(
+            keys, table, first_key, first_column, kv_len, stride_block, stride_slot,
+            HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, MASKED, DESCRIPTORS,
+        )  # fmt: skip
+        scores = tl.dot(query, key.T, input_precision="ieee")
+        if MASKED:
+            tokens = first_key + tl.arange(0, BLOCK_N)[None, :]
+            visible = tokens <= last_keys[:, None]
+            if HAS_WINDOW:
+                visible = visible & (tokens > last_keys[:, None] - window)
+            scores = tl.where(visible, scores, float("-inf"))
+        new_max = tl.maximum(row_max, tl.max(scores, 1) * qk_scale)
+        # A window may hide all keys so far from a query, whose maximum is then no number to subtract.
+        shift = tl.where(new_max == float("-inf"), 0.0, new_max) if MASKED and HAS_WINDOW else new_max
+        weights = tl.math.exp2(scores * qk_scale - shift[:, None])
+        rescale = tl.math.exp2(row_max - shift)
+        row_sum = row_sum * rescale + tl.sum(weights, 1)
+        value = load_tile(
+            values, table, first_key, first_column, kv_len, stride_block, stride_slot,
+            HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, MASKED, DESCRIPTORS,
+        )  # fmt: skip
+        acc = tl.dot(weights.to(value.dtype), value, acc * rescale[:, None], input_precision="ieee")
+        row_max = new_max
+    return acc, row_max, row_sum
+
+
+@triton.jit
+def attend_tile(
+    query: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    out: tl.tensor,
+    query_starts: tl.tensor,
+    kv_lens: tl.tensor,
+    block_table: tl.tensor,
+    sequence: tl.tensor,
+    first_row: tl.tensor,  # the tile's first query, counted from the sequence's first new token
+    head: tl.tensor,
+    stride_query: tl.tensor,
+    stride_out: tl.tensor,
+    stride_block: tl.tensor,
+    stride_slot: tl.tensor,
+    stride_table: tl.tensor,
+    window: tl.tensor,
+    qk_scale: tl.tensor,
+    GROUP: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    PADDED_SIZE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
+) -> None:
+    """Attend for one head of up to BLOCK_M queries of one sequence and store the result; without queries, nothing."""
+    start = tl.load(query_starts + sequence)
+    num_queries = tl.load(query_starts + sequence + 1) - start
+    kv_len = tl.load(kv_lens + sequence)
+    if first_row < num_queries:
+        rows = first_row + tl.arange(0, BLOCK_M)
+        dims = tl.arange(0, PADDED_SIZE)
+        exists = (rows[:, None] < num_queries) & (dims[None, :] < HEAD_SIZE)
+        columns = head * HEAD_SIZE + dims[None, :]
+        packed = (start + rows).to(tl.int64)[:, None]
+        tile = tl.load(query + packed * stride_query + columns, mask=exists, other=0.0)
+
+        first_position = kv_len - num_queries + first_row
+        last_keys = tl.minimum(kv_len - num_queries + rows, kv_len - 1)
+        end = tl.minimum(first_position + BLOCK_M, kv_len)
+        masked_from = (first_position + 1) // BLOCK_N * BLOCK_N
+        table = block_table + sequence.to(tl.int64) * stride_table
+        first_column = head // GROUP * HEAD_SIZE
+        if not DESCRIPTORS:
+            keys += first_column
+            values += first_column
+        acc = tl.zeros([BLOCK_M, PADDED_SIZE], tl.float32)
+        row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
+        row_sum = tl.zeros([BLOCK_M], tl.float32)
+        begin = 0
+        if HAS_WINDOW:
+            window_begin = tl.maximum(first_position - window + 1, 0) // BLOCK_N * BLOCK_N
+            begin = tl.cdiv(tl.maximum(end - window, 0), BLOCK_N) * BLOCK_N
+            begin = tl.minimum(tl.maximum(begin, window_begin), masked_from)
+            acc, row_max, row_sum = attend_keys(
+                acc, row_max, row_sum, tile, keys, values, table, window_begin, begin, last_keys, window, first_column,
+                kv_len, stride_block, stride_slot, qk_scale,
+                HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, True, True, DESCRIPTORS,
+            )  # fmt: skip
+        acc, row_max, row_sum = attend_keys(
+            acc, row_max, row_sum, tile, keys, values, table, begin, masked_from, last_keys, window, first_column,
+            kv_len, stride_block, stride_slot, qk_scale,
+            HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, False, HAS_WINDOW, DESCRIPTORS,
+        )  # fmt: skip
+        acc, row_max, row_sum = attend_keys(
+            acc, row_max, row_sum, tile, keys, values, table, masked_from, end, last_keys, window, first_column,
+            kv_len, stride_block, stride_slot, qk_scale,
+            HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, True, HAS_WINDOW, DESCRIPTORS,
+        )  # fmt: skip
+        attended = (acc / row_sum[:, None]).to(out.dtype.element_ty)
+        tl.store(out + packed * stride_out + columns, attended, mask=exists)
