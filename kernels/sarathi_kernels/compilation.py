@@ -200,9 +200,8 @@ def main() -> int:
         done += 1
         if row.complaint or done % 10 == 0 or done == len(units):
             seconds = time.monotonic() - started
-            print(
-                f"[{done}/{len(units)}, {seconds:.0f} s] sm_{row.capability} {row.kernel} {row.complaint}", flush=True
-            )
+            complaint = f" ({row.configuration}): {row.complaint}" if row.complaint else ""
+            print(f"[{done}/{len(units)}, {seconds:.0f} s] sm_{row.capability} {row.kernel}{complaint}", flush=True)
 
     rows = compile_units(units, max(1, arguments.jobs), show_progress)
     print(formatted(rows))
