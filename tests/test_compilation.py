@@ -6,15 +6,16 @@ import json
 import os
 import subprocess
 import sys
-from collections import Counter
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from sarathi_kernels.chip import CHIPS
-from sarathi_kernels.compilation import TABLE_COMMAND, read_table, source_hash
+from sarathi_kernels.compilation import TABLE_COMMAND, Unit, compile_units, main, read_table, source_hash
 from sarathi_kernels.compiled import Compiled, Dot, check
 from sarathi_kernels.launch import Launch
 
@@ -22,15 +23,19 @@ TESTS = Path(__file__).parent
 KERNELS = TESTS.parent / "kernels"
 TABLE = KERNELS / "compiled.csv"
 FIGURES = ("registers", "spill_bytes", "shared_memory", "instructions", "copies", "blocks_per_sm", "complaint")
+pytestmark = pytest.mark.timeout(900)  # a cold cache and two busy cores
 CHECKED_BY_HAND = Compiled(128, 0, 65_536, 0, 128, frozenset({"wgmma"}), frozenset(), (Dot(64, "bf16"),))
 
 
-def run_compiler(*arguments: str, expected: int = 0) -> str:
-    """Stdout of Python with `arguments`, in a process in which kernels are compiled rather than interpreted."""
+def run_compiler(*arguments: str, expected: int | None = 0) -> str:
+    """Stdout of Python with `arguments`, in a process in which kernels are compiled rather than interpreted.
+
+    It must exit with `expected`, unless that is None.
+    """
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join([str(KERNELS), environment.get("PYTHONPATH", "")])
     done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == expected, done.stdout[-2000:] + done.stderr[-4000:]
+    assert expected in (None, done.returncode), done.stdout[-2000:] + done.stderr[-4000:]
     return done.stdout
 
 
@@ -121,6 +126,26 @@ def test_check_names_what_is_wrong_on_hopper(change: dict[str, object], complain
     assert check(replace(CHECKED_BY_HAND, **change), launched(), CHIPS[90]) == ([complaint] if complaint else [])
 
 
+def test_a_crash_of_the_compiler_costs_one_row_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compile_or_crash(source: Any) -> Compiled:
+        if source.configuration == "crashes":
+            os._exit(134)  # as an assertion of LLVM ends the process
+        return CHECKED_BY_HAND
+
+    monkeypatch.setattr("sarathi_kernels.compilation.compile_source", compile_or_crash)
+    texts = ("sound", "crashes", "sound, too")
+    sources: list[Any] = [SimpleNamespace(source=SimpleNamespace(name="toy"), configuration=text) for text in texts]
+    seen: list[str] = []
+    rows = compile_units(
+        [Unit(launched(), CHIPS[90], source) for source in sources],
+        jobs=2,
+        on_row=lambda row: seen.append(row.complaint),
+    )
+    assert [row.configuration for row in rows] == list(texts)
+    assert [row.complaint for row in rows] == ["", "does not compile: the compiler crashed", ""]
+    assert len(seen) == len(texts)
+
+
 def test_blocks_per_sm_follows_the_scarcest_resource() -> None:
     small = replace(CHECKED_BY_HAND, registers=32, shared_memory=0)
     assert small.blocks_per_sm(CHIPS[90]) == 16  # 64 warps
@@ -135,12 +160,20 @@ def test_blocks_per_sm_follows_the_scarcest_resource() -> None:
 def quick_rows(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
     """The hot configurations, compiled now (or found in Triton's cache) by the command that a user has."""
     path = tmp_path_factory.mktemp("compiled") / "quick.csv"
-    run_compiler("-m", "sarathi_kernels.compilation", "--quick", "--write", str(path))
+    run_compiler("-m", "sarathi_kernels.compilation", "--quick", "--write", str(path), expected=None)
     return read_table(path)
 
 
+def complaints_of(rows: list[dict[str, str]]) -> list[str]:
+    return [
+        " ".join((f"sm_{r['capability']}", r["kernel"], r["complaint"], r["configuration"]))
+        for r in rows
+        if r["complaint"]
+    ]
+
+
 def test_hot_configurations_compile_without_complaint_on_every_chip(quick_rows: list[dict[str, str]]) -> None:
-    assert [row for row in quick_rows if row["complaint"]] == []
+    assert complaints_of(quick_rows) == []
     kernels = {row["kernel"] for row in quick_rows}
     for capability in map(str, CHIPS):
         assert {row["kernel"] for row in quick_rows if row["capability"] == capability} == kernels
@@ -153,8 +186,8 @@ def test_recorded_table_is_of_these_sources() -> None:
 
 def test_recorded_table_has_every_chip_and_no_complaint() -> None:
     rows = read_table(TABLE)
-    assert [row for row in rows if row["complaint"]] == []
-    assert len(set(Counter(row["capability"] for row in rows))) == len(CHIPS)
+    assert complaints_of(rows) == []
+    assert {int(row["capability"]) for row in rows} == set(CHIPS)
 
 
 def test_quick_figures_are_the_recorded_ones(quick_rows: list[dict[str, str]]) -> None:
@@ -167,5 +200,48 @@ def test_quick_figures_are_the_recorded_ones(quick_rows: list[dict[str, str]]) -
         assert figures[tuple(row[n] for n in identity)] == [row[n] for n in FIGURES]
 
 
-def test_command_refuses_the_interpreter_and_unknown_kernels() -> None:
+def test_no_number_of_tokens_compiles_anything_anew() -> None:
+    """Else serving would stop to compile whenever a batch is the first of 1 token, or of a multiple of 16."""
+    code = """
+from sarathi_kernels.chip import CHIPS
+from sarathi_kernels.compilation import units_of
+from sarathi_kernels.configurations import record
+for num_tokens in (48, 1, 17):
+    launches = record(CHIPS[90], quick=True, num_tokens=num_tokens)
+    print(sorted(unit.source.key for unit in units_of(launches, CHIPS[90])))
+"""
+    of_48, of_1, of_17 = run_compiler("-c", code).splitlines()
+    assert len(of_48) > 1000
+    assert of_48 == of_1 == of_17
+
+
+@pytest.mark.gpu
+def test_a_launch_on_a_gpu_finds_what_was_compiled_ahead() -> None:
+    code = """
+import torch, triton
+from sarathi_kernels.chip import chip_of
+from sarathi_kernels.compiled import compile_source, source_of
+from sarathi_kernels.launch import recorded
+from sarathi_kernels.sampling import greedy
+chip = chip_of(torch.device("cuda"))
+with recorded(chip) as recording:
+    greedy(torch.empty(3, 32000, dtype=torch.bfloat16, device="meta"))
+for launch in recording.launches:
+    compile_source(source_of(launch, chip.capability))
+found = []
+triton.knobs.compilation.listener = lambda **event: found.append(event["cache_hit"])
+greedy(torch.zeros(3, 32000, dtype=torch.bfloat16, device="cuda"))
+print(found)
+"""
+    assert run_compiler("-c", code).splitlines()[-1] == "[True, True]"
+
+
+def test_command_refuses_an_unknown_kernel() -> None:
     run_compiler("-m", "sarathi_kernels.compilation", "--kernel", "no_such_kernel", expected=2)
+
+
+def test_command_refuses_the_interpreter(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr("sys.argv", ["compilation"])
+    assert main() == 2
+    assert "unset it" in capsys.readouterr().err

@@ -135,6 +135,7 @@ def compile_units(units: Sequence[Unit], jobs: int, on_row: Callable[[Row], None
                 _compile_into(rows, [index], 1, sources, on_row)
             except BrokenProcessPool:
                 rows[index] = _failed(units[index], sources, "the compiler crashed")
+                on_row(rows[index])
     return [rows[index] for index in range(len(units))]
 
 
@@ -199,9 +200,8 @@ def main() -> int:
         done += 1
         if row.complaint or done % 10 == 0 or done == len(units):
             seconds = time.monotonic() - started
-            print(
-                f"[{done}/{len(units)}, {seconds:.0f} s] sm_{row.capability} {row.kernel} {row.complaint}", flush=True
-            )
+            complaint = f" ({row.configuration}): {row.complaint}" if row.complaint else ""
+            print(f"[{done}/{len(units)}, {seconds:.0f} s] sm_{row.capability} {row.kernel}{complaint}", flush=True)
 
     rows = compile_units(units, max(1, arguments.jobs), show_progress)
     print(formatted(rows))

@@ -81,28 +81,38 @@ def _quick_shapes(chip: Chip) -> Iterator[HeadShape]:
 
 
 def _all_shapes() -> Iterator[HeadShape]:
-    """Every head size and dtype, alone and in a group; the rest where it changes the code of the most used size."""
-    for head_size, dtype, group in product(SUPPORTED_HEAD_SIZES, SUPPORTED_DTYPES, GROUPS[:2]):
-        yield HeadShape(head_size=head_size, dtype=dtype, group=group)
+    """Every head size with every dtype, alone, and in large blocks; the rest with the most used size."""
     for head_size in SUPPORTED_HEAD_SIZES:
+        yield from (HeadShape(head_size=head_size, dtype=dtype) for dtype in SUPPORTED_DTYPES)
+        yield HeadShape(head_size=head_size, group=1)
         yield HeadShape(head_size=head_size, block_size=BLOCK_SIZES[-1])
-        yield HeadShape(head_size=head_size, window=4096)
     yield from (HeadShape(group=group) for group in GROUPS)
-    yield from (HeadShape(block_size=block_size, group=group) for block_size in BLOCK_SIZES for group in GROUPS[:2])
+    yield from (HeadShape(block_size=size, group=group) for size, group in product(BLOCK_SIZES, GROUPS[:2]))
+    yield HeadShape(window=4096)
 
 
 def _attend(shape: HeadShape, num_tokens: int, quick: bool) -> None:
-    """Chunks in both sizes of tile; decodes whole and split; in kernels of their own and in one for both."""
+    """Chunks and decodes of one batch, in kernels of their own and in one for both."""
     num_heads = NUM_KV_HEADS * shape.group
     qkv = _meta(num_tokens, num_heads + 2 * NUM_KV_HEADS, shape.head_size, dtype=shape.dtype)
     cache, out = _cache(shape), _meta(num_tokens, num_heads, shape.head_size, dtype=shape.dtype)
-    inputs = (qkv[:, :num_heads], cache, cache)
-    is_hot = shape in HOT_SHAPES and not quick
-    for tile_rows, num_splits in product(TILE_ROWS, SPLITS if is_hot else (1, 8)):
+    for variant, tile_rows, num_splits in dict.fromkeys(_work_divisions(shape, quick)):
         plan = _plan(num_tokens, tile_rows, num_splits)
-        for variant in VARIANTS:
-            if variant != "fused" or is_hot or (tile_rows, num_splits) == (TILE_ROWS[-1], 8):
-                hybrid_attention(*inputs, plan, 0.1, variant=variant, sliding_window=shape.window, out=out)
+        inputs = (qkv[:, :num_heads], cache, cache, plan, 0.1)
+        hybrid_attention(*inputs, variant=variant, sliding_window=shape.window, out=out)
+
+
+def _work_divisions(shape: HeadShape, quick: bool) -> Iterator[tuple[Variant, int, int]]:
+    """Variant, rows of a tile and splits of a decode: all of the hot shapes, else all but of the fused kernel."""
+    is_hot = shape in HOT_SHAPES
+    few, many = 1, 8
+    if is_hot or not quick:
+        yield from product(VARIANTS[:2], TILE_ROWS, (few, many))
+        yield "fused", TILE_ROWS[-1], many
+    else:
+        yield "series", TILE_ROWS[-1], many
+    if is_hot and not quick:
+        yield from product(VARIANTS, TILE_ROWS, SPLITS)
 
 
 def _rotate(shape: HeadShape, num_tokens: int, quick: bool) -> None:

@@ -97,7 +97,7 @@ def prefill_config(
     block_m = min(tile_rows, 64 if wide else 128)
     num_warps = 8 if block_m == 128 or wide else 4
     if chip.shared_memory >= LARGE_SHARED_MEMORY:
-        return PrefillConfig(block_m, 64 if wide or block_m == 64 else 128, num_warps, num_stages=2)
+        return PrefillConfig(block_m, 64 if wide or block_m == 64 else 128, num_warps, num_stages=3)
     # Without wgmma, the pipeline holds a second tile of keys and values from five stages on.
     block_n = 32 if num_warps == 4 or wide or has_window else 64
     num_stages = 2 if wide and chip.shared_memory < SMALL_SHARED_MEMORY else 5

@@ -32,9 +32,14 @@ def load_tile(
         if MASKED:
             tile = tl.where(tokens[:, None] < kv_len, tile, 0.0)
     else:
-        offsets = slot_offsets(table, first_key, kv_len, stride_block, stride_slot, BLOCK_SIZE, BLOCK_N)
         dims = tl.arange(0, PADDED_SIZE)
-        pointers = cache + offsets[:, None] + dims[None, :]
+        if BLOCK_SIZE % BLOCK_N == 0:  # one 64-bit address a tile: one of each token takes registers that then spill
+            block = tl.load(table + first_key // BLOCK_SIZE).to(tl.int64)
+            first = cache + (block * stride_block + first_key % BLOCK_SIZE * stride_slot)
+            pointers = first + (tl.arange(0, BLOCK_N)[:, None] * stride_slot + dims[None, :])
+        else:
+            offsets = slot_offsets(table, first_key, kv_len, stride_block, stride_slot, BLOCK_SIZE, BLOCK_N)
+            pointers = cache + offsets[:, None] + dims[None, :]
         if MASKED:
             tile = tl.load(pointers, mask=(tokens[:, None] < kv_len) & (dims[None, :] < HEAD_SIZE), other=0.0)
         elif HEAD_SIZE != PADDED_SIZE:
