@@ -18,6 +18,7 @@ from sarathi_lab.model.auto import AutoModel
 from sarathi_lab.model.transformer import Transformer
 from sarathi_lab.model.weights import load_model
 from sarathi_lab.policy import Orca, PrefillFirst, Sarathi, SarathiServe
+from sarathi_lab.request import Batch
 from sarathi_lab.torch_executor import kernels
 from sarathi_lab.torch_executor.executor import TorchExecutor
 from sarathi_lab.torch_executor.graphs import CudaGraphs, NoGraphs
@@ -182,3 +183,50 @@ def test_padding_alone_takes_an_iteration_and_touches_no_cache(llama):
     hook.remove()
     assert [(len(tokens), tuple(logits.shape)) for tokens, logits in seen] == [(50, (3, 97))]
     assert (executor.cache.keys == 7.0).all()
+
+
+def one_decode(executor: TorchExecutor) -> Batch:
+    requests = requests_with_tokens([(20, 2)])
+    scheduler = scheduler_for(Orca(), num_blocks=40, block_size=BLOCK_SIZE, max_model_len=80)
+    scheduler.add(requests[0])
+    executor.submit(scheduler.schedule(0.0))
+    scheduler.update(executor.collect())
+    return scheduler.schedule(0.0)
+
+
+def test_a_shape_can_be_recorded_for_a_while(llama):
+    """For measurements of compositions that no run pads to."""
+    executor = on_kernels(llama)
+    batch = one_decode(executor)
+    tokens = []
+    with executor.recorded(batch):
+        executor.submit(batch)
+        result = executor.collect()
+        tokens.append(result.token_ids)
+        assert result.is_replayed == (DEVICE.type == "cuda")
+    executor.submit(batch)
+    result = executor.collect()
+    assert not result.is_replayed
+    assert [*tokens, result.token_ids] == [tokens[0]] * 2
+    assert not executor._buffers
+
+
+def test_every_kernel_that_a_batch_may_need_is_compiled_before(llama, monkeypatch):
+    executor = on_kernels(llama)
+    shapes = []
+    send = executor._packer.send
+    monkeypatch.setattr(executor._packer, "send", lambda shape: shapes.append(shape) or send(shape))
+    with torch.inference_mode():
+        executor._compile(longest=1500)
+    most = executor._limits.num_splits(1, 1500)
+    assert most > 4
+    assert {(shape.tile_rows, shape.num_splits) for shape in shapes} == {
+        (rows, splits) for rows in (64, 128) for splits in (1, 2, 4, most)
+    }
+
+
+def test_a_new_run_forgets_what_a_stopped_one_left_in_flight(llama):
+    executor = on_kernels(llama)
+    executor.submit(one_decode(executor))
+    executor.start()
+    assert executor.num_in_flight == 0

@@ -60,8 +60,8 @@ def test_a_stopped_baseline_leaves_the_run(tmp_path, capfd, refusing):
 
 
 def test_other_errors_are_not_mistaken_for_memory(refusing, monkeypatch):
-    from sarathi_lab.torch_executor.faults import memory_explained
+    from sarathi_lab.torch_executor.faults import faults_explained
 
-    with pytest.raises(RuntimeError, match="something else") as caught, memory_explained(None, "x"):
+    with pytest.raises(RuntimeError, match="something else") as caught, faults_explained(None, "x"):
         raise RuntimeError("something else")
     assert not isinstance(caught.value, RunError)

@@ -17,6 +17,7 @@ from sarathi_lab.plan import Plan, make_plan
 from sarathi_lab.run import main
 from sarathi_lab.torch_executor import kernels
 from sarathi_lab.torch_executor.backend import TorchBackend
+from sarathi_lab.torch_executor.faults import faults_explained
 from sarathi_lab.torch_executor.pool import Room
 
 CPU = torch.device("cpu")
@@ -54,6 +55,15 @@ def test_a_triton_that_cannot_compile_is_said_in_one_line(monkeypatch):
     monkeypatch.setattr(support, "_doubled", fail)
     with pytest.raises(ValueError, match=r"^Triton can't compile .* \(RuntimeError: Failed to find C compiler\)$"):
         support.probe(CPU)
+
+
+def test_a_kernel_that_cannot_be_launched_is_said_in_one_line():
+    OutOfResources = type("OutOfResources", (Exception,), {"__module__": "triton.runtime.errors"})
+    with (
+        pytest.raises(RunError, match=r"^Triton can't compile .* during x \(OutOfResources: shared memory\); use exec"),
+        faults_explained(CPU, "x"),
+    ):
+        raise OutOfResources("\nshared memory\nRequired: 300000")
 
 
 def test_kernels_need_a_gpu_unless_they_are_interpreted(monkeypatch):

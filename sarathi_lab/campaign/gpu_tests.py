@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -12,6 +14,7 @@ from sarathi_lab.paths import REPOSITORY
 
 NONE_CHOSEN = 5  # pytest's code for having found no test to run
 DRY_FILES = ("tests/test_kernels.py",)
+MOST_WORKERS = 8  # each has a CUDA context of its own
 SHOWN = 5  # names of failed tests in the error
 
 
@@ -24,7 +27,8 @@ def run(context: Context) -> None:
     report = context.work / "tests.xml"
     report.unlink(missing_ok=True)
     command = [sys.executable, "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", f"--junitxml={report}"]
-    code = subprocess.run([*command, *(DRY_FILES if context.is_dry else ())], cwd=REPOSITORY, check=False).returncode
+    command += DRY_FILES if context.is_dry else _workers()
+    code = subprocess.run(command, cwd=REPOSITORY, check=False).returncode
     rows = read_report(report) if report.is_file() else []
     context.write("gpu_tests", "tests", rows)
     failed = [str(row["test"]) for row in rows if row["outcome"] == "failed"]
@@ -34,6 +38,13 @@ def run(context: Context) -> None:
     if code not in (0, NONE_CHOSEN) or (code == NONE_CHOSEN and not context.is_dry):
         raise TestsFailed(f"pytest ended with code {code} and no failed test")
     context.say(f"{len(rows)} tests, none failed")
+
+
+def _workers() -> list[str]:
+    """Options that share the tests out, where pytest-xdist is there: most of their time is Triton's compiler's."""
+    if find_spec("xdist") is None:
+        return []
+    return ["-n", str(min(MOST_WORKERS, os.cpu_count() or 1))]
 
 
 def read_report(path: Path) -> list[dict[str, object]]:

@@ -133,15 +133,21 @@ class MeasuredCostModel:
         is_long = batch.num_tokens >= LONG
         operations = {**self._products_of(batch.num_tokens)}
         name = "prefill_attention" if batch.num_prefills else "decode_attention"
-        if not is_long:
-            self.iterate(batch)  # where a graph may be captured
         operations[name] = self.attention(batch)
+        if is_long:  # the device works longer than the host launches
+            seconds = self._iterations(batch, FEWEST_LONG)
+        else:
+            with self.executor.recorded(batch):
+                self.iterate(batch)
+                seconds = self._iterations(batch, FEWEST)
+        return Measurement(batch, seconds, _completed(operations, float(np.median(seconds))))
+
+    def _iterations(self, batch: Batch, fewest: int) -> list[float]:
         seconds: list[float] = []
-        fewest = FEWEST_LONG if is_long else FEWEST
         start = time.perf_counter()
         while len(seconds) < fewest or (len(seconds) < MOST and time.perf_counter() - start < ENOUGH):
             seconds.append(self.iterate(batch))
-        return Measurement(batch, seconds, _completed(operations, float(np.median(seconds))))
+        return seconds
 
     def _products_of(self, num_tokens: int) -> dict[str, float]:
         if num_tokens not in self._products:

@@ -29,10 +29,10 @@ class Part:
 
 _HOME = "sarathi_lab.campaign"
 PARTS = (
-    Part("tests", f"{_HOME}.gpu_tests:run", 60, 6, "the tests that need a GPU"),
+    Part("tests", f"{_HOME}.gpu_tests:run", 70, 6, "the tests that need a GPU"),
     Part("ceilings", f"{_HOME}.ceilings:measure", 15, 2, "matrix products and copies at best"),
     Part("kernels", f"{_HOME}.kernel_benchmarks:measure", 80, 8, "each kernel against its references"),
-    Part("calibrate", f"{_HOME}.calibration:measure", 65, 6, "operation times for executor=simulated"),
+    Part("calibrate", f"{_HOME}.calibration:measure", 60, 6, "operation times for executor=simulated"),
     Part("figures-13b", f"{_HOME}.figures:measure_13b", 150, 10, "the paper's figures, 13B"),
     Part("figures-33b", f"{_HOME}.figures:measure_33b", 90, 6, "the paper's figures, 33B"),
     Part("kv_reread", f"{_HOME}.kv_reread:measure", 20, 2, "attention of a prompt whole and by chunk"),

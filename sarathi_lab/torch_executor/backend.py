@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,7 +31,7 @@ from sarathi_lab.torch_executor.device import (
     resolve_dtype,
 )
 from sarathi_lab.torch_executor.executor import TorchExecutor
-from sarathi_lab.torch_executor.faults import memory_explained
+from sarathi_lab.torch_executor.faults import faults_explained
 from sarathi_lab.torch_executor.graphs import CudaGraphs, NoGraphs
 from sarathi_lab.torch_executor.pool import kv_blocks_beside
 from sarathi_lab.torch_executor.shapes import Limits
@@ -83,7 +84,10 @@ class TorchBackend:
 
     @cached_property
     def _device(self) -> torch.device:
-        return resolve_device(self.device)
+        device = resolve_device(self.device)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # streams, events and Triton's launches go to the current one
+        return device
 
     @cached_property
     def _dtype(self) -> tuple[str, torch.dtype]:
@@ -160,8 +164,9 @@ class TorchBackend:
         if self._device.type == "cpu":
             keep_freed_memory()
         else:
-            torch.cuda.set_device(self._device)  # streams, events and Triton's launches go to the current one
-        with memory_explained(self._device, f"the loading of {spec.name}"):
+            gc.collect()  # a run that stopped may have left its memory in a cycle
+            torch.cuda.empty_cache()
+        with faults_explained(self._device, f"the loading of {spec.name}"):
             model = load_model(spec, checkpoint, self._device, self._dtype[1], self.seed)
             if self.uses_kernels:
                 kernels.install(model, self.hybrid)

@@ -115,9 +115,14 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
     seen = _best_ceilings.get((device, dtype))
     flops, num_bytes = (seen.flops_per_second, seen.bytes_per_second) if seen else (0.0, 0.0)
     with torch.inference_mode():
-        for _ in range(1 if seen else FIRST_ROUNDS):
-            flops = max(flops, _flops_per_second(device, dtype))
-            num_bytes = max(num_bytes, _bytes_per_second(device))
+        try:
+            for _ in range(1 if seen else FIRST_ROUNDS):
+                flops = max(flops, _flops_per_second(device, dtype))
+                num_bytes = max(num_bytes, _bytes_per_second(device))
+        except torch.OutOfMemoryError:
+            if seen is None:
+                raise
+            return seen  # beside a cache that fills the memory nothing can be measured
     _best_ceilings[device, dtype] = Ceilings(flops, num_bytes, "measured")
     return _best_ceilings[device, dtype]
 

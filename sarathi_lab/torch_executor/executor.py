@@ -4,29 +4,30 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from statistics import median
 
 import torch
 from torch import Tensor
 
+from sarathi_kernels.attention_plan import TILE_ROWS
 from sarathi_lab.block_manager import BlockManager
 from sarathi_lab.executor import StepResult
 from sarathi_lab.model.operations import NAN_TOKEN, PackedInputs
 from sarathi_lab.model.transformer import KVCache, Transformer
-from sarathi_lab.request import Batch, Request, Sequence
-from sarathi_lab.torch_executor.faults import in_words, memory_explained, nan_error
+from sarathi_lab.request import Batch, Sequence
+from sarathi_lab.torch_executor.faults import faults_explained, in_words, nan_error
 from sarathi_lab.torch_executor.graphs import Graphs, NoGraphs
 from sarathi_lab.torch_executor.inputs import pack
 from sarathi_lab.torch_executor.packing import Packer, fields_of
+from sarathi_lab.torch_executor.rehearsal import Rehearsal, throw_away
 from sarathi_lab.torch_executor.shapes import Limits, PaddedShapes, Shape
 from sarathi_lab.torch_executor.timeline import HostTimeline, Mark, Timeline
-from sarathi_lab.torch_executor.watching import Nothing, Watch
+from sarathi_lab.torch_executor.watching import Nothing, OperationTimes, Watch
 
-SLOWDOWN_REPETITIONS = 7
 MAX_EMITS = 1 << 16  # tokens sampled in one iteration
 
 
@@ -82,7 +83,7 @@ class TorchExecutor:
         self._shapes: PaddedShapes | None = None
         self._buffers: dict[Shape, Tensor] = {}  # where recorded work reads its inputs
         self._in_flight: deque[InFlight] = deque()
-        self._common_kinds = (1, 1)  # sequences and tokens that warm up
+        self._rehearsal: Rehearsal | None = None
         self._newest: dict[Sequence, int] = {}  # by sequence of the last batch, the row of its token in `_sampled`
         self._sampled = torch.zeros(MAX_EMITS, dtype=torch.int32, device=model.device)
 
@@ -97,6 +98,8 @@ class TorchExecutor:
 
     def start(self) -> None:
         """Set the clock to zero."""
+        self._in_flight.clear()  # of a run that stopped half-way
+        self._newest.clear()
         self._timeline.reset()
         self._watch.start()
 
@@ -109,7 +112,7 @@ class TorchExecutor:
         if len(self._in_flight) >= self.capacity:
             raise RuntimeError(f"{self.capacity} batches are in flight; collect one first")
         begun = time.perf_counter()
-        with memory_explained(self.model.device, in_words(batch)):
+        with faults_explained(self.model.device, in_words(batch)):
             self._in_flight.append(self._launch(batch, begun))
         self._watch.submitted()
 
@@ -146,16 +149,9 @@ class TorchExecutor:
     def write_profile(self, directory: Path) -> dict[str, float]:
         """Leave what was watched in `directory`; returns what it cost, if operations were timed (METRICS.md)."""
         self._watch.write(directory)
-        return {"profiling_slowdown": self._slowdown()} if self._watch.is_apart else {}
-
-    def _slowdown(self) -> float:
-        """Time of a chunk and of single decodes while operations are timed, over that of the same left alone."""
-        seconds: dict[bool, list[float]] = {True: [], False: []}
-        for _ in range(SLOWDOWN_REPETITIONS):
-            for is_apart in (True, False):
-                self._watch.is_apart = is_apart
-                seconds[is_apart].append(self._run_common_kinds())
-        return median(seconds[True]) / median(seconds[False])
+        if self._rehearsal is None or not isinstance(self._watch, OperationTimes):
+            return {}
+        return {"profiling_slowdown": self._rehearsal.slowdown(self._watch)}
 
     # -- one iteration ---------------------------------------------------------------------------------------
 
@@ -167,7 +163,7 @@ class TorchExecutor:
         self._packer.fill(batch, shape, self._newest)
         start = self._timeline.mark()
         inputs = self._packer.send(shape, self._buffers.get(shape))
-        is_replayed = padded is not None and not self._watch.is_apart and self._graphs.replay(shape)
+        is_replayed = not self._watch.is_apart and self._graphs.replay(shape)
         if not is_replayed:
             self._run(inputs)
         emitting = [chunk.sequence for chunk in batch.chunks if chunk.emits_token]
@@ -224,25 +220,12 @@ class TorchExecutor:
         if self._limits is not None:
             chunk = chunk_tokens if is_fixed else None
             self._shapes = PaddedShapes(self._limits, batch_size=batch_size, chunk=chunk, longest=longest)
-            with memory_explained(self.model.device, "the recording of CUDA graphs"):
-                self._record(self._shapes)
-        self._common_kinds = (batch_size, chunk_tokens)
-        self._run_common_kinds()
-
-    def _run_common_kinds(self) -> float:
-        """A chunk at the start of a prompt, one at an offset, and single decodes; returns their seconds."""
-        batch_size, chunk_tokens = self._common_kinds
-        half = max(1, min(chunk_tokens, self.num_blocks * self.block_size // 2))
-        blocks = BlockManager(self.num_blocks, self.block_size)
-        seconds = 0.0
-        if 2 * half <= self.num_blocks * self.block_size:
-            prompt = _throw_away(2 * half, blocks)
-            for start in (0, half):
-                prompt.num_computed = start
-                seconds += self._run_once([prompt], half)
-            blocks.free(prompt)
-        decodes = [_throw_away(1, blocks) for _ in range(min(batch_size, self.num_blocks))]
-        return seconds + self._run_once(decodes, 1)
+            with faults_explained(self.model.device, "the recording of CUDA graphs"):
+                self._record(self._shapes.all)
+                if self.model.device.type == "cuda":
+                    self._compile(longest)
+        self._rehearsal = Rehearsal(self, self.num_blocks, self.block_size, batch_size, chunk_tokens)
+        self._rehearsal.run()
 
     @torch.inference_mode()
     def compute_padding(self, num_tokens: int, num_emits: int) -> None:
@@ -252,27 +235,50 @@ class TorchExecutor:
         self._packer.fill(Batch(), shape, {})
         self._run(self._packer.send(shape))
 
-    def _record(self, shapes: PaddedShapes) -> None:
-        """Run every padded shape on padding alone, and record it, unless that was done before."""
-        for shape in shapes.all:
+    def _compile(self, longest: int) -> None:
+        """Run every kernel that a batch may need, so that none is compiled in the middle of a run.
+
+        Which they are depends on the rows of a tile and the parts of a context alone.
+        """
+        assert self._limits is not None
+        blocks = BlockManager(self.num_blocks, self.block_size)
+        batch = Batch()
+        for num_tokens in (2, 1)[: self.num_blocks]:
+            batch.add(throw_away(num_tokens, blocks), num_tokens)
+        most = self._limits.num_splits(1, longest)
+        for tile_rows in TILE_ROWS:
+            for num_splits in sorted({2**i for i in range(most.bit_length())} | {most}):
+                shape = replace(self._limits.exact(batch), tile_rows=tile_rows, num_splits=num_splits)
+                self._packer.fill(batch, shape, {})
+                self._run(self._packer.send(shape))
+                self._timeline.mark().wait()
+
+    @contextmanager
+    def recorded(self, batch: Batch) -> Iterator[None]:
+        """Within, batches of the shape of `batch` are replayed, as the engine replays those of its fixed shapes."""
+        if self._limits is None or (shape := self._limits.exact(batch)) in self._buffers:
+            yield
+            return
+        self._record([shape])
+        try:
+            yield
+        finally:
+            del self._buffers[shape]
+            self._graphs.drop(shape)
+
+    @torch.inference_mode()
+    def _record(self, shapes: Iterable[Shape]) -> None:
+        """Run every shape on padding alone, and record it, unless that was done before."""
+        for shape in shapes:
             if shape in self._buffers:
                 continue
             buffer = torch.empty(fields_of(shape).size, dtype=torch.int32, device=self.model.device)
             self._packer.fill(Batch(), shape, {})
             inputs = self._packer.send(shape, buffer)
             self._run(inputs)
+            self._timeline.mark().wait()  # the host's buffer is filled anew for the next shape
             self._graphs.capture(shape, partial(self._run, inputs))
             self._buffers[shape] = buffer
-
-    def _run_once(self, sequences: list[Sequence], num_tokens: int) -> float:
-        batch = Batch()
-        for sequence in sequences:
-            batch.add(sequence, num_tokens)
-        self.submit(batch)
-        result = self.collect()
-        for sequence in sequences:
-            sequence.in_flight = False
-        return result.busy
 
 
 def _to_host(token_ids: Tensor) -> Tensor:
@@ -281,9 +287,3 @@ def _to_host(token_ids: Tensor) -> Tensor:
         return token_ids.clone()
     on_host = torch.empty(len(token_ids), dtype=token_ids.dtype, pin_memory=True)
     return on_host.copy_(token_ids, non_blocking=True)
-
-
-def _throw_away(num_tokens: int, blocks: BlockManager) -> Sequence:
-    sequence = Sequence(Request(0, 0.0, num_tokens, 1, [0] * num_tokens), order=0)
-    blocks.grow(sequence, num_tokens)
-    return sequence

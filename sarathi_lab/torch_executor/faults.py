@@ -14,18 +14,27 @@ from sarathi_lab.model.operations import NAN_TOKEN
 from sarathi_lab.model.transformer import Transformer
 from sarathi_lab.request import Batch, Chunk
 
+# Words for memory that is not there, where torch has no class for it: a CPU's, and cuBLAS's.
+REFUSALS = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
+
 
 @contextmanager
-def memory_explained(device: torch.device, what: str) -> Iterator[None]:
-    """Turn the device's refusal of memory while doing `what` into a RunError that says what to lower."""
+def faults_explained(device: torch.device, what: str) -> Iterator[None]:
+    """Turn what a device refuses while doing `what` into a RunError: memory, or a kernel that Triton can't compile."""
     try:
         yield
     except torch.OutOfMemoryError as error:
         raise RunError(_memory_line(device, what, str(error))) from None
-    except RuntimeError as error:
-        if "can't allocate memory" not in str(error):  # torch's words on a CPU, for which it has no class
-            raise
-        raise RunError(_memory_line(device, what, str(error))) from None
+    except Exception as error:
+        if any(words in str(error) for words in REFUSALS):
+            raise RunError(_memory_line(device, what, str(error))) from None
+        if type(error).__module__.startswith("triton"):
+            line = next((line for line in str(error).splitlines() if line.strip()), "no message")
+            raise RunError(
+                f"Triton can't compile or launch a kernel during {what} ({type(error).__name__}: {line.strip()}); "
+                "use executor.kernels=torch"
+            ) from None
+        raise
 
 
 def in_words(batch: Batch) -> str:

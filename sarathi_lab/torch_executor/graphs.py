@@ -21,6 +21,10 @@ class Graphs(Protocol):
         """Do what was recorded for `shape`; False if nothing was."""
         ...
 
+    def drop(self, shape: Shape) -> None:
+        """Forget what was recorded for `shape`, if anything."""
+        ...
+
 
 class NoGraphs:
     """Everything is launched anew, operation by operation."""
@@ -31,6 +35,9 @@ class NoGraphs:
     def replay(self, shape: Shape) -> bool:
         """See `Graphs`."""
         return False
+
+    def drop(self, shape: Shape) -> None:
+        """See `Graphs`."""
 
 
 class CudaGraphs:
@@ -54,3 +61,7 @@ class CudaGraphs:
             return False
         graph.replay()
         return True
+
+    def drop(self, shape: Shape) -> None:
+        """See `Graphs`."""
+        self._graphs.pop(shape, None)

@@ -284,9 +284,14 @@ class OperationProbe:
         )
 
     def _iteration(self, batch: Batch) -> float:
+        if batch.num_tokens >= LONG:  # the device works longer than the host launches
+            return self._collected(batch)
+        with self.executor.recorded(batch):
+            return self._collected(batch)
+
+    def _collected(self, batch: Batch) -> float:
         self.executor.submit(batch)
-        result = self.executor.collect()
-        return result.end - result.start
+        return self.executor.collect().busy
 
     def _time_layers(self, operation: Callable[[Layer], object], num_tokens: int) -> float:
         def all_layers() -> None:
@@ -322,9 +327,12 @@ class _Replays:
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
         self._newest: torch.cuda.CUDAGraph | None = None
+        self._has_failed = False
 
     def of(self, work: Callable[[], object]) -> Callable[[], object]:
         """The replay of `work`, which runs once before; `work` itself if it can't be captured."""
+        if self._has_failed:  # a broken capture may leave torch's allocator in no state for another
+            return work
         graph = torch.cuda.CUDAGraph()
         self._stream.wait_stream(torch.cuda.current_stream())
         try:
@@ -339,6 +347,7 @@ class _Replays:
                     graph.capture_end()
         except RuntimeError:
             torch.cuda.synchronize()
+            self._has_failed = True
             return work
         self._newest = graph
         return graph.replay

@@ -70,7 +70,9 @@ class Nothing:
 
 
 class NvtxRanges(Nothing):
-    """Names operations for NVIDIA's profilers, which watch from outside."""
+    """Names operations for NVIDIA's profilers, which watch from outside; a replayed graph would have no names."""
+
+    is_apart = True
 
     def range(self, name: str) -> AbstractContextManager[object]:
         """See `Watch`."""
@@ -150,6 +152,7 @@ class Trace(Nothing):
         self._profiler = torch.profiler.profile()
         self._profiler.start()
         self._left = TRACED_ITERATIONS
+        self.is_apart = True
 
     def collected(self) -> None:
         """See `Watch`."""
@@ -159,6 +162,7 @@ class Trace(Nothing):
                 self._stop()
 
     def _stop(self) -> None:
+        self.is_apart = False
         if self._profiler is not None:
             self._profiler.stop()
 
