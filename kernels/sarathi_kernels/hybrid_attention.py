@@ -43,9 +43,8 @@ def split_programs(
 ) -> tuple[tl.tensor, tl.tensor]:
     """Whether `program` works on a tile, and which of its kind it is.
 
-    As a rule programs start in the order of their ids, one on each multiprocessor before any gets a second. So waves
-    of NUM_SMS programs alternate between tiles and decodes while there are both: at first each multiprocessor holds one
-    of each, and later ones follow where there is room. Which it is changes the speed only.
+    Programs start in the order of their ids, one on each multiprocessor before any gets a second. So waves of NUM_SMS
+    programs alternate between tiles and decodes while there are both: each multiprocessor then holds one of each.
     """
     num_pairs = tl.minimum(num_tile_programs, num_decode_programs) // NUM_SMS  # of full waves
     wave = program // NUM_SMS
