@@ -71,7 +71,7 @@ def test_descriptors_are_read_by_the_tensor_memory_accelerator() -> None:
 
 
 def test_spills_are_complained_of_in_hot_kernels_only() -> None:
-    assert int(str(toy("spills")["90"]["spill_bytes"])) > 1000
+    assert int(str(toy("spills")["90"]["spill_bytes"])) > 100
     assert "spill in a hot kernel" in str(complaints("spills")["90"])
     assert toy("spills, not hot")["90"]["spill_bytes"] == toy("spills")["90"]["spill_bytes"]
     assert complaints("spills, not hot") == {"90": ""}
@@ -174,13 +174,13 @@ def complaints_of(rows: list[dict[str, str]]) -> list[str]:
 
 def test_hot_configurations_compile_without_complaint_on_every_chip(quick_rows: list[dict[str, str]]) -> None:
     assert complaints_of(quick_rows) == []
-    kernels = {row["kernel"] for row in quick_rows}
-    for capability in map(str, CHIPS):
-        assert {row["kernel"] for row in quick_rows if row["capability"] == capability} == kernels
+    by_chip = {c: {row["kernel"] for row in quick_rows if row["capability"] == str(c)} for c in CHIPS}
+    assert by_chip[90] == by_chip[100]
+    assert by_chip[80] == by_chip[86] == by_chip[90] - {"persistent_matmul_kernel"}  # which needs descriptors
 
 
 def test_recorded_table_is_of_these_sources() -> None:
-    found = {row["sources"] for row in read_table(TABLE)}
+    found = {row["sources"] for row in read_table(TABLE)} if TABLE.exists() else set()
     assert found == {source_hash()}, f"{TABLE.name} is out of date; record it again: {TABLE_COMMAND}"
 
 
@@ -237,7 +237,7 @@ print(found)
 
 
 def test_command_refuses_an_unknown_kernel() -> None:
-    run_compiler("-m", "sarathi_kernels.compilation", "--kernel", "no_such_kernel", expected=2)
+    run_compiler("-m", "sarathi_kernels.compilation", "--quick", "--kernel", "no_such_kernel", expected=2)
 
 
 def test_command_refuses_the_interpreter(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

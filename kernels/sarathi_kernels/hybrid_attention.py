@@ -132,7 +132,7 @@ def fused_config(chip: Chip, head_size: int, dtype: torch.dtype) -> PrefillConfi
     if dtype == torch.float32:
         return prefill.prefill_config(chip, head_size, dtype, 64)
     if chip.shared_memory >= LARGE_SHARED_MEMORY:
-        return PrefillConfig(64, 32 if wide else 64, num_warps=4, num_stages=3)
+        return PrefillConfig(64, 32 if wide else 64, num_warps=4, num_stages=2 if wide else 3)
     return PrefillConfig(32 if wide else 64, 32, num_warps=4, num_stages=2)
 
 
