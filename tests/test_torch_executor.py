@@ -144,7 +144,8 @@ def test_same_step_times_give_the_same_schedule(tiny, policy):
     run_engine(requests, scheduler(), SimulatedExecutor(lambda batch: seconds_of(batch.num_tokens)), simulated)
 
     assert clock.slept > 0
-    assert real.iterations().equals(simulated.iterations())
+    of_a_device = ["host_time"]
+    assert real.iterations().drop(columns=of_a_device).equals(simulated.iterations().drop(columns=of_a_device))
     columns = [
         "request_id",
         "first_scheduled_time",

@@ -17,7 +17,7 @@ from sarathi_lab.errors import RunError
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.request import Batch, Request, Sequence
 from sarathi_lab.torch_executor.executor import TorchExecutor
-from sarathi_lab.torch_executor.profiling import LONG, OperationProbe
+from sarathi_lab.torch_executor.operation_probe import LONG, OperationProbe
 
 FEWEST, FEWEST_LONG, MOST = 3, 2, 5  # timed iterations of a composition
 ENOUGH = 0.05  # seconds of timed iterations, after which FEWEST suffice

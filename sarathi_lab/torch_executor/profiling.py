@@ -6,23 +6,18 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import cast
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-import torch
 
-from sarathi_kernels.attention import Segment, make_segment
-from sarathi_kernels.attention_plan import AttentionPlan
 from sarathi_lab.block_manager import BlockManager
 from sarathi_lab.errors import UserError
-from sarathi_lab.model.operations import Operations, PackedInputs
-from sarathi_lab.model.transformer import Layer
 from sarathi_lab.request import Batch, Request
 from sarathi_lab.request import Sequence as EngineSequence
 from sarathi_lab.simulator.profile import COLUMNS, MIN_ROWS
 from sarathi_lab.torch_executor.executor import TorchExecutor
+from sarathi_lab.torch_executor.operation_probe import OperationProbe
 
 # Tokens of one iteration. A tile of tokens ends at a multiple of 128: its step is what two neighbours show.
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 129, 256, 257, 384, 512, 513, 768, 1024, 1025, 1536, 2048)
@@ -30,8 +25,6 @@ CHUNKS = (16, 64, 128, 256, 512, 1024)  # that attention is measured for at offs
 CONTEXT_SHARES = (16, 4, 2, 1)  # decodes see the longest context divided by these
 MIN_ROUNDS, MAX_ROUNDS = 3, 40  # of visits to every shape; times are medians over all
 VISIT, MAX_REPETITIONS = 0.03, 10  # seconds, and measurements, after which a visit ends
-CUDA_REPETITIONS = 3  # replays whose mean is a measurement; one of LONG tokens is enough
-LONG = 2048
 MAX_EMITS = 128  # rows of logits: a batch emits one token a sequence
 LEAST_OTHERS = 1e-6  # seconds: where the parts alone take longer than the whole, what is left is not below this
 
@@ -136,7 +129,7 @@ def _visit(probe: OperationProbe, shape: Shape) -> Iterator[dict[str, float]]:
     """One measurement of a long shape, several of a short one: an interruption would weigh more in its median."""
     end = time.perf_counter() + VISIT
     for _ in range(MAX_REPETITIONS):
-        yield probe.measure(shape)
+        yield _measure(probe, shape)
         if time.perf_counter() >= end:
             return
 
@@ -168,7 +161,7 @@ def _affordable(probe: OperationProbe, shapes: Sequence[Shape], clock: _Clock) -
     kept: list[Shape] = []
     rows: dict[str, int] = {"prefill_attention": 0, "decode_attention": 0, "whole": 0}
     for shape in shapes:
-        probe.measure(shape)
+        _measure(probe, shape)
         clock.tick()
         least = (MIN_ROUNDS + 1) * clock.elapsed
         if min(rows.values()) >= MIN_ROWS and least > clock.seconds:
@@ -184,173 +177,35 @@ def _affordable(probe: OperationProbe, shapes: Sequence[Shape], clock: _Clock) -
     return kept
 
 
-class OperationProbe:
-    """Runs one operation at a time, in all layers, each with its own weights and cache: caches see what they would.
-
-    Batches must be of sequences that hold cache blocks. Times are seconds over all layers of one iteration; on a GPU
-    the device's own, of replayed CUDA graphs, and the mean of several where they are short.
-    """
-
-    def __init__(self, executor: TorchExecutor) -> None:
-        self.executor = executor
-        self.model = executor.model
-        self.layers = cast(list[Layer], list(executor.model.layers))
-        self._replays = _Replays(self.model.device) if self.model.device.type == "cuda" else None
-        executor.cache.keys.normal_()
-        executor.cache.values.normal_()
-
-    def measure(self, shape: Shape) -> dict[str, float]:
-        """Seconds by operation, over all layers of one iteration; `others` is the whole iteration less the parts."""
-        batch = _batch(self._sequences(shape), shape)
-        times = {shape.attention: self.attention(batch)}
-        if not shape.is_whole:
-            return times
-        times |= self.products(shape.total_tokens)
-        times["others"] = self._iteration(batch) - sum(times.values()) - self.logits(batch.num_emits)
-        if shape.total_tokens <= MAX_EMITS:
-            times["logits"] = self.logits(shape.total_tokens)
+def _measure(probe: OperationProbe, shape: Shape) -> dict[str, float]:
+    """Seconds by operation, over all layers of one iteration; `others` is the whole iteration less the parts."""
+    batch = _batch(_sequences(probe.executor, shape), shape)
+    times = {shape.attention: probe.attention(batch)}
+    if not shape.is_whole:
         return times
-
-    @torch.inference_mode()
-    def attention(self, batch: Batch) -> float:
-        """Seconds of the attention of `batch`."""
-        spec = self.model.spec
-        inputs = self.executor.packed(batch)
-        query = self._random(batch.num_tokens, spec.num_heads, spec.head_size)
-        return self._time(lambda: self._attend(query, inputs), batch.num_tokens)
-
-    @torch.inference_mode()
-    def products(self, num_tokens: int) -> dict[str, float]:
-        """Seconds by operation of what depends on the number of tokens alone: products, norms and residuals."""
-        hidden = self._random(num_tokens, self.model.spec.hidden_size)
-        attended = self._random(num_tokens, self.model.spec.q_size)
-        residual, operations = hidden.clone(), self.model.operations
-        return {
-            "qkv_proj": self._time_layers(lambda layer: layer.qkv_proj(hidden), num_tokens),
-            "out_proj": self._time_layers(lambda layer: layer.out_proj(attended), num_tokens),
-            "ffn": self._time_layers(lambda layer: layer.feed_forward(hidden, operations), num_tokens),
-            "elementwise": self._time_layers(
-                lambda layer: _norms_and_residuals(layer, residual, hidden, operations), num_tokens
-            ),
-        }
-
-    @torch.inference_mode()
-    def logits(self, num_rows: int) -> float:
-        """Seconds of the output head and sampling for `num_rows` emitted tokens."""
-        hidden = self._random(num_rows, self.model.spec.hidden_size)
-        return self._time(lambda: self._sample(hidden), num_rows)
-
-    def _sample(self, rows: torch.Tensor) -> torch.Tensor:
-        return self.model.operations.greedy(self.model.lm_head(self.model.final_norm(rows)))
-
-    def _random(self, *sizes: int) -> torch.Tensor:
-        return torch.randn(sizes, device=self.model.device, dtype=self.model.dtype)
-
-    def _sequences(self, shape: Shape) -> list[EngineSequence]:
-        blocks = BlockManager(self.executor.num_blocks, self.executor.block_size)
-        end = shape.start + shape.num_tokens
-        is_decode = shape.attention == "decode_attention"
-        prompt_len = shape.start if is_decode else end
-        sequences = []
-        for order in range(shape.count):
-            request = Request(order, 0.0, prompt_len, 2, np.zeros(prompt_len, dtype=np.int32))
-            sequence = EngineSequence(request, order)
-            sequence.num_computed = shape.start
-            if is_decode:
-                sequence.output_token_ids.append(0)  # the pending token
-            if not blocks.grow(sequence, end):
-                raise RuntimeError(f"no cache blocks for {shape}")
-            sequences.append(sequence)
-        return sequences
-
-    def _attend(self, query: torch.Tensor, inputs: PackedInputs) -> None:
-        """Masks, where plain torch needs them, are made once an iteration, and are part of what attention costs."""
-        if not isinstance(inputs.attention, AttentionPlan):
-            inputs = replace(inputs, attention=[self._remade(segment) for segment in inputs.attention])
-        cache = self.executor.cache
-        for keys, values in zip(cache.keys, cache.values, strict=True):
-            self.model.operations.attend(query, inputs, keys, values)
-
-    def _remade(self, segment: Segment) -> Segment:
-        model = self.model
-        return make_segment(
-            segment.start,
-            segment.num_queries,
-            segment.kv_len,
-            segment.blocks,
-            sliding_window=model.spec.sliding_window,
-            device=model.device,
-            dtype=model.dtype,
-        )
-
-    def _iteration(self, batch: Batch) -> float:
-        if batch.num_tokens >= LONG:  # the device works longer than the host launches
-            return self._collected(batch)
-        with self.executor.recorded(batch):
-            return self._collected(batch)
-
-    def _collected(self, batch: Batch) -> float:
-        self.executor.submit(batch)
-        return self.executor.collect().busy
-
-    def _time_layers(self, operation: Callable[[Layer], object], num_tokens: int) -> float:
-        def all_layers() -> None:
-            for layer in self.layers:
-                operation(layer)
-
-        return self._time(all_layers, num_tokens)
-
-    def _time(self, work: Callable[[], object], num_tokens: int) -> float:
-        """Seconds of `work` once, which is for so many tokens."""
-        repetitions = CUDA_REPETITIONS if num_tokens < LONG else 1
-        if self._replays is not None:
-            return self._time_on_device(self._replays.of(work), repetitions)
-        start = time.perf_counter()
-        work()
-        return time.perf_counter() - start
-
-    def _time_on_device(self, work: Callable[[], object], repetitions: int) -> float:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        for _ in range(repetitions):
-            work()
-        end.record()
-        end.synchronize()
-        return start.elapsed_time(end) / 1e3 / repetitions
+    times |= probe.products(shape.total_tokens)
+    times["others"] = probe.iteration(batch) - sum(times.values()) - probe.logits(batch.num_emits)
+    if shape.total_tokens <= MAX_EMITS:
+        times["logits"] = probe.logits(shape.total_tokens)
+    return times
 
 
-class _Replays:
-    """Turns work into CUDA graphs, as the engine replays it: launching kernels one by one may take the host longer than
-    they take the device. One at a time, on one stream and from one pool of memory, which the newest graph keeps."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device)
-        self._pool = torch.cuda.graph_pool_handle()
-        self._newest: torch.cuda.CUDAGraph | None = None
-        self._has_failed = False
-
-    def of(self, work: Callable[[], object]) -> Callable[[], object]:
-        """The replay of `work`, which runs once before; `work` itself if it can't be captured."""
-        if self._has_failed:  # a broken capture may leave torch's allocator in no state for another
-            return work
-        graph = torch.cuda.CUDAGraph()
-        self._stream.wait_stream(torch.cuda.current_stream())
-        try:
-            # Not torch.cuda.graph: it empties the cache of memory each time, which costs more than what is measured.
-            with torch.cuda.stream(self._stream):
-                work()  # whatever is compiled, chosen or allocated at first use
-                torch.cuda.synchronize()
-                graph.capture_begin(pool=self._pool)
-                try:
-                    work()
-                finally:
-                    graph.capture_end()
-        except RuntimeError:
-            torch.cuda.synchronize()
-            self._has_failed = True
-            return work
-        self._newest = graph
-        return graph.replay
+def _sequences(executor: TorchExecutor, shape: Shape) -> list[EngineSequence]:
+    blocks = BlockManager(executor.num_blocks, executor.block_size)
+    end = shape.start + shape.num_tokens
+    is_decode = shape.attention == "decode_attention"
+    prompt_len = shape.start if is_decode else end
+    sequences = []
+    for order in range(shape.count):
+        request = Request(order, 0.0, prompt_len, 2, np.zeros(prompt_len, dtype=np.int32))
+        sequence = EngineSequence(request, order)
+        sequence.num_computed = shape.start
+        if is_decode:
+            sequence.output_token_ids.append(0)  # the pending token
+        if not blocks.grow(sequence, end):
+            raise RuntimeError(f"no cache blocks for {shape}")
+        sequences.append(sequence)
+    return sequences
 
 
 def _batch(sequences: Sequence[EngineSequence], shape: Shape) -> Batch:
@@ -358,8 +213,3 @@ def _batch(sequences: Sequence[EngineSequence], shape: Shape) -> Batch:
     for sequence in sequences:
         batch.add(sequence, shape.num_tokens)
     return batch
-
-
-def _norms_and_residuals(layer: Layer, hidden: torch.Tensor, update: torch.Tensor, operations: Operations) -> None:
-    operations.add_norm(hidden, update, layer.attention_norm)
-    operations.add_norm(hidden, update, layer.ffn_norm)
