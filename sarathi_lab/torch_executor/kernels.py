@@ -24,10 +24,9 @@ def is_interpreting() -> bool:
 def require_supported(spec: ModelSpec, device: torch.device, dtype: torch.dtype, block_size: int = 16) -> None:
     """Raise UserError unless the kernels run on `device`, and take the model's heads and `dtype`."""
     try:
-        from sarathi_kernels.support import probe, require_chip
-
         from sarathi_kernels.attention_support import check_supported
         from sarathi_kernels.chip import chip_of
+        from sarathi_kernels.support import probe, require_chip
     except ImportError as error:
         raise UserError(f"Triton is not installed ({error}); {FIX}") from None
     try:
