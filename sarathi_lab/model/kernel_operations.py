@@ -22,6 +22,8 @@ class KernelOperations:
     `hybrid` is how chunks and decodes of one batch share a launch.
     """
 
+    wants_masks = False
+
     def __init__(self, spec: ModelSpec, inverse_frequencies: Tensor, hybrid: Hybrid) -> None:
         self.spec = spec
         self.hybrid = hybrid

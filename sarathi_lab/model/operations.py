@@ -51,10 +51,11 @@ class Operations(Protocol):
     """The operations of a decoder over packed tokens and a paged cache.
 
     `keys` and `values` are one layer's cache, [num_blocks, block_size, num_kv_heads, head_size]. `range` is put around
-    the work of each named operation, for whoever watches.
+    the work of each named operation, for whoever watches. With `wants_masks` segments come with their masks.
     """
 
     range: Range
+    wants_masks: bool
 
     def rotary(self, positions: Tensor) -> Any:
         """Whatever `rotate_and_store` wants of the positions in every layer."""
@@ -92,6 +93,8 @@ class Operations(Protocol):
 
 class TorchOperations:
     """Plain torch, on any device. Attention comes as a sequence of `Segment`."""
+
+    wants_masks = True
 
     def __init__(self, spec: ModelSpec, inverse_frequencies: Tensor, dtype: torch.dtype) -> None:
         self.spec = spec

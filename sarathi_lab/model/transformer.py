@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -32,7 +33,8 @@ class KVCache:
 class Transformer(nn.Module):
     """Decoder-only transformer; parameters are made uninitialised, `weights.load_model` fills them.
 
-    `operations` may be exchanged for others of the same results; plain torch at first.
+    `operations` may be exchanged for others of the same results; plain torch at first. Where there is a `whole_pass`,
+    it does in one call what `forward` says, and nothing below the model is called.
     """
 
     def __init__(self, spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> None:
@@ -49,10 +51,13 @@ class Transformer(nn.Module):
             self.lm_head.weight = self.embedding.weight
         self.inverse_frequencies = inverse_frequencies(spec).to(device)
         self.operations: Operations = TorchOperations(spec, self.inverse_frequencies, dtype)
+        self.whole_pass: Callable[[PackedInputs, KVCache], Tensor] | None = None
         self.requires_grad_(False)
 
     def forward(self, inputs: PackedInputs, cache: KVCache) -> Tensor:
         """Write the tokens' keys and values to `cache` and return the logits of `emit_rows`, [num_emits, vocab]."""
+        if self.whole_pass is not None:
+            return self.whole_pass(inputs, cache)
         operations = self.operations
         with operations.range("embedding"):
             hidden = self.embedding(inputs.token_ids)  # [num_tokens, hidden_size]

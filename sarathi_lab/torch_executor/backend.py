@@ -19,7 +19,7 @@ from sarathi_lab.model.operations import Hybrid
 from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec
 from sarathi_lab.model.transformer import Transformer
 from sarathi_lab.model.weights import load_model
-from sarathi_lab.torch_executor import kernels
+from sarathi_lab.torch_executor import kernels, native
 from sarathi_lab.torch_executor.device import (
     default_model_name,
     device_description,
@@ -47,9 +47,10 @@ USABLE_WHEN_FILLED = {"cuda": 0.9, "cpu": 0.5}  # for a cache as large as there 
 class TorchBackend:
     """Runs the model with torch on `device`; `seed` is that of random weights.
 
-    `kernels` does what is not a matrix product: "triton" or plain "torch"; "auto" takes Triton's kernels on a GPU.
-    With them, `overlap` makes the next batch while one runs, `cuda_graphs` replays batches of a few padded shapes, and
-    `hybrid` says how a chunk and decodes share the device in attention. `profile` looks into iterations (`watching`).
+    `kernels` does what is not a matrix product: "triton" or plain "torch"; "native" computes whole iterations in C++ on
+    a CPU. "auto" takes Triton's kernels on a GPU, and C++ on a CPU where it can be compiled. With Triton's, `overlap`
+    makes the next batch while one runs, `cuda_graphs` replays batches of a few padded shapes, and `hybrid` says how a
+    chunk and decodes share the device in attention. `profile` looks into iterations (`watching`).
     Raises UserError for what is not there.
     """
 
@@ -67,13 +68,17 @@ class TorchBackend:
 
     def __post_init__(self) -> None:
         _ = self._dtype  # a device that is not there is refused at once
-        require_one_of("executor.kernels", self.kernels, ("auto", "triton", "torch"))
+        require_one_of("executor.kernels", self.kernels, ("auto", "triton", "native", "torch"))
         require_one_of("executor.hybrid", self.hybrid, kernels.HYBRIDS)
         require_one_of("executor.profile", self.profile, get_args(ProfileKind))
         if self.profile == "nvtx" and self._device.type == "cpu":
             raise UserError("executor.profile=nvtx names ranges of a GPU, the device is a CPU; use operations or trace")
         for name in ("cuda_graphs", "overlap"):
             require_bool(f"executor.{name}", getattr(self, name))
+        if self.kernels == "native" and self._device.type != "cpu":
+            raise UserError(
+                f"executor.kernels=native needs a CPU, the device is {self.device_name}; use triton or auto"
+            )
         if self.kernels == "triton" and self._device.type == "cpu" and not kernels.is_interpreting():
             raise UserError("executor.kernels=triton needs a GPU, the device is a CPU; use executor.kernels=torch")
 
@@ -81,6 +86,16 @@ class TorchBackend:
     def uses_kernels(self) -> bool:
         """Whether Triton's kernels do the work between matrix products."""
         return self.kernels == "triton" or (self.kernels == "auto" and self._device.type == "cuda")
+
+    def _why_not_native(self, spec: ModelSpec) -> str | None:
+        """Why C++ does not compute `spec`, though it is wanted or automatic on this device."""
+        if self._device.type != "cpu" or self.kernels not in ("auto", "native"):
+            return None
+        return native.why_not(spec, self._dtype[1])
+
+    def _uses_native(self, spec: ModelSpec) -> bool:
+        is_wanted = self._device.type == "cpu" and self.kernels in ("auto", "native")
+        return is_wanted and self._why_not_native(spec) is None
 
     @cached_property
     def _device(self) -> torch.device:
@@ -114,6 +129,8 @@ class TorchBackend:
         spec.require_runnable()
         if self.uses_kernels:
             kernels.require_supported(spec, self._device, self._dtype[1])
+        if self.kernels == "native" and (reason := self._why_not_native(spec)):
+            raise UserError(f"executor.kernels=native does not run here: {reason}; use executor.kernels=torch")
         weights = spec.weight_bytes(self.dtype_bytes)
         cache = kv_tokens * spec.kv_bytes_per_token(self.dtype_bytes)
         free = free_memory_bytes(self._device)
@@ -152,8 +169,9 @@ class TorchBackend:
         return device_size(self._device)
 
     def cautions(self, spec: ModelSpec) -> Sequence[str]:
-        """None: what runs here is measured."""
-        return ()
+        """What makes a CPU slower than it could be; nothing else, as what runs here is measured."""
+        reason = self._why_not_native(spec)
+        return () if reason is None else (f"plain torch computes this, several times slower than C++: {reason}",)
 
     def predictor(self, spec: ModelSpec) -> None:
         """A real device is measured, not predicted."""
@@ -170,6 +188,8 @@ class TorchBackend:
             model = load_model(spec, checkpoint, self._device, self._dtype[1], self.seed)
             if self.uses_kernels:
                 kernels.install(model, self.hybrid)
+            elif self._uses_native(spec):
+                native.install(model, is_whole=self.profile == "none")
             num_blocks = self._num_blocks(model, sizes)
             executor = self._executor(model, num_blocks, sizes.block_size)
         executor.warm_up(

@@ -176,10 +176,14 @@ class TorchExecutor:
     def _run_packed_for_torch(self, batch: Batch, begun: float) -> InFlight:
         model = self.model
         start = self._timeline.mark()
-        inputs = pack(batch, self.block_size, model.spec.sliding_window, model.device, model.dtype)
+        inputs = self._packed_for_torch(batch)
         host_time = time.perf_counter() - begun
         token_ids = _to_host(model.operations.greedy(model(inputs, self.cache)))
         return InFlight(batch, start, self._timeline.mark(), host_time, token_ids, 0, False)
+
+    def _packed_for_torch(self, batch: Batch) -> PackedInputs:
+        model, masks = self.model, self.model.operations.wants_masks
+        return pack(batch, self.block_size, model.spec.sliding_window, model.device, model.dtype, with_masks=masks)
 
     def _run(self, inputs: PackedInputs) -> None:
         """Sample into `_sampled`, having taken from there what tokens the host did not know."""
@@ -193,7 +197,9 @@ class TorchExecutor:
     @torch.inference_mode()
     def _run_again(self, batch: Batch) -> None:
         """Compute a batch whose tokens the host knows once more, and leave its results to whoever watches."""
+        whole_pass, self.model.whole_pass = self.model.whole_pass, None  # it would call no layer
         self.model(self.packed(batch), self.cache)
+        self.model.whole_pass = whole_pass
 
     def packed(self, batch: Batch) -> PackedInputs:
         """The inputs of a batch whose tokens the host knows, without padding: to compute parts of it by hand.
@@ -201,8 +207,7 @@ class TorchExecutor:
         They hold until the next batch.
         """
         if self._limits is None:
-            model = self.model
-            return pack(batch, self.block_size, model.spec.sliding_window, model.device, model.dtype)
+            return self._packed_for_torch(batch)
         shape = self._limits.exact(batch)
         self._packer.fill(batch, shape, {})
         return self._packer.send(shape)

@@ -7,15 +7,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sarathi_kernels.attention import make_segment
+from sarathi_kernels.attention import Segment, make_segment
 from sarathi_lab.model.operations import PackedInputs
 from sarathi_lab.request import Batch, Sequence
 
 
 def pack(
-    batch: Batch, block_size: int, sliding_window: int | None, device: torch.device, dtype: torch.dtype
+    batch: Batch,
+    block_size: int,
+    sliding_window: int | None,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    with_masks: bool = True,
 ) -> PackedInputs:
-    """The chunks of `batch` one after the other; `dtype` is that of the attention masks."""
+    """The chunks of `batch` one after the other; `dtype` is that of the attention masks, where they are wanted."""
     token_ids, positions, slots, emit_rows, segments = [], [], [], [], []
     row = 0
     for chunk in batch.chunks:
@@ -26,17 +32,15 @@ def pack(
         token_ids.append(token_ids_of(chunk.sequence, chunk.start, end))
         positions.append(where)
         slots.append(new_blocks[where // block_size - first_block] * block_size + where % block_size)
-        segments.append(
-            make_segment(
-                row,
-                chunk.num_tokens,
-                end,
-                _context_blocks(chunk.sequence, -(-end // block_size), device),
-                sliding_window=sliding_window,
-                device=device,
-                dtype=dtype,
+        blocks = _context_blocks(chunk.sequence, -(-end // block_size), device)
+        if with_masks:
+            window = sliding_window
+            segment = make_segment(
+                row, chunk.num_tokens, end, blocks, sliding_window=window, device=device, dtype=dtype
             )
-        )
+        else:
+            segment = Segment(row, chunk.num_tokens, end, blocks, first_key=0, mask=None)
+        segments.append(segment)
         row += chunk.num_tokens
         if chunk.emits_token:
             emit_rows.append(row - 1)

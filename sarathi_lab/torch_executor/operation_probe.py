@@ -10,7 +10,6 @@ from typing import cast
 import torch
 
 from sarathi_kernels.attention import Segment, make_segment
-from sarathi_kernels.attention_plan import AttentionPlan
 from sarathi_lab.model.operations import Operations, PackedInputs
 from sarathi_lab.model.transformer import Layer
 from sarathi_lab.request import Batch
@@ -72,7 +71,7 @@ class OperationProbe:
 
     def _attend(self, query: torch.Tensor, inputs: PackedInputs) -> None:
         """Masks, where plain torch needs them, are made once an iteration, and are part of what attention costs."""
-        if not isinstance(inputs.attention, AttentionPlan):
+        if self.model.operations.wants_masks:
             inputs = replace(inputs, attention=[self._remade(segment) for segment in inputs.attention])
         cache = self.executor.cache
         for keys, values in zip(cache.keys, cache.values, strict=True):

@@ -1,0 +1,80 @@
+"""Compiles the C++ of this folder for the CPU at hand, once: the result is kept in the user's cache folder."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+SOURCE = Path(__file__).with_name("decoder.cpp")
+FLAGS = ("-O3", "-march=native", "-std=c++20", "-shared", "-fPIC", "-pthread")
+NEEDED = {"avx512f", "avx512bw", "avx512vl", "avx512dq"}
+TIMEOUT = 300  # seconds
+
+
+class NotBuilt(RuntimeError):
+    """Why there is no library: one line."""
+
+
+def build() -> Path:
+    """The compiled library. Raises NotBuilt where the CPU or the compiler do not suffice."""
+    flags = cpu_flags()
+    if missing := sorted(NEEDED - flags):
+        raise NotBuilt(f"this CPU has no AVX512 ({missing[0]} is missing)")
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+    if not compiler:
+        raise NotBuilt("there is no C++ compiler (g++ 11 or newer, or set CXX)")
+    library = cache_folder() / f"decoder-{_key(compiler, flags)}.so"
+    if not library.is_file():
+        _compile(compiler, library)
+    return library
+
+
+def cpu_flags() -> set[str]:
+    """What instructions this CPU has, as Linux calls them; nothing elsewhere."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return set()
+    return next((set(line.split(":", 1)[1].split()) for line in lines if line.startswith("flags")), set())
+
+
+def cache_folder() -> Path:
+    """Where compiled libraries are kept."""
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "sarathi_lab"
+
+
+def _key(compiler: str, flags: set[str]) -> str:
+    """Of all that the result depends on."""
+    sources = [*sorted(SOURCE.parent.glob("*.h")), SOURCE]
+    version = _run([compiler, "--version"])
+    parts = [*(path.read_text() for path in sources), version, *FLAGS, *sorted(flags), platform.libc_ver()[1]]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def _compile(compiler: str, library: Path) -> None:
+    """Aside and moved when complete, so that processes that start together never load half a library."""
+    try:
+        library.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+            aside = Path(folder) / library.name
+            _run([compiler, *FLAGS, str(SOURCE), "-o", str(aside)])
+            aside.replace(library)
+    except OSError as error:
+        raise NotBuilt(f"the compiled library can't be kept: {error}") from None
+
+
+def _run(command: list[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NotBuilt(f"{command[0]} does not run: {error}") from None
+    if done.returncode:
+        reasons = [line for line in done.stderr.splitlines() if "error" in line] or ["it gave no reason"]
+        raise NotBuilt(f"{command[0]} does not compile the kernels: {reasons[0]}")
+    return done.stdout

@@ -1,0 +1,104 @@
+// Threads that share the tasks of one phase after another. They are our own: torch's OpenMP threads spin between its
+// operations, and two runtimes that spin on the same cores slow each other down.
+#pragma once
+
+#include <immintrin.h>
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace sarathi {
+
+constexpr int SPINS_IN_PHASE = 20000;  // about a millisecond, then other processes may have the core
+constexpr int SPINS_BETWEEN_RUNS = 4000;  // the host prepares the next iteration in less
+
+class Pool {
+  public:
+    explicit Pool(int num_threads) : size(num_threads) {
+        for (int id = 1; id < size; ++id) {
+            threads_.emplace_back([this, id] { serve(id); });
+        }
+    }
+
+    ~Pool() {
+        stop_ = true;
+        wake();
+        for (auto& thread : threads_) {
+            thread.join();
+        }
+    }
+
+    // Calls `work(thread)` on every thread, and returns when all have returned.
+    void run(const std::function<void(int)>& work) {
+        std::lock_guard<std::mutex> one_at_a_time(mutex_);
+        work_ = &work;
+        wake();
+        work(0);
+        barrier();
+    }
+
+    // All threads call this with the same number: each task is done by whoever is free, and all wait for the last.
+    template <class Task>
+    void share(int64_t num_tasks, Task&& task) {
+        for (int64_t next = next_.fetch_add(1); next < num_tasks; next = next_.fetch_add(1)) {
+            task(next);
+        }
+        barrier();
+    }
+
+    const int size;
+
+  private:
+    void wake() {
+        runs_.fetch_add(1);
+        runs_.notify_all();
+    }
+
+    void serve(int id) {
+        for (int seen = 0;;) {
+            for (int spin = 0; runs_.load(std::memory_order_acquire) == seen && spin < SPINS_BETWEEN_RUNS; ++spin) {
+                _mm_pause();
+            }
+            runs_.wait(seen);
+            ++seen;
+            if (stop_) {
+                return;
+            }
+            (*work_)(id);
+            barrier();
+        }
+    }
+
+    void barrier() {
+        const int epoch = epoch_.load();
+        if (arrived_.fetch_add(1) == size - 1) {
+            arrived_ = 0;
+            next_ = 0;  // everyone has taken a task beyond the last
+            epoch_.store(epoch + 1);
+            return;
+        }
+        for (int spin = 0; epoch_.load(std::memory_order_acquire) == epoch; ++spin) {
+            if (spin < SPINS_IN_PHASE) {
+                _mm_pause();
+            } else {
+                std::this_thread::yield();
+            }
+        }
+    }
+
+    std::vector<std::thread> threads_;
+    std::mutex mutex_;
+    const std::function<void(int)>* work_ = nullptr;
+    std::atomic<bool> stop_{false};
+    // Each on a line of its own, so that taking tasks does not disturb those who wait.
+    alignas(64) std::atomic<int> runs_{0};
+    alignas(64) std::atomic<int> epoch_{0};
+    alignas(64) std::atomic<int> arrived_{0};
+    alignas(64) std::atomic<int64_t> next_{0};
+};
+
+}  // namespace sarathi

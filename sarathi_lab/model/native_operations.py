@@ -1,0 +1,178 @@
+"""A CPU's operations in C++ (`sarathi_kernels.cpu`): the whole iteration in one call, or one operation at a time."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from ctypes import byref
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from sarathi_kernels.activation import activate_, gated_activate_
+from sarathi_kernels.cpu import library
+from sarathi_kernels.cpu.packing import PANEL, PackedLinear, pack_linear
+from sarathi_kernels.rotary import rotary_tables
+from sarathi_lab.model.operations import NAN_TOKEN, PackedInputs, TorchOperations
+from sarathi_lab.model.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from sarathi_lab.model.transformer import KVCache, Layer, Transformer
+
+DTYPES = (torch.float32, torch.bfloat16)
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh")  # numbered as in `decoder.cpp`
+
+
+def why_not(spec: ModelSpec, dtype: torch.dtype) -> str | None:
+    """Why the C++ does not take a model, in words; None if it does."""
+    if dtype not in DTYPES:
+        return f"it computes float32 and bfloat16, not {str(dtype).removeprefix('torch.')}"
+    if spec.head_size > library.MAX_HEAD_SIZE:
+        return f"its heads have up to {library.MAX_HEAD_SIZE} entries, not {spec.head_size}"
+    return None
+
+
+class NativeLinear(nn.Module):
+    """A product with a packed weight, in the place of an `nn.Linear`. Gated ones return pairs of 16 columns."""
+
+    def __init__(self, packed: PackedLinear) -> None:
+        super().__init__()
+        self.packed = packed
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[rows, in_features] to [rows, out_features], or to all columns of the panels if gated."""
+        return library.linear(x, self.packed)
+
+
+def _pack(parent: nn.Module, name: str, *, is_gated: bool = False) -> None:
+    linear = getattr(parent, name)
+    setattr(parent, name, NativeLinear(pack_linear(linear.weight.detach(), linear.bias, is_gated=is_gated)))
+
+
+def _linear_struct(module: nn.Module) -> library.LinearStruct:
+    assert isinstance(module, NativeLinear), "the weights are packed"
+    return library.linear_struct(module.packed)
+
+
+class NativeOperations(TorchOperations):
+    """An `Operations` whose products and attention are C++; the rest, which is little, is torch's.
+
+    Weights are packed and take the place of the model's own, so that there is one copy of each; a tied embedding is
+    kept as it was, beside the packed output head. `whole_pass` does everything in one call.
+    """
+
+    wants_masks = False
+
+    def __init__(self, model: Transformer) -> None:
+        super().__init__(model.spec, model.inverse_frequencies, model.dtype)
+        for layer in model.layers:
+            for name in ("qkv_proj", "out_proj", "ffn_up", "ffn_down"):
+                _pack(layer, name, is_gated=name == "ffn_up" and model.spec.gated_ffn)
+        _pack(model, "lm_head")
+        self._kept: list[object] = []  # what the structures point at
+        struct = self._model_struct(model)
+        self._decoder = library.load().sarathi_make_decoder(byref(struct))
+        weakref.finalize(self, library.load().sarathi_free_decoder, self._decoder)
+        self._tables = rotary_tables(torch.arange(0), self._inverse_frequencies, torch.float32)
+
+    # -- the whole iteration ---------------------------------------------------------------------------------
+
+    def whole_pass(self, inputs: PackedInputs, cache: KVCache) -> Tensor:
+        """See `Transformer.forward`; logits are float32."""
+        num_layers, num_blocks, block_size = cache.keys.shape[:3]
+        assert num_layers == self.spec.num_layers, "the cache is the model's"
+        cosines, sines = self._tables_up_to(int(inputs.positions.max()) + 1)
+        logits = torch.empty(len(inputs.emit_rows), self.spec.vocab_size)
+        segments = library.segment_structs(inputs.attention)
+        batch = library.BatchStruct(
+            inputs.token_ids.data_ptr(),
+            inputs.positions.data_ptr(),
+            inputs.slots.data_ptr(),
+            inputs.emit_rows.data_ptr(),
+            segments,
+            len(inputs.token_ids),
+            len(segments),
+            len(logits),
+            cache.keys.data_ptr(),
+            cache.values.data_ptr(),
+            num_blocks,
+            block_size,
+            logits.data_ptr(),
+        )
+        library.load().sarathi_forward(self._decoder, byref(batch), cosines.data_ptr(), sines.data_ptr())
+        return logits
+
+    def _tables_up_to(self, num_positions: int) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of all positions so far and as many again, so that they are seldom made."""
+        if num_positions > len(self._tables[0]):
+            positions = torch.arange(max(1024, 2 * num_positions))
+            self._tables = rotary_tables(positions, self._inverse_frequencies, torch.float32)
+        return self._tables
+
+    # -- one operation at a time -----------------------------------------------------------------------------
+
+    def attend(self, query: Tensor, inputs: PackedInputs, keys: Tensor, values: Tensor) -> Tensor:
+        """See `Operations`."""
+        scale, window = self.spec.head_size**-0.5, self.spec.sliding_window
+        return library.attention(query, keys, values, inputs.attention, scale, window)
+
+    def expand(self, x: Tensor, up: nn.Linear) -> Tensor:
+        """See `Operations`."""
+        product = up(x)
+        if not self.spec.gated_ffn:
+            return activate_(product, self.spec.activation)
+        pairs = product.view(len(x), -1, 2, PANEL // 2)
+        gate, raised = (half.flatten(1)[:, : self.spec.ffn_size] for half in pairs.unbind(2))
+        return gated_activate_(gate, raised, self.spec.activation)
+
+    def greedy(self, logits: Tensor) -> Tensor:
+        """See `Operations`."""
+        return library.greedy(logits.float().contiguous(), NAN_TOKEN)
+
+    # -- structures ------------------------------------------------------------------------------------------
+
+    def _model_struct(self, model: Transformer) -> library.ModelStruct:
+        spec = self.spec
+        layers = (library.LayerStruct * spec.num_layers)(*map(self._layer_struct, model.layers))
+        struct = library.ModelStruct(
+            layers=ctypes.cast(layers, ctypes.POINTER(library.LayerStruct)),
+            embedding=model.embedding.weight.data_ptr(),
+            final_norm=self._norm_struct(model.final_norm),
+            head=_linear_struct(model.lm_head),
+            num_layers=spec.num_layers,
+            hidden_size=spec.hidden_size,
+            num_heads=spec.num_heads,
+            num_kv_heads=spec.num_kv_heads,
+            head_size=spec.head_size,
+            rotary_half=len(self._inverse_frequencies),
+            window=spec.sliding_window or 0,
+            is_bf16=self._dtype == torch.bfloat16,
+            activation=ACTIVATIONS.index(spec.activation),
+            is_gated=spec.gated_ffn,
+            scale=spec.head_size**-0.5,
+        )
+        self._kept += [layers, model.embedding.weight]
+        return struct
+
+    def _layer_struct(self, layer: Layer) -> library.LayerStruct:
+        return library.LayerStruct(
+            attention_norm=self._norm_struct(layer.attention_norm),
+            ffn_norm=self._norm_struct(layer.ffn_norm),
+            query_norm=self._norm_struct(getattr(layer, "q_norm", None)),
+            key_norm=self._norm_struct(getattr(layer, "k_norm", None)),
+            qkv=_linear_struct(layer.qkv_proj),
+            out=_linear_struct(layer.out_proj),
+            up=_linear_struct(layer.ffn_up),
+            down=_linear_struct(layer.ffn_down),
+        )
+
+    def _norm_struct(self, norm: nn.Module | None) -> library.NormStruct:
+        if norm is None:
+            return library.NormStruct()
+        assert isinstance(norm, nn.RMSNorm | nn.LayerNorm), "the model has no other norms"
+        weight = norm.weight.detach().float().contiguous()
+        bias = norm.bias.detach().float().contiguous() if isinstance(norm, nn.LayerNorm) else None
+        self._kept += [weight, bias]
+        is_layer = isinstance(norm, nn.LayerNorm)
+        return library.NormStruct(weight.data_ptr(), None if bias is None else bias.data_ptr(), norm.eps, is_layer)
