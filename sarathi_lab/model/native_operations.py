@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import weakref
 from ctypes import byref
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +15,7 @@ from sarathi_kernels.cpu.packing import PANEL, PackedLinear, pack_linear
 from sarathi_kernels.rotary import rotary_tables
 from sarathi_lab.model.operations import NAN_TOKEN, PackedInputs, TorchOperations
 from sarathi_lab.model.spec import ModelSpec
-
-if TYPE_CHECKING:
-    from sarathi_lab.model.transformer import KVCache, Layer, Transformer
+from sarathi_lab.model.transformer import KVCache, Layer, Transformer
 
 DTYPES = (torch.float32, torch.bfloat16)
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")  # numbered as in `decoder.cpp`
@@ -134,7 +131,7 @@ class NativeOperations(TorchOperations):
 
     def _model_struct(self, model: Transformer) -> library.ModelStruct:
         spec = self.spec
-        layers = (library.LayerStruct * spec.num_layers)(*map(self._layer_struct, model.layers))
+        layers = (library.LayerStruct * spec.num_layers)(*(self._layer_struct(layer) for layer in model.layers))
         struct = library.ModelStruct(
             layers=ctypes.cast(layers, ctypes.POINTER(library.LayerStruct)),
             embedding=model.embedding.weight.data_ptr(),
@@ -155,7 +152,8 @@ class NativeOperations(TorchOperations):
         self._kept += [layers, model.embedding.weight]
         return struct
 
-    def _layer_struct(self, layer: Layer) -> library.LayerStruct:
+    def _layer_struct(self, layer: nn.Module) -> library.LayerStruct:
+        assert isinstance(layer, Layer), "the model has no other layers"
         return library.LayerStruct(
             attention_norm=self._norm_struct(layer.attention_norm),
             ffn_norm=self._norm_struct(layer.ffn_norm),
