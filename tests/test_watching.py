@@ -48,7 +48,7 @@ def test_a_run_leaves_no_profile_unless_asked(tmp_path):
         ("executor.profile=nvtx", "executor.profile=nvtx names ranges of a GPU, the device is a CPU"),
         ("executor.profile=all", "executor.profile=all is unknown; use one of none, nvtx, operations, trace"),
         ("executor.hybrid=both", "executor.hybrid=both is unknown; use one of series, streams, unified, fused"),
-        ("executor.kernels=cuda", "executor.kernels=cuda is unknown; use one of auto, triton, torch"),
+        ("executor.kernels=cuda", "executor.kernels=cuda is unknown; use one of auto, triton, native, torch"),
         ("executor.overlap=2", "executor.overlap=2 is neither true nor false"),
         ("executor.cuda_graphs=maybe", "executor.cuda_graphs=maybe is neither true nor false"),
     ],

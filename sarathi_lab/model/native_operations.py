@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from collections.abc import Callable
 from ctypes import byref
 
 import torch
@@ -71,6 +72,7 @@ class NativeOperations(TorchOperations):
         struct = self._model_struct(model)
         self._decoder = library.load().sarathi_make_decoder(byref(struct))
         weakref.finalize(self, library.load().sarathi_free_decoder, self._decoder)
+        self._cache: Callable[[], KVCache | None] = lambda: None  # the last one seen
         self._tables = rotary_tables(torch.arange(0), self._inverse_frequencies, torch.float32)
 
     # -- the whole iteration ---------------------------------------------------------------------------------
@@ -79,6 +81,10 @@ class NativeOperations(TorchOperations):
         """See `Transformer.forward`; logits are float32."""
         num_layers, num_blocks, block_size = cache.keys.shape[:3]
         assert num_layers == self.spec.num_layers, "the cache is the model's"
+        if self._cache() is not cache:
+            self._cache = weakref.ref(cache)
+            library.use_huge_pages(cache.keys)
+            library.use_huge_pages(cache.values)
         cosines, sines = self._tables_up_to(int(inputs.positions.max()) + 1)
         logits = torch.empty(len(inputs.emit_rows), self.spec.vocab_size)
         segments = library.segment_structs(inputs.attention)

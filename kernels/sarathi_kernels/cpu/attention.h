@@ -14,6 +14,7 @@ namespace sarathi {
 
 constexpr int64_t KEY_TILE = 96;
 constexpr int64_t MOST_QUERIES = 64;  // of one head that share a pass over the keys
+constexpr int64_t AHEAD = 12;         // keys to prefetch
 constexpr float LOWEST = -1e30f;      // below every score, yet finite: differences with it are numbers
 
 // The newest tokens of one sequence, rows `start` on, and where its `kv_len` keys lie: in neighbouring blocks from
@@ -182,6 +183,24 @@ void attend_tile(const Shape& shape, const Segment& segment, const Cache<T>& key
     }
 }
 
+// The sum of each of four vectors.
+inline __m128 sums_of(const __m512 (&x)[4]) {
+    const __m512 first = _mm512_add_ps(_mm512_unpacklo_ps(x[0], x[1]), _mm512_unpackhi_ps(x[0], x[1]));
+    const __m512 second = _mm512_add_ps(_mm512_unpacklo_ps(x[2], x[3]), _mm512_unpackhi_ps(x[2], x[3]));
+    const __m512d a = _mm512_castps_pd(first), b = _mm512_castps_pd(second);
+    const __m512 all = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+    const __m256 halves = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
+    return _mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1));
+}
+
+// Rows of one head lie apart, and a CPU foresees only what lies together.
+template <int V, class T>
+inline void prefetch_row(const T* row) {
+    for (int64_t line = 0; line < V * LANES * static_cast<int64_t>(sizeof(T)); line += 64) {
+        _mm_prefetch(reinterpret_cast<const char*>(row) + line, _MM_HINT_T0);
+    }
+}
+
 // One query of the heads that share a key head, in `V` vectors a head; query i sees the keys up to `position`.
 template <int V, class T, class Out>
 void attend_one(const Shape& shape, const Cache<T>& keys, const Cache<T>& values, int64_t position, const float* query,
@@ -204,13 +223,18 @@ void attend_one(const Shape& shape, const Cache<T>& keys, const Cache<T>& values
             for (int v = 0; v < V; ++v) {
                 q[v] = _mm512_mul_ps(load(query + head * size + v * LANES, mask[v]), _mm512_set1_ps(shape.scale));
             }
-            for (int64_t key = tile; key < end; ++key) {
-                const T* row = rows[key - tile];
-                __m512 product = _mm512_setzero_ps();
-                for (int v = 0; v < V; ++v) {
-                    product = _mm512_fmadd_ps(q[v], load(row + v * LANES, mask[v]), product);
+            float* to = scores + head * num_keys;
+            for (int64_t key = tile; key < end; key += 4) {
+                __m512 products[4];
+                for (int64_t i = 0; i < 4; ++i) {
+                    const int64_t at = std::min(key + i, end - 1) - tile;
+                    prefetch_row<V>(rows[std::min(at + AHEAD, end - 1 - tile)]);
+                    products[i] = _mm512_mul_ps(q[0], load(rows[at], mask[0]));
+                    for (int v = 1; v < V; ++v) {
+                        products[i] = _mm512_fmadd_ps(q[v], load(rows[at] + v * LANES, mask[v]), products[i]);
+                    }
                 }
-                scores[head * num_keys + key] = _mm512_reduce_add_ps(product);
+                _mm_mask_storeu_ps(to + key, static_cast<__mmask8>(lanes(end - key)), sums_of(products));
             }
         }
     }
@@ -240,6 +264,7 @@ void attend_one(const Shape& shape, const Cache<T>& keys, const Cache<T>& values
             }
             for (int64_t key = tile; key < end; ++key) {
                 const T* row = rows[key - tile];
+                prefetch_row<V>(rows[std::min(key + AHEAD, end - 1) - tile]);
                 const __m512 p = _mm512_set1_ps(scores[head * num_keys + key]);
                 for (int v = 0; v < V; ++v) {
                     sum[v] = _mm512_fmadd_ps(p, load(row + v * LANES, mask[v]), sum[v]);

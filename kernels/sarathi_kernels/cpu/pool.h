@@ -13,7 +13,7 @@
 
 namespace sarathi {
 
-constexpr int SPINS_IN_PHASE = 20000;  // about a millisecond, then other processes may have the core
+constexpr int SPINS_IN_PHASE = 2000;  // most waits are shorter; on a busy machine others may have the core
 constexpr int SPINS_BETWEEN_RUNS = 4000;  // the host prepares the next iteration in less
 
 class Pool {
@@ -79,15 +79,13 @@ class Pool {
             arrived_ = 0;
             next_ = 0;  // everyone has taken a task beyond the last
             epoch_.store(epoch + 1);
+            epoch_.notify_all();
             return;
         }
-        for (int spin = 0; epoch_.load(std::memory_order_acquire) == epoch; ++spin) {
-            if (spin < SPINS_IN_PHASE) {
-                _mm_pause();
-            } else {
-                std::this_thread::yield();
-            }
+        for (int spin = 0; epoch_.load(std::memory_order_acquire) == epoch && spin < SPINS_IN_PHASE; ++spin) {
+            _mm_pause();
         }
+        epoch_.wait(epoch);
     }
 
     std::vector<std::thread> threads_;
