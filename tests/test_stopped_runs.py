@@ -11,7 +11,16 @@ from sarathi_lab.errors import RunError
 from sarathi_lab.model.operations import TorchOperations
 from sarathi_lab.run import main
 
-SMALL = ["model=tiny", "tracking=none", "seq_len=48", "pd_ratio=5", "batch=2", "workload.num_requests=3", "device=cpu"]
+SMALL = [
+    "model=tiny",
+    "tracking=none",
+    "seq_len=48",
+    "pd_ratio=5",
+    "batch=2",
+    "workload.num_requests=3",
+    "device=cpu",
+    "executor.kernels=torch",
+]
 
 
 @pytest.fixture
