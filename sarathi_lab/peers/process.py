@@ -56,8 +56,10 @@ class Worker:
             answer = json.loads(line)
         except ValueError:
             raise WorkerError(f"answered {message['op']} with {line[:60]!r}, which is not JSON") from None
-        if not isinstance(answer, dict) or "error" in answer:
-            raise WorkerError(str(answer["error"] if isinstance(answer, dict) else answer))
+        if not isinstance(answer, dict):
+            raise WorkerError(f"answered {message['op']} with {line[:60].strip()}, which is no object")
+        if "error" in answer:
+            raise WorkerError(str(answer["error"]))
         return answer
 
     def close(self) -> None:

@@ -38,11 +38,8 @@ def print_table(table: pd.DataFrame) -> None:
         out.print(f"  {_engine(row)}, {row['model']} {row['dtype']}: {row['error']}", soft_wrap=True)
     wrong = table[(table.dtype == "float32") & (table.agreement < 1)]
     for row in wrong.to_dict("records"):
-        out.print(
-            f"  {_engine(row)}: {1 - row['agreement']:.1%} of its tokens on {row['model']} {row['workload']} are not ours, "
-            "in float32",
-            soft_wrap=True,
-        )
+        where = f"{row['model']} {row['workload']} in float32"
+        out.print(f"  {_engine(row)}, {where}: {1 - row['agreement']:.1%} of its tokens are not ours", soft_wrap=True)
 
 
 def _cells(row: dict[Any, Any]) -> list[str]:

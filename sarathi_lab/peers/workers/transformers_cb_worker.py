@@ -33,7 +33,6 @@ class ContinuousBatching:
         self.config = ContinuousBatchingConfig(**{name: value for name, value in wanted.items() if name in known})
         return f"transformers {transformers.__version__}, torch {torch.__version__}"
 
-    @torch.inference_mode()
     def generate(self, prompts: list[list[int]], output_len: int) -> list[list[int]]:
         """The outputs come back by request id, so they are put back in order by their prompts."""
         generation = GenerationConfig(max_new_tokens=output_len, do_sample=False, eos_token_id=-1, pad_token_id=0)
