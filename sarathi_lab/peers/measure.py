@@ -16,8 +16,9 @@ from sarathi_lab.peers.engines import OURS, Engine, environment_of
 from sarathi_lab.peers.loads import Load
 from sarathi_lab.peers.process import Worker, WorkerError
 
-# Threads of the last engine go on spinning for up to 0.2 s before they sleep, and would take the next one's cores.
-SETTLE = 0.4
+# Threads of the last engine go on spinning for a while before they sleep (vLLM's for a second), and would take the next
+# one's cores.
+SETTLE = 1.5
 NOT_INSTALLED = "not installed"
 Say = Callable[[str], None]
 
@@ -65,10 +66,12 @@ def measure(
     logs: Path,
     own_python: str,
     say: Say,
+    advance: Callable[[int], None] = lambda num_runs: None,
 ) -> list[Outcome]:
     """Load every engine (with the interpreter beside it), then run them in turns; one outcome per engine and load.
 
     All stay loaded, so that a machine whose speed changes is slow for all. An engine that fails is out from there on.
+    `advance` is told of every run, done or left out.
     """
     outcomes = [Outcome(engine, load) for load in loads for engine, _ in engines]
     with ExitStack() as stack:
@@ -86,7 +89,7 @@ def measure(
             if _load(worker, own, _settings(engine, subject, loads, conditions), conditions.timeout, say):
                 workers[engine.name] = worker
         for load in loads:
-            _take_turns(workers, outcomes, load, subject, conditions, say)
+            _take_turns(workers, outcomes, load, subject, conditions, say, advance)
     return outcomes
 
 
@@ -141,14 +144,16 @@ def _take_turns(
     subject: Subject,
     conditions: Conditions,
     say: Say,
+    advance: Callable[[int], None],
 ) -> None:
     """One round to warm up, which counts for the tokens alone, then the repetitions."""
     prompts = load.prompts(subject.vocab_size, conditions.seed)
     message = {"op": "run", "prompts": prompts, "output_len": load.output_len}
     for repetition in range(conditions.repetitions + 1):
-        for outcome in outcomes:
+        for outcome in (each for each in outcomes if each.load is load):
+            advance(1)
             worker = workers.get(outcome.engine.name)
-            if outcome.load is not load or worker is None:
+            if worker is None:
                 continue
             time.sleep(SETTLE)
             try:

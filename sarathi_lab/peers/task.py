@@ -154,15 +154,18 @@ class Peers:
         out = report.console()
         out.print(f"  {subject.model} in {subject.dtype}")
         loads = [LOADS[name] for name in self.workloads]
-        return measure(
-            engines,
-            subject,
-            loads,
-            conditions,
-            logs=run_dir / "workers",
-            own_python=sys.executable,
-            say=lambda line: out.print(f"    {line}", soft_wrap=True),
-        )
+        num_runs = len(engines) * len(loads) * (self.repetitions + 1)
+        with report.progress_of("measuring", num_runs, "runs") as advance:
+            return measure(
+                engines,
+                subject,
+                loads,
+                conditions,
+                logs=run_dir / "workers",
+                own_python=sys.executable,
+                say=lambda line: out.print(f"    {line}", soft_wrap=True),
+                advance=advance,
+            )
 
     def _tags(self) -> list[str]:
         return ["peers", *self.models, *self.dtypes]
