@@ -162,16 +162,21 @@ def _efficiency(iterations: pd.DataFrame, ceilings: Ceilings) -> dict[str, float
     }
 
 
+def device_idle_fraction(iterations: pd.DataFrame) -> float:
+    """Share of a device's time between iterations, while there were requests to serve (METRICS.md)."""
+    had_work = (iterations.num_running + iterations.num_waiting > 0).to_numpy()[:-1]
+    gaps = np.maximum(0.0, iterations.start.to_numpy()[1:] - iterations.end.to_numpy()[:-1])
+    idle = float(gaps[had_work].sum())
+    return idle / (idle + float(iterations.busy.sum()))
+
+
 def _overheads(iterations: pd.DataFrame) -> dict[str, float]:
     """What a real device loses between and beside the work; nothing is known of it where none was measured."""
     if not iterations.host_time.any():
         return {}
     num_tokens = iterations.num_prefill_tokens + iterations.num_decode_tokens
-    had_work = (iterations.num_running + iterations.num_waiting > 0).to_numpy()[:-1]
-    gaps = np.maximum(0.0, iterations.start.to_numpy()[1:] - iterations.end.to_numpy()[:-1])
-    idle = gaps[had_work].sum()
     return {
-        "device_idle_fraction": idle / (idle + iterations.busy.sum()),
+        "device_idle_fraction": device_idle_fraction(iterations),
         "host_time": iterations.host_time.sum(),
         "padding_fraction": iterations.num_padding_tokens.sum() / (num_tokens + iterations.num_padding_tokens).sum(),
         "replayed_fraction": iterations.is_replayed.mean(),

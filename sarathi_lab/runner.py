@@ -81,8 +81,11 @@ def _ensure_baseline(cfg: DictConfig, name: str, place: Place, tracker: Tracker)
     """The folder of the baseline's run, executed now if no run of the sweep did so before; or why it stopped."""
     plan = make_plan(cfg)
     run_dir = place.baselines_dir / f"{name}-{_fingerprint(plan)}"
+    failed_dir = run_dir.with_name(f"{run_dir.name}-failed")
     if (run_dir / "run.json").is_file():
         return run_dir
+    if (failed_dir / "failed.json").is_file():  # by another job of the sweep: it would fail again
+        return RunError(f"baseline {name}: {json.loads((failed_dir / 'failed.json').read_text())['error']}")
     # Executed aside and moved when complete, so that parallel jobs of a sweep never read half a baseline.
     run_dir.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=f".{run_dir.name}.", dir=run_dir.parent))
@@ -91,7 +94,7 @@ def _ensure_baseline(cfg: DictConfig, name: str, place: Place, tracker: Tracker)
         _execute(plan, aside, tracker, own, {"is_baseline": True, "baselines": {}}, {})
         _move_unless_there(aside, run_dir)
     except RunError as error:
-        _move_unless_there(aside, run_dir.with_name(f"{run_dir.name}-failed"))
+        _move_unless_there(aside, failed_dir)
         return RunError(f"baseline {name}: {error}")
     finally:
         shutil.rmtree(aside, ignore_errors=True)

@@ -22,12 +22,13 @@ from sarathi_lab.campaign.gpu_tests import read_report
 from sarathi_lab.campaign.measured import MeasuredCostModel, composition, describe
 from sarathi_lab.campaign.parts import NAMES, PARTS, share
 from sarathi_lab.campaign.served_figures import Server, dry_scale, gains
-from sarathi_lab.campaign.serving import Load, idle_share, serve
+from sarathi_lab.campaign.serving import Load, serve
 from sarathi_lab.campaign.state import State
 from sarathi_lab.campaign.targets import Tables, Target, judge, targets
 from sarathi_lab.campaign.timed_figures import Unit, in_fair_turns
 from sarathi_lab.compositions import make_batch
 from sarathi_lab.errors import RunError, UserError
+from sarathi_lab.metrics import device_idle_fraction
 from sarathi_lab.paper.bench import Bench, Estimate, Point
 from sarathi_lab.paper.figures import COLUMNS
 from sarathi_lab.paths import EXPERIMENTS, REPOSITORY
@@ -341,9 +342,11 @@ def test_a_load_that_the_device_has_no_memory_for_is_left_out(tmp_path, cost, mo
 
 
 def test_idle_share_is_that_of_the_gaps():
-    iterations = pd.DataFrame({"start": [0.0, 1.5, 2.0], "end": [1.0, 2.0, 4.0]})
-    assert idle_share(iterations) == pytest.approx(0.5 / 4.0)
-    assert idle_share(iterations[:1]) == 0
+    iterations = pd.DataFrame({"start": [0.0, 1.5, 2.0], "end": [1.0, 2.0, 4.0], "num_running": 1, "num_waiting": 0})
+    iterations["busy"] = iterations.end - iterations.start
+    assert device_idle_fraction(iterations) == pytest.approx(0.5 / 4.0)
+    assert device_idle_fraction(iterations[:1]) == 0
+    assert device_idle_fraction(iterations.assign(num_running=0)) == 0  # nobody had asked for anything
 
 
 @pytest.fixture(scope="module")

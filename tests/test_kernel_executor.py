@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -10,16 +11,19 @@ import torch
 
 from checkpoints import DEVICE, FAMILIES, make_checkpoint
 from helpers import scheduler_for
+from sarathi_kernels import hybrid_attention, sampling
 from sarathi_kernels.chip import chip_of
 from sarathi_lab.engine import run_engine
 from sarathi_lab.errors import RunError
 from sarathi_lab.ledger import Ledger
+from sarathi_lab.model import operations
 from sarathi_lab.model.auto import AutoModel
 from sarathi_lab.model.transformer import Transformer
 from sarathi_lab.model.weights import load_model
 from sarathi_lab.policy import Orca, PrefillFirst, Sarathi, SarathiServe
 from sarathi_lab.request import Batch
 from sarathi_lab.torch_executor import kernels
+from sarathi_lab.torch_executor.backend import TorchBackend
 from sarathi_lab.torch_executor.executor import TorchExecutor
 from sarathi_lab.torch_executor.graphs import CudaGraphs, NoGraphs
 from sarathi_lab.torch_executor.shapes import Limits
@@ -230,3 +234,10 @@ def test_a_new_run_forgets_what_a_stopped_one_left_in_flight(llama):
     executor.submit(one_decode(executor))
     executor.start()
     assert executor.num_in_flight == 0
+
+
+def test_what_the_lab_says_without_triton_is_what_the_kernels_say():
+    """Names that are written twice, as neither side may import the other's: Triton is not everywhere."""
+    assert get_args(hybrid_attention.Variant) == kernels.HYBRIDS
+    assert operations.NAN_TOKEN == sampling.NAN_TOKEN
+    assert TorchBackend.hybrid == hybrid_attention.DEFAULT_VARIANT

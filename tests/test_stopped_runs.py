@@ -68,6 +68,16 @@ def test_a_stopped_baseline_leaves_the_run(tmp_path, capfd, refusing):
     assert "error: baseline request_level: out of memory" in capfd.readouterr().err
 
 
+def test_a_baseline_that_stopped_is_not_run_again_in_its_sweep(tmp_path, capfd, refusing):
+    refusing(of_tokens=80, after=0)
+    args = [*SMALL, "baselines=[request_level]", f"output={tmp_path}", f"hydra.sweep.dir={tmp_path}/s", "chunk=16,24"]
+    assert main([*args, "-m"]) == 2
+    out, err = capfd.readouterr()
+    assert out.count("\nbaseline request_level") == 1
+    assert "error: 2 runs stopped, the first as: baseline request_level: out of memory" in err
+    assert (tmp_path / "s" / "1" / "run.json").is_file()
+
+
 def test_other_errors_are_not_mistaken_for_memory(refusing, monkeypatch):
     from sarathi_lab.torch_executor.faults import faults_explained
 

@@ -42,7 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dry-run", action="store_true", help="try every part on the CPU with a tiny model")
     parser.add_argument("--only", action="append", choices=NAMES, metavar="PART", help=f"one of {', '.join(NAMES)}")
     parser.add_argument("--fresh", action="store_true", help="repeat finished parts, too")
-    parser.add_argument("--seconds", type=float, help="for all parts; give a slower card more than an H200 needs")
+    parser.add_argument("--seconds", type=float, help="for all parts; a slower card than an H200 wants more")
     parser.add_argument("--device", default="auto", help="auto, cuda or cuda:1")
     parser.add_argument("--results", type=Path, help="where tables go instead of experiments/")
     parser.add_argument("--work", type=Path, default=REPOSITORY / "outputs" / "campaign", help="state and logs")
@@ -85,7 +85,7 @@ def _seconds(asked: float | None, parts: Sequence[Part], *, is_dry: bool) -> flo
     usual = sum(part.weight(is_dry=is_dry) for part in parts)
     if asked is None:
         return usual
-    require_number("--seconds", asked, above=0, fix=f"use {usual:g}, what an H200 needs")
+    require_number("--seconds", asked, above=0, fix=f"use {usual:g}, what is planned for an H200")
     least = LEAST_TIME * usual
     if asked < least:
         raise UserError(

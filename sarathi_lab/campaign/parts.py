@@ -10,7 +10,7 @@ LIMIT_FACTOR, LIMIT_EXTRA = 1.5, 60.0  # a part that takes this much longer than
 
 @dataclass(frozen=True)
 class Part:
-    """One part: the function that measures it, as "module:function", and its seconds on an H200 and in a dry run.
+    """One part: the function that measures it, as "module:function", and the seconds planned for it (H200, dry run).
 
     The function takes a `context.Context`. It minds its share of the time by itself: see `Context.is_over`.
     """

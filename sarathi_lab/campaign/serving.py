@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numpy as np
 import pandas as pd
 
 from sarathi_lab.block_manager import BlockManager
 from sarathi_lab.engine import run_engine
 from sarathi_lab.executor import Executor
 from sarathi_lab.ledger import Ledger
+from sarathi_lab.metrics import device_idle_fraction
 from sarathi_lab.paper.bench import sarathi
 from sarathi_lab.policy import Orca, Policy, RequestLevel
 from sarathi_lab.request import Request
@@ -79,10 +79,10 @@ def serve(executor: Executor, load: Load, *, num_blocks: int, block_size: int, v
     iterations = ledger.iterations()
     duration = float(iterations.end.max())
     if not load.is_steady:
-        return Served(duration / load.batch_size, idle_share(iterations), len(iterations), duration)
+        return Served(duration / load.batch_size, device_idle_fraction(iterations), len(iterations), duration)
     start, end, count = steady_window(ledger.requests(), load.batch_size)
     within = iterations[(iterations.start >= start) & (iterations.start < end)]
-    return Served((end - start) / count, idle_share(within), len(iterations), duration)
+    return Served((end - start) / count, device_idle_fraction(within), len(iterations), duration)
 
 
 def steady_window(requests: pd.DataFrame, batch_size: int) -> tuple[float, float, int]:
@@ -91,14 +91,6 @@ def steady_window(requests: pd.DataFrame, batch_size: int) -> tuple[float, float
     admitted = requests.sort_values("request_id").first_scheduled_time.to_numpy()
     first = 2 * batch_size - 2  # B - 1 shorter requests and the first whole one start at once
     return float(admitted[first]), float(admitted[-1]), len(admitted) - 1 - first
-
-
-def idle_share(iterations: pd.DataFrame) -> float:
-    """Gaps between the end of an iteration and the start of the next, over the time from the first to the last."""
-    start, end = iterations.start.to_numpy(), iterations.end.to_numpy()
-    if len(start) < 2:
-        return 0.0
-    return float(np.clip(start[1:] - end[:-1], 0.0, None).sum() / (end[-1] - start[0]))
 
 
 def _requests(load: Load, vocab_size: int) -> list[Request]:

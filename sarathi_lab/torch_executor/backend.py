@@ -81,21 +81,29 @@ class TorchBackend:
             )
         if self.kernels == "triton" and self._device.type == "cpu" and not kernels.is_interpreting():
             raise UserError("executor.kernels=triton needs a GPU, the device is a CPU; use executor.kernels=torch")
+        if not self.uses_kernels:
+            self._refuse_what_only_kernels_read()
+
+    def _refuse_what_only_kernels_read(self) -> None:
+        for name in ("overlap", "cuda_graphs", "hybrid"):
+            if (value := getattr(self, name)) != getattr(type(self), name):
+                raise UserError(
+                    f"executor.{name}={value} is for Triton's kernels, which do not run here (device {self._device}, "
+                    f"executor.kernels={self.kernels}); leave it out"
+                )
 
     @property
     def uses_kernels(self) -> bool:
         """Whether Triton's kernels do the work between matrix products."""
         return self.kernels == "triton" or (self.kernels == "auto" and self._device.type == "cuda")
 
-    def _why_not_native(self, spec: ModelSpec) -> str | None:
-        """Why C++ does not compute `spec`, though it is wanted or automatic on this device."""
-        if self._device.type != "cpu" or self.kernels not in ("auto", "native"):
-            return None
-        return native.why_not(spec, self._dtype[1])
+    @property
+    def _wants_native(self) -> bool:
+        return self._device.type == "cpu" and self.kernels in ("auto", "native")
 
-    def _uses_native(self, spec: ModelSpec) -> bool:
-        is_wanted = self._device.type == "cpu" and self.kernels in ("auto", "native")
-        return is_wanted and self._why_not_native(spec) is None
+    def _why_not_native(self, spec: ModelSpec) -> str | None:
+        """Why C++ does not compute `spec`, though it is wanted; None if it does, or is not."""
+        return native.why_not(spec, self._dtype[1]) if self._wants_native else None
 
     @cached_property
     def _device(self) -> torch.device:
@@ -171,7 +179,7 @@ class TorchBackend:
     def cautions(self, spec: ModelSpec) -> Sequence[str]:
         """What makes a CPU slower than it could be; nothing else, as what runs here is measured."""
         reason = self._why_not_native(spec)
-        return () if reason is None else (f"plain torch computes this, several times slower than C++: {reason}",)
+        return () if reason is None else (f"plain torch computes this, not C++: {reason}",)
 
     def predictor(self, spec: ModelSpec) -> None:
         """A real device is measured, not predicted."""
@@ -188,7 +196,7 @@ class TorchBackend:
             model = load_model(spec, checkpoint, self._device, self._dtype[1], self.seed)
             if self.uses_kernels:
                 kernels.install(model, self.hybrid)
-            elif self._uses_native(spec):
+            elif self._wants_native and self._why_not_native(spec) is None:
                 native.install(model, is_whole=self.profile == "none")
             num_blocks = self._num_blocks(model, sizes)
             executor = self._executor(model, num_blocks, sizes.block_size)

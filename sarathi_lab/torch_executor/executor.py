@@ -198,8 +198,10 @@ class TorchExecutor:
     def _run_again(self, batch: Batch) -> None:
         """Compute a batch whose tokens the host knows once more, and leave its results to whoever watches."""
         whole_pass, self.model.whole_pass = self.model.whole_pass, None  # it would call no layer
-        self.model(self.packed(batch), self.cache)
-        self.model.whole_pass = whole_pass
+        try:
+            self.model(self.packed(batch), self.cache)
+        finally:
+            self.model.whole_pass = whole_pass
 
     def packed(self, batch: Batch) -> PackedInputs:
         """The inputs of a batch whose tokens the host knows, without padding: to compute parts of it by hand.

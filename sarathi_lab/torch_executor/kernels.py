@@ -21,7 +21,7 @@ def is_interpreting() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def require_supported(spec: ModelSpec, device: torch.device, dtype: torch.dtype, block_size: int = 16) -> None:
+def require_supported(spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> None:
     """Raise UserError unless the kernels run on `device`, and take the model's heads and `dtype`."""
     try:
         from sarathi_kernels.attention_support import check_supported
@@ -30,7 +30,7 @@ def require_supported(spec: ModelSpec, device: torch.device, dtype: torch.dtype,
     except ImportError as error:
         raise UserError(f"Triton is not installed ({error}); {FIX}") from None
     try:
-        check_supported(spec.head_size, dtype, block_size)
+        check_supported(spec.head_size, dtype, block_size=1)  # they take blocks of any size
         require_chip(chip_of(device))
         if device.type == "cuda":
             probe(device)
