@@ -19,7 +19,7 @@ from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.model.transformer import KVCache, Layer, Transformer
 
 DTYPES = (torch.float32, torch.bfloat16)
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh")  # numbered as in `decoder.cpp`
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh")  # numbered as in `structures.h`
 
 
 def why_not(spec: ModelSpec, dtype: torch.dtype) -> str | None:

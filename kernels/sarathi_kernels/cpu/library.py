@@ -1,4 +1,4 @@
-"""The compiled C++ and its calls, on torch's tensors of a CPU. Structures are those of `decoder.cpp`."""
+"""The compiled C++ and its calls, on torch's tensors of a CPU. Structures are those of `structures.h`."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -98,5 +99,7 @@ class Pool {
     alignas(64) std::atomic<int> arrived_{0};
     alignas(64) std::atomic<int64_t> next_{0};
 };
+
+inline std::unique_ptr<Pool> pool;  // the only one: its threads are as many as the cores to use
 
 }  // namespace sarathi

@@ -1,4 +1,4 @@
-// Sixteen floats at a time: conversions, exponentials, and the small matrix products that everything is made of.
+// Sixteen floats at a time: loads, conversions, exponentials, transposes.
 #pragma once
 
 #if !defined(__AVX512F__) || !defined(__AVX512BW__) || !defined(__AVX512VL__) || !defined(__AVX512DQ__)
@@ -10,14 +10,23 @@
 #include <cstdint>
 #include <cstring>
 #include <initializer_list>
+#include <new>
+#include <vector>
 
 namespace sarathi {
 
 using bf16 = uint16_t;
 constexpr int64_t LANES = 16;
-constexpr int64_t PANEL = 32;  // columns of a packed weight that are computed together
-constexpr int64_t ROWS = 12;   // of a product kept in registers: 24 sums, two weights, one input
-constexpr int64_t KBLOCK = 32;  // inputs that one AMX tile holds
+
+// Buffers begin at a cache line: a tile whose rows lie across two takes twice as long to read.
+template <class T>
+struct AtCacheLine {
+    using value_type = T;
+    T* allocate(std::size_t count) { return static_cast<T*>(::operator new(count * sizeof(T), std::align_val_t(64))); }
+    void deallocate(T* from, std::size_t) { ::operator delete(from, std::align_val_t(64)); }
+    bool operator==(const AtCacheLine&) const { return true; }
+};
+using Floats = std::vector<float, AtCacheLine<float>>;
 
 inline __mmask16 lanes(int64_t count) {
     return count >= LANES ? 0xFFFF : count <= 0 ? 0 : static_cast<__mmask16>((1u << count) - 1);
@@ -48,7 +57,40 @@ inline __m256i to_bf16(__m512 x) {
 #endif
 }
 
+// Of two vectors: a number of the first, one of the second, and so on.
+inline __m512i to_bf16_pairs(__m512 first, __m512 second) {
+#ifdef __AVX512BF16__
+    const __m512bh rounded = _mm512_cvtne2ps_pbh(second, first);
+    __m512i bits;
+    std::memcpy(&bits, &rounded, sizeof bits);
+    const __m512i of_both = _mm512_add_epi32(_mm512_set1_epi32(0x100000),
+                                             _mm512_mullo_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11,
+                                                                                  12, 13, 14, 15),
+                                                                _mm512_set1_epi32(0x10001)));
+    return _mm512_permutexvar_epi16(of_both, bits);
+#else
+    const __m512i low = _mm512_cvtepu16_epi32(to_bf16(first)), high = _mm512_cvtepu16_epi32(to_bf16(second));
+    return _mm512_or_si512(low, _mm512_slli_epi32(high, 16));
+#endif
+}
+
 inline void store(bf16* to, __m512 x, __mmask16 mask = 0xFFFF) { _mm256_mask_storeu_epi16(to, mask, to_bf16(x)); }
+
+// 2^x by a polynomial of so high a degree: 6 is about float's precision, 4 more than bfloat16's. NaN stays NaN, and what
+// is below float's range, -infinity too, gives 0.
+template <int Degree>
+inline __m512 power_of_two(__m512 x) {
+    constexpr int TO_NEAREST = 0x08;
+    const __m512 r = _mm512_reduce_ps(x, TO_NEAREST);  // what is left of x beside a whole number
+    constexpr float COEFFICIENTS[] = {1.0f,           0.693147181f,   0.240226507f,  0.0555041087f,
+                                      0.00961812911f, 0.00133335581f, 0.000154035304f};  // (ln 2)^i / i!
+    __m512 p = _mm512_set1_ps(COEFFICIENTS[Degree]);
+#pragma GCC unroll 8
+    for (int i = Degree - 1; i >= 0; --i) {
+        p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(COEFFICIENTS[i]));
+    }
+    return _mm512_scalef_ps(p, _mm512_sub_ps(x, r));
+}
 
 // e^x to about one unit in the last place; NaN stays NaN, and what is below float's range gives 0.
 inline __m512 exponential(__m512 x) {
@@ -63,154 +105,34 @@ inline __m512 exponential(__m512 x) {
     return _mm512_scalef_ps(p, n);
 }
 
-// out[m][0..32) = sum over k of a[m row_stride + k k_stride] * b[k][0..32), added to what is there if `Accumulates`.
-template <int M, bool Accumulates>
-inline void multiply(const float* a, int64_t row_stride, int64_t k_stride, const float* b, int64_t k, float* out) {
-    __m512 sum[M][2];
-#pragma GCC unroll 16
-    for (int m = 0; m < M; ++m) {
-        sum[m][0] = Accumulates ? load(out + m * PANEL) : _mm512_setzero_ps();
-        sum[m][1] = Accumulates ? load(out + m * PANEL + LANES) : _mm512_setzero_ps();
+// Rows become columns: of 16 vectors of 16 numbers of 32 bits.
+inline void transpose(__m512i (&x)[16]) {
+    __m512i y[16];
+#pragma GCC unroll 8
+    for (int i = 0; i < 16; i += 2) {  // pairs of numbers
+        y[i] = _mm512_unpacklo_epi32(x[i], x[i + 1]);
+        y[i + 1] = _mm512_unpackhi_epi32(x[i], x[i + 1]);
     }
-    for (int64_t i = 0; i < k; ++i, b += PANEL, a += k_stride) {
-        const __m512 left = _mm512_loadu_ps(b), right = _mm512_loadu_ps(b + LANES);
-        _mm_prefetch(reinterpret_cast<const char*>(b + 16 * PANEL), _MM_HINT_T0);
-        _mm_prefetch(reinterpret_cast<const char*>(b + 16 * PANEL + LANES), _MM_HINT_T0);
-#pragma GCC unroll 16
-        for (int m = 0; m < M; ++m) {
-            const __m512 x = _mm512_set1_ps(a[m * row_stride]);
-            sum[m][0] = _mm512_fmadd_ps(x, left, sum[m][0]);
-            sum[m][1] = _mm512_fmadd_ps(x, right, sum[m][1]);
-        }
+#pragma GCC unroll 4
+    for (int i = 0; i < 16; i += 4) {  // fours
+        x[i] = _mm512_unpacklo_epi64(y[i], y[i + 2]);
+        x[i + 1] = _mm512_unpackhi_epi64(y[i], y[i + 2]);
+        x[i + 2] = _mm512_unpacklo_epi64(y[i + 1], y[i + 3]);
+        x[i + 3] = _mm512_unpackhi_epi64(y[i + 1], y[i + 3]);
     }
-#pragma GCC unroll 16
-    for (int m = 0; m < M; ++m) {
-        store(out + m * PANEL, sum[m][0]);
-        store(out + m * PANEL + LANES, sum[m][1]);
-    }
-}
-
-// The same with weights of bfloat16: pairs of inputs lie together, each pair for 16 columns (see `packing.py`).
-template <int M>
-inline void multiply_bf16(const float* a, int64_t row_stride, const bf16* b, int64_t k, float* out) {
-    __m512 sum[M][2];
-#pragma GCC unroll 16
-    for (int m = 0; m < M; ++m) {
-        sum[m][0] = sum[m][1] = _mm512_setzero_ps();
-    }
-    const __m512i high = _mm512_set1_epi32(static_cast<int>(0xFFFF0000));
-    for (int64_t i = 0; i < k; i += 2) {
-        const bf16* pairs = b + i / KBLOCK * KBLOCK * PANEL + i % KBLOCK * LANES;
-        const __m512i left = _mm512_loadu_si512(pairs), right = _mm512_loadu_si512(pairs + KBLOCK * LANES);
-        const __m512 left0 = _mm512_castsi512_ps(_mm512_slli_epi32(left, 16));
-        const __m512 left1 = _mm512_castsi512_ps(_mm512_and_epi32(left, high));
-        const __m512 right0 = _mm512_castsi512_ps(_mm512_slli_epi32(right, 16));
-        const __m512 right1 = _mm512_castsi512_ps(_mm512_and_epi32(right, high));
-#pragma GCC unroll 16
-        for (int m = 0; m < M; ++m) {
-            const __m512 x0 = _mm512_set1_ps(a[m * row_stride + i]), x1 = _mm512_set1_ps(a[m * row_stride + i + 1]);
-            sum[m][0] = _mm512_fmadd_ps(x1, left1, _mm512_fmadd_ps(x0, left0, sum[m][0]));
-            sum[m][1] = _mm512_fmadd_ps(x1, right1, _mm512_fmadd_ps(x0, right0, sum[m][1]));
-        }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {  // eights, then all
+        const __m512i a = _mm512_shuffle_i32x4(x[i], x[i + 4], 0x88), b = _mm512_shuffle_i32x4(x[i], x[i + 4], 0xDD);
+        const __m512i c = _mm512_shuffle_i32x4(x[i + 8], x[i + 12], 0x88);
+        const __m512i d = _mm512_shuffle_i32x4(x[i + 8], x[i + 12], 0xDD);
+        y[i] = _mm512_shuffle_i32x4(a, c, 0x88);
+        y[i + 8] = _mm512_shuffle_i32x4(a, c, 0xDD);
+        y[i + 4] = _mm512_shuffle_i32x4(b, d, 0x88);
+        y[i + 12] = _mm512_shuffle_i32x4(b, d, 0xDD);
     }
 #pragma GCC unroll 16
-    for (int m = 0; m < M; ++m) {
-        store(out + m * PANEL, sum[m][0]);
-        store(out + m * PANEL + LANES, sum[m][1]);
-    }
-}
-
-#ifdef __AMX_BF16__
-constexpr bool HAS_AMX = true;
-
-// All eight tiles hold 16 rows of 64 bytes; whoever multiplies with them says so first, on its own thread.
-inline void begin_tiles() {
-    alignas(64) struct {
-        uint8_t palette = 1, start_row = 0, reserved[14] = {};
-        uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-        uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-    } config;
-    _tile_loadconfig(&config);
-}
-
-inline void end_tiles() { _tile_release(); }
-
-// Two rows of two tiles: reads 32 rows of `a`, or 16 if no more are wanted, whether or not they mean anything.
-inline void multiply_tiles(const bf16* a, int64_t row_stride, const bf16* b, int64_t k, int64_t rows, float* out) {
-    constexpr int64_t TILE = LANES * KBLOCK;
-    const int64_t bytes = row_stride * 2;
-    _tile_zero(0);
-    _tile_zero(1);
-    if (rows <= 16) {
-        for (int64_t i = 0; i < k; i += KBLOCK, b += 2 * TILE) {
-            for (int64_t line = 0; line < 2 * TILE; line += 32) {
-                _mm_prefetch(reinterpret_cast<const char*>(b + 8 * TILE + line), _MM_HINT_T0);
-            }
-            _tile_loadd(4, a + i, bytes);
-            _tile_loadd(6, b, 64);
-            _tile_loadd(7, b + TILE, 64);
-            _tile_dpbf16ps(0, 4, 6);
-            _tile_dpbf16ps(1, 4, 7);
-        }
-    } else {
-        _tile_zero(2);
-        _tile_zero(3);
-        for (int64_t i = 0; i < k; i += KBLOCK, b += 2 * TILE) {
-            _tile_loadd(4, a + i, bytes);
-            _tile_loadd(6, b, 64);
-            _tile_loadd(7, b + TILE, 64);
-            _tile_dpbf16ps(0, 4, 6);
-            _tile_dpbf16ps(1, 4, 7);
-            _tile_loadd(5, a + 16 * row_stride + i, bytes);
-            _tile_dpbf16ps(2, 5, 6);
-            _tile_dpbf16ps(3, 5, 7);
-        }
-        _tile_stored(2, out + 16 * PANEL, PANEL * 4);
-        _tile_stored(3, out + 16 * PANEL + LANES, PANEL * 4);
-    }
-    _tile_stored(0, out, PANEL * 4);
-    _tile_stored(1, out + LANES, PANEL * 4);
-}
-#else
-constexpr bool HAS_AMX = false;
-inline void begin_tiles() {}
-inline void end_tiles() {}
-inline void multiply_tiles(const bf16*, int64_t, const bf16*, int64_t, int64_t, float*) {}
-#endif
-
-// Calls a template with the number of rows as its constant, 1 to ROWS.
-template <int M, class Call>
-inline void with_rows(int64_t rows, Call&& call) {
-    if constexpr (M > 1) {
-        if (rows < M) {
-            return with_rows<M - 1>(rows, call);
-        }
-    }
-    call.template operator()<M>();
-}
-
-// `rows` of a product, as many at a time as registers hold, in parts as equal as can be.
-template <bool Accumulates>
-inline void multiply_rows(const float* a, int64_t row_stride, int64_t k_stride, const float* b, int64_t k, int64_t rows,
-                          float* out) {
-    const int64_t parts = (rows + ROWS - 1) / ROWS;
-    for (int64_t part = 0, row = 0; part < parts; ++part) {
-        const int64_t end = (part + 1) * rows / parts;
-        with_rows<ROWS>(end - row, [&]<int M>() {
-            multiply<M, Accumulates>(a + row * row_stride, row_stride, k_stride, b, k, out + row * PANEL);
-        });
-        row = end;
-    }
-}
-
-inline void multiply_rows_bf16(const float* a, int64_t row_stride, const bf16* b, int64_t k, int64_t rows, float* out) {
-    const int64_t parts = (rows + ROWS - 1) / ROWS;
-    for (int64_t part = 0, row = 0; part < parts; ++part) {
-        const int64_t end = (part + 1) * rows / parts;
-        with_rows<ROWS>(end - row, [&]<int M>() {
-            multiply_bf16<M>(a + row * row_stride, row_stride, b, k, out + row * PANEL);
-        });
-        row = end;
+    for (int i = 0; i < 16; ++i) {
+        x[i] = y[i];
     }
 }
 

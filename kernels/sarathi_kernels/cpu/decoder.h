@@ -1,0 +1,165 @@
+// A decoder's whole iteration: norms, products, rotary embedding, paged attention, logits. Everything but the packed
+// weights and the cache is float32; with bfloat16 weights what AMX multiplies is rounded to it, as it would be between
+// torch's operations.
+#pragma once
+
+#include "attention.h"
+#include "rows.h"
+
+namespace sarathi {
+
+inline bool uses_amx = false;  // for bfloat16
+inline std::vector<AttentionScratch> scratches;  // of each thread
+
+// Buffers and shapes of one model; the threads run `forward` side by side, each for its share of every phase.
+struct Decoder {
+    Model model;
+    Shape shape{};
+    Floats hidden, heads;
+    Inputs normed, attended, expanded;
+    std::vector<Segment> segments;
+    std::vector<AttentionTask> tasks;
+
+    explicit Decoder(const Model& made) : model(made) {}
+
+    int64_t heads_width() const { return (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_size; }
+
+    void prepare(const Batch& batch) {
+        shape = {model.num_heads, model.num_kv_heads, model.head_size, batch.block_size, model.window, model.scale};
+        const bool as_bf16 = model.is_bf16 && uses_amx;
+        const Layer& layer = model.layers[0];
+        AttentionScratch::grow(hidden, batch.num_tokens * model.hidden_size);
+        AttentionScratch::grow(heads, batch.num_tokens * heads_width());
+        normed.reserve(batch.num_tokens, model.hidden_size, as_bf16);
+        attended.reserve(batch.num_tokens, layer.out.in_features, as_bf16);
+        expanded.reserve(batch.num_tokens, layer.down.in_features, as_bf16);
+        segments.assign(batch.segments, batch.segments + batch.num_segments);
+        tasks = attention_tasks(shape, segments);
+        int64_t longest = 0;
+        for (const Segment& segment : segments) {
+            longest = std::max(longest, segment.kv_len);
+        }
+        for (auto& scratch : scratches) {
+            scratch.reserve(shape, longest);
+        }
+    }
+
+    // Of the last layer nothing but the emitting rows is read: each becomes a segment of one query.
+    void keep_emitting(const Batch& batch) {
+        std::vector<Segment> kept;
+        for (int64_t emit = 0; emit < batch.num_emits; ++emit) {
+            const int64_t row = batch.emit_rows[emit];
+            const auto next = std::upper_bound(segments.begin(), segments.end(), row,
+                                               [](int64_t r, const Segment& segment) { return r < segment.start; });
+            Segment segment = *(next - 1);
+            segment.kv_len -= segment.start + segment.num_queries - 1 - row;
+            segment.start = emit;
+            segment.num_queries = 1;
+            kept.push_back(segment);
+        }
+        segments = std::move(kept);
+        tasks = attention_tasks(shape, segments);
+    }
+
+    template <class T>
+    void forward(const Batch& batch, int thread) {
+        embed<T>(batch);
+        int64_t rows = batch.num_tokens;
+        for (int64_t number = 0; number < model.num_layers; ++number) {
+            const Layer& layer = model.layers[number];
+            norm_rows(hidden.data(), rows, model.hidden_size, layer.attention_norm, normed);
+            multiply_to(normed, rows, layer.qkv, model.is_bf16, heads.data(), heads_width(), false);
+            rotate_and_store<T>(layer, batch, number);
+            if (number == model.num_layers - 1) {
+                rows = batch.num_emits;
+                pool->share(1, [&](int64_t) { gather(batch); });
+            }
+            attend_all<T>(batch, number, thread);
+            multiply_to(attended, rows, layer.out, model.is_bf16, hidden.data(), model.hidden_size, true);
+            norm_rows(hidden.data(), rows, model.hidden_size, layer.ffn_norm, normed);
+            expand(normed, rows, layer.up, model, expanded);
+            multiply_to(expanded, rows, layer.down, model.is_bf16, hidden.data(), model.hidden_size, true);
+        }
+        norm_rows(hidden.data(), rows, model.hidden_size, model.final_norm, normed);
+        multiply_to(normed, rows, model.head, model.is_bf16, batch.logits, model.head.out_features, false);
+    }
+
+    template <class T>
+    void embed(const Batch& batch) {
+        pool->share((batch.num_tokens + 7) / 8, [&](int64_t task) {
+            for (int64_t row = task * 8; row < std::min(batch.num_tokens, task * 8 + 8); ++row) {
+                const T* from = static_cast<const T*>(model.embedding) + batch.token_ids[row] * model.hidden_size;
+                for (int64_t i = 0; i < model.hidden_size; i += LANES) {
+                    const __mmask16 mask = lanes(model.hidden_size - i);
+                    store(hidden.data() + row * model.hidden_size + i, load(from + i, mask), mask);
+                }
+            }
+        });
+    }
+
+    template <class T>
+    T* of_layer(void* cache, const Batch& batch, int64_t layer) const {
+        return static_cast<T*>(cache) +
+               layer * batch.num_blocks * batch.block_size * shape.num_kv_heads * shape.head_size;
+    }
+
+    template <class T>
+    void rotate_and_store(const Layer& layer, const Batch& batch, int64_t number) {
+        const int64_t size = shape.head_size, rotated = shape.num_heads + shape.num_kv_heads;
+        T* keys = of_layer<T>(batch.keys, batch, number);
+        T* values = of_layer<T>(batch.values, batch, number);
+        pool->share((batch.num_tokens + 3) / 4, [&](int64_t task) {
+            for (int64_t row = task * 4; row < std::min(batch.num_tokens, task * 4 + 4); ++row) {
+                float* head = heads.data() + row * heads_width();
+                const int64_t place = batch.slots[row] * shape.num_kv_heads * size;
+                const int64_t angle = batch.positions[row] * model.rotary_half;
+                for (int64_t i = 0; i < rotated; ++i) {
+                    const Norm& norm = i < shape.num_heads ? layer.query_norm : layer.key_norm;
+                    if (norm.weight) {
+                        norm_row(head + i * size, size, norm, [&](int64_t column, __m512 y, __mmask16 mask) {
+                            store(head + i * size + column, y, mask);
+                        });
+                    }
+                    rotate(head + i * size, model.cosines + angle, model.sines + angle, model.rotary_half);
+                }
+                copy_row(head + shape.num_heads * size, shape.num_kv_heads * size, keys + place);
+                copy_row(head + rotated * size, shape.num_kv_heads * size, values + place);
+            }
+        });
+    }
+
+    // Emitting rows come first, in their order; they may be asked for in any, and more than once.
+    void gather(const Batch& batch) {
+        keep_emitting(batch);
+        gather_rows(batch, hidden, model.hidden_size);
+        gather_rows(batch, heads, heads_width());
+        const bool as_bf16 = normed.is_bf16;
+        normed.reserve(batch.num_emits, model.hidden_size, as_bf16);
+        attended.reserve(batch.num_emits, attended.width, as_bf16);
+        expanded.reserve(batch.num_emits, expanded.width, as_bf16);
+    }
+
+    static void gather_rows(const Batch& batch, Floats& rows, int64_t width) {
+        std::vector<float> taken;
+        for (int64_t emit = 0; emit < batch.num_emits; ++emit) {
+            const float* row = rows.data() + batch.emit_rows[emit] * width;
+            taken.insert(taken.end(), row, row + width);
+        }
+        AttentionScratch::grow(rows, batch.num_emits * width);
+        std::copy(taken.begin(), taken.end(), rows.begin());
+    }
+
+    template <class T>
+    void attend_all(const Batch& batch, int64_t number, int thread) {
+        const T* keys = of_layer<T>(batch.keys, batch, number);
+        const T* values = of_layer<T>(batch.values, batch, number);
+        pool->share(static_cast<int64_t>(tasks.size()), [&](int64_t index) {
+            const AttentionTask& task = tasks[index];
+            const Segment& segment = segments[task.segment];
+            attend(shape, segment, task, keys, values, heads.data(), heads_width(), scratches[thread], attended.is_bf16,
+                   [&](int64_t row, int64_t column, __m512 x, __mmask16 mask) { attended.put(row, column, x, mask); });
+        });
+    }
+};
+
+}  // namespace sarathi

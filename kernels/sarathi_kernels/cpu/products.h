@@ -1,0 +1,227 @@
+// The matrix products that everything is made of: a few rows times 32 columns of a packed matrix.
+#pragma once
+
+#include <algorithm>
+
+#include "simd.h"
+
+namespace sarathi {
+
+constexpr int64_t PANEL = 32;  // columns of a packed matrix that are computed together
+constexpr int64_t ROWS = 12;   // of a product kept in registers: 24 sums, two weights, one input
+constexpr int64_t KBLOCK = 32;  // inputs that one AMX tile holds
+constexpr int64_t TILE = LANES * KBLOCK;
+
+// out[m][0..32) = sum over k of a[m row_stride + k k_stride] * b[k][0..32), added to what is there if `Accumulates`.
+template <int M, bool Accumulates>
+inline void multiply(const float* a, int64_t row_stride, int64_t k_stride, const float* b, int64_t k, float* out) {
+    __m512 sum[M][2];
+#pragma GCC unroll 16
+    for (int m = 0; m < M; ++m) {
+        sum[m][0] = Accumulates ? load(out + m * PANEL) : _mm512_setzero_ps();
+        sum[m][1] = Accumulates ? load(out + m * PANEL + LANES) : _mm512_setzero_ps();
+    }
+    for (int64_t i = 0; i < k; ++i, b += PANEL, a += k_stride) {
+        const __m512 left = _mm512_loadu_ps(b), right = _mm512_loadu_ps(b + LANES);
+        _mm_prefetch(reinterpret_cast<const char*>(b + 16 * PANEL), _MM_HINT_T0);
+        _mm_prefetch(reinterpret_cast<const char*>(b + 16 * PANEL + LANES), _MM_HINT_T0);
+#pragma GCC unroll 16
+        for (int m = 0; m < M; ++m) {
+            const __m512 x = _mm512_set1_ps(a[m * row_stride]);
+            sum[m][0] = _mm512_fmadd_ps(x, left, sum[m][0]);
+            sum[m][1] = _mm512_fmadd_ps(x, right, sum[m][1]);
+        }
+    }
+#pragma GCC unroll 16
+    for (int m = 0; m < M; ++m) {
+        store(out + m * PANEL, sum[m][0]);
+        store(out + m * PANEL + LANES, sum[m][1]);
+    }
+}
+
+// The same with weights of bfloat16: pairs of inputs lie together, each pair for 16 columns (see `packing.py`).
+template <int M>
+inline void multiply_bf16(const float* a, int64_t row_stride, const bf16* b, int64_t k, float* out) {
+    __m512 sum[M][2];
+#pragma GCC unroll 16
+    for (int m = 0; m < M; ++m) {
+        sum[m][0] = sum[m][1] = _mm512_setzero_ps();
+    }
+    const __m512i high = _mm512_set1_epi32(static_cast<int>(0xFFFF0000));
+    for (int64_t i = 0; i < k; i += 2) {
+        const bf16* pairs = b + i / KBLOCK * KBLOCK * PANEL + i % KBLOCK * LANES;
+        const __m512i left = _mm512_loadu_si512(pairs), right = _mm512_loadu_si512(pairs + KBLOCK * LANES);
+        const __m512 left0 = _mm512_castsi512_ps(_mm512_slli_epi32(left, 16));
+        const __m512 left1 = _mm512_castsi512_ps(_mm512_and_epi32(left, high));
+        const __m512 right0 = _mm512_castsi512_ps(_mm512_slli_epi32(right, 16));
+        const __m512 right1 = _mm512_castsi512_ps(_mm512_and_epi32(right, high));
+#pragma GCC unroll 16
+        for (int m = 0; m < M; ++m) {
+            const __m512 x0 = _mm512_set1_ps(a[m * row_stride + i]), x1 = _mm512_set1_ps(a[m * row_stride + i + 1]);
+            sum[m][0] = _mm512_fmadd_ps(x1, left1, _mm512_fmadd_ps(x0, left0, sum[m][0]));
+            sum[m][1] = _mm512_fmadd_ps(x1, right1, _mm512_fmadd_ps(x0, right0, sum[m][1]));
+        }
+    }
+#pragma GCC unroll 16
+    for (int m = 0; m < M; ++m) {
+        store(out + m * PANEL, sum[m][0]);
+        store(out + m * PANEL + LANES, sum[m][1]);
+    }
+}
+
+// Where bfloat16 of row `row` lies whose columns from `column` on are wanted, in tiles of 16 rows and 32 columns, `width`
+// columns in all: each tile is in one piece, as AMX reads it fastest.
+inline int64_t in_tiles(int64_t row, int64_t column, int64_t width) {
+    return (row / LANES * (width / KBLOCK) + column / KBLOCK) * TILE + row % LANES * KBLOCK + column % KBLOCK;
+}
+
+#ifdef __AMX_BF16__
+constexpr bool HAS_AMX = true;
+
+// All eight tiles hold 16 rows of 64 bytes; whoever multiplies with them says so first, on its own thread.
+inline void begin_tiles() {
+    alignas(64) struct {
+        uint8_t palette = 1, start_row = 0, reserved[14] = {};
+        uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+        uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+    } config;
+    _tile_loadconfig(&config);
+}
+
+inline void end_tiles() { _tile_release(); }
+
+// 16 rows of tiles: what few rows take, so its time is that of reading the weights.
+inline void multiply_tile_row(const bf16* a, const bf16* b, int64_t count, float* out, bool accumulates) {
+    constexpr int64_t FAR = 16 * TILE;  // ahead of what is read
+    if (accumulates) {
+        _tile_loadd(0, out, PANEL * 4);
+        _tile_loadd(1, out + LANES, PANEL * 4);
+    } else {
+        _tile_zero(0);
+        _tile_zero(1);
+    }
+    for (int64_t i = 0; i < count; ++i, a += TILE, b += 2 * TILE) {
+        for (int64_t line = 0; line < 2 * TILE; line += 32) {
+            _mm_prefetch(reinterpret_cast<const char*>(b + FAR + line), _MM_HINT_T0);
+        }
+        _tile_loadd(4, a, 64);
+        _tile_loadd(6, b, 64);
+        _tile_loadd(7, b + TILE, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+    }
+    _tile_stored(0, out, PANEL * 4);
+    _tile_stored(1, out + LANES, PANEL * 4);
+}
+
+// What a product reads next, a few lines at a time: a weight that streams by is waited for otherwise.
+struct Ahead {
+    const char* next = nullptr;
+    int64_t lines = 0;  // for each pair of tiles
+    void fetch() {
+        for (int64_t line = 0; line < lines; ++line, next += 64) {
+            _mm_prefetch(next, _MM_HINT_T1);
+        }
+    }
+};
+
+// 32 rows, the second 16 of which lie `below` the first.
+inline void multiply_tile_pair(const bf16* a, int64_t below, const bf16* b, int64_t count, float* out, bool accumulates,
+                               Ahead& ahead) {
+    float* out_below = out + LANES * PANEL;
+    if (accumulates) {
+        _tile_loadd(0, out, PANEL * 4);
+        _tile_loadd(1, out + LANES, PANEL * 4);
+        _tile_loadd(2, out_below, PANEL * 4);
+        _tile_loadd(3, out_below + LANES, PANEL * 4);
+    } else {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+    }
+    for (int64_t i = 0; i < count; ++i, a += TILE, b += 2 * TILE) {
+        ahead.fetch();
+        _tile_loadd(4, a, 64);
+        _tile_loadd(6, b, 64);
+        _tile_loadd(7, b + TILE, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_loadd(5, a + below, 64);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+    _tile_stored(0, out, PANEL * 4);
+    _tile_stored(1, out + LANES, PANEL * 4);
+    _tile_stored(2, out_below, PANEL * 4);
+    _tile_stored(3, out_below + LANES, PANEL * 4);
+}
+
+// `rows` of `a`, which lie in tiles as `in_tiles` says, times a packed panel; added to `out` if it accumulates. Writes
+// 16 rows at a time, whether or not the last mean anything. `streams` says that what follows `b` in memory is next.
+inline void multiply_tiles(const bf16* a, int64_t width, const bf16* b, int64_t k, int64_t rows, float* out,
+                           bool accumulates, bool streams) {
+    const int64_t row_of_tiles = width / KBLOCK * TILE, count = k / KBLOCK;
+    if (rows <= LANES) {
+        return multiply_tile_row(a, b, count, out, accumulates);
+    }
+    constexpr int64_t STEP = 8;  // so that what is read of `b` stays in the first cache from rows to rows
+    for (int64_t first = 0; first < count; first += STEP, b += STEP * 2 * TILE) {
+        const int64_t some = std::min(STEP, count - first), pairs = (rows + LANES) / (2 * LANES) * some;
+        const int64_t lines = STEP * 2 * TILE * 2 / 64;
+        Ahead ahead{reinterpret_cast<const char*>(b + STEP * 2 * TILE), streams ? (lines + pairs - 1) / pairs : 0};
+        for (int64_t row = 0; row < rows; row += 2 * LANES) {
+            const bf16* from = a + row / LANES * row_of_tiles + first * TILE;
+            float* to = out + row * PANEL;
+            if (rows - row > LANES) {
+                multiply_tile_pair(from, row_of_tiles, b, some, to, accumulates || first > 0, ahead);
+            } else {
+                multiply_tile_row(from, b, some, to, accumulates || first > 0);
+            }
+        }
+    }
+}
+#else
+constexpr bool HAS_AMX = false;
+inline void begin_tiles() {}
+inline void end_tiles() {}
+inline void multiply_tiles(const bf16*, int64_t, const bf16*, int64_t, int64_t, float*, bool, bool) {}
+#endif
+
+// Calls a template with the number of rows as its constant, 1 to ROWS.
+template <int M, class Call>
+inline void with_rows(int64_t rows, Call&& call) {
+    if constexpr (M > 1) {
+        if (rows < M) {
+            return with_rows<M - 1>(rows, call);
+        }
+    }
+    call.template operator()<M>();
+}
+
+// `rows` of a product, as many at a time as registers hold, in parts as equal as can be.
+template <bool Accumulates>
+inline void multiply_rows(const float* a, int64_t row_stride, int64_t k_stride, const float* b, int64_t k, int64_t rows,
+                          float* out) {
+    const int64_t parts = (rows + ROWS - 1) / ROWS;
+    for (int64_t part = 0, row = 0; part < parts; ++part) {
+        const int64_t end = (part + 1) * rows / parts;
+        with_rows<ROWS>(end - row, [&]<int M>() {
+            multiply<M, Accumulates>(a + row * row_stride, row_stride, k_stride, b, k, out + row * PANEL);
+        });
+        row = end;
+    }
+}
+
+inline void multiply_rows_bf16(const float* a, int64_t row_stride, const bf16* b, int64_t k, int64_t rows, float* out) {
+    const int64_t parts = (rows + ROWS - 1) / ROWS;
+    for (int64_t part = 0, row = 0; part < parts; ++part) {
+        const int64_t end = (part + 1) * rows / parts;
+        with_rows<ROWS>(end - row, [&]<int M>() {
+            multiply_bf16<M>(a + row * row_stride, row_stride, b, k, out + row * PANEL);
+        });
+        row = end;
+    }
+}
+
+}  // namespace sarathi

@@ -1,0 +1,49 @@
+// What Python fills in, field by field: see `library.py`.
+#pragma once
+
+#include <cstdint>
+
+#include "attention_cache.h"
+
+namespace sarathi {
+
+struct Linear {
+    const void* weight;  // packed
+    const float* bias;   // as wide as the packed weight, or null
+    int64_t in_features, out_features;  // of a gated product, what is left of each pair
+};
+
+struct Norm {
+    const float *weight, *bias;  // weight null: no norm
+    float epsilon;
+    int32_t is_layer;
+};
+
+struct Layer {
+    Norm attention_norm, ffn_norm, query_norm, key_norm;
+    Linear qkv, out, up, down;
+};
+
+struct Model {
+    const Layer* layers;
+    const void* embedding;  // [vocab_size, hidden_size]
+    const float *cosines, *sines;  // [positions, rotary_half]
+    Norm final_norm;
+    Linear head;
+    int64_t num_layers, hidden_size, num_heads, num_kv_heads, head_size, rotary_half, window;
+    int32_t is_bf16, activation, is_gated;
+    float scale;
+};
+
+struct Batch {
+    const int64_t *token_ids, *positions, *slots, *emit_rows;
+    const Segment* segments;
+    int64_t num_tokens, num_segments, num_emits;
+    void *keys, *values;  // [layers, blocks, block_size, kv_heads, head_size]
+    int64_t num_blocks, block_size;
+    float* logits;  // [num_emits, vocab_size]
+};
+
+enum Activation { SILU, GELU, GELU_TANH };
+
+}  // namespace sarathi
