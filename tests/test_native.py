@@ -135,7 +135,7 @@ def test_attention(allows_amx, dtype, num_heads, num_kv_heads, head_size, block_
 
 @needs_library
 def test_attention_to_scores_far_apart_is_exact():
-    """The softmax keeps an old maximum until a new one is far above: with small, large and infinite steps between keys."""
+    """The softmax keeps an old maximum until a new one is far above it."""
     generator = torch.Generator().manual_seed(0)
     keys, values = (torch.randn(40, 16, 2, 32, generator=generator) for _ in range(2))
     for growth in (0.0, 0.02, 0.3, 5.0):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from ctypes import byref
 
 import torch
@@ -12,7 +12,14 @@ from torch import Tensor, nn
 
 from sarathi_kernels.activation import activate_, gated_activate_
 from sarathi_kernels.cpu import library
-from sarathi_kernels.cpu.packing import PANEL, PackedLinear, pack_linear
+from sarathi_kernels.cpu.packing import (
+    PANEL,
+    PackedLinear,
+    pack_linear,
+    pack_together,
+    packed_nbytes,
+    use_huge_pages,
+)
 from sarathi_kernels.rotary import rotary_tables
 from sarathi_lab.model.operations import NAN_TOKEN, PackedInputs, TorchOperations
 from sarathi_lab.model.spec import ModelSpec
@@ -43,9 +50,24 @@ class NativeLinear(nn.Module):
         return library.linear(x, self.packed)
 
 
-def _pack(parent: nn.Module, name: str, *, is_gated: bool = False) -> None:
-    linear = getattr(parent, name)
-    setattr(parent, name, NativeLinear(pack_linear(linear.weight.detach(), linear.bias, is_gated=is_gated)))
+def _pack_all(model: Transformer) -> None:
+    """Put packed weights, all in one piece of memory, in the place of the model's own, one after the other."""
+    linears = [
+        (layer, name, name == "ffn_up" and model.spec.gated_ffn)
+        for layer in model.layers
+        for name in ("qkv_proj", "out_proj", "ffn_up", "ffn_down")
+    ]
+    linears.append((model, "lm_head", False))
+    nbytes = sum(packed_nbytes(getattr(parent, name).weight, is_gated=is_gated) for parent, name, is_gated in linears)
+
+    def packed() -> Iterator[PackedLinear]:
+        for parent, name, is_gated in linears:
+            linear = getattr(parent, name)
+            delattr(parent, name)  # so that it is gone when the next is packed
+            yield pack_linear(linear.weight.detach(), linear.bias, is_gated=is_gated)
+
+    for (parent, name, _), weight in zip(linears, pack_together(packed(), nbytes), strict=True):
+        setattr(parent, name, NativeLinear(weight))
 
 
 def _linear_struct(module: nn.Module) -> library.LinearStruct:
@@ -64,10 +86,7 @@ class NativeOperations(TorchOperations):
 
     def __init__(self, model: Transformer) -> None:
         super().__init__(model.spec, model.inverse_frequencies, model.dtype)
-        for layer in model.layers:
-            for name in ("qkv_proj", "out_proj", "ffn_up", "ffn_down"):
-                _pack(layer, name, is_gated=name == "ffn_up" and model.spec.gated_ffn)
-        _pack(model, "lm_head")
+        _pack_all(model)
         self._kept: list[object] = []  # what the structures point at
         struct = self._model_struct(model)
         self._decoder = library.load().sarathi_make_decoder(byref(struct))
@@ -83,8 +102,8 @@ class NativeOperations(TorchOperations):
         assert num_layers == self.spec.num_layers, "the cache is the model's"
         if self._cache() is not cache:
             self._cache = weakref.ref(cache)
-            library.use_huge_pages(cache.keys)
-            library.use_huge_pages(cache.values)
+            use_huge_pages(cache.keys)
+            use_huge_pages(cache.values)
         cosines, sines = self._tables_up_to(int(inputs.positions.max()) + 1)
         logits = torch.empty(len(inputs.emit_rows), self.spec.vocab_size)
         segments = library.segment_structs(inputs.attention)

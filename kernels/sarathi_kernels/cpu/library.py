@@ -16,8 +16,6 @@ from sarathi_kernels.cpu.build import build
 from sarathi_kernels.cpu.packing import PackedLinear
 
 MAX_HEAD_SIZE = 256
-HUGE_PAGE = 2 << 20
-MADV_HUGEPAGE, MADV_COLLAPSE = 14, 25  # of Linux's mman.h; the second needs 6.1
 
 
 class LinearStruct(Structure):
@@ -128,16 +126,6 @@ def start(num_threads: int, *, allows_amx: bool = True) -> bool:
     if num_threads < 1:
         raise ValueError(f"{num_threads} threads compute nothing; use 1 or more")
     return bool(load().sarathi_start(num_threads, allows_amx))
-
-
-def use_huge_pages(tensor: Tensor) -> None:
-    """Ask Linux to back `tensor` by large pages: attention to many sequences touches many. May do nothing."""
-    first = -(-tensor.data_ptr() // HUGE_PAGE) * HUGE_PAGE
-    length = (tensor.data_ptr() + tensor.nbytes - first) // HUGE_PAGE * HUGE_PAGE
-    madvise = getattr(ctypes.CDLL(None), "madvise", None)
-    if length > 0 and madvise is not None:
-        for advice in (MADV_HUGEPAGE, MADV_COLLAPSE):
-            madvise(c_void_p(first), ctypes.c_size_t(length), advice)
 
 
 def linear_struct(linear: PackedLinear) -> LinearStruct:

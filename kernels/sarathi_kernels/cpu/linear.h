@@ -21,14 +21,16 @@ struct Inputs {
 
     void reserve(int64_t rows, int64_t wanted, bool as_bf16) {
         wanted = round_up(wanted, KBLOCK);
-        const int64_t size = round_up(rows, 2 * LANES) * wanted;
+        const int64_t size = round_up(rows, 2 * LANES) * (wanted + LANES);
         if (width != wanted || is_bf16 != as_bf16 || static_cast<int64_t>(memory.size()) < size) {
             memory.assign(size, 0.0f);
             width = wanted;
             is_bf16 = as_bf16;
         }
     }
-    float* floats(int64_t row) { return memory.data() + row * width; }
+    // Not a power of two, as rows that lie so apart share few places in the first cache.
+    int64_t stride() const { return width + LANES; }
+    float* floats(int64_t row) { return memory.data() + row * stride(); }
     bf16* halves(int64_t row, int64_t column = 0) {
         return reinterpret_cast<bf16*>(memory.data()) + in_tiles(row, column, width);
     }
@@ -58,9 +60,9 @@ inline void multiply_panel(Inputs& inputs, int64_t first, int64_t end, const Lin
         multiply_tiles(inputs.halves(first), inputs.width, static_cast<const bf16*>(weight), k, end - first, sums,
                        false, true);
     } else if (is_bf16) {
-        multiply_rows_bf16(inputs.floats(first), inputs.width, static_cast<const bf16*>(weight), k, end - first, sums);
+        multiply_rows_bf16(inputs.floats(first), inputs.stride(), static_cast<const bf16*>(weight), k, end - first, sums);
     } else {
-        multiply_rows<false>(inputs.floats(first), inputs.width, 1, static_cast<const float*>(weight), k, end - first,
+        multiply_rows<false>(inputs.floats(first), inputs.stride(), 1, static_cast<const float*>(weight), k, end - first,
                              sums);
     }
     for (int64_t half = 0; linear.bias && half < PANEL; half += LANES) {

@@ -6,7 +6,9 @@ inputs, two halves of 16 columns, and in each the inputs pair by pair. Sizes are
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import ctypes
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +16,9 @@ from torch import Tensor
 
 PANEL = 32
 KBLOCK = 32
+CACHE_LINE = 64
+HUGE_PAGE = 2 << 20
+MADV_HUGEPAGE, MADV_COLLAPSE = 14, 25  # of Linux's mman.h; the second needs 6.1
 DTYPES = (torch.float32, torch.bfloat16)
 
 
@@ -54,6 +59,43 @@ def pack_linear(weight: Tensor, bias: Tensor | None, *, is_gated: bool = False) 
         biases = F.pad(paired.float(), (0, -len(paired) % PANEL)).contiguous()
     kept = out_features // 2 if is_gated else out_features
     return PackedLinear(_panels(rows), biases, in_features, kept, is_gated)
+
+
+def pack_together(packed: Iterator[PackedLinear], nbytes: int) -> list[PackedLinear]:
+    """Move the weights into one tensor of `nbytes` or more, on large pages where Linux gives them.
+
+    An iteration of few tokens reads all of them once: on small pages a good part of its time goes into finding those.
+    """
+    memory = torch.empty(nbytes, dtype=torch.uint8)
+    use_huge_pages(memory)  # before it is touched
+    moved, offset = [], 0
+    for linear in packed:
+        size = linear.weight.nbytes
+        weight = memory[offset : offset + size].view(linear.weight.dtype).view(linear.weight.shape)
+        moved.append(replace(linear, weight=weight.copy_(linear.weight)))
+        offset += -(-size // CACHE_LINE) * CACHE_LINE
+    return moved
+
+
+def packed_nbytes(weight: Tensor, *, is_gated: bool = False) -> int:
+    """What `pack_together` needs for the packed form of `weight`."""
+    rows, columns = weight.shape
+    if is_gated:
+        rows = 2 * (-(-rows // 2 // 16) * 16)
+    if weight.dtype == torch.bfloat16:
+        columns = -(-columns // KBLOCK) * KBLOCK
+    size = -(-rows // PANEL) * PANEL * columns * weight.element_size()
+    return -(-size // CACHE_LINE) * CACHE_LINE
+
+
+def use_huge_pages(tensor: Tensor) -> None:
+    """Ask Linux to back `tensor` by large pages. May do nothing."""
+    first = -(-tensor.data_ptr() // HUGE_PAGE) * HUGE_PAGE
+    length = (tensor.data_ptr() + tensor.nbytes - first) // HUGE_PAGE * HUGE_PAGE
+    madvise = getattr(ctypes.CDLL(None), "madvise", None)
+    if length > 0 and madvise is not None:
+        for advice in (MADV_HUGEPAGE, MADV_COLLAPSE):
+            madvise(ctypes.c_void_p(first), ctypes.c_size_t(length), advice)
 
 
 def _pair(weight: Tensor) -> Tensor:
