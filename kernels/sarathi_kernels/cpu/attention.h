@@ -10,7 +10,7 @@
 
 namespace sarathi {
 
-constexpr int64_t AHEAD = 12;  // keys to prefetch
+constexpr int64_t DECODE_TILE = 16;  // tokens whose keys or values are read at a time
 
 // The sum of each of four vectors.
 inline __m128 sums_of(const __m512 (&x)[4]) {
@@ -22,79 +22,120 @@ inline __m128 sums_of(const __m512 (&x)[4]) {
     return _mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1));
 }
 
-// Rows of one head lie apart, and a CPU foresees only what lies together.
-template <int V, class T>
-inline void prefetch_row(const T* row) {
-    for (int64_t line = 0; line < V * LANES * static_cast<int64_t>(sizeof(T)); line += 64) {
-        _mm_prefetch(reinterpret_cast<const char*>(row) + line, _MM_HINT_T0);
+// One query of the heads that share the key heads `first_head` to `end_head`. Their entries lie side by side in the
+// cache, so a few tokens of all heads are read before the next few: memory is fast only where it is read in a row.
+struct DecodeTask {
+    const Shape& shape;
+    int64_t first_head, end_head, position;
+    int64_t first_key() const { return shape.first_key(position); }
+    int64_t num_keys() const { return position + 1 - first_key(); }
+    int64_t num_heads() const { return (end_head - first_head) * shape.group(); }
+};
+
+// Fetches the next tokens' rows, of all heads, a part with each head of these: all at once would be waited for.
+template <class T>
+struct NextRows {
+    const T* const* rows;
+    int64_t lines, lines_of_row, step, line = 0;
+    NextRows(const T* const* rows, int64_t count, int64_t size, int64_t num_heads)
+        : rows(rows), lines_of_row((size * static_cast<int64_t>(sizeof(T)) + 63) / 64) {
+        lines = count * lines_of_row;
+        step = (lines + num_heads - 1) / num_heads;
+    }
+    void fetch() {
+        for (const int64_t end = std::min(lines, line + step); line < end; ++line) {
+            const char* row = reinterpret_cast<const char*>(rows[line / lines_of_row]);
+            _mm_prefetch(row + line % lines_of_row * 64, _MM_HINT_T1);
+        }
+    }
+};
+
+// Calls `use(tile, rows, count, next)` for some tokens after another.
+template <class T, class Use>
+void for_tokens(const DecodeTask& task, const Cache<T>& cache, Use&& use) {
+    const T* rows[2][DECODE_TILE];
+    const int64_t num_keys = task.num_keys(), size = (task.end_head - task.first_head) * task.shape.head_size;
+    const auto find = [&](int64_t tile, const T** to) {
+        const int64_t count = std::max<int64_t>(0, std::min(DECODE_TILE, num_keys - tile));
+        cache.find(task.first_key() + tile, count, to);
+        return NextRows<T>(to, count, size, task.num_heads());
+    };
+    find(0, rows[0]);
+    for (int64_t tile = 0; tile < num_keys; tile += DECODE_TILE) {
+        const int64_t now = tile / DECODE_TILE % 2;
+        NextRows<T> next = find(tile + DECODE_TILE, rows[1 - now]);
+        use(tile, rows[now], std::min(DECODE_TILE, num_keys - tile), next);
     }
 }
 
-// One query of the heads that share a key head, in `V` vectors a head; query i sees the keys up to `position`.
+// Scores of one query head, in powers of two.
+template <int V, class T>
+void score_tokens(const __m512 (&q)[V], const __mmask16 (&mask)[V], const T* const* rows, int64_t offset, int64_t count,
+                  float* scores) {
+    for (int64_t token = 0; token < count; token += 4) {
+        __m512 products[4];
+        for (int64_t i = 0; i < 4; ++i) {
+            const T* row = rows[std::min(token + i, count - 1)] + offset;
+            products[i] = _mm512_mul_ps(q[0], load(row, mask[0]));
+            for (int v = 1; v < V; ++v) {
+                products[i] = _mm512_fmadd_ps(q[v], load(row + v * LANES, mask[v]), products[i]);
+            }
+        }
+        _mm_mask_storeu_ps(scores + token, static_cast<__mmask8>(lanes(count - token)), sums_of(products));
+    }
+}
+
+// Scores become weights; returns their sum.
+inline float soften_row(float* scores, int64_t num_keys) {
+    __m512 most = _mm512_set1_ps(LOWEST), total = _mm512_setzero_ps();
+    for (int64_t key = 0; key < num_keys; key += LANES) {
+        most = _mm512_mask_max_ps(most, lanes(num_keys - key), load(scores + key, lanes(num_keys - key)), most);
+    }
+    const __m512 maximum = _mm512_set1_ps(_mm512_reduce_max_ps(most));
+    for (int64_t key = 0; key < num_keys; key += LANES) {
+        const __mmask16 some = lanes(num_keys - key);
+        const __m512 p = power_of_two<6>(_mm512_sub_ps(load(scores + key, some), maximum));
+        store(scores + key, p, some);
+        total = _mm512_mask_add_ps(total, some, total, p);
+    }
+    return _mm512_reduce_add_ps(total);
+}
+
+// In `V` vectors a head.
 template <int V, class T, class Put>
-void attend_one(const Shape& shape, const Cache<T>& keys, const Cache<T>& values, int64_t position, const float* query,
+void attend_one(const DecodeTask& task, const Cache<T>& keys, const Cache<T>& values, const float* query,
                 AttentionScratch& scratch, Put&& put) {
-    const int64_t size = shape.head_size, group = shape.group(), first = shape.first_key(position);
-    const int64_t num_keys = position + 1 - first;
-    const T* rows[KEY_TILE];
+    const int64_t size = task.shape.head_size, group = task.shape.group(), num_keys = task.num_keys();
+    float *scores = scratch.scores.data(), *sums = scratch.sums.data();
     __mmask16 mask[V];
     for (int v = 0; v < V; ++v) {
         mask[v] = lanes(size - v * LANES);
     }
-    float* scores = scratch.scores.data();
-    float* sums = scratch.sums.data();
-    std::fill_n(sums, group * V * LANES, 0.0f);
-    for (int64_t tile = 0; tile < num_keys; tile += KEY_TILE) {
-        const int64_t end = std::min(num_keys, tile + KEY_TILE);
-        keys.find(first + tile, end - tile, rows);
-        for (int64_t head = 0; head < group; ++head) {
+    std::fill_n(sums, task.num_heads() * V * LANES, 0.0f);
+    for_tokens(task, keys, [&](int64_t tile, const T* const* rows, int64_t count, NextRows<T>& next) {
+        for (int64_t head = 0; head < task.num_heads(); ++head) {
+            next.fetch();
             __m512 q[V];
             for (int v = 0; v < V; ++v) {
-                q[v] = _mm512_mul_ps(load(query + head * size + v * LANES, mask[v]), _mm512_set1_ps(shape.scale * LOG2_E));
+                q[v] = _mm512_mul_ps(load(query + head * size + v * LANES, mask[v]),
+                                     _mm512_set1_ps(task.shape.scale * LOG2_E));
             }
-            float* to = scores + head * num_keys;
-            for (int64_t key = tile; key < end; key += 4) {
-                __m512 products[4];
-                for (int64_t i = 0; i < 4; ++i) {
-                    const int64_t at = std::min(key + i, end - 1) - tile;
-                    prefetch_row<V>(rows[std::min(at + AHEAD, end - 1 - tile)]);
-                    products[i] = _mm512_mul_ps(q[0], load(rows[at], mask[0]));
-                    for (int v = 1; v < V; ++v) {
-                        products[i] = _mm512_fmadd_ps(q[v], load(rows[at] + v * LANES, mask[v]), products[i]);
-                    }
-                }
-                _mm_mask_storeu_ps(to + key, static_cast<__mmask8>(lanes(end - key)), sums_of(products));
-            }
+            score_tokens<V>(q, mask, rows, head / group * size, count, scores + head * num_keys + tile);
         }
+    });
+    for (int64_t head = 0; head < task.num_heads(); ++head) {
+        scratch.totals[head] = soften_row(scores + head * num_keys, num_keys);
     }
-    for (int64_t head = 0; head < group; ++head) {
-        float* row = scores + head * num_keys;
-        __m512 most = _mm512_set1_ps(LOWEST);
-        for (int64_t key = 0; key < num_keys; key += LANES) {
-            most = _mm512_mask_max_ps(most, lanes(num_keys - key), load(row + key, lanes(num_keys - key)), most);
-        }
-        const __m512 maximum = _mm512_set1_ps(_mm512_reduce_max_ps(most));
-        __m512 total = _mm512_setzero_ps();
-        for (int64_t key = 0; key < num_keys; key += LANES) {
-            const __mmask16 some = lanes(num_keys - key);
-            const __m512 p = power_of_two<6>(_mm512_sub_ps(load(row + key, some), maximum));
-            store(row + key, p, some);
-            total = _mm512_mask_add_ps(total, some, total, p);
-        }
-        scratch.totals[head] = _mm512_reduce_add_ps(total);
-    }
-    for (int64_t tile = 0; tile < num_keys; tile += KEY_TILE) {
-        const int64_t end = std::min(num_keys, tile + KEY_TILE);
-        values.find(first + tile, end - tile, rows);
-        for (int64_t head = 0; head < group; ++head) {
+    for_tokens(task, values, [&](int64_t tile, const T* const* rows, int64_t count, NextRows<T>& next) {
+        for (int64_t head = 0; head < task.num_heads(); ++head) {
+            next.fetch();
             __m512 sum[V];
             for (int v = 0; v < V; ++v) {
                 sum[v] = load(sums + (head * V + v) * LANES);
             }
-            for (int64_t key = tile; key < end; ++key) {
-                const T* row = rows[key - tile];
-                prefetch_row<V>(rows[std::min(key + AHEAD, end - 1) - tile]);
-                const __m512 p = _mm512_set1_ps(scores[head * num_keys + key]);
+            for (int64_t token = 0; token < count; ++token) {
+                const T* row = rows[token] + head / group * size;
+                const __m512 p = _mm512_set1_ps(scores[head * num_keys + tile + token]);
                 for (int v = 0; v < V; ++v) {
                     sum[v] = _mm512_fmadd_ps(p, load(row + v * LANES, mask[v]), sum[v]);
                 }
@@ -103,29 +144,34 @@ void attend_one(const Shape& shape, const Cache<T>& keys, const Cache<T>& values
                 store(sums + (head * V + v) * LANES, sum[v]);
             }
         }
-    }
-    for (int64_t head = 0; head < group; ++head) {
-        const __m512 total = _mm512_set1_ps(1.0f / scratch.totals[head]);
+    });
+    for (int64_t head = 0; head < task.num_heads(); ++head) {
+        const __m512 inverse = _mm512_set1_ps(1.0f / scratch.totals[head]);
         for (int v = 0; v < V; ++v) {
-            put(head * size + v * LANES, _mm512_mul_ps(load(sums + (head * V + v) * LANES), total), mask[v]);
+            put(head * size + v * LANES, _mm512_mul_ps(load(sums + (head * V + v) * LANES), inverse), mask[v]);
         }
     }
 }
 
-// A part of a segment and the heads of one key head: what one thread does at a time.
+// A part of a segment and some key heads: what one thread does at a time.
 struct AttentionTask {
-    int64_t segment, kv_head, first, count;
+    int64_t segment, first_head, end_head, first, count;
 };
 
-inline std::vector<AttentionTask> attention_tasks(const Shape& shape, const std::vector<Segment>& segments) {
+// Decodes take all heads at once, unless there are fewer of them than threads.
+inline std::vector<AttentionTask> attention_tasks(const Shape& shape, const std::vector<Segment>& segments,
+                                                  int64_t num_threads) {
+    const int64_t num_segments = static_cast<int64_t>(segments.size()), heads = shape.num_kv_heads;
+    const int64_t parts_of_decode = std::min(heads, (2 * num_threads + num_segments - 1) / std::max<int64_t>(1, num_segments));
+    const int64_t heads_of_decode = (heads + parts_of_decode - 1) / parts_of_decode;
     std::vector<AttentionTask> tasks;
-    for (int64_t s = 0; s < static_cast<int64_t>(segments.size()); ++s) {
+    for (int64_t s = 0; s < num_segments; ++s) {
+        const int64_t num_queries = segments[s].num_queries, step = num_queries > 1 ? 1 : heads_of_decode;
         // The last queries see the most keys: they go first, so that no thread is left with them at the end.
-        const int64_t parts = (segments[s].num_queries + MOST_QUERIES - 1) / MOST_QUERIES;
-        for (int64_t part = parts - 1; part >= 0; --part) {
+        for (int64_t part = (num_queries + MOST_QUERIES - 1) / MOST_QUERIES - 1; part >= 0; --part) {
             const int64_t first = part * MOST_QUERIES;
-            for (int64_t head = 0; head < shape.num_kv_heads; ++head) {
-                tasks.push_back({s, head, first, std::min(MOST_QUERIES, segments[s].num_queries - first)});
+            for (int64_t head = 0; head < heads; head += step) {
+                tasks.push_back({s, head, std::min(heads, head + step), first, std::min(MOST_QUERIES, num_queries - first)});
             }
         }
     }
@@ -136,10 +182,10 @@ inline std::vector<AttentionTask> attention_tasks(const Shape& shape, const std:
 template <class T, class Put>
 void attend(const Shape& shape, const Segment& segment, const AttentionTask& task, const T* keys, const T* values,
             const float* query, int64_t query_stride, AttentionScratch& scratch, bool uses_amx, Put&& put) {
-    const Cache<T> key_cache{keys + task.kv_head * shape.head_size, shape, segment};
-    const Cache<T> value_cache{values + task.kv_head * shape.head_size, shape, segment};
+    const Cache<T> key_cache{keys + task.first_head * shape.head_size, shape, segment};
+    const Cache<T> value_cache{values + task.first_head * shape.head_size, shape, segment};
     if (segment.num_queries > 1) {
-        const QueryTile tile{task.kv_head, task.first, task.count, shape.group()};
+        const QueryTile tile{task.first_head, task.first, task.count, shape.group()};
         if constexpr (sizeof(T) == 2) {
             if (uses_amx && shape.head_size % KBLOCK == 0) {
                 return attend_tile<InTiles>(shape, segment, tile, key_cache, value_cache, query, query_stride, scratch, put);
@@ -147,19 +193,20 @@ void attend(const Shape& shape, const Segment& segment, const AttentionTask& tas
         }
         return attend_tile<InFloats<T>>(shape, segment, tile, key_cache, value_cache, query, query_stride, scratch, put);
     }
-    const int64_t first_column = task.kv_head * shape.group() * shape.head_size, position = segment.kv_len - 1;
+    const DecodeTask decode{shape, task.first_head, task.end_head, segment.kv_len - 1};
+    const int64_t first_column = task.first_head * shape.group() * shape.head_size;
     const float* q = query + segment.start * query_stride + first_column;
     const auto put_one = [&](int64_t column, __m512 x, __mmask16 mask) {
         put(segment.start, first_column + column, x, mask);
     };
     if (shape.head_size <= 2 * LANES) {
-        attend_one<2>(shape, key_cache, value_cache, position, q, scratch, put_one);
+        attend_one<2>(decode, key_cache, value_cache, q, scratch, put_one);
     } else if (shape.head_size <= 4 * LANES) {
-        attend_one<4>(shape, key_cache, value_cache, position, q, scratch, put_one);
+        attend_one<4>(decode, key_cache, value_cache, q, scratch, put_one);
     } else if (shape.head_size <= 8 * LANES) {
-        attend_one<8>(shape, key_cache, value_cache, position, q, scratch, put_one);
+        attend_one<8>(decode, key_cache, value_cache, q, scratch, put_one);
     } else {
-        attend_one<16>(shape, key_cache, value_cache, position, q, scratch, put_one);  // up to 256
+        attend_one<16>(decode, key_cache, value_cache, q, scratch, put_one);  // up to 256
     }
 }
 

@@ -56,12 +56,12 @@ struct AttentionScratch {
         const int64_t panels = shape.group() * MOST_QUERIES / PANEL, padded = (shape.head_size + 15) / 16 * 16;
         grow(keys, KEY_TILE * shape.head_size);
         grow(values, KEY_TILE * shape.head_size);
-        grow(scores, std::max(KEY_TILE * PANEL, shape.group() * longest));
+        grow(scores, std::max(KEY_TILE * PANEL, shape.num_heads * longest));
         grow(weights, KEY_TILE * PANEL / 2);
         grow(queries, panels * padded * PANEL);
-        grow(sums, panels * padded * PANEL);
+        grow(sums, std::max(panels * PANEL, 2 * shape.num_heads) * padded);
         grow(maxima, panels * PANEL);
-        grow(totals, panels * PANEL);
+        grow(totals, std::max(panels * PANEL, shape.num_heads));
     }
 
     static void grow(Floats& buffer, int64_t size) {

@@ -79,7 +79,7 @@ void sarathi_linear(const Linear* linear, int32_t is_bf16, const float* x, int64
 void sarathi_attention(const Shape* shape, const Segment* segments, int64_t num_segments, int32_t is_bf16,
                        const void* keys, const void* values, const float* query, float* out) {
     const std::vector<Segment> all(segments, segments + num_segments);
-    const std::vector<AttentionTask> tasks = attention_tasks(*shape, all);
+    const std::vector<AttentionTask> tasks = attention_tasks(*shape, all, pool->size);
     int64_t longest = 0;
     for (const Segment& segment : all) {
         longest = std::max(longest, segment.kv_len);

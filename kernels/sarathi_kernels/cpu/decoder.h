@@ -34,7 +34,7 @@ struct Decoder {
         attended.reserve(batch.num_tokens, layer.out.in_features, as_bf16);
         expanded.reserve(batch.num_tokens, layer.down.in_features, as_bf16);
         segments.assign(batch.segments, batch.segments + batch.num_segments);
-        tasks = attention_tasks(shape, segments);
+        tasks = attention_tasks(shape, segments, pool->size);
         int64_t longest = 0;
         for (const Segment& segment : segments) {
             longest = std::max(longest, segment.kv_len);
@@ -58,7 +58,7 @@ struct Decoder {
             kept.push_back(segment);
         }
         segments = std::move(kept);
-        tasks = attention_tasks(shape, segments);
+        tasks = attention_tasks(shape, segments, pool->size);
     }
 
     template <class T>
