@@ -78,6 +78,7 @@ class Calibrate:
         num_blocks = blocks_needed(shapes, BLOCK_SIZE)
         out = report.console()
         out.print(f"\ncalibrating {backend.device_name} with model {spec.name} in {backend.dtype_name}", style="bold")
+        report.print_cautions(backend.cautions(spec), place)
         executor = backend.build(spec, checkpoint, Sizes(num_blocks, BLOCK_SIZE, batch_size=cfg.batch))
         with report.progress_of("measuring", self.seconds, "s") as advance:
             measured = measure_profile(executor, shapes, self.seconds, advance)
