@@ -64,10 +64,7 @@ def announce(plan: Plan, place: Place, ceilings: Ceilings, predicted_floor: floa
     """Say what is run on what, and the least time it can take, before it is measured."""
     print_plan(plan, place)
     out = console()
-    out.print(
-        f"  predicted floor {predicted_floor:.2f} s (ceilings {ceilings.source}: "
-        f"{ceilings.flops_per_second / 1e12:.3g} TFLOP/s, {ceilings.bytes_per_second / 1e9:.3g} GB/s)"
-    )
+    out.print(f"  predicted floor {predicted_floor:.2f} s (ceilings {ceilings.describe()})")
     if plan.advice is not None:
         print_advice(plan.advice)
 

@@ -20,6 +20,7 @@ from sarathi_lab.plan import Plan, make_plan
 from sarathi_lab.run import main
 from sarathi_lab.torch_executor import kernels, native
 from sarathi_lab.torch_executor.backend import TorchBackend
+from sarathi_lab.torch_executor.cpu_threads import use_threads
 from sarathi_lab.torch_executor.faults import faults_explained
 from sarathi_lab.torch_executor.pool import Room
 
@@ -162,6 +163,7 @@ def test_a_slow_cpu_works_and_says_so_once_a_sweep(monkeypatch, tmp_path, capsys
         assert main([*SMALL, "dtype=bfloat16", "executor.threads=1", "chunk=16,32", "-m", f"output={tmp_path}"]) == 0
     finally:
         native._why_not_built.cache_clear()
+        use_threads(None)
     printed = capsys.readouterr().out
     assert printed.count("plain torch computes this, not C++: this CPU has no AVX512") == 1
     assert printed.count("torch has no fast bfloat16 on this CPU") == 1

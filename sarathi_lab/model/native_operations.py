@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from sarathi_kernels.activation import activate_, gated_activate_
 from sarathi_kernels.cpu import library
+from sarathi_kernels.cpu.memory import give_back_freed
 from sarathi_kernels.cpu.packing import PANEL, PackedLinear, pack_linear
 from sarathi_kernels.rotary import rotary_tables
 from sarathi_lab.model.operations import NAN_TOKEN, PackedInputs, TorchOperations
@@ -46,6 +47,8 @@ class NativeLinear(nn.Module):
 def _pack(parent: nn.Module, name: str, *, is_gated: bool = False) -> None:
     linear = getattr(parent, name)
     setattr(parent, name, NativeLinear(pack_linear(linear.weight.detach(), linear.bias, is_gated=is_gated)))
+    del linear
+    give_back_freed()  # what it held has not the size of what follows, and would add up to the weights once more
 
 
 def _linear_struct(module: nn.Module) -> library.LinearStruct:
