@@ -55,8 +55,11 @@ def default_model_name(device: torch.device, dtype_bytes: int) -> str:
 
 
 def has_fast_path(dtype: torch.dtype) -> bool:
-    """Whether torch multiplies matrices of `dtype` by instructions of this CPU; else it is many times slower."""
-    if dtype == torch.float32:
+    """Whether torch multiplies matrices of `dtype` by instructions of this CPU, as far as its library oneDNN knows.
+
+    Without them, products are many times slower. True where torch was built without that library.
+    """
+    if dtype == torch.float32 or not torch.backends.mkldnn.is_available():
         return True
     name = "bf16" if dtype == torch.bfloat16 else "fp16"
     return bool(getattr(torch.ops.mkldnn, f"_is_mkldnn_{name}_supported")())
