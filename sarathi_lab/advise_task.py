@@ -62,7 +62,7 @@ class Advise:
         advice, rows = plan.advice, self._flags(plan)
         longest = max(request.prompt_len for request in plan.load.requests)
         loss = loss_table(longest, advice.table.chunk.tolist(), cost_of(cfg)[2])
-        report.print_plan(plan, place.name)
+        report.print_plan(plan, place)
         report.print_advice(advice)
         report_tuning.print_loss(loss)
         report_tuning.print_flags(rows)

@@ -62,7 +62,7 @@ class Calibrate:
 
     def check(self, cfg: DictConfig) -> None:
         """Raise UserError for a device that is not real, a model that does not fit it, or a name that is taken."""
-        backend, spec, _ = _subject(cfg)
+        backend, spec, _ = measured_subject(cfg, "calibrate")
         shapes = _shapes(cfg)
         backend.check(spec, BLOCK_SIZE * blocks_needed(shapes, BLOCK_SIZE))
         installed = _installed(self._hardware_name(backend))
@@ -73,11 +73,12 @@ class Calibrate:
 
     def run(self, cfg: DictConfig, place: Place) -> None:
         """Measure, fit and write; then say how the files are used."""
-        backend, spec, checkpoint = _subject(cfg)
+        backend, spec, checkpoint = measured_subject(cfg, "calibrate")
         shapes = _shapes(cfg)
         num_blocks = blocks_needed(shapes, BLOCK_SIZE)
         out = report.console()
         out.print(f"\ncalibrating {backend.device_name} with model {spec.name} in {backend.dtype_name}", style="bold")
+        report.print_cautions(backend.cautions(spec), place)
         executor = backend.build(spec, checkpoint, Sizes(num_blocks, BLOCK_SIZE, batch_size=cfg.batch))
         with report.progress_of("measuring", self.seconds, "s") as advance:
             measured = measure_profile(executor, shapes, self.seconds, advance)
@@ -114,11 +115,11 @@ class Calibrate:
         )
 
 
-def _subject(cfg: DictConfig) -> tuple[TorchBackend, ModelSpec, Path | None]:
-    """The device, the model and its weights."""
+def measured_subject(cfg: DictConfig, task: str) -> tuple[TorchBackend, ModelSpec, Path | None]:
+    """The device that `task` measures, the model and its weights. Raises UserError for a device that is not real."""
     backend = build(cfg.executor)
     if not isinstance(backend, TorchBackend):
-        raise UserError(f"task=calibrate measures a real device, executor={backend.name} is none; use executor=torch")
+        raise UserError(f"task={task} measures a real device, executor={backend.name} is none; use executor=torch")
     return backend, *resolve_model(cfg, backend)
 
 

@@ -70,7 +70,7 @@ class Crossover:
         """Compute the map, print its outcomes, and record table and picture."""
         backend, spec, predictor = cost_of(cfg)
         grid, kv_tokens = (self.pd_ratios, self.seq_lens, self.batches), self._kv_tokens(cfg)
-        report.print_device(place.name, spec, backend, build(cfg.policy).name)
+        report.print_device(place, spec, backend, build(cfg.policy).name)
         with report.progress_of("mapping", len(loads_that_fit(*grid, kv_tokens)), "loads") as advance:
             table = crossover(
                 *grid,

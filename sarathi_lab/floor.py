@@ -20,6 +20,10 @@ class Ceilings:
     bytes_per_second: float
     source: str
 
+    def describe(self) -> str:
+        """In words, such as "measured: 1.2 TFLOP/s, 20 GB/s"."""
+        return f"{self.source}: {self.flops_per_second / 1e12:.3g} TFLOP/s, {self.bytes_per_second / 1e9:.3g} GB/s"
+
 
 def floor_time(spec: ModelSpec, work: Work, dtype_bytes: int, ceilings: Ceilings) -> Any:
     """Seconds of the roofline floor of one iteration: max(FLOPs / peak, bytes / bandwidth).

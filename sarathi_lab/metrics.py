@@ -153,12 +153,28 @@ def _efficiency(iterations: pd.DataFrame, ceilings: Ceilings) -> dict[str, float
         "busy_time": busy,
         "floor": floor,
         "time_over_floor": busy / floor,
+        **_time_over_floor_by_kind(iterations),
         "peak_flops_per_second": ceilings.flops_per_second,
         "peak_bytes_per_second": ceilings.bytes_per_second,
         "mfu": iterations.flops.sum() / (busy * ceilings.flops_per_second),
         "mbu": iterations.min_bytes.sum() / (busy * ceilings.bytes_per_second),
         "tile_efficiency": iterations.useful_tiles.sum() / iterations.computed_tiles.sum(),
         **_overheads(iterations),
+    }
+
+
+def _time_over_floor_by_kind(iterations: pd.DataFrame) -> dict[str, float]:
+    """Of each kind of iteration that there was."""
+    has_prefill, has_decode = iterations.num_prefill_tokens > 0, iterations.num_decode_tokens > 0
+    kinds = {
+        "prefill": has_prefill & ~has_decode,
+        "decode": has_decode & ~has_prefill,
+        "hybrid": has_prefill & has_decode,
+    }
+    return {
+        f"time_over_floor_{kind}": iterations.busy[is_of_kind].sum() / iterations.floor[is_of_kind].sum()
+        for kind, is_of_kind in kinds.items()
+        if is_of_kind.any()
     }
 
 

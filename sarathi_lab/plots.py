@@ -16,12 +16,13 @@ from matplotlib.figure import Figure
 from sarathi_lab.headings import factor, heading
 
 # What may vary in a sweep, the best x axis first.
-LABELS = ("pd_ratio", "seq_len", "batch", "chunk", "policy", "workload", "model", "dtype", "device", "seed")
+LABELS = ("pd_ratio", "seq_len", "batch", "chunk", "policy", "workload", "model", "dtype", "threads", "device", "seed")
 AXIS_NAMES = {
     "chunk": "chunk size [tokens]",
     "pd_ratio": "P:D, prompt tokens per output token",
     "seq_len": "sequence length P + D [tokens]",
     "batch": "batch size",
+    "threads": "threads of the CPU",
 }
 LEGEND_LINE = 0.07  # height of a legend's line, of that of the axes
 PAPER: dict[str, Any] = {"color": "black", "linestyle": ":", "linewidth": 1.0, "markersize": 6}
@@ -35,13 +36,17 @@ def use_style() -> None:
 def varying_labels(runs: pd.DataFrame) -> list[str]:
     """The labels in which the runs, baselines aside, differ; the best x axis first."""
     own = _own(runs)
-    return [label for label in LABELS if label in own and own[label].nunique() > 1]
+    varying = [label for label in LABELS if label in own and own[label].nunique() > 1]
+    if "threads" in varying and own.groupby("threads").device.nunique().max() == 1:
+        varying.remove("device")  # its name differs by the number of threads only
+    return varying
 
 
 def sweep_overview(runs: pd.DataFrame) -> Figure:
     """Throughput, decode time, KV re-read and latency of all runs of a sweep, the baselines beside them."""
     use_style()
-    x = next(iter(varying_labels(runs)), "policy")
+    varying = varying_labels(runs)
+    x = next(iter(varying), "policy")
     figure, axes = plt.subplots(2, 2, figsize=(10, 7), layout="constrained")
     # Along P:D or lengths the work itself changes, and only ratios on the same requests say something.
     normalised = relative(runs, "throughput", to="request_level") if x not in ("chunk", "policy") else runs
@@ -54,7 +59,8 @@ def sweep_overview(runs: pd.DataFrame) -> Figure:
         metric(runs, "kv_reread_factor", x=x, ax=axes[1, 0])
     latency(runs, x=x, ax=axes[1, 1])
     first = _own(runs).iloc[0]
-    figure.suptitle(f"{first['model']}, {first['dtype']} on {first['device']}")
+    device = first["device"] if "threads" not in varying else first["device"].rpartition(",")[0] + ")"
+    figure.suptitle(f"{first['model']}, {first['dtype']} on {device}")
     plt.close(figure)  # callers hold it; an open figure would be drawn once more by a notebook
     return figure
 

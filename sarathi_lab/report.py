@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from sarathi_lab.headings import HEADINGS
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.plan import Plan
 from sarathi_lab.results import load_runs
+from sarathi_lab.task import Place
 
 SWEEP_COLUMNS = {
     "throughput": "tokens/s",
@@ -51,6 +52,7 @@ ADVICE_COLUMNS = {
     "tbt_p99": "TBT P99 [ms]",
 }
 WIDTH_WITHOUT_TERMINAL = 132
+_cautioned: set[tuple[str, str]] = set()  # by sweep
 
 
 def console() -> Console:
@@ -58,34 +60,38 @@ def console() -> Console:
     return Console(width=None if sys.stdout.isatty() else WIDTH_WITHOUT_TERMINAL, highlight=False, markup=False)
 
 
-def announce(plan: Plan, name: str, ceilings: Ceilings, predicted_floor: float) -> None:
+def announce(plan: Plan, place: Place, ceilings: Ceilings, predicted_floor: float) -> None:
     """Say what is run on what, and the least time it can take, before it is measured."""
-    print_plan(plan, name)
+    print_plan(plan, place)
     out = console()
-    out.print(
-        f"  predicted floor {predicted_floor:.2f} s (ceilings {ceilings.source}: "
-        f"{ceilings.flops_per_second / 1e12:.3g} TFLOP/s, {ceilings.bytes_per_second / 1e9:.3g} GB/s)"
-    )
+    out.print(f"  predicted floor {predicted_floor:.2f} s (ceilings {ceilings.describe()})")
     if plan.advice is not None:
         print_advice(plan.advice)
 
 
-def print_device(name: str, spec: ModelSpec, backend: Backend, policy: str) -> None:
+def print_device(place: Place, spec: ModelSpec, backend: Backend, policy: str) -> None:
     """The name of a run, and which model is on which device under which policy."""
     out = console()
-    out.print(f"\n{name}", style="bold")
+    out.print(f"\n{place.name}", style="bold")
     out.print(
         f"  {spec.name} ({spec.num_params / 1e6:,.0f}M parameters, {backend.dtype_name}) on {backend.device_name}, "
         f"policy {policy}",
         soft_wrap=True,
     )
-    for caution in backend.cautions(spec):
-        out.print(f"  {caution}", soft_wrap=True)
+    print_cautions(backend.cautions(spec), place)
 
 
-def print_plan(plan: Plan, name: str) -> None:
+def print_cautions(cautions: Iterable[str], place: Place) -> None:
+    """What to keep in mind of figures from a device: once a sweep, as it holds for the runs that follow, too."""
+    for caution in cautions:
+        if (place.group, caution) not in _cautioned:
+            _cautioned.add((place.group, caution))
+            console().print(f"  {caution}", soft_wrap=True)
+
+
+def print_plan(plan: Plan, place: Place) -> None:
     """What is run on what."""
-    print_device(name, plan.spec, plan.backend, str(plan.policy))
+    print_device(place, plan.spec, plan.backend, str(plan.policy))
     cache = f"cache {plan.num_blocks} x {plan.block_size} tokens"
     console().print(f"  {plan.load.describe()}, batch {plan.batch_size}, {cache}")
 

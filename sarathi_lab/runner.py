@@ -138,7 +138,7 @@ def _execute(
     with tracker.run(name=place.name, group=place.group, job_type=job_type, tags=tags, config=config) as tracked:
         ceilings = plan.backend.ceilings()
         predicted_floor = predict_floor(plan, ceilings)
-        report.announce(plan, place.name, ceilings, predicted_floor)
+        report.announce(plan, place, ceilings, predicted_floor)
         ledger = Ledger()
         try:
             iterations, decode_cost, ceilings, profile = _measure(plan, ledger, run_dir)
@@ -237,6 +237,7 @@ def _labels(plan: Plan, name: str) -> dict[str, Any]:
         "model": plan.spec.name,
         "executor": plan.backend.name,
         "device": plan.backend.device_name,
+        "threads": getattr(plan.backend, "num_threads", None),
         "dtype": plan.backend.dtype_name,
         **provenance(),
     }

@@ -79,6 +79,9 @@ def test_summary_of_request_level_by_hand():
     assert summary["latency_p50"] == 2.5  # 3 s and 2 s
     assert "decode_time_marginal" not in summary
     assert "decode_speedup" not in summary
+    assert summary["time_over_floor_prefill"] == pytest.approx(1 / iterations.floor[0])
+    assert summary["time_over_floor_decode"] == pytest.approx(2 / iterations.floor[1:].sum())
+    assert "time_over_floor_hybrid" not in summary
 
 
 def test_summary_counts_hybrid_decodes_at_their_marginal_time():
@@ -90,6 +93,9 @@ def test_summary_counts_hybrid_decodes_at_their_marginal_time():
     summary = summarise(iterations, requests, CEILINGS, cost)
     assert summary["decode_throughput"] == pytest.approx(2 / (2 * 0.2))
     assert summary["decode_speedup"] == pytest.approx(4.0)
+    assert summary["time_over_floor_prefill"] == pytest.approx(1 / iterations.floor[0])
+    assert summary["time_over_floor_hybrid"] == pytest.approx(2 / iterations.floor[1:].sum())
+    assert "time_over_floor_decode" not in summary
 
 
 @pytest.mark.parametrize("num_blocks", [6, 7, 9, 100])

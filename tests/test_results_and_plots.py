@@ -125,6 +125,16 @@ def test_ratios_are_taken_on_the_same_requests(sweep):
     assert plots.relative(own, "throughput", to="request_level") is own
 
 
+def test_a_device_that_differs_by_its_threads_only_is_one_axis(tmp_path):
+    for threads in (1, 2):
+        labels = {"threads": threads, "device": f"cpu (x, {threads} threads)"}
+        write_run(tmp_path / "s" / str(threads), {"throughput": 1.0, "ttft_p50": 1.0, "tbt_p99": 1.0}, **labels)
+    runs = load_runs(tmp_path / "s")
+    assert plots.varying_labels(runs) == ["threads"]
+    assert plots.sweep_overview(runs).get_suptitle() == "tiny, float32 on cpu (x)"
+    assert plots.varying_labels(runs.assign(device=["a", "b"], threads=1)) == ["device"]
+
+
 def test_a_metric_draws_a_line_per_series_and_a_level_per_baseline(sweep, ax):
     runs = load_runs(sweep).query("pd_ratio == 8")
     plots.metric(runs, "throughput", x="chunk", ax=ax)

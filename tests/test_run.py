@@ -116,7 +116,17 @@ def test_a_single_run_on_the_torch_executor(tmp_path, capsys):
     assert [len(tokens) for tokens in requests.output_token_ids] == requests.output_len.tolist()
     summary = json.loads((run / "summary.json").read_text())
     assert {"throughput_vs_orca", "throughput_vs_request_level", "mfu", "time_over_floor"} <= set(summary)
-    for word in ("tiny", "float32", "cpu", "Sarathi(chunk=16", "predicted floor", "throughput [tokens/s]"):
+    iterations = pd.read_parquet(run / "iterations.parquet")
+    of_hybrids = iterations[(iterations.num_prefill_tokens > 0) & (iterations.num_decode_tokens > 0)]
+    assert summary["time_over_floor_hybrid"] == pytest.approx(of_hybrids.busy.sum() / of_hybrids.floor.sum())
+    assert {"time_over_floor_prefill", "time_over_floor_decode"} <= set(summary)
+    kinds = (
+        "time / floor, prefill-only",
+        "time / floor, decode-only",
+        "time / floor, hybrid",
+        "ceiling of memory [GB/s]",
+    )
+    for word in ("tiny", "float32", "cpu", "Sarathi(chunk=16", "predicted floor", "throughput [tokens/s]", *kinds):
         assert word in text
 
 

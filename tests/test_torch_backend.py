@@ -10,13 +10,17 @@ from hydra import compose, initialize_config_dir
 
 from sarathi_kernels import support
 from sarathi_kernels.chip import CHIPS, Chip, assumed
+from sarathi_kernels.cpu import library
+from sarathi_kernels.cpu.build import NotBuilt
 from sarathi_lab.errors import RunError, UserError
+from sarathi_lab.floor import Ceilings
 from sarathi_lab.model.auto import AutoModel
 from sarathi_lab.paths import CONF
 from sarathi_lab.plan import Plan, make_plan
 from sarathi_lab.run import main
-from sarathi_lab.torch_executor import kernels
+from sarathi_lab.torch_executor import kernels, native
 from sarathi_lab.torch_executor.backend import TorchBackend
+from sarathi_lab.torch_executor.cpu_threads import use_threads
 from sarathi_lab.torch_executor.faults import faults_explained
 from sarathi_lab.torch_executor.pool import Room
 
@@ -130,3 +134,38 @@ def test_the_most_tokens_of_an_iteration_bound_what_is_set_aside():
     whole = plan_of(*SMALL, "policy=request_level")
     assert whole.sizes.max_batch_tokens == 2 * 48 + 2
     assert plan_of(*SMALL, "policy=orca").sizes.max_batch_tokens == 48 + 2
+
+
+@pytest.mark.parametrize(
+    ("dtype", "is_fast", "said"),
+    [("float32", False, None), ("float16", True, None), ("float16", False, "float16"), ("bfloat16", False, "bfloat16")],
+)
+def test_a_dtype_without_a_fast_path_is_said(monkeypatch, dtype, is_fast, said):
+    for name in ("bf16", "fp16"):
+        monkeypatch.setattr(torch.ops.mkldnn, f"_is_mkldnn_{name}_supported", lambda: is_fast)
+    cautions = TorchBackend(device="cpu", kernels="torch", dtype=dtype).cautions(spec_of("tiny"))
+    assert list(cautions) == (
+        [f"torch has no fast {said} on this CPU; dtype=float32 may well be faster"] if said else []
+    )
+
+
+def test_a_slow_cpu_works_and_says_so_once_a_sweep(monkeypatch, tmp_path, capsys):
+    """Not before every run: two of the sweep's, two baselines."""
+
+    def fail():
+        raise NotBuilt("this CPU has no AVX512 (avx512f is missing)")
+
+    monkeypatch.setattr(library, "load", fail)
+    native._why_not_built.cache_clear()
+    monkeypatch.setattr("sarathi_lab.torch_executor.backend.has_fast_path", lambda dtype: False)
+    monkeypatch.setattr("sarathi_lab.torch_executor.backend.measure_ceilings", lambda *_: Ceilings(1e12, 1e10, "given"))
+    try:
+        assert main([*SMALL, "dtype=bfloat16", "executor.threads=1", "chunk=16,32", "-m", f"output={tmp_path}"]) == 0
+    finally:
+        native._why_not_built.cache_clear()
+        use_threads(None)
+    printed = capsys.readouterr().out
+    assert printed.count("plain torch computes this, not C++: this CPU has no AVX512") == 1
+    assert printed.count("torch has no fast bfloat16 on this CPU") == 1
+    assert printed.count("tiny (") == 4
+    assert len(list(tmp_path.rglob("run.json"))) == 4

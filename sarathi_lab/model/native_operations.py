@@ -12,14 +12,8 @@ from torch import Tensor, nn
 
 from sarathi_kernels.activation import activate_, gated_activate_
 from sarathi_kernels.cpu import library
-from sarathi_kernels.cpu.packing import (
-    PANEL,
-    PackedLinear,
-    pack_linear,
-    pack_together,
-    packed_nbytes,
-    use_huge_pages,
-)
+from sarathi_kernels.cpu.memory import give_back_freed, use_huge_pages
+from sarathi_kernels.cpu.packing import PANEL, PackedLinear, pack_linear, pack_together, packed_nbytes
 from sarathi_kernels.rotary import rotary_tables
 from sarathi_lab.model.operations import NAN_TOKEN, PackedInputs, TorchOperations
 from sarathi_lab.model.spec import ModelSpec
@@ -63,8 +57,10 @@ def _pack_all(model: Transformer) -> None:
     def packed() -> Iterator[PackedLinear]:
         for parent, name, is_gated in linears:
             linear = getattr(parent, name)
-            delattr(parent, name)  # so that it is gone when the next is packed
+            delattr(parent, name)
             yield pack_linear(linear.weight.detach(), linear.bias, is_gated=is_gated)
+            del linear
+            give_back_freed()  # its size is not that of what follows: it would add up to the weights once more
 
     for (parent, name, _), weight in zip(linears, pack_together(packed(), nbytes), strict=True):
         setattr(parent, name, NativeLinear(weight))

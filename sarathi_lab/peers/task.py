@@ -27,6 +27,7 @@ from sarathi_lab.plan import build, resolved
 from sarathi_lab.presets import load_spec
 from sarathi_lab.provenance import provenance
 from sarathi_lab.task import Place
+from sarathi_lab.threads import require_threads
 from sarathi_lab.tracking import Tracker
 
 DTYPES = ("float32", "bfloat16")  # that all engines have
@@ -61,11 +62,7 @@ class Peers:
         require_int("task.repetitions", self.repetitions, 1, "use a small number such as 3")
         require_number("task.timeout", self.timeout, above=0, fix="use seconds such as 900")
         self._check_interpreters()
-        if self.threads is not None:
-            cores = len(os.sched_getaffinity(0))
-            fix = f"use a number from 1 to {cores}, or null for as many as torch takes"
-            if require_int("task.threads", self.threads, 1, fix) > cores:
-                raise UserError(f"task.threads={self.threads} is more than the {cores} cores that are there; {fix}")
+        require_threads("task.threads", self.threads)
 
     def check(self, cfg: DictConfig) -> None:
         """Refuse models, policies and executors that can't be compared."""
@@ -133,10 +130,9 @@ class Peers:
         return [(our_engine(variant, options), sys.executable), *peers]
 
     def _conditions(self, cfg: DictConfig) -> Conditions:
-        import torch
+        from sarathi_lab.torch_executor.cpu_threads import num_threads
 
-        threads = torch.get_num_threads() if self.threads is None else self.threads
-        return Conditions(threads, cfg.batch, cfg.chunk, cfg.seed, self.repetitions, self.timeout)
+        return Conditions(num_threads(self.threads), cfg.batch, cfg.chunk, cfg.seed, self.repetitions, self.timeout)
 
     def _folder(self) -> AbstractContextManager[str]:
         if self.checkpoints is not None:
@@ -189,6 +185,11 @@ def _check_executor(cfg: DictConfig) -> None:
     if cfg.executor.dtype != "auto":
         raise UserError(
             f"executor.dtype={cfg.executor.dtype} has no effect on task=peers; use task.dtypes=[{cfg.executor.dtype}]"
+        )
+    if cfg.executor.threads is not None:
+        raise UserError(
+            f"executor.threads={cfg.executor.threads} has no effect on task=peers; use task.threads="
+            f"{cfg.executor.threads}, which all engines take"
         )
     if cfg.cache.num_blocks is not None:
         raise UserError(

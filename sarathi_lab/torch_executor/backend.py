@@ -19,12 +19,15 @@ from sarathi_lab.model.operations import Hybrid
 from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec
 from sarathi_lab.model.transformer import Transformer
 from sarathi_lab.model.weights import load_model
+from sarathi_lab.threads import require_threads
 from sarathi_lab.torch_executor import kernels, native
+from sarathi_lab.torch_executor.cpu_threads import num_threads, use_threads
 from sarathi_lab.torch_executor.device import (
     default_model_name,
     device_description,
     device_size,
     free_memory_bytes,
+    has_fast_path,
     keep_freed_memory,
     measure_ceilings,
     resolve_device,
@@ -50,7 +53,8 @@ class TorchBackend:
     `kernels` does what is not a matrix product: "triton" or plain "torch"; "native" computes whole iterations in C++ on
     a CPU. "auto" takes Triton's kernels on a GPU, and C++ on a CPU where it can be compiled. With Triton's, `overlap`
     makes the next batch while one runs, `cuda_graphs` replays batches of a few padded shapes, and `hybrid` says how a
-    chunk and decodes share the device in attention. `profile` looks into iterations (`watching`).
+    chunk and decodes share the device in attention. `threads` compute on a CPU; None: as many as torch takes. `profile`
+    looks into iterations (`watching`).
     Raises UserError for what is not there.
     """
 
@@ -64,6 +68,7 @@ class TorchBackend:
     cuda_graphs: bool = True
     overlap: bool = True
     hybrid: Hybrid = "series"
+    threads: int | None = None
     profile: ProfileKind = "none"
 
     def __post_init__(self) -> None:
@@ -71,6 +76,7 @@ class TorchBackend:
         require_one_of("executor.kernels", self.kernels, ("auto", "triton", "native", "torch"))
         require_one_of("executor.hybrid", self.hybrid, kernels.HYBRIDS)
         require_one_of("executor.profile", self.profile, get_args(ProfileKind))
+        self._check_threads()
         if self.profile == "nvtx" and self._device.type == "cpu":
             raise UserError("executor.profile=nvtx names ranges of a GPU, the device is a CPU; use operations or trace")
         for name in ("cuda_graphs", "overlap"):
@@ -83,6 +89,11 @@ class TorchBackend:
             raise UserError("executor.kernels=triton needs a GPU, the device is a CPU; use executor.kernels=torch")
         if not self.uses_kernels:
             self._refuse_what_only_kernels_read()
+
+    def _check_threads(self) -> None:
+        threads = require_threads("executor.threads", self.threads)
+        if threads is not None and self._device.type != "cpu":
+            raise UserError(f"executor.threads={threads} is for a CPU, the device is {self.device_name}; leave it out")
 
     def _refuse_what_only_kernels_read(self) -> None:
         for name in ("overlap", "cuda_graphs", "hybrid"):
@@ -118,7 +129,12 @@ class TorchBackend:
 
     @property
     def device_name(self) -> str:
-        return device_description(self._device)
+        return device_description(self._device, num_threads(self.threads))
+
+    @property
+    def num_threads(self) -> int | None:
+        """How many threads compute; None on a GPU."""
+        return num_threads(self.threads) if self._device.type == "cpu" else None
 
     @property
     def dtype_name(self) -> str:
@@ -170,16 +186,22 @@ class TorchBackend:
 
     def ceilings(self) -> Ceilings:
         """Measured on this device; the best so far."""
+        use_threads(self.threads)
         return measure_ceilings(self._device, self._dtype[1])
 
     def size(self) -> tuple[int, int]:
         """Bytes of the device's memory, free or not, and how many multiprocessors or CPU threads compute."""
-        return device_size(self._device)
+        return device_size(self._device, num_threads(self.threads))
 
     def cautions(self, spec: ModelSpec) -> Sequence[str]:
         """What makes a CPU slower than it could be; nothing else, as what runs here is measured."""
-        reason = self._why_not_native(spec)
-        return () if reason is None else (f"plain torch computes this, not C++: {reason}",)
+        cautions = []
+        if reason := self._why_not_native(spec):
+            cautions.append(f"plain torch computes this, not C++: {reason}")
+        uses_torch = reason is not None or not self._wants_native
+        if self._device.type == "cpu" and uses_torch and not has_fast_path(self._dtype[1]):
+            cautions.append(f"torch has no fast {self.dtype_name} on this CPU; dtype=float32 may well be faster")
+        return cautions
 
     def predictor(self, spec: ModelSpec) -> None:
         """A real device is measured, not predicted."""
@@ -187,6 +209,7 @@ class TorchBackend:
 
     def build(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> TorchExecutor:
         """Load the weights, make the cache and warm up. Raises RunError if memory does not suffice."""
+        use_threads(self.threads)
         if self._device.type == "cpu":
             keep_freed_memory()
         else:

@@ -54,11 +54,22 @@ def default_model_name(device: torch.device, dtype_bytes: int) -> str:
     return GPU_MODEL if free_memory_bytes(device) > ROOM * GPU_MODEL_PARAMS * dtype_bytes else "120m"
 
 
-def device_description(device: torch.device) -> str:
-    """The device in words, such as "cpu (Intel Xeon, 2 threads)" or a GPU's name."""
+def has_fast_path(dtype: torch.dtype) -> bool:
+    """Whether torch multiplies matrices of `dtype` by instructions of this CPU, as far as its library oneDNN knows.
+
+    Without them, products are many times slower. True where torch was built without that library.
+    """
+    if dtype == torch.float32 or not torch.backends.mkldnn.is_available():
+        return True
+    name = "bf16" if dtype == torch.bfloat16 else "fp16"
+    return bool(getattr(torch.ops.mkldnn, f"_is_mkldnn_{name}_supported")())
+
+
+def device_description(device: torch.device, num_threads: int | None = None) -> str:
+    """The device in words, such as "cpu (Intel Xeon, 2 threads)" or a GPU's name; None: torch's threads."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"cpu ({_cpu_name()}, {torch.get_num_threads()} threads)"
+    return f"cpu ({_cpu_name()}, {num_threads or torch.get_num_threads()} threads)"
 
 
 def _cpu_name() -> str:
@@ -95,24 +106,25 @@ def free_memory_bytes(device: torch.device) -> int:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def device_size(device: torch.device) -> tuple[int, int]:
+def device_size(device: torch.device, num_threads: int) -> tuple[int, int]:
     """Bytes of the device's memory, and the number of multiprocessors, or of threads on a CPU."""
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         return properties.total_memory, properties.multi_processor_count
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), torch.get_num_threads()
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), num_threads
 
 
-_best_ceilings: dict[tuple[torch.device, torch.dtype], Ceilings] = {}
+_best_ceilings: dict[tuple[torch.device, torch.dtype, int], Ceilings] = {}
 
 
 def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
-    """The best that this process has seen of large matrix products and of large copies and sums.
+    """The best that this process has seen of large matrix products and of large copies and sums, on so many threads.
 
     Measured anew at every call, for a machine that others use, too, may be slow for seconds; a ceiling only rises.
     A copy counts the bytes read and written. The first call takes a second or two, later ones a few tenths.
     """
-    seen = _best_ceilings.get((device, dtype))
+    kind = (device, dtype, torch.get_num_threads())
+    seen = _best_ceilings.get(kind)
     flops, num_bytes = (seen.flops_per_second, seen.bytes_per_second) if seen else (0.0, 0.0)
     with torch.inference_mode():
         try:
@@ -123,8 +135,8 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
             if seen is None:
                 raise
             return seen  # beside a cache that fills the memory nothing can be measured
-    _best_ceilings[device, dtype] = Ceilings(flops, num_bytes, "measured")
-    return _best_ceilings[device, dtype]
+    _best_ceilings[kind] = Ceilings(flops, num_bytes, "measured")
+    return _best_ceilings[kind]
 
 
 def _flops_per_second(device: torch.device, dtype: torch.dtype) -> float:

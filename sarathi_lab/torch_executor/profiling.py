@@ -179,7 +179,7 @@ def _affordable(probe: OperationProbe, shapes: Sequence[Shape], clock: _Clock) -
 
 def _measure(probe: OperationProbe, shape: Shape) -> dict[str, float]:
     """Seconds by operation, over all layers of one iteration; `others` is the whole iteration less the parts."""
-    batch = _batch(_sequences(probe.executor, shape), shape)
+    batch = batch_of(probe.executor, shape)
     times = {shape.attention: probe.attention(batch)}
     if not shape.is_whole:
         return times
@@ -188,6 +188,14 @@ def _measure(probe: OperationProbe, shape: Shape) -> dict[str, float]:
     if shape.total_tokens <= MAX_EMITS:
         times["logits"] = probe.logits(shape.total_tokens)
     return times
+
+
+def batch_of(executor: TorchExecutor, shape: Shape) -> Batch:
+    """A batch of `shape` over the first blocks of the executor's cache, whatever is in there."""
+    batch = Batch()
+    for sequence in _sequences(executor, shape):
+        batch.add(sequence, shape.num_tokens)
+    return batch
 
 
 def _sequences(executor: TorchExecutor, shape: Shape) -> list[EngineSequence]:
@@ -206,10 +214,3 @@ def _sequences(executor: TorchExecutor, shape: Shape) -> list[EngineSequence]:
             raise RuntimeError(f"no cache blocks for {shape}")
         sequences.append(sequence)
     return sequences
-
-
-def _batch(sequences: Sequence[EngineSequence], shape: Shape) -> Batch:
-    batch = Batch()
-    for sequence in sequences:
-        batch.add(sequence, shape.num_tokens)
-    return batch

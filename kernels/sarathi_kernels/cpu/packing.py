@@ -6,7 +6,6 @@ inputs, two halves of 16 columns, and in each the inputs pair by pair. Sizes are
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -14,11 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sarathi_kernels.cpu.memory import use_huge_pages
+
 PANEL = 32
 KBLOCK = 32
 CACHE_LINE = 64
-HUGE_PAGE = 2 << 20
-MADV_HUGEPAGE, MADV_COLLAPSE = 14, 25  # of Linux's mman.h; the second needs 6.1
 DTYPES = (torch.float32, torch.bfloat16)
 
 
@@ -86,16 +85,6 @@ def packed_nbytes(weight: Tensor, *, is_gated: bool = False) -> int:
         columns = -(-columns // KBLOCK) * KBLOCK
     size = -(-rows // PANEL) * PANEL * columns * weight.element_size()
     return -(-size // CACHE_LINE) * CACHE_LINE
-
-
-def use_huge_pages(tensor: Tensor) -> None:
-    """Ask Linux to back `tensor` by large pages. May do nothing."""
-    first = -(-tensor.data_ptr() // HUGE_PAGE) * HUGE_PAGE
-    length = (tensor.data_ptr() + tensor.nbytes - first) // HUGE_PAGE * HUGE_PAGE
-    madvise = getattr(ctypes.CDLL(None), "madvise", None)
-    if length > 0 and madvise is not None:
-        for advice in (MADV_HUGEPAGE, MADV_COLLAPSE):
-            madvise(ctypes.c_void_p(first), ctypes.c_size_t(length), advice)
 
 
 def _pair(weight: Tensor) -> Tensor:
