@@ -27,7 +27,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from sarathi_lab.errors import UserError
 from sarathi_lab.paths import CONF
-from sarathi_lab.sweeps.plugins import explain_missing, make_search
+from sarathi_lab.sweeps.plugins import check_single, explain_missing, make_search
 from sarathi_lab.sweeps.search import OptunaSearch
 
 # Names that some option of a group reads and others don't: overriding one that nobody reads is refused.
@@ -103,6 +103,7 @@ def _compose_jobs(overrides: list[str], multirun: bool) -> CommandLine:
     master = hydra.compose_config("config", overrides, run_mode=mode or RunMode.RUN, validate_sweep_overrides=False)
     multirun = multirun or master.hydra.mode == RunMode.MULTIRUN
     if not multirun:
+        check_single(overrides)
         return CommandLine([_compose_job(overrides, known)], Path(str(master.hydra.run.dir)), is_sweep=False)
     params = [f"{key}={value}" for key, value in (master.hydra.sweeper.get("params") or {}).items()]
     parsed = OverridesParser.create(config_loader=hydra.config_loader).parse_overrides([*params, *overrides])

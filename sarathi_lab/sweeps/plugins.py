@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from omegaconf import DictConfig
@@ -29,6 +30,13 @@ def explain_missing(message: str) -> UserError | None:
     if (package := LAUNCHERS.get(name)) is None:
         return UserError(f"hydra/launcher={name} is unknown; use one of basic, {', '.join(LAUNCHERS)}")
     return UserError(f"hydra/launcher={name} needs the package {package}, which is missing; pip install {package}")
+
+
+def check_single(overrides: Sequence[str]) -> None:
+    """Refuse what only a sweep reads. Raises UserError."""
+    for override in overrides:
+        if re.match(r"\+*hydra[/.](launcher|sweeper|sweep)\b", override):
+            raise UserError(f"{override} has no effect on one run; add -m for a sweep, or drop it")
 
 
 def make_search(master: DictConfig) -> OptunaSearch | None:

@@ -33,7 +33,7 @@ Launch = Callable[[Mapping[int, Sequence[str]]], None]
 class OptunaSearch:
     """Maximise or minimise `objective`, a name of summary.json, in `n_trials` trials, `parallel` of them at a time.
 
-    A trial of values that a finished run had takes over its result. `params` are settings as on the command line.
+    A trial of values that a run has had takes over its outcome. `params` are settings as on the command line.
     """
 
     objective: str
@@ -50,7 +50,9 @@ class OptunaSearch:
         require_one_of("hydra.sweeper.direction", self.direction, ("maximize", "minimize"))
         require_one_of("hydra.sweeper.objective", self.objective.partition("_vs_")[0], HEADINGS)
         if importlib.util.find_spec("optuna") is None:
-            raise UserError("hydra/sweeper=optuna_search needs the package optuna, which is missing; pip install optuna")
+            raise UserError(
+                "hydra/sweeper=optuna_search needs the package optuna, which is missing; pip install optuna"
+            )
 
     def identity(self) -> dict[str, Any]:
         """What makes it another search: all but how many run at a time."""
@@ -118,19 +120,23 @@ class OptunaSearch:
         from optuna.trial import TrialState
 
         key = _key(trial.params)
-        if key not in known and record.is_finished(trial.number):
-            summary = json.loads((record.job_dir(trial.number) / "summary.json").read_text())
-            if self.objective not in summary:
-                raise UserError(
-                    f"hydra.sweeper.objective={self.objective} is not in {record.job_dir(trial.number)}/summary.json; "
-                    f"use one of {', '.join(summary)}"
-                )
-            known[key] = summary[self.objective]
-        value = known.get(key, math.nan)
-        if math.isnan(value):
+        if key not in known:
+            known[key] = self._value(record, trial.number)
+        if math.isnan(known[key]):
             study.tell(trial, state=TrialState.FAIL)
         else:
-            study.tell(trial, value)
+            study.tell(trial, known[key])
+
+    def _value(self, record: SweepRecord, number: int) -> float:
+        """What the run of a trial came to; NaN if it failed, so that this command does not try its values again."""
+        if not record.is_finished(number):
+            return math.nan
+        path = record.job_dir(number) / "summary.json"
+        summary = json.loads(path.read_text())
+        if self.objective not in summary:
+            known = ", ".join(summary)
+            raise UserError(f"hydra.sweeper.objective={self.objective} is not in {path}; use one of {known}")
+        return summary[self.objective]
 
     def _report(self, study: optuna.Study, record: SweepRecord) -> None:
         finished = [trial for trial in study.trials if trial.value is not None]
