@@ -215,7 +215,7 @@ def test_ctrl_c_ends_the_processes_too(output):
     (output / "wait-128").touch()
     process = start([*SCRIPTED, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "chunk=64,128"], output)
     wait_for(output / "calls", "128", process)
-    wait_for(next(iter(output.rglob("0"))) / "finished.json", "seconds", process)
+    wait_for(sweep_of(output) / "0" / "finished.json", "seconds", process)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
