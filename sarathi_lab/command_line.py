@@ -10,7 +10,7 @@ import difflib
 import inspect
 import re
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir
@@ -27,6 +27,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from sarathi_lab.errors import UserError
 from sarathi_lab.paths import CONF
+from sarathi_lab.sweeps.plugins import check_single, explain_missing, make_search
+from sarathi_lab.sweeps.search import OptunaSearch
 
 # Names that some option of a group reads and others don't: overriding one that nobody reads is refused.
 READ_BY = {
@@ -38,7 +40,7 @@ READ_BY = {
     "dtype": ("executor",),
     "hardware": ("executor",),
 }
-READ_BY_ALL_TASKS = ("task", "experiment", "tracking", "output", "hydra")
+READ_BY_ALL_TASKS = ("task", "experiment", "tracking", "output", "resume", "hydra")
 GROUPS = ("task", "policy", "workload", "executor", "model", "hardware", "tracking")
 
 
@@ -46,10 +48,15 @@ GROUPS = ("task", "policy", "workload", "executor", "model", "hardware", "tracki
 class CommandLine:
     """A checked command line: the composed configuration of every job, and where the results will go."""
 
-    jobs: list[DictConfig]
+    jobs: list[DictConfig]  # of a search: those at the ends of its space
     results_dir: Path
     is_sweep: bool
     swept: tuple[str, ...] = ()  # the settings that a sweep varies
+    arguments: tuple[str, ...] = ()  # as typed
+    overrides: tuple[str, ...] = ()  # the settings among them
+    settings: tuple[Override, ...] = ()  # what decides the jobs of a sweep, its experiment's parameters included
+    job_overrides: tuple[tuple[str, ...], ...] = ()  # of each of the jobs
+    search: OptunaSearch | None = None  # chooses the jobs as it goes
 
     @property
     def results_setting(self) -> str:
@@ -83,7 +90,7 @@ def read_command_line(args: Sequence[str]) -> CommandLine:
         raise UserError(f"option {unknown[0]} is unknown; settings are written name=value, --help lists the options")
     with initialize_config_dir(str(CONF), version_base="1.3"):
         try:
-            return _compose_jobs(parsed.overrides, parsed.multirun)
+            return replace(_compose_jobs(parsed.overrides, parsed.multirun), arguments=tuple(args))
         except (HydraException, OmegaConfBaseException, ValueError) as error:  # ValueError: an option that is no name
             raise _translate(error, parsed.overrides) from None
 
@@ -96,12 +103,23 @@ def _compose_jobs(overrides: list[str], multirun: bool) -> CommandLine:
     master = hydra.compose_config("config", overrides, run_mode=mode or RunMode.RUN, validate_sweep_overrides=False)
     multirun = multirun or master.hydra.mode == RunMode.MULTIRUN
     if not multirun:
+        check_single(overrides)
         return CommandLine([_compose_job(overrides, known)], Path(str(master.hydra.run.dir)), is_sweep=False)
     params = [f"{key}={value}" for key, value in (master.hydra.sweeper.get("params") or {}).items()]
     parsed = OverridesParser.create(config_loader=hydra.config_loader).parse_overrides([*params, *overrides])
-    jobs = [_compose_job(job, known) for job in BasicSweeper.split_arguments(parsed, None)[0]]
-    swept = tuple(override.get_key_element() for override in parsed if override.is_sweep_override())
-    return CommandLine(jobs, Path(str(master.hydra.sweep.dir)), is_sweep=True, swept=swept)
+    parsed = [override for override in parsed if not override.is_hydra_override()]
+    search = make_search(master)
+    split = search.extremes(parsed) if search else BasicSweeper.split_arguments(parsed, None)[0]
+    return CommandLine(
+        jobs=[_compose_job(job, known) for job in split],
+        results_dir=Path(str(master.hydra.sweep.dir)),
+        is_sweep=True,
+        swept=tuple(override.get_key_element() for override in parsed if override.is_sweep_override()),
+        overrides=tuple(overrides),
+        settings=tuple(parsed),
+        job_overrides=tuple(map(tuple, split)),
+        search=search,
+    )
 
 
 def _compose_job(overrides: Sequence[str], known: Iterable[str]) -> DictConfig:
@@ -207,6 +225,8 @@ def _translate(error: Exception, overrides: Sequence[str]) -> UserError:
         return UserError(f"{match.group(1)} has several values; add -m to sweep over them, or quote the comma")
     if match := re.search(r"Could not override '([\w.@/]+)'", message):
         return UserError(_unknown_key(match.group(1), overrides))
+    if missing := explain_missing(message):
+        return missing
     if match := re.search(rf"Could not find '({'|'.join(GROUPS)})/(.+?)'", message):
         group, option = match.groups()
         return UserError(_unknown_option(group, option))

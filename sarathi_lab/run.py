@@ -4,37 +4,45 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import hydra
-from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from sarathi_lab import report
 from sarathi_lab.command_line import CommandLine, explain, flags_first, is_run, read_command_line
-from sarathi_lab.errors import RunError, UserError
+from sarathi_lab.errors import UserError
+from sarathi_lab.job import run_job
 from sarathi_lab.paths import CONF, make_folder
 from sarathi_lab.plan import build
-from sarathi_lab.task import Place
+from sarathi_lab.sweeps.driver import Sweep
+from sarathi_lab.sweeps.resume import find_sweep, split_resume
 
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
-# What does not make a run another one.
-UNNAMED = ("policy", "executor", "tracking", "baselines", "output", "trace", "hydra")
 
 
 def main(args: Sequence[str]) -> int:
-    """Run a command line; returns the exit code: 0, 2 for a mistake of the user's, 130 for Ctrl-C."""
+    """Run a command line; returns the exit code.
+
+    0; 2 for a mistake of the user's, or runs that stopped; 1 for runs that failed otherwise; 130 for Ctrl-C.
+    """
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors reach us as exceptions, to be reported in one line
     try:
         args = flags_first(args)
         if not is_run(args):
             return _show(args)
+        args, resume = split_resume(args)
         command_line = read_command_line(args)
+        if resume is not None:
+            command_line = replace(command_line, results_dir=find_sweep(resume, command_line).folder)
         _check(command_line)
+        if command_line.is_sweep:
+            return _run_sweep(command_line, is_resumed=resume is not None)
         return _run(args, command_line)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -47,7 +55,7 @@ def main(args: Sequence[str]) -> int:
 def _show(args: Sequence[str]) -> int:
     """Help, or the configuration: Hydra's own business, but for its tracebacks."""
     try:
-        _hydra_main(args)
+        _hydra_main(args, lambda cfg: None)
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise explain(error, args) from None
     return 0
@@ -66,74 +74,61 @@ def _check(command_line: CommandLine) -> None:
 
 def _run(args: Sequence[str], command_line: CommandLine) -> int:
     folder = command_line.results_dir
-    # Said once more, so that folder and report agree whatever launcher runs the jobs and however long planning took.
-    quoted = str(folder).replace("\\", "\\\\").replace("'", "\\'")
-    try:
-        _hydra_main([*args, f"{command_line.results_setting}='{quoted}'"], command_line.swept)
-    finally:
-        if command_line.is_sweep and build(command_line.jobs[0].task).has_runs:
-            report.print_sweep(folder, len(command_line.jobs))
-        elif (folder / "run.json").is_file():
-            report.print_place("results", folder)
-        if hint := build(command_line.jobs[0].tracking).hint():
-            report.print_place("W&B", hint)
-    return 0
-
-
-def _hydra_main(args: Sequence[str], swept: Sequence[str] = ()) -> None:
-    process = os.getpid()
     mistakes: list[UserError] = []
 
     def job(cfg: DictConfig) -> None:
-        if any(not isinstance(mistake, RunError) for mistake in mistakes):
-            return
         try:
-            _job(cfg, swept)
+            run_job(cfg, ())
         except UserError as error:
-            if os.getpid() != process:  # a launcher's worker, whose list nobody reads
-                raise
             # Carried past Hydra, which would add lines of its own; anew, as a traceback would hold the run's memory.
             mistakes.append(type(error)(str(error)))
-            if isinstance(error, RunError):
-                report.print_stopped(error)
 
+    # Said once more, so that folder and report agree however long planning took.
+    quoted = str(folder).replace("\\", "\\\\").replace("'", "\\'")
+    try:
+        _hydra_main([*args, f"{command_line.results_setting}='{quoted}'"], job)
+    finally:
+        if (folder / "run.json").is_file():
+            report.print_place("results", folder)
+        _print_hint(command_line)
+    if mistakes:
+        raise mistakes[0]
+    return 0
+
+
+def _hydra_main(args: Sequence[str], job: Callable[[DictConfig], None]) -> None:
     argv = sys.argv
     sys.argv = [argv[0], *args]
     try:
         hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(job)()
     finally:
         sys.argv = argv
-    if mistakes:
-        raise _summed_up(mistakes)
 
 
-def _summed_up(mistakes: Sequence[UserError]) -> UserError:
-    """What stopped the sweep, or the runs that stopped in it."""
-    stopping = [mistake for mistake in mistakes if not isinstance(mistake, RunError)]
-    if stopping or len(mistakes) == 1:
-        return [*stopping, *mistakes][0]
-    return UserError(f"{len(mistakes)} runs stopped, the first as: {mistakes[0]}")
+def _run_sweep(command_line: CommandLine, *, is_resumed: bool) -> int:
+    sweep = Sweep(command_line, is_resumed=is_resumed)
+    folder = sweep.record.folder
+    try:
+        sweep.run()
+    except KeyboardInterrupt:
+        print(f"interrupted: finished runs are kept; {sweep.record.resume_command} continues", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    finally:
+        if build(command_line.jobs[0].task).has_runs:
+            report.print_sweep(folder, sweep.num_jobs)
+        else:
+            report.print_place("results", folder)
+        _print_hint(command_line)
+    if (failure := sweep.failure()) is None:
+        return 0
+    report.print_place("resume", sweep.record.resume_command)
+    print(f"error: {failure[0]}", file=sys.stderr)
+    return failure[1]
 
 
-def _job(cfg: DictConfig, swept: Sequence[str]) -> None:
-    """One job of a sweep, or the only one; Hydra has made its folder."""
-    settings = HydraConfig.get()
-    run_dir = Path(settings.runtime.output_dir)
-    is_sweep = settings.mode == hydra.types.RunMode.MULTIRUN
-    root = Path(settings.sweep.dir) if is_sweep else run_dir
-    name = _name(str(settings.runtime.choices["policy"]), settings.overrides.task, swept if is_sweep else None)
-    group = "/".join(root.absolute().parts[-2:])
-    build(cfg.task).run(cfg, Place(run_dir, root / "baselines", name, group, swept))
-
-
-def _name(policy: str, overrides: Sequence[str], swept: Sequence[str] | None) -> str:
-    """The policy and what sets the run apart: what its sweep varies, or what a single run was told of its work."""
-    told = [(override.partition("=")[0].lstrip("+"), override) for override in overrides]
-    if swept is None:
-        parts = [override for key, override in told if key.partition(".")[0] not in UNNAMED]
-    else:
-        parts = [override for key, override in told if key in swept and key != "policy"]
-    return " ".join([policy, *parts])
+def _print_hint(command_line: CommandLine) -> None:
+    if hint := build(command_line.jobs[0].tracking).hint():
+        report.print_place("W&B", hint)
 
 
 if __name__ == "__main__":

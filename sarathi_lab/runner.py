@@ -20,6 +20,7 @@ from sarathi_lab.decode_cost import DecodeCost, fullest_hybrid, measure_decode_c
 from sarathi_lab.engine import run_engine
 from sarathi_lab.errors import RunError
 from sarathi_lab.executor import Executor
+from sarathi_lab.files import locked, write_json
 from sarathi_lab.floor import Ceilings, floor_time
 from sarathi_lab.ledger import Ledger
 from sarathi_lab.metrics import add_costs, compare, pipeline_metrics, summarise
@@ -81,16 +82,22 @@ def _ensure_baseline(cfg: DictConfig, name: str, place: Place, tracker: Tracker)
     """The folder of the baseline's run, executed now if no run of the sweep did so before; or why it stopped."""
     plan = make_plan(cfg)
     run_dir = place.baselines_dir / f"{name}-{_fingerprint(plan)}"
+    with locked(place.baselines_dir.parent / ".locks" / run_dir.name):  # of jobs beside each other, one runs it
+        return _baseline(cfg, name, plan, replace(place, run_dir=run_dir), tracker)
+
+
+def _baseline(cfg: DictConfig, name: str, plan: Plan, place: Place, tracker: Tracker) -> Path | RunError:
+    run_dir = place.run_dir
     failed_dir = run_dir.with_name(f"{run_dir.name}-failed")
     if (run_dir / "run.json").is_file():
         return run_dir
     if (failed_dir / "failed.json").is_file():  # by another job of the sweep: it would fail again
         return RunError(f"baseline {name}: {json.loads((failed_dir / 'failed.json').read_text())['error']}")
-    # Executed aside and moved when complete, so that parallel jobs of a sweep never read half a baseline.
+    # Executed aside and moved when complete, so that nobody reads half a baseline, should this process end before.
     run_dir.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=f".{run_dir.name}.", dir=run_dir.parent))
     try:
-        own = replace(place, run_dir=run_dir, name=_baseline_name(cfg, name, place.swept))
+        own = replace(place, name=_baseline_name(cfg, name, place.swept))
         _execute(plan, aside, tracker, own, {"is_baseline": True, "baselines": {}}, {})
         _move_unless_there(aside, run_dir)
     except RunError as error:
@@ -160,11 +167,11 @@ def _execute(
         if plan.writes_trace:
             write_trace(run_dir / "trace.json", iterations, ledger.stages(), ledger.bubbles())
         OmegaConf.save(OmegaConf.create(plan.config), run_dir / "config.yaml")
-        _write_json(run_dir / "summary.json", summary)
+        write_json(run_dir / "summary.json", summary)
         tracked.log_iterations(iterations)
         tracked.log_summary(summary)
         tracked.log_tables(run_dir)
-        _write_json(run_dir / "run.json", {**labels, "status": "finished"})  # last: marks the folder as complete
+        write_json(run_dir / "run.json", {**labels, "status": "finished"})  # last: marks the folder as complete
     report.print_summary(plan, summary, baselines)
     return summary
 
@@ -175,7 +182,7 @@ def _keep_finished_part(ledger: Ledger, plan: Plan, run_dir: Path, labels: Mappi
     ledger.iterations().to_parquet(run_dir / "iterations.parquet")
     ledger.requests().to_parquet(run_dir / "requests.parquet")
     OmegaConf.save(OmegaConf.create(plan.config), run_dir / "config.yaml")
-    _write_json(run_dir / "failed.json", labels)
+    write_json(run_dir / "failed.json", labels)
 
 
 def _measure(
@@ -241,7 +248,3 @@ def _labels(plan: Plan, name: str) -> dict[str, Any]:
         "dtype": plan.backend.dtype_name,
         **provenance(),
     }
-
-
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n")

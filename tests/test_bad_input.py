@@ -94,7 +94,7 @@ COMMAND_LINES = [
     (["chunk=${bach}"], "'bach' not found"),
     (["--cfg", "job", "chnk=1"], "chnk is not a setting (did you mean chunk?)"),
     (["--cfg", "job", "chunk=1,2", "-m"], "Only one of"),
-    (["hydra/launcher=joblib"], "Could not find 'hydra/launcher/joblib'"),
+    (["hydra/launcher=rq"], "hydra/launcher=rq is unknown"),
     (["policy=orca,sarathi", "policy.min_decodes=1", "-m"], "policy.min_decodes is not a parameter of Orca"),
     (["model=30m", "model.activation=gelu"], "write +model.activation=VALUE"),
 ]

@@ -1,0 +1,1 @@
+"""Sweeps that people leave running: resumed where they stopped, spread over processes, or steered by optuna."""

@@ -1,0 +1,47 @@
+"""A task that takes no time, and fails, waits or kills its process where a file in the output folder says so."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from omegaconf import DictConfig
+
+from sarathi_lab.errors import RunError
+from sarathi_lab.files import write_json
+from sarathi_lab.task import Place
+
+
+@dataclass(frozen=True)
+class Scripted:
+    """Leaves `result.json`, and a line in the output folder's `calls` for every start."""
+
+    reads: ClassVar[None] = None
+    has_runs: ClassVar[bool] = False
+
+    def check(self, cfg: DictConfig) -> None:
+        """All is well."""
+
+    def run(self, cfg: DictConfig, place: Place) -> None:
+        """Do what the file `fail-CHUNK`, `stop-CHUNK`, `wait-CHUNK` or `kill-CHUNK` asks for."""
+        output = Path(cfg.output)
+        with (output / "calls").open("a") as calls:
+            calls.write(f"{cfg.chunk}\n")
+        print("chunk", cfg.chunk)
+        if (output / f"fail-{cfg.chunk}").exists():
+            raise ValueError(f"a bug with {cfg.chunk}")
+        if (output / f"stop-{cfg.chunk}").exists():
+            raise RunError(f"no room for {cfg.chunk}")
+        if (output / f"wait-{cfg.chunk}").exists():
+            time.sleep(120)
+        if (output / f"kill-{cfg.chunk}").exists():
+            os.kill(os.getpid(), signal.SIGKILL)
+        cores = sorted(os.sched_getaffinity(0))
+        time.sleep(0.2)
+        write_json(place.run_dir / "result.json", {"chunk": cfg.chunk, "cores": cores, "process": os.getpid()})
+        # A parabola with its top at 500.
+        write_json(place.run_dir / "summary.json", {"throughput": 1e4 - (cfg.chunk - 500) ** 2 / 100})

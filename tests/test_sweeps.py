@@ -1,0 +1,274 @@
+"""Sweeps that people leave running: continued after an interruption, spread over processes, steered by optuna."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sarathi_lab.run import main
+from sarathi_lab.sweeps.progress import duration
+
+SCRIPTED = ["task._target_=sweep_tasks.Scripted", "tracking=none", "executor=simulated", "-m"]
+SIMULATED = ["executor=simulated", "tracking=none", "workload.num_requests=6", "batch=4", "-m"]
+
+
+@pytest.fixture
+def output(tmp_path):
+    (tmp_path / "o").mkdir()
+    return tmp_path / "o"
+
+
+def start(args: list[str], output: Path, **kwargs) -> subprocess.Popen[str]:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-m", "sarathi_lab.run", *args, f"output={output}"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, env=env, start_new_session=True, **pipes, **kwargs)
+
+
+def wait_for(path: Path, text: str, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and process.poll() is None:
+        if path.is_file() and text in path.read_text():
+            return
+        time.sleep(0.05)
+    raise AssertionError(process.communicate(timeout=10))
+
+
+def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
+    """Every file below `folder`, with its bytes and time of change."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+
+
+def calls(output: Path) -> list[str]:
+    return (output / "calls").read_text().split()
+
+
+def result(sweep: Path, number: int) -> dict:
+    return json.loads((sweep / str(number) / "result.json").read_text())
+
+
+def sweep_of(output: Path) -> Path:
+    (record,) = output.rglob("sweep.json")
+    return record.parent
+
+
+def test_a_failing_run_is_recorded_the_rest_goes_on_and_resume_repeats_only_it(output, capfd):
+    (output / "fail-128").touch()
+    args = [*SCRIPTED, f"output={output}", "chunk=64,128,256"]
+    assert main(args) == 1
+    out, err = capfd.readouterr()
+    sweep = sweep_of(output)
+    failure = json.loads((sweep / "1" / "failed.json").read_text())
+    assert failure["error"] == "ValueError: a bug with 128"
+    assert "sweep_tasks.py" in failure["traceback"]
+    assert err.splitlines()[-1] == "error: ValueError: a bug with 128"
+    lines = re.findall(r"^\[.*", out, flags=re.MULTILINE)
+    assert [line.split(" took")[0] for line in lines[::2]] == ["[1/3] chunk=64", "[3/3] chunk=256"]
+    assert lines[1].startswith("[2/3] chunk=128 failed: ValueError: a bug with 128, about")
+    assert "left" not in lines[2]
+    command = shlex.split(next(line for line in out.splitlines() if line.startswith("resume")))[1:]
+    assert command == ["python", "-m", "sarathi_lab.run", f"resume={sweep}"]
+
+    finished = {number: contents(sweep / str(number)) for number in (0, 2)}
+    (output / "fail-128").unlink()
+    assert main([*args, "resume=true"]) == 0
+    assert {number: contents(sweep / str(number)) for number in (0, 2)} == finished
+    assert calls(output) == ["64", "128", "256", "128"]
+    assert not (sweep / "1" / "failed.json").exists()
+    assert result(sweep, 1)["chunk"] == 128
+    out, _ = capfd.readouterr()
+    assert "(2 of 3 runs finished)" in out
+    assert re.search(r"^\[3/3\] chunk=128 took", out, flags=re.MULTILINE)
+    assert main([*args, "resume=true"]) == 2
+    assert f"{sweep} is complete; drop it to start one" in capfd.readouterr().err
+
+
+def test_runs_that_stop_for_a_reason_of_the_users_exit_with_2(output, capfd):
+    (output / "stop-64").touch()
+    (output / "stop-128").touch()
+    assert main([*SCRIPTED, f"output={output}", "chunk=64,128,256"]) == 2
+    assert "error: 2 runs stopped, the first as: no room for 64" in capfd.readouterr().err
+    assert calls(output) == ["64", "128", "256"]
+
+
+def test_ctrl_c_says_the_command_that_continues(output, capfd):
+    (output / "wait-128").touch()
+    args = [*SCRIPTED, "chunk=64,128"]
+    process = start(args, output)
+    wait_for(output / "calls", "128", process)
+    sweep = sweep_of(output)
+    assert main([f"resume={sweep}"]) == 2
+    assert capfd.readouterr().err.startswith(f"error: resume={sweep} is still running")
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err == f"interrupted: finished runs are kept; python -m sarathi_lab.run resume={sweep} continues\n"
+    (output / "wait-128").unlink()
+    assert main([f"resume={sweep}"]) == 0  # its own settings, though none are named
+    assert calls(output) == ["64", "128", "128"]
+
+
+def test_a_killed_sweep_over_simulated_runs_continues_with_its_baselines(output, capfd):
+    args = [*SIMULATED, "chunk=128,256", f"output={output}"]
+    assert main(args) == 0
+    sweep = sweep_of(output)
+    whole = json.loads((sweep / "1" / "summary.json").read_text())
+    # As a kill leaves it: a run without its end, a baseline half done beside the finished ones.
+    (sweep / "1" / "finished.json").unlink()
+    (sweep / "1" / "run.json").unlink()
+    (sweep / "1" / "iterations.parquet").write_bytes(b"half")
+    (sweep / "baselines" / ".orca-1234.half").mkdir()
+    kept = {name: contents(sweep / name) for name in ("0", "baselines")}
+    capfd.readouterr()
+    assert main([*args, "resume=true"]) == 0
+    assert {name: contents(sweep / name) for name in kept} == kept
+    assert json.loads((sweep / "1" / "summary.json").read_text()) == whole
+    assert not list((sweep / "baselines").glob(".*"))
+    assert "All 4 runs of this sweep" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["chunk=64,128", "-m", "resume=true"], "resume=true finds no unfinished sweep of this command below"),
+        (["chunk=64,128", "-m", "resume=nowhere"], "resume=nowhere is not the folder of a sweep"),
+        (["chunk=64,128", "-m", "resume="], "resume= names nothing"),
+        (["resume=true"], "resume=true has no effect: this is one run"),
+        (["hydra/launcher=joblib"], "hydra/launcher=joblib has no effect on one run"),
+        (["hydra/launcher=rq", "-m"], "hydra/launcher=rq is unknown; use one of basic, joblib"),
+        (["hydra/sweeper=ax", "-m"], "hydra/sweeper=ax is unknown; use basic"),
+        (["hydra.sweep.subdir=x", "-m"], "hydra.sweep.subdir=x has no effect"),
+        (["hydra/sweeper=optuna_search", "-m"], "nothing to search; add a space"),
+        (["experiment=best_chunk", "hydra.sweeper.n_trials=0"], "hydra.sweeper.n_trials=0 is below 1"),
+        (["experiment=best_chunk", "hydra.sweeper.objective=speed"], "hydra.sweeper.objective=speed is unknown"),
+        (["experiment=best_chunk", "chunk=range(2,9)"], "chunk=2 is smaller than the 7 decodes"),
+    ],
+)
+def test_mistakes_are_one_line(args, words, output, capsys):
+    assert main([*args, "executor=simulated", "tracking=none", f"output={output}"]) == 2
+    assert words in (err := capsys.readouterr().err)
+    assert err.count("\n") == 1
+    assert not list(output.iterdir())
+
+
+def test_a_missing_plugin_is_named_with_its_command(output):
+    code = "import sys; sys.modules['hydra_plugins'] = None\n"
+    code += "from sarathi_lab.run import main; sys.exit(main(sys.argv[1:]))"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", code, "hydra/launcher=joblib", "-m", "executor=simulated", f"output={output}"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
+    package = "hydra-joblib-launcher"
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"error: hydra/launcher=joblib needs the package {package}, which is missing; pip install {package}\n"
+    )
+
+
+def test_optuna_missing_is_named_with_its_command(output, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    assert main(["experiment=best_chunk", f"output={output}"]) == 2
+    assert capsys.readouterr().err.endswith("needs the package optuna, which is missing; pip install optuna\n")
+
+
+def test_another_configuration_is_not_mixed_in(output, capfd):
+    (output / "stop-64").touch()
+    assert main([*SCRIPTED, f"output={output}", "chunk=64,128"]) == 2
+    sweep = sweep_of(output)
+    assert main([*SCRIPTED, f"output={output}", "chunk=64,128", "batch=5", "resume=true"]) == 2
+    assert "finds no unfinished sweep of this command" in capfd.readouterr().err
+    assert main([*SCRIPTED, f"output={output}", "chunk=64,128", "batch=5", f"resume={sweep}"]) == 2
+    assert "has another configuration (nothing more there, batch=5 here)" in capfd.readouterr().err
+    assert calls(output) == ["64", "128"]
+
+
+def test_processes_have_cores_of_their_own_and_a_killed_one_is_recorded(output):
+    (output / "kill-256").touch()
+    args = [*SCRIPTED, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "chunk=64,128,256,512,1024"]
+    process = start(args, output)
+    out, err = process.communicate(timeout=120)
+    sweep = sweep_of(output)
+    assert process.returncode == 2, err
+    assert "its process was killed" in json.loads((sweep / "2" / "failed.json").read_text())["error"]
+    ended = [number for number in range(5) if (sweep / str(number) / "finished.json").is_file()]
+    failed = [number for number in range(5) if (sweep / str(number) / "failed.json").is_file()]
+    assert sorted(ended + failed) == [0, 1, 2, 3, 4]
+    assert {0, 1} <= set(ended)
+    assert sorted(map(int, re.findall(r"^\[(\d)/5\]", out, flags=re.MULTILINE))) == [1, 2, 3, 4, 5]
+    assert (sweep / "0" / "output.txt").read_text().endswith("chunk 64\n")
+    cores = {found["process"]: set(found["cores"]) for found in (result(sweep, 0), result(sweep, 1))}
+    assert len(cores) == 2
+    if len(os.sched_getaffinity(0)) > 1:
+        assert set.isdisjoint(*cores.values())
+
+
+def test_ctrl_c_ends_the_processes_too(output):
+    (output / "wait-128").touch()
+    process = start([*SCRIPTED, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "chunk=64,128"], output)
+    wait_for(output / "calls", "128", process)
+    wait_for(sweep_of(output) / "0" / "finished.json", "seconds", process)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.splitlines()[-1].startswith("interrupted: finished runs are kept; python -m sarathi_lab.run resume=")
+    assert "Traceback" not in err
+    (output / "wait-128").unlink()
+    assert main([f"resume={sweep_of(output)}", "hydra/launcher=basic"]) == 0  # the launcher may be another
+    assert sorted(calls(output)) == ["128", "128", "64"]
+
+
+def test_jobs_beside_each_other_run_each_baseline_once(output):
+    process = start([*SIMULATED, "hydra/launcher=submitit_local", "chunk=128,256"], output)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    sweep = sweep_of(output)
+    assert "All 4 runs of this sweep" in out
+    texts = [(sweep / number / "output.txt").read_text() for number in "01"]
+    for name in ("orca", "request_level"):
+        assert sum(text.count(f"\nbaseline {name}") for text in texts) == 1
+    for number in "01":
+        assert {"throughput_vs_orca", "throughput_vs_request_level"} <= set(
+            json.loads((sweep / number / "summary.json").read_text())
+        )
+
+
+def test_optuna_finds_the_top_and_a_search_goes_on_where_it_stopped(output, capfd):
+    args = [*SCRIPTED, f"output={output}", "hydra/sweeper=optuna_search", "hydra.sweeper.n_trials=14"]
+    args += ["chunk=range(100,901,step=100)"]
+    (output / "stop-500").touch()
+    assert main(args) == 2
+    sweep = sweep_of(output)
+    assert not (sweep / "best.json").exists()
+    first = calls(output)
+    assert len(first) == len(set(first))  # known values are not run again
+    kept = {path.parent.name: contents(path.parent) for path in sweep.rglob("finished.json")}
+    (output / "stop-500").unlink()
+    assert main([*args, "resume=true"]) == 0
+    assert {name: contents(sweep / name) for name in kept} == kept
+    assert calls(output)[len(first)] == "500"
+    best = json.loads((sweep / "best.json").read_text())
+    assert best == {"params": {"chunk": 500}, "objective": "throughput", "value": 10000.0, "trials": 14}
+    assert "best of 14 trials: chunk=500, throughput 10000" in capfd.readouterr().out
+
+
+def test_the_published_search_finds_a_chunk_in_simulation(output, capfd):
+    args = ["experiment=best_chunk", "tracking=none", "workload.num_requests=4", "batch=4", "baselines=[]"]
+    assert main([*args, "hydra.sweeper.n_trials=3", f"output={output}"]) == 0
+    sweep = sweep_of(output)
+    summaries = {path.parent.name: json.loads(path.read_text()) for path in sweep.rglob("summary.json")}
+    best = json.loads((sweep / "best.json").read_text())
+    assert best["value"] == max(summary["throughput"] for summary in summaries.values())
+    assert best["params"]["chunk"] % 64 == 0
+
+
+def test_durations_read_as_people_say_them():
+    assert [duration(seconds) for seconds in (0.2, 40, 240, 7800)] == ["1 s", "40 s", "4 min", "2 h 10 min"]
