@@ -24,8 +24,10 @@ class Cores:
 def pin_process(num_processes: int) -> Cores:
     """Bind this process, once, to the `num_processes`-th part of the cores it may use, none of them another's.
 
-    It stays unbound where other sweeps on the machine have taken too many.
+    It stays unbound where other sweeps on the machine have taken too many, or where the system binds no processes.
     """
+    if not hasattr(os, "sched_setaffinity"):
+        return Cores((), ())
     share = max(1, len(os.sched_getaffinity(0)) // num_processes)
     cores = _claim(share, Path(tempfile.gettempdir()) / f"sarathi-lab-cores-{os.getuid()}")
     if cores.numbers:

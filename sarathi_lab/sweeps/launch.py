@@ -71,7 +71,7 @@ class RecordedJob:
 
     def _pin(self) -> None:
         cores = pin_process(self.num_processes).numbers
-        told = f"cores {', '.join(map(str, cores))}" if cores else "no cores of its own: other sweeps have taken them"
+        told = f"cores {', '.join(map(str, cores))}" if cores else "no cores of its own: others have taken them, or this system binds none"
         report.console().print(told, soft_wrap=True)
 
 
