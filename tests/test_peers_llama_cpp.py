@@ -142,6 +142,7 @@ def test_a_llama_server_is_started_and_asked_as_the_others_are(served):
     assert flags["--batch-size"] == flags["--ubatch-size"] == "64"
     assert flags["--threads"] == flags["--threads-batch"] == "2"
     assert flags["--cache-type-k"] == flags["--cache-type-v"] == "f32"
+    assert flags["--flash-attn"] == "off"
     assert flags["--ctx-size"] == str(3 * 768), "511 tokens and the server's margin are more than two pages"
     assert wanted["ignore_eos"]
     assert not wanted["cache_prompt"]
