@@ -71,7 +71,7 @@ class RecordedJob:
 
     def _pin(self) -> None:
         cores = pin_process(self.num_processes).numbers
-        told = f"cores {', '.join(map(str, cores))}" if cores else "no cores of its own: others have taken them, or this system binds none"
+        told = f"cores {', '.join(map(str, cores))}" if cores else "no cores of its own: too few are free"
         report.console().print(told, soft_wrap=True)
 
 
