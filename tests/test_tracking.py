@@ -15,7 +15,8 @@ import pandas as pd
 import pytest
 
 from sarathi_lab.errors import UserError
-from sarathi_lab.tracking import MAX_HISTORY_ROWS, NullTracker, TrackedRun, Tracker, WandbTracker
+from sarathi_lab.tracking import NullTracker, TrackedRun, Tracker, WandbTracker
+from sarathi_lab.wandb_run import MAX_HISTORY_ROWS
 
 WANDB = str(Path(sys.executable).parent / "wandb")
 RUN = {"name": "a run", "group": "a sweep", "job_type": "run", "tags": ["sarathi", "tiny"], "config": {"chunk": 256}}
@@ -37,7 +38,9 @@ def tracker(tmp_path, monkeypatch) -> WandbTracker:
 
 
 def iterations(num_rows: int) -> pd.DataFrame:
-    return pd.DataFrame({"iteration": range(num_rows), "start": [0.5 * i for i in range(num_rows)], "floor": 1.0})
+    numbers = pd.Series(range(num_rows))
+    tokens = {"num_prefill_tokens": 10, "num_decode_tokens": 2}
+    return pd.DataFrame({"iteration": numbers, "start": 0.5 * numbers, "end": numbers + 0.25, "mfu": 1.0, **tokens})
 
 
 def test_history_and_summary_are_what_was_logged(tracker, tmp_path):
