@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from sarathi_lab.headings import factor
+from sarathi_lab.headings import MILLISECONDS, factor
 
 if TYPE_CHECKING:
     import wandb
@@ -22,7 +22,6 @@ STEP_OF = {
     # efficiency at the same progress: policies reach the same number of tokens in different numbers of iterations
     **dict.fromkeys(("mfu", "mbu", "time_over_floor"), "tokens"),
 }
-MILLISECONDS = 1e3
 UNSEEN = ["output_token_ids", "token_times"]  # lists, which no table shows
 
 

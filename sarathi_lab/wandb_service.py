@@ -79,7 +79,7 @@ def in_time(function: Callable[[], object], timeout: float) -> None:
     thread.start()
     thread.join(timeout)
     if thread.is_alive():
-        raise TimeoutError(f"nothing happened for {timeout:g} s (tracking.timeout)")
+        raise TimeoutError(f"no answer within {timeout:g} s")
     if errors:
         raise errors[0]
 
@@ -119,7 +119,7 @@ def send(folder: Path, timeout: float) -> None:
     try:
         output, _ = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
-        raise TimeoutError(f"the server did not take the run within {timeout:g} s (tracking.timeout)") from None
+        raise TimeoutError(f"the server did not take the run within {timeout:g} s") from None
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -140,6 +140,37 @@ def require_login(what: str, mend: str) -> None:
         raise UserError(f"{what}, but the login is unusable ({error}); {fix}") from None
     if not found:
         raise UserError(f"{what}, but nobody is logged in to W&B; {fix}")
+
+
+def find_project(entity: str | None, project: str, timeout: float = 60.0) -> str:
+    """The entity that owns `project`: the given one, else the user's own.
+
+    Raises UserError if it has no such project, or if the server does not say so within `timeout` seconds.
+    """
+    found: list[str] = []
+    try:
+        in_time(lambda: found.append(_owner(entity, project)), timeout)
+    except UserError:
+        raise
+    except Exception as error:  # whatever W&B's transport raises
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise UserError(f"W&B can't be asked for project {project} ({reason}); try again, or use --dry-run") from None
+    return found[0]
+
+
+def _owner(entity: str | None, project: str) -> str:
+    import wandb
+
+    api = wandb.Api()
+    owner = entity or api.default_entity
+    if not owner:
+        raise UserError("this account has no default entity; name a user or team with --entity")
+    if project not in {found.name for found in api.projects(owner)}:
+        raise UserError(
+            f"{owner} has no project {project}; name another with --project or --entity, or make it by sending a run: "
+            "python -m sarathi_lab.run tracking.mode=online, or wandb sync"
+        )
+    return owner
 
 
 @dataclass(frozen=True)
