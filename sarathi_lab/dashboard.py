@@ -59,6 +59,13 @@ def _main(options: argparse.Namespace) -> int:
         report = dashboard_panels.report(options.entity or "", options.project, claims)
         print(json.dumps({"workspace": _json(view), "report": _json(report)}, indent=2))
         return 0
+    with environment({"WANDB_SILENT": "true"}):
+        return _write(options, claims)
+
+
+def _write(options: argparse.Namespace, claims: pd.DataFrame | None) -> int:
+    from sarathi_lab import dashboard_panels
+
     require_login("a dashboard is written to W&B", "or use --dry-run")
     entity = find_project(options.entity, options.project)
     if claims is not None:
@@ -70,19 +77,18 @@ def _main(options: argparse.Namespace) -> int:
 
 def _log_claims(claims: pd.DataFrame, entity: str, project: str) -> None:
     """Send the verdicts as a run, whose table the panel of claims shows."""
-    config = {"task": "claims"}
     with tempfile.TemporaryDirectory() as folder, environment({"WANDB_ENTITY": entity}):
         claims.to_csv(Path(folder) / f"{CLAIMS}.csv", index=False)
         tracker = WandbTracker(project=project, mode="online", dir="outputs")
-        labels = {"name": "claims", "group": "claims", "job_type": "claims", "tags": ["claims"]}
-        with tracker.run(**labels, config=config) as tracked:
+        with tracker.run(name=CLAIMS, group=CLAIMS, job_type=CLAIMS, tags=[CLAIMS], config={"task": CLAIMS}) as tracked:
             tracked.log_tables(Path(folder), CLAIMS)
 
 
 def _save(what: Any) -> None:
-    """Write a workspace or a report; its package prints the address."""
+    """Write a workspace or a report, and print its address."""
     try:
         what.save()
+        print(what.url)
     except Exception as error:  # the package raises whatever its transport does
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise UserError(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pandas as pd
 import wandb_workspaces.reports.v2 as wr
 import wandb_workspaces.workspaces as ws
+from wandb_workspaces.reports.v2.interface import BlockTypes, Panel
 
 from sarathi_lab.headings import MILLISECONDS, factor, heading
 
@@ -15,6 +16,7 @@ COLUMNS = 3
 UNITS = 24  # of W&B's grid, in a row
 HEIGHT = 8
 CLAIMS = "claims"  # the name of the table that `sarathi_lab.dashboard` logs
+RATIOS = ("throughput", "throughput_vs_request_level", "throughput_vs_orca")
 PINNED = (
     *("config:policy", "config:chunk", "config:pd_ratio", "config:device", "summary:throughput"),
     *("summary:throughput_vs_request_level", "summary:throughput_vs_orca", "summary:ms/decode_time_marginal"),
@@ -36,7 +38,7 @@ class Question:
 
     name: str
     text: str
-    panels: Sequence[wr.Panel]
+    panels: Sequence[Panel]
 
 
 def questions() -> list[Question]:
@@ -46,23 +48,20 @@ def questions() -> list[Question]:
             "Policies side by side",
             "The same requests under each policy; a bar is the mean over the runs shown. Ratios above 1 are gains.",
             [
-                *map(_bars, ("throughput", "throughput_vs_request_level", "throughput_vs_orca")),
+                *map(_bars, RATIOS),
                 *map(_bars, ("decode_throughput", "decode_time_marginal", "time_over_floor")),
             ],
         ),
         Question(
             "Chunk size",
-            "Small chunks keep gaps between tokens short and are read back more often; large ones use the device better.",
+            "Small chunks keep the gaps between tokens short and re-read more; large ones use the device better.",
             [_scatter("chunk", name) for name in ("throughput", "throughput_vs_orca", "decode_speedup")]
             + [_scatter("chunk", name) for name in ("decode_time_marginal", "mfu", "tbt_p99")],
         ),
         Question(
             "P:D ratio",
             "The gain peaks where every chunk has its decodes to carry: P:D = C / (B - 1).",
-            [
-                _scatter("pd_ratio", name)
-                for name in ("throughput", "throughput_vs_request_level", "throughput_vs_orca")
-            ],
+            [_scatter("pd_ratio", name) for name in RATIOS],
         ),
         Question(
             "KV re-read",
@@ -76,7 +75,7 @@ def questions() -> list[Question]:
         ),
         Question(
             "Latency",
-            "Time to the first token against time between tokens: what one policy gains in one it may lose in the other.",
+            "Time to the first token against time between tokens: a gain in one is often a loss in the other.",
             [
                 *map(_bars, ("ttft_p50", "ttft_p99", "tbt_p50", "tbt_p99")),
                 _scatter("ttft_p50", "tbt_p99"),
@@ -119,7 +118,7 @@ def workspace(entity: str, project: str) -> ws.Workspace:
 
 def report(entity: str, project: str, claims: pd.DataFrame | None) -> wr.Report:
     """The questions as a report to show to others; `claims` (as `sarathi_lab.claims.verdicts`) is written out."""
-    blocks: list[wr.BlockTypes] = [wr.TableOfContents()]
+    blocks: list[BlockTypes] = [wr.TableOfContents()]
     for question in questions():
         blocks += [wr.H2(text=question.name), wr.P(text=question.text)]
         if question.name == "Claims" and claims is not None:
@@ -154,20 +153,20 @@ def _title(name: str) -> str:
     return heading(name) if factor(name) in (1, MILLISECONDS) else name
 
 
-def _bars(name: str) -> wr.Panel:
+def _bars(name: str) -> Panel:
     metric = wr.SummaryMetric(_shown(name))
     return wr.BarPlot(
         title=_title(name), metrics=[metric], groupby=wr.Config("policy"), groupby_aggfunc="mean", orientation="h"
     )
 
 
-def _scatter(x: str, y: str) -> wr.Panel:
+def _scatter(x: str, y: str) -> Panel:
     """A point per run; `x` is one of AXES, which are settings, or a quantity like `y`."""
     across = wr.Config(x) if x in AXES else wr.SummaryMetric(_shown(x))
     return wr.ScatterPlot(title=f"{_title(y)} by {AXES.get(x) or _title(x)}", x=across, y=wr.SummaryMetric(_shown(y)))
 
 
-def _line(x: str, column: str, title: str) -> wr.Panel:
+def _line(x: str, column: str, title: str) -> Panel:
     return wr.LinePlot(
         title=f"{title} by {AXES[x]}",
         x=wr.Metric(x),
@@ -182,7 +181,7 @@ def _rows(question: Question) -> int:
     return -(-len(question.panels) // COLUMNS)
 
 
-def _placed(panels: Sequence[wr.Panel]) -> list[wr.Panel]:
+def _placed(panels: Sequence[Panel]) -> list[Panel]:
     """The panels on the grid of a report, side by side; one alone takes the row."""
     width = UNITS // min(COLUMNS, len(panels))
     for number, panel in enumerate(panels):

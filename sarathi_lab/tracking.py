@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 MODES = ("offline", "online")
 MAX_TAG = 64  # characters
+LOCAL_TIMEOUT = 60.0  # seconds for opening, writing or closing a run, which usually take a tenth of one
 
 
 class TrackedRun(Protocol):
@@ -137,8 +138,8 @@ class WandbTracker:
     """Writes W&B runs below `dir`/wandb. "offline" needs no account and sends nothing; `wandb sync` can later.
 
     Online runs are written the same way and sent when they have ended, so that no measurement shares its time with a
-    network. `timeout` is how long (seconds) W&B may take for one thing, such as opening a run or sending it. What takes
-    longer, or fails, costs one line of warning.
+    network. `timeout` is how long (seconds) sending one may take. Whatever W&B fails at, or takes too long for, costs
+    one line of warning.
     """
 
     project: str
@@ -172,7 +173,7 @@ class WandbTracker:
         """A W&B run with exit code 0, or 1 if the block raises; whatever W&B does, the block runs."""
         labels = {"name": name, "group": group, "job_type": job_type, "tags": shortened(tags), "config": dict(config)}
         agent = None if config.get("is_baseline") else read_agent()
-        guard = Guard(("write", self), self.timeout, "results are complete without it, and later runs are not tracked")
+        guard = Guard(("write", self), LOCAL_TIMEOUT, "results are complete without it, and later runs are not tracked")
         with environment(self._variables()):
             run = self._opened(guard, agent, labels)
             if run is None:
