@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 import wandb_workspaces.reports.v2 as wr
 import wandb_workspaces.workspaces as ws
-from wandb_workspaces.reports.v2.interface import BlockTypes, Panel
+from wandb_workspaces.reports.v2.interface import BlockTypes, PanelTypes
 
 from sarathi_lab.headings import MILLISECONDS, factor, heading
 
@@ -38,7 +39,7 @@ class Question:
 
     name: str
     text: str
-    panels: Sequence[Panel]
+    panels: Sequence[PanelTypes]
 
 
 def questions() -> list[Question]:
@@ -123,7 +124,7 @@ def report(entity: str, project: str, claims: pd.DataFrame | None) -> wr.Report:
         blocks += [wr.H2(text=question.name), wr.P(text=question.text)]
         if question.name == "Claims" and claims is not None:
             blocks.append(wr.MarkdownBlock(text=markdown(claims)))
-        runset = wr.Runset(entity=entity, project=project, name="all runs")
+        runset = wr.Runset(name="all runs")  # of the report's own project; naming it would ask the server for its id
         blocks.append(wr.PanelGrid(runsets=[runset], panels=_placed(question.panels)))
     description = "Which of SARATHI's claims hold, on which device: written by python -m sarathi_lab.dashboard"
     title = "Chunked prefill: what holds"
@@ -153,20 +154,20 @@ def _title(name: str) -> str:
     return heading(name) if factor(name) in (1, MILLISECONDS) else name
 
 
-def _bars(name: str) -> Panel:
+def _bars(name: str) -> PanelTypes:
     metric = wr.SummaryMetric(_shown(name))
     return wr.BarPlot(
         title=_title(name), metrics=[metric], groupby=wr.Config("policy"), groupby_aggfunc="mean", orientation="h"
     )
 
 
-def _scatter(x: str, y: str) -> Panel:
+def _scatter(x: str, y: str) -> PanelTypes:
     """A point per run; `x` is one of AXES, which are settings, or a quantity like `y`."""
     across = wr.Config(x) if x in AXES else wr.SummaryMetric(_shown(x))
     return wr.ScatterPlot(title=f"{_title(y)} by {AXES.get(x) or _title(x)}", x=across, y=wr.SummaryMetric(_shown(y)))
 
 
-def _line(x: str, column: str, title: str) -> Panel:
+def _line(x: str, column: str, title: str) -> PanelTypes:
     return wr.LinePlot(
         title=f"{title} by {AXES[x]}",
         x=wr.Metric(x),
@@ -181,7 +182,7 @@ def _rows(question: Question) -> int:
     return -(-len(question.panels) // COLUMNS)
 
 
-def _placed(panels: Sequence[Panel]) -> list[Panel]:
+def _placed(panels: Sequence[Any]) -> list[PanelTypes]:
     """The panels on the grid of a report, side by side; one alone takes the row."""
     width = UNITS // min(COLUMNS, len(panels))
     for number, panel in enumerate(panels):

@@ -6,7 +6,7 @@ import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -172,7 +172,9 @@ class WandbTracker:
     ) -> Iterator[TrackedRun]:
         """A W&B run with exit code 0, or 1 if the block raises; whatever W&B does, the block runs."""
         labels = {"name": name, "group": group, "job_type": job_type, "tags": shortened(tags), "config": dict(config)}
-        agent = None if config.get("is_baseline") else read_agent()
+        agent = read_agent()
+        if agent is not None and config.get("is_baseline"):
+            agent = replace(agent, run_id=None)
         guard = Guard(("write", self), LOCAL_TIMEOUT, "results are complete without it, and later runs are not tracked")
         with environment(self._variables()):
             run = self._opened(guard, agent, labels)

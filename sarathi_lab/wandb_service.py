@@ -175,18 +175,18 @@ def _owner(entity: str | None, project: str) -> str:
 
 @dataclass(frozen=True)
 class SweepAgent:
-    """What `wandb agent` tells the process that it starts: the sweep and the run that it is to be."""
+    """What `wandb agent` tells the process that it starts: the sweep, and the run that it is to be, if any."""
 
     sweep_id: str
-    run_id: str
+    run_id: str | None
     project: str | None
     entity: str | None
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Settings of a W&B run that make it the agent's."""
+        """Settings of a W&B run that make it the agent's, or put it beside the agent's."""
         entity = {"entity": self.entity} if self.entity else {}
-        return {"sweep_id": self.sweep_id, "run_id": self.run_id, **entity}
+        return {"sweep_id": self.sweep_id, "run_id": self.run_id, **entity} if self.run_id else entity
 
 
 def read_agent() -> SweepAgent | None:

@@ -131,10 +131,8 @@ def test_online_needs_a_login_which_is_checked_before_any_run(tmp_path, variable
 
 
 def one_run(mode: str) -> str:
-    return (
-        f"with WandbTracker(project='test', mode='{mode}', dir='.').run(**{RUN}) as run: "
-        "import pandas; run.log_iterations(pandas.DataFrame({'iteration': [0, 1], 'floor': 1.0}))"
-    )
+    tracker = f"WandbTracker(project='test', mode='{mode}', dir='.')"
+    return f"with {tracker}.run(**{RUN}) as run: run.log_summary({{'mfu': 0.5}})"
 
 
 def test_offline_runs_print_nothing_and_send_nothing(tmp_path):
@@ -146,12 +144,6 @@ def test_offline_runs_print_nothing_and_send_nothing(tmp_path):
         with pytest.raises(TimeoutError):  # nobody waits to be let in
             server.accept()
     assert the_run(tmp_path).is_file()
-
-
-def test_an_online_run_that_cannot_be_opened_is_a_user_error(tmp_path):
-    variables = {"WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_API_KEY": KEY, "WANDB_INIT_TIMEOUT": "2"}
-    done = in_process(one_run("online"), tmp_path, **variables)
-    assert "UserError: tracking.mode=online, but W&B opened no run" in done.stderr.splitlines()[-1]
 
 
 def test_unknown_modes_are_refused(tmp_path):
