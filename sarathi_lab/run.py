@@ -18,6 +18,7 @@ from sarathi_lab.command_line import CommandLine, explain, flags_first, is_run, 
 from sarathi_lab.errors import RunError, UserError
 from sarathi_lab.paths import CONF, make_folder
 from sarathi_lab.plan import build
+from sarathi_lab.sweep_tracking import track_sweep
 from sarathi_lab.task import Place
 
 EXIT_USER_ERROR = 2
@@ -73,6 +74,7 @@ def _run(args: Sequence[str], command_line: CommandLine) -> int:
     finally:
         if command_line.is_sweep and build(command_line.jobs[0].task).has_runs:
             report.print_sweep(folder, len(command_line.jobs))
+            track_sweep(command_line.jobs[0], folder, command_line.swept)
         elif (folder / "run.json").is_file():
             report.print_place("results", folder)
         if hint := build(command_line.jobs[0].tracking).hint():

@@ -54,7 +54,7 @@ class Guard:
     def _try(self, function: Callable[[], object]) -> bool:
         try:
             in_time(function, self._timeout)
-        except Exception as error:  # of whatever kind: a measurement must not end for it
+        except (Exception, SystemExit) as error:  # of whatever kind: a measurement must not end for it
             if isinstance(error, TimeoutError):
                 self.let_go()
             if self._key not in self._failed:
@@ -92,7 +92,7 @@ def end_service() -> None:
         with suppress(psutil.Error):
             if process.name().startswith("wandb-core"):
                 process.kill()
-    with suppress(Exception, TimeoutError):
+    with suppress(Exception, SystemExit):  # it exits with the code of the process that was killed
         in_time(wandb.teardown, 5.0)
 
 

@@ -75,26 +75,34 @@ def warnings(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith("warning: W&B")]
 
 
-@pytest.mark.parametrize("answer", [hang, refuse, break_off])
-def test_a_server_in_trouble_costs_one_line_and_a_bounded_wait_and_loses_nothing(tmp_path, answer):
-    with server(answer) as url:
+def test_a_hanging_server_costs_a_sweep_one_line_and_a_bounded_wait_and_loses_nothing(tmp_path):
+    with server(hang) as url:
         args = [*SIMULATED, "baselines=[orca]", "tracking.mode=online", "tracking.timeout=2", f"output={tmp_path}"]
         done = lab(*args, WANDB_BASE_URL=url, WANDB_API_KEY=KEY)
     assert done.returncode == 0, done.stderr
     (warning,) = warnings(done.stderr)
-    assert "the server did not take the run" in warning
+    assert "the server did not take the run within 2 s" in warning
     assert f"wandb sync {tmp_path}/wandb sends them" in warning
     assert len(list(tmp_path.rglob("summary.json"))) == 3
-    kept = [leet(path) for path in tmp_path.glob("wandb/offline-run-*/*.wandb")]  # for a later `wandb sync`
-    assert sorted(run["name"] for run in kept) == ["baseline orca", "sarathi chunk=128", "sarathi chunk=256"]
-    assert all(run["exit_code"] == 0 and run["summary"]["throughput"] > 0 for run in kept)
+    kept = {run["name"]: run for run in map(leet, tmp_path.glob("wandb/offline-run-*/*.wandb"))}  # for `wandb sync`
+    assert kept.keys() == {"baseline orca", "sarathi chunk=128", "sarathi chunk=256", "sweep of chunk"}
+    assert all(run["exit_code"] == 0 for run in kept.values())
+    assert kept["sarathi chunk=256"]["summary"]["throughput"] > 0
+    assert kept["sweep of chunk"]["summary"]["sweep"]["nrows"] == 3
 
 
-def test_a_server_that_refuses_connections_is_tried_once_in_a_sweep(tmp_path):
-    args = [*SIMULATED, "baselines=[]", "tracking.mode=online", "tracking.timeout=2", f"output={tmp_path}"]
-    done = lab(*args, WANDB_BASE_URL="http://127.0.0.1:9", WANDB_API_KEY=KEY)
-    assert done.returncode == 0, done.stderr
-    assert len(warnings(done.stderr)) == 1
+@pytest.mark.parametrize("answer", [refuse, break_off, None])
+def test_a_server_that_takes_nothing_is_tried_once(tmp_path, answer, monkeypatch, capsys):
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
+    tracker = WandbTracker(project="test", mode="online", dir=str(tmp_path), timeout=4)
+    with server(answer or hang) as url:
+        monkeypatch.setenv("WANDB_BASE_URL", url if answer else "http://127.0.0.1:9")  # a closed port
+        for _ in range(2):
+            with tracker.run(**RUN) as run:
+                run.log_summary({"throughput": 1.0})
+    (warning,) = warnings(capsys.readouterr().err)
+    assert "the server did not take the run" in warning
+    assert [leet(path)["exit_code"] for path in tmp_path.rglob("*.wandb")] == [0, 0]
 
 
 def test_a_run_folder_that_cannot_be_written_leaves_the_block_alone(tmp_path, capsys):
