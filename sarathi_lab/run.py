@@ -74,7 +74,8 @@ def _run(args: Sequence[str], command_line: CommandLine) -> int:
     finally:
         if command_line.is_sweep and build(command_line.jobs[0].task).has_runs:
             report.print_sweep(folder, len(command_line.jobs))
-            track_sweep(command_line.jobs[0], folder, command_line.swept)
+            if not isinstance(sys.exc_info()[1], KeyboardInterrupt):  # then nobody wants to wait for W&B
+                track_sweep(command_line.jobs[0], folder, command_line.swept)
         elif (folder / "run.json").is_file():
             report.print_place("results", folder)
         if hint := build(command_line.jobs[0].tracking).hint():
