@@ -166,8 +166,9 @@ def _track(cfg: DictConfig, place: Place, profile: Profile, hardware: Hardware) 
     """Log the table and the errors on rows held out, by operation (profiled) and by kind (analytic)."""
     tracker: Tracker = build(cfg.tracking)
     errors = {**profile.held_out_errors, **hardware.uncertainty}
+    config = {"task": "calibrate", "device": hardware.name, "settings": resolved(cfg)}
     with tracker.run(
-        name=place.name, group=place.group, job_type="calibrate", tags=[hardware.name], config=resolved(cfg)
+        name=place.name, group=place.group, job_type="calibrate", tags=[hardware.name], config=config
     ) as tracked:
         tracked.log_summary({f"error/{name}": error for name, error in errors.items()})
         tracked.log_tables(place.run_dir)

@@ -30,6 +30,9 @@ HEADINGS: dict[str, tuple[str, float, str]] = {
 }
 
 
+MILLISECONDS = 1e3  # the factor of times that people read in milliseconds
+
+
 def heading(name: str) -> str:
     """Heading of a quantity or of its ratio to a baseline ("throughput_vs_orca"); an unknown name is its own."""
     quantity, is_ratio, baseline = name.partition("_vs_")

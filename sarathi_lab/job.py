@@ -24,7 +24,8 @@ def run_job(cfg: DictConfig, swept: Sequence[str]) -> None:
     root = Path(settings.sweep.dir) if is_sweep else run_dir
     name = _name(str(settings.runtime.choices["policy"]), settings.overrides.task, swept if is_sweep else None)
     group = "/".join(root.absolute().parts[-2:])
-    build(cfg.task).run(cfg, Place(run_dir, root / "baselines", name, group, swept))
+    experiment = settings.runtime.choices.get("experiment")
+    build(cfg.task).run(cfg, Place(run_dir, root / "baselines", name, group, swept, experiment))
 
 
 def _name(policy: str, overrides: Sequence[str], swept: Sequence[str] | None) -> str:

@@ -19,6 +19,7 @@ from sarathi_lab.errors import UserError
 from sarathi_lab.job import run_job
 from sarathi_lab.paths import CONF, make_folder
 from sarathi_lab.plan import build
+from sarathi_lab.sweep_tracking import track_sweep
 from sarathi_lab.sweeps.driver import Sweep
 from sarathi_lab.sweeps.resume import find_sweep, split_resume
 
@@ -108,17 +109,22 @@ def _hydra_main(args: Sequence[str], job: Callable[[DictConfig], None]) -> None:
 def _run_sweep(command_line: CommandLine, *, is_resumed: bool) -> int:
     sweep = Sweep(command_line, is_resumed=is_resumed)
     folder = sweep.record.folder
+    is_interrupted = False
     try:
         sweep.run()
     except KeyboardInterrupt:
+        is_interrupted = True
         print(f"interrupted: finished runs are kept; {sweep.record.resume_command} continues", file=sys.stderr)
-        return EXIT_INTERRUPTED
     finally:
         if build(command_line.jobs[0].task).has_runs:
             report.print_sweep(folder, sweep.num_jobs)
+            if not is_interrupted:  # else nobody wants to wait for W&B
+                track_sweep(command_line.jobs[0], folder, command_line.swept)
         else:
             report.print_place("results", folder)
         _print_hint(command_line)
+    if is_interrupted:
+        return EXIT_INTERRUPTED
     if (failure := sweep.failure()) is None:
         return 0
     report.print_place("resume", sweep.record.resume_command)

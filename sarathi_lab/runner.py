@@ -62,12 +62,11 @@ def run_with_baselines(cfg: DictConfig, place: Place) -> dict[str, float]:
     }
     failed = [result for result in baselines.values() if isinstance(result, RunError)]
     folders = {name: result for name, result in baselines.items() if isinstance(result, Path)}
-    summaries = {name: read_summary(path) for name, path in folders.items()}
     labels = {
         "is_baseline": False,
         "baselines": {name: os.path.relpath(path, place.run_dir) for name, path in folders.items()},
     }
-    summary = _execute(plan, place.run_dir, tracker, place, labels, summaries)
+    summary = _execute(plan, place.run_dir, tracker, place, labels, folders)
     if failed:
         raise failed[0]  # only now: the run itself may well succeed where a baseline can't
     return summary
@@ -135,13 +134,15 @@ def _execute(
     tracker: Tracker,
     place: Place,
     labels: Mapping[str, Any],
-    baselines: Mapping[str, Mapping[str, float]],
+    baselines: Mapping[str, Path],
 ) -> dict[str, float]:
-    """Run one plan, write its tables to `run_dir` and hand them to the tracker."""
+    """Run one plan, compare it with its finished `baselines`, write its tables to `run_dir`, and track it."""
+    summaries = {name: read_summary(path) for name, path in baselines.items()}
     labels = {**_labels(plan, place.name), **labels}
-    tags = [str(labels[key]) for key in ("policy", "model", "executor")]
-    job_type = "baseline" if labels["is_baseline"] else "run"
-    config = {**plan.config, "labels": labels}
+    tags = [str(labels[key]) for key in ("policy", "model", "device", "executor")]
+    tags += ["baseline"] if labels["is_baseline"] else []
+    job_type = place.experiment or "serve"
+    config = {**labels, "settings": plan.config}
     with tracker.run(name=place.name, group=place.group, job_type=job_type, tags=tags, config=config) as tracked:
         ceilings = plan.backend.ceilings()
         predicted_floor = predict_floor(plan, ceilings)
@@ -157,7 +158,7 @@ def _execute(
         summary |= {"predicted_floor": predicted_floor, **profile}
         if plan.backend.num_stages > 1:
             summary |= pipeline_metrics(iterations, requests, ledger.bubbles(), plan.backend.num_stages)
-        for name, baseline in baselines.items():
+        for name, baseline in summaries.items():
             summary |= compare(summary, baseline, name)
         run_dir.mkdir(parents=True, exist_ok=True)
         iterations.to_parquet(run_dir / "iterations.parquet")
@@ -170,9 +171,11 @@ def _execute(
         write_json(run_dir / "summary.json", summary)
         tracked.log_iterations(iterations)
         tracked.log_summary(summary)
-        tracked.log_tables(run_dir)
+        for path in baselines.values():
+            tracked.use_tables(path, path.name)
+        tracked.log_tables(run_dir, f"{plan.policy.name}-{_fingerprint(plan)}")
         write_json(run_dir / "run.json", {**labels, "status": "finished"})  # last: marks the folder as complete
-    report.print_summary(plan, summary, baselines)
+    report.print_summary(plan, summary, summaries)
     return summary
 
 

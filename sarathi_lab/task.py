@@ -19,6 +19,7 @@ class Place:
     name: str
     group: str
     swept: Sequence[str] = ()  # the settings that the sweep varies
+    experiment: str | None = None  # the overlay of conf/experiment, if one was asked for
 
 
 class Task(Protocol):

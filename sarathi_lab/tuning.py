@@ -59,9 +59,11 @@ def record(
         table.to_csv(place.run_dir / f"{name}.csv", index=False)
     for name, figure in figures.items():
         figure.savefig(place.run_dir / f"{name}.png", dpi=150)
-    job_type = next(iter(tables))
-    tags = [job_type, str(config["executor"]["hardware"]["name"])]
-    with tracker.run(name=place.name, group=place.group, job_type=job_type, tags=tags, config=config) as tracked:
+    task, hardware = next(iter(tables)), str(config["executor"]["hardware"]["name"])
+    labels = {"task": task, "device": hardware, "settings": dict(config)}
+    job_type = place.experiment or task
+    tags = [task, hardware]
+    with tracker.run(name=place.name, group=place.group, job_type=job_type, tags=tags, config=labels) as tracked:
         tracked.log_summary(summary)
         tracked.log_tables(place.run_dir)
     report.print_place("results", place.run_dir)

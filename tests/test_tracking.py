@@ -15,7 +15,8 @@ import pandas as pd
 import pytest
 
 from sarathi_lab.errors import UserError
-from sarathi_lab.tracking import MAX_HISTORY_ROWS, NullTracker, TrackedRun, Tracker, WandbTracker
+from sarathi_lab.tracking import NullTracker, TrackedRun, Tracker, WandbTracker
+from sarathi_lab.wandb_run import MAX_HISTORY_ROWS
 
 WANDB = str(Path(sys.executable).parent / "wandb")
 RUN = {"name": "a run", "group": "a sweep", "job_type": "run", "tags": ["sarathi", "tiny"], "config": {"chunk": 256}}
@@ -37,7 +38,9 @@ def tracker(tmp_path, monkeypatch) -> WandbTracker:
 
 
 def iterations(num_rows: int) -> pd.DataFrame:
-    return pd.DataFrame({"iteration": range(num_rows), "start": [0.5 * i for i in range(num_rows)], "floor": 1.0})
+    numbers = pd.Series(range(num_rows))
+    tokens = {"num_prefill_tokens": 10, "num_decode_tokens": 2}
+    return pd.DataFrame({"iteration": numbers, "start": 0.5 * numbers, "end": numbers + 0.25, "mfu": 1.0, **tokens})
 
 
 def test_history_and_summary_are_what_was_logged(tracker, tmp_path):
@@ -128,10 +131,8 @@ def test_online_needs_a_login_which_is_checked_before_any_run(tmp_path, variable
 
 
 def one_run(mode: str) -> str:
-    return (
-        f"with WandbTracker(project='test', mode='{mode}', dir='.').run(**{RUN}) as run: "
-        "import pandas; run.log_iterations(pandas.DataFrame({'iteration': [0, 1], 'floor': 1.0}))"
-    )
+    tracker = f"WandbTracker(project='test', mode='{mode}', dir='.')"
+    return f"with {tracker}.run(**{RUN}) as run: run.log_summary({{'mfu': 0.5}})"
 
 
 def test_offline_runs_print_nothing_and_send_nothing(tmp_path):
@@ -143,12 +144,6 @@ def test_offline_runs_print_nothing_and_send_nothing(tmp_path):
         with pytest.raises(TimeoutError):  # nobody waits to be let in
             server.accept()
     assert the_run(tmp_path).is_file()
-
-
-def test_an_online_run_that_cannot_be_opened_is_a_user_error(tmp_path):
-    variables = {"WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_API_KEY": KEY, "WANDB_INIT_TIMEOUT": "2"}
-    done = in_process(one_run("online"), tmp_path, **variables)
-    assert "UserError: tracking.mode=online, but W&B opened no run" in done.stderr.splitlines()[-1]
 
 
 def test_unknown_modes_are_refused(tmp_path):

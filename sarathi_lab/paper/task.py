@@ -50,9 +50,9 @@ class Figures:
         """Write figure.parquet, errors.csv and a picture of each figure, print the error table, and log all of it."""
         tracker: Tracker = build(cfg.tracking)
         names = self._names()
-        with tracker.run(
-            name=place.name, group=place.group, job_type="figures", tags=names, config=resolved(cfg)
-        ) as tracked:
+        config = {"task": "figures", "figures": names, "settings": resolved(cfg)}
+        job_type = place.experiment or "figures"
+        with tracker.run(name=place.name, group=place.group, job_type=job_type, tags=names, config=config) as tracked:
             points = pd.concat([*map(paper, names), *self._predicted()], ignore_index=True)
             errors = error_table(points)
             _write(place.run_dir, names, points, errors)

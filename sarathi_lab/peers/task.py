@@ -93,7 +93,11 @@ class Peers:
         repetitions: list[dict[str, Any]] = []
         with (
             tracker.run(
-                name=place.name, group=place.group, job_type="peers", tags=self._tags(), config=resolved(cfg)
+                name=place.name,
+                group=place.group,
+                job_type="peers",
+                tags=self._tags(),
+                config={"task": "peers", "settings": resolved(cfg)},
             ) as tracked,
             self._folder() as folder,
         ):

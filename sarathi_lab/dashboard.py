@@ -1,0 +1,114 @@
+"""`python -m sarathi_lab.dashboard`: writes a workspace and a report that compare the runs of a W&B project."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from sarathi_lab.errors import UserError
+from sarathi_lab.tracking import WandbTracker
+from sarathi_lab.wandb_service import environment, find_project, require_login
+
+CLAIMS = "claims"  # the table's name, which its panel looks for
+EXIT_USER_ERROR = 2
+EXIT_INTERRUPTED = 130
+
+
+def main(args: Sequence[str]) -> int:
+    """Run a command line; returns 0, 2 for a mistake of the user's, 130 for Ctrl-C."""
+    try:
+        return _main(_parser().parse_args(args))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_USER_ERROR
+    except KeyboardInterrupt:
+        print("interrupted: what was written is kept", file=sys.stderr)
+        return EXIT_INTERRUPTED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m sarathi_lab.dashboard",
+        description="Write a workspace and a report into a W&B project: chunk size, P:D, policies, KV re-read, claims.",
+    )
+    parser.add_argument("--entity", default=os.environ.get("WANDB_ENTITY"), help="user or team (default: your own)")
+    parser.add_argument("--project", default="sarathi-lab", help="as in tracking.project (default: %(default)s)")
+    parser.add_argument("--dry-run", action="store_true", help="print both as JSON; needs no account and no network")
+    return parser
+
+
+def _main(options: argparse.Namespace) -> int:
+    try:
+        from sarathi_lab import dashboard_panels
+    except ModuleNotFoundError as error:
+        if error.name is None or not error.name.startswith("wandb_workspaces"):
+            raise
+        raise UserError("package wandb-workspaces is missing; run pip install 'sarathi-lab[dashboard]'") from None
+    claims = _claims()
+    if options.dry_run:
+        view = dashboard_panels.workspace(options.entity or "", options.project)
+        report = dashboard_panels.report(options.entity or "", options.project, claims)
+        print(json.dumps({"workspace": _json(view), "report": _json(report)}, indent=2))
+        return 0
+    with environment({"WANDB_SILENT": "true"}):
+        return _write(options, claims)
+
+
+def _write(options: argparse.Namespace, claims: pd.DataFrame | None) -> int:
+    from sarathi_lab import dashboard_panels
+
+    require_login("a dashboard is written to W&B", "or use --dry-run")
+    entity = find_project(options.entity, options.project)
+    if claims is not None:
+        _log_claims(claims, entity, options.project)
+    _save(dashboard_panels.workspace(entity, options.project))
+    _save(dashboard_panels.report(entity, options.project, claims))
+    return 0
+
+
+def _log_claims(claims: pd.DataFrame, entity: str, project: str) -> None:
+    """Send the verdicts as a run, whose table the panel of claims shows."""
+    with tempfile.TemporaryDirectory() as folder, environment({"WANDB_ENTITY": entity}):
+        claims.to_csv(Path(folder) / f"{CLAIMS}.csv", index=False)
+        tracker = WandbTracker(project=project, mode="online", dir="outputs")
+        with tracker.run(name=CLAIMS, group=CLAIMS, job_type=CLAIMS, tags=[CLAIMS], config={"task": CLAIMS}) as tracked:
+            tracked.log_tables(Path(folder), CLAIMS)
+
+
+def _save(what: Any) -> None:
+    """Write a workspace or a report, and print its address."""
+    try:
+        what.save()
+        print(what.url)
+    except Exception as error:  # the package raises whatever its transport does
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise UserError(
+            f"W&B refused the {type(what).__name__.lower()} ({reason}); check that you may write to "
+            f"{what.entity}/{what.project}, or use --dry-run"
+        ) from None
+
+
+def _json(what: Any) -> Any:
+    return json.loads(what._to_model().model_dump_json(by_alias=True, exclude_none=True))
+
+
+def _claims() -> pd.DataFrame | None:
+    """The recorded verdicts, None without the module that judges them."""
+    try:
+        verdicts = importlib.import_module("sarathi_lab.claims").verdicts
+    except ModuleNotFoundError:
+        return None
+    return verdicts()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

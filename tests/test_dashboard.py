@@ -1,0 +1,146 @@
+"""The dashboard as JSON without account or network, and what it says where it can't be written."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pandas as pd
+import pytest
+
+from sarathi_lab import dashboard
+from sarathi_lab.metrics import COMPARED
+from sarathi_lab.wandb_run import STEP_OF
+
+KEY = "a" * 40
+SECTIONS = ["Policies side by side", "Chunk size", "P:D ratio", "KV re-read", "Latency", "Device", "Claims"]
+
+
+def in_process(tmp_path, *args: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """With a home of its own, where nobody is logged in."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB_", "NETRC"))}
+    env = {**inherited, "HOME": str(tmp_path), "NETRC": str(tmp_path / "netrc"), **variables}
+    command = [sys.executable, "-m", "sarathi_lab.dashboard", *args]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=env, check=False)
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory) -> dict:
+    # A closed port stands in for the server: it must not be needed.
+    closed = {"WANDB_BASE_URL": "http://127.0.0.1:9"}
+    done = in_process(tmp_path_factory.mktemp("home"), "--dry-run", "--entity", "me", "--project", "mine", **closed)
+    assert (done.returncode, done.stderr) == (0, "")
+    return json.loads(done.stdout)
+
+
+def metrics(node) -> set[str]:
+    """All names of summary quantities, settings and history columns in a piece of the JSON."""
+    if isinstance(node, dict):
+        return set().union(*map(metrics, node.values()))
+    if isinstance(node, list):
+        return set().union(*map(metrics, node))
+    return {str(node)}
+
+
+def test_the_dry_run_prints_a_section_per_question_for_the_right_project(printed):
+    view = printed["workspace"]
+    assert (view["entity"], view["project"]) == ("me", "mine")
+    sections = view["spec"]["section"]["panelBankConfig"]["sections"]
+    assert [section["name"] for section in sections] == SECTIONS
+    assert all(section["panels"] for section in sections)
+    report = printed["report"]
+    assert report["project"] == {"name": "mine", "entityName": "me"}
+    grids = [block for block in report["spec"]["blocks"] if block["type"] == "panel-grid"]
+    assert len(grids) == len(SECTIONS)
+
+
+def test_panels_show_what_runs_log(printed):
+    names = metrics(printed["workspace"]["spec"])
+    assert {"config:chunk.value", "config:pd_ratio.value", "policy.value", "claims"} <= names
+    assert {"summary:kv_reread_factor", "summary_metrics.throughput_vs_orca", "summary:ms/tbt_p99"} <= names
+    assert {"summary_metrics.ms/decode_time_marginal", "summary_metrics.ms/ttft_p99"} <= names
+    assert {"iterations/mfu", "iterations/num_waiting", "iterations/kv_bytes"} <= names
+    assert (STEP_OF["mfu"], STEP_OF["num_waiting"]) == ("tokens", "time")
+    known = {*COMPARED, "mfu", "mbu", "time_over_floor", "decode_speedup"}
+    for name in names:
+        if name.startswith(("summary:", "summary_metrics.")):
+            quantity = name.partition(":")[2] or name.partition(".")[2]
+            assert quantity.removeprefix("ms/").partition("_vs_")[0] in known, name
+
+
+def test_panels_of_a_report_do_not_overlap(printed):
+    for block in printed["report"]["spec"]["blocks"]:
+        if block["type"] != "panel-grid":
+            continue
+        taken: set[tuple[int, int]] = set()
+        for panel in block["metadata"]["panelBankSectionConfig"]["panels"]:
+            place = panel["layout"]
+            cells = {(place["x"] + i, place["y"] + j) for i in range(place["w"]) for j in range(place["h"])}
+            assert not cells & taken
+            assert place["x"] + place["w"] <= 24
+            taken |= cells
+
+
+def test_the_claims_stand_in_the_report():
+    from sarathi_lab.dashboard_panels import report
+
+    claims = pd.DataFrame({"claim": ["decodes | cheap"], "measured": [5.12345], "low": [float("nan")]})
+    texts = [block.text for block in report("me", "mine", claims).blocks if hasattr(block, "text")]
+    assert "| claim | measured | low |\n| --- | --- | --- |\n| decodes \\| cheap | 5.12 |  |" in texts
+    assert not any("| claim" in str(block) for block in report("me", "mine", None).blocks)
+
+
+def test_without_a_login_it_is_one_line(tmp_path):
+    done = in_process(tmp_path, WANDB_BASE_URL="http://127.0.0.1:9")
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 2
+    assert line.startswith("error: a dashboard is written to W&B, but nobody is logged in")
+    assert "--dry-run" in line
+
+
+def test_a_missing_package_is_one_line(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "wandb_workspaces.workspaces", None)
+    monkeypatch.delitem(sys.modules, "sarathi_lab.dashboard_panels", raising=False)
+    monkeypatch.delattr("sarathi_lab.dashboard_panels", raising=False)
+    assert dashboard.main(["--dry-run"]) == 2
+    assert capsys.readouterr().err == (
+        "error: package wandb-workspaces is missing; run pip install 'sarathi-lab[dashboard]'\n"
+    )
+
+
+class Api:
+    """A server that knows one project."""
+
+    default_entity = "me"
+
+    def projects(self, entity: str) -> list:
+        if entity == "down":
+            raise ConnectionError("no route\nto host")
+        return [type("Project", (), {"name": "mine"})]
+
+
+@pytest.mark.parametrize(
+    ("args", "error"),
+    [
+        (["--project", "other"], "error: me has no project other; name another with --project"),
+        (["--entity", "down"], "error: W&B can't be asked for project sarathi-lab (no route); try again"),
+        (
+            ["--project", "mine"],
+            "error: W&B refused the workspace (permission denied); check that you may write to me/mine",
+        ),
+    ],
+)
+def test_what_the_server_refuses_is_one_line(args, error, monkeypatch, capsys):
+    monkeypatch.setattr("wandb.Api", Api)
+    monkeypatch.setattr(dashboard, "require_login", lambda what, mend: None)
+    monkeypatch.setattr(dashboard, "_log_claims", lambda claims, entity, project: None)
+
+    def refuse(self) -> None:
+        raise PermissionError("permission denied")
+
+    monkeypatch.setattr("wandb_workspaces.workspaces.Workspace.save", refuse)
+    assert dashboard.main(args) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(error)
