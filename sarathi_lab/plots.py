@@ -24,6 +24,7 @@ AXIS_NAMES = {
     "batch": "batch size",
     "threads": "threads of the CPU",
 }
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">")  # by series, so that print without colour tells them apart
 LEGEND_LINE = 0.07  # height of a legend's line, of that of the axes
 PAPER: dict[str, Any] = {"color": "black", "linestyle": ":", "linewidth": 1.0, "markersize": 6}
 
