@@ -52,7 +52,8 @@ def points_of(*names: str) -> pd.DataFrame:
     chosen = names or FIGURES
     simulated = pd.read_csv(SIMULATED, keep_default_na=False, dtype={"series": str})
     tables = [*map(paper, chosen), simulated[simulated.figure.isin(chosen)]]
-    tables += [_measured(name) for name in chosen if name in recorded.recorded()]
+    known = recorded.recorded()
+    tables += [_measured(name) for name in chosen if name in known]
     return pd.concat([table for table in tables if len(table)], ignore_index=True)
 
 
@@ -72,7 +73,7 @@ def simulate() -> pd.DataFrame:
 def _measured(figure: str) -> pd.DataFrame:
     """The recorded points of a figure by devices; what a device's own simulation gave is left to the paper's scale."""
     table = recorded.load(figure)
-    table = table[~table.is_simulated & table.y.notna()]
+    table = table[~table.is_simulated]
     device = table.device + ", " + table.model.fillna("").astype(str)
     names = {"panel": table.panel.fillna("").astype(str), "series": table.series.astype(str)}
     found = table.assign(**names, device=device.str.removesuffix(", "), source="measured", uncertainty=float("nan"))

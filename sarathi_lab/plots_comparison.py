@@ -33,6 +33,7 @@ def curves(runs: Sequence[ComparedRun], x: str = "iteration") -> Figure:
             if column in run.iterations and x in run.iterations:
                 marks = max(1, len(run.iterations) // NUM_MARKERS)
                 style = {"linestyle": LINES[i % len(LINES)], "marker": MARKERS[i % len(MARKERS)], "markersize": 4}
+                style["drawstyle"] = "steps-pre" if x == "end" else "default"  # an iteration lasts until its end
                 ax.plot(run.iterations[x], factor * run.iterations[column], label=run.name, markevery=marks, **style)
         ax.set_ylabel(words)
     axes[-1].set_xlabel("time [s]" if x == "end" else x)

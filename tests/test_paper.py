@@ -107,7 +107,7 @@ def test_every_figure_draws_a_line_for_each_series(points, figure):
     shown = points[points.figure == figure]
     look = LOOKS[figure]
     panels = [panel for panel in dict.fromkeys(shown.panel) if panel not in look.left_out]
-    assert [ax.get_title() for ax in canvas.axes if ax.has_data()] == [look.panels.get(name, name) for name in panels]
+    assert [ax.get_title() for ax in canvas.axes if ax.has_data()] == [look.panel(name) for name in panels]
     for ax, panel in zip(canvas.axes, panels, strict=False):
         own = shown[(shown.panel == panel) & shown.series.str.endswith(look.series or "")]
         lines = own.drop_duplicates(["series", "device"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -10,8 +11,9 @@ from dataclasses import dataclass, field
 class Look:
     """How one figure is drawn.
 
-    `panels` names panels for people, `units` gives the y label of panels that differ from `y`; `series` leaves only
-    those whose name ends so. `is_swapped` panels hold quantiles by share, which people read the other way round.
+    `panels` names panels for people, others have `prefix` before them; `xs` and `units` are the axes' labels of panels
+    that differ from `x` and `y`. `series` leaves only those whose name ends so, `left_out` panels are not drawn.
+    `is_swapped` panels hold quantiles by share, which people read the other way round.
     """
 
     title: str
@@ -22,6 +24,7 @@ class Look:
     is_bars: bool = False
     columns: int = 3
     legend: str = ""
+    prefix: str = ""
     series: tuple[str, ...] = ()
     panels: Mapping[str, str] = field(default_factory=dict)
     units: Mapping[str, str] = field(default_factory=dict)
@@ -29,13 +32,16 @@ class Look:
     left_out: tuple[str, ...] = ()
     is_swapped: tuple[str, ...] = ()
 
+    def panel(self, name: str) -> str:
+        """What people call a panel."""
+        return self.panels.get(name, self.prefix + name)
 
-SERVED = {"1K": "P + D = 1K", "2K": "P + D = 2K", "3K": "P + D = 3K"}
+
 PER_LAYER = "tokens / ms and layer"
 
 LOOKS: Mapping[str, Look] = {
     "fig03": Look(
-        "Fig 3: time per token by operation, 1K tokens of context",
+        "Fig 3: time per token by operation",
         "batch",
         "ms per token",
         log_y=True,
@@ -57,11 +63,14 @@ LOOKS: Mapping[str, Look] = {
         "Fig 7: one prefill iteration by its tokens (tile quantization)",
         "prompt tokens",
         "ms per iteration",
-        columns=1,
+        columns=2,
         legend="operation",
+        panels={"step": "one token past full tiles"},
+        units={"step": "time / that of full tiles"},
+        xs={"step": "tokens that fill tiles"},
     ),
     "fig08": Look(
-        "Fig 8: a decode alone over a decode riding on a chunk of 256",
+        "Fig 8: a decode alone over a decode riding on a chunk",
         "batch",
         "decode speed-up",
         columns=1,
@@ -73,13 +82,14 @@ LOOKS: Mapping[str, Look] = {
         "throughput / baseline",
         log_x=True,
         legend="tokens a batch",
-        panels=SERVED,
+        prefix="P + D = ",
     ),
     "fig10": Look(
         "Fig 10: time to serve B requests at P:D = C/(B-1)",
         "batch",
         "seconds",
         legend="policy, operation",
+        prefix="P + D = ",
         series=("total", "attn"),
     ),
     "fig11": Look(
@@ -88,11 +98,11 @@ LOOKS: Mapping[str, Look] = {
         "throughput / baseline",
         columns=2,
         legend="policy",
-        panels={"a": "a: by sequence length", "b": "b: by P:D, 1K"},
+        panels={"a": "a: by sequence length", "b": "b: by P:D"},
         xs={"a": "P + D [tokens]"},
     ),
     "fig12": Look(
-        "Fig 12: GPT-3 on 64 GPUs, bubbles and completion of 10,000 requests",
+        "Fig 12: GPT-3 on 64 GPUs, bubbles and completion",
         "requests done",
         "time [s]",
         columns=2,
@@ -110,7 +120,7 @@ LOOKS: Mapping[str, Look] = {
         legend="P + D",
         panels={"a_attn": "a: attention", "b_prefill": "b: prefill", "c_overall": "c: end to end"},
     ),
-    "table2": Look("Table 2: one batch of 13B", "", "ms", is_bars=True),
+    "table2": Look("Table 2: a batch of prompt, decodes, and both", "", "ms", is_bars=True),
     "table4": Look(
         "Table 4: chunk 256, decodes and end to end",
         "P + D [tokens]",
@@ -131,9 +141,6 @@ SERIES = {
     "orca_worst": "Orca, worst case",
     "orca_best": "Orca, best case",
     "sarathi": "SARATHI",
-    "sarathi128": "SARATHI, C = 128",
-    "sarathi256": "SARATHI, C = 256",
-    "sarathi512": "SARATHI, C = 512",
     "baseline total": "baseline, total",
     "baseline attn": "baseline, attention",
     "sarathi total": "SARATHI, total",
@@ -148,4 +155,5 @@ SERIES_OF = {"fig12": {"sarathi": "SARATHI,\nTP 8, PP 8"}}
 
 def series_name(figure: str, series: str) -> str:
     """What people call a series; one without a name of its own keeps the table's."""
-    return SERIES_OF.get(figure, {}).get(series, SERIES.get(series, series.replace("C=", "C = ")))
+    words = re.sub(r"^sarathi(\d+)$", r"SARATHI, C = \1", series).replace("C=", "C = ")
+    return SERIES_OF.get(figure, {}).get(series, SERIES.get(series, words))

@@ -67,7 +67,7 @@ def draw(figure: str, points: pd.DataFrame) -> Figure:
             _bars(ax, chosen, list(dict.fromkeys(shown.device)))
         else:
             _panel(ax, chosen, panel, look, styles, lines)
-        ax.set_title("\n".join(filter(None, [row.title if len(rows) > 1 else "", look.panels.get(panel, panel)])))
+        ax.set_title("\n".join(filter(None, [row.title if len(rows) > 1 else "", look.panel(panel)])))
         ax.set_xlabel(look.xs.get(panel, look.x))
         ax.set_ylabel(look.units.get(panel, look.y))
     canvas.suptitle(look.title)
