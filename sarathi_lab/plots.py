@@ -111,8 +111,8 @@ def decode_time(runs: pd.DataFrame, *, x: str, ax: Axes) -> Axes:
         for i, (series, rows) in enumerate(grid.lines):
             means = rows.groupby("_x")[name].mean() * 1e3
             label = words if len(grid.lines) == 1 else f"{words}, {series}"
-            look = {"marker": MARKERS[i % len(MARKERS)], "color": f"C{i}", "linestyle": style}
-            ax.plot(means.index, means, fillstyle=fill, label=label, **look)
+            marker = MARKERS[i % len(MARKERS)]
+            ax.plot(means.index, means, marker=marker, fillstyle=fill, color=f"C{i}", linestyle=style, label=label)
     return _finish(ax, grid, x, "time per decode [ms/token]")
 
 

@@ -29,15 +29,15 @@ def cost_bars(tokens: pd.DataFrame, hybrids: pd.DataFrame) -> Figure:
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
     for shift, (kind, style) in zip((-0.2, 0.2), (("prefill", PREFILL), ("decode", DECODE)), strict=True):
         rows = tokens[tokens.kind == kind]
-        left.bar([i + shift for i in range(len(rows))], 1e6 * rows.per_token, 0.4, label=kind, **style)
+        left.bar([i + shift for i in range(len(rows))], 1e3 * rows.per_token, 0.4, label=kind, **style)
     batches = sorted(tokens.batch.unique())
     left.set_xticks(range(len(batches)), [f"{batch:g}" for batch in batches])
-    left.set(xlabel="sequences in the batch", ylabel="µs per token", yscale="log", title="one token, alone")
+    left.set(xlabel="sequences in the batch", ylabel="ms per token", yscale="log", title="one token, alone")
     places = range(len(hybrids))
-    right.bar([i - 0.2 for i in places], 1e6 * hybrids.alone, 0.4, label="decode alone", **DECODE)
-    right.bar([i + 0.2 for i in places], 1e6 * hybrids.added, 0.4, label="decode on a chunk", **HYBRID)
+    right.bar([i - 0.2 for i in places], 1e3 * hybrids.alone, 0.4, label="decode alone", **DECODE)
+    right.bar([i + 0.2 for i in places], 1e3 * hybrids.added, 0.4, label="decode on a chunk", **HYBRID)
     right.set_xticks(places, [f"{chunk:g}" for chunk in hybrids.chunk])
-    right.set(xlabel=AXIS_NAMES["chunk"], ylabel="µs per decode", title="what a decode adds")
+    right.set(xlabel=AXIS_NAMES["chunk"], ylabel="ms per decode", title="what a decode adds")
     return _finished(figure, left, right)
 
 

@@ -58,9 +58,14 @@ def _lab(folder: Path) -> Iterator[str]:
     settings = {"port": port, "token": "", "root_dir": folder, "open_browser": False, "allow_root": True}
     command = [sys.executable, "-m", "jupyterlab", *(f"--ServerApp.{key}={value}" for key, value in settings.items())]
     command += ["--IdentityProvider.token=", "--LabApp.collaborative=False"]
+    # Cells out of sight stay on the page, where their numbers can be read.
+    tracker = folder / "settings" / "@jupyterlab" / "notebook-extension" / "tracker.jupyterlab-settings"
+    tracker.parent.mkdir(parents=True)
+    tracker.write_text('{"windowingMode": "none"}')
     paths = [str(REPOSITORY), str(REPOSITORY / "kernels"), os.environ.get("PYTHONPATH", "")]
     own = {name: str(folder / name.lower()) for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")}
     environment = {**os.environ, **own, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    environment["JUPYTERLAB_SETTINGS_DIR"] = str(folder / "settings")
     with (folder / "lab.log").open("w") as log:
         server = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
     try:
@@ -88,11 +93,11 @@ def _wait_until_up(url: str, server: subprocess.Popen[bytes]) -> None:
 def _run_all(page: Page) -> None:
     """As a person would: the menu Run, its entry Run All Cells, and wait until no cell is waiting."""
     page.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=START * 1000)
-    page.wait_for_selector("[data-status=idle]", state="attached", timeout=START * 1000)  # the kernel's
+    # The status bar says so when the kernel is there; run before, JupyterLab would ask which to take.
+    page.locator(".jp-StatusBar-TextItem", has_text="| Idle").wait_for(timeout=START * 1000)
     page.get_by_role("menuitem", name="Run", exact=True).click()
     page.locator("[data-command='runmenu:run-all']").click()
-    # An executed cell has its number in the prompt, a waiting one a star. Cells out of sight are not rendered, so
-    # the model is asked; the application is on the page in JupyterLab's own test mode alone, the scroll shows all.
+    # An executed cell has its number in the prompt, a waiting one a star.
     deadline = time.monotonic() + SECONDS
     while time.monotonic() < deadline:
         prompts = _prompts(page)

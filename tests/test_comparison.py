@@ -127,6 +127,6 @@ def test_a_server_that_gives_nothing_is_one_line(monkeypatch):
         raise ValueError("no such project\nmore")
 
     monkeypatch.setattr("wandb.Api", refuse)
-    with pytest.raises(UserError, match="W&B gives no runs of me/lab .no such project.; check") as error:
+    with pytest.raises(UserError, match=r"W&B gives no runs of me/lab \(no such project\); check") as error:
         load("me/lab")
     assert "\n" not in str(error.value)

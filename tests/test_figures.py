@@ -1,4 +1,4 @@
-"""The command that draws the paper's figures: what it writes, what it says of them, and that it shows what is recorded."""
+"""The command that draws the paper's figures: what it writes, what it says, and that it shows what is recorded."""
 
 from __future__ import annotations
 

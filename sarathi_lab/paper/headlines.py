@@ -103,7 +103,9 @@ def _highest(points: pd.DataFrame) -> float:
 
 
 def _decode_over_prefill(points: pd.DataFrame) -> float:
-    ratio = (_line(points, "decode", "total") / _line(points, "prefill", "total")).dropna()
+    """Of the two curves, or where a device measured it as a ratio."""
+    paired = _line(points, "ratio", "decode / prefill")
+    ratio = paired if len(paired) else (_line(points, "decode", "total") / _line(points, "prefill", "total")).dropna()
     return float(ratio.iloc[0]) if len(ratio) else math.nan
 
 

@@ -45,8 +45,10 @@ LOOKS: Mapping[str, Look] = {
         "batch",
         "ms per token",
         log_y=True,
-        columns=2,
+        columns=3,
         legend="operation",
+        panels={"ratio": "a decode over a prompt's token"},
+        units={"ratio": "ratio"},
     ),
     "fig04": Look(
         "Fig 4: throughput of one layer, and arithmetic intensity of its products",
