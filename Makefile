@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup run test campaign lab lint clean
+.PHONY: setup run test figures campaign lab lint clean
 
 setup: $(VENV)/.installed
 
@@ -24,6 +24,10 @@ run: setup
 
 test: setup
 	$(BIN)/python -m pytest
+
+# The paper's figures from recorded results; ARGS takes options such as "--only fig09 --out pictures".
+figures: setup
+	$(BIN)/python -m sarathi_lab.figures $(ARGS)
 
 # Everything at once on a GPU; ARGS takes options such as "--only ceilings". `make campaign --dry-run` tries it on a CPU:
 # make leaves that option in MAKEFLAGS as an n, and runs lines with a + all the same.

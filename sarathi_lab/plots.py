@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -24,8 +23,8 @@ AXIS_NAMES = {
     "batch": "batch size",
     "threads": "threads of the CPU",
 }
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">")  # by series, so that print without colour tells them apart
 LEGEND_LINE = 0.07  # height of a legend's line, of that of the axes
-PAPER: dict[str, Any] = {"color": "black", "linestyle": ":", "linewidth": 1.0, "markersize": 6}
 
 
 def use_style() -> None:
@@ -80,18 +79,6 @@ def relative(runs: pd.DataFrame, name: str, *, to: str) -> pd.DataFrame:
     return joined.assign(**{f"{name}_vs_{to}": joined[name] / joined["_divisor"]})
 
 
-def along(runs: pd.DataFrame, *labels: str, best: str) -> pd.DataFrame:
-    """`runs` in which only `labels` and the policy vary; the rest is held as in the run with the highest `best`."""
-    own = _own(runs)
-    if best not in own or own[best].isna().all():
-        return runs
-    top = own.nlargest(1, best).iloc[0]
-    for label in varying_labels(runs):
-        if label not in (*labels, "policy"):
-            runs = runs[(runs[label] == top[label]) | runs[label].isna()]
-    return runs
-
-
 def metric(runs: pd.DataFrame, name: str, *, x: str, ax: Axes) -> Axes:
     """One quantity against the label `x`: a line per series, a dashed line for what does not have the label."""
     if name not in runs or runs[name].isna().all():
@@ -100,7 +87,8 @@ def metric(runs: pd.DataFrame, name: str, *, x: str, ax: Axes) -> Axes:
     for i, (series, rows) in enumerate(grid.lines):
         means = rows.groupby("_x")[name].mean() * factor(name)
         style = "" if x == "policy" else "-"  # nothing lies between two policies
-        ax.plot(means.index, means.to_numpy(), marker="o", linestyle=style, color=f"C{i}", label=series)
+        marker = MARKERS[i % len(MARKERS)]
+        ax.plot(means.index, means.to_numpy(), marker=marker, linestyle=style, color=f"C{i}", label=series)
     for i, (series, rows) in enumerate(grid.levels):
         if not math.isnan(level := rows[name].mean() * factor(name)):
             color = f"C{len(grid.lines) + i}"
@@ -123,7 +111,8 @@ def decode_time(runs: pd.DataFrame, *, x: str, ax: Axes) -> Axes:
         for i, (series, rows) in enumerate(grid.lines):
             means = rows.groupby("_x")[name].mean() * 1e3
             label = words if len(grid.lines) == 1 else f"{words}, {series}"
-            ax.plot(means.index, means, marker="o", fillstyle=fill, color=f"C{i}", linestyle=style, label=label)
+            marker = MARKERS[i % len(MARKERS)]
+            ax.plot(means.index, means, marker=marker, fillstyle=fill, color=f"C{i}", linestyle=style, label=label)
     return _finish(ax, grid, x, "time per decode [ms/token]")
 
 
@@ -167,16 +156,6 @@ def kv_reread(runs: pd.DataFrame, *, ax: Axes) -> Axes:
         theory = [(math.ceil(tokens / (chunk - batch + 1)) + 1) / 2 for chunk in chunks]
         ax.plot(range(len(chunks)), theory, color="black", linestyle=style, label=f"(N+1)/2, P={tokens:.0f}, B={batch}")
     return _fit(ax)
-
-
-def paper_points(ax: Axes, points: pd.DataFrame, *, x: str, y: str, label: str, marker: str = "x") -> Axes:
-    """Add the paper's points to an Axes made by `metric`; points whose x no run has are left out."""
-    places = {tick.get_text(): place for tick, place in zip(ax.get_xticklabels(), ax.get_xticks(), strict=True)}
-    shown = points[points[x].map(_text).isin(places)]
-    if not shown.empty:
-        ax.plot([places[_text(value)] for value in shown[x]], shown[y], label=label, marker=marker, **PAPER)
-        _fit(ax)
-    return ax
 
 
 @dataclass(frozen=True)

@@ -51,12 +51,6 @@ def load_requests(path: Path | str) -> pd.DataFrame:
     return pd.read_parquet(Path(path) / "requests.parquet")
 
 
-def latest_points(root: Path) -> pd.DataFrame | None:
-    """The newest `figure.parquet` below `root`, of the experiment with the most figures; None if there is none."""
-    tables = [pd.read_parquet(path).assign(path=str(path)) for path in sorted(Path(root).rglob(POINTS))]
-    return max(tables, key=lambda points: (points.figure.nunique(), points.path.iloc[0]), default=None)
-
-
 def load_paper(figure: str) -> pd.DataFrame:
     """The paper's points of a figure or table, such as "fig09" or "table2"; see `experiments/paper/README.md`."""
     path = EXPERIMENTS / "paper" / f"{figure}.csv"
@@ -75,16 +69,3 @@ def _sweep_of(run: Path) -> Path:
 
 def _natural_order(path: Path) -> tuple[tuple[int, int | str], ...]:
     return tuple((0, int(part)) if part.isdecimal() else (1, part) for part in path.parts)
-
-
-def latest_sweep(runs: pd.DataFrame, label: str) -> pd.DataFrame | None:
-    """The rows, baselines included, of the newest sweep whose own runs differ in `label`; None if there is none.
-
-    Of the sweeps that vary it, one that varies nothing else is preferred, for its picture is easier to read.
-    """
-    candidates = []
-    for sweep, rows in runs.groupby("sweep") if len(runs) else ():
-        own = rows[~rows.is_baseline.astype(bool)]
-        if label in own and own[label].nunique() > 1:
-            candidates.append((own[label].nunique() == len(own), own.started_at.max(), sweep))
-    return runs[runs["sweep"] == max(candidates)[2]] if candidates else None

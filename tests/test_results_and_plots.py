@@ -14,7 +14,7 @@ from sarathi_lab import plots
 from sarathi_lab.errors import UserError
 from sarathi_lab.headings import factor, heading
 from sarathi_lab.paths import EXPERIMENTS
-from sarathi_lab.results import find_runs, latest_sweep, load_iterations, load_paper, load_requests, load_runs
+from sarathi_lab.results import find_runs, load_iterations, load_paper, load_requests, load_runs
 
 LABELS = {"is_baseline": False, "policy": "sarathi", "batch": 8, "seq_len": 1024, "workload": "paper_grid"}
 LABELS |= {"model": "tiny", "device": "cpu", "dtype": "float32", "seed": 0, "pd_ratio": 31, "chunk": None}
@@ -83,24 +83,12 @@ def test_tables_load_by_run(tmp_path):
     assert load_requests(str(tmp_path)).equals(table)
 
 
-def test_the_latest_sweep_that_varies_a_label_and_nothing_else_if_there_is_one(sweep):
-    grid = load_runs(sweep)
-    assert set(latest_sweep(grid, "chunk").path) == set(grid.path)
-    assert latest_sweep(grid, "batch") is None
-    assert latest_sweep(load_runs(sweep / "nothing"), "chunk") is None
-    for chunk in (64, 128):
-        write_run(sweep / "plain" / str(chunk), {}, chunk=chunk, started_at="2025-01-01T00:00:00")
-    assert set(latest_sweep(load_runs(sweep), "chunk").name) == {"64", "128"}
-    assert len(latest_sweep(load_runs(sweep), "pd_ratio")) == 8
-
-
 def test_single_runs_of_a_day_are_no_sweep(tmp_path):
     for time, chunk in (("07-00-00", 128), ("08-00-00", 256)):
         write_run(tmp_path / time, {}, chunk=chunk)
         write_run(tmp_path / time / "baselines" / "orca-1", {}, policy="orca", is_baseline=True)
     runs = load_runs(tmp_path)
     assert runs.groupby("sweep").size().to_dict() == {str(tmp_path / "07-00-00"): 2, str(tmp_path / "08-00-00"): 2}
-    assert latest_sweep(runs, "chunk") is None
 
 
 @pytest.mark.parametrize("figure", sorted(path.stem for path in (EXPERIMENTS / "paper").glob("*.csv")))
@@ -150,15 +138,6 @@ def test_a_grid_of_two_labels_has_a_line_for_each(sweep, ax):
     assert drawn["orca"] == [75.0, 150.0]
 
 
-def test_a_grid_is_cut_where_its_best_run_is(sweep):
-    runs = load_runs(sweep)
-    assert set(plots.along(runs, "chunk", best="throughput").pd_ratio) == {32}
-    assert len(plots.along(runs, "chunk", best="throughput")) == 4
-    assert set(plots.along(runs, "pd_ratio", best="throughput").query("not is_baseline").chunk) == {512}
-    assert plots.along(runs, "pd_ratio", "chunk", best="throughput").equals(runs)
-    assert plots.along(runs, "chunk", best="mfu") is runs
-
-
 def colours_of(ax: Axes) -> dict[str, str]:
     return {str(line.get_label()): str(line.get_color()) for line in ax.get_lines()}
 
@@ -200,13 +179,6 @@ def test_kv_theory_is_drawn_beside_the_count(sweep, ax):
     plots.kv_reread(load_runs(sweep).query("pd_ratio == 8"), ax=ax)
     # chunks of 128 - 7 and 512 - 7 prompt tokens: 992 takes 9 and 2
     assert lines_of(ax)["(N+1)/2, P=992, B=8"] == [5.0, 1.5]
-
-
-def test_paper_points_stand_where_runs_do(sweep, ax):
-    plots.metric(load_runs(sweep), "throughput", x="chunk", ax=ax)
-    points = pd.DataFrame({"chunk": [128, 256, 512], "y": [1.0, 2.0, 3.0]})
-    plots.paper_points(ax, points, x="chunk", y="y", label="paper")
-    assert lines_of(ax)["paper"] == [1.0, 3.0]
 
 
 @pytest.mark.parametrize("query", ["pd_ratio == 8", "chunk != 512", "index == index", "name == '0'"])

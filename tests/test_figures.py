@@ -1,0 +1,111 @@
+"""The command that draws the paper's figures: what it writes, what it says, and that it shows what is recorded."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from sarathi_lab import figures, recorded
+from sarathi_lab.figures import FIGURES, QUESTIONS, headlines, main, points_of, verdict
+from sarathi_lab.paper.figures import COLUMNS, PARTS, devices_of, predict
+from sarathi_lab.paper.headlines import HEADLINES
+from sarathi_lab.paper.plots import draw
+from sarathi_lab.paper.points import KEYS
+
+QUICK = ("fig03", "fig08", "table2", "table4")  # to compute anew
+
+
+@pytest.fixture(scope="module")
+def points() -> pd.DataFrame:
+    return points_of()
+
+
+def test_it_writes_png_and_pdf_and_the_verdicts(tmp_path, capsys):
+    assert main(["--only", "fig08", "--only", "table2", "--out", str(tmp_path / "new")]) == 0
+    sizes = {path.name: path.stat().st_size for path in (tmp_path / "new").iterdir()}
+    assert set(sizes) == {"fig08.png", "fig08.pdf", "table2.png", "table2.pdf"}
+    assert min(sizes.values()) > 10_000
+    said = capsys.readouterr().out
+    assert "fig08   decode speed-up, highest: paper 9.9" in said
+    assert "simulated a6000, profiled, 13b 9.26 (holds)" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--only", "fig99"], "--only=fig99 is unknown; use one of fig03, fig04"),
+        (["--only", "fig08", "--out", "/dev/null/x"], "--out=/dev/null/x can't be written"),
+    ],
+)
+def test_a_mistake_is_one_line(arguments, words, capsys):
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.count("\n") == 1
+
+
+def test_every_figure_has_a_question_points_of_the_paper_and_of_a_simulation_and_a_headline(points):
+    assert set(QUESTIONS) == set(FIGURES) == {headline.figure for headline in HEADLINES}
+    assert {(f, s) for f in FIGURES for s in ("paper", "simulated")} <= set(
+        zip(points.figure, points.source, strict=True)
+    )
+    found = headlines(points)
+    assert set(found.headline[found.source == "paper"]) == {headline.words for headline in HEADLINES}
+
+
+@pytest.mark.parametrize("figure", QUICK)
+def test_the_recorded_simulation_is_what_the_simulator_computes(figure, points):
+    anew = pd.concat([predict(part, device) for part in PARTS if part.figure == figure for device in devices_of(part)])
+    own = points[(points.source == "simulated") & (points.figure == figure)]
+    both = own.merge(anew, on=["figure", "device", *KEYS], suffixes=("", "_anew"))
+    assert len(both) == len(own) == len(anew)
+    np.testing.assert_allclose(both.y, both.y_anew, rtol=1e-4)
+
+
+def of_device(y: float, low: float = 1.0, high: float = 9.0) -> pd.DataFrame:
+    row = {"figure": "fig08", "panel": "", "series": "256", "x": 2.0, "y": y, "unit": "ratio", "low": low, "high": high}
+    return pd.DataFrame([{**row, "source": "measured", "device": "cpu, 30m", "uncertainty": np.nan}])
+
+
+@pytest.mark.parametrize(
+    ("y", "words"), [(9.5, "holds"), (5.0, "partly"), (1.5, "fails"), (40.0, "holds, beyond the paper's")]
+)
+def test_a_measured_effect_is_held_against_the_papers(y, words, points):
+    found = headlines(pd.concat([points, of_device(y)]))
+    (row,) = found[found.device == "cpu, 30m"].to_dict("records")
+    assert (row["figure"], row["value"], row["verdict"]) == ("fig08", y, words)
+
+
+def test_the_verdict_says_what_was_not_measured_or_too_noisy(points):
+    assert verdict("fig08", points[points.source != "measured"]).endswith("No device has recorded results of it.")
+    noisy = pd.concat([points, of_device(np.nan)])
+    assert "- cpu, 30m: 1 of 1 points spread too widely to say a number." in verdict("fig08", noisy)
+
+
+def test_a_measured_device_has_panels_of_its_own_with_intervals(points):
+    canvas = draw("fig08", pd.concat([points[points.source != "measured"], of_device(5.0, 4.0, 6.5)]))
+    papers, measured = (ax for ax in canvas.axes if ax.has_data())
+    assert "measured on cpu, 30m" in measured.get_title()
+    assert "paper and simulated" in papers.get_title()
+    assert [line.get_ydata().tolist() for line in measured.get_lines()] == [[5.0]]
+    (interval,) = measured.collections
+    assert interval.get_segments()[0][:, 1].tolist() == [4.0, 6.5]
+
+
+def test_recorded_results_of_devices_are_among_the_points(monkeypatch):
+    row = {"device": "cpu", "is_simulated": False, "panel": None, "series": 256, "x": 2.0, "y": 3.0, "low": 2.5}
+    table = pd.DataFrame([{**row, "high": 3.5, "unit": "ratio", "model": "30m", "figure": "fig08"}])
+    both = pd.concat([table, table.assign(device="simulated-a6000", is_simulated=True)])
+    monkeypatch.setattr(recorded, "recorded", lambda: ["fig08"])
+    monkeypatch.setattr(recorded, "load", lambda name: both)
+    (found,) = points_of("fig08").query("source == 'measured'")[[*COLUMNS, "low", "high"]].to_dict("records")
+    assert (found["device"], found["panel"], found["series"], found["y"]) == ("cpu, 30m", "", "256", 3.0)
+    assert (found["low"], found["high"]) == (2.5, 3.5)
+
+
+def test_simulating_anew_thins_only_the_long_curves(monkeypatch):
+    quick = tuple(part for part in PARTS if part.figure in ("fig08", "table2"))
+    monkeypatch.setattr(figures, "PARTS", quick)
+    anew = figures.simulate()
+    assert len(anew) == 2 * 16 + 2 * 9
