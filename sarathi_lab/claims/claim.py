@@ -16,7 +16,7 @@ from sarathi_lab.paths import EXPERIMENTS
 
 CLAIMS = EXPERIMENTS / "claims.yaml"
 Direction = Literal["at least", "at most", "near"]
-Take = Literal["max", "min", "median", "x of max"]
+Take = Literal["max", "min", "median", "x of max", "last / first"]
 Verdict = Literal["holds", "partly", "fails", "not measured"]
 
 
@@ -24,9 +24,10 @@ Verdict = Literal["holds", "partly", "fails", "not measured"]
 class Claim:
     """One claim. Its value is read from the rows of `experiment` that `where` (a pandas query) chooses.
 
-    `take` makes one value of them: the "max", "min" or "median" of y, or the x at which y is largest. It holds if the
-    value is `direction` the `expected` one within the relative `tolerance`; `neutral` is the value of no effect at all,
-    beyond which a claim that misses its number holds partly. `caveat` says what the number depends on.
+    `take` makes one value of them: the "max", "min" or "median" of y, the x at which y is largest, or the y at the
+    largest x over that at the smallest. The claim holds if the value is `direction` the `expected` one within the
+    relative `tolerance`; `neutral` is the value of no effect at all, beyond which a claim that misses its number holds
+    partly. `caveat` says what the number depends on.
     """
 
     id: str
@@ -73,7 +74,7 @@ class Claim:
         """Whether the whole interval is on the claimed side of no effect; None if no such value is stated."""
         if self.neutral is None:
             return None
-        is_upward = self.expected > self.neutral
+        is_upward = self.direction == "at least" or (self.direction == "near" and self.expected > self.neutral)
         return low > self.neutral if is_upward else high < self.neutral
 
 

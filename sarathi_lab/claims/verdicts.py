@@ -79,11 +79,25 @@ def _taken(claim: Claim, known: pd.DataFrame) -> tuple[float, float, float]:
     """The value of the chosen rows, with the interval of the row that it is from."""
     if claim.take == "x of max":
         return _x_of_max(known)
+    if claim.take == "last / first":
+        return _last_over_first(known)
     ordered = known.sort_values("y")
     place = {"min": 0, "median": (len(ordered) - 1) // 2, "max": len(ordered) - 1}[claim.take]
-    row = ordered.iloc[place]
+    return _interval(ordered.iloc[place])
+
+
+def _interval(row: pd.Series) -> tuple[float, float, float]:
+    """The row's value and ends; a value without an interval is its own."""
     low, high = (float(row.y if pd.isna(end) else end) for end in (row.low, row.high))
     return float(row.y), low, high
+
+
+def _last_over_first(known: pd.DataFrame) -> tuple[float, float, float]:
+    """The ratio of the ends of a line; the interval is as wide as both of theirs allow."""
+    ordered = known.sort_values("x")
+    first, first_low, first_high = _interval(ordered.iloc[0])
+    last, last_low, last_high = _interval(ordered.iloc[-1])
+    return last / first, last_low / first_high, last_high / first_low
 
 
 def _x_of_max(known: pd.DataFrame) -> tuple[float, float, float]:

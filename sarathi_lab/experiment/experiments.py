@@ -49,6 +49,17 @@ def _fig03(setup: Setup, spec: ModelSpec) -> list[Unit]:
     return [Unit("fig03", _bound(operations.fig03, spec, [batch], setup.seq_len)) for batch in setup.fig03_batches]
 
 
+def _decode_over_prefill(setup: Setup, spec: ModelSpec) -> list[Unit]:
+    return [Unit("fig03", _bound(decode_over_prefill, batch, setup.seq_len)) for batch in setup.fig03_batches]
+
+
+def decode_over_prefill(bench: Bench, batch: int, seq_len: int) -> Iterator[Point]:
+    """The time of a token decoded over that of one prefilled (section 3.1)."""
+    decodes = bench.seconds(bench.batch(make_batch(num_decodes=batch, context=seq_len))).times(1 / batch)
+    prefills = bench.seconds(bench.batch(make_batch(prefill_tokens=seq_len, num_prefills=batch)))
+    yield Point("ratio", "decode / prefill", batch, decodes.over(prefills.times(1 / (seq_len * batch))))
+
+
 def _fig04(setup: Setup, spec: ModelSpec) -> list[Unit]:
     return [Unit("fig04", _bound(operations.fig04, spec, [point])) for point in setup.fig04]
 
@@ -162,12 +173,12 @@ def _budgets(setup: Setup, model: str) -> list[Gain]:
     return [
         Gain("token_budget", panel, quantity, float(load.chunk or 0), load, quantity, largest)
         for load in smaller
-        for quantity in ("tbt_p99", "ttft_p50")
+        for quantity in ("tbt_p99", "ttft_p50", "seconds_per_request")
     ]
 
 
 _ALL = (
-    Experiment("fig03", 15, _fig03, _nothing_served),
+    Experiment("fig03", 15, _fig03, _nothing_served, extra=_decode_over_prefill),
     Experiment("fig04", 15, _fig04, _nothing_served),
     Experiment("fig07", 25, _fig07, _nothing_served, extra=_tile_steps),
     Experiment("fig08", 30, _fig08, _nothing_served),

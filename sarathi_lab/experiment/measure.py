@@ -21,7 +21,7 @@ from sarathi_lab.torch_executor.executor import TorchExecutor
 MOST_ROUNDS = 15
 QUANTILES = ["q20", "q80"]
 UNITS = {"fig03": "ms/token", "fig04": "tokens/ms", "fig07": "ms", "fig10": "s", "table2": "ms"}  # else ratios
-PANEL_UNITS = {"step": "ratio", "attention [ms]": "ms", "KV read [MB]": "MB"}
+PANEL_UNITS = {"step": "ratio", "ratio": "ratio", "attention [ms]": "ms", "KV read [MB]": "MB"}
 
 Key = tuple[str, str, str, float]  # figure, panel, series, x
 Samples = dict[Key, list[float]]

@@ -34,8 +34,8 @@ def reread_units(setup: Setup, spec: ModelSpec) -> list[Unit]:
 def prompt_in_chunks(bench: Bench, spec: ModelSpec, prompt: int, chunk: int) -> Iterator[Point]:
     """Ratios of cut to whole, and the split of the price by cause as shares of the whole prompt's time.
 
-    Panels "bytes" (keys and values read, counted from the batches), "N(N+1)/2 / N" (section 4.2), "attention" and
-    "prefill" (seconds), and one for each cause.
+    Bytes of keys and values are counted from the batches, beside the N(N+1)/2 of section 4.2; the causes are those of
+    `chunking_loss`.
     """
     name, batches = str(prompt), chunks_of(prompt, chunk)
     whole, cut = bench.batch(*chunks_of(prompt, prompt)), bench.batch(*batches)
@@ -44,6 +44,7 @@ def prompt_in_chunks(bench: Bench, spec: ModelSpec, prompt: int, chunk: int) -> 
     read = sum(batch.prefill_kv_tokens for batch in batches)
     yield Point("KV bytes / whole", name, chunk, Estimate(read / prompt, 0.0))
     yield Point("N(N+1)/2 / N", name, chunk, Estimate((num_chunks + 1) / 2, 0.0))
+    yield Point("counted / N(N+1)/2", name, chunk, Estimate(2 * read / prompt / (num_chunks + 1), 0.0))
     for panel, kinds in (("attention time / whole", ATTENTION), ("prefill time / whole", EVERYTHING)):
         yield Point(panel, name, chunk, bench.seconds(cut, kinds).over(bench.seconds(whole, kinds)))
     error = bench.seconds(whole).error

@@ -227,7 +227,9 @@ def _print_lines(device: str, table: pd.DataFrame) -> None:
         missing = line[line.y.isna()]
         why = f"{len(missing)}: {missing.reason.iloc[0]}" if len(missing) else ""
         out.add_row(str(panel), str(series), str(len(line)), *ends, str(line.unit.iloc[0]), why)
-    console().print(f"\n{table.figure.iloc[0]} on {device}: medians, in brackets the 95 % interval", style="bold")
+    is_measured = bool(table.num_pairs.max())
+    what = "medians, in brackets the 95 % interval" if is_measured else "in brackets the cost model's own error"
+    console().print(f"\n{table.figure.iloc[0]} on {device}: {what}", style="bold")
     console().print(out)
 
 
