@@ -86,7 +86,7 @@ def test_verdicts_on_a_grid_compare_like_with_like(grid, monkeypatch):
 
 
 def test_recomputed_figures_are_drawn_with_their_errors(tiny_sweep, monkeypatch):
-    assert main(["experiment=table2", "tracking=none", f"output={tiny_sweep}"]) == 0
+    assert main(["task=figures", "task.figures=[table2]", "tracking=none", f"output={tiny_sweep}"]) == 0
     assert main(["task=figures", "task.figures=[table2,table4]", "tracking=none", f"output={tiny_sweep}"]) == 0
     text, pictures = execute(tiny_sweep, monkeypatch)
     assert "figure.parquet" in text

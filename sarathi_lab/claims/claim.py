@@ -50,12 +50,16 @@ class Claim:
         require_number(f"claims.yaml: {self.id}.tolerance", self.tolerance, minimum=0, fix=fix)
 
     def judge(self, value: float, low: float, high: float) -> Verdict:
-        """The verdict on a measured value with its interval; a claim holds only if "no effect" is outside of it."""
+        """The verdict on a measured value with its interval.
+
+        A claim holds only if "no effect" is outside of the interval, and one of "near" not where the interval is so
+        wide (twice the tolerance) that it decides nothing.
+        """
         if math.isnan(value):
             return "not measured"
         is_beyond = self._is_beyond_neutral(low, high)
         if self._is_met(value):
-            return "partly" if is_beyond is False else "holds"
+            return "partly" if is_beyond is False or self._is_vague(low, high) else "holds"
         if self.direction == "near" and self._is_met(low, high):
             return "partly"
         return "partly" if is_beyond else "fails"
@@ -69,6 +73,10 @@ class Claim:
         if self.direction == "at most":
             return low <= self.expected + slack
         return low <= self.expected + slack and high >= self.expected - slack
+
+    def _is_vague(self, low: float, high: float) -> bool:
+        slack = 2 * self.tolerance * abs(self.expected)
+        return self.direction == "near" and (low < self.expected - slack or high > self.expected + slack)
 
     def _is_beyond_neutral(self, low: float, high: float) -> bool | None:
         """Whether the whole interval is on the claimed side of no effect; None if no such value is stated."""

@@ -34,6 +34,8 @@ def _rows(claim: Claim, table: pd.DataFrame | None, measured: Sequence[str]) -> 
     for device in [*measured, *(device for device in own if device not in measured)] or ["none"]:
         rows = None if table is None else table[table.device == device]
         value, low, high, reason = _value(claim, rows)
+        if reason is not None and device not in measured and device != "none":
+            continue  # a GPU of another model
         yield {
             "id": claim.id,
             "claim": claim.claim,
@@ -101,7 +103,12 @@ def _last_over_first(known: pd.DataFrame) -> tuple[float, float, float]:
 
 
 def _x_of_max(known: pd.DataFrame) -> tuple[float, float, float]:
-    """Where y is largest, and the least and largest x whose interval still reaches the best one's."""
+    """Where y is largest, and the least and largest x whose interval still reaches the best one's.
+
+    What was computed (of no pairs) has but one place: the errors of a cost model are those of all points alike.
+    """
     best = known.sort_values("y").iloc[-1]
+    if not known.num_pairs.max():
+        return float(best.x), float(best.x), float(best.x)
     reach = known[known.high.fillna(known.y) >= (best.y if pd.isna(best.low) else best.low)]
     return float(best.x), float(reach.x.min()), float(reach.x.max())
