@@ -60,7 +60,7 @@ class HandCost:
 @pytest.mark.parametrize("name", MEASURABLE)
 def test_an_experiment_has_the_same_points_measured_and_simulated(name, executor, bench):
     own = EXPERIMENTS[name]
-    units, gains = [*own.timed(DRY, TINY), *own.extra(DRY, TINY)], own.served(DRY, "tiny")
+    units, gains = own.timed(DRY, TINY), own.served(DRY, "tiny")
     passed: list[float] = []
     context = QuietContext(name, "cpu", False, 0.0, Path(), Path())
     samples = measure_rounds(executor, units, gains, context, passed.append)
@@ -70,6 +70,8 @@ def test_an_experiment_has_the_same_points_measured_and_simulated(name, executor
     keys = list(zip(simulated.figure, simulated.panel, simulated.series, simulated.x, strict=True))
     assert set(samples) == set(keys) != set()
     assert {key[0] for key in samples} == {name}
+    extra = simulated_points(bench, own.extra(DRY, TINY), [])
+    assert set(zip(extra.figure, extra.panel, extra.series, extra.x, strict=True)) <= set(samples)
     assert set(table_of(samples, 10.0, 0).unit) == set(simulated.unit)
     assert (simulated.y.notna() & (simulated.low <= simulated.y) & (simulated.y <= simulated.high)).all()
 

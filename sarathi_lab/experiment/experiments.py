@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 from sarathi_lab.campaign.served_figures import Gain, gains
 from sarathi_lab.campaign.serving import Load
@@ -37,7 +38,7 @@ class Experiment:
     timed: Callable[[Setup, ModelSpec], list[Unit]]
     served: Callable[[Setup, str], list[Gain]]
     is_papers: bool = True  # a figure or table of the paper
-    extra: Callable[[Setup, ModelSpec], list[Unit]] = _nothing_timed  # that the paper's figure does not show
+    extra: Callable[[Setup, ModelSpec], list[Unit]] = _nothing_timed  # those of `timed` that the paper does not show
 
 
 def _of_figure(name: str) -> Callable[[Setup, str], list[Gain]]:
@@ -46,7 +47,14 @@ def _of_figure(name: str) -> Callable[[Setup, str], list[Gain]]:
 
 
 def _fig03(setup: Setup, spec: ModelSpec) -> list[Unit]:
-    return [Unit("fig03", _bound(operations.fig03, spec, [batch], setup.seq_len)) for batch in setup.fig03_batches]
+    return [Unit("fig03", _costs_of_a_token(setup, spec, batch)) for batch in setup.fig03_batches]
+
+
+def _costs_of_a_token(setup: Setup, spec: ModelSpec, batch: int) -> Callable[[Bench], Iterable[Point]]:
+    """By operation, and decoded over prefilled, from the same two batches."""
+    return lambda bench: chain(
+        operations.fig03(bench, spec, [batch], setup.seq_len), decode_over_prefill(bench, batch, setup.seq_len)
+    )
 
 
 def _decode_over_prefill(setup: Setup, spec: ModelSpec) -> list[Unit]:
@@ -65,7 +73,8 @@ def _fig04(setup: Setup, spec: ModelSpec) -> list[Unit]:
 
 
 def _fig07(setup: Setup, spec: ModelSpec) -> list[Unit]:
-    return [Unit("fig07", _bound(operations.fig07, spec, [n])) for n in setup.fig07_tokens]
+    tokens = [Unit("fig07", _bound(operations.fig07, spec, [n])) for n in setup.fig07_tokens]
+    return tokens + _tile_steps(setup, spec)
 
 
 def _tile_steps(setup: Setup, spec: ModelSpec) -> list[Unit]:
@@ -180,19 +189,19 @@ def _budgets(setup: Setup, model: str) -> list[Gain]:
 _ALL = (
     Experiment("fig03", 15, _fig03, _nothing_served, extra=_decode_over_prefill),
     Experiment("fig04", 15, _fig04, _nothing_served),
-    Experiment("fig07", 25, _fig07, _nothing_served, extra=_tile_steps),
-    Experiment("fig08", 30, _fig08, _nothing_served),
-    Experiment("fig09", 50, _nothing_timed, _of_figure("fig09")),
-    Experiment("fig10", 25, _fig10, _nothing_served),
-    Experiment("fig11", 50, _nothing_timed, _of_figure("fig11")),
-    Experiment("fig12", 15, _nothing_timed, _nothing_served),  # see `stages`
-    Experiment("fig13", 50, _fig13, _of_figure("fig13")),
+    Experiment("fig07", 20, _fig07, _nothing_served, extra=_tile_steps),
+    Experiment("fig08", 25, _fig08, _nothing_served),
+    Experiment("fig09", 45, _nothing_timed, _of_figure("fig09")),
+    Experiment("fig10", 20, _fig10, _nothing_served),
+    Experiment("fig11", 45, _nothing_timed, _of_figure("fig11")),
+    Experiment("fig12", 25, _nothing_timed, _nothing_served),  # see `stages`
+    Experiment("fig13", 40, _fig13, _of_figure("fig13")),
     Experiment("table2", 10, _table2, _nothing_served),
-    Experiment("table4", 20, _table4, _of_figure("table4")),
-    Experiment("kv_reread", 35, reread_units, _nothing_served, is_papers=False),
-    Experiment("chunk_optimum", 50, _nothing_timed, _optimum, is_papers=False),
-    Experiment("sequence_length", 35, _lengths, _length_gains, is_papers=False),
-    Experiment("batch_size", 35, _batches, _batch_gains, is_papers=False),
+    Experiment("table4", 15, _table4, _of_figure("table4")),
+    Experiment("kv_reread", 30, reread_units, _nothing_served, is_papers=False),
+    Experiment("chunk_optimum", 45, _nothing_timed, _optimum, is_papers=False),
+    Experiment("sequence_length", 25, _lengths, _length_gains, is_papers=False),
+    Experiment("batch_size", 25, _batches, _batch_gains, is_papers=False),
     Experiment("token_budget", 20, _nothing_timed, _budgets, is_papers=False),
 )
 EXPERIMENTS: Mapping[str, Experiment] = {experiment.name: experiment for experiment in _ALL}

@@ -49,8 +49,8 @@ LOADS["dry"] = Load12(16, 64, 2, 16, 12, 3)
 
 
 def shapes_of(load: Load12) -> list[Shape]:
-    """What has to be measured for `load`; what is larger is extrapolated by the profile."""
-    return calibration_shapes(load.batch, load.longest)
+    """What has to be measured for `load`: iterations of up to its longest prompt."""
+    return [shape for shape in calibration_shapes(load.batch, load.longest) if shape.total_tokens <= load.longest]
 
 
 def kv_tokens(load: Load12) -> int:

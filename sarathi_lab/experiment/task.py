@@ -140,8 +140,7 @@ class Measure:
             if is_pipeline:
                 samples = fig12_samples(executor, LOADS[setup.name], seconds, advance, cfg.seed)
             else:
-                units = [*self._own.timed(setup, spec), *self._own.extra(setup, spec)]
-                served = self._own.served(setup, spec.name)
+                units, served = self._own.timed(setup, spec), self._own.served(setup, spec.name)
                 samples = measure_rounds(executor, units, served, context, advance)
         table = table_of(samples, self.max_spread, cfg.seed)
         device = "cpu" if executor.model.device.type == "cpu" else slug_of(torch.cuda.get_device_name())
