@@ -31,6 +31,7 @@ from sarathi_lab.simulator.backend import SimulatedBackend
 from sarathi_lab.simulator.cost_model import make_cost_model
 from sarathi_lab.task import Place
 from sarathi_lab.torch_executor.backend import TorchBackend
+from sarathi_lab.torch_executor.device import resolve_device
 from sarathi_lab.tracking import Tracker
 
 AUTO = "auto"
@@ -119,7 +120,7 @@ class Measure:
 
     def _setup(self, backend: Any, spec: ModelSpec) -> Setup:
         """The sizes that were asked for, or those that suit the device."""
-        is_cpu = isinstance(backend, TorchBackend) and backend.default_model in ("30m", "120m")
+        is_cpu = isinstance(backend, TorchBackend) and resolve_device(backend.device).type == "cpu"
         usual = "small" if is_cpu else "paper"
         return SETUPS[usual if self.setup == AUTO else self.setup](spec.name)
 
