@@ -169,12 +169,15 @@ def test_the_readme_shows_what_is_recorded():
 
 def test_the_readme_is_rewritten_between_its_marks(tmp_path):
     recorded.save(table(1.4), "fig08", "cpu", tmp_path)
+    for device, y in (("simulated-a6000", 1.5), ("simulated-a6000-profiled", 1.6), ("simulated-h100", 1.05)):
+        recorded.save(table(y), "fig08", device, tmp_path)
     path = tmp_path / "README.md"
     path.write_text(f"before\n{show.BEGIN}\nold\n{show.END}\nafter\n")
     show.write_readme(verdicts(tmp_path, [GAIN]), path)
     assert path.read_text() == (
         f"before\n{show.BEGIN}\n| claim | source | expected | cpu | simulated |\n| --- | --- | --- | --- | --- |\n"
-        f"| it gains | a paper | at least 1.33 | **holds**: 1.4 (1.3 to 1.5) | not measured |\n{show.END}\nafter\n"
+        "| it gains | a paper | at least 1.33 | **holds**: 1.4 (1.3 to 1.5) | **holds**: 1.5 (1.4 to 1.6), a6000; "
+        f"**fails**: 1.05 (0.95 to 1.15), h100 |\n{show.END}\nafter\n"
     )
     path.write_text("nothing")
     with pytest.raises(UserError, match="has no place for the claims"):

@@ -17,6 +17,7 @@ from sarathi_lab.report import console
 
 README = REPOSITORY / "README.md"
 BEGIN, END = "<!-- claims: python -m sarathi_lab.claims --readme -->", "<!-- end of claims -->"
+PROFILED = "-profiled"
 STYLES = {"holds": "green", "partly": "yellow", "fails": "red", "not measured": "dim"}
 
 
@@ -50,7 +51,7 @@ def measured_in_words(row: Mapping[Hashable, Any]) -> str:
 def readme_table(table: pd.DataFrame) -> str:
     """The verdicts in Markdown: a row per claim, a column per measured device, and one for what is simulated.
 
-    Of the simulated devices the first counts that has results, the analytic A6000 where it has some.
+    Of a simulated GPU the usual, analytic level is shown.
     """
     measured = [str(d) for d in dict.fromkeys(table.device) if d != "none" and not str(d).startswith(SIMULATED)]
     lines = [f"| claim | source | expected | {' | '.join([*measured, 'simulated'])} |"]
@@ -59,10 +60,8 @@ def readme_table(table: pd.DataFrame) -> str:
         first = rows.iloc[0]
         by_device = {str(row["device"]): row for row in rows.to_dict("records")}
         cells = [_cell(by_device.get(device)) for device in measured]
-        simulated = sorted(device for device in by_device if device.startswith(SIMULATED))
-        known = [device for device in simulated if by_device[device]["verdict"] != "not measured"]
-        chosen = min(known, key=lambda device: (device != f"{SIMULATED}a6000", device), default=None)
-        cells.append(_cell(by_device.get(chosen or ""), chosen))
+        simulated = sorted(d for d in by_device if d.startswith(SIMULATED) and not d.endswith(PROFILED))
+        cells.append("; ".join(_cell(by_device[device], device) for device in simulated) or _cell(None))
         lines.append(f"| {first.claim} | {first.source} | {first.expected} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
