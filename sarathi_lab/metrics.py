@@ -57,7 +57,7 @@ def summarise(
         **_throughput(iterations, requests),
         **_decode(iterations, decode_cost),
         **_kv(iterations),
-        **_latency(requests),
+        **latency(requests),
         **_efficiency(iterations, ceilings),
         "num_preemptions": float(iterations.num_preemptions.sum()),
     }
@@ -128,7 +128,8 @@ def _kv(iterations: pd.DataFrame) -> dict[str, float]:
     }
 
 
-def _latency(requests: pd.DataFrame) -> dict[str, float]:
+def latency(requests: pd.DataFrame) -> dict[str, float]:
+    """Quantiles of the times that users wait, in seconds, from the ledger's requests."""
     gaps = np.concatenate([np.diff(times) for times in requests.token_times])
     return {
         **_quantiles("ttft", requests.first_token_time - requests.arrival_time),

@@ -227,7 +227,7 @@ def run(*args, tmp_path):
 
 
 def test_an_experiment_leaves_points_errors_and_a_picture(tmp_path, capsys):
-    assert run("experiment=table2", tmp_path=tmp_path) == 0
+    assert run("task=figures", "task.figures=[table2]", tmp_path=tmp_path) == 0
     points = pd.read_parquet(tmp_path / "run" / "figure.parquet")
     assert list(points.columns) == COLUMNS
     assert set(points.source) == {"paper", "simulated"}
@@ -241,7 +241,7 @@ def test_an_experiment_leaves_points_errors_and_a_picture(tmp_path, capsys):
 
 
 def test_other_gpus_are_predicted_beside_the_paper(tmp_path, capsys):
-    assert run("experiment=fig09", "task.gpus=[h100]", "task.every=40", tmp_path=tmp_path) == 0
+    assert run("task=figures", "task.figures=[fig09]", "task.gpus=[h100]", "task.every=40", tmp_path=tmp_path) == 0
     points = pd.read_parquet(tmp_path / "run" / "figure.parquet")
     (device, counted) = points[points.source == "simulated"].device.unique()
     assert (device, counted) == ("simulated h100, analytic, 13b", "simulated h100, analytic, 13b, counted")
@@ -262,14 +262,13 @@ def test_other_gpus_are_predicted_beside_the_paper(tmp_path, capsys):
         (["chunk=256"], "chunk=256 has no effect: task=figures does not read chunk"),
         (["hardware=h100"], "hardware=h100 has no effect: task=figures does not read hardware"),
         (
-            ["experiment=table4", "task.gpus=[a40]"],
+            ["task.figures=[table4]", "task.gpus=[a40]"],
             r"needs 64.* GB for the weights of 33b alone, 1 x a40 have 48 GB",
         ),
     ],
 )
 def test_bad_input_is_one_line(args, words, tmp_path, capsys):
-    task = [] if args[0].startswith("experiment") else ["task=figures"]
-    assert run(*task, *args, tmp_path=tmp_path) == 2
+    assert run("task=figures", *args, tmp_path=tmp_path) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     assert re.search(words, err), err

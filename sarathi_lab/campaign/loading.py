@@ -19,13 +19,20 @@ BLOCK_SIZE = 16  # tokens, the lab's default
 
 
 def load(
-    context: Context, spec: ModelSpec, *, kv_tokens: int, batch_size: int, longest: int
+    context: Context,
+    spec: ModelSpec,
+    *,
+    kv_tokens: int,
+    batch_size: int,
+    longest: int,
+    backend: TorchBackend | None = None,
 ) -> tuple[TorchBackend, TorchExecutor]:
     """The backend, and the executor of `spec` with random weights and room for `kv_tokens` if the device has it.
 
-    Iterations may have as many tokens as the cache. Raises UserError if the weights do not fit.
+    Unless `backend` is given it is the usual one of the device. Iterations may have as many tokens as the cache. Raises
+    UserError if the weights do not fit.
     """
-    backend = TorchBackend(device=context.device)
+    backend = backend or TorchBackend(device=context.device)
     backend.check(spec, BLOCK_SIZE)
     context.say(f"loading {spec.name} in {backend.dtype_name}")
     sizes = Sizes(

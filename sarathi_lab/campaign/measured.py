@@ -99,6 +99,11 @@ class MeasuredCostModel:
             self._spreads.append(spread(found.seconds))
         return self.measurements[key].operations
 
+    def forget(self) -> None:
+        """Measure anew whatever is asked for from now on."""
+        self.measurements.clear()
+        self._products.clear()
+
     def placed(self, batch: Batch) -> Batch | None:
         """The same composition on sequences that hold cache blocks and tokens; None if the cache is too small."""
         blocks = BlockManager(self.executor.num_blocks, self.executor.block_size)

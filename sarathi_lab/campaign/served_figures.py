@@ -18,6 +18,7 @@ from sarathi_lab.torch_executor.backend import WARM_UP_TOKENS
 from sarathi_lab.torch_executor.executor import TorchExecutor
 
 MOST_PASSES = 3
+THROUGHPUT = "throughput"
 WARM_UP_DECODES = 4
 
 
@@ -44,17 +45,28 @@ def dry_scale(model: str) -> Scale:
 
 @dataclass(frozen=True)
 class Gain:
-    """A point: throughput under `load` over that of the request-level baseline on the same requests."""
+    """A point: throughput under `load` over that of the request-level baseline on the same requests.
+
+    Of another `quantity` of `Served` (seconds) it is the load's over that of `versus`.
+    """
 
     figure: str
     panel: str
     series: str
     x: float
     load: Load
+    quantity: str = THROUGHPUT
+    versus: Load | None = None
 
     @property
     def baseline(self) -> Load:
-        return replace(self.load, policy="request_level", chunk=None)
+        return self.versus or replace(self.load, policy="request_level", chunk=None)
+
+    def of(self, baseline: Served, served: Served) -> float:
+        """The point's value by one run of each."""
+        if self.quantity == THROUGHPUT:
+            return baseline.seconds_per_request / served.seconds_per_request
+        return getattr(served, self.quantity) / getattr(baseline, self.quantity)
 
 
 def gains(model: str, scale: Scale) -> list[Gain]:
@@ -122,14 +134,22 @@ class Server:
 
         The first point is measured whatever the time, after a shorter run of it that does not count.
         """
-        for load in (points[0].baseline, points[0].load):
-            self._run(replace(load, num_decodes=WARM_UP_DECODES))
+        self.warm_up(points[0])
         for repetition in range(1 if self.context.is_dry else MOST_PASSES):
             for number, gain in enumerate(points):
                 if self.context.cuts_short(until) and (repetition or number):
                     return
-                for load in (gain.baseline, gain.load):
-                    self._serve(load, repetition + 1)
+                self.serve(gain, repetition + 1)
+
+    def warm_up(self, point: Gain) -> None:
+        """Serve a shorter run of `point` that does not count."""
+        for load in (point.baseline, point.load):
+            self._run(replace(load, num_decodes=WARM_UP_DECODES))
+
+    def serve(self, point: Gain, times: int) -> None:
+        """Serve baseline and policy of `point` one after the other, unless they were served so many times."""
+        for load in (point.baseline, point.load):
+            self._serve(load, times)
 
     def _serve(self, load: Load, times: int) -> None:
         if load in self._too_large or len(self.runs.get(load, ())) >= times:

@@ -11,9 +11,9 @@ from sarathi_lab.block_manager import BlockManager
 from sarathi_lab.engine import run_engine
 from sarathi_lab.executor import Executor
 from sarathi_lab.ledger import Ledger
-from sarathi_lab.metrics import device_idle_fraction
+from sarathi_lab.metrics import device_idle_fraction, latency
 from sarathi_lab.paper.bench import sarathi
-from sarathi_lab.policy import Orca, Policy, RequestLevel
+from sarathi_lab.policy import Orca, Policy, RequestLevel, SarathiServe
 from sarathi_lab.request import Request
 from sarathi_lab.scheduler import Scheduler
 from sarathi_lab.workload.base import random_prompt
@@ -21,7 +21,8 @@ from sarathi_lab.workload.base import random_prompt
 
 @dataclass(frozen=True)
 class Load:
-    """Equal requests under a policy: "request_level", "orca_best", "orca_worst" or "sarathi" with its chunk.
+    """Equal requests under a policy: "request_level", "orca_best", "orca_worst", or with a chunk "sarathi" or
+    "sarathi_serve".
 
     `num_decodes` counts decode iterations: the first output token comes with the prompt.
     """
@@ -37,6 +38,9 @@ class Load:
         if self.policy == "sarathi":
             assert self.chunk is not None
             return sarathi(self.chunk, self.batch_size)
+        if self.policy == "sarathi_serve":
+            assert self.chunk is not None
+            return SarathiServe(chunk=self.chunk)
         others: dict[str, Policy] = {
             "request_level": RequestLevel(),
             "orca_best": Orca(),
@@ -57,12 +61,17 @@ class Load:
 
 @dataclass(frozen=True)
 class Served:
-    """What serving a load gave. `idle_share` is the part of the steady time that the device had nothing to do."""
+    """What serving a load gave. `idle_share` is the part of the steady time that the device had nothing to do.
+
+    `ttft_p50` and `tbt_p99` are seconds to the first token and between tokens, over all requests (METRICS.md).
+    """
 
     seconds_per_request: float
     idle_share: float
     num_iterations: int
     duration: float
+    ttft_p50: float
+    tbt_p99: float
 
 
 def serve(executor: Executor, load: Load, *, num_blocks: int, block_size: int, vocab_size: int) -> Served | None:
@@ -77,12 +86,13 @@ def serve(executor: Executor, load: Load, *, num_blocks: int, block_size: int, v
     ledger = Ledger()
     run_engine(requests, scheduler, executor, ledger)
     iterations = ledger.iterations()
-    duration = float(iterations.end.max())
+    duration, latencies = float(iterations.end.max()), latency(ledger.requests())
+    common = (len(iterations), duration, latencies["ttft_p50"], latencies.get("tbt_p99", math.nan))
     if not load.is_steady:
-        return Served(duration / load.batch_size, device_idle_fraction(iterations), len(iterations), duration)
+        return Served(duration / load.batch_size, device_idle_fraction(iterations), *common)
     start, end, count = steady_window(ledger.requests(), load.batch_size)
     within = iterations[(iterations.start >= start) & (iterations.start < end)]
-    return Served((end - start) / count, device_idle_fraction(within), len(iterations), duration)
+    return Served((end - start) / count, device_idle_fraction(within), *common)
 
 
 def steady_window(requests: pd.DataFrame, batch_size: int) -> tuple[float, float, int]:

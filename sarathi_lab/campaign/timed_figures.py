@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
@@ -60,12 +60,14 @@ def in_fair_turns(figures: Iterable[Sequence[Unit]], spent: Callable[[], float])
             heappush(waiting, (taken + spent() - start, number, left))
 
 
-def fig10_counted(bench: Bench, name: str, batch: int, chunk: int) -> Iterator[Point]:
+def fig10_counted(
+    bench: Bench, name: str, batch: int, chunk: int, seq_lens: Mapping[str, int] = SEQ_LENS
+) -> Iterator[Point]:
     """Fig 10 by counting, as the paper does: decodes at their mean context, and a prompt's chunks carry B - 1 of them.
 
     At P:D = C/(B-1) neither prompts nor decodes are left over.
     """
-    seq_len, num_prefill = SEQ_LENS[name], chunk - (batch - 1)
+    seq_len, num_prefill = seq_lens[name], chunk - (batch - 1)
     prompt_len, num_decodes = lengths(seq_len, best_pd_ratio(chunk, batch), num_prefill)
     context = prompt_len + num_decodes // 2
     prompts = bench.batch(make_batch(prefill_tokens=prompt_len, num_prefills=batch))

@@ -26,12 +26,14 @@ FIG_10_BATCHES = FIG_08_BATCHES
 FIG_13_CHUNKS = range(64, 513, 64)
 
 
-def fig03(bench: Bench, spec: ModelSpec, batches: Iterable[int] = FIG_03_BATCHES) -> Iterator[Point]:
-    """Milliseconds per token by operation, prefill-only and decode-only, at length 1024."""
+def fig03(
+    bench: Bench, spec: ModelSpec, batches: Iterable[int] = FIG_03_BATCHES, seq_len: int = 1024
+) -> Iterator[Point]:
+    """Milliseconds per token by operation, prefill-only and decode-only, at one length."""
     for batch in batches:
-        prefills = bench.batch(make_batch(prefill_tokens=1024, num_prefills=batch))
-        decodes = bench.batch(make_batch(num_decodes=batch, context=1024))
-        for panel, times, num_tokens in (("prefill", prefills, 1024 * batch), ("decode", decodes, batch)):
+        prefills = bench.batch(make_batch(prefill_tokens=seq_len, num_prefills=batch))
+        decodes = bench.batch(make_batch(num_decodes=batch, context=seq_len))
+        for panel, times, num_tokens in (("prefill", prefills, seq_len * batch), ("decode", decodes, batch)):
             series = {**{kind: (kind,) for kind in FOUR}, "others": ("elementwise", "others"), "total": EVERYTHING}
             for name, kinds in series.items():
                 yield Point(panel, name, batch, bench.seconds(times, kinds).times(1e3 / num_tokens))
@@ -93,11 +95,17 @@ def decode_speedup(bench: Bench, seq_len: int, batch: int, chunk: int = CHUNK) -
     return alone.over(bench.seconds(added).times(1 / num_decodes))
 
 
-def fig08(bench: Bench, spec: ModelSpec, batches: Mapping[str, Iterable[int]] = FIG_08_BATCHES) -> Iterator[Point]:
-    """Decode speed-up by batch and length at chunk 256."""
+def fig08(
+    bench: Bench,
+    spec: ModelSpec,
+    batches: Mapping[str, Iterable[int]] = FIG_08_BATCHES,
+    seq_lens: Mapping[str, int] = SEQ_LENS,
+    chunk: int = CHUNK,
+) -> Iterator[Point]:
+    """Decode speed-up by batch and length at one chunk."""
     for name, sizes in batches.items():
         for batch in sizes:
-            yield Point("", name, batch, decode_speedup(bench, SEQ_LENS[name], batch))
+            yield Point("", name, batch, decode_speedup(bench, seq_lens[name], batch, chunk))
 
 
 def fig10(bench: Bench, spec: ModelSpec) -> Iterator[Point]:
@@ -128,12 +136,14 @@ def fig13ab(
                 yield Point(panel, name, chunk, bench.seconds(whole, kinds).over(bench.seconds(cut, kinds)))
 
 
-def table2(bench: Bench, spec: ModelSpec) -> Iterator[Point]:
-    """Milliseconds of a prefill-only, a decode-only and a decode-maximal batch."""
+def table2(bench: Bench, spec: ModelSpec, num_tokens: int = 1024, num_decodes: int = 4) -> Iterator[Point]:
+    """Milliseconds of a prefill-only, a decode-only and a decode-maximal batch at contexts of `num_tokens`."""
     batches = {
-        "prefill-only": make_batch(prefill_tokens=1024),
-        "decode-only": make_batch(num_decodes=4, context=1024),
-        "decode-maximal": make_batch(prefill_tokens=1021, num_decodes=3, context=1024),
+        "prefill-only": make_batch(prefill_tokens=num_tokens),
+        "decode-only": make_batch(num_decodes=num_decodes, context=num_tokens),
+        "decode-maximal": make_batch(
+            prefill_tokens=num_tokens - (num_decodes - 1), num_decodes=num_decodes - 1, context=num_tokens
+        ),
     }
     linear = tuple(kind for kind in COMPUTE if kind != "attn")
     for panel, batch in batches.items():
