@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import os
 import sys
@@ -14,6 +13,7 @@ from typing import Any
 
 import pandas as pd
 
+from sarathi_lab.claims import verdicts
 from sarathi_lab.errors import UserError
 from sarathi_lab.tracking import WandbTracker
 from sarathi_lab.wandb_service import environment, find_project, require_login
@@ -53,7 +53,7 @@ def _main(options: argparse.Namespace) -> int:
         if error.name is None or not error.name.startswith("wandb_workspaces"):
             raise
         raise UserError("package wandb-workspaces is missing; run pip install 'sarathi-lab[dashboard]'") from None
-    claims = _claims()
+    claims = verdicts()
     if options.dry_run:
         view = dashboard_panels.workspace(options.entity or "", options.project)
         report = dashboard_panels.report(options.entity or "", options.project, claims)
@@ -63,13 +63,12 @@ def _main(options: argparse.Namespace) -> int:
         return _write(options, claims)
 
 
-def _write(options: argparse.Namespace, claims: pd.DataFrame | None) -> int:
+def _write(options: argparse.Namespace, claims: pd.DataFrame) -> int:
     from sarathi_lab import dashboard_panels
 
     require_login("a dashboard is written to W&B", "or use --dry-run")
     entity = find_project(options.entity, options.project)
-    if claims is not None:
-        _log_claims(claims, entity, options.project)
+    _log_claims(claims, entity, options.project)
     _save(dashboard_panels.workspace(entity, options.project))
     _save(dashboard_panels.report(entity, options.project, claims))
     return 0
@@ -99,15 +98,6 @@ def _save(what: Any) -> None:
 
 def _json(what: Any) -> Any:
     return json.loads(what._to_model().model_dump_json(by_alias=True, exclude_none=True))
-
-
-def _claims() -> pd.DataFrame | None:
-    """The recorded verdicts, None without the module that judges them."""
-    try:
-        verdicts = importlib.import_module("sarathi_lab.claims").verdicts
-    except ModuleNotFoundError:
-        return None
-    return verdicts()
 
 
 if __name__ == "__main__":

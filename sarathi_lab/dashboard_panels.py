@@ -117,12 +117,12 @@ def workspace(entity: str, project: str) -> ws.Workspace:
     )
 
 
-def report(entity: str, project: str, claims: pd.DataFrame | None) -> wr.Report:
+def report(entity: str, project: str, claims: pd.DataFrame) -> wr.Report:
     """The questions as a report to show to others; `claims` (as `sarathi_lab.claims.verdicts`) is written out."""
     blocks: list[BlockTypes] = [wr.TableOfContents()]
     for question in questions():
         blocks += [wr.H2(text=question.name), wr.P(text=question.text)]
-        if question.name == "Claims" and claims is not None:
+        if question.name == "Claims":
             blocks.append(wr.MarkdownBlock(text=markdown(claims)))
         runset = wr.Runset(name="all runs")  # of the report's own project; naming it would ask the server for its id
         blocks.append(wr.PanelGrid(runsets=[runset], panels=_placed(question.panels)))
