@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from sarathi_lab.wandb_reader import WandbRecord, read_offline, read_online
 # Of a run's own, so that two runs always differ in them.
 OWN = ("started_at", "name", "path", "sweep", "status", "predicted_floor")
 READERS = 4
+SERVED = "throughput"  # in the summary of every run that served requests
 NO_SETTINGS = ("output", "baselines", "tracking.", "hydra.", "_wandb.")
 
 
@@ -91,10 +92,10 @@ def _load(place: str | Path) -> Iterator[ComparedRun]:
             return map(_local, folders)
         if files:
             with ThreadPoolExecutor(READERS) as pool:  # each waits for a process of its own
-                return map(_from_wandb, list(pool.map(read_offline, files)))
+                return _served(list(pool.map(read_offline, files)), place)
         raise UserError(f"{place} holds no finished run and no .wandb file; name a folder such as outputs")
     if str(place).count("/") in (1, 2) and not str(place).startswith((".", "/", "~")):
-        return map(_from_wandb, read_online(str(place)))
+        return _served(read_online(str(place)), place)
     raise UserError(f"{place} is not there; name a folder, a .wandb file, or entity/project/run on W&B")
 
 
@@ -110,16 +111,20 @@ def _local(folder: Path) -> ComparedRun:
     return ComparedRun(labels["name"], str(folder), _settings(config, labels), summary, iterations)
 
 
+def _served(records: Iterable[WandbRecord], place: str | Path) -> Iterator[ComparedRun]:
+    """Those that served requests: a sweep's own table, for one, is a run to W&B, too."""
+    runs = [_from_wandb(record) for record in records if SERVED in record.summary]
+    if not runs:
+        raise UserError(f"{place} holds no run that served requests; name another")
+    return iter(runs)
+
+
 def _from_wandb(record: WandbRecord) -> ComparedRun:
+    """The labels stand beside the settings in the config."""
+    labels = {name: value for name, value in record.config.items() if name != "settings"}
+    settings = _settings(record.config.get("settings", {}), labels)
     summary = {name: float(value) for name, value in record.summary.items() if isinstance(value, int | float)}
-    return ComparedRun(record.name, record.source, _wandb_settings(record.config), summary, record.history)
-
-
-def _wandb_settings(config: Mapping[str, Any]) -> dict[str, object]:
-    """The labels stand beside "settings" in the config of a run, or in "labels" beside the settings."""
-    if "settings" in config:
-        return _settings(config["settings"], {name: value for name, value in config.items() if name != "settings"})
-    return _settings({name: value for name, value in config.items() if name != "labels"}, config.get("labels", {}))
+    return ComparedRun(record.name, record.source, settings, summary, record.history)
 
 
 def _settings(config: Mapping[Any, Any], labels: Mapping[str, Any]) -> dict[str, object]:

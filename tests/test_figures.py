@@ -18,7 +18,9 @@ QUICK = ("fig03", "fig08", "table2", "table4")  # to compute anew
 
 @pytest.fixture(scope="module")
 def points() -> pd.DataFrame:
-    return points_of()
+    """What the paper says and the simulator computes, on whatever devices results are recorded."""
+    found = points_of()
+    return found[found.source != "measured"]
 
 
 def test_it_writes_png_and_pdf_and_the_verdicts(tmp_path, capsys):
@@ -78,13 +80,13 @@ def test_a_measured_effect_is_held_against_the_papers(y, words, points):
 
 
 def test_the_verdict_says_what_was_not_measured_or_too_noisy(points):
-    assert verdict("fig08", points[points.source != "measured"]).endswith("No device has recorded results of it.")
+    assert verdict("fig08", points).endswith("No device has recorded results of it.")
     noisy = pd.concat([points, of_device(np.nan)])
     assert "- cpu, 30m: 1 of 1 points spread too widely to say a number." in verdict("fig08", noisy)
 
 
 def test_a_measured_device_has_panels_of_its_own_with_intervals(points):
-    canvas = draw("fig08", pd.concat([points[points.source != "measured"], of_device(5.0, 4.0, 6.5)]))
+    canvas = draw("fig08", pd.concat([points, of_device(5.0, 4.0, 6.5)]))
     papers, measured = (ax for ax in canvas.axes if ax.has_data())
     assert "measured on cpu, 30m" in measured.get_title()
     assert "paper and simulated" in papers.get_title()

@@ -98,8 +98,9 @@ class Measure:
             tables = self._simulated(cfg, backend)
         tracker: Tracker = build(cfg.tracking)
         tags = [self.experiment, *tables]
+        config = {"task": "measure", "settings": resolved(cfg)}
         with tracker.run(
-            name=place.name, group=place.group, job_type=self.experiment, tags=tags, config=resolved(cfg)
+            name=place.name, group=place.group, job_type=self.experiment, tags=tags, config=config
         ) as tracked:
             points = pd.concat([_as_figure(table) for table in tables.values()], ignore_index=True)
             place.run_dir.mkdir(parents=True, exist_ok=True)
