@@ -15,24 +15,16 @@ import pandas as pd
 
 from sarathi_lab.claims import verdicts
 from sarathi_lab.errors import UserError
+from sarathi_lab.exits import exit_code
 from sarathi_lab.tracking import WandbTracker
 from sarathi_lab.wandb_service import environment, find_project, require_login
 
 CLAIMS = "claims"  # the table's name, which its panel looks for
-EXIT_USER_ERROR = 2
-EXIT_INTERRUPTED = 130
 
 
 def main(args: Sequence[str]) -> int:
     """Run a command line; returns 0, 2 for a mistake of the user's, 130 for Ctrl-C."""
-    try:
-        return _main(_parser().parse_args(args))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_USER_ERROR
-    except KeyboardInterrupt:
-        print("interrupted: what was written is kept", file=sys.stderr)
-        return EXIT_INTERRUPTED
+    return exit_code(lambda: _main(_parser().parse_args(args)), "what was written is kept")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -13,7 +13,8 @@ from pathlib import Path
 import pandas as pd
 
 from sarathi_lab import recorded
-from sarathi_lab.errors import UserError, require_one_of
+from sarathi_lab.errors import require_one_of
+from sarathi_lab.exits import exit_code
 from sarathi_lab.paper import plots
 from sarathi_lab.paper.figures import COLUMNS, FIGURES, PARTS, devices_of, paper, predict
 from sarathi_lab.paper.headlines import QUESTIONS, headlines, verdict
@@ -22,8 +23,6 @@ from sarathi_lab.report import console, print_place, progress_of
 
 __all__ = ["FIGURES", "QUESTIONS", "headlines", "main", "points_of", "simulate", "verdict"]
 
-EXIT_USER_ERROR = 2
-EXIT_INTERRUPTED = 130
 SIMULATED = EXPERIMENTS / "paper" / "results" / "simulated.csv"
 FORMATS = ("png", "pdf")
 DRAWN_CURVES = 10  # each n-th of the thousand points of Fig 12's curves is recorded; more than can be seen apart
@@ -32,14 +31,7 @@ DRAWN_CURVES = 10  # each n-th of the thousand points of Fig 12's curves is reco
 def main(args: Sequence[str] | None = None) -> int:
     """Run a command line; returns 0, 2 for a mistake of the user's, 130 for Ctrl-C."""
     options = _parser().parse_args(args)
-    try:
-        return _run(options)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_USER_ERROR
-    except KeyboardInterrupt:
-        print("interrupted: the figures that were written are kept", file=sys.stderr)
-        return EXIT_INTERRUPTED
+    return exit_code(lambda: _run(options), "the figures that were written are kept")
 
 
 def points_of(*names: str) -> pd.DataFrame:

@@ -16,15 +16,13 @@ from omegaconf.errors import OmegaConfBaseException
 from sarathi_lab import report
 from sarathi_lab.command_line import CommandLine, explain, flags_first, is_run, read_command_line
 from sarathi_lab.errors import UserError
+from sarathi_lab.exits import EXIT_INTERRUPTED, exit_code
 from sarathi_lab.job import run_job
 from sarathi_lab.paths import CONF, make_folder
 from sarathi_lab.plan import build
 from sarathi_lab.sweep_tracking import track_sweep
 from sarathi_lab.sweeps.driver import Sweep
 from sarathi_lab.sweeps.resume import find_sweep, split_resume
-
-EXIT_USER_ERROR = 2
-EXIT_INTERRUPTED = 130
 
 
 def main(args: Sequence[str]) -> int:
@@ -33,24 +31,20 @@ def main(args: Sequence[str]) -> int:
     0; 2 for a mistake of the user's, or runs that stopped; 1 for runs that failed otherwise; 130 for Ctrl-C.
     """
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors reach us as exceptions, to be reported in one line
-    try:
-        args = flags_first(args)
-        if not is_run(args):
-            return _show(args)
-        args, resume = split_resume(args)
-        command_line = read_command_line(args)
-        if resume is not None:
-            command_line = replace(command_line, results_dir=find_sweep(resume, command_line).folder)
-        _check(command_line)
-        if command_line.is_sweep:
-            return _run_sweep(command_line, is_resumed=resume is not None)
-        return _run(args, command_line)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_USER_ERROR
-    except KeyboardInterrupt:
-        print("interrupted: finished runs are kept", file=sys.stderr)
-        return EXIT_INTERRUPTED
+    return exit_code(lambda: _main(flags_first(args)), "finished runs are kept")
+
+
+def _main(args: Sequence[str]) -> int:
+    if not is_run(args):
+        return _show(args)
+    args, resume = split_resume(args)
+    command_line = read_command_line(args)
+    if resume is not None:
+        command_line = replace(command_line, results_dir=find_sweep(resume, command_line).folder)
+    _check(command_line)
+    if command_line.is_sweep:
+        return _run_sweep(command_line, is_resumed=resume is not None)
+    return _run(args, command_line)
 
 
 def _show(args: Sequence[str]) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,25 +12,18 @@ from sarathi_lab.campaign.campaign import Campaign
 from sarathi_lab.campaign.parts import NAMES, PARTS, Part
 from sarathi_lab.campaign.publish import slug_of
 from sarathi_lab.errors import UserError, require_number
+from sarathi_lab.exits import exit_code
 from sarathi_lab.paths import EXPERIMENTS, REPOSITORY
 from sarathi_lab.provenance import provenance
 from sarathi_lab.torch_executor.device import device_description, resolve_device
 
-EXIT_USER_ERROR = 2
-EXIT_INTERRUPTED = 130
 LEAST_TIME = 0.25  # of the usual: below it, loading the models takes most of it
 
 
 def main(args: Sequence[str]) -> int:
     """Run a command line; returns 0, 1 if parts failed, 2 for a mistake of the user's, 130 for Ctrl-C."""
-    try:
-        return _campaign(_parser().parse_args(args)).run()
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_USER_ERROR
-    except KeyboardInterrupt:
-        print("interrupted: finished parts are kept, and skipped the next time", file=sys.stderr)
-        return EXIT_INTERRUPTED
+    options = _parser().parse_args(args)
+    return exit_code(lambda: _campaign(options).run(), "finished parts are kept, and skipped the next time")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -13,26 +13,18 @@ from sarathi_lab.claims.runs import Runs
 from sarathi_lab.claims.show import print_verdicts, write_readme
 from sarathi_lab.claims.verdicts import verdicts
 from sarathi_lab.errors import UserError, require_number
+from sarathi_lab.exits import exit_code
 from sarathi_lab.experiment.experiments import EXPERIMENTS
 from sarathi_lab.paths import EXPERIMENTS as RECORDS
 from sarathi_lab.paths import REPOSITORY, make_folder
 from sarathi_lab.report import print_place
 
-EXIT_USER_ERROR = 2
-EXIT_INTERRUPTED = 130
 FEW_MINUTES = 200.0  # seconds of measuring, for those who just want to see
 
 
 def main(args: Sequence[str]) -> int:
     """Run a command line; returns 0, 1 if experiments failed, 2 for a mistake of the user's, 130 for Ctrl-C."""
-    try:
-        return _main(_parser().parse_args(args))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_USER_ERROR
-    except KeyboardInterrupt:
-        print("interrupted: experiments that finished are kept", file=sys.stderr)
-        return EXIT_INTERRUPTED
+    return exit_code(lambda: _main(_parser().parse_args(args)), "experiments that finished are kept")
 
 
 def _parser() -> argparse.ArgumentParser:

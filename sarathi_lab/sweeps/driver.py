@@ -9,14 +9,12 @@ from hydra import initialize_config_dir
 
 from sarathi_lab import report
 from sarathi_lab.command_line import CommandLine
+from sarathi_lab.exits import EXIT_FAILED, EXIT_USER_ERROR
 from sarathi_lab.paths import CONF
 from sarathi_lab.sweeps.launch import JobLauncher
 from sarathi_lab.sweeps.progress import SweepProgress
 from sarathi_lab.sweeps.record import SweepRecord
 from sarathi_lab.sweeps.resume import fingerprint
-
-EXIT_FAILED = 1  # by what no user can mend
-EXIT_USER_ERROR = 2
 
 
 class Sweep:
