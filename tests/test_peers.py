@@ -15,7 +15,7 @@ import torch
 import yaml
 
 from sarathi_lab.errors import UserError
-from sarathi_lab.paths import CONF
+from sarathi_lab.paths import CONF, EXPERIMENTS, REPOSITORY
 from sarathi_lab.peers import measure as measure_module
 from sarathi_lab.peers import task as task_module
 from sarathi_lab.peers.checkpoint import ensure_checkpoint
@@ -233,7 +233,7 @@ def test_the_checkpoint_is_that_of_its_seed_and_kept(tiny, tmp_path):
 # -- the task ---------------------------------------------------------------------------------------------------
 
 
-def test_the_issues_requests_and_shapes():
+def test_the_requests_and_shapes_are_those_of_the_recorded_comparison():
     assert [(load.num_requests, load.prompt_len, load.output_len) for load in LOADS.values()] == [
         (16, 512, 64),
         (8, 1024, 16),
@@ -317,3 +317,29 @@ def test_a_setting_that_names_nothing_is_refused_in_one_line(setting, reason, tm
     assert reason in message
     assert message.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+# -- what is recorded -----------------------------------------------------------------------------------------------
+
+SHOWN = {
+    "openvino_genai split": "OpenVINO GenAI, prompts split",
+    "openvino_genai whole": "OpenVINO GenAI, prompts whole",
+    "vllm": "vLLM",
+    "llama_cpp": "llama.cpp",
+    "transformers_generate": "transformers `generate`",
+}
+
+
+def test_the_readme_shows_the_recorded_ratios():
+    table = pd.read_csv(EXPERIMENTS / "peers" / "results" / "cpu" / "peers.csv", keep_default_na=False)
+    table["engine"] = (table.peer + " " + table.variant).str.strip()
+    columns = ["float32 30m A", "float32 30m B", "float32 120m A", "bfloat16 30m A", "bfloat16 30m B", "bfloat16 120m A"]
+    table["column"] = table.dtype + " " + table.model + " " + table.workload
+    ratios = table.pivot(index="engine", columns="column", values="ratio").astype(float)
+    seconds = table[table.peer == OURS].set_index("column").seconds.astype(float)
+    readme = (REPOSITORY / "README.md").read_text()
+    for engine, name in SHOWN.items():
+        assert "| ".join([f"| {name} ", *(f"{ratios.loc[engine, column]:.2f} " for column in columns)]) + "|" in readme
+    assert "| ".join(["| *sarathi_lab, seconds* ", *(f"*{seconds[column]:.2f}* " for column in columns)]) + "|" in readme
+    exact = table[(table.dtype == "float32") & (table.error == "")]
+    assert (exact.agreement.astype(float) == 1).all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,6 +23,8 @@ from sarathi_lab.experiment.simulate import SimulatedDevice, by_device, simulate
 from sarathi_lab.experiment.stages import LOADS, NUM_STAGES, fig12_samples, kv_tokens
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.paper.bench import Bench
+from sarathi_lab.paper.figures import paper
+from sarathi_lab.paper.plots import draw
 from sarathi_lab.paper.task import Figures
 from sarathi_lab.plan import build, resolve_model, resolved
 from sarathi_lab.presets import load_hardware, load_spec
@@ -85,7 +88,7 @@ class Measure:
             _refuse_parallel(backend)
 
     def run(self, cfg: DictConfig, place: Place) -> None:
-        """Write figure.parquet and a CSV by device, print the lines, record and track them."""
+        """Write figure.parquet, a CSV by device and a picture, print the lines, record and track them."""
         backend = build(cfg.executor)
         if isinstance(backend, TorchBackend):
             tables = self._measured(cfg, backend)
@@ -106,10 +109,13 @@ class Measure:
             place.run_dir.mkdir(parents=True, exist_ok=True)
             points.to_parquet(place.run_dir / POINTS, index=False)
             self._keep(tables, place.run_dir)
+            picture = self._draw(points, place.run_dir)
             tracked.log_tables(place.run_dir)
         for device, table in tables.items():
             _print_lines(device, table)
         print_place("points", place.run_dir / POINTS)
+        if picture is not None:
+            print_place("figure", picture)
 
     @property
     def _own(self) -> Experiment:
@@ -196,6 +202,15 @@ class Measure:
             whole = pd.concat([table, extra.assign(**labels)], ignore_index=True) if len(extra) else table
             tables[device.folder] = pd.concat([tables.get(device.folder), whole], ignore_index=True)
         return {folder: table.assign(dtype="float16") for folder, table in tables.items()}
+
+    def _draw(self, points: pd.DataFrame, folder: Path) -> Path | None:
+        """A figure of the paper beside the paper's own points; None of what it does not show, or has no number."""
+        if not self._own.is_papers or points.y.isna().all():
+            return None
+        whole = pd.concat([paper(self.experiment), points.assign(uncertainty=math.nan)], ignore_index=True)
+        path = folder / f"{self.experiment}.png"
+        draw(self.experiment, whole).savefig(path, dpi=150)
+        return path
 
     def _keep(self, tables: dict[str, pd.DataFrame], folder: Path) -> None:
         for device, table in tables.items():

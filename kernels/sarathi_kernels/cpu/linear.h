@@ -62,8 +62,8 @@ inline void multiply_panel(Inputs& inputs, int64_t first, int64_t end, const Lin
     } else if (is_bf16) {
         multiply_rows_bf16(inputs.floats(first), inputs.stride(), static_cast<const bf16*>(weight), k, end - first, sums);
     } else {
-        multiply_rows<false>(inputs.floats(first), inputs.stride(), 1, static_cast<const float*>(weight), k, end - first,
-                             sums);
+        multiply_rows<false, true>(inputs.floats(first), inputs.stride(), 1, static_cast<const float*>(weight), k,
+                                   end - first, sums);
     }
     for (int64_t half = 0; linear.bias && half < PANEL; half += LANES) {
         const __m512 bias = load(linear.bias + panel * PANEL + half);

@@ -12,6 +12,17 @@ constexpr int64_t ROWS = 12;   // of a product kept in registers: 24 sums, two w
 constexpr int64_t KBLOCK = 32;  // inputs that one AMX tile holds
 constexpr int64_t TILE = LANES * KBLOCK;
 
+// What a product reads next, a few lines at a time: a weight that streams by is waited for otherwise.
+struct Ahead {
+    const char* next = nullptr;
+    int64_t lines = 0;  // at a time
+    void fetch() {
+        for (int64_t line = 0; line < lines; ++line, next += 64) {
+            _mm_prefetch(next, _MM_HINT_T1);
+        }
+    }
+};
+
 // out[m][0..32) = sum over k of a[m row_stride + k k_stride] * b[k][0..32), added to what is there if `Accumulates`.
 template <int M, bool Accumulates>
 inline void multiply(const float* a, int64_t row_stride, int64_t k_stride, const float* b, int64_t k, float* out) {
@@ -114,17 +125,6 @@ inline void multiply_tile_row(const bf16* a, const bf16* b, int64_t count, float
     _tile_stored(1, out + LANES, PANEL * 4);
 }
 
-// What a product reads next, a few lines at a time: a weight that streams by is waited for otherwise.
-struct Ahead {
-    const char* next = nullptr;
-    int64_t lines = 0;  // for each pair of tiles
-    void fetch() {
-        for (int64_t line = 0; line < lines; ++line, next += 64) {
-            _mm_prefetch(next, _MM_HINT_T1);
-        }
-    }
-};
-
 // 32 rows, the second 16 of which lie `below` the first.
 inline void multiply_tile_pair(const bf16* a, int64_t below, const bf16* b, int64_t count, float* out, bool accumulates,
                                Ahead& ahead) {
@@ -200,11 +200,14 @@ inline void with_rows(int64_t rows, Call&& call) {
 }
 
 // `rows` of a product, as many at a time as registers hold, in parts as equal as can be.
-template <bool Accumulates>
+// What follows `b` in memory is next if it streams.
+template <bool Accumulates, bool Streams = false>
 inline void multiply_rows(const float* a, int64_t row_stride, int64_t k_stride, const float* b, int64_t k, int64_t rows,
                           float* out) {
-    const int64_t parts = (rows + ROWS - 1) / ROWS;
+    const int64_t parts = (rows + ROWS - 1) / ROWS, lines = k * PANEL * 4 / 64;
+    Ahead ahead{reinterpret_cast<const char*>(b + k * PANEL), Streams && parts > 1 ? (lines + parts - 1) / parts : 0};
     for (int64_t part = 0, row = 0; part < parts; ++part) {
+        ahead.fetch();
         const int64_t end = (part + 1) * rows / parts;
         with_rows<ROWS>(end - row, [&]<int M>() {
             multiply<M, Accumulates>(a + row * row_stride, row_stride, k_stride, b, k, out + row * PANEL);
