@@ -74,7 +74,7 @@ class Advise:
     def _plan(self, cfg: DictConfig) -> Plan:
         cost_of(cfg)
         policy_of_chunk(cfg)
-        chosen = OmegaConf.merge(cfg, {"policy": {"chunk": AUTO}})
+        chosen = OmegaConf.merge(cfg, {"policy": {build(cfg.policy).budget_field: AUTO}})
         assert isinstance(chosen, DictConfig)
         return make_plan(chosen, self.chunks)
 

@@ -40,6 +40,7 @@ class Sizes:
     max_batch_tokens: int | None = None  # None: whatever the warm-up runs
     chunk: int | None = None
     fills_memory: bool = False
+    num_host_blocks: int = 0  # of the cache in host memory, for what is swapped out
 
 
 class Backend(Protocol):

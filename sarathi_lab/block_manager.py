@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sarathi_lab.request import Sequence
+from sarathi_lab.request import Copy, Sequence
 
 
 class BlockManager:
     """`num_blocks` blocks of `block_size` tokens each; block ids index the executor's cache tensor.
 
-    Source of the scheme: paged attention (vLLM). Nothing is moved and nothing is shared between sequences.
+    `num_host_blocks` more in host memory take what is swapped out. Source of the scheme: paged attention (vLLM).
+    Nothing is shared between sequences.
     """
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
-        if num_blocks < 1 or block_size < 1:
+    def __init__(self, num_blocks: int, block_size: int, num_host_blocks: int = 0) -> None:
+        if num_blocks < 1 or block_size < 1 or num_host_blocks < 0:
             raise ValueError(f"need at least one block of one token, got {num_blocks} of {block_size}")
         self.num_blocks = num_blocks
+        self.num_host_blocks = num_host_blocks
         self.block_size = block_size
         # Popped from the end, so that a fresh cache hands out 0, 1, 2, …: neighbours stay neighbours.
         self._free = list(range(num_blocks - 1, -1, -1))
+        self._free_host = list(range(num_host_blocks - 1, -1, -1))
 
     @property
     def num_free(self) -> int:
@@ -63,8 +66,32 @@ class BlockManager:
         sequence.block_ids.clear()
         sequence.blocks_are_neighbours = True
 
-    def check_integrity(self, sequences: Iterable[Sequence]) -> None:
-        """Raise AssertionError unless every block is free or held by exactly one of `sequences`."""
+    def swap_out(self, sequence: Sequence) -> list[Copy] | None:
+        """Move `sequence` to host memory and free its blocks; None, with nothing changed, if that is full."""
+        num_blocks = self.blocks_for(sequence.num_computed)  # what was only set aside holds nothing
+        if num_blocks > len(self._free_host):
+            return None
+        sequence.host_block_ids = [self._free_host.pop() for _ in range(num_blocks)]
+        pairs = zip(sequence.block_ids, sequence.host_block_ids, strict=False)
+        copies = [Copy(True, device, host) for device, host in pairs]
+        self.free(sequence)
+        return copies
+
+    def swap_in(self, sequence: Sequence, num_tokens: int) -> list[Copy] | None:
+        """Bring `sequence` back, with room for `num_tokens` tokens; None, with nothing changed, if blocks are short."""
+        if not self.grow(sequence, num_tokens):
+            return None
+        pairs = zip(sequence.block_ids, sequence.host_block_ids, strict=False)
+        copies = [Copy(False, device, host) for device, host in pairs]
+        self._free_host.extend(reversed(sequence.host_block_ids))
+        sequence.host_block_ids = []
+        return copies
+
+    def check_integrity(self, sequences: Iterable[Sequence], swapped: Iterable[Sequence] = ()) -> None:
+        """Raise AssertionError unless every block is free or held by exactly one of `sequences`, or of `swapped`."""
+        on_host = [block for sequence in swapped for block in sequence.host_block_ids]
+        if sorted(on_host + self._free_host) != list(range(self.num_host_blocks)):
+            raise AssertionError(f"{len(on_host)} + {len(self._free_host)} are not {self.num_host_blocks} host blocks")
         held = [block for sequence in sequences for block in sequence.block_ids]
         everything = sorted(held + self._free)
         if everything != list(range(self.num_blocks)):

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
@@ -17,12 +17,13 @@ from omegaconf import DictConfig, OmegaConf
 from sarathi_lab.advisor import BASELINES, Advice, Prediction, advise
 from sarathi_lab.backend import Backend, Predictor, Sizes
 from sarathi_lab.block_manager import BlockManager
-from sarathi_lab.errors import UserError, require_bool, require_int
+from sarathi_lab.errors import UserError, require_bool, require_int, require_one_of
 from sarathi_lab.model.auto import AutoModel
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.paths import CONF
-from sarathi_lab.policy import Policy
-from sarathi_lab.scheduler import Scheduler
+from sarathi_lab.policy import Policy, with_budget
+from sarathi_lab.scheduler import Preemption, Scheduler
+from sarathi_lab.waiting import QueueOrder
 from sarathi_lab.workload import LoadedRequests
 
 # Room that a policy's default watermark (1 %) keeps free must not cost a sequence of the default cache.
@@ -48,40 +49,42 @@ class Plan:
     block_size: int
     num_blocks: int
     fills_memory: bool  # whether the cache takes what the memory holds; num_blocks is then an estimate
+    queue_order: QueueOrder
+    preemption: Preemption
+    num_host_blocks: int  # of the cache in host memory, for what is swapped out
     writes_trace: bool
     advice: Advice | None = None
 
     @property
     def sizes(self) -> Sizes:
         """What the executor is made for."""
-        policy: Any = self.policy
-        chunk = getattr(policy, "chunk", None)
-        is_capped = chunk is not None and not getattr(policy, "min_decodes", 0)
+        chunk = self.policy.budget
         return Sizes(
             num_blocks=self.num_blocks,
             block_size=self.block_size,
             batch_size=self.batch_size,
             max_model_len=self.max_model_len,
-            max_batch_tokens=max(chunk or 0, self.batch_size) if is_capped else self._longest_prompts(),
+            max_batch_tokens=max(chunk or 0, self.batch_size) if self.policy.is_capped else self._longest_prompts(),
             chunk=chunk,
             fills_memory=self.fills_memory,
+            num_host_blocks=self.num_host_blocks,
         )
 
     def _longest_prompts(self) -> int:
         """Tokens of the largest batch of whole prompts, beside as many decodes as there may be."""
-        policy: Any = self.policy
-        most = max(getattr(policy, "max_prefills", None) or self.batch_size, getattr(policy, "min_decodes", 0))
         longest = sorted((request.total_len for request in self.load.requests), reverse=True)
-        return sum(longest[:most]) + self.batch_size
+        return sum(longest[: self.policy.most_prefills or self.batch_size]) + self.batch_size
 
     def scheduler(self) -> Scheduler:
         """A fresh scheduler with an empty cache."""
         return Scheduler(
             self.policy,
-            BlockManager(self.num_blocks, self.block_size),
+            BlockManager(self.num_blocks, self.block_size, self.num_host_blocks),
             batch_size=self.batch_size,
             max_model_len=self.max_model_len,
             num_micro_batches=self.backend.num_stages,
+            queue_order=self.queue_order,
+            preemption=self.preemption,
         )
 
 
@@ -91,7 +94,9 @@ def make_plan(cfg: DictConfig, chunks: Sequence[int] | None = None) -> Plan:
     chunk=auto is chosen from `chunks`, or as `advisor.advise` does if they are None.
     """
     batch_size = require_int("batch", cfg.batch, 1, "use the number of sequences to serve at a time, such as 8")
-    policy = build(cfg.policy)
+    policy: Policy = build(cfg.policy)
+    require_one_of("queue_order", cfg.queue_order, get_args(QueueOrder))
+    require_one_of("preemption", cfg.preemption, get_args(Preemption))
     backend = build(cfg.executor)
     spec, checkpoint = resolve_model(cfg, backend)
     load = _load(cfg, backend, spec, checkpoint)
@@ -116,9 +121,12 @@ def make_plan(cfg: DictConfig, chunks: Sequence[int] | None = None) -> Plan:
         block_size=block_size,
         num_blocks=num_blocks,
         fills_memory=fills_memory,
+        queue_order=cfg.queue_order,
+        preemption=cfg.preemption,
+        num_host_blocks=_num_host_blocks(cfg, num_blocks),
         writes_trace=_writes_trace(cfg),
     )
-    if getattr(policy, "chunk", None) == AUTO:
+    if policy.budget == AUTO:
         plan = _with_advice(plan, chunks)
     scheduler = plan.scheduler()
     for request in load.requests:
@@ -151,11 +159,11 @@ def _with_advice(plan: Plan, chunks: Sequence[int] | None) -> Plan:
             f"chunk={AUTO} needs a cost model of {plan.backend.device_name}, which has none; name a number such as "
             "chunk=256, or add executor=simulated"
         )
-    policy: Any = plan.policy
     key = _advice_key(plan, chunks)
     advice = _ADVICE[key] = _ADVICE.get(key) or _advise(plan, predictor, chunks)
-    config = {**plan.config, "policy": {**plan.config["policy"], "chunk": advice.chunk}}
-    return replace(plan, config=config, policy=replace(policy, chunk=advice.chunk), advice=advice)
+    field = plan.policy.budget_field
+    config = {**plan.config, "policy": {**plan.config["policy"], field: advice.chunk}}
+    return replace(plan, config=config, policy=with_budget(plan.policy, advice.chunk), advice=advice)
 
 
 # Of this process, by `_advice_key`: a job is planned when its command line is checked, and again when it runs.
@@ -171,7 +179,6 @@ def _advice_key(plan: Plan, chunks: Sequence[int] | None) -> Hashable:
 
 
 def _advise(plan: Plan, predictor: Predictor, chunks: Sequence[int] | None) -> Advice:
-    policy: Any = plan.policy
     prediction = Prediction(
         plan.load.requests,
         plan.batch_size,
@@ -181,7 +188,7 @@ def _advise(plan: Plan, predictor: Predictor, chunks: Sequence[int] | None) -> A
         plan.block_size,
         _predicted_baselines(plan),
     )
-    return advise(prediction, predictor.tile, policy=lambda chunk: replace(policy, chunk=chunk), chunks=chunks)
+    return advise(prediction, predictor.tile, policy=lambda chunk: with_budget(plan.policy, chunk), chunks=chunks)
 
 
 def _predicted_baselines(plan: Plan) -> tuple[str, ...]:
@@ -253,6 +260,15 @@ def _max_model_len(cfg: DictConfig, load: LoadedRequests, spec: ModelSpec, check
 def _writes_trace(cfg: DictConfig) -> bool:
     require_bool("trace", cfg.trace, "use true to write trace.json, else false")
     return cfg.trace
+
+
+def _num_host_blocks(cfg: DictConfig, num_blocks: int) -> int:
+    named = cfg.cache.num_host_blocks
+    if cfg.preemption != "swap":
+        if named is not None:
+            raise UserError(f"cache.num_host_blocks={named} has no effect without preemption=swap; add it")
+        return 0
+    return num_blocks if named is None else require_int("cache.num_host_blocks", named, 0, "use null for num_blocks")
 
 
 def _num_blocks(cfg: DictConfig, num_sequences: int, max_model_len: int, block_size: int) -> int:

@@ -17,7 +17,8 @@ class Request:
 
     `prompt_token_ids` is None where nobody reads tokens (simulation); `prompt_len` is always set.
     Exactly `output_len` tokens are generated: end-of-sequence is ignored, so that policies are compared
-    on the same work. Times are seconds since the start of the run.
+    on the same work. Times are seconds since the start of the run. Lower `priority` is served first where the queue
+    is ordered by it.
     """
 
     request_id: int
@@ -25,6 +26,7 @@ class Request:
     prompt_len: int
     output_len: int
     prompt_token_ids: SequenceABC[int] | NDArray[np.int32] | None = None
+    priority: int = 0
 
     @property
     def total_len(self) -> int:
@@ -43,6 +45,7 @@ class Sequence:
         "block_ids",
         "blocks_are_neighbours",
         "first_scheduled_time",
+        "host_block_ids",
         "in_flight",
         "is_running",
         "num_computed",
@@ -60,6 +63,7 @@ class Sequence:
         self.num_computed = 0  # advanced by Scheduler.update, reset by preemption
         self.block_ids: list[int] = []  # written by BlockManager only, as is the next
         self.blocks_are_neighbours = True  # whether block_ids count up by one
+        self.host_block_ids: list[int] = []  # where its cache is while it is swapped out; written by BlockManager only
         self.is_running = False  # written by Scheduler: admitted and not preempted since, as is the next
         self.position = 0  # rank among the running: those before have smaller ones
         self.in_flight = False  # set by Batch.add, cleared by Scheduler.update
@@ -110,6 +114,14 @@ class Chunk(NamedTuple):
         return self.start + self.num_tokens - self.sequence.request.prompt_len
 
 
+class Copy(NamedTuple):
+    """A block of cache to be moved before a batch runs: out to host memory, or back in; ids of either pool."""
+
+    is_out: bool
+    device_block: int
+    host_block: int
+
+
 class Queues(NamedTuple):
     """How many sequences run and wait, blocks are taken, and preemptions there were so far."""
 
@@ -124,11 +136,13 @@ class Batch:
 
     Filled by a policy through the scheduler's moves; read by executors and the ledger. `kv_tokens` count cached
     tokens read by attention (context plus the chunk itself); `query_key_pairs` counts causal query-key products.
-    `queues` are those that it leaves behind, set by `Scheduler.advance`.
+    `copies` are to be made in their order, before anything is computed. `queues` are those that it leaves behind, set
+    by `Scheduler.advance`.
     """
 
     __slots__ = (
         "chunks",
+        "copies",
         "decode_kv_tokens",
         "num_decode_tokens",
         "num_emits",
@@ -141,6 +155,7 @@ class Batch:
 
     def __init__(self) -> None:
         self.chunks: list[Chunk] = []
+        self.copies: list[Copy] = []  # written by Scheduler
         self.num_prefills = 0
         self.num_prefill_tokens = 0
         self.num_decode_tokens = 0  # one token a decode, so also the number of decodes
@@ -156,6 +171,10 @@ class Batch:
     @property
     def num_tokens(self) -> int:
         return self.num_prefill_tokens + self.num_decode_tokens
+
+    def put_prefills_first(self) -> None:
+        """Order the chunks so that those of prompts come before the decodes; the order among either stays."""
+        self.chunks.sort(key=lambda chunk: chunk.is_decode)
 
     def add(self, sequence: Sequence, num_tokens: int) -> None:
         """Take the next `num_tokens` pending tokens of `sequence`.

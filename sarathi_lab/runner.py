@@ -117,13 +117,14 @@ def _move_unless_there(aside: Path, run_dir: Path) -> None:
 
 def _baseline_name(cfg: DictConfig, name: str, swept: Sequence[str]) -> str:
     """The baseline and what the sweep varies of its work: not the parameters of another policy."""
-    read = [key for key in swept if key.partition(".")[0] != "policy" and (key != "chunk" or "chunk" in cfg.policy)]
+    cuts_prompts = build(cfg.policy).budget is not None
+    read = [key for key in swept if key.partition(".")[0] != "policy" and (key != "chunk" or cuts_prompts)]
     return " ".join(["baseline", name, *(f"{key}={OmegaConf.select(cfg, key)}" for key in read)])
 
 
 def _fingerprint(plan: Plan) -> str:
     """Equal for plans that do the same work: whatever the policy does not read does not count."""
-    names = ("policy", "workload", "executor", "model", "batch", "max_model_len", "cache")
+    names = ("policy", "workload", "executor", "model", "batch", "max_model_len", "cache", "queue_order", "preemption")
     text = json.dumps({name: plan.config[name] for name in names}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
@@ -235,12 +236,11 @@ def _decode_cost(plan: Plan, executor: Executor, iterations: pd.DataFrame) -> De
 
 def _labels(plan: Plan, name: str) -> dict[str, Any]:
     """What a run is called by in tables and dashboards: flat, and null for what the policy does not read."""
-    policy = plan.config["policy"]
     return {
         "name": name,
         "policy": plan.policy.name,
         **{key: plan.config[key] for key in ("batch", "seed")},
-        "chunk": policy.get("chunk"),
+        "chunk": plan.policy.budget,
         "pd_ratio": plan.config["workload"].get("pd_ratio"),
         "seq_len": plan.config["workload"].get("seq_len"),
         "workload": plan.load.name,

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from itertools import islice
+from typing import Any, Literal
 
 from sarathi_lab.block_manager import BlockManager
 from sarathi_lab.errors import UserError
 from sarathi_lab.executor import NO_TOKEN, StepResult
 from sarathi_lab.policy import Policy
-from sarathi_lab.request import Batch, Queues, Request, Sequence
+from sarathi_lab.request import Batch, Copy, Queues, Request, Sequence
+from sarathi_lab.waiting import QueueOrder, Rank, WaitingQueue, by_arrival, by_priority, make_queue
+
+Preemption = Literal["recompute", "swap"]
+# How many of the tokens that are left for a sequence's prompt it takes; 0 passes it over.
+Size = Callable[[Sequence, int], int]
 
 
 class Scheduler:
@@ -16,6 +24,10 @@ class Scheduler:
 
     `batch_size` is the most sequences one batch may carry, `num_micro_batches` how many batches the executor keeps
     in flight; so at most their product is running. A sequence in flight is never scheduled or evicted.
+
+    When the cache is short, the newest running sequence gives way, or with `queue_order="priority"` the newest of the
+    least urgent. `preemption="swap"` moves its cache to host memory while there is room, else it is computed again.
+    Swapped sequences come back before any waiting one is admitted.
     """
 
     def __init__(
@@ -26,6 +38,8 @@ class Scheduler:
         batch_size: int,
         max_model_len: int,
         num_micro_batches: int = 1,
+        queue_order: QueueOrder = "fcfs",
+        preemption: Preemption = "recompute",
     ) -> None:
         policy.validate(batch_size, max_model_len)
         self.policy = policy
@@ -33,7 +47,10 @@ class Scheduler:
         self.batch_size = batch_size
         self.max_num_seqs = batch_size * num_micro_batches
         self.max_model_len = max_model_len
-        self.waiting: deque[Sequence] = deque()
+        self.preemption = preemption
+        self.waiting: WaitingQueue = make_queue(queue_order)
+        self.swapped: deque[Sequence] = deque()
+        self.memory: dict[str, Any] = {}  # the policy's own, from one iteration to the next
         self.running: list[Sequence] = []
         # The running ones that are not in flight, in the same order: of a pipeline's sequences, those of one batch.
         self._idle: list[Sequence] = []
@@ -43,10 +60,13 @@ class Scheduler:
         self.last_prompt_latency = 0.0
         self.num_preemptions = 0
         self._num_added = 0
+        self._copies: list[Copy] = []  # for the next batch
+        # Who gives way first: the largest.
+        self._rank: Callable[[Sequence], Rank] = by_priority if queue_order == "priority" else by_arrival
 
     @property
     def has_work(self) -> bool:
-        return bool(self.waiting or self.running)
+        return bool(self.waiting or self.running or self.swapped)
 
     @property
     def has_idle_running(self) -> bool:
@@ -57,6 +77,15 @@ class Scheduler:
     def num_idle_decodes(self) -> int:
         """Sequences whose next token could be decoded now."""
         return sum(self._is_idle(sequence) and sequence.is_decoding for sequence in self._idle)
+
+    @property
+    def idle_prefills(self) -> list[Sequence]:
+        """Running sequences whose prompt could be caught up now, oldest first."""
+        return [sequence for sequence in self._idle if self._is_idle(sequence) and not sequence.is_decoding]
+
+    def upcoming(self, num_sequences: int) -> list[Sequence]:
+        """The next waiting sequences, in the order of admission."""
+        return list(islice(self.waiting, num_sequences))
 
     def add(self, request: Request) -> Sequence:
         """Queue a request. Raises UserError for one that could never finish, rather than stalling later."""
@@ -71,7 +100,7 @@ class Scheduler:
         what = f"request {request.request_id} of {request.prompt_len} + {request.output_len} tokens"
         if request.total_len > self.max_model_len:
             raise UserError(f"{what} exceeds max_model_len={self.max_model_len}; raise it or shorten the request")
-        reserved = max(request.total_len, self._reserved_tokens(request.total_len))
+        reserved = max(request.total_len, self._reserved_tokens(request, request.total_len))
         needed = self.blocks.blocks_for(reserved) + self.blocks.watermark_blocks(self.policy.watermark)
         if needed > self.blocks.num_blocks:
             raise UserError(
@@ -85,7 +114,10 @@ class Scheduler:
         batch = Batch()
         self.policy.fill(batch, self)
         self._idle = [sequence for sequence in self._idle if self._is_idle(sequence)]
-        return batch if batch.chunks else None
+        if not batch.chunks:
+            return None  # copies that were begun go with the next batch
+        batch.copies, self._copies = self._copies, []
+        return batch
 
     def advance(self, batch: Batch) -> None:
         """Book what is known of a batch before it ran: how far its sequences come, and which have all they asked for.
@@ -106,7 +138,8 @@ class Scheduler:
         self._idle.sort(key=_by_position)
         for sequence in finished:
             self._leave_running(sequence)
-        batch.queues = Queues(len(self.running), len(self.waiting), self.blocks.num_used, self.num_preemptions)
+        num_waiting = len(self.waiting) + len(self.swapped)
+        batch.queues = Queues(len(self.running), num_waiting, self.blocks.num_used, self.num_preemptions)
 
     def update(self, result: StepResult) -> list[Sequence]:
         """Book a finished batch, `advance` included if that was not done; returns the sequences that it finished."""
@@ -125,18 +158,25 @@ class Scheduler:
             self.last_prompt_latency = result.end - result.start
         return finished
 
-    # -- the three moves -------------------------------------------------------------------------------------
+    # -- the moves -------------------------------------------------------------------------------------------
 
-    def add_decodes(self, batch: Batch) -> None:
+    def add_decodes(self, batch: Batch, token_budget: int | None = None) -> None:
         """Give every idle decoding sequence its next token, oldest first, evicting the newest if blocks are short."""
         chunks = batch.chunks
+        limit = self.batch_size if token_budget is None else min(self.batch_size, token_budget)
         for sequence in self._idle:
-            if len(chunks) >= self.batch_size:
+            if len(chunks) >= limit:
                 return
             if self._is_idle(sequence) and sequence.is_decoding and self._make_room(sequence, sequence.num_known):
                 batch.add(sequence, 1)
 
-    def continue_prefills(self, batch: Batch, token_budget: int | None = None, max_prefills: int | None = None) -> None:
+    def continue_prefills(
+        self,
+        batch: Batch,
+        token_budget: int | None = None,
+        max_prefills: int | None = None,
+        size: Size | None = None,
+    ) -> None:
         """Catch up running sequences whose prompt is unfinished, oldest first, within `token_budget` per batch."""
         for sequence in self._idle:
             if self._is_full(batch, max_prefills):
@@ -146,8 +186,39 @@ class Scheduler:
             num_tokens = _clamp(sequence.num_pending, token_budget, batch)
             if num_tokens == 0:
                 return
-            if self._make_room(sequence, sequence.num_computed + num_tokens):
-                batch.add(sequence, num_tokens)
+            self.take(batch, sequence, num_tokens if size is None else size(sequence, num_tokens))
+
+    def catch_up(self, batch: Batch, token_budget: int, size: Size | None = None) -> None:
+        """Let idle sequences, in the order they run in, take what they lack: decodes and prompts alike."""
+        for sequence in list(self._idle):
+            left = _clamp(sequence.num_pending, token_budget, batch)
+            if left == 0 or len(batch) >= self.batch_size:
+                return
+            if self._is_idle(sequence):
+                self.take(batch, sequence, left if size is None else size(sequence, left))
+
+    def take(self, batch: Batch, sequence: Sequence, num_tokens: int) -> bool:
+        """Let one running sequence take `num_tokens` tokens, evicting newer ones if blocks are short; False if none."""
+        if num_tokens <= 0 or not self._make_room(sequence, sequence.num_computed + num_tokens):
+            return False
+        batch.add(sequence, num_tokens)
+        return True
+
+    def swap_in(self, batch: Batch, token_budget: int | None = None) -> None:
+        """Bring swapped sequences back, first out first in, as long as they fit; each runs on at once."""
+        while self.swapped and len(self.running) < self.max_num_seqs and len(batch) < self.batch_size:
+            sequence = self.swapped[0]
+            num_tokens = _clamp(sequence.num_pending, token_budget, batch)
+            reserved = self._reserved_tokens(sequence.request, sequence.num_known)
+            needed = max(sequence.num_computed + num_tokens, reserved)
+            if num_tokens == 0 or not self.blocks.can_hold(needed, self.policy.watermark if self.running else 0.0):
+                return
+            copies = self.blocks.swap_in(sequence, needed)
+            assert copies is not None, "the cache can hold it"
+            self._copies += copies
+            self.swapped.popleft()
+            self._enter_running(sequence)
+            batch.add(sequence, num_tokens)
 
     def admit(
         self,
@@ -155,26 +226,59 @@ class Scheduler:
         token_budget: int | None = None,
         max_prefills: int | None = None,
         whole: bool = False,
+        size: Size | None = None,
+        may_enter: Callable[[Sequence], bool] | None = None,
     ) -> None:
-        """Move waiting sequences to running, first come first served, until one does not fit.
+        """Move waiting sequences to running, in the order of their queue, until one does not fit.
 
-        `whole=True` admits a prompt only if all of it fits the budget. How many tokens of cache are reserved at
-        once (`reserve`) and how many stay free (`watermark`) are the policy's.
+        Those that were swapped out go first. `whole=True` admits a prompt only if all of it fits the budget;
+        `may_enter` can end admission at a sequence. How many tokens of cache are reserved at once (`reserve`) and how
+        many stay free (`watermark`) are the policy's.
         """
-        while self.waiting and len(self.running) < self.max_num_seqs and not self._is_full(batch, max_prefills):
+        if self.swapped:
+            self.swap_in(batch, token_budget)
+        while self.waiting and not self.swapped and not self._is_full(batch, max_prefills):
             sequence = self.waiting[0]
             num_tokens = _clamp(sequence.num_pending, token_budget, batch)
-            if num_tokens == 0 or (whole and num_tokens < sequence.num_pending):
+            if size is not None:
+                num_tokens = size(sequence, num_tokens)
+            if num_tokens <= 0 or (whole and num_tokens < sequence.num_pending):
                 return
-            reserved = max(num_tokens, self._reserved_tokens(sequence.num_known))
-            if not self.blocks.can_hold(reserved, self.policy.watermark):
+            if may_enter is not None and not may_enter(sequence):
                 return
-            self.blocks.grow(sequence, reserved)
+            if not self.enter(batch, sequence, num_tokens):
+                return
+
+    def enter(self, batch: Batch, sequence: Sequence, num_tokens: int) -> bool:
+        """Admit one waiting sequence with `num_tokens` of its prompt; False if the cache or the batch is full."""
+        reserved = max(num_tokens, self._reserved_tokens(sequence.request, sequence.num_known))
+        if len(self.running) >= self.max_num_seqs or len(batch) >= self.batch_size:
+            return False
+        if not self.blocks.can_hold(reserved, self.policy.watermark):
+            return False
+        self.blocks.grow(sequence, reserved)
+        if sequence is self.waiting[0]:
             self.waiting.popleft()
-            self._enter_running(sequence)
-            if sequence.first_scheduled_time is None:
-                sequence.first_scheduled_time = self.now
-            batch.add(sequence, num_tokens)
+        else:
+            self.waiting.remove(sequence)
+        self._enter_running(sequence)
+        if sequence.first_scheduled_time is None:
+            sequence.first_scheduled_time = self.now
+        batch.add(sequence, num_tokens)
+        return True
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Take an idle sequence out: to host memory if that is asked for and has room, else its cache is dropped."""
+        copies = self.blocks.swap_out(sequence) if self.preemption == "swap" else None
+        self._leave_running(sequence)
+        sequence.num_preemptions += 1
+        self.num_preemptions += 1
+        if copies is not None:
+            self._copies += copies
+            self.swapped.append(sequence)
+            return
+        sequence.num_computed = 0
+        self.waiting.appendleft(sequence)
 
     def sort_running(self) -> None:
         """Order running sequences by arrival: a readmitted one goes before those that came after it."""
@@ -188,9 +292,12 @@ class Scheduler:
 
     # -- bookkeeping -----------------------------------------------------------------------------------------
 
-    def _reserved_tokens(self, num_known: int) -> int:
+    def _reserved_tokens(self, request: Request, num_known: int) -> int:
         """Tokens of cache that the policy's `reserve` sets aside when a sequence of `num_known` tokens is admitted."""
-        return {"max_model_len": self.max_model_len, "prompt": num_known, "chunk": 0}[self.policy.reserve]
+        reserve = self.policy.reserve
+        if reserve == "prompt":
+            return num_known
+        return {"max_model_len": self.max_model_len, "total": request.total_len, "chunk": 0}[reserve]
 
     def _is_full(self, batch: Batch, max_prefills: int | None) -> bool:
         return len(batch) >= self.batch_size or (max_prefills is not None and batch.num_prefills >= max_prefills)
@@ -206,21 +313,13 @@ class Scheduler:
         sequences could evict one another for ever.
         """
         while not self.blocks.grow(sequence, num_tokens):
-            victim = max(filter(self._is_idle, self.running), key=_by_order)
-            if victim is sequence and sequence is not max(self.running, key=_by_order):
+            victim = max(filter(self._is_idle, self.running), key=self._rank)
+            if victim is sequence and sequence is not max(self.running, key=self._rank):
                 return False
-            self._preempt(victim)
+            self.preempt(victim)
             if victim is sequence:
                 return False
         return True
-
-    def _preempt(self, sequence: Sequence) -> None:
-        """Preempt by recompute: drop the cache, keep the tokens, and queue first."""
-        self._leave_running(sequence)
-        sequence.num_computed = 0
-        sequence.num_preemptions += 1
-        self.num_preemptions += 1
-        self.waiting.appendleft(sequence)
 
     def _enter_running(self, sequence: Sequence) -> None:
         if self.running and sequence.order < self.running[-1].order:

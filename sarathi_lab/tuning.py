@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
+from functools import partial
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -16,6 +15,7 @@ from sarathi_lab.backend import Predictor
 from sarathi_lab.errors import UserError
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.plan import build, resolve_model
+from sarathi_lab.policy import Policy, with_budget
 from sarathi_lab.simulator.backend import SimulatedBackend
 from sarathi_lab.task import Place
 from sarathi_lab.tracking import Tracker
@@ -36,12 +36,15 @@ def cost_of(cfg: DictConfig) -> tuple[SimulatedBackend, ModelSpec, Predictor]:
 
 def policy_of_chunk(cfg: DictConfig) -> PolicyOfChunk:
     """The policy with a chunk of choice. Raises UserError for one that cuts no prompts, or whose chunk was named."""
-    policy: Any = build(cfg.policy)
-    if not hasattr(policy, "chunk"):
+    policy: Policy = build(cfg.policy)
+    field = policy.budget_field
+    if field is None:
         raise UserError(f"policy={policy.name} has no chunk to choose; use policy=sarathi or policy=sarathi_serve")
-    if policy.chunk != cfg.chunk:  # `chunk` itself is refused, as the tasks don't read it
-        raise UserError(f"policy.chunk={policy.chunk} has no effect; drop it, and name chunks by task.chunks=[256,512]")
-    return lambda chunk: replace(policy, chunk=chunk)
+    if policy.budget != cfg.chunk:  # `chunk` itself is refused, as the tasks don't read it
+        raise UserError(
+            f"policy.{field}={policy.budget} has no effect; drop it, and name chunks by task.chunks=[256,512]"
+        )
+    return partial(with_budget, policy)
 
 
 def record(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from sarathi_lab.block_manager import BlockManager
 from sarathi_lab.engine import run_engine
 from sarathi_lab.executor import StepResult
 from sarathi_lab.ledger import Ledger
 from sarathi_lab.policy import Policy
-from sarathi_lab.request import Batch, Chunk, Request
+from sarathi_lab.request import Batch, Chunk, Copy, Request
 from sarathi_lab.scheduler import Scheduler
 
 ChunkRow = tuple[int, int, int]  # request id, start, number of tokens
@@ -27,9 +28,10 @@ def scheduler_for(
     num_blocks: int = 1000,
     block_size: int = 4,
     max_model_len: int = 200,
-    **kwargs: int,
+    num_host_blocks: int = 0,
+    **kwargs: Any,
 ) -> Scheduler:
-    blocks = BlockManager(num_blocks, block_size)
+    blocks = BlockManager(num_blocks, block_size, num_host_blocks)
     return Scheduler(policy, blocks, batch_size=batch_size, max_model_len=max_model_len, **kwargs)
 
 
@@ -52,6 +54,7 @@ class ScriptedExecutor:
         self.num_blocks = None
         self.now = 0.0
         self.schedule: list[list[ChunkRow]] = []
+        self.copies: list[list[Copy]] = []
         self._seconds = seconds
         self._in_flight: list[tuple[Batch, float, float]] = []
 
@@ -64,6 +67,7 @@ class ScriptedExecutor:
 
     def submit(self, batch: Batch) -> None:
         self.schedule.append([(c.sequence.request.request_id, c.start, c.num_tokens) for c in batch.chunks])
+        self.copies.append(batch.copies)
         start = max(self.now, self._in_flight[-1][2] if self._in_flight else 0.0)
         self._in_flight.append((batch, start, start + self._seconds(batch)))
 

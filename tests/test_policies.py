@@ -9,6 +9,7 @@ import pytest
 from helpers import requests_of, scheduler_for, serve
 from sarathi_lab.errors import UserError
 from sarathi_lab.policy import Orca, PrefillFirst, RequestLevel, Sarathi, SarathiServe
+from sarathi_lab.request import Request
 
 THREE = requests_of((5, 3), (5, 2), (5, 2))
 
@@ -196,3 +197,65 @@ def test_a_request_that_can_never_fit_is_refused_when_added():
         scheduler.add(requests_of((20, 4))[0])
     with pytest.raises(UserError, match="exceeds max_model_len=200"):
         scheduler.add(requests_of((199, 4))[0])
+
+
+def test_the_queue_order_decides_who_is_admitted_first():
+    requests = [
+        Request(0, 0.0, 6, 1, priority=2),
+        Request(1, 0.0, 4, 1, priority=1),
+        Request(2, 0.0, 5, 1, priority=0),
+        Request(3, 0.0, 4, 1, priority=0),
+    ]
+
+    def admitted(queue_order):
+        batches = schedule(Orca(), requests, queue_order=queue_order)
+        return [row[0] for batch in batches for row in batch if row[1] == 0]
+
+    assert admitted("fcfs") == [0, 1, 2, 3]
+    assert admitted("priority") == [2, 3, 1, 0]
+    assert admitted("shortest") == [1, 3, 2, 0]
+
+
+def test_by_priority_the_least_urgent_gives_way():
+    # Blocks of 2 tokens, 5 of them: two prompts of 4 fill four, and the third token of each needs a fifth and a sixth.
+    requests = [Request(0, 0.0, 4, 4, priority=1), Request(1, 0.0, 4, 4, priority=0)]
+    policy = SarathiServe(chunk=100, watermark=0.0)
+    batches = schedule(policy, requests, num_blocks=5, block_size=2, queue_order="priority")
+    assert batches[:2] == [[(1, 0, 4), (0, 0, 4)], [(1, 4, 1)]]
+
+
+def test_preemption_by_swap_computes_nothing_again():
+    requests = requests_of((4, 4), (4, 4))
+    policy = SarathiServe(chunk=100, watermark=0.0)
+    scheduler = scheduler_for(policy, num_blocks=5, block_size=2, num_host_blocks=5, preemption="swap")
+    executor = serve(requests, scheduler)
+    assert executor.schedule == [
+        [(0, 0, 4), (1, 0, 4)],
+        [(0, 4, 1)],  # takes the fifth block; 1 goes to host memory
+        [(0, 5, 1)],
+        [(0, 6, 1)],
+        [(1, 4, 1)],  # and comes back as it was
+        [(1, 5, 1)],
+        [(1, 6, 1)],
+    ]
+    assert scheduler.num_preemptions == 1
+    directions = [[copy.is_out for copy in copies] for copies in executor.copies]
+    assert directions == [[], [True, True], [], [], [False, False], [], []]
+
+
+def test_a_full_host_cache_leaves_recomputing():
+    requests = requests_of((4, 4), (4, 4))
+    policy = SarathiServe(chunk=100, watermark=0.0)
+    scheduler = scheduler_for(policy, num_blocks=5, block_size=2, num_host_blocks=1, preemption="swap")
+    assert serve(requests, scheduler).schedule[4] == [(1, 0, 5)]
+
+
+def test_swapped_sequences_come_back_before_anyone_is_admitted():
+    # Request 2 would fit beside 0 as soon as it is there, 1 does not before 0 is done.
+    requests = requests_of((4, 4), (4, 4), (2, 1), arrivals=[0, 0, 2.5])
+    policy = SarathiServe(chunk=100, watermark=0.0)
+    sizes = {"num_blocks": 5, "block_size": 2}
+    swapped = schedule(policy, requests, num_host_blocks=5, preemption="swap", **sizes)
+    assert swapped[3:5] == [[(0, 6, 1)], [(1, 4, 1), (2, 0, 2)]]
+    recomputed = schedule(policy, requests, **sizes)
+    assert recomputed[3:5] == [[(0, 6, 1)], [(1, 0, 5), (2, 0, 2)]]

@@ -58,26 +58,34 @@ class Checker(Ledger):
         exempt = self.whole_if_no_decodes and result.batch.num_decode_tokens == 0
         if self.budget is not None and not exempt:
             assert result.batch.num_tokens <= max(self.budget, result.batch.num_decode_tokens)
-        scheduler.blocks.check_integrity(scheduler.running)
-        assert all(not sequence.block_ids for sequence in scheduler.waiting)
+        scheduler.blocks.check_integrity(scheduler.running, scheduler.swapped)
+        assert all(not sequence.block_ids for sequence in [*scheduler.waiting, *scheduler.swapped])
         self.finished_ids += [sequence.request.request_id for sequence in finished]
 
 
 @pytest.mark.parametrize(("capacity", "feeds_tokens"), [(1, False), (3, False), (2, True)])
 @pytest.mark.parametrize("name", POLICIES)
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(queue=queues, num_blocks=st.integers(11, 40))
-def test_invariants(name, capacity, feeds_tokens, queue, num_blocks):
+@given(
+    queue=queues,
+    num_blocks=st.integers(11, 40),
+    num_host_blocks=st.integers(0, 20),
+    queue_order=st.sampled_from(["fcfs", "priority", "shortest"]),
+)
+def test_invariants(name, capacity, feeds_tokens, queue, num_blocks, num_host_blocks, queue_order):
     policy = POLICIES[name]
-    requests = [Request(i, time, p, d) for i, ((p, d), time) in enumerate(queue)]
+    requests = [Request(i, time, p, d, priority=i % 3) for i, ((p, d), time) in enumerate(queue)]
     scheduler = scheduler_for(
         policy,
         num_blocks=num_blocks,
+        num_host_blocks=num_host_blocks,
+        preemption="swap" if num_host_blocks else "recompute",
+        queue_order=queue_order,
         max_model_len=MAX_LEN,
         num_micro_batches=1 if feeds_tokens else capacity,
         batch_size=4,
     )
-    checker = Checker(scheduler, getattr(policy, "chunk", None), getattr(policy, "min_decodes", 0) > 0)
+    checker = Checker(scheduler, policy.budget, policy.budget is not None and not policy.is_capped)
     executor = ScriptedExecutor(lambda batch: 0.5 + 0.1 * batch.num_tokens, capacity, feeds_tokens=feeds_tokens)
 
     run_engine(requests, scheduler, executor, checker)
@@ -90,6 +98,7 @@ def test_invariants(name, capacity, feeds_tokens, queue, num_blocks):
     assert scheduler.blocks.num_free == num_blocks
     assert not scheduler.running
     assert not scheduler.waiting
+    assert not scheduler.swapped
     iterations = checker.iterations()
     emitted = iterations.num_emits.sum()
     assert emitted == sum(request.output_len for request in requests)

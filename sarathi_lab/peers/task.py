@@ -129,7 +129,7 @@ class Peers:
         nodes = {name: OmegaConf.to_container(cfg[name], resolve=True) for name in ("policy", "executor")}
         options = {**nodes, "block_size": cfg.cache.block_size}
         policy = build(cfg.policy)
-        variant = f"{policy.name} chunk={policy.chunk}" if hasattr(policy, "chunk") else policy.name
+        variant = policy.name if policy.budget is None else f"{policy.name} chunk={policy.budget}"
         peers = [(engine, self.python.get(peer) or sys.executable) for peer in self.peers for engine in PEERS[peer]]
         return [(our_engine(variant, options), sys.executable), *peers]
 

@@ -38,7 +38,7 @@ class Sarathi:
             block_size=block_size,
             batch_size=self.batch,
             max_model_len=self.longest,
-            chunk=getattr(self.policy, "chunk", None),
+            chunk=self.policy.budget,
         )
         self.executor = backend.build(spec, Path(str(directory)), sizes)
         self.num_blocks, self.block_size = sizes.num_blocks, block_size

@@ -1,0 +1,83 @@
+"""What a policy is: a small frozen dataclass whose `fill` is a few lines over the scheduler's moves.
+
+A dataclass's fields are its configuration (`conf/policy/*.yaml`), with the names of the system that it follows. All
+numbers of tokens are per iteration. A policy object is shared between runs; what it must remember from one iteration
+to the next it keeps in `Scheduler.memory`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast, get_args
+
+from sarathi_lab.errors import UserError, require_int, require_number, require_one_of
+
+if TYPE_CHECKING:
+    from sarathi_lab.request import Batch
+    from sarathi_lab.scheduler import Scheduler
+
+Reserve = Literal["max_model_len", "total", "prompt", "chunk"]
+
+
+class Policy(ABC):
+    """Base of all policies; a subclass makes what it lets users choose a field of its dataclass.
+
+    `reserve` is how much KV cache admission sets aside: for "max_model_len" tokens, the request's "total" (prompt and
+    all of its output), its whole "prompt", or just the first "chunk". `watermark` is the share of the cache that
+    admission leaves free. `budget_field` names the field that holds the tokens of one iteration, which the setting
+    `chunk` stands for; None for policies that never cut a prompt.
+    """
+
+    name: ClassVar[str]
+    budget_field: ClassVar[str | None] = None
+    reserve: Reserve = "max_model_len"
+    watermark: float = 0.0
+
+    @property
+    def budget(self) -> int | None:
+        """Tokens of one iteration; None where prompts are never cut."""
+        return None if self.budget_field is None else getattr(self, self.budget_field)
+
+    @property
+    def is_capped(self) -> bool:
+        """Whether no batch ever exceeds `budget` tokens."""
+        return self.budget is not None
+
+    @property
+    def most_prefills(self) -> int | None:
+        """The most whole prompts in one batch; None: as many as a batch has sequences."""
+        return None
+
+    def validate(self, batch_size: int, max_model_len: int) -> None:
+        """Raise UserError for parameters that cannot work with this batch size and model length."""
+        require_one_of("reserve", self.reserve, get_args(Reserve))
+        fix = "use a share of the cache, a number from 0 to below 1"
+        if require_number("watermark", self.watermark, minimum=0, fix=fix) >= 1:
+            raise UserError(f"watermark={self.watermark} is not below 1; {fix}")
+
+    @abstractmethod
+    def fill(self, batch: Batch, scheduler: Scheduler) -> None:
+        """Put this iteration's work into the empty `batch`."""
+
+
+def with_budget(policy: Policy, budget: int) -> Policy:
+    """`policy`, which cuts prompts, with another budget (tokens of one iteration)."""
+    changes: dict[str, Any] = {str(policy.budget_field): budget}
+    return replace(cast(Any, policy), **changes)
+
+
+def check_budget(name: str, budget: int, batch_size: int) -> None:
+    """Raise UserError unless the field `name` leaves a full batch of decodes room for a prompt's token."""
+    require_int(name, budget, 1, "use a number of tokens such as 256, or chunk=auto with executor=simulated")
+    if budget < batch_size:
+        raise UserError(
+            f"{name}={budget} is smaller than the {batch_size - 1} decodes and 1 prompt token that a batch of "
+            f"{batch_size} must carry; use {name}>={batch_size} or a smaller batch"
+        )
+
+
+def check_max_prefills(max_prefills: int | None) -> None:
+    """Raise UserError for a number of prompts that is none."""
+    if max_prefills is not None:
+        require_int("max_prefills", max_prefills, 1, "use null for no limit")

@@ -1,0 +1,100 @@
+"""The policies that SARATHI compares (arXiv 2308.16369): its own, request-level batching, and Orca."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from sarathi_lab.errors import UserError, require_int
+from sarathi_lab.policy.base import Policy, Reserve, check_budget, check_max_prefills
+
+if TYPE_CHECKING:
+    from sarathi_lab.request import Batch
+    from sarathi_lab.scheduler import Scheduler
+
+
+@dataclass(frozen=True)
+class RequestLevel(Policy):
+    """Request-level batching (FasterTransformer), the paper's baseline: prefill a batch, decode it to its end."""
+
+    name: ClassVar[str] = "request_level"
+    reserve: Reserve = "max_model_len"
+
+    def fill(self, batch: Batch, scheduler: Scheduler) -> None:
+        if scheduler.has_idle_running:
+            scheduler.add_decodes(batch)
+        else:
+            scheduler.admit(batch)
+
+
+@dataclass(frozen=True)
+class Orca(Policy):
+    """Iteration-level batching (Orca, OSDI '22): whole prompts join the ongoing decodes.
+
+    `max_prefills=1` is the paper's "Orca best", one new prompt an iteration. None admits all that fit; if all
+    requests then start together they end together, the paper's "Orca worst".
+    """
+
+    name: ClassVar[str] = "orca"
+    max_prefills: int | None = 1
+    reserve: Reserve = "max_model_len"
+
+    @property
+    def most_prefills(self) -> int | None:
+        return self.max_prefills
+
+    def validate(self, batch_size: int, max_model_len: int) -> None:
+        super().validate(batch_size, max_model_len)
+        check_max_prefills(self.max_prefills)
+
+    def fill(self, batch: Batch, scheduler: Scheduler) -> None:
+        scheduler.add_decodes(batch)
+        scheduler.admit(batch, max_prefills=self.max_prefills)
+
+
+@dataclass(frozen=True)
+class Sarathi(Policy):
+    """Decode-maximal batching (SARATHI, section 4.2): all decodes plus one chunk of one prompt, `chunk` tokens in all.
+
+    The chunk is `chunk` minus the decodes, so a full batch is a multiple of the matrix tile. Chunking stops when fewer
+    than `min_decodes` decodes are there to piggyback: they wait, and as many prompts as are missing run whole, alone.
+    So 0 always cuts, 1 stops when no decode is left, and batch - 1 lets decodes ride in full batches only, which is
+    how the paper counts them: its figures need it past the optimal P:D. `max_prefills` is for batches with a cut.
+    """
+
+    name: ClassVar[str] = "sarathi"
+    budget_field: ClassVar[str] = "chunk"
+    chunk: int = 256
+    min_decodes: int = 1
+    max_prefills: int | None = 1
+    reserve: Reserve = "max_model_len"
+
+    @property
+    def is_capped(self) -> bool:
+        return not self.min_decodes
+
+    @property
+    def most_prefills(self) -> int | None:
+        return max(self.max_prefills, self.min_decodes) if self.max_prefills else None
+
+    def validate(self, batch_size: int, max_model_len: int) -> None:
+        super().validate(batch_size, max_model_len)
+        check_max_prefills(self.max_prefills)
+        check_budget("chunk", self.chunk, batch_size)
+        require_int("min_decodes", self.min_decodes, 0, "use 1 to cut while decodes ride along, 0 to always cut")
+        if self.min_decodes > max(1, batch_size - 1):
+            raise UserError(
+                f"min_decodes={self.min_decodes} exceeds the {batch_size - 1} decodes that fit beside a prompt in a "
+                f"batch of {batch_size}, so none would ever be cut; lower it, or use policy=orca"
+            )
+
+    def fill(self, batch: Batch, scheduler: Scheduler) -> None:
+        missing = self.min_decodes - scheduler.num_idle_decodes
+        if missing > 0:
+            scheduler.continue_prefills(batch, max_prefills=missing)
+            scheduler.admit(batch, max_prefills=missing)
+            if batch.chunks:
+                return
+        scheduler.add_decodes(batch)
+        scheduler.continue_prefills(batch, self.chunk, self.max_prefills)
+        scheduler.admit(batch, self.chunk, self.max_prefills)
