@@ -55,7 +55,7 @@ class Scheduler:
         # The running ones that are not in flight, in the same order: of a pipeline's sequences, those of one batch.
         self._idle: list[Sequence] = []
         self._num_positions = 0
-        self._is_sorted = True  # whether `running` is in the order of arrival
+        self._is_sorted = True  # whether `running` is in the order of `_rank`
         self.now = 0.0
         self.last_prompt_latency = 0.0
         self.num_preemptions = 0
@@ -112,6 +112,8 @@ class Scheduler:
         """The next batch at time `now` (seconds), or None if nothing can run."""
         self.now = now
         batch = Batch()
+        if self._rank is by_priority:  # the urgent choose first, as those behind them give way
+            self.sort_running()
         self.policy.fill(batch, self)
         self._idle = [sequence for sequence in self._idle if self._is_idle(sequence)]
         if not batch.chunks:
@@ -281,11 +283,11 @@ class Scheduler:
         self.waiting.appendleft(sequence)
 
     def sort_running(self) -> None:
-        """Order running sequences by arrival: a readmitted one goes before those that came after it."""
+        """Order running sequences by arrival, or urgency: a readmitted one goes before those that came after it."""
         if self._is_sorted:
             return
-        self.running.sort(key=_by_order)
-        self._idle.sort(key=_by_order)
+        self.running.sort(key=self._rank)
+        self._idle.sort(key=self._rank)
         for position, sequence in enumerate(self.running):
             sequence.position = position
         self._is_sorted = True
@@ -322,7 +324,7 @@ class Scheduler:
         return True
 
     def _enter_running(self, sequence: Sequence) -> None:
-        if self.running and sequence.order < self.running[-1].order:
+        if self.running and self._rank(sequence) < self._rank(self.running[-1]):
             self._is_sorted = False
         self.running.append(sequence)
         sequence.is_running = True
@@ -333,10 +335,6 @@ class Scheduler:
         self.blocks.free(sequence)
         self.running.remove(sequence)
         sequence.is_running = False
-
-
-def _by_order(sequence: Sequence) -> int:
-    return sequence.order
 
 
 def _by_position(sequence: Sequence) -> int:
