@@ -44,6 +44,14 @@ class BlockManager:
         """Whether a new sequence of `num_tokens` tokens fits beside the free `watermark`."""
         return self.blocks_for(num_tokens) + self.watermark_blocks(watermark) <= self.num_free
 
+    def num_missing(self, sequence: Sequence, num_tokens: int) -> int:
+        """Blocks that `sequence` lacks to hold `num_tokens` tokens."""
+        return max(0, self.blocks_for(num_tokens) - len(sequence.block_ids))
+
+    def num_slots(self, sequence: Sequence) -> int:
+        """Tokens that `sequence` could compute next without anyone giving way."""
+        return (self.num_free + len(sequence.block_ids)) * self.block_size - sequence.num_computed
+
     def grow(self, sequence: Sequence, num_tokens: int) -> bool:
         """Make `sequence` hold at least `num_tokens` tokens; False, with nothing changed, if blocks are short."""
         held = sequence.block_ids

@@ -64,11 +64,18 @@ class Plan:
             block_size=self.block_size,
             batch_size=self.batch_size,
             max_model_len=self.max_model_len,
-            max_batch_tokens=max(chunk or 0, self.batch_size) if self.policy.is_capped else self._longest_prompts(),
+            max_batch_tokens=self._most_tokens(),
             chunk=chunk,
             fills_memory=self.fills_memory,
             num_host_blocks=self.num_host_blocks,
         )
+
+    def _most_tokens(self) -> int:
+        """Tokens of the largest batch that the policy may make."""
+        policy = self.policy
+        if not policy.is_capped:
+            return self._longest_prompts()
+        return max(policy.budget or 0, self.batch_size) + (self.batch_size if policy.decodes_on_top else 0)
 
     def _longest_prompts(self) -> int:
         """Tokens of the largest batch of whole prompts, beside as many decodes as there may be."""

@@ -79,6 +79,11 @@ class Scheduler:
         return sum(self._is_idle(sequence) and sequence.is_decoding for sequence in self._idle)
 
     @property
+    def idle_decodes(self) -> list[Sequence]:
+        """Running sequences whose next token could be decoded now, in the order they run in."""
+        return [sequence for sequence in self._idle if self._is_idle(sequence) and sequence.is_decoding]
+
+    @property
     def idle_prefills(self) -> list[Sequence]:
         """Running sequences whose prompt could be caught up now, oldest first."""
         return [sequence for sequence in self._idle if self._is_idle(sequence) and not sequence.is_decoding]

@@ -26,11 +26,12 @@ class Policy(ABC):
     `reserve` is how much KV cache admission sets aside: for "max_model_len" tokens, the request's "total" (prompt and
     all of its output), its whole "prompt", or just the first "chunk". `watermark` is the share of the cache that
     admission leaves free. `budget_field` names the field that holds the tokens of one iteration, which the setting
-    `chunk` stands for; None for policies that never cut a prompt.
+    `chunk` stands for; None for policies that never cut a prompt. With `decodes_on_top` that is for prompts alone.
     """
 
     name: ClassVar[str]
     budget_field: ClassVar[str | None] = None
+    decodes_on_top: ClassVar[bool] = False
     reserve: Reserve = "max_model_len"
     watermark: float = 0.0
 
@@ -41,7 +42,7 @@ class Policy(ABC):
 
     @property
     def is_capped(self) -> bool:
-        """Whether no batch ever exceeds `budget` tokens."""
+        """Whether no batch ever exceeds `budget` tokens, or its decodes and as many with `decodes_on_top`."""
         return self.budget is not None
 
     @property

@@ -1,0 +1,106 @@
+"""LightLLM's router and its chunked-prefill backend."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING, ClassVar
+
+from sarathi_lab.errors import UserError, require_int
+from sarathi_lab.policy.base import Policy, check_budget
+
+if TYPE_CHECKING:
+    from sarathi_lab.request import Batch, Sequence
+    from sarathi_lab.scheduler import Scheduler
+
+_SPARE_TOKENS = 6  # what the original adds to each request's expected output, ADDED_OUTPUT_LEN
+
+
+@dataclass(frozen=True)
+class LightLLM(Policy):
+    """Two forwards by turns, never one: all decodes, then prompts, which every `router_max_wait_tokens`-th turn has.
+
+    Without decodes every turn is one of prompts. Each prompt gets at most `chunked_prefill_size` tokens of a forward
+    (None: half of `batch_max_tokens`). A turn of prompts begins new ones in order, as long as the first pieces of all
+    prompts and the decodes are at most `batch_max_tokens`, and the estimated peak of cached tokens stays below the
+    cache: with requests sorted by how long they will still live, longest first, the largest over i of (life of the
+    i-th) x i + tokens held by the first i.
+
+    Read in `req_queue/chunked_prefill/impl.py`, `core/objs/req.py` and `mode_backend/chunked_prefill/impl.py` of 2025;
+    defaults there: 6 turns, pieces of 4096 tokens, `batch_max_tokens` twice that plus 256. Deviations: one counter
+    stands for the router's and the backend's; outputs count in full, as in its busy state; nothing is estimated while
+    nothing runs, so that a request as large as the cache starts.
+    """
+
+    name: ClassVar[str] = "lightllm"
+    budget_field: ClassVar[str] = "batch_max_tokens"
+    batch_max_tokens: int = 256
+    chunked_prefill_size: int | None = None
+    router_max_wait_tokens: int = 6
+    reserve = "chunk"
+
+    def validate(self, batch_size: int, max_model_len: int) -> None:
+        super().validate(batch_size, max_model_len)
+        check_budget("batch_max_tokens", self.batch_max_tokens, max(2, batch_size))
+        require_int("router_max_wait_tokens", self.router_max_wait_tokens, 1, "use a number of turns such as 6")
+        if self.chunked_prefill_size is None:
+            return
+        fix = "use null for half of batch_max_tokens"
+        if require_int("chunked_prefill_size", self.chunked_prefill_size, 1, fix) > self.batch_max_tokens:
+            raise UserError(
+                f"chunked_prefill_size={self.chunked_prefill_size} exceeds batch_max_tokens={self.batch_max_tokens}, "
+                f"so a long prompt could never start; {fix}"
+            )
+
+    def fill(self, batch: Batch, scheduler: Scheduler) -> None:
+        memory = scheduler.memory
+        turn = memory.get("turn", 0)
+        if memory.get("has_decoded"):  # the second half of a turn
+            has_admitted = turn % self.router_max_wait_tokens == 0 and self._add_prompts(batch, scheduler)
+            turn += 1
+            if batch.chunks:
+                memory.update(turn=1 if has_admitted else turn, has_decoded=False)
+                return
+        scheduler.add_decodes(batch)
+        scheduler.swap_in(batch, self.batch_max_tokens)
+        if batch.chunks:
+            memory.update(turn=turn, has_decoded=True)
+            return
+        has_admitted = self._add_prompts(batch, scheduler)
+        if batch.chunks:
+            memory.update(turn=1 if has_admitted else turn + 1, has_decoded=False)
+
+    def _add_prompts(self, batch: Batch, scheduler: Scheduler) -> bool:
+        """Continue prompts and begin new ones; returns whether any was begun."""
+        piece = self._piece
+        needed = sum(min(sequence.num_pending, piece) for sequence in scheduler.running)
+        scheduler.continue_prefills(batch, self.batch_max_tokens, size=lambda sequence, left: min(left, piece))
+        loads = [self._load(sequence) for sequence in scheduler.running]
+        num_continued = len(batch)
+        while scheduler.waiting and not scheduler.swapped:
+            sequence = scheduler.waiting[0]
+            num_tokens = min(sequence.num_pending, piece)
+            needed += num_tokens
+            loads.append(self._load(sequence))
+            fits = not scheduler.running or _peak(loads) < scheduler.blocks.num_blocks * scheduler.blocks.block_size
+            if not fits or needed > self.batch_max_tokens or not scheduler.enter(batch, sequence, num_tokens):
+                break
+        return len(batch) > num_continued
+
+    @property
+    def _piece(self) -> int:
+        return self.chunked_prefill_size or self.batch_max_tokens // 2
+
+    def _load(self, sequence: Sequence) -> tuple[int, int]:
+        """How many turns a request will live, and how many tokens it holds."""
+        request, num_known = sequence.request, sequence.num_known
+        turns_of_prompt = -(-(num_known - sequence.num_computed) // self._piece) * (self.router_max_wait_tokens + 1)
+        left = turns_of_prompt + request.output_len - len(sequence.output_token_ids) - 1
+        return max(0, left) + _SPARE_TOKENS, max(num_known, sequence.num_computed) + 1
+
+
+def _peak(loads: list[tuple[int, int]]) -> int:
+    """The most tokens of cache that requests will hold at a time, each growing by one a turn until its end."""
+    loads = sorted(loads, reverse=True)
+    held = accumulate(tokens for _, tokens in loads)
+    return max(life * (i + 1) + tokens for i, ((life, _), tokens) in enumerate(zip(loads, held, strict=True)))

@@ -1,0 +1,62 @@
+"""OpenVINO GenAI's continuous batching."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+from sarathi_lab.errors import UserError, require_bool
+from sarathi_lab.policy.base import Policy, Reserve, check_budget
+
+if TYPE_CHECKING:
+    from sarathi_lab.request import Batch
+    from sarathi_lab.scheduler import Scheduler
+
+
+@dataclass(frozen=True)
+class OpenVINO(Policy):
+    """With `dynamic_split_fuse`, decodes and then prompts in order, within `max_num_batched_tokens`.
+
+    A prompt takes no more tokens than the free cache has slots for, so prompts evict nobody. Without
+    `dynamic_split_fuse`, whole prompts go before decodes, never in one batch, and none may exceed the budget.
+
+    Read in `continuous_batching/scheduler.hpp` of 2026; 256 tokens is the system's default. Deviations: a sequence that
+    gives way loses all of its cache, not only as many blocks as are needed; where only prompts are running and none
+    has a slot, the newest gives way, while the original drops the requests.
+    """
+
+    name: ClassVar[str] = "openvino"
+    budget_field: ClassVar[str] = "max_num_batched_tokens"
+    max_num_batched_tokens: int = 256
+    dynamic_split_fuse: bool = True
+    reserve: Reserve = field(init=False, default="chunk")
+
+    def __post_init__(self) -> None:
+        if not self.dynamic_split_fuse:
+            object.__setattr__(self, "reserve", "prompt")  # the dataclass is frozen
+
+    def validate(self, batch_size: int, max_model_len: int) -> None:
+        super().validate(batch_size, max_model_len)
+        check_budget("max_num_batched_tokens", self.max_num_batched_tokens, batch_size)
+        require_bool("dynamic_split_fuse", self.dynamic_split_fuse)
+        if not self.dynamic_split_fuse and self.max_num_batched_tokens < max_model_len:
+            raise UserError(
+                f"max_num_batched_tokens={self.max_num_batched_tokens} is below max_model_len={max_model_len}: without "
+                "dynamic_split_fuse a longer prompt is an error; raise it, or use dynamic_split_fuse=true"
+            )
+
+    def fill(self, batch: Batch, scheduler: Scheduler) -> None:
+        budget = self.max_num_batched_tokens
+        if not self.dynamic_split_fuse:
+            if not scheduler.swapped:
+                scheduler.admit(batch, budget, whole=True)
+            if not batch.chunks:
+                scheduler.add_decodes(batch)
+                scheduler.swap_in(batch, budget)
+            return
+        blocks = scheduler.blocks
+        scheduler.add_decodes(batch)
+        scheduler.continue_prefills(batch, budget, size=lambda sequence, left: min(left, blocks.num_slots(sequence)))
+        scheduler.admit(batch, budget, size=lambda sequence, left: min(left, blocks.num_slots(sequence)))
+        if not batch.chunks:
+            scheduler.continue_prefills(batch, budget)
