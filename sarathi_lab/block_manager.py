@@ -123,9 +123,7 @@ class BlockManager:
         unused = [] if self.prefix is None else self.prefix.check_integrity(held)
         everything = sorted([*(held if self.prefix is None else set(held)), *self._free, *unused])
         if everything != list(range(self.num_blocks)):
-            raise AssertionError(
-                f"{len(held)} held + {self.num_free} free blocks are not the {self.num_blocks} blocks"
-            )
+            raise AssertionError(f"{len(held)} held + {self.num_free} free blocks are not the {self.num_blocks} blocks")
         for sequence in sequences:
             if len(sequence.block_ids) * self.block_size < sequence.num_computed:
                 raise AssertionError(f"{sequence} has computed more tokens than its blocks hold")

@@ -80,9 +80,7 @@ class Plan:
         """A fresh scheduler with an empty cache."""
         return Scheduler(
             self.policy,
-            BlockManager(
-                self.num_blocks, self.block_size, self.num_host_blocks, shares_prefixes=self.shares_prefixes
-            ),
+            BlockManager(self.num_blocks, self.block_size, self.num_host_blocks, shares_prefixes=self.shares_prefixes),
             batch_size=self.batch_size,
             max_model_len=self.max_model_len,
             num_micro_batches=self.backend.num_stages,
