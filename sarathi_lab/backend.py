@@ -79,8 +79,8 @@ class Backend(Protocol):
         """What model=auto stands for on this device."""
         ...
 
-    def check(self, spec: ModelSpec, kv_tokens: int) -> None:
-        """Raise UserError if the model with a cache of `kv_tokens` tokens cannot run here."""
+    def check(self, spec: ModelSpec, kv_tokens: int, host_kv_tokens: int = 0) -> None:
+        """Raise UserError if the model can't run here with a cache of `kv_tokens`, and another in host memory."""
         ...
 
     def ceilings(self) -> Ceilings:

@@ -27,6 +27,9 @@ ITERATION_COLUMNS = (
     "num_waiting",
     "num_blocks_used",
     "num_preemptions",
+    "num_swapped_blocks",
+    "num_swapped_tokens",
+    "prefix_hit_tokens",
     "num_padding_tokens",
     "host_time",
     "is_replayed",
@@ -40,6 +43,7 @@ REQUEST_COLUMNS = (
     "prompt_len",
     "output_len",
     "num_preemptions",
+    "prefix_hit_tokens",
     "bubble_time",
     "output_token_ids",
     "token_times",
@@ -47,7 +51,7 @@ REQUEST_COLUMNS = (
 
 
 class Ledger:
-    """Recorder of `run_engine`. `on_iteration` is called with the tokens of each iteration (a progress bar)."""
+    """Recorder of `run_engine`. `on_iteration` is called with the tokens each iteration settles, cached ones too."""
 
     def __init__(self) -> None:
         self.on_iteration: Callable[[int], None] = lambda num_tokens: None
@@ -80,6 +84,9 @@ class Ledger:
                 queues.num_waiting,
                 queues.num_blocks_used,
                 queues.num_preemptions - self._preemptions_seen,
+                len(batch.copies),
+                batch.num_swapped_tokens,
+                batch.prefix_hit_tokens,
                 result.num_padding_tokens,
                 result.host_time,
                 result.is_replayed,
@@ -89,7 +96,7 @@ class Ledger:
         self._record_stages(result)
         for sequence in finished:
             self._requests.append(_request_row(sequence, self._bubble_times.pop(sequence, 0.0)))
-        self.on_iteration(batch.num_tokens)
+        self.on_iteration(batch.num_tokens + batch.prefix_hit_tokens)
 
     def _record_stages(self, result: StepResult) -> None:
         spans = result.stages or [(result.start, result.end)]
@@ -135,6 +142,7 @@ def _request_row(sequence: Sequence, bubble_time: float) -> tuple[object, ...]:
         request.prompt_len,
         request.output_len,
         sequence.num_preemptions,
+        sequence.prefix_hit_tokens,
         bubble_time,
         list(sequence.output_token_ids),
         list(sequence.token_times),

@@ -36,6 +36,7 @@ def add_costs(iterations: pd.DataFrame, spec: ModelSpec, dtype_bytes: int, ceili
         flops=flops,
         weight_bytes=spec.weight_read_bytes(iterations, dtype_bytes),
         kv_bytes=spec.kv_read_bytes(iterations, dtype_bytes),
+        swap_bytes=iterations.num_swapped_tokens * spec.kv_bytes_per_token(dtype_bytes),
         floor=floor,
         min_bytes=num_bytes,
         useful_tiles=num_tokens / TILE,
@@ -60,6 +61,8 @@ def summarise(
         **latency(requests),
         **_efficiency(iterations, ceilings),
         "num_preemptions": float(iterations.num_preemptions.sum()),
+        "num_swapped_blocks": float(iterations.num_swapped_blocks.sum()),
+        "swap_bytes": float(iterations.swap_bytes.sum()),
     }
     return {name: float(value) for name, value in summary.items() if np.isfinite(value)}
 
@@ -73,6 +76,11 @@ def pipeline_metrics(
         "bubble_fraction": float(idle / (idle + iterations.busy.sum())),
         **_quantiles("bubble_time", requests.bubble_time),
     }
+
+
+def prefix_metrics(requests: pd.DataFrame) -> dict[str, float]:
+    """Flat names to numbers for what only a run with prefix caching has."""
+    return {"prefix_hit_rate": float(requests.prefix_hit_tokens.sum() / requests.prompt_len.sum())}
 
 
 def compare(summary: Mapping[str, float], baseline: Mapping[str, float], name: str) -> dict[str, float]:

@@ -52,6 +52,7 @@ class Plan:
     queue_order: QueueOrder
     preemption: Preemption
     num_host_blocks: int  # of the cache in host memory, for what is swapped out
+    shares_prefixes: bool  # between sequences whose tokens begin alike
     writes_trace: bool
     advice: Advice | None = None
 
@@ -86,7 +87,7 @@ class Plan:
         """A fresh scheduler with an empty cache."""
         return Scheduler(
             self.policy,
-            BlockManager(self.num_blocks, self.block_size, self.num_host_blocks),
+            BlockManager(self.num_blocks, self.block_size, self.num_host_blocks, shares_prefixes=self.shares_prefixes),
             batch_size=self.batch_size,
             max_model_len=self.max_model_len,
             num_micro_batches=self.backend.num_stages,
@@ -115,7 +116,9 @@ def make_plan(cfg: DictConfig, chunks: Sequence[int] | None = None) -> Plan:
         if fills_memory
         else _num_blocks(cfg, batch_size * backend.num_stages, max_model_len, block_size)
     )
-    backend.check(spec, num_blocks * block_size)  # before a cache of that many blocks is made
+    num_host_blocks = _num_host_blocks(cfg, num_blocks)
+    # Before a cache of that many blocks is made.
+    backend.check(spec, num_blocks * block_size, num_host_blocks * block_size)
     plan = Plan(
         config=resolved(cfg),
         policy=policy,
@@ -130,7 +133,8 @@ def make_plan(cfg: DictConfig, chunks: Sequence[int] | None = None) -> Plan:
         fills_memory=fills_memory,
         queue_order=cfg.queue_order,
         preemption=cfg.preemption,
-        num_host_blocks=_num_host_blocks(cfg, num_blocks),
+        num_host_blocks=num_host_blocks,
+        shares_prefixes=_shares_prefixes(cfg),
         writes_trace=_writes_trace(cfg),
     )
     if policy.budget == AUTO:
@@ -267,6 +271,11 @@ def _max_model_len(cfg: DictConfig, load: LoadedRequests, spec: ModelSpec, check
 def _writes_trace(cfg: DictConfig) -> bool:
     require_bool("trace", cfg.trace, "use true to write trace.json, else false")
     return cfg.trace
+
+
+def _shares_prefixes(cfg: DictConfig) -> bool:
+    require_bool("cache.prefix", cfg.cache.prefix, "use true to share the cache of equal prefixes, else false")
+    return cfg.cache.prefix
 
 
 def _num_host_blocks(cfg: DictConfig, num_blocks: int) -> int:

@@ -18,7 +18,8 @@ class Request:
     `prompt_token_ids` is None where nobody reads tokens (simulation); `prompt_len` is always set.
     Exactly `output_len` tokens are generated: end-of-sequence is ignored, so that policies are compared
     on the same work. Times are seconds since the start of the run. Lower `priority` is served first where the queue
-    is ordered by it.
+    is ordered by it. `prefix_ids` has one id per 512 tokens of the prompt: equal ids with equal ids before them mean
+    equal tokens. Tokens beyond the last id are the request's own; without ids nothing is said.
     """
 
     request_id: int
@@ -27,6 +28,7 @@ class Request:
     output_len: int
     prompt_token_ids: SequenceABC[int] | NDArray[np.int32] | None = None
     priority: int = 0
+    prefix_ids: tuple[int, ...] = ()
 
     @property
     def total_len(self) -> int:
@@ -43,6 +45,7 @@ class Sequence:
 
     __slots__ = (
         "block_ids",
+        "block_keys",
         "blocks_are_neighbours",
         "first_scheduled_time",
         "host_block_ids",
@@ -50,9 +53,11 @@ class Sequence:
         "is_running",
         "num_computed",
         "num_preemptions",
+        "num_published",
         "order",
         "output_token_ids",
         "position",
+        "prefix_hit_tokens",
         "request",
         "token_times",
     )
@@ -60,16 +65,19 @@ class Sequence:
     def __init__(self, request: Request, order: int) -> None:
         self.request = request
         self.order = order  # rank of arrival: what "first come" means when sequences are sorted
-        self.num_computed = 0  # advanced by Scheduler.update, reset by preemption
+        self.num_computed = 0  # written by Scheduler: what its blocks hold; of one that waits, what is cached
         self.block_ids: list[int] = []  # written by BlockManager only, as is the next
         self.blocks_are_neighbours = True  # whether block_ids count up by one
         self.host_block_ids: list[int] = []  # where its cache is while it is swapped out; written by BlockManager only
+        self.block_keys: list[bytes] = []  # of its full blocks, as is the next; written by PrefixCache only
+        self.num_published = 0  # of them, those that others may share
         self.is_running = False  # written by Scheduler: admitted and not preempted since, as is the next
         self.position = 0  # rank among the running: those before have smaller ones
         self.in_flight = False  # set by Batch.add, cleared by Scheduler.update
         self.output_token_ids: list[int] = []
         self.token_times: list[float] = []  # when each output token was collected
         self.first_scheduled_time: float | None = None
+        self.prefix_hit_tokens = 0  # of the prompt, cached when it was admitted first
         self.num_preemptions = 0
 
     @property
@@ -136,8 +144,9 @@ class Batch:
 
     Filled by a policy through the scheduler's moves; read by executors and the ledger. `kv_tokens` count cached
     tokens read by attention (context plus the chunk itself); `query_key_pairs` counts causal query-key products.
-    `copies` are to be made in their order, before anything is computed. `queues` are those that it leaves behind, set
-    by `Scheduler.advance`.
+    `copies`, in all `num_swapped_tokens` tokens of cache, are to be made in their order, before anything is computed.
+    `prefix_hit_tokens` were found in the cache by those it admits. `queues` are those that it leaves behind, set by
+    `Scheduler.advance`.
     """
 
     __slots__ = (
@@ -148,14 +157,18 @@ class Batch:
         "num_emits",
         "num_prefill_tokens",
         "num_prefills",
+        "num_swapped_tokens",
         "prefill_kv_tokens",
         "prefill_query_key_pairs",
+        "prefix_hit_tokens",
         "queues",
     )
 
     def __init__(self) -> None:
         self.chunks: list[Chunk] = []
-        self.copies: list[Copy] = []  # written by Scheduler
+        self.copies: list[Copy] = []  # written by Scheduler, as are the next two
+        self.num_swapped_tokens = 0
+        self.prefix_hit_tokens = 0
         self.num_prefills = 0
         self.num_prefill_tokens = 0
         self.num_decode_tokens = 0  # one token a decode, so also the number of decodes

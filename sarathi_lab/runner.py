@@ -23,7 +23,7 @@ from sarathi_lab.executor import Executor
 from sarathi_lab.files import locked, write_json
 from sarathi_lab.floor import Ceilings, floor_time
 from sarathi_lab.ledger import Ledger
-from sarathi_lab.metrics import add_costs, compare, pipeline_metrics, summarise
+from sarathi_lab.metrics import add_costs, compare, pipeline_metrics, prefix_metrics, summarise
 from sarathi_lab.plan import Plan, baseline_config, build, make_plan
 from sarathi_lab.provenance import provenance
 from sarathi_lab.request import Batch
@@ -157,6 +157,8 @@ def _execute(
         requests = ledger.requests()
         summary = summarise(iterations, requests, ceilings, decode_cost)
         summary |= {"predicted_floor": predicted_floor, **profile}
+        if plan.shares_prefixes:
+            summary |= prefix_metrics(requests)
         if plan.backend.num_stages > 1:
             summary |= pipeline_metrics(iterations, requests, ledger.bubbles(), plan.backend.num_stages)
         for name, baseline in summaries.items():

@@ -27,7 +27,7 @@ class Scheduler:
 
     When the cache is short, the newest running sequence gives way, or with `queue_order="priority"` the newest of the
     least urgent. `preemption="swap"` moves its cache to host memory while there is room, else it is computed again.
-    Swapped sequences come back before any waiting one is admitted.
+    Swapped sequences come back before any waiting one is admitted. Those admitted start behind what is cached of them.
     """
 
     def __init__(
@@ -90,7 +90,10 @@ class Scheduler:
 
     def upcoming(self, num_sequences: int) -> list[Sequence]:
         """The next waiting sequences, in the order of admission."""
-        return list(islice(self.waiting, num_sequences))
+        sequences = list(islice(self.waiting, num_sequences))
+        for sequence in sequences:
+            self._look_up(sequence)
+        return sequences
 
     def add(self, request: Request) -> Sequence:
         """Queue a request. Raises UserError for one that could never finish, rather than stalling later."""
@@ -124,6 +127,7 @@ class Scheduler:
         if not batch.chunks:
             return None  # copies that were begun go with the next batch
         batch.copies, self._copies = self._copies, []
+        batch.num_swapped_tokens = len(batch.copies) * self.blocks.block_size
         return batch
 
     def advance(self, batch: Batch) -> None:
@@ -143,6 +147,9 @@ class Scheduler:
                     continue
             self._idle.append(sequence)
         self._idle.sort(key=_by_position)
+        if (prefix := self.blocks.prefix) is not None:
+            for chunk in batch.chunks:
+                prefix.publish(chunk.sequence)
         for sequence in finished:
             self._leave_running(sequence)
         num_waiting = len(self.waiting) + len(self.swapped)
@@ -246,6 +253,7 @@ class Scheduler:
             self.swap_in(batch, token_budget)
         while self.waiting and not self.swapped and not self._is_full(batch, max_prefills):
             sequence = self.waiting[0]
+            self._look_up(sequence)
             num_tokens = _clamp(sequence.num_pending, token_budget, batch)
             if size is not None:
                 num_tokens = size(sequence, num_tokens)
@@ -257,13 +265,17 @@ class Scheduler:
                 return
 
     def enter(self, batch: Batch, sequence: Sequence, num_tokens: int) -> bool:
-        """Admit one waiting sequence with `num_tokens` of its prompt; False if the cache or the batch is full."""
-        reserved = max(num_tokens, self._reserved_tokens(sequence.request, sequence.num_known))
+        """Admit one waiting sequence with the next `num_tokens` of its prompt; False if the cache or the batch is full.
+
+        They begin behind what is cached, and end with the prompt, should that leave fewer.
+        """
         if len(self.running) >= self.max_num_seqs or len(batch) >= self.batch_size:
             return False
-        if not self.blocks.can_hold(reserved, self.policy.watermark):
+        self._look_up(sequence)
+        num_tokens = min(num_tokens, sequence.num_pending)
+        reserved = self._reserved_tokens(sequence.request, sequence.num_known)
+        if not self.blocks.admit(sequence, max(sequence.num_computed + num_tokens, reserved), self.policy.watermark):
             return False
-        self.blocks.grow(sequence, reserved)
         if sequence is self.waiting[0]:
             self.waiting.popleft()
         else:
@@ -271,6 +283,8 @@ class Scheduler:
         self._enter_running(sequence)
         if sequence.first_scheduled_time is None:
             sequence.first_scheduled_time = self.now
+            sequence.prefix_hit_tokens = sequence.num_computed
+        batch.prefix_hit_tokens += sequence.num_computed
         batch.add(sequence, num_tokens)
         return True
 
@@ -305,6 +319,11 @@ class Scheduler:
         if reserve == "prompt":
             return num_known
         return {"max_model_len": self.max_model_len, "total": request.total_len, "chunk": 0}[reserve]
+
+    def _look_up(self, sequence: Sequence) -> None:
+        """Let a waiting sequence count as computed what is cached of it."""
+        if (prefix := self.blocks.prefix) is not None:
+            sequence.num_computed = len(prefix.find(sequence)) * self.blocks.block_size
 
     def _is_full(self, batch: Batch, max_prefills: int | None) -> bool:
         return len(batch) >= self.batch_size or (max_prefills is not None and batch.num_prefills >= max_prefills)

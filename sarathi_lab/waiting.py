@@ -95,5 +95,8 @@ def by_priority(sequence: Sequence) -> Rank:
 
 
 def by_remaining(sequence: Sequence) -> Rank:
-    """Fewest tokens still to prefill first, which is what a server knows of a request; first come among equals."""
-    return sequence.num_pending, sequence.order
+    """Fewest tokens to prefill first, which is what a server knows of a request; first come among equals.
+
+    Cached ones count, too: how many there are changes while a sequence waits.
+    """
+    return sequence.num_known, sequence.order

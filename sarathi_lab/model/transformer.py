@@ -29,6 +29,11 @@ class KVCache:
         self.keys = torch.empty(shape, device=device, dtype=dtype).zero_()
         self.values = torch.empty(shape, device=device, dtype=dtype).zero_()
 
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All that a block holds, each [num_layers, num_blocks, ...]."""
+        return self.keys, self.values
+
 
 class Transformer(nn.Module):
     """Decoder-only transformer; parameters are made uninitialised, `weights.load_model` fills them.

@@ -38,6 +38,8 @@ class AnalyticCostModel:
         self.dtype_bytes = dtype_bytes
         self._link_rate = hardware.link_rate if self.parallel.tensor > 1 else math.inf
         self._network_rate = hardware.network_rate if self.parallel.pipeline > 1 else math.inf
+        # Each device copies its share of a block over its own link.
+        self._swapped_token_bytes = spec.kv_bytes_per_token(dtype_bytes) / self.parallel.num_devices
         self._token_times: dict[int, tuple[dict[str, float], float]] = {}  # by number of tokens, and their sum
         self._emit_times: dict[int, tuple[dict[str, float], float]] = {}  # by number of emitting rows, and their sum
 
@@ -54,11 +56,14 @@ class AnalyticCostModel:
         """Seconds of each pipeline stage, sends apart.
 
         The stages hold equally many layers; the last one adds the output head, sampling and the iteration's overhead.
+        What is swapped is copied before a stage computes.
         """
         layers = self.parallel.layers_per_stage(self.spec)
         times = [layers * self.layer_time(batch)] * self.parallel.pipeline
         times[-1] += self._final_norm_time(batch.num_tokens) + self._emits(batch.num_emits)[1]
         times[-1] += self.hardware.iteration_overhead
+        if batch.num_swapped_tokens:
+            times = [time + self.swap_time(batch) for time in times]
         return times
 
     def layer_time(self, batch: Batch) -> float:
@@ -84,11 +89,18 @@ class AnalyticCostModel:
             seconds += self.hardware.link_latency + (1 - share) * num_bytes / self._link_rate
         return seconds
 
+    def swap_time(self, batch: Batch) -> float:
+        """Seconds that a stage copies what its layers have in the swapped blocks, at the rate of the host's link."""
+        if not batch.num_swapped_tokens:
+            return 0.0
+        return batch.num_swapped_tokens * self._swapped_token_bytes / self.hardware.host_rate
+
     def operation_times(self, batch: Batch) -> dict[str, float]:
         """Seconds by operation, summed over layers and stages; they add up to `iteration_time`.
 
         Linear operations run once over the tokens of all sequences (they are what SARATHI fuses), attention apart
-        for prefills and decodes (section 4.3.2). "all_reduce" and "send" are there if the model is spread so.
+        for prefills and decodes (section 4.3.2). "all_reduce" and "send" are there if the model is spread so,
+        "swap" if blocks are copied.
         """
         num_layers, num_stages = self.spec.num_layers, self.parallel.pipeline
         times = {name: num_layers * time for name, time in self._tokens(batch.num_tokens)[0].items()}
@@ -101,6 +113,7 @@ class AnalyticCostModel:
             **self._emits(batch.num_emits)[0],
             "overhead": waiting + self.hardware.iteration_overhead,
             **({"send": (num_stages - 1) * self.send_time(batch)} if num_stages > 1 else {}),
+            **({"swap": num_stages * self.swap_time(batch)} if batch.num_swapped_tokens else {}),
         }
 
     # -- by number of tokens: computed once, as a run meets few different ones ------------------------------------

@@ -74,9 +74,14 @@ class SimulatedBackend:
     def dtype_bytes(self) -> int:
         return DTYPE_BYTES[self.dtype_name]
 
-    def check(self, spec: ModelSpec, kv_tokens: int) -> None:
-        """Raise UserError for a model that does not fit the devices or come apart, or that nothing is known of."""
+    def check(self, spec: ModelSpec, kv_tokens: int, host_kv_tokens: int = 0) -> None:
+        """Raise UserError for a model that does not fit the devices or come apart, or that nothing is known of.
+
+        Host memory is taken to be as large as needed.
+        """
         self._cost(spec)
+        if host_kv_tokens:
+            _ = self.hardware.host_rate  # unknown, it is refused at once
         check_memory(spec, self.hardware, self.dtype_bytes, kv_tokens, self.parallel)
 
     def ceilings(self) -> Ceilings:

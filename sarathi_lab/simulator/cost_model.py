@@ -25,7 +25,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "ffn": ("ffn_up", "ffn_down", "activation", "ffn"),
     "elementwise": ("norms", "elementwise"),
     "others": ("lm_head", "sampling", "logits", "overhead", "others"),
-    "communication": ("all_reduce", "send"),
+    "communication": ("all_reduce", "send", "swap"),
 }
 
 
@@ -67,4 +67,5 @@ def make_cost_model(
             f"executor.cost_model=profiled: hardware {hardware.name} has no profile of model {spec.name} (it has: "
             f"{known}); measure one on the device with task=calibrate, or use executor.cost_model=analytic"
         )
-    return ProfiledCostModel(Profile.read(REPOSITORY / hardware.profiles[spec.name]))
+    seconds = hardware.host_bytes_per_second and spec.kv_bytes_per_token(dtype_bytes) / hardware.host_bytes_per_second
+    return ProfiledCostModel(Profile.read(REPOSITORY / hardware.profiles[spec.name]), seconds)

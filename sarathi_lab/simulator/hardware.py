@@ -17,7 +17,7 @@ EFFICIENCIES = (
     "link_efficiency",
 )
 FIXED_COSTS = ("kernel_launch", "attention_launch", "iteration_overhead", "layer_host_time", "link_latency")
-LINKS = ("link_bytes_per_second", "network_bytes_per_second")
+LINKS = ("link_bytes_per_second", "network_bytes_per_second", "host_bytes_per_second")
 UNCERTAIN = ("matmul", "attention")  # the kinds of operation that `Hardware.uncertainty` speaks of
 
 
@@ -40,6 +40,8 @@ class Hardware:
     What several devices need (None: not known, and one device is all that can be simulated): bytes/s that a device
     sends over its links to the others of its node (`link`) and to another node (`network`), while it receives as many;
     `link_efficiency` is the share of both in use, `link_latency` the seconds of a transfer whatever its size.
+    `host_bytes_per_second` is what each device reaches to or from host memory, all losses included (None: not known, so
+    nothing can be swapped out).
     """
 
     name: str
@@ -62,6 +64,7 @@ class Hardware:
     layer_host_time: float = 0.0
     link_bytes_per_second: float | None = None
     network_bytes_per_second: float | None = None
+    host_bytes_per_second: float | None = None
     link_efficiency: float = 1.0
     link_latency: float = 0.0
 
@@ -109,6 +112,16 @@ class Hardware:
     def network_rate(self) -> float:
         """Bytes/s at which a device sends to another node. Raises UserError if not known."""
         return self.link_efficiency * self._known("network_bytes_per_second", "executor.pipeline_parallel")
+
+    @property
+    def host_rate(self) -> float:
+        """Bytes/s between a device and host memory, one way at a time. Raises UserError if not known."""
+        if self.host_bytes_per_second is None:
+            raise UserError(
+                f"hardware {self.name} does not say how fast its host is connected, which preemption=swap needs; add "
+                "host_bytes_per_second to its file, or use preemption=recompute"
+            )
+        return float(self.host_bytes_per_second)
 
     def _known(self, name: str, setting: str) -> float:
         if (rate := getattr(self, name)) is None:

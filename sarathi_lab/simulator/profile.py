@@ -79,10 +79,14 @@ class Profile:
 
 
 class ProfiledCostModel:
-    """Seconds of an iteration by a `Profile`; the interface of `cost_model.CostModel`."""
+    """Seconds of an iteration by a `Profile`; the interface of `cost_model.CostModel`.
 
-    def __init__(self, profile: Profile) -> None:
+    `seconds_per_swapped_token` is what a token of swapped cache takes on its way; None where nothing can be swapped.
+    """
+
+    def __init__(self, profile: Profile, seconds_per_swapped_token: float | None = None) -> None:
         self.profile = profile
+        self._seconds_per_swapped_token = seconds_per_swapped_token
         self._row_times = profile.row_times
 
     @property
@@ -114,6 +118,9 @@ class ProfiledCostModel:
         times["decode_attention"] = decodes and self.profile.decode_attention.time(
             decodes, batch.decode_kv_tokens, batch.decode_kv_tokens / decodes, decodes, 1.0
         )
+        if batch.num_swapped_tokens:
+            assert self._seconds_per_swapped_token is not None, "the host's link was asked for before the run"
+            times["swap"] = batch.num_swapped_tokens * self._seconds_per_swapped_token
         return times
 
 

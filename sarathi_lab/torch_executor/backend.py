@@ -148,7 +148,7 @@ class TorchBackend:
     def default_model(self) -> str:
         return default_model_name(self._device, self.dtype_bytes)
 
-    def check(self, spec: ModelSpec, kv_tokens: int) -> None:
+    def check(self, spec: ModelSpec, kv_tokens: int, host_kv_tokens: int = 0) -> None:
         """Raise UserError for what can't run here: a shape, kernels, or weights and cache beyond the free memory."""
         spec.require_runnable()
         if self.uses_kernels:
@@ -163,6 +163,17 @@ class TorchBackend:
                 f"model {spec.name} needs {weights / 1e9:.1f} GB for weights and {cache / 1e9:.1f} GB for KV, "
                 f"{self.device_name} has {free / 1e9:.1f} GB free, of which a tenth stays for activations; "
                 f"{self._what_fits(spec, free)}"
+            )
+        self._check_host(host_kv_tokens * spec.kv_bytes_per_token(self.dtype_bytes), weights + cache)
+
+    def _check_host(self, num_bytes: float, taken: float) -> None:
+        """Raise UserError if `num_bytes` of swapped cache exceed the host memory; on a CPU `taken` is a part of it."""
+        cpu = torch.device("cpu")
+        left = max(0.0, USABLE * free_memory_bytes(cpu) - (taken if self._device == cpu else 0))
+        if num_bytes > left:
+            raise UserError(
+                f"cache.num_host_blocks: what is swapped out needs {num_bytes / 1e9:.1f} GB of host memory, of which "
+                f"{left / 1e9:.1f} GB are left; lower it, or use preemption=recompute"
             )
 
     def _what_fits(self, spec: ModelSpec, free: int) -> str:
@@ -222,7 +233,7 @@ class TorchBackend:
             elif self._wants_native and self._why_not_native(spec) is None:
                 native.install(model, is_whole=self.profile == "none")
             num_blocks = self._num_blocks(model, sizes)
-            executor = self._executor(model, num_blocks, sizes.block_size)
+            executor = self._executor(model, num_blocks, sizes.block_size, sizes.num_host_blocks)
         executor.warm_up(
             batch_size=sizes.batch_size,
             chunk_tokens=sizes.chunk or WARM_UP_TOKENS,
@@ -239,16 +250,26 @@ class TorchBackend:
         most = kv_blocks_beside(probe, sizes.max_batch_tokens or WARM_UP_TOKENS, sizes.batch_size)
         return most.checked(None if sizes.fills_memory else sizes.num_blocks)
 
-    def _executor(self, model: Transformer, num_blocks: int, block_size: int) -> TorchExecutor:
+    def _executor(
+        self, model: Transformer, num_blocks: int, block_size: int, num_host_blocks: int = 0
+    ) -> TorchExecutor:
         is_cuda = self._device.type == "cuda"
         timeline: Timeline = CudaTimeline(self._device) if is_cuda else HostTimeline()
         watch = make_watch(self.profile, timeline)
         if not self.uses_kernels:
-            return TorchExecutor(model, num_blocks=num_blocks, block_size=block_size, timeline=timeline, watch=watch)
+            return TorchExecutor(
+                model,
+                num_blocks=num_blocks,
+                block_size=block_size,
+                num_host_blocks=num_host_blocks,
+                timeline=timeline,
+                watch=watch,
+            )
         return TorchExecutor(
             model,
             num_blocks=num_blocks,
             block_size=block_size,
+            num_host_blocks=num_host_blocks,
             timeline=timeline,
             watch=watch,
             limits=Limits(model.spec, block_size, chip_of(self._device).num_sms),

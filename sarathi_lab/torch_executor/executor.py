@@ -21,6 +21,7 @@ from sarathi_lab.model.transformer import KVCache, Transformer
 from sarathi_lab.request import Batch, Sequence
 from sarathi_lab.torch_executor.faults import faults_explained, in_words, nan_error
 from sarathi_lab.torch_executor.graphs import Graphs, NoGraphs
+from sarathi_lab.torch_executor.host_pool import HostPool
 from sarathi_lab.torch_executor.inputs import pack
 from sarathi_lab.torch_executor.packing import Packer, fields_of
 from sarathi_lab.torch_executor.rehearsal import Rehearsal, throw_away
@@ -49,6 +50,7 @@ class TorchExecutor:
 
     With `capacity` 2 the host packs and launches a batch while the one before runs, and tokens go from one to the next
     on the device. With `limits` inputs are packed for kernels, else for plain torch, which needs capacity 1.
+    `num_host_blocks` in host memory take what is swapped out; a batch's copies count as part of it.
     `sleep` waits so many seconds.
     """
 
@@ -58,6 +60,7 @@ class TorchExecutor:
         *,
         num_blocks: int,
         block_size: int,
+        num_host_blocks: int = 0,
         timeline: Timeline | None = None,
         sleep: Callable[[float], None] = time.sleep,
         limits: Limits | None = None,
@@ -69,6 +72,7 @@ class TorchExecutor:
             raise ValueError("tokens are fed on the device only with inputs packed for kernels")
         self.model = model
         self.cache = KVCache(model.spec, num_blocks, block_size, model.device, model.dtype)
+        self._host_pool = HostPool(self.cache, num_host_blocks) if num_host_blocks else None
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.capacity = capacity
@@ -162,6 +166,7 @@ class TorchExecutor:
         shape = padded or self._limits.exact(batch)
         self._packer.fill(batch, shape, self._newest)
         start = self._timeline.mark()
+        self._swap(batch)
         inputs = self._packer.send(shape, self._buffers.get(shape))
         is_replayed = not self._watch.is_apart and self._graphs.replay(shape)
         if not is_replayed:
@@ -178,8 +183,15 @@ class TorchExecutor:
         start = self._timeline.mark()
         inputs = self._packed_for_torch(batch)
         host_time = time.perf_counter() - begun
+        self._swap(batch)
         token_ids = _to_host(model.operations.greedy(model(inputs, self.cache)))
         return InFlight(batch, start, self._timeline.mark(), host_time, token_ids, 0, False)
+
+    def _swap(self, batch: Batch) -> None:
+        if batch.copies:
+            assert self._host_pool is not None, "blocks are swapped only where there is room for them"
+            with self._watch.range("swap"):
+                self._host_pool.make(batch.copies)
 
     def _packed_for_torch(self, batch: Batch) -> PackedInputs:
         model, masks = self.model, self.model.operations.wants_masks
@@ -231,6 +243,8 @@ class TorchExecutor:
                 self._record(self._shapes.all)
                 if self.model.device.type == "cuda":
                     self._compile(longest)
+        if self._host_pool is not None:
+            self._host_pool.warm_up()
         self._rehearsal = Rehearsal(self, self.num_blocks, self.block_size, batch_size, chunk_tokens)
         self._rehearsal.run()
 
