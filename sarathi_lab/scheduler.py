@@ -56,14 +56,14 @@ class Scheduler:
         # The running ones that are not in flight, in the same order: of a pipeline's sequences, those of one batch.
         self._idle: list[Sequence] = []
         self._num_positions = 0
-        self._is_sorted = True  # whether `running` is in the order of `_rank`
+        self._is_sorted = True  # whether `running` is in the order of `rank`
         self.now = 0.0
         self.last_prompt_latency = 0.0
         self.num_preemptions = 0
         self._num_added = 0
         self._copies: list[Copy] = []  # for the next batch
         # Who gives way first: the largest.
-        self._rank: Callable[[Sequence], Rank] = by_priority if queue_order == "priority" else by_arrival
+        self.rank: Callable[[Sequence], Rank] = by_priority if queue_order == "priority" else by_arrival
 
     @property
     def has_work(self) -> bool:
@@ -118,7 +118,7 @@ class Scheduler:
         """The next batch at time `now` (seconds), or None if nothing can run."""
         self.now = now
         batch = Batch()
-        if self._rank is by_priority:  # the urgent choose first, as those behind them give way
+        if self.rank is by_priority:  # the urgent choose first, as those behind them give way
             self.sort_running()
         self.policy.fill(batch, self)
         self._idle = [sequence for sequence in self._idle if self._is_idle(sequence)]
@@ -206,7 +206,7 @@ class Scheduler:
                 self.take(batch, sequence, left if size is None else size(sequence, left))
 
     def take(self, batch: Batch, sequence: Sequence, num_tokens: int, *, evict: bool = True) -> bool:
-        """Let a running sequence take `num_tokens` tokens, evicting newer ones if blocks are short; False if it can't."""
+        """Let a running sequence take `num_tokens` tokens, evicting newer ones if blocks are short; False: it can't."""
         make_room = self.make_room if evict else self.blocks.grow
         if num_tokens <= 0 or not make_room(sequence, sequence.num_computed + num_tokens):
             return False
@@ -281,8 +281,8 @@ class Scheduler:
         sequences could evict one another for ever.
         """
         while not self.blocks.grow(sequence, num_tokens):
-            victim = max(filter(self._is_idle, self.running), key=self._rank)
-            if victim is sequence and sequence is not max(self.running, key=self._rank):
+            victim = max(filter(self._is_idle, self.running), key=self.rank)
+            if victim is sequence and sequence is not max(self.running, key=self.rank):
                 return False
             self.preempt(victim)
             if victim is sequence:
@@ -306,8 +306,8 @@ class Scheduler:
         """Order running sequences by arrival, or urgency: a readmitted one goes before those that came after it."""
         if self._is_sorted:
             return
-        self.running.sort(key=self._rank)
-        self._idle.sort(key=self._rank)
+        self.running.sort(key=self.rank)
+        self._idle.sort(key=self.rank)
         for position, sequence in enumerate(self.running):
             sequence.position = position
         self._is_sorted = True
@@ -322,7 +322,7 @@ class Scheduler:
         return sequence.is_running and not sequence.in_flight
 
     def _enter_running(self, sequence: Sequence) -> None:
-        if self.running and self._rank(sequence) < self._rank(self.running[-1]):
+        if self.running and self.rank(sequence) < self.rank(self.running[-1]):
             self._is_sorted = False
         self.running.append(sequence)
         sequence.is_running = True

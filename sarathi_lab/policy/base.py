@@ -59,7 +59,7 @@ class Policy(ABC):
             raise UserError(f"watermark={self.watermark} is not below 1; {fix}")
 
     def reserved_tokens(self, request: Request, num_known: int, max_model_len: int) -> int:
-        """Tokens of cache that `reserve` sets aside when a sequence that knows `num_known` of its tokens is admitted."""
+        """Tokens of cache that `reserve` sets aside at the admission of a sequence with `num_known` tokens known."""
         if self.reserve == "prompt":
             return num_known
         return {"max_model_len": max_model_len, "total": request.total_len, "chunk": 0}[self.reserve]
