@@ -109,6 +109,7 @@ def make_plan(cfg: DictConfig, chunks: Sequence[int] | None = None) -> Plan:
     spec, checkpoint = resolve_model(cfg, backend)
     load = _load(cfg, backend, spec, checkpoint)
     max_model_len = _max_model_len(cfg, load, spec, checkpoint)
+    policy = policy.on_device(lambda: backend.predictor(spec), batch_size, max_model_len)
     block_size = require_int("cache.block_size", cfg.cache.block_size, 1, "use a number of tokens such as 16")
     fills_memory = cfg.cache.num_blocks == AUTO
     num_blocks = (

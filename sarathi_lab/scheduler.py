@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from itertools import islice
+from operator import attrgetter
 from typing import Any, Literal
 
 from sarathi_lab.block_manager import BlockManager
@@ -12,7 +13,7 @@ from sarathi_lab.errors import UserError
 from sarathi_lab.executor import NO_TOKEN, StepResult
 from sarathi_lab.policy import Policy
 from sarathi_lab.request import Batch, Copy, Queues, Request, Sequence
-from sarathi_lab.waiting import QueueOrder, Rank, WaitingQueue, by_arrival, by_priority, make_queue
+from sarathi_lab.waiting import QueueOrder, Rank, Test, WaitingQueue, by_arrival, by_priority, candidates, make_queue
 
 Preemption = Literal["recompute", "swap"]
 # How many of the tokens that are left for a sequence's prompt it takes; 0 passes it over.
@@ -55,14 +56,14 @@ class Scheduler:
         # The running ones that are not in flight, in the same order: of a pipeline's sequences, those of one batch.
         self._idle: list[Sequence] = []
         self._num_positions = 0
-        self._is_sorted = True  # whether `running` is in the order of `_rank`
+        self._is_sorted = True  # whether `running` is in the order of `rank`
         self.now = 0.0
         self.last_prompt_latency = 0.0
         self.num_preemptions = 0
         self._num_added = 0
         self._copies: list[Copy] = []  # for the next batch
         # Who gives way first: the largest.
-        self._rank: Callable[[Sequence], Rank] = by_priority if queue_order == "priority" else by_arrival
+        self.rank: Callable[[Sequence], Rank] = by_priority if queue_order == "priority" else by_arrival
 
     @property
     def has_work(self) -> bool:
@@ -76,11 +77,11 @@ class Scheduler:
     @property
     def num_idle_decodes(self) -> int:
         """Sequences whose next token could be decoded now."""
-        return sum(self._is_idle(sequence) and sequence.is_decoding for sequence in self._idle)
+        return len(self.idle_decodes)
 
     @property
     def idle_decodes(self) -> list[Sequence]:
-        """Running sequences whose next token could be decoded now, in the order they run in."""
+        """Running sequences whose next token could be decoded now, oldest first."""
         return [sequence for sequence in self._idle if self._is_idle(sequence) and sequence.is_decoding]
 
     @property
@@ -108,7 +109,7 @@ class Scheduler:
         what = f"request {request.request_id} of {request.prompt_len} + {request.output_len} tokens"
         if request.total_len > self.max_model_len:
             raise UserError(f"{what} exceeds max_model_len={self.max_model_len}; raise it or shorten the request")
-        reserved = max(request.total_len, self._reserved_tokens(request, request.total_len))
+        reserved = max(request.total_len, self.policy.reserved_tokens(request, request.total_len, self.max_model_len))
         needed = self.blocks.blocks_for(reserved) + self.blocks.watermark_blocks(self.policy.watermark)
         if needed > self.blocks.num_blocks:
             raise UserError(
@@ -120,7 +121,7 @@ class Scheduler:
         """The next batch at time `now` (seconds), or None if nothing can run."""
         self.now = now
         batch = Batch()
-        if self._rank is by_priority:  # the urgent choose first, as those behind them give way
+        if self.rank is by_priority:  # the urgent choose first, as those behind them give way
             self.sort_running()
         self.policy.fill(batch, self)
         self._idle = [sequence for sequence in self._idle if self._is_idle(sequence)]
@@ -181,7 +182,7 @@ class Scheduler:
         for sequence in self._idle:
             if len(chunks) >= limit:
                 return
-            if self._is_idle(sequence) and sequence.is_decoding and self._make_room(sequence, sequence.num_known):
+            if self._is_idle(sequence) and sequence.is_decoding and self.make_room(sequence, sequence.num_known):
                 batch.add(sequence, 1)
 
     def continue_prefills(
@@ -197,7 +198,7 @@ class Scheduler:
                 return
             if not self._is_idle(sequence) or sequence.is_decoding:
                 continue
-            num_tokens = _clamp(sequence.num_pending, token_budget, batch)
+            num_tokens = _num_tokens(sequence, token_budget, batch)
             if num_tokens == 0:
                 return
             self.take(batch, sequence, num_tokens if size is None else size(sequence, num_tokens))
@@ -205,27 +206,28 @@ class Scheduler:
     def catch_up(self, batch: Batch, token_budget: int, size: Size | None = None) -> None:
         """Let idle sequences, in the order they run in, take what they lack: decodes and prompts alike."""
         for sequence in list(self._idle):
-            left = _clamp(sequence.num_pending, token_budget, batch)
+            left = _num_tokens(sequence, token_budget, batch)
             if left == 0 or len(batch) >= self.batch_size:
                 return
             if self._is_idle(sequence):
                 self.take(batch, sequence, left if size is None else size(sequence, left))
 
-    def take(self, batch: Batch, sequence: Sequence, num_tokens: int) -> bool:
-        """Let one running sequence take `num_tokens` tokens, evicting newer ones if blocks are short; False if none."""
-        if num_tokens <= 0 or not self._make_room(sequence, sequence.num_computed + num_tokens):
+    def take(self, batch: Batch, sequence: Sequence, num_tokens: int, *, evict: bool = True) -> bool:
+        """Let a running sequence take `num_tokens` tokens, evicting newer ones if blocks are short; False: it can't."""
+        make_room = self.make_room if evict else self.blocks.grow
+        if num_tokens <= 0 or not make_room(sequence, sequence.num_computed + num_tokens):
             return False
         batch.add(sequence, num_tokens)
         return True
 
-    def swap_in(self, batch: Batch, token_budget: int | None = None) -> None:
+    def swap_in(self, batch: Batch, token_budget: int | None = None, size: Size | None = None) -> None:
         """Bring swapped sequences back, first out first in, as long as they fit; each runs on at once."""
         while self.swapped and len(self.running) < self.max_num_seqs and len(batch) < self.batch_size:
             sequence = self.swapped[0]
-            num_tokens = _clamp(sequence.num_pending, token_budget, batch)
-            reserved = self._reserved_tokens(sequence.request, sequence.num_known)
+            num_tokens = _num_tokens(sequence, token_budget, batch, size)
+            reserved = self.policy.reserved_tokens(sequence.request, sequence.num_known, self.max_model_len)
             needed = max(sequence.num_computed + num_tokens, reserved)
-            if num_tokens == 0 or not self.blocks.can_hold(needed, self.policy.watermark if self.running else 0.0):
+            if num_tokens <= 0 or not self.blocks.can_hold(needed, self.policy.watermark if self.running else 0.0):
                 return
             copies = self.blocks.swap_in(sequence, needed)
             assert copies is not None, "the cache can hold it"
@@ -241,22 +243,22 @@ class Scheduler:
         max_prefills: int | None = None,
         whole: bool = False,
         size: Size | None = None,
-        may_enter: Callable[[Sequence], bool] | None = None,
+        may_enter: Test | None = None,
+        pass_over: Test | None = None,
     ) -> None:
         """Move waiting sequences to running, in the order of their queue, until one does not fit.
 
         Those that were swapped out go first. `whole=True` admits a prompt only if all of it fits the budget;
-        `may_enter` can end admission at a sequence. How many tokens of cache are reserved at once (`reserve`) and how
-        many stay free (`watermark`) are the policy's.
+        `may_enter` can end admission at a sequence, `pass_over` lets those behind it go first, of the next
+        `waiting.LOOKAHEAD`. How much cache is reserved at once and how much stays free are the policy's.
         """
         if self.swapped:
-            self.swap_in(batch, token_budget)
-        while self.waiting and not self.swapped and not self._is_full(batch, max_prefills):
-            sequence = self.waiting[0]
+            self.swap_in(batch, token_budget, size)
+        for sequence in candidates(self.waiting, pass_over):
+            if self.swapped or self._is_full(batch, max_prefills):
+                return
             self._look_up(sequence)
-            num_tokens = _clamp(sequence.num_pending, token_budget, batch)
-            if size is not None:
-                num_tokens = size(sequence, num_tokens)
+            num_tokens = _num_tokens(sequence, token_budget, batch, size)
             if num_tokens <= 0 or (whole and num_tokens < sequence.num_pending):
                 return
             if may_enter is not None and not may_enter(sequence):
@@ -273,19 +275,31 @@ class Scheduler:
             return False
         self._look_up(sequence)
         num_tokens = min(num_tokens, sequence.num_pending)
-        reserved = self._reserved_tokens(sequence.request, sequence.num_known)
+        reserved = self.policy.reserved_tokens(sequence.request, sequence.num_known, self.max_model_len)
         if not self.blocks.admit(sequence, max(sequence.num_computed + num_tokens, reserved), self.policy.watermark):
             return False
-        if sequence is self.waiting[0]:
-            self.waiting.popleft()
-        else:
-            self.waiting.remove(sequence)
+        self.waiting.remove(sequence)
         self._enter_running(sequence)
         if sequence.first_scheduled_time is None:
             sequence.first_scheduled_time = self.now
             sequence.prefix_hit_tokens = sequence.num_computed
         batch.prefix_hit_tokens += sequence.num_computed
         batch.add(sequence, num_tokens)
+        return True
+
+    def make_room(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Grow `sequence` to `num_tokens`, evicting the newest idle sequences; False if it can't run now.
+
+        The newest of all gives way itself. An older one waits for those in flight to come back: if it gave way, too,
+        sequences could evict one another for ever.
+        """
+        while not self.blocks.grow(sequence, num_tokens):
+            victim = max(filter(self._is_idle, self.running), key=self.rank)
+            if victim is sequence and sequence is not max(self.running, key=self.rank):
+                return False
+            self.preempt(victim)
+            if victim is sequence:
+                return False
         return True
 
     def preempt(self, sequence: Sequence) -> None:
@@ -305,20 +319,13 @@ class Scheduler:
         """Order running sequences by arrival, or urgency: a readmitted one goes before those that came after it."""
         if self._is_sorted:
             return
-        self.running.sort(key=self._rank)
-        self._idle.sort(key=self._rank)
+        self.running.sort(key=self.rank)
+        self._idle.sort(key=self.rank)
         for position, sequence in enumerate(self.running):
             sequence.position = position
         self._is_sorted = True
 
     # -- bookkeeping -----------------------------------------------------------------------------------------
-
-    def _reserved_tokens(self, request: Request, num_known: int) -> int:
-        """Tokens of cache that the policy's `reserve` sets aside when a sequence of `num_known` tokens is admitted."""
-        reserve = self.policy.reserve
-        if reserve == "prompt":
-            return num_known
-        return {"max_model_len": self.max_model_len, "total": request.total_len, "chunk": 0}[reserve]
 
     def _look_up(self, sequence: Sequence) -> None:
         """Let a waiting sequence count as computed what is cached of it."""
@@ -332,23 +339,8 @@ class Scheduler:
     def _is_idle(sequence: Sequence) -> bool:
         return sequence.is_running and not sequence.in_flight
 
-    def _make_room(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Grow `sequence` to `num_tokens`, evicting the newest idle sequences; False if it can't run now.
-
-        The newest of all gives way itself. An older one waits for those in flight to come back: if it gave way, too,
-        sequences could evict one another for ever.
-        """
-        while not self.blocks.grow(sequence, num_tokens):
-            victim = max(filter(self._is_idle, self.running), key=self._rank)
-            if victim is sequence and sequence is not max(self.running, key=self._rank):
-                return False
-            self.preempt(victim)
-            if victim is sequence:
-                return False
-        return True
-
     def _enter_running(self, sequence: Sequence) -> None:
-        if self.running and self._rank(sequence) < self._rank(self.running[-1]):
+        if self.running and self.rank(sequence) < self.rank(self.running[-1]):
             self._is_sorted = False
         self.running.append(sequence)
         sequence.is_running = True
@@ -361,10 +353,12 @@ class Scheduler:
         sequence.is_running = False
 
 
-def _by_position(sequence: Sequence) -> int:
-    return sequence.position
+_by_position = attrgetter("position")
 
 
-def _clamp(num_pending: int, token_budget: int | None, batch: Batch) -> int:
-    """Tokens to take now: never negative, however many decodes the batch already carries."""
-    return num_pending if token_budget is None else max(0, min(num_pending, token_budget - batch.num_tokens))
+def _num_tokens(sequence: Sequence, token_budget: int | None, batch: Batch, size: Size | None = None) -> int:
+    """Tokens to take now: never negative before `size`, however many decodes the batch already carries."""
+    left = sequence.num_pending
+    if token_budget is not None:
+        left = max(0, min(left, token_budget - batch.num_tokens))
+    return left if size is None else size(sequence, left)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Iterator
+from heapq import heappop, heappush
+from itertools import islice
 from typing import Literal, Protocol
 
 from sarathi_lab.request import Sequence
 
 QueueOrder = Literal["fcfs", "priority", "shortest"]
 Rank = tuple[float, int]
+Test = Callable[[Sequence], bool]
+# How many waiting sequences an iteration looks at, if some may be passed over: it takes no longer for a longer queue.
+LOOKAHEAD = 256
 
 
 class WaitingQueue(Protocol):
@@ -32,11 +37,29 @@ class WaitingQueue(Protocol):
         """Take any one out. Raises ValueError if it does not wait."""
         ...
 
+    def oldest(self) -> Sequence:
+        """The one that arrived first. The queue must not be empty."""
+        ...
+
     def __getitem__(self, index: int, /) -> Sequence: ...
 
     def __iter__(self) -> Iterator[Sequence]: ...
 
     def __len__(self) -> int: ...
+
+
+class ArrivalQueue(deque[Sequence]):
+    """A waiting queue in the order of arrival, those that were preempted in front."""
+
+    def oldest(self) -> Sequence:
+        """The one that arrived first: one of those in front, or the next behind them."""
+        oldest = self[0]
+        for sequence in self:
+            if sequence.order < oldest.order:
+                oldest = sequence
+            if not sequence.num_preemptions:
+                break
+        return oldest
 
 
 class RankedQueue:
@@ -48,20 +71,39 @@ class RankedQueue:
     def __init__(self, rank: Callable[[Sequence], Rank]) -> None:
         self._rank = rank
         self._items: list[Sequence] = []
+        self._by_order: dict[int, Sequence] = {}
+        self._orders: list[int] = []  # a heap of all in `_by_order`, and of some that left
 
     def append(self, sequence: Sequence) -> None:
         """Queue a sequence."""
         insort(self._items, sequence, key=self._descending)
+        self._by_order[sequence.order] = sequence
+        if len(self._orders) > 2 * len(self._items) + 16:
+            self._orders = sorted(self._by_order)
+        else:
+            heappush(self._orders, sequence.order)
 
     appendleft = append
 
     def popleft(self) -> Sequence:
         """Take the one of the lowest rank out."""
-        return self._items.pop()
+        sequence = self._items.pop()
+        del self._by_order[sequence.order]
+        return sequence
 
     def remove(self, sequence: Sequence) -> None:
         """Take any one out. Raises ValueError if it does not wait."""
-        self._items.remove(sequence)
+        index = bisect_left(self._items, self._descending(sequence), key=self._descending)
+        if index == len(self._items) or self._items[index] is not sequence:
+            raise ValueError(f"{sequence} does not wait")
+        del self._items[index]
+        del self._by_order[sequence.order]
+
+    def oldest(self) -> Sequence:
+        """The one that arrived first."""
+        while self._orders[0] not in self._by_order:
+            heappop(self._orders)
+        return self._by_order[self._orders[0]]
 
     def _descending(self, sequence: Sequence) -> Rank:
         rank, order = self._rank(sequence)
@@ -80,8 +122,18 @@ class RankedQueue:
 def make_queue(order: QueueOrder) -> WaitingQueue:
     """An empty queue: first come, first served with the preempted ones in front; by priority; or shortest first."""
     if order == "fcfs":
-        return deque()
+        return ArrivalQueue()
     return RankedQueue(by_priority if order == "priority" else by_remaining)
+
+
+def candidates(waiting: WaitingQueue, pass_over: Test | None) -> Iterator[Sequence]:
+    """The first of `waiting` as long as there is one; or those of the next `LOOKAHEAD` that are not passed over."""
+    if pass_over is not None:
+        upcoming = list(islice(waiting, LOOKAHEAD))  # the queue changes as they are admitted
+        yield from (sequence for sequence in upcoming if not pass_over(sequence))
+        return
+    while waiting:
+        yield waiting[0]
 
 
 def by_arrival(sequence: Sequence) -> Rank:

@@ -13,25 +13,39 @@ from sarathi_lab.engine import run_engine
 from sarathi_lab.ledger import Ledger
 from sarathi_lab.policy import (
     TGI,
+    Ascend,
+    AscendDynamic,
+    AscendV09,
+    ChunkedOnly,
+    FastDeploy,
     LightLLM,
     LlamaCpp,
     LMDeploy,
     LMDeployPytorch,
+    NanoVllm,
     OpenVINO,
     Orca,
+    PPas,
     PrefillFirst,
     RequestLevel,
     Sarathi,
     SarathiServe,
+    SarathiServeDynamic,
     SGLang,
+    SplitFuse,
     TensorRTLLM,
     TransformersFIFO,
     TransformersPrefillFirst,
+    VllmV0Chunked,
+    VllmV1,
 )
+from sarathi_lab.policy.profile_table import ProfileTable, Row
 from sarathi_lab.request import Request
 from sarathi_lab.scheduler import Scheduler
 
 MAX_LEN = 40
+# 8 tokens beside a decode, 6 beside up to two, nothing beside more.
+TABLE = ProfileTable((Row(8, 1, 64, 10.0), Row(6, 2, 64, 10.0), Row(12, 4, 64, 20.0)))
 POLICIES = {
     "request_level": RequestLevel(),
     "request_level_prompt": RequestLevel(reserve="prompt"),
@@ -64,9 +78,29 @@ POLICIES = {
     "openvino": OpenVINO(max_num_batched_tokens=8),
     "openvino_whole": OpenVINO(max_num_batched_tokens=MAX_LEN, dynamic_split_fuse=False),
     "llama_cpp": LlamaCpp(n_ubatch=8, n_batch=20),
+    "chunked_only": ChunkedOnly(chunk_size=8),
+    "chunked_only_chunk": ChunkedOnly(chunk_size=8, reserve="chunk"),
+    "sarathi_serve_dynamic": SarathiServeDynamic(64, 32, chunk_schedule_max_tokens=20, chunk_schedule_stages=4),
+    "splitfuse": SplitFuse(max_ragged_batch_size=8),
+    "vllm_v0_chunked": VllmV0Chunked(max_num_batched_tokens=8),
+    "vllm_v0_chunked_chunk": VllmV0Chunked(max_num_batched_tokens=8, reserve="chunk"),
+    "vllm_v0_chunked_partial": VllmV0Chunked(8, 3, 1, 6),
+    "vllm_v1": VllmV1(max_num_batched_tokens=8),
+    "vllm_v1_threshold": VllmV1(8, long_prefill_token_threshold=3, scheduler_reserve_full_isl=False),
+    "vllm_v1_whole": VllmV1(MAX_LEN, enable_chunked_prefill=False, watermark=0.1),
+    "p_pas": PPas(max_num_batched_tokens=16),
+    "p_pas_cap": PPas(max_num_batched_tokens=16, prefill_cap=5, min_active_prefills=1),
+    "nano_vllm": NanoVllm(max_num_batched_tokens=8),
+    "fastdeploy": FastDeploy(max_num_batched_tokens=8),
+    "fastdeploy_partial": FastDeploy(8, 3, 2, 6, static_decode_blocks=1, prealloc_dec_block_slot_num_threshold=2),
+    "ascend_v0_9": AscendV09(max_num_batched_tokens=MAX_LEN),
+    "ascend_long": Ascend(max_long_partial_prefills=1, long_prefill_token_threshold=5),
+    "ascend_phases": Ascend(max_num_seqs=2, enable_pd_transfer=True, decode_max_num_seqs=3),
+    "ascend_chunked": Ascend(256, enable_chunked_prefill=True, long_prefill_token_threshold=4),
+    "ascend_dynamic": AscendDynamic(10, slo_limits_for_dynamic_batch=15, profile_table=TABLE),
 }
-# Those that let a later request pass an earlier one that has no room.
-OUT_OF_ORDER = ("trtllm", "transformers")
+# Those that let a later request pass an earlier one that has no room, or is long.
+OUT_OF_ORDER = ("trtllm", "transformers", "ascend_v0_9", "ascend_long", "ascend_phases", "vllm_v0_chunked_partial")
 IN_ORDER = [name for name in POLICIES if not name.startswith(OUT_OF_ORDER)]
 
 lengths = st.tuples(st.integers(1, 24), st.integers(1, MAX_LEN - 24))

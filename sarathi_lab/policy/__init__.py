@@ -1,26 +1,37 @@
 """Scheduling policies, one module per system; `base` says what a policy is."""
 
+from sarathi_lab.policy.ascend import Ascend, AscendDynamic, AscendV09
 from sarathi_lab.policy.base import Policy, Reserve, with_budget
+from sarathi_lab.policy.deepspeed import SplitFuse
+from sarathi_lab.policy.fastdeploy import FastDeploy
 from sarathi_lab.policy.lightllm import LightLLM
 from sarathi_lab.policy.llama_cpp import LlamaCpp
 from sarathi_lab.policy.lmdeploy import LMDeploy, LMDeployPytorch
+from sarathi_lab.policy.nano_vllm import NanoVllm
 from sarathi_lab.policy.openvino import OpenVINO
 from sarathi_lab.policy.paper import Orca, RequestLevel, Sarathi
-from sarathi_lab.policy.sarathi_serve import SarathiServe
+from sarathi_lab.policy.sarathi_serve import ChunkedOnly, SarathiServe, SarathiServeDynamic
 from sarathi_lab.policy.sglang import SGLang
 from sarathi_lab.policy.tgi import TGI
 from sarathi_lab.policy.transformers import TransformersFIFO, TransformersPrefillFirst
 from sarathi_lab.policy.trtllm import TensorRTLLM
-from sarathi_lab.policy.vllm import PrefillFirst
+from sarathi_lab.policy.vllm import PPas, PrefillFirst, VllmV0Chunked, VllmV1
 
 __all__ = [
     "TGI",
+    "Ascend",
+    "AscendDynamic",
+    "AscendV09",
+    "ChunkedOnly",
+    "FastDeploy",
     "LMDeploy",
     "LMDeployPytorch",
     "LightLLM",
     "LlamaCpp",
+    "NanoVllm",
     "OpenVINO",
     "Orca",
+    "PPas",
     "Policy",
     "PrefillFirst",
     "RequestLevel",
@@ -28,8 +39,12 @@ __all__ = [
     "SGLang",
     "Sarathi",
     "SarathiServe",
+    "SarathiServeDynamic",
+    "SplitFuse",
     "TensorRTLLM",
     "TransformersFIFO",
     "TransformersPrefillFirst",
+    "VllmV0Chunked",
+    "VllmV1",
     "with_budget",
 ]

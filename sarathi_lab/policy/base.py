@@ -8,13 +8,15 @@ to the next it keeps in `Scheduler.memory`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast, get_args
 
 from sarathi_lab.errors import UserError, require_int, require_number, require_one_of
 
 if TYPE_CHECKING:
-    from sarathi_lab.request import Batch
+    from sarathi_lab.backend import Predictor
+    from sarathi_lab.request import Batch, Request
     from sarathi_lab.scheduler import Scheduler
 
 Reserve = Literal["max_model_len", "total", "prompt", "chunk"]
@@ -56,6 +58,19 @@ class Policy(ABC):
         fix = "use a share of the cache, a number from 0 to below 1"
         if require_number("watermark", self.watermark, minimum=0, fix=fix) >= 1:
             raise UserError(f"watermark={self.watermark} is not below 1; {fix}")
+
+    def reserved_tokens(self, request: Request, num_known: int, max_model_len: int) -> int:
+        """Tokens of cache that `reserve` sets aside at the admission of a sequence with `num_known` tokens known."""
+        if self.reserve == "prompt":
+            return num_known
+        return {"max_model_len": max_model_len, "total": request.total_len, "chunk": 0}[self.reserve]
+
+    def on_device(self, predictor: Callable[[], Predictor | None], batch_size: int, max_model_len: int) -> Policy:
+        """This policy with what it must know of the device; `predictor` gives the device's cost model, if it has one.
+
+        Raises UserError for a policy that can't do without it.
+        """
+        return self
 
     @abstractmethod
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:

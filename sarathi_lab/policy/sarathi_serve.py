@@ -1,15 +1,20 @@
-"""Sarathi-Serve (OSDI '24, arXiv 2403.02310), SARATHI's successor."""
+"""Sarathi-Serve (OSDI '24, arXiv 2403.02310), SARATHI's successor, its dynamic chunks and its ablation."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from math import ceil
 from typing import TYPE_CHECKING, ClassVar
 
+from sarathi_lab.errors import UserError, require_int
 from sarathi_lab.policy.base import Policy, Reserve, check_budget
 
 if TYPE_CHECKING:
-    from sarathi_lab.request import Batch
+    from sarathi_lab.request import Batch, Sequence
     from sarathi_lab.scheduler import Scheduler
+
+CHUNK_MULTIPLE = 32  # tokens that the chunks of a schedule are a multiple of
 
 
 @dataclass(frozen=True)
@@ -31,3 +36,99 @@ class SarathiServe(Policy):
         scheduler.add_decodes(batch)
         scheduler.continue_prefills(batch, self.chunk)
         scheduler.admit(batch, self.chunk)
+
+
+@dataclass(frozen=True)
+class SarathiServeDynamic(Policy):
+    """Sarathi-Serve with `enable_dynamic_chunking_schedule`: a prompt's chunks shrink as it proceeds.
+
+    A prompt begins with `high_chunk_size` tokens of an iteration and ends with `low_chunk_size`, in
+    `chunk_schedule_stages` equal steps over its first `chunk_schedule_max_tokens` tokens: late chunks see a long
+    context and so take longer. Each size is rounded to a multiple of 32.
+
+    Names are those of `SarathiSchedulerConfig`, which has no defaults for them. A prompt longer than
+    `chunk_schedule_max_tokens` fails an assertion there; here it stays in the last stage.
+    """
+
+    name: ClassVar[str] = "sarathi_serve_dynamic"
+    budget_field: ClassVar[str] = "high_chunk_size"
+    high_chunk_size: int = 256
+    low_chunk_size: int = 32
+    chunk_schedule_max_tokens: int = 1024
+    chunk_schedule_stages: int = 4
+    watermark: float = 0.01
+    reserve: Reserve = "prompt"
+
+    @cached_property
+    def chunk_sizes(self) -> list[int]:
+        """Tokens of an iteration up to a prompt of each stage, the first stage's first."""
+        low, stages = self.low_chunk_size, self.chunk_schedule_stages
+        step = (self.high_chunk_size - low) / max(1, stages - 1)
+        sizes = [round(int(low + step * i) / CHUNK_MULTIPLE) * CHUNK_MULTIPLE for i in range(stages)]
+        return sizes[::-1]
+
+    def validate(self, batch_size: int, max_model_len: int) -> None:
+        super().validate(batch_size, max_model_len)
+        check_budget("low_chunk_size", self.low_chunk_size, batch_size)
+        check_budget("high_chunk_size", self.high_chunk_size, batch_size)
+        for name in ("low_chunk_size", "high_chunk_size"):
+            if getattr(self, name) % CHUNK_MULTIPLE:
+                raise UserError(f"{name}={getattr(self, name)} is not a multiple of {CHUNK_MULTIPLE}; use one")
+        if self.low_chunk_size > self.high_chunk_size:
+            raise UserError(
+                f"low_chunk_size={self.low_chunk_size} exceeds high_chunk_size={self.high_chunk_size}; lower it"
+            )
+        require_int("chunk_schedule_stages", self.chunk_schedule_stages, 2, "use policy=sarathi_serve for one stage")
+        fix = "use the length of a long prompt"
+        require_int("chunk_schedule_max_tokens", self.chunk_schedule_max_tokens, self.chunk_schedule_stages, fix)
+
+    def fill(self, batch: Batch, scheduler: Scheduler) -> None:
+        tokens_per_stage = ceil(self.chunk_schedule_max_tokens / self.chunk_schedule_stages)
+
+        def size(sequence: Sequence, left: int) -> int:
+            stage = min(sequence.num_computed // tokens_per_stage, self.chunk_schedule_stages - 1)
+            return min(left, self.chunk_sizes[stage] - batch.num_tokens)
+
+        scheduler.sort_running()
+        scheduler.add_decodes(batch)
+        scheduler.continue_prefills(batch, self.high_chunk_size, size=size)
+        scheduler.admit(batch, self.high_chunk_size, size=size)
+
+
+@dataclass(frozen=True)
+class ChunkedOnly(Policy):
+    """Sarathi-Serve's ablation `simple_chunking`: prompts in chunks, which take turns with decodes and never mix.
+
+    A turn of prompts catches up running ones within `chunk_size` tokens, and admits only if none of them is left. Its
+    other half, whole prompts mixed with decodes, is policy=hybrid_only.
+
+    The default is that of `SimpleChunkingSchedulerConfig`. A turn that has nothing to do is skipped, where there an
+    empty iteration passes. What was swapped out comes back in a turn of prompts, instead of an admission.
+    """
+
+    name: ClassVar[str] = "chunked_only"
+    budget_field: ClassVar[str] = "chunk_size"
+    chunk_size: int = 512
+    watermark: float = 0.01
+    reserve: Reserve = "prompt"
+
+    def validate(self, batch_size: int, max_model_len: int) -> None:
+        super().validate(batch_size, max_model_len)
+        check_budget("chunk_size", self.chunk_size, batch_size)
+
+    def fill(self, batch: Batch, scheduler: Scheduler) -> None:
+        scheduler.sort_running()
+        is_decode_turn = scheduler.memory.get("is_decode_turn", False)
+        if not is_decode_turn:
+            self._prefill(batch, scheduler)
+        if not batch.chunks:
+            scheduler.add_decodes(batch)
+        if not batch.chunks and is_decode_turn:
+            self._prefill(batch, scheduler)
+        if batch.chunks:
+            scheduler.memory["is_decode_turn"] = batch.num_prefills > 0
+
+    def _prefill(self, batch: Batch, scheduler: Scheduler) -> None:
+        scheduler.continue_prefills(batch, self.chunk_size)
+        if not batch.chunks:
+            scheduler.admit(batch, self.chunk_size)

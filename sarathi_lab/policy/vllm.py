@@ -1,16 +1,20 @@
-"""vLLM's schedulers."""
+"""vLLM's schedulers: v0 without and with chunked prefill, v1, and the load-adaptive P-PAS over v1."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from sarathi_lab.errors import UserError, require_int, require_number
-from sarathi_lab.policy.base import Policy, Reserve
+from sarathi_lab.errors import UserError, require_bool, require_int, require_number
+from sarathi_lab.policy.base import Policy, Reserve, check_budget
+from sarathi_lab.waiting import LOOKAHEAD
 
 if TYPE_CHECKING:
-    from sarathi_lab.request import Batch
-    from sarathi_lab.scheduler import Scheduler
+    from sarathi_lab.request import Batch, Sequence
+    from sarathi_lab.scheduler import Scheduler, Size
+    from sarathi_lab.waiting import Test
+
+LONG_SHARE = 0.04  # of the model length: what counts as a long prompt, where that is not named
 
 
 @dataclass(frozen=True)
@@ -30,19 +34,11 @@ class PrefillFirst(Policy):
     def validate(self, batch_size: int, max_model_len: int) -> None:
         super().validate(batch_size, max_model_len)
         require_number("delay_factor", self.delay_factor, minimum=0, fix="use 0 to never delay prompts")
-        if self.max_num_batched_tokens is None:
-            return
-        require_int("max_num_batched_tokens", self.max_num_batched_tokens, 1, "use null for max(max_model_len, 2048)")
-        if self.max_num_batched_tokens < max_model_len:
-            raise UserError(
-                f"max_num_batched_tokens={self.max_num_batched_tokens} is below max_model_len={max_model_len}: a "
-                "prompt that is never cut may not fit; raise it, or use a policy that chunks"
-            )
+        check_whole_prompts(self.max_num_batched_tokens, max_model_len)
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         if not scheduler.swapped and self._may_admit(scheduler):
-            budget = self.max_num_batched_tokens or max(scheduler.max_model_len, 2048)
-            scheduler.admit(batch, budget, whole=True)
+            scheduler.admit(batch, budget_for_whole(self.max_num_batched_tokens, scheduler.max_model_len), whole=True)
         if not batch.chunks:
             scheduler.add_decodes(batch)
             scheduler.swap_in(batch)
@@ -50,5 +46,232 @@ class PrefillFirst(Policy):
     def _may_admit(self, scheduler: Scheduler) -> bool:
         if not scheduler.waiting or not scheduler.running or self.delay_factor == 0:
             return True
-        waited = scheduler.now - min(sequence.request.arrival_time for sequence in scheduler.waiting)
+        waited = scheduler.now - scheduler.waiting.oldest().request.arrival_time
         return waited > self.delay_factor * scheduler.last_prompt_latency
+
+
+@dataclass(frozen=True)
+class VllmV0Chunked(Policy):
+    """vLLM v0 with `enable_chunked_prefill`: decodes, then running prompts, then swapped ones, then new ones.
+
+    Up to `max_num_partial_prefills` prompts share `max_num_batched_tokens` equally, so that none hogs an iteration. Of
+    the long ones among them, those that lack more than `long_prefill_token_threshold` tokens (0: 4 % of the model
+    length), at most `max_long_partial_prefills` are prefilled at a time, and shorter ones overtake those that wait.
+    Both limits act from 2 partial prefills on. A batch has its prompts in front.
+
+    Names and defaults are those of `SchedulerConfig` and `_schedule_chunked_prefill` in vLLM 0.8. Unlike there, nobody
+    is admitted in an iteration that preempted, or while a sequence is swapped out; of the waiting prompts the next
+    `waiting.LOOKAHEAD` are looked at rather than all.
+    """
+
+    name: ClassVar[str] = "vllm_v0_chunked"
+    budget_field: ClassVar[str] = "max_num_batched_tokens"
+    max_num_batched_tokens: int = 2048
+    max_num_partial_prefills: int = 1
+    max_long_partial_prefills: int = 1
+    long_prefill_token_threshold: int = 0
+    watermark: float = 0.01
+    reserve: Reserve = "prompt"
+
+    def validate(self, batch_size: int, max_model_len: int) -> None:
+        super().validate(batch_size, max_model_len)
+        check_budget("max_num_batched_tokens", self.max_num_batched_tokens, batch_size)
+        check_partial_prefills(self.max_num_partial_prefills, self.max_long_partial_prefills)
+        check_threshold(self.long_prefill_token_threshold, max_model_len)
+        if self.max_num_partial_prefills == 1 and self.long_prefill_token_threshold:
+            raise UserError(
+                f"long_prefill_token_threshold={self.long_prefill_token_threshold} has no effect on one prompt at a "
+                "time; add max_num_partial_prefills=2 or more, or use 0"
+            )
+        if self.max_num_partial_prefills > self.max_num_batched_tokens:
+            raise UserError(
+                f"max_num_partial_prefills={self.max_num_partial_prefills} leaves each less than a token of "
+                f"max_num_batched_tokens={self.max_num_batched_tokens}; lower it"
+            )
+
+    def fill(self, batch: Batch, scheduler: Scheduler) -> None:
+        budget, num_preemptions = self.max_num_batched_tokens, scheduler.num_preemptions
+        long = sum(map(self._is_long(scheduler), scheduler.idle_prefills))
+        share = budget // self._num_sharing(scheduler, long)
+        scheduler.add_decodes(batch, budget)
+        scheduler.continue_prefills(batch, budget, size=lambda sequence, left: min(left, share))
+        if scheduler.num_preemptions == num_preemptions:
+            self._admit(batch, scheduler, share, long)
+        batch.put_prefills_first()
+
+    def _admit(self, batch: Batch, scheduler: Scheduler, share: int, num_long: int) -> None:
+        is_long = self._is_long(scheduler)
+
+        def take_slot(sequence: Sequence) -> bool:
+            nonlocal num_long
+            num_long += is_long(sequence)
+            return True
+
+        def is_barred(sequence: Sequence) -> bool:
+            return num_long >= self.max_long_partial_prefills and is_long(sequence)
+
+        scheduler.admit(
+            batch,
+            self.max_num_batched_tokens,
+            size=lambda sequence, left: min(left, share),
+            may_enter=take_slot,
+            pass_over=is_barred if self.max_num_partial_prefills > 1 else None,
+        )
+
+    def _num_sharing(self, scheduler: Scheduler, num_long: int) -> int:
+        """Prompts that share the budget: those that run and as many of those that wait as may join them."""
+        most = self.max_num_partial_prefills
+        if most == 1:
+            return 1
+        num_sharing, is_long = len(scheduler.idle_prefills), self._is_long(scheduler)
+        for sequence in scheduler.upcoming(LOOKAHEAD):
+            if num_sharing >= most:
+                break
+            if is_long(sequence):
+                if num_long >= self.max_long_partial_prefills:
+                    continue
+                num_long += 1
+            num_sharing += 1
+        return max(1, min(num_sharing, most))
+
+    def _is_long(self, scheduler: Scheduler) -> Test:
+        threshold = self.long_prefill_token_threshold or int(LONG_SHARE * scheduler.max_model_len)
+        return lambda sequence: sequence.num_pending > threshold
+
+
+@dataclass(frozen=True)
+class VllmV1(Policy):
+    """vLLM v1: running sequences in the order they run in, then waiting ones, within `max_num_batched_tokens`.
+
+    Prompts and decodes are one: each takes what it lacks, but no more than `long_prefill_token_threshold` (0: no limit)
+    at a time, and one that can't take anything is passed by. Nobody is admitted in an iteration that preempted.
+    Blocks are taken chunk by chunk, but `scheduler_reserve_full_isl` admits a prompt only if all of it fits.
+    `enable_chunked_prefill=False` admits prompts only if they fit the rest of the budget.
+
+    Names and defaults are those of `SchedulerConfig` in vLLM of mid-2026. The victim of a short cache is the one that
+    arrived last, there the one that was admitted last (they differ after a preemption); a victim that is already in
+    the batch is never taken out again, which vLLM does by priority.
+    """
+
+    name: ClassVar[str] = "vllm_v1"
+    budget_field: ClassVar[str] = "max_num_batched_tokens"
+    max_num_batched_tokens: int = 2048
+    long_prefill_token_threshold: int = 0
+    scheduler_reserve_full_isl: bool = True
+    enable_chunked_prefill: bool = True
+    watermark: float = 0.0
+    reserve = "chunk"
+
+    def validate(self, batch_size: int, max_model_len: int) -> None:
+        super().validate(batch_size, max_model_len)
+        check_budget("max_num_batched_tokens", self.max_num_batched_tokens, batch_size)
+        check_threshold(self.long_prefill_token_threshold, max_model_len)
+        require_bool("scheduler_reserve_full_isl", self.scheduler_reserve_full_isl)
+        require_bool("enable_chunked_prefill", self.enable_chunked_prefill)
+        if not self.enable_chunked_prefill:
+            check_whole_prompts(self.max_num_batched_tokens, max_model_len)
+
+    def fill(self, batch: Batch, scheduler: Scheduler) -> None:
+        budget, num_preemptions = self.max_num_batched_tokens, scheduler.num_preemptions
+        size = self._size(batch, scheduler)
+        scheduler.catch_up(batch, budget, size)
+        if scheduler.num_preemptions == num_preemptions:
+            may_enter = fits_whole(scheduler) if self.scheduler_reserve_full_isl else None
+            scheduler.admit(batch, budget, size=self._whole(size), may_enter=may_enter)
+
+    def _size(self, batch: Batch, scheduler: Scheduler) -> Size:
+        """How many tokens a sequence takes of those that are left."""
+        threshold = self.long_prefill_token_threshold or self.max_num_batched_tokens
+        return lambda sequence, left: min(left, threshold)
+
+    def _whole(self, size: Size) -> Size:
+        """`size`, where prompts are not cut to fit: 0 for one that would be."""
+        if self.enable_chunked_prefill:
+            return size
+        return lambda sequence, left: size(sequence, left) if size(sequence, sequence.num_pending) <= left else 0
+
+
+@dataclass(frozen=True)
+class PPas(VllmV1):
+    """P-PAS, prefill-pressure adaptive scheduling over vLLM v1 (arXiv 2608.15171, vLLM RFC 52906).
+
+    While at least `min_active_prefills` prompts run or wait beside running decodes, the prompts of an iteration take at
+    most `prefill_cap` tokens together; else all that `max_num_batched_tokens` leaves. Decodes are not capped.
+
+    The paper's N_th, B_cap and B_max are 2, 2,048 and 16,384; `prefill_cap=None` is the same eighth of the budget. Its
+    patch for vLLM 0.22.1 has the numbers in the code and no names. It also drops the clamp of a chunk to the model
+    length that its baseline keeps, which no request here is long enough for.
+    """
+
+    name: ClassVar[str] = "p_pas"
+    max_num_batched_tokens: int = 16384
+    prefill_cap: int | None = None
+    min_active_prefills: int = 2
+
+    def validate(self, batch_size: int, max_model_len: int) -> None:
+        super().validate(batch_size, max_model_len)
+        require_int("min_active_prefills", self.min_active_prefills, 1, "use 2, as the paper does")
+        if self.prefill_cap is None:
+            return
+        require_int("prefill_cap", self.prefill_cap, 1, "use null for an eighth of max_num_batched_tokens")
+        if self.prefill_cap >= self.max_num_batched_tokens:
+            raise UserError(
+                f"prefill_cap={self.prefill_cap} has no effect, as max_num_batched_tokens={self.max_num_batched_tokens}"
+                "; use a smaller cap, or policy=vllm_v1"
+            )
+
+    def _size(self, batch: Batch, scheduler: Scheduler) -> Size:
+        take, cap = super()._size(batch, scheduler), self._cap(scheduler)
+
+        def size(sequence: Sequence, left: int) -> int:
+            is_capped = not sequence.is_decoding
+            return min(take(sequence, left), cap - batch.num_prefill_tokens) if is_capped else take(sequence, left)
+
+        return size
+
+    def _cap(self, scheduler: Scheduler) -> int:
+        num_decodes = sum(sequence.is_decoding for sequence in scheduler.running)
+        num_prefills = len(scheduler.running) - num_decodes + len(scheduler.waiting)
+        if num_decodes == 0 or num_prefills < self.min_active_prefills:
+            return self.max_num_batched_tokens
+        return self.prefill_cap or max(1, self.max_num_batched_tokens // 8)
+
+
+def fits_whole(scheduler: Scheduler) -> Test:
+    """Whether the cache could take all that a waiting sequence knows, though it takes less at first."""
+    watermark = scheduler.policy.watermark
+    return lambda sequence: scheduler.blocks.can_hold(sequence.num_known, watermark)
+
+
+def budget_for_whole(max_num_batched_tokens: int | None, max_model_len: int) -> int:
+    """Tokens of an iteration of whole prompts; None is vLLM v0's max(max_model_len, 2048)."""
+    return max_num_batched_tokens or max(max_model_len, 2048)
+
+
+def check_whole_prompts(max_num_batched_tokens: int | None, max_model_len: int) -> None:
+    """Raise UserError for a budget that the longest prompt does not fit uncut."""
+    if max_num_batched_tokens is None:
+        return
+    require_int("max_num_batched_tokens", max_num_batched_tokens, 1, "use null for max(max_model_len, 2048)")
+    if max_num_batched_tokens < max_model_len:
+        raise UserError(
+            f"max_num_batched_tokens={max_num_batched_tokens} is below max_model_len={max_model_len}: a "
+            "prompt that is never cut may not fit; raise it, or use a policy that chunks"
+        )
+
+
+def check_partial_prefills(most: object, most_long: object) -> None:
+    """Raise UserError unless 1 <= `most_long` <= `most`: prompts prefilled at a time, and the long ones of them."""
+    most = require_int("max_num_partial_prefills", most, 1, "use 1 for one prompt at a time")
+    fix = f"use 1 to max_num_partial_prefills={most}"
+    if require_int("max_long_partial_prefills", most_long, 1, fix) > most:
+        raise UserError(f"max_long_partial_prefills={most_long} exceeds max_num_partial_prefills={most}; {fix}")
+
+
+def check_threshold(threshold: object, max_model_len: int) -> None:
+    """Raise UserError for a length of long prompts that no prompt can exceed."""
+    fix = "use a number of tokens below it, or 0 for the default"
+    if require_int("long_prefill_token_threshold", threshold, 0, fix) >= max_model_len:
+        raise UserError(
+            f"long_prefill_token_threshold={threshold} has no effect, as max_model_len={max_model_len}; {fix}"
+        )

@@ -1,0 +1,55 @@
+"""DeepSpeed-FastGen (arXiv 2401.08671), the scheduler of DeepSpeed-MII."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from sarathi_lab.policy.base import Policy, check_budget
+
+if TYPE_CHECKING:
+    from sarathi_lab.request import Batch, Sequence
+    from sarathi_lab.scheduler import Scheduler
+
+
+@dataclass(frozen=True)
+class SplitFuse(Policy):
+    """Dynamic SplitFuse: all decodes, then prompts in their order, the last one cut at `max_ragged_batch_size` tokens.
+
+    Blocks are taken chunk by chunk, but a prompt goes on only if the cache could take all the rest of it; else those
+    behind it wait, too. A decode without a block waits instead of evicting. If nothing can run any more, the newest
+    running sequence is flushed and computed again with what it generated.
+
+    The default is that of DeepSpeed's `DSStateManagerConfig`, whose `max_ragged_sequence_count` is `batch` here. MII
+    counts a prompt that lacks one token as a decode; and its code of 2024 flushes every request when it is stuck.
+    """
+
+    name: ClassVar[str] = "splitfuse"
+    budget_field: ClassVar[str] = "max_ragged_batch_size"
+    max_ragged_batch_size: int = 768
+    reserve = "chunk"
+
+    def validate(self, batch_size: int, max_model_len: int) -> None:
+        super().validate(batch_size, max_model_len)
+        check_budget("max_ragged_batch_size", self.max_ragged_batch_size, batch_size)
+
+    def fill(self, batch: Batch, scheduler: Scheduler) -> None:
+        self._schedule(batch, scheduler)
+        while not batch.chunks and scheduler.running and not any(s.in_flight for s in scheduler.running):
+            scheduler.preempt(max(scheduler.running, key=scheduler.rank))
+            self._schedule(batch, scheduler)
+
+    def _schedule(self, batch: Batch, scheduler: Scheduler) -> None:
+        budget = self.max_ragged_batch_size
+
+        def fits(sequence: Sequence) -> bool:
+            missing = scheduler.blocks.blocks_for(sequence.num_known) - len(sequence.block_ids)
+            return missing <= scheduler.blocks.num_free
+
+        for sequence in scheduler.idle_decodes[: scheduler.batch_size]:
+            scheduler.take(batch, sequence, 1, evict=False)
+        for sequence in scheduler.idle_prefills[: scheduler.batch_size - len(batch)]:
+            num_tokens = min(sequence.num_pending, budget - batch.num_tokens)
+            if not fits(sequence) or not scheduler.take(batch, sequence, num_tokens, evict=False):
+                return
+        scheduler.admit(batch, budget, may_enter=fits)
