@@ -18,7 +18,8 @@ class Request:
     `prompt_token_ids` is None where nobody reads tokens (simulation); `prompt_len` is always set.
     Exactly `output_len` tokens are generated: end-of-sequence is ignored, so that policies are compared
     on the same work. Times are seconds since the start of the run. Lower `priority` is served first where the queue
-    is ordered by it.
+    is ordered by it. `prefix_ids` has one id per 512 tokens of the prompt: equal ids with equal ids before them mean
+    equal tokens. Tokens beyond the last id are the request's own; without ids nothing is said.
     """
 
     request_id: int
@@ -27,6 +28,7 @@ class Request:
     output_len: int
     prompt_token_ids: SequenceABC[int] | NDArray[np.int32] | None = None
     priority: int = 0
+    prefix_ids: tuple[int, ...] = ()
 
     @property
     def total_len(self) -> int:
