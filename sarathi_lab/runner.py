@@ -156,7 +156,8 @@ def _execute(
             summary, trend = _summarise(plan, ledger, iterations, ceilings, decode_cost)
         except RunError as error:
             marks = _saturation(error)
-            tracked.log_summary(marks)
+            if marks:
+                tracked.log_summary(marks)
             _keep_finished_part(ledger, plan, run_dir, {**labels, "error": str(error), **marks})
             raise
         summary |= {"predicted_floor": predicted_floor, **profile}

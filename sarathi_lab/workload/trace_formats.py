@@ -6,6 +6,7 @@ import csv
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -92,8 +93,18 @@ def read_trace(file: Path) -> TraceTable:
     Azure's LLM inference traces (TIMESTAMP, ContextTokens, GeneratedTokens), BurstGPT (Timestamp in seconds, Request
     tokens, Response tokens), Mooncake (timestamp in milliseconds, input_length, output_length, and hash_ids of blocks
     of 512 tokens), or lengths alone (num_prefill_tokens, num_decode_tokens); other columns are not read. Raises
-    UserError for what is none of them, naming the line.
+    UserError for what is none of them, naming the line. A file that has not changed since is not read again.
     """
+    try:
+        state = file.stat()
+    except OSError:
+        return _read(file, 0, 0)  # which says what is wrong
+    return _read(file, state.st_mtime_ns, state.st_size)
+
+
+@lru_cache(maxsize=2)
+def _read(file: Path, mtime_ns: int, size: int) -> TraceTable:
+    """The table in `file` as it was at that time: a run, its baselines and a sweep's other runs plan from the same."""
     lines = ((number, line) for number, line in numbered_lines(file) if line.strip())
     first = next(lines, None)
     if first is None:

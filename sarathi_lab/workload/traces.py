@@ -99,20 +99,17 @@ class Trace(Arriving):
 
     def _usable(self, file: Path, table: TraceTable) -> tuple[list[int], dict[str, int]]:
         """The rows to use, and how many were dropped by reason."""
-        dropped = {"without prompt or output": 0, f"over max_len={self.max_len}": 0, "after max_requests": 0}
-        empty, long, late = dropped
-        used: list[int] = []
-        for row, (prompt_len, output_len) in enumerate(
-            zip(table.prompt_lens.tolist(), table.output_lens.tolist(), strict=True)
-        ):
-            if prompt_len < 1 or output_len < 1:
-                dropped[empty] += 1
-            elif self.max_len is not None and prompt_len + output_len > self.max_len:
-                dropped[long] += 1
-            elif self.max_requests is not None and len(used) >= self.max_requests:
-                dropped[late] += 1
-            else:
-                used.append(row)
+        is_empty = (table.prompt_lens < 1) | (table.output_lens < 1)
+        is_long = np.zeros(len(table), dtype=bool)
+        if self.max_len is not None:
+            is_long = ~is_empty & (table.prompt_lens > self.max_len - table.output_lens)
+        usable = np.flatnonzero(~(is_empty | is_long))
+        used = usable[: self.max_requests].tolist()
+        dropped = {
+            "without prompt or output": int(is_empty.sum()),
+            f"over max_len={self.max_len}": int(is_long.sum()),
+            "after max_requests": len(usable) - len(used),
+        }
         if not used:
             reasons = ", ".join(f"{count} {reason}" for reason, count in dropped.items() if count)
             raise UserError(
