@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
+import math
 from collections.abc import Iterable
 from typing import Protocol
 
+from sarathi_lab.arrivals import Arrivals, as_arrivals
 from sarathi_lab.executor import Executor, StepResult
 from sarathi_lab.request import Request, Sequence
 from sarathi_lab.scheduler import Scheduler
@@ -17,30 +18,32 @@ class Recorder(Protocol):
     def record(self, result: StepResult, finished: list[Sequence]) -> None: ...
 
 
-def run_engine(requests: Iterable[Request], scheduler: Scheduler, executor: Executor, recorder: Recorder) -> None:
+def run_engine(
+    requests: Iterable[Request] | Arrivals, scheduler: Scheduler, executor: Executor, recorder: Recorder
+) -> None:
     """Serve `requests` to the end. The clock starts at zero with this call."""
-    arrivals = deque(sorted(requests, key=lambda request: request.arrival_time))
-    for request in arrivals:
+    arrivals = as_arrivals(requests)
+    for request in arrivals.requests:
         scheduler.check_fits(request)  # before anything runs: a late refusal would lose the run
     executor.start()
-    while arrivals or scheduler.has_work or executor.num_in_flight:
-        while arrivals and arrivals[0].arrival_time <= executor.now:
-            scheduler.add(arrivals.popleft())
+    while arrivals.next_time < math.inf or scheduler.has_work or executor.num_in_flight:
+        while arrivals.next_time <= executor.now:
+            scheduler.add(arrivals.pop())
         _submit_all(scheduler, executor)
         if executor.num_in_flight and not _arrives_first(arrivals, executor):
             result = executor.collect()
             finished = scheduler.update(result)
             recorder.record(result, finished)
-        elif arrivals:
-            executor.wait_until(arrivals[0].arrival_time)
+            arrivals.finished(finished)
+        elif arrivals.next_time < math.inf:
+            executor.wait_until(arrivals.next_time)
         else:
             raise RuntimeError(f"policy {scheduler.policy.name} stalled with {len(scheduler.waiting)} waiting requests")
 
 
-def _arrives_first(arrivals: deque[Request], executor: Executor) -> bool:
+def _arrives_first(arrivals: Arrivals, executor: Executor) -> bool:
     """Whether the next request comes into a pipeline with room before the oldest batch leaves it."""
-    has_room = executor.num_in_flight < executor.capacity
-    return has_room and bool(arrivals) and arrivals[0].arrival_time < executor.next_end
+    return executor.num_in_flight < executor.capacity and arrivals.next_time < executor.next_end
 
 
 def _submit_all(scheduler: Scheduler, executor: Executor) -> None:

@@ -22,9 +22,12 @@ from sarathi_lab.model.auto import AutoModel
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.paths import CONF
 from sarathi_lab.policy import Policy, with_budget
+from sarathi_lab.saturation import SaturationLimits
 from sarathi_lab.scheduler import Preemption, Scheduler
 from sarathi_lab.waiting import QueueOrder
+from sarathi_lab.windows import Window
 from sarathi_lab.workload import LoadedRequests
+from sarathi_lab.workload.traces import Trace
 
 # Room that a policy's default watermark (1 %) keeps free must not cost a sequence of the default cache.
 CACHE_HEADROOM = 0.01
@@ -53,6 +56,8 @@ class Plan:
     preemption: Preemption
     num_host_blocks: int  # of the cache in host memory, for what is swapped out
     shares_prefixes: bool  # between sequences whose tokens begin alike
+    window: Window
+    saturation_limits: SaturationLimits
     writes_trace: bool
     advice: Advice | None = None
 
@@ -136,14 +141,28 @@ def make_plan(cfg: DictConfig, chunks: Sequence[int] | None = None) -> Plan:
         preemption=cfg.preemption,
         num_host_blocks=num_host_blocks,
         shares_prefixes=_shares_prefixes(cfg),
+        window=build(cfg.window),
+        saturation_limits=build(cfg.stop_when_saturated),
         writes_trace=_writes_trace(cfg),
     )
+    _check_load(plan)
     if policy.budget == AUTO:
         plan = _with_advice(plan, chunks)
     scheduler = plan.scheduler()
     for request in load.requests:
         scheduler.check_fits(request)
     return plan
+
+
+def _check_load(plan: Plan) -> None:
+    """Refuse settings that the requests give no meaning to."""
+    plan.window.check(plan.load)
+    plan.saturation_limits.check(plan.load)
+    if plan.queue_order == "priority" and len({request.priority for request in plan.load.requests}) < 2:
+        raise UserError(
+            "queue_order=priority has no effect: all requests have the same priority; drop it, or add "
+            "workload.priorities=[0,1] (for workload=prompts: priority in the file's rows)"
+        )
 
 
 def baseline_config(cfg: DictConfig, name: str) -> DictConfig:
@@ -164,6 +183,11 @@ def _with_advice(plan: Plan, chunks: Sequence[int] | None) -> Plan:
         raise UserError(
             f"chunk={AUTO} is for one batch at a time, not for the {plan.backend.num_stages} of a pipeline; name a "
             "number such as chunk=256, or use executor.pipeline_parallel=1"
+        )
+    if plan.load.num_users is not None:
+        raise UserError(
+            f"chunk={AUTO} is chosen by when requests arrive, which workload.arrivals=users leaves to the answers; "
+            "name a number such as chunk=256"
         )
     predictor = plan.backend.predictor(plan.spec)
     if predictor is None:
@@ -242,6 +266,8 @@ def resolve_model(cfg: DictConfig, backend: Backend) -> tuple[ModelSpec, Path | 
 
 def _load(cfg: DictConfig, backend: Backend, spec: ModelSpec, checkpoint: Path | None) -> LoadedRequests:
     workload = build(cfg.workload)
+    if isinstance(workload, Trace):
+        workload = workload.within(_named_max_model_len(cfg) or spec.max_position)
     return workload.generate(spec.vocab_size if backend.computes_tokens else None, _encoder(checkpoint))
 
 
@@ -264,8 +290,12 @@ def _max_model_len(cfg: DictConfig, load: LoadedRequests, spec: ModelSpec, check
         raise UserError(
             f"the longest request has {longest} tokens, but {spec.name} was made for {spec.max_position}; shorten it"
         )
+    return _named_max_model_len(cfg) or longest
+
+
+def _named_max_model_len(cfg: DictConfig) -> int | None:
     if cfg.max_model_len is None:
-        return longest
+        return None
     return require_int("max_model_len", cfg.max_model_len, 2, "use null for the longest request of the workload")
 
 

@@ -89,6 +89,11 @@ def print_cautions(cautions: Iterable[str], place: Place) -> None:
             console().print(f"  {caution}", soft_wrap=True)
 
 
+def print_caution(line: str) -> None:
+    """What to keep in mind of the figures of one run."""
+    console().print(f"  {line}", soft_wrap=True)
+
+
 def print_plan(plan: Plan, place: Place) -> None:
     """What is run on what."""
     print_device(place, plan.spec, plan.backend, str(plan.policy))

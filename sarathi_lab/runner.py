@@ -27,6 +27,7 @@ from sarathi_lab.metrics import add_costs, compare, pipeline_metrics, prefix_met
 from sarathi_lab.plan import Plan, baseline_config, build, make_plan
 from sarathi_lab.provenance import provenance
 from sarathi_lab.request import Batch
+from sarathi_lab.saturation import Saturated, Trend, delay_trend
 from sarathi_lab.simulator.pipeline import PipelineExecutor
 from sarathi_lab.task import Place
 from sarathi_lab.trace import write_trace
@@ -124,7 +125,8 @@ def _baseline_name(cfg: DictConfig, name: str, swept: Sequence[str]) -> str:
 
 def _fingerprint(plan: Plan) -> str:
     """Equal for plans that do the same work: whatever the policy does not read does not count."""
-    names = ("policy", "workload", "executor", "model", "batch", "max_model_len", "cache", "queue_order", "preemption")
+    served = ("policy", "workload", "executor", "model", "batch", "max_model_len", "cache", "queue_order", "preemption")
+    names = (*served, "window", "stop_when_saturated")
     text = json.dumps({name: plan.config[name] for name in names}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
@@ -151,21 +153,19 @@ def _execute(
         ledger = Ledger()
         try:
             iterations, decode_cost, ceilings, profile = _measure(plan, ledger, run_dir)
+            summary, trend = _summarise(plan, ledger, iterations, ceilings, decode_cost)
         except RunError as error:
-            _keep_finished_part(ledger, plan, run_dir, {**labels, "error": str(error)})
+            marks = _saturation(error)
+            if marks:
+                tracked.log_summary(marks)
+            _keep_finished_part(ledger, plan, run_dir, {**labels, "error": str(error), **marks})
             raise
-        requests = ledger.requests()
-        summary = summarise(iterations, requests, ceilings, decode_cost)
         summary |= {"predicted_floor": predicted_floor, **profile}
-        if plan.shares_prefixes:
-            summary |= prefix_metrics(requests)
-        if plan.backend.num_stages > 1:
-            summary |= pipeline_metrics(iterations, requests, ledger.bubbles(), plan.backend.num_stages)
         for name, baseline in summaries.items():
             summary |= compare(summary, baseline, name)
         run_dir.mkdir(parents=True, exist_ok=True)
         iterations.to_parquet(run_dir / "iterations.parquet")
-        requests.to_parquet(run_dir / "requests.parquet")
+        ledger.requests().to_parquet(run_dir / "requests.parquet")
         if plan.backend.num_stages > 1:
             ledger.bubbles().to_parquet(run_dir / "bubbles.parquet")
         if plan.writes_trace:
@@ -179,7 +179,41 @@ def _execute(
         tracked.log_tables(run_dir, f"{plan.policy.name}-{_fingerprint(plan)}")
         write_json(run_dir / "run.json", {**labels, "status": "finished"})  # last: marks the folder as complete
     report.print_summary(plan.policy.name, summary, summaries)
+    if trend is not None and trend.is_growing:
+        report.print_caution(trend.caution())
     return summary
+
+
+def _summarise(
+    plan: Plan, ledger: Ledger, iterations: pd.DataFrame, ceilings: Ceilings, decode_cost: DecodeCost | None
+) -> tuple[dict[str, float], Trend | None]:
+    """The metrics of the part of the run that counts, and whether the delay grew in it. Raises RunError if none does.
+
+    `iterations` is `add_costs`' table.
+    """
+    requests, bubbles = ledger.requests(), ledger.bubbles()
+    rates: dict[str, float] = {}
+    if not plan.window.is_whole:
+        part = plan.window.of(iterations, requests)
+        rates = part.throughput(requests)
+        iterations, requests, bubbles = part.iterations(iterations), part.requests(requests), part.bubbles(bubbles)
+    summary = summarise(iterations, requests, ceilings, decode_cost) | rates
+    if plan.shares_prefixes:
+        summary |= prefix_metrics(requests)
+    if plan.backend.num_stages > 1:
+        summary |= pipeline_metrics(iterations, requests, bubbles, plan.backend.num_stages)
+    trend = delay_trend(requests)
+    if trend is not None:
+        summary |= {"is_steady": float(not trend.is_growing), "scheduling_delay_slope": trend.slope}
+    return summary, trend
+
+
+def _saturation(error: RunError) -> dict[str, float]:
+    """What marks a run that was stopped because it could not keep up."""
+    if not isinstance(error, Saturated):
+        return {}
+    found = {"saturation_time": error.time, "saturation_rate": error.rate}
+    return {"is_saturated": 1.0, **{name: value for name, value in found.items() if value is not None}}
 
 
 def _keep_finished_part(ledger: Ledger, plan: Plan, run_dir: Path, labels: Mapping[str, Any]) -> None:
@@ -203,9 +237,10 @@ def _measure(
     if plan.fills_memory and executor.num_blocks is not None:
         plan = replace(plan, num_blocks=executor.num_blocks)
     total = sum(request.total_len - 1 for request in plan.load.requests)
+    recorder = plan.saturation_limits.guard(ledger, plan.load)
     with report.progress_of("serving", total, "tokens") as advance:
         ledger.on_iteration = advance
-        run_engine(plan.load.requests, plan.scheduler(), executor, ledger)
+        run_engine(plan.load.arrivals(), plan.scheduler(), executor, recorder)
     ceilings = plan.backend.ceilings()
     iterations = add_costs(ledger.iterations(), plan.spec, plan.backend.dtype_bytes, ceilings)
     run_dir.mkdir(parents=True, exist_ok=True)
@@ -225,7 +260,7 @@ def predict_floor(plan: Plan, ceilings: Ceilings) -> float:
 
     executor = PipelineExecutor(num_stages, lambda batch: [floor(batch)] * num_stages)
     ledger = Ledger()
-    run_engine(plan.load.requests, plan.scheduler(), executor, ledger)
+    run_engine(plan.load.arrivals(), plan.scheduler(), executor, ledger)
     return float(ledger.iterations().end.max())
 
 

@@ -64,6 +64,15 @@ MISTAKES = [
     (["policy.min_decodes=1000"], ["min_decodes=1000 exceeds the 7 decodes"]),
     (["seq_len=1000000000"], ["GB for KV", "shorten the requests"]),
     (["--sweep"], ["option --sweep is unknown"]),
+    (["workload.arrivals=weekly"], ["workload.arrivals=weekly is unknown", "poisson, gamma, ramp, users"]),
+    (["workload.users=3"], ["workload.users=3 has no effect on closed arrivals", "workload.arrivals=users"]),
+    (["workload.arrivals=ramp", "workload.rate=2"], ["workload.arrivals=ramp needs workload.end_rate"]),
+    (["queue_order=priority"], ["queue_order=priority has no effect", "workload.priorities=[0,1]"]),
+    (["window.warmup=5"], ["window.warmup=5", "all requests arrive at once", "workload.arrivals=poisson"]),
+    (["window.warmup=abc"], ["window.warmup=abc", "neither seconds nor a share"]),
+    (["window.start=5"], ["window.start is not a parameter of Window", "window.warmup"]),
+    (["stop_when_saturated.num_waiting=5"], ["stop_when_saturated has no effect", "all requests arrive at once"]),
+    (["stop_when_saturated.num_waiting=0"], ["stop_when_saturated.num_waiting=0", "below 1"]),
 ]
 
 

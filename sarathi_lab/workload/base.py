@@ -1,35 +1,55 @@
-"""What every workload gives, and the arrival times and random prompts that they share."""
+"""What every workload gives, and the random prompts that they share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sarathi_lab.errors import UserError, require_number
+from sarathi_lab.arrivals import Arrivals, ClosedLoop, TimedArrivals
 from sarathi_lab.request import Request
 
 Encode = Callable[[str], list[int]]
-Arrivals = Literal["closed", "poisson"]
 
 
 @dataclass(frozen=True)
 class LoadedRequests:
-    """The requests of a run and, for those from a file, what became of every row: read = used + dropped."""
+    """The requests of a run and, for those from a file, what became of every row: read = used + dropped.
+
+    With `num_users` the requests have no times of their own: users send them in this order, each the next one
+    `think_time` seconds after its last has finished.
+    """
 
     name: str
     requests: Sequence[Request]
     rows_read: int | None = None
     dropped: Mapping[str, int] = field(default_factory=dict)  # reason -> rows
+    notes: Sequence[str] = ()  # what else there is to say of a file
+    num_users: int | None = None
+    think_time: float = 0.0  # seconds
+
+    def arrivals(self) -> Arrivals:
+        """The requests as they come, for one run."""
+        if self.num_users is None:
+            return TimedArrivals(self.requests)
+        return ClosedLoop(self.requests, self.num_users, self.think_time)
+
+    @property
+    def has_times(self) -> bool:
+        """Whether requests arrive over time by themselves: an open loop, not a closed batch or users who wait."""
+        return self.num_users is None and any(request.arrival_time > 0 for request in self.requests)
 
     def describe(self) -> str:
         """One line for people: how many requests of which lengths, and which rows were left out why."""
         prompts = _range([request.prompt_len for request in self.requests])
         outputs = _range([request.output_len for request in self.requests])
         line = f"workload {self.name}: {len(self.requests)} requests of {prompts} prompt + {outputs} output tokens"
+        if self.num_users is not None:
+            line += f" from {self.num_users} users who think {self.think_time:g} s"
+        line += "".join(f", {note}" for note in self.notes)
         if self.rows_read is None:
             return line
         reasons = "".join(f", {count} {reason}" for reason, count in self.dropped.items() if count)
@@ -46,25 +66,6 @@ class Workload(Protocol):
         `encode` turns text into token ids. Raises UserError for parameters or files that give no requests.
         """
         ...
-
-
-def arrival_times(arrivals: Arrivals, rate: float | None, num_requests: int, seed: int) -> NDArray[np.float64]:
-    """Seconds at which requests arrive: all at 0 (closed), or with exponential gaps of mean 1 / rate (poisson).
-
-    Raises UserError for an unknown kind, a missing rate, or a rate that would have no effect.
-    """
-    if arrivals == "closed":
-        if rate is not None:
-            raise UserError(f"workload.rate={rate} has no effect on closed arrivals; add workload.arrivals=poisson")
-        return np.zeros(num_requests)
-    if arrivals != "poisson":
-        raise UserError(f"workload.arrivals={arrivals} is unknown; use closed or poisson")
-    if rate is None:
-        raise UserError("workload.arrivals=poisson needs workload.rate, in requests per second, such as 2.0")
-    require_number("workload.rate", rate, above=0, fix="use requests per second such as 2.0")
-    # A stream of its own: the same seed gives the same prompts at every rate.
-    gaps = np.random.default_rng([seed, 1]).exponential(1 / rate, num_requests)
-    return np.cumsum(gaps) - gaps[0]  # the clock starts with the first request
 
 
 def random_prompt(request_id: int, prompt_len: int, vocab_size: int | None, seed: int) -> NDArray[np.int32] | None:

@@ -8,9 +8,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from sarathi_lab.errors import UserError, require_int, require_number
+from sarathi_lab.errors import UserError, require_int, require_number, require_one_of
 from sarathi_lab.request import Request
-from sarathi_lab.workload.base import Arrivals, Encode, LoadedRequests, arrival_times, random_prompt
+from sarathi_lab.workload.arriving import READS, Arriving
+from sarathi_lab.workload.base import Encode, LoadedRequests, random_prompt
 
 
 def split_length(total_len: int, pd_ratio: float) -> tuple[int, int]:
@@ -21,28 +22,31 @@ def split_length(total_len: int, pd_ratio: float) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Synthetic:
+class _Synthetic(Arriving):
     """What the made-up workloads share."""
 
     num_requests: int
     pd_ratio: float
     seed: int
-    arrivals: Arrivals = "closed"
-    rate: float | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.arrivals is None:
+            require_one_of("workload.arrivals", self.arrivals, READS)
         require_int("workload.num_requests", self.num_requests, 1, "use the number of requests to serve, such as 16")
         require_number("pd_ratio", self.pd_ratio, above=0, fix="use prompt tokens per output token such as 31")
         require_int("seed", self.seed, 0, "use a number such as 0")
 
     def _load(self, name: str, lengths: Iterable[int], vocab_size: int | None) -> LoadedRequests:
-        times = arrival_times(self.arrivals, self.rate, self.num_requests, self.seed)
+        assert self.arrivals is not None, "checked above"
+        times = self.times(self.arrivals, self.num_requests, self.seed).tolist()
+        priorities = self.dealt_priorities(self.num_requests, self.seed)
         requests = []
-        for i, (total_len, time) in enumerate(zip(lengths, times.tolist(), strict=True)):
+        for i, (total_len, time, priority) in enumerate(zip(lengths, times, priorities, strict=True)):
             prompt_len, output_len = split_length(int(total_len), self.pd_ratio)
             prompt = random_prompt(i, prompt_len, vocab_size, self.seed)
-            requests.append(Request(i, time, prompt_len, output_len, prompt))
-        return LoadedRequests(name, requests)
+            requests.append(Request(i, time, prompt_len, output_len, prompt, priority))
+        return LoadedRequests(name, requests, num_users=self.users, think_time=self.think_time or 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
