@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -24,6 +24,7 @@ from sarathi_lab.paths import CONF
 from sarathi_lab.policy import Policy, with_budget
 from sarathi_lab.saturation import SaturationLimits
 from sarathi_lab.scheduler import Preemption, Scheduler
+from sarathi_lab.slo import Targets
 from sarathi_lab.waiting import QueueOrder
 from sarathi_lab.windows import Window
 from sarathi_lab.workload import LoadedRequests
@@ -38,7 +39,7 @@ AUTO = "auto"  # for a chunk: the one that the device's cost model predicts to b
 class Plan:
     """One run, ready to execute. `config` is fully resolved; lengths and sizes are in tokens and blocks.
 
-    `advice` is what chunk=auto was resolved by, None for a chunk that was named.
+    `targets` is what latencies are held against, `advice` what chunk=auto was resolved by, None for a named chunk.
     """
 
     config: dict[str, Any]
@@ -59,6 +60,7 @@ class Plan:
     window: Window
     saturation_limits: SaturationLimits
     writes_trace: bool
+    targets: Targets = field(default_factory=Targets)
     advice: Advice | None = None
 
     @property
@@ -144,6 +146,7 @@ def make_plan(cfg: DictConfig, chunks: Sequence[int] | None = None) -> Plan:
         window=build(cfg.window),
         saturation_limits=build(cfg.stop_when_saturated),
         writes_trace=_writes_trace(cfg),
+        targets=read_targets(cfg),
     )
     _check_load(plan)
     if policy.budget == AUTO:
@@ -249,6 +252,12 @@ def _explained(node: DictConfig, error: TypeError) -> str:
     if missing := re.search(r"(\w+)\.__init__\(\) missing \d+ required .*?: (.*)", str(error)):
         return f"{missing[1]} needs {missing[2]}; put it back (its file lacks it, or ~ removed it)"
     return f"{node.get('_target_')}: {error}; correct its settings"
+
+
+def read_targets(cfg: DictConfig) -> Targets:
+    """What latencies are held against. Raises UserError."""
+    bounds = cfg.prompt_classes
+    return Targets(build(cfg.slo), cfg.stall, list(bounds) if OmegaConf.is_list(bounds) else bounds)
 
 
 def resolved(cfg: DictConfig) -> dict[str, Any]:

@@ -22,11 +22,10 @@ def split_length(total_len: int, pd_ratio: float) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Synthetic(Arriving):
-    """What the made-up workloads share."""
+class MadeUp(Arriving):
+    """What the made-up workloads share: `num_requests` requests with random prompts, all from one seed."""
 
     num_requests: int
-    pd_ratio: float
     seed: int
 
     def __post_init__(self) -> None:
@@ -34,19 +33,32 @@ class _Synthetic(Arriving):
         if self.arrivals is None:
             require_one_of("workload.arrivals", self.arrivals, READS)
         require_int("workload.num_requests", self.num_requests, 1, "use the number of requests to serve, such as 16")
-        require_number("pd_ratio", self.pd_ratio, above=0, fix="use prompt tokens per output token such as 31")
         require_int("seed", self.seed, 0, "use a number such as 0")
 
-    def _load(self, name: str, lengths: Iterable[int], vocab_size: int | None) -> LoadedRequests:
+    def made(self, name: str, lengths: Iterable[tuple[int, int]], vocab_size: int | None) -> LoadedRequests:
+        """Requests of these prompt and output lengths (tokens), of which there may be more than enough."""
         assert self.arrivals is not None, "checked above"
         times = self.times(self.arrivals, self.num_requests, self.seed).tolist()
         priorities = self.dealt_priorities(self.num_requests, self.seed)
         requests = []
-        for i, (total_len, time, priority) in enumerate(zip(lengths, times, priorities, strict=True)):
-            prompt_len, output_len = split_length(int(total_len), self.pd_ratio)
+        for i, (time, priority, (prompt_len, output_len)) in enumerate(zip(times, priorities, lengths, strict=False)):
             prompt = random_prompt(i, prompt_len, vocab_size, self.seed)
             requests.append(Request(i, time, prompt_len, output_len, prompt, priority))
         return LoadedRequests(name, requests, num_users=self.users, think_time=self.think_time or 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Synthetic(MadeUp):
+    """Those whose total lengths are drawn, and split at one ratio."""
+
+    pd_ratio: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_number("pd_ratio", self.pd_ratio, above=0, fix="use prompt tokens per output token such as 31")
+
+    def _load(self, name: str, lengths: Iterable[int], vocab_size: int | None) -> LoadedRequests:
+        return self.made(name, [split_length(int(total_len), self.pd_ratio) for total_len in lengths], vocab_size)
 
 
 @dataclass(frozen=True, kw_only=True)
