@@ -4,6 +4,7 @@ from __future__ import annotations
 
 HEADINGS: dict[str, tuple[str, float, str]] = {
     "duration": ("duration [s]", 1, ".2f"),
+    "num_failed": ("failed requests", 1, ".0f"),
     "throughput": ("throughput [tokens/s]", 1, ".0f"),
     "decode_throughput": ("decode throughput [tokens/s]", 1, ".0f"),
     "decode_time_alone": ("decode alone [ms/token]", 1e3, ".2f"),

@@ -54,7 +54,8 @@ def summarise(
     `iterations` is `add_costs`' table; `decode_cost` is None for policies that never mix chunks and decodes.
     """
     summary = {
-        **_throughput(iterations, requests),
+        "num_iterations": len(iterations),
+        **throughput(requests, iterations.end.max()),
         **_decode(iterations, decode_cost),
         **_kv(iterations),
         **latency(requests),
@@ -84,12 +85,11 @@ def compare(summary: Mapping[str, float], baseline: Mapping[str, float], name: s
     }
 
 
-def _throughput(iterations: pd.DataFrame, requests: pd.DataFrame) -> dict[str, float]:
-    duration = iterations.end.max()
+def throughput(requests: pd.DataFrame, duration: float) -> dict[str, float]:
+    """Counts and rates of finished `requests` over `duration` seconds."""
     num_output_tokens = requests.output_len.sum()
     return {
         "num_requests": len(requests),
-        "num_iterations": len(iterations),
         "num_prompt_tokens": requests.prompt_len.sum(),
         "num_output_tokens": num_output_tokens,
         "duration": duration,

@@ -142,11 +142,11 @@ def progress_of(what: str, total: float, unit: str = "") -> Iterator[Callable[[f
         yield advance
 
 
-def print_summary(plan: Plan, summary: Mapping[str, float], baselines: Mapping[str, Mapping[str, float]]) -> None:
+def print_summary(policy: str, summary: Mapping[str, float], baselines: Mapping[str, Mapping[str, float]]) -> None:
     """One run's short table, with the ratio to each baseline beside each value."""
     table = Table(box=None, padding=(0, 2), pad_edge=True)
     table.add_column("")
-    table.add_column(plan.policy.name, justify="right")
+    table.add_column(policy, justify="right")
     for baseline in baselines:
         table.add_column(f"/ {baseline}", justify="right")
     for name, (heading, _, _) in HEADINGS.items():

@@ -175,7 +175,7 @@ def _execute(
             tracked.use_tables(path, path.name)
         tracked.log_tables(run_dir, f"{plan.policy.name}-{_fingerprint(plan)}")
         write_json(run_dir / "run.json", {**labels, "status": "finished"})  # last: marks the folder as complete
-    report.print_summary(plan, summary, summaries)
+    report.print_summary(plan.policy.name, summary, summaries)
     return summary
 
 
