@@ -10,15 +10,16 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from scripted_server import RETRY_AFTER, ScriptedServer, scripted
 
 from sarathi_lab.endpoint import load as load_module
 from sarathi_lab.endpoint import task as task_module
 from sarathi_lab.endpoint.protocol import WORDS, AnswerError, Texts, dialects, read_event, words
+from sarathi_lab.errors import UserError
 from sarathi_lab.ledger import REQUEST_COLUMNS
 from sarathi_lab.paths import REPOSITORY
 from sarathi_lab.request import Request
 from sarathi_lab.run import main
+from scripted_server import RETRY_AFTER, ScriptedServer, scripted
 
 GRID = ["workload.num_requests=5", "seq_len=24", "pd_ratio=5"]  # 20 + 4 tokens
 
@@ -118,7 +119,7 @@ def test_the_curves_account_for_every_token_and_request(run):
 
 
 def test_what_is_asked_is_the_workload(run):
-    folder, seen, most_in_flight, _ = run
+    _, seen, most_in_flight, _ = run
     probe, *requests = seen
     assert probe.body["max_tokens"] < 4
     assert len(requests) == 5
@@ -211,7 +212,9 @@ def test_usage_is_read_wherever_it_stands():
     assert read_event("[DONE]").is_last
 
 
-@pytest.mark.parametrize("data", ["{", "[]", '"x"', '{"choices": [1]}', '{"choices": 3}', '{"usage": {"prompt_tokens": "x"}}'])
+@pytest.mark.parametrize(
+    "data", ["{", "[]", '"x"', '{"choices": [1]}', '{"choices": 3}', '{"usage": {"prompt_tokens": "x"}}']
+)
 def test_an_event_that_is_none_is_refused(data):
     with pytest.raises(AnswerError, match="malformed event"):
         read_event(data)
@@ -264,7 +267,7 @@ def faulty(tmp_path_factory):
 
 
 def test_nothing_is_lost_and_every_failure_has_its_reason(faulty):
-    folder, server = faulty
+    folder, _ = faulty
     requests, failures = (pd.read_parquet(folder / f"{name}.parquet") for name in ("requests", "failures"))
     assert sorted([*requests.request_id, *failures.request_id]) == list(range(len(FAULTS) + len(WELL)))
     assert failures.request_id.tolist() == list(range(len(FAULTS)))
@@ -399,12 +402,7 @@ def test_a_model_that_is_named_need_not_be_listed(tmp_path):
     [
         (["task.base_url=null"], "task.base_url=None is no address"),
         (["task.base_url=localhost:8000"], "task.base_url=localhost:8000 is no address"),
-        (["task.api=embeddings"], "task.api=embeddings is unknown; use one of completions, chat"),
-        (["task.api=chat", "task.prompts=token_ids"], "task.prompts=token_ids is not for task.api=chat"),
         (["task.concurrency=0"], "task.concurrency=0 is below 1"),
-        (["task.vocab_size=2"], "task.vocab_size=2 is below 16"),
-        (["task.timeout=0"], "task.timeout=0 must be"),
-        (["task.retries=-1"], "task.retries=-1 is below 0"),
         (["task.speed=2"], "task.speed is not a parameter of Endpoint"),
         (["policy=orca"], "policy=orca has no effect: task=endpoint does not read policy"),
         (["chunk=64"], "chunk=64 has no effect: task=endpoint does not read chunk"),
@@ -415,6 +413,22 @@ def test_settings_that_are_refused(args, words_of, tmp_path, capsys):
     assert asked("http://127.0.0.1:9/v1", tmp_path / "new", *args) == 2
     assert words_of in line_of(capsys)
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "words_of"),
+    [
+        ({"api": "embeddings"}, "task.api=embeddings is unknown; use one of completions, chat"),
+        ({"api": "chat", "prompts": "token_ids"}, "task.prompts=token_ids is not for task.api=chat"),
+        ({"prompts": "words"}, "task.prompts=words is unknown"),
+        ({"vocab_size": 2}, "task.vocab_size=2 is below 16"),
+        ({"timeout": 0}, "task.timeout=0 must be"),
+        ({"retries": -1}, "task.retries=-1 is below 0"),
+    ],
+)
+def test_values_that_are_refused(settings, words_of):
+    with pytest.raises(UserError, match=re.escape(words_of)):
+        task_module.Endpoint("http://localhost/v1", 4, **settings)
 
 
 def test_a_missing_package_is_one_line(tmp_path, capsys, monkeypatch):

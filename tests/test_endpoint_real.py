@@ -16,8 +16,8 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 import torch
-from checkpoints import make_checkpoint
 
+from checkpoints import make_checkpoint
 from sarathi_lab import comparison, plots, plots_comparison
 from sarathi_lab.endpoint.protocol import WORDS
 from sarathi_lab.results import load_requests, load_runs
@@ -92,7 +92,7 @@ def output(server, tmp_path_factory):
 
 
 def test_the_real_server_serves_the_workload(server, output):
-    _, folder, model = server
+    _, folder, _ = server
     (labels,) = load_runs(output).query("executor == 'endpoint'").to_dict("records")
     assert (labels["policy"], labels["model"], labels["num_failed"]) == ("transformers", folder.name, 0)
     assert labels["asked"] == "completions API, prompts as text, lengths by max_tokens alone"
@@ -117,8 +117,8 @@ def test_the_texts_are_those_that_the_model_says(server, tmp_path):
     found = [text.split() for text in pd.read_parquet(run.parent / "requests.parquet").output_text]
     for prompt, said in zip(prompts, found, strict=True):
         ids = torch.tensor([[VOCAB.index(word) for word in prompt.split()]])
-        with torch.no_grad():
-            out = model.generate(ids, max_new_tokens=6, do_sample=False, eos_token_id=None, pad_token_id=0)
+        how = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+        out = model.generate(ids, attention_mask=torch.ones_like(ids), **how)
         assert said == [VOCAB[i] for i in out[0, 5:].tolist()]
     assert len({tuple(said) for said in found}) > 1, "texts that are all the same would agree by accident"
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,11 +21,14 @@ APIS = {"completions": "completions", "chat": "chat/completions"}  # with their 
 PROMPTS = ("auto", "token_ids", "text")
 END = "[DONE]"
 # Common words, each of which is one token, with the space before it, in most vocabularies.
-WORDS = (
-    "the of and to in is was for on that by with as at from it an be are this which or had not but have all one new "
-    "been who time first other also two more after some would about only over when there than most into such may then "
-    "people world between made under where used through many state city year part number book day house well work"
-).split()
+WORDS = tuple(
+    re.findall(
+        r"\w+",
+        "the of and to in is was for on that by with as at from it an be are this which or had not but have all one "
+        "new been who time first other also two more after some would about only over when there than most into such "
+        "may then people world between made under where used through many state city year part number book day house",
+    )
+)
 
 
 class AnswerError(Exception):

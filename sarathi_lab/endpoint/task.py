@@ -163,8 +163,8 @@ class Endpoint:
         longest = max(request.total_len for request in load.requests)
         if info.max_model_len is not None and longest > info.max_model_len:
             raise UserError(
-                f"the longest request has {longest} tokens, but {info.model} at {self._url} takes {info.max_model_len}; "
-                "shorten it"
+                f"the longest request has {longest} tokens, but {info.model} at {self._url} takes "
+                f"{info.max_model_len}; shorten it"
             )
         asked = dialects(self.api, self.prompts)
         dialect = await client.choose(asked, info.model, PROBE_PROMPT, words(PROBE_PROMPT))
