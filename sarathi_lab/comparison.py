@@ -19,7 +19,7 @@ from sarathi_lab.results import find_runs, load_iterations
 from sarathi_lab.wandb_reader import WandbRecord, read_offline, read_online
 
 # Of a run's own, so that two runs always differ in them.
-OWN = ("started_at", "name", "path", "sweep", "status", "predicted_floor")
+OWN = ("started_at", "name", "path", "sweep", "status", "predicted_floor", "cautions")
 READERS = 4
 SERVED = "throughput"  # in the summary of every run that served requests
 NO_SETTINGS = ("output", "baselines", "tracking.", "hydra.", "_wandb.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 
 import matplotlib.pyplot as plt
@@ -21,6 +22,7 @@ CURVES = (
     ("num_waiting", 1.0, "requests waiting"),
 )
 NUM_MARKERS = 10
+LABEL_WIDTH = 52  # characters
 
 
 def curves(runs: Sequence[ComparedRun], x: str = "iteration") -> Figure:
@@ -33,12 +35,13 @@ def curves(runs: Sequence[ComparedRun], x: str = "iteration") -> Figure:
             if column in run.iterations and x in run.iterations:
                 marks = max(1, len(run.iterations) // NUM_MARKERS)
                 style = {"linestyle": LINES[i % len(LINES)], "marker": MARKERS[i % len(MARKERS)], "markersize": 4}
+                style["color"] = f"C{i}"  # the same in all axes, also where a run before has not the column
                 style["drawstyle"] = "steps-pre" if x == "end" else "default"  # an iteration lasts until its end
                 ax.plot(run.iterations[x], factor * run.iterations[column], label=run.name, markevery=marks, **style)
         ax.set_ylabel(words)
     axes[-1].set_xlabel("time [s]" if x == "end" else x)
     handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=2)
+    figure.legend(handles, _wrapped(labels), loc="outside lower center", ncols=2)
     plt.close(figure)  # callers hold it; an open figure would be drawn once more by a notebook
     return figure
 
@@ -58,6 +61,11 @@ def ratios(metrics: pd.DataFrame) -> Figure:
     handles, labels = ax.get_legend_handles_labels()
     if ax.legend_ is not None:
         ax.legend_.remove()
-    figure.legend(handles, labels, loc="outside lower center", ncols=2)
+    figure.legend(handles, _wrapped(labels), loc="outside lower center", ncols=2)
     plt.close(figure)
     return figure
+
+
+def _wrapped(labels: Sequence[str]) -> list[str]:
+    """In lines of half the figure's width at most: a single run is called by all its settings."""
+    return [textwrap.fill(label, LABEL_WIDTH, break_on_hyphens=False) for label in labels]

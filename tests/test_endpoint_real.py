@@ -27,7 +27,7 @@ NEEDED = ("fastapi", "uvicorn", "openai", "accelerate")
 pytestmark = pytest.mark.skipif(
     not all(map(find_spec, NEEDED)), reason="transformers serve is not installed: pip install 'transformers[serving]'"
 )
-STARTING = 90.0  # seconds at most
+STARTING = 180.0  # seconds at most
 VOCAB = [*WORDS, *(f"rare{i}" for i in range(97 - len(WORDS)))]
 WORKLOAD = ["workload.num_requests=4", "seq_len=24", "pd_ratio=5", "batch=2"]  # 20 + 4 tokens
 
@@ -55,6 +55,7 @@ def server(tmp_path_factory):
     (cache := folder / "cache" / "hub").mkdir(parents=True)
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(cache.parent), "CUDA_VISIBLE_DEVICES": ""}
     command = ["-m", "transformers.cli.transformers", "serve", str(folder), "--device", "cpu", "--port", str(port)]
+    command += ["--continuous-batching", "--cb-block-size", "32", "--cb-num-blocks", "16"]
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(
             [sys.executable, *command, "--host", "127.0.0.1"], stdout=log, stderr=log, env=environment

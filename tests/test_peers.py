@@ -110,6 +110,7 @@ def test_engines_are_timed_in_turns_and_their_tokens_held_against_ours(fake, tmp
     assert own.tokens == [[sum(ids) + i for i in range(3)] for ids in SHORT.prompts(100, 0)]
     expected = table.seconds["other", "small"] / table.seconds[OURS, "small"]
     assert table.ratio["other", "small"] == pytest.approx(expected)
+    assert table.throughput["other", "small"] == pytest.approx(3 * (20 + 5) / table.seconds["other", "small"])
 
 
 def test_an_engine_that_fails_is_reported_and_the_others_go_on(fake, tmp_path):
@@ -205,7 +206,8 @@ def test_the_lab_and_transformers_give_the_same_tokens(tiny, tmp_path):
         "block_size": 16,
     }
     ours = Engine(OURS, "", WORKERS / "sarathi_worker.py", options=options)
-    table, _, outcomes = compare([ours, *PEERS["transformers_generate"]], tmp_path, (SMALL, SHORT), tiny, 1)
+    theirs = [*PEERS["transformers_generate"], *PEERS["transformers_cb"]]
+    table, _, outcomes = compare([ours, *theirs], tmp_path, (SMALL, SHORT), tiny, 1)
     assert table.error.eq("").all(), table.error.tolist()
     assert (table.seconds > 0).all()
     assert (table.agreement == 1).all()

@@ -20,7 +20,6 @@ from sarathi_lab.request import Request
 BUSY = (429, 503)  # statuses that ask to come again later
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0  # seconds before a request is sent again, doubled each time
 CONNECT_TIMEOUT = 10.0  # seconds
-KEEP_ALIVE = 2.0  # seconds; servers close idle connections after 5, and a request must not meet that
 PROBE_TOKENS = 2
 # Owners of models that are servers, not the models' authors, and software that says nothing of the server behind it.
 SERVERS = ("vllm", "sglang", "llamacpp", "fastdeploy", "tensorrt_llm", "tgi")
@@ -89,7 +88,7 @@ class ServerInfo:
 
 
 class Client:
-    """Connections to one server, without limit and past any proxy; an asynchronous context manager."""
+    """Speaks to one server, past any proxy, over a connection for each request; an asynchronous context manager."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -99,7 +98,8 @@ class Client:
         self._http = httpx2.AsyncClient(
             headers=headers,
             timeout=httpx2.Timeout(None, connect=CONNECT_TIMEOUT),  # `answer` limits the whole
-            limits=httpx2.Limits(keepalive_expiry=KEEP_ALIVE),
+            # None is kept for another request: one that the server is just closing would fail a request for nothing.
+            limits=httpx2.Limits(max_keepalive_connections=0),
             trust_env=False,
         )
         self._start = time.perf_counter()

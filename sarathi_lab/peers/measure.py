@@ -94,7 +94,11 @@ def measure(
 
 
 def table_of(outcomes: Sequence[Outcome], subject: Subject) -> pd.DataFrame:
-    """A row per outcome; seconds are medians, `ratio` is them over ours, `agreement` the share of tokens like ours."""
+    """A row per outcome.
+
+    Seconds are medians, `throughput` is prompt and output tokens over them, `ratio` they over ours, and `agreement` the
+    share of tokens like ours.
+    """
     ours = {outcome.load.name: outcome for outcome in outcomes if outcome.engine.peer == OURS}
     rows = [_row(outcome, subject, ours.get(outcome.load.name)) for outcome in outcomes]
     return pd.DataFrame(rows)
@@ -200,6 +204,7 @@ def _row(outcome: Outcome, subject: Subject, ours: Outcome | None) -> dict[str, 
         "q20": low,
         "q80": high,
         "repetitions": len(seconds),
+        "throughput": outcome.load.num_requests * outcome.load.total_len / middle,
         "ratio": middle / np.median(ours.seconds) if is_comparable and ours else float("nan"),
         "agreement": agreement(outcome.tokens or [], ours.tokens or []) if is_comparable and ours else float("nan"),
         "error": outcome.error,

@@ -17,6 +17,7 @@ COLUMNS = (
     "median\n[s]",
     "q20-q80\n[s]",
     "repeti-\ntions",
+    "tokens/s",
     "x ours",
     "same\ntokens",
 )
@@ -49,6 +50,7 @@ def _cells(row: dict[Any, Any]) -> list[str]:
         f"{row['seconds']:.2f}",
         f"{row['q20']:.2f}-{row['q80']:.2f}",
         str(row["repetitions"]),
+        f"{row['throughput']:.0f}",
         "-" if pd.isna(row["ratio"]) else f"{row['ratio']:.2f}x",
         _agreement(row["agreement"]),
     ]
