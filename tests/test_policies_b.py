@@ -100,7 +100,7 @@ class TestSGLang:
         assert self.tight(clip_max_new_tokens=1)[0] == [(0, 0, 4), (1, 0, 4)]
 
     def test_the_longest_prompt_of_the_least_output_is_retracted(self):
-        # 8 blocks of 2. Before the fourth iteration 0 knows 9 tokens and 1 knows 7: two blocks are missing, one is free.
+        # 8 blocks of 2. Before the fourth iteration 0 knows 9 tokens and 1 knows 7: 2 blocks are missing, 1 is free.
         policy = SGLang(16, clip_max_new_tokens=1)
         batches = schedule(policy, requests_of((6, 8), (4, 8)), num_blocks=8, block_size=2)
         assert batches[:4] == [

@@ -55,11 +55,6 @@ class KVCache:
         ):
             yield QuantizedCache(key, key_scales), QuantizedCache(value, value_scales)
 
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """All that a block holds, each [num_layers, num_blocks, ...]."""
-        return self.keys, self.values
-
 
 class Transformer(nn.Module):
     """Decoder-only transformer; parameters are made uninitialised, `weights.load_model` fills them.
