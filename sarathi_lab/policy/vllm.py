@@ -193,7 +193,7 @@ class VllmV1(Policy):
 
 @dataclass(frozen=True)
 class PPas(VllmV1):
-    """P-PAS, prefill-pressure adaptive scheduling over vLLM v1 (arXiv 2608.15171, vLLM RFC 52906).
+    """P-PAS, prefill-pressure adaptive scheduling over vLLM v1 (vLLM RFC 52906).
 
     While at least `min_active_prefills` prompts run or wait beside running decodes, the prompts of an iteration take at
     most `prefill_cap` tokens together; else all that `max_num_batched_tokens` leaves. Decodes are not capped.
