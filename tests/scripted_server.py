@@ -159,7 +159,7 @@ class _Handler(BaseHTTPRequestHandler):
         if is_chat:
             yield _chunk({"delta": {"role": "assistant", "content": ""}, "finish_reason": None})
         yield ""
-        time.sleep(5.0 if manner == "slow" else self.server.first)
+        time.sleep(8.0 if manner == "slow" else self.server.first)
         step = 2 if manner == "pairs" else 1
         for i in range(0, num_tokens, step):
             if i:

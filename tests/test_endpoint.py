@@ -230,13 +230,13 @@ def test_slow_answers_delay_no_arrival_and_latency_counts_from_the_wish(tmp_path
         assert asked(server, tmp_path, "workload=prompts", rows, "batch=1") == 0
         received = np.array([seen.time for seen in server.of("fine")])
         assert server.most_in_flight >= 6, "batch is for requests that arrive at once"
-    assert received - received[0] == pytest.approx(arrivals, abs=0.25)
+    assert received - received[0] == pytest.approx(arrivals, abs=0.5)
     folder = run_folder(tmp_path)
     requests = pd.read_parquet(folder / "requests.parquet")
     assert requests.arrival_time.tolist() == pytest.approx(arrivals)
     assert ((requests.first_token_time - requests.arrival_time) >= 1.0).all()
     summary = json.loads((folder / "summary.json").read_text())
-    assert 0 <= summary["send_delay_p99"] < 0.25
+    assert 0 <= summary["send_delay_p99"] < 0.5
     assert json.loads((folder / "run.json").read_text())["batch"] is None
 
 
@@ -244,7 +244,7 @@ def test_slow_answers_delay_no_arrival_and_latency_counts_from_the_wish(tmp_path
 
 FAULTS = {
     "breaks off": "incomplete chunked read",
-    "slow": "no end within 1.5 s",
+    "slow": "no end within 3 s",
     "always busy": "status 503: no time",
     "fails": "status 500: out of memory",
     "refuses": "status 400: too long",
@@ -260,7 +260,7 @@ def faulty(tmp_path_factory):
     """A run in which most requests fail, each in a way of its own: (its folder, the server)."""
     output = tmp_path_factory.mktemp("faulty")
     rows = prompts_file(output, *((manner, 4) for manner in (*FAULTS, *WELL)))
-    limits = ["task.timeout=1.5", "task.retries=2", "batch=20"]
+    limits = ["task.timeout=3", "task.retries=2", "batch=20"]
     with scripted() as server:
         assert asked(server, output, "workload=prompts", rows, *limits) == 0
         return run_folder(output), server

@@ -20,6 +20,7 @@ from sarathi_lab.request import Request
 BUSY = (429, 503)  # statuses that ask to come again later
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0  # seconds before a request is sent again, doubled each time
 CONNECT_TIMEOUT = 10.0  # seconds
+LISTING_TIMEOUT = 60.0  # seconds for the list of models
 PROBE_TOKENS = 2
 # Owners of models that are servers, not the models' authors, and software that says nothing of the server behind it.
 SERVERS = ("vllm", "sglang", "llamacpp", "fastdeploy", "tensorrt_llm", "tgi")
@@ -124,7 +125,7 @@ class Client:
         """What `/models` lists. Raises UserError if nothing answers, or nothing that lists models nor takes a name."""
         url = f"{self._settings.base_url}/models"
         try:
-            async with asyncio.timeout(min(self._settings.timeout, 60.0)):
+            async with asyncio.timeout(LISTING_TIMEOUT):
                 response = await self._http.get(url)
         except TimeoutError:
             raise UserError(f"{url} gives no answer in time; see whether the server is busy loading") from None
