@@ -10,7 +10,8 @@ import numpy as np
 
 from sarathi_lab.errors import UserError, require_int, require_number
 from sarathi_lab.request import Request
-from sarathi_lab.workload.base import Arrivals, Encode, LoadedRequests, arrival_times, random_prompt
+from sarathi_lab.workload.base import Arrivals, Encode, LoadedRequests, arrival_times
+from sarathi_lab.workload.prefixes import SharedPrefixes
 
 
 def split_length(total_len: int, pd_ratio: float) -> tuple[int, int]:
@@ -21,7 +22,7 @@ def split_length(total_len: int, pd_ratio: float) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Synthetic:
+class _Synthetic(SharedPrefixes):
     """What the made-up workloads share."""
 
     num_requests: int
@@ -34,13 +35,14 @@ class _Synthetic:
         require_int("workload.num_requests", self.num_requests, 1, "use the number of requests to serve, such as 16")
         require_number("pd_ratio", self.pd_ratio, above=0, fix="use prompt tokens per output token such as 31")
         require_int("seed", self.seed, 0, "use a number such as 0")
+        self.check_prefixes()
 
     def _load(self, name: str, lengths: Iterable[int], vocab_size: int | None) -> LoadedRequests:
         times = arrival_times(self.arrivals, self.rate, self.num_requests, self.seed)
         requests = []
         for i, (total_len, time) in enumerate(zip(lengths, times.tolist(), strict=True)):
             prompt_len, output_len = split_length(int(total_len), self.pd_ratio)
-            prompt = random_prompt(i, prompt_len, vocab_size, self.seed)
+            prompt = self.prompt(i, prompt_len, vocab_size, self.seed)
             requests.append(Request(i, time, prompt_len, output_len, prompt))
         return LoadedRequests(name, requests)
 
