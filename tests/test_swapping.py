@@ -71,13 +71,15 @@ def model_on(kind: str) -> Transformer:
     return model
 
 
-def executor_of(model: Transformer, kind: str, num_blocks: int, num_host_blocks: int) -> TorchExecutor:
+def executor_of(
+    model: Transformer, kind: str, num_blocks: int, num_host_blocks: int, block_size: int = BLOCK_SIZE
+) -> TorchExecutor:
     """Triton's with two batches in flight, the others one at a time."""
-    with_kernels = {"limits": Limits(SPEC, BLOCK_SIZE, chip_of(DEVICE).num_sms), "capacity": 2}
+    with_kernels = {"limits": Limits(SPEC, block_size, chip_of(DEVICE).num_sms), "capacity": 2}
     return TorchExecutor(
         model,
         num_blocks=num_blocks,
-        block_size=BLOCK_SIZE,
+        block_size=block_size,
         num_host_blocks=num_host_blocks,
         timeline=HostTimeline(),
         **(with_kernels if kind == "triton" else {}),

@@ -58,7 +58,7 @@ class HostPool:
 
 
 def _on_host(tensor: Tensor, num_blocks: int) -> Tensor:
-    """Zeros for blocks of `tensor` [num_layers, num_blocks, ...]; on a GPU in locked pages, which it writes itself."""
+    """Zeros for blocks of `tensor` [num_layers, num_blocks, ...]; on a GPU in locked pages, for it to write to."""
     num_layers, _, *sizes = tensor.shape
     made = torch.zeros((num_blocks, num_layers, *sizes), dtype=tensor.dtype)
     if tensor.device.type == "cuda" and num_blocks:

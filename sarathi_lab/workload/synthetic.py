@@ -11,7 +11,8 @@ import numpy as np
 from sarathi_lab.errors import UserError, require_int, require_number, require_one_of
 from sarathi_lab.request import Request
 from sarathi_lab.workload.arriving import READS, Arriving
-from sarathi_lab.workload.base import Encode, LoadedRequests, random_prompt
+from sarathi_lab.workload.base import Encode, LoadedRequests
+from sarathi_lab.workload.prefixes import SharedPrefixes
 
 
 def split_length(total_len: int, pd_ratio: float) -> tuple[int, int]:
@@ -22,7 +23,7 @@ def split_length(total_len: int, pd_ratio: float) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MadeUp(Arriving):
+class MadeUp(SharedPrefixes, Arriving):
     """What the made-up workloads share: `num_requests` requests with random prompts, all from one seed."""
 
     num_requests: int
@@ -34,6 +35,7 @@ class MadeUp(Arriving):
             require_one_of("workload.arrivals", self.arrivals, READS)
         require_int("workload.num_requests", self.num_requests, 1, "use the number of requests to serve, such as 16")
         require_int("seed", self.seed, 0, "use a number such as 0")
+        self.check_prefixes()
 
     def made(self, name: str, lengths: Iterable[tuple[int, int]], vocab_size: int | None) -> LoadedRequests:
         """Requests of these prompt and output lengths (tokens), of which there may be more than enough."""
@@ -42,7 +44,7 @@ class MadeUp(Arriving):
         priorities = self.dealt_priorities(self.num_requests, self.seed)
         requests = []
         for i, (time, priority, (prompt_len, output_len)) in enumerate(zip(times, priorities, lengths, strict=False)):
-            prompt = random_prompt(i, prompt_len, vocab_size, self.seed)
+            prompt = self.prompt(i, prompt_len, vocab_size, self.seed)
             requests.append(Request(i, time, prompt_len, output_len, prompt, priority))
         return LoadedRequests(name, requests, num_users=self.users, think_time=self.think_time or 0.0)
 
