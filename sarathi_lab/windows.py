@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -12,6 +13,7 @@ import pandas as pd
 from sarathi_lab.errors import RunError, UserError, require_number
 from sarathi_lab.workload import LoadedRequests
 
+ROUNDING = 1e-9  # 29 % of 100 are 29, not 28.999999999999996
 FIX = "use seconds such as 30, a share of the requests such as 10%, or null"
 
 
@@ -20,6 +22,10 @@ class Cut(NamedTuple):
 
     amount: float
     is_share: bool
+
+    def requests(self, total: int) -> int:
+        """How many of `total` requests it cuts off, if it is a share of them."""
+        return math.floor(self.amount * total + ROUNDING) if self.is_share else 0
 
 
 @dataclass(frozen=True)
@@ -63,9 +69,9 @@ class Window:
         duration = float(iterations.end.max())
         arrivals = np.sort(requests.arrival_time.to_numpy(dtype=float))
         start, end = self._cut("warmup"), self._cut("cooldown")
-        num_late = int(end.amount * len(arrivals)) if end.is_share else 0
+        num_late = end.requests(len(arrivals))
         part = Part(
-            float(arrivals[int(start.amount * len(arrivals))]) if start.is_share else start.amount,
+            float(arrivals[start.requests(len(arrivals))]) if start.is_share else start.amount,
             float(arrivals[-num_late]) if num_late else duration - (0.0 if end.is_share else end.amount),
         )
         if part.requests(requests).empty or part.iterations(iterations).empty:

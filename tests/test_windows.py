@@ -64,6 +64,11 @@ def test_windows_by_hand(warmup, cooldown, start, end):
     assert Window(warmup, cooldown).of(ITERATIONS, REQUESTS) == Part(start, end)
 
 
+def test_shares_are_whole_requests():
+    requests = pd.concat([REQUESTS.iloc[:1]] * 100, ignore_index=True).assign(arrival_time=np.arange(100) / 10)
+    assert Window("29%", "58%").of(ITERATIONS, requests) == Part(29 / 10, 42 / 10)
+
+
 def test_what_a_part_counts_by_hand():
     """From 2 to 6 s: the second request's prompt and the third's, tokens at 2, 3, 4, 5, 6, and two that finish."""
     part = Part(2.0, 6.0)
