@@ -13,14 +13,15 @@ from sarathi_lab.executor import StepResult
 from sarathi_lab.ledger import Ledger
 from sarathi_lab.paths import CONF
 from sarathi_lab.plan import Plan, make_plan
-from sarathi_lab.policy.profile_table import make_profile_table
+from sarathi_lab.policy.profile_table import make_profile_table, read_profile_table
 from sarathi_lab.request import Batch
+from sarathi_lab.run import main
 from sarathi_lab.simulator.executor import SimulatedExecutor
 
 OPTIONS = sorted(path.stem for path in (CONF / "policy").glob("*.yaml"))
 # Prompts are longer than the chunk, which is the smallest that every policy takes.
-LOAD = ["model=tiny", "batch=4", "workload=uniform", "workload.num_requests=5", "workload.min_len=40", "max_model_len=360"]
-LOAD += ["workload.max_len=360", "pd_ratio=30", "chunk=256", "tracking=none"]
+LOAD = ["model=tiny", "batch=4", "max_model_len=360", "pd_ratio=30", "chunk=256", "tracking=none"]
+LOAD += ["workload=uniform", "workload.num_requests=5", "workload.min_len=40", "workload.max_len=360"]
 
 
 def plan_of(option: str, executor: str, table: str) -> Plan:
@@ -97,3 +98,13 @@ def test_no_batch_is_larger_than_the_executor_was_made_for(option, table):
     ledger, _ = outcome(plan, SimulatedExecutor(step_time))
     iterations = ledger.iterations()
     assert (iterations.num_prefill_tokens + iterations.num_decode_tokens).max() <= plan.sizes.max_batch_tokens
+
+
+def test_the_task_writes_the_table_of_ascend_dynamic(tmp_path, capsys):
+    arguments = ["hardware=a100", "model=7b", "batch=4", "seq_len=512", "tracking=none", f"output={tmp_path}"]
+    assert main(["task=profile_table", *arguments]) == 0
+    (path,) = tmp_path.rglob("profile_table.csv")
+    written = read_profile_table(str(path))
+    assert {row.d_num for row in written.rows} == {1, 2, 4}
+    assert all(row.cost > 0 for row in written.rows)
+    assert str(path) in capsys.readouterr().out.replace("\n", "")
