@@ -15,7 +15,7 @@ QueueOrder = Literal["fcfs", "priority", "shortest"]
 Rank = tuple[float, int]
 Test = Callable[[Sequence], bool]
 # How many waiting sequences an iteration looks at, if some may be passed over: it takes no longer for a longer queue.
-LOOKAHEAD = 256
+LOOKAHEAD = 64
 
 
 class WaitingQueue(Protocol):

@@ -1,0 +1,110 @@
+"""Every option of conf/policy runs on both executors, with the same schedule and the same tokens."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from sarathi_lab.engine import run_engine
+from sarathi_lab.executor import StepResult
+from sarathi_lab.ledger import Ledger
+from sarathi_lab.paths import CONF
+from sarathi_lab.plan import Plan, make_plan
+from sarathi_lab.policy.profile_table import make_profile_table, read_profile_table
+from sarathi_lab.request import Batch
+from sarathi_lab.run import main
+from sarathi_lab.simulator.executor import SimulatedExecutor
+
+OPTIONS = sorted(path.stem for path in (CONF / "policy").glob("*.yaml"))
+# Prompts are longer than the chunk, which is the smallest that every policy takes.
+LOAD = ["model=tiny", "batch=4", "max_model_len=360", "pd_ratio=30", "chunk=256", "tracking=none"]
+LOAD += ["workload=uniform", "workload.num_requests=5", "workload.min_len=40", "workload.max_len=360"]
+
+
+def plan_of(option: str, executor: str, table: str) -> Plan:
+    own = [f"policy.profile_table={table}"] if option == "ascend_dynamic" else []
+    device = ["device=cpu", "dtype=float32"] if executor == "torch" else []
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return make_plan(compose("config", [f"policy={option}", f"executor={executor}", *LOAD, *own, *device]))
+
+
+def step_time(batch: Batch) -> float:
+    """Dyadic, so that sums are exact in either order."""
+    return 0.25 + batch.num_tokens / 64
+
+
+class Clocked:
+    """The torch executor, with step times of `step_time` on a virtual clock: what it computes is real."""
+
+    capacity, feeds_tokens = 1, False
+
+    def __init__(self, executor) -> None:
+        self.executor, self.clock = executor, SimulatedExecutor(step_time)
+
+    def __getattr__(self, name):
+        return getattr(self.clock, name)
+
+    def submit(self, batch: Batch) -> None:
+        self.executor.submit(batch)
+        self.clock.submit(batch)
+
+    def collect(self) -> StepResult:
+        return replace(self.clock.collect(), token_ids=self.executor.collect().token_ids)
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    path = tmp_path_factory.mktemp("table") / "profile_table.csv"
+    make_profile_table(lambda batch: batch.num_tokens / 4000, 4, 360).frame().to_csv(path, index=False)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def torch_executor(table):
+    """One for all, as large as the largest of their batches."""
+    sizes = [plan_of(option, "torch", table) for option in OPTIONS]
+    largest = max(sizes, key=lambda plan: plan.sizes.max_batch_tokens)
+    return largest.backend.build(largest.spec, None, replace(largest.sizes, chunk=None))
+
+
+@cache
+def tokens_of_orca(executor, table: str) -> dict[int, list[int]]:
+    return outcome(plan_of("orca", "torch", table), Clocked(executor))[1]
+
+
+def outcome(plan: Plan, executor) -> tuple[Ledger, dict[int, list[int]]]:
+    ledger = Ledger()
+    run_engine(plan.load.requests, plan.scheduler(), executor, ledger)
+    table = ledger.requests()
+    return ledger, dict(zip(table.request_id, map(list, table.output_token_ids), strict=True))
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_an_option_runs_on_both_executors_alike(option, table, torch_executor):
+    real, tokens = outcome(plan_of(option, "torch", table), Clocked(torch_executor))
+    simulated, _ = outcome(plan_of(option, "simulated", table), SimulatedExecutor(step_time))
+    assert real.iterations().equals(simulated.iterations())
+    times = ["request_id", "first_scheduled_time", "finish_time", "token_times"]
+    assert real.requests()[times].equals(simulated.requests()[times])
+    assert tokens == tokens_of_orca(torch_executor, table)
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_no_batch_is_larger_than_the_executor_was_made_for(option, table):
+    plan = plan_of(option, "simulated", table)
+    ledger, _ = outcome(plan, SimulatedExecutor(step_time))
+    iterations = ledger.iterations()
+    assert (iterations.num_prefill_tokens + iterations.num_decode_tokens).max() <= plan.sizes.max_batch_tokens
+
+
+def test_the_task_writes_the_table_of_ascend_dynamic(tmp_path, capsys):
+    arguments = ["hardware=a100", "model=7b", "batch=4", "seq_len=512", "tracking=none", f"output={tmp_path}"]
+    assert main(["task=profile_table", *arguments]) == 0
+    (path,) = tmp_path.rglob("profile_table.csv")
+    written = read_profile_table(str(path))
+    assert {row.d_num for row in written.rows} == {1, 2, 4}
+    assert all(row.cost > 0 for row in written.rows)
+    assert str(path) in capsys.readouterr().out.replace("\n", "")
