@@ -76,11 +76,11 @@ class Scheduler:
     @property
     def num_idle_decodes(self) -> int:
         """Sequences whose next token could be decoded now."""
-        return sum(self._is_idle(sequence) and sequence.is_decoding for sequence in self._idle)
+        return len(self.idle_decodes)
 
     @property
     def idle_decodes(self) -> list[Sequence]:
-        """Running sequences whose next token could be decoded now, in the order they run in."""
+        """Running sequences whose next token could be decoded now, oldest first."""
         return [sequence for sequence in self._idle if self._is_idle(sequence) and sequence.is_decoding]
 
     @property
