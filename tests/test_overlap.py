@@ -9,7 +9,23 @@ from hypothesis import strategies as st
 from helpers import ScriptedExecutor, requests_of, scheduler_for
 from sarathi_lab.engine import run_engine
 from sarathi_lab.ledger import Ledger
-from sarathi_lab.policy import Orca, PrefillFirst, RequestLevel, Sarathi, SarathiServe
+from sarathi_lab.policy import (
+    TGI,
+    LightLLM,
+    LlamaCpp,
+    LMDeploy,
+    LMDeployPytorch,
+    OpenVINO,
+    Orca,
+    PrefillFirst,
+    RequestLevel,
+    Sarathi,
+    SarathiServe,
+    SGLang,
+    TensorRTLLM,
+    TransformersFIFO,
+    TransformersPrefillFirst,
+)
 
 POLICIES = [
     RequestLevel(),
@@ -18,6 +34,16 @@ POLICIES = [
     Sarathi(chunk=8),
     Sarathi(chunk=8, min_decodes=0),
     SarathiServe(chunk=8, reserve="chunk", watermark=0.0),
+    SGLang(8, retract_decode_steps=2),
+    TensorRTLLM(8, "EQUAL_PROGRESS", 4, "MAX_UTILIZATION"),
+    TGI(40, chunking=False, max_waiting_tokens=3),
+    TransformersFIFO(8),
+    TransformersPrefillFirst(8),
+    LightLLM(8, router_max_wait_tokens=2),
+    LMDeploy(8),
+    LMDeployPytorch(8, prefill_interval=2),
+    OpenVINO(8),
+    LlamaCpp(8, 16),
 ]
 
 

@@ -8,9 +8,12 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from hydra import compose, initialize_config_dir
 
 from helpers import requests_of, scheduler_for, serve
 from sarathi_lab.errors import UserError
+from sarathi_lab.paths import CONF
+from sarathi_lab.plan import make_plan
 from sarathi_lab.policy import (
     TGI,
     LightLLM,
@@ -100,7 +103,7 @@ class TestSGLang:
         assert self.tight(clip_max_new_tokens=1)[0] == [(0, 0, 4), (1, 0, 4)]
 
     def test_the_longest_prompt_of_the_least_output_is_retracted(self):
-        # 8 blocks of 2. Before the fourth iteration 0 knows 9 tokens and 1 knows 7: 2 blocks are missing, 1 is free.
+        # 8 blocks of 2. Before the fourth iteration 0 knows 9 tokens and 1 knows 7: two blocks missing, one free.
         policy = SGLang(16, clip_max_new_tokens=1)
         batches = schedule(policy, requests_of((6, 8), (4, 8)), num_blocks=8, block_size=2)
         assert batches[:4] == [
@@ -332,6 +335,15 @@ class TestLightLLM:
 
 def test_turbomind_adds_decodes_on_top_of_its_prompts():
     assert schedule(LMDeploy(4), requests_of((4, 3), (8, 1)))[:2] == [[(0, 0, 4)], [(0, 4, 1), (1, 0, 4)]]
+
+
+def test_the_executor_is_made_for_decodes_on_top():
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        plans = [
+            make_plan(compose("config", ["executor=simulated", "chunk=64", "batch=8", f"policy={name}"]))
+            for name in ("openvino", "lmdeploy")
+        ]
+    assert [plan.sizes.max_batch_tokens for plan in plans] == [64, 64 + 8]
 
 
 class TestLMDeployPytorch:

@@ -16,7 +16,23 @@ from sarathi_lab.model.auto import AutoModel
 from sarathi_lab.model.transformer import Transformer
 from sarathi_lab.model.weights import load_model
 from sarathi_lab.paths import CONF
-from sarathi_lab.policy import Orca, PrefillFirst, RequestLevel, Sarathi, SarathiServe
+from sarathi_lab.policy import (
+    TGI,
+    LightLLM,
+    LlamaCpp,
+    LMDeploy,
+    LMDeployPytorch,
+    OpenVINO,
+    Orca,
+    PrefillFirst,
+    RequestLevel,
+    Sarathi,
+    SarathiServe,
+    SGLang,
+    TensorRTLLM,
+    TransformersFIFO,
+    TransformersPrefillFirst,
+)
 from sarathi_lab.request import Batch, Request
 from sarathi_lab.simulator.executor import SimulatedExecutor
 from sarathi_lab.torch_executor.executor import TorchExecutor
@@ -32,6 +48,19 @@ POLICIES = [
     *(Sarathi(chunk=chunk) for chunk in (3, 4, 8, 16, 64)),
     Sarathi(chunk=5, min_decodes=0),
     *(SarathiServe(chunk=chunk) for chunk in (3, 4, 8, 16, 64)),
+]
+# On the tiny model only: what they add is schedules, not shapes.
+SYSTEMS = [
+    SGLang(8, enable_mixed_chunk=True),
+    TensorRTLLM(8, "EQUAL_PROGRESS", 4, "MAX_UTILIZATION"),
+    TGI(8),
+    TransformersFIFO(8),
+    TransformersPrefillFirst(8),
+    LightLLM(8),
+    LMDeploy(8),
+    LMDeployPytorch(8),
+    OpenVINO(8),
+    LlamaCpp(8, 16),
 ]
 
 
@@ -86,6 +115,15 @@ def tiny() -> Transformer:
     return load_model(spec, None, DEVICE, torch.float32, seed=0)
 
 
+def test_greedy_tokens_are_the_same_under_every_system(tiny):
+    def tokens(policy):
+        scheduler = scheduler_for(policy, batch_size=BATCH_SIZE, num_blocks=24, block_size=4, max_model_len=28)
+        return generated(requests_with_tokens(vocab_size=256), scheduler, tiny, num_blocks=24, block_size=4)
+
+    expected = tokens(SarathiServe(chunk=8))
+    assert {policy.name for policy in SYSTEMS if tokens(policy) != expected} == set()
+
+
 @pytest.mark.parametrize("policy", [PrefillFirst(watermark=0.0), SarathiServe(chunk=8, watermark=0.0)], ids=str)
 def test_preemption_by_recompute_loses_no_token(tiny, policy):
     requests = requests_with_tokens([(14, 12), (13, 12), (15, 12)], vocab_size=256)
@@ -122,7 +160,7 @@ def seconds_of(num_tokens: int) -> float:
     return 0.25 + num_tokens / 64
 
 
-@pytest.mark.parametrize("policy", [p for p in POLICIES if getattr(p, "chunk", 8) == 8], ids=str)
+@pytest.mark.parametrize("policy", [*(p for p in POLICIES if getattr(p, "chunk", 8) == 8), *SYSTEMS], ids=str)
 def test_same_step_times_give_the_same_schedule(tiny, policy):
     arrivals = [0.0, 0.25, 1.0, 40.0, 40.125]
     requests = requests_with_tokens(vocab_size=256, arrivals=arrivals)
