@@ -41,7 +41,7 @@ READ_BY = {
     "hardware": ("executor",),
 }
 READ_BY_ALL_TASKS = ("task", "experiment", "tracking", "output", "resume", "hydra")
-GROUPS = ("task", "policy", "workload", "executor", "model", "hardware", "tracking")
+GROUPS = ("task", "policy", "workload", "executor", "model", "hardware", "slo", "tracking")
 
 
 @dataclass(frozen=True)

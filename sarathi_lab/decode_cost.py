@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from sarathi_lab.block_manager import BlockManager
-from sarathi_lab.executor import Executor
+from sarathi_lab.executor import Executor, StepResult
 from sarathi_lab.request import Batch, Request, Sequence
 
 MIN_REPETITIONS = 3
@@ -84,6 +84,33 @@ def measure_decode_cost(
     return DecodeCost(median(alone), median(marginal), composition)
 
 
+def decode_iteration(
+    executor: Executor, num_decodes: int, context: int, *, num_blocks: int, block_size: int, repetitions: int = 5
+) -> float:
+    """Median seconds of `num_decodes` decodes in an iteration that each see `context` tokens, or as many as fit;
+    on a pipeline from the first stage to the last."""
+    context = max(2, min(context, num_blocks // num_decodes * block_size))
+    blocks = BlockManager(num_blocks, block_size)
+    decodes = [_decode(context, blocks) for _ in range(num_decodes)]
+    seconds = []
+    for _ in range(repetitions + 1):  # the first warms up
+        batch = Batch()
+        for decode in decodes:
+            batch.add(decode, 1)
+        result = _run(executor, batch)
+        seconds.append(result.end - result.start)
+    return median(seconds[1:])
+
+
+def _run(executor: Executor, batch: Batch) -> StepResult:
+    """One iteration of a batch that can then be run again."""
+    executor.submit(batch)
+    result = executor.collect()
+    for part in batch.chunks:
+        part.sequence.in_flight = False
+    return result
+
+
 def _fitted(composition: Composition, num_blocks: int, block_size: int) -> Composition:
     """The composition with contexts shortened to what the cache holds: medians may never have been there together."""
     most_for_chunk = (num_blocks - composition.num_decodes) * block_size  # a block for each decode at least
@@ -105,11 +132,7 @@ class _Probe:
         self.chunk_tokens = composition.chunk_tokens
         self.chunk = _sequence(prompt_len, composition.chunk_start, blocks, holds=chunk_end)
         context = composition.decode_context  # includes the token being decoded
-        self.decodes = [
-            _sequence(context - 1, context - 1, blocks, holds=context) for _ in range(composition.num_decodes)
-        ]
-        for decode in self.decodes:
-            decode.output_token_ids.append(0)  # the pending token
+        self.decodes = [_decode(context, blocks) for _ in range(composition.num_decodes)]
 
     def time(self, *, with_chunk: bool, with_decodes: bool) -> float:
         """Seconds of one iteration of the chosen parts; on a pipeline, of a stage."""
@@ -118,11 +141,14 @@ class _Probe:
             batch.add(decode, 1)
         if with_chunk:
             batch.add(self.chunk, self.chunk_tokens)
-        self.executor.submit(batch)
-        result = self.executor.collect()
-        for part in batch.chunks:
-            part.sequence.in_flight = False
-        return result.busy
+        return _run(self.executor, batch).busy
+
+
+def _decode(context: int, blocks: BlockManager) -> Sequence:
+    """A sequence whose next token sees `context` tokens, its own included."""
+    decode = _sequence(context - 1, context - 1, blocks, holds=context)
+    decode.output_token_ids.append(0)  # the pending token
+    return decode
 
 
 def _sequence(prompt_len: int, num_computed: int, blocks: BlockManager, holds: int) -> Sequence:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
 
 from sarathi_lab.model.spec import ModelSpec, Work
 
@@ -33,3 +35,21 @@ def floor_time(spec: ModelSpec, work: Work, dtype_bytes: int, ceilings: Ceilings
     compute = spec.flops(work) / ceilings.flops_per_second
     memory = spec.min_bytes(work, dtype_bytes) / ceilings.bytes_per_second
     return np.maximum(compute, memory)
+
+
+def request_floor(spec: ModelSpec, requests: pd.DataFrame, dtype_bytes: int, ceilings: Ceilings) -> NDArray[np.float64]:
+    """Least seconds of each request [R] alone on an idle device: its prompt whole, then a token an iteration.
+
+    The decodes are taken at their mean context, P + D/2: exact where they are bound by memory, as single ones are.
+    """
+    prompt, output = requests.prompt_len.to_numpy(dtype=float), requests.output_len.to_numpy(dtype=float)
+    nothing, one = np.zeros(len(requests)), np.ones(len(requests))
+    prefill = _work(prompt, nothing, prompt, nothing, prompt * (prompt + 1) / 2, one)
+    decode = _work(nothing, one, nothing, prompt + output / 2, nothing, one)
+    seconds = floor_time(spec, prefill, dtype_bytes, ceilings)
+    return np.asarray(seconds + (output - 1) * floor_time(spec, decode, dtype_bytes, ceilings), dtype=float)
+
+
+def _work(*columns: NDArray[np.float64]) -> pd.DataFrame:
+    names = ("num_prefill_tokens", "num_decode_tokens", "prefill_kv_tokens", "decode_kv_tokens")
+    return pd.DataFrame(dict(zip((*names, "prefill_query_key_pairs", "num_emits"), columns, strict=True)))

@@ -10,9 +10,9 @@ import pandas as pd
 from sarathi_lab.decode_cost import DecodeCost
 from sarathi_lab.floor import TILE, Ceilings, floor_time
 from sarathi_lab.model.spec import ModelSpec
+from sarathi_lab.serving_metrics import QUANTILES, latency, quantiles
 
-QUANTILES = (0.5, 0.9, 0.99)
-
+WAITS = ("ttft", "tbt", "tpot", "latency", "normalised_latency", "bubble_time")
 # What a run is compared by: name -> the ratio is reported as <name>_vs_<baseline>, run divided by baseline.
 COMPARED = (
     "throughput",
@@ -23,7 +23,7 @@ COMPARED = (
     "kv_reread_factor",
     "duration",
     "bubble_fraction",
-    *(f"{name}_p{int(q * 100)}" for name in ("ttft", "tbt", "latency", "bubble_time") for q in QUANTILES),
+    *(f"{name}_p{int(q * 100)}" for name in WAITS for q in QUANTILES),
 )
 
 
@@ -71,7 +71,7 @@ def pipeline_metrics(
     idle = (bubbles.end - bubbles.start).sum() / num_stages
     return {
         "bubble_fraction": float(idle / (idle + iterations.busy.sum())),
-        **_quantiles("bubble_time", requests.bubble_time),
+        **quantiles("bubble_time", requests.bubble_time),
     }
 
 
@@ -126,25 +126,6 @@ def _kv(iterations: pd.DataFrame) -> dict[str, float]:
         "kv_read_bytes": iterations.kv_bytes.sum(),
         "kv_reread_factor": iterations.prefill_kv_tokens.sum() / iterations.num_prefill_tokens.sum(),
     }
-
-
-def latency(requests: pd.DataFrame) -> dict[str, float]:
-    """Quantiles of the times that users wait, in seconds, from the ledger's requests."""
-    gaps = np.concatenate([np.diff(times) for times in requests.token_times])
-    return {
-        **_quantiles("ttft", requests.first_token_time - requests.arrival_time),
-        **_quantiles("tbt", gaps),
-        **_quantiles("latency", requests.finish_time - requests.arrival_time),
-        **_quantiles("scheduling_delay", requests.first_scheduled_time - requests.arrival_time),
-    }
-
-
-def _quantiles(name: str, values: pd.Series | np.ndarray) -> dict[str, float]:
-    if len(values) == 0:
-        return {}
-    array = np.asarray(values, dtype=float)
-    quantiles = {f"{name}_p{int(q * 100)}": float(np.quantile(array, q)) for q in QUANTILES}
-    return {f"{name}_mean": float(array.mean()), **quantiles}
 
 
 def _efficiency(iterations: pd.DataFrame, ceilings: Ceilings) -> dict[str, float]:

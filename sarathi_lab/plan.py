@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.paths import CONF
 from sarathi_lab.policy import Policy
 from sarathi_lab.scheduler import Scheduler
+from sarathi_lab.slo import Targets
 from sarathi_lab.workload import LoadedRequests
 
 # Room that a policy's default watermark (1 %) keeps free must not cost a sequence of the default cache.
@@ -34,7 +35,7 @@ AUTO = "auto"  # for a chunk: the one that the device's cost model predicts to b
 class Plan:
     """One run, ready to execute. `config` is fully resolved; lengths and sizes are in tokens and blocks.
 
-    `advice` is what chunk=auto was resolved by, None for a chunk that was named.
+    `targets` is what latencies are held against, `advice` what chunk=auto was resolved by, None for a named chunk.
     """
 
     config: dict[str, Any]
@@ -49,6 +50,7 @@ class Plan:
     num_blocks: int
     fills_memory: bool  # whether the cache takes what the memory holds; num_blocks is then an estimate
     writes_trace: bool
+    targets: Targets = field(default_factory=Targets)
     advice: Advice | None = None
 
     @property
@@ -117,6 +119,7 @@ def make_plan(cfg: DictConfig, chunks: Sequence[int] | None = None) -> Plan:
         num_blocks=num_blocks,
         fills_memory=fills_memory,
         writes_trace=_writes_trace(cfg),
+        targets=read_targets(cfg),
     )
     if getattr(policy, "chunk", None) == AUTO:
         plan = _with_advice(plan, chunks)
@@ -206,6 +209,12 @@ def _explained(node: DictConfig, error: TypeError) -> str:
     if missing := re.search(r"(\w+)\.__init__\(\) missing \d+ required .*?: (.*)", str(error)):
         return f"{missing[1]} needs {missing[2]}; put it back (its file lacks it, or ~ removed it)"
     return f"{node.get('_target_')}: {error}; correct its settings"
+
+
+def read_targets(cfg: DictConfig) -> Targets:
+    """What latencies are held against. Raises UserError."""
+    bounds = cfg.prompt_classes
+    return Targets(build(cfg.slo), cfg.stall, list(bounds) if OmegaConf.is_list(bounds) else bounds)
 
 
 def resolved(cfg: DictConfig) -> dict[str, Any]:

@@ -27,10 +27,14 @@ from sarathi_lab.metrics import add_costs, compare, pipeline_metrics, summarise
 from sarathi_lab.plan import Plan, baseline_config, build, make_plan
 from sarathi_lab.provenance import provenance
 from sarathi_lab.request import Batch
+from sarathi_lab.serving_metrics import stall_histogram
+from sarathi_lab.serving_summary import serving_summary_of, slo_reference
 from sarathi_lab.simulator.pipeline import PipelineExecutor
 from sarathi_lab.task import Place
 from sarathi_lab.trace import write_trace
 from sarathi_lab.tracking import Tracker
+
+READ_FROM_TIMES = ("slo", "stall", "prompt_classes")  # settings that change no work, but what is read from it
 
 
 @dataclass(frozen=True)
@@ -122,8 +126,8 @@ def _baseline_name(cfg: DictConfig, name: str, swept: Sequence[str]) -> str:
 
 
 def _fingerprint(plan: Plan) -> str:
-    """Equal for plans that do the same work: whatever the policy does not read does not count."""
-    names = ("policy", "workload", "executor", "model", "batch", "max_model_len", "cache")
+    """Equal for plans that do the same work and read the same from it: what the policy does not read does not count."""
+    names = ("policy", "workload", "executor", "model", "batch", "max_model_len", "cache", *READ_FROM_TIMES)
     text = json.dumps({name: plan.config[name] for name in names}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
@@ -138,7 +142,7 @@ def _execute(
 ) -> dict[str, float]:
     """Run one plan, compare it with its finished `baselines`, write its tables to `run_dir`, and track it."""
     summaries = {name: read_summary(path) for name, path in baselines.items()}
-    labels = {**_labels(plan, place.name), **labels}
+    labels = {**labels_of(plan, place.name), **labels}
     tags = [str(labels[key]) for key in ("policy", "model", "device", "executor")]
     tags += ["baseline"] if labels["is_baseline"] else []
     job_type = place.experiment or "serve"
@@ -156,6 +160,7 @@ def _execute(
         requests = ledger.requests()
         summary = summarise(iterations, requests, ceilings, decode_cost)
         summary |= {"predicted_floor": predicted_floor, **profile}
+        summary |= serving_summary_of(plan, requests, summary["duration"], ceilings, profile)
         if plan.backend.num_stages > 1:
             summary |= pipeline_metrics(iterations, requests, ledger.bubbles(), plan.backend.num_stages)
         for name, baseline in summaries.items():
@@ -163,6 +168,8 @@ def _execute(
         run_dir.mkdir(parents=True, exist_ok=True)
         iterations.to_parquet(run_dir / "iterations.parquet")
         requests.to_parquet(run_dir / "requests.parquet")
+        if summary.get("num_stalls"):
+            stall_histogram(requests, plan.targets.stall).to_csv(run_dir / "stalls.csv", index=False)
         if plan.backend.num_stages > 1:
             ledger.bubbles().to_parquet(run_dir / "bubbles.parquet")
         if plan.writes_trace:
@@ -194,7 +201,7 @@ def _measure(
     """Serve the plan and record it in `ledger`, and in `run_dir` what was watched.
 
     Returns the iterations with their costs, what a decode costs, and the ceilings as known after the run (a busy
-    machine may have freed up since they were announced), and what watching cost.
+    machine may have freed up since they were announced), and what watching cost and the objective refers to.
     """
     executor = plan.backend.build(plan.spec, plan.checkpoint, plan.sizes)
     if plan.fills_memory and executor.num_blocks is not None:
@@ -207,7 +214,7 @@ def _measure(
     iterations = add_costs(ledger.iterations(), plan.spec, plan.backend.dtype_bytes, ceilings)
     run_dir.mkdir(parents=True, exist_ok=True)
     profile = executor.write_profile(run_dir)
-    return iterations, _decode_cost(plan, executor, iterations), ceilings, profile
+    return iterations, _decode_cost(plan, executor, iterations), ceilings, {**profile, **slo_reference(plan, executor)}
 
 
 def predict_floor(plan: Plan, ceilings: Ceilings) -> float:
@@ -233,7 +240,7 @@ def _decode_cost(plan: Plan, executor: Executor, iterations: pd.DataFrame) -> De
     return measure_decode_cost(executor, composition, num_blocks=plan.num_blocks, block_size=plan.block_size)
 
 
-def _labels(plan: Plan, name: str) -> dict[str, Any]:
+def labels_of(plan: Plan, name: str) -> dict[str, Any]:
     """What a run is called by in tables and dashboards: flat, and null for what the policy does not read."""
     policy = plan.config["policy"]
     return {
