@@ -32,6 +32,7 @@ from sarathi_lab.results import load_runs
 from sarathi_lab.task import Place
 
 SWEEP_COLUMNS = {
+    "capacity": "capacity\n[req/s]",
     "throughput": "tokens/s",
     "throughput_vs_{}": "x\n{}",
     "decode_time_alone": "decode\nalone\n[ms]",

@@ -12,6 +12,7 @@ from sarathi_lab.paths import CONF
 from sarathi_lab.plan import build, make_plan
 
 OPTIONS = [(path.parent.name, path.stem) for path in sorted(CONF.glob("*/*.yaml")) if path.parent.name in GROUPS]
+LONG_PROMPTS = {("workload", "openchat_sharegpt4"), ("workload", "arxiv_summarization")}
 NEEDS_FILE = {("workload", "prompts"), ("workload", "trace")}
 
 
@@ -34,6 +35,7 @@ def test_every_option_composes_and_instantiates(group, option):
 def test_every_option_makes_a_plan_in_simulation(group, option):
     executor = [] if group == "executor" else ["executor=simulated"]
     large = ["hardware=h200", "cache.num_blocks=200"] if group == "model" else []
+    large += ["hardware=a100", "model=mistral-7b"] if (group, option) in LONG_PROMPTS else []
     if (group, option) == ("model", "gpt3-175b"):
         pytest.skip("larger than one device: refused, see test_bad_input")
     if (group, option) == ("executor", "torch"):

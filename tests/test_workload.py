@@ -7,10 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from omegaconf import OmegaConf
 
 from sarathi_lab.errors import UserError
+from sarathi_lab.paths import CONF
 from sarathi_lab.workload.base import arrival_times
 from sarathi_lab.workload.files import Prompts, Trace
+from sarathi_lab.workload.lognormal import Lognormal
 from sarathi_lab.workload.synthetic import PaperGrid, Uniform, Zipf, split_length
 
 SAMPLES = Path(__file__).parent / "data"
@@ -257,3 +260,58 @@ def test_azure_traces_load_whole(name, rows, prompt, output):
     times = [request.arrival_time for request in load.requests]
     assert times == sorted(times)
     assert times[0] == 0.0
+
+
+LENGTHS = {
+    "openchat_sharegpt4": (1730, 5696, 415, 834, 8192),
+    "arxiv_summarization": (7059, 12985, 208, 371, 16384),
+    "lognormal": (173, 570, 41.5, 83.4, 819),
+}
+
+
+@pytest.mark.parametrize("name", LENGTHS)
+def test_lognormal_lengths_have_the_stated_median_and_p90_below_the_longest(name):
+    p50, p90, output_p50, output_p90, max_len = LENGTHS[name]
+    own = {"prompt_p50": p50, "prompt_p90": p90, "output_p50": output_p50, "output_p90": output_p90}
+    settings = OmegaConf.load(CONF / "workload" / f"{name}.yaml")
+    assert {key: settings[key] for key in own} == own
+    assert settings.max_len == max_len
+    requests = Lognormal(num_requests=20_000, max_len=max_len, seed=1, **own).generate(None).requests
+    for lengths, middle, upper in (
+        ([request.prompt_len for request in requests], p50, p90),
+        ([request.output_len for request in requests], output_p50, output_p90),
+    ):
+        assert np.median(lengths) == pytest.approx(middle, rel=0.04)
+        assert np.quantile(lengths, 0.9) == pytest.approx(upper, rel=0.04)
+    assert max(request.total_len for request in requests) <= max_len
+
+
+def test_lognormal_lengths_depend_on_the_seed_and_not_on_the_rate():
+    own = dict(
+        zip(("prompt_p50", "prompt_p90", "output_p50", "output_p90", "max_len"), LENGTHS["lognormal"], strict=True)
+    )
+    loads = [
+        Lognormal(num_requests=9, seed=seed, arrivals="poisson", rate=rate, **own).generate(None).requests
+        for seed, rate in ((0, 1.0), (0, 4.0), (1, 1.0))
+    ]
+    shapes = [[(request.prompt_len, request.output_len) for request in load] for load in loads]
+    assert shapes[0] == shapes[1] != shapes[2]
+    assert loads[0][-1].arrival_time == pytest.approx(4 * loads[1][-1].arrival_time)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"prompt_p90": 100}, "prompt_p90=100 is not above workload.prompt_p50=173"),
+        ({"output_p50": 0}, "output_p50=0 must be a finite number above 0"),
+        ({"max_len": 600}, "max_len=600 is not above prompt_p90 . output_p90 = 653.4 tokens"),
+        ({"max_len": 656}, "prompt_p90=570 is too near workload.max_len=656"),
+        ({"num_requests": 0}, "num_requests=0 is below 1"),
+    ],
+)
+def test_lengths_that_no_lognormal_has_are_refused(changes, words):
+    own = dict(
+        zip(("prompt_p50", "prompt_p90", "output_p50", "output_p90", "max_len"), LENGTHS["lognormal"], strict=True)
+    )
+    with pytest.raises(UserError, match=words):
+        Lognormal(**{"num_requests": 9, "seed": 0, **own, **changes}).generate(None)

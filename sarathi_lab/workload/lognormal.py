@@ -1,0 +1,95 @@
+"""Requests whose lengths have a stated median and P90, as papers describe their data sets."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import ClassVar
+
+import numpy as np
+
+from sarathi_lab.errors import UserError, require_int, require_number
+from sarathi_lab.request import Request
+from sarathi_lab.workload.base import Arrivals, Encode, LoadedRequests, arrival_times, random_prompt
+
+NORMAL = NormalDist()
+MOST_STEPS, SETTLED = 10_000, 1e-9
+
+
+def fitted(p50: float, p90: float, longest: float) -> tuple[float, float]:
+    """Mean and deviation of the logarithm of a lognormal whose median is `p50` and P90 is `p90` once what is above
+    `longest` is left out: F(p50) = F(longest) / 2 and F(p90) = 0.9 F(longest). Raises ValueError if there is none.
+    """
+    share, deviation = 1.0, 0.0
+    for _ in range(MOST_STEPS):
+        middle, upper = NORMAL.inv_cdf(0.5 * share), NORMAL.inv_cdf(0.9 * share)
+        before, deviation = deviation, math.log(p90 / p50) / (upper - middle)
+        mean = math.log(p50) - deviation * middle
+        share = NORMAL.cdf((math.log(longest) - mean) / deviation)
+        if abs(deviation - before) < SETTLED * deviation:
+            return mean, deviation
+        if share < 0.05:  # ever wider: no lognormal falls off so late
+            break
+    raise ValueError(f"no lognormal with median {p50} and P90 {p90} below {longest}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lognormal:
+    """Prompt and output lengths drawn apart from lognormals of these medians and P90 (tokens); requests of more than
+    `max_len` tokens in all are drawn anew, which the fit allows for. Raises UserError for what no lognormal has.
+    """
+
+    name: ClassVar[str] = "lognormal"
+    num_requests: int
+    prompt_p50: float
+    prompt_p90: float
+    output_p50: float
+    output_p90: float
+    max_len: int
+    seed: int
+    arrivals: Arrivals = "closed"
+    rate: float | None = None
+
+    def __post_init__(self) -> None:
+        require_int("workload.num_requests", self.num_requests, 1, "use the number of requests to serve, such as 16")
+        require_int("seed", self.seed, 0, "use a number such as 0")
+        require_int("workload.max_len", self.max_len, 2, "use the most tokens of prompt and output together")
+        for kind in ("prompt", "output"):
+            names = [f"{kind}_p50", f"{kind}_p90"]
+            p50, p90 = (require_number(f"workload.{n}", getattr(self, n), above=0, fix="use tokens") for n in names)
+            if p90 <= p50:
+                raise UserError(f"workload.{names[1]}={p90:g} is not above workload.{names[0]}={p50:g}; raise it")
+        if self.prompt_p90 + self.output_p90 >= self.max_len:
+            raise UserError(
+                f"workload.max_len={self.max_len} is not above prompt_p90 + output_p90 = "
+                f"{self.prompt_p90 + self.output_p90:g} tokens; raise it, or shorten the requests"
+            )
+
+    def generate(self, vocab_size: int | None, encode: Encode | None = None) -> LoadedRequests:
+        """`num_requests` requests; the same seed gives the same lengths, whatever the rate."""
+        times = arrival_times(self.arrivals, self.rate, self.num_requests, self.seed)
+        requests = []
+        for i, (lengths, time) in enumerate(zip(self._lengths(), times.tolist(), strict=False)):
+            requests.append(Request(i, time, *lengths, random_prompt(i, lengths[0], vocab_size, self.seed)))
+        return LoadedRequests(self.name, requests)
+
+    def _lengths(self) -> Iterator[tuple[int, int]]:
+        """Prompt and output lengths without end."""
+        generator = np.random.default_rng([self.seed, 3])
+        prompt = self._fit("prompt", self.prompt_p50, self.prompt_p90, self.max_len - self.output_p50)
+        output = self._fit("output", self.output_p50, self.output_p90, self.max_len - self.prompt_p50)
+        while True:
+            drawn = [max(1, round(float(generator.lognormal(*fit)))) for fit in (prompt, output)]
+            if sum(drawn) <= self.max_len:
+                yield drawn[0], drawn[1]
+
+    def _fit(self, kind: str, p50: float, p90: float, longest: float) -> tuple[float, float]:
+        try:
+            return fitted(p50, p90, longest)
+        except ValueError:
+            raise UserError(
+                f"workload.{kind}_p90={p90:g} is too near workload.max_len={self.max_len} for a lognormal with median "
+                f"{p50:g}; raise max_len"
+            ) from None
