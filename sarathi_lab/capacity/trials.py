@@ -17,7 +17,8 @@ from sarathi_lab.request import Request
 from sarathi_lab.serving_metrics import is_met
 from sarathi_lab.slo import Slo
 
-BELOW, ABOVE = 1 / 64, 8.0  # where the search ends, in saturation rates, unless told
+# Where a search ends, in saturation rates, unless told. Above, only the shortness of a run lets it meet an objective.
+BELOW, ABOVE = 1 / 64, 2.0
 
 
 @dataclass(frozen=True)
