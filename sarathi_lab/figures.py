@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
+from matplotlib.figure import Figure
 
 from sarathi_lab import recorded
 from sarathi_lab.errors import require_one_of
@@ -19,12 +20,15 @@ from sarathi_lab.paper import plots
 from sarathi_lab.paper.figures import COLUMNS, FIGURES, PARTS, devices_of, paper, predict
 from sarathi_lab.paper.headlines import QUESTIONS, headlines, verdict
 from sarathi_lab.paths import EXPERIMENTS, REPOSITORY, make_folder
+from sarathi_lab.plots_serving import TITLES
+from sarathi_lab.plots_serving import draw as draw_serving
 from sarathi_lab.report import console, print_place, progress_of
 
-__all__ = ["FIGURES", "QUESTIONS", "headlines", "main", "points_of", "simulate", "verdict"]
+__all__ = ["FIGURES", "QUESTIONS", "SERVING", "headlines", "main", "points_of", "serving_points", "simulate", "verdict"]
 
 SIMULATED = EXPERIMENTS / "paper" / "results" / "simulated.csv"
 FORMATS = ("png", "pdf")
+SERVING = tuple(TITLES)  # experiments of serving, which are drawn as soon as something is recorded
 DRAWN_CURVES = 10  # each n-th of the thousand points of Fig 12's curves is recorded; more than can be seen apart
 
 
@@ -47,6 +51,14 @@ def points_of(*names: str) -> pd.DataFrame:
     known = recorded.recorded()
     tables += [_measured(name) for name in chosen if name in known]
     return pd.concat([table for table in tables if len(table)], ignore_index=True)
+
+
+def serving_points(name: str) -> pd.DataFrame:
+    """The recorded points of an experiment of serving, and the paper's where its folder has them (`plots_serving`)."""
+    table = recorded.load(name)
+    points = table.assign(device=table.device_name + ", " + table.model.astype(str))
+    papers = EXPERIMENTS / name / "paper.csv"
+    return pd.concat([points, pd.read_csv(papers)], ignore_index=True) if papers.is_file() else points
 
 
 def simulate() -> pd.DataFrame:
@@ -77,24 +89,27 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m sarathi_lab.figures",
         description="Draw the paper's figures as PNG and PDF: its points, simulated, and measured where recorded.",
     )
-    parser.add_argument("--only", action="append", metavar="FIGURE", help=f"one of {', '.join(FIGURES)}")
+    parser.add_argument("--only", action="append", metavar="FIGURE", help=f"one of {', '.join([*FIGURES, *SERVING])}")
     parser.add_argument("--out", type=Path, default=REPOSITORY / "outputs" / "figures", help="where they go")
     parser.add_argument("--recompute", action="store_true", help="simulate anew, and record it, before drawing")
     return parser
 
 
 def _run(options: argparse.Namespace) -> int:
-    names = options.only or FIGURES
-    for name in names:
-        require_one_of("--only", name, FIGURES)
+    known = (*FIGURES, *(name for name in SERVING if name in recorded.recorded()))
+    chosen = options.only or known
+    for name in chosen:
+        require_one_of("--only", name, known)
+    names = [name for name in chosen if name in FIGURES]
     make_folder(options.out, "--out")
     if options.recompute:
         simulate().to_csv(SIMULATED, index=False, float_format="%.5g")
         print_place("simulated", SIMULATED)
-    points = points_of(*names)
-    with progress_of("drawing", len(names)) as advance:
-        for name in names:
-            _write(name, points, options.out)
+    points = points_of(*names) if names else points_of()[:0]
+    with progress_of("drawing", len(chosen)) as advance:
+        for name in chosen:
+            figure = draw_serving(name, serving_points(name)) if name in SERVING else plots.draw(name, points)
+            _write(name, figure, options.out)
             advance(1)
     for row in headlines(points).to_dict("records"):
         said = f" ({row['verdict']})" if row["verdict"] else ""
@@ -104,8 +119,7 @@ def _run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _write(name: str, points: pd.DataFrame, folder: Path) -> None:
-    figure = plots.draw(name, points)
+def _write(name: str, figure: Figure, folder: Path) -> None:
     for ending in FORMATS:
         figure.savefig(folder / f"{name}.{ending}", dpi=150)
 

@@ -53,6 +53,9 @@ def bounded_quantile(table: pd.DataFrame, column: str, bound: float, *, ax: Axes
             ax.plot(own.rate, 1e3 * own[column], marker, fillstyle=fill, color=f"C{i}", label=label)
     ax.axhline(bound, color="black", linestyle="--", linewidth=0.9, label="bound")
     ax.set(xscale="log")
+    for formatted in (ax.xaxis.set_major_formatter, ax.xaxis.set_minor_formatter):
+        formatted("{x:.3g}")
+    ax.tick_params(axis="x", which="both", labelsize="x-small")
     positive = table[column].gt(0).all()
     ax.set_yscale("log" if positive else "linear")
     return ax

@@ -75,7 +75,7 @@ def queue(num: int = 40, seeds: int = 3) -> Trials:
 
 def test_the_capacity_of_a_queue_is_its_service_rate():
     trials = queue()
-    assert trials.offline_rate() == 1.0
+    assert trials.saturation_rate() == 1.0
     found = trials.capacity(Slo(name="x", ttft=1.0 + 1e-9), 1.0, (0.1, 10.0))
     assert found.values == [1.0, 1.0, 1.0]
     assert found.remark == ""
@@ -110,8 +110,8 @@ def test_what_the_limits_cut_off_is_said():
     assert below.summary["capacity_seeds"] == 0.0
 
 
-def test_limits_follow_the_offline_rate_unless_told():
-    assert limits_around(64.0, None, None) == (1.0, 512.0)
+def test_limits_follow_the_saturation_rate_unless_told():
+    assert limits_around(64.0, None, None) == (1.0, 128.0)
     assert limits_around(64.0, 2.0, 8.0) == (2.0, 8.0)
     assert limits_around(1.0, None, 0.001) == (0.001, 1 / 64)
 
@@ -179,7 +179,7 @@ def test_the_same_seed_finds_the_same_capacity_and_another_need_not(tmp_path):
         assert main([*args, f"hydra.run.dir={tmp_path}/{i}", f"output={tmp_path}"]) == 0
         found.append(json.loads((tmp_path / str(i) / "summary.json").read_text()))
     assert found[0] == found[1]
-    assert found[0]["offline_rate"] != found[2]["offline_rate"]
+    assert found[0]["closed_rate"] != found[2]["closed_rate"]
 
 
 def test_it_runs_on_a_real_device_with_a_relative_objective(tmp_path, capsys):
@@ -189,7 +189,7 @@ def test_it_runs_on_a_real_device_with_a_relative_objective(tmp_path, capsys):
     run = tmp_path / "run"
     assert main([*args, *small, *limits, f"output={tmp_path}", f"hydra.run.dir={run}"]) == 0
     assert "requests/s (" in capsys.readouterr().out
-    assert {"capacity", "capacity_trials", "offline_rate"} <= set(json.loads((run / "summary.json").read_text()))
+    assert {"capacity", "capacity_trials", "closed_rate"} <= set(json.loads((run / "summary.json").read_text()))
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,7 @@ def test_the_claims_are_well_written():
     for claim in claims:
         assert claim.experiment in EXPERIMENTS
         assert claim.caveat
-        assert claim.source.startswith(("SARATHI, ", "vLLM manual, "))
+        assert claim.source.startswith(("SARATHI, ", "Sarathi-Serve, ", "vLLM manual, ", "ModelArts manual, "))
 
 
 def test_every_claim_finds_its_rows_in_what_is_simulated():

@@ -32,4 +32,4 @@ def print_capacity(plan: Plan, slo: Slo, found: Capacities, summary: Mapping[str
         if name in summary
     )
     felt = f"; at the capacity{felt}" if felt else ""
-    out.print(f"{trials}; all at once {summary['offline_rate']:.3g} requests/s{felt}", soft_wrap=True)
+    out.print(f"{trials}; all at once {summary['closed_rate']:.3g} requests/s{felt}", soft_wrap=True)

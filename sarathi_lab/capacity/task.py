@@ -27,6 +27,7 @@ from sarathi_lab.slo import Slo
 from sarathi_lab.task import Place
 from sarathi_lab.tracking import Tracker
 
+SCALED = ("poisson", "gamma", "ramp")  # arrivals that have a rate; those of a file have their own gaps
 FIRST_TRIALS, LATER_TRIALS = 8, 4  # of a seed, about: what the progress bar counts on
 # What capacity.parquet says of every run, where it has it.
 COLUMNS = (
@@ -82,7 +83,7 @@ class Capacity:
             ceilings = plan.backend.ceilings()
             trials, slo, saturation, found = self._search(plans)
             table, best, summary = _results(plan, trials, slo, found, ceilings)
-            summary |= {"offline_rate": saturation}
+            summary |= {"closed_rate": saturation}
             place.run_dir.mkdir(parents=True, exist_ok=True)
             named = {name: labels[name] for name in ("policy", "slo", "model", "device", "workload")}
             table.assign(**named).to_parquet(place.run_dir / "capacity.parquet", index=False)
@@ -144,7 +145,7 @@ class Capacity:
             )
             loads = {int(own.config["seed"]): own.load.requests for own in plans}
             trials = Trials(engine, plan.policy, loads, Grid(self.precision))
-            saturation = trials.offline_rate()
+            saturation = trials.saturation_rate()
             limits = limits_around(saturation, self.lowest, self.highest)
             found = trials.capacity(slo, saturation, limits)
         return trials, slo, saturation, found
@@ -155,13 +156,14 @@ def _with_arrivals(cfg: DictConfig, seed: int) -> DictConfig:
     own = OmegaConf.create(OmegaConf.to_container(cfg, resolve=False))
     assert isinstance(own, DictConfig)
     own.seed = seed
-    if "rate" in own.workload:
+    kind = own.workload.get("arrivals")
+    if "rate" in own.workload and kind in ("closed", *SCALED):
         if own.workload.rate is not None:
             raise UserError(
                 f"workload.rate={own.workload.rate} has no effect: task=capacity looks for the rate; drop it"
             )
         own.workload.rate = 1.0
-        if own.workload.get("arrivals") == "closed":
+        if kind == "closed":
             own.workload.arrivals = "poisson"
     return own
 

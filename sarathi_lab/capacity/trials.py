@@ -17,7 +17,8 @@ from sarathi_lab.request import Request
 from sarathi_lab.serving_metrics import is_met
 from sarathi_lab.slo import Slo
 
-BELOW, ABOVE = 1 / 64, 8.0  # where the search ends, in saturation rates, unless told
+# Where a search ends, in saturation rates, unless told. Above, only the shortness of a run lets it meet an objective.
+BELOW, ABOVE = 1 / 64, 2.0
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Trials:
             self.known[seed, step] = Trial(seed, rate, ledger.iterations(), ledger.requests())
         return self.known[seed, step]
 
-    def offline_rate(self) -> float:
+    def saturation_rate(self) -> float:
         """Requests per second of the first seed's, all there at once."""
         requests = next(iter(self.loads.values()))
         ledger = self.engine.serve(all_at_once(requests), self.policy)

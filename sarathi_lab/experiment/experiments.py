@@ -39,6 +39,8 @@ class Experiment:
     served: Callable[[Setup, str], list[Gain]]
     is_papers: bool = True  # a figure or table of the paper
     extra: Callable[[Setup, ModelSpec], list[Unit]] = _nothing_timed  # those of `timed` that the paper does not show
+    max_spread: float = 0.15  # half the interval over the median, above which a point has no number
+    is_serving: bool = False  # requests that arrive over time, see `serving`
 
 
 def _of_figure(name: str) -> Callable[[Setup, str], list[Gain]]:
@@ -186,6 +188,11 @@ def _budgets(setup: Setup, model: str) -> list[Gain]:
     ]
 
 
+def _serving(name: str, seconds: float) -> Experiment:
+    """One of Sarathi-Serve's, under load: queues make its intervals wider than those of pairs of iterations."""
+    return Experiment(name, seconds, _nothing_timed, _nothing_served, False, max_spread=0.5, is_serving=True)
+
+
 _ALL = (
     Experiment("fig03", 15, _fig03, _nothing_served, extra=_decode_over_prefill),
     Experiment("fig04", 15, _fig04, _nothing_served),
@@ -203,5 +210,9 @@ _ALL = (
     Experiment("sequence_length", 25, _lengths, _length_gains, is_papers=False),
     Experiment("batch_size", 25, _batches, _batch_gains, is_papers=False),
     Experiment("token_budget", 20, _nothing_timed, _budgets, is_papers=False),
+    _serving("sarathi_serve_stalls", 40),
+    _serving("sarathi_serve_ablation", 40),
+    _serving("sarathi_serve_capacity", 120),
+    _serving("sarathi_serve_budget", 60),
 )
 EXPERIMENTS: Mapping[str, Experiment] = {experiment.name: experiment for experiment in _ALL}

@@ -12,12 +12,13 @@ import torch
 from omegaconf import DictConfig
 from rich.table import Table
 
-from sarathi_lab import recorded
+from sarathi_lab import plots_serving, recorded
 from sarathi_lab.campaign.loading import load
 from sarathi_lab.campaign.publish import slug_of
 from sarathi_lab.errors import UserError, require_int, require_number, require_one_of
 from sarathi_lab.experiment.experiments import EXPERIMENTS, Experiment
 from sarathi_lab.experiment.measure import QuietContext, measure_rounds, table_of
+from sarathi_lab.experiment.serving_task import least_room, measured, simulated, simulated_backends
 from sarathi_lab.experiment.setups import SETUPS, Setup
 from sarathi_lab.experiment.simulate import SimulatedDevice, by_device, simulated_points
 from sarathi_lab.experiment.stages import LOADS, NUM_STAGES, fig12_samples, kv_tokens
@@ -46,9 +47,10 @@ STAGES = f"{recorded.SIMULATED}pipeline-"  # before the device whose iterations 
 class Measure:
     """Make the points of `experiment` at the sizes of `setup`, for about `seconds` (null: those it needs on a CPU).
 
-    Intervals wider than `max_spread` of the median leave a reason instead of a number. `record` names a folder such as
-    experiments, where the table is kept as `<experiment>/results/<device>/<experiment>.csv`, too. `every` takes each
-    n-th point of the paper's long curves in simulation.
+    Intervals wider than `max_spread` of the median (null: what the experiment states) leave a reason instead of a
+    number. `record` names a folder such as experiments, where the table is kept as
+    `<experiment>/results/<device>/<experiment>.csv`, too. `every` takes each n-th point of the paper's long curves in
+    simulation.
     """
 
     reads: ClassVar[tuple[str, ...]] = ("executor", "model", "hardware", "device", "dtype", "seed")
@@ -56,7 +58,7 @@ class Measure:
     experiment: str
     setup: str = AUTO
     seconds: float | None = None
-    max_spread: float = 0.15
+    max_spread: float | None = None
     record: str | None = None
     every: int = 1
 
@@ -65,7 +67,9 @@ class Measure:
         require_one_of("task.setup", self.setup, (AUTO, *SETUPS))
         if self.seconds is not None:
             require_number("task.seconds", self.seconds, above=0, fix="use the seconds to measure for, such as 60")
-        require_number("task.max_spread", self.max_spread, above=0, fix="use the share of the median, such as 0.15")
+        if self.max_spread is not None:
+            fix = "use the share of the median, such as 0.15"
+            require_number("task.max_spread", self.max_spread, above=0, fix=fix)
         require_int("task.every", self.every, 1, "use 1 for all points")
 
     def check(self, cfg: DictConfig) -> None:
@@ -76,7 +80,7 @@ class Measure:
             spec, checkpoint = resolve_model(cfg, backend)
             if checkpoint is not None:
                 raise UserError(f"task=measure takes random weights; drop model.path={cfg.model.path}")
-            backend.check(spec, self._setup(backend, spec).largest)
+            backend.check(spec, self._room(backend, spec))
             return
         self._refuse("seconds", "is for measuring, and executor=simulated computes")
         self._refuse("max_spread", "is for measuring, and executor=simulated computes")
@@ -84,13 +88,20 @@ class Measure:
             self._check_papers(cfg, backend)
         else:
             self._refuse("every", f"is for the paper's curves, and {self.experiment} is none")
+            if self._own.is_serving:
+                self._refuse("setup", "is for measuring: what is simulated has the paper's own sizes")
+                for model, own in simulated_backends(cfg, backend, self.experiment):
+                    own.check(load_spec(model), least_room("paper", model))
+                return
             backend.check(resolve_model(cfg, backend)[0], self._setup(backend, resolve_model(cfg, backend)[0]).largest)
             _refuse_parallel(backend)
 
     def run(self, cfg: DictConfig, place: Place) -> None:
         """Write figure.parquet, a CSV by device and a picture, print the lines, record and track them."""
         backend = build(cfg.executor)
-        if isinstance(backend, TorchBackend):
+        if self._own.is_serving:
+            tables = self._served(cfg, backend)
+        elif isinstance(backend, TorchBackend):
             tables = self._measured(cfg, backend)
         elif self._own.is_papers:
             self._figures(cfg).run(cfg, place)  # with its errors and pictures
@@ -131,6 +142,22 @@ class Measure:
         usual = "small" if is_cpu else "paper"
         return SETUPS[usual if self.setup == AUTO else self.setup](spec.name)
 
+    @property
+    def _spread(self) -> float:
+        return self._own.max_spread if self.max_spread is None else self.max_spread
+
+    def _room(self, backend: TorchBackend, spec: ModelSpec) -> int:
+        """Tokens of cache that the sizes ask for."""
+        setup = self._setup(backend, spec)
+        return least_room(setup.name, spec.name) if self._own.is_serving else setup.largest
+
+    def _served(self, cfg: DictConfig, backend: Any) -> dict[str, pd.DataFrame]:
+        """Requests that arrive over time, on the device or simulated."""
+        if not isinstance(backend, TorchBackend):
+            return simulated(cfg, simulated_backends(cfg, backend, self.experiment), self.experiment)
+        setup = self._setup(backend, resolve_model(cfg, backend)[0]).name
+        return measured(cfg, backend, self.experiment, setup, self.seconds or self._own.seconds, self._spread)
+
     # -- measured --------------------------------------------------------------------------------------------------
 
     def _measured(self, cfg: DictConfig, backend: TorchBackend) -> dict[str, pd.DataFrame]:
@@ -150,7 +177,7 @@ class Measure:
             else:
                 units, served = self._own.timed(setup, spec), self._own.served(setup, spec.name)
                 samples = measure_rounds(executor, units, served, context, advance)
-        table = table_of(samples, self.max_spread, cfg.seed)
+        table = table_of(samples, self._spread, cfg.seed)
         device = "cpu" if executor.model.device.type == "cpu" else slug_of(torch.cuda.get_device_name())
         name = backend.device_name
         if is_pipeline:
@@ -205,10 +232,13 @@ class Measure:
 
     def _draw(self, points: pd.DataFrame, folder: Path) -> Path | None:
         """A figure of the paper beside the paper's own points; None of what it does not show, or has no number."""
+        path = folder / f"{self.experiment}.png"
+        if self._own.is_serving:
+            plots_serving.draw(self.experiment, points).savefig(path, dpi=150)
+            return path
         if not self._own.is_papers or points.y.isna().all():
             return None
         whole = pd.concat([paper(self.experiment), points.assign(uncertainty=math.nan)], ignore_index=True)
-        path = folder / f"{self.experiment}.png"
         draw(self.experiment, whole).savefig(path, dpi=150)
         return path
 
