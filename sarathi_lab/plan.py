@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
@@ -17,9 +17,9 @@ from omegaconf import DictConfig, OmegaConf
 from sarathi_lab.advisor import BASELINES, Advice, Prediction, advise
 from sarathi_lab.backend import Backend, Predictor, Sizes
 from sarathi_lab.block_manager import BlockManager
-from sarathi_lab.errors import UserError, require_bool, require_int
+from sarathi_lab.errors import UserError, require_bool, require_int, require_one_of
 from sarathi_lab.model.auto import AutoModel
-from sarathi_lab.model.spec import ModelSpec
+from sarathi_lab.model.spec import KvDtype, ModelSpec
 from sarathi_lab.paths import CONF
 from sarathi_lab.policy import Policy
 from sarathi_lab.scheduler import Scheduler
@@ -216,17 +216,21 @@ def resolved(cfg: DictConfig) -> dict[str, Any]:
 
 
 def resolve_model(cfg: DictConfig, backend: Backend) -> tuple[ModelSpec, Path | None]:
-    """The model that `cfg` names, and the folder of its weights if it has one."""
+    """The model that `cfg` names, its cache of the type `cache.dtype`, and the folder of its weights if it has one."""
+    require_one_of("cache.dtype", cfg.cache.dtype, get_args(KvDtype))
     model = build(cfg.model)
-    return model.resolve(backend.default_model) if isinstance(model, AutoModel) else (model, None)
+    spec, checkpoint = model.resolve(backend.default_model) if isinstance(model, AutoModel) else (model, None)
+    if spec.kv_dtype != "auto":
+        raise UserError(f"model.kv_dtype={spec.kv_dtype} is set by the cache; use cache.dtype={spec.kv_dtype} instead")
+    return replace(spec, kv_dtype=cfg.cache.dtype), checkpoint
 
 
 def _load(cfg: DictConfig, backend: Backend, spec: ModelSpec, checkpoint: Path | None) -> LoadedRequests:
     workload = build(cfg.workload)
-    return workload.generate(spec.vocab_size if backend.computes_tokens else None, _encoder(checkpoint))
+    return workload.generate(spec.vocab_size if backend.computes_tokens else None, text_encoder(checkpoint))
 
 
-def _encoder(checkpoint: Path | None) -> Callable[[str], list[int]] | None:
+def text_encoder(checkpoint: Path | None) -> Callable[[str], list[int]] | None:
     """Text to token ids by the checkpoint's own tokenizer, if it has one."""
     if checkpoint is None or not (checkpoint / "tokenizer.json").is_file():
         return None

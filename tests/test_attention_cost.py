@@ -14,9 +14,9 @@ from sarathi_lab.simulator.analytic import AnalyticCostModel
 from sarathi_lab.simulator.attention import decode_attention_time, occupancy, prefill_attention_time
 from simulated import MEASURED, TOY, batch_of
 
-HEADS = {"num_heads": 4, "num_kv_heads": 2, "head_size": 8, "dtype_bytes": 2}
-KV = {"num_kv_heads": 2, "head_size": 8, "dtype_bytes": 2}
-A100_SHARE = {"num_heads": 32, "num_kv_heads": 4, "head_size": 128, "dtype_bytes": 2}
+HEADS = {"num_heads": 4, "num_kv_heads": 2, "head_size": 8, "kv_head_bytes": 16}
+KV = {"num_kv_heads": 2, "kv_head_bytes": 16}
+A100_SHARE = {"num_heads": 32, "num_kv_heads": 4, "head_size": 128, "kv_head_bytes": 256}
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_prefill_attention_by_hand():
 
 def test_one_query_past_the_tile_costs_a_tile():
     gpu = dataclasses.replace(hardware("a6000"), attention_launch=0.0)
-    shape = {"num_heads": 84, "num_kv_heads": 4, "head_size": 128, "dtype_bytes": 2, "hardware": gpu}
+    shape = {"num_heads": 84, "num_kv_heads": 4, "head_size": 128, "kv_head_bytes": 256, "hardware": gpu}
     at, past, full = (prefill_attention_time([(2000, n)], **shape) for n in (64, 65, 128))
     assert past > 1.7 * at
     assert full < 1.01 * past

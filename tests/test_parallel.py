@@ -40,8 +40,9 @@ def test_two_devices_a_layer_halve_columns_rows_and_heads():
         assert two[name] == pytest.approx(4 * matmul_time(3, *half[name], LINKED, 2))
         assert one[name] == pytest.approx(4 * matmul_time(3, *whole[name], LINKED, 2))
     assert two["lm_head"] == matmul_time(1, 2, 5, LINKED, 2)
-    device = {"num_kv_heads": 1, "head_size": 1, "hardware": LINKED, "dtype_bytes": 2}
-    assert two["prefill_attention"] == pytest.approx(4 * prefill_attention_time([(1, 2)], num_heads=1, **device))
+    device = {"num_kv_heads": 1, "kv_head_bytes": 2, "hardware": LINKED}
+    prefill = prefill_attention_time([(1, 2)], num_heads=1, head_size=1, **device)
+    assert two["prefill_attention"] == pytest.approx(4 * prefill)
     assert two["decode_attention"] == pytest.approx(4 * decode_attention_time(1, 5, **device))
     launch = LINKED.kernel_launch
     for name, calls in {"activation": 4, "kv_write": 4, "sampling": 1}.items():

@@ -166,14 +166,14 @@ def fit_gemm(hardware: Hardware, table: pd.DataFrame) -> Hardware:
 def attention_errors(hardware: Hardware, table: pd.DataFrame) -> Errors:
     """Errors on rows of the A100 attention table, whose milliseconds are those of one layer."""
     seconds = []
+    kv_head_bytes = TABLE_HEADS["head_size"] * hardware.dtype_bytes
     for row in table.itertuples():
         chunk, context, batch = int(row.prefill_chunk_size), int(row.kv_cache_size), int(row.batch_size)
         if row.phase == "prefill":
-            shape = {**TABLE_HEADS, "hardware": hardware, "dtype_bytes": hardware.dtype_bytes}
+            shape = {**TABLE_HEADS, "hardware": hardware, "kv_head_bytes": kv_head_bytes}
             seconds.append(prefill_attention_time([(context, chunk)], **shape))
         else:
-            shape = {"num_kv_heads": TABLE_HEADS["num_kv_heads"], "head_size": TABLE_HEADS["head_size"]}
-            shape |= {"hardware": hardware, "dtype_bytes": hardware.dtype_bytes}
+            shape = {"num_kv_heads": TABLE_HEADS["num_kv_heads"], "hardware": hardware, "kv_head_bytes": kv_head_bytes}
             seconds.append(decode_attention_time(batch, batch * context, **shape))
     return np.array(seconds) * 1e3 / table.ms.to_numpy() - 1
 

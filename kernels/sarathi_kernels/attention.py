@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sarathi_kernels.kv_cache import Cache, QuantizedCache, dequantize
+
 
 @dataclass(frozen=True)
 class Segment:
@@ -71,8 +73,8 @@ def make_segment(
 
 def paged_attention(
     query: Tensor,  # [num_tokens, num_heads, head_size]
-    key_cache: Tensor,  # [num_blocks, block_size, num_kv_heads, head_size]
-    value_cache: Tensor,  # [num_blocks, block_size, num_kv_heads, head_size]
+    key_cache: Cache,  # [num_blocks, block_size, num_kv_heads, head_size]
+    value_cache: Cache,  # [num_blocks, block_size, num_kv_heads, head_size]
     segments: Sequence[Segment],
     scale: float,
 ) -> Tensor:
@@ -87,8 +89,8 @@ def paged_attention(
     parts = [
         _attend(
             query[segment.start : segment.start + segment.num_queries],
-            _context(key_cache, segment),
-            _context(value_cache, segment),
+            _context(key_cache, segment, query.dtype),
+            _context(value_cache, segment, query.dtype),
             segment,
             scale,
         )
@@ -97,8 +99,15 @@ def paged_attention(
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _context(cache: Tensor, segment: Segment) -> Tensor:
-    """The visible cached tokens, [kv_len - first_key, num_kv_heads, head_size]."""
+def _context(cache: Cache, segment: Segment, dtype: torch.dtype) -> Tensor:
+    """The visible cached tokens, [kv_len - first_key, num_kv_heads, head_size]; in `dtype` if they are in 8 bits."""
+    if isinstance(cache, QuantizedCache):
+        data = _visible(cache.raw, segment).view(cache.data.dtype)
+        return dequantize(data, _visible(cache.scales, segment), dtype)
+    return _visible(cache, segment)
+
+
+def _visible(cache: Tensor, segment: Segment) -> Tensor:
     blocks = cache[segment.blocks] if isinstance(segment.blocks, slice) else cache.index_select(0, segment.blocks)
     return blocks.flatten(0, 1)[segment.first_key : segment.kv_len]
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from sarathi_kernels.attention_plan import AttentionPlan
+from sarathi_kernels.kv_cache import Cache, QuantizedCache
 
 SUPPORTED_HEAD_SIZES = (64, 80, 96, 128, 256)
 SUPPORTED_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -26,10 +27,17 @@ def check_supported(head_size: int, dtype: torch.dtype, block_size: int) -> None
         raise ValueError(f"a cache block holds at least 1 token, not {block_size}")
 
 
+def entries_and_scales(cache: Cache) -> tuple[Tensor, Tensor | None]:
+    """What kernels are given of keys or values: entries, those of e4m3 as bytes, and scales if they are in 8 bits."""
+    if not isinstance(cache, QuantizedCache):
+        return cache, None
+    return cache.data if cache.data.dtype == torch.int8 else cache.raw, cache.scales
+
+
 def check_inputs(
     query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
+    key_cache: Cache,
+    value_cache: Cache,
     plan: AttentionPlan,
     scale: float,
     sliding_window: int | None,
@@ -38,13 +46,17 @@ def check_inputs(
     """Raise ValueError unless shapes, types and strides are what every attention kernel assumes."""
     _, num_heads, head_size = query.shape
     check_supported(head_size, query.dtype, key_cache.shape[1])
-    if key_cache.shape != value_cache.shape or key_cache.stride() != value_cache.stride():
+    (keys, key_scales), (values, value_scales) = entries_and_scales(key_cache), entries_and_scales(value_cache)
+    if keys.shape != values.shape or keys.stride() != values.stride() or keys.dtype != values.dtype:
         raise ValueError(f"the caches of keys {tuple(key_cache.shape)} and values {tuple(value_cache.shape)} differ")
     if key_cache.shape[3] != head_size or num_heads % key_cache.shape[2]:
         raise ValueError(f"query {tuple(query.shape)} does not match the cache {tuple(key_cache.shape)}")
-    if out.shape != query.shape or not query.dtype == key_cache.dtype == value_cache.dtype == out.dtype:
-        raise ValueError(f"query, caches and output differ in shape or type: {query.dtype}, {key_cache.dtype}")
-    for tensor in (query, key_cache, out):
+    if out.shape != query.shape or query.dtype != out.dtype or (key_scales is None and query.dtype != keys.dtype):
+        raise ValueError(f"query, caches and output differ in shape or type: {query.dtype}, {keys.dtype}")
+    for scales in (key_scales, value_scales):
+        if scales is not None and tuple(head_size * s for s in scales.stride()) != keys.stride()[:3]:
+            raise ValueError(f"scales strided by {scales.stride()} do not lie as heads strided by {keys.stride()[:3]}")
+    for tensor in (query, keys, out):
         if tensor.stride()[-2:] != (head_size, 1):
             raise ValueError(f"the heads of a token must be contiguous, not strided by {tensor.stride()[-2:]}")
     if scale <= 0 or (sliding_window is not None and sliding_window < 1):

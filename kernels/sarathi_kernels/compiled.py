@@ -101,7 +101,7 @@ def _configuration_text(
     kernel: JITFunction[Any], signature: dict[str, Any], constants: dict[Any, Any], attributes: Any, options: Any
 ) -> str:
     """Element types, constants, and of the other arguments those that are not what one expects: aligned, 32 bits."""
-    dtypes = dict.fromkeys(t for s in signature.values() for t in re.findall(r"[*<]((?:bf|fp)\d+)", str(s)))
+    dtypes = dict.fromkeys(t for s in signature.values() for t in re.findall(r"[*<]((?:bf|fp)\d+|[iu]8)", str(s)))
     words = ["/".join(dtypes)]
     for index, (param, (name, kind)) in enumerate(zip(kernel.params, signature.items(), strict=True)):
         if kind == "constexpr":

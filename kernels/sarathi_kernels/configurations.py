@@ -18,6 +18,7 @@ from sarathi_kernels.attention_support import SUPPORTED_DTYPES, SUPPORTED_HEAD_S
 from sarathi_kernels.chip import Chip
 from sarathi_kernels.fused_activation import activation_, gated_activation
 from sarathi_kernels.hybrid_attention import Variant, hybrid_attention
+from sarathi_kernels.kv_cache import LARGEST, Cache, QuantizedCache
 from sarathi_kernels.launch import Launch, recorded
 from sarathi_kernels.norm import NormKind, add_norm
 from sarathi_kernels.rotary_kv import rotate_and_store
@@ -42,6 +43,7 @@ class HeadShape:
     group: int = 4
     block_size: int = 16
     window: int | None = None
+    kv: torch.dtype | None = None  # of a cache in 8 bits
 
 
 HOT_SHAPES = (HeadShape(), HeadShape(group=1))  # what the lab measures: 8B, and 13B or 33B
@@ -78,6 +80,7 @@ def _quick_shapes(chip: Chip) -> Iterator[HeadShape]:
     yield from (HeadShape(head_size=size) for size in SUPPORTED_HEAD_SIZES)
     yield from (HeadShape(dtype=dtype) for dtype in SUPPORTED_DTYPES)
     yield HeadShape(block_size=BLOCK_SIZES[-1])
+    yield from (HeadShape(kv=kv) for kv in LARGEST)
 
 
 def _all_shapes() -> Iterator[HeadShape]:
@@ -89,6 +92,11 @@ def _all_shapes() -> Iterator[HeadShape]:
     yield from (HeadShape(group=group) for group in GROUPS)
     yield from (HeadShape(block_size=size, group=group) for size, group in product(BLOCK_SIZES, GROUPS[:2]))
     yield HeadShape(window=4096)
+    for kv in LARGEST:
+        yield from (HeadShape(kv=kv, group=group) for group in GROUPS[:2])
+        yield from (HeadShape(kv=kv, head_size=head_size) for head_size in SUPPORTED_HEAD_SIZES)
+        yield from (HeadShape(kv=kv, dtype=dtype) for dtype in SUPPORTED_DTYPES)
+        yield from (HeadShape(kv=kv, block_size=BLOCK_SIZES[-1]), HeadShape(kv=kv, window=4096))
 
 
 def _attend(shape: HeadShape, num_tokens: int, quick: bool) -> None:
@@ -164,8 +172,11 @@ def _plan(num_tokens: int, tile_rows: int, num_splits: int) -> AttentionPlan:
     )
 
 
-def _cache(shape: HeadShape) -> Tensor:
-    return _meta(1024, shape.block_size, NUM_KV_HEADS, shape.head_size, dtype=shape.dtype)
+def _cache(shape: HeadShape) -> Cache:
+    entries = _meta(1024, shape.block_size, NUM_KV_HEADS, shape.head_size, dtype=shape.kv or shape.dtype)
+    if shape.kv is None:
+        return entries
+    return QuantizedCache(entries, _meta(1024, shape.block_size, NUM_KV_HEADS, dtype=torch.float32))
 
 
 def _meta(*sizes: int, dtype: torch.dtype) -> Tensor:

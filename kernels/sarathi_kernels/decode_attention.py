@@ -11,9 +11,10 @@ import triton.language as tl
 from torch import Tensor
 
 from sarathi_kernels.attention_plan import AttentionPlan
-from sarathi_kernels.attention_support import LOG2_E, SMALL_SHARED_MEMORY, check_inputs
+from sarathi_kernels.attention_support import LOG2_E, SMALL_SHARED_MEMORY, check_inputs, entries_and_scales
 from sarathi_kernels.chip import Chip, chip_of
 from sarathi_kernels.decode_part import attend_part
+from sarathi_kernels.kv_cache import Cache
 from sarathi_kernels.launch import launch
 
 PLAN_ARGUMENTS = ["query_starts", "kv_lens", "block_table", "decodes", "stride_table", "num_splits", "window"]
@@ -25,6 +26,8 @@ def decode_kernel(
     query: tl.tensor,
     keys: tl.tensor,
     values: tl.tensor,
+    key_scales: tl.tensor,
+    value_scales: tl.tensor,
     out: tl.tensor,
     partial: tl.tensor,
     log_sums: tl.tensor,
@@ -53,8 +56,8 @@ def decode_kernel(
 ) -> None:
     """Grid: KV heads, which lie side by side in the cache, then parts of the context, then decodes."""
     attend_part(
-        query, keys, values, out, partial, log_sums, query_starts, kv_lens, block_table, decodes,
-        tl.program_id(2), tl.program_id(0), tl.program_id(1), num_splits,
+        query, keys, values, key_scales, value_scales, out, partial, log_sums, query_starts, kv_lens, block_table,
+        decodes, tl.program_id(2), tl.program_id(0), tl.program_id(1), num_splits,
         stride_query, stride_out, stride_block, stride_slot, stride_table, window, qk_scale,
         NUM_KV_HEADS, GROUP, ROWS, HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, STAGES, HAS_WINDOW, IS_SPLIT,
     )  # fmt: skip
@@ -130,8 +133,8 @@ def make_scratch(query: Tensor, plan: AttentionPlan) -> Scratch:
 
 def kernel_arguments(
     query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
+    key_cache: Cache,
+    value_cache: Cache,
     plan: AttentionPlan,
     scale: float,
     sliding_window: int | None,
@@ -139,10 +142,11 @@ def kernel_arguments(
     scratch: Scratch,
 ) -> tuple[Any, ...]:
     """The arguments, constants aside, of `decode_kernel`."""
+    (keys, key_scales), (values, value_scales) = entries_and_scales(key_cache), entries_and_scales(value_cache)
     return (
-        query, key_cache, value_cache, out, scratch.partial, scratch.log_sums,
+        query, keys, values, key_scales, value_scales, out, scratch.partial, scratch.log_sums,
         plan.query_starts, plan.kv_lens, plan.block_table, plan.decodes, plan.num_splits,
-        query.stride(0), out.stride(0), key_cache.stride(0), key_cache.stride(1), plan.block_table.stride(0),
+        query.stride(0), out.stride(0), keys.stride(0), keys.stride(1), plan.block_table.stride(0),
         sliding_window or 0, scale * LOG2_E,
     )  # fmt: skip
 
@@ -154,8 +158,8 @@ def dot_rows(group: int) -> int:
 
 def decode_attention(
     query: Tensor,  # [num_tokens, num_heads, head_size], rows may be strided
-    key_cache: Tensor,  # [num_blocks, block_size, num_kv_heads, head_size]
-    value_cache: Tensor,  # [num_blocks, block_size, num_kv_heads, head_size]
+    key_cache: Cache,  # [num_blocks, block_size, num_kv_heads, head_size]
+    value_cache: Cache,  # [num_blocks, block_size, num_kv_heads, head_size]
     plan: AttentionPlan,
     scale: float,
     *,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from sarathi_kernels.eight_bit import dequantized
 from sarathi_kernels.paging import slot_offsets
 
 
@@ -18,6 +19,8 @@ def attend_alone(
     query: tl.tensor,  # pointer to the head's row
     keys: tl.tensor,  # pointers to the KV head of the first slot
     values: tl.tensor,
+    key_scales: tl.tensor,  # None unless the cache is in 8 bits
+    value_scales: tl.tensor,
     table: tl.tensor,
     begin: tl.tensor,  # multiple of BLOCK_N
     end: tl.tensor,
@@ -45,8 +48,12 @@ def attend_alone(
         mask = visible[:, None] & (dims[None, :] < HEAD_SIZE)
         slots = slot_offsets(table, first_key, end, stride_block, stride_slot, BLOCK_SIZE, BLOCK_N)
         offsets = slots[:, None] + dims[None, :]
-        key = tl.load(keys + offsets, mask=mask, other=0.0).to(tl.float32)
-        value = tl.load(values + offsets, mask=mask, other=0.0).to(tl.float32)
+        key = tl.load(keys + offsets, mask=mask, other=0)
+        value = tl.load(values + offsets, mask=mask, other=0)
+        if key_scales is not None:
+            key = dequantized(key, tl.load(key_scales + slots // HEAD_SIZE, mask=visible, other=0.0), tl.float32)
+            value = dequantized(value, tl.load(value_scales + slots // HEAD_SIZE, mask=visible, other=0.0), tl.float32)
+        key, value = key.to(tl.float32), value.to(tl.float32)
         scores = tl.where(visible, tl.sum(key * row[None, :], 1), float("-inf"))
         new_max = tl.maximum(row_max, scores)
         shift = tl.where(new_max == float("-inf"), 0.0, new_max)
@@ -68,6 +75,8 @@ def attend_group(
     query: tl.tensor,  # pointer to the row of the group's first head
     keys: tl.tensor,
     values: tl.tensor,
+    key_scales: tl.tensor,  # None unless the cache is in 8 bits
+    value_scales: tl.tensor,
     table: tl.tensor,
     begin: tl.tensor,  # multiple of BLOCK_N
     end: tl.tensor,
@@ -97,7 +106,10 @@ def attend_group(
         mask = visible[:, None] & (dims < HEAD_SIZE)
         slots = slot_offsets(table, first_key, end, stride_block, stride_slot, BLOCK_SIZE, BLOCK_N)
         offsets = slots[:, None] + dims
-        key = tl.load(keys + offsets, mask=mask, other=0.0)
+        key = tl.load(keys + offsets, mask=mask, other=0)
+        if key_scales is not None:
+            scales = tl.load(key_scales + slots // HEAD_SIZE, mask=visible, other=0.0)
+            key = dequantized(key, scales, tile.dtype)
         scores = tl.dot(tile, key.T, input_precision="ieee") * qk_scale
         scores = tl.where(visible[None, :], scores, float("-inf"))
         new_max = tl.maximum(row_max, tl.max(scores, 1))
@@ -105,7 +117,10 @@ def attend_group(
         weights = tl.math.exp2(scores - shift[:, None])
         rescale = tl.math.exp2(row_max - shift)
         row_sum = row_sum * rescale + tl.sum(weights, 1)
-        value = tl.load(values + offsets, mask=mask, other=0.0)
+        value = tl.load(values + offsets, mask=mask, other=0)
+        if value_scales is not None:
+            scales = tl.load(value_scales + slots // HEAD_SIZE, mask=visible, other=0.0)
+            value = dequantized(value, scales, tile.dtype)
         acc = tl.dot(weights.to(value.dtype), value, acc * rescale[:, None], input_precision="ieee")
         row_max = new_max
     row_sum = tl.where(row_sum > 0, row_sum, 1.0)  # an empty part: its maximum alone makes the logarithm -inf
@@ -117,6 +132,8 @@ def attend_part(
     query: tl.tensor,
     keys: tl.tensor,
     values: tl.tensor,
+    key_scales: tl.tensor,  # None unless the cache is in 8 bits
+    value_scales: tl.tensor,
     out: tl.tensor,
     partial: tl.tensor,
     log_sums: tl.tensor,
@@ -164,14 +181,19 @@ def attend_part(
         queries = query + row * stride_query + kv_head * GROUP * HEAD_SIZE
         keys += kv_head * HEAD_SIZE
         values += kv_head * HEAD_SIZE
+        if key_scales is not None:
+            key_scales += kv_head
+            value_scales += kv_head
         if GROUP == 1:
             attended, log_sum = attend_alone(
-                queries, keys, values, table, begin, end, first_visible, stride_block, stride_slot, qk_scale,
+                queries, keys, values, key_scales, value_scales, table, begin, end, first_visible,
+                stride_block, stride_slot, qk_scale,
                 HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, STAGES,
             )  # fmt: skip
         else:
             attended, log_sum = attend_group(
-                queries, keys, values, table, begin, end, first_visible, stride_block, stride_slot, qk_scale,
+                queries, keys, values, key_scales, value_scales, table, begin, end, first_visible,
+                stride_block, stride_slot, qk_scale,
                 GROUP, ROWS, HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, STAGES,
             )  # fmt: skip
         heads = tl.arange(0, ROWS)

@@ -20,10 +20,11 @@ from torch import Tensor
 from sarathi_kernels import decode_attention as decode
 from sarathi_kernels import prefill_attention as prefill
 from sarathi_kernels.attention_plan import AttentionPlan
-from sarathi_kernels.attention_support import LARGE_SHARED_MEMORY, LOG2_E, check_inputs
+from sarathi_kernels.attention_support import LARGE_SHARED_MEMORY, LOG2_E, check_inputs, entries_and_scales
 from sarathi_kernels.chip import Chip, chip_of
 from sarathi_kernels.decode_attention import decode_attention, decode_config, dot_rows, make_scratch
 from sarathi_kernels.decode_part import attend_part
+from sarathi_kernels.kv_cache import Cache
 from sarathi_kernels.launch import launch
 from sarathi_kernels.prefill_attention import PrefillConfig, prefill_attention
 from sarathi_kernels.prefill_tile import attend_tile
@@ -68,6 +69,8 @@ def fused_kernel(
     query: tl.tensor,
     keys: tl.tensor,
     values: tl.tensor,
+    key_scales: tl.tensor,
+    value_scales: tl.tensor,
     out: tl.tensor,
     partial: tl.tensor,
     log_sums: tl.tensor,
@@ -112,14 +115,16 @@ def fused_kernel(
         first_row = tl.load(tiles + entry // TILE_PARTS * 2 + 1) + entry % TILE_PARTS * BLOCK_M
         if sequence >= 0:
             attend_tile(
-                query, keys, values, out, query_starts, kv_lens, block_table, sequence, first_row, index % num_heads,
+                query, keys, values, key_scales, value_scales, out, query_starts, kv_lens, block_table,
+                sequence, first_row, index % num_heads,
                 stride_query, stride_out, stride_block, stride_slot, stride_table, window, qk_scale,
                 GROUP, HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_M, BLOCK_N, HAS_WINDOW, False,
             )  # fmt: skip
     else:
         attend_part(
-            query, keys, values, out, partial, log_sums, query_starts, kv_lens, block_table, decodes,
-            index // NUM_KV_HEADS // num_splits, index % NUM_KV_HEADS, index // NUM_KV_HEADS % num_splits, num_splits,
+            query, keys, values, key_scales, value_scales, out, partial, log_sums, query_starts, kv_lens, block_table,
+            decodes, index // NUM_KV_HEADS // num_splits, index % NUM_KV_HEADS, index // NUM_KV_HEADS % num_splits,
+            num_splits,
             stride_query, stride_out, stride_block, stride_slot, stride_table, window, qk_scale,
             NUM_KV_HEADS, GROUP, ROWS, HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, DECODE_BLOCK_N, DECODE_STAGES,
             HAS_WINDOW, IS_SPLIT,
@@ -138,8 +143,8 @@ def fused_config(chip: Chip, head_size: int, dtype: torch.dtype) -> PrefillConfi
 
 def hybrid_attention(
     query: Tensor,  # [num_tokens, num_heads, head_size], rows may be strided
-    key_cache: Tensor,  # [num_blocks, block_size, num_kv_heads, head_size]
-    value_cache: Tensor,  # [num_blocks, block_size, num_kv_heads, head_size]
+    key_cache: Cache,  # [num_blocks, block_size, num_kv_heads, head_size]
+    value_cache: Cache,  # [num_blocks, block_size, num_kv_heads, head_size]
     plan: AttentionPlan,
     scale: float,
     *,
@@ -173,8 +178,8 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
 
 def _attend_on_streams(
     query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
+    key_cache: Cache,
+    value_cache: Cache,
     plan: AttentionPlan,
     scale: float,
     sliding_window: int | None,
@@ -196,14 +201,15 @@ def _attend_on_streams(
 
 def _attend_fused(
     query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
+    key_cache: Cache,
+    value_cache: Cache,
     plan: AttentionPlan,
     scale: float,
     sliding_window: int | None,
     out: Tensor,
 ) -> None:
     check_inputs(query, key_cache, value_cache, plan, scale, sliding_window, out)
+    (keys, key_scales), (values, value_scales) = entries_and_scales(key_cache), entries_and_scales(value_cache)
     _, num_heads, head_size = query.shape
     block_size, num_kv_heads = key_cache.shape[1:3]
     group = num_heads // num_kv_heads
@@ -217,8 +223,10 @@ def _attend_fused(
         fused_kernel,
         (plan.num_tiles * tile_parts * num_heads + plan.num_decodes * plan.num_splits * num_kv_heads,),
         query,
-        key_cache,
-        value_cache,
+        keys,
+        values,
+        key_scales,
+        value_scales,
         out,
         scratch.partial,
         scratch.log_sums,
@@ -232,8 +240,8 @@ def _attend_fused(
         plan.num_splits,
         query.stride(0),
         out.stride(0),
-        key_cache.stride(0),
-        key_cache.stride(1),
+        keys.stride(0),
+        keys.stride(1),
         plan.block_table.stride(0),
         sliding_window or 0,
         scale * LOG2_E,

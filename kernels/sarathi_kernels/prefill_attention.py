@@ -17,8 +17,15 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from sarathi_kernels.attention_plan import AttentionPlan
-from sarathi_kernels.attention_support import LARGE_SHARED_MEMORY, LOG2_E, SMALL_SHARED_MEMORY, check_inputs
+from sarathi_kernels.attention_support import (
+    LARGE_SHARED_MEMORY,
+    LOG2_E,
+    SMALL_SHARED_MEMORY,
+    check_inputs,
+    entries_and_scales,
+)
 from sarathi_kernels.chip import Chip, chip_of
+from sarathi_kernels.kv_cache import Cache
 from sarathi_kernels.launch import launch
 from sarathi_kernels.prefill_tile import attend_tile
 
@@ -33,6 +40,8 @@ def prefill_kernel(
     query: tl.tensor,
     keys: tl.tensor,
     values: tl.tensor,
+    key_scales: tl.tensor,
+    value_scales: tl.tensor,
     out: tl.tensor,
     query_starts: tl.tensor,
     kv_lens: tl.tensor,
@@ -68,8 +77,8 @@ def prefill_kernel(
         first_row = 0
     if sequence >= 0:
         attend_tile(
-            query, keys, values, out, query_starts, kv_lens, block_table, sequence, first_row, head,
-            stride_query, stride_out, stride_block, stride_slot, stride_table, window, qk_scale,
+            query, keys, values, key_scales, value_scales, out, query_starts, kv_lens, block_table, sequence,
+            first_row, head, stride_query, stride_out, stride_block, stride_slot, stride_table, window, qk_scale,
             GROUP, HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_M, BLOCK_N, HAS_WINDOW, DESCRIPTORS,
         )  # fmt: skip
 
@@ -106,6 +115,8 @@ def prefill_config(
 
 def describe_cache(cache: Tensor, block_n: int) -> TensorDescriptor:
     """`cache` as rows of slots, read `block_n` tokens of one KV head at a time."""
+    if cache.dtype.itemsize == 1:
+        raise ValueError("tensor descriptors do not read a cache in 8 bits: use pointers")
     num_blocks, block_size, num_kv_heads, head_size = cache.shape
     if block_size % block_n or head_size & (head_size - 1) or not cache.is_contiguous():
         raise ValueError(
@@ -120,6 +131,7 @@ def kernel_arguments(
     query: Tensor,
     keys: Tensor | TensorDescriptor,
     values: Tensor | TensorDescriptor,
+    scales: tuple[Tensor | None, Tensor | None],
     cache_strides: tuple[int, ...],
     plan: AttentionPlan,
     scale: float,
@@ -128,7 +140,7 @@ def kernel_arguments(
 ) -> tuple[Any, ...]:
     """The arguments, constants aside, of `prefill_kernel`."""
     return (
-        query, keys, values, out, plan.query_starts, plan.kv_lens, plan.block_table, plan.tiles, plan.decodes,
+        query, keys, values, *scales, out, plan.query_starts, plan.kv_lens, plan.block_table, plan.tiles, plan.decodes,
         query.stride(0), out.stride(0), cache_strides[0], cache_strides[1], plan.block_table.stride(0),
         plan.num_tiles, sliding_window or 0, scale * LOG2_E,
     )  # fmt: skip
@@ -136,8 +148,8 @@ def kernel_arguments(
 
 def prefill_attention(
     query: Tensor,  # [num_tokens, num_heads, head_size], rows may be strided
-    key_cache: Tensor,  # [num_blocks, block_size, num_kv_heads, head_size]
-    value_cache: Tensor,  # [num_blocks, block_size, num_kv_heads, head_size]
+    key_cache: Cache,  # [num_blocks, block_size, num_kv_heads, head_size]
+    value_cache: Cache,  # [num_blocks, block_size, num_kv_heads, head_size]
     plan: AttentionPlan,
     scale: float,
     *,
@@ -153,6 +165,7 @@ def prefill_attention(
     inputs that the kernel does not take (`check_inputs`), and where `tensor_descriptors` cannot read the cache.
     """
     check_inputs(query, key_cache, value_cache, plan, scale, sliding_window, out)
+    (keys, key_scales), (values, value_scales) = entries_and_scales(key_cache), entries_and_scales(value_cache)
     num_heads, head_size = query.shape[1:]
     block_size, num_kv_heads = key_cache.shape[1:3]
     if config is None:
@@ -162,14 +175,14 @@ def prefill_attention(
     num_entries = plan.num_tiles * tile_parts + (plan.num_decodes if with_decodes else 0)
     if num_entries == 0:
         return
-    caches: tuple[Any, Any] = (key_cache, value_cache)
+    caches: tuple[Any, Any] = (keys, values)
     if tensor_descriptors:
-        caches = (describe_cache(key_cache, config.block_n), describe_cache(value_cache, config.block_n))
+        caches = (describe_cache(keys, config.block_n), describe_cache(values, config.block_n))
     is_half = query.dtype != torch.float32
     launch(
         prefill_kernel,
         (num_heads, num_entries),
-        *kernel_arguments(query, *caches, key_cache.stride(), plan, scale, sliding_window, out),
+        *kernel_arguments(query, *caches, (key_scales, value_scales), keys.stride(), plan, scale, sliding_window, out),
         is_hot=is_half,
         uses_tensor_cores=is_half,
         GROUP=num_heads // num_kv_heads,

@@ -5,12 +5,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from sarathi_kernels.paging import slot_offsets
+from sarathi_kernels.eight_bit import dequantized
+from sarathi_kernels.paging import load_scales, slot_offsets
 
 
 @triton.jit
 def load_tile(
     cache: tl.tensor,  # pointer to the KV head's first element, or the descriptor of [slots, num_kv_heads * head_size]
+    scales: tl.tensor,  # pointer to the KV head's first scale, None if the cache is not in 8 bits
     table: tl.tensor,
     first_key: tl.tensor,
     first_column: tl.tensor,
@@ -23,8 +25,9 @@ def load_tile(
     BLOCK_N: tl.constexpr,
     MASKED: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
+    DTYPE: tl.constexpr,
 ) -> tl.tensor:
-    """[BLOCK_N, PADDED_SIZE] keys or values of one KV head; tokens from `kv_len` on are zero if MASKED."""
+    """[BLOCK_N, PADDED_SIZE] keys or values of one KV head in DTYPE; tokens from `kv_len` on are zero if MASKED."""
     tokens = first_key + tl.arange(0, BLOCK_N)
     if DESCRIPTORS:
         row = tl.load(table + first_key // BLOCK_SIZE) * BLOCK_SIZE + first_key % BLOCK_SIZE
@@ -41,11 +44,16 @@ def load_tile(
             offsets = slot_offsets(table, first_key, kv_len, stride_block, stride_slot, BLOCK_SIZE, BLOCK_N)
             pointers = cache + offsets[:, None] + dims[None, :]
         if MASKED:
-            tile = tl.load(pointers, mask=(tokens[:, None] < kv_len) & (dims[None, :] < HEAD_SIZE), other=0.0)
+            tile = tl.load(pointers, mask=(tokens[:, None] < kv_len) & (dims[None, :] < HEAD_SIZE), other=0)
         elif HEAD_SIZE != PADDED_SIZE:
-            tile = tl.load(pointers, mask=dims[None, :] < HEAD_SIZE, other=0.0)
+            tile = tl.load(pointers, mask=dims[None, :] < HEAD_SIZE, other=0)
         else:
             tile = tl.load(pointers)
+        if scales is not None:
+            scale = load_scales(
+                scales, table, first_key, kv_len, stride_block, stride_slot, HEAD_SIZE, BLOCK_SIZE, BLOCK_N, MASKED
+            )
+            tile = dequantized(tile, scale, DTYPE)
     return tile
 
 
@@ -57,6 +65,8 @@ def attend_keys(
     query: tl.tensor,  # [BLOCK_M, PADDED_SIZE]
     keys: tl.tensor,  # pointers or descriptors, see load_tile
     values: tl.tensor,
+    key_scales: tl.tensor,
+    value_scales: tl.tensor,
     table: tl.tensor,
     begin: tl.tensor,  # multiple of BLOCK_N
     end: tl.tensor,
@@ -79,8 +89,8 @@ def attend_keys(
     for first_key in tl.range(begin, end, BLOCK_N):
         first_key = tl.multiple_of(first_key, BLOCK_N)
         key = load_tile(
-            keys, table, first_key, first_column, kv_len, stride_block, stride_slot,
-            HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, MASKED, DESCRIPTORS,
+            keys, key_scales, table, first_key, first_column, kv_len, stride_block, stride_slot,
+            HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, MASKED, DESCRIPTORS, query.dtype,
         )  # fmt: skip
         scores = tl.dot(query, key.T, input_precision="ieee")
         if MASKED:
@@ -96,8 +106,8 @@ def attend_keys(
         rescale = tl.math.exp2(row_max - shift)
         row_sum = row_sum * rescale + tl.sum(weights, 1)
         value = load_tile(
-            values, table, first_key, first_column, kv_len, stride_block, stride_slot,
-            HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, MASKED, DESCRIPTORS,
+            values, value_scales, table, first_key, first_column, kv_len, stride_block, stride_slot,
+            HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, MASKED, DESCRIPTORS, query.dtype,
         )  # fmt: skip
         acc = tl.dot(weights.to(value.dtype), value, acc * rescale[:, None], input_precision="ieee")
         row_max = new_max
@@ -109,6 +119,8 @@ def attend_tile(
     query: tl.tensor,
     keys: tl.tensor,
     values: tl.tensor,
+    key_scales: tl.tensor,  # None unless the cache is in 8 bits
+    value_scales: tl.tensor,
     out: tl.tensor,
     query_starts: tl.tensor,
     kv_lens: tl.tensor,
@@ -153,6 +165,9 @@ def attend_tile(
         if not DESCRIPTORS:
             keys += first_column
             values += first_column
+        if key_scales is not None:
+            key_scales += head // GROUP
+            value_scales += head // GROUP
         acc = tl.zeros([BLOCK_M, PADDED_SIZE], tl.float32)
         row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
         row_sum = tl.zeros([BLOCK_M], tl.float32)
@@ -162,18 +177,18 @@ def attend_tile(
             begin = tl.cdiv(tl.maximum(end - window, 0), BLOCK_N) * BLOCK_N
             begin = tl.minimum(tl.maximum(begin, window_begin), masked_from)
             acc, row_max, row_sum = attend_keys(
-                acc, row_max, row_sum, tile, keys, values, table, window_begin, begin, last_keys, window, first_column,
-                kv_len, stride_block, stride_slot, qk_scale,
+                acc, row_max, row_sum, tile, keys, values, key_scales, value_scales, table, window_begin, begin,
+                last_keys, window, first_column, kv_len, stride_block, stride_slot, qk_scale,
                 HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, True, True, DESCRIPTORS,
             )  # fmt: skip
         acc, row_max, row_sum = attend_keys(
-            acc, row_max, row_sum, tile, keys, values, table, begin, masked_from, last_keys, window, first_column,
-            kv_len, stride_block, stride_slot, qk_scale,
+            acc, row_max, row_sum, tile, keys, values, key_scales, value_scales, table, begin, masked_from,
+            last_keys, window, first_column, kv_len, stride_block, stride_slot, qk_scale,
             HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, False, HAS_WINDOW, DESCRIPTORS,
         )  # fmt: skip
         acc, row_max, row_sum = attend_keys(
-            acc, row_max, row_sum, tile, keys, values, table, masked_from, end, last_keys, window, first_column,
-            kv_len, stride_block, stride_slot, qk_scale,
+            acc, row_max, row_sum, tile, keys, values, key_scales, value_scales, table, masked_from, end,
+            last_keys, window, first_column, kv_len, stride_block, stride_slot, qk_scale,
             HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, True, HAS_WINDOW, DESCRIPTORS,
         )  # fmt: skip
         attended = (acc / row_sum[:, None]).to(out.dtype.element_ty)

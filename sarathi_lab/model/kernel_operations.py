@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from sarathi_kernels.attention_plan import AttentionPlan
 from sarathi_kernels.fused_activation import activation_, gated_activation
 from sarathi_kernels.hybrid_attention import hybrid_attention
+from sarathi_kernels.kv_cache import Cache
 from sarathi_kernels.norm import NormKind, add_norm
 from sarathi_kernels.rotary import rotary_tables
 from sarathi_kernels.rotary_kv import rotate_and_store
@@ -43,12 +44,12 @@ class KernelOperations:
         add_norm(heads, None, *_weights(norm), out=heads)
 
     def rotate_and_store(
-        self, heads: Tensor, inputs: PackedInputs, rotary: tuple[Tensor, Tensor], keys: Tensor, values: Tensor
+        self, heads: Tensor, inputs: PackedInputs, rotary: tuple[Tensor, Tensor], keys: Cache, values: Cache
     ) -> Tensor:
         """See `Operations`."""
         return rotate_and_store(heads, *rotary, inputs.slots, keys, values, self.spec.num_heads)
 
-    def attend(self, query: Tensor, inputs: PackedInputs, keys: Tensor, values: Tensor) -> Tensor:
+    def attend(self, query: Tensor, inputs: PackedInputs, keys: Cache, values: Cache) -> Tensor:
         """See `Operations`."""
         plan: AttentionPlan = inputs.attention
         out = torch.empty(query.shape, device=query.device, dtype=query.dtype)

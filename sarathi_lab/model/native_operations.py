@@ -14,6 +14,7 @@ from sarathi_kernels.activation import activate_, gated_activate_
 from sarathi_kernels.cpu import library
 from sarathi_kernels.cpu.memory import give_back_freed, use_huge_pages
 from sarathi_kernels.cpu.packing import PANEL, PackedLinear, pack_linear, pack_together, packed_nbytes
+from sarathi_kernels.kv_cache import Cache
 from sarathi_kernels.rotary import rotary_tables
 from sarathi_lab.model.operations import NAN_TOKEN, PackedInputs, TorchOperations
 from sarathi_lab.model.spec import ModelSpec
@@ -98,8 +99,8 @@ class NativeOperations(TorchOperations):
         assert num_layers == self.spec.num_layers, "the cache is the model's"
         if self._cache() is not cache:
             self._cache = weakref.ref(cache)
-            use_huge_pages(cache.keys)
-            use_huge_pages(cache.values)
+            for tensor in cache.tensors:
+                use_huge_pages(tensor)
         cosines, sines = self._tables_up_to(int(inputs.positions.max()) + 1)
         logits = torch.empty(len(inputs.emit_rows), self.spec.vocab_size)
         segments = library.segment_structs(inputs.attention)
@@ -112,11 +113,11 @@ class NativeOperations(TorchOperations):
             len(inputs.token_ids),
             len(segments),
             len(logits),
-            cache.keys.data_ptr(),
-            cache.values.data_ptr(),
+            *(library.address(t) for t in (cache.keys, cache.values, cache.key_scales, cache.value_scales)),
             num_blocks,
             block_size,
             logits.data_ptr(),
+            library.kv_type(cache.keys.dtype),
         )
         library.load().sarathi_forward(self._decoder, byref(batch), cosines.data_ptr(), sines.data_ptr())
         return logits
@@ -130,7 +131,7 @@ class NativeOperations(TorchOperations):
 
     # -- one operation at a time -----------------------------------------------------------------------------
 
-    def attend(self, query: Tensor, inputs: PackedInputs, keys: Tensor, values: Tensor) -> Tensor:
+    def attend(self, query: Tensor, inputs: PackedInputs, keys: Cache, values: Cache) -> Tensor:
         """See `Operations`."""
         scale, window = self.spec.head_size**-0.5, self.spec.sliding_window
         return library.attention(query, keys, values, inputs.attention, scale, window)

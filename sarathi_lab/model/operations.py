@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sarathi_kernels.activation import activate_, gated_activate_
 from sarathi_kernels.attention import Segment, paged_attention
-from sarathi_kernels.kv_cache import write_kv
+from sarathi_kernels.kv_cache import Cache, write_kv
 from sarathi_kernels.rotary import apply_rotary, rotary_tables
 from sarathi_lab.model.spec import ModelSpec
 
@@ -50,8 +50,8 @@ def unwatched(name: str) -> AbstractContextManager[object]:
 class Operations(Protocol):
     """The operations of a decoder over packed tokens and a paged cache.
 
-    `keys` and `values` are one layer's cache, [num_blocks, block_size, num_kv_heads, head_size]. `range` is put around
-    the work of each named operation, for whoever watches. With `wants_masks` segments come with their masks.
+    `keys` and `values` are one layer's cache, [num_blocks, block_size, num_kv_heads, head_size], maybe in 8 bits.
+    `range` is put around the work of each named operation, for whoever watches. With `wants_masks` segments have masks.
     """
 
     range: Range
@@ -69,16 +69,14 @@ class Operations(Protocol):
         """Norm each head of [num_tokens, heads, head_size], in place."""
         ...
 
-    def rotate_and_store(
-        self, heads: Tensor, inputs: PackedInputs, rotary: Any, keys: Tensor, values: Tensor
-    ) -> Tensor:
+    def rotate_and_store(self, heads: Tensor, inputs: PackedInputs, rotary: Any, keys: Cache, values: Cache) -> Tensor:
         """Rotate queries and keys, and store keys and values at their slots; returns the queries.
 
         `heads` holds queries, keys and values side by side, [num_tokens, num_heads + 2 num_kv_heads, head_size].
         """
         ...
 
-    def attend(self, query: Tensor, inputs: PackedInputs, keys: Tensor, values: Tensor) -> Tensor:
+    def attend(self, query: Tensor, inputs: PackedInputs, keys: Cache, values: Cache) -> Tensor:
         """Causal attention of [num_tokens, num_heads, head_size] to the cache; returns the same shape."""
         ...
 
@@ -117,7 +115,7 @@ class TorchOperations:
         heads.copy_(norm(heads))
 
     def rotate_and_store(
-        self, heads: Tensor, inputs: PackedInputs, rotary: tuple[Tensor, Tensor], keys: Tensor, values: Tensor
+        self, heads: Tensor, inputs: PackedInputs, rotary: tuple[Tensor, Tensor], keys: Cache, values: Cache
     ) -> Tensor:
         """See `Operations`."""
         num_heads, num_kv_heads = self.spec.num_heads, self.spec.num_kv_heads
@@ -126,7 +124,7 @@ class TorchOperations:
         write_kv(key, value, keys, values, inputs.slots)
         return query
 
-    def attend(self, query: Tensor, inputs: PackedInputs, keys: Tensor, values: Tensor) -> Tensor:
+    def attend(self, query: Tensor, inputs: PackedInputs, keys: Cache, values: Cache) -> Tensor:
         """See `Operations`."""
         segments: Sequence[Segment] = inputs.attention
         return paged_attention(query, keys, values, segments, scale=self.spec.head_size**-0.5)

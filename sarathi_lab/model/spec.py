@@ -12,6 +12,8 @@ from sarathi_lab.errors import UserError, require_int, require_number, require_o
 Norm = Literal["rms", "layer"]
 Activation = Literal["silu", "gelu", "gelu_tanh"]
 DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+KvDtype = Literal["auto", "int8", "fp8"]
+KV_SCALE_BYTES = 4  # the float32 that stands beside every head of 8-bit keys or values
 
 
 class Work(Protocol):
@@ -83,12 +85,14 @@ class ModelSpec:
     sliding_window: int | None = None
     tie_embeddings: bool = False
     simulation_only: bool = False
+    kv_dtype: KvDtype = "auto"  # of the KV cache: as the rest, or 8 bits with a scale; set by cache.dtype
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "ffn_size", "vocab_size", "head_size"):
             require_int(f"model {self.name}: {name}", getattr(self, name), 1, "correct the model's settings")
         require_one_of(f"model {self.name}: norm", self.norm, get_args(Norm))
         require_one_of(f"model {self.name}: activation", self.activation, get_args(Activation))
+        require_one_of(f"model {self.name}: kv_dtype", self.kv_dtype, get_args(KvDtype))
         for name in ("rotary_fraction", "rope_theta", "norm_eps"):
             require_number(
                 f"model {self.name}: {name}", getattr(self, name), above=0, fix="correct the model's settings"
@@ -152,9 +156,18 @@ class ModelSpec:
         """Memory of all weights."""
         return self.num_params * dtype_bytes
 
+    def kv_head_bytes(self, dtype_bytes: int) -> int:
+        """Keys, or values, of a token in one head of one layer: in 8 bits a byte an entry, and their float32 scale."""
+        if self.kv_dtype == "auto":
+            return self.head_size * dtype_bytes
+        return self.head_size + KV_SCALE_BYTES
+
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
-        """Keys and values of one token in all layers: 2 L H_kv bytes_per_element (819,200 B for the paper's 13B)."""
-        return 2 * self.num_layers * self.kv_size * dtype_bytes
+        """Keys and values of one token in all layers: 2 L n_kv bytes_per_head (819,200 B for the paper's 13B).
+
+        With an 8-bit cache 2 L n_kv (d_head + 4), whatever `dtype_bytes` is: 422,400 B for the paper's 13B.
+        """
+        return 2 * self.num_layers * self.num_kv_heads * self.kv_head_bytes(dtype_bytes)
 
     def kv_read_bytes(self, work: Work, dtype_bytes: int) -> Any:
         """KV cache bytes that attention must read once for this batch, context re-reads included."""

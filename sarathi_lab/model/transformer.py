@@ -3,31 +3,57 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
+from sarathi_kernels.kv_cache import Cache, QuantizedCache
 from sarathi_lab.model.operations import Operations, PackedInputs, TorchOperations
 from sarathi_lab.model.spec import ModelSpec, RopeScaling
+
+QUANTIZED = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}  # by `ModelSpec.kv_dtype`
 
 
 class KVCache:
     """Keys and values of all layers, paged.
 
     Within a block a token's heads lie together, so that neighbouring blocks form one [tokens, heads, head_size] view
-    that attention reads in place; layers come first, so that each layer's blocks do so too.
+    that attention reads in place; layers come first, so that each layer's blocks do so too. In 8 bits (`spec.kv_dtype`)
+    the float32 scales of heads lie in tensors of their own, [num_layers, num_blocks, block_size, num_kv_heads].
     """
 
     def __init__(
         self, spec: ModelSpec, num_blocks: int, block_size: int, device: torch.device, dtype: torch.dtype
     ) -> None:
         shape = (spec.num_layers, num_blocks, block_size, spec.num_kv_heads, spec.head_size)
+        stored = QUANTIZED.get(spec.kv_dtype, dtype)
+        self.keys, self.values = (torch.empty(shape, device=device, dtype=stored) for _ in range(2))
+        self.key_scales: Tensor | None = None
+        self.value_scales: Tensor | None = None
+        if spec.kv_dtype in QUANTIZED:
+            scales = (torch.empty(shape[:-1], device=device, dtype=torch.float32) for _ in range(2))
+            self.key_scales, self.value_scales = scales
         # Zeroed by hand: fresh pages would otherwise be mapped during the first iterations, and be timed with them.
-        self.keys = torch.empty(shape, device=device, dtype=dtype).zero_()
-        self.values = torch.empty(shape, device=device, dtype=dtype).zero_()
+        for tensor in self.tensors:
+            tensor.view(torch.uint8).zero_()
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All there is, each [num_layers, num_blocks, block_size, num_kv_heads, ...]: what a block consists of."""
+        return tuple(t for t in (self.keys, self.values, self.key_scales, self.value_scales) if t is not None)
+
+    def layers(self) -> Iterator[tuple[Cache, Cache]]:
+        """Keys and values of one layer after another, as the operations take them."""
+        if self.key_scales is None or self.value_scales is None:
+            yield from zip(self.keys, self.values, strict=True)
+            return
+        for key, key_scales, value, value_scales in zip(
+            self.keys, self.key_scales, self.values, self.value_scales, strict=True
+        ):
+            yield QuantizedCache(key, key_scales), QuantizedCache(value, value_scales)
 
 
 class Transformer(nn.Module):
@@ -63,7 +89,7 @@ class Transformer(nn.Module):
             hidden = self.embedding(inputs.token_ids)  # [num_tokens, hidden_size]
             rotary = operations.rotary(inputs.positions)
         update: Tensor | None = None
-        for layer, keys, values in zip(self.layers, cache.keys, cache.values, strict=True):
+        for layer, (keys, values) in zip(self.layers, cache.layers(), strict=True):
             update = layer(hidden, update, operations, inputs, rotary, keys, values)
         with operations.range("logits"):
             assert update is not None, "a model has layers"
@@ -106,8 +132,8 @@ class Layer(nn.Module):
         operations: Operations,
         inputs: PackedInputs,
         rotary: Any,
-        keys: Tensor,
-        values: Tensor,
+        keys: Cache,
+        values: Cache,
     ) -> Tensor:
         """Add `update`, what the layer before left to add, and the attention block to `hidden`, in place.
 
@@ -122,7 +148,7 @@ class Layer(nn.Module):
             return self.feed_forward(x, operations)
 
     def _attention(
-        self, x: Tensor, operations: Operations, inputs: PackedInputs, rotary: Any, keys: Tensor, values: Tensor
+        self, x: Tensor, operations: Operations, inputs: PackedInputs, rotary: Any, keys: Cache, values: Cache
     ) -> Tensor:
         spec = self.spec
         with operations.range("qkv_proj"):

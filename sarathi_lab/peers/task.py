@@ -199,6 +199,10 @@ def _check_executor(cfg: DictConfig) -> None:
         raise UserError(
             f"cache.num_blocks={cfg.cache.num_blocks} has no effect on task=peers: caches hold a whole batch; drop it"
         )
+    if cfg.cache.dtype != "auto":
+        raise UserError(
+            f"cache.dtype={cfg.cache.dtype} has no effect on task=peers: all engines keep the model's own type; drop it"
+        )
     build(cfg.executor)
 
 

@@ -120,8 +120,7 @@ class AnalyticCostModel:
         # Between the products of the FFN one row is read, or two with a gate, and one written.
         rows = 3 if self.spec.gated_ffn else 2
         times["activation"] = self._streaming_time(num_tokens * rows * math.ceil(self.spec.ffn_size / tensor))
-        # New keys and values are read and written to the cache.
-        times["kv_write"] = self._streaming_time(num_tokens * 4 * self.spec.kv_size // tensor)
+        times["kv_write"] = self._kv_write_time(num_tokens)
         if tensor > 1:
             times["all_reduce"] = ALL_REDUCES * self._all_reduce_time(num_tokens * hidden)
         return times
@@ -154,11 +153,20 @@ class AnalyticCostModel:
         n = self.parallel.tensor
         return self.hardware.link_latency + 2 * (n - 1) / n * num_elements * self.dtype_bytes / self._link_rate
 
+    def _kv_write_time(self, num_tokens: int) -> float:
+        """New keys and values are read as they were computed, and written as the cache holds them."""
+        computed = 2 * self.spec.kv_size * self.dtype_bytes
+        cached = 2 * self.spec.num_kv_heads * self.spec.kv_head_bytes(self.dtype_bytes)
+        return self._moving_time(num_tokens * (computed + cached) // self.parallel.tensor)
+
     def _streaming_time(self, num_elements: int) -> float:
         """Seconds of a kernel that does little but move elements; 0 if there are none to move."""
-        if num_elements == 0:
+        return self._moving_time(num_elements * self.dtype_bytes)
+
+    def _moving_time(self, num_bytes: int) -> float:
+        if num_bytes == 0:
             return 0.0
-        return self.hardware.kernel_launch + num_elements * self.dtype_bytes / self.hardware.memory_rate
+        return self.hardware.kernel_launch + num_bytes / self.hardware.memory_rate
 
     # -- attention, one layer -------------------------------------------------------------------------------------
 
@@ -170,8 +178,8 @@ class AnalyticCostModel:
             num_heads=self.spec.num_heads // self.parallel.tensor,
             num_kv_heads=self.spec.num_kv_heads // self.parallel.tensor,
             head_size=self.spec.head_size,
+            kv_head_bytes=self.spec.kv_head_bytes(self.dtype_bytes),
             hardware=self.hardware,
-            dtype_bytes=self.dtype_bytes,
         )
 
     def _decode_attention_time(self, batch: Batch) -> float:
@@ -179,7 +187,6 @@ class AnalyticCostModel:
             batch.num_decode_tokens,
             batch.decode_kv_tokens,
             num_kv_heads=self.spec.num_kv_heads // self.parallel.tensor,
-            head_size=self.spec.head_size,
+            kv_head_bytes=self.spec.kv_head_bytes(self.dtype_bytes),
             hardware=self.hardware,
-            dtype_bytes=self.dtype_bytes,
         )

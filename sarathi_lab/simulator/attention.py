@@ -22,8 +22,8 @@ def prefill_attention_time(
     num_heads: int,
     num_kv_heads: int,
     head_size: int,
+    kv_head_bytes: int,
     hardware: Hardware,
-    dtype_bytes: int,
 ) -> float:
     """Seconds of one layer's attention of `chunks` (start, number of tokens), all in one call; 0 for none.
 
@@ -44,7 +44,7 @@ def prefill_attention_time(
     max_splits = MAX_SPLITS if blocks < hardware.num_sms else 1
     weighted_pairs = dense_pairs / hardware.attention_efficiency + masked_pairs / hardware.causal_efficiency
     compute = 4 * num_heads * head_size * weighted_pairs / hardware.flops_per_second
-    memory = kv_bytes(kv_tokens, num_kv_heads, head_size, dtype_bytes) / hardware.kv_rate
+    memory = kv_bytes(kv_tokens, num_kv_heads, kv_head_bytes) / hardware.kv_rate
     return hardware.attention_launch + overlapped(compute, memory) / occupancy(blocks, hardware.num_sms, max_splits)
 
 
@@ -53,9 +53,8 @@ def decode_attention_time(
     kv_tokens: int,
     *,
     num_kv_heads: int,
-    head_size: int,
+    kv_head_bytes: int,
     hardware: Hardware,
-    dtype_bytes: int,
 ) -> float:
     """Seconds of one layer's attention of `num_sequences` queries that see `kv_tokens` tokens in all; 0 for none.
 
@@ -63,14 +62,14 @@ def decode_attention_time(
     """
     if num_sequences == 0:
         return 0.0
-    streaming = kv_bytes(kv_tokens, num_kv_heads, head_size, dtype_bytes) / hardware.kv_rate
+    streaming = kv_bytes(kv_tokens, num_kv_heads, kv_head_bytes) / hardware.kv_rate
     share = occupancy(num_sequences * num_kv_heads, hardware.num_sms, MAX_SPLITS)
     return hardware.attention_launch + streaming / share
 
 
-def kv_bytes(num_tokens: int, num_kv_heads: int, head_size: int, dtype_bytes: int) -> int:
-    """Bytes of the keys and values of `num_tokens` tokens in one layer."""
-    return 2 * num_tokens * num_kv_heads * head_size * dtype_bytes
+def kv_bytes(num_tokens: int, num_kv_heads: int, kv_head_bytes: int) -> int:
+    """Bytes of the keys and values of `num_tokens` tokens in one layer, `ModelSpec.kv_head_bytes` a head of either."""
+    return 2 * num_tokens * num_kv_heads * kv_head_bytes
 
 
 @lru_cache(maxsize=2**14)

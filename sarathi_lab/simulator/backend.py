@@ -98,6 +98,11 @@ class SimulatedBackend:
                 f"{before:.0%}: so cutting a long prompt makes its attention faster here; compare with "
                 f"hardware.causal_efficiency={before:g}"
             )
+        if spec.kv_dtype != "auto":
+            cautions.append(
+                f"the cost model counts what cache.dtype={spec.kv_dtype} saves in bytes, and charges nothing for the "
+                "conversion, which no fit has seen: attention to long contexts is the fastest that it can be"
+            )
         return cautions
 
     def predictor(self, spec: ModelSpec) -> Predictor:

@@ -51,7 +51,7 @@ def make_cost_model(
 ) -> CostModel:
     """The cost model of one device, or of those that `parallel` spreads the model over.
 
-    Raises UserError for a level that is unknown, has no table for the model, or can't spread it.
+    Raises UserError for a level that is unknown, has no table for the model or its cache, or can't spread it.
     """
     require_one_of("executor.cost_model", level, get_args(Level))
     if level == "analytic":
@@ -60,6 +60,11 @@ def make_cost_model(
         raise UserError(
             f"executor.cost_model=profiled holds for one device, not for {parallel.description}; use "
             "executor.cost_model=analytic, or tensor_parallel=1 and pipeline_parallel=1"
+        )
+    if spec.kv_dtype != "auto":
+        raise UserError(
+            f"executor.cost_model=profiled holds for a cache in the model's own type, in which it was measured, "
+            f"not for cache.dtype={spec.kv_dtype}; use executor.cost_model=analytic, or cache.dtype=auto"
         )
     if spec.name not in hardware.profiles:
         known = ", ".join(hardware.profiles) or "none"

@@ -74,7 +74,7 @@ class OperationProbe:
         if self.model.operations.wants_masks:
             inputs = replace(inputs, attention=[self._remade(segment) for segment in inputs.attention])
         cache = self.executor.cache
-        for keys, values in zip(cache.keys, cache.values, strict=True):
+        for keys, values in cache.layers():
             self.model.operations.attend(query, inputs, keys, values)
 
     def _remade(self, segment: Segment) -> Segment:

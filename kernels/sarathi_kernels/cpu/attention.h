@@ -85,6 +85,16 @@ void score_tokens(const __m512 (&q)[V], const __mmask16 (&mask)[V], const T* con
     }
 }
 
+// Scores of keys in 8 bits, by the scales of their head: one product a key instead of one an entry.
+template <class T>
+void scale_scores(const float* const* scales, int64_t kv_head, int64_t count, float* scores) {
+    if constexpr (IS_SCALED<T>) {
+        for (int64_t token = 0; token < count; ++token) {
+            scores[token] *= scales[token][kv_head];
+        }
+    }
+}
+
 // Scores become weights; returns their sum.
 inline float soften_row(float* scores, int64_t num_keys) {
     __m512 most = _mm512_set1_ps(LOWEST), total = _mm512_setzero_ps();
@@ -113,6 +123,8 @@ void attend_one(const DecodeTask& task, const Cache<T>& keys, const Cache<T>& va
     }
     std::fill_n(sums, task.num_heads() * V * LANES, 0.0f);
     for_tokens(task, keys, [&](int64_t tile, const T* const* rows, int64_t count, NextRows<T>& next) {
+        const float* scales[DECODE_TILE];
+        keys.find_scales(task.first_key() + tile, count, scales);
         for (int64_t head = 0; head < task.num_heads(); ++head) {
             next.fetch();
             __m512 q[V];
@@ -121,12 +133,15 @@ void attend_one(const DecodeTask& task, const Cache<T>& keys, const Cache<T>& va
                                      _mm512_set1_ps(task.shape.scale * LOG2_E));
             }
             score_tokens<V>(q, mask, rows, head / group * size, count, scores + head * num_keys + tile);
+            scale_scores<T>(scales, head / group, count, scores + head * num_keys + tile);
         }
     });
     for (int64_t head = 0; head < task.num_heads(); ++head) {
         scratch.totals[head] = soften_row(scores + head * num_keys, num_keys);
     }
     for_tokens(task, values, [&](int64_t tile, const T* const* rows, int64_t count, NextRows<T>& next) {
+        const float* scales[DECODE_TILE];
+        values.find_scales(task.first_key() + tile, count, scales);
         for (int64_t head = 0; head < task.num_heads(); ++head) {
             next.fetch();
             __m512 sum[V];
@@ -135,7 +150,11 @@ void attend_one(const DecodeTask& task, const Cache<T>& keys, const Cache<T>& va
             }
             for (int64_t token = 0; token < count; ++token) {
                 const T* row = rows[token] + head / group * size;
-                const __m512 p = _mm512_set1_ps(scores[head * num_keys + tile + token]);
+                float weight = scores[head * num_keys + tile + token];
+                if constexpr (IS_SCALED<T>) {
+                    weight *= scales[token][head / group];
+                }
+                const __m512 p = _mm512_set1_ps(weight);
                 for (int v = 0; v < V; ++v) {
                     sum[v] = _mm512_fmadd_ps(p, load(row + v * LANES, mask[v]), sum[v]);
                 }
@@ -178,17 +197,19 @@ inline std::vector<AttentionTask> attention_tasks(const Shape& shape, const std:
     return tasks;
 }
 
-// `put(row, column, x, mask)` takes the results; `uses_amx` says whether AMX may multiply bfloat16.
+// `put(row, column, x, mask)` takes the results; `uses_amx` says whether AMX may multiply what is in bfloat16 or 8 bits.
 template <class T, class Put>
-void attend(const Shape& shape, const Segment& segment, const AttentionTask& task, const T* keys, const T* values,
-            const float* query, int64_t query_stride, AttentionScratch& scratch, bool uses_amx, Put&& put) {
-    const Cache<T> key_cache{keys + task.first_head * shape.head_size, shape, segment};
-    const Cache<T> value_cache{values + task.first_head * shape.head_size, shape, segment};
+void attend(const Shape& shape, const Segment& segment, const AttentionTask& task, Stored<const T> keys,
+            Stored<const T> values, const float* query, int64_t query_stride, AttentionScratch& scratch, bool uses_amx,
+            Put&& put) {
+    const Cache<T> key_cache{keys.from_head(task.first_head, shape), shape, segment};
+    const Cache<T> value_cache{values.from_head(task.first_head, shape), shape, segment};
     if (segment.num_queries > 1) {
         const QueryTile tile{task.first_head, task.first, task.count, shape.group()};
-        if constexpr (sizeof(T) == 2) {
+        if constexpr (sizeof(T) <= 2) {
             if (uses_amx && shape.head_size % KBLOCK == 0) {
-                return attend_tile<InTiles>(shape, segment, tile, key_cache, value_cache, query, query_stride, scratch, put);
+                return attend_tile<InTiles<T>>(shape, segment, tile, key_cache, value_cache, query, query_stride, scratch,
+                                               put);
             }
         }
         return attend_tile<InFloats<T>>(shape, segment, tile, key_cache, value_cache, query, query_stride, scratch, put);

@@ -27,26 +27,57 @@ struct Shape {
     int64_t first_key(int64_t position) const { return window ? std::max<int64_t>(0, position - window + 1) : 0; }
 };
 
-// Keys or values of one layer and head.
+// Keys or values of one layer, or what is left of them from some head on: entries, and in 8 bits the scale of each head.
+template <class T>
+struct Stored {
+    T* data;
+    float* scales;
+    Stored from_head(int64_t head, const Shape& shape) const {
+        return {data + head * shape.head_size, IS_SCALED<std::remove_const_t<T>> ? scales + head : nullptr};
+    }
+};
+
+// The same as one segment sees it, of one head.
 template <class T>
 struct Cache {
-    const T* data;
+    Stored<const T> stored;
     const Shape& shape;
     const Segment& segment;
 
     // Where the keys or values of `count` tokens from `first` on lie.
     void find(int64_t first, int64_t count, const T** rows) const {
-        const int64_t width = shape.num_kv_heads * shape.head_size;
+        find_rows(stored.data, shape.num_kv_heads * shape.head_size, first, count, rows);
+    }
+
+    // And their scales, if they have any.
+    void find_scales(int64_t first, int64_t count, const float** scales) const {
+        if constexpr (IS_SCALED<T>) {
+            find_rows(static_cast<const float*>(stored.scales), shape.num_kv_heads, first, count, scales);
+        }
+    }
+
+    template <class E>
+    void find_rows(const E* data, int64_t width, int64_t first, int64_t count, const E** rows) const {
         for (int64_t token = first; token < first + count;) {
             const int64_t block = token / shape.block_size, end = std::min(first + count, (block + 1) * shape.block_size);
             const int64_t id = segment.blocks ? segment.blocks[block] : segment.first_block + block;
-            const T* row = data + (id * shape.block_size + token % shape.block_size) * width;
+            const E* row = data + (id * shape.block_size + token % shape.block_size) * width;
             for (; token < end; ++token, row += width) {
                 *rows++ = row;
             }
         }
     }
 };
+
+// Sixteen entries, times the scale of their head if they have one.
+template <class T>
+__m512 load_entries(const T* from, [[maybe_unused]] const float* scale, __mmask16 mask = 0xFFFF) {
+    if constexpr (IS_SCALED<T>) {
+        return _mm512_mul_ps(load(from, mask), _mm512_set1_ps(*scale));
+    } else {
+        return load(from, mask);
+    }
+}
 
 // What one thread needs of its own.
 struct AttentionScratch {

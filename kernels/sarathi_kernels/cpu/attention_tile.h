@@ -64,38 +64,61 @@ template <class T>
 void copy_rows(const Cache<T>& from, int64_t first, int64_t count, float* to) {
     const int64_t size = from.shape.head_size;
     const T* rows[KEY_TILE];
+    const float* scales[KEY_TILE] = {};
     from.find(first, count, rows);
+    from.find_scales(first, count, scales);
     for (int64_t token = 0; token < count; ++token, to += size) {
         for (int64_t i = 0; i < size; i += LANES) {
-            store(to + i, load(rows[token] + i, lanes(size - i)), lanes(size - i));
+            store(to + i, load_entries(rows[token] + i, scales[token], lanes(size - i)), lanes(size - i));
         }
     }
 }
 
+// Sixteen entries in bfloat16, and thirty-two.
+inline __m256i load_bf16(const bf16* from, const float*) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+}
+
+template <class T>
+__m256i load_bf16(const T* from, const float* scale) {
+    return to_bf16(load_entries(from, scale));
+}
+
+template <class T>
+__m512i load_kblock(const T* from, const float* scale) {
+    return _mm512_inserti64x4(_mm512_castsi256_si512(load_bf16(from, scale)), load_bf16(from + LANES, scale), 1);
+}
+
 // Keys as the left side of a product by AMX.
-inline void copy_tiles(const Cache<bf16>& from, int64_t first, int64_t count, bf16* to) {
-    const bf16* rows[KEY_TILE];
+template <class T>
+void copy_tiles(const Cache<T>& from, int64_t first, int64_t count, bf16* to) {
+    const T* rows[KEY_TILE];
+    const float* scales[KEY_TILE] = {};
     from.find(first, count, rows);
+    from.find_scales(first, count, scales);
     for (int64_t i = 0; i < from.shape.head_size; i += KBLOCK) {
         for (int64_t token = 0; token < count; ++token) {
             bf16* place = to + in_tiles(token, i, from.shape.head_size);
-            _mm512_storeu_si512(place, _mm512_loadu_si512(rows[token] + i));
+            _mm512_storeu_si512(place, load_kblock(rows[token] + i, scales[token]));
         }
     }
 }
 
 // Values transposed, [head_size][KEY_TILE]; zero beyond `count` to the end of a tile, as what lies there may be no number.
-inline void transpose_tiles(const Cache<bf16>& from, int64_t first, int64_t count, bf16* to) {
-    const bf16* rows[KEY_TILE];
+template <class T>
+void transpose_tiles(const Cache<T>& from, int64_t first, int64_t count, bf16* to) {
+    const T* rows[KEY_TILE];
+    const float* scales[KEY_TILE] = {};
     from.find(first, count, rows);
+    from.find_scales(first, count, scales);
     for (int64_t token = 0; token < count; token += KBLOCK) {
         for (int64_t i = 0; i < from.shape.head_size; i += LANES) {
             __m512i pairs[LANES];
             for (int64_t pair = 0; pair < LANES; ++pair) {
                 const int64_t at = token + 2 * pair;
-                const __m256i low = _mm256_maskz_loadu_epi16(at < count ? 0xFFFF : 0, rows[std::min(at, count - 1)] + i);
+                const __m256i low = at < count ? load_bf16(rows[at] + i, scales[at]) : _mm256_setzero_si256();
                 const __m256i high =
-                    _mm256_maskz_loadu_epi16(at + 1 < count ? 0xFFFF : 0, rows[std::min(at + 1, count - 1)] + i);
+                    at + 1 < count ? load_bf16(rows[at + 1] + i, scales[at + 1]) : _mm256_setzero_si256();
                 pairs[pair] = _mm512_or_si512(_mm512_cvtepu16_epi32(low),
                                               _mm512_slli_epi32(_mm512_cvtepu16_epi32(high), 16));
             }
@@ -220,13 +243,14 @@ struct InFloats {
     static float* weights(AttentionScratch& scratch) { return scratch.scores.data(); }
 };
 
-// How bfloat16 is multiplied by AMX; heads have a multiple of 32 entries.
+// How bfloat16 is multiplied by AMX, from keys and values that are or become it; heads have a multiple of 32 entries.
+template <class T>
 struct InTiles {
     using Element = bf16;
-    static void load_keys(const Cache<bf16>& keys, int64_t first, int64_t count, bf16* to) {
+    static void load_keys(const Cache<T>& keys, int64_t first, int64_t count, bf16* to) {
         copy_tiles(keys, first, count, to);
     }
-    static void load_values(const Cache<bf16>& values, int64_t first, int64_t count, bf16* to) {
+    static void load_values(const Cache<T>& values, int64_t first, int64_t count, bf16* to) {
         transpose_tiles(values, first, count, to);
     }
     static void score(const bf16* keys, int64_t num_keys, const bf16* queries, int64_t size, float* scores) {

@@ -31,6 +31,47 @@ void run(const std::function<void(int)>& work, bool with_tiles) {
     });
 }
 
+template <class T>
+void forward(Decoder& decoder, const Batch& batch, int thread) {
+    switch (batch.kv_type) {
+        case INT8: return decoder.forward<T, int8_t>(batch, thread);
+        case FP8: return decoder.forward<T, fp8>(batch, thread);
+        default: return decoder.forward<T, T>(batch, thread);
+    }
+}
+
+// One layer's keys or values, as Python hands them over.
+struct Layered {
+    const void* data;
+    float* scales;
+    template <class T>
+    Stored<const T> as() const {
+        return {static_cast<const T*>(data), scales};
+    }
+};
+
+template <class T>
+void attend_all(const Shape& shape, const std::vector<Segment>& segments, const Layered& keys, const Layered& values,
+                const float* query, float* out, bool with_tiles) {
+    const std::vector<AttentionTask> tasks = attention_tasks(shape, segments, pool->size);
+    int64_t longest = 0;
+    for (const Segment& segment : segments) {
+        longest = std::max(longest, segment.kv_len);
+    }
+    const int64_t stride = shape.num_heads * shape.head_size;
+    run([&](int thread) {
+        AttentionScratch& scratch = scratches[thread];
+        scratch.reserve(shape, longest);
+        const auto put = [&](int64_t row, int64_t column, __m512 x, __mmask16 mask) {
+            store(out + row * stride + column, x, mask);
+        };
+        pool->share(static_cast<int64_t>(tasks.size()), [&](int64_t index) {
+            attend<T>(shape, segments[tasks[index].segment], tasks[index], keys.as<T>(), values.as<T>(), query, stride,
+                      scratch, with_tiles, put);
+        });
+    }, with_tiles);
+}
+
 }  // namespace
 
 extern "C" {
@@ -56,7 +97,7 @@ void sarathi_forward(void* made, const Batch* batch, const float* cosines, const
     decoder.model.sines = sines;
     decoder.prepare(*batch);
     const bool is_bf16 = decoder.model.is_bf16;
-    run([&](int thread) { is_bf16 ? decoder.forward<bf16>(*batch, thread) : decoder.forward<float>(*batch, thread); },
+    run([&](int thread) { is_bf16 ? forward<bf16>(decoder, *batch, thread) : forward<float>(decoder, *batch, thread); },
         is_bf16 && uses_amx);
 }
 
@@ -75,33 +116,23 @@ void sarathi_linear(const Linear* linear, int32_t is_bf16, const float* x, int64
         inputs.is_bf16);
 }
 
-// query and out [num_tokens, num_heads, head_size] float32; one layer's keys and values.
-void sarathi_attention(const Shape* shape, const Segment* segments, int64_t num_segments, int32_t is_bf16,
-                       const void* keys, const void* values, const float* query, float* out) {
+// query and out [num_tokens, num_heads, head_size] float32; one layer's keys and values, whose type `is_bf16` tells if it
+// is OWN; otherwise it says whether AMX may multiply them.
+void sarathi_attention(const Shape* shape, const Segment* segments, int64_t num_segments, int32_t is_bf16, int32_t kv_type,
+                       const void* keys, const void* values, float* key_scales, float* value_scales, const float* query,
+                       float* out) {
     const std::vector<Segment> all(segments, segments + num_segments);
-    const std::vector<AttentionTask> tasks = attention_tasks(*shape, all, pool->size);
-    int64_t longest = 0;
-    for (const Segment& segment : all) {
-        longest = std::max(longest, segment.kv_len);
+    const Layered of_keys{keys, key_scales}, of_values{values, value_scales};
+    const bool with_tiles = is_bf16 && uses_amx;
+    if (kv_type == INT8) {
+        attend_all<int8_t>(*shape, all, of_keys, of_values, query, out, with_tiles);
+    } else if (kv_type == FP8) {
+        attend_all<fp8>(*shape, all, of_keys, of_values, query, out, with_tiles);
+    } else if (is_bf16) {
+        attend_all<bf16>(*shape, all, of_keys, of_values, query, out, with_tiles);
+    } else {
+        attend_all<float>(*shape, all, of_keys, of_values, query, out, false);
     }
-    const int64_t stride = shape->num_heads * shape->head_size;
-    run([&](int thread) {
-        AttentionScratch& scratch = scratches[thread];
-        scratch.reserve(*shape, longest);
-        const auto put = [&](int64_t row, int64_t column, __m512 x, __mmask16 mask) {
-            store(out + row * stride + column, x, mask);
-        };
-        pool->share(static_cast<int64_t>(tasks.size()), [&](int64_t index) {
-            const Segment& segment = all[tasks[index].segment];
-            if (is_bf16) {
-                attend(*shape, segment, tasks[index], static_cast<const bf16*>(keys), static_cast<const bf16*>(values),
-                       query, stride, scratch, uses_amx, put);
-            } else {
-                attend(*shape, segment, tasks[index], static_cast<const float*>(keys),
-                       static_cast<const float*>(values), query, stride, scratch, false, put);
-            }
-        });
-    }, is_bf16 && uses_amx);
 }
 
 // The likeliest token of each row of logits; `nan_token` where one is not a number.

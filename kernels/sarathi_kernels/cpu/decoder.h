@@ -61,7 +61,8 @@ struct Decoder {
         tasks = attention_tasks(shape, segments, pool->size);
     }
 
-    template <class T>
+    // Of weights in T, and a cache in C.
+    template <class T, class C>
     void forward(const Batch& batch, int thread) {
         embed<T>(batch);
         int64_t rows = batch.num_tokens;
@@ -69,12 +70,12 @@ struct Decoder {
             const Layer& layer = model.layers[number];
             norm_rows(hidden.data(), rows, model.hidden_size, layer.attention_norm, normed);
             multiply_to(normed, rows, layer.qkv, model.is_bf16, heads.data(), heads_width(), false);
-            rotate_and_store<T>(layer, batch, number);
+            rotate_and_store<C>(layer, batch, number);
             if (number == model.num_layers - 1) {
                 rows = batch.num_emits;
                 pool->share(1, [&](int64_t) { gather(batch); });
             }
-            attend_all<T>(batch, number, thread);
+            attend_all<C>(batch, number, thread);
             multiply_to(attended, rows, layer.out, model.is_bf16, hidden.data(), model.hidden_size, true);
             norm_rows(hidden.data(), rows, model.hidden_size, layer.ffn_norm, normed);
             expand(normed, rows, layer.up, model, expanded);
@@ -98,20 +99,19 @@ struct Decoder {
     }
 
     template <class T>
-    T* of_layer(void* cache, const Batch& batch, int64_t layer) const {
-        return static_cast<T*>(cache) +
-               layer * batch.num_blocks * batch.block_size * shape.num_kv_heads * shape.head_size;
+    Stored<T> of_layer(void* cache, float* scales, const Batch& batch, int64_t layer) const {
+        const int64_t heads = layer * batch.num_blocks * batch.block_size * shape.num_kv_heads;
+        return {static_cast<T*>(cache) + heads * shape.head_size, IS_SCALED<T> ? scales + heads : nullptr};
     }
 
     template <class T>
     void rotate_and_store(const Layer& layer, const Batch& batch, int64_t number) {
         const int64_t size = shape.head_size, rotated = shape.num_heads + shape.num_kv_heads;
-        T* keys = of_layer<T>(batch.keys, batch, number);
-        T* values = of_layer<T>(batch.values, batch, number);
+        const Stored<T> keys = of_layer<T>(batch.keys, batch.key_scales, batch, number);
+        const Stored<T> values = of_layer<T>(batch.values, batch.value_scales, batch, number);
         pool->share((batch.num_tokens + 3) / 4, [&](int64_t task) {
             for (int64_t row = task * 4; row < std::min(batch.num_tokens, task * 4 + 4); ++row) {
                 float* head = heads.data() + row * heads_width();
-                const int64_t place = batch.slots[row] * shape.num_kv_heads * size;
                 const int64_t angle = batch.positions[row] * model.rotary_half;
                 for (int64_t i = 0; i < rotated; ++i) {
                     const Norm& norm = i < shape.num_heads ? layer.query_norm : layer.key_norm;
@@ -122,10 +122,25 @@ struct Decoder {
                     }
                     rotate(head + i * size, model.cosines + angle, model.sines + angle, model.rotary_half);
                 }
-                copy_row(head + shape.num_heads * size, shape.num_kv_heads * size, keys + place);
-                copy_row(head + rotated * size, shape.num_kv_heads * size, values + place);
+                put_heads(head + shape.num_heads * size, batch.slots[row], keys);
+                put_heads(head + rotated * size, batch.slots[row], values);
             }
         });
+    }
+
+    // The keys or values of one token, at its slot.
+    template <class T>
+    void put_heads(const float* heads, int64_t slot, const Stored<T>& cache) const {
+        const int64_t width = shape.num_kv_heads * shape.head_size;
+        if constexpr (IS_SCALED<T>) {
+            for (int64_t head = 0; head < shape.num_kv_heads; ++head) {
+                const int64_t column = head * shape.head_size;
+                cache.scales[slot * shape.num_kv_heads + head] =
+                    quantize_row(heads + column, shape.head_size, cache.data + slot * width + column);
+            }
+        } else {
+            copy_row(heads, width, cache.data + slot * width);
+        }
     }
 
     // Emitting rows come first, in their order; they may be asked for in any, and more than once.
@@ -151,12 +166,13 @@ struct Decoder {
 
     template <class T>
     void attend_all(const Batch& batch, int64_t number, int thread) {
-        const T* keys = of_layer<T>(batch.keys, batch, number);
-        const T* values = of_layer<T>(batch.values, batch, number);
+        const Stored<T> keys = of_layer<T>(batch.keys, batch.key_scales, batch, number);
+        const Stored<T> values = of_layer<T>(batch.values, batch.value_scales, batch, number);
         pool->share(static_cast<int64_t>(tasks.size()), [&](int64_t index) {
             const AttentionTask& task = tasks[index];
             const Segment& segment = segments[task.segment];
-            attend(shape, segment, task, keys, values, heads.data(), heads_width(), scratches[thread], attended.is_bf16,
+            attend<T>(shape, segment, task, {keys.data, keys.scales}, {values.data, values.scales}, heads.data(),
+                      heads_width(), scratches[thread], attended.is_bf16,
                    [&](int64_t row, int64_t column, __m512 x, __mmask16 mask) { attended.put(row, column, x, mask); });
         });
     }

@@ -14,8 +14,10 @@ from torch import Tensor
 from sarathi_kernels.attention import Segment
 from sarathi_kernels.cpu.build import build
 from sarathi_kernels.cpu.packing import PackedLinear
+from sarathi_kernels.kv_cache import Cache, QuantizedCache
 
 MAX_HEAD_SIZE = 256
+KV_TYPES = (None, torch.int8, torch.float8_e4m3fn)  # numbered as in `structures.h`
 
 
 class LinearStruct(Structure):
@@ -89,11 +91,11 @@ class BatchStruct(Structure):
         *((name, c_void_p) for name in ("token_ids", "positions", "slots", "emit_rows")),
         ("segments", POINTER(SegmentStruct)),
         *((name, c_int64) for name in ("num_tokens", "num_segments", "num_emits")),
-        ("keys", c_void_p),
-        ("values", c_void_p),
+        *((name, c_void_p) for name in ("keys", "values", "key_scales", "value_scales")),
         ("num_blocks", c_int64),
         ("block_size", c_int64),
         ("logits", c_void_p),
+        ("kv_type", c_int32),
     )
 
 
@@ -105,7 +107,7 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "sarathi_linear": (None, (POINTER(LinearStruct), c_int32, c_void_p, c_int64, c_void_p)),
     "sarathi_attention": (
         None,
-        (POINTER(ShapeStruct), POINTER(SegmentStruct), c_int64, c_int32, c_void_p, c_void_p, c_void_p, c_void_p),
+        (POINTER(ShapeStruct), POINTER(SegmentStruct), c_int64, c_int32, c_int32, *(c_void_p,) * 6),
     ),
     "sarathi_greedy": (None, (c_void_p, c_int64, c_int64, c_int64, c_void_p)),
 }
@@ -130,10 +132,11 @@ def start(num_threads: int, *, allows_amx: bool = True) -> bool:
 
 def linear_struct(linear: PackedLinear) -> LinearStruct:
     """Valid as long as `linear`."""
-    return LinearStruct(linear.weight.data_ptr(), _address(linear.bias), linear.in_features, linear.out_features)
+    return LinearStruct(linear.weight.data_ptr(), address(linear.bias), linear.in_features, linear.out_features)
 
 
-def _address(tensor: Tensor | None) -> int | None:
+def address(tensor: Tensor | None) -> int | None:
+    """Where `tensor` lies in memory, null for none."""
     return None if tensor is None else tensor.data_ptr()
 
 
@@ -168,17 +171,21 @@ def linear(x: Tensor, weight: PackedLinear) -> Tensor:
 
 def attention(
     query: Tensor,  # [num_tokens, num_heads, head_size]
-    keys: Tensor,  # [num_blocks, block_size, num_kv_heads, head_size], float32 or bfloat16
-    values: Tensor,
+    keys: Cache,  # [num_blocks, block_size, num_kv_heads, head_size], float32, bfloat16 or 8 bits
+    values: Cache,
     segments: Sequence[Segment],
     scale: float,
     sliding_window: int | None,
 ) -> Tensor:
-    """`attention.paged_attention`, without masks; [num_tokens, num_heads, head_size] of the query's dtype."""
+    """`attention.paged_attention`, without masks; [num_tokens, num_heads, head_size] of the query's dtype.
+
+    With AMX a cache in 8 bits is multiplied as bfloat16 if the query is of it. Raises ValueError for other shapes.
+    """
     num_heads, head_size = query.shape[1:]
     if head_size > MAX_HEAD_SIZE or num_heads % keys.shape[2] or keys.shape[3] != head_size:
         raise ValueError(f"query {tuple(query.shape)} does not match the cache {tuple(keys.shape)}")
-    if not keys.is_contiguous() or not values.is_contiguous():
+    (key_data, key_scales), (value_data, value_scales) = _parts(keys), _parts(values)
+    if not all(t.is_contiguous() for t in (key_data, value_data, key_scales, value_scales) if t is not None):
         raise ValueError("one layer's cache lies in one piece")
     taken = query.float().contiguous()
     out = torch.empty_like(taken)
@@ -188,13 +195,25 @@ def attention(
         byref(shape),
         structs,
         len(structs),
-        keys.dtype == torch.bfloat16,
-        keys.data_ptr(),
-        values.data_ptr(),
+        (query if key_data.dtype in KV_TYPES else key_data).dtype == torch.bfloat16,
+        kv_type(key_data.dtype),
+        key_data.data_ptr(),
+        value_data.data_ptr(),
+        address(key_scales),
+        address(value_scales),
         taken.data_ptr(),
         out.data_ptr(),
     )
     return out.to(query.dtype)
+
+
+def _parts(cache: Cache) -> tuple[Tensor, Tensor | None]:
+    return (cache.data, cache.scales) if isinstance(cache, QuantizedCache) else (cache, None)
+
+
+def kv_type(dtype: torch.dtype) -> int:
+    """The number that `structures.h` has for a cache of `dtype`: zero for all that is not in 8 bits."""
+    return KV_TYPES.index(dtype) if dtype in KV_TYPES else 0
 
 
 def greedy(logits: Tensor, nan_token: int) -> Tensor:

@@ -52,6 +52,24 @@ inline void rotate(float* head, const float* cosines, const float* sines, int64_
     }
 }
 
+// A head in 8 bits: the multiples of the scale that is returned, which is no number if an entry is not finite.
+template <class T>
+float quantize_row(const float* from, int64_t size, T* to) {
+    __m512 most = _mm512_setzero_ps(), poison = _mm512_setzero_ps();
+    for (int64_t i = 0; i < size; i += LANES) {
+        const __m512 x = load(from + i, lanes(size - i));
+        most = _mm512_max_ps(_mm512_abs_ps(x), most);
+        poison = _mm512_fmadd_ps(x, _mm512_setzero_ps(), poison);
+    }
+    const float scale = _mm512_reduce_max_ps(most) / LARGEST<T> + _mm512_reduce_add_ps(poison);
+    const __m512 inverse = _mm512_set1_ps(scale > 0 ? 1 / scale : 0.0f);
+    for (int64_t i = 0; i < size; i += LANES) {
+        const __mmask16 mask = lanes(size - i);
+        store(to + i, _mm512_mul_ps(load(from + i, mask), inverse), mask);
+    }
+    return scale;
+}
+
 template <class T>
 void copy_row(const float* from, int64_t size, T* to) {
     for (int64_t i = 0; i < size; i += LANES) {

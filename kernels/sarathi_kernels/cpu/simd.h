@@ -11,6 +11,7 @@
 #include <cstring>
 #include <initializer_list>
 #include <new>
+#include <type_traits>
 #include <vector>
 
 namespace sarathi {
@@ -75,6 +76,44 @@ inline __m512i to_bf16_pairs(__m512 first, __m512 second) {
 }
 
 inline void store(bf16* to, __m512 x, __mmask16 mask = 0xFFFF) { _mm256_mask_storeu_epi16(to, mask, to_bf16(x)); }
+
+// The elements of an 8-bit cache: int8_t, and e4m3, which has four bits for its exponent, three behind the point and no
+// infinity. What they are multiplied by, the scale of their head, lies elsewhere.
+struct fp8 {
+    uint8_t bits;
+};
+
+template <class T>
+inline constexpr bool IS_SCALED = std::is_same_v<T, int8_t> || std::is_same_v<T, fp8>;
+template <class T>
+inline constexpr float LARGEST = std::is_same_v<T, fp8> ? 448.0f : 127.0f;  // what a head's largest entry becomes
+
+inline __m512 load(const int8_t* from, __mmask16 mask = 0xFFFF) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(mask, from)));
+}
+
+// Read as float16, whose exponent begins 8 below e4m3's: then all but the size is right.
+inline __m512 load(const fp8* from, __mmask16 mask = 0xFFFF) {
+    const __m256i wide = _mm256_cvtepu8_epi16(_mm_maskz_loadu_epi8(mask, from));
+    const __m256i sign = _mm256_slli_epi16(_mm256_and_si256(wide, _mm256_set1_epi16(0x80)), 8);
+    const __m256i rest = _mm256_slli_epi16(_mm256_and_si256(wide, _mm256_set1_epi16(0x7F)), 7);
+    return _mm512_mul_ps(_mm512_cvtph_ps(_mm256_or_si256(sign, rest)), _mm512_set1_ps(256.0f));
+}
+
+inline void store(int8_t* to, __m512 x, __mmask16 mask = 0xFFFF) {
+    _mm512_mask_cvtsepi32_storeu_epi8(to, mask, _mm512_cvtps_epi32(x));
+}
+
+// To the nearest, ties to even. At 2^-120 of its size, a float's exponent is e4m3's own, below the least one too.
+inline void store(fp8* to, __m512 x, __mmask16 mask = 0xFFFF) {
+    const __m512i raw = _mm512_castps_si512(_mm512_mul_ps(x, _mm512_set1_ps(0x1p-120f)));
+    const __m512i size = _mm512_and_epi32(raw, _mm512_set1_epi32(0x7FFFFFFF));
+    const __m512i odd = _mm512_and_epi32(_mm512_srli_epi32(size, 20), _mm512_set1_epi32(1));
+    const __m512i sum = _mm512_add_epi32(size, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFFF)));
+    const __m512i bits = _mm512_min_epu32(_mm512_srli_epi32(sum, 20), _mm512_set1_epi32(0x7E));  // 448; beyond is NaN
+    const __m512i sign = _mm512_and_epi32(_mm512_srli_epi32(raw, 24), _mm512_set1_epi32(0x80));
+    _mm512_mask_cvtepi32_storeu_epi8(to, mask, _mm512_or_epi32(bits, sign));
+}
 
 // 2^x by a polynomial of so high a degree: 6 is about float's precision, 4 more than bfloat16's. NaN stays NaN, and what
 // is below float's range, -infinity too, gives 0.

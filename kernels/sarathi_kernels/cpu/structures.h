@@ -40,10 +40,13 @@ struct Batch {
     const Segment* segments;
     int64_t num_tokens, num_segments, num_emits;
     void *keys, *values;  // [layers, blocks, block_size, kv_heads, head_size]
+    float *key_scales, *value_scales;  // [layers, blocks, block_size, kv_heads], or null
     int64_t num_blocks, block_size;
     float* logits;  // [num_emits, vocab_size]
+    int32_t kv_type;
 };
 
 enum Activation { SILU, GELU, GELU_TANH };
+enum KvType { OWN, INT8, FP8 };  // OWN: the model's
 
 }  // namespace sarathi

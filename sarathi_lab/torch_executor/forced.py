@@ -1,0 +1,106 @@
+"""Given tokens through the engine's inputs, cut and batched as a run would: what the model says of every next one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sarathi_lab.block_manager import BlockManager
+from sarathi_lab.request import Batch, Request
+from sarathi_lab.request import Sequence as EngineSequence
+from sarathi_lab.torch_executor.executor import TorchExecutor
+
+Tokens = NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """How a text is prefilled: a first chunk of `offset` tokens (0: none), then chunks of `chunk`.
+
+    With `prefix_hit` its first half, in whole blocks, is another sequence's, which has computed it in one piece: the
+    text's block table begins with the other's blocks, as prefix caching would have it, and its chunks begin behind.
+    """
+
+    chunk: int
+    offset: int = 0
+    prefix_hit: bool = False
+
+    def of(self, start: int, length: int) -> Iterator[tuple[int, int]]:
+        """Start and number of tokens of each chunk of the tokens `start` to `length`."""
+        size = self.offset or self.chunk
+        while start < length:
+            num_tokens = min(size, length - start)
+            yield start, num_tokens
+            start, size = start + num_tokens, self.chunk
+
+
+def blocks_needed(length: int, num_mates: int, block_size: int) -> int:
+    """Cache blocks for a text of `length` tokens, the sequence whose prefix it shares, and its mates."""
+    return (2 + num_mates) * -(-length // block_size)
+
+
+@torch.inference_mode()
+def forced_logits(executor: TorchExecutor, tokens: Tokens, cuts: Cuts, mates: Sequence[Tokens] = ()) -> Tensor:
+    """Logits [rows, vocab_size] in float32 behind each of the last `rows` tokens: those that no prefix hit spared.
+
+    Every batch also has the next token of each of the `mates`, texts of at least the same length that have been
+    prefilled to their first half, as a decode beside the chunk. The cache must hold `blocks_needed`.
+    """
+    blocks = BlockManager(executor.num_blocks, executor.block_size)
+    half = len(tokens) // 2
+    decodes = [_sequence(mate, number + 1, blocks) for number, mate in enumerate(mates)]
+    for decode in decodes:
+        _compute(executor, decode, half)
+    text = _sequence(tokens, 0, blocks)
+    start = _share_prefix(executor, text, tokens, blocks) if cuts.prefix_hit else 0
+    rows = []
+    for first, num_tokens in cuts.of(start, len(tokens)):
+        text.num_computed, text.in_flight = first, False
+        batch = Batch()
+        for decode in decodes:
+            decode.in_flight = False
+            batch.add(decode, 1)
+        batch.add(text, num_tokens)
+        rows.append(_logits(executor, batch, num_tokens))
+        for decode in decodes:
+            decode.num_computed = min(decode.num_computed + 1, len(tokens) - 1)
+    return torch.cat(rows)
+
+
+def _sequence(tokens: Tokens, number: int, blocks: BlockManager) -> EngineSequence:
+    sequence = EngineSequence(Request(number, 0.0, len(tokens), 1, tokens), order=number)
+    if not blocks.grow(sequence, len(tokens)):
+        raise ValueError(f"the cache does not hold {len(tokens)} more tokens; it takes `blocks_needed`")
+    return sequence
+
+
+def _compute(executor: TorchExecutor, sequence: EngineSequence, num_tokens: int) -> None:
+    """Prefill the first `num_tokens` tokens at once."""
+    batch = Batch()
+    batch.add(sequence, num_tokens)
+    _logits(executor, batch, 1)
+    sequence.num_computed, sequence.in_flight = num_tokens, False
+
+
+def _share_prefix(executor: TorchExecutor, text: EngineSequence, tokens: Tokens, blocks: BlockManager) -> int:
+    """Let the first half of `text` be in blocks that another sequence filled; returns its tokens."""
+    num_blocks = len(tokens) // 2 // executor.block_size
+    if num_blocks == 0:
+        raise ValueError(f"the first half of {len(tokens)} tokens has no whole block of {executor.block_size}")
+    other = _sequence(tokens, -1, blocks)
+    _compute(executor, other, num_blocks * executor.block_size)
+    text.block_ids[:num_blocks] = other.block_ids[:num_blocks]
+    text.blocks_are_neighbours = False
+    return num_blocks * executor.block_size
+
+
+def _logits(executor: TorchExecutor, batch: Batch, num_rows: int) -> Tensor:
+    """Of the last `num_rows` rows of `batch`."""
+    inputs = executor.packed(batch)
+    rows = torch.arange(batch.num_tokens - num_rows, batch.num_tokens, device=executor.model.device)
+    return executor.model(replace(inputs, emit_rows=rows), executor.cache).float()
