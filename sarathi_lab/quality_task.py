@@ -49,8 +49,8 @@ class Quality:
     has_runs: ClassVar[bool] = False
     text: str | None = None
     num_texts: int = 4
-    length: int = 512
-    chunks: Sequence[int] = (16, 64, 256, 512)
+    length: int = 256
+    chunks: Sequence[int] = (16, 64, 256)
     offsets: Sequence[int] = (0, 5)
     prefix_hits: Sequence[bool] = (False, True)
     mates: Sequence[int] = (0, 3)
@@ -59,7 +59,7 @@ class Quality:
 
     def __post_init__(self) -> None:
         require_int("task.num_texts", self.num_texts, 1, "use a small number such as 4")
-        require_int("task.length", self.length, 4 * BLOCK_SIZE, "use the tokens of a piece, such as 512")
+        require_int("task.length", self.length, 4 * BLOCK_SIZE, "use the tokens of a piece, such as 256")
         for name, check in self._axes().items():
             values = getattr(self, name)
             if not isinstance(values, Sequence) or isinstance(values, str) or not values:
@@ -205,7 +205,7 @@ def _print(table: pd.DataFrame) -> None:
     for heading in ("KV cache", "B/token", "NLL", "increase", "mean KL", "worst KL", "same token", "worst cell"):
         shown.add_column(heading, justify="left" if heading in ("KV cache", "worst cell") else "right")
     for kv_dtype, rows in table.groupby("kv_dtype", sort=False):
-        worst = rows.loc[rows.kl.idxmax()]
+        worst = rows.sort_values("kl").iloc[-1]
         cell = f"chunk {worst.chunk}, offset {worst.offset}, mates {worst.num_mates}"
         cell += ", prefix hit" if worst.prefix_hit else ""
         shown.add_row(
@@ -227,7 +227,7 @@ def _write(cfg: DictConfig, place: Place, table: pd.DataFrame, where: str) -> No
     OmegaConf.save(OmegaConf.create(resolved(cfg)), place.run_dir / "config.yaml")
     table.to_csv(place.run_dir / f"{EXPERIMENT}.csv", index=False, float_format="%.6g")
     tracker: Tracker = build(cfg.tracking)
-    tags = [EXPERIMENT, *table.iloc[0][["model", "dtype"]]]
+    tags = [EXPERIMENT, str(table.model.iloc[0]), str(table["dtype"].iloc[0])]
     config = {"task": "quality", "where": where, "settings": resolved(cfg)}
     with tracker.run(name=place.name, group=place.group, job_type=EXPERIMENT, tags=tags, config=config) as tracked:
         means = table.groupby("kv_dtype")[["nll_increase", "kl", "top1_agreement"]].mean()

@@ -21,6 +21,7 @@ KERNEL_TESTS = {
     "test_hybrid_attention",
     "test_kernel_executor",
     "test_nll",
+    "test_quantized_kernels",
     "test_tiled_matmul",
 }
 

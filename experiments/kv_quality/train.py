@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from sarathi_lab.torch_executor.device import has_fast_path
+
 OUT = Path("outputs") / "kv_quality" / "byte-llama"
 HELD_OUT = 10  # every so many files
 HELD_OUT_BYTES = 1 << 16  # of them that are kept beside the weights
@@ -32,14 +34,14 @@ WARM_UP = 0.05  # of the steps
 class Recipe:
     """The model's shape, and its training: `steps` of `batch` pieces of `length` bytes."""
 
-    hidden_size: int = 256
+    hidden_size: int = 192
     num_layers: int = 4
-    num_heads: int = 4
-    num_kv_heads: int = 2
-    ffn_size: int = 640
-    length: int = 512
-    batch: int = 8
-    steps: int = 500
+    num_heads: int = 3
+    num_kv_heads: int = 1
+    ffn_size: int = 512
+    length: int = 256
+    batch: int = 4
+    steps: int = 1500
     learning_rate: float = 3e-3
     seed: int = 0
 
@@ -52,7 +54,7 @@ class Recipe:
             num_attention_heads=self.num_heads,
             num_key_value_heads=self.num_kv_heads,
             intermediate_size=self.ffn_size,
-            max_position_embeddings=2 * self.length,
+            max_position_embeddings=4 * self.length,
             tie_word_embeddings=False,
             bos_token_id=None,
             eos_token_id=None,
@@ -79,14 +81,18 @@ def train(recipe: Recipe, directory: Path) -> float:
     rng, begun = np.random.default_rng(recipe.seed), time.perf_counter()
     model.train()
     for step in range(recipe.steps):
-        loss = _loss(model, _pieces(text, recipe, rng))
+        with torch.autocast("cpu", torch.bfloat16, enabled=has_fast_path(torch.bfloat16)):
+            loss = _loss(model, _pieces(text, recipe, rng))
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         optimizer.step()
         schedule.step()
         if step % 50 == 49:
-            print(f"step {step + 1}/{recipe.steps}: {loss.item():.3f} nats a byte, {time.perf_counter() - begun:.0f} s")
+            print(
+                f"step {step + 1}/{recipe.steps}: {loss.item():.3f} nats a byte, {time.perf_counter() - begun:.0f} s",
+                flush=True,
+            )
     model.eval()
     with torch.inference_mode():
         reached = float(_loss(model, _pieces(held_out, recipe, np.random.default_rng(1))))
@@ -113,6 +119,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=Recipe.steps)
     options = parser.parse_args()
     recipe = Recipe(steps=options.steps)
+    torch.set_num_threads(1)  # sums in one order, whatever the machine
     reached = train(recipe, options.out)
     count = sum(weight.numel() for weight in LlamaForCausalLM.from_pretrained(options.out).parameters())
     print(f"{count / 1e6:.2f} M parameters, {reached:.3f} nats a held-out byte; in {options.out}")

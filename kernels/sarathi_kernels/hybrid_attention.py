@@ -131,14 +131,14 @@ def fused_kernel(
         )  # fmt: skip
 
 
-def fused_config(chip: Chip, head_size: int, dtype: torch.dtype) -> PrefillConfig:
+def fused_config(chip: Chip, head_size: int, dtype: torch.dtype, *, is_8_bit: bool = False) -> PrefillConfig:
     """Tiles such that two programs fit on a multiprocessor, one of which may work on a decode."""
     wide = head_size > 128
     if dtype == torch.float32:
         return prefill.prefill_config(chip, head_size, dtype, 64)
     if chip.shared_memory >= LARGE_SHARED_MEMORY:
-        return PrefillConfig(64, 32 if wide else 64, num_warps=4, num_stages=2 if wide else 3)
-    return PrefillConfig(32 if wide else 64, 32, num_warps=4, num_stages=2)
+        return PrefillConfig(64, 32 if wide or is_8_bit else 64, num_warps=4, num_stages=2 if wide else 3)
+    return PrefillConfig(32 if wide else 64, 16 if is_8_bit else 32, num_warps=4, num_stages=2)
 
 
 def hybrid_attention(
@@ -214,7 +214,7 @@ def _attend_fused(
     block_size, num_kv_heads = key_cache.shape[1:3]
     group = num_heads // num_kv_heads
     chip = chip_of(query.device)
-    tile = fused_config(chip, head_size, query.dtype)
+    tile = fused_config(chip, head_size, query.dtype, is_8_bit=key_scales is not None)
     part = decode_config(chip, head_size, query.dtype, group)
     tile_parts = plan.tile_rows // tile.block_m
     scratch = make_scratch(query, plan)

@@ -94,11 +94,12 @@ class PrefillConfig:
 
 
 def prefill_config(
-    chip: Chip, head_size: int, dtype: torch.dtype, tile_rows: int, *, has_window: bool = False
+    chip: Chip, head_size: int, dtype: torch.dtype, tile_rows: int, *, has_window: bool = False, is_8_bit: bool = False
 ) -> PrefillConfig:
     """The configuration for tiles of `tile_rows` queries; its block_m divides them.
 
-    Chosen such that nothing spills and the stages fit the chip's shared memory; compiled, not yet measured.
+    Chosen such that nothing spills and the stages fit the chip's shared memory; compiled, not yet measured. What a cache
+    `is_8_bit` is converted in takes registers, so that half as many keys are worked on at a time.
     """
     wide = head_size > 128
     if dtype == torch.float32:  # matrix products without tensor cores: only their registers count
@@ -106,11 +107,12 @@ def prefill_config(
     block_m = min(tile_rows, 64 if wide else 128)
     num_warps = 8 if block_m == 128 or wide else 4
     if chip.shared_memory >= LARGE_SHARED_MEMORY:
-        return PrefillConfig(block_m, 64 if wide or block_m == 64 else 128, num_warps, num_stages=3)
+        block_n = 64 if wide or block_m == 64 else 128
+        return PrefillConfig(block_m, block_n // 2 if is_8_bit else block_n, num_warps, num_stages=3)
     # Without wgmma, the pipeline holds a second tile of keys and values from five stages on.
     block_n = 32 if num_warps == 4 or wide or has_window else 64
-    num_stages = 2 if wide and chip.shared_memory < SMALL_SHARED_MEMORY else 5
-    return PrefillConfig(block_m, block_n, num_warps, num_stages)
+    num_stages = 2 if wide and chip.shared_memory < SMALL_SHARED_MEMORY else 3 if is_8_bit else 5
+    return PrefillConfig(block_m, block_n // 2 if is_8_bit else block_n, num_warps, num_stages)
 
 
 def describe_cache(cache: Tensor, block_n: int) -> TensorDescriptor:
@@ -169,8 +171,8 @@ def prefill_attention(
     num_heads, head_size = query.shape[1:]
     block_size, num_kv_heads = key_cache.shape[1:3]
     if config is None:
-        has_window = sliding_window is not None
-        config = prefill_config(chip_of(query.device), head_size, query.dtype, plan.tile_rows, has_window=has_window)
+        kind = {"has_window": sliding_window is not None, "is_8_bit": key_scales is not None}
+        config = prefill_config(chip_of(query.device), head_size, query.dtype, plan.tile_rows, **kind)
     tile_parts = plan.tile_rows // config.block_m
     num_entries = plan.num_tiles * tile_parts + (plan.num_decodes if with_decodes else 0)
     if num_entries == 0:
