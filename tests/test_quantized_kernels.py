@@ -1,4 +1,4 @@
-"""The Triton kernels on a cache in 8 bits, interpreted or on a GPU: against attention to what it holds, by definition."""
+"""The Triton kernels on a cache in 8 bits, interpreted or on a GPU: against attention by its definition."""
 
 from __future__ import annotations
 
