@@ -98,8 +98,8 @@ def prefill_config(
 ) -> PrefillConfig:
     """The configuration for tiles of `tile_rows` queries; its block_m divides them.
 
-    Chosen such that nothing spills and the stages fit the chip's shared memory; compiled, not yet measured. What a cache
-    `is_8_bit` is converted in takes registers, so that half as many keys are worked on at a time.
+    Chosen such that nothing spills and the stages fit the chip's shared memory; compiled, not yet measured. To convert
+    a cache that `is_8_bit` takes registers, so that fewer keys are worked on at a time.
     """
     wide = head_size > 128
     if dtype == torch.float32:  # matrix products without tensor cores: only their registers count
@@ -110,9 +110,9 @@ def prefill_config(
         block_n = 64 if wide or block_m == 64 else 128
         return PrefillConfig(block_m, block_n // 2 if is_8_bit else block_n, num_warps, num_stages=3)
     # Without wgmma, the pipeline holds a second tile of keys and values from five stages on.
-    block_n = 32 if num_warps == 4 or wide or has_window else 64
-    num_stages = 2 if wide and chip.shared_memory < SMALL_SHARED_MEMORY else 3 if is_8_bit else 5
-    return PrefillConfig(block_m, block_n // 2 if is_8_bit else block_n, num_warps, num_stages)
+    block_n = 16 if is_8_bit else 32 if num_warps == 4 or wide or has_window else 64
+    num_stages = 2 if wide and chip.shared_memory < SMALL_SHARED_MEMORY else 5
+    return PrefillConfig(block_m, block_n, num_warps, num_stages)
 
 
 def describe_cache(cache: Tensor, block_n: int) -> TensorDescriptor:
