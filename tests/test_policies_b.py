@@ -305,12 +305,12 @@ class TestLightLLM:
             [(0, 0, 4), (1, 0, 4)],
             [(0, 4, 2), (1, 4, 2)],  # nothing to decode
             [(0, 6, 1), (1, 6, 1)],
-            [(0, 7, 1)],  # the third turn
-            [(0, 8, 1)],  # the fourth, which has prompts at its end
-            [(2, 0, 4)],
+            [(0, 7, 1)],  # nobody waits at the end of the third turn
+            [(0, 8, 1)],  # the fourth may not begin any
+            [(2, 0, 4)],  # the fifth may
             [(0, 9, 1)],
+            [(2, 4, 2)],  # and goes on in the next
             [(0, 10, 1)],
-            [(2, 4, 2)],
         ]
 
     def test_router_max_wait_tokens_is_how_long_a_prompt_waits(self):
@@ -326,11 +326,11 @@ class TestLightLLM:
         assert schedule(half, requests) == schedule(self.POLICY, requests)
 
     def test_the_estimated_peak_must_stay_below_the_cache(self):
-        # Each lives 7 turns for its prompt, 3 for its output and 6 to spare, and holds 5: together 2 x 16 + 2 x 5 = 42.
+        # Each lives 1 turn for its prompt, 3 for its output and 6 to spare, and holds 5: together 2 x 10 + 2 x 5 = 30.
         requests = requests_of((4, 4), (4, 4))
         policy = LightLLM(batch_max_tokens=16)
-        assert schedule(policy, requests, num_blocks=21, block_size=2)[0] == [(0, 0, 4)]
-        assert schedule(policy, requests, num_blocks=22, block_size=2)[0] == [(0, 0, 4), (1, 0, 4)]
+        assert schedule(policy, requests, num_blocks=15, block_size=2)[0] == [(0, 0, 4)]
+        assert schedule(policy, requests, num_blocks=16, block_size=2)[0] == [(0, 0, 4), (1, 0, 4)]
 
 
 def test_turbomind_adds_decodes_on_top_of_its_prompts():

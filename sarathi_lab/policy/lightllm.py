@@ -18,17 +18,17 @@ _SPARE_TOKENS = 6  # what the original adds to each request's expected output, A
 
 @dataclass(frozen=True)
 class LightLLM(Policy):
-    """Two forwards by turns, never one: all decodes, then prompts, which every `router_max_wait_tokens`-th turn has.
+    """Two forwards by turns, never one: all decodes, then the prompts that have begun.
 
-    Without decodes every turn is one of prompts. Each prompt gets at most `chunked_prefill_size` tokens of a forward
-    (None: half of `batch_max_tokens`). A turn of prompts begins new ones in order, as long as the first pieces of all
+    Each prompt gets at most `chunked_prefill_size` tokens of a forward (None: half of `batch_max_tokens`). Every
+    `router_max_wait_tokens`-th turn, or when nothing runs, new ones begin in order, as long as the first pieces of all
     prompts and the decodes are at most `batch_max_tokens`, and the estimated peak of cached tokens stays below the
     cache: with requests sorted by how long they will still live, longest first, the largest over i of (life of the
     i-th) x i + tokens held by the first i.
 
     Read in `req_queue/chunked_prefill/impl.py`, `core/objs/req.py` and `mode_backend/chunked_prefill/impl.py` of 2025;
-    defaults there: 6 turns, pieces of 4096 tokens, `batch_max_tokens` twice that plus 256. Deviations: one counter
-    stands for the router's and the backend's; outputs count in full, as in its busy state; nothing is estimated while
+    defaults there: 6 turns, pieces of 4096 tokens, `batch_max_tokens` twice that plus 256. Deviations: its backend may
+    hold the forwards of prompts back for as many turns as well, which is left out; outputs count in full, as in its busy state; nothing is estimated while
     nothing runs, so that a request as large as the cache starts.
     """
 
@@ -54,38 +54,34 @@ class LightLLM(Policy):
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         memory = scheduler.memory
-        turn = memory.get("turn", 0)
         if memory.get("has_decoded"):  # the second half of a turn
-            has_admitted = turn % self.router_max_wait_tokens == 0 and self._add_prompts(batch, scheduler)
-            turn += 1
-            if batch.chunks:
-                memory.update(turn=1 if has_admitted else turn, has_decoded=False)
-                return
-        scheduler.add_decodes(batch)
-        scheduler.swap_in(batch, self.batch_max_tokens)
-        if batch.chunks:
-            memory.update(turn=turn, has_decoded=True)
-            return
-        has_admitted = self._add_prompts(batch, scheduler)
-        if batch.chunks:
-            memory.update(turn=1 if has_admitted else turn + 1, has_decoded=False)
+            memory["has_decoded"] = False
+            self._run_prompts(batch, scheduler)
+        if not batch.chunks:
+            scheduler.add_decodes(batch)
+            scheduler.swap_in(batch, self.batch_max_tokens)
+            memory["has_decoded"] = bool(batch.chunks)
+        if not batch.chunks:
+            self._run_prompts(batch, scheduler)
 
-    def _add_prompts(self, batch: Batch, scheduler: Scheduler) -> bool:
-        """Continue prompts and begin new ones; returns whether any was begun."""
-        piece = self._piece
+    def _run_prompts(self, batch: Batch, scheduler: Scheduler) -> None:
+        """Continue prompts, and begin new ones in the turns that may."""
+        memory, piece = scheduler.memory, self._piece
+        turn = memory.get("turn", 0)
+        may_begin = turn % self.router_max_wait_tokens == 0 or not scheduler.running
         needed = sum(min(sequence.num_pending, piece) for sequence in scheduler.running)
         scheduler.continue_prefills(batch, self.batch_max_tokens, size=lambda sequence, left: min(left, piece))
         loads = [self._load(sequence) for sequence in scheduler.running]
-        num_continued = len(batch)
-        while scheduler.waiting and not scheduler.swapped:
+        memory["turn"] = turn + 1
+        while may_begin and scheduler.waiting and not scheduler.swapped:
             sequence = scheduler.waiting[0]
             num_tokens = min(sequence.num_pending, piece)
             needed += num_tokens
             loads.append(self._load(sequence))
             fits = not scheduler.running or _peak(loads) < scheduler.blocks.num_blocks * scheduler.blocks.block_size
             if not fits or needed > self.batch_max_tokens or not scheduler.enter(batch, sequence, num_tokens):
-                break
-        return len(batch) > num_continued
+                return
+            memory["turn"] = 1
 
     @property
     def _piece(self) -> int:
@@ -94,7 +90,7 @@ class LightLLM(Policy):
     def _load(self, sequence: Sequence) -> tuple[int, int]:
         """How many turns a request will live, and how many tokens it holds."""
         request, num_known = sequence.request, sequence.num_known
-        turns_of_prompt = -(-(num_known - sequence.num_computed) // self._piece) * (self.router_max_wait_tokens + 1)
+        turns_of_prompt = -(-(num_known - sequence.num_computed) // self._piece)
         left = turns_of_prompt + request.output_len - len(sequence.output_token_ids) - 1
         return max(0, left) + _SPARE_TOKENS, max(num_known, sequence.num_computed) + 1
 

@@ -22,7 +22,7 @@ class LlamaCpp(Policy):
     they wait for up to `n_batch` tokens of prompts. What a round will carry is fixed when it begins. The lab's batch is
     the number of parallel slots, and each slot has cache for the longest request, as `--parallel` shares the context.
 
-    Read in `tools/server` (`update_slots`) of 2026, whose defaults are 2048 and 512. Deviation: tokens count as emitted
+    Defaults of the server of 2026 are 2048 and 512. Deviation: tokens count as emitted
     at the end of their piece, not of their round, so first tokens look earlier than they are; the time between tokens
     is the same.
     """
