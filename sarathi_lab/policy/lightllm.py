@@ -28,8 +28,8 @@ class LightLLM(Policy):
 
     Read in `req_queue/chunked_prefill/impl.py`, `core/objs/req.py` and `mode_backend/chunked_prefill/impl.py` of 2025;
     defaults there: 6 turns, pieces of 4096 tokens, `batch_max_tokens` twice that plus 256. Deviations: its backend may
-    hold the forwards of prompts back for as many turns as well, which is left out; outputs count in full, as in its busy state; nothing is estimated while
-    nothing runs, so that a request as large as the cache starts.
+    hold the forwards of prompts back for as many turns as well, which is left out; outputs count in full, as in its
+    busy state; nothing is estimated while nothing runs, so that a request as large as the cache starts.
     """
 
     name: ClassVar[str] = "lightllm"
