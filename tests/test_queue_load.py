@@ -78,7 +78,7 @@ def test_the_longest_request_among_short_ones_is_served(name, queue_order):
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_cache_for_hardly_more_than_one_request(name, preemption, queue_order):
-    requests = [Request(i, 0.05 * i, 4 + i % 9, 1 + i % 23, priority=i % 3) for i in range(40)]
+    requests = [Request(i, 0.05 * i, 4 + i % 9, 1 + i % 23, priority=i % 3) for i in range(25)]
     hosts = {"preemption": "swap", "num_host_blocks": 15} if preemption == "swap" else {}
     counts = served(name, requests, queue_order, num_blocks=12, **hosts)
     if name in EVICTING:
@@ -94,7 +94,7 @@ def test_ten_times_the_requests_take_ten_times_the_work(name):
 
 def num_calls(name: str, num_requests: int) -> int:
     """Calls of functions, in Python and C, while long and short requests that come at once are served."""
-    requests = [Request(i, 0.0, 3 + 17 * (i % 10 > 0), 1, priority=i % 7) for i in range(num_requests)]
+    requests = [Request(i, 0.0, 3 + 17 * (i % 10 > 0), 2, priority=i % 7) for i in range(num_requests)]
     num_events = 0
 
     def count(*_: object) -> None:
