@@ -10,13 +10,13 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from sarathi_lab.figures import FIGURES
+from sarathi_lab.figures import FIGURES, SERVING
 from sarathi_lab.paths import REPOSITORY
 from sarathi_lab.run import main
 
 NOTEBOOKS = REPOSITORY / "notebooks"
 LARGEST = 3_000_000  # bytes
-PICTURES = {"figures": len(FIGURES), "walkthrough": 10, "compare_runs": 4}  # fewest
+PICTURES = {"figures": len(FIGURES) + len(SERVING), "walkthrough": 10, "compare_runs": 4}  # fewest
 
 
 def execute(name: str) -> tuple[str, int]:
@@ -34,7 +34,7 @@ def _shown(notebook: nbformat.NotebookNode) -> tuple[str, int]:
 
 def test_figures_show_every_figure_with_a_verdict():
     text, pictures = execute("figures")
-    assert pictures == len(FIGURES)
+    assert pictures == PICTURES["figures"]
     assert "- decode speed-up, highest: paper **9.9**; simulated a6000, profiled, 13b **9.26** (holds)" in text
     assert "median bubble time, Orca over SARATHI: paper **6.29**" in text
 
@@ -90,7 +90,7 @@ def test_figures_are_on_the_page_of_a_jupyterlab_in_a_browser(tmp_path):
     page = run_in_lab(NOTEBOOKS / "figures.ipynb", browser, tmp_path)
     assert page.errors == []
     assert page.num_executed == page.num_code_cells
-    assert len(page.pictures) == len(FIGURES)
+    assert len(page.pictures) == PICTURES["figures"]
     for width, height in page.pictures:  # as drawn by the browser, in its pixels
         assert width > 300
         assert height > 150
