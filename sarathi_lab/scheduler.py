@@ -1,15 +1,14 @@
-"""Queues, admission and preemption, and the three moves that every policy is made of."""
+"""Queues, admission and preemption, and the moves that every policy is made of."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from itertools import islice
 from operator import attrgetter
 from typing import Any, Literal
 
+from sarathi_lab.admission import check_fits
 from sarathi_lab.block_manager import BlockManager
-from sarathi_lab.errors import UserError
 from sarathi_lab.executor import NO_TOKEN, StepResult
 from sarathi_lab.policy import Policy
 from sarathi_lab.request import Batch, Copy, Queues, Request, Sequence
@@ -59,8 +58,7 @@ class Scheduler:
         self._is_sorted = True  # whether `running` is in the order of `rank`
         self.now = 0.0
         self.last_prompt_latency = 0.0
-        self.num_preemptions = 0
-        self._num_added = 0
+        self.num_preemptions = self._num_added = 0
         self._copies: list[Copy] = []  # for the next batch
         # Who gives way first: the largest.
         self.rank: Callable[[Sequence], Rank] = by_priority if queue_order == "priority" else by_arrival
@@ -75,11 +73,6 @@ class Scheduler:
         return any(map(self._is_idle, self._idle))
 
     @property
-    def num_idle_decodes(self) -> int:
-        """Sequences whose next token could be decoded now."""
-        return len(self.idle_decodes)
-
-    @property
     def idle_decodes(self) -> list[Sequence]:
         """Running sequences whose next token could be decoded now, oldest first."""
         return [sequence for sequence in self._idle if self._is_idle(sequence) and sequence.is_decoding]
@@ -91,7 +84,7 @@ class Scheduler:
 
     def upcoming(self, num_sequences: int) -> list[Sequence]:
         """The next waiting sequences, in the order of admission."""
-        sequences = list(islice(self.waiting, num_sequences))
+        sequences = [sequence for sequence, _ in zip(self.waiting, range(num_sequences), strict=False)]
         for sequence in sequences:
             self._look_up(sequence)
         return sequences
@@ -106,16 +99,8 @@ class Scheduler:
 
     def check_fits(self, request: Request) -> None:
         """Raise UserError if `request` is longer than the model or the cache allows, alone on an idle engine."""
-        what = f"request {request.request_id} of {request.prompt_len} + {request.output_len} tokens"
-        if request.total_len > self.max_model_len:
-            raise UserError(f"{what} exceeds max_model_len={self.max_model_len}; raise it or shorten the request")
-        reserved = max(request.total_len, self.policy.reserved_tokens(request, request.total_len, self.max_model_len))
-        needed = self.blocks.blocks_for(reserved) + self.blocks.watermark_blocks(self.policy.watermark)
-        if needed > self.blocks.num_blocks:
-            raise UserError(
-                f"{what} can never fit the KV cache: policy {self.policy.name} needs {needed} blocks of "
-                f"{self.blocks.block_size} tokens, num_blocks={self.blocks.num_blocks}; raise cache.num_blocks"
-            )
+        tokens = self.policy.reserved_tokens(request, request.total_len, self.max_model_len)
+        check_fits(request, tokens, self.blocks, self.policy, self.max_model_len)
 
     def schedule(self, now: float) -> Batch | None:
         """The next batch at time `now` (seconds), or None if nothing can run."""

@@ -52,7 +52,7 @@ class FastDeploy(Policy):
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         num_preemptions = scheduler.num_preemptions
         self._extend_decodes(scheduler)
-        for_prompts = self.max_num_batched_tokens - scheduler.num_idle_decodes
+        for_prompts = self.max_num_batched_tokens - len(scheduler.idle_decodes)
 
         def size(sequence: Sequence, left: int) -> int:
             return left if sequence.is_decoding else min(left, for_prompts - batch.num_prefill_tokens)

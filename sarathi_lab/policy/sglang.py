@@ -71,7 +71,7 @@ class SGLang(Policy):
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         if not scheduler.running:
             scheduler.memory["new_token_ratio"] = self._initial_ratio
-        riding = min(scheduler.num_idle_decodes, scheduler.batch_size) if self.enable_mixed_chunk else 0
+        riding = min(len(scheduler.idle_decodes), scheduler.batch_size) if self.enable_mixed_chunk else 0
         scheduler.continue_prefills(batch, self.chunked_prefill_size - riding)
         if not scheduler.swapped:
             self._admit(batch, scheduler, self.chunked_prefill_size - riding)
