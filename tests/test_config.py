@@ -45,12 +45,14 @@ def test_every_option_makes_a_plan_in_simulation(group, option):
 
 
 EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
+NEEDED = {"policies": ["workload.path=tests/data/trace.csv", "model=7b"]}  # what only the user can choose
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_every_experiment_composes_all_its_jobs(experiment):
     has_own_task = "override /task" in (CONF / "experiment" / f"{experiment}.yaml").read_text()
-    command_line = read_command_line([f"experiment={experiment}", *([] if has_own_task else ["executor=simulated"])])
+    device = [] if has_own_task else ["executor=simulated"]
+    command_line = read_command_line([f"experiment={experiment}", *device, *NEEDED.get(experiment, [])])
     assert command_line.is_sweep != has_own_task
     assert (len(command_line.jobs) > 1) != has_own_task
     for cfg in command_line.jobs:

@@ -26,8 +26,8 @@ def test_the_readme_starts_with_its_two_commands_and_the_documents_have_commands
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_passes_its_checks(command, monkeypatch):
-    if "DIRECTORY" in command or "--cfg" in command or "hardware=mine" in command:
-        pytest.skip("a placeholder, or nothing to plan")
+    if any(word in command for word in ("DIRECTORY", "FILE", "--cfg", "hardware=mine", "=outputs/")):
+        pytest.skip("a placeholder, what another command makes, or nothing to plan")
     monkeypatch.chdir(REPOSITORY)
     command_line = read_command_line(shlex.split(command))
     for cfg in command_line.jobs:
