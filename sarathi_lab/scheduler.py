@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from itertools import islice
+from operator import attrgetter
 from typing import Any, Literal
 
 from sarathi_lab.block_manager import BlockManager
@@ -85,10 +86,7 @@ class Scheduler:
 
     def upcoming(self, num_sequences: int) -> list[Sequence]:
         """The next waiting sequences, in the order of admission."""
-        sequences = list(islice(self.waiting, num_sequences))
-        for sequence in sequences:
-            self._look_up(sequence)
-        return sequences
+        return [self.blocks.look_up(sequence) for sequence in islice(self.waiting, num_sequences)]
 
     def add(self, request: Request) -> Sequence:
         """Queue a request. Raises UserError for one that could never finish, rather than stalling later."""
@@ -141,10 +139,8 @@ class Scheduler:
                     finished.append(sequence)
                     continue
             self._idle.append(sequence)
-        self._idle.sort(key=_by_position)
-        if (prefix := self.blocks.prefix) is not None:
-            for chunk in batch.chunks:
-                prefix.publish(chunk.sequence)
+        self._idle.sort(key=attrgetter("position"))
+        self.blocks.publish(batch)
         for sequence in finished:
             self._leave_running(sequence)
         num_waiting = len(self.waiting) + len(self.swapped)
@@ -247,8 +243,7 @@ class Scheduler:
         if self.swapped:
             self.swap_in(batch, token_budget)
         while self.waiting and not self.swapped and not self._is_full(batch, max_prefills):
-            sequence = self.waiting[0]
-            self._look_up(sequence)
+            sequence = self.blocks.look_up(self.waiting[0])
             num_tokens = _clamp(sequence.num_pending, token_budget, batch)
             if size is not None:
                 num_tokens = size(sequence, num_tokens)
@@ -260,14 +255,10 @@ class Scheduler:
                 return
 
     def enter(self, batch: Batch, sequence: Sequence, num_tokens: int) -> bool:
-        """Admit one waiting sequence with the next `num_tokens` of its prompt; False if the cache or the batch is full.
-
-        They begin behind what is cached, and end with the prompt, should that leave fewer.
-        """
+        """Admit one waiting sequence with `num_tokens` behind what is cached; False if cache or batch is full."""
         if len(self.running) >= self.max_num_seqs or len(batch) >= self.batch_size:
             return False
-        self._look_up(sequence)
-        num_tokens = min(num_tokens, sequence.num_pending)
+        num_tokens = min(num_tokens, self.blocks.look_up(sequence).num_pending)
         reserved = self._reserved_tokens(sequence.request, sequence.num_known)
         if not self.blocks.admit(sequence, max(sequence.num_computed + num_tokens, reserved), self.policy.watermark):
             return False
@@ -315,11 +306,6 @@ class Scheduler:
             return num_known
         return {"max_model_len": self.max_model_len, "total": request.total_len, "chunk": 0}[reserve]
 
-    def _look_up(self, sequence: Sequence) -> None:
-        """Let a waiting sequence count as computed what is cached of it."""
-        if (prefix := self.blocks.prefix) is not None:
-            sequence.num_computed = len(prefix.find(sequence)) * self.blocks.block_size
-
     def _is_full(self, batch: Batch, max_prefills: int | None) -> bool:
         return len(batch) >= self.batch_size or (max_prefills is not None and batch.num_prefills >= max_prefills)
 
@@ -354,10 +340,6 @@ class Scheduler:
         self.blocks.free(sequence)
         self.running.remove(sequence)
         sequence.is_running = False
-
-
-def _by_position(sequence: Sequence) -> int:
-    return sequence.position
 
 
 def _clamp(num_pending: int, token_budget: int | None, batch: Batch) -> int:
