@@ -35,7 +35,7 @@ class BlockManager:
 
     @property
     def num_used(self) -> int:
-        return self.num_blocks - self.num_free
+        return self.num_blocks - (len(self._free) if self.prefix is None else self.num_free)
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold `num_tokens` tokens."""

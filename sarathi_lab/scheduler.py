@@ -119,8 +119,9 @@ class Scheduler:
         self._idle = [sequence for sequence in self._idle if self._is_idle(sequence)]
         if not batch.chunks:
             return None  # copies that were begun go with the next batch
-        batch.copies, self._copies = self._copies, []
-        batch.num_swapped_tokens = len(batch.copies) * self.blocks.block_size
+        if self._copies:
+            batch.copies, self._copies = self._copies, []
+            batch.num_swapped_tokens = len(batch.copies) * self.blocks.block_size
         return batch
 
     def advance(self, batch: Batch) -> None:
