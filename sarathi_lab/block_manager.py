@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from sarathi_lab.prefix_cache import PrefixCache
-from sarathi_lab.request import Copy, Sequence
+from sarathi_lab.request import Batch, Copy, Sequence
 
 
 class BlockManager:
@@ -35,7 +35,7 @@ class BlockManager:
 
     @property
     def num_used(self) -> int:
-        return self.num_blocks - self.num_free
+        return self.num_blocks - (len(self._free) if self.prefix is None else self.num_free)
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold `num_tokens` tokens."""
@@ -72,6 +72,18 @@ class BlockManager:
             sequence.blocks_are_neighbours = False
         held.extend(taken)
         return True
+
+    def look_up(self, sequence: Sequence) -> Sequence:
+        """Let `sequence`, which waits, count as computed what is cached of it, and return it."""
+        if self.prefix is not None:
+            sequence.num_computed = len(self.prefix.find(sequence)) * self.block_size
+        return sequence
+
+    def publish(self, batch: Batch) -> None:
+        """Let others share the full blocks that `batch` has computed, or will have when what is made next begins."""
+        if self.prefix is not None:
+            for chunk in batch.chunks:
+                self.prefix.publish(chunk.sequence)
 
     def admit(self, sequence: Sequence, num_tokens: int, watermark: float = 0.0) -> bool:
         """Give a new sequence its cached prefix, and room for `num_tokens` tokens in all beside the `watermark`.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from itertools import islice
 from operator import attrgetter
 from typing import Any, Literal
 
@@ -84,10 +85,7 @@ class Scheduler:
 
     def upcoming(self, num_sequences: int) -> list[Sequence]:
         """The next waiting sequences, in the order of admission."""
-        sequences = [sequence for sequence, _ in zip(self.waiting, range(num_sequences), strict=False)]
-        for sequence in sequences:
-            self._look_up(sequence)
-        return sequences
+        return [self.blocks.look_up(sequence) for sequence in islice(self.waiting, num_sequences)]
 
     def add(self, request: Request) -> Sequence:
         """Queue a request. Raises UserError for one that could never finish, rather than stalling later."""
@@ -112,8 +110,9 @@ class Scheduler:
         self._idle = [sequence for sequence in self._idle if self._is_idle(sequence)]
         if not batch.chunks:
             return None  # copies that were begun go with the next batch
-        batch.copies, self._copies = self._copies, []
-        batch.num_swapped_tokens = len(batch.copies) * self.blocks.block_size
+        if self._copies:
+            batch.copies, self._copies = self._copies, []
+            batch.num_swapped_tokens = len(batch.copies) * self.blocks.block_size
         return batch
 
     def advance(self, batch: Batch) -> None:
@@ -132,10 +131,8 @@ class Scheduler:
                     finished.append(sequence)
                     continue
             self._idle.append(sequence)
-        self._idle.sort(key=_by_position)
-        if (prefix := self.blocks.prefix) is not None:
-            for chunk in batch.chunks:
-                prefix.publish(chunk.sequence)
+        self._idle.sort(key=attrgetter("position"))
+        self.blocks.publish(batch)
         for sequence in finished:
             self._leave_running(sequence)
         num_waiting = len(self.waiting) + len(self.swapped)
@@ -242,8 +239,7 @@ class Scheduler:
         for sequence in candidates(self.waiting, pass_over):
             if self.swapped or self._is_full(batch, max_prefills):
                 return
-            self._look_up(sequence)
-            num_tokens = _num_tokens(sequence, token_budget, batch, size)
+            num_tokens = _num_tokens(self.blocks.look_up(sequence), token_budget, batch, size)
             if num_tokens <= 0 or (whole and num_tokens < sequence.num_pending):
                 return
             if may_enter is not None and not may_enter(sequence):
@@ -252,14 +248,10 @@ class Scheduler:
                 return
 
     def enter(self, batch: Batch, sequence: Sequence, num_tokens: int) -> bool:
-        """Admit one waiting sequence with the next `num_tokens` of its prompt; False if the cache or the batch is full.
-
-        They begin behind what is cached, and end with the prompt, should that leave fewer.
-        """
+        """Admit one waiting sequence with `num_tokens` behind what is cached; False if cache or batch is full."""
         if len(self.running) >= self.max_num_seqs or len(batch) >= self.batch_size:
             return False
-        self._look_up(sequence)
-        num_tokens = min(num_tokens, sequence.num_pending)
+        num_tokens = min(num_tokens, self.blocks.look_up(sequence).num_pending)
         reserved = self.policy.reserved_tokens(sequence.request, sequence.num_known, self.max_model_len)
         if not self.blocks.admit(sequence, max(sequence.num_computed + num_tokens, reserved), self.policy.watermark):
             return False
@@ -311,11 +303,6 @@ class Scheduler:
         self._is_sorted = True
 
     # -- bookkeeping -----------------------------------------------------------------------------------------
-
-    def _look_up(self, sequence: Sequence) -> None:
-        """Let a waiting sequence count as computed what is cached of it."""
-        if (prefix := self.blocks.prefix) is not None:
-            sequence.num_computed = len(prefix.find(sequence)) * self.blocks.block_size
 
     def _is_full(self, batch: Batch, max_prefills: int | None) -> bool:
         return len(batch) >= self.batch_size or (max_prefills is not None and batch.num_prefills >= max_prefills)

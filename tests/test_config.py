@@ -45,7 +45,7 @@ def test_every_option_makes_a_plan_in_simulation(group, option):
 
 
 EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
-NEEDED = {"policies": ["workload.path=tests/data/trace.csv", "model=7b"]}  # what only the user can choose
+NEEDED = {"policies": ["workload.path=tests/data/trace.csv", "model=7b", "batch=8"]}  # what only the user can choose
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
