@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -20,6 +20,7 @@ from sarathi_lab.paper import plots
 from sarathi_lab.paper.figures import COLUMNS, FIGURES, PARTS, devices_of, paper, predict
 from sarathi_lab.paper.headlines import QUESTIONS, headlines, verdict
 from sarathi_lab.paths import EXPERIMENTS, REPOSITORY, make_folder
+from sarathi_lab.plots_policies import policies
 from sarathi_lab.plots_serving import TITLES
 from sarathi_lab.plots_serving import draw as draw_serving
 from sarathi_lab.report import console, print_place, progress_of
@@ -28,6 +29,7 @@ __all__ = ["FIGURES", "QUESTIONS", "SERVING", "headlines", "main", "points_of", 
 
 SIMULATED = EXPERIMENTS / "paper" / "results" / "simulated.csv"
 FORMATS = ("png", "pdf")
+POLICIES = "policies"  # the experiment of that name: a figure for each device that it was recorded on
 SERVING = tuple(TITLES)  # experiments of serving, which are drawn as soon as something is recorded
 DRAWN_CURVES = 10  # each n-th of the thousand points of Fig 12's curves is recorded; more than can be seen apart
 
@@ -89,14 +91,16 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m sarathi_lab.figures",
         description="Draw the paper's figures as PNG and PDF: its points, simulated, and measured where recorded.",
     )
-    parser.add_argument("--only", action="append", metavar="FIGURE", help=f"one of {', '.join([*FIGURES, *SERVING])}")
+    parser.add_argument(
+        "--only", action="append", metavar="FIGURE", help=f"one of {', '.join([*FIGURES, *SERVING, POLICIES])}"
+    )
     parser.add_argument("--out", type=Path, default=REPOSITORY / "outputs" / "figures", help="where they go")
     parser.add_argument("--recompute", action="store_true", help="simulate anew, and record it, before drawing")
     return parser
 
 
 def _run(options: argparse.Namespace) -> int:
-    known = (*FIGURES, *(name for name in SERVING if name in recorded.recorded()))
+    known = (*FIGURES, *(name for name in (*SERVING, POLICIES) if name in recorded.recorded()))
     chosen = options.only or known
     for name in chosen:
         require_one_of("--only", name, known)
@@ -108,8 +112,8 @@ def _run(options: argparse.Namespace) -> int:
     points = points_of(*names) if names else points_of()[:0]
     with progress_of("drawing", len(chosen)) as advance:
         for name in chosen:
-            figure = draw_serving(name, serving_points(name)) if name in SERVING else plots.draw(name, points)
-            _write(name, figure, options.out)
+            for stem, figure in _draw(name, points):
+                _write(stem, figure, options.out)
             advance(1)
     for row in headlines(points).to_dict("records"):
         said = f" ({row['verdict']})" if row["verdict"] else ""
@@ -117,6 +121,15 @@ def _run(options: argparse.Namespace) -> int:
         console().print(text, highlight=False, soft_wrap=True)
     print_place("figures", options.out)
     return 0
+
+
+def _draw(name: str, points: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
+    """The pictures of one figure or experiment, each with its file's name; `points` are those of the paper's figures."""
+    if name == POLICIES:
+        for device, runs in recorded.load(POLICIES).groupby("device"):
+            yield f"{POLICIES}-{device}", policies(runs)
+    else:
+        yield name, draw_serving(name, serving_points(name)) if name in SERVING else plots.draw(name, points)
 
 
 def _write(name: str, figure: Figure, folder: Path) -> None:
