@@ -124,7 +124,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _draw(name: str, points: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
-    """The pictures of one figure or experiment, each with its file's name; `points` are those of the paper's figures."""
+    """The pictures of a figure or experiment, each with its file's name; `points` are those of the paper's figures."""
     if name == POLICIES:
         for device, runs in recorded.load(POLICIES).groupby("device"):
             yield f"{POLICIES}-{device}", policies(runs)
