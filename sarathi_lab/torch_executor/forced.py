@@ -22,8 +22,8 @@ Tokens = NDArray[np.int32]
 class Cuts:
     """How a text is prefilled: a first chunk of `offset` tokens (0: none), then chunks of `chunk`.
 
-    With `prefix_hit` its first half, in whole blocks, is another sequence's, which has computed it in one piece: the
-    text's block table begins with the other's blocks, as prefix caching would have it, and its chunks begin behind.
+    With `prefix_hit` its first half, in whole blocks, is found in the prefix cache, where another sequence that has
+    computed it in one piece left it, and its chunks begin behind.
     """
 
     chunk: int
@@ -51,13 +51,15 @@ def forced_logits(executor: TorchExecutor, tokens: Tokens, cuts: Cuts, mates: Se
     Every batch also has the next token of each of the `mates`, texts of at least the same length that have been
     prefilled to their first half, as a decode beside the chunk. The cache must hold `blocks_needed`.
     """
-    blocks = BlockManager(executor.num_blocks, executor.block_size)
+    blocks = BlockManager(executor.num_blocks, executor.block_size, shares_prefixes=cuts.prefix_hit)
     half = len(tokens) // 2
     decodes = [_sequence(mate, number + 1, blocks) for number, mate in enumerate(mates)]
     for decode in decodes:
         _compute(executor, decode, half)
+    if cuts.prefix_hit:
+        _publish_prefix(executor, tokens, blocks)
     text = _sequence(tokens, 0, blocks)
-    start = _share_prefix(executor, text, tokens, blocks) if cuts.prefix_hit else 0
+    start = text.num_computed
     rows = []
     for first, num_tokens in cuts.of(start, len(tokens)):
         text.num_computed, text.in_flight = first, False
@@ -73,8 +75,8 @@ def forced_logits(executor: TorchExecutor, tokens: Tokens, cuts: Cuts, mates: Se
 
 
 def _sequence(tokens: Tokens, number: int, blocks: BlockManager) -> EngineSequence:
-    sequence = EngineSequence(Request(number, 0.0, len(tokens), 1, tokens), order=number)
-    if not blocks.grow(sequence, len(tokens)):
+    sequence = blocks.look_up(EngineSequence(Request(number, 0.0, len(tokens), 1, tokens), order=number))
+    if not blocks.admit(sequence, len(tokens)):
         raise ValueError(f"the cache does not hold {len(tokens)} more tokens; it takes `blocks_needed`")
     return sequence
 
@@ -87,16 +89,15 @@ def _compute(executor: TorchExecutor, sequence: EngineSequence, num_tokens: int)
     sequence.num_computed, sequence.in_flight = num_tokens, False
 
 
-def _share_prefix(executor: TorchExecutor, text: EngineSequence, tokens: Tokens, blocks: BlockManager) -> int:
-    """Let the first half of `text` be in blocks that another sequence filled; returns its tokens."""
-    num_blocks = len(tokens) // 2 // executor.block_size
-    if num_blocks == 0:
+def _publish_prefix(executor: TorchExecutor, tokens: Tokens, blocks: BlockManager) -> None:
+    """Leave the whole blocks of the first half of `tokens` in the prefix cache."""
+    num_tokens = len(tokens) // 2 // executor.block_size * executor.block_size
+    if num_tokens == 0:
         raise ValueError(f"the first half of {len(tokens)} tokens has no whole block of {executor.block_size}")
-    other = _sequence(tokens, -1, blocks)
-    _compute(executor, other, num_blocks * executor.block_size)
-    text.block_ids[:num_blocks] = other.block_ids[:num_blocks]
-    text.blocks_are_neighbours = False
-    return num_blocks * executor.block_size
+    other = _sequence(tokens[:num_tokens], -1, blocks)
+    _compute(executor, other, num_tokens)
+    assert blocks.prefix is not None, "it was asked for"
+    blocks.prefix.publish(other)
 
 
 def _logits(executor: TorchExecutor, batch: Batch, num_rows: int) -> Tensor:
