@@ -25,8 +25,6 @@ from sarathi_lab.slo import Slo
 BOTH, HYBRID, CHUNKED = "hybrid and chunked", "hybrid only", "chunked only"  # the paper's Table 4
 CHUNKING = "sarathi_serve"
 SCHEDULERS = (CHUNKING, "prefill_first", "orca")  # in the paper's Fig 10: Sarathi-Serve, vLLM, Orca
-# Other systems of today under the same load, where `conf/policy` has them.
-OTHERS = ("vllm_v1", "sglang")
 STALL_BINS = 120
 Point = tuple[str, str, float, float]  # panel, series, x, y
 MakePolicy = Callable[[str, int], Policy | None]  # by name and token budget; None where there is no such policy
@@ -128,7 +126,7 @@ def capacities(bench: ServingBench, seed: int) -> Iterator[Point]:
         for kind, slo in bench.slos().items():
             found, saturation = {}, bench.saturation_rate(dataset)
             start = LOAD * saturation
-            for name, policy in _named(bench, (*SCHEDULERS, *OTHERS), bench.setup.slo_budgets[kind]):
+            for name, policy in _named(bench, bench.setup.searched, bench.setup.slo_budgets[kind]):
                 trials = Trials(bench.engine_of(name), policy, requests, Grid(bench.setup.precision))
                 trials = known.setdefault((name, policy), trials)  # has served some rates for another objective
                 (found[name],) = trials.capacity(slo, start, limits_around(saturation, None, None)).values

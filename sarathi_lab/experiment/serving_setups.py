@@ -37,6 +37,7 @@ class ServingSetup:
     slos: Mapping[str, Slo]
     slo_budgets: Mapping[str, int]
     precision: float
+    searched: Sequence[str] = ("sarathi_serve", "prefill_first", "orca", "vllm_v1", "sglang")  # policies of a search
     rates: Mapping[str, float] = field(default_factory=dict)
     batches: Mapping[str, int] = field(default_factory=dict)
 
@@ -79,13 +80,14 @@ def small_setup(model: str) -> ServingSetup:
         name="small",
         datasets={"a tenth of openchat_sharegpt4": _dataset("lognormal")},
         num_requests=24,
-        num_searched=20,
+        num_searched=16,
         batch=8,
         budget=128,
         budgets=(32, 64, 128, 256, 512),
-        slos=_relative(batch=8, context=512, scheduling_delay=0.25),
-        slo_budgets={"strict": 64, "relaxed": 256},
-        precision=0.15,
+        slos={"strict": _relative(batch=8, context=512, scheduling_delay=0.25)["strict"]},
+        slo_budgets={"strict": 64},
+        precision=0.25,
+        searched=("sarathi_serve", "prefill_first"),
     )
 
 
