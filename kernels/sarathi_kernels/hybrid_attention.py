@@ -245,7 +245,7 @@ def _attend_fused(
         plan.block_table.stride(0),
         sliding_window or 0,
         scale * LOG2_E,
-        is_hot=is_half,
+        is_hot=is_half and key_scales is None,  # what 8 bits are converted in takes registers that both halves lack
         uses_tensor_cores=is_half,
         NUM_SMS=chip.num_sms,
         NUM_KV_HEADS=num_kv_heads,
