@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from omegaconf import OmegaConf
 
 from sarathi_lab.command_line import read_command_line
-from sarathi_lab.paths import EXPERIMENTS, REPOSITORY
+from sarathi_lab.paths import CONF, EXPERIMENTS, REPOSITORY
 from sarathi_lab.plan import build
 
 DOCUMENTS = [REPOSITORY / "README.md", *sorted((REPOSITORY / "experiments").rglob("README.md"))]
@@ -60,3 +61,12 @@ def test_every_make_target_exists():
 def test_every_link_leads_somewhere(path: Path):
     for link in re.findall(r"\]\((?!http)([^)#]+)\)", path.read_text()):
         assert (path.parent / link).exists(), link
+
+
+def test_the_page_of_policies_names_every_option_and_its_parameters():
+    text = (EXPERIMENTS / "policies" / "README.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+)` \| (`.*`) \|$", text, flags=re.MULTILINE))
+    options = {path.stem: OmegaConf.load(path) for path in (CONF / "policy").glob("*.yaml")}
+    assert rows.keys() == options.keys()
+    for name, option in options.items():
+        assert rows[name].strip("`").split("` `") == [str(key) for key in option if key != "_target_"], name
