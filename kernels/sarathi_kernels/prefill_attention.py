@@ -108,7 +108,10 @@ def prefill_config(
     num_warps = 8 if block_m == 128 or wide else 4
     if chip.shared_memory >= LARGE_SHARED_MEMORY:
         block_n = 64 if wide or block_m == 64 else 128
-        return PrefillConfig(block_m, block_n // 2 if is_8_bit else block_n, num_warps, num_stages=3)
+        if is_8_bit:
+            block_n //= 2 if chip.is_hopper or num_warps == 8 else 4
+            num_warps = num_warps if chip.is_hopper or not has_window else 8
+        return PrefillConfig(block_m, block_n, num_warps, num_stages=3)
     # Without wgmma, the pipeline holds a second tile of keys and values from five stages on.
     block_n = 16 if is_8_bit else 32 if num_warps == 4 or wide or has_window else 64
     num_stages = 2 if wide and chip.shared_memory < SMALL_SHARED_MEMORY else 5
