@@ -104,17 +104,21 @@ def _compose_jobs(overrides: list[str], multirun: bool) -> CommandLine:
     multirun = multirun or master.hydra.mode == RunMode.MULTIRUN
     if not multirun:
         check_single(overrides)
-        return CommandLine([_compose_job(overrides, known)], Path(str(master.hydra.run.dir)), is_sweep=False)
+        cfg = _checked(overrides, _compose_job(overrides), known)
+        return CommandLine([cfg], Path(str(master.hydra.run.dir)), is_sweep=False)
     params = [f"{key}={value}" for key, value in (master.hydra.sweeper.get("params") or {}).items()]
     parsed = OverridesParser.create(config_loader=hydra.config_loader).parse_overrides([*params, *overrides])
     parsed = [override for override in parsed if not override.is_hydra_override()]
     search = make_search(master)
     split = search.extremes(parsed) if search else BasicSweeper.split_arguments(parsed, None)[0]
+    jobs = [_compose_job(job) for job in split]
+    swept = [override.get_key_element() for override in parsed if override.is_sweep_override()]
+    read = {name for name in READ_BY if name not in swept and any(_reads(cfg, name) for cfg in jobs)}
     return CommandLine(
-        jobs=[_compose_job(job, known) for job in split],
+        jobs=[_checked(job, cfg, known, read) for job, cfg in zip(split, jobs, strict=True)],
         results_dir=Path(str(master.hydra.sweep.dir)),
         is_sweep=True,
-        swept=tuple(override.get_key_element() for override in parsed if override.is_sweep_override()),
+        swept=tuple(swept),
         overrides=tuple(overrides),
         settings=tuple(parsed),
         job_overrides=tuple(map(tuple, split)),
@@ -122,17 +126,24 @@ def _compose_jobs(overrides: list[str], multirun: bool) -> CommandLine:
     )
 
 
-def _compose_job(overrides: Sequence[str], known: Iterable[str]) -> DictConfig:
+def _compose_job(overrides: Sequence[str]) -> DictConfig:
     try:
         cfg = compose("config", list(overrides))
         OmegaConf.resolve(cfg.copy())  # a broken ${...} shows here
     except (HydraException, OmegaConfBaseException) as error:
         raise _translate(error, overrides) from None  # with this job's options, not those of the whole sweep
+    return cfg
+
+
+def _checked(
+    overrides: Sequence[str], cfg: DictConfig, known: Iterable[str], read_by_others: Collection[str] = ()
+) -> DictConfig:
+    """`cfg` itself, if `overrides` make sense for it; a sweep's other jobs may read what it does not."""
     parsed = OverridesParser.create().parse_overrides(list(overrides))
     _check_top_level(cfg, known)
     _check_experiment(parsed)
     _check_parameters(cfg)
-    _check_read(cfg, parsed)
+    _check_read(cfg, parsed, read_by_others)
     return cfg
 
 
@@ -165,7 +176,12 @@ def _check_parameters(cfg: DictConfig) -> None:
                 raise UserError(_unknown(f"{group}.{key}", [f"{group}.{name}" for name in valid], "a parameter"))
 
 
-def _check_read(cfg: DictConfig, overrides: Sequence[Override]) -> None:
+def _reads(cfg: DictConfig, name: str) -> bool:
+    """Whether one of the chosen options reads the short name."""
+    return any(name in _names_read(cfg[group]) for group in READ_BY[name])
+
+
+def _check_read(cfg: DictConfig, overrides: Sequence[Override], read_by_others: Collection[str]) -> None:
     """Refuse a short name that is overridden but read by none of the chosen options, or not by the task."""
     task = get_class(cfg.task["_target_"])
     reads: Collection[str] | None = getattr(task, "reads", None)
@@ -178,7 +194,7 @@ def _check_read(cfg: DictConfig, overrides: Sequence[Override]) -> None:
                 f"{name}; drop it (it reads {own})"
             )
         groups = READ_BY.get(name)
-        if groups is None or any(name in _names_read(cfg[group]) for group in groups):
+        if groups is None or name in read_by_others or _reads(cfg, name):
             continue
         targets = " and ".join(f"{group}={get_class(cfg[group]['_target_']).__name__}" for group in groups)
         readable = [parameter for group in groups for parameter in _parameters(cfg, group)]

@@ -8,6 +8,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from sarathi_lab.command_line import GROUPS, read_command_line
+from sarathi_lab.errors import UserError
 from sarathi_lab.paths import CONF
 from sarathi_lab.plan import build, make_plan
 
@@ -70,3 +71,12 @@ def test_the_default_command_plans_three_runs_on_this_machine():
     plan = make_plan(command_line.jobs[0])
     assert plan.backend.name == "torch"
     assert plan.policy.name == "sarathi"
+
+
+def test_a_sweep_of_policies_may_name_a_chunk_that_not_all_of_them_read():
+    command_line = read_command_line(["policy=sarathi,orca", "chunk=128", "-m", "executor=simulated"])
+    assert [cfg.chunk for cfg in command_line.jobs] == [128, 128]
+    with pytest.raises(UserError, match="chunk=128 has no effect"):
+        read_command_line(["policy=orca,request_level", "chunk=128", "-m", "executor=simulated"])
+    with pytest.raises(UserError, match="has no effect"):
+        read_command_line(["policy=sarathi,orca", "chunk=128,256", "-m", "executor=simulated"])
