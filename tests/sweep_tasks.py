@@ -27,7 +27,7 @@ class Scripted:
         """All is well."""
 
     def run(self, cfg: DictConfig, place: Place) -> None:
-        """Do what the file `fail-CHUNK`, `stop-CHUNK`, `wait-CHUNK` or `kill-CHUNK` asks for."""
+        """Do what the file `fail-CHUNK`, `stop-CHUNK`, `wait-CHUNK`, `kill-CHUNK` or `meet` asks for."""
         output = Path(cfg.output)
         with (output / "calls").open("a") as calls:
             calls.write(f"{cfg.chunk}\n")
@@ -38,7 +38,10 @@ class Scripted:
             raise RunError(f"no room for {cfg.chunk}")
         if (output / f"wait-{cfg.chunk}").exists():
             time.sleep(120)
+        while (output / "meet").exists() and len((output / "calls").read_text().split()) < 2:
+            time.sleep(0.01)  # so that the first two run beside each other, however slowly a process starts
         if (output / f"kill-{cfg.chunk}").exists():
+            time.sleep(0.5)  # the other one is done by then
             os.kill(os.getpid(), signal.SIGKILL)
         cores = sorted(os.sched_getaffinity(0))
         time.sleep(0.2)

@@ -74,9 +74,9 @@ def test_the_default_command_plans_three_runs_on_this_machine():
 
 
 def test_a_sweep_of_policies_may_name_a_chunk_that_not_all_of_them_read():
-    command_line = read_command_line(["policy=sarathi,orca", "chunk=128", "-m", "executor=simulated"])
+    command_line = read_command_line(["policy=sarathi,orca", "chunk=128", "executor=simulated", "-m"])
     assert [cfg.chunk for cfg in command_line.jobs] == [128, 128]
     with pytest.raises(UserError, match="chunk=128 has no effect"):
-        read_command_line(["policy=orca,request_level", "chunk=128", "-m", "executor=simulated"])
+        read_command_line(["policy=orca,request_level", "chunk=128", "executor=simulated", "-m"])
     with pytest.raises(UserError, match="has no effect"):
-        read_command_line(["policy=sarathi,orca", "chunk=128,256", "-m", "executor=simulated"])
+        read_command_line(["policy=sarathi,orca", "chunk=128,256", "executor=simulated", "-m"])

@@ -193,6 +193,7 @@ def test_another_configuration_is_not_mixed_in(output, capfd):
 
 def test_processes_have_cores_of_their_own_and_a_killed_one_is_recorded(output):
     (output / "kill-256").touch()
+    (output / "meet").touch()
     args = [*SCRIPTED, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "chunk=64,128,256,512,1024"]
     process = start(args, output)
     out, err = process.communicate(timeout=120)
