@@ -407,6 +407,7 @@ def test_a_model_that_is_named_need_not_be_listed(tmp_path):
         (["policy=orca"], "policy=orca has no effect: task=endpoint does not read policy"),
         (["chunk=64"], "chunk=64 has no effect: task=endpoint does not read chunk"),
         (["workload.rate=2"], "workload.rate=2 has no effect on closed arrivals"),
+        (["workload.arrivals=users", "workload.users=3"], "use workload.arrivals=closed with task.concurrency=3"),
     ],
 )
 def test_settings_that_are_refused(args, words_of, tmp_path, capsys):

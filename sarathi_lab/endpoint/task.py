@@ -121,7 +121,13 @@ class Endpoint:
         return str(self.base_url).rstrip("/")
 
     def _load(self, cfg: DictConfig, texts: Texts) -> LoadedRequests:
-        return build(cfg.workload).generate(self.vocab_size, texts.encode)
+        load = build(cfg.workload).generate(self.vocab_size, texts.encode)
+        if load.num_users is not None:
+            raise UserError(
+                f"workload.arrivals=users is not driven by task=endpoint; use workload.arrivals=closed with "
+                f"task.concurrency={load.num_users}, which is {load.num_users} users who do not think"
+            )
+        return load
 
     def _settings(self) -> Settings:
         from sarathi_lab.endpoint.client import Settings
