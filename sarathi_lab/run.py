@@ -1,4 +1,6 @@
-"""`python -m sarathi_lab.run chunk=256,512,1024 -m`: run, compare with the baselines, and report."""
+"""`python -m sarathi_lab.run chunk=256,512,1024 -m`: run, compare with the baselines, and
+report.
+"""
 
 from __future__ import annotations
 
@@ -13,24 +15,33 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from sarathi_lab import report
-from sarathi_lab.command_line import CommandLine, explain, flags_first, is_run, read_command_line
-from sarathi_lab.errors import UserError
-from sarathi_lab.exits import EXIT_INTERRUPTED, exit_code
-from sarathi_lab.job import run_job
-from sarathi_lab.paths import CONF, make_folder
-from sarathi_lab.plan import build
-from sarathi_lab.sweep_tracking import track_sweep
-from sarathi_lab.sweeps.driver import Sweep
-from sarathi_lab.sweeps.resume import find_sweep, split_resume
+from sarathi_lab.config import console
+from sarathi_lab.config.command_line import (
+    CommandLine,
+    explain,
+    flags_first,
+    is_run,
+    read_command_line,
+    run_job,
+)
+from sarathi_lab.config.errors import EXIT_INTERRUPTED, UserError, exit_code
+from sarathi_lab.config.instantiate import build
+from sarathi_lab.config.paths import CONF, make_folder
+from sarathi_lab.config.sweep_driver import Sweep
+from sarathi_lab.config.sweep_resume import find_sweep, split_resume
+from sarathi_lab.results import report
+from sarathi_lab.tasks.base import track_sweep
 
 
 def main(args: Sequence[str]) -> int:
     """Run a command line; returns the exit code.
 
-    0; 2 for a mistake of the user's, or runs that stopped; 1 for runs that failed otherwise; 130 for Ctrl-C.
+    0; 2 for a mistake of the user's, or runs that stopped; 1 for runs that failed otherwise; 130
+    for Ctrl-C.
     """
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # errors reach us as exceptions, to be reported in one line
+    os.environ["HYDRA_FULL_ERROR"] = (
+        "1"  # errors reach us as exceptions, to be reported in one line
+    )
     return exit_code(lambda: _main(flags_first(args)), "finished runs are kept")
 
 
@@ -75,7 +86,8 @@ def _run(args: Sequence[str], command_line: CommandLine) -> int:
         try:
             run_job(cfg, ())
         except UserError as error:
-            # Carried past Hydra, which would add lines of its own; anew, as a traceback would hold the run's memory.
+            # Carried past Hydra, which would add lines of its own; anew, as a traceback would hold
+            # the run's memory.
             mistakes.append(type(error)(str(error)))
 
     # Said once more, so that folder and report agree however long planning took.
@@ -84,7 +96,7 @@ def _run(args: Sequence[str], command_line: CommandLine) -> int:
         _hydra_main([*args, f"{command_line.results_setting}='{quoted}'"], job)
     finally:
         if (folder / "run.json").is_file():
-            report.print_place("results", folder)
+            console.print_place("results", folder)
         _print_hint(command_line)
     if mistakes:
         raise mistakes[0]
@@ -108,27 +120,30 @@ def _run_sweep(command_line: CommandLine, *, is_resumed: bool) -> int:
         sweep.run()
     except KeyboardInterrupt:
         is_interrupted = True
-        print(f"interrupted: finished runs are kept; {sweep.record.resume_command} continues", file=sys.stderr)
+        print(
+            f"interrupted: finished runs are kept; {sweep.record.resume_command} continues",
+            file=sys.stderr,
+        )
     finally:
         if build(command_line.jobs[0].task).has_runs:
             report.print_sweep(folder, sweep.num_jobs)
             if not is_interrupted:  # else nobody wants to wait for W&B
                 track_sweep(command_line.jobs[0], folder, command_line.swept)
         else:
-            report.print_place("results", folder)
+            console.print_place("results", folder)
         _print_hint(command_line)
     if is_interrupted:
         return EXIT_INTERRUPTED
     if (failure := sweep.failure()) is None:
         return 0
-    report.print_place("resume", sweep.record.resume_command)
+    console.print_place("resume", sweep.record.resume_command)
     print(f"error: {failure[0]}", file=sys.stderr)
     return failure[1]
 
 
 def _print_hint(command_line: CommandLine) -> None:
     if hint := build(command_line.jobs[0].tracking).hint():
-        report.print_place("W&B", hint)
+        console.print_place("W&B", hint)
 
 
 if __name__ == "__main__":

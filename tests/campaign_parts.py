@@ -1,4 +1,6 @@
-"""Parts of a campaign that do next to nothing, for tests of how campaigns run them. Imported by name in processes."""
+"""Parts of a campaign that do next to nothing, for tests of how campaigns run them. Imported by
+name in processes.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +8,9 @@ import os
 import signal
 import time
 
-from sarathi_lab.campaign.context import Context
-from sarathi_lab.campaign.parts import Part
-from sarathi_lab.errors import UserError
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.tasks.gpu.context import Context
+from sarathi_lab.tasks.gpu.parts import Part
 
 
 def part(name: str, seconds: float = 1.0, *, is_always_run: bool = False) -> Part:

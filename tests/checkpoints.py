@@ -1,4 +1,6 @@
-"""Small random checkpoints, saved by transformers: one for each family and switch that the decoder supports."""
+"""Small random checkpoints, saved by transformers: one for each family and switch that the decoder
+supports.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,10 @@ LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
 
 FAMILIES: dict[str, tuple[type[PretrainedConfig], dict[str, object]]] = {
     "llama": (transformers.LlamaConfig, {}),
-    "llama gqa, llama3 rope": (transformers.LlamaConfig, {"num_key_value_heads": 2, "rope_parameters": LLAMA3_ROPE}),
+    "llama gqa, llama3 rope": (
+        transformers.LlamaConfig,
+        {"num_key_value_heads": 2, "rope_parameters": LLAMA3_ROPE},
+    ),
     "llama linear rope, tied": (
         transformers.LlamaConfig,
         {"rope_parameters": LINEAR_ROPE, "tie_word_embeddings": True},
@@ -41,27 +46,39 @@ FAMILIES: dict[str, tuple[type[PretrainedConfig], dict[str, object]]] = {
     "mistral": (transformers.MistralConfig, {"num_key_value_heads": 2, "sliding_window": None}),
     "mistral window": (transformers.MistralConfig, {"num_key_value_heads": 2, "sliding_window": 7}),
     "qwen2": (transformers.Qwen2Config, {"num_key_value_heads": 2}),
-    "qwen2 tied": (transformers.Qwen2Config, {"num_key_value_heads": 1, "tie_word_embeddings": True}),
+    "qwen2 tied": (
+        transformers.Qwen2Config,
+        {"num_key_value_heads": 1, "tie_word_embeddings": True},
+    ),
     "qwen3": (transformers.Qwen3Config, {"num_key_value_heads": 2, "head_dim": 16}),
     "gpt_neox": (transformers.GPTNeoXConfig, {"use_parallel_residual": False}),
     "gpt_neox whole rotary": (
         transformers.GPTNeoXConfig,
         {
             "use_parallel_residual": False,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 1.0},
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 500.0,
+                "partial_rotary_factor": 1.0,
+            },
         },
     ),
 }
 
 
-def make_checkpoint(family: str, directory: Path, max_shard_size: str = "1GB", **sizes: int) -> torch.nn.Module:
-    """Save a seeded random model of `family` and return it; every bias and norm is random too, or nothing tests it.
+def make_checkpoint(
+    family: str, directory: Path, max_shard_size: str = "1GB", **sizes: int
+) -> torch.nn.Module:
+    """Save a seeded random model of `family` and return it; every bias and norm is random too, or
+    nothing tests it.
 
     `sizes` go before the family's own.
     """
     kind, settings = FAMILIES[family]
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(kind(**{**SIZES, **settings, **sizes}), dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_config(
+        kind(**{**SIZES, **settings, **sizes}), dtype=torch.float32
+    ).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:

@@ -10,7 +10,9 @@ import torch
 os.environ.setdefault("WANDB_MODE", "offline")  # no test talks to a server
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel is defined, so before its module is imported
+    os.environ.setdefault(
+        "TRITON_INTERPRET", "1"
+    )  # read when a kernel is defined, so before its module is imported
 
 
 # What runs on the GPU where there is one, and in the interpreter elsewhere.

@@ -5,21 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sarathi_lab.block_manager import BlockManager
-from sarathi_lab.engine import run_engine
-from sarathi_lab.executor import StepResult
-from sarathi_lab.ledger import Ledger
+from sarathi_lab.engine.block_manager import BlockManager
+from sarathi_lab.engine.executor import StepResult
+from sarathi_lab.engine.ledger import Ledger
+from sarathi_lab.engine.loop import run_engine
+from sarathi_lab.engine.request import Batch, Chunk, Copy, Request
+from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.policy import Policy
-from sarathi_lab.request import Batch, Chunk, Copy, Request
-from sarathi_lab.scheduler import Scheduler
 
 ChunkRow = tuple[int, int, int]  # request id, start, number of tokens
 
 
-def requests_of(*lengths: tuple[int, int], arrivals: Sequence[float] | None = None) -> list[Request]:
+def requests_of(
+    *lengths: tuple[int, int], arrivals: Sequence[float] | None = None
+) -> list[Request]:
     """Requests of (prompt_len, output_len), all at time 0 unless `arrivals` says otherwise."""
     times = arrivals or [0.0] * len(lengths)
-    return [Request(i, time, p, d) for i, ((p, d), time) in enumerate(zip(lengths, times, strict=True))]
+    return [
+        Request(i, time, p, d) for i, ((p, d), time) in enumerate(zip(lengths, times, strict=True))
+    ]
 
 
 def scheduler_for(
@@ -41,13 +45,19 @@ def token_of(chunk: Chunk) -> int:
 
 
 class ScriptedExecutor:
-    """A virtual clock whose iterations take what `seconds` says; keeps every batch's rows in `schedule`.
+    """A virtual clock whose iterations take what `seconds` says; keeps every batch's rows in
+    `schedule`.
 
-    With capacity n, batches are collected in order, each `seconds` after the previous one or its own submission.
+    With capacity n, batches are collected in order, each `seconds` after the previous one or its
+    own submission.
     """
 
     def __init__(
-        self, seconds: Callable[[Batch], float] = lambda batch: 1.0, capacity: int = 1, *, feeds_tokens: bool = False
+        self,
+        seconds: Callable[[Batch], float] = lambda batch: 1.0,
+        capacity: int = 1,
+        *,
+        feeds_tokens: bool = False,
     ) -> None:
         self.capacity = capacity
         self.feeds_tokens = feeds_tokens
@@ -66,7 +76,9 @@ class ScriptedExecutor:
         self.now = 0.0
 
     def submit(self, batch: Batch) -> None:
-        self.schedule.append([(c.sequence.request.request_id, c.start, c.num_tokens) for c in batch.chunks])
+        self.schedule.append(
+            [(c.sequence.request.request_id, c.start, c.num_tokens) for c in batch.chunks]
+        )
         self.copies.append(batch.copies)
         start = max(self.now, self._in_flight[-1][2] if self._in_flight else 0.0)
         self._in_flight.append((batch, start, start + self._seconds(batch)))

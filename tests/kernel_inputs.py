@@ -1,4 +1,6 @@
-"""What the tests of the Triton kernels share: where they run, the dtypes they take, and random tensors."""
+"""What the tests of the Triton kernels share: where they run, the dtypes they take, and random
+tensors.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,16 @@ def random(*sizes: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
 
 
 def writes_beyond(work: Callable[[], Tensor], output: int) -> bool:
-    """Whether the one kernel of `work` writes behind its argument number `output`, the tensor that `work` returns."""
+    """Whether the one kernel of `work` writes behind its argument number `output`, the tensor that
+    `work` returns.
+    """
     with recorded(chip_of(DEVICE)) as recording:
         out = work()
     (launch,) = recording.launches
     guarded = poisoned(out.numel() + 4096, device=DEVICE, dtype=out.dtype)
-    arguments = [guarded if i == output else argument for i, argument in enumerate(launch.arguments)]
+    arguments = [
+        guarded if i == output else argument for i, argument in enumerate(launch.arguments)
+    ]
     launch.kernel[launch.grid](*arguments, **launch.options)
     assert not guarded[: out.numel()].isnan().any()
     return not bool(guarded[out.numel() :].isnan().all())

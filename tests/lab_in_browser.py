@@ -1,4 +1,6 @@
-"""Opens a notebook in a JupyterLab of its own, in a headless browser, and runs all its cells there."""
+"""Opens a notebook in a JupyterLab of its own, in a headless browser, and runs all its cells
+there.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,16 @@ from typing import NamedTuple
 
 from playwright.sync_api import Page, sync_playwright
 
-from sarathi_lab.paths import REPOSITORY
+from sarathi_lab.config.paths import REPOSITORY
 
 SECONDS = 300  # for the notebook's cells
 START = 90  # seconds, for JupyterLab and its page
 
 
 class LabPage(NamedTuple):
-    """What was on the page after all cells ran; pictures by width and height on the screen, in pixels."""
+    """What was on the page after all cells ran; pictures by width and height on the screen, in
+    pixels.
+    """
 
     num_code_cells: int
     num_executed: int
@@ -33,12 +37,12 @@ class LabPage(NamedTuple):
 
 
 def run_in_lab(notebook: Path, browser: str, folder: Path) -> LabPage:
-    """Copy the notebook to `folder` without its outputs, run it there by the menu, and look; screenshots stay there."""
+    """Copy the notebook to `folder` without its outputs, run it there by the menu, and look;
+    screenshots stay there.
+    """
     copy = folder / notebook.name
-    subprocess.run(
-        [sys.executable, "-m", "nbconvert", "--clear-output", "--to", "notebook", "--output", copy, notebook],
-        check=True, capture_output=True,
-    )  # fmt: skip
+    convert = [sys.executable, "-m", "nbconvert", "--clear-output", "--to", "notebook"]
+    subprocess.run([*convert, "--output", copy, notebook], check=True, capture_output=True)
     with _lab(folder) as url, sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=browser, args=["--no-sandbox"])
         page = chromium.new_page(viewport={"width": 1400, "height": 1000})
@@ -51,19 +55,37 @@ def run_in_lab(notebook: Path, browser: str, folder: Path) -> LabPage:
 
 @contextmanager
 def _lab(folder: Path) -> Iterator[str]:
-    """A JupyterLab over `folder` without a token, on a free port of this machine alone; yields its address."""
+    """A JupyterLab over `folder` without a token, on a free port of this machine alone; yields its
+    address.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    settings = {"port": port, "token": "", "root_dir": folder, "open_browser": False, "allow_root": True}
-    command = [sys.executable, "-m", "jupyterlab", *(f"--ServerApp.{key}={value}" for key, value in settings.items())]
+    settings = {
+        "port": port,
+        "token": "",
+        "root_dir": folder,
+        "open_browser": False,
+        "allow_root": True,
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "jupyterlab",
+        *(f"--ServerApp.{key}={value}" for key, value in settings.items()),
+    ]
     command += ["--IdentityProvider.token=", "--LabApp.collaborative=False"]
     # Cells out of sight stay on the page, where their numbers can be read.
-    tracker = folder / "settings" / "@jupyterlab" / "notebook-extension" / "tracker.jupyterlab-settings"
+    tracker = (
+        folder / "settings" / "@jupyterlab" / "notebook-extension" / "tracker.jupyterlab-settings"
+    )
     tracker.parent.mkdir(parents=True)
     tracker.write_text('{"windowingMode": "none"}')
     paths = [str(REPOSITORY), str(REPOSITORY / "kernels"), os.environ.get("PYTHONPATH", "")]
-    own = {name: str(folder / name.lower()) for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")}
+    own = {
+        name: str(folder / name.lower())
+        for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")
+    }
     environment = {**os.environ, **own, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     environment["JUPYTERLAB_SETTINGS_DIR"] = str(folder / "settings")
     with (folder / "lab.log").open("w") as log:
@@ -91,9 +113,12 @@ def _wait_until_up(url: str, server: subprocess.Popen[bytes]) -> None:
 
 
 def _run_all(page: Page) -> None:
-    """As a person would: the menu Run, its entry Run All Cells, and wait until no cell is waiting."""
+    """As a person would: the menu Run, its entry Run All Cells, and wait until no cell is
+    waiting.
+    """
     page.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=START * 1000)
-    # The status bar says so when the kernel is there; run before, JupyterLab would ask which to take.
+    # The status bar says so when the kernel is there; run before, JupyterLab would ask which to
+    # take.
     page.locator(".jp-StatusBar-TextItem", has_text="| Idle").wait_for(timeout=START * 1000)
     page.get_by_role("menuitem", name="Run", exact=True).click()
     page.locator("[data-command='runmenu:run-all']").click()
@@ -127,4 +152,6 @@ def _look(page: Page, folder: Path) -> LabPage:
     prompts = _prompts(page)
     errors = page.locator("[data-mime-type='application/vnd.jupyter.error']").all_inner_texts()
     text = "\n".join(page.locator(".jp-OutputArea-output").all_inner_texts())
-    return LabPage(len(prompts), sum(prompt.strip("[]: ").isdigit() for prompt in prompts), sizes, text, errors)
+    return LabPage(
+        len(prompts), sum(prompt.strip("[]: ").isdigit() for prompt in prompts), sizes, text, errors
+    )

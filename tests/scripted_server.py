@@ -1,4 +1,6 @@
-"""A server of OpenAI's API on loopback that behaves as each prompt tells it to: well, or badly in a known way."""
+"""A server of OpenAI's API on loopback that behaves as each prompt tells it to: well, or badly in a
+known way.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ class Seen(NamedTuple):
 
 
 class ScriptedServer(ThreadingHTTPServer):
-    """Manners are the words of text prompts; token ids are answered well, where they are taken at all.
+    """Manners are the words of text prompts; token ids are answered well, where they are taken at
+    all.
 
     `first` and `gap` are the seconds before an answer's first token and between its tokens.
     """
@@ -63,7 +66,9 @@ class ScriptedServer(ThreadingHTTPServer):
 def scripted(**settings: Any) -> Iterator[ScriptedServer]:
     """A running server; ends with the block."""
     server = ScriptedServer(**settings)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread = threading.Thread(
+        target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+    )
     thread.start()
     try:
         yield server
@@ -95,7 +100,9 @@ class _Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         server = self.server
         with server.lock:
-            server.seen.append(Seen(time.perf_counter(), self.path, body, self.headers.get("Authorization")))
+            server.seen.append(
+                Seen(time.perf_counter(), self.path, body, self.headers.get("Authorization"))
+            )
             server.in_flight += 1
             server.most_in_flight = max(server.most_in_flight, server.in_flight)
         try:
@@ -105,7 +112,10 @@ class _Handler(BaseHTTPRequestHandler):
                 server.in_flight -= 1
 
     def _is_known(self) -> bool:
-        if self.server.key is None or self.headers.get("Authorization") == f"Bearer {self.server.key}":
+        if (
+            self.server.key is None
+            or self.headers.get("Authorization") == f"Bearer {self.server.key}"
+        ):
             return True
         self._answer(401, {"error": {"message": "no key"}})
         return False
@@ -119,7 +129,9 @@ class _Handler(BaseHTTPRequestHandler):
         elif isinstance(prompt, list) and not self.server.takes_token_ids:
             self._answer(400, {"detail": "prompt must be a string."})
         elif prompt == "busy" and len(self.server.of("busy")) < 3:
-            self._answer(429, {"error": {"message": "come again"}}, {"Retry-After": str(RETRY_AFTER)})
+            self._answer(
+                429, {"error": {"message": "come again"}}, {"Retry-After": str(RETRY_AFTER)}
+            )
         elif prompt == "always busy":
             self._answer(503, {"error": {"message": "no time"}}, {"Retry-After": "0"})
         elif prompt == "fails":
@@ -129,7 +141,9 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._stream(prompt if isinstance(prompt, str) else "", body)
 
-    def _answer(self, status: int, content: dict[str, Any], headers: dict[str, str] | None = None) -> None:
+    def _answer(
+        self, status: int, content: dict[str, Any], headers: dict[str, str] | None = None
+    ) -> None:
         data = json.dumps(content).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
@@ -171,7 +185,9 @@ class _Handler(BaseHTTPRequestHandler):
                 return
             is_last = i + step >= num_tokens
             said = {"delta": {"content": str(i)}} if is_chat else {"text": str(i)}
-            yield _chunk({**said, "finish_reason": "length" if is_last and manner != "stops" else None})
+            yield _chunk(
+                {**said, "finish_reason": "length" if is_last and manner != "stops" else None}
+            )
         if manner == "stops":
             return
         if manner != "no usage" and body.get("stream_options", {}).get("include_usage"):

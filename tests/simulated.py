@@ -1,12 +1,14 @@
-"""What the tests of the simulator share: the configured GPUs and models, a toy of each, and batches."""
+"""What the tests of the simulator share: the configured GPUs and models, a toy of each, and
+batches.
+"""
 
 from __future__ import annotations
 
-from sarathi_lab.compositions import make_batch
+from sarathi_lab.config.paths import CONF
+from sarathi_lab.engine.compositions import make_batch
+from sarathi_lab.engine.request import Batch
+from sarathi_lab.executor.simulated.hardware import Hardware
 from sarathi_lab.model.spec import ModelSpec
-from sarathi_lab.paths import CONF
-from sarathi_lab.request import Batch
-from sarathi_lab.simulator.hardware import Hardware
 
 MEASURED = CONF.parent.parent / "shared" / "measured"  # tables that are not part of the project
 GPUS = ("a6000", "a40", "a100", "h100", "h200")
@@ -23,7 +25,8 @@ SPEC = ModelSpec(
     vocab_size=10,
     gated_ffn=False,
 )
-# 4 SMs of 1e9 FLOP/s in products, 1e9 bytes/s of streaming and 5e8 of reading the cache. One second for each launch.
+# 4 SMs of 1e9 FLOP/s in products, 1e9 bytes/s of streaming and 5e8 of reading the cache. One second
+# for each launch.
 TOY = Hardware(
     name="toy",
     flops_per_second=8e9,
@@ -43,5 +46,7 @@ TOY = Hardware(
 
 
 def batch_of(*, chunk: int = 0, start: int = 0, decodes: int = 0, context: int = 1) -> Batch:
-    """One chunk of an unfinished prompt, and decodes that each see `context` tokens, their own included."""
+    """One chunk of an unfinished prompt, and decodes that each see `context` tokens, their own
+    included.
+    """
     return make_batch(prefill_tokens=chunk, start=start, num_decodes=decodes, context=context)

@@ -1,4 +1,6 @@
-"""A task that takes no time, and fails, waits or kills its process where a file in the output folder says so."""
+"""A task that takes no time, and fails, waits or kills its process where a file in the output
+folder says so.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,9 @@ from typing import ClassVar
 
 from omegaconf import DictConfig
 
-from sarathi_lab.errors import RunError
-from sarathi_lab.files import write_json
-from sarathi_lab.task import Place
+from sarathi_lab.config.errors import RunError
+from sarathi_lab.config.paths import write_json
+from sarathi_lab.config.run_context import RunContext
 
 
 @dataclass(frozen=True)
@@ -26,8 +28,10 @@ class Scripted:
     def check(self, cfg: DictConfig) -> None:
         """All is well."""
 
-    def run(self, cfg: DictConfig, place: Place) -> None:
-        """Do what the file `fail-CHUNK`, `stop-CHUNK`, `wait-CHUNK`, `kill-CHUNK` or `meet` asks for."""
+    def run(self, cfg: DictConfig, place: RunContext) -> None:
+        """Do what the file `fail-CHUNK`, `stop-CHUNK`, `wait-CHUNK`, `kill-CHUNK` or `meet` asks
+        for.
+        """
         output = Path(cfg.output)
         with (output / "calls").open("a") as calls:
             calls.write(f"{cfg.chunk}\n")
@@ -39,12 +43,19 @@ class Scripted:
         if (output / f"wait-{cfg.chunk}").exists():
             time.sleep(120)
         while (output / "meet").exists() and len((output / "calls").read_text().split()) < 2:
-            time.sleep(0.01)  # so that the first two run beside each other, however slowly a process starts
+            time.sleep(
+                0.01
+            )  # so that the first two run beside each other, however slowly a process starts
         if (output / f"kill-{cfg.chunk}").exists():
             time.sleep(0.5)  # the other one is done by then
             os.kill(os.getpid(), signal.SIGKILL)
         cores = sorted(os.sched_getaffinity(0))
         time.sleep(0.2)
-        write_json(place.run_dir / "result.json", {"chunk": cfg.chunk, "cores": cores, "process": os.getpid()})
+        write_json(
+            place.run_dir / "result.json",
+            {"chunk": cfg.chunk, "cores": cores, "process": os.getpid()},
+        )
         # A parabola with its top at 500.
-        write_json(place.run_dir / "summary.json", {"throughput": 1e4 - (cfg.chunk - 500) ** 2 / 100})
+        write_json(
+            place.run_dir / "summary.json", {"throughput": 1e4 - (cfg.chunk - 500) ** 2 / 100}
+        )

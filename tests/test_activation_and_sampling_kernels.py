@@ -1,4 +1,6 @@
-"""Fused activations and greedy sampling: the kernels, interpreted or on a GPU, against plain torch."""
+"""Fused activations and greedy sampling: the kernels, interpreted or on a GPU, against plain
+torch.
+"""
 
 from __future__ import annotations
 
@@ -23,19 +25,25 @@ SIZES = [(1, 2560), (3, 80), (2, 1027)]  # rows and columns, of blocks of 1,024
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize(("num_rows", "size"), SIZES)
-def test_gated_activation(num_rows: int, size: int, activation: Activation, dtype: torch.dtype) -> None:
+def test_gated_activation(
+    num_rows: int, size: int, activation: Activation, dtype: torch.dtype
+) -> None:
     gate_up = 4 * random(num_rows, 2 * size + 3, dtype=dtype)[:, : 2 * size]
     wide = torch.full((num_rows, 2 * size + 3), float("nan"), device=DEVICE, dtype=dtype)
     wide[:, : 2 * size] = gate_up
     gate, up = gate_up.float().chunk(2, dim=1)
     expected = gated_activate_(gate.clone(), up, activation)
-    assert relative_error(gated_activation(wide[:, : 2 * size], activation), expected) < BOUNDS[dtype]
+    assert (
+        relative_error(gated_activation(wide[:, : 2 * size], activation), expected) < BOUNDS[dtype]
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize(("num_rows", "size"), SIZES)
-def test_activation_in_place(num_rows: int, size: int, activation: Activation, dtype: torch.dtype) -> None:
+def test_activation_in_place(
+    num_rows: int, size: int, activation: Activation, dtype: torch.dtype
+) -> None:
     wide = 4 * random(num_rows, size + 3, dtype=dtype)
     before, x = wide.clone(), wide[:, :size]
     expected = activate_(x.float().clone(), activation)
@@ -74,8 +82,12 @@ SMALL_CHIP = Chip(90, num_sms=4, shared_memory=CHIPS[90].shared_memory)
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("chip", [CHIPS[90], SMALL_CHIP], ids=["many parts", "many steps"])
-@pytest.mark.parametrize(("num_rows", "vocab"), [(1, 32_000), (3, 5000), (17, 2049), (2, 7), (1, 1), (5, 2048)])
-def test_greedy_takes_the_lowest_of_the_largest(num_rows: int, vocab: int, chip: Chip, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("num_rows", "vocab"), [(1, 32_000), (3, 5000), (17, 2049), (2, 7), (1, 1), (5, 2048)]
+)
+def test_greedy_takes_the_lowest_of_the_largest(
+    num_rows: int, vocab: int, chip: Chip, dtype: torch.dtype
+) -> None:
     logits = random(num_rows, vocab + 1, dtype=dtype).round(decimals=1)  # so that many are equal
     logits[:, vocab] = 100.0  # beyond the row: not to be read
     logits = logits[:, :vocab]

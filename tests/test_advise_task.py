@@ -1,4 +1,6 @@
-"""The task `advise` from the command line: what it predicts, prints and writes, and the mistakes that it refuses."""
+"""The task `advise` from the command line: what it predicts, prints and writes, and the mistakes
+that it refuses.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +14,16 @@ import pytest
 from omegaconf import OmegaConf
 
 from helpers import requests_of
-from sarathi_lab.advise_task import flags_table
-from sarathi_lab.advisor import Prediction, advise
-from sarathi_lab.chunking_loss import chunking_loss
+from sarathi_lab.executor.simulated.analytic import AnalyticCostModel
+from sarathi_lab.executor.simulated.cost_model import make_cost_model
+from sarathi_lab.experiment.advisor import Prediction, advise
+from sarathi_lab.experiment.chunking_loss import chunking_loss
+from sarathi_lab.experiment.presets import load_hardware as hardware
+from sarathi_lab.experiment.presets import load_spec as model
+from sarathi_lab.experiment.server_flags import flags
 from sarathi_lab.policy import SarathiServe
-from sarathi_lab.presets import load_hardware as hardware
-from sarathi_lab.presets import load_spec as model
 from sarathi_lab.run import main
-from sarathi_lab.server_flags import flags
-from sarathi_lab.simulator.analytic import AnalyticCostModel
-from sarathi_lab.simulator.cost_model import make_cost_model
+from sarathi_lab.tasks.advise import flags_table
 
 COST = AnalyticCostModel(model("13b"), hardware("a6000"), 2)
 LOAD = ["task=advise", "workload.num_requests=12", "batch=6"]
@@ -42,7 +44,9 @@ def test_the_tables_are_the_advice_the_loss_and_the_flags(tmp_path, capsys):
     pd.testing.assert_frame_equal(tables["advice"], advice.table)
     for row in tables["loss"].itertuples():
         split = chunking_loss(992, row.chunk, COST.operation_times)
-        assert (row.attention, row.matmul, row.fixed) == pytest.approx((split.attention, split.matmul, split.fixed))
+        assert (row.attention, row.matmul, row.fixed) == pytest.approx(
+            (split.attention, split.matmul, split.fixed)
+        )
         assert row.loss == pytest.approx(split.total / split.whole)
     assert list(tables["loss"].chunk) == list(advice.table.chunk)
     rows = flags(advice.chunk, batch_size=6, max_model_len=1024)
@@ -76,7 +80,9 @@ def test_every_setting_that_it_reads_has_an_effect(tmp_path):
 
 
 def test_policy_and_cost_model_are_those_of_the_command_line(tmp_path):
-    tables = advised(tmp_path, "policy=sarathi_serve", "executor.cost_model=profiled", "task.chunks=[512,256]")
+    tables = advised(
+        tmp_path, "policy=sarathi_serve", "executor.cost_model=profiled", "task.chunks=[512,256]"
+    )
     profiled = make_cost_model("profiled", COST.spec, COST.hardware, 2)
     server = {"max_model_len": 1024, "num_blocks": 388, "block_size": 16}
     prediction = Prediction(requests_of(*[(992, 32)] * 12), 6, profiled.iteration_time, **server)
@@ -86,11 +92,15 @@ def test_policy_and_cost_model_are_those_of_the_command_line(tmp_path):
 
 def test_without_baselines_a_cache_too_small_for_them_will_do(tmp_path):
     small = ("policy=sarathi_serve", "max_model_len=4096", "cache.num_blocks=100")
-    assert not [name for name in advised(tmp_path, *small, "baselines=[]")["advice"] if "_vs_" in name]
+    assert not [
+        name for name in advised(tmp_path, *small, "baselines=[]")["advice"] if "_vs_" in name
+    ]
 
 
 def test_a_sweep_advises_every_job(tmp_path):
-    assert main([*SMALL, "hardware=a6000,a100", "task.chunks=[256]", "-m", f"output={tmp_path}"]) == 0
+    assert (
+        main([*SMALL, "hardware=a6000,a100", "task.chunks=[256]", "-m", f"output={tmp_path}"]) == 0
+    )
     assert len(list(tmp_path.rglob("flags.csv"))) == 2
 
 
@@ -100,11 +110,15 @@ def test_tables_and_the_chosen_chunk_go_to_the_tracker(tmp_path):
     (run,) = tmp_path.rglob("offline-run-*/*.wandb")
     wandb = Path(sys.executable).with_name("wandb")
     shown = json.loads(
-        subprocess.run([wandb, "leet", "inspect", "--summary", "--json", run], capture_output=True, check=True).stdout
+        subprocess.run(
+            [wandb, "leet", "inspect", "--summary", "--json", run], capture_output=True, check=True
+        ).stdout
     )
     assert shown["summary"]["chunk"] == 256
     staged = {path.read_bytes() for path in tmp_path.rglob("wandb/data/**/*") if path.is_file()}
-    assert {path.read_bytes() for name in TABLES for path in tmp_path.rglob(f"{name}.csv")} <= staged
+    assert {
+        path.read_bytes() for name in TABLES for path in tmp_path.rglob(f"{name}.csv")
+    } <= staged
 
 
 MISTAKES = [

@@ -1,4 +1,6 @@
-"""How requests arrive: the processes, users who wait for their answers, priorities, and ten thousand at a time."""
+"""How requests arrive: the processes, users who wait for their answers, priorities, and ten
+thousand at a time.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +17,17 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from helpers import ScriptedExecutor, requests_of, scheduler_for
-from sarathi_lab.arrivals import Arrivals, ClosedLoop, TimedArrivals, as_arrivals
-from sarathi_lab.engine import run_engine
-from sarathi_lab.errors import UserError
-from sarathi_lab.ledger import Ledger
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.paths import CONF
+from sarathi_lab.engine.arrivals import Arrivals, ClosedLoop, TimedArrivals, as_arrivals
+from sarathi_lab.engine.ledger import Ledger
+from sarathi_lab.engine.loop import run_engine
+from sarathi_lab.executor.simulated.executor import SimulatedExecutor
+from sarathi_lab.executor.torch.executor import TorchExecutor
+from sarathi_lab.experiment.presets import load_spec
 from sarathi_lab.model.weights import load_model
-from sarathi_lab.paths import CONF
 from sarathi_lab.policy import Orca, RequestLevel, SarathiServe
-from sarathi_lab.presets import load_spec
 from sarathi_lab.run import main
-from sarathi_lab.simulator.executor import SimulatedExecutor
-from sarathi_lab.torch_executor.executor import TorchExecutor
 from sarathi_lab.workload.arriving import Arriving, arrival_times
 from sarathi_lab.workload.synthetic import PaperGrid
 
@@ -50,7 +52,9 @@ def times_of(num_requests: int = 20_000, seed: int = 1, **settings) -> np.ndarra
 
 def served(arrivals, executor=None, policy=None, **kwargs) -> pd.DataFrame:
     ledger = Ledger()
-    run_engine(arrivals, scheduler_for(policy or Orca(), **kwargs), executor or ScriptedExecutor(), ledger)
+    run_engine(
+        arrivals, scheduler_for(policy or Orca(), **kwargs), executor or ScriptedExecutor(), ledger
+    )
     return ledger.requests()
 
 
@@ -85,7 +89,9 @@ def test_a_ramp_rises_linearly_between_its_rates():
 
 
 def test_a_ramp_by_hand(monkeypatch):
-    """Rate 1 to 3 over two expected arrivals, so over 1 s: t + t^2 = 1.5 has the root (sqrt(7) - 1) / 2."""
+    """Rate 1 to 3 over two expected arrivals, so over 1 s: t + t^2 = 1.5 has the root (sqrt(7) - 1)
+    / 2.
+    """
 
     class Known:
         def standard_exponential(self, number):
@@ -104,12 +110,18 @@ def test_a_ramp_by_hand(monkeypatch):
         ({"arrivals": "gamma", "cv": 2.0}, "needs workload.rate"),
         ({"arrivals": "gamma", "rate": 2.0, "cv": 0}, "cv=0"),
         ({"arrivals": "gamma", "rate": 2.0, "cv": 1e200}, "cv=1e[+]200 exceeds 100"),
-        ({"arrivals": "poisson", "rate": 2.0, "cv": 2.0}, "cv=2.0 has no effect on poisson arrivals.*arrivals=gamma"),
+        (
+            {"arrivals": "poisson", "rate": 2.0, "cv": 2.0},
+            "cv=2.0 has no effect on poisson arrivals.*arrivals=gamma",
+        ),
         ({"arrivals": "ramp", "rate": 2.0}, "needs workload.end_rate"),
         ({"arrivals": "ramp", "rate": 2.0, "end_rate": 2.0}, "end_rate=2.0 does not exceed"),
         ({"arrivals": "users"}, "needs workload.users"),
         ({"arrivals": "users", "users": 0}, "users=0 is below 1"),
-        ({"arrivals": "users", "users": 2, "rate": 1.0}, "rate=1.0 has no effect on users arrivals"),
+        (
+            {"arrivals": "users", "users": 2, "rate": 1.0},
+            "rate=1.0 has no effect on users arrivals",
+        ),
         ({"arrivals": "users", "users": 2, "think_time": -1}, "think_time=-1"),
         ({"users": 2}, "users=2 has no effect on closed arrivals.*arrivals=users"),
         ({"think_time": 1.0}, "think_time=1.0 has no effect"),
@@ -128,7 +140,8 @@ def test_what_is_missing_unknown_or_without_effect_is_refused(settings, words):
 
 
 def test_a_closed_loop_by_hand():
-    """Two users, request-level batches of two, a second an iteration: 4 + 2 tokens take two of them.
+    """Two users, request-level batches of two, a second an iteration: 4 + 2 tokens take two of
+    them.
 
     Requests 0 and 1 come at 0 and end at 2; with 3 s of thought, 2 and 3 come at 5 and end at 7.
     """
@@ -144,7 +157,12 @@ def test_lists_and_sources_are_both_arrivals():
         assert isinstance(source, Arrivals)
         assert as_arrivals(source) is source
     timed = TimedArrivals(requests)
-    assert [timed.next_time, timed.pop().request_id, timed.next_time, timed.pop().request_id] == [1.0, 1, 3.0, 0]
+    assert [timed.next_time, timed.pop().request_id, timed.next_time, timed.pop().request_id] == [
+        1.0,
+        1,
+        3.0,
+        0,
+    ]
     assert timed.next_time == float("inf")
 
 
@@ -158,9 +176,13 @@ def test_lists_and_sources_are_both_arrivals():
 def test_users_never_have_more_requests_unfinished_than_there_are_users(
     capacity, feeds_tokens, lengths, num_users, think_time
 ):
-    executor = ScriptedExecutor(lambda batch: 0.5 + 0.1 * batch.num_tokens, capacity, feeds_tokens=feeds_tokens)
+    executor = ScriptedExecutor(
+        lambda batch: 0.5 + 0.1 * batch.num_tokens, capacity, feeds_tokens=feeds_tokens
+    )
     loop = ClosedLoop(requests_of(*lengths), num_users, think_time)
-    table = served(loop, executor, SarathiServe(chunk=8), num_micro_batches=1 if feeds_tokens else capacity)
+    table = served(
+        loop, executor, SarathiServe(chunk=8), num_micro_batches=1 if feeds_tokens else capacity
+    )
     assert table.request_id.tolist() == list(range(len(lengths)))
     assert table.arrival_time.is_monotonic_increasing  # the list's order is that of sending
     events = [(time, -1) for time in table.finish_time] + [(time, 1) for time in table.arrival_time]
@@ -169,7 +191,9 @@ def test_users_never_have_more_requests_unfinished_than_there_are_users(
     assert started >= min(num_users, len(lengths))
     answers = sorted(table.finish_time + think_time)
     later = table.arrival_time[min(num_users, len(lengths)) :]
-    assert later.tolist() == pytest.approx(answers[: len(later)])  # each answer lets one request come
+    assert later.tolist() == pytest.approx(
+        answers[: len(later)]
+    )  # each answer lets one request come
 
 
 class Counter:
@@ -211,12 +235,23 @@ def test_ten_thousand_requests_of_users_take_bounded_memory():
 
 
 def test_priorities_are_dealt_in_their_shares_and_the_first_ones_stay():
-    many = grid(num_requests=5000, priorities=[0, 3, 7], priority_shares=[0.1, 0.2, 0.7]).generate(None).requests
+    many = (
+        grid(num_requests=5000, priorities=[0, 3, 7], priority_shares=[0.1, 0.2, 0.7])
+        .generate(None)
+        .requests
+    )
     dealt = [request.priority for request in many]
     assert [dealt.count(p) / 5000 for p in (0, 3, 7)] == pytest.approx([0.1, 0.2, 0.7], abs=0.02)
-    few = grid(num_requests=50, priorities=[0, 3, 7], priority_shares=[0.1, 0.2, 0.7]).generate(None).requests
+    few = (
+        grid(num_requests=50, priorities=[0, 3, 7], priority_shares=[0.1, 0.2, 0.7])
+        .generate(None)
+        .requests
+    )
     assert [request.priority for request in few] == dealt[:50]
-    equal = [request.priority for request in grid(num_requests=5000, priorities=[0, 1]).generate(None).requests]
+    equal = [
+        request.priority
+        for request in grid(num_requests=5000, priorities=[0, 1]).generate(None).requests
+    ]
     assert np.mean(equal) == pytest.approx(0.5, abs=0.03)
     assert {request.priority for request in grid().generate(None).requests} == {0}
 
@@ -238,7 +273,9 @@ EFFECTS = {
 
 def test_every_setting_of_arrivals_changes_a_run():
     found = {
-        name: tuple(served(grid(num_requests=12, **settings).generate(None).arrivals()).arrival_time)
+        name: tuple(
+            served(grid(num_requests=12, **settings).generate(None).arrivals()).arrival_time
+        )
         for name, settings in EFFECTS.items()
     }
     assert len(set(found.values())) == len(found)
@@ -263,7 +300,9 @@ def test_the_urgent_wait_less_where_the_queue_is_ordered_by_priority():
 def test_users_on_a_real_device():
     model = load_model(load_spec("tiny"), None, torch.device("cpu"), torch.float32, seed=0)
     executor = TorchExecutor(model, num_blocks=100, block_size=4)
-    load = grid(num_requests=6, seq_len=24, arrivals="users", users=2, think_time=0.02).generate(256)
+    load = grid(num_requests=6, seq_len=24, arrivals="users", users=2, think_time=0.02).generate(
+        256
+    )
     table = served(load.arrivals(), executor, num_blocks=100)
     answers = sorted(table.finish_time + 0.02)
     assert table.arrival_time.tolist() == pytest.approx([0.0, 0.0, *answers[:4]])
@@ -272,8 +311,19 @@ def test_users_on_a_real_device():
 
 def test_a_run_of_users_and_what_it_says(tmp_path, capsys):
     folder = tmp_path / "run"
-    args = ["executor=simulated", "tracking=none", "baselines=[]", f"output={tmp_path}", f"hydra.run.dir={folder}"]
-    users = ["workload.arrivals=users", "workload.users=3", "workload.num_requests=9", "seq_len=256"]
+    args = [
+        "executor=simulated",
+        "tracking=none",
+        "baselines=[]",
+        f"output={tmp_path}",
+        f"hydra.run.dir={folder}",
+    ]
+    users = [
+        "workload.arrivals=users",
+        "workload.users=3",
+        "workload.num_requests=9",
+        "seq_len=256",
+    ]
     assert main([*args, *users]) == 0
     assert "from 3 users who think 0 s" in " ".join(capsys.readouterr().out.split())
     table = pd.read_parquet(folder / "requests.parquet")

@@ -1,4 +1,6 @@
-"""The time of attention: tiles of queries, occupancy and cache reads by hand, and an A100 measured elsewhere."""
+"""The time of attention: tiles of queries, occupancy and cache reads by hand, and an A100 measured
+elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +10,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sarathi_lab.presets import load_hardware as hardware
-from sarathi_lab.presets import load_spec as model
-from sarathi_lab.simulator.analytic import AnalyticCostModel
-from sarathi_lab.simulator.attention import decode_attention_time, occupancy, prefill_attention_time
+from sarathi_lab.executor.simulated.analytic import AnalyticCostModel
+from sarathi_lab.executor.simulated.attention import (
+    decode_attention_time,
+    occupancy,
+    prefill_attention_time,
+)
+from sarathi_lab.experiment.presets import load_hardware as hardware
+from sarathi_lab.experiment.presets import load_spec as model
 from simulated import MEASURED, TOY, batch_of
 
 HEADS = {"num_heads": 4, "num_kv_heads": 2, "head_size": 8, "kv_head_bytes": 16}
@@ -35,8 +41,9 @@ def test_occupancy(blocks, max_splits, share):
 
 
 def test_prefill_attention_by_hand():
-    # 64 queries of 4 heads fill 4 SMs. 64 x 100 dense pairs at 0.5, 64 x 64 masked at 0.25: 4*4*8 FLOPs each of 8e9;
-    # 164 tokens of 2*2*8*2 = 64 bytes at 5e8 a second take 20.992 us, which overlaps with the products
+    # 64 queries of 4 heads fill 4 SMs. 64 x 100 dense pairs at 0.5, 64 x 64 masked at 0.25: 4*4*8
+    # FLOPs each of 8e9; 164 tokens of 2*2*8*2 = 64 bytes at 5e8 a second take 20.992 us, which
+    # overlaps with the products
     fast = dataclasses.replace(TOY, bytes_per_second=1e15)
     compute = 128 * (6400 / 0.5 + 4096 / 0.25) / 8e9
     assert prefill_attention_time([(100, 64)], hardware=fast, **HEADS) == pytest.approx(3 + compute)
@@ -46,7 +53,13 @@ def test_prefill_attention_by_hand():
 
 def test_one_query_past_the_tile_costs_a_tile():
     gpu = dataclasses.replace(hardware("a6000"), attention_launch=0.0)
-    shape = {"num_heads": 84, "num_kv_heads": 4, "head_size": 128, "kv_head_bytes": 256, "hardware": gpu}
+    shape = {
+        "num_heads": 84,
+        "num_kv_heads": 4,
+        "head_size": 128,
+        "kv_head_bytes": 256,
+        "hardware": gpu,
+    }
     at, past, full = (prefill_attention_time([(2000, n)], **shape) for n in (64, 65, 128))
     assert past > 1.7 * at
     assert full < 1.01 * past
@@ -55,7 +68,9 @@ def test_one_query_past_the_tile_costs_a_tile():
 def test_several_chunks_share_a_call():
     shape = {**A100_SHARE, "hardware": hardware("a100")}
     together = prefill_attention_time([(0, 512), (512, 512)], **shape)
-    apart = prefill_attention_time([(0, 512)], **shape) + prefill_attention_time([(512, 512)], **shape)
+    apart = prefill_attention_time([(0, 512)], **shape) + prefill_attention_time(
+        [(512, 512)], **shape
+    )
     assert together < apart - 0.9 * hardware("a100").attention_launch
     assert prefill_attention_time([], **shape) == 0.0
 
@@ -63,8 +78,11 @@ def test_several_chunks_share_a_call():
 def test_decode_attention_by_hand():
     # 2 sequences of 2 KV heads fill 4 SMs: 1000 tokens of 64 bytes at 5e8 bytes/s
     assert decode_attention_time(2, 1000, hardware=TOY, **KV) == pytest.approx(3 + 128e-6)
-    # 33 sequences: 66 blocks take 17 waves of 4, and no cut into up to 16 fills the last better than 15/16 does
-    assert decode_attention_time(33, 1000, hardware=TOY, **KV) == pytest.approx(3 + 128e-6)  # in halves: 33 whole waves
+    # 33 sequences: 66 blocks take 17 waves of 4, and no cut into up to 16 fills the last better
+    # than 15/16 does
+    assert decode_attention_time(33, 1000, hardware=TOY, **KV) == pytest.approx(
+        3 + 128e-6
+    )  # in halves: 33 whole waves
     assert decode_attention_time(0, 0, hardware=TOY, **KV) == 0.0
 
 
@@ -76,7 +94,9 @@ def test_few_sequences_draw_less_bandwidth():
 
 
 def test_chunking_reads_the_cache_again():
-    """Fig 13a: a prompt cut into chunks spends more time in attention, the more the smaller they are."""
+    """Fig 13a: a prompt cut into chunks spends more time in attention, the more the smaller they
+    are.
+    """
     cost = AnalyticCostModel(model("13b"), hardware("a6000"), 2)
 
     def attention(chunk: int) -> float:
@@ -98,7 +118,10 @@ def test_a100_rows_that_the_fit_did_not_see():
     predicted = [prefill_attention_time([chunk], hardware=gpu, **A100_SHARE) for chunk in chunks]
     kv = {name: A100_SHARE[name] for name in KV}
     sequences = zip(decode.batch_size, decode.kv_cache_size, strict=True)
-    predicted += [decode_attention_time(batch, batch * context, hardware=gpu, **kv) for batch, context in sequences]
+    predicted += [
+        decode_attention_time(batch, batch * context, hardware=gpu, **kv)
+        for batch, context in sequences
+    ]
     errors = np.abs(np.array(predicted) * 1e3 / pd.concat([prefill.ms, decode.ms]).to_numpy() - 1)
     assert np.median(errors) < 0.15
     assert errors.mean() < gpu.uncertainty["attention"] + 0.01

@@ -1,4 +1,6 @@
-"""The paged attention kernels against attention by its definition in float64: interpreted, or on a GPU."""
+"""The paged attention kernels against attention by its definition in float64: interpreted, or on a
+GPU.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,19 @@ import torch
 from torch import Tensor
 
 from sarathi_kernels.attention import make_segment, paged_attention
-from sarathi_kernels.attention_cases import AWKWARD, AttentionCase, AttentionInputs, make_inputs, reference
+from sarathi_kernels.attention_cases import (
+    AWKWARD,
+    AttentionCase,
+    AttentionInputs,
+    make_inputs,
+    reference,
+)
 from sarathi_kernels.attention_plan import PADDING, TILE_ROWS, AttentionPlan
-from sarathi_kernels.attention_support import SUPPORTED_DTYPES, SUPPORTED_HEAD_SIZES, check_supported
+from sarathi_kernels.attention_support import (
+    SUPPORTED_DTYPES,
+    SUPPORTED_HEAD_SIZES,
+    check_supported,
+)
 from sarathi_kernels.chip import CHIPS
 from sarathi_kernels.decode_attention import decode_attention, make_scratch
 from sarathi_kernels.launch import recorded
@@ -21,16 +33,24 @@ from sarathi_kernels.testing import poisoned, relative_error
 HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
 MAX_ERROR = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
-DTYPES = [torch.float32, torch.float16, *([torch.bfloat16] if HAS_GPU else [])]  # the interpreter cannot multiply bf16
+DTYPES = [
+    torch.float32,
+    torch.float16,
+    *([torch.bfloat16] if HAS_GPU else []),
+]  # the interpreter cannot multiply bf16
 NUM_SMS = 4  # few, so that small batches are cut into large tiles, too
 
 
-def inputs_of(case: AttentionCase, dtype: torch.dtype = torch.float32, num_splits: int = 1) -> AttentionInputs:
+def inputs_of(
+    case: AttentionCase, dtype: torch.dtype = torch.float32, num_splits: int = 1
+) -> AttentionInputs:
     inputs = make_inputs(case, device=DEVICE, dtype=dtype, num_sms=NUM_SMS)
     return replace(inputs, plan=replace(inputs.plan, num_splits=num_splits))
 
 
-def attend(case: AttentionCase, inputs: AttentionInputs, *, prefill: bool = True, decode: bool = True) -> Tensor:
+def attend(
+    case: AttentionCase, inputs: AttentionInputs, *, prefill: bool = True, decode: bool = True
+) -> Tensor:
     """What the kernels write into an output of NaN."""
     out = poisoned(*inputs.query.shape, device=DEVICE, dtype=inputs.query.dtype)
     arguments = (inputs.query, inputs.key_cache, inputs.value_cache, inputs.plan, inputs.scale)
@@ -71,19 +91,29 @@ def test_decodes_as_tiles_of_one_query_give_the_same() -> None:
     inputs = inputs_of(case)
     out = poisoned(*inputs.query.shape, device=DEVICE, dtype=torch.float32)
     prefill_attention(
-        inputs.query, inputs.key_cache, inputs.value_cache, inputs.plan, inputs.scale, out=out, with_decodes=True
+        inputs.query,
+        inputs.key_cache,
+        inputs.value_cache,
+        inputs.plan,
+        inputs.scale,
+        out=out,
+        with_decodes=True,
     )
     assert relative_error(out, reference(case, inputs)) < 1e-5
 
 
 def padded(plan: AttentionPlan) -> AttentionPlan:
-    """`plan` as a CUDA graph would have it: more tiles, decodes and columns than the batch needs."""
+    """`plan` as a CUDA graph would have it: more tiles, decodes and columns than the batch
+    needs.
+    """
 
     def extended(entries: Tensor, count: int) -> Tensor:
         return torch.cat([entries, entries.new_full((count, *entries.shape[1:]), PADDING)])
 
     table = torch.nn.functional.pad(plan.block_table, (0, 3), value=PADDING)
-    return replace(plan, tiles=extended(plan.tiles, 3), decodes=extended(plan.decodes, 2), block_table=table)
+    return replace(
+        plan, tiles=extended(plan.tiles, 3), decodes=extended(plan.decodes, 2), block_table=table
+    )
 
 
 @pytest.mark.parametrize("num_splits", [1, 2])
@@ -102,7 +132,9 @@ def test_rows_of_query_and_output_and_blocks_of_the_cache_may_be_strided() -> No
     query = fused[:, : case.num_heads * case.head_size].view(inputs.query.shape)
     query.copy_(inputs.query)
     caches = torch.stack([inputs.key_cache, inputs.value_cache], dim=1)
-    out = poisoned(case.num_tokens, 2, *inputs.query.shape[1:], device=DEVICE, dtype=torch.float32)[:, 0]
+    out = poisoned(case.num_tokens, 2, *inputs.query.shape[1:], device=DEVICE, dtype=torch.float32)[
+        :, 0
+    ]
     arguments = (query, caches[:, 0], caches[:, 1], inputs.plan, inputs.scale)
     prefill_attention(*arguments, out=out)
     decode_attention(*arguments, out=out)
@@ -117,11 +149,18 @@ def test_blocks_beyond_2_to_the_31_elements_are_found() -> None:
         pytest.skip("needs 9 GB of GPU memory")
     moved = []
     for cache in (inputs.key_cache, inputs.value_cache):
-        pool = torch.empty(num_blocks, *cache.shape[1:], dtype=cache.dtype, device=DEVICE)  # only its end is touched
+        pool = torch.empty(
+            num_blocks, *cache.shape[1:], dtype=cache.dtype, device=DEVICE
+        )  # only its end is touched
         pool[-len(cache) :] = cache
         moved.append(pool)
     table = inputs.plan.block_table + num_blocks - len(inputs.key_cache)
-    far = replace(inputs, key_cache=moved[0], value_cache=moved[1], plan=replace(inputs.plan, block_table=table))
+    far = replace(
+        inputs,
+        key_cache=moved[0],
+        value_cache=moved[1],
+        plan=replace(inputs.plan, block_table=table),
+    )
     assert torch.equal(attend(case, far), attend(case, inputs))
 
 
@@ -130,7 +169,9 @@ def test_blocks_beyond_2_to_the_31_elements_are_found() -> None:
 def test_tensor_descriptors_give_the_same(dtype: torch.dtype, sliding_window: int | None) -> None:
     if HAS_GPU and torch.cuda.get_device_capability() < (9, 0):
         pytest.skip("needs a tensor memory accelerator")
-    case = AttentionCase(((70, 300), (20, 20)), 4, 2, head_size=64, block_size=128, sliding_window=sliding_window)
+    case = AttentionCase(
+        ((70, 300), (20, 20)), 4, 2, head_size=64, block_size=128, sliding_window=sliding_window
+    )
     inputs = inputs_of(case, dtype)
     out = poisoned(*inputs.query.shape, device=DEVICE, dtype=dtype)
     prefill_attention(
@@ -172,10 +213,20 @@ def test_kernels_agree_with_the_torch_path_of_a_cpu_engine() -> None:
         index = torch.tensor(ids, device=DEVICE)
         window = case.sliding_window
         segments.append(
-            make_segment(start, num_queries, kv_len, index, sliding_window=window, device=DEVICE, dtype=torch.float32)
+            make_segment(
+                start,
+                num_queries,
+                kv_len,
+                index,
+                sliding_window=window,
+                device=DEVICE,
+                dtype=torch.float32,
+            )
         )
         start += num_queries
-    expected = paged_attention(inputs.query, inputs.key_cache, inputs.value_cache, segments, inputs.scale)
+    expected = paged_attention(
+        inputs.query, inputs.key_cache, inputs.value_cache, segments, inputs.scale
+    )
     assert relative_error(attend(case, inputs), expected) < 1e-5
 
 
@@ -189,7 +240,13 @@ def test_scratch_may_be_reused() -> None:
     out = poisoned(*inputs.query.shape, device=DEVICE, dtype=torch.float32)
     for _ in range(2):
         decode_attention(
-            inputs.query, inputs.key_cache, inputs.value_cache, inputs.plan, inputs.scale, out=out, scratch=scratch
+            inputs.query,
+            inputs.key_cache,
+            inputs.value_cache,
+            inputs.plan,
+            inputs.scale,
+            out=out,
+            scratch=scratch,
         )
         assert torch.equal(out, expected)
 
@@ -203,7 +260,9 @@ def test_unsupported_inputs_are_refused_with_the_value_and_what_works() -> None:
     arguments = (inputs.key_cache, inputs.value_cache, inputs.plan, inputs.scale)
     out = torch.empty_like(inputs.query)
     with pytest.raises(ValueError, match="contiguous"):
-        prefill_attention(inputs.query.transpose(0, 2).contiguous().transpose(0, 2), *arguments, out=out)
+        prefill_attention(
+            inputs.query.transpose(0, 2).contiguous().transpose(0, 2), *arguments, out=out
+        )
     with pytest.raises(ValueError, match="does not match the cache"):
         decode_attention(inputs.query[:, :1].expand(-1, 3, -1).contiguous(), *arguments, out=out)
     with pytest.raises(ValueError, match="sliding window 0"):
@@ -217,7 +276,11 @@ def test_launches_for_every_chip_can_be_recorded_without_data(capability: int) -
     for head_size in SUPPORTED_HEAD_SIZES:
         for dtype in SUPPORTED_DTYPES:
             for tile_rows in TILE_ROWS:
-                assert tile_rows % prefill_config(CHIPS[capability], head_size, dtype, tile_rows).block_m == 0
+                assert (
+                    tile_rows
+                    % prefill_config(CHIPS[capability], head_size, dtype, tile_rows).block_m
+                    == 0
+                )
     query = torch.empty(6, 8, 128, dtype=torch.bfloat16, device="meta")
     cache = torch.empty(9, 16, 2, 128, dtype=torch.bfloat16, device="meta")
     ints = {"dtype": torch.int32, "device": "meta"}

@@ -1,4 +1,6 @@
-"""Every mistake of a user's: one clear line naming the value, the reason and the fix, exit code 2, nothing written."""
+"""Every mistake of a user's: one clear line naming the value, the reason and the fix, exit code 2,
+nothing written.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,14 @@ MISTAKES = [
     (["cache.block_size=0"], ["cache.block_size=0"]),
     (["cache.prefix=maybe"], ["cache.prefix=maybe", "use true"]),
     (["cache.num_host_blocks=5"], ["cache.num_host_blocks=5 has no effect", "preemption=swap"]),
-    (["hardware.host_bytes_per_second=null", "preemption=swap"], ["host_bytes_per_second", "preemption=recompute"]),
-    (["workload.num_prefixes=2"], ["num_prefixes=2 has no effect", "workload.shared_prefix_len=512"]),
+    (
+        ["hardware.host_bytes_per_second=null", "preemption=swap"],
+        ["host_bytes_per_second", "preemption=recompute"],
+    ),
+    (
+        ["workload.num_prefixes=2"],
+        ["num_prefixes=2 has no effect", "workload.shared_prefix_len=512"],
+    ),
     (["workload.shared_prefix_len=-1"], ["workload.shared_prefix_len=-1"]),
     (["max_model_len=10"], ["exceeds max_model_len=10"]),
     (["chnk=256"], ["chnk is not a setting", "did you mean chunk"]),
@@ -39,7 +47,10 @@ MISTAKES = [
     (["policy.min_decode=2"], ["policy.min_decode", "did you mean policy.min_decodes"]),
     (["+policy.foo=2"], ["policy.foo is not a parameter", "policy.reserve"]),
     (["policy=orca", "policy.min_decodes=2"], ["policy.min_decodes", "policy.max_prefills"]),
-    (["policy=orca", "chunk=256"], ["chunk=256 has no effect", "Orca does not read chunk", "policy.max_prefills"]),
+    (
+        ["policy=orca", "chunk=256"],
+        ["chunk=256 has no effect", "Orca does not read chunk", "policy.max_prefills"],
+    ),
     (["device=cpu"], ["device=cpu has no effect", "hardware"]),
     (["workload=uniform", "seq_len=512"], ["seq_len=512 has no effect"]),
     (["chunk=256,512"], ["chunk=256,512", "add -m"]),
@@ -51,8 +62,14 @@ MISTAKES = [
     (["chunk"], ["chunk"]),
     (["~hardware.num_sms"], ["Hardware", "num_sms", "put it back"]),
     (["hardware.num_sms=0"], ["hardware.num_sms=0", "below 1", "correct the hardware file"]),
-    (["hardware.bytes_per_second=-1"], ["hardware.bytes_per_second=-1", "above 0", "correct the hardware file"]),
-    (["~hardware.uncertainty.matmul"], ["hardware.uncertainty", "matmul", "correct the hardware file"]),
+    (
+        ["hardware.bytes_per_second=-1"],
+        ["hardware.bytes_per_second=-1", "above 0", "correct the hardware file"],
+    ),
+    (
+        ["~hardware.uncertainty.matmul"],
+        ["hardware.uncertainty", "matmul", "correct the hardware file"],
+    ),
     (["experiment=orc"], ["experiment=orc is unknown", "did you mean orca", "kv_reread"]),
     (["experimnt=orca"], ["experimnt is not a setting", "did you mean experiment"]),
     (["baselines=orca"], ["baselines=orca is not a list", "baselines=[orca]"]),
@@ -69,20 +86,37 @@ MISTAKES = [
     (["policy.min_decodes=1000"], ["min_decodes=1000 exceeds the 7 decodes"]),
     (["seq_len=1000000000"], ["GB for KV", "shorten the requests"]),
     (["--sweep"], ["option --sweep is unknown"]),
-    (["workload.arrivals=weekly"], ["workload.arrivals=weekly is unknown", "poisson, gamma, ramp, users"]),
-    (["workload.users=3"], ["workload.users=3 has no effect on closed arrivals", "workload.arrivals=users"]),
-    (["workload.arrivals=ramp", "workload.rate=2"], ["workload.arrivals=ramp needs workload.end_rate"]),
+    (
+        ["workload.arrivals=weekly"],
+        ["workload.arrivals=weekly is unknown", "poisson, gamma, ramp, users"],
+    ),
+    (
+        ["workload.users=3"],
+        ["workload.users=3 has no effect on closed arrivals", "workload.arrivals=users"],
+    ),
+    (
+        ["workload.arrivals=ramp", "workload.rate=2"],
+        ["workload.arrivals=ramp needs workload.end_rate"],
+    ),
     (["queue_order=priority"], ["queue_order=priority has no effect", "workload.priorities=[0,1]"]),
-    (["window.warmup=5"], ["window.warmup=5", "all requests arrive at once", "workload.arrivals=poisson"]),
+    (
+        ["window.warmup=5"],
+        ["window.warmup=5", "all requests arrive at once", "workload.arrivals=poisson"],
+    ),
     (["window.warmup=abc"], ["window.warmup=abc", "neither seconds nor a share"]),
     (["window.start=5"], ["window.start is not a parameter of Window", "window.warmup"]),
-    (["stop_when_saturated.num_waiting=5"], ["stop_when_saturated has no effect", "all requests arrive at once"]),
+    (
+        ["stop_when_saturated.num_waiting=5"],
+        ["stop_when_saturated has no effect", "all requests arrive at once"],
+    ),
     (["stop_when_saturated.num_waiting=0"], ["stop_when_saturated.num_waiting=0", "below 1"]),
 ]
 
 
 def refuse(args, capsys, output: Path) -> str:
-    """Run `args`, check that it is refused in one line with nothing written, and return the line."""
+    """Run `args`, check that it is refused in one line with nothing written, and return the
+    line.
+    """
     code = main([*args, f"output={output}"])
     captured = capsys.readouterr()
     assert code == 2, captured
@@ -95,7 +129,9 @@ def refuse(args, capsys, output: Path) -> str:
     return lines[0]
 
 
-@pytest.mark.parametrize(("args", "words"), MISTAKES, ids=lambda value: " ".join(value) if value else None)
+@pytest.mark.parametrize(
+    ("args", "words"), MISTAKES, ids=lambda value: " ".join(value) if value else None
+)
 def test_one_line_and_exit_code_2(args, words, capsys, tmp_path):
     line = refuse([*SMALL, *args], capsys, tmp_path / "outputs")
     for word in words:
@@ -109,7 +145,10 @@ COMMAND_LINES = [
     (["--cfg", "job", "chnk=1"], "chnk is not a setting (did you mean chunk?)"),
     (["--cfg", "job", "chunk=1,2", "-m"], "Only one of"),
     (["hydra/launcher=rq"], "hydra/launcher=rq is unknown"),
-    (["policy=orca,sarathi", "policy.min_decodes=1", "-m"], "policy.min_decodes is not a parameter of Orca"),
+    (
+        ["policy=orca,sarathi", "policy.min_decodes=1", "-m"],
+        "policy.min_decodes is not a parameter of Orca",
+    ),
     (["model=30m", "model.activation=gelu"], "write +model.activation=VALUE"),
 ]
 
@@ -135,11 +174,17 @@ def test_an_empty_output_folder_is_refused(capsys):
     assert "output is empty" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("setting", ["hydra.run.dir={}/run", "hydra.sweep.dir={}/sweep", "tracking.dir={}/wandb"])
+@pytest.mark.parametrize(
+    "setting", ["hydra.run.dir={}/run", "hydra.sweep.dir={}/sweep", "tracking.dir={}/wandb"]
+)
 def test_other_folders_that_cannot_be_written(setting, capsys, tmp_path):
     taken = tmp_path / "taken"
     taken.touch()
-    args = [argument for argument in SMALL if not (argument == "tracking=none" and "tracking" in setting)]
+    args = [
+        argument
+        for argument in SMALL
+        if not (argument == "tracking=none" and "tracking" in setting)
+    ]
     flags = ["-m", "chunk=128,256"] if "sweep" in setting else []
     assert main([*flags, *args, setting.format(taken), f"output={tmp_path / 'outputs'}"]) == 2
     lines = capsys.readouterr().err.strip().splitlines()
@@ -176,7 +221,9 @@ def test_model_paths(capsys, tmp_path):
     empty = tmp_path / "empty"
     empty.mkdir()
     assert "config.json" in refuse([*torch_run, f"model.path={empty}"], capsys, output)
-    (empty / "config.json").write_text(json.dumps({"model_type": "mamba", "architectures": ["MambaForCausalLM"]}))
+    (empty / "config.json").write_text(
+        json.dumps({"model_type": "mamba", "architectures": ["MambaForCausalLM"]})
+    )
     assert "mamba" in refuse([*torch_run, f"model.path={empty}"], capsys, output)
     checkpoint = tmp_path / "checkpoint"
     make_checkpoint("llama", checkpoint)
@@ -192,24 +239,41 @@ def test_a_checkpoint_runs_with_a_prompts_file(capsys, tmp_path):
     """Sound counterparts of the above: a folder of weights and a file of prompts."""
     make_checkpoint("qwen3", tmp_path / "checkpoint")
     prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text('{"prompt_token_ids": [5, 6, 7], "output_len": 2}\n\n{"prompt": "A", "output_len": 3}\n')
-    args = [f"model.path={tmp_path / 'checkpoint'}", "workload=prompts", f"workload.path={prompts}", "device=cpu"]
-    assert main([*args, "tracking=none", "baselines=[]", "chunk=8", f"output={tmp_path / 'out'}"]) == 0
+    prompts.write_text(
+        '{"prompt_token_ids": [5, 6, 7], "output_len": 2}\n\n{"prompt": "A", "output_len": 3}\n'
+    )
+    args = [
+        f"model.path={tmp_path / 'checkpoint'}",
+        "workload=prompts",
+        f"workload.path={prompts}",
+        "device=cpu",
+    ]
+    assert (
+        main([*args, "tracking=none", "baselines=[]", "chunk=8", f"output={tmp_path / 'out'}"]) == 0
+    )
     assert "3 rows read = 2 used + 1 dropped, 1 blank" in capsys.readouterr().out
 
 
 def test_workload_files(capsys, tmp_path):
     output = tmp_path / "outputs"
     base = ["executor=simulated", "tracking=none"]
-    missing = refuse([*base, "workload=trace", f"workload.path={tmp_path / 'no.csv'}"], capsys, output)
+    missing = refuse(
+        [*base, "workload=trace", f"workload.path={tmp_path / 'no.csv'}"], capsys, output
+    )
     assert "no.csv" in missing
     trace = tmp_path / "trace.csv"
     trace.write_text("TIMESTAMP,ContextTokens\n2023-11-16 18:17:03.9799600,4808\n")
-    assert "GeneratedTokens" in refuse([*base, "workload=trace", f"workload.path={trace}"], capsys, output)
+    assert "GeneratedTokens" in refuse(
+        [*base, "workload=trace", f"workload.path={trace}"], capsys, output
+    )
     trace.write_text("")
     assert "empty" in refuse([*base, "workload=trace", f"workload.path={trace}"], capsys, output)
-    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4808,10\nnonsense\n")
+    trace.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4808,10\nnonsense\n"
+    )
     assert "line 3" in refuse([*base, "workload=trace", f"workload.path={trace}"], capsys, output)
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "hello", "output_len": 2}\n{"prompt": \n')
-    assert "line 2" in refuse([*base, "workload=prompts", f"workload.path={prompts}"], capsys, output)
+    assert "line 2" in refuse(
+        [*base, "workload=prompts", f"workload.path={prompts}"], capsys, output
+    )

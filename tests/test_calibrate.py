@@ -1,4 +1,6 @@
-"""The task that measures this machine: what it leaves, what its settings change, what it refuses, and the way back."""
+"""The task that measures this machine: what it leaves, what its settings change, what it refuses,
+and the way back.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +16,34 @@ import yaml
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from sarathi_lab import calibrate, command_line, run
-from sarathi_lab.backend import Sizes
-from sarathi_lab.errors import UserError
-from sarathi_lab.paths import CONF
-from sarathi_lab.presets import load_hardware as configured
-from sarathi_lab.presets import load_spec as model
+from sarathi_lab import run
+from sarathi_lab.config import command_line
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.paths import CONF
+from sarathi_lab.engine.executor import Sizes
+from sarathi_lab.executor.simulated.analytic import AnalyticCostModel
+from sarathi_lab.executor.simulated.backend import SimulatedBackend
+from sarathi_lab.executor.simulated.cost_model import make_cost_model
+from sarathi_lab.executor.simulated.from_profile import (
+    ATTENDED,
+    PARTS,
+    STREAMED,
+    batch_of_row,
+    hardware_from_profile,
+)
+from sarathi_lab.executor.simulated.hardware import EFFICIENCIES, Hardware
+from sarathi_lab.executor.simulated.profile import ATTENTION, COLUMNS, ROW_OPERATIONS, Profile
+from sarathi_lab.executor.torch.backend import TorchBackend
+from sarathi_lab.executor.torch.profiling import (
+    Shape,
+    blocks_needed,
+    calibration_shapes,
+    measure_profile,
+)
+from sarathi_lab.experiment.presets import load_hardware as configured
+from sarathi_lab.experiment.presets import load_spec as model
 from sarathi_lab.run import main
-from sarathi_lab.simulator.analytic import AnalyticCostModel
-from sarathi_lab.simulator.backend import SimulatedBackend
-from sarathi_lab.simulator.cost_model import make_cost_model
-from sarathi_lab.simulator.from_profile import ATTENDED, PARTS, STREAMED, batch_of_row, hardware_from_profile
-from sarathi_lab.simulator.hardware import EFFICIENCIES, Hardware
-from sarathi_lab.simulator.profile import ATTENTION, COLUMNS, ROW_OPERATIONS, Profile
-from sarathi_lab.torch_executor.backend import TorchBackend
-from sarathi_lab.torch_executor.profiling import Shape, blocks_needed, calibration_shapes, measure_profile
+from sarathi_lab.tasks import calibrate
 from simulated import batch_of
 
 TINY = ["task=calibrate", "model=tiny", "device=cpu", "batch=4", "seq_len=256", "tracking=none"]
@@ -36,7 +51,9 @@ TINY = ["task=calibrate", "model=tiny", "device=cpu", "batch=4", "seq_len=256", 
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread():
-    """Threads that wait for each other would make a busy machine's times many times longer, at random."""
+    """Threads that wait for each other would make a busy machine's times many times longer, at
+    random.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -45,14 +62,21 @@ def one_thread():
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
-    """A calibration of the tiny model: (its folder, the configuration that it was installed in, printed text)."""
+    """A calibration of the tiny model: (its folder, the configuration that it was installed in,
+    printed text).
+    """
     output = tmp_path_factory.mktemp("calibrate")
     conf = output / "repository" / "conf"
     shutil.copytree(CONF, conf)
     with pytest.MonkeyPatch.context() as patch:
         for module in (calibrate, command_line, run):
             patch.setattr(module, "CONF", conf)
-        assert main([*TINY, "task.seconds=6", "task.name=here", "task.install=true", f"output={output}"]) == 0
+        assert (
+            main(
+                [*TINY, "task.seconds=6", "task.name=here", "task.install=true", f"output={output}"]
+            )
+            == 0
+        )
     (path,) = (output).glob("20*/*/here.yaml")
     return path.parent, conf
 
@@ -102,7 +126,8 @@ def test_float32_is_simulated_on_hardware_measured_in_it_only(measured):
     hardware = load(measured[0] / "here.yaml")
     assert SimulatedBackend(hardware).dtype_name == "float32"
     with pytest.raises(
-        UserError, match=r"float16 can't be simulated, as hardware here holds .* 4-byte.* auto, float32"
+        UserError,
+        match=r"float16 can't be simulated, as hardware here holds .* 4-byte.* auto, float32",
     ):
         SimulatedBackend(hardware, "float16")
     assert SimulatedBackend(configured("a6000")).dtype_name == "float16"
@@ -122,23 +147,37 @@ def test_an_installed_hardware_is_an_option_of_the_command(measured, level, tmp_
     _, conf = measured
     for module in ("command_line", "run", "calibrate"):
         monkeypatch.setattr(f"sarathi_lab.{module}.CONF", conf)
-    monkeypatch.setattr("sarathi_lab.simulator.cost_model.REPOSITORY", conf.parent)
+    monkeypatch.setattr("sarathi_lab.executor.simulated.cost_model.REPOSITORY", conf.parent)
     installed = yaml.safe_load((conf / "hardware" / "here.yaml").read_text())
-    assert installed["profiles"] == {"tiny": "conf/hardware/here-profile.csv"}  # moves with the repository
-    args = ["executor=simulated", "hardware=here", f"executor.cost_model={level}", "model=tiny", "dtype=float32"]
+    assert installed["profiles"] == {
+        "tiny": "conf/hardware/here-profile.csv"
+    }  # moves with the repository
+    args = [
+        "executor=simulated",
+        "hardware=here",
+        f"executor.cost_model={level}",
+        "model=tiny",
+        "dtype=float32",
+    ]
     assert main([*args, "seq_len=256", "tracking=none", "baselines=[]", f"output={tmp_path}"]) == 0
     (summary,) = tmp_path.rglob("summary.json")
     assert json.loads(summary.read_text())["throughput"] > 0
 
 
 def test_the_simulation_of_this_machine_is_near_a_run_on_it(measured):
-    """Within a factor of four: neighbours on the machine may slow either. The recorded comparisons are closer."""
+    """Within a factor of four: neighbours on the machine may slow either. The recorded comparisons
+    are closer.
+    """
     hardware = load(measured[0] / "here.yaml")
     cost = make_cost_model("profiled", model("tiny"), hardware, 4)
     shapes = [Shape(1, 512, 0, is_whole=True), Shape(4, 1, 127, is_whole=True)]
     executor = TorchBackend("cpu").build(model("tiny"), None, Sizes(64, 16, batch_size=4))
-    table = measure_profile(executor, [*shapes, *calibration_shapes(4, 64)[:20]], 3.0, lambda seconds: None).table
-    for shape, batch in zip(shapes, (batch_of(chunk=512), batch_of(decodes=4, context=128)), strict=True):
+    table = measure_profile(
+        executor, [*shapes, *calibration_shapes(4, 64)[:20]], 3.0, lambda seconds: None
+    ).table
+    for shape, batch in zip(
+        shapes, (batch_of(chunk=512), batch_of(decodes=4, context=128)), strict=True
+    ):
         attention = (table.operation == shape.attention) & (table.kv_tokens == shape.kv_tokens)
         rows = (table.kv_tokens == 0) | attention
         real = table[rows & (table.num_tokens == shape.total_tokens)].seconds.sum()
@@ -148,7 +187,10 @@ def test_the_simulation_of_this_machine_is_near_a_run_on_it(measured):
 def test_the_settings_change_what_is_measured():
     shapes = calibration_shapes(batch_size=8, longest=1024)
     assert {shape.count for shape in shapes} == {1, 2, 4, 8}
-    assert max(shape.kv_tokens for shape in shapes if shape.attention == "decode_attention") == 8 * 1024
+    assert (
+        max(shape.kv_tokens for shape in shapes if shape.attention == "decode_attention")
+        == 8 * 1024
+    )
     assert max(shape.count for shape in calibration_shapes(6, 1024)) == 6
     longer = calibration_shapes(8, 4096)
     assert max(shape.start for shape in longer) == 4096 - 1
@@ -162,7 +204,7 @@ def test_the_settings_change_what_is_measured():
 
 
 def test_more_seconds_measure_more(monkeypatch):
-    monkeypatch.setattr("sarathi_lab.torch_executor.profiling.MAX_ROUNDS", 10_000)
+    monkeypatch.setattr("sarathi_lab.executor.torch.profiling.MAX_ROUNDS", 10_000)
     executor = TorchBackend("cpu").build(model("tiny"), None, Sizes(256, 16, batch_size=4))
     passed: list[float] = []
     shapes = calibration_shapes(4, 64)
@@ -170,7 +212,9 @@ def test_more_seconds_measure_more(monkeypatch):
     long = measure_profile(executor, shapes, 5.0, passed.append)
     assert short.num_shapes + short.num_dropped == long.num_shapes + long.num_dropped == len(shapes)
     assert (long.num_shapes, long.num_rounds) > (short.num_shapes, short.num_rounds)
-    assert short.table.num_tokens.max() <= long.table.num_tokens.max()  # the longest are left out first
+    assert (
+        short.table.num_tokens.max() <= long.table.num_tokens.max()
+    )  # the longest are left out first
     assert sum(passed) >= 5.0
 
 
@@ -180,21 +224,40 @@ def test_the_fit_finds_the_hardware_that_made_a_table():
     cost = AnalyticCostModel(spec, truth, 4)
     rows = []
     for shape in calibration_shapes(8, 1024):
-        for operation in (*ROW_OPERATIONS, shape.attention) if shape.is_whole else (shape.attention,):
+        for operation in (
+            (*ROW_OPERATIONS, shape.attention) if shape.is_whole else (shape.attention,)
+        ):
             kv_tokens = shape.kv_tokens if operation in ATTENTION else 0
             times = cost.operation_times(batch_of_row(operation, shape.total_tokens, kv_tokens))
-            seconds = sum(times[part] for part in PARTS[operation]) + (operation == "others") * times["overhead"]
+            seconds = (
+                sum(times[part] for part in PARTS[operation])
+                + (operation == "others") * times["overhead"]
+            )
             rows.append((operation, shape.total_tokens, kv_tokens, seconds))
     table = pd.DataFrame(rows, columns=list(COLUMNS))
-    names = ("name", "flops_per_second", "bytes_per_second", "memory_bytes", "num_sms", "dtype_bytes", "profiles")
+    names = (
+        "name",
+        "flops_per_second",
+        "bytes_per_second",
+        "memory_bytes",
+        "num_sms",
+        "dtype_bytes",
+        "profiles",
+    )
     known = {name: getattr(truth, name) for name in names}
     found = hardware_from_profile(Profile(table, "here"), spec, **known)
     assert found.iteration_overhead == pytest.approx(truth.iteration_overhead, rel=0.05)
-    for name in ("memory_efficiency", "kernel_launch", "attention_launch"):  # what a model of this size is limited by
+    for name in (
+        "memory_efficiency",
+        "kernel_launch",
+        "attention_launch",
+    ):  # what a model of this size is limited by
         assert name in (*STREAMED, *ATTENDED)
         assert getattr(found, name) == pytest.approx(getattr(truth, name), rel=0.2)
     assert max(found.uncertainty.values()) < 0.1
-    noisy = table.assign(seconds=table.seconds * np.exp(0.3 * np.random.default_rng(0).standard_normal(len(table))))
+    noisy = table.assign(
+        seconds=table.seconds * np.exp(0.3 * np.random.default_rng(0).standard_normal(len(table)))
+    )
     assert hardware_from_profile(Profile(noisy, "here"), spec, **known).uncertainty["matmul"] > 0.1
 
 
@@ -206,7 +269,10 @@ REFUSED = [
     (["task.seconds=soon"], ["task.seconds=soon is not a number"]),
     (["task.name=a/b"], ["task.name=a/b can't name a file"]),
     (["task.install=maybe"], ["task.install=maybe is neither true nor false"]),
-    (["task.install=true", "task.name=a6000"], ["conf/hardware has a6000.yaml already", "task.name"]),
+    (
+        ["task.install=true", "task.name=a6000"],
+        ["conf/hardware has a6000.yaml already", "task.name"],
+    ),
     (["chunk=256"], ["chunk=256 has no effect", "calibrate does not read chunk", "seq_len"]),
     (["hardware=a40"], ["hardware=a40 has no effect"]),
     (["batch=0"], ["batch=0", "below 1"]),

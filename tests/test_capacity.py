@@ -1,4 +1,6 @@
-"""The search for a capacity: the bracket, paired arrivals, a queue whose answer is known, and the task."""
+"""The search for a capacity: the bracket, paired arrivals, a queue whose answer is known, and the
+task.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +11,23 @@ import pandas as pd
 import pytest
 
 from helpers import ScriptedExecutor, requests_of
-from sarathi_lab.capacity.engine import Engine, all_at_once, at_rate, mean_rate
-from sarathi_lab.capacity.search import Bracket, Grid, highest_passing
-from sarathi_lab.capacity.trials import Capacities, Trials, limits_around
-from sarathi_lab.errors import UserError
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.experiment.capacity import (
+    Bracket,
+    Capacities,
+    Engine,
+    Grid,
+    Trials,
+    all_at_once,
+    at_rate,
+    highest_passing,
+    limits_around,
+    mean_rate,
+)
 from sarathi_lab.policy import RequestLevel, SarathiServe
-from sarathi_lab.results import load_runs
+from sarathi_lab.results.load import load_runs
+from sarathi_lab.results.slo import Slo
 from sarathi_lab.run import main
-from sarathi_lab.slo import Slo
 
 
 @pytest.mark.parametrize("start", [-30, -1, 0, 6, 7, 8, 30])
@@ -60,15 +71,24 @@ def test_arrivals_are_stretched_to_the_rate_and_stay_paired():
     fast = at_rate(requests, 2.0)
     assert [request.arrival_time for request in fast] == [0.0, 0.25, 1.0]  # gaps stay 1 : 3
     assert mean_rate(fast) == 2.0
-    assert [(r.request_id, r.prompt_len, r.output_len) for r in fast] == [(0, 4, 1), (1, 5, 2), (2, 6, 3)]
+    assert [(r.request_id, r.prompt_len, r.output_len) for r in fast] == [
+        (0, 4, 1),
+        (1, 5, 2),
+        (2, 6, 3),
+    ]
     assert [request.arrival_time for request in all_at_once(requests)] == [0.0] * 3
     with pytest.raises(UserError, match=r"2 requests come all at once.*workload.arrivals=poisson"):
         at_rate(requests_of((4, 1), (4, 1)), 1.0)
 
 
 def queue(num: int = 40, seeds: int = 3) -> Trials:
-    """One server that takes a second a request of one token, which come evenly: it can take one a second."""
-    loads = {seed: requests_of(*[(4, 1)] * num, arrivals=list(map(float, range(num)))) for seed in range(seeds)}
+    """One server that takes a second a request of one token, which come evenly: it can take one a
+    second.
+    """
+    loads = {
+        seed: requests_of(*[(4, 1)] * num, arrivals=list(map(float, range(num))))
+        for seed in range(seeds)
+    }
     engine = Engine(ScriptedExecutor(), batch_size=1, max_model_len=8, num_blocks=10, block_size=4)
     return Trials(engine, RequestLevel(), loads, Grid(0.05))
 
@@ -91,7 +111,8 @@ def test_the_capacity_of_a_queue_is_its_service_rate():
 def test_an_objective_that_allows_a_queue_has_more_capacity():
     trials = queue()
     strict, loose = (trials.capacity(Slo(name="x", ttft=t), 1.0, (0.1, 10.0)) for t in (1.001, 5.0))
-    # Of 40 requests the last waits 39 (1 - 1/λ) seconds: 5 at λ = 1.14, of which the P99 is a little less.
+    # Of 40 requests the last waits 39 (1 - 1/λ) seconds: 5 at λ = 1.14, of which the P99 is a
+    # little less.
     assert strict.summary["capacity"] < loose.summary["capacity"] < 1.2
     before = len(trials.known)
     trials.capacity(Slo(name="x", ttft=1.001), 1.0, (0.1, 10.0))
@@ -102,7 +123,9 @@ def test_what_the_limits_cut_off_is_said():
     trials = queue(seeds=2)
     above = trials.capacity(Slo(name="x", ttft=1e9), 1.0, (0.5, 2.0))
     assert (
-        above.remark == f"even {Grid(0.05).rate(above.highest):.3g}/s, the highest rate tried, passes with 2 of 2 seeds"
+        above.remark
+        == f"even {Grid(0.05).rate(above.highest):.3g}/s, the highest rate tried, passes with 2 "
+        "of 2 seeds"
     )
     below = trials.capacity(Slo(name="x", ttft=0.5), 1.0, (0.5, 2.0))
     assert below.values == [0.0, 0.0]
@@ -130,16 +153,30 @@ def test_policies_are_compared_on_the_same_requests_and_rates():
     engine = Engine(executor, batch_size=4, max_model_len=40, num_blocks=200, block_size=4)
     slo = Slo(name="x", tbt=0.3)
     found = {
-        chunk: Trials(engine, SarathiServe(chunk=chunk), loads, Grid(0.05)).capacity(slo, 1.0, (0.01, 10.0)).values[0]
+        chunk: Trials(engine, SarathiServe(chunk=chunk), loads, Grid(0.05))
+        .capacity(slo, 1.0, (0.01, 10.0))
+        .values[0]
         for chunk in (8, 64)
     }
     assert found[8] > 2 * found[64], "whole prompts of 30 tokens take 0.65 s, more than the bound"
 
 
-# -- the task --------------------------------------------------------------------------------------------------------
+# -- the task --------------------------------------------------------------------------------------
 
-SMALL = ["task=capacity", "tracking=none", "workload=lognormal", "workload.num_requests=12", "batch=6"]
-SIMULATED = [*SMALL, "executor=simulated", "hardware=a100", "model=mistral-7b", "slo=mistral-7b-strict"]
+SMALL = [
+    "task=capacity",
+    "tracking=none",
+    "workload=lognormal",
+    "workload.num_requests=12",
+    "batch=6",
+]
+SIMULATED = [
+    *SMALL,
+    "executor=simulated",
+    "hardware=a100",
+    "model=mistral-7b",
+    "slo=mistral-7b-strict",
+]
 
 
 def test_a_sweep_over_policies_makes_a_table(tmp_path, capsys):
@@ -183,13 +220,28 @@ def test_the_same_seed_finds_the_same_capacity_and_another_need_not(tmp_path):
 
 
 def test_it_runs_on_a_real_device_with_a_relative_objective(tmp_path, capsys):
-    args = [*SMALL, "model=tiny", "device=cpu", "policy=sarathi_serve", "chunk=64", "task.seeds=1", "slo=relaxed"]
-    small = ["workload.prompt_p50=20", "workload.prompt_p90=40", "workload.output_p50=4", "workload.output_p90=8"]
+    args = [
+        *SMALL,
+        "model=tiny",
+        "device=cpu",
+        "policy=sarathi_serve",
+        "chunk=64",
+        "task.seeds=1",
+        "slo=relaxed",
+    ]
+    small = [
+        "workload.prompt_p50=20",
+        "workload.prompt_p90=40",
+        "workload.output_p50=4",
+        "workload.output_p90=8",
+    ]
     limits = ["workload.max_len=64", "task.precision=1.0", "task.highest=400", "task.lowest=20"]
     run = tmp_path / "run"
     assert main([*args, *small, *limits, f"output={tmp_path}", f"hydra.run.dir={run}"]) == 0
     assert "requests/s (" in capsys.readouterr().out
-    assert {"capacity", "capacity_trials", "closed_rate"} <= set(json.loads((run / "summary.json").read_text()))
+    assert {"capacity", "capacity_trials", "closed_rate"} <= set(
+        json.loads((run / "summary.json").read_text())
+    )
 
 
 @pytest.mark.parametrize(
@@ -200,7 +252,10 @@ def test_it_runs_on_a_real_device_with_a_relative_objective(tmp_path, capsys):
         (["task.precision=0"], "task.precision=0 must be a finite number above 0"),
         (["task.lowest=-1"], "task.lowest=-1 must be a finite number above 0"),
         (["task.lowest=4", "task.highest=2"], "task.lowest=4 is not below task.highest=2"),
-        (["workload.arrivals=poisson", "workload.rate=2"], "workload.rate=2 has no effect: task=capacity looks for"),
+        (
+            ["workload.arrivals=poisson", "workload.rate=2"],
+            "workload.rate=2 has no effect: task=capacity looks for",
+        ),
         (["workload.num_requests=1"], "1 requests come all at once"),
         (
             ["workload=trace", "workload.path=tests/data/trace.csv"],
@@ -211,7 +266,11 @@ def test_it_runs_on_a_real_device_with_a_relative_objective(tmp_path, capsys):
     ],
 )
 def test_what_makes_no_search_is_one_line(args, words, tmp_path, capsys):
-    own = [arg for arg in SIMULATED if not (args[0].startswith("workload=") and arg.startswith("workload"))]
+    own = [
+        arg
+        for arg in SIMULATED
+        if not (args[0].startswith("workload=") and arg.startswith("workload"))
+    ]
     assert main([*own, *args, f"output={tmp_path}/o"]) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1

@@ -1,4 +1,6 @@
-"""Claims and their verdicts: by hand, from recorded tables, on the command line and in the README."""
+"""Claims and their verdicts: by hand, from recorded tables, on the command line and in the
+README.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +10,25 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from sarathi_lab import recorded
-from sarathi_lab.claims import show, verdicts
-from sarathi_lab.claims.__main__ import main
-from sarathi_lab.claims.claim import Claim, load_claims
-from sarathi_lab.claims.verdicts import COLUMNS
-from sarathi_lab.errors import UserError
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.experiment.claims import COLUMNS, Claim, load_claims, verdicts
 from sarathi_lab.experiment.experiments import EXPERIMENTS
+from sarathi_lab.results import load
+from sarathi_lab.tasks import claims
+from sarathi_lab.tasks.claims import main
 
-GAIN = Claim("gain", "it gains", "a paper", "fig08", "series == '1K'", 1.33, "at least", 0.1, "a GPU", neutral=1.0)
+GAIN = Claim(
+    "gain",
+    "it gains",
+    "a paper",
+    "fig08",
+    "series == '1K'",
+    1.33,
+    "at least",
+    0.1,
+    "a GPU",
+    neutral=1.0,
+)
 LOSS = replace(GAIN, direction="at most", expected=0.5, neutral=1.0)
 NEAR = replace(GAIN, direction="near", expected=2.0, neutral=None)
 NAN = math.nan
@@ -51,7 +63,15 @@ def test_verdicts_by_hand(claim, measured, verdict):
 
 def table(*ys: float, reason: str | None = None, series: str = "1K") -> pd.DataFrame:
     rows = [
-        {"figure": "fig08", "panel": "", "series": series, "x": 2.0 * i, "y": y, "low": y - 0.1, "high": y + 0.1}
+        {
+            "figure": "fig08",
+            "panel": "",
+            "series": series,
+            "x": 2.0 * i,
+            "y": y,
+            "low": y - 0.1,
+            "high": y + 0.1,
+        }
         for i, y in enumerate(ys, 1)
     ]
     return pd.DataFrame(rows).assign(num_pairs=5, unit="ratio", reason=reason, model="30m")
@@ -73,33 +93,36 @@ def found(root, **changes) -> dict[str, object]:
     ],
 )
 def test_a_value_is_taken_with_its_interval(take, expected, tmp_path):
-    recorded.save(table(1.3, 1.5, 1.1), "fig08", "cpu", tmp_path)
+    load.save(table(1.3, 1.5, 1.1), "fig08", "cpu", tmp_path)
     row = found(tmp_path, take=take)
     assert (row["measured"], row["low"], row["high"]) == pytest.approx(expected)
 
 
 def test_a_flat_top_is_as_wide_as_the_intervals_reach(tmp_path):
-    recorded.save(table(1.2, 1.45, 1.5, 1.35, 1.0), "fig08", "cpu", tmp_path)
+    load.save(table(1.2, 1.45, 1.5, 1.35, 1.0), "fig08", "cpu", tmp_path)
     row = found(tmp_path, take="x of max")
     assert (row["measured"], row["low"], row["high"]) == (6.0, 4.0, 8.0)
 
 
 def test_what_was_computed_has_one_best_place(tmp_path):
-    recorded.save(table(1.2, 1.45, 1.5).assign(num_pairs=0), "fig08", "cpu", tmp_path)
+    load.save(table(1.2, 1.45, 1.5).assign(num_pairs=0), "fig08", "cpu", tmp_path)
     row = found(tmp_path, take="x of max")
     assert (row["measured"], row["low"], row["high"]) == (6.0, 6.0, 6.0)
 
 
 def test_what_was_not_measured_says_why(tmp_path):
-    recorded.save(table(math.nan, reason="spread 40%, more than 15%"), "fig08", "cpu", tmp_path)
-    assert (found(tmp_path)["verdict"], found(tmp_path)["note"]) == ("not measured", "spread 40%, more than 15%")
+    load.save(table(math.nan, reason="spread 40%, more than 15%"), "fig08", "cpu", tmp_path)
+    assert (found(tmp_path)["verdict"], found(tmp_path)["note"]) == (
+        "not measured",
+        "spread 40%, more than 15%",
+    )
     assert found(tmp_path, where="series == '9K'")["note"] == "not in what was measured"
     assert found(tmp_path, experiment="fig09")["note"] == "no results of this device"
 
 
 def test_every_measured_device_has_every_claim_and_simulated_ones_what_they_have(tmp_path):
-    recorded.save(table(1.4), "fig08", "cpu", tmp_path)
-    recorded.save(table(1.4), "fig09", "simulated-a6000", tmp_path)
+    load.save(table(1.4), "fig08", "cpu", tmp_path)
+    load.save(table(1.4), "fig09", "simulated-a6000", tmp_path)
     rows = verdicts(tmp_path, [GAIN, replace(GAIN, id="other", experiment="fig09")])
     assert list(rows.columns) == COLUMNS
     assert list(zip(rows.id, rows.device, rows.verdict, strict=True)) == [
@@ -121,7 +144,9 @@ def test_the_claims_are_well_written():
     for claim in claims:
         assert claim.experiment in EXPERIMENTS
         assert claim.caveat
-        assert claim.source.startswith(("SARATHI, ", "Sarathi-Serve, ", "vLLM manual, ", "ModelArts manual, "))
+        assert claim.source.startswith(
+            ("SARATHI, ", "Sarathi-Serve, ", "vLLM manual, ", "ModelArts manual, ")
+        )
 
 
 def test_every_claim_finds_its_rows_in_what_is_simulated():
@@ -138,9 +163,8 @@ def test_every_claim_finds_its_rows_in_what_is_simulated():
         ("- {id: a, claim: b}", "claims.yaml: a: missing"),
         ("- {id: a, colour: red}", "claims.yaml: a=colour is unknown"),
         (
-            "- {id: a, claim: b, source: c, experiment: d, where: e, expected: 1, tolerance: 0, caveat: f}".replace(
-                "f}", "f, direction: up}"
-            ),
+            "- {id: a, claim: b, source: c, experiment: d, where: e, expected: 1, tolerance: 0, "
+            "caveat: f}".replace("f}", "f, direction: up}"),
             "claims.yaml: a.direction=up is unknown; use one of at least, at most, near",
         ),
     ],
@@ -153,39 +177,45 @@ def test_a_claim_that_is_written_wrongly_is_refused(text, words, tmp_path):
 
 
 def test_a_query_that_makes_no_sense_is_refused(tmp_path):
-    recorded.save(table(1.4), "fig08", "cpu", tmp_path)
+    load.save(table(1.4), "fig08", "cpu", tmp_path)
     with pytest.raises(UserError, match=r"gain\.where can't be evaluated .*; correct the query"):
         found(tmp_path, where="colour == 'red'")
 
 
-# -- what people see -------------------------------------------------------------------------------------------------
+# -- what people see -------------------------------------------------------------------------------
 
 
 def test_the_readme_shows_what_is_recorded():
-    text = show.README.read_text()
-    between = text.partition(show.BEGIN)[2].partition(show.END)[0].strip()
-    assert between == show.readme_table(verdicts()), "run python -m sarathi_lab.claims --readme"
+    text = claims.README.read_text()
+    between = text.partition(claims.BEGIN)[2].partition(claims.END)[0].strip()
+    assert between == claims.readme_table(verdicts()), "run python -m sarathi_lab claims --readme"
 
 
 def test_the_readme_is_rewritten_between_its_marks(tmp_path):
-    recorded.save(table(1.4), "fig08", "cpu", tmp_path)
-    for device, y in (("simulated-a6000", 1.5), ("simulated-a6000-profiled", 1.6), ("simulated-h100", 1.05)):
-        recorded.save(table(y), "fig08", device, tmp_path)
+    load.save(table(1.4), "fig08", "cpu", tmp_path)
+    for device, y in (
+        ("simulated-a6000", 1.5),
+        ("simulated-a6000-profiled", 1.6),
+        ("simulated-h100", 1.05),
+    ):
+        load.save(table(y), "fig08", device, tmp_path)
     path = tmp_path / "README.md"
-    path.write_text(f"before\n{show.BEGIN}\nold\n{show.END}\nafter\n")
-    show.write_readme(verdicts(tmp_path, [GAIN]), path)
+    path.write_text(f"before\n{claims.BEGIN}\nold\n{claims.END}\nafter\n")
+    claims.write_readme(verdicts(tmp_path, [GAIN]), path)
     assert path.read_text() == (
-        f"before\n{show.BEGIN}\n| claim | source | expected | cpu | simulated |\n| --- | --- | --- | --- | --- |\n"
-        "| it gains | a paper | at least 1.33 | **holds**: 1.4 (1.3 to 1.5) | **holds**: 1.5 (1.4 to 1.6), a6000; "
-        f"**fails**: 1.05 (0.95 to 1.15), h100 |\n{show.END}\nafter\n"
+        f"before\n{claims.BEGIN}\n| claim | source | expected | cpu | simulated |\n| --- | --- "
+        "| --- | --- | --- |\n"
+        "| it gains | a paper | at least 1.33 | **holds**: 1.4 (1.3 to 1.5) | **holds**: 1.5 "
+        "(1.4 to 1.6), a6000; "
+        f"**fails**: 1.05 (0.95 to 1.15), h100 |\n{claims.END}\nafter\n"
     )
     path.write_text("nothing")
     with pytest.raises(UserError, match="has no place for the claims"):
-        show.write_readme(verdicts(tmp_path, [GAIN]), path)
+        claims.write_readme(verdicts(tmp_path, [GAIN]), path)
 
 
 def test_claims_are_printed_by_device(tmp_path, capsys):
-    recorded.save(table(1.4), "fig08", "cpu", tmp_path)
+    load.save(table(1.4), "fig08", "cpu", tmp_path)
     assert main(["--results", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     assert "On cpu, in brackets the 95 % interval" in out
@@ -195,17 +225,39 @@ def test_claims_are_printed_by_device(tmp_path, capsys):
 
 def test_a_run_measures_first(tmp_path, capsys):
     small = ["model=tiny", "device=cpu", "task.setup=dry", "task.max_spread=50"]
-    arguments = ["--run", "--simulate", "--only", "kv_reread", "--seconds", "1", "--results", str(tmp_path), *small]
+    arguments = [
+        "--run",
+        "--simulate",
+        "--only",
+        "kv_reread",
+        "--seconds",
+        "1",
+        "--results",
+        str(tmp_path),
+        *small,
+    ]
     assert main(arguments) == 0
     out = capsys.readouterr().out
     assert "[1/2] kv_reread, measured; 0 s gone, about" in out
     assert "[2/2] kv_reread, simulated" in out
     rows = verdicts(tmp_path).query("id == 'reread_bytes'")
-    assert dict(zip(rows.device, rows.verdict, strict=True)) == {"cpu": "holds", "simulated-a6000": "holds"}
+    assert dict(zip(rows.device, rows.verdict, strict=True)) == {
+        "cpu": "holds",
+        "simulated-a6000": "holds",
+    }
 
 
 def test_an_experiment_that_fails_does_not_stop_the_others(tmp_path, capsys):
-    arguments = ["--run", "--only", "table2", "--only", "kv_reread", "--results", str(tmp_path), "chunk=3"]
+    arguments = [
+        "--run",
+        "--only",
+        "table2",
+        "--only",
+        "kv_reread",
+        "--results",
+        str(tmp_path),
+        "chunk=3",
+    ]
     assert main(arguments) == 1
     captured = capsys.readouterr()
     assert captured.err.count("chunk=3 has no effect") == 2

@@ -1,4 +1,6 @@
-"""Runs side by side, from local folders, W&B's offline files and its server: the same run reads the same everywhere."""
+"""Runs side by side, from local folders, W&B's offline files and its server: the same run reads the
+same everywhere.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +12,26 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sarathi_lab import plots_comparison
-from sarathi_lab.comparison import ComparedRun, compared_metrics, differing_settings, load
-from sarathi_lab.errors import UserError
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.results.comparison import ComparedRun, compared_metrics, differing_settings, load
+from sarathi_lab.results.plots import sweeps
 from sarathi_lab.run import main
 
 
 @pytest.fixture(scope="module")
 def output(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
-    args = ["executor=simulated", "model=tiny", "batch=3", "seq_len=64", "pd_ratio=7", "workload.num_requests=4"]
-    assert main(["chunk=8,16", "-m", *args, "baselines=[]", "tracking=wandb", f"output={folder}"]) == 0
+    args = [
+        "executor=simulated",
+        "model=tiny",
+        "batch=3",
+        "seq_len=64",
+        "pd_ratio=7",
+        "workload.num_requests=4",
+    ]
+    assert (
+        main(["chunk=8,16", "-m", *args, "baselines=[]", "tracking=wandb", f"output={folder}"]) == 0
+    )
     return folder
 
 
@@ -43,7 +54,9 @@ def test_an_offline_wandb_run_reads_as_its_folder_does(output, local):
         assert differing_settings([run, same]).empty
         for name, value in run.summary.items():
             assert same.summary[name] == pytest.approx(value), name
-        assert same.iterations.num_decode_tokens.tolist() == run.iterations.num_decode_tokens.tolist()
+        assert (
+            same.iterations.num_decode_tokens.tolist() == run.iterations.num_decode_tokens.tolist()
+        )
         assert same.iterations.busy.tolist() == pytest.approx(run.iterations.busy.tolist())
 
 
@@ -53,12 +66,18 @@ def test_a_run_on_the_server_reads_the_same(local, monkeypatch):
     found = SimpleNamespace(
         name="online",
         path=["me", "lab", "abc"],
-        config={"policy": "sarathi", "chunk": 8, "settings": {"seed": 0, "policy": {"_target_": "x", "chunk": 8}}},
+        config={
+            "policy": "sarathi",
+            "chunk": 8,
+            "settings": {"seed": 0, "policy": {"_target_": "x", "chunk": 8}},
+        },
         summary={**run.summary, "_runtime": 3, "table": {"path": "x"}},
         history=lambda samples, pandas: rows,
     )
     asked = []
-    api = SimpleNamespace(run=lambda where: asked.append(where) or found, runs=lambda where: [found, found])
+    api = SimpleNamespace(
+        run=lambda where: asked.append(where) or found, runs=lambda where: [found, found]
+    )
     monkeypatch.setattr("wandb.Api", lambda: api)
     (online,) = load("me/lab/abc")
     assert asked == ["me/lab/abc"]
@@ -83,18 +102,20 @@ def test_metrics_have_the_units_of_their_headings_and_ratios_to_the_reference():
     assert table.loc["throughput [tokens/s]"].tolist() == [100.0, 1.0, 150.0, 1.5]
     assert table.loc["TTFT P50 [ms]"].tolist()[:2] == [500.0, 1.0]
     assert math.isnan(table.loc["TTFT P50 [ms]", ("b", "ratio")])
-    assert compared_metrics(runs, "b").loc["throughput [tokens/s]", ("a", "ratio")] == pytest.approx(2 / 3)
+    assert compared_metrics(runs, "b").loc[
+        "throughput [tokens/s]", ("a", "ratio")
+    ] == pytest.approx(2 / 3)
     with pytest.raises(UserError, match="reference=c is not among the runs; use one of a, b"):
         compared_metrics(runs, "c")
 
 
 def test_curves_and_ratios_have_a_line_and_dots_for_every_run():
     runs = [made("a", throughput=100.0), made("b", throughput=150.0)]
-    decodes, busy = plots_comparison.curves(runs).axes
+    decodes, busy = sweeps.curves(runs).axes
     assert [line.get_ydata().tolist() for line in decodes.get_lines()] == [[0, 2], [0, 2]]
     assert busy.get_lines()[0].get_ydata().tolist() == [500.0, 250.0]
     assert len({(line.get_marker(), line.get_linestyle()) for line in busy.get_lines()}) == 2
-    (ax,) = plots_comparison.ratios(compared_metrics(runs)).axes
+    (ax,) = sweeps.ratios(compared_metrics(runs)).axes
     assert np.nanmax(np.concatenate([line.get_xdata() for line in ax.get_lines()])) == 1.5
     plt.close("all")
 
@@ -127,6 +148,8 @@ def test_a_server_that_gives_nothing_is_one_line(monkeypatch):
         raise ValueError("no such project\nmore")
 
     monkeypatch.setattr("wandb.Api", refuse)
-    with pytest.raises(UserError, match=r"W&B gives no runs of me/lab \(no such project\); check") as error:
+    with pytest.raises(
+        UserError, match=r"W&B gives no runs of me/lab \(no such project\); check"
+    ) as error:
         load("me/lab")
     assert "\n" not in str(error.value)

@@ -1,4 +1,6 @@
-"""What the GPU's compiler makes of the kernels, on machines without a GPU: the checks themselves, then the engine's."""
+"""What the GPU's compiler makes of the kernels, on machines without a GPU: the checks themselves,
+then the engine's.
+"""
 
 from __future__ import annotations
 
@@ -15,26 +17,46 @@ from typing import Any
 import pytest
 
 from sarathi_kernels.chip import CHIPS
-from sarathi_kernels.compilation import TABLE_COMMAND, Unit, compile_units, main, read_table, source_hash
+from sarathi_kernels.compilation import (
+    TABLE_COMMAND,
+    Unit,
+    compile_units,
+    main,
+    read_table,
+    source_hash,
+)
 from sarathi_kernels.compiled import Compiled, Dot, check
 from sarathi_kernels.launch import Launch
 
 TESTS = Path(__file__).parent
 KERNELS = TESTS.parent / "kernels"
 TABLE = KERNELS / "compiled.csv"
-FIGURES = ("registers", "spill_bytes", "shared_memory", "instructions", "copies", "blocks_per_sm", "complaint")
+FIGURES = (
+    "registers",
+    "spill_bytes",
+    "shared_memory",
+    "instructions",
+    "copies",
+    "blocks_per_sm",
+    "complaint",
+)
 pytestmark = pytest.mark.timeout(900)  # a cold cache and two busy cores
-CHECKED_BY_HAND = Compiled(128, 0, 65_536, 0, 128, frozenset({"wgmma"}), frozenset(), (Dot(64, "bf16"),))
+CHECKED_BY_HAND = Compiled(
+    128, 0, 65_536, 0, 128, frozenset({"wgmma"}), frozenset(), (Dot(64, "bf16"),)
+)
 
 
 def run_compiler(*arguments: str, expected: int | None = 0) -> str:
-    """Stdout of Python with `arguments`, in a process in which kernels are compiled rather than interpreted.
+    """Stdout of Python with `arguments`, in a process in which kernels are compiled rather than
+    interpreted.
 
     It must exit with `expected`, unless that is None.
     """
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join([str(KERNELS), environment.get("PYTHONPATH", "")])
-    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment, check=False)
+    done = subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, env=environment, check=False
+    )
     assert expected in (None, done.returncode), done.stdout[-2000:] + done.stderr[-4000:]
     return done.stdout
 
@@ -54,14 +76,22 @@ def complaints(name: str) -> dict[str, object]:
 
 
 def test_sound_kernels_raise_no_complaint_on_any_chip() -> None:
-    for name in ("elementwise", "product", "product of few rows", "product in fp32", "product of descriptors"):
+    for name in (
+        "elementwise",
+        "product",
+        "product of few rows",
+        "product in fp32",
+        "product of descriptors",
+    ):
         assert set(complaints(name).values()) == {""}, name
 
 
 def test_products_become_each_chips_own_matrix_instructions() -> None:
     found = {capability: row["instructions"] for capability, row in toy("product").items()}
     assert found == {"80": "mma", "86": "mma", "90": "wgmma", "100": "tcgen05"}
-    assert toy("product of few rows")["90"]["instructions"] == "mma"  # 16 rows are too few for a warp group
+    assert (
+        toy("product of few rows")["90"]["instructions"] == "mma"
+    )  # 16 rows are too few for a warp group
     assert toy("product in fp32")["90"]["instructions"] == ""
 
 
@@ -78,7 +108,9 @@ def test_spills_are_complained_of_in_hot_kernels_only() -> None:
 
 
 def test_more_shared_memory_than_the_chip_has_is_complained_of() -> None:
-    wrong = {capability: text for capability, text in complaints("much shared memory").items() if text}
+    wrong = {
+        capability: text for capability, text in complaints("much shared memory").items() if text
+    }
     assert wrong == {"86": "131072 bytes of shared memory, a block may use 101376"}
     assert toy("much shared memory")["86"]["blocks_per_sm"] == 0
     assert toy("much shared memory")["80"]["blocks_per_sm"] == 1
@@ -94,7 +126,11 @@ def test_missing_products_and_failing_compilations_are_complained_of() -> None:
 
 def test_arguments_are_specialised_as_a_launch_does() -> None:
     of_one, of_48, texts, distinct = toys()["signatures"]
-    assert (of_one["num_elements"], of_one["extra"], of_one["scale"]) == ("constexpr", "constexpr", "fp32")
+    assert (of_one["num_elements"], of_one["extra"], of_one["scale"]) == (
+        "constexpr",
+        "constexpr",
+        "fp32",
+    )
     assert (of_48["num_elements"], of_48["extra"], of_48["x"]) == ("i32", "*fp32", "*bf16")
     assert texts[0] == "bf16 num_elements=1 extra=None BLOCK=64 warps=4 stages=3"
     assert texts[1] == "bf16/fp32 x:unaligned BLOCK=64 warps=4 stages=3"
@@ -113,7 +149,13 @@ def launched(**flags: bool) -> Launch:
         ({"instructions": frozenset()}, "no matrix instruction in the code"),
         ({"instructions": frozenset({"mma"})}, "no wgmma in the code"),
         ({"instructions": frozenset({"mma", "wgmma"})}, "a product is mma.sync instead of wgmma"),
-        ({"instructions": frozenset({"mma", "wgmma"}), "dots": (Dot(16, "bf16"), Dot(64, "bf16"))}, None),
+        (
+            {
+                "instructions": frozenset({"mma", "wgmma"}),
+                "dots": (Dot(16, "bf16"), Dot(64, "bf16")),
+            },
+            None,
+        ),
         ({"instructions": frozenset({"mma"}), "threads": 64}, None),  # half a warp group
         ({"instructions": frozenset(), "dots": (Dot(64, "f32"),)}, None),
         ({"dots": ()}, "has no tl.dot"),
@@ -122,8 +164,12 @@ def launched(**flags: bool) -> Launch:
         ({"tensor_memory": 1024}, "1024 columns of tensor memory, there are 512"),
     ],
 )
-def test_check_names_what_is_wrong_on_hopper(change: dict[str, object], complaint: str | None) -> None:
-    assert check(replace(CHECKED_BY_HAND, **change), launched(), CHIPS[90]) == ([complaint] if complaint else [])
+def test_check_names_what_is_wrong_on_hopper(
+    change: dict[str, object], complaint: str | None
+) -> None:
+    assert check(replace(CHECKED_BY_HAND, **change), launched(), CHIPS[90]) == (
+        [complaint] if complaint else []
+    )
 
 
 def test_a_crash_of_the_compiler_costs_one_row_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +180,9 @@ def test_a_crash_of_the_compiler_costs_one_row_only(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr("sarathi_kernels.compilation.compile_source", compile_or_crash)
     texts = ("sound", "crashes", "sound, too")
-    sources: list[Any] = [SimpleNamespace(source=SimpleNamespace(name="toy"), configuration=text) for text in texts]
+    sources: list[Any] = [
+        SimpleNamespace(source=SimpleNamespace(name="toy"), configuration=text) for text in texts
+    ]
     seen: list[str] = []
     rows = compile_units(
         [Unit(launched(), CHIPS[90], source) for source in sources],
@@ -150,7 +198,9 @@ def test_blocks_per_sm_follows_the_scarcest_resource() -> None:
     small = replace(CHECKED_BY_HAND, registers=32, shared_memory=0)
     assert small.blocks_per_sm(CHIPS[90]) == 16  # 64 warps
     assert small.blocks_per_sm(CHIPS[86]) == 12  # 48 warps
-    assert replace(small, registers=129).blocks_per_sm(CHIPS[90]) == 3  # 136 registers a thread are given
+    assert (
+        replace(small, registers=129).blocks_per_sm(CHIPS[90]) == 3
+    )  # 136 registers a thread are given
     assert replace(small, shared_memory=100_000).blocks_per_sm(CHIPS[90]) == 2
     assert replace(small, tensor_memory=256).blocks_per_sm(CHIPS[100]) == 2
     assert replace(small, threads=32, registers=16).blocks_per_sm(CHIPS[80]) == 32
@@ -158,9 +208,13 @@ def test_blocks_per_sm_follows_the_scarcest_resource() -> None:
 
 @pytest.fixture(scope="module")
 def quick_rows(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
-    """The hot configurations, compiled now (or found in Triton's cache) by the command that a user has."""
+    """The hot configurations, compiled now (or found in Triton's cache) by the command that a user
+    has.
+    """
     path = tmp_path_factory.mktemp("compiled") / "quick.csv"
-    run_compiler("-m", "sarathi_kernels.compilation", "--quick", "--write", str(path), expected=None)
+    run_compiler(
+        "-m", "sarathi_kernels.compilation", "--quick", "--write", str(path), expected=None
+    )
     return read_table(path)
 
 
@@ -172,16 +226,24 @@ def complaints_of(rows: list[dict[str, str]]) -> list[str]:
     ]
 
 
-def test_hot_configurations_compile_without_complaint_on_every_chip(quick_rows: list[dict[str, str]]) -> None:
+def test_hot_configurations_compile_without_complaint_on_every_chip(
+    quick_rows: list[dict[str, str]],
+) -> None:
     assert complaints_of(quick_rows) == []
-    by_chip = {c: {row["kernel"] for row in quick_rows if row["capability"] == str(c)} for c in CHIPS}
+    by_chip = {
+        c: {row["kernel"] for row in quick_rows if row["capability"] == str(c)} for c in CHIPS
+    }
     assert by_chip[90] == by_chip[100]
-    assert by_chip[80] == by_chip[86] == by_chip[90] - {"persistent_matmul_kernel"}  # which needs descriptors
+    assert (
+        by_chip[80] == by_chip[86] == by_chip[90] - {"persistent_matmul_kernel"}
+    )  # which needs descriptors
 
 
 def test_recorded_table_is_of_these_sources() -> None:
     found = {row["sources"] for row in read_table(TABLE)} if TABLE.exists() else set()
-    assert found == {source_hash()}, f"{TABLE.name} is out of date; record it again: {TABLE_COMMAND}"
+    assert found == {source_hash()}, (
+        f"{TABLE.name} is out of date; record it again: {TABLE_COMMAND}"
+    )
 
 
 def test_recorded_table_has_every_chip_and_no_complaint() -> None:
@@ -201,7 +263,9 @@ def test_quick_figures_are_the_recorded_ones(quick_rows: list[dict[str, str]]) -
 
 
 def test_no_number_of_tokens_compiles_anything_anew() -> None:
-    """Else serving would stop to compile whenever a batch is the first of 1 token, or of a multiple of 16."""
+    """Else serving would stop to compile whenever a batch is the first of 1 token, or of a multiple
+    of 16.
+    """
     code = """
 from sarathi_kernels.chip import CHIPS
 from sarathi_kernels.compilation import units_of
@@ -237,10 +301,14 @@ print(found)
 
 
 def test_command_refuses_an_unknown_kernel() -> None:
-    run_compiler("-m", "sarathi_kernels.compilation", "--quick", "--kernel", "no_such_kernel", expected=2)
+    run_compiler(
+        "-m", "sarathi_kernels.compilation", "--quick", "--kernel", "no_such_kernel", expected=2
+    )
 
 
-def test_command_refuses_the_interpreter(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_refuses_the_interpreter(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setattr("sys.argv", ["compilation"])
     assert main() == 2

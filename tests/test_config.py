@@ -1,4 +1,6 @@
-"""Every option of every group composes and instantiates; every published experiment runs in a fast mode."""
+"""Every option of every group composes and instantiates; every published experiment runs in a fast
+mode.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +9,17 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_dir
 
-from sarathi_lab.command_line import GROUPS, read_command_line
-from sarathi_lab.errors import UserError
-from sarathi_lab.paths import CONF
-from sarathi_lab.plan import build, make_plan
+from sarathi_lab.config.command_line import GROUPS, read_command_line
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.instantiate import build
+from sarathi_lab.config.paths import CONF
+from sarathi_lab.tasks.plan import make_plan
 
-OPTIONS = [(path.parent.name, path.stem) for path in sorted(CONF.glob("*/*.yaml")) if path.parent.name in GROUPS]
+OPTIONS = [
+    (path.parent.name, path.stem)
+    for path in sorted(CONF.glob("*/*.yaml"))
+    if path.parent.name in GROUPS
+]
 LONG_PROMPTS = {("workload", "openchat_sharegpt4"), ("workload", "arxiv_summarization")}
 NEEDS_FILE = {("workload", "prompts"), ("workload", "trace")}
 
@@ -46,14 +53,18 @@ def test_every_option_makes_a_plan_in_simulation(group, option):
 
 
 EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
-NEEDED = {"policies": ["workload.path=tests/data/trace.csv", "model=7b", "batch=8"]}  # what only the user can choose
+NEEDED = {
+    "policies": ["workload.path=tests/data/trace.csv", "model=7b", "batch=8"]
+}  # what only the user can choose
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_every_experiment_composes_all_its_jobs(experiment):
     has_own_task = "override /task" in (CONF / "experiment" / f"{experiment}.yaml").read_text()
     device = [] if has_own_task else ["executor=simulated"]
-    command_line = read_command_line([f"experiment={experiment}", *device, *NEEDED.get(experiment, [])])
+    command_line = read_command_line(
+        [f"experiment={experiment}", *device, *NEEDED.get(experiment, [])]
+    )
     assert command_line.is_sweep != has_own_task
     assert (len(command_line.jobs) > 1) != has_own_task
     for cfg in command_line.jobs:
@@ -74,7 +85,9 @@ def test_the_default_command_plans_three_runs_on_this_machine():
 
 
 def test_a_sweep_of_policies_may_name_a_chunk_that_not_all_of_them_read():
-    command_line = read_command_line(["policy=sarathi,orca", "chunk=128", "executor=simulated", "-m"])
+    command_line = read_command_line(
+        ["policy=sarathi,orca", "chunk=128", "executor=simulated", "-m"]
+    )
     assert [cfg.chunk for cfg in command_line.jobs] == [128, 128]
     with pytest.raises(UserError, match="chunk=128 has no effect"):
         read_command_line(["policy=orca,request_level", "chunk=128", "executor=simulated", "-m"])

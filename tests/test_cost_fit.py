@@ -1,4 +1,6 @@
-"""The constants of the A6000's hardware file are what `experiments/cost_model/fit.py` finds in the paper's figures."""
+"""The constants of the A6000's hardware file are what `experiments/cost_model/fit.py` finds in the
+paper's figures.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +10,16 @@ import sys
 
 import pytest
 
-from sarathi_lab.paths import EXPERIMENTS
-from sarathi_lab.presets import load_hardware as hardware
+from sarathi_lab.config.paths import EXPERIMENTS
+from sarathi_lab.experiment.presets import load_hardware as hardware
 
-NAMES = ("matmul_efficiency", "memory_efficiency", "kernel_launch", "causal_efficiency", "kv_efficiency")
+NAMES = (
+    "matmul_efficiency",
+    "memory_efficiency",
+    "kernel_launch",
+    "causal_efficiency",
+    "kv_efficiency",
+)
 NAMES += ("attention_efficiency", "attention_launch", "iteration_overhead")
 
 
@@ -26,7 +34,9 @@ def test_the_recorded_constants_are_the_fitted_ones():
     assert done.returncode == 0, done.stderr
     words = done.stdout.split()
     fitted = {name: float(words[words.index(name) + 1]) for name in NAMES}
-    assert fitted == pytest.approx({name: getattr(hardware("a6000"), name) for name in NAMES}, rel=0.02)
+    assert fitted == pytest.approx(
+        {name: getattr(hardware("a6000"), name) for name in NAMES}, rel=0.02
+    )
 
 
 def test_a_table_that_is_not_there_is_named():

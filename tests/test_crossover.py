@@ -1,4 +1,6 @@
-"""Where chunked prefill pays: the steady state, the cells of the map, its picture, and the task that draws it."""
+"""Where chunked prefill pays: the steady state, the cells of the map, its picture, and the task
+that draws it.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +11,22 @@ import pytest
 from matplotlib.figure import Figure
 
 from helpers import requests_of
-from sarathi_lab.advisor import BASELINES, Prediction
-from sarathi_lab.crossover import at_best_chunk, crossover, loads_that_fit, steady_throughput
-from sarathi_lab.errors import UserError
-from sarathi_lab.plots_crossover import crossover_map
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.executor.simulated.analytic import AnalyticCostModel
+from sarathi_lab.executor.simulated.hardware import kv_capacity
+from sarathi_lab.experiment.advisor import BASELINES, Prediction
+from sarathi_lab.experiment.crossover import (
+    at_best_chunk,
+    crossover,
+    loads_that_fit,
+    steady_throughput,
+)
+from sarathi_lab.experiment.presets import load_hardware as hardware
+from sarathi_lab.experiment.presets import load_spec as model
+from sarathi_lab.experiment.steady_state import steady, together
 from sarathi_lab.policy import Orca, RequestLevel, Sarathi, SarathiServe
-from sarathi_lab.presets import load_hardware as hardware
-from sarathi_lab.presets import load_spec as model
+from sarathi_lab.results.plots.tasks import crossover_map
 from sarathi_lab.run import main
-from sarathi_lab.simulator.analytic import AnalyticCostModel
-from sarathi_lab.simulator.memory import kv_capacity
-from sarathi_lab.steady_state import steady, together
 
 COST = AnalyticCostModel(model("13b"), hardware("a6000"), 2)
 TIMES = COST.operation_times
@@ -31,10 +38,19 @@ def test_request_level_batches_start_together_and_others_keep_the_batch_full():
         assert steady_throughput(policy, 500, 50, 4, TIMES) == pytest.approx(550 / seconds)
 
 
-@pytest.mark.parametrize(("prompt_len", "num_decodes", "batch"), [(992, 32, 18), (980, 44, 6), (512, 512, 4)])
-def test_request_level_batching_is_in_the_steady_state_from_the_start(prompt_len, num_decodes, batch):
+@pytest.mark.parametrize(
+    ("prompt_len", "num_decodes", "batch"), [(992, 32, 18), (980, 44, 6), (512, 512, 4)]
+)
+def test_request_level_batching_is_in_the_steady_state_from_the_start(
+    prompt_len, num_decodes, batch
+):
     requests = requests_of(*[(prompt_len, num_decodes + 1)] * (3 * batch))
-    end = Prediction(requests, batch, COST.iteration_time).serve(RequestLevel()).iterations().end.max()
+    end = (
+        Prediction(requests, batch, COST.iteration_time)
+        .serve(RequestLevel())
+        .iterations()
+        .end.max()
+    )
     steady_state = steady_throughput(RequestLevel(), prompt_len, num_decodes, batch, TIMES)
     assert steady_state == pytest.approx(len(requests) * (prompt_len + num_decodes) / end)
 
@@ -44,7 +60,9 @@ def test_the_steady_state_is_that_of_a_long_run(policy):
     """Within a few percent: a run that starts with equal requests decodes in step at first."""
     requests = requests_of(*[(992, 33)] * (40 * 8))
     end = Prediction(requests, 8, COST.iteration_time).serve(policy).iterations().end.max()
-    assert steady_throughput(policy, 992, 32, 8, TIMES) == pytest.approx(len(requests) * 1024 / end, rel=0.04)
+    assert steady_throughput(policy, 992, 32, 8, TIMES) == pytest.approx(
+        len(requests) * 1024 / end, rel=0.04
+    )
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +73,9 @@ def cells() -> pd.DataFrame:
 def test_cells_that_cannot_run_are_left_out(cells):
     assert set(cells.baseline) == {"request_level", "orca"}
     assert not ((cells.batch == 16) & ((cells.seq_len == 1024) | (cells.chunk == 8))).any()
-    assert len(cells) == 2 * 3 * (3 + 3 + 2)  # batch 4 at both lengths, batch 16 at 512 without the chunk of 8
+    assert len(cells) == 2 * 3 * (
+        3 + 3 + 2
+    )  # batch 4 at both lengths, batch 16 at 512 without the chunk of 8
     assert len(crossover([1], [1024], [16], [128], TIMES, kv_tokens=100)) == 0
     # Prompt, decodes and the token that comes with the prompt: 1,025 a sequence.
     assert loads_that_fit([31], [1024], [4], 4100) == [(31, 1024, 4)]
@@ -65,12 +85,17 @@ def test_cells_that_cannot_run_are_left_out(cells):
 def test_outcomes_are_gains_by_class(cells):
     assert (cells.gain[cells.outcome == "gains"] > 0.02).all()
     assert (cells.gain[cells.outcome == "loses"] <= -0.02).all()
-    assert set(cells.outcome[cells.chunk == 8]) <= {"loses", "neutral"}  # a tile of 128 for 8 tokens
+    assert set(cells.outcome[cells.chunk == 8]) <= {
+        "loses",
+        "neutral",
+    }  # a tile of 128 for 8 tokens
     assert "gains" in set(cells.outcome)
 
 
 def test_a_gain_is_the_ratio_of_steady_throughputs(cells):
-    row = cells[(cells.chunk == 256) & (cells.batch == 4) & (cells.pd_ratio == 50) & (cells.seq_len == 1024)]
+    row = cells[
+        (cells.chunk == 256) & (cells.batch == 4) & (cells.pd_ratio == 50) & (cells.seq_len == 1024)
+    ]
     load = (1004, 20, 4, TIMES)
     for name, baseline in BASELINES.items():
         gain = steady_throughput(Sarathi(256), *load) / steady_throughput(baseline, *load) - 1
@@ -79,7 +104,10 @@ def test_a_gain_is_the_ratio_of_steady_throughputs(cells):
 
 def test_the_policy_is_the_one_that_was_given():
     # Of short prompts, one cuts a single one an iteration, the other as many as fit.
-    maps = [crossover([20], [200], [8], [512], TIMES, policy=policy) for policy in (Sarathi, SarathiServe)]
+    maps = [
+        crossover([20], [200], [8], [512], TIMES, policy=policy)
+        for policy in (Sarathi, SarathiServe)
+    ]
     assert (maps[0].gain != maps[1].gain).all()
 
 
@@ -87,7 +115,11 @@ def test_the_best_chunk_of_a_load_is_the_one_that_gains_most(cells):
     best = at_best_chunk(cells)
     assert len(best) == 2 * 3 * 3
     for row in best.itertuples():
-        load = (cells.pd_ratio == row.pd_ratio) & (cells.seq_len == row.seq_len) & (cells.batch == row.batch)
+        load = (
+            (cells.pd_ratio == row.pd_ratio)
+            & (cells.seq_len == row.seq_len)
+            & (cells.batch == row.batch)
+        )
         assert row.gain == cells.gain[load & (cells.baseline == row.baseline)].max()
 
 
@@ -116,13 +148,30 @@ def test_the_cache_has_what_the_weights_leave():
         kv_capacity(model("33b"), hardware("a6000"), 2)
 
 
-# -- the task ----------------------------------------------------------------------------------------------------
+# -- the task --------------------------------------------------------------------------------------
 
-SMALL = ["task=crossover", "task.pd_ratios=[10,50]", "task.seq_lens=[1024]", "task.batches=[4,16]", "tracking=none"]
+SMALL = [
+    "task=crossover",
+    "task.pd_ratios=[10,50]",
+    "task.seq_lens=[1024]",
+    "task.batches=[4,16]",
+    "tracking=none",
+]
 
 
 def test_the_task_writes_table_and_map_and_says_what_it_found(tmp_path, capsys):
-    assert main([*SMALL, "task.chunks=[128,512]", "hardware=h100", "model=llama3-8b", f"output={tmp_path}"]) == 0
+    assert (
+        main(
+            [
+                *SMALL,
+                "task.chunks=[128,512]",
+                "hardware=h100",
+                "model=llama3-8b",
+                f"output={tmp_path}",
+            ]
+        )
+        == 0
+    )
     text = capsys.readouterr().out
     (path,) = tmp_path.rglob("crossover.csv")
     assert path.with_name("crossover.png").stat().st_size > 10_000
@@ -187,7 +236,10 @@ MISTAKES = [
     (["policy.min_decodes=9"], ["min_decodes=9 exceeds"]),
     (["model=33b"], ["model 33b needs 64.6 GB"]),
     (["executor.cost_model=profiled", "model=7b"], ["no profile of model 7b"]),
-    (["task.chunk=[256]"], ["task.chunk is not a parameter of Crossover", "did you mean task.chunks"]),
+    (
+        ["task.chunk=[256]"],
+        ["task.chunk is not a parameter of Crossover", "did you mean task.chunks"],
+    ),
 ]
 
 

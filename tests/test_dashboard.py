@@ -10,27 +10,49 @@ import sys
 import pandas as pd
 import pytest
 
-from sarathi_lab import dashboard
-from sarathi_lab.metrics import COMPARED
-from sarathi_lab.wandb_run import STEP_OF
+from sarathi_lab.results.metrics import COMPARED
+from sarathi_lab.results.tracking import STEP_OF
+from sarathi_lab.tasks import dashboard
 
 KEY = "a" * 40
-SECTIONS = ["Policies side by side", "Chunk size", "P:D ratio", "KV re-read", "Latency", "Device", "Claims"]
+SECTIONS = [
+    "Policies side by side",
+    "Chunk size",
+    "P:D ratio",
+    "KV re-read",
+    "Latency",
+    "Device",
+    "Claims",
+]
 
 
 def in_process(tmp_path, *args: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """With a home of its own, where nobody is logged in."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB_", "NETRC"))}
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("WANDB_", "NETRC"))
+    }
     env = {**inherited, "HOME": str(tmp_path), "NETRC": str(tmp_path / "netrc"), **variables}
-    command = [sys.executable, "-m", "sarathi_lab.dashboard", *args]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=env, check=False)
+    command = [sys.executable, "-m", "sarathi_lab.tasks.dashboard", *args]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=120, env=env, check=False
+    )
 
 
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory) -> dict:
     # A closed port stands in for the server: it must not be needed.
     closed = {"WANDB_BASE_URL": "http://127.0.0.1:9"}
-    done = in_process(tmp_path_factory.mktemp("home"), "--dry-run", "--entity", "me", "--project", "mine", **closed)
+    done = in_process(
+        tmp_path_factory.mktemp("home"),
+        "--dry-run",
+        "--entity",
+        "me",
+        "--project",
+        "mine",
+        **closed,
+    )
     assert (done.returncode, done.stderr) == (0, "")
     return json.loads(done.stdout)
 
@@ -59,11 +81,15 @@ def test_the_dry_run_prints_a_section_per_question_for_the_right_project(printed
 def test_panels_show_what_runs_log(printed):
     names = metrics(printed["workspace"]["spec"])
     assert {"config:chunk.value", "config:pd_ratio.value", "policy.value", "claims"} <= names
-    assert {"summary:kv_reread_factor", "summary_metrics.throughput_vs_orca", "summary:ms/tbt_p99"} <= names
+    assert {
+        "summary:kv_reread_factor",
+        "summary_metrics.throughput_vs_orca",
+        "summary:ms/tbt_p99",
+    } <= names
     assert {"summary_metrics.ms/decode_time_marginal", "summary_metrics.ms/ttft_p99"} <= names
     assert {"iterations/mfu", "iterations/num_waiting", "iterations/kv_bytes"} <= names
     assert (STEP_OF["mfu"], STEP_OF["num_waiting"]) == ("tokens", "time")
-    known = {*COMPARED, "mfu", "mbu", "time_over_floor", "decode_speedup"}
+    known = {*COMPARED, "mfu", "mbu", "time_over_roofline", "decode_speedup"}
     for name in names:
         if name.startswith(("summary:", "summary_metrics.")):
             quantity = name.partition(":")[2] or name.partition(".")[2]
@@ -77,18 +103,26 @@ def test_panels_of_a_report_do_not_overlap(printed):
         taken: set[tuple[int, int]] = set()
         for panel in block["metadata"]["panelBankSectionConfig"]["panels"]:
             place = panel["layout"]
-            cells = {(place["x"] + i, place["y"] + j) for i in range(place["w"]) for j in range(place["h"])}
+            cells = {
+                (place["x"] + i, place["y"] + j)
+                for i in range(place["w"])
+                for j in range(place["h"])
+            }
             assert not cells & taken
             assert place["x"] + place["w"] <= 24
             taken |= cells
 
 
 def test_the_claims_stand_in_the_report():
-    from sarathi_lab.dashboard_panels import report
+    from sarathi_lab.results.dashboard import report
 
-    claims = pd.DataFrame({"claim": ["decodes | cheap"], "measured": [5.12345], "low": [float("nan")]})
+    claims = pd.DataFrame(
+        {"claim": ["decodes | cheap"], "measured": [5.12345], "low": [float("nan")]}
+    )
     texts = [block.text for block in report("me", "mine", claims).blocks if hasattr(block, "text")]
-    assert "| claim | measured | low |\n| --- | --- | --- |\n| decodes \\| cheap | 5.12 |  |" in texts
+    assert (
+        "| claim | measured | low |\n| --- | --- | --- |\n| decodes \\| cheap | 5.12 |  |" in texts
+    )
 
 
 def test_without_a_login_it_is_one_line(tmp_path):
@@ -101,8 +135,8 @@ def test_without_a_login_it_is_one_line(tmp_path):
 
 def test_a_missing_package_is_one_line(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "wandb_workspaces.workspaces", None)
-    monkeypatch.delitem(sys.modules, "sarathi_lab.dashboard_panels", raising=False)
-    monkeypatch.delattr("sarathi_lab.dashboard_panels", raising=False)
+    monkeypatch.delitem(sys.modules, "sarathi_lab.results.dashboard", raising=False)
+    monkeypatch.delattr("sarathi_lab.results.dashboard", raising=False)
     assert dashboard.main(["--dry-run"]) == 2
     assert capsys.readouterr().err == (
         "error: package wandb-workspaces is missing; run pip install 'sarathi-lab[dashboard]'\n"
@@ -124,10 +158,14 @@ class Api:
     ("args", "error"),
     [
         (["--project", "other"], "error: me has no project other; name another with --project"),
-        (["--entity", "down"], "error: W&B can't be asked for project sarathi-lab (no route); try again"),
+        (
+            ["--entity", "down"],
+            "error: W&B can't be asked for project sarathi-lab (no route); try again",
+        ),
         (
             ["--project", "mine"],
-            "error: W&B refused the workspace (permission denied); check that you may write to me/mine",
+            "error: W&B refused the workspace (permission denied); check that you may write to "
+            "me/mine",
         ),
     ],
 )

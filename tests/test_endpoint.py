@@ -1,4 +1,6 @@
-"""A server of OpenAI's API under the lab's workloads: what is asked, timed and kept, and what becomes of faults."""
+"""A server of OpenAI's API under the lab's workloads: what is asked, timed and kept, and what
+becomes of faults.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,21 @@ import pandas as pd
 import pytest
 import yaml
 
-from sarathi_lab.endpoint import load as load_module
-from sarathi_lab.endpoint import task as task_module
-from sarathi_lab.endpoint.protocol import WORDS, AnswerError, Texts, dialects, read_event, words
-from sarathi_lab.errors import UserError
-from sarathi_lab.ledger import REQUEST_COLUMNS
-from sarathi_lab.paths import REPOSITORY
-from sarathi_lab.request import Request
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.paths import REPOSITORY
+from sarathi_lab.engine.ledger import REQUEST_COLUMNS
+from sarathi_lab.engine.request import Request
 from sarathi_lab.run import main
+from sarathi_lab.tasks.endpoint import load as load_module
+from sarathi_lab.tasks.endpoint import task as task_module
+from sarathi_lab.tasks.endpoint.protocol import (
+    WORDS,
+    AnswerError,
+    Texts,
+    dialects,
+    read_event,
+    words,
+)
 from scripted_server import RETRY_AFTER, ScriptedServer, scripted
 
 GRID = ["workload.num_requests=5", "seq_len=24", "pd_ratio=5"]  # 20 + 4 tokens
@@ -27,7 +36,9 @@ GRID = ["workload.num_requests=5", "seq_len=24", "pd_ratio=5"]  # 20 + 4 tokens
 def asked(server: ScriptedServer | str, output: Path, *args: str) -> int:
     """The exit code of a run against the server."""
     url = server if isinstance(server, str) else server.url
-    return main(["task=endpoint", f"task.base_url={url}", "tracking=none", f"output={output}", *args])
+    return main(
+        ["task=endpoint", f"task.base_url={url}", "tracking=none", f"output={output}", *args]
+    )
 
 
 def run_folder(output: Path, marker: str = "run.json") -> Path:
@@ -43,21 +54,27 @@ def prompts_file(folder: Path, *rows: tuple[str, int] | tuple[str, int, float]) 
     return f"workload.path={path}"
 
 
-# -- a run --------------------------------------------------------------------------------------------------------
+# -- a run -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A finished run of five requests, two at a time: (its folder, the server's requests, most in flight)."""
+    """A finished run of five requests, two at a time: (its folder, the server's requests, most in
+    flight).
+    """
     output = tmp_path_factory.mktemp("endpoint")
     with scripted(first=0.05, gap=0.02) as server:
-        assert asked(server, output, *GRID, "batch=2", "task.vocab_size=50", "+task.body.top_k=7") == 0
+        assert (
+            asked(server, output, *GRID, "batch=2", "task.vocab_size=50", "+task.body.top_k=7") == 0
+        )
         return run_folder(output), list(server.seen), server.most_in_flight, server.url
 
 
 def test_a_run_leaves_the_tables_of_the_labs_own(run):
     folder, *_ = run
-    requests, failures = (pd.read_parquet(folder / f"{name}.parquet") for name in ("requests", "failures"))
+    requests, failures = (
+        pd.read_parquet(folder / f"{name}.parquet") for name in ("requests", "failures")
+    )
     assert list(requests)[: len(REQUEST_COLUMNS)] == list(REQUEST_COLUMNS)
     assert len(requests) == 5
     assert failures.empty
@@ -65,7 +82,9 @@ def test_a_run_leaves_the_tables_of_the_labs_own(run):
     assert (requests.output_len == 4).all()
     assert requests.output_text.eq("0123").all()
     assert [len(times) for times in requests.token_times] == [4] * 5
-    assert requests[["first_scheduled_time", "num_preemptions", "bubble_time"]].isna().all(axis=None)
+    assert (
+        requests[["first_scheduled_time", "num_preemptions", "bubble_time"]].isna().all(axis=None)
+    )
     labels = json.loads((folder / "run.json").read_text())
     assert labels["status"] == "finished"
     assert (labels["policy"], labels["executor"], labels["model"], labels["batch"]) == (
@@ -88,7 +107,9 @@ def test_the_summary_is_that_of_the_tables(run):
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["duration"] == requests.finish_time.max()
     assert summary["throughput"] == pytest.approx(5 * 24 / summary["duration"])
-    assert summary["ttft_p50"] == pytest.approx((requests.first_token_time - requests.arrival_time).median())
+    assert summary["ttft_p50"] == pytest.approx(
+        (requests.first_token_time - requests.arrival_time).median()
+    )
     assert summary["tbt_p50"] >= 0.019
     assert summary["num_failed"] == summary["num_retries"] == 0
     assert "scheduling_delay_p50" not in summary, "only the server knows it"
@@ -99,7 +120,10 @@ def test_the_summary_is_that_of_the_tables(run):
 def test_every_name_is_defined_in_the_metrics_page(run):
     folder, *_ = run
     page = (REPOSITORY / "sarathi_lab" / "METRICS.md").read_text()
-    names = {re.sub(r"_(p\d+|mean)$", "", name) for name in json.loads((folder / "summary.json").read_text())}
+    names = {
+        re.sub(r"_(p\d+|mean)$", "", name)
+        for name in json.loads((folder / "summary.json").read_text())
+    }
     for table in ("requests", "failures", "iterations"):
         names |= set(pd.read_parquet(folder / f"{table}.parquet"))
     assert [name for name in sorted({*names, "send_delay_p99"}) if f"`{name}`" not in page] == []
@@ -136,7 +160,7 @@ def test_what_is_asked_is_the_workload(run):
     assert most_in_flight == 2
 
 
-# -- dialects -----------------------------------------------------------------------------------------------------
+# -- dialects --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -144,8 +168,18 @@ def test_what_is_asked_is_the_workload(run):
     [
         ({}, [], "prompts as token ids, lengths by ignore_eos", "completions"),
         ({"takes_token_ids": False}, [], "prompts as text, lengths by ignore_eos", "completions"),
-        ({"refused_fields": ("ignore_eos", "min_tokens")}, [], "prompts as token ids, lengths by max_tokens alone", ""),
-        ({"refused_fields": ("ignore_eos", "stream_options"), "takes_token_ids": False}, [], "prompts as text", ""),
+        (
+            {"refused_fields": ("ignore_eos", "min_tokens")},
+            [],
+            "prompts as token ids, lengths by max_tokens alone",
+            "",
+        ),
+        (
+            {"refused_fields": ("ignore_eos", "stream_options"), "takes_token_ids": False},
+            [],
+            "prompts as text",
+            "",
+        ),
         ({}, ["task.prompts=text"], "prompts as text", "completions"),
         ({}, ["task.api=chat"], "chat API, prompts as text", "chat/completions"),
     ],
@@ -180,7 +214,9 @@ def test_texts_go_out_as_they_are_and_token_ids_as_as_many_words():
     for as_token_ids in (True, False):
         assert texts.prompt(written, as_token_ids=as_token_ids) == text
     assert texts.prompt(drawn, as_token_ids=True) == [5, 75, 6]
-    assert texts.prompt(drawn, as_token_ids=False) == f"{WORDS[5]} {WORDS[75 % len(WORDS)]} {WORDS[6]}"
+    assert (
+        texts.prompt(drawn, as_token_ids=False) == f"{WORDS[5]} {WORDS[75 % len(WORDS)]} {WORDS[6]}"
+    )
     assert len(words(range(500)).split()) == 500
     assert len(set(WORDS)) == len(WORDS)
 
@@ -189,7 +225,12 @@ def test_texts_go_out_as_they_are_and_token_ids_as_as_many_words():
     ("chunk", "text", "is_piece", "is_last"),
     [
         ({"choices": [{"text": "a", "finish_reason": None}]}, "a", True, False),
-        ({"choices": [{"text": "", "finish_reason": None}]}, "", True, False),  # part of a character
+        (
+            {"choices": [{"text": "", "finish_reason": None}]},
+            "",
+            True,
+            False,
+        ),  # part of a character
         ({"choices": [{"text": "", "finish_reason": "stop"}]}, "", False, True),
         ({"choices": [{"text": "z", "finish_reason": "length"}]}, "z", True, True),
         ({"choices": [{"delta": {"role": "assistant", "content": ""}}]}, "", False, False),
@@ -213,14 +254,15 @@ def test_usage_is_read_wherever_it_stands():
 
 
 @pytest.mark.parametrize(
-    "data", ["{", "[]", '"x"', '{"choices": [1]}', '{"choices": 3}', '{"usage": {"prompt_tokens": "x"}}']
+    "data",
+    ["{", "[]", '"x"', '{"choices": [1]}', '{"choices": 3}', '{"usage": {"prompt_tokens": "x"}}'],
 )
 def test_an_event_that_is_none_is_refused(data):
     with pytest.raises(AnswerError, match="malformed event"):
         read_event(data)
 
 
-# -- time ---------------------------------------------------------------------------------------------------------
+# -- time ------------------------------------------------------------------------------------------
 
 
 def test_slow_answers_delay_no_arrival_and_latency_counts_from_the_wish(tmp_path):
@@ -240,7 +282,7 @@ def test_slow_answers_delay_no_arrival_and_latency_counts_from_the_wish(tmp_path
     assert json.loads((folder / "run.json").read_text())["batch"] is None
 
 
-# -- faults -------------------------------------------------------------------------------------------------------
+# -- faults ----------------------------------------------------------------------------------------
 
 FAULTS = {
     "breaks off": "incomplete chunked read",
@@ -268,14 +310,23 @@ def faulty(tmp_path_factory):
 
 def test_nothing_is_lost_and_every_failure_has_its_reason(faulty):
     folder, _ = faulty
-    requests, failures = (pd.read_parquet(folder / f"{name}.parquet") for name in ("requests", "failures"))
-    assert sorted([*requests.request_id, *failures.request_id]) == list(range(len(FAULTS) + len(WELL)))
+    requests, failures = (
+        pd.read_parquet(folder / f"{name}.parquet") for name in ("requests", "failures")
+    )
+    assert sorted([*requests.request_id, *failures.request_id]) == list(
+        range(len(FAULTS) + len(WELL))
+    )
     assert failures.request_id.tolist() == list(range(len(FAULTS)))
     for reason, words_of in zip(failures.reason, FAULTS.values(), strict=True):
         assert words_of in reason
         assert "\n" not in reason
     by_manner = failures.set_index(pd.Index(FAULTS))
-    assert by_manner.num_pieces[["breaks off", "malformed", "error", "stops"]].tolist() == [2, 2, 2, 4]
+    assert by_manner.num_pieces[["breaks off", "malformed", "error", "stops"]].tolist() == [
+        2,
+        2,
+        2,
+        4,
+    ]
     assert by_manner.status[["always busy", "fails", "refuses"]].tolist() == [503, 500, 400]
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["num_failed"] == len(FAULTS)
@@ -297,7 +348,13 @@ def test_a_busy_server_is_asked_again_when_it_says(faulty):
 def test_tokens_are_counted_by_usage_else_by_pieces_and_it_says_so(faulty):
     folder, _ = faulty
     requests = pd.read_parquet(folder / "requests.parquet").set_index(pd.Index(WELL))
-    assert requests.output_len.to_dict() == {"fine": 4, "busy": 4, "no usage": 4, "pairs": 4, "ends early": 2}
+    assert requests.output_len.to_dict() == {
+        "fine": 4,
+        "busy": 4,
+        "no usage": 4,
+        "pairs": 4,
+        "ends early": 2,
+    }
     assert len(requests.token_times["pairs"]) == 2
     assert requests.wanted_output_len["ends early"] == 4
     cautions = "\n".join(json.loads((folder / "run.json").read_text())["cautions"])
@@ -334,7 +391,7 @@ def test_an_interrupted_run_keeps_what_came(tmp_path, monkeypatch):
     assert not (folder / "run.json").exists()
 
 
-# -- what is refused in one line ----------------------------------------------------------------------------------
+# -- what is refused in one line -------------------------------------------------------------------
 
 
 def line_of(capsys) -> str:
@@ -377,9 +434,21 @@ def test_a_key_is_sent_and_wanted(tmp_path, capsys, monkeypatch):
     ("server", "args", "words_of"),
     [
         ({"models": []}, [], "lists no model (status 200)"),
-        ({"models": [{"id": "m", "max_model_len": 16}]}, [], "the longest request has 24 tokens, but m at"),
-        ({"takes_token_ids": False}, ["task.prompts=token_ids"], "prompt must be a string.); see the server's log"),
-        ({"refused_fields": ("max_tokens",)}, [], "answers no request of model org/scripted (status 422"),
+        (
+            {"models": [{"id": "m", "max_model_len": 16}]},
+            [],
+            "the longest request has 24 tokens, but m at",
+        ),
+        (
+            {"takes_token_ids": False},
+            ["task.prompts=token_ids"],
+            "prompt must be a string.); see the server's log",
+        ),
+        (
+            {"refused_fields": ("max_tokens",)},
+            [],
+            "answers no request of model org/scripted (status 422",
+        ),
     ],
 )
 def test_a_server_that_can_not_take_the_workload(server, args, words_of, tmp_path, capsys):
@@ -390,7 +459,10 @@ def test_a_server_that_can_not_take_the_workload(server, args, words_of, tmp_pat
 
 def test_a_model_that_is_named_need_not_be_listed(tmp_path):
     with scripted(models=[]) as server:
-        assert asked(server, tmp_path, *GRID, "task.model=mine", "task.server=own", "task.timeout=20") == 0
+        assert (
+            asked(server, tmp_path, *GRID, "task.model=mine", "task.server=own", "task.timeout=20")
+            == 0
+        )
         assert {seen.body["model"] for seen in server.seen} == {"mine"}
     labels = json.loads((run_folder(tmp_path) / "run.json").read_text())
     assert (labels["policy"], labels["model"]) == ("own", "mine")
@@ -407,7 +479,10 @@ def test_a_model_that_is_named_need_not_be_listed(tmp_path):
         (["policy=orca"], "policy=orca has no effect: task=endpoint does not read policy"),
         (["chunk=64"], "chunk=64 has no effect: task=endpoint does not read chunk"),
         (["workload.rate=2"], "workload.rate=2 has no effect on closed arrivals"),
-        (["workload.arrivals=users", "workload.users=3"], "use workload.arrivals=closed with task.concurrency=3"),
+        (
+            ["workload.arrivals=users", "workload.users=3"],
+            "use workload.arrivals=closed with task.concurrency=3",
+        ),
     ],
 )
 def test_settings_that_are_refused(args, words_of, tmp_path, capsys):
@@ -420,7 +495,10 @@ def test_settings_that_are_refused(args, words_of, tmp_path, capsys):
     ("settings", "words_of"),
     [
         ({"api": "embeddings"}, "task.api=embeddings is unknown; use one of completions, chat"),
-        ({"api": "chat", "prompts": "token_ids"}, "task.prompts=token_ids is not for task.api=chat"),
+        (
+            {"api": "chat", "prompts": "token_ids"},
+            "task.prompts=token_ids is not for task.api=chat",
+        ),
         ({"prompts": "words"}, "task.prompts=words is unknown"),
         ({"vocab_size": 2}, "task.vocab_size=2 is below 16"),
         ({"timeout": 0}, "task.timeout=0 must be"),

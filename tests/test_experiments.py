@@ -1,4 +1,6 @@
-"""Experiments: the same points on a device and simulated, in pairs, with a reason where there is no number."""
+"""Experiments: the same points on a device and simulated, in pairs, with a reason where there is no
+number.
+"""
 
 from __future__ import annotations
 
@@ -8,24 +10,24 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from sarathi_lab import recorded
-from sarathi_lab.backend import Sizes
-from sarathi_lab.campaign.served_figures import Gain
-from sarathi_lab.campaign.serving import Load, Served
-from sarathi_lab.compositions import make_batch
+from sarathi_lab.config.paths import CONF
+from sarathi_lab.config.paths import EXPERIMENTS as FOLDERS
+from sarathi_lab.engine.compositions import make_batch
+from sarathi_lab.engine.executor import Sizes
+from sarathi_lab.executor.simulated.cost_model import make_cost_model
+from sarathi_lab.executor.torch.backend import TorchBackend
+from sarathi_lab.experiment.bench import Bench
 from sarathi_lab.experiment.experiments import EXPERIMENTS, decode_over_prefill, tile_step
+from sarathi_lab.experiment.gpu_serving import Load, Served
 from sarathi_lab.experiment.measure import QuietContext, measure_rounds, table_of
+from sarathi_lab.experiment.presets import load_hardware, load_spec
 from sarathi_lab.experiment.reread import chunk_at_context, prompt_in_chunks
-from sarathi_lab.experiment.setups import SETUPS, dry_setup
+from sarathi_lab.experiment.served_figures import Gain
 from sarathi_lab.experiment.simulate import SimulatedDevice, simulated_points
+from sarathi_lab.experiment.sizes import SETUPS, dry_setup
 from sarathi_lab.experiment.stages import BUBBLES, COMPLETION
-from sarathi_lab.paper.bench import Bench
-from sarathi_lab.paths import CONF
-from sarathi_lab.paths import EXPERIMENTS as FOLDERS
-from sarathi_lab.presets import load_hardware, load_spec
+from sarathi_lab.results import load
 from sarathi_lab.run import main
-from sarathi_lab.simulator.cost_model import make_cost_model
-from sarathi_lab.torch_executor.backend import TorchBackend
 
 TINY = load_spec("tiny")
 DRY = dry_setup("tiny")
@@ -47,7 +49,9 @@ def bench() -> Bench:
 
 
 class HandCost:
-    """An iteration takes 1 second and 0.01 a prompt token, 0.1 a decode; nothing of it is attention."""
+    """An iteration takes 1 second and 0.01 a prompt token, 0.1 a decode; nothing of it is
+    attention.
+    """
 
     uncertainty = {"matmul": 0.0, "attention": 0.0}  # noqa: RUF012
 
@@ -65,7 +69,9 @@ def test_an_experiment_has_the_same_points_measured_and_simulated(name, executor
     passed: list[float] = []
     context = QuietContext(name, "cpu", False, 0.0, Path(), Path())
     samples = measure_rounds(executor, units, gains, context, passed.append)
-    assert all(len(values) == 3 for values in samples.values()), "three rounds at least, however short the time"
+    assert all(len(values) == 3 for values in samples.values()), (
+        "three rounds at least, however short the time"
+    )
     assert sum(passed) > 0
     simulated = simulated_points(bench, units, gains)
     keys = list(zip(simulated.figure, simulated.panel, simulated.series, simulated.x, strict=True))
@@ -74,7 +80,9 @@ def test_an_experiment_has_the_same_points_measured_and_simulated(name, executor
     extra = simulated_points(bench, own.extra(DRY, TINY), [])
     assert set(zip(extra.figure, extra.panel, extra.series, extra.x, strict=True)) <= set(samples)
     assert set(table_of(samples, 10.0, 0).unit) == set(simulated.unit)
-    assert (simulated.y.notna() & (simulated.low <= simulated.y) & (simulated.y <= simulated.high)).all()
+    assert (
+        simulated.y.notna() & (simulated.low <= simulated.y) & (simulated.y <= simulated.high)
+    ).all()
 
 
 @pytest.mark.parametrize("name", SETUPS)
@@ -105,7 +113,9 @@ def test_the_price_of_chunking_is_split_without_rest(bench):
     assert found["KV read [MB]"] == pytest.approx(64 * TINY.kv_bytes_per_token(2) / 1e6)
     batch = make_batch(prefill_tokens=16, start=48)
     times = bench.cost.operation_times(batch)
-    assert found["attention [ms]"] == pytest.approx(1e3 * (times["prefill_attention"] + times.get("kv_write", 0.0)))
+    assert found["attention [ms]"] == pytest.approx(
+        1e3 * (times["prefill_attention"] + times.get("kv_write", 0.0))
+    )
 
 
 def test_a_pair_gives_the_ratio_of_its_quantity():
@@ -136,11 +146,15 @@ def test_simulated_devices_are_named_by_their_figures():
     assert SimulatedDevice.of("simulated a100, analytic, 33b").folder == "simulated-a100"
 
 
-# -- the task --------------------------------------------------------------------------------------------------------
+# -- the task --------------------------------------------------------------------------------------
 
 
 def run(*args: str, tmp_path: Path) -> int:
-    places = [f"output={tmp_path}", f"hydra.run.dir={tmp_path}/run", f"task.record={tmp_path}/records"]
+    places = [
+        f"output={tmp_path}",
+        f"hydra.run.dir={tmp_path}/run",
+        f"task.record={tmp_path}/records",
+    ]
     return main([*args, "tracking=none", *places])
 
 
@@ -148,23 +162,25 @@ def run(*args: str, tmp_path: Path) -> int:
 def test_a_measured_experiment_is_recorded(name, tmp_path, capsys):
     small = ["model=tiny", "device=cpu", "task.setup=dry", "task.max_spread=50", "task.seconds=2"]
     assert run(f"experiment={name}", *small, tmp_path=tmp_path) == 0
-    table = recorded.load(name, tmp_path / "records")
+    table = load.load(name, tmp_path / "records")
     device = "simulated-pipeline-cpu" if name == "fig12" else "cpu"
     assert set(table.device) == {device}
     assert set(table.model) == {"tiny"}
     assert (table.num_pairs >= 3).all()
-    assert set(recorded.COLUMNS) <= set(table.columns)
+    assert set(load.COLUMNS) <= set(table.columns)
     points = pd.read_parquet(tmp_path / "run" / "figure.parquet")
     assert set(points.source) == {"simulated" if name == "fig12" else "measured"}
     if name == "fig12":
         assert set(table.series) == {BUBBLES, COMPLETION}
-        assert table.device_name.str.startswith("simulated pipeline of 4 stages, times measured on cpu").all()
+        assert table.device_name.str.startswith(
+            "simulated pipeline of 4 stages, times measured on cpu"
+        ).all()
     assert f"{name} on {device}" in capsys.readouterr().out
 
 
 def test_a_figure_of_the_paper_is_recomputed_at_both_levels(tmp_path, capsys):
     assert run("experiment=fig07", "executor=simulated", "task.every=20", tmp_path=tmp_path) == 0
-    table = recorded.load("fig07", tmp_path / "records")
+    table = load.load("fig07", tmp_path / "records")
     assert set(table.device) == {"simulated-a6000", "simulated-a6000-profiled"}
     steps = table[(table.panel == "step") & (table.device == "simulated-a6000")]
     assert set(steps.x) == {128, 256, 512}
@@ -174,9 +190,18 @@ def test_a_figure_of_the_paper_is_recomputed_at_both_levels(tmp_path, capsys):
 
 def test_another_gpu_is_simulated(tmp_path):
     assert run("experiment=table2", "executor=simulated", "hardware=h100", tmp_path=tmp_path) == 0
-    assert set(recorded.load("table2", tmp_path / "records").device) == {"simulated-h100"}
-    assert run("experiment=kv_reread", "executor=simulated", "hardware=h100", "model=7b", tmp_path=tmp_path) == 0
-    assert set(recorded.load("kv_reread", tmp_path / "records").model) == {"7b"}
+    assert set(load.load("table2", tmp_path / "records").device) == {"simulated-h100"}
+    assert (
+        run(
+            "experiment=kv_reread",
+            "executor=simulated",
+            "hardware=h100",
+            "model=7b",
+            tmp_path=tmp_path,
+        )
+        == 0
+    )
+    assert set(load.load("kv_reread", tmp_path / "records").model) == {"7b"}
 
 
 @pytest.mark.parametrize(
@@ -186,12 +211,27 @@ def test_another_gpu_is_simulated(tmp_path):
         (["task.setup=huge"], "task.setup=huge is unknown; use one of auto, paper, small, dry"),
         (["task.seconds=0"], "task.seconds=0 must be a finite number above 0"),
         (["task.max_spread=-1"], "task.max_spread=-1 must be a finite number above 0"),
-        (["task.every=2"], "task.every=2 has no effect: it is for the recomputed figures of executor=simulated"),
+        (
+            ["task.every=2"],
+            "task.every=2 has no effect: it is for the recomputed figures of executor=simulated",
+        ),
         (["chunk=256"], "chunk=256 has no effect: task=measure does not read chunk"),
-        (["executor=simulated", "task.seconds=9"], "task.seconds=9 has no effect: it is for measuring"),
-        (["executor=simulated", "task.setup=small"], "task.setup=small has no effect: it is for measuring"),
-        (["executor=simulated", "executor.cost_model=profiled"], "executor.cost_model=profiled has no effect"),
-        (["executor=simulated", "model=7b"], "model=7b has no effect: fig08 is of the paper's models"),
+        (
+            ["executor=simulated", "task.seconds=9"],
+            "task.seconds=9 has no effect: it is for measuring",
+        ),
+        (
+            ["executor=simulated", "task.setup=small"],
+            "task.setup=small has no effect: it is for measuring",
+        ),
+        (
+            ["executor=simulated", "executor.cost_model=profiled"],
+            "executor.cost_model=profiled has no effect",
+        ),
+        (
+            ["executor=simulated", "model=7b"],
+            "model=7b has no effect: fig08 is of the paper's models",
+        ),
         (["executor=simulated", "task.experiment=kv_reread", "task.every=2"], "kv_reread is none"),
     ],
 )

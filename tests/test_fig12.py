@@ -1,4 +1,6 @@
-"""Fig 12 of the paper, reduced: the order of the three systems, the bubbles' ratio, and the tables."""
+"""Fig 12 of the paper, reduced: the order of the three systems, the bubbles' ratio, and the
+tables.
+"""
 
 from __future__ import annotations
 
@@ -6,26 +8,32 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sarathi_lab.errors import UserError
-from sarathi_lab.paper import pipelines
-from sarathi_lab.paper.figures import paper
-from sarathi_lab.paper.plots import draw
-from sarathi_lab.paper.points import fig12_ratios, paper_points
-from sarathi_lab.presets import load_hardware as hardware
-from sarathi_lab.presets import load_spec as model
-from sarathi_lab.results import load_paper
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.experiment import pipeline
+from sarathi_lab.experiment.figures import paper
+from sarathi_lab.experiment.paper_points import fig12_ratios, paper_points
+from sarathi_lab.experiment.presets import load_hardware as hardware
+from sarathi_lab.experiment.presets import load_spec as model
+from sarathi_lab.results.load import load_paper
+from sarathi_lab.results.plots.figures import draw
 
-NUM_REQUESTS = 600  # with fewer, filling and draining the pipeline's 216 places outweigh what lies between
+NUM_REQUESTS = (
+    600  # with fewer, filling and draining the pipeline's 216 places outweigh what lies between
+)
 
 
 @pytest.fixture(scope="module", params=["a100", "a100_fig12"])
 def reduced(request):
-    return pipelines.fig12(model("gpt3-175b"), hardware(request.param), num_requests=NUM_REQUESTS)
+    return pipeline.fig12(model("gpt3-175b"), hardware(request.param), num_requests=NUM_REQUESTS)
 
 
 def test_sarathi_is_done_before_the_replicas_and_these_before_orca(reduced):
     summary = reduced.summary
-    assert summary["completion_sarathi"] < summary["completion_tp_8rep"] < summary["completion_tp_pp_orca"]
+    assert (
+        summary["completion_sarathi"]
+        < summary["completion_tp_8rep"]
+        < summary["completion_tp_pp_orca"]
+    )
     assert summary["tp_pp_orca_over_sarathi"] > 1.4
     assert summary["bubble_ratio"] > 2
 
@@ -46,26 +54,32 @@ def test_bubbles_by_cause_and_stage_are_those_of_the_pipelines(reduced):
     assert set(reduced.bubbles.series) == {"sarathi", "tp_pp_orca"}
     assert set(reduced.bubbles.cause) <= {"PB1", "PB2", "PB3", "starved"}
     assert (reduced.bubbles.seconds > 0).all()
-    full = reduced.bubbles[reduced.bubbles.cause != "starved"]  # the rest is the end, when requests run out
+    full = reduced.bubbles[
+        reduced.bubbles.cause != "starved"
+    ]  # the rest is the end, when requests run out
     totals = full.groupby("series").seconds.sum()
     assert totals["tp_pp_orca"] > 2 * totals["sarathi"]
 
 
 def test_the_same_seed_gives_the_same_requests_and_another_does_not():
-    lengths = [[request.prompt_len for request in pipelines.workload(50, seed)] for seed in (0, 0, 1)]
+    lengths = [
+        [request.prompt_len for request in pipeline.workload(50, seed)] for seed in (0, 0, 1)
+    ]
     assert lengths[0] == lengths[1] != lengths[2]
     with pytest.raises(UserError, match="num_requests=0 is below 1"):
-        pipelines.workload(0, 0)
+        pipeline.workload(0, 0)
 
 
 def test_what_is_found_is_taken_at_the_papers_points(reduced):
     curves = paper_points("fig12").query("panel != 'ratios'")
-    found = pipelines.at_points(reduced, curves)
+    found = pipeline.at_points(reduced, curves)
     assert len(found) == len(curves)
-    medians = found[(found.panel == "a") & (found.x - 0.5).abs().lt(0.01)].groupby("series").y.mean()
+    medians = (
+        found[(found.panel == "a") & (found.x - 0.5).abs().lt(0.01)].groupby("series").y.mean()
+    )
     assert medians["sarathi"] == pytest.approx(reduced.summary["bubble_median_sarathi"], rel=0.05)
     last = found[found.panel == "b"].sort_values("x").groupby("series").y.last()
-    scale = pipelines.NUM_REQUESTS / NUM_REQUESTS
+    scale = pipeline.NUM_REQUESTS / NUM_REQUESTS
     assert last["sarathi"] == pytest.approx(scale * reduced.summary["completion_sarathi"], rel=0.05)
 
 

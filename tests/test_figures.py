@@ -1,4 +1,6 @@
-"""The command that draws the paper's figures: what it writes, what it says, and that it shows what is recorded."""
+"""The command that draws the paper's figures: what it writes, what it says, and that it shows what
+is recorded.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +8,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sarathi_lab import figures, recorded
-from sarathi_lab.figures import FIGURES, QUESTIONS, headlines, main, points_of, verdict
-from sarathi_lab.paper.figures import COLUMNS, PARTS, devices_of, predict
-from sarathi_lab.paper.headlines import HEADLINES
-from sarathi_lab.paper.plots import draw
-from sarathi_lab.paper.points import KEYS
+from sarathi_lab.experiment.figures import COLUMNS, PARTS, devices_of, predict
+from sarathi_lab.experiment.headlines import HEADLINES
+from sarathi_lab.experiment.paper_points import KEYS
+from sarathi_lab.results import load
+from sarathi_lab.results.plots.figures import draw
+from sarathi_lab.tasks import figures
+from sarathi_lab.tasks.figures import FIGURES, QUESTIONS, headlines, main, points_of, verdict
 
 QUICK = ("fig03", "fig08", "table2", "table4")  # to compute anew
 
@@ -53,12 +56,21 @@ def test_every_figure_has_a_question_points_of_the_paper_and_of_a_simulation_and
         zip(points.figure, points.source, strict=True)
     )
     found = headlines(points)
-    assert set(found.headline[found.source == "paper"]) == {headline.words for headline in HEADLINES}
+    assert set(found.headline[found.source == "paper"]) == {
+        headline.words for headline in HEADLINES
+    }
 
 
 @pytest.mark.parametrize("figure", QUICK)
 def test_the_recorded_simulation_is_what_the_simulator_computes(figure, points):
-    anew = pd.concat([predict(part, device) for part in PARTS if part.figure == figure for device in devices_of(part)])
+    anew = pd.concat(
+        [
+            predict(part, device)
+            for part in PARTS
+            if part.figure == figure
+            for device in devices_of(part)
+        ]
+    )
     own = points[(points.source == "simulated") & (points.figure == figure)]
     both = own.merge(anew, on=["figure", "device", *KEYS], suffixes=("", "_anew"))
     assert len(both) == len(own) == len(anew)
@@ -66,12 +78,24 @@ def test_the_recorded_simulation_is_what_the_simulator_computes(figure, points):
 
 
 def of_device(y: float, low: float = 1.0, high: float = 9.0) -> pd.DataFrame:
-    row = {"figure": "fig08", "panel": "", "series": "256", "x": 2.0, "y": y, "unit": "ratio", "low": low, "high": high}
-    return pd.DataFrame([{**row, "source": "measured", "device": "cpu, 30m", "uncertainty": np.nan}])
+    row = {
+        "figure": "fig08",
+        "panel": "",
+        "series": "256",
+        "x": 2.0,
+        "y": y,
+        "unit": "ratio",
+        "low": low,
+        "high": high,
+    }
+    return pd.DataFrame(
+        [{**row, "source": "measured", "device": "cpu, 30m", "uncertainty": np.nan}]
+    )
 
 
 @pytest.mark.parametrize(
-    ("y", "words"), [(9.5, "holds"), (5.0, "partly"), (1.5, "fails"), (40.0, "holds, beyond the paper's")]
+    ("y", "words"),
+    [(9.5, "holds"), (5.0, "partly"), (1.5, "fails"), (40.0, "holds, beyond the paper's")],
 )
 def test_a_measured_effect_is_held_against_the_papers(y, words, points):
     found = headlines(pd.concat([points, of_device(y)]))
@@ -96,13 +120,30 @@ def test_a_measured_device_has_panels_of_its_own_with_intervals(points):
 
 
 def test_recorded_results_of_devices_are_among_the_points(monkeypatch):
-    row = {"device": "cpu", "is_simulated": False, "panel": None, "series": 256, "x": 2.0, "y": 3.0, "low": 2.5}
+    row = {
+        "device": "cpu",
+        "is_simulated": False,
+        "panel": None,
+        "series": 256,
+        "x": 2.0,
+        "y": 3.0,
+        "low": 2.5,
+    }
     table = pd.DataFrame([{**row, "high": 3.5, "unit": "ratio", "model": "30m", "figure": "fig08"}])
     both = pd.concat([table, table.assign(device="simulated-a6000", is_simulated=True)])
-    monkeypatch.setattr(recorded, "recorded", lambda: ["fig08"])
-    monkeypatch.setattr(recorded, "load", lambda name: both)
-    (found,) = points_of("fig08").query("source == 'measured'")[[*COLUMNS, "low", "high"]].to_dict("records")
-    assert (found["device"], found["panel"], found["series"], found["y"]) == ("cpu, 30m", "", "256", 3.0)
+    monkeypatch.setattr(load, "recorded", lambda: ["fig08"])
+    monkeypatch.setattr(load, "load", lambda name: both)
+    (found,) = (
+        points_of("fig08")
+        .query("source == 'measured'")[[*COLUMNS, "low", "high"]]
+        .to_dict("records")
+    )
+    assert (found["device"], found["panel"], found["series"], found["y"]) == (
+        "cpu, 30m",
+        "",
+        "256",
+        3.0,
+    )
     assert (found["low"], found["high"]) == (2.5, 3.5)
 
 

@@ -40,13 +40,17 @@ ROTARY_CASES = [
 
 
 def rotary_inputs(case: RotaryCase, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """qkv (rows further apart than they are long), cosines, sines and scattered slots of which one is padding."""
+    """qkv (rows further apart than they are long), cosines, sines and scattered slots of which one
+    is padding.
+    """
     all_heads = case.num_heads + 2 * case.num_kv_heads
     qkv = random(case.num_tokens, all_heads + 1, case.head_size, dtype=dtype)[:, :all_heads]
     positions = torch.arange(case.num_tokens, device=DEVICE, dtype=torch.int32) * 8191
     frequencies = 1e4 ** -(torch.arange(0, case.rotary_size, 2, device=DEVICE) / case.rotary_size)
     cos, sin = rotary_tables(positions, frequencies, torch.float32)
-    slots = torch.randperm(2 * case.num_tokens * case.block_size, generator=torch.Generator().manual_seed(1))
+    slots = torch.randperm(
+        2 * case.num_tokens * case.block_size, generator=torch.Generator().manual_seed(1)
+    )
     slots = slots[: case.num_tokens].to(DEVICE)
     if case.num_tokens > 1:
         slots[1] = -1
@@ -55,7 +59,9 @@ def rotary_inputs(case: RotaryCase, dtype: torch.dtype) -> tuple[Tensor, Tensor,
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", ROTARY_CASES, ids=str)
-def test_rotation_and_store_match_plain_torch_and_write_nothing_else(case: RotaryCase, dtype: torch.dtype) -> None:
+def test_rotation_and_store_match_plain_torch_and_write_nothing_else(
+    case: RotaryCase, dtype: torch.dtype
+) -> None:
     qkv, cos, sin, slots = rotary_inputs(case, dtype)
     before = qkv.clone()
     shape = (2 * case.num_tokens, case.block_size, case.num_kv_heads, case.head_size)
@@ -74,7 +80,10 @@ def test_rotation_and_store_match_plain_torch_and_write_nothing_else(case: Rotar
     assert pools[0][0].isnan().all()
     assert pools[1][0].isnan().all()
     for cache, wanted in zip(caches[:2], caches[2:], strict=True):
-        assert relative_error(cache.flatten(0, 1)[written], wanted.flatten(0, 1)[written]) < BOUNDS[dtype]
+        assert (
+            relative_error(cache.flatten(0, 1)[written], wanted.flatten(0, 1)[written])
+            < BOUNDS[dtype]
+        )
         assert cache.flatten(0, 1)[~written].isnan().all()
     assert torch.equal(caches[1].flatten(0, 1)[written], caches[3].flatten(0, 1)[written])
 
@@ -84,11 +93,17 @@ def test_rotation_stays_accurate_at_far_positions() -> None:
     frequencies = 1e4 ** -(torch.arange(0, 64, 2, device=DEVICE) / 64)
     qkv = random(1, 3, 64, dtype=torch.float32)
     first, second = qkv[0, 0].double().cpu().split(32)
-    angles = (positions.float() * frequencies).double().cpu()  # the angle as float32 has it, its sine exactly
-    expected = torch.cat((first * angles.cos() - second * angles.sin(), second * angles.cos() + first * angles.sin()))
+    angles = (
+        (positions.float() * frequencies).double().cpu()
+    )  # the angle as float32 has it, its sine exactly
+    expected = torch.cat(
+        (first * angles.cos() - second * angles.sin(), second * angles.cos() + first * angles.sin())
+    )
     cache = poisoned(1, 16, 1, 64, device=DEVICE, dtype=torch.float32)
     slots = torch.zeros(1, device=DEVICE, dtype=torch.int64)
-    query = rotate_and_store(qkv, *rotary_tables(positions, frequencies, torch.float32), slots, cache, cache.clone(), 1)
+    query = rotate_and_store(
+        qkv, *rotary_tables(positions, frequencies, torch.float32), slots, cache, cache.clone(), 1
+    )
     assert relative_error(query[0, 0].cpu(), expected) < 1e-6
 
 
@@ -106,7 +121,9 @@ def test_rotation_refuses_what_does_not_match() -> None:
     with pytest.raises(ValueError, match="gaps between blocks"):
         rotate_and_store(qkv, cos, sin, slots, cache[::2], cache[::2], 8)
     with pytest.raises(ValueError, match="heads and tables must be contiguous"):
-        rotate_and_store(qkv.transpose(1, 2).contiguous().transpose(1, 2), cos, sin, slots, cache, cache, 8)
+        rotate_and_store(
+            qkv.transpose(1, 2).contiguous().transpose(1, 2), cos, sin, slots, cache, cache, 8
+        )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -114,10 +131,15 @@ def test_rotation_refuses_what_does_not_match() -> None:
 @pytest.mark.parametrize(
     ("num_rows", "size"), [(1, 5120), (3, 4096), (1, 16_384), (33, 80), (5, 1), (2, 6656)], ids=str
 )
-def test_norm_adds_and_normalises(kind: NormKind, num_rows: int, size: int, dtype: torch.dtype) -> None:
+def test_norm_adds_and_normalises(
+    kind: NormKind, num_rows: int, size: int, dtype: torch.dtype
+) -> None:
     all_hidden = random(num_rows + 64, size, dtype=dtype) * 3 + 1
     rows_behind, hidden = all_hidden[num_rows:].clone(), all_hidden[:num_rows]
-    update, weight, bias = random(num_rows, size, dtype=dtype, seed=1), *random(2, size, dtype=dtype, seed=2)
+    update, weight, bias = (
+        random(num_rows, size, dtype=dtype, seed=1),
+        *random(2, size, dtype=dtype, seed=2),
+    )
     expected_hidden = hidden.clone()
     eps = 0.1  # large, so that forgetting it shows
     expected = add_norm_reference(expected_hidden, update, weight, bias, eps, kind)
@@ -127,11 +149,15 @@ def test_norm_adds_and_normalises(kind: NormKind, num_rows: int, size: int, dtyp
     assert all_out[num_rows:].isnan().all()
     assert torch.equal(all_hidden[num_rows:], rows_behind)
     assert torch.equal(hidden, expected_hidden)
-    assert relative_error(out, expected) < BOUNDS[dtype] or (size == 1 and torch.equal(out, expected))
+    assert relative_error(out, expected) < BOUNDS[dtype] or (
+        size == 1 and torch.equal(out, expected)
+    )
 
 
 def test_norm_normalises_the_sum_as_it_is_stored() -> None:
-    hidden = torch.full((1, 2), 2048.0, device=DEVICE, dtype=torch.float16)  # the next number is 2050
+    hidden = torch.full(
+        (1, 2), 2048.0, device=DEVICE, dtype=torch.float16
+    )  # the next number is 2050
     update = torch.tensor([[0.5, -0.5]], device=DEVICE, dtype=torch.float16)
     out = add_norm(hidden, update, torch.ones_like(update[0]), None, 1e-6, "layer")
     assert out.tolist() == [[0.0, 0.0]]

@@ -1,4 +1,6 @@
-"""Hybrid attention: four ways to attend for chunks and decodes of one batch, all of which must give the same."""
+"""Hybrid attention: four ways to attend for chunks and decodes of one batch, all of which must give
+the same.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,15 @@ def test_padding_of_the_plan_changes_nothing(variant: Variant) -> None:
         num_splits=2,
     )
     out = poisoned(*inputs.query.shape, device=DEVICE, dtype=torch.float32)
-    hybrid_attention(inputs.query, inputs.key_cache, inputs.value_cache, plan, inputs.scale, variant=variant, out=out)
+    hybrid_attention(
+        inputs.query,
+        inputs.key_cache,
+        inputs.value_cache,
+        plan,
+        inputs.scale,
+        variant=variant,
+        out=out,
+    )
     assert relative_error(out, reference(case, inputs)) < 1e-5
 
 
@@ -67,7 +77,11 @@ def test_an_unknown_variant_is_refused() -> None:
 
 @triton.jit
 def record_split(
-    kinds: tl.tensor, indices: tl.tensor, num_tiles: tl.tensor, num_decodes: tl.tensor, NUM_SMS: tl.constexpr
+    kinds: tl.tensor,
+    indices: tl.tensor,
+    num_tiles: tl.tensor,
+    num_decodes: tl.tensor,
+    NUM_SMS: tl.constexpr,
 ) -> None:
     program = tl.program_id(0)
     is_tile, index = split_programs(program, num_tiles, num_decodes, NUM_SMS)
@@ -75,14 +89,17 @@ def record_split(
     tl.store(indices + program, index)
 
 
-@pytest.mark.parametrize(("num_tiles", "num_decodes"), [(12, 12), (3, 20), (20, 3), (9, 17), (17, 9), (4, 4), (1, 1)])
+@pytest.mark.parametrize(
+    ("num_tiles", "num_decodes"), [(12, 12), (3, 20), (20, 3), (9, 17), (17, 9), (4, 4), (1, 1)]
+)
 def test_programs_are_shared_out_in_waves_that_alternate(num_tiles: int, num_decodes: int) -> None:
     num_sms, total = 4, num_tiles + num_decodes
     kinds, indices = (torch.full((total,), -1, dtype=torch.int32, device=DEVICE) for _ in range(2))
     record_split[(total,)](kinds, indices, num_tiles, num_decodes, NUM_SMS=num_sms)
     work = list(zip(kinds.tolist(), indices.tolist(), strict=True))
     assert sorted(work) == [(0, i) for i in range(num_decodes)] + [(1, i) for i in range(num_tiles)]
-    # The programs that a multiprocessor gets first and second are of different kinds wherever both kinds fill a wave.
+    # The programs that a multiprocessor gets first and second are of different kinds wherever both
+    # kinds fill a wave.
     for program in range(min(num_tiles, num_decodes) // num_sms * num_sms):
         pair = program // num_sms * 2 * num_sms + program % num_sms
         assert kinds[pair] == 1
@@ -94,7 +111,13 @@ def test_the_fused_kernel_is_right_however_many_multiprocessors_there_are(num_sm
     case = AttentionCase(((40, 90), (1, 40), (1, 70), (2, 2)), 4, 2)
     inputs = make_inputs(case, device=DEVICE, dtype=torch.float32, num_sms=4)
     out = poisoned(*inputs.query.shape, device=DEVICE, dtype=torch.float32)
-    arguments = (inputs.query, inputs.key_cache, inputs.value_cache, replace(inputs.plan, num_splits=2), inputs.scale)
+    arguments = (
+        inputs.query,
+        inputs.key_cache,
+        inputs.value_cache,
+        replace(inputs.plan, num_splits=2),
+        inputs.scale,
+    )
     with assumed(replace(CHIPS[80], num_sms=num_sms)):
         hybrid_attention(*arguments, variant="fused", out=out)
     assert relative_error(out, reference(case, inputs)) < 1e-5

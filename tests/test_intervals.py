@@ -1,4 +1,6 @@
-"""Medians and bootstrap intervals against hand-worked and known cases, and what is not to be believed."""
+"""Medians and bootstrap intervals against hand-worked and known cases, and what is not to be
+believed.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +10,31 @@ from itertools import product
 import numpy as np
 import pytest
 
-from sarathi_lab.intervals import bootstrap, median_of
+from sarathi_lab.results.intervals import bootstrap, median_of
 
 
 def test_a_median_and_quantiles_by_hand():
     found = median_of([1.0, 2.0, 3.0, 4.0, 10.0], max_spread=10)
-    assert (found.median, found.q20, found.q80, found.num_pairs, found.reason) == (3.0, 1.0, 4.0, 5, None)
+    assert (found.median, found.q20, found.q80, found.num_pairs, found.reason) == (
+        3.0,
+        1.0,
+        4.0,
+        5,
+        None,
+    )
 
 
 def test_three_samples_have_the_interval_of_all_their_resamples():
-    """Of 27 draws of (1, 2, 4) 7 have the median 1 and 7 the median 4: more than 2.5 % on either side."""
+    """Of 27 draws of (1, 2, 4) 7 have the median 1 and 7 the median 4: more than 2.5 % on either
+    side.
+    """
     medians = [sorted(drawn)[1] for drawn in product((1.0, 2.0, 4.0), repeat=3)]
     assert (medians.count(1.0), medians.count(4.0)) == (7, 7)
     assert bootstrap([1.0, 2.0, 4.0]) == (1.0, 4.0)
-    assert bootstrap([1.0, 2.0, 4.0], level=0.4) == (2.0, 2.0)  # 30 % on either side, more than 7 of 27
+    assert bootstrap([1.0, 2.0, 4.0], level=0.4) == (
+        2.0,
+        2.0,
+    )  # 30 % on either side, more than 7 of 27
 
 
 def test_the_interval_covers_the_true_median_as_often_as_it_says():

@@ -1,4 +1,6 @@
-"""The kernels' benchmarks: every quick one runs, failures leave rows, and the rates are what they say."""
+"""The kernels' benchmarks: every quick one runs, failures leave rows, and the rates are what they
+say.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from sarathi_kernels.benchmark import COLUMNS, Benchmark, main, measure, run
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def benchmark_of(work: object, *, operation: str = "sleep", flops: float = 3.0, num_bytes: float = 5.0) -> Benchmark:
+def benchmark_of(
+    work: object, *, operation: str = "sleep", flops: float = 3.0, num_bytes: float = 5.0
+) -> Benchmark:
     return Benchmark(operation, "case", "mine", work, flops, num_bytes)  # type: ignore[arg-type]
 
 
@@ -61,14 +65,23 @@ def test_what_fails_leaves_a_row_and_loses_no_other(monkeypatch: pytest.MonkeyPa
 def test_every_quick_benchmark_runs_and_is_compared_with_torch(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    names = ["rotate_and_store", "add_norm", "activation", "gated_activation", "greedy", "tiled_matmul"]
+    names = [
+        "rotate_and_store",
+        "add_norm",
+        "activation",
+        "gated_activation",
+        "greedy",
+        "tiled_matmul",
+    ]
     arguments = [word for name in names for word in ("--operation", name)]
     assert main(["--quick", "--csv", str(tmp_path / "rows.csv"), *arguments]) == 0
     with (tmp_path / "rows.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert {row["operation"] for row in rows} == set(names)
     for name in names:
-        implementations = {row["implementation"].split()[0] for row in rows if row["operation"] == name}
+        implementations = {
+            row["implementation"].split()[0] for row in rows if row["operation"] == name
+        }
         assert implementations == {"triton", "torch"}
     for row in rows:
         assert math.isfinite(float(row["bytes_per_second"]))
@@ -79,14 +92,18 @@ def test_every_quick_benchmark_runs_and_is_compared_with_torch(
 @pytest.mark.gpu
 def test_a_gpu_times_a_replayed_graph_and_falls_back_to_calls() -> None:
     x = torch.zeros(1 << 26, device=DEVICE)
-    row = measure(benchmark_of(lambda: x.add_(1), num_bytes=2.0 * 4 * (1 << 26)), DEVICE, torch.float32)
+    row = measure(
+        benchmark_of(lambda: x.add_(1), num_bytes=2.0 * 4 * (1 << 26)), DEVICE, torch.float32
+    )
     assert (row["timing"], row["error"]) == ("graph", "")
     assert 1e11 < row["bytes_per_second"] < 2e13
     assert measure(benchmark_of(lambda: x.sum().item()), DEVICE, torch.float32)["timing"] == "calls"
     assert measure(benchmark_of(lambda: x.add_(1)), DEVICE, torch.float32)["timing"] == "graph"
 
 
-def test_bad_requests_get_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_requests_get_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(fused_benchmarks, "benchmarks", lambda *_: [benchmark_of(lambda: None)])
     assert main(["--quick", "--operation", "sleeep"]) == 2
     assert "no benchmark of sleeep; there are" in capsys.readouterr().err

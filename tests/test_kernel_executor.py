@@ -1,4 +1,6 @@
-"""The engine on its kernels, batches made ahead and padded: in Triton's interpreter where there is no GPU."""
+"""The engine on its kernels, batches made ahead and padded: in Triton's interpreter where there is
+no GPU.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +15,21 @@ from checkpoints import DEVICE, FAMILIES, make_checkpoint
 from helpers import scheduler_for
 from sarathi_kernels import hybrid_attention, sampling
 from sarathi_kernels.chip import chip_of
-from sarathi_lab.engine import run_engine
-from sarathi_lab.errors import RunError
-from sarathi_lab.ledger import Ledger
+from sarathi_lab.config.errors import RunError
+from sarathi_lab.engine.ledger import Ledger
+from sarathi_lab.engine.loop import run_engine
+from sarathi_lab.engine.request import Batch
+from sarathi_lab.executor.torch import backend
+from sarathi_lab.executor.torch.backend import TorchBackend
+from sarathi_lab.executor.torch.executor import TorchExecutor
+from sarathi_lab.executor.torch.graphs import CudaGraphs, NoGraphs
+from sarathi_lab.executor.torch.shapes import Limits
+from sarathi_lab.executor.torch.watching import CudaTimeline, HostTimeline
 from sarathi_lab.model import operations
-from sarathi_lab.model.auto import AutoModel
+from sarathi_lab.model.checkpoint import AutoModel
 from sarathi_lab.model.transformer import Transformer
 from sarathi_lab.model.weights import load_model
 from sarathi_lab.policy import Orca, PrefillFirst, Sarathi, SarathiServe
-from sarathi_lab.request import Batch
-from sarathi_lab.torch_executor import kernels
-from sarathi_lab.torch_executor.backend import TorchBackend
-from sarathi_lab.torch_executor.executor import TorchExecutor
-from sarathi_lab.torch_executor.graphs import CudaGraphs, NoGraphs
-from sarathi_lab.torch_executor.shapes import Limits
-from sarathi_lab.torch_executor.timeline import CudaTimeline, HostTimeline
 from test_torch_executor import requests_with_tokens
 
 BLOCK_SIZE = 16
@@ -36,7 +38,9 @@ HEADS = {"num_attention_heads": 2, "hidden_size": 128}  # of 64, which the kerne
 KERNEL_FAMILIES = ["llama gqa, llama3 rope", "llama biases", "mistral window", "qwen3", "gpt_neox"]
 
 
-def on_kernels(model: Transformer, *, capacity: int = 2, num_blocks: int = 40, graphs: bool = True) -> TorchExecutor:
+def on_kernels(
+    model: Transformer, *, capacity: int = 2, num_blocks: int = 40, graphs: bool = True
+) -> TorchExecutor:
     """An executor as the torch backend makes it for a GPU."""
     is_cuda = DEVICE.type == "cuda"
     return TorchExecutor(
@@ -51,11 +55,17 @@ def on_kernels(model: Transformer, *, capacity: int = 2, num_blocks: int = 40, g
 
 
 def served(model, executor, policy, requests, num_blocks=40):
-    scheduler = scheduler_for(policy, batch_size=3, num_blocks=num_blocks, block_size=BLOCK_SIZE, max_model_len=80)
+    scheduler = scheduler_for(
+        policy, batch_size=3, num_blocks=num_blocks, block_size=BLOCK_SIZE, max_model_len=80
+    )
     ledger = Ledger()
     run_engine(requests, scheduler, executor, ledger)
     table = ledger.requests()
-    return dict(zip(table.request_id, table.output_token_ids, strict=True)), ledger.iterations(), scheduler
+    return (
+        dict(zip(table.request_id, table.output_token_ids, strict=True)),
+        ledger.iterations(),
+        scheduler,
+    )
 
 
 def load(family: str, directory: Path) -> Transformer:
@@ -73,12 +83,14 @@ def family(request, tmp_path_factory):
     requests = requests_with_tokens(LENGTHS)
     executor = TorchExecutor(model, num_blocks=40, block_size=BLOCK_SIZE)
     expected, _, _ = served(model, executor, Orca(), requests)
-    kernels.install(model, "series")
+    backend.use_triton(model, "series")
     return model, requests, expected
 
 
 def test_tokens_are_those_of_plain_torch(family):
-    """Which are those of transformers, see test_torch_executor. Padded to fixed shapes, two batches in flight."""
+    """Which are those of transformers, see test_torch_executor. Padded to fixed shapes, two batches
+    in flight.
+    """
     model, requests, expected = family
     executor = on_kernels(model)
     executor.warm_up(batch_size=3, chunk_tokens=16, longest=80, is_fixed=True)
@@ -91,7 +103,7 @@ def test_tokens_are_those_of_plain_torch(family):
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory) -> Transformer:
     model = load("llama", tmp_path_factory.mktemp("checkpoint"))
-    kernels.install(model, "series")
+    backend.use_triton(model, "series")
     return model
 
 
@@ -103,7 +115,13 @@ def test_capacity_and_padding_change_no_token_and_no_schedule(llama, policy):
     executor.warm_up(batch_size=3, chunk_tokens=32, longest=80, is_fixed=True)
     tokens, iterations, _ = served(llama, executor, policy, requests)
     assert tokens == plain
-    columns = ["num_prefill_tokens", "num_decode_tokens", "num_running", "num_waiting", "num_blocks_used"]
+    columns = [
+        "num_prefill_tokens",
+        "num_decode_tokens",
+        "num_running",
+        "num_waiting",
+        "num_blocks_used",
+    ]
     assert iterations[columns].equals(plain_iterations[columns])
 
 
@@ -122,7 +140,9 @@ def test_preemption_while_the_newest_token_is_on_the_device(llama):
     requests = requests_with_tokens([(30, 7), (29, 7), (31, 7)])
     policy = SarathiServe(chunk=16, watermark=0.0)
     roomy, _, undisturbed = served(llama, on_kernels(llama), policy, requests)
-    tight, _, pressed = served(llama, on_kernels(llama, num_blocks=6), policy, requests, num_blocks=6)
+    tight, _, pressed = served(
+        llama, on_kernels(llama, num_blocks=6), policy, requests, num_blocks=6
+    )
     assert undisturbed.num_preemptions == 0
     assert pressed.num_preemptions > 0
     assert tight == roomy
@@ -132,11 +152,11 @@ def test_preemption_while_the_newest_token_is_on_the_device(llama):
 def test_hybrid_variants_give_the_same_tokens(llama, hybrid):
     requests = requests_with_tokens(LENGTHS)
     expected, _, _ = served(llama, on_kernels(llama), Sarathi(chunk=16), requests)
-    kernels.install(llama, hybrid)
+    backend.use_triton(llama, hybrid)
     try:
         assert served(llama, on_kernels(llama), Sarathi(chunk=16), requests)[0] == expected
     finally:
-        kernels.install(llama, "series")
+        backend.use_triton(llama, "series")
 
 
 @pytest.mark.parametrize("uses_kernels", [False, True])
@@ -145,10 +165,12 @@ def test_logits_that_are_not_numbers_stop_the_run(tmp_path, uses_kernels):
     model = load("llama", tmp_path)
     executor = TorchExecutor(model, num_blocks=40, block_size=BLOCK_SIZE)
     if uses_kernels:
-        kernels.install(model, "series")
+        backend.use_triton(model, "series")
         executor = on_kernels(model)
     model.layers[1].ffn_down.weight[3, 5] = float("nan")
-    with pytest.raises(RunError, match=r"request 0: the logits of its token 0 are not numbers, from layer 1 on"):
+    with pytest.raises(
+        RunError, match=r"request 0: the logits of its token 0 are not numbers, from layer 1 on"
+    ):
         served(model, executor, Orca(), requests_with_tokens([(37, 6)]))
 
 
@@ -159,7 +181,8 @@ def test_a_cache_beyond_memory_says_what_to_lower(llama, monkeypatch):
     executor = on_kernels(llama)
     monkeypatch.setattr(llama.operations, "attend", refuse)
     with pytest.raises(
-        RunError, match=r"out of memory during an iteration of 37 prompt tokens.*2\.00 GiB.*lower batch"
+        RunError,
+        match=r"out of memory during an iteration of 37 prompt tokens.*2\.00 GiB.*lower batch",
     ):
         served(llama, executor, Orca(), requests_with_tokens(LENGTHS))
 
@@ -167,7 +190,9 @@ def test_a_cache_beyond_memory_says_what_to_lower(llama, monkeypatch):
 def test_host_time_and_padding_are_in_the_record(llama):
     executor = on_kernels(llama)
     executor.warm_up(batch_size=3, chunk_tokens=16, longest=80, is_fixed=True)
-    _, iterations, _ = served(llama, executor, SarathiServe(chunk=16), requests_with_tokens(LENGTHS))
+    _, iterations, _ = served(
+        llama, executor, SarathiServe(chunk=16), requests_with_tokens(LENGTHS)
+    )
     assert (iterations.host_time > 0).all()
     tokens = iterations.num_prefill_tokens + iterations.num_decode_tokens
     padded = tokens + iterations.num_padding_tokens
@@ -182,7 +207,9 @@ def test_padding_alone_takes_an_iteration_and_touches_no_cache(llama):
     executor = on_kernels(llama, num_blocks=1)
     executor.cache.keys.fill_(7.0)
     seen = []
-    hook = llama.register_forward_hook(lambda module, args, logits: seen.append((args[0].token_ids, logits)))
+    hook = llama.register_forward_hook(
+        lambda module, args, logits: seen.append((args[0].token_ids, logits))
+    )
     executor.compute_padding(num_tokens=50, num_emits=3)
     hook.remove()
     assert [(len(tokens), tuple(logits.shape)) for tokens, logits in seen] == [(50, (3, 97))]
@@ -237,7 +264,9 @@ def test_a_new_run_forgets_what_a_stopped_one_left_in_flight(llama):
 
 
 def test_what_the_lab_says_without_triton_is_what_the_kernels_say():
-    """Names that are written twice, as neither side may import the other's: Triton is not everywhere."""
-    assert get_args(hybrid_attention.Variant) == kernels.HYBRIDS
+    """Names that are written twice, as neither side may import the other's: Triton is not
+    everywhere.
+    """
+    assert get_args(hybrid_attention.Variant) == backend.HYBRIDS
     assert operations.NAN_TOKEN == sampling.NAN_TOKEN
     assert TorchBackend.hybrid == hybrid_attention.DEFAULT_VARIANT

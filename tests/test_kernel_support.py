@@ -1,4 +1,6 @@
-"""A GPU or a Triton that can't run the kernels is refused in one line, before anything is loaded."""
+"""A GPU or a Triton that can't run the kernels is refused in one line, before anything is
+loaded.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,16 @@ def test_chips_that_kernels_are_compiled_for_are_supported() -> None:
 
 def test_an_older_gpu_is_refused_by_name_and_capability() -> None:
     turing = Chip(75, num_sms=40, shared_memory=65_536)
-    message = r"^Tesla T4 has compute capability 7\.5; the Triton kernels need 8\.0 \(Ampere\) or newer$"
+    message = (
+        r"^Tesla T4 has compute capability 7\.5; the Triton kernels need 8\.0 \(Ampere\) or newer$"
+    )
     with pytest.raises(ValueError, match=message):
         require_chip(turing, "Tesla T4")
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are not interpreted where there is a GPU")
+@pytest.mark.skipif(
+    torch.cuda.is_available(), reason="kernels are not interpreted where there is a GPU"
+)
 def test_probe_passes_in_the_interpreter() -> None:
     probe(torch.device("cpu"))
 
@@ -39,7 +45,9 @@ def test_probe_passes_on_a_gpu() -> None:
 
 
 def failing_probe(setup: str) -> str:
-    """The message of a probe that fails in a process of its own, without the interpreter, after `setup`."""
+    """The message of a probe that fails in a process of its own, without the interpreter, after
+    `setup`.
+    """
     code = f"""{setup}
 import torch
 from sarathi_kernels.support import probe
@@ -50,7 +58,9 @@ except ValueError as error:
 """
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment |= {"PYTHONPATH": str(KERNELS), "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.removesuffix("\n")
 
@@ -68,7 +78,9 @@ def test_a_missing_triton_gives_one_line_too() -> None:
     assert "\n" not in line
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are not interpreted where there is a GPU")
+@pytest.mark.skipif(
+    torch.cuda.is_available(), reason="kernels are not interpreted where there is a GPU"
+)
 def test_a_kernel_that_does_not_do_its_work_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sarathi_kernels.support.launch", lambda *arguments: None)
     with pytest.raises(ValueError, match=r"^Triton's kernel on cpu gave 21 for 42$"):

@@ -15,7 +15,9 @@ BLOCK_SIZE = 4
 
 
 def naive_attention(query, key, value, scale, window):
-    """One sequence, one query and one head at a time; query [n, heads, d], key and value [m, kv_heads, d]."""
+    """One sequence, one query and one head at a time; query [n, heads, d], key and value [m,
+    kv_heads, d].
+    """
     num_queries, num_heads, _ = query.shape
     group = num_heads // key.shape[1]
     out = torch.empty_like(query)
@@ -23,7 +25,10 @@ def naive_attention(query, key, value, scale, window):
         position = len(key) - num_queries + i
         first = 0 if window is None else max(0, position - window + 1)
         for head in range(num_heads):
-            keys, values = key[first : position + 1, head // group], value[first : position + 1, head // group]
+            keys, values = (
+                key[first : position + 1, head // group],
+                value[first : position + 1, head // group],
+            )
             weights = torch.softmax(keys @ query[i, head] * scale, dim=0)
             out[i, head] = weights @ values
     return out
@@ -51,10 +56,21 @@ def test_paged_attention(num_heads, num_kv_heads, head_size, window):
             free = [b for b in free if not start <= b < start + num_blocks]
         key, value = torch.randn(2, kv_len, num_kv_heads, head_size)
         ids = torch.arange(40)[blocks]
-        slots = ids.repeat_interleave(BLOCK_SIZE)[:kv_len] * BLOCK_SIZE + torch.arange(kv_len) % BLOCK_SIZE
+        slots = (
+            ids.repeat_interleave(BLOCK_SIZE)[:kv_len] * BLOCK_SIZE
+            + torch.arange(kv_len) % BLOCK_SIZE
+        )
         write_kv(key, value, keys, values, slots)
         segments.append(
-            make_segment(row, num_queries, kv_len, blocks, sliding_window=window, device=CPU, dtype=torch.float32)
+            make_segment(
+                row,
+                num_queries,
+                kv_len,
+                blocks,
+                sliding_window=window,
+                device=CPU,
+                dtype=torch.float32,
+            )
         )
         expected.append(naive_attention(query[row : row + num_queries], key, value, 0.3, window))
         row += num_queries

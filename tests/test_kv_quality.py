@@ -1,7 +1,9 @@
-"""The quality of an 8-bit cache on a small model with trained weights, and that its bounds would see a broken one.
+"""The quality of an 8-bit cache on a small model with trained weights, and that its bounds would
+see a broken one.
 
-The model is trained here, on bytes, in seconds: to attend to what matters it need not be good. Bounds are five
-times what was found on a CPU, as another trains other weights: int8 5.4e-6, fp8 1.9e-4, and 0.11 with broken scales.
+The model is trained here, on bytes, in seconds: to attend to what matters it need not be good.
+Bounds are five times what was found on a CPU, as another trains other weights: int8 5.4e-6, fp8
+1.9e-4, and 0.11 with broken scales.
 """
 
 from __future__ import annotations
@@ -18,17 +20,21 @@ import torch
 
 from native_library import needs_library
 from sarathi_kernels import kv_cache
-from sarathi_lab import recorded
-from sarathi_lab.backend import Sizes
-from sarathi_lab.model.auto import AutoModel
-from sarathi_lab.paths import EXPERIMENTS
-from sarathi_lab.quality import agreement, joined
+from sarathi_lab.config.paths import EXPERIMENTS
+from sarathi_lab.engine.executor import Sizes
+from sarathi_lab.executor.torch.backend import TorchBackend
+from sarathi_lab.executor.torch.teacher_forced import Cuts, blocks_needed, forced_logits
+from sarathi_lab.experiment.quality import agreement, joined
+from sarathi_lab.model.checkpoint import AutoModel
+from sarathi_lab.results import load
 from sarathi_lab.run import main
-from sarathi_lab.torch_executor.backend import TorchBackend
-from sarathi_lab.torch_executor.forced import Cuts, blocks_needed, forced_logits
 
 LENGTH = 96
-BOUNDS = {"auto": 1e-11, "int8": 3e-5, "fp8": 1e-3}  # on the mean KL divergence in nats, of a model in float32
+BOUNDS = {
+    "auto": 1e-11,
+    "int8": 3e-5,
+    "fp8": 1e-3,
+}  # on the mean KL divergence in nats, of a model in float32
 CELLS = ((Cuts(16), 0), (Cuts(33, 5), 2), (Cuts(LENGTH), 0), (Cuts(16, 5, prefix_hit=True), 2))
 
 
@@ -43,7 +49,9 @@ def checkpoint(tmp_path_factory) -> Path:
     shape = {"hidden_size": 64, "num_layers": 2, "num_heads": 2, "num_kv_heads": 1, "ffn_size": 128}
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # so small products gain nothing from more
-    reached = train.train(train.Recipe(**shape, length=LENGTH, batch=4, steps=250, learning_rate=1e-2), directory)
+    reached = train.train(
+        train.Recipe(**shape, length=LENGTH, batch=4, steps=250, learning_rate=1e-2), directory
+    )
     torch.set_num_threads(threads)
     assert reached < 2.9  # nats a byte: 5.5 at random, 2.65 found here
     return directory
@@ -51,7 +59,9 @@ def checkpoint(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def pieces(checkpoint) -> list[np.ndarray]:
-    text = np.frombuffer((checkpoint / "held_out.txt").read_bytes(), dtype=np.uint8).astype(np.int32)
+    text = np.frombuffer((checkpoint / "held_out.txt").read_bytes(), dtype=np.uint8).astype(
+        np.int32
+    )
     return [text[start : start + LENGTH + 1] for start in (0, 9_000, 20_000)]
 
 
@@ -95,7 +105,8 @@ def test_the_bounds_see_a_broken_scale(checkpoint, pieces, expected, kv_dtype, m
     """Of the neighbouring token instead of its own."""
     right = kv_cache.dequantize
     monkeypatch.setattr(
-        "sarathi_kernels.attention.dequantize", lambda data, scales, dtype: right(data, scales.roll(1, 0), dtype)
+        "sarathi_kernels.attention.dequantize",
+        lambda data, scales, dtype: right(data, scales.roll(1, 0), dtype),
     )
     found = compared(executor_of(checkpoint, kv_dtype), pieces, expected, Cuts(33, 5))
     assert found.kl > 10 * BOUNDS[kv_dtype]
@@ -103,7 +114,9 @@ def test_the_bounds_see_a_broken_scale(checkpoint, pieces, expected, kv_dtype, m
 
 def test_agreement_by_hand():
     reference = torch.log(torch.tensor([[0.5, 0.25, 0.25], [0.2, 0.2, 0.6]]))
-    found = torch.log(torch.tensor([[0.25, 0.5, 0.25], [0.2, 0.2, 0.6]])) + 7.0  # logits have no zero
+    found = (
+        torch.log(torch.tensor([[0.25, 0.5, 0.25], [0.2, 0.2, 0.6]])) + 7.0
+    )  # logits have no zero
     result = agreement(found, reference, torch.tensor([0, 2]))
     assert result.kl == pytest.approx((0.5 * np.log(2) - 0.25 * np.log(2)) / 2, rel=1e-6)
     assert result.max_kl == pytest.approx(2 * result.kl)
@@ -129,7 +142,13 @@ def test_cuts(cuts, start, parts):
 
 
 SETTINGS = ["task=quality", "tracking=none", "executor.threads=2", "device=cpu", "dtype=float32"]
-SMALL = ["task.length=64", "task.num_texts=2", "task.chunks=[16]", "task.mates=[1]", "task.offsets=[3]"]
+SMALL = [
+    "task.length=64",
+    "task.num_texts=2",
+    "task.chunks=[16]",
+    "task.mates=[1]",
+    "task.offsets=[3]",
+]
 
 
 def test_the_command_leaves_and_records_the_matrix(checkpoint, tmp_path, capsys):
@@ -141,15 +160,21 @@ def test_the_command_leaves_and_records_the_matrix(checkpoint, tmp_path, capsys)
         f"hydra.run.dir={tmp_path}/run",
     ]
     assert main([*settings, f"output={tmp_path}"]) == 0
-    table = recorded.load("kv_quality", tmp_path)
+    table = load.load("kv_quality", tmp_path)
     assert len(table) == 3 * 2
     assert set(table.kv_dtype) == {"auto", "int8", "fp8"}
     assert table.device.unique() == ["cpu"]
     assert dict(zip(table.prefix_hit, table.num_tokens, strict=True)) == {False: 128, True: 64}
     kl = table.groupby("kv_dtype").kl.mean()
     assert kl["auto"] < kl["int8"] < kl["fp8"]
-    assert table.groupby("kv_dtype").kv_bytes_per_token.first().to_dict() == {"auto": 512, "fp8": 144, "int8": 144}
-    pd.testing.assert_series_equal(table.nll_increase, table.nll - table.nll_reference, check_names=False, atol=1e-5)
+    assert table.groupby("kv_dtype").kv_bytes_per_token.first().to_dict() == {
+        "auto": 512,
+        "fp8": 144,
+        "int8": 144,
+    }
+    pd.testing.assert_series_equal(
+        table.nll_increase, table.nll - table.nll_reference, check_names=False, atol=1e-5
+    )
     assert "same token" in capsys.readouterr().out
 
 
@@ -159,9 +184,15 @@ def test_the_command_leaves_and_records_the_matrix(checkpoint, tmp_path, capsys)
         (["model=tiny"], "task=quality asks what trained weights say"),
         (["PATH", "task.length=5000", "task.num_texts=99"], "pieces of 5001 are wanted"),
         (["PATH", "task.text=/nowhere.txt"], "task.text=/nowhere.txt can't be read"),
-        (["PATH", "task.kv_dtypes=[int4]"], "task.kv_dtypes=int4 is unknown; use one of auto, int8, fp8"),
+        (
+            ["PATH", "task.kv_dtypes=[int4]"],
+            "task.kv_dtypes=int4 is unknown; use one of auto, int8, fp8",
+        ),
         (["PATH", "task.chunks=[]"], "task.chunks=[] is not a list of values"),
-        (["PATH", "cache.dtype=int8"], "cache.dtype=int8 has no effect: task=quality does not read cache"),
+        (
+            ["PATH", "cache.dtype=int8"],
+            "cache.dtype=int8 has no effect: task=quality does not read cache",
+        ),
         (["PATH", "executor=simulated"], "executor=simulated is none; use executor=torch"),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else "",
@@ -176,7 +207,7 @@ def test_mistakes_are_one_line(checkpoint, tmp_path, capsys, settings, said):
 
 
 def test_the_recorded_matrix_keeps_what_the_readme_says():
-    table = recorded.load("kv_quality")
+    table = load.load("kv_quality")
     for _, rows in table.groupby("device"):
         kl = rows.groupby("kv_dtype").kl.max()
         assert kl["auto"] < kl["int8"] < kl["fp8"]

@@ -1,4 +1,6 @@
-"""What a run on a CPU takes of its memory: the weights once, the cache as it was asked for, and little else."""
+"""What a run on a CPU takes of its memory: the weights once, the cache as it was asked for, and
+little else.
+"""
 
 from __future__ import annotations
 
@@ -12,22 +14,23 @@ import pytest
 import torch
 
 from native_library import needs_library
-from sarathi_lab.backend import Sizes
+from sarathi_lab.engine.executor import Sizes
+from sarathi_lab.executor.torch import backend
+from sarathi_lab.executor.torch.backend import TorchBackend
+from sarathi_lab.experiment.presets import load_spec
 from sarathi_lab.model.weights import load_model
-from sarathi_lab.presets import load_spec
-from sarathi_lab.torch_executor import native
-from sarathi_lab.torch_executor.backend import TorchBackend
 
 CPU = torch.device("cpu")
 NUM_BLOCKS, BLOCK_SIZE = 100, 16
-OTHERS = 64e6  # bytes: activations and logits of the warm-up's iterations, and what the allocator rounds up
+# bytes: activations and logits of the warm-up's iterations, and what the allocator rounds up
+OTHERS = 64e6
 
 # A small model goes before, so that what libraries take at first use is not counted.
 SCRIPT = """
 import json
-from sarathi_lab.backend import Sizes
-from sarathi_lab.presets import load_spec
-from sarathi_lab.torch_executor.backend import TorchBackend
+from sarathi_lab.engine.executor import Sizes
+from sarathi_lab.experiment.presets import load_spec
+from sarathi_lab.executor.torch.backend import TorchBackend
 
 def resident(field):
     (line,) = [line for line in open("/proc/self/status") if line.startswith(field)]
@@ -50,9 +53,13 @@ def largest_matrix(spec) -> int:
 
 @needs_library
 def test_packed_weights_are_there_once():
-    """While they are packed there are three copies of a matrix at a time: paired, padded and packed."""
+    """While they are packed there are three copies of a matrix at a time: paired, padded and
+    packed.
+    """
     script = SCRIPT.format(num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stderr
     peak, kept = json.loads(done.stdout)
     spec = load_spec("120m")
@@ -66,15 +73,23 @@ def test_packed_weights_are_there_once():
 def test_packed_weights_take_the_place_of_the_models_own(dtype):
     spec = load_spec("tiny")
     model = load_model(spec, None, CPU, dtype, seed=0)
-    own = {name: weakref.ref(parameter) for name, parameter in model.named_parameters() if parameter.ndim > 1}
-    native.install(model)
-    assert [name for name, reference in own.items() if reference() is not None] == ["embedding.weight"]
+    own = {
+        name: weakref.ref(parameter)
+        for name, parameter in model.named_parameters()
+        if parameter.ndim > 1
+    }
+    backend.use_native(model)
+    assert [name for name, reference in own.items() if reference() is not None] == [
+        "embedding.weight"
+    ]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_the_cache_is_as_large_as_asked_for(dtype):
     spec = load_spec("tiny")
-    executor = TorchBackend(device="cpu", dtype=dtype, threads=1).build(spec, None, Sizes(30, BLOCK_SIZE, batch_size=2))
+    executor = TorchBackend(device="cpu", dtype=dtype, threads=1).build(
+        spec, None, Sizes(30, BLOCK_SIZE, batch_size=2)
+    )
     cache = executor.cache
     assert cache.keys.shape == cache.values.shape
     assert math.prod(cache.keys.shape[1:3]) == 30 * BLOCK_SIZE

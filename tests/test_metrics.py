@@ -6,23 +6,41 @@ import pandas as pd
 import pytest
 
 from helpers import ScriptedExecutor, requests_of, scheduler_for
-from sarathi_lab.decode_cost import Composition, DecodeCost, fullest_hybrid, measure_decode_cost
-from sarathi_lab.engine import run_engine
-from sarathi_lab.floor import Ceilings, floor_time
-from sarathi_lab.ledger import Ledger
-from sarathi_lab.metrics import add_costs, compare, summarise
+from sarathi_lab.engine.ledger import Ledger
+from sarathi_lab.engine.loop import run_engine
+from sarathi_lab.model.roofline import Peaks, roofline_time
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import RequestLevel, Sarathi, SarathiServe
+from sarathi_lab.results.decode_cost import (
+    Composition,
+    DecodeCost,
+    fullest_hybrid,
+    measure_decode_cost,
+)
+from sarathi_lab.results.metrics import add_costs, compare, summarise
 
-# 2 layers, hidden 4, 2 heads of 2, plain FFN of 16: per layer 4*12 + 4*4 + 4*16 + 16*4 = 192 = 12 H^2 parameters.
-SPEC = ModelSpec("toy", 2, 4, 2, 2, 16, vocab_size=10, head_size=2, gated_ffn=False, norm="layer", activation="gelu")
-CEILINGS = Ceilings(flops_per_second=1000.0, bytes_per_second=100.0, source="by hand")
+# 2 layers, hidden 4, 2 heads of 2, plain FFN of 16: per layer 4*12 + 4*4 + 4*16 + 16*4 = 192 = 12
+# H^2 parameters.
+SPEC = ModelSpec(
+    "toy",
+    2,
+    4,
+    2,
+    2,
+    16,
+    vocab_size=10,
+    head_size=2,
+    gated_ffn=False,
+    norm="layer",
+    activation="gelu",
+)
+PEAKS = Peaks(flops_per_second=1000.0, bytes_per_second=100.0, source="by hand")
 
 
 def run(policy, requests, executor=None, **kwargs):
     ledger = Ledger()
     run_engine(requests, scheduler_for(policy, **kwargs), executor or ScriptedExecutor(), ledger)
-    return add_costs(ledger.iterations(), SPEC, 2, CEILINGS), ledger.requests()
+    return add_costs(ledger.iterations(), SPEC, 2, PEAKS), ledger.requests()
 
 
 def test_spec_formulas_by_hand():
@@ -45,11 +63,15 @@ def test_spec_formulas_by_hand():
     assert SPEC.attention_flops(row) == 4 * 2 * 4 * 6
     assert SPEC.weight_read_bytes(row, 2) == (384 + 40) * 2
     assert SPEC.min_bytes(row, 2) == 848 + 3 * 32 + 3 * 32
-    assert floor_time(SPEC, row, 2, CEILINGS) == pytest.approx(max((2304 + 80 + 192) / 1000, 1040 / 100))
+    assert roofline_time(SPEC, row, 2, PEAKS) == pytest.approx(
+        max((2304 + 80 + 192) / 1000, 1040 / 100)
+    )
 
 
 def test_paper_13b_has_the_papers_sizes():
-    paper = ModelSpec("13b", 40, 5120, 40, 40, 4 * 5120, vocab_size=32000, head_size=128, gated_ffn=False)
+    paper = ModelSpec(
+        "13b", 40, 5120, 40, 40, 4 * 5120, vocab_size=32000, head_size=128, gated_ffn=False
+    )
     assert paper.num_linear_params == 40 * 12 * 5120**2 == 12_582_912_000
     assert paper.kv_bytes_per_token(2) == 819_200
 
@@ -65,12 +87,14 @@ def test_whole_and_chunked_prefill_read_kv_as_the_triangle_says():
 def test_summary_of_request_level_by_hand():
     # Iterations of 1 s: prefill of both, then decodes: request 0 has 3 tokens, request 1 has 2.
     iterations, requests = run(RequestLevel(), requests_of((8, 3), (4, 2)))
-    summary = summarise(iterations, requests, CEILINGS, None)
+    summary = summarise(iterations, requests, PEAKS, None)
     assert summary["num_iterations"] == 3
     assert summary["duration"] == 3.0
     assert summary["throughput"] == pytest.approx((8 + 3 + 4 + 2) / 3)
     assert summary["output_throughput"] == pytest.approx(5 / 3)
-    assert summary["decode_time_alone"] == pytest.approx(2 / 3)  # two decode-only seconds, three decodes
+    assert summary["decode_time_alone"] == pytest.approx(
+        2 / 3
+    )  # two decode-only seconds, three decodes
     assert summary["decode_throughput"] == pytest.approx(3 / 2)
     assert summary["kv_reread_factor"] == 1.0
     assert summary["kv_read_bytes"] == (12 + (9 + 5) + 10) * 32
@@ -79,30 +103,34 @@ def test_summary_of_request_level_by_hand():
     assert summary["latency_p50"] == 2.5  # 3 s and 2 s
     assert "decode_time_marginal" not in summary
     assert "decode_speedup" not in summary
-    assert summary["time_over_floor_prefill"] == pytest.approx(1 / iterations.floor[0])
-    assert summary["time_over_floor_decode"] == pytest.approx(2 / iterations.floor[1:].sum())
-    assert "time_over_floor_hybrid" not in summary
+    assert summary["time_over_roofline_prefill"] == pytest.approx(1 / iterations.roofline[0])
+    assert summary["time_over_roofline_decode"] == pytest.approx(2 / iterations.roofline[1:].sum())
+    assert "time_over_roofline_hybrid" not in summary
 
 
 def test_summary_counts_hybrid_decodes_at_their_marginal_time():
     # chunk 4, batch 2: prefill of request 0 whole, hybrid, … each 1 s.
-    iterations, requests = run(Sarathi(chunk=4, min_decodes=0), requests_of((4, 3), (4, 1)), batch_size=2)
+    iterations, requests = run(
+        Sarathi(chunk=4, min_decodes=0), requests_of((4, 3), (4, 1)), batch_size=2
+    )
     assert iterations.num_prefill_tokens.tolist() == [4, 3, 1]
     assert iterations.num_decode_tokens.tolist() == [0, 1, 1]
     cost = DecodeCost(alone=0.8, marginal=0.2, composition=Composition(3, 0, False, 1, 5))
-    summary = summarise(iterations, requests, CEILINGS, cost)
+    summary = summarise(iterations, requests, PEAKS, cost)
     assert summary["decode_throughput"] == pytest.approx(2 / (2 * 0.2))
     assert summary["decode_speedup"] == pytest.approx(4.0)
-    assert summary["time_over_floor_prefill"] == pytest.approx(1 / iterations.floor[0])
-    assert summary["time_over_floor_hybrid"] == pytest.approx(2 / iterations.floor[1:].sum())
-    assert "time_over_floor_decode" not in summary
+    assert summary["time_over_roofline_prefill"] == pytest.approx(1 / iterations.roofline[0])
+    assert summary["time_over_roofline_hybrid"] == pytest.approx(2 / iterations.roofline[1:].sum())
+    assert "time_over_roofline_decode" not in summary
 
 
 @pytest.mark.parametrize("num_blocks", [6, 7, 9, 100])
 def test_a_probe_is_shortened_to_what_the_cache_holds(num_blocks):
     """Median contexts of a run under memory pressure may never have been in the cache together."""
     executor = ScriptedExecutor()
-    composition = Composition(chunk_tokens=10, chunk_start=14, chunk_emits=True, num_decodes=3, decode_context=20)
+    composition = Composition(
+        chunk_tokens=10, chunk_start=14, chunk_emits=True, num_decodes=3, decode_context=20
+    )
     measure_decode_cost(executor, composition, num_blocks=num_blocks, block_size=4, seconds=0.0)
     *decodes, chunk = executor.schedule[1]
     assert chunk[2] == 10
@@ -113,8 +141,12 @@ def test_a_probe_is_shortened_to_what_the_cache_holds(num_blocks):
 
 
 def test_a_marginal_time_below_the_noise_gives_no_speedup():
-    iterations, requests = run(Sarathi(chunk=4, min_decodes=0), requests_of((4, 3), (4, 1)), batch_size=2)
-    summary = summarise(iterations, requests, CEILINGS, DecodeCost(0.8, -0.1, Composition(3, 0, False, 1, 5)))
+    iterations, requests = run(
+        Sarathi(chunk=4, min_decodes=0), requests_of((4, 3), (4, 1)), batch_size=2
+    )
+    summary = summarise(
+        iterations, requests, PEAKS, DecodeCost(0.8, -0.1, Composition(3, 0, False, 1, 5))
+    )
     assert summary["decode_time_marginal"] == -0.1
     assert "decode_speedup" not in summary
     assert "decode_throughput" not in summary
@@ -154,7 +186,9 @@ def test_decode_cost_is_the_difference_of_paired_iterations():
             return 2.0
         return batch.num_prefill_tokens + 0.25 * batch.num_decode_tokens
 
-    composition = Composition(chunk_tokens=13, chunk_start=5, chunk_emits=False, num_decodes=4, decode_context=9)
+    composition = Composition(
+        chunk_tokens=13, chunk_start=5, chunk_emits=False, num_decodes=4, decode_context=9
+    )
     executor = ScriptedExecutor(seconds)
     cost = measure_decode_cost(executor, composition, num_blocks=40, block_size=4, seconds=0.0)
     assert cost.alone == pytest.approx(0.5)

@@ -12,12 +12,12 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from checkpoints import make_checkpoint
-from sarathi_lab.errors import UserError
-from sarathi_lab.model.auto import AutoModel
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.paths import CONF
+from sarathi_lab.model.checkpoint import AutoModel
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.model.transformer import Transformer
 from sarathi_lab.model.weights import fill_from, load_model
-from sarathi_lab.paths import CONF
 
 CPU = torch.device("cpu")
 
@@ -57,7 +57,9 @@ def test_sharded_equals_whole(sound, tmp_path):
     theirs = make_checkpoint("llama", tmp_path)
     ours = load_model(*AutoModel(str(sound)).resolve("unused"), CPU, torch.float32, 0)
     weights = dict(theirs.named_parameters())
-    assert torch.equal(ours.layers[1].ffn_down.weight, weights["model.layers.1.mlp.down_proj.weight"])
+    assert torch.equal(
+        ours.layers[1].ffn_down.weight, weights["model.layers.1.mlp.down_proj.weight"]
+    )
     qkv = torch.cat([weights[f"model.layers.0.self_attn.{name}_proj.weight"] for name in "qkv"])
     assert torch.equal(ours.layers[0].qkv_proj.weight, qkv)
 
@@ -134,7 +136,9 @@ def test_a_config_without_a_needed_key(copy):
 def test_a_broken_index_and_a_config_of_wrong_kinds(copy):
     edit_config(copy, num_hidden_layers="two")
     assert "num_layers=two is not a whole number" in refusal(copy)
-    edit_config(copy, num_hidden_layers=2, rope_parameters={"rope_type": "linear", "factor": "twice"})
+    edit_config(
+        copy, num_hidden_layers=2, rope_parameters={"rope_type": "linear", "factor": "twice"}
+    )
     assert "is broken" in refusal(copy)
     edit_config(copy, rope_parameters=None)
     (copy / "model.safetensors.index.json").write_text("[]")
@@ -171,7 +175,11 @@ def test_simulation_only_shapes_are_not_loaded():
 
 @pytest.mark.parametrize(
     ("name", "linear_params", "kv_bytes"),
-    [("7b", 12 * 32 * 4096**2, 524288), ("13b", 12 * 40 * 5120**2, 819200), ("33b", 12 * 60 * 6656**2, 1597440)],
+    [
+        ("7b", 12 * 32 * 4096**2, 524288),
+        ("13b", 12 * 40 * 5120**2, 819200),
+        ("33b", 12 * 60 * 6656**2, 1597440),
+    ],
 )
 def test_the_papers_shapes(name, linear_params, kv_bytes):
     """12 H^2 parameters a layer, and 2 L H bytes of 2-byte keys and values."""

@@ -1,4 +1,6 @@
-"""The decoder against transformers: teacher-forced logits, however the prompt is cut and whoever shares the batch."""
+"""The decoder against transformers: teacher-forced logits, however the prompt is cut and whoever
+shares the batch.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +11,17 @@ import pytest
 import torch
 
 from checkpoints import DEVICE, FAMILIES, make_checkpoint
-from sarathi_lab.block_manager import BlockManager
-from sarathi_lab.model.auto import AutoModel
+from sarathi_lab.engine.block_manager import BlockManager
+from sarathi_lab.engine.request import Batch, Request, SequenceState
+from sarathi_lab.executor.torch.packing import pack
+from sarathi_lab.model.checkpoint import AutoModel
 from sarathi_lab.model.transformer import KVCache, Transformer
 from sarathi_lab.model.weights import load_model
-from sarathi_lab.request import Batch, Request, Sequence
-from sarathi_lab.torch_executor.inputs import pack
 
 BLOCK_SIZE = 4
 PROMPT_LEN = 21
-# Sizes of the chunks, repeated until the prompt is done: whole, one at a time, odd, at and beside block edges.
+# Sizes of the chunks, repeated until the prompt is done: whole, one at a time, odd, at and beside
+# block edges.
 CHUNKINGS = {
     "whole": [PROMPT_LEN],
     "one at a time": [1],
@@ -33,7 +36,9 @@ CHUNKINGS = {
 class Driver:
     """Feeds chunks of known tokens and collects the logits of every position that ends a chunk."""
 
-    def __init__(self, model: Transformer, num_blocks: int = 64, block_order: list[int] | None = None) -> None:
+    def __init__(
+        self, model: Transformer, num_blocks: int = 64, block_order: list[int] | None = None
+    ) -> None:
         self.model = model
         self.blocks = BlockManager(num_blocks, BLOCK_SIZE)
         if block_order is not None:
@@ -42,11 +47,11 @@ class Driver:
         self.cache.keys.fill_(float("nan"))  # whoever reads what was never written shows it
         self.cache.values.fill_(float("nan"))
 
-    def sequence(self, token_ids: np.ndarray) -> Sequence:
-        return Sequence(Request(0, 0.0, len(token_ids), 1, token_ids), order=0)
+    def sequence(self, token_ids: np.ndarray) -> SequenceState:
+        return SequenceState(Request(0, 0.0, len(token_ids), 1, token_ids), order=0)
 
     @torch.inference_mode()
-    def step(self, *parts: tuple[Sequence, int]) -> list[torch.Tensor]:
+    def step(self, *parts: tuple[SequenceState, int]) -> list[torch.Tensor]:
         """Run one batch; the logits after each part's last token, in the order of the parts."""
         batch = Batch()
         for sequence, num_tokens in parts:
@@ -54,7 +59,10 @@ class Driver:
             batch.add(sequence, num_tokens)
         inputs = pack(batch, BLOCK_SIZE, self.model.spec.sliding_window, DEVICE, self.model.dtype)
         every_end = [segment.start + segment.num_queries - 1 for segment in inputs.attention]
-        logits = self.model(dataclasses.replace(inputs, emit_rows=torch.tensor(every_end, device=DEVICE)), self.cache)
+        logits = self.model(
+            dataclasses.replace(inputs, emit_rows=torch.tensor(every_end, device=DEVICE)),
+            self.cache,
+        )
         for sequence, num_tokens in parts:
             sequence.in_flight = False
             sequence.num_computed += num_tokens
@@ -91,12 +99,16 @@ def test_every_chunking_gives_transformers_logits(pair, chunking):
     step = 0
     while sequence.num_pending:
         (logits,) = driver.step((sequence, min(sizes[step % len(sizes)], sequence.num_pending)))
-        torch.testing.assert_close(logits, reference[sequence.num_computed - 1], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            logits, reference[sequence.num_computed - 1], rtol=1e-4, atol=1e-4
+        )
         step += 1
 
 
 def test_mixed_batches_over_scattered_blocks(pair):
-    """Chunks and single tokens of several sequences in one batch, no two blocks of a sequence side by side."""
+    """Chunks and single tokens of several sequences in one batch, no two blocks of a sequence side
+    by side.
+    """
     theirs, ours = pair
     prompts = [prompt(seed, length) for seed, length in ((2, 21), (3, 9), (4, 14))]
     references = [expected(theirs, token_ids) for token_ids in prompts]
@@ -111,7 +123,9 @@ def test_mixed_batches_over_scattered_blocks(pair):
     ]
     for parts in plan:
         for (sequence, _), logits in zip(parts, driver.step(*parts), strict=True):
-            reference = references[(first, second, third).index(sequence)][sequence.num_computed - 1]
+            reference = references[(first, second, third).index(sequence)][
+                sequence.num_computed - 1
+            ]
             torch.testing.assert_close(logits, reference, rtol=1e-4, atol=1e-4)
     assert not first.num_pending
     assert not second.num_pending

@@ -1,4 +1,6 @@
-"""The C++ of a CPU: its operations against torch's, whole models against transformers', and what happens without it."""
+"""The C++ of a CPU: its operations against torch's, whole models against transformers', and what
+happens without it.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +18,20 @@ from sarathi_kernels.attention import make_segment, paged_attention
 from sarathi_kernels.cpu import build, library
 from sarathi_kernels.cpu.packing import PANEL, pack_linear
 from sarathi_kernels.testing import poisoned, relative_error
-from sarathi_lab.block_manager import BlockManager
-from sarathi_lab.engine import run_engine
-from sarathi_lab.errors import RunError, UserError
-from sarathi_lab.ledger import Ledger
-from sarathi_lab.model.auto import AutoModel
+from sarathi_lab.config.errors import RunError, UserError
+from sarathi_lab.engine.block_manager import BlockManager
+from sarathi_lab.engine.ledger import Ledger
+from sarathi_lab.engine.loop import run_engine
+from sarathi_lab.engine.request import Batch, Request, SequenceState
+from sarathi_lab.executor.torch import backend
+from sarathi_lab.executor.torch.backend import TorchBackend
+from sarathi_lab.executor.torch.executor import TorchExecutor
+from sarathi_lab.model.checkpoint import AutoModel
 from sarathi_lab.model.operations import NAN_TOKEN
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.model.transformer import KVCache
 from sarathi_lab.model.weights import load_model
 from sarathi_lab.policy import Orca, RequestLevel, Sarathi, SarathiServe
-from sarathi_lab.request import Batch, Request, Sequence
-from sarathi_lab.torch_executor import native
-from sarathi_lab.torch_executor.backend import TorchBackend
-from sarathi_lab.torch_executor.executor import TorchExecutor
 
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16]
@@ -55,13 +57,14 @@ def allows_amx(request) -> bool:
     library.start(2)
 
 
-# -- operations -----------------------------------------------------------------------------------------------------
+# -- operations ------------------------------------------------------------------------------------
 
 
 @needs_library
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
-    ("rows", "in_features", "out_features"), [(1, 48, 97), (8, 512, 320), (33, 80, 31), (97, 33, 5), (256, 352, 64)]
+    ("rows", "in_features", "out_features"),
+    [(1, 48, 97), (8, 512, 320), (33, 80, 31), (97, 33, 5), (256, 352, 64)],
 )
 def test_products(allows_amx, dtype, rows, in_features, out_features):
     generator = torch.Generator().manual_seed(0)
@@ -103,24 +106,40 @@ def test_a_gated_weight_pairs_gates_with_what_they_scale(half):
 def test_attention(allows_amx, dtype, num_heads, num_kv_heads, head_size, block_size, window):
     is_rounded = allows_amx and dtype == torch.bfloat16 and head_size % 32 == 0
     generator = torch.Generator().manual_seed(0)
-    keys, values = (poisoned(60, block_size, num_kv_heads, head_size, device=CPU, dtype=dtype) for _ in range(2))
+    keys, values = (
+        poisoned(60, block_size, num_kv_heads, head_size, device=CPU, dtype=dtype) for _ in range(2)
+    )
     scattered = torch.randperm(60, generator=generator)
-    for number, (num_queries, kv_len) in enumerate([(1, 37), (5, 5), (100, 150), (1, 1), (33, 64), (129, 200)]):
+    for number, (num_queries, kv_len) in enumerate(
+        [(1, 37), (5, 5), (100, 150), (1, 1), (33, 64), (129, 200)]
+    ):
         num_blocks = -(-kv_len // block_size)
         blocks = slice(3, 3 + num_blocks) if number % 2 else scattered[:num_blocks]
         used = torch.arange(60)[blocks] if isinstance(blocks, slice) else blocks
         for cache in (keys, values):  # nothing beyond the context may be read
             rows = cache[used].flatten(0, 1)
-            rows[:kv_len] = torch.randn(kv_len, num_kv_heads, head_size, generator=generator).to(dtype)
+            rows[:kv_len] = torch.randn(kv_len, num_kv_heads, head_size, generator=generator).to(
+                dtype
+            )
             cache[used] = rows.view(num_blocks, *cache.shape[1:])
         segments = [
-            make_segment(0, num_queries, kv_len, blocks, sliding_window=window, device=CPU, dtype=torch.float64)
+            make_segment(
+                0,
+                num_queries,
+                kv_len,
+                blocks,
+                sliding_window=window,
+                device=CPU,
+                dtype=torch.float64,
+            )
         ]
         query = torch.randn(num_queries, num_heads, head_size, generator=generator)
         scale = head_size**-0.5
         found = library.attention(query, keys, values, segments, scale, window)
         expected = paged_attention(query.double(), keys.double(), values.double(), segments, scale)
-        assert relative_error(found, expected.float()) < (ROUNDED if is_rounded and num_queries > 1 else BOUND)
+        assert relative_error(found, expected.float()) < (
+            ROUNDED if is_rounded and num_queries > 1 else BOUND
+        )
 
 
 @needs_library
@@ -131,7 +150,11 @@ def test_attention_to_scores_far_apart_is_exact():
     for growth in (0.0, 0.02, 0.3, 5.0):
         steep = keys * torch.exp(growth * torch.arange(40.0)).clamp(max=1e9)[:, None, None, None]
         query = torch.randn(70, 4, 32, generator=generator)
-        segments = [make_segment(0, 70, 640, slice(0, 40), sliding_window=None, device=CPU, dtype=torch.float64)]
+        segments = [
+            make_segment(
+                0, 70, 640, slice(0, 40), sliding_window=None, device=CPU, dtype=torch.float64
+            )
+        ]
         expected = paged_attention(query.double(), steep.double(), values.double(), segments, 0.2)
         found = library.attention(query, steep, values, segments, 0.2, None)
         assert found.isfinite().all()
@@ -147,7 +170,7 @@ def test_greedy_takes_the_first_of_the_largest_and_tells_of_nan():
     assert library.greedy(logits, NAN_TOKEN).tolist() == [36, NAN_TOKEN, 0, 0]
 
 
-# -- models ---------------------------------------------------------------------------------------------------------
+# -- models ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module", params=list(FAMILIES))
@@ -160,12 +183,15 @@ def checkpoint(request, tmp_path_factory):
 def requests() -> list[Request]:
     rng = np.random.default_rng(11)
     lengths = [(19, 6), (7, 9), (45, 3), (5, 1), (23, 5)]
-    return [Request(i, 0.0, p, d, rng.integers(0, 97, p, dtype=np.int32)) for i, (p, d) in enumerate(lengths)]
+    return [
+        Request(i, 0.0, p, d, rng.integers(0, 97, p, dtype=np.int32))
+        for i, (p, d) in enumerate(lengths)
+    ]
 
 
 def native_model(spec, directory, dtype=torch.float32, *, is_whole=True):
     model = load_model(spec, directory, CPU, dtype, seed=0)
-    native.install(model, is_whole=is_whole)
+    backend.use_native(model, is_whole=is_whole)
     return model
 
 
@@ -187,8 +213,16 @@ def test_greedy_tokens_equal_generate(checkpoint, is_whole):
             pad_token_id=0,
         )
         greedy[wish.request_id] = out[0, wish.prompt_len :].tolist()
-    for policy in (RequestLevel(), Orca(), Sarathi(chunk=5), Sarathi(chunk=64), SarathiServe(chunk=16)):
-        scheduler = scheduler_for(policy, batch_size=3, num_blocks=40, block_size=4, max_model_len=48)
+    for policy in (
+        RequestLevel(),
+        Orca(),
+        Sarathi(chunk=5),
+        Sarathi(chunk=64),
+        SarathiServe(chunk=16),
+    ):
+        scheduler = scheduler_for(
+            policy, batch_size=3, num_blocks=40, block_size=4, max_model_len=48
+        )
         ledger = Ledger()
         run_engine(requests(), scheduler, TorchExecutor(model, num_blocks=40, block_size=4), ledger)
         table = ledger.requests()
@@ -198,7 +232,7 @@ def test_greedy_tokens_equal_generate(checkpoint, is_whole):
 def logits_of(model, num_tokens: int, emit_rows: list[int]) -> torch.Tensor:
     """Of a prompt in two chunks, poisoned beforehand; `emit_rows` of the second."""
     tokens = np.random.default_rng(0).integers(0, 97, 20 + num_tokens, dtype=np.int32)
-    sequence = Sequence(Request(0, 0.0, len(tokens), 1, tokens), order=0)
+    sequence = SequenceState(Request(0, 0.0, len(tokens), 1, tokens), order=0)
     BlockManager(40, 4).grow(sequence, len(tokens))
     executor = TorchExecutor(model, num_blocks=40, block_size=4)
     executor.cache = KVCache(model.spec, 40, 4, CPU, model.dtype)
@@ -228,7 +262,9 @@ def test_logits_of_any_rows(emit_rows):
 def test_bfloat16_is_as_near_to_float32_as_torch_is(allows_amx):
     rows = list(range(70))
     exact = logits_of(load_model(SPEC, None, CPU, torch.float32, seed=0), 70, rows)
-    torchs = relative_error(logits_of(load_model(SPEC, None, CPU, torch.bfloat16, seed=0), 70, rows), exact)
+    torchs = relative_error(
+        logits_of(load_model(SPEC, None, CPU, torch.bfloat16, seed=0), 70, rows), exact
+    )
     ours = relative_error(logits_of(native_model(SPEC, None, torch.bfloat16), 70, rows), exact)
     assert 0 < ours < 1.5 * torchs
 
@@ -237,20 +273,26 @@ def test_bfloat16_is_as_near_to_float32_as_torch_is(allows_amx):
 def test_bad_weights_are_named_with_their_layer():
     model = load_model(SPEC, None, CPU, torch.float32, seed=0)
     model.layers[1].ffn_norm.weight.data[3] = float("nan")
-    native.install(model)
+    backend.use_native(model)
     scheduler = scheduler_for(Orca(), batch_size=3, num_blocks=40, block_size=4, max_model_len=48)
     with pytest.raises(RunError, match="from layer 1 on"):
-        run_engine(requests(), scheduler, TorchExecutor(model, num_blocks=40, block_size=4), Ledger())
+        run_engine(
+            requests(), scheduler, TorchExecutor(model, num_blocks=40, block_size=4), Ledger()
+        )
 
 
 @needs_library
 def test_there_is_one_copy_of_the_weights():
     model = native_model(SPEC, None)
-    own = sum(parameter.numel() for name, parameter in model.named_parameters() if parameter.ndim > 1)
-    assert own == SPEC.vocab_size * SPEC.hidden_size  # the embedding; products hold packed weights instead
+    own = sum(
+        parameter.numel() for name, parameter in model.named_parameters() if parameter.ndim > 1
+    )
+    assert (
+        own == SPEC.vocab_size * SPEC.hidden_size
+    )  # the embedding; products hold packed weights instead
 
 
-# -- without it -----------------------------------------------------------------------------------------------------
+# -- without it ------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -258,14 +300,15 @@ def unbuilt(monkeypatch, tmp_path):
     """Nothing compiled so far, and a cache folder of its own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     library.load.cache_clear()
-    native._why_not_built.cache_clear()
+    backend._why_not_built.cache_clear()
     yield tmp_path
     library.load.cache_clear()
-    native._why_not_built.cache_clear()
+    backend._why_not_built.cache_clear()
 
 
 @pytest.mark.parametrize(
-    ("compiler", "reason"), [("/no/such/compiler", "does not run"), ("/bin/false", "does not compile|gave no reason")]
+    ("compiler", "reason"),
+    [("/no/such/compiler", "does not run"), ("/bin/false", "does not compile|gave no reason")],
 )
 def test_without_a_compiler_torch_computes_and_says_so(unbuilt, monkeypatch, compiler, reason):
     monkeypatch.setattr(build, "cpu_flags", lambda: set(build.NEEDED))
@@ -293,7 +336,7 @@ def test_a_folder_that_cannot_be_written_is_no_crash(unbuilt, monkeypatch):
 
 
 def test_float16_is_left_to_torch(monkeypatch):
-    monkeypatch.setattr("sarathi_lab.torch_executor.backend.has_fast_path", lambda dtype: True)
+    monkeypatch.setattr("sarathi_lab.executor.torch.backend.has_fast_path", lambda dtype: True)
     (caution,) = TorchBackend(device="cpu", dtype="float16").cautions(SPEC)
     assert "float16" in caution
     assert TorchBackend(device="cpu", kernels="torch", dtype="float16").cautions(SPEC) == []
@@ -307,4 +350,6 @@ def test_a_second_load_compiles_nothing(monkeypatch):
     monkeypatch.setenv("CXX", os.environ.get("CXX", "g++"))
     before = {path: path.stat().st_mtime for path in Path(build.cache_folder()).glob("*.so")}
     build.build()
-    assert {path: path.stat().st_mtime for path in Path(build.cache_folder()).glob("*.so")} == before
+    assert {
+        path: path.stat().st_mtime for path in Path(build.cache_folder()).glob("*.so")
+    } == before

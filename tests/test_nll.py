@@ -1,7 +1,9 @@
-"""Half precision against float32 by the likelihood of given tokens: what greedy tokens hide, a shifted chunk shows.
+"""Half precision against float32 by the likelihood of given tokens: what greedy tokens hide, a
+shifted chunk shows.
 
-Bounds are on the largest difference of any token, three times what rounding alone gave (0.0174 for bfloat16, 0.0025 for
-float16, 1.4e-6 for float32 in C++, on a CPU). A chunk whose positions are off by one moves one by 0.28.
+Bounds are on the largest difference of any token, three times what rounding alone gave (0.0174 for
+bfloat16, 0.0025 for float16, 1.4e-6 for float32 in C++, on a CPU). A chunk whose positions are off
+by one moves one by 0.28.
 """
 
 from __future__ import annotations
@@ -14,24 +16,43 @@ import torch
 
 from checkpoints import DEVICE
 from native_library import needs_library
-from sarathi_lab.block_manager import BlockManager
+from sarathi_lab.engine.block_manager import BlockManager
+from sarathi_lab.engine.request import Batch, Request, SequenceState
+from sarathi_lab.executor.torch import backend
+from sarathi_lab.executor.torch.executor import TorchExecutor
+from sarathi_lab.executor.torch.shapes import Limits
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.model.transformer import Transformer
 from sarathi_lab.model.weights import load_model
-from sarathi_lab.request import Batch, Request, Sequence
-from sarathi_lab.torch_executor import kernels, native
-from sarathi_lab.torch_executor.executor import TorchExecutor
-from sarathi_lab.torch_executor.shapes import Limits
 
 CPU = torch.device("cpu")
 BLOCK_SIZE = 16
 LENGTH = 64
-CHUNKS = (1, 7, 15, 16, 17, 31, 32, 33, 48, 63, 64)  # before, at and behind the edges of blocks, and decodes
+CHUNKS = (
+    1,
+    7,
+    15,
+    16,
+    17,
+    31,
+    32,
+    33,
+    48,
+    63,
+    64,
+)  # before, at and behind the edges of blocks, and decodes
 BOUNDS = {torch.bfloat16: 0.06, torch.float16: 0.008}
 NATIVE_BOUNDS = {torch.float32: 5e-6, torch.bfloat16: BOUNDS[torch.bfloat16]}
 ATTENTION_WEIGHT = 4.0  # of its output beside the rest: random attention is too even to be missed
 SPEC = ModelSpec(
-    name="toy", num_layers=2, hidden_size=128, num_heads=4, num_kv_heads=2, head_size=64, ffn_size=96, vocab_size=113
+    name="toy",
+    num_layers=2,
+    hidden_size=128,
+    num_heads=4,
+    num_kv_heads=2,
+    head_size=64,
+    ffn_size=96,
+    vocab_size=113,
 )
 TOKENS = np.random.default_rng(5).integers(0, SPEC.vocab_size, LENGTH + 1, dtype=np.int32)
 
@@ -51,10 +72,14 @@ def model_of(dtype: torch.dtype, device: torch.device = DEVICE) -> Transformer:
 
 @torch.inference_mode()
 def negative_log_likelihoods(model: Transformer, chunk: int, *, uses_kernels: bool) -> np.ndarray:
-    """Of every next token, [LENGTH], the text going through the engine's inputs in chunks of `chunk` tokens."""
+    """Of every next token, [LENGTH], the text going through the engine's inputs in chunks of
+    `chunk` tokens.
+    """
     blocks = BlockManager(12, BLOCK_SIZE)
-    blocks.grow(Sequence(Request(9, 0.0, 40, 1), order=0), 40)  # so that the text's blocks do not begin at zero
-    sequence = Sequence(Request(0, 0.0, LENGTH, 1, TOKENS[:LENGTH]), order=1)
+    blocks.grow(
+        SequenceState(Request(9, 0.0, 40, 1), order=0), 40
+    )  # so that the text's blocks do not begin at zero
+    sequence = SequenceState(Request(0, 0.0, LENGTH, 1, TOKENS[:LENGTH]), order=1)
     blocks.grow(sequence, LENGTH)
     limits = Limits(SPEC, BLOCK_SIZE, num_sms=132) if uses_kernels else None
     executor = TorchExecutor(model, num_blocks=12, block_size=BLOCK_SIZE, limits=limits)
@@ -66,10 +91,16 @@ def negative_log_likelihoods(model: Transformer, chunk: int, *, uses_kernels: bo
         batch = Batch()
         sequence.num_computed, sequence.in_flight = start, False
         batch.add(sequence, num_tokens)
-        inputs = replace(executor.packed(batch), emit_rows=torch.arange(num_tokens, device=model.device))
+        inputs = replace(
+            executor.packed(batch), emit_rows=torch.arange(num_tokens, device=model.device)
+        )
         logits = model(inputs, executor.cache).float()
-        targets = torch.from_numpy(TOKENS[start + 1 : start + num_tokens + 1].astype(np.int64)).to(model.device)
-        losses.append(torch.nn.functional.cross_entropy(logits, targets, reduction="none").cpu().numpy())
+        targets = torch.from_numpy(TOKENS[start + 1 : start + num_tokens + 1].astype(np.int64)).to(
+            model.device
+        )
+        losses.append(
+            torch.nn.functional.cross_entropy(logits, targets, reduction="none").cpu().numpy()
+        )
     return np.concatenate(losses)
 
 
@@ -92,7 +123,7 @@ def test_every_chunk_size_keeps_the_likelihood(reference, dtype, chunk):
 @pytest.mark.parametrize("dtype", NATIVE_BOUNDS, ids=str)
 def test_the_cpp_keeps_the_likelihood(reference, dtype, chunk, is_whole):
     model = model_of(dtype, CPU)
-    native.install(model, is_whole=is_whole)
+    backend.use_native(model, is_whole=is_whole)
     losses = negative_log_likelihoods(model, chunk, uses_kernels=False)
     assert np.abs(losses - reference).max() < NATIVE_BOUNDS[dtype]
 
@@ -101,18 +132,18 @@ def test_the_cpp_keeps_the_likelihood(reference, dtype, chunk, is_whole):
 def test_kernels_keep_the_likelihood_in_float16(reference, chunk):
     """Which Triton's interpreter multiplies rightly, unlike bfloat16."""
     model = model_of(torch.float16)
-    kernels.install(model, "series")
+    backend.use_triton(model, "series")
     losses = negative_log_likelihoods(model, chunk, uses_kernels=True)
     assert np.abs(losses - reference).max() < BOUNDS[torch.float16]
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("hybrid", kernels.HYBRIDS)
+@pytest.mark.parametrize("hybrid", backend.HYBRIDS)
 @pytest.mark.parametrize("chunk", CHUNKS)
 @pytest.mark.parametrize("dtype", BOUNDS, ids=str)
 def test_kernels_keep_the_likelihood(reference, dtype, chunk, hybrid):
     model = model_of(dtype)
-    kernels.install(model, hybrid)
+    backend.use_triton(model, hybrid)
     losses = negative_log_likelihoods(model, chunk, uses_kernels=True)
     assert np.abs(losses - reference).max() < BOUNDS[dtype]
 

@@ -1,4 +1,6 @@
-"""The notebooks run top to bottom on a fresh clone, and show what they promise; so do they as they are committed."""
+"""The notebooks run top to bottom on a fresh clone, and show what they promise; so do they as they
+are committed.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,9 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from sarathi_lab.figures import FIGURES, SERVING
-from sarathi_lab.paths import REPOSITORY
+from sarathi_lab.config.paths import REPOSITORY
 from sarathi_lab.run import main
+from sarathi_lab.tasks.figures import FIGURES, SERVING
 
 NOTEBOOKS = REPOSITORY / "notebooks"
 LARGEST = 3_000_000  # bytes
@@ -32,14 +34,20 @@ def execute(name: str) -> tuple[str, int]:
 
 def _shown(notebook: nbformat.NotebookNode) -> tuple[str, int]:
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
-    texts = [output.get("text", "") + output.get("data", {}).get("text/markdown", "") for output in outputs]
+    texts = [
+        output.get("text", "") + output.get("data", {}).get("text/markdown", "")
+        for output in outputs
+    ]
     return "\n".join(texts), sum("image/png" in output.get("data", {}) for output in outputs)
 
 
 def test_figures_show_every_figure_with_a_verdict():
     text, pictures = execute("figures")
     assert pictures == PICTURES["figures"]
-    assert "- decode speed-up, highest: paper **9.9**; simulated a6000, profiled, 13b **9.26** (holds)" in text
+    assert (
+        "- decode speed-up, highest: paper **9.9**; simulated a6000, profiled, 13b **9.26** (holds)"
+        in text
+    )
     assert "median bubble time, Orca over SARATHI: paper **6.29**" in text
 
 
@@ -47,12 +55,21 @@ def test_the_walkthrough_serves_the_tiny_model_under_every_policy():
     text, pictures = execute("walkthrough")
     assert pictures >= PICTURES["walkthrough"]
     assert len(re.findall(r"chunk \d+: a decode alone takes -?[\d.]+ times", text)) == 4
-    assert re.search(r"A6000, simulated: chunk 256 serves most, 1\.\d+ times request-level batching", text)
+    assert re.search(
+        r"A6000, simulated: chunk 256 serves most, 1\.\d+ times request-level batching", text
+    )
 
 
 @pytest.fixture
 def runs(tmp_path):
-    args = ["executor=simulated", "model=tiny", "batch=3", "seq_len=64", "pd_ratio=7", "workload.num_requests=4"]
+    args = [
+        "executor=simulated",
+        "model=tiny",
+        "batch=3",
+        "seq_len=64",
+        "pd_ratio=7",
+        "workload.num_requests=4",
+    ]
     assert main(["chunk=8,16", "-m", *args, "tracking=wandb", f"output={tmp_path}"]) == 0
     return tmp_path
 
@@ -74,10 +91,14 @@ def test_it_is_committed_with_its_pictures_and_nothing_of_the_machine(name):
     assert path.stat().st_size < LARGEST
     assert _shown(notebook)[1] >= PICTURES[name]
     assert not re.search(r"/(tmp|home|root|work|Users)/", json.dumps(notebook))
-    assert not any(output.output_type == "error" for cell in notebook.cells for output in cell.get("outputs", ()))
+    assert not any(
+        output.output_type == "error"
+        for cell in notebook.cells
+        for output in cell.get("outputs", ())
+    )
 
 
-# -- in a browser ----------------------------------------------------------------------------------------------------
+# -- in a browser ----------------------------------------------------------------------------------
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 NO_BROWSER = "needs chromium on the path (apt-get install chromium)"

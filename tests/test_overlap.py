@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import ScriptedExecutor, requests_of, scheduler_for
-from sarathi_lab.engine import run_engine
-from sarathi_lab.ledger import Ledger
+from sarathi_lab.engine.ledger import Ledger
+from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.policy import (
     TGI,
     LightLLM,
@@ -62,14 +62,18 @@ def served(requests, policy, num_blocks, *, overlapped):
     num_blocks=st.integers(11, 30),
 )
 def test_the_schedule_is_the_same(policy, lengths, num_blocks):
-    """Preemptions included: with few blocks a sequence may be evicted while its newest token is still on the device."""
+    """Preemptions included: with few blocks a sequence may be evicted while its newest token is
+    still on the device.
+    """
     requests = requests_of(*lengths)
     one, one_ledger, _ = served(requests, policy, num_blocks, overlapped=False)
     two, two_ledger, _ = served(requests, policy, num_blocks, overlapped=True)
     assert one.schedule == two.schedule
     assert one_ledger.iterations().equals(two_ledger.iterations())
     tokens = two_ledger.requests().output_token_ids.tolist()
-    assert tokens == [[1000 * i + j for j in range(output_len)] for i, (_, output_len) in enumerate(lengths)]
+    assert tokens == [
+        [1000 * i + j for j in range(output_len)] for i, (_, output_len) in enumerate(lengths)
+    ]
     assert one_ledger.requests().output_token_ids.tolist() == tokens
 
 
@@ -84,7 +88,9 @@ def test_there_are_two_batches_in_flight_and_preemptions_among_them():
 
     policy = SarathiServe(chunk=16, watermark=0.0)
     scheduler = scheduler_for(policy, num_blocks=12, max_model_len=28)
-    run_engine(requests_of(*[(12, 16)] * 8), scheduler, Watched(capacity=2, feeds_tokens=True), Ledger())
+    run_engine(
+        requests_of(*[(12, 16)] * 8), scheduler, Watched(capacity=2, feeds_tokens=True), Ledger()
+    )
     assert most == 2
     assert scheduler.num_preemptions > 0
 

@@ -7,29 +7,41 @@ import pytest
 import torch
 
 from sarathi_kernels.attention_plan import PADDING
-from sarathi_lab.block_manager import BlockManager
-from sarathi_lab.executor import NO_TOKEN
+from sarathi_lab.engine.block_manager import BlockManager
+from sarathi_lab.engine.executor import NO_TOKEN
+from sarathi_lab.engine.request import Batch, Request, SequenceState
+from sarathi_lab.executor.torch.packing import Packer
+from sarathi_lab.executor.torch.shapes import Limits, PaddedShapes, bucket_sizes
 from sarathi_lab.model.spec import ModelSpec
-from sarathi_lab.request import Batch, Request, Sequence
-from sarathi_lab.torch_executor.packing import Packer
-from sarathi_lab.torch_executor.shapes import Limits, PaddedShapes, bucket_sizes
 
 CPU = torch.device("cpu")
 SPEC = ModelSpec(
-    name="toy", num_layers=2, hidden_size=64, num_heads=4, num_kv_heads=2, head_size=64, ffn_size=32, vocab_size=99
+    name="toy",
+    num_layers=2,
+    hidden_size=64,
+    num_heads=4,
+    num_kv_heads=2,
+    head_size=64,
+    ffn_size=32,
+    vocab_size=99,
 )
 LIMITS = Limits(SPEC, block_size=4, num_sms=132)
 
 
-def sequence(order: int, prompt_len: int, num_computed: int, output: list[int], blocks: BlockManager) -> Sequence:
-    made = Sequence(Request(order, 0.0, prompt_len, 9, np.arange(prompt_len, dtype=np.int32) + 10 * order), order)
+def sequence(
+    order: int, prompt_len: int, num_computed: int, output: list[int], blocks: BlockManager
+) -> SequenceState:
+    made = SequenceState(
+        Request(order, 0.0, prompt_len, 9, np.arange(prompt_len, dtype=np.int32) + 10 * order),
+        order,
+    )
     made.output_token_ids += output
     made.num_computed = num_computed
     blocks.grow(made, made.num_known)
     return made
 
 
-def batch_of(*parts: tuple[Sequence, int]) -> Batch:
+def batch_of(*parts: tuple[SequenceState, int]) -> Batch:
     batch = Batch()
     for part, num_tokens in parts:
         batch.add(part, num_tokens)
@@ -38,7 +50,9 @@ def batch_of(*parts: tuple[Sequence, int]) -> Batch:
 
 @pytest.fixture
 def mixed():
-    """A chunk at an offset, a decode the host knows and one it does not, and the last token of a prompt."""
+    """A chunk at an offset, a decode the host knows and one it does not, and the last token of a
+    prompt.
+    """
     blocks = BlockManager(30, 4)
     chunk = sequence(1, 11, 3, [], blocks)
     known = sequence(2, 5, 5, [77], blocks)
@@ -59,7 +73,9 @@ def test_fields(mixed, is_padded):
     assert inputs.feed_rows[:9].tolist() == [-1, 5, -1, -1, -1, -1, -1, -1, -1]
     assert inputs.positions[:9].tolist() == [5, 7, 3, 4, 5, 6, 7, 8, 3]
     owners = [chunk.sequence for chunk in batch.chunks for _ in range(chunk.num_tokens)]
-    for owner, position, slot in zip(owners, inputs.positions.tolist(), inputs.slots.tolist(), strict=False):
+    for owner, position, slot in zip(
+        owners, inputs.positions.tolist(), inputs.slots.tolist(), strict=False
+    ):
         assert slot == 4 * owner.block_ids[position // 4] + position % 4
     assert inputs.emit_rows[:3].tolist() == [0, 1, 8]
     assert plan.query_starts[:5].tolist() == [0, 1, 2, 8, 9]
@@ -70,7 +86,12 @@ def test_fields(mixed, is_padded):
         needed = -(-(chunk.start + chunk.num_tokens) // 4)
         assert plan.block_table[i, :needed].tolist() == chunk.sequence.block_ids[:needed]
     if not is_padded:
-        assert [len(inputs.token_ids), len(inputs.emit_rows), plan.num_decodes, plan.num_tiles] == [9, 3, 3, 1]
+        assert [len(inputs.token_ids), len(inputs.emit_rows), plan.num_decodes, plan.num_tiles] == [
+            9,
+            3,
+            3,
+            1,
+        ]
         return
     assert len(inputs.token_ids) == 128
     assert set(inputs.slots[9:].tolist()) == {PADDING}
@@ -101,7 +122,14 @@ def test_shapes_are_aligned_so_that_no_kernel_is_compiled_twice(mixed):
         inputs = packer.send(shape)
         base = inputs.token_ids.data_ptr()
         plan = inputs.attention
-        for tensor in (inputs.slots, inputs.emit_rows, plan.kv_lens, plan.tiles, plan.decodes, plan.block_table):
+        for tensor in (
+            inputs.slots,
+            inputs.emit_rows,
+            plan.kv_lens,
+            plan.tiles,
+            plan.decodes,
+            plan.block_table,
+        ):
             assert tensor.numel() == 0 or (tensor.data_ptr() - base) % 128 == 0
 
 
@@ -120,7 +148,13 @@ def test_hybrid_batches_are_padded_by_less_than_a_tile():
     blocks = BlockManager(400, 4)
     shapes = PaddedShapes(LIMITS, batch_size=4, chunk=256, longest=600)
     decode = sequence(0, 4, 4, [1], blocks)
-    for num_tokens, is_padded in ((255, True), (250, True), (128, True), (127, False), (300, False)):
+    for num_tokens, is_padded in (
+        (255, True),
+        (250, True),
+        (128, True),
+        (127, False),
+        (300, False),
+    ):
         prompt = sequence(1, 600, 0, [], blocks)
         decode.in_flight = False
         chosen = shapes.choose(batch_of((decode, 1), (prompt, num_tokens)))

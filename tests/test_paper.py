@@ -1,4 +1,6 @@
-"""The paper's figures in a reduced form: every point predicted, the errors that were reached, the task end to end."""
+"""The paper's figures in a reduced form: every point predicted, the errors that were reached, the
+task end to end.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +11,27 @@ from typing import ClassVar
 import pandas as pd
 import pytest
 
-from sarathi_lab.compositions import chunks_of, make_batch
-from sarathi_lab.paper.bench import Bench, Estimate, weighted
-from sarathi_lab.paper.errors import ROWS, compare, error_table
-from sarathi_lab.paper.figures import COLUMNS, FIGURES, PARTS, Device, devices_of, paper, predict
-from sarathi_lab.paper.plots import LOOKS, draw
-from sarathi_lab.paper.points import KEYS, paper_points
-from sarathi_lab.paper.task import Figures
-from sarathi_lab.paths import CONF
+from sarathi_lab.config.paths import CONF
+from sarathi_lab.engine.compositions import chunks_of, make_batch
+from sarathi_lab.engine.request import Batch
+from sarathi_lab.experiment.bench import Bench, Estimate, weighted
+from sarathi_lab.experiment.errors import ROWS, compare, error_table
+from sarathi_lab.experiment.figures import (
+    COLUMNS,
+    FIGURES,
+    PARTS,
+    Device,
+    devices_of,
+    paper,
+    predict,
+)
+from sarathi_lab.experiment.paper_points import KEYS, paper_points
+from sarathi_lab.experiment.presets import load_hardware
+from sarathi_lab.experiment.steady_state import lengths, steady, together
 from sarathi_lab.policy import Orca, RequestLevel, Sarathi
-from sarathi_lab.presets import load_hardware
-from sarathi_lab.request import Batch
+from sarathi_lab.results.plots.figures import LOOKS, draw
 from sarathi_lab.run import main
-from sarathi_lab.steady_state import lengths, steady, together
+from sarathi_lab.tasks.figures import Figures
 
 EVERY = 7
 
@@ -36,7 +46,9 @@ def points() -> pd.DataFrame:
 def test_every_point_of_the_paper_has_a_prediction(points):
     assert list(points.columns) == COLUMNS
     for part in PARTS:
-        wanted = paper_points(part.figure, EVERY if part.figure in ("fig04", "fig07", "fig09", "fig11") else 1)
+        wanted = paper_points(
+            part.figure, EVERY if part.figure in ("fig04", "fig07", "fig09", "fig11") else 1
+        )
         if part.figure == "table4":
             wanted = wanted[wanted.panel == part.model]
         for device in devices_of(part):
@@ -84,7 +96,9 @@ def test_errors_stay_what_they_are(points, row, level):
 
 
 def test_the_pipelines_of_fig_12_in_small(points):
-    """A seventh of the requests, so that filling and draining weigh more; the order of the systems and their scale."""
+    """A seventh of the requests, so that filling and draining weigh more; the order of the systems
+    and their scale.
+    """
     found = compare(points[points.figure == "fig12"]).set_index(["device", "panel", "series", "x"])
     fitted = found.xs("simulated a100_fig12, analytic, gpt3-175b")
     ratios = fitted.xs("ratios", level="panel").error.abs()
@@ -95,7 +109,9 @@ def test_the_pipelines_of_fig_12_in_small(points):
 
 
 def test_every_predicted_time_states_an_error(points):
-    predicted = points[(points.source == "simulated") & ~points.unit.isin(["FLOP/B"]) & (points.series != "others")]
+    predicted = points[
+        (points.source == "simulated") & ~points.unit.isin(["FLOP/B"]) & (points.series != "others")
+    ]
     assert (predicted.uncertainty > 0).all()
     assert (predicted.uncertainty < 1).all()
 
@@ -107,7 +123,9 @@ def test_every_figure_draws_a_line_for_each_series(points, figure):
     shown = points[points.figure == figure]
     look = LOOKS[figure]
     panels = [panel for panel in dict.fromkeys(shown.panel) if panel not in look.left_out]
-    assert [ax.get_title() for ax in canvas.axes if ax.has_data()] == [look.panel(name) for name in panels]
+    assert [ax.get_title() for ax in canvas.axes if ax.has_data()] == [
+        look.panel(name) for name in panels
+    ]
     for ax, panel in zip(canvas.axes, panels, strict=False):
         own = shown[(shown.panel == panel) & shown.series.str.endswith(look.series or "")]
         lines = own.drop_duplicates(["series", "device"])
@@ -116,7 +134,7 @@ def test_every_figure_draws_a_line_for_each_series(points, figure):
             assert len(line.get_xdata())
 
 
-# -- verdicts --------------------------------------------------------------------------------------------------------
+# -- verdicts --------------------------------------------------------------------------------------
 
 
 def test_errors_are_relative_and_compared_with_the_aim():
@@ -165,7 +183,7 @@ def test_the_error_of_a_time_is_that_of_its_operations():
     assert bench.seconds(added) == pytest.approx((1.0, 0.5))  # only the attention differs
 
 
-# -- the steady state ------------------------------------------------------------------------------------------------
+# -- the steady state ------------------------------------------------------------------------------
 
 
 def test_lengths_are_whole_chunks_with_the_ratio_kept():
@@ -176,13 +194,16 @@ def test_lengths_are_whole_chunks_with_the_ratio_kept():
 
 def test_together_counts_iterations():
     cost = ToyCost().operation_times
-    spent = together(cost, RequestLevel(), 8, 5, 4)  # one prefill and five decode iterations for four requests
+    spent = together(
+        cost, RequestLevel(), 8, 5, 4
+    )  # one prefill and five decode iterations for four requests
     assert spent["qkv_proj"] == pytest.approx(6 / 4)
     assert spent["decode_attention"] == pytest.approx(5 / 4)
 
 
 def test_steady_state_below_the_optimum_is_bound_by_decodes():
-    # 2 chunks of 4 prompt tokens carry 3 decodes each, which leaves 12 - 2 * 3 of 12 for decode-only batches of four.
+    # 2 chunks of 4 prompt tokens carry 3 decodes each, which leaves 12 - 2 * 3 of 12 for
+    # decode-only batches of four.
     spent = steady(ToyCost().operation_times, Sarathi(chunk=7, min_decodes=3), 8, 12, 4)
     assert spent["qkv_proj"] == pytest.approx(2 + (12 - 2 * 3) / 4, rel=0.1)
 
@@ -212,14 +233,16 @@ def test_chunks_cover_the_prompt_once():
 
 
 def test_counting_and_serving_agree_where_nothing_is_left_over(points):
-    fig09 = points[(points.figure == "fig09") & points.device.str.contains("profiled") & (points.x <= 3)]
+    fig09 = points[
+        (points.figure == "fig09") & points.device.str.contains("profiled") & (points.x <= 3)
+    ]
     served = fig09[~fig09.device.str.contains("counted")].set_index(KEYS).y
     counted = fig09[fig09.device.str.contains("counted")].set_index(KEYS).y
     assert len(served) == len(counted) > 3
     assert (served / counted - 1).abs().max() < 0.02
 
 
-# -- the task --------------------------------------------------------------------------------------------------------
+# -- the task --------------------------------------------------------------------------------------
 
 
 def run(*args, tmp_path):
@@ -241,10 +264,22 @@ def test_an_experiment_leaves_points_errors_and_a_picture(tmp_path, capsys):
 
 
 def test_other_gpus_are_predicted_beside_the_paper(tmp_path, capsys):
-    assert run("task=figures", "task.figures=[fig09]", "task.gpus=[h100]", "task.every=40", tmp_path=tmp_path) == 0
+    assert (
+        run(
+            "task=figures",
+            "task.figures=[fig09]",
+            "task.gpus=[h100]",
+            "task.every=40",
+            tmp_path=tmp_path,
+        )
+        == 0
+    )
     points = pd.read_parquet(tmp_path / "run" / "figure.parquet")
     (device, counted) = points[points.source == "simulated"].device.unique()
-    assert (device, counted) == ("simulated h100, analytic, 13b", "simulated h100, analytic, 13b, counted")
+    assert (device, counted) == (
+        "simulated h100, analytic, 13b",
+        "simulated h100, analytic, 13b, counted",
+    )
     assert len(points[points.source == "simulated"]) < len(points[points.source == "paper"])
     out = capsys.readouterr().out
     assert "On other GPUs than the paper's" in out
@@ -255,7 +290,10 @@ def test_other_gpus_are_predicted_beside_the_paper(tmp_path, capsys):
     ("args", "words"),
     [
         (["task.figures=[fig99]"], r"task\.figures=fig99 is unknown; use one of fig03"),
-        (["task.figures=fig09"], r"task\.figures=fig09 is not a list; write task\.figures=\[fig03\]"),
+        (
+            ["task.figures=fig09"],
+            r"task\.figures=fig09 is not a list; write task\.figures=\[fig03\]",
+        ),
         (["task.gpus=[b200]"], "task.gpus=b200 is unknown; use one of a100"),
         (["task.gpus=[]"], r"task\.gpus=\[\] is not a list"),
         (["task.every=0"], "task.every=0 is below 1"),
@@ -290,7 +328,10 @@ def test_other_gpus_are_not_judged_by_the_papers_points(points):
 
 def test_a_gpu_is_predicted_once_per_figure():
     jobs = Figures(figures=["fig12", "table2"], gpus=["h100", "h100"])._jobs()
-    assert [(part.figure, device.hardware) for part, device in jobs] == [("fig12", "h100"), ("table2", "h100")]
+    assert [(part.figure, device.hardware) for part, device in jobs] == [
+        ("fig12", "h100"),
+        ("table2", "h100"),
+    ]
 
 
 def test_levels_follow_the_profiles_of_the_hardware_file():

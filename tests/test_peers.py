@@ -1,4 +1,6 @@
-"""The comparison with other engines: workers that work, die, hang, lie or are missing, and what is made of them."""
+"""The comparison with other engines: workers that work, die, hang, lie or are missing, and what is
+made of them.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +16,18 @@ import pytest
 import torch
 import yaml
 
-from sarathi_lab.errors import UserError
-from sarathi_lab.paths import CONF, EXPERIMENTS, REPOSITORY
-from sarathi_lab.peers import measure as measure_module
-from sarathi_lab.peers import task as task_module
-from sarathi_lab.peers.checkpoint import ensure_checkpoint
-from sarathi_lab.peers.engines import OURS, PEERS, WORKERS, Engine, environment_of
-from sarathi_lab.peers.loads import LOADS, Load
-from sarathi_lab.peers.measure import NOT_INSTALLED, Conditions, Subject, measure, table_of
-from sarathi_lab.peers.process import Worker, WorkerError
-from sarathi_lab.peers.task import Peers
-from sarathi_lab.presets import load_spec
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.paths import CONF, EXPERIMENTS, REPOSITORY
+from sarathi_lab.experiment.presets import load_spec
 from sarathi_lab.run import main
+from sarathi_lab.tasks.peers import measure as measure_module
+from sarathi_lab.tasks.peers import task as task_module
+from sarathi_lab.tasks.peers.checkpoint import ensure_checkpoint
+from sarathi_lab.tasks.peers.engines import OURS, PEERS, WORKERS, Engine, environment_of
+from sarathi_lab.tasks.peers.loads import LOADS, Load
+from sarathi_lab.tasks.peers.measure import NOT_INSTALLED, Conditions, Subject, measure, table_of
+from sarathi_lab.tasks.peers.process import Worker, WorkerError
+from sarathi_lab.tasks.peers.task import Peers
 
 SMALL = Load("small", num_requests=3, prompt_len=20, output_len=5)
 SHORT = Load("short", num_requests=2, prompt_len=9, output_len=3)
@@ -74,7 +76,9 @@ def fake(tmp_path_factory):
     """A function from (name, manner) to an engine of the fake worker."""
     script = tmp_path_factory.mktemp("fake") / "fake_worker.py"
     script.write_text(FAKE.format(workers=str(WORKERS)))
-    return lambda name, manner="works", **rest: Engine(name, "", script, options={"manner": manner}, **rest)
+    return lambda name, manner="works", **rest: Engine(
+        name, "", script, options={"manner": manner}, **rest
+    )
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +92,9 @@ def tiny(tmp_path_factory):
 def compare(engines, tmp_path, loads=(SMALL,), subject=None, repetitions=2, timeout=60.0):
     """The table of the engines by name, and the lines that were said."""
     subject = subject or Subject("fake", Path("nowhere"), 100, 1, "float32")
-    conditions = Conditions(threads=1, batch=2, chunk=16, seed=0, repetitions=repetitions, timeout=timeout)
+    conditions = Conditions(
+        threads=1, batch=2, chunk=16, seed=0, repetitions=repetitions, timeout=timeout
+    )
     said: list[str] = []
     pairs = [(engine, PYTHON) for engine in engines]
     outcomes = measure(pairs, subject, loads, conditions, tmp_path, PYTHON, said.append)
@@ -106,16 +112,23 @@ def test_engines_are_timed_in_turns_and_their_tokens_held_against_ours(fake, tmp
     assert table.agreement["same", "small"] == 1
     assert table.agreement["other", "small"] == pytest.approx(4 / 5)
     assert table.agreement["other", "short"] == pytest.approx(2 / 3)
-    own = next(outcome for outcome in outcomes if outcome.load is SHORT and outcome.engine.peer == OURS)
+    own = next(
+        outcome for outcome in outcomes if outcome.load is SHORT and outcome.engine.peer == OURS
+    )
     assert own.tokens == [[sum(ids) + i for i in range(3)] for ids in SHORT.prompts(100, 0)]
     expected = table.seconds["other", "small"] / table.seconds[OURS, "small"]
     assert table.ratio["other", "small"] == pytest.approx(expected)
-    assert table.throughput["other", "small"] == pytest.approx(3 * (20 + 5) / table.seconds["other", "small"])
+    assert table.throughput["other", "small"] == pytest.approx(
+        3 * (20 + 5) / table.seconds["other", "small"]
+    )
 
 
 def test_an_engine_that_fails_is_reported_and_the_others_go_on(fake, tmp_path):
     missing = fake("missing", packages=["no_such_package.at_all"], install="no-such")
-    failing = [missing, *(fake(manner, manner) for manner in ("refuses", "dies", "dies later", "stops early"))]
+    failing = [
+        missing,
+        *(fake(manner, manner) for manner in ("refuses", "dies", "dies later", "stops early")),
+    ]
     table, said, _ = compare([fake(OURS), *failing, fake("last")], tmp_path)
     errors = table.error.droplevel("workload")
     assert errors["missing"] == NOT_INSTALLED
@@ -132,14 +145,18 @@ def test_an_engine_that_fails_is_reported_and_the_others_go_on(fake, tmp_path):
 
 def test_an_engine_that_hangs_is_ended(fake, tmp_path):
     start = time.monotonic()
-    table, _, _ = compare([fake(OURS), fake("hangs", "hangs")], tmp_path, timeout=2.0, repetitions=1)
+    table, _, _ = compare(
+        [fake(OURS), fake("hangs", "hangs")], tmp_path, timeout=2.0, repetitions=1
+    )
     assert table.error["hangs", "small"] == "no answer to run in 2 s"
     assert table.error[OURS, "small"] == ""
     assert time.monotonic() - start < 30
 
 
 def test_an_engine_that_finished_one_load_keeps_it_when_it_dies_in_the_next(fake, tmp_path):
-    table, _, _ = compare([fake(OURS), fake("dies later", "dies later")], tmp_path, (SMALL, SHORT), repetitions=1)
+    table, _, _ = compare(
+        [fake(OURS), fake("dies later", "dies later")], tmp_path, (SMALL, SHORT), repetitions=1
+    )
     assert table.error["dies later", "small"] == ""
     assert table.repetitions["dies later", "small"] == 1
     assert "signal 9" in table.error["dies later", "short"]
@@ -196,13 +213,17 @@ def test_another_interpreter_does_not_see_this_ones_packages(monkeypatch):
         assert environment["CUDA_VISIBLE_DEVICES"] == ""
 
 
-# -- real engines -----------------------------------------------------------------------------------------------
+# -- real engines ----------------------------------------------------------------------------------
 
 
 def test_the_lab_and_transformers_give_the_same_tokens(tiny, tmp_path):
     options = {
         "policy": {"_target_": "sarathi_lab.policy.Sarathi", "chunk": 16},
-        "executor": {"_target_": "sarathi_lab.torch_executor.backend.TorchBackend", "device": "auto", "dtype": "auto"},
+        "executor": {
+            "_target_": "sarathi_lab.executor.torch.backend.TorchBackend",
+            "device": "auto",
+            "dtype": "auto",
+        },
         "block_size": 16,
     }
     ours = Engine(OURS, "", WORKERS / "sarathi_worker.py", options=options)
@@ -213,7 +234,9 @@ def test_the_lab_and_transformers_give_the_same_tokens(tiny, tmp_path):
     assert (table.agreement == 1).all()
     tokens = outcomes[0].tokens
     assert tokens is not None
-    assert len({tuple(ids) for ids in tokens}) > 1, "outputs that are all the same would agree by accident"
+    assert len({tuple(ids) for ids in tokens}) > 1, (
+        "outputs that are all the same would agree by accident"
+    )
 
 
 def test_the_checkpoint_is_that_of_its_seed_and_kept(tiny, tmp_path):
@@ -221,7 +244,9 @@ def test_the_checkpoint_is_that_of_its_seed_and_kept(tiny, tmp_path):
     before = torch.random.get_rng_state()
     first, other = (ensure_checkpoint(spec, tmp_path, seed) for seed in (0, 1))
     assert torch.equal(before, torch.random.get_rng_state())
-    weights = [(folder / "model.safetensors").read_bytes() for folder in (tiny.directory, first, other)]
+    weights = [
+        (folder / "model.safetensors").read_bytes() for folder in (tiny.directory, first, other)
+    ]
     assert weights[0] == weights[1] != weights[2]
     stamp = (first / "model.safetensors").stat().st_mtime_ns
     assert ensure_checkpoint(spec, tmp_path, 0) == first
@@ -232,7 +257,7 @@ def test_the_checkpoint_is_that_of_its_seed_and_kept(tiny, tmp_path):
         ensure_checkpoint(spec, tmp_path, 0)
 
 
-# -- the task ---------------------------------------------------------------------------------------------------
+# -- the task --------------------------------------------------------------------------------------
 
 
 def test_the_requests_and_shapes_are_those_of_the_recorded_comparison():
@@ -249,8 +274,19 @@ def test_the_tasks_defaults_are_those_of_its_file():
     node = yaml.safe_load((CONF / "task" / "peers.yaml").read_text())
     del node["_target_"]
     given, own = Peers(**node), Peers()
-    for name in ("peers", "models", "dtypes", "workloads", "repetitions", "threads", "timeout", "checkpoints"):
-        assert list(np.atleast_1d(getattr(given, name))) == list(np.atleast_1d(getattr(own, name))), name
+    for name in (
+        "peers",
+        "models",
+        "dtypes",
+        "workloads",
+        "repetitions",
+        "threads",
+        "timeout",
+        "checkpoints",
+    ):
+        assert list(np.atleast_1d(getattr(given, name))) == list(
+            np.atleast_1d(getattr(own, name))
+        ), name
     assert given.python == dict.fromkeys(PEERS)
 
 
@@ -259,8 +295,15 @@ def test_a_run_leaves_its_table_and_its_repetitions(fake, tmp_path, monkeypatch,
     monkeypatch.setattr(task_module, "PEERS", {**PEERS, "vllm": (fake("vllm", "differs"),)})
     monkeypatch.setattr(task_module, "LOADS", {"A": SMALL})
     logged: dict[str, float] = {}
-    monkeypatch.setattr("sarathi_lab.tracking.NullTracker.log_summary", lambda self, summary: logged.update(summary))
-    args = ["task=peers", "task.peers=[vllm]", "task.models=[tiny]", "task.workloads=[A]", "task.repetitions=2"]
+    name = "sarathi_lab.results.tracking.NullTracker.log_summary"
+    monkeypatch.setattr(name, lambda self, summary: logged.update(summary))
+    args = [
+        "task=peers",
+        "task.peers=[vllm]",
+        "task.models=[tiny]",
+        "task.workloads=[A]",
+        "task.repetitions=2",
+    ]
     assert main([*args, "task.threads=1", "tracking=none", f"output={tmp_path}"]) == 0
     (path,) = tmp_path.rglob("peers.parquet")
     table = pd.read_parquet(path)
@@ -282,7 +325,13 @@ def test_a_run_leaves_its_table_and_its_repetitions(fake, tmp_path, monkeypatch,
 def test_the_run_stops_if_our_own_engine_does(fake, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(task_module, "our_engine", lambda variant, options: fake(OURS, "refuses"))
     monkeypatch.setattr(task_module, "LOADS", {"A": SMALL})
-    args = ["task=peers", "task.peers=[]", "task.models=[tiny]", "task.workloads=[A]", "tracking=none"]
+    args = [
+        "task=peers",
+        "task.peers=[]",
+        "task.models=[tiny]",
+        "task.workloads=[A]",
+        "tracking=none",
+    ]
     assert main([*args, f"output={tmp_path}"]) == 2
     assert "the lab's own engine failed: ValueError: no such model" in capsys.readouterr().err
     (path,) = tmp_path.rglob("peers.csv")
@@ -321,7 +370,7 @@ def test_a_setting_that_names_nothing_is_refused_in_one_line(setting, reason, tm
     assert not (tmp_path / "out").exists()
 
 
-# -- what is recorded -----------------------------------------------------------------------------------------------
+# -- what is recorded ------------------------------------------------------------------------------
 
 SHOWN = {
     "openvino_genai split": "OpenVINO GenAI, prompts split",
@@ -333,15 +382,25 @@ SHOWN = {
 
 
 def test_the_readme_shows_the_recorded_ratios():
-    table = pd.read_csv(EXPERIMENTS / "peers" / "results" / "cpu" / "peers.csv", keep_default_na=False)
+    table = pd.read_csv(
+        EXPERIMENTS / "peers" / "results" / "cpu" / "peers.csv", keep_default_na=False
+    )
     table["engine"] = (table.peer + " " + table.variant).str.strip()
-    columns = [f"{dtype} {load}" for dtype in ("float32", "bfloat16") for load in ("30m A", "30m B", "120m A")]
+    columns = [
+        f"{dtype} {load}"
+        for dtype in ("float32", "bfloat16")
+        for load in ("30m A", "30m B", "120m A")
+    ]
     table["column"] = table.dtype + " " + table.model + " " + table.workload
     ratios = table.pivot(index="engine", columns="column", values="ratio").astype(float)
     seconds = table[table.peer == OURS].set_index("column").seconds.astype(float)
     readme = (REPOSITORY / "README.md").read_text()
     for engine, name in SHOWN.items():
-        assert "| ".join([f"| {name} ", *(f"{ratios.loc[engine, column]:.2f} " for column in columns)]) + "|" in readme
+        assert (
+            "| ".join([f"| {name} ", *(f"{ratios.loc[engine, column]:.2f} " for column in columns)])
+            + "|"
+            in readme
+        )
     own = [f"*{seconds[column]:.2f}* " for column in columns]
     assert "| ".join(["| *sarathi_lab, seconds* ", *own]) + "|" in readme
     exact = table[(table.dtype == "float32") & (table.error == "")]

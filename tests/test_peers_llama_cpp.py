@@ -1,4 +1,6 @@
-"""llama.cpp as a peer: its weights' layout, how its server is started and asked, and, where installed, its tokens."""
+"""llama.cpp as a peer: its weights' layout, how its server is started and asked, and, where
+installed, its tokens.
+"""
 
 from __future__ import annotations
 
@@ -14,20 +16,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sarathi_lab.peers import measure as measure_module
-from sarathi_lab.peers.checkpoint import ensure_checkpoint
-from sarathi_lab.peers.engines import OURS, PEERS, WORKERS, Engine, environment_of
-from sarathi_lab.peers.loads import Load
-from sarathi_lab.peers.measure import Conditions, Subject, measure
-from sarathi_lab.peers.process import Worker, WorkerError
-from sarathi_lab.presets import load_spec
+from sarathi_lab.experiment.presets import load_spec
+from sarathi_lab.tasks.peers import measure as measure_module
+from sarathi_lab.tasks.peers.checkpoint import ensure_checkpoint
+from sarathi_lab.tasks.peers.engines import OURS, PEERS, WORKERS, Engine, environment_of
+from sarathi_lab.tasks.peers.loads import Load
+from sarathi_lab.tasks.peers.measure import Conditions, Subject, measure
+from sarathi_lab.tasks.peers.process import Worker, WorkerError
 
 PYTHON = sys.executable
 LLAMA_CPP = PEERS["llama_cpp"][0]
 # The interpreter of an environment that has the packages, if it is not this one.
 ITS_PYTHON = os.environ.get("LLAMA_CPP_PYTHON", PYTHON)
 
-# A server whose token i is the prompt's sum plus i; it answers in reverse order and writes down what it was told.
+# A server whose token i is the prompt's sum plus i; it answers in reverse order and writes down
+# what it was told.
 SERVER = """#!{python}
 import http.server, json, sys, time
 
@@ -50,7 +53,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if max(map(max, wanted["prompt"])) > 99:
             return self.reply(400, {{"error": {{"message": "Prompt contains invalid tokens"}}}})
         tokens = [[sum(ids) + i for i in range(wanted["n_predict"])] for ids in wanted["prompt"]]
-        self.reply(200, [{{"index": i, "tokens": found}} for i, found in reversed(list(enumerate(tokens)))])
+        numbered = [{{"index": i, "tokens": found}} for i, found in enumerate(tokens)]
+        self.reply(200, numbered[::-1])
 
     def reply(self, status, content):
         self.send_response(status)
@@ -74,7 +78,9 @@ def gguf_module():
 
 @pytest.fixture
 def served(tmp_path, monkeypatch):
-    """A worker that finds the fake server on its PATH, the settings of its load, and the file the server writes."""
+    """A worker that finds the fake server on its PATH, the settings of its load, and the file the
+    server writes.
+    """
     log = tmp_path / "told.jsonl"
     binary = tmp_path / "bin" / "llama-server"
     binary.parent.mkdir()
@@ -85,13 +91,17 @@ def served(tmp_path, monkeypatch):
     (model / "llama_cpp").mkdir(parents=True)
     (model / "llama_cpp" / "float32.gguf").touch()
     settings = {"op": "load", "model_dir": str(model), "dtype": "float32", "threads": 2}
-    worker = Worker([PYTHON, str(LLAMA_CPP.script)], environment_of(PYTHON, PYTHON, 2), tmp_path / "log")
+    worker = Worker(
+        [PYTHON, str(LLAMA_CPP.script)], environment_of(PYTHON, PYTHON, 2), tmp_path / "log"
+    )
     yield worker, {**settings, "batch": 3, "chunk": 64, "longest": 511, "kv_gib": 1}, log
     worker.close()
 
 
 def rotated(x: np.ndarray, position: int, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """`x` [heads, head size] with the pairs of rows (first[i], second[i]) turned by the i-th rotary angle."""
+    """`x` [heads, head size] with the pairs of rows (first[i], second[i]) turned by the i-th rotary
+    angle.
+    """
     angles = position * 10000.0 ** (-np.arange(len(first)) / len(first))
     turned = x.copy()
     turned[:, first] = x[:, first] * np.cos(angles) - x[:, second] * np.sin(angles)
@@ -102,7 +112,10 @@ def rotated(x: np.ndarray, position: int, first: np.ndarray, second: np.ndarray)
 def test_interleaved_projections_give_the_same_scores(gguf_module):
     heads, size, hidden = 3, 8, 5
     rng = np.random.default_rng(0)
-    query, key, x = (rng.standard_normal(shape) for shape in ((heads * size, hidden), (heads * size, hidden), hidden))
+    query, key, x = (
+        rng.standard_normal(shape)
+        for shape in ((heads * size, hidden), (heads * size, hidden), hidden)
+    )
     rows = np.arange(size)
     scores = {}
     for name, layout, first, second in (
@@ -125,9 +138,13 @@ def test_every_weight_has_a_name_and_only_known_ones(gguf_module, tmp_path):
     found = dict(gguf_module.renamed(weights, config))
     assert len(found) == len(weights) == 3 + 9 * spec.num_layers
     assert {name.split(".")[0] for name in found} == {"token_embd", "output_norm", "output", "blk"}
-    np.testing.assert_array_equal(found["blk.1.attn_v.weight"], weights["model.layers.1.self_attn.v_proj.weight"])
+    np.testing.assert_array_equal(
+        found["blk.1.attn_v.weight"], weights["model.layers.1.self_attn.v_proj.weight"]
+    )
     key = weights["model.layers.1.self_attn.k_proj.weight"]
-    np.testing.assert_array_equal(found["blk.1.attn_k.weight"], gguf_module.interleaved(key, spec.num_kv_heads))
+    np.testing.assert_array_equal(
+        found["blk.1.attn_k.weight"], gguf_module.interleaved(key, spec.num_kv_heads)
+    )
     with pytest.raises(ValueError, match=r"no weight model\.layers\.0\.self_attn\.q_proj\.bias"):
         dict(gguf_module.renamed({"model.layers.0.self_attn.q_proj.bias": key}, config))
 
@@ -143,7 +160,9 @@ def test_a_llama_server_is_started_and_asked_as_the_others_are(served):
     assert flags["--threads"] == flags["--threads-batch"] == "2"
     assert flags["--cache-type-k"] == flags["--cache-type-v"] == "f32"
     assert flags["--flash-attn"] == "off"
-    assert flags["--ctx-size"] == str(3 * 768), "511 tokens and the server's margin are more than two pages"
+    assert flags["--ctx-size"] == str(3 * 768), (
+        "511 tokens and the server's margin are more than two pages"
+    )
     assert wanted["ignore_eos"]
     assert not wanted["cache_prompt"]
     assert wanted["temperature"] == 0
@@ -152,7 +171,9 @@ def test_a_llama_server_is_started_and_asked_as_the_others_are(served):
 def test_what_the_server_refuses_is_the_workers_error(served):
     worker, settings, _ = served
     worker.ask(settings, 30)
-    with pytest.raises(WorkerError, match="/completion was answered with 400: Prompt contains invalid tokens"):
+    with pytest.raises(
+        WorkerError, match="/completion was answered with 400: Prompt contains invalid tokens"
+    ):
         worker.ask({"op": "run", "prompts": [[100]], "output_len": 2}, 30)
 
 
@@ -185,14 +206,20 @@ def _is_server(process: Path, port: str) -> bool:
     return "--port" in words and port in words
 
 
-@pytest.mark.skipif(not LLAMA_CPP.is_installed(ITS_PYTHON), reason="xllamacpp, gguf or safetensors is not installed")
+@pytest.mark.skipif(
+    not LLAMA_CPP.is_installed(ITS_PYTHON), reason="xllamacpp, gguf or safetensors is not installed"
+)
 def test_llama_cpp_gives_our_tokens(tmp_path, monkeypatch):
     monkeypatch.setattr(measure_module, "SETTLE", 0.0)
     spec = load_spec("tiny")
     subject = Subject("tiny", ensure_checkpoint(spec, tmp_path, 0), spec.vocab_size, 1, "float32")
     options = {
         "policy": {"_target_": "sarathi_lab.policy.Sarathi", "chunk": 32},
-        "executor": {"_target_": "sarathi_lab.torch_executor.backend.TorchBackend", "device": "auto", "dtype": "auto"},
+        "executor": {
+            "_target_": "sarathi_lab.executor.torch.backend.TorchBackend",
+            "device": "auto",
+            "dtype": "auto",
+        },
         "block_size": 16,
     }
     ours = Engine(OURS, "", WORKERS / "sarathi_worker.py", options=options)

@@ -1,4 +1,6 @@
-"""The pipeline's schedule and bubbles worked out by hand, driven by the engine, and shared by replicas."""
+"""The pipeline's schedule and bubbles worked out by hand, driven by the engine, and shared by
+replicas.
+"""
 
 from __future__ import annotations
 
@@ -8,31 +10,37 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import ScriptedExecutor, requests_of, scheduler_for
-from sarathi_lab.engine import run_engine
-from sarathi_lab.errors import UserError
-from sarathi_lab.ledger import Ledger
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.engine.ledger import Ledger
+from sarathi_lab.engine.loop import run_engine, serve_replicas
+from sarathi_lab.engine.request import Batch, Request, SequenceState
+from sarathi_lab.engine.scheduler import Scheduler
+from sarathi_lab.executor.simulated.hardware import Parallel
+from sarathi_lab.executor.simulated.pipeline import PipelineExecutor
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Orca, Sarathi, SarathiServe
-from sarathi_lab.replicas import serve_replicas
-from sarathi_lab.request import Batch, Request, Sequence
-from sarathi_lab.scheduler import Scheduler
-from sarathi_lab.simulator.parallel import Parallel
-from sarathi_lab.simulator.pipeline import PipelineExecutor
 
 SPEC = ModelSpec(
-    name="toy", num_layers=6, hidden_size=16, num_heads=4, num_kv_heads=2, head_size=4, ffn_size=32, vocab_size=10
+    name="toy",
+    num_layers=6,
+    hidden_size=16,
+    num_heads=4,
+    num_kv_heads=2,
+    head_size=4,
+    ffn_size=32,
+    vocab_size=10,
 )
 
 
 def prefill(num_tokens: int) -> Batch:
     batch = Batch()
-    batch.add(Sequence(Request(0, 0.0, num_tokens + 1, 2), order=0), num_tokens)
+    batch.add(SequenceState(Request(0, 0.0, num_tokens + 1, 2), order=0), num_tokens)
     return batch
 
 
 def decode() -> Batch:
     batch = Batch()
-    sequence = Sequence(Request(0, 0.0, 4, 2), order=0)
+    sequence = SequenceState(Request(0, 0.0, 4, 2), order=0)
     sequence.num_computed = 4
     sequence.output_token_ids.append(0)
     batch.add(sequence, 1)
@@ -41,7 +49,9 @@ def decode() -> Batch:
 
 def pipeline(num_stages: int, send_time: float = 0.0) -> PipelineExecutor:
     """A second a token on every stage."""
-    return PipelineExecutor(num_stages, lambda batch: [float(batch.num_tokens)] * num_stages, lambda batch: send_time)
+    return PipelineExecutor(
+        num_stages, lambda batch: [float(batch.num_tokens)] * num_stages, lambda batch: send_time
+    )
 
 
 def served(requests, policy, executor, batch_size=3) -> Ledger:
@@ -71,7 +81,13 @@ def test_two_stages_by_hand():
         (0, 9, 10, "PB3", 3),
         (1, 12, 14, "PB2", 4),
     ]
-    assert [(result.start, result.end) for result in results] == [(0, 8), (4, 10), (8, 11), (10, 12), (11, 17)]
+    assert [(result.start, result.end) for result in results] == [
+        (0, 8),
+        (4, 10),
+        (8, 11),
+        (10, 12),
+        (11, 17),
+    ]
     assert executor.now == 17
 
 
@@ -168,17 +184,23 @@ def test_bubble_time_of_a_request_is_what_its_micro_batches_met():
     bubbles = ledger.bubbles()
     seconds = (bubbles.end - bubbles.start).sum()
     assert seconds > 0
-    assert ledger.requests().bubble_time.sum() == pytest.approx(seconds)  # one request a micro-batch: nothing is shared
+    assert ledger.requests().bubble_time.sum() == pytest.approx(
+        seconds
+    )  # one request a micro-batch: nothing is shared
 
 
 def test_one_stage_is_a_device_without_bubbles():
     requests = requests_of((5, 3), (7, 4), (5, 2))
     one = served(requests, Sarathi(chunk=8), pipeline(1))
-    device = served(requests, Sarathi(chunk=8), ScriptedExecutor(lambda batch: float(batch.num_tokens)))
+    device = served(
+        requests, Sarathi(chunk=8), ScriptedExecutor(lambda batch: float(batch.num_tokens))
+    )
     pd.testing.assert_frame_equal(one.iterations(), device.iterations())
     pd.testing.assert_frame_equal(one.stages(), device.stages())
     columns = ["output_token_ids"]  # the scripted executor makes some up
-    pd.testing.assert_frame_equal(one.requests().drop(columns=columns), device.requests().drop(columns=columns))
+    pd.testing.assert_frame_equal(
+        one.requests().drop(columns=columns), device.requests().drop(columns=columns)
+    )
     assert one.bubbles().empty
 
 
@@ -207,7 +229,11 @@ def test_bad_use_is_refused():
 def test_replicas_share_the_requests_evenly():
     requests = requests_of(*[(4, 2)] * 7)
     ledgers = serve_replicas(requests, 3, lambda: scheduler_for(Orca()), ScriptedExecutor)
-    assert [ledger.requests().request_id.tolist() for ledger in ledgers] == [[0, 3, 6], [1, 4], [2, 5]]
+    assert [ledger.requests().request_id.tolist() for ledger in ledgers] == [
+        [0, 3, 6],
+        [1, 4],
+        [2, 5],
+    ]
     with pytest.raises(UserError, match="num_replicas=0 is below 1"):
         serve_replicas(requests, 0, lambda: scheduler_for(Orca()), ScriptedExecutor)
 
@@ -217,12 +243,16 @@ def test_parallel_degrees_must_divide_the_model():
     parallel.check(SPEC)
     assert (parallel.num_devices, parallel.layers_per_stage(SPEC)) == (6, 2)
     with pytest.raises(
-        UserError, match=r"executor\.pipeline_parallel=4 does not divide the 6 layers of model toy; use one of 1, 2"
+        UserError,
+        match=r"executor\.pipeline_parallel=4 does not divide the 6 layers of model toy; use "
+        r"one of 1, 2",
     ):
         Parallel(pipeline=4).check(SPEC)
     with pytest.raises(UserError, match=r"executor\.tensor_parallel=3 does not divide the 4 heads"):
         Parallel(tensor=3).check(SPEC)
-    with pytest.raises(UserError, match=r"executor\.tensor_parallel=4 does not divide the 2 KV heads"):
+    with pytest.raises(
+        UserError, match=r"executor\.tensor_parallel=4 does not divide the 2 KV heads"
+    ):
         Parallel(tensor=4).check(SPEC)
     with pytest.raises(UserError, match=r"executor\.tensor_parallel=0 is below 1"):
         Parallel(tensor=0)
@@ -231,7 +261,9 @@ def test_parallel_degrees_must_divide_the_model():
 
 
 class IdleChecker(Ledger):
-    """Checks after every iteration that the scheduler's idle sequences are the running ones not in flight, in order."""
+    """Checks after every iteration that the scheduler's idle sequences are the running ones not in
+    flight, in order.
+    """
 
     def __init__(self, scheduler: Scheduler) -> None:
         super().__init__()
@@ -240,7 +272,9 @@ class IdleChecker(Ledger):
     def record(self, result, finished):
         super().record(result, finished)
         scheduler = self.scheduler
-        assert scheduler._idle == [sequence for sequence in scheduler.running if not sequence.in_flight]
+        assert scheduler._idle == [
+            sequence for sequence in scheduler.running if not sequence.in_flight
+        ]
 
 
 @settings(max_examples=60, deadline=None)
@@ -248,9 +282,13 @@ class IdleChecker(Ledger):
     lengths=st.lists(st.tuples(st.integers(1, 24), st.integers(1, 16)), min_size=1, max_size=12),
     num_stages=st.integers(1, 4),
     num_blocks=st.integers(11, 30),
-    policy=st.sampled_from([Orca(), Orca(reserve="prompt"), SarathiServe(chunk=8, reserve="chunk", watermark=0.0)]),
+    policy=st.sampled_from(
+        [Orca(), Orca(reserve="prompt"), SarathiServe(chunk=8, reserve="chunk", watermark=0.0)]
+    ),
 )
 def test_the_scheduler_knows_its_idle_sequences(lengths, num_stages, num_blocks, policy):
-    scheduler = scheduler_for(policy, num_blocks=num_blocks, max_model_len=40, num_micro_batches=num_stages)
+    scheduler = scheduler_for(
+        policy, num_blocks=num_blocks, max_model_len=40, num_micro_batches=num_stages
+    )
     run_engine(requests_of(*lengths), scheduler, pipeline(num_stages), IdleChecker(scheduler))
     assert not scheduler.has_work

@@ -1,4 +1,6 @@
-"""Golden schedules, worked out by hand from each policy's rule; rows are (request, start, tokens)."""
+"""Golden schedules, worked out by hand from each policy's rule; rows are (request, start,
+tokens).
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,9 @@ import dataclasses
 import pytest
 
 from helpers import requests_of, scheduler_for, serve
-from sarathi_lab.errors import UserError
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.engine.request import Request
 from sarathi_lab.policy import Orca, PrefillFirst, RequestLevel, Sarathi, SarathiServe
-from sarathi_lab.request import Request
 
 THREE = requests_of((5, 3), (5, 2), (5, 2))
 
@@ -44,7 +46,12 @@ def test_orca_without_limit_starts_all_that_fit_together():
 
 def test_prefill_first_never_mixes_and_prefers_prompts():
     late = requests_of((5, 3), (5, 2), arrivals=[0, 1.5])
-    assert schedule(PrefillFirst(), late) == [[(0, 0, 5)], [(0, 5, 1)], [(1, 0, 5)], [(0, 6, 1), (1, 5, 1)]]
+    assert schedule(PrefillFirst(), late) == [
+        [(0, 0, 5)],
+        [(0, 5, 1)],
+        [(1, 0, 5)],
+        [(0, 6, 1), (1, 5, 1)],
+    ]
 
 
 def test_prefill_first_cuts_batches_at_the_token_budget():
@@ -105,7 +112,9 @@ def test_sarathi_with_full_chunk_is_orca_best():
 
 
 def test_sarathi_more_prefills_fill_the_rest_of_the_chunk():
-    one, two = (schedule(Sarathi(chunk=8, min_decodes=0, max_prefills=n), batch_size=3) for n in (1, 2))
+    one, two = (
+        schedule(Sarathi(chunk=8, min_decodes=0, max_prefills=n), batch_size=3) for n in (1, 2)
+    )
     assert one[0] == [(0, 0, 5)]
     assert two[0] == [(0, 0, 5), (1, 0, 3)]
 
@@ -144,15 +153,25 @@ def test_preemption_recomputes_prompt_and_output_of_the_newest():
 
 @pytest.mark.parametrize(
     "policy",
-    [RequestLevel(), Orca(max_prefills=None), PrefillFirst(), Sarathi(chunk=64), SarathiServe(chunk=64)],
+    [
+        RequestLevel(),
+        Orca(max_prefills=None),
+        PrefillFirst(),
+        Sarathi(chunk=64),
+        SarathiServe(chunk=64),
+    ],
 )
 def test_reserve_decides_how_many_are_admitted(policy):
-    """With the cache for 2.5 sequences of max_model_len, "max_model_len" admits fewer at once than "prompt"."""
+    """With the cache for 2.5 sequences of max_model_len, "max_model_len" admits fewer at once than
+    "prompt".
+    """
     requests = requests_of(*[(8, 6)] * 4)
     peaks = {}
     for reserve in ("max_model_len", "prompt"):
         chosen = dataclasses.replace(policy, reserve=reserve)
-        if hasattr(policy, "watermark") and "watermark" in {field.name for field in dataclasses.fields(policy)}:
+        if hasattr(policy, "watermark") and "watermark" in {
+            field.name for field in dataclasses.fields(policy)
+        }:
             chosen = dataclasses.replace(chosen, watermark=0.0)
         batches = schedule(chosen, requests, num_blocks=10, block_size=4, max_model_len=16)
         peaks[reserve] = max(len(batch) for batch in batches)
@@ -163,7 +182,12 @@ def test_reserve_decides_how_many_are_admitted(policy):
 def test_reserving_per_chunk_admits_a_prompt_that_does_not_fit_whole_yet():
     requests = requests_of((8, 2), (16, 2))
     prompt, chunk = (
-        schedule(SarathiServe(chunk=10, watermark=0.0, reserve=reserve), requests, num_blocks=5, block_size=4)
+        schedule(
+            SarathiServe(chunk=10, watermark=0.0, reserve=reserve),
+            requests,
+            num_blocks=5,
+            block_size=4,
+        )
         for reserve in ("prompt", "chunk")
     )
     assert prompt[0] == [(0, 0, 8)]
@@ -182,7 +206,10 @@ def test_reserving_per_chunk_admits_a_prompt_that_does_not_fit_whole_yet():
         (Orca(max_prefills=0), "max_prefills=0"),
         (SarathiServe(watermark=1.0), "watermark=1.0"),
         (RequestLevel(reserve="some"), "reserve=some is unknown"),
-        (PrefillFirst(max_num_batched_tokens=50), "max_num_batched_tokens=50 is below max_model_len=200"),
+        (
+            PrefillFirst(max_num_batched_tokens=50),
+            "max_num_batched_tokens=50 is below max_model_len=200",
+        ),
         (PrefillFirst(delay_factor=-1), "delay_factor=-1"),
     ],
 )
@@ -217,7 +244,8 @@ def test_the_queue_order_decides_who_is_admitted_first():
 
 
 def test_by_priority_the_least_urgent_gives_way():
-    # Blocks of 2 tokens, 5 of them: two prompts of 4 fill four, and the third token of each needs a fifth and a sixth.
+    # Blocks of 2 tokens, 5 of them: two prompts of 4 fill four, and the third token of each needs a
+    # fifth and a sixth.
     requests = [Request(0, 0.0, 4, 4, priority=1), Request(1, 0.0, 4, 4, priority=0)]
     policy = SarathiServe(chunk=100, watermark=0.0)
     batches = schedule(policy, requests, num_blocks=5, block_size=2, queue_order="priority")
@@ -227,7 +255,9 @@ def test_by_priority_the_least_urgent_gives_way():
 def test_preemption_by_swap_computes_nothing_again():
     requests = requests_of((4, 4), (4, 4))
     policy = SarathiServe(chunk=100, watermark=0.0)
-    scheduler = scheduler_for(policy, num_blocks=5, block_size=2, num_host_blocks=5, preemption="swap")
+    scheduler = scheduler_for(
+        policy, num_blocks=5, block_size=2, num_host_blocks=5, preemption="swap"
+    )
     executor = serve(requests, scheduler)
     assert executor.schedule == [
         [(0, 0, 4), (1, 0, 4)],
@@ -246,7 +276,9 @@ def test_preemption_by_swap_computes_nothing_again():
 def test_a_full_host_cache_leaves_recomputing():
     requests = requests_of((4, 4), (4, 4))
     policy = SarathiServe(chunk=100, watermark=0.0)
-    scheduler = scheduler_for(policy, num_blocks=5, block_size=2, num_host_blocks=1, preemption="swap")
+    scheduler = scheduler_for(
+        policy, num_blocks=5, block_size=2, num_host_blocks=1, preemption="swap"
+    )
     assert serve(requests, scheduler).schedule[4] == [(1, 0, 5)]
 
 

@@ -1,4 +1,5 @@
-"""Golden schedules of other systems' policies, worked out by hand from their rules; rows are (request, start, tokens).
+"""Golden schedules of other systems' policies, worked out by hand from their rules; rows are
+(request, start, tokens).
 
 Iterations take one second. A comment tells what the rule says where the rows do not.
 """
@@ -11,9 +12,8 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from helpers import requests_of, scheduler_for, serve
-from sarathi_lab.errors import UserError
-from sarathi_lab.paths import CONF
-from sarathi_lab.plan import make_plan
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.paths import CONF
 from sarathi_lab.policy import (
     TGI,
     LightLLM,
@@ -27,9 +27,11 @@ from sarathi_lab.policy import (
     TransformersPrefillFirst,
 )
 from sarathi_lab.policy.trtllm import tuned_batch_size, tuned_num_tokens
+from sarathi_lab.tasks.plan import make_plan
 
 TWO = requests_of((6, 2), (3, 2))
-# Decodes first, then prompts in order within 4 tokens: what all of the plainest chunked policies do with TWO.
+# Decodes first, then prompts in order within 4 tokens: what all of the plainest chunked policies do
+# with TWO.
 CHUNKED = [[(0, 0, 4)], [(0, 4, 2), (1, 0, 2)], [(0, 6, 1), (1, 2, 1)], [(1, 3, 1)]]
 
 
@@ -41,7 +43,10 @@ def first_batch(policy, requests, **kwargs):
     scheduler = scheduler_for(policy, **kwargs)
     for request in requests:
         scheduler.add(request)
-    return [(c.sequence.request.request_id, c.start, c.num_tokens) for c in scheduler.schedule(0.0).chunks]
+    return [
+        (c.sequence.request.request_id, c.start, c.num_tokens)
+        for c in scheduler.schedule(0.0).chunks
+    ]
 
 
 @pytest.mark.parametrize(
@@ -54,7 +59,8 @@ def test_the_plainest_share_a_budget_between_decodes_and_prompts_in_order(policy
 
 
 class TestSGLang:
-    # 5 blocks of 4 tokens. Once 0 has run, it holds 4 tokens and may take 7 more; 1 wants 4 + 4 and a page of 1.
+    # 5 blocks of 4 tokens. Once 0 has run, it holds 4 tokens and may take 7 more; 1 wants 4 + 4 and
+    # a page of 1.
     TIGHT = requests_of((4, 8), (4, 4))
 
     def tight(self, **parameters):
@@ -72,13 +78,20 @@ class TestSGLang:
     def test_in_mixed_batches_decodes_ride_and_count(self):
         policy = SGLang(4, enable_mixed_chunk=True)
         requests = requests_of((4, 3), (6, 1))
-        assert schedule(policy, requests) == [[(0, 0, 4)], [(1, 0, 3), (0, 4, 1)], [(1, 3, 3), (0, 5, 1)]]
+        assert schedule(policy, requests) == [
+            [(0, 0, 4)],
+            [(1, 0, 3), (0, 4, 1)],
+            [(1, 3, 3), (0, 5, 1)],
+        ]
 
     def test_page_size_rounds_what_a_prompt_counts(self):
         requests = requests_of((3, 2), (3, 2))
         assert schedule(SGLang(4), requests)[0] == [(0, 0, 3), (1, 0, 1)]
         assert schedule(SGLang(4, page_size=2), requests)[0] == [(0, 0, 3)]  # counts as 4
-        assert schedule(SGLang(8, page_size=2), requests_of((3, 2), (5, 2)))[0] == [(0, 0, 3), (1, 0, 4)]
+        assert schedule(SGLang(8, page_size=2), requests_of((3, 2), (5, 2)))[0] == [
+            (0, 0, 3),
+            (1, 0, 4),
+        ]
 
     def test_max_prefill_tokens_ends_a_batch_of_prompts(self):
         requests = requests_of((3, 2), (3, 2))
@@ -93,17 +106,21 @@ class TestSGLang:
         assert self.tight(schedule_conservativeness=2.0)[:2] == [[(0, 0, 4)], [(0, 4, 1)]]
 
     def test_the_ratio_decays_with_decode_iterations(self):
-        # 12 tokens are free in the third iteration, 6 may come: 9 < 12 - 0.14 x 6, but not below 12 - 1.0 x 6.
+        # 12 tokens are free in the third iteration, 6 may come: 9 < 12 - 0.14 x 6, but not below 12
+        # - 1.0 x 6.
         assert self.tight(init_new_token_ratio=1.0, new_token_ratio_decay_steps=1)[2] == [(1, 0, 4)]
         assert self.tight(init_new_token_ratio=1.0)[2] == [(0, 5, 1)]
-        slow = self.tight(init_new_token_ratio=1.0, new_token_ratio_decay_steps=1, min_new_token_ratio_factor=1.0)
+        slow = self.tight(
+            init_new_token_ratio=1.0, new_token_ratio_decay_steps=1, min_new_token_ratio_factor=1.0
+        )
         assert slow[2] == [(0, 5, 1)]
 
     def test_clipping_the_expected_output_admits_both_at_once(self):
         assert self.tight(clip_max_new_tokens=1)[0] == [(0, 0, 4), (1, 0, 4)]
 
     def test_the_longest_prompt_of_the_least_output_is_retracted(self):
-        # 8 blocks of 2. Before the fourth iteration 0 knows 9 tokens and 1 knows 7: two blocks missing, one free.
+        # 8 blocks of 2. Before the fourth iteration 0 knows 9 tokens and 1 knows 7: two blocks
+        # missing, one free.
         policy = SGLang(16, clip_max_new_tokens=1)
         batches = schedule(policy, requests_of((6, 8), (4, 8)), num_blocks=8, block_size=2)
         assert batches[:4] == [
@@ -115,7 +132,8 @@ class TestSGLang:
         assert batches[8] == [(0, 0, 9)]  # after 1 is done
 
     def test_retract_decode_steps_are_kept_free_for_the_others(self):
-        # 10 blocks of 2. When all know 7 tokens, 3 blocks are missing and 1 is free; without 2, 8 tokens are.
+        # 10 blocks of 2. When all know 7 tokens, 3 blocks are missing and 1 is free; without 2, 8
+        # tokens are.
         requests, sizes = requests_of((4, 8), (4, 8), (4, 8)), {"num_blocks": 10, "block_size": 2}
         policy = SGLang(16, clip_max_new_tokens=1)
         assert schedule(policy, requests, **sizes)[3] == [(0, 6, 1)]
@@ -181,7 +199,19 @@ class TestTensorRTLLM:
     def test_tuned_numbers(self):
         """The source's table and thresholds at their edges."""
         held = [1, 143, 144, 671, 672, 1663, 1664, 2047, 2048, 2175, 2176]
-        assert [tuned_batch_size(n) for n in held] == [128, 128, 256, 512, 768, 1536, 1664, 2047, 2048, 2048, 2176]
+        assert [tuned_batch_size(n) for n in held] == [
+            128,
+            128,
+            256,
+            512,
+            768,
+            1536,
+            1664,
+            2047,
+            2048,
+            2048,
+            2176,
+        ]
         assert [tuned_num_tokens(8, ratio) for ratio in (31, 2.1, 2.0, 0.6, 0.5, 0.1)] == [
             8192,
             8192,
@@ -199,7 +229,10 @@ class TestTensorRTLLM:
         latest = dataclasses.replace(tuned, dynamic_batch_moving_average_window=1)
         sizes = {"max_model_len": 9000, "num_blocks": 9000}
         assert first_batch(fixed, requests, **sizes) == [(0, 0, 3000), (1, 0, 3000)]
-        assert first_batch(tuned, requests, **sizes) == [(0, 0, 3000), (1, 0, 1088)]  # input : output is 1: 4096
+        assert first_batch(tuned, requests, **sizes) == [
+            (0, 0, 3000),
+            (1, 0, 1088),
+        ]  # input : output is 1: 4096
         assert first_batch(latest, requests, **sizes) == [(0, 0, 3000), (1, 0, 3000)]  # 300: 8192
 
     def test_batch_size_tuning(self):
@@ -207,7 +240,14 @@ class TestTensorRTLLM:
         policy = TensorRTLLM(256)
         requests = requests_of(*[(1, 1)] * 200)
         assert len(first_batch(policy, requests, **sizes)) == 143
-        assert len(first_batch(dataclasses.replace(policy, enable_batch_size_tuning=True), requests, **sizes)) == 128
+        assert (
+            len(
+                first_batch(
+                    dataclasses.replace(policy, enable_batch_size_tuning=True), requests, **sizes
+                )
+            )
+            == 128
+        )
 
 
 class TestTGI:
@@ -227,14 +267,21 @@ class TestTGI:
         ]
 
     def test_waiting_served_ratio_asks_for_more_prompts_before_it_pauses(self):
-        assert self.whole(waiting_served_ratio=1.0)[1:3] == [[(0, 4, 1), (1, 4, 1)], [(2, 0, 4), (3, 0, 4)]]
+        assert self.whole(waiting_served_ratio=1.0)[1:3] == [
+            [(0, 4, 1), (1, 4, 1)],
+            [(2, 0, 4), (3, 0, 4)],
+        ]
 
     def test_max_waiting_tokens_ends_the_wait(self):
         late = requests_of((4, 9), (4, 9), (4, 3), arrivals=[0, 0, 0.5])
         patient = TGI(20, chunking=False, waiting_served_ratio=1.0)
         short = dataclasses.replace(patient, max_waiting_tokens=3)
-        assert [2 in {row[0] for row in batch} for batch in schedule(short, late, max_model_len=20)].index(True) == 3
-        assert [2 in {row[0] for row in batch} for batch in schedule(patient, late, max_model_len=20)].index(True) == 9
+        assert [
+            2 in {row[0] for row in batch} for batch in schedule(short, late, max_model_len=20)
+        ].index(True) == 3
+        assert [
+            2 in {row[0] for row in batch} for batch in schedule(patient, late, max_model_len=20)
+        ].index(True) == 9
 
     def test_max_batch_prefill_tokens_bounds_whole_prompts(self):
         requests = requests_of((4, 1), (4, 1), (4, 1))
@@ -247,11 +294,19 @@ class TestTGI:
         policy = TGI(8, chunking=chunking)
         assert schedule(policy, requests, **sizes)[0] == [(0, 0, 4), (1, 0, 4)]
         limited = dataclasses.replace(policy, max_batch_total_tokens=11)
-        assert schedule(limited, requests, **sizes) == [[(0, 0, 4)], [(0, 4, 1)], [(1, 0, 4)], [(1, 4, 1)]]
+        assert schedule(limited, requests, **sizes) == [
+            [(0, 0, 4)],
+            [(0, 4, 1)],
+            [(1, 0, 4)],
+            [(1, 4, 1)],
+        ]
 
     @pytest.mark.parametrize("chunking", [True, False])
     def test_the_whole_request_is_set_aside(self, chunking):
-        requests, sizes = requests_of((4, 4), (4, 4)), {"max_model_len": 8, "num_blocks": 7, "block_size": 2}
+        requests, sizes = (
+            requests_of((4, 4), (4, 4)),
+            {"max_model_len": 8, "num_blocks": 7, "block_size": 2},
+        )
         assert schedule(TGI(8, chunking=chunking), requests, **sizes)[0] == [(0, 0, 4)]
 
 
@@ -275,18 +330,26 @@ class TestTransformers:
     def test_below_the_safety_margin_only_decodes_follow_the_first(self, kind):
         requests = requests_of((4, 2), (4, 2), (4, 2), arrivals=[0, 0.5, 0.5])
         roomy = schedule(kind(16, safety_margin=0.0), requests, num_blocks=5)
-        scarce = schedule(kind(16, safety_margin=0.9), requests, num_blocks=5)  # 4 of 5 blocks are free
+        scarce = schedule(
+            kind(16, safety_margin=0.9), requests, num_blocks=5
+        )  # 4 of 5 blocks are free
         assert roomy[1] == [(0, 4, 1), (1, 0, 4), (2, 0, 4)]
         assert scarce[1] == [(0, 4, 1)]
 
     def test_a_prompt_without_room_is_passed_over(self):
         requests = requests_of((5, 4), (8, 2), (2, 1))  # 3 blocks of 4: 2, 2 and 1
-        assert schedule(TransformersPrefillFirst(16), requests, num_blocks=3)[0] == [(0, 0, 5), (2, 0, 2)]
+        assert schedule(TransformersPrefillFirst(16), requests, num_blocks=3)[0] == [
+            (0, 0, 5),
+            (2, 0, 2),
+        ]
 
     def test_after_one_was_taken_out_nobody_enters_before_another_is_done(self):
-        # 5 blocks of 2: the third token of each needs a sixth. Request 2 would fit in the third iteration.
+        # 5 blocks of 2: the third token of each needs a sixth. Request 2 would fit in the third
+        # iteration.
         requests = requests_of((4, 4), (4, 4), (2, 1), arrivals=[0, 0, 1.5])
-        batches = schedule(TransformersFIFO(16, safety_margin=0.0), requests, num_blocks=5, block_size=2)
+        batches = schedule(
+            TransformersFIFO(16, safety_margin=0.0), requests, num_blocks=5, block_size=2
+        )
         assert batches[:5] == [
             [(0, 0, 4), (1, 0, 4)],
             [(0, 4, 1)],
@@ -320,13 +383,20 @@ class TestLightLLM:
     def test_chunked_prefill_size_cuts_each_prompt_and_batch_max_tokens_their_sum(self):
         requests = requests_of((6, 1), (6, 1), (6, 1))
         assert schedule(self.POLICY, requests)[0] == [(0, 0, 4), (1, 0, 4)]
-        assert schedule(dataclasses.replace(self.POLICY, batch_max_tokens=12), requests)[0][2] == (2, 0, 4)
-        assert schedule(dataclasses.replace(self.POLICY, chunked_prefill_size=2), requests)[0][0] == (0, 0, 2)
+        assert schedule(dataclasses.replace(self.POLICY, batch_max_tokens=12), requests)[0][2] == (
+            2,
+            0,
+            4,
+        )
+        assert schedule(dataclasses.replace(self.POLICY, chunked_prefill_size=2), requests)[0][
+            0
+        ] == (0, 0, 2)
         half = dataclasses.replace(self.POLICY, chunked_prefill_size=None)
         assert schedule(half, requests) == schedule(self.POLICY, requests)
 
     def test_the_estimated_peak_must_stay_below_the_cache(self):
-        # Each lives 1 turn for its prompt, 3 for its output and 6 to spare, and holds 5: together 2 x 10 + 2 x 5 = 30.
+        # Each lives 1 turn for its prompt, 3 for its output and 6 to spare, and holds 5: together 2
+        # x 10 + 2 x 5 = 30.
         requests = requests_of((4, 4), (4, 4))
         policy = LightLLM(batch_max_tokens=16)
         assert schedule(policy, requests, num_blocks=15, block_size=2)[0] == [(0, 0, 4)]
@@ -334,13 +404,18 @@ class TestLightLLM:
 
 
 def test_turbomind_adds_decodes_on_top_of_its_prompts():
-    assert schedule(LMDeploy(4), requests_of((4, 3), (8, 1)))[:2] == [[(0, 0, 4)], [(0, 4, 1), (1, 0, 4)]]
+    assert schedule(LMDeploy(4), requests_of((4, 3), (8, 1)))[:2] == [
+        [(0, 0, 4)],
+        [(0, 4, 1), (1, 0, 4)],
+    ]
 
 
 def test_the_executor_is_made_for_decodes_on_top():
     with initialize_config_dir(str(CONF), version_base="1.3"):
         plans = [
-            make_plan(compose("config", ["executor=simulated", "chunk=64", "batch=8", f"policy={name}"]))
+            make_plan(
+                compose("config", ["executor=simulated", "chunk=64", "batch=8", f"policy={name}"])
+            )
             for name in ("openvino", "lmdeploy")
         ]
     assert [plan.sizes.max_batch_tokens for plan in plans] == [64, 64 + 8]
@@ -380,7 +455,8 @@ class TestLMDeployPytorch:
 
 class TestOpenVINO:
     def test_prompts_take_only_the_slots_that_are_free(self):
-        # 3 blocks of 4. A decode drives request 1 out in the second iteration; 1 then evicts nobody.
+        # 3 blocks of 4. A decode drives request 1 out in the second iteration; 1 then evicts
+        # nobody.
         assert schedule(OpenVINO(16), requests_of((4, 5), (10, 1)), num_blocks=3) == [
             [(0, 0, 4), (1, 0, 8)],
             [(0, 4, 1), (1, 0, 4)],
@@ -442,7 +518,10 @@ class TestLlamaCpp:
         (TensorRTLLM(capacity_scheduler_policy="ALL"), "capacity_scheduler_policy=ALL is unknown"),
         (TensorRTLLM(enable_batch_size_tuning=1), "enable_batch_size_tuning=1"),
         (TensorRTLLM(enable_max_num_tokens_tuning=1), "enable_max_num_tokens_tuning=1"),
-        (TensorRTLLM(dynamic_batch_moving_average_window=0), "dynamic_batch_moving_average_window=0"),
+        (
+            TensorRTLLM(dynamic_batch_moving_average_window=0),
+            "dynamic_batch_moving_average_window=0",
+        ),
         (TGI(3), "max_batch_prefill_tokens=3 is smaller"),
         (TGI(chunking=1), "chunking=1"),
         (TGI(100, chunking=False), "max_batch_prefill_tokens=100 is below max_model_len=200"),
@@ -459,7 +538,10 @@ class TestLlamaCpp:
         (LMDeployPytorch(3), "max_prefill_token_num=3 is smaller"),
         (LMDeployPytorch(prefill_interval=-1), "prefill_interval=-1"),
         (OpenVINO(3), "max_num_batched_tokens=3 is smaller"),
-        (OpenVINO(100, dynamic_split_fuse=False), "max_num_batched_tokens=100 is below max_model_len=200"),
+        (
+            OpenVINO(100, dynamic_split_fuse=False),
+            "max_num_batched_tokens=100 is below max_model_len=200",
+        ),
         (OpenVINO(dynamic_split_fuse="no"), "dynamic_split_fuse=no"),
         (LlamaCpp(3), "n_ubatch=3 is smaller"),
         (LlamaCpp(512, 256), "n_batch=256 is below n_ubatch=512"),

@@ -1,4 +1,6 @@
-"""Every option of conf/policy runs on both executors, with the same schedule and the same tokens."""
+"""Every option of conf/policy runs on both executors, with the same schedule and the same
+tokens.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +10,25 @@ from functools import cache
 import pytest
 from hydra import compose, initialize_config_dir
 
-from sarathi_lab.engine import run_engine
-from sarathi_lab.executor import StepResult
-from sarathi_lab.ledger import Ledger
-from sarathi_lab.paths import CONF
-from sarathi_lab.plan import Plan, make_plan
+from sarathi_lab.config.paths import CONF
+from sarathi_lab.engine.executor import StepResult
+from sarathi_lab.engine.ledger import Ledger
+from sarathi_lab.engine.loop import run_engine
+from sarathi_lab.engine.request import Batch
+from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.policy.profile_table import make_profile_table, read_profile_table
-from sarathi_lab.request import Batch
 from sarathi_lab.run import main
-from sarathi_lab.simulator.executor import SimulatedExecutor
+from sarathi_lab.tasks.plan import Plan, make_plan
 
 OPTIONS = sorted(path.stem for path in (CONF / "policy").glob("*.yaml"))
 # Prompts are longer than the chunk, which is the smallest that every policy takes.
 LOAD = ["model=tiny", "batch=4", "max_model_len=360", "pd_ratio=30", "chunk=256", "tracking=none"]
-LOAD += ["workload=uniform", "workload.num_requests=5", "workload.min_len=40", "workload.max_len=360"]
+LOAD += [
+    "workload=uniform",
+    "workload.num_requests=5",
+    "workload.min_len=40",
+    "workload.max_len=360",
+]
 
 
 @cache
@@ -29,7 +36,9 @@ def plan_of(option: str, executor: str, table: str) -> Plan:
     own = [f"policy.profile_table={table}"] if option == "ascend_dynamic" else []
     device = ["device=cpu", "dtype=float32"] if executor == "torch" else []
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return make_plan(compose("config", [f"policy={option}", f"executor={executor}", *LOAD, *own, *device]))
+        return make_plan(
+            compose("config", [f"policy={option}", f"executor={executor}", *LOAD, *own, *device])
+        )
 
 
 def step_time(batch: Batch) -> float:
@@ -38,7 +47,9 @@ def step_time(batch: Batch) -> float:
 
 
 class Clocked:
-    """The torch executor, with step times of `step_time` on a virtual clock: what it computes is real."""
+    """The torch executor, with step times of `step_time` on a virtual clock: what it computes is
+    real.
+    """
 
     capacity, feeds_tokens = 1, False
 
@@ -59,7 +70,9 @@ class Clocked:
 @pytest.fixture(scope="module")
 def table(tmp_path_factory):
     path = tmp_path_factory.mktemp("table") / "profile_table.csv"
-    make_profile_table(lambda batch: batch.num_tokens / 4000, 4, 360).frame().to_csv(path, index=False)
+    make_profile_table(lambda batch: batch.num_tokens / 4000, 4, 360).frame().to_csv(
+        path, index=False
+    )
     return str(path)
 
 
@@ -93,11 +106,20 @@ def test_an_option_runs_on_both_executors_alike(option, table, torch_executor):
     times = ["request_id", "first_scheduled_time", "finish_time", "token_times"]
     assert real.requests()[times].equals(simulated.requests()[times])
     assert tokens == tokens_of_orca(torch_executor, table)
-    assert (iterations.num_prefill_tokens + iterations.num_decode_tokens).max() <= plan.sizes.max_batch_tokens
+    assert (
+        iterations.num_prefill_tokens + iterations.num_decode_tokens
+    ).max() <= plan.sizes.max_batch_tokens
 
 
 def test_the_task_writes_the_table_of_ascend_dynamic(tmp_path, capsys):
-    arguments = ["hardware=a100", "model=7b", "batch=4", "seq_len=512", "tracking=none", f"output={tmp_path}"]
+    arguments = [
+        "hardware=a100",
+        "model=7b",
+        "batch=4",
+        "seq_len=512",
+        "tracking=none",
+        f"output={tmp_path}",
+    ]
     assert main(["task=profile_table", *arguments]) == 0
     (path,) = tmp_path.rglob("profile_table.csv")
     written = read_profile_table(str(path))

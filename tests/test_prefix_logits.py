@@ -1,4 +1,6 @@
-"""Prefix caching in the executors: the same logits with hits and without, whatever the cut; and what settings do."""
+"""Prefix caching in the executors: the same logits with hits and without, whatever the cut; and
+what settings do.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,14 @@ import torch
 from helpers import scheduler_for
 from native_library import needs_library
 from sarathi_kernels.testing import relative_error
-from sarathi_lab.block_manager import BlockManager
-from sarathi_lab.engine import run_engine
-from sarathi_lab.ledger import Ledger
+from sarathi_lab.engine.block_manager import BlockManager
+from sarathi_lab.engine.ledger import Ledger
+from sarathi_lab.engine.loop import run_engine
+from sarathi_lab.engine.request import Batch, Request
+from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.model.transformer import Transformer
 from sarathi_lab.policy import SarathiServe
-from sarathi_lab.request import Batch, Request
 from sarathi_lab.run import main
-from sarathi_lab.torch_executor.executor import TorchExecutor
 from sarathi_lab.workload.synthetic import PaperGrid
 from test_swapping import executor_of, model_on
 
@@ -26,7 +28,9 @@ BOUND = 2e-5  # of float32 logits whose products were taken over other shapes
 
 
 class Recorded:
-    """The logits of every output token, by request and index, while an executor of the model runs."""
+    """The logits of every output token, by request and index, while an executor of the model
+    runs.
+    """
 
     def __init__(self, model: Transformer, executor: TorchExecutor) -> None:
         self.logits: dict[tuple[int, int], torch.Tensor] = {}
@@ -54,7 +58,9 @@ class Recorded:
 
 
 def conversations(shared: int) -> list[Request]:
-    """Prompts with `shared` equal first tokens, one after the other; the last one is equal to the first."""
+    """Prompts with `shared` equal first tokens, one after the other; the last one is equal to the
+    first.
+    """
     rng = np.random.default_rng(3)
     prefix = rng.integers(0, 97, shared)
     own = [np.concatenate([prefix, rng.integers(0, 97, n)]) for n in (9, 14, 3)]
@@ -62,9 +68,13 @@ def conversations(shared: int) -> list[Request]:
     return [Request(i, 0.0, len(p), 4, p.astype(np.int32)) for i, p in enumerate(prompts)]
 
 
-def logits_of(model, kind, requests, *, shares_prefixes: bool, chunk: int, block_size: int, num_blocks: int):
+def logits_of(
+    model, kind, requests, *, shares_prefixes: bool, chunk: int, block_size: int, num_blocks: int
+):
     policy = SarathiServe(chunk=chunk, watermark=0.0)
-    scheduler = scheduler_for(policy, batch_size=2, max_model_len=80)  # two at a time, so that the later ones find some
+    scheduler = scheduler_for(
+        policy, batch_size=2, max_model_len=80
+    )  # two at a time, so that the later ones find some
     scheduler.blocks = BlockManager(num_blocks, block_size, shares_prefixes=shares_prefixes)
     executor = executor_of(model, kind, num_blocks, 0, block_size)
     executor.cache.keys.fill_(float("nan"))  # whoever reads what was never written shows it
@@ -92,11 +102,15 @@ def models() -> dict[str, Transformer]:
 def test_hits_change_no_logit(models, kind, chunk, shared, block_size):
     if kind not in models:
         models[kind] = model_on(kind)
-    requests = conversations(shared)[1 if kind == "triton" else 0 :]  # the interpreter takes its time
+    requests = conversations(shared)[
+        1 if kind == "triton" else 0 :
+    ]  # the interpreter takes its time
     settings = {"chunk": chunk, "block_size": block_size, "num_blocks": 240 // block_size}
     computed, _ = logits_of(models[kind], kind, requests, shares_prefixes=False, **settings)
     found, table = logits_of(models[kind], kind, requests, shares_prefixes=True, **settings)
-    assert (table.prefix_hit_tokens.sum() > 0) == (shared >= block_size or (kind != "triton" and block_size == 4))
+    assert (table.prefix_hit_tokens.sum() > 0) == (
+        shared >= block_size or (kind != "triton" and block_size == 4)
+    )
     assert computed.keys() == found.keys()
     for place, logits in computed.items():
         assert relative_error(found[place], logits) < BOUND
@@ -113,9 +127,15 @@ def test_a_cache_so_small_that_all_is_evicted_changes_no_token(models):
     assert tight.num_preemptions.sum() > 0
 
 
-# -- settings -------------------------------------------------------------------------------------------------------
+# -- settings --------------------------------------------------------------------------------------
 
-SIMULATED = ["executor=simulated", "tracking=none", "baselines=[]", "policy=sarathi_serve", "workload.num_requests=12"]
+SIMULATED = [
+    "executor=simulated",
+    "tracking=none",
+    "baselines=[]",
+    "policy=sarathi_serve",
+    "workload.num_requests=12",
+]
 
 
 def summary_of(tmp_path, *overrides: str) -> dict[str, float]:
@@ -144,5 +164,7 @@ def test_shared_prefixes_are_as_many_as_asked_and_a_part_of_the_prompt():
     assert len({prompt[:24].tobytes() for prompt in prompts}) == 3
     assert len({prompt[24:].tobytes() for prompt in prompts}) == 20
     assert len({prompt[:25].tobytes() for prompt in prompts}) > 3
-    longer = PaperGrid(**settings, shared_prefix_len=100).generate(None).requests  # told apart though nobody computes
+    longer = (
+        PaperGrid(**settings, shared_prefix_len=100).generate(None).requests
+    )  # told apart though nobody computes
     assert len({request.prompt_token_ids.tobytes() for request in longer}) == 1

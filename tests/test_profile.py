@@ -1,4 +1,6 @@
-"""The profiled cost model: what it makes of a table's rows, between them and past them, and the tables it refuses."""
+"""The profiled cost model: what it makes of a table's rows, between them and past them, and the
+tables it refuses.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,17 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sarathi_lab.errors import UserError
-from sarathi_lab.paths import EXPERIMENTS, REPOSITORY
-from sarathi_lab.presets import load_hardware as hardware
-from sarathi_lab.presets import load_spec as model
-from sarathi_lab.simulator.cost_model import make_cost_model
-from sarathi_lab.simulator.profile import COLUMNS, ROW_OPERATIONS, Profile, ProfiledCostModel
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.paths import EXPERIMENTS, REPOSITORY
+from sarathi_lab.executor.simulated.cost_model import make_cost_model
+from sarathi_lab.executor.simulated.profile import (
+    COLUMNS,
+    ROW_OPERATIONS,
+    Profile,
+    ProfiledCostModel,
+)
+from sarathi_lab.experiment.presets import load_hardware as hardware
+from sarathi_lab.experiment.presets import load_spec as model
 from simulated import batch_of
 
 TOKENS = (1, 10, 100, 200)
@@ -39,8 +46,12 @@ def table(noise: float = 0.0) -> pd.DataFrame:
     rows = [(name, tokens, 0, seconds) for name in ROW_OPERATIONS for tokens, seconds in sizes]
     sizes = [(tokens, start + tokens) for tokens in (16, 64, 256) for start in (0, 100, 500)]
     rows += [("prefill_attention", tokens, kv, prefill_seconds(tokens, kv)) for tokens, kv in sizes]
-    sizes = [(decodes, decodes * context) for decodes in (1, 2, 4, 8) for context in (10, 100, 1000)]
-    rows += [("decode_attention", decodes, kv, decode_seconds(decodes, kv)) for decodes, kv in sizes]
+    sizes = [
+        (decodes, decodes * context) for decodes in (1, 2, 4, 8) for context in (10, 100, 1000)
+    ]
+    rows += [
+        ("decode_attention", decodes, kv, decode_seconds(decodes, kv)) for decodes, kv in sizes
+    ]
     made = pd.DataFrame(rows, columns=list(COLUMNS))
     made["seconds"] *= np.exp(noise * np.random.default_rng(0).standard_normal(len(made)))
     return made
@@ -53,12 +64,16 @@ def cost(made: pd.DataFrame) -> ProfiledCostModel:
 @pytest.mark.parametrize("tokens", TOKENS)
 def test_rows_are_reproduced(tokens):
     times = cost(table()).operation_times(batch_of(chunk=tokens))
-    assert {times[name] for name in ROW_OPERATIONS if name != "logits"} == {SECONDS[TOKENS.index(tokens)]}
+    assert {times[name] for name in ROW_OPERATIONS if name != "logits"} == {
+        SECONDS[TOKENS.index(tokens)]
+    }
 
 
 def test_logits_cost_what_the_rows_that_emit_do():
     assert cost(table()).operation_times(batch_of(chunk=100))["logits"] == 0  # an unfinished prompt
-    assert cost(table()).operation_times(batch_of(chunk=100, decodes=10, context=3))["logits"] == 2.0
+    assert (
+        cost(table()).operation_times(batch_of(chunk=100, decodes=10, context=3))["logits"] == 2.0
+    )
 
 
 @pytest.mark.parametrize(("tokens", "seconds"), [(4, 1 + 3 / 9), (55, 5.0), (150, 10.0)])
@@ -70,7 +85,9 @@ def test_between_rows_the_time_is_linear_in_tokens(tokens, seconds):
 def test_past_the_table_a_token_costs_what_it_does_in_the_cheapest_row_of_the_upper_half():
     made = table()
     assert cost(made).operation_times(batch_of(chunk=1000))["ffn"] == pytest.approx(0.06 * 1000)
-    made.loc[(made.operation == "ffn") & (made.num_tokens == 200), "seconds"] = 20.0  # one row beyond a tile
+    made.loc[(made.operation == "ffn") & (made.num_tokens == 200), "seconds"] = (
+        20.0  # one row beyond a tile
+    )
     assert cost(made).operation_times(batch_of(chunk=1000))["ffn"] == pytest.approx(0.08 * 1000)
     # A row of the lower half does not count, however cheap.
     made.loc[(made.operation == "ffn") & (made.num_tokens == 10), "seconds"] = 0.01
@@ -86,7 +103,10 @@ def test_times_do_not_fall_past_the_table():
 def test_a_size_that_one_operation_lacks_is_a_hole():
     made = table()
     hole = made[~((made.operation == "ffn") & (made.num_tokens == 100))]
-    with pytest.raises(UserError, match="profile here has no row of ffn for 100 tokens, which another operation has"):
+    with pytest.raises(
+        UserError,
+        match="profile here has no row of ffn for 100 tokens, which another operation has",
+    ):
         Profile(hole, "here")
 
 
@@ -129,8 +149,12 @@ def test_what_the_fit_leaves_is_corrected_between_the_sizes_of_the_table():
 def test_an_iteration_is_the_sum_of_its_operations():
     batch = batch_of(chunk=55, decodes=2, context=100)
     model_of = cost(table())
-    assert model_of.iteration_time(batch) == pytest.approx(sum(model_of.operation_times(batch).values()))
-    assert model_of.operation_times(batch)["ffn"] == pytest.approx(2 + 6 * 47 / 90)  # 57 tokens share the products
+    assert model_of.iteration_time(batch) == pytest.approx(
+        sum(model_of.operation_times(batch).values())
+    )
+    assert model_of.operation_times(batch)["ffn"] == pytest.approx(
+        2 + 6 * 47 / 90
+    )  # 57 tokens share the products
 
 
 def test_held_out_errors_are_those_of_the_table():
@@ -164,7 +188,10 @@ BROKEN = {
     "word": (put("seconds", "fast"), r"seconds=fast of ffn"),
     "no tokens": (put("num_tokens", 0), r"num_tokens=0 of ffn"),
     "negative context": (put("kv_tokens", -5), r"kv_tokens=-5 of ffn"),
-    "context too short": (put("kv_tokens", 3, "prefill_attention"), r"kv_tokens=3 of prefill_attention .* fewer"),
+    "context too short": (
+        put("kv_tokens", 3, "prefill_attention"),
+        r"kv_tokens=3 of prefill_attention .* fewer",
+    ),
     "twice": (pd.concat([table(), table().iloc[[0]]]), r"two rows of qkv_proj"),
     "twice, with a context": (
         pd.concat([table(), table().iloc[[0]].assign(kv_tokens=7)], ignore_index=True),
@@ -188,7 +215,8 @@ def test_a_table_with_holes_is_refused_in_one_line(case, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", [None, b"", b"\xff\xfe\x00\x01", b'operation,"num', b"operation,num_tokens\n1,2,3,4\n1"]
+    "content",
+    [None, b"", b"\xff\xfe\x00\x01", b'operation,"num', b"operation,num_tokens\n1,2,3,4\n1"],
 )
 def test_a_file_that_is_no_table_is_refused_in_one_line(content, tmp_path):
     path = tmp_path / "profile.csv"
@@ -202,11 +230,15 @@ def test_a_file_that_is_no_table_is_refused_in_one_line(content, tmp_path):
 def test_rows_may_come_in_any_order():
     shuffled = table().sample(frac=1.0, random_state=1)
     batch = batch_of(chunk=77, start=10, decodes=3, context=40)
-    assert cost(shuffled).iteration_time(batch) == pytest.approx(cost(table()).iteration_time(batch))
+    assert cost(shuffled).iteration_time(batch) == pytest.approx(
+        cost(table()).iteration_time(batch)
+    )
 
 
 def test_a_model_without_a_profile_is_named_with_those_that_have_one():
-    with pytest.raises(UserError, match=r"a6000 has no profile of model tiny \(it has: 13b\).*task=calibrate"):
+    with pytest.raises(
+        UserError, match=r"a6000 has no profile of model tiny \(it has: 13b\).*task=calibrate"
+    ):
         make_cost_model("profiled", model("tiny"), hardware("a6000"), 2)
     gone = dataclasses.replace(hardware("a6000"), profiles={"tiny": "nowhere.csv"})
     with pytest.raises(UserError, match=r"nowhere.csv can't be read .*task=calibrate"):
@@ -216,5 +248,7 @@ def test_a_model_without_a_profile_is_named_with_those_that_have_one():
 def test_the_profile_of_the_a6000_is_what_its_script_prints():
     script = EXPERIMENTS / "cost_model" / "profile_from_figures.py"
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env=environment, check=True)
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, env=environment, check=True
+    )
     assert done.stdout == (EXPERIMENTS / "cost_model" / "profile_a6000_13b.csv").read_text()

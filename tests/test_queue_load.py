@@ -1,4 +1,6 @@
-"""Long queues, one giant among dwarfs, and a cache that is never enough: under every policy and every order."""
+"""Long queues, one giant among dwarfs, and a cache that is never enough: under every policy and
+every order.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +12,33 @@ from typing import get_args
 import pytest
 
 from helpers import scheduler_for
-from sarathi_lab.engine import run_engine
-from sarathi_lab.executor import StepResult
-from sarathi_lab.request import Request, Sequence
-from sarathi_lab.scheduler import Scheduler
-from sarathi_lab.simulator.executor import SimulatedExecutor
-from sarathi_lab.waiting import ArrivalQueue, QueueOrder, RankedQueue, by_priority
+from sarathi_lab.engine.executor import StepResult
+from sarathi_lab.engine.loop import run_engine
+from sarathi_lab.engine.queues import ArrivalQueue, QueueOrder, RankedQueue, by_priority
+from sarathi_lab.engine.request import Request, SequenceState
+from sarathi_lab.engine.scheduler import Scheduler
+from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from test_policy_properties import MAX_LEN, POLICIES
 
 ORDERS = get_args(QueueOrder)
-EVICTING = ("sarathi_serve", "chunked_only", "splitfuse", "vllm_v1", "nano_vllm", "fastdeploy", "ascend_v0_9")
-ORDER_OF = {name: ORDERS[i % len(ORDERS)] for i, name in enumerate(POLICIES)}  # each policy meets one, in turns
+EVICTING = (
+    "sarathi_serve",
+    "chunked_only",
+    "splitfuse",
+    "vllm_v1",
+    "nano_vllm",
+    "fastdeploy",
+    "ascend_v0_9",
+)
+ORDER_OF = {
+    name: ORDERS[i % len(ORDERS)] for i, name in enumerate(POLICIES)
+}  # each policy meets one, in turns
 
 
 class Counts:
-    """A recorder that keeps nothing but how often each request was done and each of its tokens came."""
+    """A recorder that keeps nothing but how often each request was done and each of its tokens
+    came.
+    """
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
@@ -32,15 +46,19 @@ class Counts:
         self.num_tokens: Counter[int] = Counter()
         self.num_iterations = 0
 
-    def record(self, result: StepResult, finished: list[Sequence]) -> None:
+    def record(self, result: StepResult, finished: list[SequenceState]) -> None:
         self.num_iterations += 1
-        self.num_tokens.update(chunk.sequence.request.request_id for chunk in result.batch.chunks if chunk.emits_token)
+        self.num_tokens.update(
+            chunk.sequence.request.request_id for chunk in result.batch.chunks if chunk.emits_token
+        )
         self.finished.update(sequence.request.request_id for sequence in finished)
         assert len(self.scheduler.running) <= self.scheduler.max_num_seqs
 
 
 def served(name: str, requests: list[Request], queue_order: QueueOrder, **sizes) -> Counts:
-    """Serve to the end, and see that nothing was lost, nothing came twice and nothing is left behind."""
+    """Serve to the end, and see that nothing was lost, nothing came twice and nothing is left
+    behind.
+    """
     options = {"max_model_len": MAX_LEN, "queue_order": queue_order, "num_blocks": 2000, **sizes}
     scheduler = scheduler_for(POLICIES[name], **options)
     counts = Counts(scheduler)
@@ -53,17 +71,21 @@ def served(name: str, requests: list[Request], queue_order: QueueOrder, **sizes)
 
 
 @pytest.mark.parametrize("queue_order", ORDERS)
-@pytest.mark.parametrize("name", ["sarathi_serve", "prefill_first_delay", "vllm_v0_chunked_partial"])
+@pytest.mark.parametrize(
+    "name", ["sarathi_serve", "prefill_first_delay", "vllm_v0_chunked_partial"]
+)
 def test_ten_thousand_requests_at_once(name, queue_order):
     before = num_sequences()
-    counts = served(name, [Request(i, 0.0, 3, 1, priority=i % 7) for i in range(10_000)], queue_order)
+    counts = served(
+        name, [Request(i, 0.0, 3, 1, priority=i % 7) for i in range(10_000)], queue_order
+    )
     assert num_sequences() == before  # the scheduler, which lives on in `counts`, holds on to none
     assert len(counts.scheduler.memory) < 10
 
 
 def num_sequences() -> int:
     gc.collect()
-    return sum(type(found) is Sequence for found in gc.get_objects())
+    return sum(type(found) is SequenceState for found in gc.get_objects())
 
 
 @pytest.mark.parametrize("queue_order", ORDERS)
@@ -93,8 +115,12 @@ def test_ten_times_the_requests_take_ten_times_the_work(name):
 
 
 def num_calls(name: str, num_requests: int) -> int:
-    """Calls of functions, in Python and C, while long and short requests that come at once are served."""
-    requests = [Request(i, 0.0, 3 + 17 * (i % 10 > 0), 2, priority=i % 7) for i in range(num_requests)]
+    """Calls of functions, in Python and C, while long and short requests that come at once are
+    served.
+    """
+    requests = [
+        Request(i, 0.0, 3 + 17 * (i % 10 > 0), 2, priority=i % 7) for i in range(num_requests)
+    ]
     num_events = 0
 
     def count(*_: object) -> None:
@@ -109,8 +135,8 @@ def num_calls(name: str, num_requests: int) -> int:
     return num_events
 
 
-def sequence(order: int, priority: int = 0) -> Sequence:
-    return Sequence(Request(order, 0.0, 4, 2, priority=priority), order)
+def sequence(order: int, priority: int = 0) -> SequenceState:
+    return SequenceState(Request(order, 0.0, 4, 2, priority=priority), order)
 
 
 def test_the_oldest_of_a_queue_is_found_wherever_it_is():

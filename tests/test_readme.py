@@ -10,13 +10,15 @@ import pandas as pd
 import pytest
 from omegaconf import OmegaConf
 
-from sarathi_lab.command_line import read_command_line
-from sarathi_lab.paths import CONF, EXPERIMENTS, REPOSITORY
-from sarathi_lab.plan import build
+from sarathi_lab.config.command_line import read_command_line
+from sarathi_lab.config.instantiate import build
+from sarathi_lab.config.paths import CONF, EXPERIMENTS, REPOSITORY
 
 DOCUMENTS = [REPOSITORY / "README.md", *sorted((REPOSITORY / "experiments").rglob("README.md"))]
 COMMAND = re.compile(r"python -m sarathi_lab\.run ([^`\n#]+)")
-COMMANDS = sorted({match.strip() for path in DOCUMENTS for match in COMMAND.findall(path.read_text())})
+COMMANDS = sorted(
+    {match.strip() for path in DOCUMENTS for match in COMMAND.findall(path.read_text())}
+)
 
 
 def test_the_readme_starts_with_its_two_commands_and_the_documents_have_commands():
@@ -27,7 +29,9 @@ def test_the_readme_starts_with_its_two_commands_and_the_documents_have_commands
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_passes_its_checks(command, monkeypatch):
-    if any(word in command for word in ("DIRECTORY", "FILE", "--cfg", "hardware=mine", "=outputs/")):
+    if any(
+        word in command for word in ("DIRECTORY", "FILE", "--cfg", "hardware=mine", "=outputs/")
+    ):
         pytest.skip("a placeholder, what another command makes, or nothing to plan")
     monkeypatch.chdir(REPOSITORY)
     command_line = read_command_line(shlex.split(command))
@@ -47,11 +51,16 @@ def test_the_error_table_is_the_recorded_one():
             found = f"{row['mean']:.2%} ({row['largest']:.1%})"
             found += " †" if row["verdict"].endswith("partly fitted") else ""
             cell = f"| **{found}** |" if row["verdict"].startswith("missed") else f"| {found} |"
-            assert any(line.startswith(f"| {row['row']}") and cell in line for line in lines), (path, row)
+            assert any(line.startswith(f"| {row['row']}") and cell in line for line in lines), (
+                path,
+                row,
+            )
 
 
 def test_every_make_target_exists():
-    targets = set(re.findall(r"^([a-z]+):", (REPOSITORY / "Makefile").read_text(), flags=re.MULTILINE))
+    targets = set(
+        re.findall(r"^([a-z]+):", (REPOSITORY / "Makefile").read_text(), flags=re.MULTILINE)
+    )
     for path in DOCUMENTS:
         named = set(re.findall(r"(?:^|`)make ([a-z]+)", path.read_text(), flags=re.MULTILINE))
         assert named <= targets
@@ -69,4 +78,6 @@ def test_the_page_of_policies_names_every_option_and_its_parameters():
     options = {path.stem: OmegaConf.load(path) for path in (CONF / "policy").glob("*.yaml")}
     assert rows.keys() == options.keys()
     for name, option in options.items():
-        assert rows[name].strip("`").split("` `") == [str(key) for key in option if key != "_target_"], name
+        assert rows[name].strip("`").split("` `") == [
+            str(key) for key in option if key != "_target_"
+        ], name

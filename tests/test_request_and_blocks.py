@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers import requests_of
-from sarathi_lab.block_manager import BlockManager
-from sarathi_lab.request import Batch, Sequence
+from sarathi_lab.engine.block_manager import BlockManager
+from sarathi_lab.engine.request import Batch, SequenceState
 
 
 def sequence(prompt_len=10, output_len=5, num_computed=0, num_generated=0):
-    made = Sequence(requests_of((prompt_len, output_len))[0], order=0)
+    made = SequenceState(requests_of((prompt_len, output_len))[0], order=0)
     made.num_computed = num_computed
     made.output_token_ids = [7] * num_generated
     return made
@@ -41,10 +41,16 @@ def test_a_recompute_chunk_that_leaves_one_token_pending_emits_nothing():
 
 def test_batch_sums_by_hand():
     batch = Batch()
-    batch.add(sequence(prompt_len=10, num_computed=4), 3)  # queries at 4,5,6 see 5+6+7 keys, read 7 tokens of KV
+    batch.add(
+        sequence(prompt_len=10, num_computed=4), 3
+    )  # queries at 4,5,6 see 5+6+7 keys, read 7 tokens of KV
     batch.add(sequence(prompt_len=10, num_computed=10, num_generated=1), 1)  # reads 11 tokens of KV
     assert (batch.num_prefills, batch.num_prefill_tokens, batch.num_decode_tokens) == (1, 3, 1)
-    assert (batch.prefill_kv_tokens, batch.decode_kv_tokens, batch.prefill_query_key_pairs) == (7, 11, 18)
+    assert (batch.prefill_kv_tokens, batch.decode_kv_tokens, batch.prefill_query_key_pairs) == (
+        7,
+        11,
+        18,
+    )
     assert batch.num_emits == 1
     assert batch.num_tokens == 4
 

@@ -1,4 +1,6 @@
-"""The command end to end: what a run leaves, what a sweep shares and shows, and what an interruption keeps."""
+"""The command end to end: what a run leaves, what a sweep shares and shows, and what an
+interruption keeps.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,20 @@ import pandas as pd
 import pytest
 import yaml
 
-from sarathi_lab.ledger import ITERATION_COLUMNS, REQUEST_COLUMNS
-from sarathi_lab.paths import REPOSITORY
+from sarathi_lab.config.paths import REPOSITORY
+from sarathi_lab.engine.ledger import ITERATION_COLUMNS, REQUEST_COLUMNS
 from sarathi_lab.run import main
 
 SIMULATED = ["executor=simulated", "tracking=none", "workload.num_requests=6", "batch=4"]
-TINY = ["model=tiny", "tracking=none", "workload.num_requests=4", "batch=3", "seq_len=64", "pd_ratio=7", "device=cpu"]
+TINY = [
+    "model=tiny",
+    "tracking=none",
+    "workload.num_requests=4",
+    "batch=3",
+    "seq_len=64",
+    "pd_ratio=7",
+    "device=cpu",
+]
 
 
 def run_folders(output: Path) -> list[Path]:
@@ -31,7 +41,15 @@ def run_folders(output: Path) -> list[Path]:
 def sweep(tmp_path_factory):
     """A simulated sweep over three chunk sizes: (folder, printed text)."""
     output = tmp_path_factory.mktemp("sweep")
-    command = [sys.executable, "-m", "sarathi_lab.run", "chunk=128,256,1024", "-m", *SIMULATED, f"output={output}"]
+    command = [
+        sys.executable,
+        "-m",
+        "sarathi_lab.run",
+        "chunk=128,256,1024",
+        "-m",
+        *SIMULATED,
+        f"output={output}",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -46,7 +64,14 @@ def test_every_run_leaves_its_tables_and_resolved_config(sweep):
         requests = pd.read_parquet(run / "requests.parquet")
         summary = json.loads((run / "summary.json").read_text())
         config = yaml.safe_load((run / "config.yaml").read_text())
-        assert {"iteration", *ITERATION_COLUMNS, "flops", "weight_bytes", "kv_bytes", "floor"} <= set(iterations)
+        assert {
+            "iteration",
+            *ITERATION_COLUMNS,
+            "flops",
+            "weight_bytes",
+            "kv_bytes",
+            "roofline",
+        } <= set(iterations)
         assert list(requests) == list(REQUEST_COLUMNS)
         assert len(requests) == summary["num_requests"] == 6
         assert all(isinstance(value, float) for value in summary.values())
@@ -58,9 +83,13 @@ def test_every_name_is_defined_in_the_metrics_page(sweep):
     folder, _ = sweep
     page = (REPOSITORY / "sarathi_lab" / "METRICS.md").read_text()
     for run in run_folders(folder):
-        quantities = {name.partition("_vs_")[0] for name in json.loads((run / "summary.json").read_text())}
+        quantities = {
+            name.partition("_vs_")[0] for name in json.loads((run / "summary.json").read_text())
+        }
         names = {re.sub(r"_(p\d+|mean)$", "", name) for name in quantities}
-        names |= set(pd.read_parquet(run / "iterations.parquet")) | set(pd.read_parquet(run / "requests.parquet"))
+        names |= set(pd.read_parquet(run / "iterations.parquet")) | set(
+            pd.read_parquet(run / "requests.parquet")
+        )
         assert [name for name in sorted(names) if f"`{name}`" not in page] == []
 
 
@@ -73,8 +102,16 @@ def test_baselines_run_once_and_every_run_has_its_ratios(sweep):
         labels = json.loads((folder / job / "run.json").read_text())
         for name, path in labels["baselines"].items():
             baseline = json.loads((folder / job / path / "summary.json").read_text())
-            for quantity in ("throughput", "decode_throughput", "kv_read_bytes", "ttft_p50", "tbt_p99"):
-                assert summary[f"{quantity}_vs_{name}"] == pytest.approx(summary[quantity] / baseline[quantity])
+            for quantity in (
+                "throughput",
+                "decode_throughput",
+                "kv_read_bytes",
+                "ttft_p50",
+                "tbt_p99",
+            ):
+                assert summary[f"{quantity}_vs_{name}"] == pytest.approx(
+                    summary[quantity] / baseline[quantity]
+                )
 
 
 def test_the_sweep_prints_one_table_and_the_path_of_its_picture(sweep):
@@ -83,13 +120,15 @@ def test_the_sweep_prints_one_table_and_the_path_of_its_picture(sweep):
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert str(picture) in text
     rows = pd.read_csv(folder / "sweep.csv")
-    assert sorted(rows.path) == sorted(str(path.relative_to(folder)) for path in run_folders(folder))
+    assert sorted(rows.path) == sorted(
+        str(path.relative_to(folder)) for path in run_folders(folder)
+    )
     table = text[text.index("All 5 runs of this sweep") :]
     for name in ("baseline request_level", "baseline orca", "chunk=128", "chunk=256", "chunk=1024"):
         assert name in table
     summary = json.loads((folder / "0" / "summary.json").read_text())
     assert f"{summary['throughput']:.0f}" in table
-    assert text.count("predicted floor") == 5
+    assert text.count("predicted roofline") == 5
 
 
 def test_sarathi_with_one_chunk_a_prompt_is_orca_in_simulation(sweep):
@@ -100,12 +139,12 @@ def test_sarathi_with_one_chunk_a_prompt_is_orca_in_simulation(sweep):
     assert summary["kv_reread_factor"] == 1.0
 
 
-def test_whole_prompts_meet_their_predicted_floor_exactly_where_the_floor_is_the_clock(sweep):
-    """Prediction and measurement run the same schedule: on a closed batch the floors agree."""
+def test_whole_prompts_meet_their_predicted_roofline_exactly_where_the_roofline_is_the_clock(sweep):
+    """Prediction and measurement run the same schedule: on a closed batch the rooflines agree."""
     folder, _ = sweep
     summary = json.loads((folder / "0" / "summary.json").read_text())
-    assert summary["predicted_floor"] == pytest.approx(summary["floor"])
-    assert summary["time_over_floor"] > 1
+    assert summary["predicted_roofline"] == pytest.approx(summary["roofline"])
+    assert summary["time_over_roofline"] > 1
 
 
 def test_a_single_run_on_the_torch_executor(tmp_path, capsys):
@@ -115,18 +154,35 @@ def test_a_single_run_on_the_torch_executor(tmp_path, capsys):
     requests = pd.read_parquet(run / "requests.parquet")
     assert [len(tokens) for tokens in requests.output_token_ids] == requests.output_len.tolist()
     summary = json.loads((run / "summary.json").read_text())
-    assert {"throughput_vs_orca", "throughput_vs_request_level", "mfu", "time_over_floor"} <= set(summary)
+    assert {
+        "throughput_vs_orca",
+        "throughput_vs_request_level",
+        "mfu",
+        "time_over_roofline",
+    } <= set(summary)
     iterations = pd.read_parquet(run / "iterations.parquet")
-    of_hybrids = iterations[(iterations.num_prefill_tokens > 0) & (iterations.num_decode_tokens > 0)]
-    assert summary["time_over_floor_hybrid"] == pytest.approx(of_hybrids.busy.sum() / of_hybrids.floor.sum())
-    assert {"time_over_floor_prefill", "time_over_floor_decode"} <= set(summary)
-    kinds = (
-        "time / floor, prefill-only",
-        "time / floor, decode-only",
-        "time / floor, hybrid",
-        "ceiling of memory [GB/s]",
+    of_hybrids = iterations[
+        (iterations.num_prefill_tokens > 0) & (iterations.num_decode_tokens > 0)
+    ]
+    assert summary["time_over_roofline_hybrid"] == pytest.approx(
+        of_hybrids.busy.sum() / of_hybrids.roofline.sum()
     )
-    for word in ("tiny", "float32", "cpu", "Sarathi(chunk=16", "predicted floor", "throughput [tokens/s]", *kinds):
+    assert {"time_over_roofline_prefill", "time_over_roofline_decode"} <= set(summary)
+    kinds = (
+        "time / roofline, prefill-only",
+        "time / roofline, decode-only",
+        "time / roofline, hybrid",
+        "peak of memory [GB/s]",
+    )
+    for word in (
+        "tiny",
+        "float32",
+        "cpu",
+        "Sarathi(chunk=16",
+        "predicted roofline",
+        "throughput [tokens/s]",
+        *kinds,
+    ):
         assert word in text
 
 
@@ -144,7 +200,8 @@ def test_all_policies_give_the_same_tokens(tmp_path, capsys):
         == 0
     )
     tokens = [
-        pd.read_parquet(run / "requests.parquet").output_token_ids.map(list).tolist() for run in run_folders(tmp_path)
+        pd.read_parquet(run / "requests.parquet").output_token_ids.map(list).tolist()
+        for run in run_folders(tmp_path)
     ]
     assert len(tokens) == 5
     assert all(other == tokens[0] for other in tokens[1:])
@@ -152,8 +209,17 @@ def test_all_policies_give_the_same_tokens(tmp_path, capsys):
 
 def inspect_wandb(path: Path) -> dict:
     """What `wandb leet inspect --summary` says of an offline run."""
-    command = [str(Path(sys.executable).parent / "wandb"), "leet", "inspect", "--summary", "--json", str(path)]
-    return json.loads(subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout)
+    command = [
+        str(Path(sys.executable).parent / "wandb"),
+        "leet",
+        "inspect",
+        "--summary",
+        "--json",
+        str(path),
+    ]
+    return json.loads(
+        subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    )
 
 
 def test_the_wandb_run_shows_what_the_terminal_and_the_summary_show(tmp_path, capsys):
@@ -164,7 +230,10 @@ def test_the_wandb_run_shows_what_the_terminal_and_the_summary_show(tmp_path, ca
     (run,) = [path for path in run_folders(tmp_path) if "baselines" not in path.parts]
     summary = json.loads((run / "summary.json").read_text())
     shown = {found["name"]: found for found in map(inspect_wandb, runs)}
-    tracked = shown["sarathi model=tiny workload.num_requests=4 batch=3 seq_len=64 pd_ratio=7 device=cpu chunk=16"]
+    tracked = shown[
+        "sarathi model=tiny workload.num_requests=4 batch=3 seq_len=64 pd_ratio=7 device=cpu "
+        "chunk=16"
+    ]
     assert {name: tracked["summary"][name] for name in summary} == summary
     assert tracked["config"]["chunk"] == 16
     text = capsys.readouterr().out
@@ -189,9 +258,15 @@ def test_ctrl_c_keeps_finished_runs_closes_wandb_and_exits_130(tmp_path):
     """The first job takes a moment, the second would take minutes."""
     command = [sys.executable, "-m", "sarathi_lab.run", "workload.num_requests=6,400000", "-m"]
     command += ["executor=simulated", "batch=4", "baselines=[]", f"output={tmp_path}"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ)
+    )
     deadline = time.monotonic() + 90
-    while len(list(tmp_path.rglob("run-*.wandb"))) < 2 and time.monotonic() < deadline and process.poll() is None:
+    while (
+        len(list(tmp_path.rglob("run-*.wandb"))) < 2
+        and time.monotonic() < deadline
+        and process.poll() is None
+    ):
         time.sleep(0.1)
     time.sleep(1.0)
     process.send_signal(signal.SIGINT)

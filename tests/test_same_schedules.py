@@ -1,6 +1,8 @@
-"""The same seeds give the same schedules and simulated numbers as when `data/schedules.json` was recorded.
+"""The same seeds give the same schedules and simulated numbers as when `data/schedules.json` was
+recorded.
 
-`python tests/test_same_schedules.py` records them anew: only after a change that is meant to change them.
+`python tests/test_same_schedules.py` records them anew: only after a change that is meant to change
+them.
 """
 
 from __future__ import annotations
@@ -35,8 +37,17 @@ POLICIES = (
 )
 SWEEPS = {
     "every policy": (f"policy={POLICIES}", *SMALL),
-    "short of cache": ("policy=sarathi_serve,vllm_v1,prefill_first,tgi", "preemption=recompute,swap", *TIGHT),
-    "priorities": ("queue_order=priority,shortest", "workload.priorities=[0,1]", "policy=sarathi_serve", *TIGHT),
+    "short of cache": (
+        "policy=sarathi_serve,vllm_v1,prefill_first,tgi",
+        "preemption=recompute,swap",
+        *TIGHT,
+    ),
+    "priorities": (
+        "queue_order=priority,shortest",
+        "workload.priorities=[0,1]",
+        "policy=sarathi_serve",
+        *TIGHT,
+    ),
     "prefixes": (
         "policy=sarathi_serve,sglang",
         "cache.prefix=true",
@@ -44,7 +55,13 @@ SWEEPS = {
         "workload.num_prefixes=3",
         *SMALL,
     ),
-    "pipeline": ("policy=orca,sarathi", "hardware=a100", "executor.pipeline_parallel=4", "workload=zipf", *SMALL[2:]),
+    "pipeline": (
+        "policy=orca,sarathi",
+        "hardware=a100",
+        "executor.pipeline_parallel=4",
+        "workload=zipf",
+        *SMALL[2:],
+    ),
     "trace": (
         "policy=sarathi,vllm_v1",
         "workload=trace",
@@ -56,13 +73,36 @@ SWEEPS = {
     "profiled": ("executor.cost_model=profiled", "model=13b", "hardware=a6000", *SMALL),
 }
 COUNTED = {  # whole numbers: equal to the last one
-    "iterations": (
-        "num_prefills num_prefill_tokens num_decode_tokens prefill_kv_tokens decode_kv_tokens num_emits num_running "
-        "num_waiting num_blocks_used num_preemptions num_swapped_blocks prefix_hit_tokens flops kv_bytes"
-    ).split(),
-    "requests": "request_id prompt_len output_len num_preemptions prefix_hit_tokens".split(),
+    "iterations": [
+        "num_prefills",
+        "num_prefill_tokens",
+        "num_decode_tokens",
+        "prefill_kv_tokens",
+        "decode_kv_tokens",
+        "num_emits",
+        "num_running",
+        "num_waiting",
+        "num_blocks_used",
+        "num_preemptions",
+        "num_swapped_blocks",
+        "prefix_hit_tokens",
+        "flops",
+        "kv_bytes",
+    ],
+    "requests": ["request_id", "prompt_len", "output_len", "num_preemptions", "prefix_hit_tokens"],
 }
-TIMED = "duration throughput ttft_p50 ttft_p99 tbt_p50 tbt_p99 latency_p50 mfu mbu tile_efficiency".split()
+TIMED = [
+    "duration",
+    "throughput",
+    "ttft_p50",
+    "ttft_p99",
+    "tbt_p50",
+    "tbt_p99",
+    "latency_p50",
+    "mfu",
+    "mbu",
+    "tile_efficiency",
+]
 
 
 def _run(name: str, output: Path) -> dict[str, dict[str, object]]:
@@ -70,7 +110,10 @@ def _run(name: str, output: Path) -> dict[str, dict[str, object]]:
     assert main([*SWEEPS[name], *COMMON, f"output={output}"]) == 0
     runs: dict[str, dict[str, object]] = {}
     for path in sorted(output.glob("*/*/*/run.json"), key=lambda path: int(path.parent.name)):
-        tables = [pd.read_parquet(path.parent / f"{table}.parquet")[columns] for table, columns in COUNTED.items()]
+        tables = [
+            pd.read_parquet(path.parent / f"{table}.parquet")[columns]
+            for table, columns in COUNTED.items()
+        ]
         counted = "".join(table.astype("int64").to_csv(index=False) for table in tables)
         summary = json.loads((path.parent / "summary.json").read_text())
         runs[json.loads(path.read_text())["name"]] = {
@@ -81,7 +124,9 @@ def _run(name: str, output: Path) -> dict[str, dict[str, object]]:
 
 
 @pytest.mark.parametrize("name", SWEEPS)
-def test_a_sweep_gives_what_was_recorded(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_gives_what_was_recorded(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(Path(__file__).parent.parent)
     expected = json.loads(RECORDED.read_text())[name]
     runs = _run(name, tmp_path)

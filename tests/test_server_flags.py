@@ -1,4 +1,6 @@
-"""The budget as each server's flag: every rule kept for any load, and the effect of every parameter."""
+"""The budget as each server's flag: every rule kept for any load, and the effect of every
+parameter.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +8,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from sarathi_lab.errors import UserError
-from sarathi_lab.server_flags import SERVERS, ServerFlag, flags
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.experiment.server_flags import SERVERS, ServerFlag, flags
 
 # Server -> whether a budget suits (batch, model length, page); the rules in the sources' own words.
 RULES = {
@@ -17,28 +19,47 @@ RULES = {
     "SGLang, unmixed": lambda n, batch, length, page: n > 0 and n % page == 0,
     "TensorRT-LLM": lambda n, batch, length, page: n % page == 0 and (n - (batch - 1)) // page >= 1,
     "TGI": lambda n, batch, length, page: batch - 1 < n <= batch * length,
-    "FastDeploy": lambda n, batch, length, page: n % page == 0 and max(batch, page) <= n <= batch * length,
+    "FastDeploy": lambda n, batch, length, page: (
+        n % page == 0 and max(batch, page) <= n <= batch * length
+    ),
     "DeepSpeed-MII": lambda n, batch, length, page: n >= batch,
 }
 
 
 def by_server(budget: int, **load: int) -> dict[str, ServerFlag]:
-    return {row.server: row for row in flags(budget, **{"batch_size": 8, "max_model_len": 1024, **load})}
+    return {
+        row.server: row for row in flags(budget, **{"batch_size": 8, "max_model_len": 1024, **load})
+    }
 
 
 def test_every_server_has_a_rule_and_a_source():
     assert [server.name for server in SERVERS] == list(RULES)
-    assert all("/" in server.source or "as SGLang" in server.source for server in SERVERS if server.name[:4] != "vllm")
+    assert all(
+        "/" in server.source or "as SGLang" in server.source
+        for server in SERVERS
+        if server.name[:4] != "vllm"
+    )
     assert "5901028" in by_server(256)["vllm-ascend"].source
 
 
-@given(st.integers(1, 5000), st.integers(1, 600), st.integers(1, 9000), st.sampled_from((1, 16, 32, 64, 128)))
+@given(
+    st.integers(1, 5000),
+    st.integers(1, 600),
+    st.integers(1, 9000),
+    st.sampled_from((1, 16, 32, 64, 128)),
+)
 def test_every_rule_is_kept(budget, batch, length, page):
     assume(length >= page)
-    for name, row in by_server(budget, batch_size=batch, max_model_len=length, page_size=page).items():
+    for name, row in by_server(
+        budget, batch_size=batch, max_model_len=length, page_size=page
+    ).items():
         effective = row.effective_budget
         assert RULES[name](effective, batch, length, page), name
-        told = [flag for flag in row.flags if "tokens" in flag or "prefill-size" in flag or "ragged_batch" in flag]
+        told = [
+            flag
+            for flag in row.flags
+            if "tokens" in flag or "prefill-size" in flag or "ragged_batch" in flag
+        ]
         assert any(str(effective) in flag for flag in told), name
         assert (f"from {budget} to {effective}: " in row.note) == (effective != budget)
         assert not {"{", "}"} & set("".join((*row.flags, row.note)))
@@ -60,10 +81,17 @@ def test_a_budget_that_suits_is_left_alone():
 
 def test_the_note_says_what_moved_the_budget():
     rows = by_server(200)
-    assert rows["vllm-ascend"].note.startswith("rounded up from 200 to 256: at least 256, a multiple of 256")
-    assert rows["SGLang"].note.startswith("rounded up from 200 to 256: a multiple of the page of 64")
+    assert rows["vllm-ascend"].note.startswith(
+        "rounded up from 200 to 256: at least 256, a multiple of 256"
+    )
+    assert rows["SGLang"].note.startswith(
+        "rounded up from 200 to 256: a multiple of the page of 64"
+    )
     assert (
-        rows["vLLM"].effective_budget == rows["TGI"].effective_budget == rows["DeepSpeed-MII"].effective_budget == 200
+        rows["vLLM"].effective_budget
+        == rows["TGI"].effective_budget
+        == rows["DeepSpeed-MII"].effective_budget
+        == 200
     )
     assert by_server(4000, batch_size=2)["vLLM"].note.startswith("lowered from 4000 to 2048: ")
 
@@ -74,14 +102,20 @@ def test_every_parameter_has_an_effect():
     for name, row in plain.items():
         assert row.flags != batch[name].flags
         assert row.flags != length[name].flags
-    changed = {name for name, row in plain.items() if row.flags != page[name].flags or row.note != page[name].note}
+    changed = {
+        name
+        for name, row in plain.items()
+        if row.flags != page[name].flags or row.note != page[name].note
+    }
     assert changed == {"SGLang", "SGLang, unmixed", "TensorRT-LLM", "FastDeploy"}
     assert by_server(96, page_size=32)["TensorRT-LLM"].effective_budget == 96
     assert by_server(96)["TensorRT-LLM"].effective_budget == 128
 
 
 def test_a_block_fits_beside_the_decodes_where_prompts_are_cut_at_blocks():
-    """SGLang and TensorRT-LLM would run nothing of a prompt with 63 tokens left and blocks of 64."""
+    """SGLang and TensorRT-LLM would run nothing of a prompt with 63 tokens left and blocks of
+    64.
+    """
     rows = by_server(64, batch_size=2)
     assert rows["SGLang"].effective_budget == rows["TensorRT-LLM"].effective_budget == 128
     assert rows["SGLang, unmixed"].effective_budget == rows["FastDeploy"].effective_budget == 64

@@ -1,4 +1,6 @@
-"""Sarathi-Serve's experiments under load: rounds on a scripted engine, the task on both executors, and pictures."""
+"""Sarathi-Serve's experiments under load: rounds on a scripted engine, the task on both executors,
+and pictures.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +11,25 @@ import pandas as pd
 import pytest
 
 from helpers import ScriptedExecutor
-from sarathi_lab import plots_serving, recorded
-from sarathi_lab.capacity.engine import Engine, mean_rate
+from sarathi_lab.config.paths import EXPERIMENTS as FOLDERS
+from sarathi_lab.experiment.capacity import Engine, mean_rate
 from sarathi_lab.experiment.experiments import EXPERIMENTS
 from sarathi_lab.experiment.serving import ROUNDS, ServingBench, longest_gaps
 from sarathi_lab.experiment.serving_setups import SETUPS, dry_setup
-from sarathi_lab.paths import EXPERIMENTS as FOLDERS
 from sarathi_lab.policy import Orca, PrefillFirst, SarathiServe
+from sarathi_lab.results import load
+from sarathi_lab.results.plots import serving
 from sarathi_lab.run import main
 
 SERVING = [name for name, own in EXPERIMENTS.items() if own.is_serving]
 
 
 def make_policy(name: str, budget: int):
-    makers = {"sarathi_serve": lambda: SarathiServe(chunk=budget), "prefill_first": PrefillFirst, "orca": Orca}
+    makers = {
+        "sarathi_serve": lambda: SarathiServe(chunk=budget),
+        "prefill_first": PrefillFirst,
+        "orca": Orca,
+    }
     return makers[name]() if name in makers else None  # as where a policy is not there
 
 
@@ -36,7 +43,9 @@ def bench() -> ServingBench:
 
 
 @pytest.mark.parametrize("name", ROUNDS)
-def test_a_round_has_the_same_points_whatever_its_seed_and_its_ratios_are_of_its_own_values(name, bench):
+def test_a_round_has_the_same_points_whatever_its_seed_and_its_ratios_are_of_its_own_values(
+    name, bench
+):
     rounds = [{point[:3]: point[3] for point in ROUNDS[name](bench, seed)} for seed in (1, 2)]
     assert set(rounds[0]) == set(rounds[1]) != set()
     assert rounds[0] != rounds[1] or name == "sarathi_serve_capacity"  # on a coarse grid
@@ -48,9 +57,17 @@ def test_a_round_has_the_same_points_whatever_its_seed_and_its_ratios_are_of_its
             continue
         unit = " [1/s]" if reference == "own" else " [s]"
         own = absolute[f"{whole.removesuffix(' of sarathi_serve')}{unit}", series, x]
-        names = {"both": "hybrid and chunked", "largest budget": "sarathi_serve", "own": "sarathi_serve"}
+        names = {
+            "both": "hybrid and chunked",
+            "largest budget": "sarathi_serve",
+            "own": "sarathi_serve",
+        }
         at = max(bench.setup.budgets) if reference == "largest budget" else x
-        key = (f"{whole.removesuffix(' of sarathi_serve')}{unit}", names.get(reference, reference), float(at))
+        key = (
+            f"{whole.removesuffix(' of sarathi_serve')}{unit}",
+            names.get(reference, reference),
+            float(at),
+        )
         expected = absolute[key] / own if reference == "own" else own / absolute[key]
         assert value == pytest.approx(expected), panel
 
@@ -71,12 +88,19 @@ def test_smaller_budgets_shorten_gaps_and_whole_prompts_lengthen_them(bench):
     assert tbt[0] < tbt[1] < tbt[2]
     points = {point[:3]: point[3] for point in ROUNDS["sarathi_serve_ablation"](bench, 0)}
     assert points["tiny: TBT P99 / both", "hybrid only", 0.0] > 1.0
-    assert not any(series == "chunked only" for _, series, _ in points), "conf/policy need not have it"
+    assert not any(series == "chunked only" for _, series, _ in points), (
+        "conf/policy need not have it"
+    )
 
 
 def test_the_longest_gaps_by_time_by_hand():
-    requests = pd.DataFrame({"token_times": [[0.0, 1.0, 4.0], [3.0, 3.5]], "finish_time": [4.0, 3.5]})
-    assert longest_gaps(requests, 4) == [(1.0, 1.0), (4.0, 3.0)]  # of 3 and 0.5 in the last second the longer
+    requests = pd.DataFrame(
+        {"token_times": [[0.0, 1.0, 4.0], [3.0, 3.5]], "finish_time": [4.0, 3.5]}
+    )
+    assert longest_gaps(requests, 4) == [
+        (1.0, 1.0),
+        (4.0, 3.0),
+    ]  # of 3 and 0.5 in the last second the longer
     assert longest_gaps(requests, 1) == [(4.0, 3.0)]
 
 
@@ -93,19 +117,25 @@ def test_the_papers_setup_has_its_objectives_and_lengths(model):
     assert setup.slo_budgets == {"strict": 512, "relaxed": 2048}
 
 
-# -- the task --------------------------------------------------------------------------------------------------------
+# -- the task --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["sarathi_serve_stalls"])
 def test_it_is_measured_and_recorded_on_a_device(name, tmp_path):
-    places = [f"output={tmp_path}", f"hydra.run.dir={tmp_path}/run", f"task.record={tmp_path}/records"]
+    places = [
+        f"output={tmp_path}",
+        f"hydra.run.dir={tmp_path}/run",
+        f"task.record={tmp_path}/records",
+    ]
     small = ["model=tiny", "device=cpu", "task.setup=dry", "task.seconds=0.1", "task.max_spread=50"]
     assert main([f"experiment={name}", *small, *places, "tracking=none"]) == 0
-    table = recorded.load(name, tmp_path / "records")
-    assert set(recorded.COLUMNS) <= set(table.columns)
+    table = load.load(name, tmp_path / "records")
+    assert set(load.COLUMNS) <= set(table.columns)
     assert set(table.device) == {"cpu"}
     assert table.y.notna().all()
-    units = {unit for panel, unit in zip(table.panel, table.unit, strict=True) if panel.endswith("[s]")}
+    units = {
+        unit for panel, unit in zip(table.panel, table.unit, strict=True) if panel.endswith("[s]")
+    }
     assert units == {"s"}
     assert (tmp_path / "run" / f"{name}.png").stat().st_size > 10_000
 
@@ -113,22 +143,31 @@ def test_it_is_measured_and_recorded_on_a_device(name, tmp_path):
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["executor=simulated", "task.every=2"], "task.every=2 has no effect: it is for the paper's curves"),
-        (["executor=simulated", "task.setup=small"], "task.setup=small has no effect: it is for measuring"),
+        (
+            ["executor=simulated", "task.every=2"],
+            "task.every=2 has no effect: it is for the paper's curves",
+        ),
+        (
+            ["executor=simulated", "task.setup=small"],
+            "task.setup=small has no effect: it is for measuring",
+        ),
         (["executor=simulated", "task.max_spread=0.2"], "task.max_spread=0.2 has no effect"),
         (["executor=simulated", "model=33b", "hardware=a6000"], "model 33b needs 64.6 GB"),
         (["workload=zipf"], "workload=zipf has no effect"),
     ],
 )
 def test_bad_input_is_one_line(args, words, tmp_path, capsys):
-    assert main(["experiment=sarathi_serve_budget", *args, "tracking=none", f"output={tmp_path}/o"]) == 2
+    assert (
+        main(["experiment=sarathi_serve_budget", *args, "tracking=none", f"output={tmp_path}/o"])
+        == 2
+    )
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     assert words in err
     assert not (tmp_path / "o").exists()
 
 
-# -- pictures --------------------------------------------------------------------------------------------------------
+# -- pictures --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", SERVING)
@@ -140,20 +179,33 @@ def test_a_picture_has_a_panel_per_device_and_data_set(name, bench):
     rows = [(name, *key, own[0], min(own), max(own)) for key, own in values.items()]
     points = pd.DataFrame(rows, columns=["figure", "panel", "series", "x", "y", "low", "high"])
     points["unit"] = points.panel.str.extract(r"\[(.+)\]$", expand=False).fillna("ratio")
-    both = pd.concat([points.assign(device=f"cpu (a processor, 2 threads), {model}") for model in ("tiny", "30m")])
-    figure = plots_serving.draw(name, both)
+    both = pd.concat(
+        [
+            points.assign(device=f"cpu (a processor, 2 threads), {model}")
+            for model in ("tiny", "30m")
+        ]
+    )
+    figure = serving.draw(name, both)
     titles = [ax.get_title() for ax in figure.axes if ax.has_data()]
     num_panels = 2 if name in ("sarathi_serve_ablation", "sarathi_serve_capacity") else 1
     assert len(titles) == 2 * num_panels
     assert {title.splitlines()[0] for title in titles} == {"cpu, tiny", "cpu, 30m"}
-    assert figure.get_suptitle().replace("\n", " ") == plots_serving.TITLES[name]
+    assert figure.get_suptitle().replace("\n", " ") == serving.TITLES[name]
 
 
 def test_the_papers_values_are_marked_at_their_bars(bench):
-    points = [("cpu, tiny", "a: TTFT P50 [s]", series, 1.0) for series in ("hybrid only", "hybrid and chunked")]
-    papers = [("paper", "a: TTFT P50 [s]", "hybrid only", 0.5), ("paper", "b: TTFT P50 [s]", "hybrid only", 9.0)]
-    table = pd.DataFrame([*points, *papers], columns=["device", "panel", "series", "y"]).assign(unit="s", x=0.0)
-    (ax,) = plots_serving.draw("sarathi_serve_ablation", table).axes
+    points = [
+        ("cpu, tiny", "a: TTFT P50 [s]", series, 1.0)
+        for series in ("hybrid only", "hybrid and chunked")
+    ]
+    papers = [
+        ("paper", "a: TTFT P50 [s]", "hybrid only", 0.5),
+        ("paper", "b: TTFT P50 [s]", "hybrid only", 9.0),
+    ]
+    table = pd.DataFrame([*points, *papers], columns=["device", "panel", "series", "y"]).assign(
+        unit="s", x=0.0
+    )
+    (ax,) = serving.draw("sarathi_serve_ablation", table).axes
     assert [line.get_ydata().tolist() for line in ax.get_lines()] == [[0.5]]
     assert [line.get_xdata().tolist() for line in ax.get_lines()] == [[0]]
 

@@ -1,4 +1,6 @@
-"""Latency, stalls, goodput and fairness against numbers worked out by hand, and the settings that they read."""
+"""Latency, stalls, goodput and fairness against numbers worked out by hand, and the settings that
+they read.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +12,16 @@ import pandas as pd
 import pytest
 
 from helpers import ScriptedExecutor, requests_of, scheduler_for
-from sarathi_lab.decode_cost import decode_iteration
-from sarathi_lab.engine import run_engine
-from sarathi_lab.errors import UserError
-from sarathi_lab.floor import Ceilings, floor_time, request_floor
-from sarathi_lab.ledger import Ledger
-from sarathi_lab.metrics import add_costs
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.paths import CONF
+from sarathi_lab.engine.ledger import Ledger
+from sarathi_lab.engine.loop import run_engine
+from sarathi_lab.model.roofline import Peaks, request_roofline, roofline_time
 from sarathi_lab.model.spec import ModelSpec
-from sarathi_lab.paths import CONF
 from sarathi_lab.policy import RequestLevel
-from sarathi_lab.run import main
-from sarathi_lab.serving_metrics import (
+from sarathi_lab.results.decode_cost import decode_iteration
+from sarathi_lab.results.metrics import add_costs
+from sarathi_lab.results.serving_metrics import (
     by_class,
     fairness,
     gaps,
@@ -35,9 +36,22 @@ from sarathi_lab.serving_metrics import (
     stall_histogram,
     stalls,
 )
-from sarathi_lab.slo import Slo, Targets
+from sarathi_lab.results.slo import Slo, Targets
+from sarathi_lab.run import main
 
-SPEC = ModelSpec("toy", 2, 4, 2, 2, 16, vocab_size=10, head_size=2, gated_ffn=False, norm="layer", activation="gelu")
+SPEC = ModelSpec(
+    "toy",
+    2,
+    4,
+    2,
+    2,
+    16,
+    vocab_size=10,
+    head_size=2,
+    gated_ffn=False,
+    norm="layer",
+    activation="gelu",
+)
 Row = tuple[int, float, float, list[float]]  # prompt, arrival, first scheduled, token times
 
 
@@ -45,11 +59,15 @@ def table(*rows: Row) -> pd.DataFrame:
     columns = ["prompt_len", "arrival_time", "first_scheduled_time", "token_times"]
     frame = pd.DataFrame(list(rows), columns=columns)
     first, last = (frame.token_times.map(lambda times, i=i: times[i]) for i in (0, -1))
-    return frame.assign(first_token_time=first, finish_time=last, output_len=frame.token_times.map(len))
+    return frame.assign(
+        first_token_time=first, finish_time=last, output_len=frame.token_times.map(len)
+    )
 
 
 # A short prompt with a stall of 3 s, a long one with even gaps of 0.5 s, and a single token.
-THREE = table((10, 0.0, 1.0, [2.0, 3.0, 6.0]), (100, 1.0, 1.0, [4.0, 4.5, 5.0]), (10, 2.0, 4.0, [5.0]))
+THREE = table(
+    (10, 0.0, 1.0, [2.0, 3.0, 6.0]), (100, 1.0, 1.0, [4.0, 4.5, 5.0]), (10, 2.0, 4.0, [5.0])
+)
 BOUNDS = (20, 50)
 CLASSES = prompt_classes(THREE, BOUNDS)
 
@@ -96,7 +114,14 @@ def test_the_histogram_holds_every_stall_once():
 
 def test_classes_begin_at_their_bounds():
     lengths = pd.DataFrame({"prompt_len": [1, 19, 20, 49, 50, 900]})
-    assert prompt_classes(lengths, BOUNDS).tolist() == ["short", "short", "medium", "medium", "long", "long"]
+    assert prompt_classes(lengths, BOUNDS).tolist() == [
+        "short",
+        "short",
+        "medium",
+        "medium",
+        "long",
+        "long",
+    ]
     found = by_class(THREE, CLASSES)
     assert (found["num_requests_short"], found["num_requests_long"]) == (2.0, 1.0)
     assert found["ttft_short_mean"] == 2.5
@@ -110,13 +135,20 @@ def test_goodput_counts_requests_that_meet_every_bound():
     slo = Slo(name="x", ttft=2.5, tbt=1.0, tpot=1.0)
     met = is_good(THREE, slo)
     assert met["ttft"].tolist() == [True, False, False]
-    assert met["tbt"].tolist() == [False, True, True]  # the single token has no gap that could be too long
+    assert met["tbt"].tolist() == [
+        False,
+        True,
+        True,
+    ]  # the single token has no gap that could be too long
     assert met["tpot"].tolist() == [False, True, True]
     assert not met["all"].any()
     found = goodput(THREE, 10.0, Slo(name="x", ttft=3.0, tbt=1.0), CLASSES)
     assert found["slo_attainment"] == pytest.approx(2 / 3)
     assert found["goodput"] == pytest.approx(2 / 10)
-    assert (found["slo_attainment_ttft"], found["slo_attainment_tbt"]) == (1.0, pytest.approx(2 / 3))
+    assert (found["slo_attainment_ttft"], found["slo_attainment_tbt"]) == (
+        1.0,
+        pytest.approx(2 / 3),
+    )
     assert (found["slo_attainment_short"], found["slo_attainment_long"]) == (0.5, 1.0)
     assert found["slo_met"] == 0.0
     assert goodput(THREE, 10.0, Slo(name="none"), CLASSES) == {}
@@ -143,25 +175,33 @@ def test_jain_index_by_hand():
 
 
 def test_fairness_is_of_slowdowns():
-    found = fairness(THREE, np.array([3.0, 1.0, 3.0]), CLASSES)  # latencies 6, 4, 3: slowdowns 2, 4, 1
+    found = fairness(
+        THREE, np.array([3.0, 1.0, 3.0]), CLASSES
+    )  # latencies 6, 4, 3: slowdowns 2, 4, 1
     assert found["slowdown_p50"] == 2.0
     assert (found["slowdown_short_mean"], found["slowdown_long_mean"]) == (1.5, 4.0)
     assert found["slowdown_class_ratio"] == pytest.approx(4 / 1.5)
     assert found["slowdown_jain"] == pytest.approx(49 / (3 * 21))
 
 
-@pytest.mark.parametrize("ceilings", [Ceilings(1e3, 1e9, "compute-bound"), Ceilings(1e9, 100.0, "memory-bound")])
-def test_the_floor_of_a_request_alone_is_that_of_its_iterations(ceilings):
+@pytest.mark.parametrize(
+    "peaks", [Peaks(1e3, 1e9, "compute-bound"), Peaks(1e9, 100.0, "memory-bound")]
+)
+def test_the_roofline_of_a_request_alone_is_that_of_its_iterations(peaks):
     ledger = Ledger()
     run_engine(requests_of((8, 5)), scheduler_for(RequestLevel()), ScriptedExecutor(), ledger)
-    iterations = add_costs(ledger.iterations(), SPEC, 2, ceilings)
-    expected = floor_time(SPEC, iterations, 2, ceilings).sum()
-    assert request_floor(SPEC, ledger.requests(), 2, ceilings).tolist() == pytest.approx([expected])
+    iterations = add_costs(ledger.iterations(), SPEC, 2, peaks)
+    expected = roofline_time(SPEC, iterations, 2, peaks).sum()
+    assert request_roofline(SPEC, ledger.requests(), 2, peaks).tolist() == pytest.approx([expected])
 
 
 def test_a_decode_iteration_is_timed_on_the_executor():
-    executor = ScriptedExecutor(lambda batch: 0.1 * batch.num_decode_tokens + 0.001 * batch.decode_kv_tokens)
-    assert decode_iteration(executor, 4, 100, num_blocks=1000, block_size=4) == pytest.approx(0.4 + 0.4)
+    executor = ScriptedExecutor(
+        lambda batch: 0.1 * batch.num_decode_tokens + 0.001 * batch.decode_kv_tokens
+    )
+    assert decode_iteration(executor, 4, 100, num_blocks=1000, block_size=4) == pytest.approx(
+        0.4 + 0.4
+    )
     assert len(executor.schedule) == 6
     assert set(executor.schedule[0]) == {(0, 99, 1)}
     short = decode_iteration(executor, 4, 100, num_blocks=8, block_size=4)  # two blocks each
@@ -177,9 +217,16 @@ def test_a_relative_objective_becomes_seconds():
     assert Slo(name="none").describe() == "no bounds"
 
 
-# -- runs ------------------------------------------------------------------------------------------------------------
+# -- runs ------------------------------------------------------------------------------------------
 
-LOAD = ["executor=simulated", "tracking=none", "baselines=[]", "workload=uniform", "workload.max_len=3000", "batch=8"]
+LOAD = [
+    "executor=simulated",
+    "tracking=none",
+    "baselines=[]",
+    "workload=uniform",
+    "workload.max_len=3000",
+    "batch=8",
+]
 
 
 def summary_of(folder: Path, *args: str) -> dict[str, float]:
@@ -195,10 +242,16 @@ def test_a_run_is_held_against_the_objective_and_its_settings_have_effects(tmp_p
     bounded = Slo(name="strict", tbt=1.1 * found["slo_decode_time"])
     assert found["slo_attainment"] == is_good(requests, bounded)["all"].mean()
     assert 0 < found["slo_attainment"] < 1
-    assert found["goodput"] == pytest.approx(found["slo_attainment"] * len(requests) / found["duration"])
+    assert found["goodput"] == pytest.approx(
+        found["slo_attainment"] * len(requests) / found["duration"]
+    )
     assert found["num_stalls"] == (gaps(requests) > 0.2).sum()
-    assert {"ttft_short_p50", "ttft_medium_p99", "ttft_long_mean", "slowdown_class_ratio"} <= set(found)
-    other = summary_of(tmp_path / "b", *slo, "slo.tbt_factor=15", "stall=0.01", "prompt_classes=[100,700]")
+    assert {"ttft_short_p50", "ttft_medium_p99", "ttft_long_mean", "slowdown_class_ratio"} <= set(
+        found
+    )
+    other = summary_of(
+        tmp_path / "b", *slo, "slo.tbt_factor=15", "stall=0.01", "prompt_classes=[100,700]"
+    )
     assert other["slo_attainment"] > found["slo_attainment"]
     assert other["num_stalls"] > found["num_stalls"]
     assert other["num_requests_long"] > found["num_requests_long"]
@@ -233,7 +286,10 @@ def _loaded(path: Path) -> dict[str, float]:
     ("args", "words"),
     [
         (["slo=stict"], "slo=stict is unknown (did you mean strict?)"),
-        (["slo=yi-34b-strict", "slo.tbt=-1"], "slo.tbt=-1 must be a finite number above 0; use seconds"),
+        (
+            ["slo=yi-34b-strict", "slo.tbt=-1"],
+            "slo.tbt=-1 must be a finite number above 0; use seconds",
+        ),
         (["slo=strict", "slo.quantile=2"], "slo.quantile=2 exceeds 1"),
         (["slo=strict", "slo.tbt_factor=0"], "slo.tbt_factor=0 must be a finite number above 0"),
         (["slo=strict", "+slo.tbt=0.1"], "are two bounds; drop one"),

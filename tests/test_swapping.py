@@ -1,4 +1,6 @@
-"""Preemption by swapping: blocks come back as they were, whoever computes, and the time that it takes is charged."""
+"""Preemption by swapping: blocks come back as they were, whoever computes, and the time that it
+takes is charged.
+"""
 
 from __future__ import annotations
 
@@ -17,35 +19,42 @@ from checkpoints import DEVICE
 from helpers import requests_of, scheduler_for
 from native_library import needs_library
 from sarathi_kernels.chip import chip_of
-from sarathi_lab.engine import run_engine
-from sarathi_lab.errors import UserError
-from sarathi_lab.floor import Ceilings
-from sarathi_lab.ledger import Ledger
-from sarathi_lab.metrics import add_costs, summarise
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.paths import CONF
+from sarathi_lab.engine.ledger import Ledger
+from sarathi_lab.engine.loop import run_engine
+from sarathi_lab.engine.request import Batch, Copy, Request, SequenceState
+from sarathi_lab.executor.simulated.analytic import AnalyticCostModel
+from sarathi_lab.executor.simulated.backend import SimulatedBackend
+from sarathi_lab.executor.simulated.cost_model import make_cost_model
+from sarathi_lab.executor.simulated.executor import SimulatedExecutor
+from sarathi_lab.executor.simulated.hardware import Parallel
+from sarathi_lab.executor.simulated.pipeline import PipelineExecutor
+from sarathi_lab.executor.torch import backend, host_pool
+from sarathi_lab.executor.torch.backend import TorchBackend
+from sarathi_lab.executor.torch.executor import TorchExecutor
+from sarathi_lab.executor.torch.shapes import Limits
+from sarathi_lab.executor.torch.watching import HostTimeline
+from sarathi_lab.model.roofline import Peaks
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.model.transformer import KVCache, Transformer
 from sarathi_lab.model.weights import load_model
-from sarathi_lab.paths import CONF
 from sarathi_lab.policy import Orca, PrefillFirst, Sarathi, SarathiServe
-from sarathi_lab.request import Batch, Copy, Request, Sequence
-from sarathi_lab.simulator.analytic import AnalyticCostModel
-from sarathi_lab.simulator.backend import SimulatedBackend
-from sarathi_lab.simulator.cost_model import make_cost_model
-from sarathi_lab.simulator.executor import SimulatedExecutor
-from sarathi_lab.simulator.parallel import Parallel
-from sarathi_lab.simulator.pipeline import PipelineExecutor
-from sarathi_lab.torch_executor import host_pool, kernels, native
-from sarathi_lab.torch_executor.backend import TorchBackend
-from sarathi_lab.torch_executor.executor import TorchExecutor
-from sarathi_lab.torch_executor.shapes import Limits
-from sarathi_lab.torch_executor.timeline import HostTimeline
+from sarathi_lab.results.metrics import add_costs, summarise
 from simulated import TOY
 from test_parallel import LINKED
 
 BLOCK_SIZE = 16
 # Heads of 64, which all kernels take.
 SPEC = ModelSpec(
-    name="toy", num_layers=2, hidden_size=128, num_heads=2, num_kv_heads=1, head_size=64, ffn_size=96, vocab_size=97
+    name="toy",
+    num_layers=2,
+    hidden_size=128,
+    num_heads=2,
+    num_kv_heads=1,
+    head_size=64,
+    ffn_size=96,
+    vocab_size=97,
 )
 LENGTHS = [(30, 12), (29, 12), (31, 11), (5, 3)]
 POLICIES = [
@@ -59,20 +68,27 @@ POLICIES = [
 
 def with_tokens(lengths=LENGTHS) -> list[Request]:
     rng = np.random.default_rng(5)
-    return [Request(i, 0.0, p, d, rng.integers(0, 97, p, dtype=np.int32)) for i, (p, d) in enumerate(lengths)]
+    return [
+        Request(i, 0.0, p, d, rng.integers(0, 97, p, dtype=np.int32))
+        for i, (p, d) in enumerate(lengths)
+    ]
 
 
 def model_on(kind: str) -> Transformer:
     model = load_model(SPEC, None, DEVICE, torch.float32, seed=0)
     if kind == "native":
-        native.install(model)
+        backend.use_native(model)
     elif kind == "triton":
-        kernels.install(model, "series")
+        backend.use_triton(model, "series")
     return model
 
 
 def executor_of(
-    model: Transformer, kind: str, num_blocks: int, num_host_blocks: int, block_size: int = BLOCK_SIZE
+    model: Transformer,
+    kind: str,
+    num_blocks: int,
+    num_host_blocks: int,
+    block_size: int = BLOCK_SIZE,
 ) -> TorchExecutor:
     """Triton's with two batches in flight, the others one at a time."""
     with_kernels = {"limits": Limits(SPEC, block_size, chip_of(DEVICE).num_sms), "capacity": 2}
@@ -104,11 +120,15 @@ def served(model, kind, policy, num_blocks, num_host_blocks=0, lengths=LENGTHS, 
     return ledger.requests().output_token_ids.tolist(), ledger.iterations()
 
 
-# Two prompts of a block each, in a cache of three, so that the first to need a second one evicts the other.
+# Two prompts of a block each, in a cache of three, so that the first to need a second one evicts
+# the other.
 SHORT = [(15, 5), (16, 3)]
 CASES = [
     *[pytest.param("torch", policy, LENGTHS, 5, id=f"torch {policy}") for policy in POLICIES],
-    *[pytest.param("native", policy, LENGTHS, 5, id=f"native {policy}", marks=needs_library) for policy in POLICIES],
+    *[
+        pytest.param("native", policy, LENGTHS, 5, id=f"native {policy}", marks=needs_library)
+        for policy in POLICIES
+    ],
     pytest.param("triton", POLICIES[1], SHORT, 3, id="triton, two batches in flight"),
 ]
 
@@ -117,11 +137,15 @@ CASES = [
 def test_swapping_changes_no_token(kind, policy, lengths, num_blocks):
     model = model_on(kind)
     expected, roomy = served(model, kind, policy, num_blocks=20, lengths=lengths)
-    tokens, tight = served(model, kind, policy, num_blocks=num_blocks, num_host_blocks=6, lengths=lengths)
+    tokens, tight = served(
+        model, kind, policy, num_blocks=num_blocks, num_host_blocks=6, lengths=lengths
+    )
     assert tokens == expected
     assert roomy.num_preemptions.sum() == roomy.num_swapped_blocks.sum() == 0
     assert tight.num_swapped_blocks.sum() > 0
-    assert tight.num_prefill_tokens.sum() == roomy.num_prefill_tokens.sum()  # nothing was computed again
+    assert (
+        tight.num_prefill_tokens.sum() == roomy.num_prefill_tokens.sum()
+    )  # nothing was computed again
 
 
 def filled_cache(num_blocks: int) -> KVCache:
@@ -134,11 +158,15 @@ def filled_cache(num_blocks: int) -> KVCache:
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 5), st.integers(0, 3)), max_size=24))
 def test_copies_are_made_in_their_order(moves):
-    """Block by block, with plain indexing; a block may go out and its place be taken within one batch."""
+    """Block by block, with plain indexing; a block may go out and its place be taken within one
+    batch.
+    """
     copies = []
     for is_out, device_block, host_block in moves:
         same_way = [copy for copy in copies if copy.is_out == is_out]
-        if any(copy.host_block == host_block or copy.device_block == device_block for copy in same_way):
+        if any(
+            copy.host_block == host_block or copy.device_block == device_block for copy in same_way
+        ):
             continue  # a block manager gives no block twice
         copies.append(Copy(is_out, device_block, host_block))
     cache, expected = filled_cache(6), filled_cache(6)
@@ -155,7 +183,9 @@ def test_copies_are_made_in_their_order(moves):
 
 
 def test_many_blocks_pass_in_parts(monkeypatch):
-    monkeypatch.setattr(host_pool, "STAGED_BYTES", 3 * SPEC.num_layers * 4 * 64 * 4)  # three blocks of keys
+    monkeypatch.setattr(
+        host_pool, "STAGED_BYTES", 3 * SPEC.num_layers * 4 * 64 * 4
+    )  # three blocks of keys
     cache, expected = filled_cache(10), filled_cache(10)
     pool = host_pool.HostPool(cache, 10)
     there = [Copy(True, block, 9 - block) for block in range(10)]
@@ -174,14 +204,14 @@ def test_a_cache_in_host_memory_must_fit_it():
     backend.check(SPEC, 16, host_kv_tokens=16)
 
 
-# -- simulated ------------------------------------------------------------------------------------------------------
+# -- simulated -------------------------------------------------------------------------------------
 
 HOSTED = replace(LINKED, host_bytes_per_second=1000.0)
 
 
 def swapped_batch(num_blocks: int) -> Batch:
     batch = Batch()
-    batch.add(Sequence(Request(0, 0.0, 8, 2), order=0), 8)
+    batch.add(SequenceState(Request(0, 0.0, 8, 2), order=0), 8)
     batch.copies = [Copy(True, i, i) for i in range(num_blocks)]
     batch.num_swapped_tokens = 4 * num_blocks
     return batch
@@ -199,11 +229,17 @@ def test_swapping_takes_the_bytes_over_the_hosts_link():
 
 
 def test_each_device_swaps_its_share():
-    cost = AnalyticCostModel(replace(SPEC, num_kv_heads=2), HOSTED, 2, Parallel(tensor=2, pipeline=2))
+    cost = AnalyticCostModel(
+        replace(SPEC, num_kv_heads=2), HOSTED, 2, Parallel(tensor=2, pipeline=2)
+    )
     share = 12 * cost.spec.kv_bytes_per_token(2) / 4 / 1000
-    stages = zip(cost.stage_times(swapped_batch(3)), cost.stage_times(swapped_batch(0)), strict=True)
+    stages = zip(
+        cost.stage_times(swapped_batch(3)), cost.stage_times(swapped_batch(0)), strict=True
+    )
     assert [with_swap - without for with_swap, without in stages] == pytest.approx([share, share])
-    assert sum(cost.operation_times(swapped_batch(3)).values()) == pytest.approx(cost.iteration_time(swapped_batch(3)))
+    assert sum(cost.operation_times(swapped_batch(3)).values()) == pytest.approx(
+        cost.iteration_time(swapped_batch(3))
+    )
 
 
 @pytest.mark.parametrize("level", ["analytic", "profiled"])
@@ -217,7 +253,9 @@ def test_both_cost_models_charge_the_configured_link(level):
 
 @pytest.mark.parametrize("num_stages", [1, 2])
 def test_a_simulated_run_is_longer_by_what_it_swaps(num_stages):
-    """At the same schedule: on a host of no time at all, and on one whose copies take a second a block."""
+    """At the same schedule: on a host of no time at all, and on one whose copies take a second a
+    block.
+    """
     seconds_per_token = 1 / 4
 
     def run(seconds: float) -> pd.DataFrame:
@@ -226,17 +264,24 @@ def test_a_simulated_run_is_longer_by_what_it_swaps(num_stages):
 
         blocks = {"num_blocks": 9, "block_size": 4, "num_host_blocks": 20, "preemption": "swap"}
         policy = SarathiServe(chunk=8, watermark=0.0)
-        scheduler = scheduler_for(policy, batch_size=3, num_micro_batches=num_stages, max_model_len=30, **blocks)
+        scheduler = scheduler_for(
+            policy, batch_size=3, num_micro_batches=num_stages, max_model_len=30, **blocks
+        )
         ledger = Ledger()
-        run_engine(requests_of(*[(8, 16)] * 4), scheduler, PipelineExecutor(num_stages, stage_times), ledger)
+        run_engine(
+            requests_of(*[(8, 16)] * 4),
+            scheduler,
+            PipelineExecutor(num_stages, stage_times),
+            ledger,
+        )
         return ledger.iterations()
 
     free, charged = run(0.0), run(seconds_per_token)
     assert free.num_swapped_blocks.sum() > 0
     assert (free.num_swapped_tokens == 4 * free.num_swapped_blocks).all()
-    assert (charged.busy - charged.num_prefill_tokens - charged.num_decode_tokens).tolist() == pytest.approx(
-        charged.num_swapped_blocks.tolist()
-    )
+    assert (
+        charged.busy - charged.num_prefill_tokens - charged.num_decode_tokens
+    ).tolist() == pytest.approx(charged.num_swapped_blocks.tolist())
 
 
 def test_a_summary_counts_swapped_blocks_and_their_bytes():
@@ -244,9 +289,9 @@ def test_a_summary_counts_swapped_blocks_and_their_bytes():
     ledger = Ledger()
     scheduler = scheduler_for(SarathiServe(chunk=100, watermark=0.0), **blocks)
     run_engine(requests_of((4, 4), (4, 4)), scheduler, SimulatedExecutor(lambda batch: 1.0), ledger)
-    ceilings = Ceilings(1e12, 1e9, "by hand")
-    iterations = add_costs(ledger.iterations(), SPEC, 2, ceilings)
-    summary = summarise(iterations, ledger.requests(), ceilings, None)
+    peaks = Peaks(1e12, 1e9, "by hand")
+    iterations = add_costs(ledger.iterations(), SPEC, 2, peaks)
+    summary = summarise(iterations, ledger.requests(), peaks, None)
     assert summary["num_swapped_blocks"] == 4  # two out, two in
     assert summary["swap_bytes"] == 4 * 2 * SPEC.kv_bytes_per_token(2)
 
@@ -254,5 +299,7 @@ def test_a_summary_counts_swapped_blocks_and_their_bytes():
 def test_hardware_of_an_unknown_host_swaps_nothing():
     backend = SimulatedBackend(replace(TOY, memory_bytes=1e9))
     backend.check(SPEC, 16)
-    with pytest.raises(UserError, match="host_bytes_per_second to its file, or use preemption=recompute"):
+    with pytest.raises(
+        UserError, match="host_bytes_per_second to its file, or use preemption=recompute"
+    ):
         backend.check(SPEC, 16, host_kv_tokens=16)

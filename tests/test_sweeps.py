@@ -1,4 +1,6 @@
-"""Sweeps that people leave running: continued after an interruption, spread over processes, steered by optuna."""
+"""Sweeps that people leave running: continued after an interruption, spread over processes, steered
+by optuna.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from sarathi_lab.config.sweep_launch import duration
 from sarathi_lab.run import main
-from sarathi_lab.sweeps.progress import duration
 
 SCRIPTED = ["task._target_=sweep_tasks.Scripted", "tracking=none", "executor=simulated", "-m"]
 SIMULATED = ["executor=simulated", "tracking=none", "workload.num_requests=6", "batch=4", "-m"]
@@ -46,7 +48,10 @@ def wait_for(path: Path, text: str, process: subprocess.Popen[str]) -> None:
 def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
     """Every file below `folder`, with its bytes and time of change."""
     files = (path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+    return {
+        str(path.relative_to(folder)): (path.read_bytes(), path.stat().st_mtime_ns)
+        for path in files
+    }
 
 
 def calls(output: Path) -> list[str]:
@@ -112,7 +117,10 @@ def test_ctrl_c_says_the_command_that_continues(output, capfd):
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert err == f"interrupted: finished runs are kept; python -m sarathi_lab.run resume={sweep} continues\n"
+    assert (
+        err == f"interrupted: finished runs are kept; python -m sarathi_lab.run resume={sweep} "
+        "continues\n"
+    )
     (output / "wait-128").unlink()
     assert main([f"resume={sweep}"]) == 0  # its own settings, though none are named
     assert calls(output) == ["64", "128", "128"]
@@ -140,7 +148,10 @@ def test_a_killed_sweep_over_simulated_runs_continues_with_its_baselines(output,
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["chunk=64,128", "-m", "resume=true"], "resume=true finds no unfinished sweep of this command below"),
+        (
+            ["chunk=64,128", "-m", "resume=true"],
+            "resume=true finds no unfinished sweep of this command below",
+        ),
         (["chunk=64,128", "-m", "resume=nowhere"], "resume=nowhere is not the folder of a sweep"),
         (["chunk=64,128", "-m", "resume="], "resume= names nothing"),
         (["resume=true"], "resume=true has no effect: this is one run"),
@@ -149,8 +160,14 @@ def test_a_killed_sweep_over_simulated_runs_continues_with_its_baselines(output,
         (["hydra/sweeper=ax", "-m"], "hydra/sweeper=ax is unknown; use basic"),
         (["hydra.sweep.subdir=x", "-m"], "hydra.sweep.subdir=x has no effect"),
         (["hydra/sweeper=optuna_search", "-m"], "nothing to search; add a space"),
-        (["experiment=best_chunk", "hydra.sweeper.n_trials=0"], "hydra.sweeper.n_trials=0 is below 1"),
-        (["experiment=best_chunk", "hydra.sweeper.objective=speed"], "hydra.sweeper.objective=speed is unknown"),
+        (
+            ["experiment=best_chunk", "hydra.sweeper.n_trials=0"],
+            "hydra.sweeper.n_trials=0 is below 1",
+        ),
+        (
+            ["experiment=best_chunk", "hydra.sweeper.objective=speed"],
+            "hydra.sweeper.objective=speed is unknown",
+        ),
         (["experiment=best_chunk", "chunk=range(2,9)"], "chunk=2 is smaller than the 7 decodes"),
     ],
 )
@@ -165,19 +182,32 @@ def test_a_missing_plugin_is_named_with_its_command(output):
     code = "import sys; sys.modules['hydra_plugins'] = None\n"
     code += "from sarathi_lab.run import main; sys.exit(main(sys.argv[1:]))"
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", code, "hydra/launcher=joblib", "-m", "executor=simulated", f"output={output}"]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
+    command = [
+        sys.executable,
+        "-c",
+        code,
+        "hydra/launcher=joblib",
+        "-m",
+        "executor=simulated",
+        f"output={output}",
+    ]
+    done = subprocess.run(
+        command, env=env, capture_output=True, text=True, timeout=120, check=False
+    )
     package = "hydra-joblib-launcher"
     assert done.returncode == 2
     assert done.stderr == (
-        f"error: hydra/launcher=joblib needs the package {package}, which is missing; pip install {package}\n"
+        f"error: hydra/launcher=joblib needs the package {package}, which is missing; pip "
+        f"install {package}\n"
     )
 
 
 def test_optuna_missing_is_named_with_its_command(output, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
     assert main(["experiment=best_chunk", f"output={output}"]) == 2
-    assert capsys.readouterr().err.endswith("needs the package optuna, which is missing; pip install optuna\n")
+    assert capsys.readouterr().err.endswith(
+        "needs the package optuna, which is missing; pip install optuna\n"
+    )
 
 
 def test_another_configuration_is_not_mixed_in(output, capfd):
@@ -194,19 +224,28 @@ def test_another_configuration_is_not_mixed_in(output, capfd):
 def test_processes_have_cores_of_their_own_and_a_killed_one_is_recorded(output):
     (output / "kill-256").touch()
     (output / "meet").touch()
-    args = [*SCRIPTED, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "chunk=64,128,256,512,1024"]
+    args = [
+        *SCRIPTED,
+        "hydra/launcher=joblib",
+        "hydra.launcher.n_jobs=2",
+        "chunk=64,128,256,512,1024",
+    ]
     process = start(args, output)
     out, err = process.communicate(timeout=120)
     sweep = sweep_of(output)
     assert process.returncode == 2, err
-    assert "its process was killed" in json.loads((sweep / "2" / "failed.json").read_text())["error"]
+    assert (
+        "its process was killed" in json.loads((sweep / "2" / "failed.json").read_text())["error"]
+    )
     ended = [number for number in range(5) if (sweep / str(number) / "finished.json").is_file()]
     failed = [number for number in range(5) if (sweep / str(number) / "failed.json").is_file()]
     assert sorted(ended + failed) == [0, 1, 2, 3, 4]
     assert {0, 1} <= set(ended)
     assert sorted(map(int, re.findall(r"^\[(\d)/5\]", out, flags=re.MULTILINE))) == [1, 2, 3, 4, 5]
     assert (sweep / "0" / "output.txt").read_text().endswith("chunk 64\n")
-    cores = {found["process"]: set(found["cores"]) for found in (result(sweep, 0), result(sweep, 1))}
+    cores = {
+        found["process"]: set(found["cores"]) for found in (result(sweep, 0), result(sweep, 1))
+    }
     assert len(cores) == 2
     if len(os.sched_getaffinity(0)) > 1:
         assert set.isdisjoint(*cores.values())
@@ -214,16 +253,22 @@ def test_processes_have_cores_of_their_own_and_a_killed_one_is_recorded(output):
 
 def test_ctrl_c_ends_the_processes_too(output):
     (output / "wait-128").touch()
-    process = start([*SCRIPTED, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "chunk=64,128"], output)
+    process = start(
+        [*SCRIPTED, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "chunk=64,128"], output
+    )
     wait_for(output / "calls", "128", process)
     wait_for(sweep_of(output) / "0" / "finished.json", "seconds", process)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert err.splitlines()[-1].startswith("interrupted: finished runs are kept; python -m sarathi_lab.run resume=")
+    assert err.splitlines()[-1].startswith(
+        "interrupted: finished runs are kept; python -m sarathi_lab.run resume="
+    )
     assert "Traceback" not in err
     (output / "wait-128").unlink()
-    assert main([f"resume={sweep_of(output)}", "hydra/launcher=basic"]) == 0  # the launcher may be another
+    assert (
+        main([f"resume={sweep_of(output)}", "hydra/launcher=basic"]) == 0
+    )  # the launcher may be another
     assert sorted(calls(output)) == ["128", "128", "64"]
 
 
@@ -243,7 +288,12 @@ def test_jobs_beside_each_other_run_each_baseline_once(output):
 
 
 def test_optuna_finds_the_top_and_a_search_goes_on_where_it_stopped(output, capfd):
-    args = [*SCRIPTED, f"output={output}", "hydra/sweeper=optuna_search", "hydra.sweeper.n_trials=14"]
+    args = [
+        *SCRIPTED,
+        f"output={output}",
+        "hydra/sweeper=optuna_search",
+        "hydra.sweeper.n_trials=14",
+    ]
     args += ["chunk=range(100,901,step=100)"]
     (output / "stop-500").touch()
     assert main(args) == 2
@@ -257,19 +307,37 @@ def test_optuna_finds_the_top_and_a_search_goes_on_where_it_stopped(output, capf
     assert {name: contents(sweep / name) for name in kept} == kept
     assert calls(output)[len(first)] == "500"
     best = json.loads((sweep / "best.json").read_text())
-    assert best == {"params": {"chunk": 500}, "objective": "throughput", "value": 10000.0, "trials": 14}
+    assert best == {
+        "params": {"chunk": 500},
+        "objective": "throughput",
+        "value": 10000.0,
+        "trials": 14,
+    }
     assert "best of 14 trials: chunk=500, throughput 10000" in capfd.readouterr().out
 
 
 def test_the_published_search_finds_a_chunk_in_simulation(output, capfd):
-    args = ["experiment=best_chunk", "tracking=none", "workload.num_requests=4", "batch=4", "baselines=[]"]
+    args = [
+        "experiment=best_chunk",
+        "tracking=none",
+        "workload.num_requests=4",
+        "batch=4",
+        "baselines=[]",
+    ]
     assert main([*args, "hydra.sweeper.n_trials=3", f"output={output}"]) == 0
     sweep = sweep_of(output)
-    summaries = {path.parent.name: json.loads(path.read_text()) for path in sweep.rglob("summary.json")}
+    summaries = {
+        path.parent.name: json.loads(path.read_text()) for path in sweep.rglob("summary.json")
+    }
     best = json.loads((sweep / "best.json").read_text())
     assert best["value"] == max(summary["throughput"] for summary in summaries.values())
     assert best["params"]["chunk"] % 64 == 0
 
 
 def test_durations_read_as_people_say_them():
-    assert [duration(seconds) for seconds in (0.2, 40, 240, 7800)] == ["1 s", "40 s", "4 min", "2 h 10 min"]
+    assert [duration(seconds) for seconds in (0.2, 40, 240, 7800)] == [
+        "1 s",
+        "40 s",
+        "4 min",
+        "2 h 10 min",
+    ]

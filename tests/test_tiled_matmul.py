@@ -1,4 +1,6 @@
-"""The matrix product of chosen tiles, interpreted or on a GPU, against plain torch; both of its paths."""
+"""The matrix product of chosen tiles, interpreted or on a GPU, against plain torch; both of its
+paths.
+"""
 
 from __future__ import annotations
 
@@ -26,20 +28,34 @@ def inside_nan(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    ("rows", "depth", "columns"), [(1, 16, 32), (3, 80, 8), (33, 40, 100), (160, 7, 33), (17, 1, 5)], ids=str
+    ("rows", "depth", "columns"),
+    [(1, 16, 32), (3, 80, 8), (33, 40, 100), (160, 7, 33), (17, 1, 5)],
+    ids=str,
 )
-def test_product_by_each_thread_s_loads(rows: int, depth: int, columns: int, dtype: torch.dtype) -> None:
-    a, b = inside_nan(random(rows, depth, dtype=dtype)), inside_nan(random(depth, columns, dtype=dtype, seed=1))
+def test_product_by_each_thread_s_loads(
+    rows: int, depth: int, columns: int, dtype: torch.dtype
+) -> None:
+    a, b = (
+        inside_nan(random(rows, depth, dtype=dtype)),
+        inside_nan(random(depth, columns, dtype=dtype, seed=1)),
+    )
     out = tiled_matmul(a, b, SMALL, use_descriptors=False)
     assert relative_error(out, a.double() @ b.double()) < BOUNDS[dtype]
 
 
 @pytest.mark.skipif(not HAS_DESCRIPTORS, reason="needs sm_90 or later")
 @pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype != torch.float32])
-@pytest.mark.parametrize(("rows", "depth", "columns"), [(1, 16, 32), (3, 80, 8), (33, 40, 104), (300, 8, 40)], ids=str)
+@pytest.mark.parametrize(
+    ("rows", "depth", "columns"), [(1, 16, 32), (3, 80, 8), (33, 40, 104), (300, 8, 40)], ids=str
+)
 @pytest.mark.parametrize("tile", [Tile(64, 32, 16), Tile(128, 16, 16)], ids=str)
-def test_product_by_descriptors(tile: Tile, rows: int, depth: int, columns: int, dtype: torch.dtype) -> None:
-    a, b = inside_nan(random(rows, depth, dtype=dtype)), inside_nan(random(depth, columns, dtype=dtype, seed=1))
+def test_product_by_descriptors(
+    tile: Tile, rows: int, depth: int, columns: int, dtype: torch.dtype
+) -> None:
+    a, b = (
+        inside_nan(random(rows, depth, dtype=dtype)),
+        inside_nan(random(depth, columns, dtype=dtype, seed=1)),
+    )
     out = tiled_matmul(a, b, tile, use_descriptors=True)
     assert relative_error(out, a.double() @ b.double()) < BOUNDS[dtype]
 
@@ -67,7 +83,10 @@ def test_a_persistent_program_goes_on_to_its_next_tile() -> None:
 @pytest.mark.parametrize("tile", TILES, ids=str)
 @pytest.mark.parametrize("rows", [256, 257, 2048])
 def test_large_products_on_a_gpu(tile: Tile, rows: int) -> None:
-    a, b = random(rows, 5120, dtype=torch.bfloat16), random(5120, 1096, dtype=torch.bfloat16, seed=1)
+    a, b = (
+        random(rows, 5120, dtype=torch.bfloat16),
+        random(5120, 1096, dtype=torch.bfloat16, seed=1),
+    )
     expected = a.double() @ b.double()
     for use_descriptors in (False, True) if HAS_DESCRIPTORS else (False,):
         out = tiled_matmul(a, b, tile, use_descriptors=use_descriptors)
@@ -84,9 +103,17 @@ def test_the_path_follows_the_chip_the_dtype_and_the_alignment() -> None:
             )
         return str(recording.launches[0].kernel.__name__)
 
-    assert kernel(90, 512, torch.bfloat16) == kernel(100, 512, torch.float16) == "persistent_matmul_kernel"
-    assert kernel(80, 512, torch.bfloat16) == kernel(86, 512, torch.float16) == "tiled_matmul_kernel"
-    assert kernel(90, 511, torch.bfloat16) == kernel(90, 512, torch.float32) == "tiled_matmul_kernel"
+    assert (
+        kernel(90, 512, torch.bfloat16)
+        == kernel(100, 512, torch.float16)
+        == "persistent_matmul_kernel"
+    )
+    assert (
+        kernel(80, 512, torch.bfloat16) == kernel(86, 512, torch.float16) == "tiled_matmul_kernel"
+    )
+    assert (
+        kernel(90, 511, torch.bfloat16) == kernel(90, 512, torch.float32) == "tiled_matmul_kernel"
+    )
 
 
 def test_product_refuses_what_does_not_match() -> None:
@@ -99,7 +126,13 @@ def test_product_refuses_what_does_not_match() -> None:
         tiled_matmul(a, b, Tile(48, 32, 16))
     with pytest.raises(ValueError, match="rows must be contiguous"):
         tiled_matmul(a, b.t().contiguous().t(), SMALL)
-    with assumed(CHIPS[90]), pytest.raises(ValueError, match=r"rows of \(16, 5\) are not aligned to 16 bytes"):
+    with (
+        assumed(CHIPS[90]),
+        pytest.raises(ValueError, match=r"rows of \(16, 5\) are not aligned to 16 bytes"),
+    ):
         tiled_matmul(a, b, SMALL, use_descriptors=True)
-    with assumed(CHIPS[86]), pytest.raises(ValueError, match="sm_86 has no tensor memory accelerator"):
+    with (
+        assumed(CHIPS[86]),
+        pytest.raises(ValueError, match="sm_86 has no tensor memory accelerator"),
+    ):
         tiled_matmul(a, b, SMALL, use_descriptors=True)

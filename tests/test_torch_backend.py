@@ -12,20 +12,27 @@ from sarathi_kernels import support
 from sarathi_kernels.chip import CHIPS, Chip, assumed
 from sarathi_kernels.cpu import library
 from sarathi_kernels.cpu.build import NotBuilt
-from sarathi_lab.errors import RunError, UserError
-from sarathi_lab.floor import Ceilings
-from sarathi_lab.model.auto import AutoModel
-from sarathi_lab.paths import CONF
-from sarathi_lab.plan import Plan, make_plan
+from sarathi_lab.config.errors import RunError, UserError
+from sarathi_lab.config.paths import CONF
+from sarathi_lab.executor.torch import backend
+from sarathi_lab.executor.torch.backend import TorchBackend
+from sarathi_lab.executor.torch.device import Room, use_threads
+from sarathi_lab.executor.torch.faults import faults_explained
+from sarathi_lab.model.checkpoint import AutoModel
+from sarathi_lab.model.roofline import Peaks
 from sarathi_lab.run import main
-from sarathi_lab.torch_executor import kernels, native
-from sarathi_lab.torch_executor.backend import TorchBackend
-from sarathi_lab.torch_executor.cpu_threads import use_threads
-from sarathi_lab.torch_executor.faults import faults_explained
-from sarathi_lab.torch_executor.pool import Room
+from sarathi_lab.tasks.plan import Plan, make_plan
 
 CPU = torch.device("cpu")
-SMALL = ["model=tiny", "tracking=none", "seq_len=48", "pd_ratio=5", "batch=2", "workload.num_requests=3", "device=cpu"]
+SMALL = [
+    "model=tiny",
+    "tracking=none",
+    "seq_len=48",
+    "pd_ratio=5",
+    "batch=2",
+    "workload.num_requests=3",
+    "device=cpu",
+]
 
 
 def plan_of(*overrides: str) -> Plan:
@@ -39,15 +46,18 @@ def spec_of(name: str):
 
 def test_kernels_refuse_heads_that_they_have_no_tiles_for():
     odd = replace(spec_of("30m"), head_size=72)
-    with pytest.raises(UserError, match=r"model 30m: head size 72 is not supported.*use executor\.kernels=torch"):
-        kernels.require_supported(odd, CPU, torch.float32)
+    with pytest.raises(
+        UserError, match=r"model 30m: head size 72 is not supported.*use executor\.kernels=torch"
+    ):
+        backend.require_supported(odd, CPU, torch.float32)
 
 
 def test_an_old_gpu_is_refused_in_one_line():
     with assumed(Chip(75, num_sms=40, shared_memory=65_536)), pytest.raises(UserError) as caught:
-        kernels.require_supported(spec_of("30m"), CPU, torch.float16)
+        backend.require_supported(spec_of("30m"), CPU, torch.float16)
     assert str(caught.value) == (
-        "model 30m: the GPU has compute capability 7.5; the Triton kernels need 8.0 (Ampere) or newer; "
+        "model 30m: the GPU has compute capability 7.5; the Triton kernels need 8.0 (Ampere) or "
+        "newer; "
         "use executor.kernels=torch"
     )
 
@@ -57,14 +67,19 @@ def test_a_triton_that_cannot_compile_is_said_in_one_line(monkeypatch):
         raise RuntimeError("Failed to find C compiler.\nPlease specify via CC")
 
     monkeypatch.setattr(support, "_doubled", fail)
-    with pytest.raises(ValueError, match=r"^Triton can't compile .* \(RuntimeError: Failed to find C compiler\)$"):
+    with pytest.raises(
+        ValueError, match=r"^Triton can't compile .* \(RuntimeError: Failed to find C compiler\)$"
+    ):
         support.probe(CPU)
 
 
 def test_a_kernel_that_cannot_be_launched_is_said_in_one_line():
     OutOfResources = type("OutOfResources", (Exception,), {"__module__": "triton.runtime.errors"})
     with (
-        pytest.raises(RunError, match=r"^Triton can't compile .* during x \(OutOfResources: shared memory\); use exec"),
+        pytest.raises(
+            RunError,
+            match=r"^Triton can't compile .* during x \(OutOfResources: shared memory\); use exec",
+        ),
         faults_explained(CPU, "x"),
     ):
         raise OutOfResources("\nshared memory\nRequired: 300000")
@@ -72,7 +87,9 @@ def test_a_kernel_that_cannot_be_launched_is_said_in_one_line():
 
 def test_kernels_need_a_gpu_unless_they_are_interpreted(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    with pytest.raises(UserError, match=r"executor\.kernels=triton needs a GPU, the device is a CPU"):
+    with pytest.raises(
+        UserError, match=r"executor\.kernels=triton needs a GPU, the device is a CPU"
+    ):
         TorchBackend(device="cpu", kernels="triton")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert TorchBackend(device="cpu", kernels="triton").uses_kernels
@@ -82,14 +99,17 @@ def test_kernels_need_a_gpu_unless_they_are_interpreted(monkeypatch):
 def test_every_chip_that_is_compiled_for_is_supported():
     for chip in CHIPS.values():
         with assumed(chip):
-            kernels.require_supported(spec_of("13b"), CPU, torch.bfloat16)
+            backend.require_supported(spec_of("13b"), CPU, torch.bfloat16)
 
 
 def test_a_pool_beyond_what_a_real_iteration_leaves_is_refused():
     room = Room(free=100 * 10**9, block=10**9, activations=3 * 10**9, num_tokens=18432)
     assert room.checked(None) == 100
     assert room.checked(100) == 100
-    with pytest.raises(RunError, match=r"KV cache of 101 blocks needs 101\.0 GB.*3\.0 GB for an iteration of 18432.*"):
+    with pytest.raises(
+        RunError,
+        match=r"KV cache of 101 blocks needs 101\.0 GB.*3\.0 GB for an iteration of 18432.*",
+    ):
         room.checked(101)
     with pytest.raises(RunError, match="room for 0 blocks"):
         replace(room, free=10**8).checked(None)
@@ -103,25 +123,36 @@ def test_a_pool_beyond_what_a_real_iteration_leaves_is_refused():
     ],
 )
 def test_a_model_that_does_not_fit_says_what_would(monkeypatch, free, line):
-    monkeypatch.setattr("sarathi_lab.torch_executor.backend.free_memory_bytes", lambda device: int(free))
+    monkeypatch.setattr(
+        "sarathi_lab.executor.torch.backend.free_memory_bytes", lambda device: int(free)
+    )
     with pytest.raises(UserError, match=line):
         TorchBackend(device="cpu", dtype="bfloat16").check(spec_of("13b"), kv_tokens=50_000)
 
 
 def test_float32_weights_that_fit_in_half_are_told_so(monkeypatch):
-    monkeypatch.setattr("sarathi_lab.torch_executor.backend.free_memory_bytes", lambda device: 40 * 10**9)
+    monkeypatch.setattr(
+        "sarathi_lab.executor.torch.backend.free_memory_bytes", lambda device: 40 * 10**9
+    )
     with pytest.raises(UserError, match=r"use dtype=bfloat16"):
         TorchBackend(device="cpu", dtype="float32").check(spec_of("13b"), kv_tokens=16)
 
 
 def test_a_cache_of_all_memory(monkeypatch, tmp_path):
-    """cache.num_blocks=auto: half of a CPU's free memory, less the weights; a simulated GPU's all but the weights."""
-    monkeypatch.setattr("sarathi_lab.torch_executor.backend.free_memory_bytes", lambda device: 40_000_000)
+    """cache.num_blocks=auto: half of a CPU's free memory, less the weights; a simulated GPU's all
+    but the weights.
+    """
+    monkeypatch.setattr(
+        "sarathi_lab.executor.torch.backend.free_memory_bytes", lambda device: 40_000_000
+    )
     spec = spec_of("tiny")
     plan = plan_of(*SMALL, "cache.num_blocks=auto", "chunk=16")
     block = 16 * spec.kv_bytes_per_token(4)
     assert plan.num_blocks == int((20_000_000 - spec.weight_bytes(4)) // block)
-    assert main([*SMALL, "cache.num_blocks=auto", "chunk=16", f"output={tmp_path}", "baselines=[]"]) == 0
+    assert (
+        main([*SMALL, "cache.num_blocks=auto", "chunk=16", f"output={tmp_path}", "baselines=[]"])
+        == 0
+    )
     simulated = plan_of("executor=simulated", "model=13b", "cache.num_blocks=auto")
     assert simulated.num_blocks * 16 == pytest.approx(
         (simulated.backend.hardware.memory_bytes - 26.0e9) / 819_200, rel=0.02
@@ -138,7 +169,12 @@ def test_the_most_tokens_of_an_iteration_bound_what_is_set_aside():
 
 @pytest.mark.parametrize(
     ("dtype", "is_fast", "said"),
-    [("float32", False, None), ("float16", True, None), ("float16", False, "float16"), ("bfloat16", False, "bfloat16")],
+    [
+        ("float32", False, None),
+        ("float16", True, None),
+        ("float16", False, "float16"),
+        ("bfloat16", False, "bfloat16"),
+    ],
 )
 def test_a_dtype_without_a_fast_path_is_said(monkeypatch, dtype, is_fast, said):
     for name in ("bf16", "fp16"):
@@ -156,13 +192,27 @@ def test_a_slow_cpu_works_and_says_so_once_a_sweep(monkeypatch, tmp_path, capsys
         raise NotBuilt("this CPU has no AVX512 (avx512f is missing)")
 
     monkeypatch.setattr(library, "load", fail)
-    native._why_not_built.cache_clear()
-    monkeypatch.setattr("sarathi_lab.torch_executor.backend.has_fast_path", lambda dtype: False)
-    monkeypatch.setattr("sarathi_lab.torch_executor.backend.measure_ceilings", lambda *_: Ceilings(1e12, 1e10, "given"))
+    backend._why_not_built.cache_clear()
+    monkeypatch.setattr("sarathi_lab.executor.torch.backend.has_fast_path", lambda dtype: False)
+    monkeypatch.setattr(
+        "sarathi_lab.executor.torch.backend.measure_peaks", lambda *_: Peaks(1e12, 1e10, "given")
+    )
     try:
-        assert main([*SMALL, "dtype=bfloat16", "executor.threads=1", "chunk=16,32", "-m", f"output={tmp_path}"]) == 0
+        assert (
+            main(
+                [
+                    *SMALL,
+                    "dtype=bfloat16",
+                    "executor.threads=1",
+                    "chunk=16,32",
+                    "-m",
+                    f"output={tmp_path}",
+                ]
+            )
+            == 0
+        )
     finally:
-        native._why_not_built.cache_clear()
+        backend._why_not_built.cache_clear()
         use_threads(None)
     printed = capsys.readouterr().out
     assert printed.count("plain torch computes this, not C++: this CPU has no AVX512") == 1

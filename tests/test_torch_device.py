@@ -1,14 +1,14 @@
-"""Names of devices and dtypes, default models, memory and measured ceilings."""
+"""Names of devices and dtypes, default models, memory and measured peaks."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from sarathi_lab.errors import UserError
-from sarathi_lab.model.auto import AutoModel
-from sarathi_lab.torch_executor import device as devices
-from sarathi_lab.torch_executor.backend import TorchBackend
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.executor.torch import device as devices
+from sarathi_lab.executor.torch.backend import TorchBackend
+from sarathi_lab.model.checkpoint import AutoModel
 
 CPU = torch.device("cpu")
 
@@ -37,7 +37,9 @@ def test_a_gpu_that_is_not_there(monkeypatch):
         devices.resolve_device("cuda:2")
 
 
-@pytest.mark.parametrize(("free", "dtype_bytes", "expected"), [(80e9, 2, "13b"), (24e9, 2, "120m"), (48e9, 4, "120m")])
+@pytest.mark.parametrize(
+    ("free", "dtype_bytes", "expected"), [(80e9, 2, "13b"), (24e9, 2, "120m"), (48e9, 4, "120m")]
+)
 def test_default_models(monkeypatch, free, dtype_bytes, expected):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (int(free) - 10**9, int(free)))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 3 * 10**9)
@@ -52,22 +54,24 @@ def test_the_default_gpu_model_is_as_large_as_assumed():
     assert spec.num_params == pytest.approx(devices.GPU_MODEL_PARAMS, rel=0.02)
 
 
-def test_ceilings_are_plausible_and_only_rise(monkeypatch):
-    ceilings = devices.measure_ceilings(CPU, torch.float32)
+def test_peaks_are_plausible_and_only_rise(monkeypatch):
+    peaks = devices.measure_peaks(CPU, torch.float32)
     monkeypatch.setattr(devices, "_flops_per_second", lambda device, dtype: 1.0)
-    again = devices.measure_ceilings(CPU, torch.float32)
-    assert again.flops_per_second == ceilings.flops_per_second
-    assert again.bytes_per_second >= ceilings.bytes_per_second
-    assert ceilings.source == "measured"
-    assert 1e9 < ceilings.flops_per_second < 1e14
-    assert 1e9 < ceilings.bytes_per_second < 1e13
+    again = devices.measure_peaks(CPU, torch.float32)
+    assert again.flops_per_second == peaks.flops_per_second
+    assert again.bytes_per_second >= peaks.bytes_per_second
+    assert peaks.source == "measured"
+    assert 1e9 < peaks.flops_per_second < 1e14
+    assert 1e9 < peaks.bytes_per_second < 1e13
 
 
 def test_a_model_larger_than_memory_is_refused_before_it_is_loaded(monkeypatch):
     backend = TorchBackend(device="cpu", dtype="float32")
     spec, _ = AutoModel().resolve("30m")
     backend.check(spec, kv_tokens=1024)
-    monkeypatch.setattr("sarathi_lab.torch_executor.backend.free_memory_bytes", lambda device: 10**8)
+    monkeypatch.setattr(
+        "sarathi_lab.executor.torch.backend.free_memory_bytes", lambda device: 10**8
+    )
     with pytest.raises(UserError, match=r"30m needs 0\.1 GB for weights and 0\.0 GB for KV"):
         backend.check(spec, kv_tokens=1024)
 

@@ -1,4 +1,6 @@
-"""The torch executor behind the real scheduler: greedy tokens, preemption, and simulation's schedule."""
+"""The torch executor behind the real scheduler: greedy tokens, preemption, and simulation's
+schedule.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,16 @@ from omegaconf import OmegaConf
 
 from checkpoints import DEVICE, FAMILIES, make_checkpoint
 from helpers import ScriptedExecutor, scheduler_for
-from sarathi_lab.engine import run_engine
-from sarathi_lab.ledger import Ledger
-from sarathi_lab.model.auto import AutoModel
+from sarathi_lab.config.paths import CONF
+from sarathi_lab.engine.ledger import Ledger
+from sarathi_lab.engine.loop import run_engine
+from sarathi_lab.engine.request import Batch, Request
+from sarathi_lab.executor.simulated.executor import SimulatedExecutor
+from sarathi_lab.executor.torch.executor import TorchExecutor
+from sarathi_lab.executor.torch.watching import HostTimeline
+from sarathi_lab.model.checkpoint import AutoModel
 from sarathi_lab.model.transformer import Transformer
 from sarathi_lab.model.weights import load_model
-from sarathi_lab.paths import CONF
 from sarathi_lab.policy import (
     TGI,
     LightLLM,
@@ -33,10 +39,6 @@ from sarathi_lab.policy import (
     TransformersFIFO,
     TransformersPrefillFirst,
 )
-from sarathi_lab.request import Batch, Request
-from sarathi_lab.simulator.executor import SimulatedExecutor
-from sarathi_lab.torch_executor.executor import TorchExecutor
-from sarathi_lab.torch_executor.timeline import HostTimeline
 
 BATCH_SIZE = 3
 LENGTHS = [(19, 6), (7, 9), (12, 3), (5, 1), (23, 5)]
@@ -105,8 +107,12 @@ def family(request, tmp_path_factory):
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
 def test_greedy_tokens_equal_generate(family, policy):
     model, greedy = family
-    scheduler = scheduler_for(policy, batch_size=BATCH_SIZE, num_blocks=40, block_size=4, max_model_len=28)
-    assert generated(requests_with_tokens(), scheduler, model, num_blocks=40, block_size=4) == greedy
+    scheduler = scheduler_for(
+        policy, batch_size=BATCH_SIZE, num_blocks=40, block_size=4, max_model_len=28
+    )
+    assert (
+        generated(requests_with_tokens(), scheduler, model, num_blocks=40, block_size=4) == greedy
+    )
 
 
 @pytest.fixture(scope="module")
@@ -117,19 +123,27 @@ def tiny() -> Transformer:
 
 def test_greedy_tokens_are_the_same_under_every_system(tiny):
     def tokens(policy):
-        scheduler = scheduler_for(policy, batch_size=BATCH_SIZE, num_blocks=24, block_size=4, max_model_len=28)
-        return generated(requests_with_tokens(vocab_size=256), scheduler, tiny, num_blocks=24, block_size=4)
+        scheduler = scheduler_for(
+            policy, batch_size=BATCH_SIZE, num_blocks=24, block_size=4, max_model_len=28
+        )
+        return generated(
+            requests_with_tokens(vocab_size=256), scheduler, tiny, num_blocks=24, block_size=4
+        )
 
     expected = tokens(SarathiServe(chunk=8))
     assert {policy.name for policy in SYSTEMS if tokens(policy) != expected} == set()
 
 
-@pytest.mark.parametrize("policy", [PrefillFirst(watermark=0.0), SarathiServe(chunk=8, watermark=0.0)], ids=str)
+@pytest.mark.parametrize(
+    "policy", [PrefillFirst(watermark=0.0), SarathiServe(chunk=8, watermark=0.0)], ids=str
+)
 def test_preemption_by_recompute_loses_no_token(tiny, policy):
     requests = requests_with_tokens([(14, 12), (13, 12), (15, 12)], vocab_size=256)
 
     def serve(num_blocks: int):
-        scheduler = scheduler_for(policy, batch_size=3, num_blocks=num_blocks, block_size=4, max_model_len=27)
+        scheduler = scheduler_for(
+            policy, batch_size=3, num_blocks=num_blocks, block_size=4, max_model_len=27
+        )
         return generated(requests, scheduler, tiny, num_blocks=num_blocks, block_size=4), scheduler
 
     roomy, undisturbed = serve(30)
@@ -160,13 +174,17 @@ def seconds_of(num_tokens: int) -> float:
     return 0.25 + num_tokens / 64
 
 
-@pytest.mark.parametrize("policy", [*(p for p in POLICIES if getattr(p, "chunk", 8) == 8), *SYSTEMS], ids=str)
+@pytest.mark.parametrize(
+    "policy", [*(p for p in POLICIES if getattr(p, "chunk", 8) == 8), *SYSTEMS], ids=str
+)
 def test_same_step_times_give_the_same_schedule(tiny, policy):
     arrivals = [0.0, 0.25, 1.0, 40.0, 40.125]
     requests = requests_with_tokens(vocab_size=256, arrivals=arrivals)
 
     def scheduler():
-        return scheduler_for(policy, batch_size=BATCH_SIZE, num_blocks=24, block_size=4, max_model_len=28)
+        return scheduler_for(
+            policy, batch_size=BATCH_SIZE, num_blocks=24, block_size=4, max_model_len=28
+        )
 
     clock = Clock()
 
@@ -175,15 +193,26 @@ def test_same_step_times_give_the_same_schedule(tiny, policy):
 
     handle = tiny.register_forward_hook(tick)
     real = Ledger()
-    executor = TorchExecutor(tiny, num_blocks=24, block_size=4, timeline=HostTimeline(clock), sleep=clock.sleep)
+    executor = TorchExecutor(
+        tiny, num_blocks=24, block_size=4, timeline=HostTimeline(clock), sleep=clock.sleep
+    )
     run_engine(requests, scheduler(), executor, real)
     handle.remove()
     simulated = Ledger()
-    run_engine(requests, scheduler(), SimulatedExecutor(lambda batch: seconds_of(batch.num_tokens)), simulated)
+    run_engine(
+        requests,
+        scheduler(),
+        SimulatedExecutor(lambda batch: seconds_of(batch.num_tokens)),
+        simulated,
+    )
 
     assert clock.slept > 0
     of_a_device = ["host_time"]
-    assert real.iterations().drop(columns=of_a_device).equals(simulated.iterations().drop(columns=of_a_device))
+    assert (
+        real.iterations()
+        .drop(columns=of_a_device)
+        .equals(simulated.iterations().drop(columns=of_a_device))
+    )
     columns = [
         "request_id",
         "first_scheduled_time",
@@ -228,7 +257,9 @@ def test_warm_up_fits_any_cache_and_disturbs_nothing(tiny, num_blocks):
 
 
 def test_scripted_and_simulated_clocks_agree():
-    """The tests' own scripted executor is no better judge than the shipped simulator: both give one schedule."""
+    """The tests' own scripted executor is no better judge than the shipped simulator: both give one
+    schedule.
+    """
     requests = requests_with_tokens()
     ledgers = []
     for executor in (
@@ -236,5 +267,7 @@ def test_scripted_and_simulated_clocks_agree():
         SimulatedExecutor(lambda batch: seconds_of(batch.num_tokens)),
     ):
         ledgers.append(Ledger())
-        run_engine(requests, scheduler_for(Sarathi(chunk=8), max_model_len=28), executor, ledgers[-1])
+        run_engine(
+            requests, scheduler_for(Sarathi(chunk=8), max_model_len=28), executor, ledgers[-1]
+        )
     assert ledgers[0].iterations().equals(ledgers[1].iterations())

@@ -1,4 +1,6 @@
-"""The trace is valid JSON in Chrome's format, with a row per stage, every micro-batch and every bubble."""
+"""The trace is valid JSON in Chrome's format, with a row per stage, every micro-batch and every
+bubble.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +10,12 @@ from itertools import pairwise
 import pytest
 
 from helpers import ScriptedExecutor, requests_of, scheduler_for
-from sarathi_lab.engine import run_engine
-from sarathi_lab.ledger import Ledger
+from sarathi_lab.engine.ledger import Ledger
+from sarathi_lab.engine.loop import run_engine
+from sarathi_lab.executor.simulated.pipeline import PipelineExecutor
 from sarathi_lab.policy import Sarathi
+from sarathi_lab.results.trace import write_trace
 from sarathi_lab.run import main
-from sarathi_lab.simulator.pipeline import PipelineExecutor
-from sarathi_lab.trace import write_trace
 
 
 def trace_of(executor, path):
@@ -32,10 +34,15 @@ def test_a_pipeline_has_a_row_per_stage_with_its_bubbles(tmp_path):
     iterations = [event for event in events if event.get("cat") == "iteration"]
     bubbles = [event for event in events if event.get("cat") == "bubble"]
     assert len(iterations) == 3 * len(ledger.iterations())
-    assert [event["name"] for event in bubbles] == [f"bubble {cause}" for cause in ledger.bubbles().cause]
+    assert [event["name"] for event in bubbles] == [
+        f"bubble {cause}" for cause in ledger.bubbles().cause
+    ]
     assert {"bubble PB1", "bubble PB2"} <= {event["name"] for event in bubbles}
     for stage in range(3):
-        row = sorted((event for event in events if event["tid"] == stage and event["ph"] == "X"), key=lambda e: e["ts"])
+        row = sorted(
+            (event for event in events if event["tid"] == stage and event["ph"] == "X"),
+            key=lambda e: e["ts"],
+        )
         assert all(a["ts"] + a["dur"] == pytest.approx(b["ts"]) for a, b in pairwise(row))
 
 
@@ -51,7 +58,13 @@ def test_one_device_has_one_row_and_names_say_what_ran(tmp_path):
 
 
 def test_the_setting_writes_it_into_every_run_folder(tmp_path, capsys):
-    simulated = ["executor=simulated", "tracking=none", "workload.num_requests=3", "batch=2", f"output={tmp_path}"]
+    simulated = [
+        "executor=simulated",
+        "tracking=none",
+        "workload.num_requests=3",
+        "batch=2",
+        f"output={tmp_path}",
+    ]
     assert main([*simulated, "trace=true"]) == 0
     folders = {path.parent for path in tmp_path.rglob("run.json")}
     assert len(folders) == 3
@@ -65,5 +78,13 @@ def test_the_setting_writes_it_into_every_run_folder(tmp_path, capsys):
 
 
 def test_without_the_setting_there_is_none(tmp_path):
-    main(["executor=simulated", "tracking=none", "workload.num_requests=3", "batch=2", f"output={tmp_path}"])
+    main(
+        [
+            "executor=simulated",
+            "tracking=none",
+            "workload.num_requests=3",
+            "batch=2",
+            f"output={tmp_path}",
+        ]
+    )
     assert not list(tmp_path.rglob("trace.json"))

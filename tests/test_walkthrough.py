@@ -5,14 +5,16 @@ from __future__ import annotations
 import matplotlib.pyplot as plt
 import pytest
 
-from sarathi_lab import plots_walkthrough as plots
-from sarathi_lab import walkthrough as lab
-from sarathi_lab.errors import UserError
-from sarathi_lab.request import Batch
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.engine.request import Batch
+from sarathi_lab.experiment import walkthrough as lab
+from sarathi_lab.results.plots import walkthrough as plots
 
 
 def clock(batch: Batch) -> float:
-    """Ten ticks for reading the weights, one for each prompt token beyond ten: decodes ride for free."""
+    """Ten ticks for reading the weights, one for each prompt token beyond ten: decodes ride for
+    free.
+    """
     return max(10.0, float(batch.num_prefill_tokens)) * 1e-3
 
 
@@ -39,7 +41,9 @@ def test_every_policy_serves_every_token_once(schedules):
     requests = lab.requests_of(num_requests=6, seq_len=80, pd_ratio=7)
     for schedule in schedules.values():
         tokens = schedule.chunks().groupby("request_id").num_tokens.sum()
-        assert tokens.tolist() == [request.total_len - 1 for request in requests]  # the last one is only emitted
+        assert tokens.tolist() == [
+            request.total_len - 1 for request in requests
+        ]  # the last one is only emitted
         assert len(schedule.requests()) == len(requests)
 
 
@@ -72,7 +76,9 @@ def test_batches_stack_prompt_tokens_and_decodes(schedules):
 def test_equal_batches_leave_fewer_bubbles_in_a_pipeline():
     requests = lab.requests_of(num_requests=16, seq_len=80, pd_ratio=7)
     policies = lab.policies(16)
-    pipes = {name: lab.serve_pipeline(policies[name], requests, clock, 4) for name in ("orca", "sarathi")}
+    pipes = {
+        name: lab.serve_pipeline(policies[name], requests, clock, 4) for name in ("orca", "sarathi")
+    }
     stages = {name: pipe.stages() for name, pipe in pipes.items()}
     assert all(sorted(table.stage.unique()) == [0, 1, 2, 3] for table in stages.values())
     figure = plots.pipeline(stages, {name: pipe.iterations() for name, pipe in pipes.items()})
@@ -87,13 +93,22 @@ def test_the_choice_of_a_chunk_weighs_three_things():
     table = lab.by_chunk((8, 16, 32), requests, clock)
     assert table.chunk.tolist() == [8, 16, 32]
     assert table.kv_reread_factor.is_monotonic_decreasing
-    assert [len(ax.get_lines()[0].get_xdata()) for ax in plots.chunk_choice(table).axes] == [3, 3, 3]
+    assert [len(ax.get_lines()[0].get_xdata()) for ax in plots.chunk_choice(table).axes] == [
+        3,
+        3,
+        3,
+    ]
 
 
 def test_tiles_and_costs_are_drawn():
     sizes = range(8, 300, 8)
-    figure = plots.tile_steps({"a": lab.prefill_times(clock, sizes), "b": lab.prefill_times(clock, sizes)}, tile=128)
-    assert [len(ax.get_lines()) for ax in figure.axes] == [3, 3]  # the curve, and edges at 128 and 256
+    figure = plots.tile_steps(
+        {"a": lab.prefill_times(clock, sizes), "b": lab.prefill_times(clock, sizes)}, tile=128
+    )
+    assert [len(ax.get_lines()) for ax in figure.axes] == [
+        3,
+        3,
+    ]  # the curve, and edges at 128 and 256
     left, right = plots.cost_bars(lab.token_costs(clock), lab.hybrid_costs(clock, (16, 32))).axes
     assert (len(left.patches), len(right.patches)) == (6, 4)
     plt.close("all")

@@ -1,4 +1,6 @@
-"""Offline runs hold everything that a later `wandb sync` should send; and the sweep file, as far as offline goes."""
+"""Offline runs hold everything that a later `wandb sync` should send; and the sweep file, as far as
+offline goes.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +15,27 @@ import pytest
 from omegaconf import OmegaConf
 from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
 
-from sarathi_lab.command_line import read_command_line
-from sarathi_lab.paths import EXPERIMENTS
-from sarathi_lab.plan import build
+from sarathi_lab.config.command_line import read_command_line
+from sarathi_lab.config.instantiate import build
+from sarathi_lab.config.paths import EXPERIMENTS
 from sarathi_lab.run import main
 
 WANDB = str(Path(sys.executable).parent / "wandb")
 SMALL = ["executor=simulated", "workload.num_requests=3", "batch=2"]
 SUMMARY = {
-    *("throughput", "decode_throughput", "decode_time_marginal", "ms/decode_time_marginal", "decode_speedup"),
-    *("throughput_vs_orca", "throughput_vs_request_level", "decode_throughput_vs_orca", "kv_reread_factor"),
+    *(
+        "throughput",
+        "decode_throughput",
+        "decode_time_marginal",
+        "ms/decode_time_marginal",
+        "decode_speedup",
+    ),
+    *(
+        "throughput_vs_orca",
+        "throughput_vs_request_level",
+        "decode_throughput_vs_orca",
+        "kv_reread_factor",
+    ),
     *("mfu", "mbu", "ttft_p50", "ttft_p99", "tbt_p50", "tbt_p99", "ms/ttft_p50", "ms/tbt_p99"),
 }
 
@@ -32,7 +45,9 @@ def records(path: Path) -> dict[str, list[dict]]:
     """The records of a run by their kind, as W&B's own reader finds them."""
     command = [WANDB, "leet", "inspect", "--json", str(path)]
     found = defaultdict(list)
-    for line in subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.splitlines():
+    for line in subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=True
+    ).stdout.splitlines():
         record = json.loads(line)
         found[record["type"]].append(record[record["type"]])
     return found
@@ -41,7 +56,9 @@ def records(path: Path) -> dict[str, list[dict]]:
 @cache
 def summary(path: Path) -> dict:
     command = [WANDB, "leet", "inspect", "--summary", "--json", str(path)]
-    return json.loads(subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout)
+    return json.loads(
+        subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    )
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +85,14 @@ def test_every_run_of_a_sweep_is_in_its_group_under_a_name_that_says_what_varies
 def test_configs_are_flat_and_summaries_hold_what_people_compare(runs):
     shown = summary(runs["sarathi chunk=256"])
     config = shown["config"]
-    flat = {"policy": "sarathi", "model": "13b", "executor": "simulated", "chunk": 256, "batch": 2, "pd_ratio": 31}
+    flat = {
+        "policy": "sarathi",
+        "model": "13b",
+        "executor": "simulated",
+        "chunk": 256,
+        "batch": 2,
+        "pd_ratio": 31,
+    }
     assert {name: config[name] for name in flat} == flat
     assert config["settings"]["policy"]["chunk"] == 256
     assert shown["summary"].keys() >= SUMMARY
@@ -83,8 +107,12 @@ def test_the_history_has_its_three_x_axes(runs):
     assert steps["iterations/kv_bytes"] == "iteration"
     rows = [row["item"] for row in found["history"] if "iteration" in row["item"]]
     assert [row["iteration"] for row in rows] == list(range(len(rows)))
-    tokens = [row["iterations/num_prefill_tokens"] + row["iterations/num_decode_tokens"] for row in rows]
-    assert rows[-1]["tokens"] == sum(tokens) == 3 * 1024 - 3  # the last token of a request is never computed
+    tokens = [
+        row["iterations/num_prefill_tokens"] + row["iterations/num_decode_tokens"] for row in rows
+    ]
+    assert (
+        rows[-1]["tokens"] == sum(tokens) == 3 * 1024 - 3
+    )  # the last token of a request is never computed
     assert all(row["time"] == row["iterations/end"] for row in rows)
 
 
@@ -94,14 +122,20 @@ def test_a_run_uses_the_very_tables_that_its_baselines_logged(runs):
 
     (orca,) = artifacts("baseline orca")
     used = [found for found in artifacts("sarathi chunk=256") if found.get("use_after_commit")]
-    (logged,) = [found for found in artifacts("sarathi chunk=256") if not found.get("use_after_commit")]
+    (logged,) = [
+        found for found in artifacts("sarathi chunk=256") if not found.get("use_after_commit")
+    ]
     assert {found["name"].rpartition("-")[0] for found in used} == {"orca", "request_level"}
     assert (orca["name"], orca["digest"]) in {(found["name"], found["digest"]) for found in used}
     assert logged["name"].startswith("sarathi-")
     for artifact in (*used, logged):
-        contents = {entry["path"]: Path(entry["local_path"]) for entry in artifact["manifest"]["contents"]}
+        contents = {
+            entry["path"]: Path(entry["local_path"]) for entry in artifact["manifest"]["contents"]
+        }
         assert contents.keys() >= {"iterations.parquet", "requests.parquet"}
-        assert all(path.is_file() for path in contents.values())  # `wandb sync` reads them from there
+        assert all(
+            path.is_file() for path in contents.values()
+        )  # `wandb sync` reads them from there
 
 
 def test_tables_and_pictures_are_there_to_look_at(runs):
@@ -116,8 +150,14 @@ def test_tables_and_pictures_are_there_to_look_at(runs):
 def agent_command(parameters: dict[str, object]) -> list[str]:
     """The command that `wandb agent` makes of the sweep file and its choice of parameters."""
     sweep = OmegaConf.to_container(OmegaConf.load(EXPERIMENTS / "wandb_sweep.yaml"))
-    arguments = create_sweep_command_args({"args": {name: {"value": value} for name, value in parameters.items()}})
-    arguments |= {"interpreter": [sys.executable], "program": [sweep["program"]], "env": ["/usr/bin/env"]}
+    arguments = create_sweep_command_args(
+        {"args": {name: {"value": value} for name, value in parameters.items()}}
+    )
+    arguments |= {
+        "interpreter": [sys.executable],
+        "program": [sweep["program"]],
+        "env": ["/usr/bin/env"],
+    }
     command: list[str] = []
     for part in create_sweep_command(sweep["command"]):
         command += arguments[part[2:-1]] if part.startswith("${") else [part]
@@ -128,23 +168,48 @@ def test_every_choice_of_the_sweep_file_is_a_valid_command_line():
     sweep = OmegaConf.load(EXPERIMENTS / "wandb_sweep.yaml")
     for name, parameter in sweep.parameters.items():
         for value in parameter["values"]:
-            command = agent_command({"policy": "sarathi", "chunk": 256, "pd_ratio": 10, str(name): value})
+            command = agent_command(
+                {"policy": "sarathi", "chunk": 256, "pd_ratio": 10, str(name): value}
+            )
             (cfg,) = read_command_line(command[command.index("sarathi_lab.run") + 1 :]).jobs
             build(cfg.task).check(cfg)
             assert cfg.tracking.mode == "online"
 
 
-def test_the_agents_command_makes_the_agents_run_and_leaves_its_baselines_their_own(tmp_path, monkeypatch):
+def test_the_agents_command_makes_the_agents_run_and_leaves_its_baselines_their_own(
+    tmp_path, monkeypatch
+):
     command = agent_command({"policy": "sarathi", "chunk": 128, "pd_ratio": 10})
-    environment = {"WANDB_SWEEP_ID": "asweep", "WANDB_RUN_ID": "arun", "WANDB_PROJECT": "theirs", "WANDB_ENTITY": "me"}
+    environment = {
+        "WANDB_SWEEP_ID": "asweep",
+        "WANDB_RUN_ID": "arun",
+        "WANDB_PROJECT": "theirs",
+        "WANDB_ENTITY": "me",
+    }
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    small = ["workload.num_requests=3", "batch=2", "baselines=[orca]", "tracking.mode=offline", f"output={tmp_path}"]
-    done = subprocess.run([*command, *small], capture_output=True, text=True, timeout=120, check=False)
+    small = [
+        "workload.num_requests=3",
+        "batch=2",
+        "baselines=[orca]",
+        "tracking.mode=offline",
+        f"output={tmp_path}",
+    ]
+    done = subprocess.run(
+        [*command, *small], capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stderr
-    opened = {run["display_name"]: run for run in (records(path)["run"][0] for path in tmp_path.rglob("*.wandb"))}
+    opened = {
+        run["display_name"]: run
+        for run in (records(path)["run"][0] for path in tmp_path.rglob("*.wandb"))
+    }
     (own,) = [run for name, run in opened.items() if name.startswith("sarathi chunk=128")]
-    assert (own["run_id"], own["sweep_id"], own["project"], own["entity"]) == ("arun", "asweep", "theirs", "me")
+    assert (own["run_id"], own["sweep_id"], own["project"], own["entity"]) == (
+        "arun",
+        "asweep",
+        "theirs",
+        "me",
+    )
     baseline = opened["baseline orca"]
     assert baseline["run_id"] != "arun"
     assert "sweep_id" not in baseline

@@ -1,4 +1,6 @@
-"""Looking into iterations: every operation is named and timed, and watching is told from running."""
+"""Looking into iterations: every operation is named and timed, and watching is told from
+running.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,41 @@ import pytest
 
 from sarathi_lab.run import main
 
-SMALL = ["model=tiny", "tracking=none", "seq_len=48", "pd_ratio=5", "batch=2", "workload.num_requests=3", "device=cpu"]
-OPERATIONS = {"embedding", "elementwise", "qkv_proj", "rotary", "attention", "out_proj", "ffn", "logits"}
+SMALL = [
+    "model=tiny",
+    "tracking=none",
+    "seq_len=48",
+    "pd_ratio=5",
+    "batch=2",
+    "workload.num_requests=3",
+    "device=cpu",
+]
+OPERATIONS = {
+    "embedding",
+    "elementwise",
+    "qkv_proj",
+    "rotary",
+    "attention",
+    "out_proj",
+    "ffn",
+    "logits",
+}
 
 
 def run(tmp_path, *args: str):
-    assert main([*SMALL, "baselines=[]", f"output={tmp_path}", f"hydra.run.dir={tmp_path}/r", "chunk=16", *args]) == 0
+    assert (
+        main(
+            [
+                *SMALL,
+                "baselines=[]",
+                f"output={tmp_path}",
+                f"hydra.run.dir={tmp_path}/r",
+                "chunk=16",
+                *args,
+            ]
+        )
+        == 0
+    )
     return tmp_path / "r"
 
 
@@ -25,7 +56,9 @@ def test_operations_are_timed_in_every_iteration(tmp_path):
     assert set(operations.operation) == OPERATIONS
     assert set(operations.iteration) == set(iterations.iteration)
     assert (operations.seconds > 0).all()
-    assert (operations.groupby("iteration").seconds.sum() < iterations.set_index("iteration").busy).all()
+    assert (
+        operations.groupby("iteration").seconds.sum() < iterations.set_index("iteration").busy
+    ).all()
     assert json.loads((folder / "summary.json").read_text())["profiling_slowdown"] > 0
 
 
@@ -45,11 +78,26 @@ def test_a_run_leaves_no_profile_unless_asked(tmp_path):
 @pytest.mark.parametrize(
     ("setting", "line"),
     [
-        ("executor.profile=nvtx", "executor.profile=nvtx names ranges of a GPU, the device is a CPU"),
-        ("executor.profile=all", "executor.profile=all is unknown; use one of none, nvtx, operations, trace"),
-        ("executor.hybrid=both", "executor.hybrid=both is unknown; use one of series, streams, unified, fused"),
-        ("executor.kernels=cuda", "executor.kernels=cuda is unknown; use one of auto, triton, native, torch"),
-        ("executor.overlap=false", "executor.overlap=False is for Triton's kernels, which do not run here (device cpu"),
+        (
+            "executor.profile=nvtx",
+            "executor.profile=nvtx names ranges of a GPU, the device is a CPU",
+        ),
+        (
+            "executor.profile=all",
+            "executor.profile=all is unknown; use one of none, nvtx, operations, trace",
+        ),
+        (
+            "executor.hybrid=both",
+            "executor.hybrid=both is unknown; use one of series, streams, unified, fused",
+        ),
+        (
+            "executor.kernels=cuda",
+            "executor.kernels=cuda is unknown; use one of auto, triton, native, torch",
+        ),
+        (
+            "executor.overlap=false",
+            "executor.overlap=False is for Triton's kernels, which do not run here (device cpu",
+        ),
         ("executor.cuda_graphs=false", "executor.cuda_graphs=False is for Triton's kernels"),
         ("executor.hybrid=fused", "executor.hybrid=fused is for Triton's kernels"),
         ("executor.overlap=2", "executor.overlap=2 is neither true nor false"),

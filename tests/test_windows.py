@@ -1,4 +1,6 @@
-"""The part of a run that counts, the test for a steady state, and runs that end because they can't keep up."""
+"""The part of a run that counts, the test for a steady state, and runs that end because they can't
+keep up.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +11,14 @@ import pandas as pd
 import pytest
 
 from helpers import ScriptedExecutor, requests_of, scheduler_for
-from sarathi_lab.engine import run_engine
-from sarathi_lab.errors import RunError, UserError
-from sarathi_lab.ledger import Ledger
+from sarathi_lab.config.errors import RunError, UserError
+from sarathi_lab.engine.ledger import Ledger
+from sarathi_lab.engine.loop import run_engine
+from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.policy import Orca
+from sarathi_lab.results.saturation import NUM_BATCHES, Saturated, SaturationLimits, delay_trend
+from sarathi_lab.results.window import Part, Window
 from sarathi_lab.run import main
-from sarathi_lab.saturation import NUM_BATCHES, Saturated, SaturationLimits, delay_trend
-from sarathi_lab.simulator.executor import SimulatedExecutor
-from sarathi_lab.windows import Part, Window
 from sarathi_lab.workload import LoadedRequests
 from sarathi_lab.workload.synthetic import PaperGrid
 
@@ -53,7 +55,7 @@ def served(load: LoadedRequests, limits: SaturationLimits | None = None) -> Ledg
     [
         (1.5, None, 1.5, 9.0),
         (None, 2, 0.0, 7.0),
-        ("34%", None, 2.0, 9.0),  # floor(0.34 * 3) = 1 request is left out
+        ("34%", None, 2.0, 9.0),  # roofline(0.34 * 3) = 1 request is left out
         ("33%", None, 0.0, 9.0),
         (None, "34%", 0.0, 4.0),
         ("34 %", "34.0%", 2.0, 4.0),
@@ -65,12 +67,16 @@ def test_windows_by_hand(warmup, cooldown, start, end):
 
 
 def test_shares_are_whole_requests():
-    requests = pd.concat([REQUESTS.iloc[:1]] * 100, ignore_index=True).assign(arrival_time=np.arange(100) / 10)
+    requests = pd.concat([REQUESTS.iloc[:1]] * 100, ignore_index=True).assign(
+        arrival_time=np.arange(100) / 10
+    )
     assert Window("29%", "58%").of(ITERATIONS, requests) == Part(29 / 10, 42 / 10)
 
 
 def test_what_a_part_counts_by_hand():
-    """From 2 to 6 s: the second request's prompt and the third's, tokens at 2, 3, 4, 5, 6, and two that finish."""
+    """From 2 to 6 s: the second request's prompt and the third's, tokens at 2, 3, 4, 5, 6, and two
+    that finish.
+    """
     part = Part(2.0, 6.0)
     assert part.requests(REQUESTS).prompt_len.tolist() == [20, 30]
     assert part.iterations(ITERATIONS).start.tolist() == [2, 3, 4, 5]
@@ -128,7 +134,9 @@ def delays_table(delays) -> pd.DataFrame:
 
 
 def test_the_trend_test_by_hand():
-    """Of ten ascending means S = 45, z = 44 / sqrt(125) = 3.94; S = 29 gives 2.504, and S = 27 gives 2.3255 < 2.326."""
+    """Of ten ascending means S = 45, z = 44 / sqrt(125) = 3.94; S = 29 gives 2.504, and S = 27
+    gives 2.3255 < 2.326.
+    """
 
     def of(means):
         return delay_trend(delays_table(np.repeat(np.array(means, dtype=float), 2)))
@@ -141,7 +149,9 @@ def test_the_trend_test_by_hand():
     assert not of([9, 0, 1, 2, 3, 4, 5, 6, 7, 8]).is_growing  # 9 of 45: S = 36 - 9
     assert not of(range(10, 0, -1)).is_growing
     assert not of([0] * 10).is_growing
-    assert not delay_trend(delays_table(np.repeat(np.arange(10.0), 2) / 100)).is_growing  # 0.005 s a second
+    assert not delay_trend(
+        delays_table(np.repeat(np.arange(10.0), 2) / 100)
+    ).is_growing  # 0.005 s a second
 
 
 def test_what_has_no_trend_to_tell():
@@ -151,16 +161,21 @@ def test_what_has_no_trend_to_tell():
 
 
 def test_loads_beside_the_capacity():
-    """A device that serves one request a second: 0.7 a second are steady, 1.3 add 0.3 s of delay a second."""
+    """A device that serves one request a second: 0.7 a second are steady, 1.3 add 0.3 s of delay a
+    second.
+    """
     steady, overloaded = (
-        [delay_trend(served(poisson(rate, seed=seed)).requests()) for seed in range(5)] for rate in (0.7, 1.3)
+        [delay_trend(served(poisson(rate, seed=seed)).requests()) for seed in range(5)]
+        for rate in (0.7, 1.3)
     )
     assert sum(trend.is_growing for trend in steady) <= 1
     assert all(trend.is_growing for trend in overloaded)
     assert np.mean([trend.slope for trend in overloaded]) == pytest.approx(0.3, abs=0.1)
 
 
-@pytest.mark.parametrize("limits", [SaturationLimits(scheduling_delay=30.0), SaturationLimits(num_waiting=20)])
+@pytest.mark.parametrize(
+    "limits", [SaturationLimits(scheduling_delay=30.0), SaturationLimits(num_waiting=20)]
+)
 def test_an_overload_ends_the_run_at_its_limit_and_keeps_what_was_served(limits):
     load = poisson(2.0)
     ledger = Ledger()
@@ -177,11 +192,18 @@ def test_an_overload_ends_the_run_at_its_limit_and_keeps_what_was_served(limits)
         assert iterations.num_waiting.iloc[:-1].max() <= 20
     else:
         assert (requests.first_scheduled_time - requests.arrival_time)[:-1].max() <= 30
-    assert len(served(poisson(0.5), limits).requests()) == 400  # what can be served goes on to its end
+    assert (
+        len(served(poisson(0.5), limits).requests()) == 400
+    )  # what can be served goes on to its end
 
 
 def test_limits_that_are_none():
-    for name, value in (("scheduling_delay", 0), ("scheduling_delay", "x"), ("num_waiting", 0), ("num_waiting", 1.5)):
+    for name, value in (
+        ("scheduling_delay", 0),
+        ("scheduling_delay", "x"),
+        ("num_waiting", 0),
+        ("num_waiting", 1.5),
+    ):
         with pytest.raises(UserError, match=f"stop_when_saturated.{name}={value}"):
             SaturationLimits(**{name: value})
     closed = LoadedRequests("x", requests_of((4, 1), (4, 1)))
@@ -215,9 +237,17 @@ def test_an_overloaded_run_says_so_and_a_window_changes_what_it_counts(tmp_path,
 
 
 def test_a_saturated_run_is_marked_and_its_finished_part_kept(tmp_path, capsys):
-    ramp = ["workload.arrivals=ramp", "workload.rate=2", "workload.end_rate=40", "stop_when_saturated.num_waiting=10"]
+    ramp = [
+        "workload.arrivals=ramp",
+        "workload.rate=2",
+        "workload.end_rate=40",
+        "stop_when_saturated.num_waiting=10",
+    ]
     folder = tmp_path / "run"
-    assert main([*SIMULATED, *ramp, "baselines=[]", f"output={tmp_path}", f"hydra.run.dir={folder}"]) == 2
+    assert (
+        main([*SIMULATED, *ramp, "baselines=[]", f"output={tmp_path}", f"hydra.run.dir={folder}"])
+        == 2
+    )
     assert "error: saturated after" in capsys.readouterr().err
     failed = json.loads((folder / "failed.json").read_text())
     assert failed["is_saturated"] == 1

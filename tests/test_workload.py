@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from sarathi_lab.errors import UserError
-from sarathi_lab.paths import CONF
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.paths import CONF
 from sarathi_lab.workload.arriving import arrival_times
 from sarathi_lab.workload.files import Prompts
 from sarathi_lab.workload.lognormal import Lognormal
@@ -42,7 +42,9 @@ def test_split_length(total, ratio, expected):
 
 
 def test_the_paper_grid_repeats_one_length_and_its_tokens_depend_on_seed_and_request_only():
-    few, many, other = (grid(num_requests=n, seed=s).generate(4096).requests for n, s in ((2, 0), (5, 0), (2, 1)))
+    few, many, other = (
+        grid(num_requests=n, seed=s).generate(4096).requests for n, s in ((2, 0), (5, 0), (2, 1))
+    )
     assert {(r.prompt_len, r.output_len, r.arrival_time) for r in many} == {(992, 32, 0.0)}
     assert np.array_equal(few[1].prompt_token_ids, many[1].prompt_token_ids)
     assert not np.array_equal(many[0].prompt_token_ids, many[1].prompt_token_ids)
@@ -71,7 +73,8 @@ def test_poisson_arrivals_keep_their_rate_and_start_at_zero():
     assert times[0] == 0.0
     assert np.all(np.diff(times) > 0)
     assert 5000 / times[-1] == pytest.approx(4.0, rel=0.05)
-    # Twice the rate is the same pattern at twice the speed, so that rates are compared on equal terms.
+    # Twice the rate is the same pattern at twice the speed, so that rates are compared on equal
+    # terms.
     assert np.allclose(arrival_times("poisson", 8.0, 5000, seed=1), times / 2)
 
 
@@ -102,7 +105,14 @@ def test_crossed_bounds_are_refused():
 
 
 def test_more_requests_leave_the_first_ones_as_they_were():
-    settings = {"pd_ratio": 10, "seed": 5, "min_len": 16, "max_len": 64, "arrivals": "poisson", "rate": 2.0}
+    settings = {
+        "pd_ratio": 10,
+        "seed": 5,
+        "min_len": 16,
+        "max_len": 64,
+        "arrivals": "poisson",
+        "rate": 2.0,
+    }
     for kind in (Uniform, Zipf):
         few, many = (kind(num_requests=n, **settings).generate(100).requests for n in (3, 30))
         for short, long in zip(few, many, strict=False):
@@ -153,7 +163,10 @@ def test_separators_inside_a_json_string_end_no_line(tmp_path):
         ('{"prompt": 5, "output_len": 1}', "prompt is not text"),
         ('{"prompt": "a"}', "has no output_len"),
         ('{"prompt": "a", "output_len": 0}', "output_len=0"),
-        ('{"prompt_token_ids": [256], "output_len": 1}', "256 is outside the model's vocabulary of 256"),
+        (
+            '{"prompt_token_ids": [256], "output_len": 1}',
+            "256 is outside the model's vocabulary of 256",
+        ),
         ('{"prompt_token_ids": [-1], "output_len": 1}', "token id -1"),
         ('{"prompt": "\\ud800", "output_len": 1}', "half of a surrogate pair"),
         ('{"prompt": "a", "output_len": 1, "arrival_time": 1' + 400 * "0" + "}", "is not a time"),
@@ -182,7 +195,15 @@ def test_the_sample_files_by_hand():
         (0.5, 7, 16),
     ]
     trace = Trace(path=str(SAMPLES / "trace.csv"), seed=0).generate(None)
-    assert [r.arrival_time for r in trace.requests] == [0.0, 0.1234567, 0.9000001, 1.75, 2.0, 4.25, 4.2500001]
+    assert [r.arrival_time for r in trace.requests] == [
+        0.0,
+        0.1234567,
+        0.9000001,
+        1.75,
+        2.0,
+        4.25,
+        4.2500001,
+    ]
     assert trace.describe().endswith("8 rows read = 7 used + 1 dropped, 1 without prompt or output")
 
 
@@ -200,7 +221,8 @@ def test_trace_rows_reconcile_and_seven_digits_count(tmp_path):
     assert [(r.prompt_len, r.output_len) for r in load.requests] == [(30, 5), (100, 10), (40, 1)]
     assert [r.arrival_time for r in load.requests] == [0.0, 1.0, 5.0]
     assert load.describe().endswith(
-        "6 rows read = 3 used + 3 dropped, 1 without prompt or output, 1 over max_len=1000, 1 after max_requests"
+        "6 rows read = 3 used + 3 dropped, 1 without prompt or output, 1 over max_len=1000, 1 "
+        "after max_requests"
     )
     assert load.requests[0].prompt_token_ids.shape == (30,)
     exact = Trace(path=path, seed=0).generate(None)
@@ -223,10 +245,16 @@ def test_trace_rows_reconcile_and_seven_digits_count(tmp_path):
         (HEADER + "now,1,1\n", "line 2 is broken .'now' is no time"),
         (HEADER + "3000-11-16 18:15:50,1,1\n", "line 2 is broken"),
         (HEADER + 10**6 * "x" + "\n", "line 2 is broken"),
-        (HEADER + '2023-11-16 18:15:50,1,1\n"2023-11-16 18:15:51,1,1\n2023-11-16 18:15:52,1,1\n', "line 3 is broken"),
+        (
+            HEADER + '2023-11-16 18:15:50,1,1\n"2023-11-16 18:15:51,1,1\n2023-11-16 18:15:52,1,1\n',
+            "line 3 is broken",
+        ),
         (HEADER + ",1,1\n", "line 2 is broken"),
         (HEADER + "2023-11-16 18:15:50,-5,1\n", "line 2 is broken"),
-        (HEADER + "2023-11-16 18:15:50,0,1\n", r"all 1 rows were dropped \(1 without prompt or output\)"),
+        (
+            HEADER + "2023-11-16 18:15:50,0,1\n",
+            r"all 1 rows were dropped \(1 without prompt or output\)",
+        ),
     ],
 )
 def test_broken_traces_are_refused(tmp_path, text, words):
@@ -248,19 +276,27 @@ def test_files_that_are_none(tmp_path):
         Prompts(path=str(tmp_path / "binary")).generate(None)
 
 
-@pytest.mark.parametrize(("name", "value"), [("time_scale", 0), ("max_requests", 0), ("max_len", 1), ("seed", -1)])
+@pytest.mark.parametrize(
+    ("name", "value"), [("time_scale", 0), ("max_requests", 0), ("max_len", 1), ("seed", -1)]
+)
 def test_impossible_trace_settings(name, value):
     with pytest.raises(UserError, match=name):
         Trace(**{"path": "unused", "seed": 0, name: value})
 
 
 @pytest.mark.skipif(not TRACES.is_dir(), reason="the public traces are not here")
-@pytest.mark.parametrize(("name", "rows", "prompt", "output"), [("conv", 19366, 1020, 129), ("code", 8819, 1469, 13)])
+@pytest.mark.parametrize(
+    ("name", "rows", "prompt", "output"), [("conv", 19366, 1020, 129), ("code", 8819, 1469, 13)]
+)
 def test_azure_traces_load_whole(name, rows, prompt, output):
     load = Trace(path=str(TRACES / f"AzureLLMInferenceTrace_{name}.csv"), seed=0).generate(None)
     assert load.rows_read == rows == len(load.requests) + sum(load.dropped.values())
-    assert np.median([request.prompt_len for request in load.requests]) == pytest.approx(prompt, abs=1)
-    assert np.median([request.output_len for request in load.requests]) == pytest.approx(output, abs=1)
+    assert np.median([request.prompt_len for request in load.requests]) == pytest.approx(
+        prompt, abs=1
+    )
+    assert np.median([request.output_len for request in load.requests]) == pytest.approx(
+        output, abs=1
+    )
     times = [request.arrival_time for request in load.requests]
     assert times == sorted(times)
     assert times[0] == 0.0
@@ -280,7 +316,9 @@ def test_lognormal_lengths_have_the_stated_median_and_p90_below_the_longest(name
     settings = OmegaConf.load(CONF / "workload" / f"{name}.yaml")
     assert {key: settings[key] for key in own} == own
     assert settings.max_len == max_len
-    requests = Lognormal(num_requests=20_000, max_len=max_len, seed=1, **own).generate(None).requests
+    requests = (
+        Lognormal(num_requests=20_000, max_len=max_len, seed=1, **own).generate(None).requests
+    )
     for lengths, middle, upper in (
         ([request.prompt_len for request in requests], p50, p90),
         ([request.output_len for request in requests], output_p50, output_p90),
@@ -292,10 +330,16 @@ def test_lognormal_lengths_have_the_stated_median_and_p90_below_the_longest(name
 
 def test_lognormal_lengths_depend_on_the_seed_and_not_on_the_rate():
     own = dict(
-        zip(("prompt_p50", "prompt_p90", "output_p50", "output_p90", "max_len"), LENGTHS["lognormal"], strict=True)
+        zip(
+            ("prompt_p50", "prompt_p90", "output_p50", "output_p90", "max_len"),
+            LENGTHS["lognormal"],
+            strict=True,
+        )
     )
     loads = [
-        Lognormal(num_requests=9, seed=seed, arrivals="poisson", rate=rate, **own).generate(None).requests
+        Lognormal(num_requests=9, seed=seed, arrivals="poisson", rate=rate, **own)
+        .generate(None)
+        .requests
         for seed, rate in ((0, 1.0), (0, 4.0), (1, 1.0))
     ]
     shapes = [[(request.prompt_len, request.output_len) for request in load] for load in loads]
@@ -315,7 +359,11 @@ def test_lognormal_lengths_depend_on_the_seed_and_not_on_the_rate():
 )
 def test_lengths_that_no_lognormal_has_are_refused(changes, words):
     own = dict(
-        zip(("prompt_p50", "prompt_p90", "output_p50", "output_p90", "max_len"), LENGTHS["lognormal"], strict=True)
+        zip(
+            ("prompt_p50", "prompt_p90", "output_p50", "output_p90", "max_len"),
+            LENGTHS["lognormal"],
+            strict=True,
+        )
     )
     with pytest.raises(UserError, match=words):
         Lognormal(**{"num_requests": 9, "seed": 0, **own, **changes}).generate(None)

@@ -1,4 +1,5 @@
-"""Kernels that the compile checks must let pass or catch. Run as a script: a JSON object of what they said, on stdout.
+"""Kernels that the compile checks must let pass or catch. Run as a script: a JSON object of what
+they said, on stdout.
 
 It runs in a process of its own, as kernels defined under TRITON_INTERPRET can't be compiled.
 """
@@ -53,31 +54,57 @@ def meta(*sizes: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     return torch.empty(sizes, dtype=dtype, device="meta")
 
 
-def launch_add_one(x: Tensor, num_elements: int, extra: Tensor | None = None, **flags: bool) -> None:
+def launch_add_one(
+    x: Tensor, num_elements: int, extra: Tensor | None = None, **flags: bool
+) -> None:
     launch(add_one, (1,), x, meta(64), num_elements, 0.5, extra, BLOCK=64, **flags)
 
 
 def launch_product(
-    m: int, n: int, k: int, dtype: torch.dtype = torch.bfloat16, stages: int = 2, warps: int = 4, is_hot: bool = True
+    m: int,
+    n: int,
+    k: int,
+    dtype: torch.dtype = torch.bfloat16,
+    stages: int = 2,
+    warps: int = 4,
+    is_hot: bool = True,
 ) -> None:
     a, b, c = (meta(1024, 1024, dtype=dtype) for _ in range(3))
     launch(
-        product, (1,), a, b, c, 1024, M=m, N=n, K=k, num_stages=stages, num_warps=warps, is_hot=is_hot,
-        uses_tensor_cores=True,
+        product, (1,), a, b, c, 1024, M=m, N=n, K=k, num_stages=stages, num_warps=warps,
+        is_hot=is_hot, uses_tensor_cores=True,
     )  # fmt: skip
 
 
 def launch_descriptors() -> None:
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-    a, b, c = (TensorDescriptor.from_tensor(meta(1024, 1024), shape) for shape in ([128, 64], [64, 128], [128, 128]))
-    launch(product_from_descriptors, (1,), a, b, c, 1024, M=128, N=128, K=64, num_stages=3, uses_tensor_cores=True)
+    a, b, c = (
+        TensorDescriptor.from_tensor(meta(1024, 1024), shape)
+        for shape in ([128, 64], [64, 128], [128, 128])
+    )
+    launch(
+        product_from_descriptors,
+        (1,),
+        a,
+        b,
+        c,
+        1024,
+        M=128,
+        N=128,
+        K=64,
+        num_stages=3,
+        uses_tensor_cores=True,
+    )
 
 
 ALL, TENSOR_MEMORY_ACCELERATOR, HOPPER = (80, 86, 90, 100), (90, 100), (90,)
 CASES: dict[str, tuple[tuple[int, ...], Callable[[], None]]] = {  # on which chips what is launched
     "elementwise": (ALL, lambda: launch_add_one(meta(64), 64, is_hot=True)),
-    "elementwise, tensor cores wanted": (HOPPER, lambda: launch_add_one(meta(64), 64, uses_tensor_cores=True)),
+    "elementwise, tensor cores wanted": (
+        HOPPER,
+        lambda: launch_add_one(meta(64), 64, uses_tensor_cores=True),
+    ),
     "product": (ALL, lambda: launch_product(64, 64, 64)),
     "product of few rows": (HOPPER, lambda: launch_product(16, 128, 64)),
     "product in fp32": (HOPPER, lambda: launch_product(32, 32, 32, dtype=torch.float32)),
@@ -104,11 +131,16 @@ def rows() -> dict[str, dict[int, dict[str, object]]]:
     """The table's lines by case and capability."""
     by_case = units()
     lines = iter(compile_units([unit for case in by_case.values() for unit in case], jobs=2))
-    return {name: {unit.chip.capability: asdict(next(lines)) for unit in case} for name, case in by_case.items()}
+    return {
+        name: {unit.chip.capability: asdict(next(lines)) for unit in case}
+        for name, case in by_case.items()
+    }
 
 
 def signatures() -> list[object]:
-    """Constants and attributes of a launch whose arguments are of every kind, and whether a second size is another."""
+    """Constants and attributes of a launch whose arguments are of every kind, and whether a second
+    size is another.
+    """
     with recorded(CHIPS[90]) as recording:
         launch_add_one(meta(64), 1)
         launch_add_one(meta(64)[1:], 48, extra=meta(1, dtype=torch.float32))
@@ -120,7 +152,9 @@ def signatures() -> list[object]:
 
 
 def is_what_a_launch_compiles() -> bool:
-    """Whether Triton's own launcher, on a driver that claims such a GPU, takes the very code that was compiled."""
+    """Whether Triton's own launcher, on a driver that claims such a GPU, takes the very code that
+    was compiled.
+    """
     with recorded(CHIPS[90]) as recording:
         launch_add_one(meta(64)[1:], 48)
         launch_product(64, 64, 64)
@@ -130,12 +164,21 @@ def is_what_a_launch_compiles() -> bool:
     for source in sources:
         compile_source(source)
     stub = SimpleNamespace(
-        get_current_device=lambda: 0, get_current_stream=lambda device: 0, get_current_target=lambda: sources[0].target
+        get_current_device=lambda: 0,
+        get_current_stream=lambda device: 0,
+        get_current_target=lambda: sources[0].target,
     )
     triton.runtime.driver.set_active(stub)
-    launched = [each.kernel.run(*each.arguments, grid=(1,), warmup=True, **each.options) for each in recording.launches]
+    launched = [
+        each.kernel.run(*each.arguments, grid=(1,), warmup=True, **each.options)
+        for each in recording.launches
+    ]
     return [kernel.hash for kernel in launched] == ahead[: len(sources)]
 
 
 if __name__ == "__main__":
-    print(json.dumps({"rows": rows(), "signatures": signatures(), "same": is_what_a_launch_compiles()}))
+    print(
+        json.dumps(
+            {"rows": rows(), "signatures": signatures(), "same": is_what_a_launch_compiles()}
+        )
+    )

@@ -1,9 +1,11 @@
-"""Fit the constants of the simulator's cost model, and state its errors on shapes that the fit did not see.
+"""Fit the constants of the simulator's cost model, and state its errors on shapes that the fit did
+not see.
 
     python experiments/cost_model/fit.py
     python experiments/cost_model/fit.py --gemm gemm_ms.csv --attention attention_ms.csv
 
-The A6000 is fitted to the paper's Figs 3 and 7. The A40 and A100 need measured tables (README.md names their columns).
+The A6000 is fitted to the paper's Figs 3 and 7. The A40 and A100 need measured tables (README.md
+names their columns).
 """
 
 from __future__ import annotations
@@ -17,15 +19,15 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from sarathi_lab.compositions import make_batch
-from sarathi_lab.paths import EXPERIMENTS
-from sarathi_lab.presets import load_hardware, load_spec
-from sarathi_lab.simulator import matmul
-from sarathi_lab.simulator.analytic import AnalyticCostModel
-from sarathi_lab.simulator.attention import decode_attention_time, prefill_attention_time
-from sarathi_lab.simulator.hardware import Hardware
-from sarathi_lab.simulator.matmul import matmul_time
-from sarathi_lab.simulator.minimise import Errors, Group, evenly, fit, octave_weights
+from sarathi_lab.config.paths import EXPERIMENTS
+from sarathi_lab.engine.compositions import make_batch
+from sarathi_lab.executor.simulated import matmul
+from sarathi_lab.executor.simulated.analytic import AnalyticCostModel
+from sarathi_lab.executor.simulated.attention import decode_attention_time, prefill_attention_time
+from sarathi_lab.executor.simulated.from_profile import Errors, Group, evenly, fit, octave_weights
+from sarathi_lab.executor.simulated.hardware import Hardware
+from sarathi_lab.executor.simulated.matmul import matmul_time
+from sarathi_lab.experiment.presets import load_hardware, load_spec
 
 START = {
     "matmul_efficiency": 0.9,
@@ -39,15 +41,26 @@ START = {
 }
 MATMUL = ("matmul_efficiency", "memory_efficiency", "kernel_launch")
 GPU_NAMES = {"a40": "a40", "a100": "a100-80gb"}  # in the measured table
-FITTED_TABLE = {("internlm-20b", 1), ("llama-2-70b", 2)}  # model, tensor-parallel degree; the others are held out
+FITTED_TABLE = {
+    ("internlm-20b", 1),
+    ("llama-2-70b", 2),
+}  # model, tensor-parallel degree; the others are held out
 PAPER_TABLES = ("fig03", "fig07", "table2")
 FITTED_CHUNKS = (64, 256, 512, 2048)
 FITTED_BATCHES = (1, 4, 16, 64, 128)
 FIG3_BATCHES = (1, 4, 12)
 FIG3_LENGTH = 1024
 FIG7_TILE = 128  # tokens between the steps of Fig 7
-FIG7_LINEARS = {"preproj": ("qkv_proj",), "postproj": ("out_proj",), "ffn": ("ffn_up", "activation", "ffn_down")}
-TABLE_HEADS = {"num_heads": 32, "num_kv_heads": 4, "head_size": 128}  # one GPU's share of 64 and 8 heads
+FIG7_LINEARS = {
+    "preproj": ("qkv_proj",),
+    "postproj": ("out_proj",),
+    "ffn": ("ffn_up", "activation", "ffn_down"),
+}
+TABLE_HEADS = {
+    "num_heads": 32,
+    "num_kv_heads": 4,
+    "head_size": 128,
+}  # one GPU's share of 64 and 8 heads
 SHARED = [  # the constants of matmul.py, one change at a time
     {},
     {"OPERAND_FLOPS": 10.0},
@@ -58,10 +71,21 @@ SHARED = [  # the constants of matmul.py, one change at a time
     {"SPLITS": (1,)},
     {"SPLITS": (1, 2, 3, 4, 6, 8, 16)},
     {"TILES": ((128, 256), (128, 128))},
-    {"TILES": ((256, 128), (128, 256), (128, 128), (64, 256), (64, 128), (64, 64), (32, 64), (16, 64))},
+    {
+        "TILES": (
+            (256, 128),
+            (128, 256),
+            (128, 128),
+            (64, 256),
+            (64, 128),
+            (64, 64),
+            (32, 64),
+            (16, 64),
+        )
+    },
 ]
 
-# -- the paper's A6000 ---------------------------------------------------------------------------------------------
+# -- the paper's A6000 -----------------------------------------------------------------------------
 
 
 def paper_cost(hardware: Hardware) -> AnalyticCostModel:
@@ -69,7 +93,9 @@ def paper_cost(hardware: Hardware) -> AnalyticCostModel:
 
 
 def fig7_errors(hardware: Hardware, table: pd.DataFrame) -> pd.DataFrame:
-    """Errors by column of Fig 7, and of `rest`: attention, norms and the cache, what its total has beyond products."""
+    """Errors by column of Fig 7, and of `rest`: attention, norms and the cache, what its total has
+    beyond products.
+    """
     cost = paper_cost(hardware)
     rows = []
     for num_tokens in table.num_tokens:
@@ -83,20 +109,30 @@ def fig7_errors(hardware: Hardware, table: pd.DataFrame) -> pd.DataFrame:
 
 
 def fig3_decodes(hardware: Hardware, table: pd.DataFrame) -> pd.DataFrame:
-    """Milliseconds of decode iterations by batch in Fig 3: measured attention, others and total, and predicted ones."""
+    """Milliseconds of decode iterations by batch in Fig 3: measured attention, others and total,
+    and predicted ones.
+    """
     cost = paper_cost(hardware)
-    measured = table.query("phase == 'decode'").pivot_table(index="batch", columns="op", values="ms_per_token")
+    measured = table.query("phase == 'decode'").pivot_table(
+        index="batch", columns="op", values="ms_per_token"
+    )
     rows = []
     for batch in measured.index:
         times = cost.operation_times(make_batch(num_decodes=int(batch), context=FIG3_LENGTH))
-        others = sum(times[name] for name in ("norms", "kv_write", "lm_head", "sampling", "overhead"))
-        rows.append({"attn": times["decode_attention"], "others": others, "total": sum(times.values())})
+        others = sum(
+            times[name] for name in ("norms", "kv_write", "lm_head", "sampling", "overhead")
+        )
+        rows.append(
+            {"attn": times["decode_attention"], "others": others, "total": sum(times.values())}
+        )
     predicted = 1e3 * pd.DataFrame(rows, index=measured.index)
     return predicted.join(measured.mul(measured.index, axis=0).add_suffix("_measured"))
 
 
 def fit_a6000(hardware: Hardware, fig3: pd.DataFrame, fig7: pd.DataFrame) -> Hardware:
-    """Products by Fig 7, attention by Figs 3 and 7, the fixed cost by Fig 3; of Fig 7 only every second tile."""
+    """Products by Fig 7, attention by Figs 3 and 7, the fixed cost by Fig 3; of Fig 7 only every
+    second tile.
+    """
     fitted = fig7[odd_tile(fig7)]
     weights = octave_weights(fitted.num_tokens)
 
@@ -110,17 +146,26 @@ def fit_a6000(hardware: Hardware, fig3: pd.DataFrame, fig7: pd.DataFrame) -> Har
         return [(errors, weights), evenly((decodes.attn / decodes.attn_measured - 1).to_numpy())]
 
     hardware = fit(hardware, MATMUL, linear_errors)
-    hardware = fit(hardware, ("causal_efficiency", "kv_efficiency", "attention_launch"), attention_errors)
-    hardware = replace(hardware, attention_efficiency=hardware.causal_efficiency)  # no figure separates the two
+    hardware = fit(
+        hardware, ("causal_efficiency", "kv_efficiency", "attention_launch"), attention_errors
+    )
+    hardware = replace(
+        hardware, attention_efficiency=hardware.causal_efficiency
+    )  # no figure separates the two
     decodes = fig3_decodes(replace(hardware, iteration_overhead=0.0), fig3).loc[list(FIG3_BATCHES)]
-    return replace(hardware, iteration_overhead=float((decodes.others_measured - decodes.others).median() / 1e3))
+    return replace(
+        hardware,
+        iteration_overhead=float((decodes.others_measured - decodes.others).median() / 1e3),
+    )
 
 
 def odd_tile(fig7: pd.DataFrame) -> pd.Series:
     return np.ceil(fig7.num_tokens / FIG7_TILE) % 2 == 1
 
 
-def report_a6000(hardware: Hardware, fig3: pd.DataFrame, fig7: pd.DataFrame, table2: pd.DataFrame) -> None:
+def report_a6000(
+    hardware: Hardware, fig3: pd.DataFrame, fig7: pd.DataFrame, table2: pd.DataFrame
+) -> None:
     errors, fitted = fig7_errors(hardware, fig7), odd_tile(fig7)
     for name in errors:
         report(f"Fig 7 {name}, fitted", errors.loc[fitted, name])
@@ -132,20 +177,28 @@ def report_a6000(hardware: Hardware, fig3: pd.DataFrame, fig7: pd.DataFrame, tab
     report("Fig 3 decode attention, fitted", decode_errors[~held_out])
     report("Fig 3 decode attention, held out", decode_errors[held_out])
     report("Fig 3 decode total", decodes.total / decodes.total_measured - 1)
-    report("attention, held out", np.concatenate([errors.loc[~fitted, "rest"], decode_errors[held_out]]))
+    report(
+        "attention, held out",
+        np.concatenate([errors.loc[~fitted, "rest"], decode_errors[held_out]]),
+    )
     cost = paper_cost(hardware)
     pairs = zip(table2.num_prefill_tokens, table2.num_decode_tokens, strict=True)
-    batches = [make_batch(prefill_tokens=int(n), num_decodes=int(m), context=FIG3_LENGTH) for n, m in pairs]
+    batches = [
+        make_batch(prefill_tokens=int(n), num_decodes=int(m), context=FIG3_LENGTH) for n, m in pairs
+    ]
     seconds = [cost.iteration_time(batch) for batch in batches]
     report("Table 2, never fitted", np.array(seconds) * 1e3 / table2.total_ms - 1)
 
 
-# -- measured tables -----------------------------------------------------------------------------------------------
+# -- measured tables -------------------------------------------------------------------------------
 
 
 def gemm_errors(hardware: Hardware, table: pd.DataFrame) -> Errors:
     shapes = zip(table.num_tokens, table.in_features, table.out_features, strict=True)
-    seconds = [matmul_time(*(int(size) for size in shape), hardware, hardware.dtype_bytes) for shape in shapes]
+    seconds = [
+        matmul_time(*(int(size) for size in shape), hardware, hardware.dtype_bytes)
+        for shape in shapes
+    ]
     return np.array(seconds) * 1e3 / table.ms.to_numpy() - 1
 
 
@@ -158,7 +211,9 @@ def split_gemm(table: pd.DataFrame, name: str) -> tuple[pd.DataFrame, pd.DataFra
 
 def fit_gemm(hardware: Hardware, table: pd.DataFrame) -> Hardware:
     fitted, _ = split_gemm(table, hardware.name)
-    thinned = fitted[(fitted.num_tokens <= 128) | (np.arange(len(fitted)) % 6 == 0)]  # neighbours cost nearly the same
+    thinned = fitted[
+        (fitted.num_tokens <= 128) | (np.arange(len(fitted)) % 6 == 0)
+    ]  # neighbours cost nearly the same
     weights = octave_weights(thinned.num_tokens)
     return fit(hardware, MATMUL, lambda hardware: [(gemm_errors(hardware, thinned), weights)])
 
@@ -168,12 +223,20 @@ def attention_errors(hardware: Hardware, table: pd.DataFrame) -> Errors:
     seconds = []
     kv_head_bytes = TABLE_HEADS["head_size"] * hardware.dtype_bytes
     for row in table.itertuples():
-        chunk, context, batch = int(row.prefill_chunk_size), int(row.kv_cache_size), int(row.batch_size)
+        chunk, context, batch = (
+            int(row.prefill_chunk_size),
+            int(row.kv_cache_size),
+            int(row.batch_size),
+        )
         if row.phase == "prefill":
             shape = {**TABLE_HEADS, "hardware": hardware, "kv_head_bytes": kv_head_bytes}
             seconds.append(prefill_attention_time([(context, chunk)], **shape))
         else:
-            shape = {"num_kv_heads": TABLE_HEADS["num_kv_heads"], "hardware": hardware, "kv_head_bytes": kv_head_bytes}
+            shape = {
+                "num_kv_heads": TABLE_HEADS["num_kv_heads"],
+                "hardware": hardware,
+                "kv_head_bytes": kv_head_bytes,
+            }
             seconds.append(decode_attention_time(batch, batch * context, **shape))
     return np.array(seconds) * 1e3 / table.ms.to_numpy() - 1
 
@@ -181,14 +244,24 @@ def attention_errors(hardware: Hardware, table: pd.DataFrame) -> Errors:
 def split_attention(table: pd.DataFrame) -> dict[str, tuple[pd.DataFrame, pd.DataFrame]]:
     """By phase: rows fitted and held out, by chunk size and batch size."""
     prefill, decode = (table[table.phase == phase] for phase in ("prefill", "decode"))
-    chunks, batches = prefill.prefill_chunk_size.isin(FITTED_CHUNKS), decode.batch_size.isin(FITTED_BATCHES)
-    return {"prefill": (prefill[chunks], prefill[~chunks]), "decode": (decode[batches], decode[~batches])}
+    chunks, batches = (
+        prefill.prefill_chunk_size.isin(FITTED_CHUNKS),
+        decode.batch_size.isin(FITTED_BATCHES),
+    )
+    return {
+        "prefill": (prefill[chunks], prefill[~chunks]),
+        "decode": (decode[batches], decode[~batches]),
+    }
 
 
 def fit_attention(hardware: Hardware, table: pd.DataFrame) -> Hardware:
     groups = [fitted for fitted, _ in split_attention(table).values()]
     names = ("attention_efficiency", "causal_efficiency", "kv_efficiency", "attention_launch")
-    return fit(hardware, names, lambda hardware: [evenly(attention_errors(hardware, rows)) for rows in groups])
+    return fit(
+        hardware,
+        names,
+        lambda hardware: [evenly(attention_errors(hardware, rows)) for rows in groups],
+    )
 
 
 def report_gemm(hardware: Hardware, table: pd.DataFrame) -> None:
@@ -206,10 +279,13 @@ def report_attention(hardware: Hardware, table: pd.DataFrame) -> None:
     for phase, (fitted, held_out) in groups.items():
         report(f"{phase} attention, fitted", attention_errors(hardware, fitted))
         report(f"{phase} attention, held out", attention_errors(hardware, held_out))
-    report("attention, held out", np.concatenate([attention_errors(hardware, rows) for _, rows in groups.values()]))
+    report(
+        "attention, held out",
+        np.concatenate([attention_errors(hardware, rows) for _, rows in groups.values()]),
+    )
 
 
-# -- the command ---------------------------------------------------------------------------------------------------
+# -- the command -----------------------------------------------------------------------------------
 
 
 def unfitted(name: str) -> Hardware:
@@ -219,7 +295,9 @@ def unfitted(name: str) -> Hardware:
 
 def report(what: str, errors: Errors | pd.Series | pd.DataFrame) -> None:
     error = np.abs(np.asarray(errors, dtype=float).ravel())
-    figures = f"median {np.median(error):6.1%}  mean {error.mean():6.1%}  largest {error.max():6.1%}"
+    figures = (
+        f"median {np.median(error):6.1%}  mean {error.mean():6.1%}  largest {error.max():6.1%}"
+    )
     print(f"  {what:36} {figures}  ({len(error)} points)", flush=True)
 
 
@@ -240,22 +318,36 @@ def compare_shared(fig7: pd.DataFrame, gemm: pd.DataFrame | None, fig3: pd.DataF
         print(f"\n{change or 'as it is'}")
         report("a6000 products, fitted", columns)
         for name in GPU_NAMES if gemm is not None else ():
-            report(f"{name} products, fitted", gemm_errors(fit_gemm(unfitted(name), gemm), split_gemm(gemm, name)[0]))
+            report(
+                f"{name} products, fitted",
+                gemm_errors(fit_gemm(unfitted(name), gemm), split_gemm(gemm, name)[0]),
+            )
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
-        "--paper", type=Path, default=EXPERIMENTS / "paper", help="folder of fig03, fig07 and table2.csv"
+        "--paper",
+        type=Path,
+        default=EXPERIMENTS / "paper",
+        help="folder of fig03, fig07 and table2.csv",
     )
     parser.add_argument("--gemm", type=Path, help="measured matrix products, for the A40 and A100")
     parser.add_argument("--attention", type=Path, help="measured attention, for the A100")
-    parser.add_argument("--shared", action="store_true", help="compare other constants of matmul.py instead (minutes)")
+    parser.add_argument(
+        "--shared",
+        action="store_true",
+        help="compare other constants of matmul.py instead (minutes)",
+    )
     args = parser.parse_args()
     files = [args.paper / f"{name}.csv" for name in PAPER_TABLES] + [args.gemm, args.attention]
     for path in files:
         if path is not None and not path.is_file():
-            parser.error(f"{path} is not there; name the file of a table (README.md has its columns)")
+            parser.error(
+                f"{path} is not there; name the file of a table (README.md has its columns)"
+            )
     return args
 
 

@@ -1,13 +1,15 @@
-"""Fit the two costs of the paper's code base that Fig 12 shows and no datasheet has, and predict the rest of it.
+"""Fit the two costs of the paper's code base that Fig 12 shows and no datasheet has, and predict
+the rest of it.
 
     python experiments/cost_model/fit_code_base.py
     python experiments/cost_model/fit_code_base.py --host added --links priced
 
-Fitted to two completion times of Fig 12b, of SARATHI on the pipeline and of the 8 replicas: the host's seconds a layer
-and the overhead per iteration. Orca on the pipeline and all bubbles take no part. `--host` says how a layer's seconds
-on the host and on the device make one: "added", "bound" (the larger) or "overlapped" (a smooth maximum, as the cost
-model has it). `--links` says what all-reduces and sends cost: "priced" as in a100.yaml, "peak" at the datasheet's
-bandwidth and without a latency, or "free". The defaults are those of a100_fig12.yaml.
+Fitted to two completion times of Fig 12b, of SARATHI on the pipeline and of the 8 replicas: the
+host's seconds a layer and the overhead per iteration. Orca on the pipeline and all bubbles take no
+part. `--host` says how a layer's seconds on the host and on the device make one: "added", "bound"
+(the larger) or "overlapped" (a smooth maximum, as the cost model has it). `--links` says what
+all-reduces and sends cost: "priced" as in a100.yaml, "peak" at the datasheet's bandwidth and
+without a latency, or "free". The defaults are those of a100_fig12.yaml.
 """
 
 from __future__ import annotations
@@ -19,14 +21,16 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from sarathi_lab.paper.pipelines import SYSTEMS, StageTimes, completion_time, serve
-from sarathi_lab.presets import load_hardware, load_spec
-from sarathi_lab.request import Batch
-from sarathi_lab.results import load_paper
-from sarathi_lab.simulator.analytic import AnalyticCostModel
-from sarathi_lab.simulator.matmul import overlapped
+from sarathi_lab.engine.request import Batch
+from sarathi_lab.executor.simulated.analytic import AnalyticCostModel
+from sarathi_lab.executor.simulated.matmul import overlapped
+from sarathi_lab.experiment.pipeline import SYSTEMS, StageTimes, completion_time, serve
+from sarathi_lab.experiment.presets import load_hardware, load_spec
+from sarathi_lab.results.load import load_paper
 
-HOSTS: dict[str, Callable[[float, float], float]] = {  # seconds of a layer, from those of the device and the host
+HOSTS: dict[
+    str, Callable[[float, float], float]
+] = {  # seconds of a layer, from those of the device and the host
     "added": lambda device, host: device + host,
     "bound": max,
     "overlapped": overlapped,
@@ -45,7 +49,9 @@ MAX_STEPS = 6
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--host", choices=tuple(HOSTS), default="overlapped")
     parser.add_argument("--links", choices=tuple(LINKS), default="peak")
     arguments = parser.parse_args()
@@ -54,7 +60,9 @@ def main() -> None:
     targets = points[list(FITTED)].to_numpy()
 
     def relative(costs: np.ndarray) -> np.ndarray:
-        times = np.array([completion_time(_finish_times(name, host, links, costs)[0]) for name in FITTED])
+        times = np.array(
+            [completion_time(_finish_times(name, host, links, costs)[0]) for name in FITTED]
+        )
         print(f"{host}, links {links}: {costs * 1e3} ms, completion {times} s", flush=True)
         return times / targets - 1
 
@@ -63,15 +71,20 @@ def main() -> None:
         finish_times, bubble_times = _finish_times(name, host, links, costs)
         time = completion_time(finish_times)
         print(
-            f"{name}: completion {time:.0f} s (paper {points[name]:.0f}), bubbles {bubble_times.median():.2f} s, "
+            f"{name}: completion {time:.0f} s (paper {points[name]:.0f}), bubbles "
+            f"{bubble_times.median():.2f} s, "
             f"{'fitted' if name in FITTED else 'predicted'}"
         )
 
 
-def newton(function: Callable[[np.ndarray], np.ndarray], start: np.ndarray, step: np.ndarray) -> np.ndarray:
+def newton(
+    function: Callable[[np.ndarray], np.ndarray], start: np.ndarray, step: np.ndarray
+) -> np.ndarray:
     """Where `function` is zero, from the slopes at `start`, improved along the way (Broyden)."""
     x, value = start, function(start)
-    slopes = np.column_stack([(function(start + step * unit) - value) / (step @ unit) for unit in np.eye(len(start))])
+    slopes = np.column_stack(
+        [(function(start + step * unit) - value) / (step @ unit) for unit in np.eye(len(start))]
+    )
     for _ in range(MAX_STEPS):
         if np.abs(value).max() < TOLERANCE:
             break
@@ -82,8 +95,12 @@ def newton(function: Callable[[np.ndarray], np.ndarray], start: np.ndarray, step
     return x
 
 
-def _finish_times(name: str, host: str, links: str, costs: Sequence[float]) -> tuple[pd.Series, pd.Series]:
-    """Finish and bubble times of the requests of one system, if a layer and an iteration cost so many seconds more."""
+def _finish_times(
+    name: str, host: str, links: str, costs: Sequence[float]
+) -> tuple[pd.Series, pd.Series]:
+    """Finish and bubble times of the requests of one system, if a layer and an iteration cost so
+    many seconds more.
+    """
     layer, iteration = map(float, costs)
     hardware = load_hardware("a100")
     hardware = replace(hardware, iteration_overhead=iteration)
@@ -95,7 +112,9 @@ def _finish_times(name: str, host: str, links: str, costs: Sequence[float]) -> t
 
 
 def _beside(host: float, together: Callable[[float, float], float]) -> StageTimes:
-    """Stage times in which a layer takes what `together` makes of the device's seconds and those of the host."""
+    """Stage times in which a layer takes what `together` makes of the device's seconds and those of
+    the host.
+    """
 
     def stage_times(cost: AnalyticCostModel) -> Callable[[Batch], list[float]]:
         num_layers = cost.parallel.layers_per_stage(cost.spec)

@@ -1,10 +1,11 @@
-"""Trains a small Llama on bytes, so that quality can be asked of weights that mean something and need no download.
+"""Trains a small Llama on bytes, so that quality can be asked of weights that mean something and
+need no download.
 
     python experiments/kv_quality/train.py            # a few minutes on 2 cores
 
-Its text is that of the Python standard library's modules, in the interpreter's own folders; every tenth file is held
-out. Leaves a checkpoint with `held_out.txt` in outputs/kv_quality/byte-llama. The same Python, torch and kind of CPU
-give the same weights.
+Its text is that of the Python standard library's modules, in the interpreter's own folders; every
+tenth file is held out. Leaves a checkpoint with `held_out.txt` in outputs/kv_quality/byte-llama.
+The same Python, torch and kind of CPU give the same weights.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from sarathi_lab.torch_executor.device import has_fast_path
+from sarathi_lab.executor.torch.device import has_fast_path
 
 OUT = Path("outputs") / "kv_quality" / "byte-llama"
 HELD_OUT = 10  # every so many files
@@ -66,15 +67,21 @@ def library_text() -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     parts = [np.frombuffer(path.read_bytes(), dtype=np.uint8) for path in files]
     held_out = parts[::HELD_OUT]
-    return np.concatenate([part for i, part in enumerate(parts) if i % HELD_OUT]), np.concatenate(held_out)
+    return np.concatenate([part for i, part in enumerate(parts) if i % HELD_OUT]), np.concatenate(
+        held_out
+    )
 
 
 def train(recipe: Recipe, directory: Path) -> float:
-    """Train, and save the checkpoint and its held-out text in `directory`; returns the held-out loss in nats a byte."""
+    """Train, and save the checkpoint and its held-out text in `directory`; returns the held-out
+    loss in nats a byte.
+    """
     text, held_out = library_text()
     torch.manual_seed(recipe.seed)
     model = LlamaForCausalLM(recipe.config())
-    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.95), weight_decay=0.1)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.95), weight_decay=0.1
+    )
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, recipe.learning_rate, total_steps=recipe.steps, pct_start=WARM_UP
     )
@@ -90,7 +97,8 @@ def train(recipe: Recipe, directory: Path) -> float:
         schedule.step()
         if step % 50 == 49:
             print(
-                f"step {step + 1}/{recipe.steps}: {loss.item():.3f} nats a byte, {time.perf_counter() - begun:.0f} s",
+                f"step {step + 1}/{recipe.steps}: {loss.item():.3f} nats a byte, "
+                f"{time.perf_counter() - begun:.0f} s",
                 flush=True,
             )
     model.eval()
@@ -104,7 +112,9 @@ def train(recipe: Recipe, directory: Path) -> float:
 def _pieces(text: NDArray[np.uint8], recipe: Recipe, rng: np.random.Generator) -> Tensor:
     """[batch, length + 1]"""
     starts = rng.integers(0, len(text) - recipe.length - 1, recipe.batch)
-    return torch.from_numpy(np.stack([text[start : start + recipe.length + 1] for start in starts]).astype(np.int64))
+    return torch.from_numpy(
+        np.stack([text[start : start + recipe.length + 1] for start in starts]).astype(np.int64)
+    )
 
 
 def _loss(model: LlamaForCausalLM, pieces: Tensor) -> Tensor:
@@ -115,13 +125,17 @@ def _loss(model: LlamaForCausalLM, pieces: Tensor) -> Tensor:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train the small model whose quality is compared.")
-    parser.add_argument("--out", type=Path, default=OUT, help=f"where the checkpoint goes (default {OUT})")
+    parser.add_argument(
+        "--out", type=Path, default=OUT, help=f"where the checkpoint goes (default {OUT})"
+    )
     parser.add_argument("--steps", type=int, default=Recipe.steps)
     options = parser.parse_args()
     recipe = Recipe(steps=options.steps)
     torch.set_num_threads(1)  # sums in one order, whatever the machine
     reached = train(recipe, options.out)
-    count = sum(weight.numel() for weight in LlamaForCausalLM.from_pretrained(options.out).parameters())
+    count = sum(
+        weight.numel() for weight in LlamaForCausalLM.from_pretrained(options.out).parameters()
+    )
     print(f"{count / 1e6:.2f} M parameters, {reached:.3f} nats a held-out byte; in {options.out}")
 
 

@@ -1,4 +1,5 @@
-"""Where the bubbles of Fig 12 are, by cause and stage, with and without the costs of the paper's code base.
+"""Where the bubbles of Fig 12 are, by cause and stage, with and without the costs of the paper's
+code base.
 
 python experiments/pipeline_bubbles/run.py
 python experiments/pipeline_bubbles/run.py --seed 1 --output outputs/fig12
@@ -12,15 +13,17 @@ from pathlib import Path
 
 import pandas as pd
 
-from sarathi_lab.paper.pipelines import NUM_REQUESTS, fig12
-from sarathi_lab.paths import EXPERIMENTS
-from sarathi_lab.presets import load_hardware, load_spec
+from sarathi_lab.config.paths import EXPERIMENTS
+from sarathi_lab.experiment.pipeline import NUM_REQUESTS, fig12
+from sarathi_lab.experiment.presets import load_hardware, load_spec
 
 HARDWARE = ("a100", "a100_fig12")  # as measured elsewhere, and with the costs of the code base
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--num-requests", type=int, default=NUM_REQUESTS)
     parser.add_argument("--output", type=Path, default=EXPERIMENTS / "pipeline_bubbles" / "results")
@@ -40,7 +43,9 @@ def write(output: Path, summaries: dict[str, dict[str, float]], bubbles: pd.Data
     """The summaries beside each other, and seconds of bubbles by cause and stage."""
     output.mkdir(parents=True, exist_ok=True)
     summary = pd.DataFrame(summaries)
-    table = bubbles.pivot_table(index=["hardware", "series", "cause"], columns="stage", values="seconds", fill_value=0)
+    table = bubbles.pivot_table(
+        index=["hardware", "series", "cause"], columns="stage", values="seconds", fill_value=0
+    )
     table["all"] = table.sum(axis=1)
     summary.round(4).to_csv(output / "summary.csv", index_label="name")
     table.round(1).to_csv(output / "bubbles.csv")

@@ -1,1 +1,3 @@
-"""Operations of a paged-KV decoder in plain torch. Imports nothing of the lab; shapes are stated per function."""
+"""Operations of a paged-KV decoder in plain torch. Imports nothing of the lab; shapes are stated
+per function.
+"""

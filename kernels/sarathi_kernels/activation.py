@@ -1,4 +1,6 @@
-"""Activations of the feed-forward block; both may overwrite their (first) input, which nobody reads again."""
+"""Activations of the feed-forward block; both may overwrite their (first) input, which nobody reads
+again.
+"""
 
 from __future__ import annotations
 

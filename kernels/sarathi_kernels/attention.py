@@ -1,8 +1,9 @@
 """Attention of packed tokens over a paged KV cache: prefill chunks and decodes in one call.
 
-A *segment* is the newest `num_queries` tokens of one sequence; it attends causally to the sequence's first `kv_len`
-cached tokens, itself included. A whole prompt is a segment with num_queries == kv_len, a decode one with
-num_queries == 1, a chunk anything between, so no operation needs to know which phase a sequence is in.
+A *segment* is the newest `num_queries` tokens of one sequence; it attends causally to the
+sequence's first `kv_len` cached tokens, itself included. A whole prompt is a segment with
+num_queries == kv_len, a decode one with num_queries == 1, a chunk anything between, so no operation
+needs to know which phase a sequence is in.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ from sarathi_kernels.kv_cache import Cache, QuantizedCache, dequantize
 
 @dataclass(frozen=True)
 class Segment:
-    """Packed rows `start` to `start + num_queries` and the cached tokens they see; made by `make_segment`.
+    """Packed rows `start` to `start + num_queries` and the cached tokens they see; made by
+    `make_segment`.
 
-    `blocks` are the cache blocks that hold the context, as a slice where they are neighbours (then the context is a
-    view, and nothing is copied), else as an index. `first_key` is the oldest token that any query still sees.
-    `mask` is added to the scores [num_queries, kv_len - first_key], None where `is_causal` or full sight says it all.
+    `blocks` are the cache blocks that hold the context, as a slice where they are neighbours (then
+    the context is a view, and nothing is copied), else as an index. `first_key` is the oldest token
+    that any query still sees. `mask` is added to the scores [num_queries, kv_len - first_key], None
+    where `is_causal` or full sight says it all.
     """
 
     start: int
@@ -51,8 +54,8 @@ def make_segment(
 ) -> Segment:
     """Work out once per iteration what every layer needs to attend for one sequence.
 
-    With `sliding_window` w, the query at position i sees the keys j with i - w < j <= i (Mistral 7B).
-    Raises ValueError unless 1 <= num_queries <= kv_len.
+    With `sliding_window` w, the query at position i sees the keys j with i - w < j <= i (Mistral
+    7B). Raises ValueError unless 1 <= num_queries <= kv_len.
     """
     if not 1 <= num_queries <= kv_len:
         raise ValueError(f"{num_queries} queries cannot be the newest of {kv_len} tokens")
@@ -67,7 +70,9 @@ def make_segment(
         hidden = keys > queries
         if sliding_window is not None:
             hidden |= keys <= queries - sliding_window
-        mask = torch.zeros(hidden.shape, device=device, dtype=dtype).masked_fill_(hidden, float("-inf"))
+        mask = torch.zeros(hidden.shape, device=device, dtype=dtype).masked_fill_(
+            hidden, float("-inf")
+        )
     return Segment(start, num_queries, kv_len, blocks, first_key, mask)
 
 
@@ -84,8 +89,14 @@ def paged_attention(
     values must be in the cache.
     """
     num_heads, num_kv_heads = query.shape[1], key_cache.shape[2]
-    if num_heads % num_kv_heads or key_cache.shape != value_cache.shape or query.shape[2] != key_cache.shape[3]:
-        raise ValueError(f"query {tuple(query.shape)} does not match the cache {tuple(key_cache.shape)}")
+    if (
+        num_heads % num_kv_heads
+        or key_cache.shape != value_cache.shape
+        or query.shape[2] != key_cache.shape[3]
+    ):
+        raise ValueError(
+            f"query {tuple(query.shape)} does not match the cache {tuple(key_cache.shape)}"
+        )
     parts = [
         _attend(
             query[segment.start : segment.start + segment.num_queries],
@@ -100,7 +111,9 @@ def paged_attention(
 
 
 def _context(cache: Cache, segment: Segment, dtype: torch.dtype) -> Tensor:
-    """The visible cached tokens, [kv_len - first_key, num_kv_heads, head_size]; in `dtype` if they are in 8 bits."""
+    """The visible cached tokens, [kv_len - first_key, num_kv_heads, head_size]; in `dtype` if they
+    are in 8 bits.
+    """
     if isinstance(cache, QuantizedCache):
         data = _visible(cache.raw, segment).view(cache.data.dtype)
         return dequantize(data, _visible(cache.scales, segment), dtype)
@@ -108,18 +121,27 @@ def _context(cache: Cache, segment: Segment, dtype: torch.dtype) -> Tensor:
 
 
 def _visible(cache: Tensor, segment: Segment) -> Tensor:
-    blocks = cache[segment.blocks] if isinstance(segment.blocks, slice) else cache.index_select(0, segment.blocks)
+    blocks = (
+        cache[segment.blocks]
+        if isinstance(segment.blocks, slice)
+        else cache.index_select(0, segment.blocks)
+    )
     return blocks.flatten(0, 1)[segment.first_key : segment.kv_len]
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, segment: Segment, scale: float) -> Tensor:
     num_queries, num_heads, head_size = query.shape
     num_kv_heads = key.shape[1]
-    key, value = key.transpose(0, 1)[None], value.transpose(0, 1)[None]  # [1, num_kv_heads, keys, head_size]
+    key, value = (
+        key.transpose(0, 1)[None],
+        value.transpose(0, 1)[None],
+    )  # [1, num_kv_heads, keys, head_size]
     if num_queries == 1:
         # The heads of a group see the same keys: as queries of one head they read them once.
         grouped = query.view(1, num_kv_heads, num_heads // num_kv_heads, head_size)
-        return F.scaled_dot_product_attention(grouped, key, value, scale=scale).view(1, num_heads, head_size)
+        return F.scaled_dot_product_attention(grouped, key, value, scale=scale).view(
+            1, num_heads, head_size
+        )
     attended = F.scaled_dot_product_attention(
         query.transpose(0, 1)[None],
         key,

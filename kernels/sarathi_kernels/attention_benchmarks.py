@@ -1,6 +1,8 @@
-"""Benchmarks of attention: chunks, decodes, hybrid batches, and a prompt whole against the same prompt in chunks.
+"""Benchmarks of attention: chunks, decodes, hybrid batches, and a prompt whole against the same
+prompt in chunks.
 
-The peers are torch's own attention on the same data, unpaged, and FlashInfer on the same pages where it is installed.
+The peers are torch's own attention on the same data, unpaged, and FlashInfer on the same pages
+where it is installed.
 """
 
 from __future__ import annotations
@@ -32,10 +34,17 @@ HEAD_SIZE = 128
 CHUNKS = (256, 512, 1024, 2048)
 OFFSETS = (0, 1024, 4096, 16_384)
 DECODES = ((1, 1024), (8, 1024), (32, 1024), (32, 2048), (8, 16_384))
-HYBRID_DECODES = ((17, 1024), (9, 2048), (5, 3072), (4, 8192), (2, 16_384))  # the paper's grid, and longer contexts
+HYBRID_DECODES = (
+    (17, 1024),
+    (9, 2048),
+    (5, 3072),
+    (4, 8192),
+    (2, 16_384),
+)  # the paper's grid, and longer contexts
 HYBRID_CHUNKS = (256, 512, 1024)
 PROMPTS = (4096, 16_384)
-# Other tiles and paths to compare the chosen ones with on a GPU; the chip may be too small for some.
+# Other tiles and paths to compare the chosen ones with on a GPU; the chip may be too small for
+# some.
 ALTERNATIVES = {
     "128x128, 3 stages": (PrefillConfig(128, 128, 8, 3), 16, False),
     "128x64, 8 warps": (PrefillConfig(128, 64, 8, 3), 16, False),
@@ -49,8 +58,12 @@ ALTERNATIVES = {
 
 
 def benchmarks(device: torch.device, dtype: torch.dtype, quick: bool) -> Iterator[Benchmark]:
-    """Tensors of a case are made when it is reached; `quick` takes tiny sizes, for the interpreter."""
-    yield from _tiles(device, dtype, quick)  # first: what a kernel is tuned by must not be lost where time is short
+    """Tensors of a case are made when it is reached; `quick` takes tiny sizes, for the
+    interpreter.
+    """
+    yield from _tiles(
+        device, dtype, quick
+    )  # first: what a kernel is tuned by must not be lost where time is short
     for name in ("gqa",) if quick else HEADS:
         for offset in (20,) if quick else OFFSETS:
             for chunk in (18,) if quick else CHUNKS:
@@ -64,7 +77,9 @@ def benchmarks(device: torch.device, dtype: torch.dtype, quick: bool) -> Iterato
         yield from _reread(prompt, (16,) if quick else CHUNKS, device, dtype, quick)
 
 
-def _case(name: str, sequences: tuple[tuple[int, int], ...], quick: bool, block_size: int = 16) -> AttentionCase:
+def _case(
+    name: str, sequences: tuple[tuple[int, int], ...], quick: bool, block_size: int = 16
+) -> AttentionCase:
     num_heads, num_kv_heads = (4, 2) if quick else HEADS[name]
     return AttentionCase(sequences, num_heads, num_kv_heads, 64 if quick else HEAD_SIZE, block_size)
 
@@ -74,9 +89,16 @@ def _inputs(case: AttentionCase, device: torch.device, dtype: torch.dtype) -> At
 
 
 def _benchmark(
-    operation: str, case: AttentionCase, label: str, implementation: str, dtype: torch.dtype, work: Callable[[], object]
+    operation: str,
+    case: AttentionCase,
+    label: str,
+    implementation: str,
+    dtype: torch.dtype,
+    work: Callable[[], object],
 ) -> Benchmark:
-    return Benchmark(operation, label, implementation, work, case.flops, case.num_bytes(dtype.itemsize))
+    return Benchmark(
+        operation, label, implementation, work, case.flops, case.num_bytes(dtype.itemsize)
+    )
 
 
 def _prefill(
@@ -112,7 +134,9 @@ def _decode(
         plan = replace(inputs.plan, num_splits=num_splits)
 
         def paged(plan: AttentionPlan = plan) -> None:
-            decode_attention(inputs.query, inputs.key_cache, inputs.value_cache, plan, inputs.scale, out=out)
+            decode_attention(
+                inputs.query, inputs.key_cache, inputs.value_cache, plan, inputs.scale, out=out
+            )
 
         implementation = "paged" if num_splits == chosen else f"paged, {num_splits} splits"
         yield _benchmark("decode_attention", case, label, implementation, dtype, paged)
@@ -121,7 +145,13 @@ def _decode(
 
 
 def _hybrid(
-    name: str, chunk: int, count: int, context: int, device: torch.device, dtype: torch.dtype, quick: bool
+    name: str,
+    chunk: int,
+    count: int,
+    context: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    quick: bool,
 ) -> Iterator[Benchmark]:
     case = _case(name, ((chunk, context), *((1, context),) * count), quick)
     inputs = _inputs(case, device, dtype)
@@ -130,7 +160,13 @@ def _hybrid(
 
         def attend(variant: Variant = variant) -> None:
             hybrid_attention(
-                inputs.query, inputs.key_cache, inputs.value_cache, inputs.plan, inputs.scale, variant=variant, out=out
+                inputs.query,
+                inputs.key_cache,
+                inputs.value_cache,
+                inputs.plan,
+                inputs.scale,
+                variant=variant,
+                out=out,
             )
 
         label = f"{name} {chunk} + {count} x {context}"
@@ -144,7 +180,9 @@ def _hybrid(
 def _reread(
     prompt: int, chunks: tuple[int, ...], device: torch.device, dtype: torch.dtype, quick: bool
 ) -> Iterator[Benchmark]:
-    """One layer's attention of a whole prompt at once and chunk by chunk, which reads earlier keys and values anew."""
+    """One layer's attention of a whole prompt at once and chunk by chunk, which reads earlier keys
+    and values anew.
+    """
     whole = _case("mha", ((prompt, prompt),), quick)
     inputs = _inputs(whole, device, dtype)
     for chunk in (prompt, *chunks):
@@ -152,9 +190,13 @@ def _reread(
         plans = [_plan_of_cached(part, inputs.blocks, device) for part in parts]
         query, out = inputs.query[:chunk], torch.empty_like(inputs.query[:chunk])
 
-        def attend(plans: list[AttentionPlan] = plans, query: Tensor = query, out: Tensor = out) -> None:
+        def attend(
+            plans: list[AttentionPlan] = plans, query: Tensor = query, out: Tensor = out
+        ) -> None:
             for plan in plans:
-                prefill_attention(query, inputs.key_cache, inputs.value_cache, plan, inputs.scale, out=out)
+                prefill_attention(
+                    query, inputs.key_cache, inputs.value_cache, plan, inputs.scale, out=out
+                )
 
         yield Benchmark(
             "kv_reread",
@@ -166,7 +208,9 @@ def _reread(
         )
 
 
-def _plan_of_cached(case: AttentionCase, blocks: list[list[int]], device: torch.device) -> AttentionPlan:
+def _plan_of_cached(
+    case: AttentionCase, blocks: list[list[int]], device: torch.device
+) -> AttentionPlan:
     """The plan of a case whose contexts lie in the first of `blocks`."""
     return make_plan(
         [num_queries for num_queries, _ in case.sequences],
@@ -180,7 +224,9 @@ def _plan_of_cached(case: AttentionCase, blocks: list[list[int]], device: torch.
 
 
 def _tiles(device: torch.device, dtype: torch.dtype, quick: bool) -> Iterator[Benchmark]:
-    """The prefill kernel with other tiles, and reading by tensor descriptors, wherever the chip can take them."""
+    """The prefill kernel with other tiles, and reading by tensor descriptors, wherever the chip can
+    take them.
+    """
     if device.type != "cuda" or dtype == torch.float32:
         return
     chunk, offset = (128, 256) if quick else (1024, 4096)
@@ -210,4 +256,6 @@ def _tiles(device: torch.device, dtype: torch.dtype, quick: bool) -> Iterator[Be
             )
 
         if works_here(attend):
-            yield _benchmark("prefill_tiles", case, f"chunk {chunk} at {offset}", name, dtype, attend)
+            yield _benchmark(
+                "prefill_tiles", case, f"chunk {chunk} at {offset}", name, dtype, attend
+            )

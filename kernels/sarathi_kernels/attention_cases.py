@@ -1,4 +1,6 @@
-"""Batches that tests and benchmarks of the attention kernels share, their inputs, and the reference for them."""
+"""Batches that tests and benchmarks of the attention kernels share, their inputs, and the reference
+for them.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from sarathi_kernels.testing import poisoned
 
 @dataclass(frozen=True)
 class AttentionCase:
-    """A batch of sequences, each (new tokens, tokens of context with the new ones), and the shape of the heads."""
+    """A batch of sequences, each (new tokens, tokens of context with the new ones), and the shape
+    of the heads.
+    """
 
     sequences: tuple[tuple[int, int], ...]
     num_heads: int
@@ -29,7 +33,9 @@ class AttentionCase:
 
     @property
     def flops(self) -> float:
-        """Of both matrix products over the pairs of query and visible key: 4 * head_size a pair and head."""
+        """Of both matrix products over the pairs of query and visible key: 4 * head_size a pair and
+        head.
+        """
         pairs = sum(
             min(key + 1, self.sliding_window or key + 1)
             for num_queries, kv_len in self.sequences
@@ -44,7 +50,12 @@ class AttentionCase:
             kv_len if window is None else min(kv_len, num_queries + window - 1)
             for num_queries, kv_len in self.sequences
         )
-        return 2.0 * self.head_size * itemsize * (cached * self.num_kv_heads + self.num_tokens * self.num_heads)
+        return (
+            2.0
+            * self.head_size
+            * itemsize
+            * (cached * self.num_kv_heads + self.num_tokens * self.num_heads)
+        )
 
 
 # Sequences whose chunks begin and end on, before and behind the edges of cache blocks and of tiles.
@@ -62,8 +73,12 @@ AWKWARD = {
     "large blocks": AttentionCase(((18, 300), (1, 257), (1, 256)), 2, 2, block_size=128),
     "largest blocks": AttentionCase(((18, 300), (1, 257)), 4, 2, block_size=256),
     "blocks of no power of two": AttentionCase(((18, 100), (1, 70)), 2, 2, block_size=24),
-    "window within a tile": AttentionCase(((40, 150), (70, 70), (1, 150), (1, 3)), 2, 2, sliding_window=9),
-    "window over tiles": AttentionCase(((40, 450), (1, 300)), 4, 2, sliding_window=150, block_size=128),
+    "window within a tile": AttentionCase(
+        ((40, 150), (70, 70), (1, 150), (1, 3)), 2, 2, sliding_window=9
+    ),
+    "window over tiles": AttentionCase(
+        ((40, 450), (1, 300)), 4, 2, sliding_window=150, block_size=128
+    ),
     "window of one token": AttentionCase(((5, 20), (1, 20)), 2, 2, sliding_window=1),
 }
 
@@ -83,21 +98,30 @@ class AttentionInputs:
 def make_inputs(
     case: AttentionCase, *, device: torch.device, dtype: torch.dtype, num_sms: int, seed: int = 0
 ) -> AttentionInputs:
-    """Seeded inputs of `case`, whose contexts lie in scattered blocks, with the plan for `num_sms` multiprocessors."""
+    """Seeded inputs of `case`, whose contexts lie in scattered blocks, with the plan for `num_sms`
+    multiprocessors.
+    """
     generator = torch.Generator().manual_seed(seed)
     needed = [-(-kv_len // case.block_size) for _, kv_len in case.sequences]
-    order = (1 + torch.randperm(sum(needed), generator=generator)).tolist()  # the first block belongs to nobody
+    order = (
+        1 + torch.randperm(sum(needed), generator=generator)
+    ).tolist()  # the first block belongs to nobody
     blocks = [[order.pop() for _ in range(count)] for count in needed]
     on_device = torch.Generator(device).manual_seed(seed)
     heads = (case.num_kv_heads, case.head_size)
-    caches = [poisoned(sum(needed) + 1, case.block_size, *heads, device=device, dtype=dtype) for _ in range(2)]
+    caches = [
+        poisoned(sum(needed) + 1, case.block_size, *heads, device=device, dtype=dtype)
+        for _ in range(2)
+    ]
     for cache in caches:
         for ids, (_, kv_len) in zip(blocks, case.sequences, strict=True):
             cached = torch.arange(kv_len, device=device)
             slots = torch.tensor(ids, device=device)[cached // case.block_size] * case.block_size
             tokens = torch.randn(kv_len, *heads, generator=on_device, device=device).to(dtype)
             cache.flatten(0, 1)[slots + cached % case.block_size] = tokens
-    query = torch.randn(case.num_tokens, case.num_heads, case.head_size, generator=on_device, device=device).to(dtype)
+    query = torch.randn(
+        case.num_tokens, case.num_heads, case.head_size, generator=on_device, device=device
+    ).to(dtype)
     plan = make_plan(
         [num_queries for num_queries, _ in case.sequences],
         [kv_len for _, kv_len in case.sequences],
@@ -111,13 +135,18 @@ def make_inputs(
 
 
 def reference(case: AttentionCase, inputs: AttentionInputs) -> Tensor:
-    """Attention of every sequence by its definition in float64, [num_tokens, num_heads, head_size]."""
+    """Attention of every sequence by its definition in float64, [num_tokens, num_heads,
+    head_size].
+    """
     results = []
     start = 0
     for ids, (num_queries, kv_len) in zip(inputs.blocks, case.sequences, strict=True):
         query = inputs.query[start : start + num_queries].double()
         key, value = (
-            cache[ids].flatten(0, 1)[:kv_len].double().repeat_interleave(case.num_heads // case.num_kv_heads, dim=1)
+            cache[ids]
+            .flatten(0, 1)[:kv_len]
+            .double()
+            .repeat_interleave(case.num_heads // case.num_kv_heads, dim=1)
             for cache in (inputs.key_cache, inputs.value_cache)
         )
         positions = torch.arange(kv_len - num_queries, kv_len, device=query.device)[:, None]

@@ -36,31 +36,50 @@ def _contiguous(cache: Tensor, blocks: list[int], kv_len: int) -> Tensor:
     return cache[blocks].flatten(0, 1)[:kv_len].transpose(0, 1).contiguous()[None]
 
 
-def torch_attention(case: AttentionCase, inputs: AttentionInputs) -> dict[str, Callable[[], object]]:
-    """Torch's attention of the case's only sequence by each backend that can do it; on a CPU, by its only one."""
+def torch_attention(
+    case: AttentionCase, inputs: AttentionInputs
+) -> dict[str, Callable[[], object]]:
+    """Torch's attention of the case's only sequence by each backend that can do it; on a CPU, by
+    its only one.
+    """
     ((num_queries, kv_len),) = case.sequences
     query = inputs.query.transpose(0, 1).contiguous()[None]
-    key, value = (_contiguous(cache, inputs.blocks[0], kv_len) for cache in (inputs.key_cache, inputs.value_cache))
+    key, value = (
+        _contiguous(cache, inputs.blocks[0], kv_len)
+        for cache in (inputs.key_cache, inputs.value_cache)
+    )
     is_grouped = case.num_heads != case.num_kv_heads
     mask: Any = causal_lower_right(num_queries, kv_len)
 
     def attend(backend: SDPBackend | None) -> Tensor:
         # cuDNN takes a mask that is not square as a tensor only.
-        bias = mask_tensor if backend == SDPBackend.CUDNN_ATTENTION and num_queries < kv_len else mask
+        bias = (
+            mask_tensor if backend == SDPBackend.CUDNN_ATTENTION and num_queries < kv_len else mask
+        )
         if backend is None:
-            return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, enable_gqa=is_grouped)
+            return F.scaled_dot_product_attention(
+                query, key, value, attn_mask=bias, enable_gqa=is_grouped
+            )
         with sdpa_kernel([backend]):
-            return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, enable_gqa=is_grouped)
+            return F.scaled_dot_product_attention(
+                query, key, value, attn_mask=bias, enable_gqa=is_grouped
+            )
 
     if query.device.type != "cuda":
         return {"sdpa": lambda: attend(None)}
-    mask_tensor = torch.ones(num_queries, kv_len, dtype=torch.bool, device=query.device).tril(kv_len - num_queries)
+    mask_tensor = torch.ones(num_queries, kv_len, dtype=torch.bool, device=query.device).tril(
+        kv_len - num_queries
+    )
     works = {name: (lambda backend=backend: attend(backend)) for name, backend in BACKENDS.items()}
     return {name: work for name, work in works.items() if works_here(work)}
 
 
-def _pages(case: AttentionCase, inputs: AttentionInputs, first: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """FlashInfer's page table of the sequences from `first` on: starts, pages, tokens on the last page."""
+def _pages(
+    case: AttentionCase, inputs: AttentionInputs, first: int = 0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """FlashInfer's page table of the sequences from `first` on: starts, pages, tokens on the last
+    page.
+    """
     device = inputs.query.device
     blocks, sequences = inputs.blocks[first:], case.sequences[first:]
     counts = torch.tensor([0, *(len(ids) for ids in blocks)])
@@ -87,7 +106,13 @@ def flashinfer_prefill(case: AttentionCase, inputs: AttentionInputs) -> Callable
         return None
     wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(_workspace(inputs), "NHD")
     shape = (case.num_heads, case.num_kv_heads, case.head_size, case.block_size)
-    wrapper.plan(inputs.plan.query_starts, *_pages(case, inputs), *shape, causal=True, q_data_type=inputs.query.dtype)
+    wrapper.plan(
+        inputs.plan.query_starts,
+        *_pages(case, inputs),
+        *shape,
+        causal=True,
+        q_data_type=inputs.query.dtype,
+    )
     return lambda: wrapper.run(inputs.query, (inputs.key_cache, inputs.value_cache))
 
 
@@ -95,7 +120,9 @@ def flashinfer_decode(case: AttentionCase, inputs: AttentionInputs) -> Callable[
     if (flashinfer := _flashinfer(inputs)) is None:
         return None
     is_grouped = case.num_heads != case.num_kv_heads
-    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(_workspace(inputs), "NHD", use_tensor_cores=is_grouped)
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
+        _workspace(inputs), "NHD", use_tensor_cores=is_grouped
+    )
     shape = (case.num_heads, case.num_kv_heads, case.head_size, case.block_size)
     wrapper.plan(*_pages(case, inputs), *shape, q_data_type=inputs.query.dtype)
     return lambda: wrapper.run(inputs.query, (inputs.key_cache, inputs.value_cache))
@@ -108,7 +135,8 @@ def flashinfer_pod(case: AttentionCase, inputs: AttentionInputs) -> Callable[[],
         return None
     chunk, kv_len = case.sequences[0]
     key, value = (
-        cache[inputs.blocks[0]].flatten(0, 1)[:kv_len].contiguous() for cache in (inputs.key_cache, inputs.value_cache)
+        cache[inputs.blocks[0]].flatten(0, 1)[:kv_len].contiguous()
+        for cache in (inputs.key_cache, inputs.value_cache)
     )
     wrapper = flashinfer.PODWithPagedKVCacheWrapper(_workspace(inputs), "NHD")
     shape = (case.num_heads, case.num_kv_heads, case.head_size, case.block_size)

@@ -1,7 +1,7 @@
 """What the attention kernels need to know of one iteration: worked out once, read by every layer.
 
-All tensors are int32 and lie on the device. Their sizes may exceed what the iteration has (CUDA graphs replay fixed
-shapes): entries of sequence -1 are padding, for which kernels do nothing.
+All tensors are int32 and lie on the device. Their sizes may exceed what the iteration has (CUDA
+graphs replay fixed shapes): entries of sequence -1 are padding, for which kernels do nothing.
 """
 
 from __future__ import annotations
@@ -16,25 +16,31 @@ from torch import Tensor
 
 PADDING = -1
 TILE_ROWS = (64, 128)  # queries of one tile of a chunk
-MIN_SPLIT_TOKENS = 256  # cached tokens that a part of a decode's context has at least: less costs more in reduction
+# cached tokens that a part of a decode's context has at least: less costs more in reduction
+MIN_SPLIT_TOKENS = 256
 MAX_SPLITS = 64
 
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """Packed sequences of one iteration: where their queries and their cached tokens are, and how work is divided.
+    """Packed sequences of one iteration: where their queries and their cached tokens are, and how
+    work is divided.
 
-    A sequence with one new token is a decode, any other is cut into tiles of `tile_rows` queries; both attend
-    causally to the first `kv_lens` cached tokens of their sequence, the new ones included (they are in the cache).
+    A sequence with one new token is a decode, any other is cut into tiles of `tile_rows` queries;
+    both attend causally to the first `kv_lens` cached tokens of their sequence, the new ones
+    included (they are in the cache).
     """
 
     query_starts: Tensor  # [num_sequences + 1] packed row of each sequence's first query
     kv_lens: Tensor  # [num_sequences]
     block_table: Tensor  # [num_sequences, max_blocks] cache blocks that hold the context, in order
-    tiles: Tensor  # [num_tiles, 2] sequence, and first query of the tile counted from its first new token
+    # [num_tiles, 2] sequence, and first query of the tile counted from its first new token
+    tiles: Tensor
     decodes: Tensor  # [num_decodes] sequence
     tile_rows: int
-    num_splits: int  # parts of a decode's context, of equal length, each worked on by programs of its own
+    num_splits: (
+        int  # parts of a decode's context, of equal length, each worked on by programs of its own
+    )
 
     @property
     def num_tiles(self) -> int:
@@ -48,7 +54,9 @@ class AttentionPlan:
 
 
 def tiles_of(query_lens: Sequence[int], tile_rows: int) -> NDArray[np.int32]:
-    """(sequence, first query) of every tile of the sequences with more than one new token, [num_tiles, 2]."""
+    """(sequence, first query) of every tile of the sequences with more than one new token,
+    [num_tiles, 2].
+    """
     tiles = [
         (sequence, first)
         for sequence, num_queries in enumerate(query_lens)
@@ -65,7 +73,9 @@ def choose_tile_rows(num_prefill_tokens: int, num_heads: int, num_sms: int) -> i
 
 
 def choose_num_splits(num_decodes: int, num_kv_heads: int, longest: int, num_sms: int) -> int:
-    """Parts of the longest context such that two programs a multiprocessor have work; 1 if the batch does that."""
+    """Parts of the longest context such that two programs a multiprocessor have work; 1 if the
+    batch does that.
+    """
     if num_decodes == 0:
         return 1
     wanted = -(-2 * num_sms // (num_decodes * num_kv_heads))
@@ -82,9 +92,11 @@ def make_plan(
     num_sms: int,
     device: torch.device,
 ) -> AttentionPlan:
-    """The plan of sequences with so many new and visible tokens, whose contexts lie in so many cache `blocks`.
+    """The plan of sequences with so many new and visible tokens, whose contexts lie in so many
+    cache `blocks`.
 
-    Raises ValueError unless 1 <= query_lens <= kv_lens. The engine packs the same into one buffer of its own.
+    Raises ValueError unless 1 <= query_lens <= kv_lens. The engine packs the same into one buffer
+    of its own.
     """
     for num_queries, kv_len in zip(query_lens, kv_lens, strict=True):
         if not 1 <= num_queries <= kv_len:

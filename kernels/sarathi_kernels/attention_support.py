@@ -1,4 +1,6 @@
-"""What the paged attention kernels accept. Imports no Triton, so that an engine can ask before it loads any weight."""
+"""What the paged attention kernels accept. Imports no Triton, so that an engine can ask before it
+loads any weight.
+"""
 
 from __future__ import annotations
 
@@ -10,25 +12,37 @@ from sarathi_kernels.kv_cache import Cache, QuantizedCache
 
 SUPPORTED_HEAD_SIZES = (64, 80, 96, 128, 256)
 SUPPORTED_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-# Shared memory of a block, by which launches are configured: sm_90 and sm_100 have the large one and matrix
-# instructions that work from it, A100 lies between, and sm_86, 89 and 120 have less than the small one.
+# Shared memory of a block, by which launches are configured: sm_90 and sm_100 have the large one
+# and matrix instructions that work from it, A100 lies between, and sm_86, 89 and 120 have less than
+# the small one.
 LARGE_SHARED_MEMORY = 200 * 1024
 SMALL_SHARED_MEMORY = 128 * 1024
-LOG2_E = 1.4426950408889634  # the kernels' softmax works with powers of two: exp(x) = exp2(x log2 e)
+LOG2_E = (
+    1.4426950408889634  # the kernels' softmax works with powers of two: exp(x) = exp2(x log2 e)
+)
 
 
 def check_supported(head_size: int, dtype: torch.dtype, block_size: int) -> None:
-    """Raise ValueError unless the kernels can attend with heads and a cache of this shape (tokens a block) and type."""
+    """Raise ValueError unless the kernels can attend with heads and a cache of this shape (tokens a
+    block) and type.
+    """
     if head_size not in SUPPORTED_HEAD_SIZES:
-        raise ValueError(f"head size {head_size} is not supported by the attention kernels: {SUPPORTED_HEAD_SIZES} are")
+        raise ValueError(
+            f"head size {head_size} is not supported by the attention kernels: "
+            f"{SUPPORTED_HEAD_SIZES} are"
+        )
     if dtype not in SUPPORTED_DTYPES:
-        raise ValueError(f"{dtype} is not supported by the attention kernels: {SUPPORTED_DTYPES} are")
+        raise ValueError(
+            f"{dtype} is not supported by the attention kernels: {SUPPORTED_DTYPES} are"
+        )
     if block_size < 1:
         raise ValueError(f"a cache block holds at least 1 token, not {block_size}")
 
 
 def entries_and_scales(cache: Cache) -> tuple[Tensor, Tensor | None]:
-    """What kernels are given of keys or values: entries, those of e4m3 as bytes, and scales if they are in 8 bits."""
+    """What kernels are given of keys or values: entries, those of e4m3 as bytes, and scales if they
+    are in 8 bits.
+    """
     if not isinstance(cache, QuantizedCache):
         return cache, None
     return cache.data if cache.data.dtype == torch.int8 else cache.raw, cache.scales
@@ -46,19 +60,41 @@ def check_inputs(
     """Raise ValueError unless shapes, types and strides are what every attention kernel assumes."""
     _, num_heads, head_size = query.shape
     check_supported(head_size, query.dtype, key_cache.shape[1])
-    (keys, key_scales), (values, value_scales) = entries_and_scales(key_cache), entries_and_scales(value_cache)
+    (keys, key_scales), (values, value_scales) = (
+        entries_and_scales(key_cache),
+        entries_and_scales(value_cache),
+    )
     if keys.shape != values.shape or keys.stride() != values.stride() or keys.dtype != values.dtype:
-        raise ValueError(f"the caches of keys {tuple(key_cache.shape)} and values {tuple(value_cache.shape)} differ")
+        raise ValueError(
+            f"the caches of keys {tuple(key_cache.shape)} and values {tuple(value_cache.shape)} "
+            "differ"
+        )
     if key_cache.shape[3] != head_size or num_heads % key_cache.shape[2]:
-        raise ValueError(f"query {tuple(query.shape)} does not match the cache {tuple(key_cache.shape)}")
-    if out.shape != query.shape or query.dtype != out.dtype or (key_scales is None and query.dtype != keys.dtype):
-        raise ValueError(f"query, caches and output differ in shape or type: {query.dtype}, {keys.dtype}")
+        raise ValueError(
+            f"query {tuple(query.shape)} does not match the cache {tuple(key_cache.shape)}"
+        )
+    if (
+        out.shape != query.shape
+        or query.dtype != out.dtype
+        or (key_scales is None and query.dtype != keys.dtype)
+    ):
+        raise ValueError(
+            f"query, caches and output differ in shape or type: {query.dtype}, {keys.dtype}"
+        )
     for scales in (key_scales, value_scales):
-        if scales is not None and tuple(head_size * s for s in scales.stride()) != keys.stride()[:3]:
-            raise ValueError(f"scales strided by {scales.stride()} do not lie as heads strided by {keys.stride()[:3]}")
+        if (
+            scales is not None
+            and tuple(head_size * s for s in scales.stride()) != keys.stride()[:3]
+        ):
+            raise ValueError(
+                f"scales strided by {scales.stride()} do not lie as heads strided by "
+                f"{keys.stride()[:3]}"
+            )
     for tensor in (query, keys, out):
         if tensor.stride()[-2:] != (head_size, 1):
-            raise ValueError(f"the heads of a token must be contiguous, not strided by {tensor.stride()[-2:]}")
+            raise ValueError(
+                f"the heads of a token must be contiguous, not strided by {tensor.stride()[-2:]}"
+            )
     if scale <= 0 or (sliding_window is not None and sliding_window < 1):
         raise ValueError(f"scale {scale} and sliding window {sliding_window} must be positive")
     if plan.tile_rows & (plan.tile_rows - 1) or plan.tile_rows < 16:

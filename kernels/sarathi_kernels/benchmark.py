@@ -1,8 +1,9 @@
 """Times of the kernels and of what they replace: `python -m sarathi_kernels.benchmark [--quick]`.
 
-Modules of this package whose names end in `_benchmarks` say what to time, in a generator `benchmarks(device, dtype,
-quick)`. On a GPU each work is captured in a CUDA graph, as the engine replays it, so that the host's part is not in
-its time, and the L2 cache is flushed before each repetition.
+Modules of this package whose names end in `_benchmarks` say what to time, in a generator
+`benchmarks(device, dtype, quick)`. On a GPU each work is captured in a CUDA graph, as the engine
+replays it, so that the host's part is not in its time, and the L2 cache is flushed before each
+repetition.
 """
 
 from __future__ import annotations
@@ -48,9 +49,11 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Benchmark:
-    """One implementation of `operation` on one case; `work` runs it once on inputs that are made already.
+    """One implementation of `operation` on one case; `work` runs it once on inputs that are made
+    already.
 
-    `flops` are the useful ones, 0 where arithmetic does not count; `num_bytes` is the least that must be moved.
+    `flops` are the useful ones, 0 where arithmetic does not count; `num_bytes` is the least that
+    must be moved.
     """
 
     operation: str
@@ -61,11 +64,14 @@ class Benchmark:
     num_bytes: float
 
 
-def measure(benchmark: Benchmark, device: torch.device, dtype: torch.dtype, *, quick: bool = False) -> Row:
-    """A row of COLUMNS: seconds, FLOP/s and bytes/s, `timing` "graph", "calls" or "host"; `error` if it raised.
+def measure(
+    benchmark: Benchmark, device: torch.device, dtype: torch.dtype, *, quick: bool = False
+) -> Row:
+    """A row of COLUMNS: seconds, FLOP/s and bytes/s, `timing` "graph", "calls" or "host"; `error`
+    if it raised.
 
-    "graph" is the time of a replayed CUDA graph, "calls" includes what launching costs (the work could not be
-    captured), "host" is wall time on a CPU.
+    "graph" is the time of a replayed CUDA graph, "calls" includes what launching costs (the work
+    could not be captured), "host" is wall time on a CPU.
     """
     row: Row = dict.fromkeys(COLUMNS)
     row |= {
@@ -100,10 +106,12 @@ def run(
     operations: Collection[str] | None = None,
     on_row: Callable[[Row], object] | None = None,
 ) -> list[Row]:
-    """Measure every benchmark of every module, or of `operations` alone; `on_row` is called with each row at once.
+    """Measure every benchmark of every module, or of `operations` alone; `on_row` is called with
+    each row at once.
 
-    What fails leaves a row with its error. A CPU runs the kernels in Triton's interpreter, so only `quick` sizes.
-    Raises ValueError for an operation that no module has, and on a CPU without `quick` or without the interpreter.
+    What fails leaves a row with its error. A CPU runs the kernels in Triton's interpreter, so only
+    `quick` sizes. Raises ValueError for an operation that no module has, and on a CPU without
+    `quick` or without the interpreter.
     """
     if device.type != "cuda":
         _require_interpreter(quick)
@@ -118,16 +126,24 @@ def run(
         if on_row is not None:
             on_row(rows[-1])
     if operations and (unknown := sorted(set(operations) - known)):
-        raise ValueError(f"no benchmark of {', '.join(unknown)}; there are {', '.join(sorted(known))}")
+        raise ValueError(
+            f"no benchmark of {', '.join(unknown)}; there are {', '.join(sorted(known))}"
+        )
     return rows
 
 
 def _benchmarks(device: torch.device, dtype: torch.dtype, quick: bool) -> Iterator[Benchmark]:
-    """Those of all modules; a module that raises gives one benchmark, of its name, that raises the same."""
+    """Those of all modules; a module that raises gives one benchmark, of its name, that raises the
+    same.
+    """
     package = importlib.import_module(__package__ or "sarathi_kernels")
-    for name in sorted(m.name for m in pkgutil.iter_modules(package.__path__) if m.name.endswith("_benchmarks")):
+    for name in sorted(
+        m.name for m in pkgutil.iter_modules(package.__path__) if m.name.endswith("_benchmarks")
+    ):
         try:
-            yield from importlib.import_module(f"{package.__name__}.{name}").benchmarks(device, dtype, quick)
+            yield from importlib.import_module(f"{package.__name__}.{name}").benchmarks(
+                device, dtype, quick
+            )
         except Exception as error:
             text = f"making its inputs: {_first_line(error)}"
             yield Benchmark(name, "", "", _raising(text), 0, 0)
@@ -145,7 +161,9 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
-def _seconds(work: Callable[[], object], device: torch.device, quick: bool) -> tuple[str, list[float]]:
+def _seconds(
+    work: Callable[[], object], device: torch.device, quick: bool
+) -> tuple[str, list[float]]:
     """How the repetitions were timed, and the seconds of each."""
     if device.type != "cuda":
         return "host", _host_seconds(work)
@@ -168,7 +186,9 @@ def _host_seconds(work: Callable[[], object]) -> list[float]:
 
 
 def _replayable(work: Callable[[], object]) -> tuple[str, Callable[[], object]]:
-    """The replay of `work` captured in a CUDA graph, or `work` where that fails: it waits for the device, say."""
+    """The replay of `work` captured in a CUDA graph, or `work` where that fails: it waits for the
+    device, say.
+    """
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -188,7 +208,10 @@ def _replayable(work: Callable[[], object]) -> tuple[str, Callable[[], object]]:
 
 def _require_interpreter(quick: bool) -> None:
     if not quick:
-        raise ValueError("a CPU runs kernels in Triton's interpreter, too slowly for real sizes: ask for quick ones")
+        raise ValueError(
+            "a CPU runs kernels in Triton's interpreter, too slowly for real sizes: ask for "
+            "quick ones"
+        )
     import triton
 
     if not triton.knobs.runtime.interpret:
@@ -199,22 +222,36 @@ def _line(row: Row) -> str:
     head = f"{row['operation']:<22}{row['case']:<40}{row['implementation']:<16}"
     if row["error"]:
         return f"{head}failed: {row['error']}"
-    times = f"{row['median_seconds'] * 1e6:>12.1f}{row['q20'] * 1e6:>12.1f}{row['q80'] * 1e6:>12.1f}"
+    times = (
+        f"{row['median_seconds'] * 1e6:>12.1f}{row['q20'] * 1e6:>12.1f}{row['q80'] * 1e6:>12.1f}"
+    )
     rates = f"{row['flops_per_second'] / 1e12:>10.1f}{row['bytes_per_second'] / 1e9:>10.0f}"
     return f"{head}{times}{rates}  {row['timing']} x {row['repetitions']}"
 
 
 def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m sarathi_kernels.benchmark", description=run.__doc__)
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that everything runs")
-    parser.add_argument("--operation", action="append", metavar="NAME", help="only this operation (repeatable)")
-    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), help="bfloat16, on a CPU float16")
-    parser.add_argument("--csv", metavar="FILE", help="write the rows, in long format, to FILE as well")
+    parser = argparse.ArgumentParser(
+        prog="python -m sarathi_kernels.benchmark", description=run.__doc__
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="tiny sizes, to see that everything runs"
+    )
+    parser.add_argument(
+        "--operation", action="append", metavar="NAME", help="only this operation (repeatable)"
+    )
+    parser.add_argument(
+        "--dtype", choices=("bfloat16", "float16", "float32"), help="bfloat16, on a CPU float16"
+    )
+    parser.add_argument(
+        "--csv", metavar="FILE", help="write the rows, in long format, to FILE as well"
+    )
     return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print a table of all benchmarks as they are measured; returns 1 if any failed, 2 if none could be run."""
+    """Print a table of all benchmarks as they are measured; returns 1 if any failed, 2 if none
+    could be run.
+    """
     options = _arguments(arguments)
     has_gpu = torch.cuda.is_available()
     if not has_gpu:
@@ -222,10 +259,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     device = torch.device("cuda" if has_gpu else "cpu")
     dtype = getattr(torch, options.dtype or ("bfloat16" if has_gpu else "float16"))
     print(
-        f"{torch.cuda.get_device_name() if has_gpu else 'CPU, kernels interpreted'}, {dtype}, torch {torch.__version__}"
+        f"{torch.cuda.get_device_name() if has_gpu else 'CPU, kernels interpreted'}, {dtype}, "
+        f"torch {torch.__version__}"
     )
     titles = f"{'operation':<22}{'case':<40}{'implementation':<16}"
-    print(f"{titles}{'median µs':>12}{'q20 µs':>12}{'q80 µs':>12}{'TFLOP/s':>10}{'GB/s':>10}", flush=True)
+    print(
+        f"{titles}{'median µs':>12}{'q20 µs':>12}{'q80 µs':>12}{'TFLOP/s':>10}{'GB/s':>10}",
+        flush=True,
+    )
     try:
         with _reporter(options.csv) as report:
             rows = run(device, dtype, options.quick, options.operation, report)
@@ -237,7 +278,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _reporter(path: str | None) -> Iterator[Callable[[Row], None]]:
-    """Prints each row, and writes it to the file at once, so that what was measured outlives an interruption."""
+    """Prints each row, and writes it to the file at once, so that what was measured outlives an
+    interruption.
+    """
     with nullcontext() if path is None else Path(path).open("w", newline="") as file:
         writer = None if file is None else csv.DictWriter(file, COLUMNS, lineterminator="\n")
         if writer is not None:

@@ -1,4 +1,6 @@
-"""What a kernel's launch configuration depends on: the GPU it is for. Imports neither Triton nor the lab."""
+"""What a kernel's launch configuration depends on: the GPU it is for. Imports neither Triton nor
+the lab.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ MIN_CAPABILITY = 80  # Ampere: bf16 tensor cores and asynchronous copies
 
 @dataclass(frozen=True)
 class Chip:
-    """A GPU: compute capability as 10 * major + minor, multiprocessors, bytes of shared memory that a block may use."""
+    """A GPU: compute capability as 10 * major + minor, multiprocessors, bytes of shared memory that
+    a block may use.
+    """
 
     capability: int
     num_sms: int
@@ -40,7 +44,9 @@ _assumed: ContextVar[Chip | None] = ContextVar("assumed_chip", default=None)
 
 @contextmanager
 def assumed(chip: Chip) -> Iterator[None]:
-    """Let launches be configured for `chip`, whatever the tensors lie on: to compile for it, or in the interpreter."""
+    """Let launches be configured for `chip`, whatever the tensors lie on: to compile for it, or in
+    the interpreter.
+    """
     token = _assumed.set(chip)
     try:
         yield

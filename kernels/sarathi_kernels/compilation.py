@@ -1,10 +1,13 @@
-"""Compile every kernel configuration that the engine can pick, for GPUs that need not be there, and check the code.
+"""Compile every kernel configuration that the engine can pick, for GPUs that need not be there, and
+check the code.
 
-    python -m sarathi_kernels.compilation [--capability 90] [--kernel NAME] [--quick] [--jobs N] [--write FILE]
+    python -m sarathi_kernels.compilation [--capability 90] [--kernel NAME] [--quick] [--jobs N]
+        [--write FILE]
 
-Prints what each uses and exits with 1 if anything is wrong: spilled registers in a hot kernel, more shared memory than
-the chip has, a product without tensor cores. `--write kernels/compiled.csv` records the table that the tests compare
-with. What is compiled stays in Triton's cache (TRITON_CACHE_DIR), where launches on a GPU find it, too.
+Prints what each uses and exits with 1 if anything is wrong: spilled registers in a hot kernel, more
+shared memory than the chip has, a product without tensor cores. `--write kernels/compiled.csv`
+records the table that the tests compare with. What is compiled stays in Triton's cache
+(TRITON_CACHE_DIR), where launches on a GPU find it, too.
 """
 
 from __future__ import annotations
@@ -30,7 +33,11 @@ from sarathi_kernels.configurations import record
 from sarathi_kernels.launch import Launch
 
 PACKAGE = Path(__file__).parent
-CONFIGURING = ("attention_plan.py", "chip.py", "configurations.py")  # files without kernels that choose among them
+CONFIGURING = (
+    "attention_plan.py",
+    "chip.py",
+    "configurations.py",
+)  # files without kernels that choose among them
 TABLE_COMMAND = "python -m sarathi_kernels.compilation --write kernels/compiled.csv"
 
 
@@ -63,9 +70,13 @@ class Row:
 
 
 def source_hash() -> str:
-    """A hash of the files that define kernels or choose their configurations: a table of another is out of date."""
+    """A hash of the files that define kernels or choose their configurations: a table of another is
+    out of date.
+    """
     files = {path.name: path.read_bytes() for path in PACKAGE.glob("*.py")}
-    relevant = [name for name in sorted(files) if b"@triton.jit" in files[name] or name in CONFIGURING]
+    relevant = [
+        name for name in sorted(files) if b"@triton.jit" in files[name] or name in CONFIGURING
+    ]
     digest = hashlib.sha256()
     for name in relevant:
         digest.update(name.encode() + b"\0" + files[name] + b"\0")
@@ -79,8 +90,12 @@ def units_of(launches: Iterable[Launch], chip: Chip) -> list[Unit]:
 
 
 def collect(capabilities: Sequence[int], kernels: Sequence[str], quick: bool) -> list[Unit]:
-    """The compilations of the engine's configurations on these chips; of all kernels if none is named."""
-    units = [unit for c in capabilities for unit in units_of(record(CHIPS[c], quick=quick), CHIPS[c])]
+    """The compilations of the engine's configurations on these chips; of all kernels if none is
+    named.
+    """
+    units = [
+        unit for c in capabilities for unit in units_of(record(CHIPS[c], quick=quick), CHIPS[c])
+    ]
     return [unit for unit in units if not kernels or unit.source.source.name in kernels]
 
 
@@ -115,21 +130,29 @@ def _failed(unit: Unit, sources: str, reason: str) -> Row:
     )
 
 
-_units: list[Unit] = []  # what forked workers compile: kernels and meta tensors can't be sent to them
+_units: list[
+    Unit
+] = []  # what forked workers compile: kernels and meta tensors can't be sent to them
 
 
 def _row_at(index: int, sources: str) -> Row:
     return row_of(_units[index], sources)
 
 
-def compile_units(units: Sequence[Unit], jobs: int, on_row: Callable[[Row], None] = lambda row: None) -> list[Row]:
-    """The rows of `units` in their order, from `jobs` processes; `on_row` sees each as it is ready."""
+def compile_units(
+    units: Sequence[Unit], jobs: int, on_row: Callable[[Row], None] = lambda row: None
+) -> list[Row]:
+    """The rows of `units` in their order, from `jobs` processes; `on_row` sees each as it is
+    ready.
+    """
     _units[:] = units
     rows: dict[int, Row] = {}
     sources = source_hash()
     try:
         _compile_into(rows, range(len(units)), jobs, sources, on_row)
-    except BrokenProcessPool:  # an assertion of the compiler ends its process: find out which, one by one
+    except (
+        BrokenProcessPool
+    ):  # an assertion of the compiler ends its process: find out which, one by one
         for index in [i for i in range(len(units)) if i not in rows]:
             try:
                 _compile_into(rows, [index], 1, sources, on_row)
@@ -140,7 +163,11 @@ def compile_units(units: Sequence[Unit], jobs: int, on_row: Callable[[Row], None
 
 
 def _compile_into(
-    rows: dict[int, Row], indexes: Iterable[int], jobs: int, sources: str, on_row: Callable[[Row], None]
+    rows: dict[int, Row],
+    indexes: Iterable[int],
+    jobs: int,
+    sources: str,
+    on_row: Callable[[Row], None],
 ) -> None:
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("fork")) as pool:
         futures = {pool.submit(_row_at, index, sources): index for index in indexes}
@@ -167,7 +194,10 @@ def formatted(rows: Sequence[Row]) -> str:
     names = [field.name for field in fields(Row)][:-2]
     cells = [names, *([str(getattr(row, name)) for name in names] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in cells)
+    lines = (
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        for line in cells
+    )
     return "\n".join(line.rstrip() for line in lines)
 
 
@@ -175,10 +205,16 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m sarathi_kernels.compilation", description=(__doc__ or "").split("\n")[0]
     )
-    parser.add_argument("--capability", type=int, action="append", choices=list(CHIPS), help="default: all")
-    parser.add_argument("--kernel", action="append", metavar="NAME", default=[], help="default: all")
+    parser.add_argument(
+        "--capability", type=int, action="append", choices=list(CHIPS), help="default: all"
+    )
+    parser.add_argument(
+        "--kernel", action="append", metavar="NAME", default=[], help="default: all"
+    )
     parser.add_argument("--quick", action="store_true", help="only what the tests compile")
-    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), metavar="N", help="processes")
+    parser.add_argument(
+        "--jobs", type=int, default=len(os.sched_getaffinity(0)), metavar="N", help="processes"
+    )
     parser.add_argument("--write", type=Path, metavar="FILE", help="record the table here")
     return parser
 
@@ -201,7 +237,11 @@ def main() -> int:
         if row.complaint or done % 10 == 0 or done == len(units):
             seconds = time.monotonic() - started
             complaint = f" ({row.configuration}): {row.complaint}" if row.complaint else ""
-            print(f"[{done}/{len(units)}, {seconds:.0f} s] sm_{row.capability} {row.kernel}{complaint}", flush=True)
+            print(
+                f"[{done}/{len(units)}, {seconds:.0f} s] sm_{row.capability} "
+                f"{row.kernel}{complaint}",
+                flush=True,
+            )
 
     rows = compile_units(units, max(1, arguments.jobs), show_progress)
     print(formatted(rows))
@@ -209,7 +249,10 @@ def main() -> int:
         write_table(arguments.write, rows)
     complaints = [row for row in rows if row.complaint]
     for row in complaints:
-        print(f"sm_{row.capability} {row.kernel} ({row.configuration}): {row.complaint}", file=sys.stderr)
+        print(
+            f"sm_{row.capability} {row.kernel} ({row.configuration}): {row.complaint}",
+            file=sys.stderr,
+        )
     return 1 if complaints else 0
 
 

@@ -1,7 +1,9 @@
-"""One recorded launch compiled for a GPU that need not be there, what the code uses, and what is wrong with it.
+"""One recorded launch compiled for a GPU that need not be there, what the code uses, and what is
+wrong with it.
 
-Signature, constants and attributes come from Triton's own binder, so that what is compiled is what the launch would
-compile; Triton caches it (TRITON_CACHE_DIR), and the launch on such a GPU finds it there.
+Signature, constants and attributes come from Triton's own binder, so that what is compiled is what
+the launch would compile; Triton caches it (TRITON_CACHE_DIR), and the launch on such a GPU finds it
+there.
 """
 
 from __future__ import annotations
@@ -20,14 +22,20 @@ from sarathi_kernels.chip import Chip
 from sarathi_kernels.launch import Launch
 
 WARP_SIZE = 32
-RESERVED_SHARED_MEMORY = 1024  # bytes that the driver keeps of every block's, beyond what a block may use
+RESERVED_SHARED_MEMORY = (
+    1024  # bytes that the driver keeps of every block's, beyond what a block may use
+)
 REGISTERS_PER_SM = 65_536
 REGISTER_UNIT = 256  # registers are given to a warp in such units
 TENSOR_MEMORY_COLUMNS = 512  # of a multiprocessor from sm_100 on
 WGMMA_ROWS = 64  # rows of the smallest product that the four warps of a warp group do together
 WGMMA_WARPS = 4
 HALF_TYPES = ("f16", "bf16")
-MATRIX_INSTRUCTIONS = {"wgmma": "wgmma.mma_async", "tcgen05": "tcgen05.mma", "mma": "mma.sync"}  # name: as in PTX
+MATRIX_INSTRUCTIONS = {
+    "wgmma": "wgmma.mma_async",
+    "tcgen05": "tcgen05.mma",
+    "mma": "mma.sync",
+}  # name: as in PTX
 COPIES = {"tma": "cp.async.bulk.tensor", "cp.async": "cp.async.c"}
 
 
@@ -47,7 +55,9 @@ class Source:
 
 @dataclass(frozen=True)
 class Dot:
-    """A `tl.dot` of the kernel: rows of its result, and the element type of its operands as Triton names it."""
+    """A `tl.dot` of the kernel: rows of its result, and the element type of its operands as Triton
+    names it.
+    """
 
     rows: int
     dtype: str
@@ -55,7 +65,9 @@ class Dot:
 
 @dataclass(frozen=True)
 class Compiled:
-    """What the machine code of a launch uses, by thread (registers, spilled bytes) and by block (the rest)."""
+    """What the machine code of a launch uses, by thread (registers, spilled bytes) and by block
+    (the rest).
+    """
 
     registers: int
     spill_bytes: int  # the stack frame, where Triton's kernels keep nothing but spilled registers
@@ -67,22 +79,36 @@ class Compiled:
     dots: tuple[Dot, ...]
 
     def blocks_per_sm(self, chip: Chip) -> int:
-        """Blocks of the kernel that a multiprocessor can hold at once (CUDA's occupancy calculation); 0: cannot run."""
+        """Blocks of the kernel that a multiprocessor can hold at once (CUDA's occupancy
+        calculation); 0: cannot run.
+        """
         warps = -(-self.threads // WARP_SIZE)
         max_warps, max_blocks = (48, 16) if chip.capability == 86 else (64, 32)
         registers = -(-self.registers * WARP_SIZE // REGISTER_UNIT) * REGISTER_UNIT * warps
         by_shared_memory = (chip.shared_memory + RESERVED_SHARED_MEMORY) // (
             self.shared_memory + RESERVED_SHARED_MEMORY
         )
-        by_tensor_memory = TENSOR_MEMORY_COLUMNS // self.tensor_memory if self.tensor_memory else max_blocks
-        return min(max_blocks, max_warps // warps, REGISTERS_PER_SM // registers, by_shared_memory, by_tensor_memory)
+        by_tensor_memory = (
+            TENSOR_MEMORY_COLUMNS // self.tensor_memory if self.tensor_memory else max_blocks
+        )
+        return min(
+            max_blocks,
+            max_warps // warps,
+            REGISTERS_PER_SM // registers,
+            by_shared_memory,
+            by_tensor_memory,
+        )
 
 
 def source_of(launch: Launch, capability: int) -> Source:
-    """What the launch would compile on a GPU of that capability. Raises ValueError under TRITON_INTERPRET."""
+    """What the launch would compile on a GPU of that capability. Raises ValueError under
+    TRITON_INTERPRET.
+    """
     kernel = launch.kernel
     if not isinstance(kernel, JITFunction):
-        raise ValueError(f"{kernel} is a {type(kernel).__name__}, not a compiled kernel; unset TRITON_INTERPRET")
+        raise ValueError(
+            f"{kernel} is a {type(kernel).__name__}, not a compiled kernel; unset TRITON_INTERPRET"
+        )
     target = GPUTarget("cuda", capability, WARP_SIZE)
     backend = make_backend(target)
     binder = create_function_from_signature(kernel.signature, kernel.params, backend)
@@ -92,23 +118,44 @@ def source_of(launch: Launch, capability: int) -> Source:
         "instrumentation_mode": triton.knobs.compilation.instrumentation_mode,
     }
     bound, specialization, rest = binder(*launch.arguments, **named)
-    options, signature, constants, attributes = kernel._pack_args(backend, named, bound, specialization, rest)
+    options, signature, constants, attributes = kernel._pack_args(
+        backend, named, bound, specialization, rest
+    )
     source = ASTSource(kernel, signature, constants, attributes)
-    return Source(source, target, options, _configuration_text(kernel, signature, constants, attributes, options))
+    return Source(
+        source,
+        target,
+        options,
+        _configuration_text(kernel, signature, constants, attributes, options),
+    )
 
 
 def _configuration_text(
-    kernel: JITFunction[Any], signature: dict[str, Any], constants: dict[Any, Any], attributes: Any, options: Any
+    kernel: JITFunction[Any],
+    signature: dict[str, Any],
+    constants: dict[Any, Any],
+    attributes: Any,
+    options: Any,
 ) -> str:
-    """Element types, constants, and of the other arguments those that are not what one expects: aligned, 32 bits."""
-    dtypes = dict.fromkeys(t for s in signature.values() for t in re.findall(r"[*<]((?:bf|fp)\d+|[iu]8)", str(s)))
+    """Element types, constants, and of the other arguments those that are not what one expects:
+    aligned, 32 bits.
+    """
+    dtypes = dict.fromkeys(
+        t for s in signature.values() for t in re.findall(r"[*<]((?:bf|fp)\d+|[iu]8)", str(s))
+    )
     words = ["/".join(dtypes)]
-    for index, (param, (name, kind)) in enumerate(zip(kernel.params, signature.items(), strict=True)):
+    for index, (param, (name, kind)) in enumerate(
+        zip(kernel.params, signature.items(), strict=True)
+    ):
         if kind == "constexpr":
             words.append(f"{name}={constants[(index,)]}")
         elif str(kind).startswith("tensordesc"):
             words.append(f"{name}:descriptor")
-        elif not attributes.get((index,)) and not param.do_not_specialize and not str(kind).startswith("fp"):
+        elif (
+            not attributes.get((index,))
+            and not param.do_not_specialize
+            and not str(kind).startswith("fp")
+        ):
             words.append(f"{name}:{'unaligned' if str(kind).startswith('*') else kind}")
         elif str(kind) in ("*i64", "i64"):
             words.append(f"{name}:{kind}")
@@ -127,7 +174,9 @@ def compile_source(source: Source) -> Compiled:
         shared_memory=kernel.metadata.shared,
         tensor_memory=getattr(kernel.metadata, "tmem_size", None) or 0,
         threads=_threads(ptx),
-        instructions=frozenset(name for name, text in MATRIX_INSTRUCTIONS.items() if text in _without_wgmma(ptx, name)),
+        instructions=frozenset(
+            name for name, text in MATRIX_INSTRUCTIONS.items() if text in _without_wgmma(ptx, name)
+        ),
         copies=frozenset(name for name, text in COPIES.items() if text in ptx),
         dots=_dots(kernel.asm["ttir"]),
     )
@@ -139,17 +188,25 @@ def _without_wgmma(ptx: str, name: str) -> str:
 
 
 def _resource_usage(cubin: str) -> tuple[int, int]:
-    """Registers, and bytes of stack and local memory, a thread: what the packaged cuobjdump reads from the file."""
+    """Registers, and bytes of stack and local memory, a thread: what the packaged cuobjdump reads
+    from the file.
+    """
     tool = triton.knobs.nvidia.cuobjdump.path
-    text = subprocess.run([tool, "-res-usage", cubin], capture_output=True, text=True, check=True).stdout
+    text = subprocess.run(
+        [tool, "-res-usage", cubin], capture_output=True, text=True, check=True
+    ).stdout
     usages = re.findall(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", text)
     if not usages:
         raise ValueError(f"{tool} printed no resource usage for {cubin}: {text!r}")
-    return max(int(r) for r, _, _ in usages), max(int(stack) + int(local) for _, stack, local in usages)
+    return max(int(r) for r, _, _ in usages), max(
+        int(stack) + int(local) for _, stack, local in usages
+    )
 
 
 def _threads(ptx: str) -> int:
-    """Threads of a block, those of specialised warps included (num_warps does not count them in every version)."""
+    """Threads of a block, those of specialised warps included (num_warps does not count them in
+    every version).
+    """
     found = re.search(r"\.(?:reqntid|maxntid) (\d+)", ptx)
     if found is None:
         raise ValueError("the PTX does not say how many threads a block has")
@@ -158,36 +215,56 @@ def _threads(ptx: str) -> int:
 
 def _dots(ttir: str) -> tuple[Dot, ...]:
     """The distinct matrix products that the kernel asks for, whatever instructions they become."""
-    found = re.findall(r"tt\.dot .*: tensor<[\dx]+x(\w+)>.* -> tensor<(?:\d+x)?(\d+)x\d+x\w+>", ttir)
-    return tuple(sorted({Dot(int(rows), dtype) for dtype, rows in found}, key=lambda dot: (dot.rows, dot.dtype)))
+    found = re.findall(
+        r"tt\.dot .*: tensor<[\dx]+x(\w+)>.* -> tensor<(?:\d+x)?(\d+)x\d+x\w+>", ttir
+    )
+    return tuple(
+        sorted(
+            {Dot(int(rows), dtype) for dtype, rows in found}, key=lambda dot: (dot.rows, dot.dtype)
+        )
+    )
 
 
 def check(compiled: Compiled, launch: Launch, chip: Chip) -> list[str]:
-    """What is wrong with the code of a launch on `chip`, one clear line each; empty where nothing is."""
+    """What is wrong with the code of a launch on `chip`, one clear line each; empty where nothing
+    is.
+    """
     complaints = []
     if launch.is_hot and compiled.spill_bytes:
         complaints.append(f"{compiled.spill_bytes} bytes of registers spill in a hot kernel")
     if compiled.shared_memory > chip.shared_memory:
-        complaints.append(f"{compiled.shared_memory} bytes of shared memory, a block may use {chip.shared_memory}")
+        complaints.append(
+            f"{compiled.shared_memory} bytes of shared memory, a block may use {chip.shared_memory}"
+        )
     if compiled.tensor_memory > TENSOR_MEMORY_COLUMNS:
-        complaints.append(f"{compiled.tensor_memory} columns of tensor memory, there are {TENSOR_MEMORY_COLUMNS}")
+        complaints.append(
+            f"{compiled.tensor_memory} columns of tensor memory, there are {TENSOR_MEMORY_COLUMNS}"
+        )
     if launch.uses_tensor_cores:
         complaints += _tensor_core_complaints(compiled, chip)
     return complaints
 
 
 def _tensor_core_complaints(compiled: Compiled, chip: Chip) -> list[str]:
-    """Products of 16-bit types must be matrix instructions, on Hopper its own wherever the tile has rows enough."""
+    """Products of 16-bit types must be matrix instructions, on Hopper its own wherever the tile has
+    rows enough.
+    """
     if not compiled.dots:
         return ["has no tl.dot"]
-    halves = [dot for dot in compiled.dots if dot.dtype in HALF_TYPES]  # "ieee" products of fp32 have no instruction
+    halves = [
+        dot for dot in compiled.dots if dot.dtype in HALF_TYPES
+    ]  # "ieee" products of fp32 have no instruction
     if not halves:
         return []
     if not compiled.instructions:
         return ["no matrix instruction in the code"]
     if not chip.is_hopper:
         return []
-    large = [dot for dot in halves if dot.rows >= WGMMA_ROWS and compiled.threads >= WGMMA_WARPS * WARP_SIZE]
+    large = [
+        dot
+        for dot in halves
+        if dot.rows >= WGMMA_ROWS and compiled.threads >= WGMMA_WARPS * WARP_SIZE
+    ]
     if large and "wgmma" not in compiled.instructions:
         return ["no wgmma in the code"]
     if len(large) == len(compiled.dots) and "mma" in compiled.instructions:

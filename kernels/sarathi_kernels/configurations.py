@@ -1,7 +1,8 @@
-"""Every kernel configuration that the engine can pick, as launches of the public functions on tensors without data.
+"""Every kernel configuration that the engine can pick, as launches of the public functions on
+tensors without data.
 
-Shapes of heads, cache and tiles are taken in all combinations that change the hot code; model sizes (hidden, heads,
-vocabulary) as the models of the lab have them, as they change little but constants.
+Shapes of heads, cache and tiles are taken in all combinations that change the hot code; model sizes
+(hidden, heads, vocabulary) as the models of the lab have them, as they change little but constants.
 """
 
 from __future__ import annotations
@@ -27,8 +28,14 @@ from sarathi_kernels.tiled_matmul import TILES, Tile, tiled_matmul
 
 BLOCK_SIZES = (16, 64, 128, 256)
 GROUPS = (1, 4, 8)  # query heads a KV head
-SPLITS = tuple(2**n for n in range(MAX_SPLITS.bit_length()))  # what the reduction's constant is rounded to
-VARIANTS: tuple[Variant, ...] = ("series", "unified", "fused")  # "streams" launches what "series" does
+SPLITS = tuple(
+    2**n for n in range(MAX_SPLITS.bit_length())
+)  # what the reduction's constant is rounded to
+VARIANTS: tuple[Variant, ...] = (
+    "series",
+    "unified",
+    "fused",
+)  # "streams" launches what "series" does
 HIDDEN_SIZES = (4096, 5120, 6656)  # 7B and 8B, 13B, 33B
 VOCAB_SIZES = (32_000, 128_256, 151_936)
 NUM_KV_HEADS = 8
@@ -50,7 +57,8 @@ HOT_SHAPES = (HeadShape(), HeadShape(group=1))  # what the lab measures: 8B, and
 
 
 def record(chip: Chip, *, quick: bool = False, num_tokens: int = 48) -> list[Launch]:
-    """The launches, repeated ones included, of all operations on `chip`; `num_tokens` must make no difference.
+    """The launches, repeated ones included, of all operations on `chip`; `num_tokens` must make no
+    difference.
 
     `quick` leaves the hot shapes on every chip, with one of each head size and dtype on Hopper.
     """
@@ -84,13 +92,17 @@ def _quick_shapes(chip: Chip) -> Iterator[HeadShape]:
 
 
 def _all_shapes() -> Iterator[HeadShape]:
-    """Every head size with every dtype, alone, and in large blocks; the rest with the most used size."""
+    """Every head size with every dtype, alone, and in large blocks; the rest with the most used
+    size.
+    """
     for head_size in SUPPORTED_HEAD_SIZES:
         yield from (HeadShape(head_size=head_size, dtype=dtype) for dtype in SUPPORTED_DTYPES)
         yield HeadShape(head_size=head_size, group=1)
         yield HeadShape(head_size=head_size, block_size=BLOCK_SIZES[-1])
     yield from (HeadShape(group=group) for group in GROUPS)
-    yield from (HeadShape(block_size=size, group=group) for size, group in product(BLOCK_SIZES, GROUPS[:2]))
+    yield from (
+        HeadShape(block_size=size, group=group) for size, group in product(BLOCK_SIZES, GROUPS[:2])
+    )
     yield HeadShape(window=4096)
     for kv in LARGEST:
         yield from (HeadShape(kv=kv, group=group) for group in GROUPS[:2])
@@ -111,7 +123,9 @@ def _attend(shape: HeadShape, num_tokens: int, quick: bool) -> None:
 
 
 def _work_divisions(shape: HeadShape, quick: bool) -> Iterator[tuple[Variant, int, int]]:
-    """Variant, rows of a tile and splits of a decode: all of the hot shapes, else all but of the fused kernel."""
+    """Variant, rows of a tile and splits of a decode: all of the hot shapes, else all but of the
+    fused kernel.
+    """
     is_hot = shape in HOT_SHAPES
     few, many = 1, 8
     if is_hot or not quick:
@@ -160,7 +174,9 @@ def _multiply(dtype: torch.dtype, tile: Tile) -> None:
 
 
 def _plan(num_tokens: int, tile_rows: int, num_splits: int) -> AttentionPlan:
-    """A plan of a batch in which everything occurs; the sizes of its tensors follow the number of tokens."""
+    """A plan of a batch in which everything occurs; the sizes of its tensors follow the number of
+    tokens.
+    """
     return AttentionPlan(
         query_starts=_meta(num_tokens + 1, dtype=torch.int32),
         kv_lens=_meta(num_tokens, dtype=torch.int32),
@@ -173,7 +189,9 @@ def _plan(num_tokens: int, tile_rows: int, num_splits: int) -> AttentionPlan:
 
 
 def _cache(shape: HeadShape) -> Cache:
-    entries = _meta(1024, shape.block_size, NUM_KV_HEADS, shape.head_size, dtype=shape.kv or shape.dtype)
+    entries = _meta(
+        1024, shape.block_size, NUM_KV_HEADS, shape.head_size, dtype=shape.kv or shape.dtype
+    )
     if shape.kv is None:
         return entries
     return QuantizedCache(entries, _meta(1024, shape.block_size, NUM_KV_HEADS, dtype=torch.float32))

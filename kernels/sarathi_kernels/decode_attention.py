@@ -1,4 +1,6 @@
-"""Paged attention of decodes: one query a sequence, its context split over programs (Flash-Decoding)."""
+"""Paged attention of decodes: one query a sequence, its context split over programs
+(Flash-Decoding).
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,26 @@ import triton.language as tl
 from torch import Tensor
 
 from sarathi_kernels.attention_plan import AttentionPlan
-from sarathi_kernels.attention_support import LOG2_E, SMALL_SHARED_MEMORY, check_inputs, entries_and_scales
+from sarathi_kernels.attention_support import (
+    LOG2_E,
+    SMALL_SHARED_MEMORY,
+    check_inputs,
+    entries_and_scales,
+)
 from sarathi_kernels.chip import Chip, chip_of
 from sarathi_kernels.decode_part import attend_part
 from sarathi_kernels.kv_cache import Cache
 from sarathi_kernels.launch import launch
 
-PLAN_ARGUMENTS = ["query_starts", "kv_lens", "block_table", "decodes", "stride_table", "num_splits", "window"]
+PLAN_ARGUMENTS = [
+    "query_starts",
+    "kv_lens",
+    "block_table",
+    "decodes",
+    "stride_table",
+    "num_splits",
+    "window",
+]
 MIN_DOT_ROWS = 16  # of a matrix instruction
 
 
@@ -54,12 +69,16 @@ def decode_kernel(
     HAS_WINDOW: tl.constexpr,
     IS_SPLIT: tl.constexpr,
 ) -> None:
-    """Grid: KV heads, which lie side by side in the cache, then parts of the context, then decodes."""
+    """Grid: KV heads, which lie side by side in the cache, then parts of the context, then
+    decodes.
+    """
     attend_part(
-        query, keys, values, key_scales, value_scales, out, partial, log_sums, query_starts, kv_lens, block_table,
+        query, keys, values, key_scales, value_scales, out, partial, log_sums, query_starts,
+        kv_lens, block_table,
         decodes, tl.program_id(2), tl.program_id(0), tl.program_id(1), num_splits,
         stride_query, stride_out, stride_block, stride_slot, stride_table, window, qk_scale,
-        NUM_KV_HEADS, GROUP, ROWS, HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, STAGES, HAS_WINDOW, IS_SPLIT,
+        NUM_KV_HEADS, GROUP, ROWS, HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, STAGES, HAS_WINDOW,
+        IS_SPLIT,
     )  # fmt: skip
 
 
@@ -103,28 +122,34 @@ class DecodeConfig:
 
 
 def decode_config(chip: Chip, head_size: int, dtype: torch.dtype, group: int) -> DecodeConfig:
-    """The configuration for `group` heads a KV head: enough bytes in flight, few enough that several programs fit.
+    """The configuration for `group` heads a KV head: enough bytes in flight, few enough that
+    several programs fit.
 
     A stage holds the keys and values of block_n tokens. Compiled, not yet measured.
     """
     bytes_per_token = triton.next_power_of_2(head_size) * dtype.itemsize
     if group == 1:
         return DecodeConfig(block_n=8192 // bytes_per_token, num_warps=4, num_stages=3)
-    # Before a matrix product, the pipeline holds a second tile of keys and values from five stages on.
+    # Before a matrix product, the pipeline holds a second tile of keys and values from five stages
+    # on.
     tile_bytes = 8192 if chip.shared_memory < SMALL_SHARED_MEMORY else 16384
     return DecodeConfig(block_n=max(16, tile_bytes // bytes_per_token), num_warps=4, num_stages=5)
 
 
 @dataclass(frozen=True)
 class Scratch:
-    """Results of the parts of contexts: normalised values and log2 of the softmax's sums; one element if unsplit."""
+    """Results of the parts of contexts: normalised values and log2 of the softmax's sums; one
+    element if unsplit.
+    """
 
     partial: Tensor  # [num_decodes, num_heads, num_splits, head_size] float32
     log_sums: Tensor  # [num_decodes, num_heads, num_splits] float32
 
 
 def make_scratch(query: Tensor, plan: AttentionPlan) -> Scratch:
-    """Room for the parts of `plan`'s decodes; torch's allocator hands it out inside graph capture, too."""
+    """Room for the parts of `plan`'s decodes; torch's allocator hands it out inside graph capture,
+    too.
+    """
     _, num_heads, head_size = query.shape
     parts = (plan.num_decodes, num_heads, plan.num_splits) if plan.num_splits > 1 else (1, 1, 1)
     partial = torch.empty(*parts, head_size, device=query.device, dtype=torch.float32)
@@ -142,7 +167,10 @@ def kernel_arguments(
     scratch: Scratch,
 ) -> tuple[Any, ...]:
     """The arguments, constants aside, of `decode_kernel`."""
-    (keys, key_scales), (values, value_scales) = entries_and_scales(key_cache), entries_and_scales(value_cache)
+    (keys, key_scales), (values, value_scales) = (
+        entries_and_scales(key_cache),
+        entries_and_scales(value_cache),
+    )
     return (
         query, keys, values, key_scales, value_scales, out, scratch.partial, scratch.log_sums,
         plan.query_starts, plan.kv_lens, plan.block_table, plan.decodes, plan.num_splits,
@@ -152,7 +180,9 @@ def kernel_arguments(
 
 
 def dot_rows(group: int) -> int:
-    """Rows that `group` heads of one KV head take: those of a matrix product, unless there is one head only."""
+    """Rows that `group` heads of one KV head take: those of a matrix product, unless there is one
+    head only.
+    """
     return 1 if group == 1 else max(MIN_DOT_ROWS, triton.next_power_of_2(group))
 
 
@@ -168,10 +198,11 @@ def decode_attention(
     scratch: Scratch | None = None,
     config: DecodeConfig | None = None,
 ) -> None:
-    """Write softmax(scale q k^T) v of the rows of `plan.decodes` to `out`; other rows stay as they are.
+    """Write softmax(scale q k^T) v of the rows of `plan.decodes` to `out`; other rows stay as they
+    are.
 
-    `scratch` (made for this query and plan) may be passed in to be reused. Raises ValueError for inputs that the
-    kernel does not take (`check_inputs`).
+    `scratch` (made for this query and plan) may be passed in to be reused. Raises ValueError for
+    inputs that the kernel does not take (`check_inputs`).
     """
     check_inputs(query, key_cache, value_cache, plan, scale, sliding_window, out)
     if plan.num_decodes == 0:

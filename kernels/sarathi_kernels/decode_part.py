@@ -1,8 +1,10 @@
-"""Attention of one decode to a part of its paged context: what every program of a decode kernel does.
+"""Attention of one decode to a part of its paged context: what every program of a decode kernel
+does.
 
-A decode reads all its keys and values once and hardly computes, so that memory is the limit: the heads of a group
-that share one KV head are rows of one matrix product, and where nothing is shared, the products are summed element by
-element, each row of the tile of keys with a softmax of its own, so that the loop needs no exchange between warps.
+A decode reads all its keys and values once and hardly computes, so that memory is the limit: the
+heads of a group that share one KV head are rows of one matrix product, and where nothing is shared,
+the products are summed element by element, each row of the tile of keys with a softmax of its own,
+so that the loop needs no exchange between warps.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ def attend_alone(
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """One head with a KV head of its own: normalised values [1, PADDED_SIZE] and log2 of the sum of powers [1]."""
+    """One head with a KV head of its own: normalised values [1, PADDED_SIZE] and log2 of the sum of
+    powers [1].
+    """
     dims = tl.arange(0, PADDED_SIZE)
     row = tl.load(query + dims, mask=dims < HEAD_SIZE, other=0.0).to(tl.float32) * qk_scale
     # Every row of the tile of keys has its own softmax: they are joined once, behind the loop.
@@ -51,8 +55,14 @@ def attend_alone(
         key = tl.load(keys + offsets, mask=mask, other=0)
         value = tl.load(values + offsets, mask=mask, other=0)
         if key_scales is not None:
-            key = dequantized(key, tl.load(key_scales + slots // HEAD_SIZE, mask=visible, other=0.0), tl.float32)
-            value = dequantized(value, tl.load(value_scales + slots // HEAD_SIZE, mask=visible, other=0.0), tl.float32)
+            key = dequantized(
+                key, tl.load(key_scales + slots // HEAD_SIZE, mask=visible, other=0.0), tl.float32
+            )
+            value = dequantized(
+                value,
+                tl.load(value_scales + slots // HEAD_SIZE, mask=visible, other=0.0),
+                tl.float32,
+            )
         key, value = key.to(tl.float32), value.to(tl.float32)
         scores = tl.where(visible, tl.sum(key * row[None, :], 1), float("-inf"))
         new_max = tl.maximum(row_max, scores)
@@ -65,7 +75,9 @@ def attend_alone(
     highest = tl.max(row_max, 0)
     share = tl.math.exp2(row_max - tl.where(highest == float("-inf"), 0.0, highest))
     total = tl.sum(row_sum * share, 0)
-    total = tl.where(total > 0, total, 1.0)  # an empty part: its maximum alone makes the logarithm -inf
+    total = tl.where(
+        total > 0, total, 1.0
+    )  # an empty part: its maximum alone makes the logarithm -inf
     attended = tl.sum(acc * share[:, None], 0) / total
     return attended[None, :], highest + tl.math.log2(total) + tl.zeros([1], tl.float32)
 
@@ -92,10 +104,14 @@ def attend_group(
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """The heads of one KV head: normalised values [ROWS, PADDED_SIZE] and log2 of the sums of powers [ROWS]."""
+    """The heads of one KV head: normalised values [ROWS, PADDED_SIZE] and log2 of the sums of
+    powers [ROWS].
+    """
     dims = tl.arange(0, PADDED_SIZE)[None, :]
     heads = tl.arange(0, ROWS)[:, None]
-    tile = tl.load(query + heads * HEAD_SIZE + dims, mask=(heads < GROUP) & (dims < HEAD_SIZE), other=0.0)
+    tile = tl.load(
+        query + heads * HEAD_SIZE + dims, mask=(heads < GROUP) & (dims < HEAD_SIZE), other=0.0
+    )
     acc = tl.zeros([ROWS, PADDED_SIZE], tl.float32)
     row_max = tl.full([ROWS], float("-inf"), tl.float32)
     row_sum = tl.zeros([ROWS], tl.float32)
@@ -123,7 +139,9 @@ def attend_group(
             value = dequantized(value, scales, tile.dtype)
         acc = tl.dot(weights.to(value.dtype), value, acc * rescale[:, None], input_precision="ieee")
         row_max = new_max
-    row_sum = tl.where(row_sum > 0, row_sum, 1.0)  # an empty part: its maximum alone makes the logarithm -inf
+    row_sum = tl.where(
+        row_sum > 0, row_sum, 1.0
+    )  # an empty part: its maximum alone makes the logarithm -inf
     return acc / row_sum[:, None], row_max + tl.math.log2(row_sum)
 
 
@@ -163,10 +181,12 @@ def attend_part(
     HAS_WINDOW: tl.constexpr,
     IS_SPLIT: tl.constexpr,
 ) -> None:
-    """Attend for the heads of one KV head to one part of a decode's context; the result goes to `out` if that is all.
+    """Attend for the heads of one KV head to one part of a decode's context; the result goes to
+    `out` if that is all.
 
-    `partial` [num_decodes, num_heads, num_splits, HEAD_SIZE] and `log_sums` [num_decodes, num_heads, num_splits],
-    both float32, take the result of a part; the log2 of an empty part's sum is -inf.
+    `partial` [num_decodes, num_heads, num_splits, HEAD_SIZE] and `log_sums` [num_decodes,
+    num_heads, num_splits], both float32, take the result of a part; the log2 of an empty part's sum
+    is -inf.
     """
     sequence = tl.load(decodes + decode)
     if sequence >= 0:
@@ -204,5 +224,7 @@ def attend_part(
             tl.store(partial + rows[:, None] * HEAD_SIZE + dims, attended, mask=exists)
             tl.store(log_sums + rows, log_sum, mask=heads < GROUP)
         else:
-            pointers = out + row * stride_out + (kv_head * GROUP + heads[:, None]) * HEAD_SIZE + dims
+            pointers = (
+                out + row * stride_out + (kv_head * GROUP + heads[:, None]) * HEAD_SIZE + dims
+            )
             tl.store(pointers, attended.to(out.dtype.element_ty), mask=exists)

@@ -1,6 +1,7 @@
 """What kernels do with a cache in 8 bits: entries to numbers and back (see `kv_cache`).
 
-Entries are int8, or e4m3 in bytes: chips before sm_89 have no type for it, and its fields are those of wider floats.
+Entries are int8, or e4m3 in bytes: chips before sm_89 have no type for it, and its fields are those
+of wider floats.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ def dequantized(
     """The entries times the scale of their row, multiplied in float32, in DTYPE."""
     if tile.dtype == tl.uint8:
         bits = tile.to(tl.uint16)
-        half = ((bits & 0x80) << 8) | ((bits & 0x7F) << 7)  # of float16, whose exponent begins 8 below e4m3's
+        half = ((bits & 0x80) << 8) | (
+            (bits & 0x7F) << 7
+        )  # of float16, whose exponent begins 8 below e4m3's
         wide = half.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
     else:
         wide = tile.to(tl.float32)
@@ -32,7 +35,8 @@ def quantized(
 ) -> tl.tensor:
     """Rounded to DTYPE: int8, or uint8 for e4m3."""
     if tl.uint8 == DTYPE:
-        # At 2^-120 of its size, a float's exponent is e4m3's own, below the least one too; ties go to even.
+        # At 2^-120 of its size, a float's exponent is e4m3's own, below the least one too; ties go
+        # to even.
         raw = (steps * 7.52316384526264e-37).to(tl.uint32, bitcast=True)
         size = raw & 0x7FFFFFFF
         bits = tl.minimum((size + 0x7FFFF + ((size >> 20) & 1)) >> 20, 0x7E)  # 448; beyond is NaN

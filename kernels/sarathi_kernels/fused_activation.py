@@ -1,4 +1,6 @@
-"""Activations of the feed-forward block in one pass over the first product's output; references in `activation.py`."""
+"""Activations of the feed-forward block in one pass over the first product's output; references in
+`activation.py`.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,11 @@ COLUMNS_PER_PROGRAM = 1024  # eight a thread of four warps: 16 bytes of a 16-bit
 
 
 def gated_activation(gate_up: Tensor, activation: Activation) -> Tensor:
-    """act(gate) * up of `gate_up` [n, 2 * size], gates first, rows of any stride; returns a new [n, size].
+    """act(gate) * up of `gate_up` [n, 2 * size], gates first, rows of any stride; returns a new [n,
+    size].
 
-    Worked out in float32 and rounded once. Raises ValueError for an unknown activation, dtype or shape.
+    Worked out in float32 and rounded once. Raises ValueError for an unknown activation, dtype or
+    shape.
     """
     _check(gate_up, activation)
     num_rows, both = gate_up.shape
@@ -43,7 +47,9 @@ def gated_activation(gate_up: Tensor, activation: Activation) -> Tensor:
 
 
 def activation_(x: Tensor, activation: Activation) -> Tensor:
-    """act(x) in place for `x` [n, size], rows of any stride; returns `x`. Raises ValueError as `gated_activation`."""
+    """act(x) in place for `x` [n, size], rows of any stride; returns `x`. Raises ValueError as
+    `gated_activation`.
+    """
     _check(x, activation)
     num_rows, size = x.shape
     if x.numel():
@@ -63,9 +69,14 @@ def activation_(x: Tensor, activation: Activation) -> Tensor:
 def _check(x: Tensor, activation: str) -> None:
     require_dtype("an activation", x)
     if activation not in get_args(Activation):
-        raise ValueError(f"unknown activation {activation!r}; known: {', '.join(get_args(Activation))}")
+        raise ValueError(
+            f"unknown activation {activation!r}; known: {', '.join(get_args(Activation))}"
+        )
     if x.dim() != 2 or x.stride(1) != 1:
-        raise ValueError(f"an activation takes [n, size] with contiguous rows, not {tuple(x.shape)} of {x.stride()}")
+        raise ValueError(
+            f"an activation takes [n, size] with contiguous rows, not {tuple(x.shape)} of "
+            f"{x.stride()}"
+        )
 
 
 @triton.jit

@@ -1,4 +1,6 @@
-"""Benchmarks of everything but attention, at the paper's sizes, against the plain torch that each kernel replaces."""
+"""Benchmarks of everything but attention, at the paper's sizes, against the plain torch that each
+kernel replaces.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,16 @@ SHAPES = (
 )
 TINY = (Shape("tiny", 64, 2, 16, 128, (1, 3)),)
 VOCABULARIES = (32_000, 128_256)
-MATMUL_ROWS = (64, 128, 129, 256, 257, 512, 513, 1024)  # full tiles, and one row more than they hold
+MATMUL_ROWS = (
+    64,
+    128,
+    129,
+    256,
+    257,
+    512,
+    513,
+    1024,
+)  # full tiles, and one row more than they hold
 
 
 def benchmarks(device: torch.device, dtype: torch.dtype, quick: bool) -> Iterator[Benchmark]:
@@ -69,7 +80,9 @@ def _size(*tensors: Tensor) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def _rotation(shape: Shape, num_tokens: int, device: torch.device, dtype: torch.dtype) -> Iterator[Benchmark]:
+def _rotation(
+    shape: Shape, num_tokens: int, device: torch.device, dtype: torch.dtype
+) -> Iterator[Benchmark]:
     heads, head_size = shape.num_heads, shape.head_size
     qkv = _random(num_tokens, 3 * heads, head_size, device=device, dtype=dtype)
     num_blocks = -(-num_tokens // BLOCK_SIZE) + 1
@@ -116,14 +129,18 @@ def _norm(
     yield Benchmark("add_norm", case, "torch", in_torch, 0, num_bytes)
 
 
-def _activation(shape: Shape, num_tokens: int, device: torch.device, dtype: torch.dtype) -> Iterator[Benchmark]:
+def _activation(
+    shape: Shape, num_tokens: int, device: torch.device, dtype: torch.dtype
+) -> Iterator[Benchmark]:
     x = _random(num_tokens, shape.ffn_size, device=device, dtype=dtype)
     case, num_bytes = f"gelu, {shape.name}, {num_tokens} tokens", 2 * _size(x)
     yield Benchmark("activation", case, "triton", lambda: activation_(x, "gelu"), 0, num_bytes)
     yield Benchmark("activation", case, "torch", lambda: activate_(x, "gelu"), 0, num_bytes)
 
 
-def _gated_activation(shape: Shape, num_tokens: int, device: torch.device, dtype: torch.dtype) -> Iterator[Benchmark]:
+def _gated_activation(
+    shape: Shape, num_tokens: int, device: torch.device, dtype: torch.dtype
+) -> Iterator[Benchmark]:
     gate_up = _random(num_tokens, 2 * shape.ffn_size, device=device, dtype=dtype)
 
     def in_torch() -> None:
@@ -131,11 +148,15 @@ def _gated_activation(shape: Shape, num_tokens: int, device: torch.device, dtype
         gated_activate_(gate, up, "silu")
 
     case, num_bytes = f"silu, {shape.name}, {num_tokens} tokens", 1.5 * _size(gate_up)
-    yield Benchmark("gated_activation", case, "triton", lambda: gated_activation(gate_up, "silu"), 0, num_bytes)
+    yield Benchmark(
+        "gated_activation", case, "triton", lambda: gated_activation(gate_up, "silu"), 0, num_bytes
+    )
     yield Benchmark("gated_activation", case, "torch", in_torch, 0, num_bytes)
 
 
-def _greedy(num_rows: int, vocab: int, device: torch.device, dtype: torch.dtype) -> Iterator[Benchmark]:
+def _greedy(
+    num_rows: int, vocab: int, device: torch.device, dtype: torch.dtype
+) -> Iterator[Benchmark]:
     logits = _random(num_rows, vocab, device=device, dtype=dtype)
     case = f"{num_rows} rows of {vocab}"
     yield Benchmark("greedy", case, "triton", lambda: greedy(logits), 0, _size(logits))
@@ -145,7 +166,10 @@ def _greedy(num_rows: int, vocab: int, device: torch.device, dtype: torch.dtype)
 def _matmul(
     rows: int, size: int, tiles: tuple[Tile, ...], device: torch.device, dtype: torch.dtype
 ) -> Iterator[Benchmark]:
-    a, b = _random(rows, size, device=device, dtype=dtype), _random(size, size, device=device, dtype=dtype)
+    a, b = (
+        _random(rows, size, device=device, dtype=dtype),
+        _random(size, size, device=device, dtype=dtype),
+    )
     flops, num_bytes = 2.0 * rows * size * size, 2 * _size(a) + _size(b)
     case = f"{rows} x {size} x {size}"
     for tile in tiles:

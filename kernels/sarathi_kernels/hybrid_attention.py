@@ -1,10 +1,13 @@
-"""Paged attention of a hybrid batch, the chunk and the decodes of one iteration, in four interchangeable ways.
+"""Paged attention of a hybrid batch, the chunk and the decodes of one iteration, in four
+interchangeable ways.
 
 - series: the prefill kernel, then the decode kernel.
 - streams: the same two kernels side by side on two CUDA streams.
 - unified: one launch of the prefill kernel, in which each decode is a tile of one query.
-- fused: one launch, of which some programs work on tiles and others on decodes, so that on each multiprocessor
-  memory-bound decodes run beside a compute-bound tile (the idea of POD-Attention, arXiv 2410.18038).
+- fused: one launch, of which some programs work on tiles and others on decodes, so that on each
+  multiprocessor
+  memory-bound decodes run beside a compute-bound tile (the idea of POD-Attention, arXiv
+  2410.18038).
 """
 
 from __future__ import annotations
@@ -20,7 +23,12 @@ from torch import Tensor
 from sarathi_kernels import decode_attention as decode
 from sarathi_kernels import prefill_attention as prefill
 from sarathi_kernels.attention_plan import AttentionPlan
-from sarathi_kernels.attention_support import LARGE_SHARED_MEMORY, LOG2_E, check_inputs, entries_and_scales
+from sarathi_kernels.attention_support import (
+    LARGE_SHARED_MEMORY,
+    LOG2_E,
+    check_inputs,
+    entries_and_scales,
+)
 from sarathi_kernels.chip import Chip, chip_of
 from sarathi_kernels.decode_attention import decode_attention, decode_config, dot_rows, make_scratch
 from sarathi_kernels.decode_part import attend_part
@@ -30,7 +38,9 @@ from sarathi_kernels.prefill_attention import PrefillConfig, prefill_attention
 from sarathi_kernels.prefill_tile import attend_tile
 
 Variant = Literal["series", "streams", "unified", "fused"]
-DEFAULT_VARIANT: Variant = "series"  # its kernels have the best tiles each; the others wait for a measurement
+DEFAULT_VARIANT: Variant = (
+    "series"  # its kernels have the best tiles each; the others wait for a measurement
+)
 
 PLAN_ARGUMENTS = sorted({*prefill.PLAN_ARGUMENTS, *decode.PLAN_ARGUMENTS, "num_decodes"})
 
@@ -44,8 +54,9 @@ def split_programs(
 ) -> tuple[tl.tensor, tl.tensor]:
     """Whether `program` works on a tile, and which of its kind it is.
 
-    Programs start in the order of their ids, one on each multiprocessor before any gets a second. So waves of NUM_SMS
-    programs alternate between tiles and decodes while there are both: each multiprocessor then holds one of each.
+    Programs start in the order of their ids, one on each multiprocessor before any gets a second.
+    So waves of NUM_SMS programs alternate between tiles and decodes while there are both: each
+    multiprocessor then holds one of each.
     """
     num_pairs = tl.minimum(num_tile_programs, num_decode_programs) // NUM_SMS  # of full waves
     wave = program // NUM_SMS
@@ -104,40 +115,52 @@ def fused_kernel(
     HAS_WINDOW: tl.constexpr,
     IS_SPLIT: tl.constexpr,
 ) -> None:
-    """Grid: a program for each head of each part of a tile, and for each KV head of each part of a decode."""
+    """Grid: a program for each head of each part of a tile, and for each KV head of each part of a
+    decode.
+    """
     num_entries = num_tiles * TILE_PARTS
     num_heads = NUM_KV_HEADS * GROUP
     num_decode_programs = num_decodes * num_splits * NUM_KV_HEADS
-    is_tile, index = split_programs(tl.program_id(0), num_entries * num_heads, num_decode_programs, NUM_SMS)
+    is_tile, index = split_programs(
+        tl.program_id(0), num_entries * num_heads, num_decode_programs, NUM_SMS
+    )
     if is_tile:
         entry = num_entries - 1 - index // num_heads
         sequence = tl.load(tiles + entry // TILE_PARTS * 2)
         first_row = tl.load(tiles + entry // TILE_PARTS * 2 + 1) + entry % TILE_PARTS * BLOCK_M
         if sequence >= 0:
             attend_tile(
-                query, keys, values, key_scales, value_scales, out, query_starts, kv_lens, block_table,
+                query, keys, values, key_scales, value_scales, out, query_starts, kv_lens,
+                block_table,
                 sequence, first_row, index % num_heads,
                 stride_query, stride_out, stride_block, stride_slot, stride_table, window, qk_scale,
                 GROUP, HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_M, BLOCK_N, HAS_WINDOW, False,
             )  # fmt: skip
     else:
         attend_part(
-            query, keys, values, key_scales, value_scales, out, partial, log_sums, query_starts, kv_lens, block_table,
-            decodes, index // NUM_KV_HEADS // num_splits, index % NUM_KV_HEADS, index // NUM_KV_HEADS % num_splits,
+            query, keys, values, key_scales, value_scales, out, partial, log_sums, query_starts,
+            kv_lens, block_table,
+            decodes, index // NUM_KV_HEADS // num_splits, index % NUM_KV_HEADS, index //
+            NUM_KV_HEADS % num_splits,
             num_splits,
             stride_query, stride_out, stride_block, stride_slot, stride_table, window, qk_scale,
-            NUM_KV_HEADS, GROUP, ROWS, HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, DECODE_BLOCK_N, DECODE_STAGES,
+            NUM_KV_HEADS, GROUP, ROWS, HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, DECODE_BLOCK_N,
+            DECODE_STAGES,
             HAS_WINDOW, IS_SPLIT,
         )  # fmt: skip
 
 
-def fused_config(chip: Chip, head_size: int, dtype: torch.dtype, *, is_8_bit: bool = False) -> PrefillConfig:
+def fused_config(
+    chip: Chip, head_size: int, dtype: torch.dtype, *, is_8_bit: bool = False
+) -> PrefillConfig:
     """Tiles such that two programs fit on a multiprocessor, one of which may work on a decode."""
     wide = head_size > 128
     if dtype == torch.float32:
         return prefill.prefill_config(chip, head_size, dtype, 64)
     if chip.shared_memory >= LARGE_SHARED_MEMORY:
-        return PrefillConfig(64, 32 if wide or is_8_bit else 64, num_warps=4, num_stages=2 if wide else 3)
+        return PrefillConfig(
+            64, 32 if wide or is_8_bit else 64, num_warps=4, num_stages=2 if wide else 3
+        )
     return PrefillConfig(32 if wide else 64, 16 if is_8_bit else 32, num_warps=4, num_stages=2)
 
 
@@ -154,10 +177,13 @@ def hybrid_attention(
 ) -> None:
     """Write softmax(scale q k^T) v of all rows of `plan` to `out`, whichever way `variant` names.
 
-    Raises ValueError for an unknown variant and for inputs that the kernels do not take (`check_inputs`).
+    Raises ValueError for an unknown variant and for inputs that the kernels do not take
+    (`check_inputs`).
     """
     if variant not in get_args(Variant):
-        raise ValueError(f"unknown variant {variant!r} of hybrid attention: choose one of {get_args(Variant)}")
+        raise ValueError(
+            f"unknown variant {variant!r} of hybrid attention: choose one of {get_args(Variant)}"
+        )
     inputs = (query, key_cache, value_cache, plan, scale)
     if variant == "unified":
         prefill_attention(*inputs, sliding_window=sliding_window, out=out, with_decodes=True)
@@ -172,7 +198,8 @@ def hybrid_attention(
 
 @lru_cache
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    # With priority, decodes take the places that the tiles leave instead of waiting behind all of them.
+    # With priority, decodes take the places that the tiles leave instead of waiting behind all of
+    # them.
     return torch.cuda.Stream(device, priority=-1)
 
 
@@ -185,7 +212,9 @@ def _attend_on_streams(
     sliding_window: int | None,
     out: Tensor,
 ) -> None:
-    """Decodes on a stream of their own, joined to the current one by events; without CUDA, one after the other."""
+    """Decodes on a stream of their own, joined to the current one by events; without CUDA, one
+    after the other.
+    """
     inputs = (query, key_cache, value_cache, plan, scale)
     if query.device.type != "cuda":
         decode_attention(*inputs, sliding_window=sliding_window, out=out)
@@ -209,7 +238,10 @@ def _attend_fused(
     out: Tensor,
 ) -> None:
     check_inputs(query, key_cache, value_cache, plan, scale, sliding_window, out)
-    (keys, key_scales), (values, value_scales) = entries_and_scales(key_cache), entries_and_scales(value_cache)
+    (keys, key_scales), (values, value_scales) = (
+        entries_and_scales(key_cache),
+        entries_and_scales(value_cache),
+    )
     _, num_heads, head_size = query.shape
     block_size, num_kv_heads = key_cache.shape[1:3]
     group = num_heads // num_kv_heads
@@ -221,7 +253,10 @@ def _attend_fused(
     is_half = query.dtype != torch.float32
     launch(
         fused_kernel,
-        (plan.num_tiles * tile_parts * num_heads + plan.num_decodes * plan.num_splits * num_kv_heads,),
+        (
+            plan.num_tiles * tile_parts * num_heads
+            + plan.num_decodes * plan.num_splits * num_kv_heads,
+        ),
         query,
         keys,
         values,
@@ -245,7 +280,9 @@ def _attend_fused(
         plan.block_table.stride(0),
         sliding_window or 0,
         scale * LOG2_E,
-        is_hot=is_half and key_scales is None,  # what 8 bits are converted in takes registers that both halves lack
+        is_hot=is_half
+        and key_scales
+        is None,  # what 8 bits are converted in takes registers that both halves lack
         uses_tensor_cores=is_half,
         NUM_SMS=chip.num_sms,
         NUM_KV_HEADS=num_kv_heads,

@@ -1,4 +1,6 @@
-"""The one way kernels are launched, so that whatever the engine can launch can also be compiled without a GPU."""
+"""The one way kernels are launched, so that whatever the engine can launch can also be compiled
+without a GPU.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,11 @@ from sarathi_kernels.chip import Chip, assumed
 
 @dataclass(frozen=True)
 class Launch:
-    """A launch as it would have been: `arguments` and `options` (constants, num_warps, num_stages) by name.
+    """A launch as it would have been: `arguments` and `options` (constants, num_warps, num_stages)
+    by name.
 
-    `is_hot` kernels take a good part of an iteration, so none of their registers may spill; `uses_tensor_cores` says
-    that matrix instructions must be in the code.
+    `is_hot` kernels take a good part of an iteration, so none of their registers may spill;
+    `uses_tensor_cores` says that matrix instructions must be in the code.
     """
 
     kernel: Any  # triton.JITFunction
@@ -48,7 +51,8 @@ def launch(
 ) -> None:
     """`kernel[grid](*arguments, **options)`, or only a record of it while `recorded` is active.
 
-    All arguments that are not constants are positional; constants, num_warps and num_stages are named.
+    All arguments that are not constants are positional; constants, num_warps and num_stages are
+    named.
     """
     recording = _recording.get()
     if recording is None:
@@ -59,7 +63,9 @@ def launch(
 
 @contextmanager
 def recorded(chip: Chip) -> Iterator[Recording]:
-    """Record the launches that public functions would do on `chip`; their tensors may be on the device "meta"."""
+    """Record the launches that public functions would do on `chip`; their tensors may be on the
+    device "meta".
+    """
     recording = Recording(chip)
     token = _recording.set(recording)
     try:

@@ -29,12 +29,14 @@ def add_norm(
     *,
     out: Tensor | None = None,  # as `hidden`, of any strides but 1 in the last dimension
 ) -> Tensor:
-    """Add `update` to `hidden` in place; return the sum, normalised over its last dimension, in `out` or a new tensor.
+    """Add `update` to `hidden` in place; return the sum, normalised over its last dimension, in
+    `out` or a new tensor.
 
-    "rms" divides by the root of the mean square (arXiv 1910.07467), "layer" subtracts the mean and divides by the
-    deviation (arXiv 1607.06450). The sum is rounded to the dtype first, as it is without this fusion; statistics are
-    float32. `out` may be `hidden` itself where there is no update: queries and keys are normalised by head in place.
-    Raises ValueError for shapes, dtypes or strides that do not match, or a size above 16,384.
+    "rms" divides by the root of the mean square (arXiv 1910.07467), "layer" subtracts the mean and
+    divides by the deviation (arXiv 1607.06450). The sum is rounded to the dtype first, as it is
+    without this fusion; statistics are float32. `out` may be `hidden` itself where there is no
+    update: queries and keys are normalised by head in place. Raises ValueError for shapes, dtypes
+    or strides that do not match, or a size above 16,384.
     """
     _check(hidden, update, weight, bias, kind, out)
     if out is None:
@@ -70,7 +72,12 @@ def add_norm(
 
 
 def add_norm_reference(
-    hidden: Tensor, update: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, kind: NormKind
+    hidden: Tensor,
+    update: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    kind: NormKind,
 ) -> Tensor:
     """`add_norm` in plain torch."""
     if update is not None:
@@ -89,7 +96,12 @@ def _row_strides(x: Tensor) -> tuple[int, int]:
 
 
 def _check(
-    hidden: Tensor, update: Tensor | None, weight: Tensor, bias: Tensor | None, kind: str, out: Tensor | None
+    hidden: Tensor,
+    update: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    kind: str,
+    out: Tensor | None,
 ) -> None:
     rows = [x for x in (hidden, update, out) if x is not None]
     vectors = [x for x in (weight, bias) if x is not None]
@@ -97,11 +109,20 @@ def _check(
     if kind not in ("rms", "layer"):
         raise ValueError(f"unknown kind of norm {kind!r}; known: rms, layer")
     if hidden.dim() not in (2, 3) or hidden.shape[-1] > MAX_SIZE:
-        raise ValueError(f"add_norm takes [n, size] or [n, heads, size] of size up to {MAX_SIZE}, not {hidden.shape}")
+        raise ValueError(
+            f"add_norm takes [n, size] or [n, heads, size] of size up to {MAX_SIZE}, not "
+            f"{hidden.shape}"
+        )
     if any(x.shape != hidden.shape or x.stride(-1) != 1 for x in rows):
-        raise ValueError(f"shapes {[tuple(x.shape) for x in rows]} must be equal and contiguous in the last dimension")
+        raise ValueError(
+            f"shapes {[tuple(x.shape) for x in rows]} must be equal and contiguous in the last "
+            "dimension"
+        )
     if any(x.shape != hidden.shape[-1:] or x.stride(0) != 1 for x in vectors):
-        raise ValueError(f"weight and bias {[tuple(x.shape) for x in vectors]} do not match {tuple(hidden.shape)}")
+        raise ValueError(
+            f"weight and bias {[tuple(x.shape) for x in vectors]} do not match "
+            f"{tuple(hidden.shape)}"
+        )
 
 
 # Not specialized: another number of rows would make the engine stop to compile.
@@ -133,10 +154,14 @@ def add_norm_kernel(
     is_column = column < SIZE
     mask = (row < num_rows) & is_column
 
-    stored = tl.load(hidden + outer * hidden_outer + inner * hidden_inner + column, mask=mask, other=0.0)
+    stored = tl.load(
+        hidden + outer * hidden_outer + inner * hidden_inner + column, mask=mask, other=0.0
+    )
     x = stored.to(tl.float32)
     if update is not None:
-        change = tl.load(update + outer * update_outer + inner * update_inner + column, mask=mask, other=0.0)
+        change = tl.load(
+            update + outer * update_outer + inner * update_inner + column, mask=mask, other=0.0
+        )
         total = (x + change.to(tl.float32)).to(stored.dtype)
         tl.store(hidden + outer * hidden_outer + inner * hidden_inner + column, total, mask=mask)
         x = total.to(tl.float32)

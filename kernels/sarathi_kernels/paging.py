@@ -1,4 +1,6 @@
-"""Where cached tokens lie in a paged cache [num_blocks, block_size, num_kv_heads, head_size], and their scales."""
+"""Where cached tokens lie in a paged cache [num_blocks, block_size, num_kv_heads, head_size], and
+their scales.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ def slot_offsets(
 ) -> tl.tensor:
     """Offsets in elements of the tokens first_key to first_key + BLOCK_N, [BLOCK_N] int64.
 
-    The table is read for tokens below `kv_len` only; the offset of any other stays inside a block of the cache.
+    The table is read for tokens below `kv_len` only; the offset of any other stays inside a block
+    of the cache.
     """
     tokens = tl.arange(0, BLOCK_N)
     if BLOCK_SIZE % BLOCK_N == 0:  # one entry of the table serves the whole tile
@@ -33,7 +36,8 @@ def slot_offsets(
 
 @triton.jit
 def load_scales(
-    scales: tl.tensor,  # pointer to the KV head's first scale, of [num_blocks, block_size, num_kv_heads]
+    # pointer to the KV head's first scale, of [num_blocks, block_size, num_kv_heads]
+    scales: tl.tensor,
     table: tl.tensor,
     first_key: tl.tensor,
     kv_len: tl.tensor,
@@ -44,12 +48,22 @@ def load_scales(
     BLOCK_N: tl.constexpr,
     MASKED: tl.constexpr,
 ) -> tl.tensor:
-    """The scales of the tokens first_key to first_key + BLOCK_N, [BLOCK_N]; zero from `kv_len` on if MASKED."""
+    """The scales of the tokens first_key to first_key + BLOCK_N, [BLOCK_N]; zero from `kv_len` on
+    if MASKED.
+    """
     offsets = slot_offsets(
-        table, first_key, kv_len, stride_block // HEAD_SIZE, stride_slot // HEAD_SIZE, BLOCK_SIZE, BLOCK_N
+        table,
+        first_key,
+        kv_len,
+        stride_block // HEAD_SIZE,
+        stride_slot // HEAD_SIZE,
+        BLOCK_SIZE,
+        BLOCK_N,
     )
     if MASKED:
-        found = tl.load(scales + offsets, mask=first_key + tl.arange(0, BLOCK_N) < kv_len, other=0.0)
+        found = tl.load(
+            scales + offsets, mask=first_key + tl.arange(0, BLOCK_N) < kv_len, other=0.0
+        )
     else:
         found = tl.load(scales + offsets)
     return found

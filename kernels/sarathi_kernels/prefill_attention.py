@@ -1,8 +1,9 @@
 """Paged attention of prefill chunks: tiles of one sequence's queries against its cached context.
 
-One program attends for one head of one tile with an online softmax (FlashAttention-2, arXiv 2307.08691). The keys that
-every query of the tile sees go through a loop without masks; only the diagonal, the end of the context and the lower
-edge of a sliding window are masked. Longer contexts come first, so that the last programs to end are short ones.
+One program attends for one head of one tile with an online softmax (FlashAttention-2, arXiv
+2307.08691). The keys that every query of the tile sees go through a loop without masks; only the
+diagonal, the end of the context and the lower edge of a sliding window are masked. Longer contexts
+come first, so that the last programs to end are short ones.
 """
 
 from __future__ import annotations
@@ -29,10 +30,22 @@ from sarathi_kernels.kv_cache import Cache
 from sarathi_kernels.launch import launch
 from sarathi_kernels.prefill_tile import attend_tile
 
-USE_TENSOR_DESCRIPTORS = False  # not measured yet: pointers work on every chip and for every block size
+USE_TENSOR_DESCRIPTORS = (
+    False  # not measured yet: pointers work on every chip and for every block size
+)
 
-# Launching must not compile anew because a plan's tensors start elsewhere in their buffer or its sizes change.
-PLAN_ARGUMENTS = ["query_starts", "kv_lens", "block_table", "tiles", "decodes", "stride_table", "num_tiles", "window"]
+# Launching must not compile anew because a plan's tensors start elsewhere in their buffer or its
+# sizes change.
+PLAN_ARGUMENTS = [
+    "query_starts",
+    "kv_lens",
+    "block_table",
+    "tiles",
+    "decodes",
+    "stride_table",
+    "num_tiles",
+    "window",
+]
 
 
 @triton.jit(do_not_specialize=PLAN_ARGUMENTS)
@@ -66,7 +79,9 @@ def prefill_kernel(
     HAS_WINDOW: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
 ) -> None:
-    """Grid: heads, then the parts of tiles from the last to the first, then the decodes that it has room for."""
+    """Grid: heads, then the parts of tiles from the last to the first, then the decodes that it has
+    room for.
+    """
     head = tl.program_id(0)
     entry = num_tiles * TILE_PARTS - 1 - tl.program_id(1)
     if entry >= 0:
@@ -77,8 +92,10 @@ def prefill_kernel(
         first_row = 0
     if sequence >= 0:
         attend_tile(
-            query, keys, values, key_scales, value_scales, out, query_starts, kv_lens, block_table, sequence,
-            first_row, head, stride_query, stride_out, stride_block, stride_slot, stride_table, window, qk_scale,
+            query, keys, values, key_scales, value_scales, out, query_starts, kv_lens, block_table,
+            sequence,
+            first_row, head, stride_query, stride_out, stride_block, stride_slot, stride_table,
+            window, qk_scale,
             GROUP, HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_M, BLOCK_N, HAS_WINDOW, DESCRIPTORS,
         )  # fmt: skip
 
@@ -94,16 +111,25 @@ class PrefillConfig:
 
 
 def prefill_config(
-    chip: Chip, head_size: int, dtype: torch.dtype, tile_rows: int, *, has_window: bool = False, is_8_bit: bool = False
+    chip: Chip,
+    head_size: int,
+    dtype: torch.dtype,
+    tile_rows: int,
+    *,
+    has_window: bool = False,
+    is_8_bit: bool = False,
 ) -> PrefillConfig:
     """The configuration for tiles of `tile_rows` queries; its block_m divides them.
 
-    Chosen such that nothing spills and the stages fit the chip's shared memory; compiled, not yet measured. To convert
-    a cache that `is_8_bit` takes registers, so that fewer keys are worked on at a time.
+    Chosen such that nothing spills and the stages fit the chip's shared memory; compiled, not yet
+    measured. To convert a cache that `is_8_bit` takes registers, so that fewer keys are worked on
+    at a time.
     """
     wide = head_size > 128
     if dtype == torch.float32:  # matrix products without tensor cores: only their registers count
-        return PrefillConfig(min(tile_rows, 32), 16 if wide else 32, num_warps=8 if wide else 4, num_stages=1)
+        return PrefillConfig(
+            min(tile_rows, 32), 16 if wide else 32, num_warps=8 if wide else 4, num_stages=1
+        )
     block_m = min(tile_rows, 64 if wide else 128)
     num_warps = 8 if block_m == 128 or wide else 4
     if chip.shared_memory >= LARGE_SHARED_MEMORY:
@@ -125,11 +151,15 @@ def describe_cache(cache: Tensor, block_n: int) -> TensorDescriptor:
     num_blocks, block_size, num_kv_heads, head_size = cache.shape
     if block_size % block_n or head_size & (head_size - 1) or not cache.is_contiguous():
         raise ValueError(
-            f"tensor descriptors read {block_n} tokens of a block of a contiguous cache at once, not heads of "
-            f"{head_size} in blocks of {block_size}: use a multiple of {block_n} as block size, or pointers"
+            f"tensor descriptors read {block_n} tokens of a block of a contiguous cache at "
+            "once, not heads of "
+            f"{head_size} in blocks of {block_size}: use a multiple of {block_n} as block size, "
+            "or pointers"
         )
     width = num_kv_heads * head_size
-    return TensorDescriptor(cache, [num_blocks * block_size, width], [width, 1], [block_n, head_size])
+    return TensorDescriptor(
+        cache, [num_blocks * block_size, width], [width, 1], [block_n, head_size]
+    )
 
 
 def kernel_arguments(
@@ -145,8 +175,10 @@ def kernel_arguments(
 ) -> tuple[Any, ...]:
     """The arguments, constants aside, of `prefill_kernel`."""
     return (
-        query, keys, values, *scales, out, plan.query_starts, plan.kv_lens, plan.block_table, plan.tiles, plan.decodes,
-        query.stride(0), out.stride(0), cache_strides[0], cache_strides[1], plan.block_table.stride(0),
+        query, keys, values, *scales, out, plan.query_starts, plan.kv_lens, plan.block_table,
+        plan.tiles, plan.decodes,
+        query.stride(0), out.stride(0), cache_strides[0], cache_strides[1],
+        plan.block_table.stride(0),
         plan.num_tiles, sliding_window or 0, scale * LOG2_E,
     )  # fmt: skip
 
@@ -164,18 +196,25 @@ def prefill_attention(
     config: PrefillConfig | None = None,
     tensor_descriptors: bool = USE_TENSOR_DESCRIPTORS,
 ) -> None:
-    """Write softmax(scale q k^T) v of the rows of `plan.tiles` to `out`; other rows stay as they are.
+    """Write softmax(scale q k^T) v of the rows of `plan.tiles` to `out`; other rows stay as they
+    are.
 
-    `with_decodes` attends for the rows of `plan.decodes`, too, each as a tile of one query. Raises ValueError for
-    inputs that the kernel does not take (`check_inputs`), and where `tensor_descriptors` cannot read the cache.
+    `with_decodes` attends for the rows of `plan.decodes`, too, each as a tile of one query. Raises
+    ValueError for inputs that the kernel does not take (`check_inputs`), and where
+    `tensor_descriptors` cannot read the cache.
     """
     check_inputs(query, key_cache, value_cache, plan, scale, sliding_window, out)
-    (keys, key_scales), (values, value_scales) = entries_and_scales(key_cache), entries_and_scales(value_cache)
+    (keys, key_scales), (values, value_scales) = (
+        entries_and_scales(key_cache),
+        entries_and_scales(value_cache),
+    )
     num_heads, head_size = query.shape[1:]
     block_size, num_kv_heads = key_cache.shape[1:3]
     if config is None:
         kind = {"has_window": sliding_window is not None, "is_8_bit": key_scales is not None}
-        config = prefill_config(chip_of(query.device), head_size, query.dtype, plan.tile_rows, **kind)
+        config = prefill_config(
+            chip_of(query.device), head_size, query.dtype, plan.tile_rows, **kind
+        )
     tile_parts = plan.tile_rows // config.block_m
     num_entries = plan.num_tiles * tile_parts + (plan.num_decodes if with_decodes else 0)
     if num_entries == 0:
@@ -187,7 +226,16 @@ def prefill_attention(
     launch(
         prefill_kernel,
         (num_heads, num_entries),
-        *kernel_arguments(query, *caches, (key_scales, value_scales), keys.stride(), plan, scale, sliding_window, out),
+        *kernel_arguments(
+            query,
+            *caches,
+            (key_scales, value_scales),
+            keys.stride(),
+            plan,
+            scale,
+            sliding_window,
+            out,
+        ),
         is_hot=is_half,
         uses_tensor_cores=is_half,
         GROUP=num_heads // num_kv_heads,

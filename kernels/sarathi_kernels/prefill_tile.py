@@ -1,4 +1,6 @@
-"""Attention of one tile of queries to a paged context: what every program of a prefill kernel does."""
+"""Attention of one tile of queries to a paged context: what every program of a prefill kernel
+does.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from sarathi_kernels.paging import load_scales, slot_offsets
 
 @triton.jit
 def load_tile(
-    cache: tl.tensor,  # pointer to the KV head's first element, or the descriptor of [slots, num_kv_heads * head_size]
+    # pointer to the KV head's first element, or the descriptor of [slots, num_kv_heads * head_size]
+    cache: tl.tensor,
     scales: tl.tensor,  # pointer to the KV head's first scale, None if the cache is not in 8 bits
     table: tl.tensor,
     first_key: tl.tensor,
@@ -27,7 +30,9 @@ def load_tile(
     DESCRIPTORS: tl.constexpr,
     DTYPE: tl.constexpr,
 ) -> tl.tensor:
-    """[BLOCK_N, PADDED_SIZE] keys or values of one KV head in DTYPE; tokens from `kv_len` on are zero if MASKED."""
+    """[BLOCK_N, PADDED_SIZE] keys or values of one KV head in DTYPE; tokens from `kv_len` on are
+    zero if MASKED.
+    """
     tokens = first_key + tl.arange(0, BLOCK_N)
     if DESCRIPTORS:
         row = tl.load(table + first_key // BLOCK_SIZE) * BLOCK_SIZE + first_key % BLOCK_SIZE
@@ -36,22 +41,37 @@ def load_tile(
             tile = tl.where(tokens[:, None] < kv_len, tile, 0.0)
     else:
         dims = tl.arange(0, PADDED_SIZE)
-        if BLOCK_SIZE % BLOCK_N == 0:  # one 64-bit address a tile: one of each token takes registers that then spill
+        if (
+            BLOCK_SIZE % BLOCK_N == 0
+        ):  # one 64-bit address a tile: one of each token takes registers that then spill
             block = tl.load(table + first_key // BLOCK_SIZE).to(tl.int64)
             first = cache + (block * stride_block + first_key % BLOCK_SIZE * stride_slot)
             pointers = first + (tl.arange(0, BLOCK_N)[:, None] * stride_slot + dims[None, :])
         else:
-            offsets = slot_offsets(table, first_key, kv_len, stride_block, stride_slot, BLOCK_SIZE, BLOCK_N)
+            offsets = slot_offsets(
+                table, first_key, kv_len, stride_block, stride_slot, BLOCK_SIZE, BLOCK_N
+            )
             pointers = cache + offsets[:, None] + dims[None, :]
         if MASKED:
-            tile = tl.load(pointers, mask=(tokens[:, None] < kv_len) & (dims[None, :] < HEAD_SIZE), other=0)
+            tile = tl.load(
+                pointers, mask=(tokens[:, None] < kv_len) & (dims[None, :] < HEAD_SIZE), other=0
+            )
         elif HEAD_SIZE != PADDED_SIZE:
             tile = tl.load(pointers, mask=dims[None, :] < HEAD_SIZE, other=0)
         else:
             tile = tl.load(pointers)
         if scales is not None:
             scale = load_scales(
-                scales, table, first_key, kv_len, stride_block, stride_slot, HEAD_SIZE, BLOCK_SIZE, BLOCK_N, MASKED
+                scales,
+                table,
+                first_key,
+                kv_len,
+                stride_block,
+                stride_slot,
+                HEAD_SIZE,
+                BLOCK_SIZE,
+                BLOCK_N,
+                MASKED,
             )
             tile = dequantized(tile, scale, DTYPE)
     return tile
@@ -100,8 +120,11 @@ def attend_keys(
                 visible = visible & (tokens > last_keys[:, None] - window)
             scores = tl.where(visible, scores, float("-inf"))
         new_max = tl.maximum(row_max, tl.max(scores, 1) * qk_scale)
-        # A window may hide all keys so far from a query, whose maximum is then no number to subtract.
-        shift = tl.where(new_max == float("-inf"), 0.0, new_max) if MASKED and HAS_WINDOW else new_max
+        # A window may hide all keys so far from a query, whose maximum is then no number to
+        # subtract.
+        shift = (
+            tl.where(new_max == float("-inf"), 0.0, new_max) if MASKED and HAS_WINDOW else new_max
+        )
         weights = tl.math.exp2(scores * qk_scale - shift[:, None])
         rescale = tl.math.exp2(row_max - shift)
         row_sum = row_sum * rescale + tl.sum(weights, 1)
@@ -144,7 +167,9 @@ def attend_tile(
     HAS_WINDOW: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
 ) -> None:
-    """Attend for one head of up to BLOCK_M queries of one sequence and store the result; without queries, nothing."""
+    """Attend for one head of up to BLOCK_M queries of one sequence and store the result; without
+    queries, nothing.
+    """
     start = tl.load(query_starts + sequence)
     num_queries = tl.load(query_starts + sequence + 1) - start
     kv_len = tl.load(kv_lens + sequence)
@@ -177,17 +202,20 @@ def attend_tile(
             begin = tl.cdiv(tl.maximum(end - window, 0), BLOCK_N) * BLOCK_N
             begin = tl.minimum(tl.maximum(begin, window_begin), masked_from)
             acc, row_max, row_sum = attend_keys(
-                acc, row_max, row_sum, tile, keys, values, key_scales, value_scales, table, window_begin, begin,
+                acc, row_max, row_sum, tile, keys, values, key_scales, value_scales, table,
+                window_begin, begin,
                 last_keys, window, first_column, kv_len, stride_block, stride_slot, qk_scale,
                 HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, True, True, DESCRIPTORS,
             )  # fmt: skip
         acc, row_max, row_sum = attend_keys(
-            acc, row_max, row_sum, tile, keys, values, key_scales, value_scales, table, begin, masked_from,
+            acc, row_max, row_sum, tile, keys, values, key_scales, value_scales, table, begin,
+            masked_from,
             last_keys, window, first_column, kv_len, stride_block, stride_slot, qk_scale,
             HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, False, HAS_WINDOW, DESCRIPTORS,
         )  # fmt: skip
         acc, row_max, row_sum = attend_keys(
-            acc, row_max, row_sum, tile, keys, values, key_scales, value_scales, table, masked_from, end,
+            acc, row_max, row_sum, tile, keys, values, key_scales, value_scales, table, masked_from,
+            end,
             last_keys, window, first_column, kv_len, stride_block, stride_slot, qk_scale,
             HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, True, HAS_WINDOW, DESCRIPTORS,
         )  # fmt: skip

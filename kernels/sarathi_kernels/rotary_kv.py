@@ -1,4 +1,6 @@
-"""Rotation of queries and keys and the write of keys and values to the paged cache, in one pass over their product."""
+"""Rotation of queries and keys and the write of keys and values to the paged cache, in one pass
+over their product.
+"""
 
 from __future__ import annotations
 
@@ -19,19 +21,24 @@ PAIRS_PER_PROGRAM = 1024  # eight a thread of four warps: 16 bytes of a 16-bit d
 
 
 def rotate_and_store(
-    qkv: Tensor,  # [num_tokens, num_heads + 2 * num_kv_heads, head_size], the two inner dimensions contiguous
+    # [num_tokens, num_heads + 2 * num_kv_heads, head_size], the two inner dimensions contiguous
+    qkv: Tensor,
     cos: Tensor,  # [num_tokens, 1, rotary_size / 2] float32, contiguous
     sin: Tensor,  # [num_tokens, 1, rotary_size / 2] float32, contiguous
-    slots: Tensor,  # [num_tokens] int32 or int64: block * block_size + offset within the block, distinct; -1: padding
+    # [num_tokens] int32 or int64: block * block_size + offset within the block, distinct; -1:
+    # padding
+    slots: Tensor,
     key_cache: Cache,  # [num_blocks, block_size, num_kv_heads, head_size]
     value_cache: Cache,  # [num_blocks, block_size, num_kv_heads, head_size]
     num_heads: int,
 ) -> Tensor:
-    """Rotate the queries in place, write the rotated keys and the values to their slots, and return the queries.
+    """Rotate the queries in place, write the rotated keys and the values to their slots, and return
+    the queries.
 
-    The result is the view qkv[:, :num_heads]; the keys in `qkv` stay as they were. A token of slot -1 writes nothing
-    to the cache. The tables are `rotary.rotary_tables(..., torch.float32)`: all layers of an iteration share them,
-    and the sine of a large angle costs more than reading it. Raises ValueError for shapes or dtypes that do not match.
+    The result is the view qkv[:, :num_heads]; the keys in `qkv` stay as they were. A token of slot
+    -1 writes nothing to the cache. The tables are `rotary.rotary_tables(..., torch.float32)`: all
+    layers of an iteration share them, and the sine of a large angle costs more than reading it.
+    Raises ValueError for shapes or dtypes that do not match.
     """
     num_tokens, all_heads, head_size = qkv.shape
     num_kv_heads, half = key_cache.shape[2], cos.shape[-1]
@@ -41,7 +48,10 @@ def rotate_and_store(
     half_block = triton.next_power_of_2(half)
     heads_block = max(1, min(PAIRS_PER_PROGRAM // half_block, triton.next_power_of_2(all_heads)))
     rest = head_size - 2 * half
-    (keys, key_scales), (values, value_scales) = entries_and_scales(key_cache), entries_and_scales(value_cache)
+    (keys, key_scales), (values, value_scales) = (
+        entries_and_scales(key_cache),
+        entries_and_scales(value_cache),
+    )
     launch(
         rotate_and_store_kernel,
         (num_tokens, triton.cdiv(all_heads, heads_block)),
@@ -69,44 +79,92 @@ def rotate_and_store(
 
 
 def rotate_and_store_reference(
-    qkv: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, key_cache: Cache, value_cache: Cache, num_heads: int
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    slots: Tensor,
+    key_cache: Cache,
+    value_cache: Cache,
+    num_heads: int,
 ) -> Tensor:
-    """`rotate_and_store` in plain torch, on float32 tables; leaves `qkv` as it is. Not to be captured in a graph."""
+    """`rotate_and_store` in plain torch, on float32 tables; leaves `qkv` as it is. Not to be
+    captured in a graph.
+    """
     num_kv_heads = key_cache.shape[2]
     query_key, value = qkv.split((num_heads + num_kv_heads, num_kv_heads), dim=1)
-    query, key = apply_rotary(query_key.float(), cos, sin).to(qkv.dtype).split((num_heads, num_kv_heads), dim=1)
+    query, key = (
+        apply_rotary(query_key.float(), cos, sin)
+        .to(qkv.dtype)
+        .split((num_heads, num_kv_heads), dim=1)
+    )
     rows = (slots >= 0).nonzero()[:, 0]
     write_kv(key[rows], value[rows], key_cache, value_cache, slots[rows].long())
     return query
 
 
 def _check(
-    qkv: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, key_cache: Cache, value_cache: Cache, num_heads: int
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    slots: Tensor,
+    key_cache: Cache,
+    value_cache: Cache,
+    num_heads: int,
 ) -> None:
-    (keys, key_scales), (values, value_scales) = entries_and_scales(key_cache), entries_and_scales(value_cache)
+    (keys, key_scales), (values, value_scales) = (
+        entries_and_scales(key_cache),
+        entries_and_scales(value_cache),
+    )
     require_dtype("rotate_and_store", *((qkv,) if key_scales is not None else (qkv, keys, values)))
     num_tokens, all_heads, head_size = qkv.shape
     cache = tuple(key_cache.shape)
-    if cache != tuple(value_cache.shape) or cache[3] != head_size or all_heads != num_heads + 2 * cache[2]:
+    if (
+        cache != tuple(value_cache.shape)
+        or cache[3] != head_size
+        or all_heads != num_heads + 2 * cache[2]
+    ):
         raise ValueError(
-            f"{num_heads} query heads in {tuple(qkv.shape)} do not match caches {cache}, {tuple(value_cache.shape)}"
+            f"{num_heads} query heads in {tuple(qkv.shape)} do not match caches {cache}, "
+            f"{tuple(value_cache.shape)}"
         )
     half = cos.shape[-1]
-    if cos.shape != (num_tokens, 1, half) or sin.shape != cos.shape or len(slots) != num_tokens or 2 * half > head_size:
+    if (
+        cos.shape != (num_tokens, 1, half)
+        or sin.shape != cos.shape
+        or len(slots) != num_tokens
+        or 2 * half > head_size
+    ):
         raise ValueError(
-            f"tables {tuple(cos.shape)}, {tuple(sin.shape)} and {len(slots)} slots do not match {tuple(qkv.shape)}"
+            f"tables {tuple(cos.shape)}, {tuple(sin.shape)} and {len(slots)} slots do not match "
+            f"{tuple(qkv.shape)}"
         )
-    if cos.dtype != torch.float32 or sin.dtype != torch.float32 or slots.dtype not in (torch.int32, torch.int64):
+    if (
+        cos.dtype != torch.float32
+        or sin.dtype != torch.float32
+        or slots.dtype not in (torch.int32, torch.int64)
+    ):
         raise ValueError(
-            f"tables must be float32 and slots int32 or int64, not {cos.dtype}, {sin.dtype} and {slots.dtype}"
+            f"tables must be float32 and slots int32 or int64, not {cos.dtype}, {sin.dtype} and "
+            f"{slots.dtype}"
         )
     if qkv.stride()[1:] != (head_size, 1) or not (cos.is_contiguous() and sin.is_contiguous()):
-        raise ValueError(f"heads and tables must be contiguous; the heads' strides are {qkv.stride()[1:]}")
+        raise ValueError(
+            f"heads and tables must be contiguous; the heads' strides are {qkv.stride()[1:]}"
+        )
     for each, scales in ((keys, key_scales), (values, value_scales)):
-        if scales is not None and tuple(head_size * s for s in scales.stride()) != each.stride()[:3]:
-            raise ValueError(f"scales strided by {scales.stride()} do not lie as heads strided by {each.stride()[:3]}")
+        if (
+            scales is not None
+            and tuple(head_size * s for s in scales.stride()) != each.stride()[:3]
+        ):
+            raise ValueError(
+                f"scales strided by {scales.stride()} do not lie as heads strided by "
+                f"{each.stride()[:3]}"
+            )
         if each.stride(0) != each.shape[1] * each.stride(1) or each.stride()[2:] != (head_size, 1):
-            raise ValueError(f"a cache of shape {cache} must not have gaps between blocks; strides {each.stride()}")
+            raise ValueError(
+                f"a cache of shape {cache} must not have gaps between blocks; strides "
+                f"{each.stride()}"
+            )
 
 
 @triton.jit
@@ -138,13 +196,16 @@ def rotate_and_store_kernel(
     slot = tl.load(slots + token).to(tl.int64)
     is_query = head < NUM_HEADS
     is_key = (head >= NUM_HEADS) & (head < NUM_HEADS + NUM_KV_HEADS) & (slot >= 0)
-    is_value = (head >= NUM_HEADS + NUM_KV_HEADS) & (head < NUM_HEADS + 2 * NUM_KV_HEADS) & (slot >= 0)
+    is_value = (
+        (head >= NUM_HEADS + NUM_KV_HEADS) & (head < NUM_HEADS + 2 * NUM_KV_HEADS) & (slot >= 0)
+    )
     wanted = is_query | is_key | is_value
 
     row = qkv + token * qkv_stride + head * HEAD_SIZE
     key_row = key_cache + slot * key_stride + (head - NUM_HEADS) * HEAD_SIZE
     value_row = value_cache + slot * value_stride + (head - NUM_HEADS - NUM_KV_HEADS) * HEAD_SIZE
-    # Both elements of a pair lie in the same thread, so that writing in place overtakes no other thread's read.
+    # Both elements of a pair lie in the same thread, so that writing in place overtakes no other
+    # thread's read.
     first = tl.load(row + pair, mask=wanted & is_pair)
     second = tl.load(row + HALF + pair, mask=wanted & is_pair)
     c = tl.load(cos + token * HALF + pair, mask=is_pair)
@@ -174,9 +235,13 @@ def rotate_and_store_kernel(
         rotated_first, rotated_second = first, second
         if REST_BLOCK > 0:
             rest = quantized(rest * inverse, DTYPE)
-        tl.store(key_scales + slot * (key_stride // HEAD_SIZE) + (head - NUM_HEADS), scale, mask=is_key)
+        tl.store(
+            key_scales + slot * (key_stride // HEAD_SIZE) + (head - NUM_HEADS), scale, mask=is_key
+        )
         value_head = head - NUM_HEADS - NUM_KV_HEADS
-        tl.store(value_scales + slot * (value_stride // HEAD_SIZE) + value_head, scale, mask=is_value)
+        tl.store(
+            value_scales + slot * (value_stride // HEAD_SIZE) + value_head, scale, mask=is_value
+        )
     tl.store(key_row + pair, rotated_first, mask=is_key & is_pair)
     tl.store(key_row + HALF + pair, rotated_second, mask=is_key & is_pair)
     tl.store(value_row + pair, first, mask=is_value & is_pair)

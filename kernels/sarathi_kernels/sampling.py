@@ -20,11 +20,15 @@ MAX_PARTS = 256
 def greedy(logits: Tensor) -> Tensor:
     """Token of the largest of `logits` [n, vocab] in every row, [n] int64; the lowest of equals.
 
-    A row that holds a NaN gives NAN_TOKEN. Rows may have any stride. Raises ValueError for an unknown dtype or shape.
+    A row that holds a NaN gives NAN_TOKEN. Rows may have any stride. Raises ValueError for an
+    unknown dtype or shape.
     """
     require_dtype("greedy", logits)
     if logits.dim() != 2 or logits.shape[1] == 0 or logits.stride(1) != 1:
-        raise ValueError(f"greedy takes [n, vocab] with contiguous rows, not {tuple(logits.shape)}, {logits.stride()}")
+        raise ValueError(
+            f"greedy takes [n, vocab] with contiguous rows, not {tuple(logits.shape)}, "
+            f"{logits.stride()}"
+        )
     num_rows, vocab = logits.shape
     tokens = torch.empty(num_rows, device=logits.device, dtype=torch.int64)
     if num_rows == 0:
@@ -91,7 +95,9 @@ def best_of_part_kernel(
     is_nan = tl.zeros([BLOCK], tl.int32)
     for step in range(part_steps):
         column = lane + step * BLOCK
-        x = tl.load(logits + row * row_stride + column, mask=column < vocab, other=float("-inf")).to(tl.float32)
+        x = tl.load(
+            logits + row * row_stride + column, mask=column < vocab, other=float("-inf")
+        ).to(tl.float32)
         token = tl.where(x > largest, column, token)
         largest = tl.where(x > largest, x, largest)
         is_nan |= (x != x).to(tl.int32)

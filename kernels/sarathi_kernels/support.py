@@ -1,4 +1,6 @@
-"""Whether the Triton kernels can run on a device, asked before weights are loaded. Imports without Triton."""
+"""Whether the Triton kernels can run on a device, asked before weights are loaded. Imports without
+Triton.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ PROBED = 21.0  # any number whose double a kernel that did not run cannot leave
 
 
 def require_chip(chip: Chip, name: str = "the GPU") -> None:
-    """Raise ValueError, one line that says what `name` is and what is needed, for a GPU older than the kernels need."""
+    """Raise ValueError, one line that says what `name` is and what is needed, for a GPU older than
+    the kernels need.
+    """
     if chip.capability < MIN_CAPABILITY:
         raise ValueError(
             f"{name} has compute capability {_version(chip.capability)}; the Triton kernels need "
@@ -26,13 +30,16 @@ def _version(capability: int) -> str:
 def probe(device: torch.device) -> None:
     """Compile and run one tiny kernel on `device`.
 
-    Raises ValueError, one line with the cause, where that fails in any way: no Triton, no C compiler or headers, a GPU
-    that this Triton does not know.
+    Raises ValueError, one line with the cause, where that fails in any way: no Triton, no C
+    compiler or headers, a GPU that this Triton does not know.
     """
     try:
         result = _doubled(device)
-    except Exception as error:  # what Triton raises is not documented, and none of it may reach the user as a trace
-        raise ValueError(f"Triton can't compile and run a kernel on {device} ({_cause(error)})") from error
+    # what Triton raises is not documented, and none of it may reach the user as a trace
+    except Exception as error:
+        raise ValueError(
+            f"Triton can't compile and run a kernel on {device} ({_cause(error)})"
+        ) from error
     if result != 2 * PROBED:
         raise ValueError(f"Triton's kernel on {device} gave {result:g} for {2 * PROBED:g}")
 

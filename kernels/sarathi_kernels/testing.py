@@ -7,7 +7,9 @@ from torch import Tensor
 
 
 def relative_error(out: Tensor, reference: Tensor) -> float:
-    """‖out - reference‖ / ‖reference‖ in float64; infinite where `out` has an element that is not a number."""
+    """‖out - reference‖ / ‖reference‖ in float64; infinite where `out` has an element that is not a
+    number.
+    """
     out, reference = out.double(), reference.double()
     if out.shape != reference.shape:
         raise ValueError(f"shapes {tuple(out.shape)} and {tuple(reference.shape)} differ")

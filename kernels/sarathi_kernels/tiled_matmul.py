@@ -1,4 +1,6 @@
-"""A matrix product of chosen tile sizes, to study what a partly filled tile costs; the engine's own are cuBLAS's."""
+"""A matrix product of chosen tile sizes, to study what a partly filled tile costs; the engine's own
+are cuBLAS's.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,20 @@ from sarathi_kernels.checks import require_dtype
 from sarathi_kernels.chip import Chip, chip_of
 from sarathi_kernels.launch import launch
 
-GROUP_ROWS = 8  # rows of tiles worked on together, so that their part of `b` is still in the L2 cache
+GROUP_ROWS = (
+    8  # rows of tiles worked on together, so that their part of `b` is still in the L2 cache
+)
 MAX_STAGES = 4
-DESCRIPTOR_ALIGNMENT = 16  # bytes, of the addresses and row strides that the tensor memory accelerator takes
+DESCRIPTOR_ALIGNMENT = (
+    16  # bytes, of the addresses and row strides that the tensor memory accelerator takes
+)
 
 
 @dataclass(frozen=True)
 class Tile:
-    """A program computes `m` x `n` elements of the product, `k` columns of `a` and rows of `b` at a time."""
+    """A program computes `m` x `n` elements of the product, `k` columns of `a` and rows of `b` at a
+    time.
+    """
 
     m: int
     n: int
@@ -44,11 +52,13 @@ def tiled_matmul(
     num_stages: int | None = None,
     use_descriptors: bool | None = None,
 ) -> Tensor:
-    """The product of `a` and `b`, a new [M, N]; sums are float32, and products of float32 are not rounded to TF32.
+    """The product of `a` and `b`, a new [M, N]; sums are float32, and products of float32 are not
+    rounded to TF32.
 
-    With `use_descriptors` tiles are copied by the tensor memory accelerator of sm_90 and later, in a persistent grid;
-    else by each thread's own loads. By default what the chip, the dtype and the alignment allow. Raises ValueError
-    for shapes, dtypes or tiles that do not match, or descriptors where they cannot be used.
+    With `use_descriptors` tiles are copied by the tensor memory accelerator of sm_90 and later, in
+    a persistent grid; else by each thread's own loads. By default what the chip, the dtype and the
+    alignment allow. Raises ValueError for shapes, dtypes or tiles that do not match, or descriptors
+    where they cannot be used.
     """
     _check(a, b, tile)
     rows, columns = a.shape[0], b.shape[1]
@@ -63,10 +73,13 @@ def tiled_matmul(
     options = {
         "num_warps": num_warps or (4 if tile.m * tile.n <= 64 * 128 else 8),
         "num_stages": num_stages or _stages_that_fit(chip, tile, a.element_size(), by_descriptor),
-        "is_hot": a.dtype != torch.float32,  # whose products take no tensor cores, and more registers than there are
+        "is_hot": a.dtype
+        != torch.float32,  # whose products take no tensor cores, and more registers than there are
         "uses_tensor_cores": True,
     }
-    _launch_by_descriptor(chip, a, b, out, tile, options) if by_descriptor else _launch(a, b, out, tile, options)
+    _launch_by_descriptor(chip, a, b, out, tile, options) if by_descriptor else _launch(
+        a, b, out, tile, options
+    )
     return out
 
 
@@ -91,7 +104,9 @@ def _launch(a: Tensor, b: Tensor, out: Tensor, tile: Tile, options: dict[str, An
     )
 
 
-def _launch_by_descriptor(chip: Chip, a: Tensor, b: Tensor, out: Tensor, tile: Tile, options: dict[str, Any]) -> None:
+def _launch_by_descriptor(
+    chip: Chip, a: Tensor, b: Tensor, out: Tensor, tile: Tile, options: dict[str, Any]
+) -> None:
     (rows, depth), columns = a.shape, b.shape[1]
     num_tiles = triton.cdiv(rows, tile.m) * triton.cdiv(columns, tile.n)
     launch(
@@ -127,13 +142,18 @@ def _why_no_descriptors(chip: Chip, *matrices: Tensor) -> str:
     if matrices[0].dtype == torch.float32:
         return "they feed tensor cores, which exact products of float32 do not use"
     for matrix in matrices:
-        if matrix.data_ptr() % DESCRIPTOR_ALIGNMENT or matrix.stride(0) * matrix.element_size() % DESCRIPTOR_ALIGNMENT:
+        if (
+            matrix.data_ptr() % DESCRIPTOR_ALIGNMENT
+            or matrix.stride(0) * matrix.element_size() % DESCRIPTOR_ALIGNMENT
+        ):
             return f"rows of {tuple(matrix.shape)} are not aligned to {DESCRIPTOR_ALIGNMENT} bytes"
     return ""
 
 
 def _stages_that_fit(chip: Chip, tile: Tile, element_size: int, by_descriptor: bool) -> int:
-    """Steps of loads in flight; by descriptor, the tile's results leave through shared memory meanwhile."""
+    """Steps of loads in flight; by descriptor, the tile's results leave through shared memory
+    meanwhile.
+    """
     free = chip.shared_memory - (tile.m * tile.n * element_size if by_descriptor else 0)
     stages = free // ((tile.m + tile.n) * tile.k * element_size)
     return max(1, min(MAX_STAGES, stages))
@@ -173,8 +193,13 @@ def tiled_matmul_kernel(
 ) -> None:
     """One tile of the product."""
     tile_row, tile_column = _tile_of(tl.program_id(0), rows, columns, TILE_M, TILE_N, GROUP)
-    # One 64-bit address a tile and 32-bit offsets within it: 64-bit offsets take registers that the sums need.
-    row, column, step = tl.arange(0, TILE_M)[:, None], tl.arange(0, TILE_N)[None, :], tl.arange(0, TILE_K)
+    # One 64-bit address a tile and 32-bit offsets within it: 64-bit offsets take registers that the
+    # sums need.
+    row, column, step = (
+        tl.arange(0, TILE_M)[:, None],
+        tl.arange(0, TILE_N)[None, :],
+        tl.arange(0, TILE_K),
+    )
     first_row, first_column = (tile_row * TILE_M).to(tl.int64), (tile_column * TILE_N).to(tl.int64)
     is_row, is_column = row < rows - first_row, column < columns - first_column
     a_tile, b_tile = a + first_row * a_stride, b + first_column
@@ -182,7 +207,9 @@ def tiled_matmul_kernel(
     total = tl.zeros([TILE_M, TILE_N], tl.float32)
     for first in range(0, depth, TILE_K):
         left = tl.load(a_tile + a_offsets, mask=is_row & (step[None, :] < depth - first), other=0.0)
-        right = tl.load(b_tile + b_offsets, mask=(step[:, None] < depth - first) & is_column, other=0.0)
+        right = tl.load(
+            b_tile + b_offsets, mask=(step[:, None] < depth - first) & is_column, other=0.0
+        )
         total = tl.dot(left, right, total, input_precision="ieee")
         a_tile += TILE_K
         b_tile += TILE_K * b_stride
@@ -203,8 +230,11 @@ def persistent_matmul_kernel(
     TILE_K: tl.constexpr,
     GROUP: tl.constexpr,
 ) -> None:
-    """Every so many'th tile of the product; what lies outside a matrix is read as zero and not written."""
-    # Not specialized by warp: on Hopper Triton fails to with descriptors made by the host (triton issue 11587).
+    """Every so many'th tile of the product; what lies outside a matrix is read as zero and not
+    written.
+    """
+    # Not specialized by warp: on Hopper Triton fails to with descriptors made by the host (triton
+    # issue 11587).
     num_tiles = tl.cdiv(rows, TILE_M) * tl.cdiv(columns, TILE_N)
     for tile in tl.range(tl.program_id(0), num_tiles, tl.num_programs(0)):
         tile_row, tile_column = _tile_of(tile, rows, columns, TILE_M, TILE_N, GROUP)

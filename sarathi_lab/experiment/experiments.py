@@ -1,4 +1,6 @@
-"""The experiments: for each its timed batches and its served requests, at any `Setup` on any device."""
+"""The experiments: for each its timed batches and its served requests, at any `Setup` on any
+device.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +8,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 
-from sarathi_lab.campaign.served_figures import Gain, gains
-from sarathi_lab.campaign.serving import Load
-from sarathi_lab.campaign.timed_figures import Unit, fig10_counted
-from sarathi_lab.compositions import make_batch
+from sarathi_lab.engine.compositions import make_batch
+from sarathi_lab.experiment import iterations
+from sarathi_lab.experiment.bench import Bench, Point, best_pd_ratio
+from sarathi_lab.experiment.gpu_serving import Load
 from sarathi_lab.experiment.reread import reread_units
-from sarathi_lab.experiment.setups import Setup
+from sarathi_lab.experiment.served_figures import Gain, gains
+from sarathi_lab.experiment.sizes import Setup
+from sarathi_lab.experiment.steady_state import lengths
+from sarathi_lab.experiment.timed_figures import Unit, fig10_counted
 from sarathi_lab.model.spec import ModelSpec
-from sarathi_lab.paper import operations
-from sarathi_lab.paper.bench import Bench, Point, best_pd_ratio
-from sarathi_lab.steady_state import lengths
 
 # Of P:D = C/(B-1), at which chunks and decodes run out together (section 4.3.3).
 SHARES_OF_OPTIMUM = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -38,7 +40,9 @@ class Experiment:
     timed: Callable[[Setup, ModelSpec], list[Unit]]
     served: Callable[[Setup, str], list[Gain]]
     is_papers: bool = True  # a figure or table of the paper
-    extra: Callable[[Setup, ModelSpec], list[Unit]] = _nothing_timed  # those of `timed` that the paper does not show
+    extra: Callable[[Setup, ModelSpec], list[Unit]] = (
+        _nothing_timed  # those of `timed` that the paper does not show
+    )
     max_spread: float = 0.15  # half the interval over the median, above which a point has no number
     is_serving: bool = False  # requests that arrive over time, see `serving`
 
@@ -52,30 +56,40 @@ def _fig03(setup: Setup, spec: ModelSpec) -> list[Unit]:
     return [Unit("fig03", _costs_of_a_token(setup, spec, batch)) for batch in setup.fig03_batches]
 
 
-def _costs_of_a_token(setup: Setup, spec: ModelSpec, batch: int) -> Callable[[Bench], Iterable[Point]]:
+def _costs_of_a_token(
+    setup: Setup, spec: ModelSpec, batch: int
+) -> Callable[[Bench], Iterable[Point]]:
     """By operation, and decoded over prefilled, from the same two batches."""
     return lambda bench: chain(
-        operations.fig03(bench, spec, [batch], setup.seq_len), decode_over_prefill(bench, batch, setup.seq_len)
+        iterations.fig03(bench, spec, [batch], setup.seq_len),
+        decode_over_prefill(bench, batch, setup.seq_len),
     )
 
 
 def _decode_over_prefill(setup: Setup, spec: ModelSpec) -> list[Unit]:
-    return [Unit("fig03", _bound(decode_over_prefill, batch, setup.seq_len)) for batch in setup.fig03_batches]
+    return [
+        Unit("fig03", _bound(decode_over_prefill, batch, setup.seq_len))
+        for batch in setup.fig03_batches
+    ]
 
 
 def decode_over_prefill(bench: Bench, batch: int, seq_len: int) -> Iterator[Point]:
     """The time of a token decoded over that of one prefilled (section 3.1)."""
-    decodes = bench.seconds(bench.batch(make_batch(num_decodes=batch, context=seq_len))).times(1 / batch)
+    decodes = bench.seconds(bench.batch(make_batch(num_decodes=batch, context=seq_len))).times(
+        1 / batch
+    )
     prefills = bench.seconds(bench.batch(make_batch(prefill_tokens=seq_len, num_prefills=batch)))
-    yield Point("ratio", "decode / prefill", batch, decodes.over(prefills.times(1 / (seq_len * batch))))
+    yield Point(
+        "ratio", "decode / prefill", batch, decodes.over(prefills.times(1 / (seq_len * batch)))
+    )
 
 
 def _fig04(setup: Setup, spec: ModelSpec) -> list[Unit]:
-    return [Unit("fig04", _bound(operations.fig04, spec, [point])) for point in setup.fig04]
+    return [Unit("fig04", _bound(iterations.fig04, spec, [point])) for point in setup.fig04]
 
 
 def _fig07(setup: Setup, spec: ModelSpec) -> list[Unit]:
-    tokens = [Unit("fig07", _bound(operations.fig07, spec, [n])) for n in setup.fig07_tokens]
+    tokens = [Unit("fig07", _bound(iterations.fig07, spec, [n])) for n in setup.fig07_tokens]
     return tokens + _tile_steps(setup, spec)
 
 
@@ -84,15 +98,23 @@ def _tile_steps(setup: Setup, spec: ModelSpec) -> list[Unit]:
 
 
 def tile_step(bench: Bench, spec: ModelSpec, num_tokens: int) -> Iterator[Point]:
-    """The time of a prefill of one token more than fills its tiles, over that of full tiles (section 4.4, Fig 7)."""
-    full, more = (bench.seconds(bench.batch(make_batch(prefill_tokens=n))) for n in (num_tokens, num_tokens + 1))
+    """The time of a prefill of one token more than fills its tiles, over that of full tiles
+    (section 4.4, Fig 7).
+    """
+    full, more = (
+        bench.seconds(bench.batch(make_batch(prefill_tokens=n)))
+        for n in (num_tokens, num_tokens + 1)
+    )
     yield Point("step", "one token more", num_tokens, more.over(full))
 
 
 def _fig08(setup: Setup, spec: ModelSpec) -> list[Unit]:
     sizes = [(name, batch) for name, batches in setup.fig08_batches.items() for batch in batches]
     own = (setup.served.seq_lens, setup.chunk)
-    return [Unit("fig08", _bound(operations.fig08, spec, {name: [batch]}, *own)) for name, batch in sizes]
+    return [
+        Unit("fig08", _bound(iterations.fig08, spec, {name: [batch]}, *own))
+        for name, batch in sizes
+    ]
 
 
 def _fig10(setup: Setup, spec: ModelSpec) -> list[Unit]:
@@ -110,13 +132,13 @@ def _counted(setup: Setup, name: str, batch: int, chunk: int) -> Callable[[Bench
 
 def _fig13(setup: Setup, spec: ModelSpec) -> list[Unit]:
     return [
-        Unit("fig13", _bound(operations.fig13ab, spec, setup.fig13_chunks, {name: length}))
+        Unit("fig13", _bound(iterations.fig13ab, spec, setup.fig13_chunks, {name: length}))
         for name, length in setup.fig13_lengths.items()
     ]
 
 
 def _table2(setup: Setup, spec: ModelSpec) -> list[Unit]:
-    return [Unit("table2", _bound(operations.table2, spec, setup.seq_len, setup.decodes))]
+    return [Unit("table2", _bound(iterations.table2, spec, setup.seq_len, setup.decodes))]
 
 
 def _table4(setup: Setup, spec: ModelSpec) -> list[Unit]:
@@ -126,24 +148,36 @@ def _table4(setup: Setup, spec: ModelSpec) -> list[Unit]:
 
 def _lengths(setup: Setup, spec: ModelSpec) -> list[Unit]:
     series = f"B={setup.batch} C={setup.chunk}"
-    return [Unit("sequence_length", _speedup(series, n, setup.batch, setup.chunk, n)) for n in setup.lengths]
+    return [
+        Unit("sequence_length", _speedup(series, n, setup.batch, setup.chunk, n))
+        for n in setup.lengths
+    ]
 
 
 def _batches(setup: Setup, spec: ModelSpec) -> list[Unit]:
     series, length = f"{setup.first_length} C={setup.chunk}", setup.first_length
-    return [Unit("batch_size", _speedup(series, length, batch, setup.chunk, batch)) for batch in setup.batches]
+    return [
+        Unit("batch_size", _speedup(series, length, batch, setup.chunk, batch))
+        for batch in setup.batches
+    ]
 
 
-def _speedup(label: str, length: int, batch: int, chunk: int, x: float) -> Callable[[Bench], Iterable[Point]]:
+def _speedup(
+    label: str, length: int, batch: int, chunk: int, x: float
+) -> Callable[[Bench], Iterable[Point]]:
     """A decode speed-up; Table 4 has the model as its panel."""
 
     def points(bench: Bench) -> Iterator[Point]:
-        yield Point(label, "decode_speedup", x, operations.decode_speedup(bench, length, batch, chunk))
+        yield Point(
+            label, "decode_speedup", x, iterations.decode_speedup(bench, length, batch, chunk)
+        )
 
     return points
 
 
-def _bound(points: Callable[..., Iterable[Point]], *arguments: object) -> Callable[[Bench], Iterable[Point]]:
+def _bound(
+    points: Callable[..., Iterable[Point]], *arguments: object
+) -> Callable[[Bench], Iterable[Point]]:
     return lambda bench: points(bench, *arguments)
 
 
@@ -156,7 +190,13 @@ def _optimum(setup: Setup, model: str) -> list[Gain]:
     """Throughput against P:D, counted in C/(B-1)."""
     length, batch = setup.first_length, next(iter(setup.served.batches.values()))
     return [
-        Gain("chunk_optimum", f"{length} B={batch}", f"C={chunk}", share, sarathi_load(setup, length, batch, pd, chunk))
+        Gain(
+            "chunk_optimum",
+            f"{length} B={batch}",
+            f"C={chunk}",
+            share,
+            sarathi_load(setup, length, batch, pd, chunk),
+        )
         for chunk in setup.served.chunks[:2]
         for share in SHARES_OF_OPTIMUM
         for pd in [share * best_pd_ratio(chunk, batch)]
@@ -166,20 +206,29 @@ def _optimum(setup: Setup, model: str) -> list[Gain]:
 def _length_gains(setup: Setup, model: str) -> list[Gain]:
     pd, series = best_pd_ratio(setup.chunk, setup.batch), f"B={setup.batch} C={setup.chunk}"
     loads = {n: sarathi_load(setup, n, setup.batch, pd, setup.chunk) for n in setup.lengths}
-    return [Gain("sequence_length", series, "throughput_gain", n, load) for n, load in loads.items()]
+    return [
+        Gain("sequence_length", series, "throughput_gain", n, load) for n, load in loads.items()
+    ]
 
 
 def _batch_gains(setup: Setup, model: str) -> list[Gain]:
     length, chunk = setup.first_length, setup.chunk
-    loads = {b: sarathi_load(setup, length, b, best_pd_ratio(chunk, b), chunk) for b in setup.batches}
-    return [Gain("batch_size", f"{length} C={chunk}", "throughput_gain", b, load) for b, load in loads.items()]
+    loads = {
+        b: sarathi_load(setup, length, b, best_pd_ratio(chunk, b), chunk) for b in setup.batches
+    }
+    return [
+        Gain("batch_size", f"{length} C={chunk}", "throughput_gain", b, load)
+        for b, load in loads.items()
+    ]
 
 
 def _budgets(setup: Setup, model: str) -> list[Gain]:
     """Time to the first token and between tokens by token budget, over those of the largest."""
     batch = next(iter(setup.served.batches.values()))
     prompt_len, num_decodes = lengths(setup.first_length, 4.0)
-    *smaller, largest = (Load("sarathi_serve", prompt_len, num_decodes, batch, chunk) for chunk in setup.budgets)
+    *smaller, largest = (
+        Load("sarathi_serve", prompt_len, num_decodes, batch, chunk) for chunk in setup.budgets
+    )
     panel = f"{setup.first_length} B={batch}"
     return [
         Gain("token_budget", panel, quantity, float(load.chunk or 0), load, quantity, largest)
@@ -189,8 +238,12 @@ def _budgets(setup: Setup, model: str) -> list[Gain]:
 
 
 def _serving(name: str, seconds: float) -> Experiment:
-    """One of Sarathi-Serve's, under load: queues make its intervals wider than those of pairs of iterations."""
-    return Experiment(name, seconds, _nothing_timed, _nothing_served, False, max_spread=0.5, is_serving=True)
+    """One of Sarathi-Serve's, under load: queues make its intervals wider than those of pairs of
+    iterations.
+    """
+    return Experiment(
+        name, seconds, _nothing_timed, _nothing_served, False, max_spread=0.5, is_serving=True
+    )
 
 
 _ALL = (

@@ -9,18 +9,24 @@ from collections.abc import Callable, Sequence
 
 import pandas as pd
 
-from sarathi_lab.campaign.context import Context
-from sarathi_lab.campaign.measured import MeasuredCostModel
-from sarathi_lab.campaign.served_figures import Gain, Server
-from sarathi_lab.campaign.timed_figures import Unit
-from sarathi_lab.intervals import FEWEST_PAIRS, median_of
-from sarathi_lab.paper.bench import Bench
-from sarathi_lab.recorded import POINT
-from sarathi_lab.torch_executor.executor import TorchExecutor
+from sarathi_lab.executor.torch.executor import TorchExecutor
+from sarathi_lab.experiment.bench import Bench
+from sarathi_lab.experiment.measured_clock import MeasuredCostModel
+from sarathi_lab.experiment.served_figures import Gain, Server
+from sarathi_lab.experiment.timed_figures import Unit
+from sarathi_lab.results.intervals import FEWEST_PAIRS, median_of
+from sarathi_lab.results.load import POINT
+from sarathi_lab.tasks.gpu.context import Context
 
 MOST_ROUNDS = 15
 QUANTILES = ["q20", "q80"]
-UNITS = {"fig03": "ms/token", "fig04": "tokens/ms", "fig07": "ms", "fig10": "s", "table2": "ms"}  # else ratios
+UNITS = {
+    "fig03": "ms/token",
+    "fig04": "tokens/ms",
+    "fig07": "ms",
+    "fig10": "s",
+    "table2": "ms",
+}  # else ratios
 PANEL_UNITS = {"step": "ratio", "ratio": "ratio", "attention [ms]": "ms", "KV read [MB]": "MB"}
 
 Key = tuple[str, str, str, float]  # figure, panel, series, x
@@ -41,12 +47,18 @@ def measure_rounds(
     context: Context,
     advance: Callable[[float], None],
 ) -> Samples:
-    """Samples of every point, one a round: for `context.seconds`, but at least `FEWEST_PAIRS` rounds.
+    """Samples of every point, one a round: for `context.seconds`, but at least `FEWEST_PAIRS`
+    rounds.
 
-    In a round every batch of a unit is measured anew, and baseline and policy are served one after the other. A first
-    visit to each kind warms up and does not count. `advance` is called with the seconds that passed.
+    In a round every batch of a unit is measured anew, and baseline and policy are served one after
+    the other. A first visit to each kind warms up and does not count. `advance` is called with the
+    seconds that passed.
     """
-    cost, server, samples = MeasuredCostModel(executor), Server(executor, context), defaultdict(list)
+    cost, server, samples = (
+        MeasuredCostModel(executor),
+        Server(executor, context),
+        defaultdict(list),
+    )
     bench = Bench(cost, None)  # type: ignore[arg-type]  # only pipelines ask for the hardware
     tick = _Clock(advance)
     for unit in units[:1]:
@@ -55,7 +67,9 @@ def measure_rounds(
         server.warm_up(gain)
     tick()
     number, longest = 0, 0.0
-    while number < FEWEST_PAIRS or (number < MOST_ROUNDS and context.elapsed + longest < context.seconds):
+    while number < FEWEST_PAIRS or (
+        number < MOST_ROUNDS and context.elapsed + longest < context.seconds
+    ):
         began, number = context.elapsed, number + 1
         for unit in units:
             cost.forget()
@@ -69,12 +83,16 @@ def measure_rounds(
         longest = max(longest, context.elapsed - began)
     for gain in gains:
         both = zip(server.runs.get(gain.baseline, ()), server.runs.get(gain.load, ()), strict=False)
-        samples[gain.figure, gain.panel, gain.series, float(gain.x)] = [gain.of(*pair) for pair in both]
+        samples[gain.figure, gain.panel, gain.series, float(gain.x)] = [
+            gain.of(*pair) for pair in both
+        ]
     return dict(samples)
 
 
 def table_of(samples: Samples, max_spread: float, seed: int) -> pd.DataFrame:
-    """The points in the columns of `recorded`: medians and intervals, or the reason why there is no number."""
+    """The points in the columns of `recorded`: medians and intervals, or the reason why there is no
+    number.
+    """
     rows = []
     for (figure, panel, series, x), values in samples.items():
         found = median_of(values, max_spread, of=1.0 if _is_difference(panel) else None, seed=seed)

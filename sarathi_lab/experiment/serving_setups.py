@@ -1,4 +1,6 @@
-"""At which lengths, loads and budgets the experiments of serving run: Sarathi-Serve's own, and smaller ones."""
+"""At which lengths, loads and budgets the experiments of serving run: Sarathi-Serve's own, and
+smaller ones.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +11,27 @@ from dataclasses import dataclass, field
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from sarathi_lab.paths import CONF
-from sarathi_lab.slo import Slo
+from sarathi_lab.config.paths import CONF
+from sarathi_lab.results.slo import Slo
 from sarathi_lab.workload.lognormal import Lognormal
 
 BLOCK_SIZE = 16  # tokens
-PAPERS = (("mistral-7b", "a100", 1), ("yi-34b", "a100", 2))  # model, hardware, devices that share a layer (Table 1)
-LOAD = 0.7  # of the rate at which a device serves all that is there at once, where no rate is stated
+PAPERS = (
+    ("mistral-7b", "a100", 1),
+    ("yi-34b", "a100", 2),
+)  # model, hardware, devices that share a layer (Table 1)
+LOAD = (
+    0.7  # of the rate at which a device serves all that is there at once, where no rate is stated
+)
 
 
 @dataclass(frozen=True)
 class ServingSetup:
     """Sizes of the experiments of serving, in tokens, sequences and requests.
 
-    `rates` are requests a second by data set; one that is missing is served at `LOAD` of its saturation rate. `budget`
-    is that of the ablation, `slo_budgets` those of a policy that cuts prompts under each of `slos`; `batches` are those
-    of policies that differ from `batch`.
+    `rates` are requests a second by data set; one that is missing is served at `LOAD` of its
+    saturation rate. `budget` is that of the ablation, `slo_budgets` those of a policy that cuts
+    prompts under each of `slos`; `batches` are those of policies that differ from `batch`.
     """
 
     name: str
@@ -37,7 +44,13 @@ class ServingSetup:
     slos: Mapping[str, Slo]
     slo_budgets: Mapping[str, int]
     precision: float
-    searched: Sequence[str] = ("sarathi_serve", "prefill_first", "orca", "vllm_v1", "sglang")  # policies of a search
+    searched: Sequence[str] = (
+        "sarathi_serve",
+        "prefill_first",
+        "orca",
+        "vllm_v1",
+        "sglang",
+    )  # policies of a search
     rates: Mapping[str, float] = field(default_factory=dict)
     batches: Mapping[str, int] = field(default_factory=dict)
 
@@ -48,14 +61,18 @@ class ServingSetup:
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens of cache that a full batch of the longest requests takes, and a little more for watermarks."""
+        """Tokens of cache that a full batch of the longest requests takes, and a little more for
+        watermarks.
+        """
         return math.ceil(1.05 * self.batch * math.ceil(self.longest / BLOCK_SIZE)) * BLOCK_SIZE
 
 
 def papers_setup(model: str) -> ServingSetup:
-    """Sarathi-Serve's (arXiv 2403.02310, section 5, and the artifact's scripts): two data sets of up to 8K and 16K
-    tokens, batch 128 (Orca 16), budgets 512 strict, 2,048 relaxed and 1,024 in the ablation, 128 requests at 1 and 0.5
-    a second for Yi-34B. Searches take 512 requests instead of 2,048."""
+    """Sarathi-Serve's (arXiv 2403.02310, section 5, and the artifact's scripts): two data sets of
+    up to 8K and 16K tokens, batch 128 (Orca 16), budgets 512 strict, 2,048 relaxed and 1,024 in the
+    ablation, 128 requests at 1 and 0.5 a second for Yi-34B. Searches take 512 requests instead of
+    2,048.
+    """
     own = f"{model}-strict" if (CONF / "slo" / f"{model}-strict.yaml").is_file() else "strict"
     return ServingSetup(
         name="paper",
@@ -74,8 +91,10 @@ def papers_setup(model: str) -> ServingSetup:
 
 
 def small_setup(model: str) -> ServingSetup:
-    """A tenth of the conversations' lengths, for two cores of a CPU and a model of 30M parameters; the median
-    scheduling delay is bounded at a quarter of a second, as a run of a search takes some seconds only."""
+    """A tenth of the conversations' lengths, for two cores of a CPU and a model of 30M parameters;
+    the median scheduling delay is bounded at a quarter of a second, as a run of a search takes some
+    seconds only.
+    """
     return ServingSetup(
         name="small",
         datasets={"a tenth of openchat_sharegpt4": _dataset("lognormal")},
@@ -93,7 +112,9 @@ def small_setup(model: str) -> ServingSetup:
 
 def dry_setup(model: str) -> ServingSetup:
     """Seconds in all with the tiny model: what is tried, not what is measured."""
-    tiny = Lognormal(num_requests=1, seed=0, prompt_p50=20, prompt_p90=40, output_p50=4, output_p90=8, max_len=64)
+    tiny = Lognormal(
+        num_requests=1, seed=0, prompt_p50=20, prompt_p90=40, output_p50=4, output_p90=8, max_len=64
+    )
     return ServingSetup(
         name="dry",
         datasets={"tiny": tiny},
@@ -122,7 +143,9 @@ def _relative(*, batch: int, context: int, scheduling_delay: float) -> dict[str,
 
 
 def _dataset(name: str) -> Lognormal:
-    settings = OmegaConf.merge(OmegaConf.create({"seed": 0}), OmegaConf.create({"own": _load("workload", name)}))
+    settings = OmegaConf.merge(
+        OmegaConf.create({"seed": 0}), OmegaConf.create({"own": _load("workload", name)})
+    )
     return instantiate(settings.own)
 
 

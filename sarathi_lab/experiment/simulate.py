@@ -1,4 +1,6 @@
-"""Computes an experiment's points with a cost model: the same batches, requests and policies on a virtual clock."""
+"""Computes an experiment's points with a cost model: the same batches, requests and policies on a
+virtual clock.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +10,23 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from sarathi_lab.campaign.served_figures import Gain
-from sarathi_lab.campaign.serving import Load, Served, serve
-from sarathi_lab.campaign.timed_figures import Unit
-from sarathi_lab.errors import UserError
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.executor.simulated.executor import SimulatedExecutor
+from sarathi_lab.experiment.bench import Bench
+from sarathi_lab.experiment.gpu_serving import Load, Served, serve
 from sarathi_lab.experiment.measure import unit_of
-from sarathi_lab.paper.bench import Bench
-from sarathi_lab.recorded import POINT, SIMULATED
-from sarathi_lab.simulator.executor import SimulatedExecutor
+from sarathi_lab.experiment.served_figures import Gain
+from sarathi_lab.experiment.timed_figures import Unit
+from sarathi_lab.results.load import POINT, SIMULATED
 
 BLOCK_SIZE = 16  # tokens
 
 
 @dataclass(frozen=True)
 class SimulatedDevice:
-    """A GPU, the level of its cost model and the model on it, as `figure.parquet` names them in one."""
+    """A GPU, the level of its cost model and the model on it, as `figure.parquet` names them in
+    one.
+    """
 
     hardware: str
     level: str
@@ -44,10 +48,14 @@ Row = tuple[str, str, str, float, float, float]  # figure, panel, series, x, y, 
 
 
 def simulated_points(bench: Bench, units: Sequence[Unit], gains: Sequence[Gain]) -> pd.DataFrame:
-    """The points in the columns of `recorded`; their intervals are the error that the cost model states of itself."""
+    """The points in the columns of `recorded`; their intervals are the error that the cost model
+    states of itself.
+    """
     rows = [*_timed(bench, units), *_served(bench, gains)]
     table = pd.DataFrame(rows, columns=["figure", "panel", "series", "x", "y", "error"])
-    table["unit"] = [unit_of(figure, panel) for figure, panel in zip(table.figure, table.panel, strict=True)]
+    table["unit"] = [
+        unit_of(figure, panel) for figure, panel in zip(table.figure, table.panel, strict=True)
+    ]
     return _with_intervals(table)
 
 
@@ -68,7 +76,14 @@ def by_device(points: pd.DataFrame) -> dict[SimulatedDevice, pd.DataFrame]:
 def _timed(bench: Bench, units: Sequence[Unit]) -> Iterator[Row]:
     for unit in units:
         for point in unit.points(bench):
-            yield unit.figure, point.panel, point.series, float(point.x), point.y.value, point.y.error
+            yield (
+                unit.figure,
+                point.panel,
+                point.series,
+                float(point.x),
+                point.y.value,
+                point.y.error,
+            )
 
 
 def _served(bench: Bench, gains: Sequence[Gain]) -> Iterator[Row]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from sarathi_lab.errors import UserError
+from sarathi_lab.config.errors import UserError
 from sarathi_lab.model.spec import ModelSpec, RopeScaling
 
 Config = Mapping[str, Any]
@@ -23,13 +23,16 @@ ACTIVATIONS = {
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """The content of `directory`/config.json. Raises UserError if there is none, or if it is no JSON object."""
+    """The content of `directory`/config.json. Raises UserError if there is none, or if it is no
+    JSON object.
+    """
     path = directory / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(
-            f"model.path={directory} has no config.json; name a folder saved by transformers' save_pretrained"
+            f"model.path={directory} has no config.json; name a folder saved by transformers' "
+            "save_pretrained"
         ) from None
     except (OSError, ValueError) as error:
         raise UserError(f"{path} can't be read ({error}); fetch the checkpoint again") from None
@@ -41,20 +44,30 @@ def read_config(directory: Path) -> dict[str, Any]:
 def read_spec(directory: Path) -> ModelSpec:
     """The spec of the checkpoint in `directory`.
 
-    Raises UserError, naming the setting and what is supported, for anything the decoder does not cover.
+    Raises UserError, naming the setting and what is supported, for anything the decoder does not
+    cover.
     """
     config = read_config(directory)
     family = str(config.get("model_type"))
     if family not in FAMILIES:
-        raise UserError(f"model_type={family} in {directory} is not supported; use one of {', '.join(FAMILIES)}")
+        raise UserError(
+            f"model_type={family} in {directory} is not supported; use one of {', '.join(FAMILIES)}"
+        )
     if config.get("quantization_config"):
-        raise UserError(f"{directory} holds quantized weights, which are not supported; take the unquantized model")
+        raise UserError(
+            f"{directory} holds quantized weights, which are not supported; take the "
+            "unquantized model"
+        )
     try:
         fields = {**_shared(config), **FAMILIES[family](config)}
     except KeyError as error:
-        raise UserError(f"{directory}/config.json lacks {error}; fetch the checkpoint again") from None
+        raise UserError(
+            f"{directory}/config.json lacks {error}; fetch the checkpoint again"
+        ) from None
     except (TypeError, ValueError) as error:
-        raise UserError(f"{directory}/config.json is broken ({error}); fetch the checkpoint again") from None
+        raise UserError(
+            f"{directory}/config.json is broken ({error}); fetch the checkpoint again"
+        ) from None
     return ModelSpec(name=directory.resolve().name, **fields)
 
 
@@ -72,10 +85,16 @@ def _shared(config: Config) -> dict[str, Any]:
         "vocab_size": config["vocab_size"],
         "max_position": config.get("max_position_embeddings", 2048),
         "activation": _activation(config.get("hidden_act", "silu")),
-        "rope_theta": float(rope.get("rope_theta") or config.get("rope_theta") or config.get("rotary_emb_base", 10000)),
+        "rope_theta": float(
+            rope.get("rope_theta")
+            or config.get("rope_theta")
+            or config.get("rotary_emb_base", 10000)
+        ),
         "rope_scaling": _rope_scaling(rope, config),
         "rotary_fraction": float(
-            rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or config.get("rotary_pct", 1.0)
+            rope.get("partial_rotary_factor")
+            or config.get("partial_rotary_factor")
+            or config.get("rotary_pct", 1.0)
         ),
         "tie_embeddings": bool(config.get("tie_word_embeddings", False)),
     }
@@ -83,7 +102,9 @@ def _shared(config: Config) -> dict[str, Any]:
 
 def _activation(name: str) -> str:
     if name not in ACTIVATIONS:
-        raise UserError(f"hidden_act={name} is not supported; use a model with one of {', '.join(ACTIVATIONS)}")
+        raise UserError(
+            f"hidden_act={name} is not supported; use a model with one of {', '.join(ACTIVATIONS)}"
+        )
     return ACTIVATIONS[name]
 
 
@@ -99,9 +120,14 @@ def _rope_scaling(rope: Config, config: Config) -> RopeScaling | None:
             float(rope["factor"]),
             float(rope["low_freq_factor"]),
             float(rope["high_freq_factor"]),
-            int(rope.get("original_max_position_embeddings") or config["original_max_position_embeddings"]),
+            int(
+                rope.get("original_max_position_embeddings")
+                or config["original_max_position_embeddings"]
+            ),
         )
-    raise UserError(f"rope_type={kind} is not supported; use a model with default, linear or llama3")
+    raise UserError(
+        f"rope_type={kind} is not supported; use a model with default, linear or llama3"
+    )
 
 
 def _llama(config: Config) -> dict[str, Any]:
@@ -115,25 +141,37 @@ def _llama(config: Config) -> dict[str, Any]:
 
 
 def _mistral(config: Config) -> dict[str, Any]:
-    return {"norm_eps": config.get("rms_norm_eps", 1e-6), "sliding_window": config.get("sliding_window")}
+    return {
+        "norm_eps": config.get("rms_norm_eps", 1e-6),
+        "sliding_window": config.get("sliding_window"),
+    }
 
 
 def _qwen2(config: Config) -> dict[str, Any]:
     if config.get("use_sliding_window"):
-        raise UserError("use_sliding_window=true is not supported for Qwen models; use one with full attention")
+        raise UserError(
+            "use_sliding_window=true is not supported for Qwen models; use one with full attention"
+        )
     return {"norm_eps": config.get("rms_norm_eps", 1e-6), "qkv_bias": True}
 
 
 def _qwen3(config: Config) -> dict[str, Any]:
     bias = bool(config.get("attention_bias", False))
     # Qwen3's head size is not hidden_size / num_heads, so it has to be said.
-    return {**_qwen2(config), "qkv_bias": bias, "out_bias": bias, "qk_norm": True, "head_size": config["head_dim"]}
+    return {
+        **_qwen2(config),
+        "qkv_bias": bias,
+        "out_bias": bias,
+        "qk_norm": True,
+        "head_size": config["head_dim"],
+    }
 
 
 def _gpt_neox(config: Config) -> dict[str, Any]:
     if config.get("use_parallel_residual", True):
         raise UserError(
-            "use_parallel_residual=true (GPT-NeoX) is not supported: attention and FFN run one after the other here; "
+            "use_parallel_residual=true (GPT-NeoX) is not supported: attention and FFN run one "
+            "after the other here; "
             "use a sequential model"
         )
     bias = bool(config.get("attention_bias", True))

@@ -44,7 +44,12 @@ class KernelOperations:
         add_norm(heads, None, *_weights(norm), out=heads)
 
     def rotate_and_store(
-        self, heads: Tensor, inputs: PackedInputs, rotary: tuple[Tensor, Tensor], keys: Cache, values: Cache
+        self,
+        heads: Tensor,
+        inputs: PackedInputs,
+        rotary: tuple[Tensor, Tensor],
+        keys: Cache,
+        values: Cache,
     ) -> Tensor:
         """See `Operations`."""
         return rotate_and_store(heads, *rotary, inputs.slots, keys, values, self.spec.num_heads)
@@ -55,7 +60,9 @@ class KernelOperations:
         out = torch.empty(query.shape, device=query.device, dtype=query.dtype)
         spec = self.spec
         scale, window = spec.head_size**-0.5, spec.sliding_window
-        hybrid_attention(query, keys, values, plan, scale, variant=self.hybrid, sliding_window=window, out=out)
+        hybrid_attention(
+            query, keys, values, plan, scale, variant=self.hybrid, sliding_window=window, out=out
+        )
         return out
 
     def expand(self, x: Tensor, up: nn.Linear) -> Tensor:

@@ -1,4 +1,6 @@
-"""A CPU's operations in C++ (`sarathi_kernels.cpu`): the whole iteration in one call, or one operation at a time."""
+"""A CPU's operations in C++ (`sarathi_kernels.cpu`): the whole iteration in one call, or one
+operation at a time.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,13 @@ from torch import Tensor, nn
 from sarathi_kernels.activation import activate_, gated_activate_
 from sarathi_kernels.cpu import library
 from sarathi_kernels.cpu.memory import give_back_freed, use_huge_pages
-from sarathi_kernels.cpu.packing import PANEL, PackedLinear, pack_linear, pack_together, packed_nbytes
+from sarathi_kernels.cpu.packing import (
+    PANEL,
+    PackedLinear,
+    pack_linear,
+    pack_together,
+    packed_nbytes,
+)
 from sarathi_kernels.kv_cache import Cache
 from sarathi_kernels.rotary import rotary_tables
 from sarathi_lab.model.operations import NAN_TOKEN, PackedInputs, TorchOperations
@@ -34,7 +42,9 @@ def why_not(spec: ModelSpec, dtype: torch.dtype) -> str | None:
 
 
 class NativeLinear(nn.Module):
-    """A product with a packed weight, in the place of an `nn.Linear`. Gated ones return pairs of 16 columns."""
+    """A product with a packed weight, in the place of an `nn.Linear`. Gated ones return pairs of 16
+    columns.
+    """
 
     def __init__(self, packed: PackedLinear) -> None:
         super().__init__()
@@ -46,14 +56,19 @@ class NativeLinear(nn.Module):
 
 
 def _pack_all(model: Transformer) -> None:
-    """Put packed weights, all in one piece of memory, in the place of the model's own, one after the other."""
+    """Put packed weights, all in one piece of memory, in the place of the model's own, one after
+    the other.
+    """
     linears = [
         (layer, name, name == "ffn_up" and model.spec.gated_ffn)
         for layer in model.layers
         for name in ("qkv_proj", "out_proj", "ffn_up", "ffn_down")
     ]
     linears.append((model, "lm_head", False))
-    nbytes = sum(packed_nbytes(getattr(parent, name).weight, is_gated=is_gated) for parent, name, is_gated in linears)
+    nbytes = sum(
+        packed_nbytes(getattr(parent, name).weight, is_gated=is_gated)
+        for parent, name, is_gated in linears
+    )
 
     def packed() -> Iterator[PackedLinear]:
         for parent, name, is_gated in linears:
@@ -61,7 +76,8 @@ def _pack_all(model: Transformer) -> None:
             delattr(parent, name)
             yield pack_linear(linear.weight.detach(), linear.bias, is_gated=is_gated)
             del linear
-            give_back_freed()  # its size is not that of what follows: it would add up to the weights once more
+            # its size is not that of what follows: it would add up to the weights once more
+            give_back_freed()
 
     for (parent, name, _), weight in zip(linears, pack_together(packed(), nbytes), strict=True):
         setattr(parent, name, NativeLinear(weight))
@@ -75,8 +91,9 @@ def _linear_struct(module: nn.Module) -> library.LinearStruct:
 class NativeOperations(TorchOperations):
     """An `Operations` whose products and attention are C++; the rest, which is little, is torch's.
 
-    Weights are packed and take the place of the model's own, so that there is one copy of each; a tied embedding is
-    kept as it was, beside the packed output head. `whole_pass` does everything in one call.
+    Weights are packed and take the place of the model's own, so that there is one copy of each; a
+    tied embedding is kept as it was, beside the packed output head. `whole_pass` does everything in
+    one call.
     """
 
     wants_masks = False
@@ -91,7 +108,7 @@ class NativeOperations(TorchOperations):
         self._cache: Callable[[], KVCache | None] = lambda: None  # the last one seen
         self._tables = rotary_tables(torch.arange(0), self._inverse_frequencies, torch.float32)
 
-    # -- the whole iteration ---------------------------------------------------------------------------------
+    # -- the whole iteration -----------------------------------------------------------------------
 
     def whole_pass(self, inputs: PackedInputs, cache: KVCache) -> Tensor:
         """See `Transformer.forward`; logits are float32."""
@@ -113,23 +130,30 @@ class NativeOperations(TorchOperations):
             len(inputs.token_ids),
             len(segments),
             len(logits),
-            *(library.address(t) for t in (cache.keys, cache.values, cache.key_scales, cache.value_scales)),
+            *(
+                library.address(t)
+                for t in (cache.keys, cache.values, cache.key_scales, cache.value_scales)
+            ),
             num_blocks,
             block_size,
             logits.data_ptr(),
             library.kv_type(cache.keys.dtype),
         )
-        library.load().sarathi_forward(self._decoder, byref(batch), cosines.data_ptr(), sines.data_ptr())
+        library.load().sarathi_forward(
+            self._decoder, byref(batch), cosines.data_ptr(), sines.data_ptr()
+        )
         return logits
 
     def _tables_up_to(self, num_positions: int) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of all positions so far and as many again, so that they are seldom made."""
+        """Cosines and sines of all positions so far and as many again, so that they are seldom
+        made.
+        """
         if num_positions > len(self._tables[0]):
             positions = torch.arange(max(1024, 2 * num_positions))
             self._tables = rotary_tables(positions, self._inverse_frequencies, torch.float32)
         return self._tables
 
-    # -- one operation at a time -----------------------------------------------------------------------------
+    # -- one operation at a time -------------------------------------------------------------------
 
     def attend(self, query: Tensor, inputs: PackedInputs, keys: Cache, values: Cache) -> Tensor:
         """See `Operations`."""
@@ -149,11 +173,13 @@ class NativeOperations(TorchOperations):
         """See `Operations`."""
         return library.greedy(logits.float().contiguous(), NAN_TOKEN)
 
-    # -- structures ------------------------------------------------------------------------------------------
+    # -- structures --------------------------------------------------------------------------------
 
     def _model_struct(self, model: Transformer) -> library.ModelStruct:
         spec = self.spec
-        layers = (library.LayerStruct * spec.num_layers)(*(self._layer_struct(layer) for layer in model.layers))
+        layers = (library.LayerStruct * spec.num_layers)(
+            *(self._layer_struct(layer) for layer in model.layers)
+        )
         struct = library.ModelStruct(
             layers=ctypes.cast(layers, ctypes.POINTER(library.LayerStruct)),
             embedding=model.embedding.weight.data_ptr(),
@@ -195,4 +221,6 @@ class NativeOperations(TorchOperations):
         bias = norm.bias.detach().float().contiguous() if isinstance(norm, nn.LayerNorm) else None
         self._kept += [weight, bias]
         is_layer = isinstance(norm, nn.LayerNorm)
-        return library.NormStruct(weight.data_ptr(), None if bias is None else bias.data_ptr(), norm.eps, is_layer)
+        return library.NormStruct(
+            weight.data_ptr(), None if bias is None else bias.data_ptr(), norm.eps, is_layer
+        )

@@ -1,4 +1,6 @@
-"""What a layer does besides its matrix products, behind one interface: plain torch here, kernels in the next file."""
+"""What a layer does besides its matrix products, behind one interface: plain torch here, kernels in
+the next file.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from sarathi_kernels.kv_cache import Cache, write_kv
 from sarathi_kernels.rotary import apply_rotary, rotary_tables
 from sarathi_lab.model.spec import ModelSpec
 
-Hybrid = Literal["series", "streams", "unified", "fused"]  # how a chunk and decodes share a device in attention
+Hybrid = Literal[
+    "series", "streams", "unified", "fused"
+]  # how a chunk and decodes share a device in attention
 Range = Callable[[str], AbstractContextManager[object]]
 NAN_TOKEN = -2  # sampled from logits that are not numbers
 
@@ -26,9 +30,9 @@ NAN_TOKEN = -2  # sampled from logits that are not numbers
 class PackedInputs:
     """The tokens of one iteration, those of all sequences one after the other.
 
-    `slots` says where each token's key and value go; `emit_rows` the rows whose logits are wanted; `attention` what
-    each sequence's tokens see, as the operations want it. Where `feed_rows` is not negative, the token is that row of
-    the tokens sampled last; None if the host knows all.
+    `slots` says where each token's key and value go; `emit_rows` the rows whose logits are wanted;
+    `attention` what each sequence's tokens see, as the operations want it. Where `feed_rows` is not
+    negative, the token is that row of the tokens sampled last; None if the host knows all.
     """
 
     token_ids: Tensor  # [num_tokens]
@@ -50,8 +54,9 @@ def unwatched(name: str) -> AbstractContextManager[object]:
 class Operations(Protocol):
     """The operations of a decoder over packed tokens and a paged cache.
 
-    `keys` and `values` are one layer's cache, [num_blocks, block_size, num_kv_heads, head_size], maybe in 8 bits.
-    `range` is put around the work of each named operation, for whoever watches. With `wants_masks` segments have masks.
+    `keys` and `values` are one layer's cache, [num_blocks, block_size, num_kv_heads, head_size],
+    maybe in 8 bits. `range` is put around the work of each named operation, for whoever watches.
+    With `wants_masks` segments have masks.
     """
 
     range: Range
@@ -62,30 +67,41 @@ class Operations(Protocol):
         ...
 
     def add_norm(self, hidden: Tensor, update: Tensor | None, norm: nn.Module) -> Tensor:
-        """Add `update` to `hidden` in place, both [num_tokens, hidden_size], and return the normed sum."""
+        """Add `update` to `hidden` in place, both [num_tokens, hidden_size], and return the normed
+        sum.
+        """
         ...
 
     def norm_heads(self, heads: Tensor, norm: nn.Module) -> None:
         """Norm each head of [num_tokens, heads, head_size], in place."""
         ...
 
-    def rotate_and_store(self, heads: Tensor, inputs: PackedInputs, rotary: Any, keys: Cache, values: Cache) -> Tensor:
+    def rotate_and_store(
+        self, heads: Tensor, inputs: PackedInputs, rotary: Any, keys: Cache, values: Cache
+    ) -> Tensor:
         """Rotate queries and keys, and store keys and values at their slots; returns the queries.
 
-        `heads` holds queries, keys and values side by side, [num_tokens, num_heads + 2 num_kv_heads, head_size].
+        `heads` holds queries, keys and values side by side, [num_tokens, num_heads + 2
+        num_kv_heads, head_size].
         """
         ...
 
     def attend(self, query: Tensor, inputs: PackedInputs, keys: Cache, values: Cache) -> Tensor:
-        """Causal attention of [num_tokens, num_heads, head_size] to the cache; returns the same shape."""
+        """Causal attention of [num_tokens, num_heads, head_size] to the cache; returns the same
+        shape.
+        """
         ...
 
     def expand(self, x: Tensor, up: nn.Linear) -> Tensor:
-        """First half of the feed-forward block: the product with `up` and the activation, [num_tokens, ffn_size]."""
+        """First half of the feed-forward block: the product with `up` and the activation,
+        [num_tokens, ffn_size].
+        """
         ...
 
     def greedy(self, logits: Tensor) -> Tensor:
-        """The likeliest token of each row of [num_emits, vocab_size]; NAN_TOKEN where a logit is not a number."""
+        """The likeliest token of each row of [num_emits, vocab_size]; NAN_TOKEN where a logit is
+        not a number.
+        """
         ...
 
 
@@ -115,7 +131,12 @@ class TorchOperations:
         heads.copy_(norm(heads))
 
     def rotate_and_store(
-        self, heads: Tensor, inputs: PackedInputs, rotary: tuple[Tensor, Tensor], keys: Cache, values: Cache
+        self,
+        heads: Tensor,
+        inputs: PackedInputs,
+        rotary: tuple[Tensor, Tensor],
+        keys: Cache,
+        values: Cache,
     ) -> Tensor:
         """See `Operations`."""
         num_heads, num_kv_heads = self.spec.num_heads, self.spec.num_kv_heads
@@ -133,11 +154,14 @@ class TorchOperations:
         """See `Operations`."""
         if not self.spec.gated_ffn:
             return activate_(up(x), self.spec.activation)
-        # Two products of the one weight: their results are contiguous, which the activation and the next product
-        # gain more from (a quarter of the block's time on 4,096 tokens) than one wide product saves.
+        # Two products of the one weight: their results are contiguous, which the activation and the
+        # next product gain more from (a quarter of the block's time on 4,096 tokens) than one wide
+        # product saves.
         weights = up.weight.chunk(2)
         biases = (None, None) if up.bias is None else up.bias.chunk(2)
-        gate, raised = (F.linear(x, weight, bias) for weight, bias in zip(weights, biases, strict=True))
+        gate, raised = (
+            F.linear(x, weight, bias) for weight, bias in zip(weights, biases, strict=True)
+        )
         return gated_activate_(gate, raised, self.spec.activation)
 
     def greedy(self, logits: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, Protocol, get_args
 
-from sarathi_lab.errors import UserError, require_int, require_number, require_one_of
+from sarathi_lab.config.errors import UserError, require_int, require_number, require_one_of
 
 Norm = Literal["rms", "layer"]
 Activation = Literal["silu", "gelu", "gelu_tanh"]
@@ -17,7 +17,9 @@ KV_SCALE_BYTES = 4  # the float32 that stands beside every head of 8-bit keys or
 
 
 class Work(Protocol):
-    """The sums of a batch that cost depends on; `request.Batch` is one, a table of iterations another."""
+    """The sums of a batch that cost depends on; `request.Batch` is one, a table of iterations
+    another.
+    """
 
     num_prefill_tokens: Any
     num_decode_tokens: Any
@@ -29,7 +31,9 @@ class Work(Protocol):
 
 @dataclass(frozen=True)
 class Linear:
-    """A matrix product of the model: [tokens, in_features] x [in_features, out_features], `count` times."""
+    """A matrix product of the model: [tokens, in_features] x [in_features, out_features], `count`
+    times.
+    """
 
     name: str
     in_features: int
@@ -43,7 +47,9 @@ class Linear:
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """Rotary frequency scaling: "linear" divides all frequencies by `factor`, "llama3" only the low ones."""
+    """Rotary frequency scaling: "linear" divides all frequencies by `factor`, "llama3" only the low
+    ones.
+    """
 
     kind: Literal["linear", "llama3"]
     factor: float
@@ -54,12 +60,14 @@ class RopeScaling:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """Shapes and switches of one decoder-only transformer; every family is a setting of the switches.
+    """Shapes and switches of one decoder-only transformer; every family is a setting of the
+    switches.
 
-    `gated_ffn` and `norm="rms"` make the Llama block; without the gate and with `norm="layer"` and biases it is the
-    paper's plain block (section 2.1: two FFN matrices H -> 4H -> H with GeLU, 12 H^2 linear parameters a layer).
-    The FLOP and byte formulas take sums over one batch (`Work`), as ints or as arrays over iterations. They count the
-    whole context of every token, also where a `sliding_window` spares some of it.
+    `gated_ffn` and `norm="rms"` make the Llama block; without the gate and with `norm="layer"` and
+    biases it is the paper's plain block (section 2.1: two FFN matrices H -> 4H -> H with GeLU, 12
+    H^2 linear parameters a layer). The FLOP and byte formulas take sums over one batch (`Work`), as
+    ints or as arrays over iterations. They count the whole context of every token, also where a
+    `sliding_window` spares some of it.
     """
 
     name: str
@@ -85,30 +93,49 @@ class ModelSpec:
     sliding_window: int | None = None
     tie_embeddings: bool = False
     simulation_only: bool = False
-    kv_dtype: KvDtype = "auto"  # of the KV cache: as the rest, or 8 bits with a scale; set by cache.dtype
+    kv_dtype: KvDtype = (
+        "auto"  # of the KV cache: as the rest, or 8 bits with a scale; set by cache.dtype
+    )
 
     def __post_init__(self) -> None:
-        for name in ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "ffn_size", "vocab_size", "head_size"):
-            require_int(f"model {self.name}: {name}", getattr(self, name), 1, "correct the model's settings")
+        for name in (
+            "num_layers",
+            "hidden_size",
+            "num_heads",
+            "num_kv_heads",
+            "ffn_size",
+            "vocab_size",
+            "head_size",
+        ):
+            require_int(
+                f"model {self.name}: {name}", getattr(self, name), 1, "correct the model's settings"
+            )
         require_one_of(f"model {self.name}: norm", self.norm, get_args(Norm))
         require_one_of(f"model {self.name}: activation", self.activation, get_args(Activation))
         require_one_of(f"model {self.name}: kv_dtype", self.kv_dtype, get_args(KvDtype))
         for name in ("rotary_fraction", "rope_theta", "norm_eps"):
             require_number(
-                f"model {self.name}: {name}", getattr(self, name), above=0, fix="correct the model's settings"
+                f"model {self.name}: {name}",
+                getattr(self, name),
+                above=0,
+                fix="correct the model's settings",
             )
         if self.num_heads % self.num_kv_heads:
             raise UserError(
-                f"model {self.name}: num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}; "
+                f"model {self.name}: num_heads={self.num_heads} is not a multiple of "
+                f"num_kv_heads={self.num_kv_heads}; "
                 "correct the model file"
             )
 
     def require_runnable(self) -> None:
         """Raise UserError for a shape that exists for simulation only."""
         if self.simulation_only:
-            raise UserError(f"model {self.name} is for simulation only; add executor=simulated or take another model")
+            raise UserError(
+                f"model {self.name} is for simulation only; add executor=simulated or take "
+                "another model"
+            )
 
-    # -- shapes ----------------------------------------------------------------------------------------------
+    # -- shapes ------------------------------------------------------------------------------------
 
     @property
     def q_size(self) -> int:
@@ -130,7 +157,12 @@ class ModelSpec:
         return (
             Linear("qkv_proj", self.hidden_size, self.q_size + 2 * self.kv_size, self.num_layers),
             Linear("out_proj", self.q_size, self.hidden_size, self.num_layers),
-            Linear("ffn_up", self.hidden_size, self.ffn_size * (2 if self.gated_ffn else 1), self.num_layers),
+            Linear(
+                "ffn_up",
+                self.hidden_size,
+                self.ffn_size * (2 if self.gated_ffn else 1),
+                self.num_layers,
+            ),
             Linear("ffn_down", self.ffn_size, self.hidden_size, self.num_layers),
         )
 
@@ -141,56 +173,80 @@ class ModelSpec:
 
     @cached_property
     def num_linear_params(self) -> int:
-        """Parameters of the layers' matrix products, what one iteration reads whatever its batch."""
+        """Parameters of the layers' matrix products, what one iteration reads whatever its
+        batch.
+        """
         return sum(linear.num_params for linear in self.layer_linears)
 
     @cached_property
     def num_params(self) -> int:
-        """All matrices: layers, embedding and, unless tied, the output head (norms and biases are left out)."""
+        """All matrices: layers, embedding and, unless tied, the output head (norms and biases are
+        left out).
+        """
         heads = 1 if self.tie_embeddings else 2
         return self.num_linear_params + heads * self.lm_head.num_params
 
-    # -- bytes -----------------------------------------------------------------------------------------------
+    # -- bytes -------------------------------------------------------------------------------------
 
     def weight_bytes(self, dtype_bytes: int) -> int:
         """Memory of all weights."""
         return self.num_params * dtype_bytes
 
     def kv_head_bytes(self, dtype_bytes: int) -> int:
-        """Keys, or values, of a token in one head of one layer: in 8 bits a byte an entry, and their float32 scale."""
+        """Keys, or values, of a token in one head of one layer: in 8 bits a byte an entry, and
+        their float32 scale.
+        """
         if self.kv_dtype == "auto":
             return self.head_size * dtype_bytes
         return self.head_size + KV_SCALE_BYTES
 
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
-        """Keys and values of one token in all layers: 2 L n_kv bytes_per_head (819,200 B for the paper's 13B).
+        """Keys and values of one token in all layers: 2 L n_kv bytes_per_head (819,200 B for the
+        paper's 13B).
 
-        With an 8-bit cache 2 L n_kv (d_head + 4), whatever `dtype_bytes` is: 422,400 B for the paper's 13B.
+        With an 8-bit cache 2 L n_kv (d_head + 4), whatever `dtype_bytes` is: 422,400 B for the
+        paper's 13B.
         """
         return 2 * self.num_layers * self.num_kv_heads * self.kv_head_bytes(dtype_bytes)
 
     def kv_read_bytes(self, work: Work, dtype_bytes: int) -> Any:
-        """KV cache bytes that attention must read once for this batch, context re-reads included."""
-        return (work.prefill_kv_tokens + work.decode_kv_tokens) * self.kv_bytes_per_token(dtype_bytes)
+        """KV cache bytes that attention must read once for this batch, context re-reads
+        included.
+        """
+        return (work.prefill_kv_tokens + work.decode_kv_tokens) * self.kv_bytes_per_token(
+            dtype_bytes
+        )
 
     def weight_read_bytes(self, work: Work, dtype_bytes: int) -> Any:
         """Weight bytes read by one iteration: the layers once, the output head if any row emits."""
-        return (self.num_linear_params + (work.num_emits > 0) * self.lm_head.num_params) * dtype_bytes
+        return (
+            self.num_linear_params + (work.num_emits > 0) * self.lm_head.num_params
+        ) * dtype_bytes
 
     def min_bytes(self, work: Work, dtype_bytes: int) -> Any:
         """Least memory traffic of one iteration: weights read, KV read, new KV written."""
-        written = (work.num_prefill_tokens + work.num_decode_tokens) * self.kv_bytes_per_token(dtype_bytes)
-        return self.weight_read_bytes(work, dtype_bytes) + self.kv_read_bytes(work, dtype_bytes) + written
+        written = (work.num_prefill_tokens + work.num_decode_tokens) * self.kv_bytes_per_token(
+            dtype_bytes
+        )
+        return (
+            self.weight_read_bytes(work, dtype_bytes)
+            + self.kv_read_bytes(work, dtype_bytes)
+            + written
+        )
 
-    # -- FLOPs -----------------------------------------------------------------------------------------------
+    # -- FLOPs -------------------------------------------------------------------------------------
 
     def linear_flops(self, work: Work) -> Any:
-        """2 FLOPs per parameter and token in the layers, and per emitting row in the output head."""
+        """2 FLOPs per parameter and token in the layers, and per emitting row in the output
+        head.
+        """
         num_tokens = work.num_prefill_tokens + work.num_decode_tokens
         return 2 * (self.num_linear_params * num_tokens + self.lm_head.num_params * work.num_emits)
 
     def attention_flops(self, work: Work) -> Any:
-        """4 L n_heads d_head per causal query-key pair: one product for the scores, one for the values."""
+        """4 L n_heads d_head per causal query-key pair: one product for the scores, one for the
+        values.
+        """
         pairs = work.prefill_query_key_pairs + work.decode_kv_tokens
         return 4 * self.num_layers * self.q_size * pairs
 

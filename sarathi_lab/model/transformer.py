@@ -1,4 +1,6 @@
-"""One compact decoder over packed tokens; every supported family is a setting of its `ModelSpec`."""
+"""One compact decoder over packed tokens; every supported family is a setting of its
+`ModelSpec`.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,19 @@ QUANTIZED = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}  # by `ModelSpec.kv
 class KVCache:
     """Keys and values of all layers, paged.
 
-    Within a block a token's heads lie together, so that neighbouring blocks form one [tokens, heads, head_size] view
-    that attention reads in place; layers come first, so that each layer's blocks do so too. In 8 bits (`spec.kv_dtype`)
-    the float32 scales of heads lie in tensors of their own, [num_layers, num_blocks, block_size, num_kv_heads].
+    Within a block a token's heads lie together, so that neighbouring blocks form one [tokens,
+    heads, head_size] view that attention reads in place; layers come first, so that each layer's
+    blocks do so too. In 8 bits (`spec.kv_dtype`) the float32 scales of heads lie in tensors of
+    their own, [num_layers, num_blocks, block_size, num_kv_heads].
     """
 
     def __init__(
-        self, spec: ModelSpec, num_blocks: int, block_size: int, device: torch.device, dtype: torch.dtype
+        self,
+        spec: ModelSpec,
+        num_blocks: int,
+        block_size: int,
+        device: torch.device,
+        dtype: torch.dtype,
     ) -> None:
         shape = (spec.num_layers, num_blocks, block_size, spec.num_kv_heads, spec.head_size)
         stored = QUANTIZED.get(spec.kv_dtype, dtype)
@@ -36,14 +44,19 @@ class KVCache:
         if spec.kv_dtype in QUANTIZED:
             scales = (torch.empty(shape[:-1], device=device, dtype=torch.float32) for _ in range(2))
             self.key_scales, self.value_scales = scales
-        # Zeroed by hand: fresh pages would otherwise be mapped during the first iterations, and be timed with them.
+        # Zeroed by hand: fresh pages would otherwise be mapped during the first iterations, and be
+        # timed with them.
         for tensor in self.tensors:
             tensor.view(torch.uint8).zero_()
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All there is, each [num_layers, num_blocks, block_size, num_kv_heads, ...]: what a block consists of."""
-        return tuple(t for t in (self.keys, self.values, self.key_scales, self.value_scales) if t is not None)
+        """All there is, each [num_layers, num_blocks, block_size, num_kv_heads, ...]: what a block
+        consists of.
+        """
+        return tuple(
+            t for t in (self.keys, self.values, self.key_scales, self.value_scales) if t is not None
+        )
 
     def layers(self) -> Iterator[tuple[Cache, Cache]]:
         """Keys and values of one layer after another, as the operations take them."""
@@ -59,8 +72,9 @@ class KVCache:
 class Transformer(nn.Module):
     """Decoder-only transformer; parameters are made uninitialised, `weights.load_model` fills them.
 
-    `operations` may be exchanged for others of the same results; plain torch at first. Where there is a `whole_pass`,
-    it does in one call what `forward` says, and nothing below the model is called.
+    `operations` may be exchanged for others of the same results; plain torch at first. Where there
+    is a `whole_pass`, it does in one call what `forward` says, and nothing below the model is
+    called.
     """
 
     def __init__(self, spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> None:
@@ -81,7 +95,9 @@ class Transformer(nn.Module):
         self.requires_grad_(False)
 
     def forward(self, inputs: PackedInputs, cache: KVCache) -> Tensor:
-        """Write the tokens' keys and values to `cache` and return the logits of `emit_rows`, [num_emits, vocab]."""
+        """Write the tokens' keys and values to `cache` and return the logits of `emit_rows`,
+        [num_emits, vocab].
+        """
         if self.whole_pass is not None:
             return self.whole_pass(inputs, cache)
         operations = self.operations
@@ -117,7 +133,13 @@ class Layer(nn.Module):
             "ffn_down": spec.ffn_bias,
         }
         for linear in spec.layer_linears:
-            made = skip_init(nn.Linear, linear.in_features, linear.out_features, bias=biases[linear.name], **placed)
+            made = skip_init(
+                nn.Linear,
+                linear.in_features,
+                linear.out_features,
+                bias=biases[linear.name],
+                **placed,
+            )
             self.add_module(linear.name, made)
         self.attention_norm = _norm(spec, device, dtype)
         self.ffn_norm = _norm(spec, device, dtype)
@@ -135,9 +157,11 @@ class Layer(nn.Module):
         keys: Cache,
         values: Cache,
     ) -> Tensor:
-        """Add `update`, what the layer before left to add, and the attention block to `hidden`, in place.
+        """Add `update`, what the layer before left to add, and the attention block to `hidden`, in
+        place.
 
-        Both are [num_tokens, hidden_size]. Returns what the feed-forward block adds: the next norm adds it on the way.
+        Both are [num_tokens, hidden_size]. Returns what the feed-forward block adds: the next norm
+        adds it on the way.
         """
         with operations.range("elementwise"):
             x = operations.add_norm(hidden, update, self.attention_norm)
@@ -148,11 +172,19 @@ class Layer(nn.Module):
             return self.feed_forward(x, operations)
 
     def _attention(
-        self, x: Tensor, operations: Operations, inputs: PackedInputs, rotary: Any, keys: Cache, values: Cache
+        self,
+        x: Tensor,
+        operations: Operations,
+        inputs: PackedInputs,
+        rotary: Any,
+        keys: Cache,
+        values: Cache,
     ) -> Tensor:
         spec = self.spec
         with operations.range("qkv_proj"):
-            heads = self.qkv_proj(x).view(len(x), -1, spec.head_size)  # queries, keys and values side by side
+            heads = self.qkv_proj(x).view(
+                len(x), -1, spec.head_size
+            )  # queries, keys and values side by side
         with operations.range("rotary"):
             if spec.qk_norm:
                 operations.norm_heads(heads[:, : spec.num_heads], self.q_norm)
@@ -174,7 +206,9 @@ def _norm(spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> nn.Modul
 
 
 def inverse_frequencies(spec: ModelSpec) -> Tensor:
-    """Rotary angle per position of each pair, [rotary_size / 2] float32, scaled as the spec says."""
+    """Rotary angle per position of each pair, [rotary_size / 2] float32, scaled as the spec
+    says.
+    """
     exponents = torch.arange(0, spec.rotary_size, 2, dtype=torch.float32) / spec.rotary_size
     frequencies = 1.0 / spec.rope_theta**exponents
     scaling = spec.rope_scaling
@@ -186,8 +220,12 @@ def inverse_frequencies(spec: ModelSpec) -> Tensor:
 
 
 def _llama3_frequencies(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
-    """Llama 3.1's scaling: wavelengths beyond the original context are stretched, short ones kept, between blended."""
-    turns = scaling.original_max_position * frequencies / (2 * math.pi)  # within the original context
+    """Llama 3.1's scaling: wavelengths beyond the original context are stretched, short ones kept,
+    between blended.
+    """
+    turns = (
+        scaling.original_max_position * frequencies / (2 * math.pi)
+    )  # within the original context
     blend = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     blend = blend.clamp(0.0, 1.0)
     return (1 - blend) * frequencies / scaling.factor + blend * frequencies

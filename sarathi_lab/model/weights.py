@@ -1,4 +1,6 @@
-"""Fills a `Transformer`: from a checkpoint, tensor by tensor, or with seeded random weights made on the device."""
+"""Fills a `Transformer`: from a checkpoint, tensor by tensor, or with seeded random weights made on
+the device.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from sarathi_lab.model.transformer import Transformer
 def load_model(
     spec: ModelSpec, directory: Path | None, device: torch.device, dtype: torch.dtype, seed: int
 ) -> Transformer:
-    """The model on `device`: weights of the checkpoint in `directory`, or random ones from `seed` without it.
+    """The model on `device`: weights of the checkpoint in `directory`, or random ones from `seed`
+    without it.
 
     Raises UserError for a shape that is meant for simulation only.
     """
@@ -30,20 +33,28 @@ def load_model(
 
 
 def fill_at_random(model: Transformer, seed: int) -> None:
-    """Scaled so that activations stay of order one at any width and depth (GPT-2's residual scaling)."""
+    """Scaled so that activations stay of order one at any width and depth (GPT-2's residual
+    scaling).
+    """
     generator = torch.Generator(model.device).manual_seed(seed)
     depth = (2 * model.spec.num_layers) ** -0.5
     for name, parameter in model.named_parameters():
         if parameter.ndim == 1:
             parameter.fill_(0.0 if name.endswith("bias") else 1.0)
         else:
-            fan_in = 1 if name == "embedding.weight" and not model.spec.tie_embeddings else parameter.shape[1]
+            fan_in = (
+                1
+                if name == "embedding.weight" and not model.spec.tie_embeddings
+                else parameter.shape[1]
+            )
             std = fan_in**-0.5 * (depth if "out_proj" in name or "ffn_down" in name else 1.0)
             parameter.normal_(0.0, std, generator=generator)
 
 
 def fill_from(model: Transformer, directory: Path) -> None:
-    """Copy each tensor into its rows; files are mapped, so that no second copy of the weights is made."""
+    """Copy each tensor into its rows; files are mapped, so that no second copy of the weights is
+    made.
+    """
     files = weight_files(directory)
     parameters = dict(model.named_parameters())
     for name, sources in parameter_sources(directory, model.spec):

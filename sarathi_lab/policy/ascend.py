@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
-from sarathi_lab.errors import UserError, require_bool, require_int, require_number
+from sarathi_lab.config.errors import UserError, require_bool, require_int, require_number
 from sarathi_lab.policy.base import Policy, check_budget
 from sarathi_lab.policy.profile_table import ProfileTable, make_profile_table, read_profile_table
 from sarathi_lab.policy.vllm import (
@@ -20,23 +20,25 @@ from sarathi_lab.policy.vllm import (
 )
 
 if TYPE_CHECKING:
-    from sarathi_lab.backend import Predictor
-    from sarathi_lab.request import Batch, Sequence
-    from sarathi_lab.scheduler import Scheduler
+    from sarathi_lab.engine.executor import Predictor
+    from sarathi_lab.engine.request import Batch, SequenceState
+    from sarathi_lab.engine.scheduler import Scheduler
 
 BUDGET_MULTIPLE = 256  # tokens: ModelArts asks for a multiple of it
 
 
 @dataclass(frozen=True)
 class AscendV09(Policy):
-    """AscendScheduler of vLLM-Ascend 0.9.1: whole prompts first, else decodes; with chunks it is vLLM v1's.
+    """AscendScheduler of vLLM-Ascend 0.9.1: whole prompts first, else decodes; with chunks it is
+    vLLM v1's.
 
-    A waiting prompt that does not fit what is left of `max_num_batched_tokens` (None: max(max_model_len, 2048)) or of
-    the cache beside the `watermark` is passed over, so those behind it may go first. `enable_chunked_prefill` (off by
-    default there) turns all of that off; then the budget is, as ModelArts asks, a multiple of 256 tokens.
+    A waiting prompt that does not fit what is left of `max_num_batched_tokens` (None:
+    max(max_model_len, 2048)) or of the cache beside the `watermark` is passed over, so those behind
+    it may go first. `enable_chunked_prefill` (off by default there) turns all of that off; then the
+    budget is, as ModelArts asks, a multiple of 256 tokens.
 
-    Of the waiting prompts the next `waiting.LOOKAHEAD` are looked at rather than all. It has no swapping; what is
-    swapped out comes back beside the decodes, and before anyone is admitted.
+    Of the waiting prompts the next `waiting.LOOKAHEAD` are looked at rather than all. It has no
+    swapping; what is swapped out comes back beside the decodes, and before anyone is admitted.
     """
 
     name: ClassVar[str] = "ascend_v0_9"
@@ -57,15 +59,21 @@ class AscendV09(Policy):
             check_whole_prompts(self.max_num_batched_tokens, max_model_len)
             return
         fix = f"use a multiple of {BUDGET_MULTIPLE}"
-        budget = require_int("max_num_batched_tokens", self.max_num_batched_tokens, BUDGET_MULTIPLE, fix)
+        budget = require_int(
+            "max_num_batched_tokens", self.max_num_batched_tokens, BUDGET_MULTIPLE, fix
+        )
         if budget % BUDGET_MULTIPLE:
-            raise UserError(f"max_num_batched_tokens={budget} is none that the NPU's kernels take; {fix}")
+            raise UserError(
+                f"max_num_batched_tokens={budget} is none that the NPU's kernels take; {fix}"
+            )
         self._chunked.validate(batch_size, max_model_len)
 
     @cached_property
     def _chunked(self) -> VllmV1:
         assert self.max_num_batched_tokens is not None
-        return VllmV1(self.max_num_batched_tokens, scheduler_reserve_full_isl=False, watermark=self.watermark)
+        return VllmV1(
+            self.max_num_batched_tokens, scheduler_reserve_full_isl=False, watermark=self.watermark
+        )
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         if self.enable_chunked_prefill:
@@ -83,20 +91,27 @@ class AscendV09(Policy):
         scheduler.add_decodes(batch)
         scheduler.swap_in(batch)
 
-    def _is_barred(self, batch: Batch, scheduler: Scheduler) -> Callable[[Sequence], bool]:
-        budget, fits = budget_for_whole(self.max_num_batched_tokens, scheduler.max_model_len), fits_whole(scheduler)
-        return lambda sequence: batch.num_tokens + sequence.num_pending > budget or not fits(sequence)
+    def _is_barred(self, batch: Batch, scheduler: Scheduler) -> Callable[[SequenceState], bool]:
+        budget, fits = (
+            budget_for_whole(self.max_num_batched_tokens, scheduler.max_model_len),
+            fits_whole(scheduler),
+        )
+        return lambda sequence: (
+            batch.num_tokens + sequence.num_pending > budget or not fits(sequence)
+        )
 
 
 @dataclass(frozen=True)
 class Ascend(AscendV09):
-    """AscendScheduler of vLLM-Ascend 0.11: as 0.9.1, with a limit on long prompts and a phase of prefills first.
+    """AscendScheduler of vLLM-Ascend 0.11: as 0.9.1, with a limit on long prompts and a phase of
+    prefills first.
 
-    An iteration takes at most `max_long_partial_prefills` prompts longer than `long_prefill_token_threshold` tokens
-    (0: 4 % of the model length); others pass them. With `enable_pd_transfer` nobody decodes until nobody waits (or
-    nobody fits any more); then at most max(`max_num_seqs`, `decode_max_num_seqs`) sequences run. `max_num_seqs` (None:
-    `batch`) is the most that run otherwise, and in an iteration of that first phase. All are for whole prompts, but the
-    threshold is vLLM v1's with `enable_chunked_prefill`.
+    An iteration takes at most `max_long_partial_prefills` prompts longer than
+    `long_prefill_token_threshold` tokens (0: 4 % of the model length); others pass them. With
+    `enable_pd_transfer` nobody decodes until nobody waits (or nobody fits any more); then at most
+    max(`max_num_seqs`, `decode_max_num_seqs`) sequences run. `max_num_seqs` (None: `batch`) is the
+    most that run otherwise, and in an iteration of that first phase. All are for whole prompts, but
+    the threshold is vLLM v1's with `enable_chunked_prefill`.
 
     Its phase of prefills would hang on a full cache; here it ends.
     """
@@ -123,35 +138,60 @@ class Ascend(AscendV09):
     def _check_effects(self, batch_size: int) -> None:
         """Raise UserError for a parameter that others leave without effect."""
         limited = self.max_num_seqs or batch_size
-        whole = ("max_long_partial_prefills", "max_num_seqs", "enable_pd_transfer", "decode_max_num_seqs")
+        whole = (
+            "max_long_partial_prefills",
+            "max_num_seqs",
+            "enable_pd_transfer",
+            "decode_max_num_seqs",
+        )
         named = [name for name in whole if getattr(self, name)]
         if self.enable_chunked_prefill and named:
             value = getattr(self, named[0])
-            raise UserError(f"{named[0]}={value} has no effect with enable_chunked_prefill=true; drop one of them")
-        if not self.enable_chunked_prefill and self.long_prefill_token_threshold and not self.max_long_partial_prefills:
             raise UserError(
-                f"long_prefill_token_threshold={self.long_prefill_token_threshold} has no effect without "
+                f"{named[0]}={value} has no effect with enable_chunked_prefill=true; drop one "
+                "of them"
+            )
+        if (
+            not self.enable_chunked_prefill
+            and self.long_prefill_token_threshold
+            and not self.max_long_partial_prefills
+        ):
+            raise UserError(
+                f"long_prefill_token_threshold={self.long_prefill_token_threshold} has no "
+                "effect without "
                 "max_long_partial_prefills; add it"
             )
         if limited > batch_size or self.decode_max_num_seqs > batch_size:
             most = max(limited, self.decode_max_num_seqs)
-            raise UserError(f"max_num_seqs or decode_max_num_seqs={most} exceeds batch={batch_size}; raise batch")
-        if self.decode_max_num_seqs and not (self.enable_pd_transfer and self.decode_max_num_seqs > limited):
             raise UserError(
-                f"decode_max_num_seqs={self.decode_max_num_seqs} has no effect unless enable_pd_transfer=true and "
+                f"max_num_seqs or decode_max_num_seqs={most} exceeds batch={batch_size}; raise "
+                "batch"
+            )
+        if self.decode_max_num_seqs and not (
+            self.enable_pd_transfer and self.decode_max_num_seqs > limited
+        ):
+            raise UserError(
+                f"decode_max_num_seqs={self.decode_max_num_seqs} has no effect unless "
+                "enable_pd_transfer=true and "
                 f"max_num_seqs={limited} is below it; change one of them"
             )
 
     @cached_property
     def _chunked(self) -> VllmV1:
-        return replace(super()._chunked, long_prefill_token_threshold=self.long_prefill_token_threshold)
+        return replace(
+            super()._chunked, long_prefill_token_threshold=self.long_prefill_token_threshold
+        )
 
     def _admit(self, batch: Batch, scheduler: Scheduler) -> None:
         is_filling = self._is_filling(scheduler)
         most = self._most_running(scheduler)
 
-        def has_slot(_: Sequence) -> bool:
-            return len(batch) < most if is_filling else len(scheduler.running) < most * self._num_batches(scheduler)
+        def has_slot(_: SequenceState) -> bool:
+            return (
+                len(batch) < most
+                if is_filling
+                else len(scheduler.running) < most * self._num_batches(scheduler)
+            )
 
         scheduler.admit(batch, pass_over=self._is_barred(batch, scheduler), may_enter=has_slot)
         if is_filling and not batch.chunks:
@@ -175,13 +215,15 @@ class Ascend(AscendV09):
     def _num_batches(scheduler: Scheduler) -> int:
         return scheduler.max_num_seqs // scheduler.batch_size
 
-    def _is_barred(self, batch: Batch, scheduler: Scheduler) -> Callable[[Sequence], bool]:
+    def _is_barred(self, batch: Batch, scheduler: Scheduler) -> Callable[[SequenceState], bool]:
         does_not_fit, most = super()._is_barred(batch, scheduler), self.max_long_partial_prefills
         if most is None:
             return does_not_fit
-        threshold = self.long_prefill_token_threshold or max(1, int(LONG_SHARE * scheduler.max_model_len))
+        threshold = self.long_prefill_token_threshold or max(
+            1, int(LONG_SHARE * scheduler.max_model_len)
+        )
 
-        def is_barred(sequence: Sequence) -> bool:
+        def is_barred(sequence: SequenceState) -> bool:
             if does_not_fit(sequence):
                 return True
             if sequence.num_pending <= threshold:
@@ -193,18 +235,20 @@ class Ascend(AscendV09):
 
 @dataclass(frozen=True)
 class AscendDynamic(Policy):
-    """Ascend's dynamic batch (vLLM-Ascend 0.13 to 0.18): the budget whose iteration a table says to meet an SLO.
+    """Ascend's dynamic batch (vLLM-Ascend 0.13 to 0.18): the budget whose iteration a table says to
+    meet an SLO.
 
-    Decodes first, then prompts in strict order of arrival. Beside decodes the budget is the largest `chunk_size`
-    (tokens, decodes included) of `profile_table` whose cost is at most `slo_limits_for_dynamic_batch` (milliseconds),
-    in the rows of the first mean context and number of decodes that the table has at or above the running ones.
-    `max_num_batched_tokens` holds without decodes, where the table has no such rows, or where none of them meets the
-    SLO.
+    Decodes first, then prompts in strict order of arrival. Beside decodes the budget is the largest
+    `chunk_size` (tokens, decodes included) of `profile_table` whose cost is at most
+    `slo_limits_for_dynamic_batch` (milliseconds), in the rows of the first mean context and number
+    of decodes that the table has at or above the running ones. `max_num_batched_tokens` holds
+    without decodes, where the table has no such rows, or where none of them meets the SLO.
 
-    `profile_table` is a CSV file with the columns chunk_size, d_num, ctx_len and cost, such as that system has for
-    Ascend 910B3, and as task=profile_table writes; None is made from the cost model of the device. The keys of the
-    table are searched in ascending order, where there they are in Python's order of a set; and
-    `max_num_batched_tokens` is never exceeded, where there a larger row of the table is taken.
+    `profile_table` is a CSV file with the columns chunk_size, d_num, ctx_len and cost, such as that
+    system has for Ascend 910B3, and as task=profile_table writes; None is made from the cost model
+    of the device. The keys of the table are searched in ascending order, where there they are in
+    Python's order of a set; and `max_num_batched_tokens` is never exceeded, where there a larger
+    row of the table is taken.
     """
 
     name: ClassVar[str] = "ascend_dynamic"
@@ -221,7 +265,9 @@ class AscendDynamic(Policy):
         check_budget("max_num_batched_tokens", self.max_num_batched_tokens, batch_size)
         check_threshold(self.long_prefill_token_threshold, max_model_len)
         fix = "use the milliseconds that an iteration may take, or policy=vllm_v1 for no limit"
-        require_number("slo_limits_for_dynamic_batch", self.slo_limits_for_dynamic_batch, above=0, fix=fix)
+        require_number(
+            "slo_limits_for_dynamic_batch", self.slo_limits_for_dynamic_batch, above=0, fix=fix
+        )
         if self.profile_table is None:
             raise UserError(_NO_TABLE)
         _ = self._table  # read it before anything runs
@@ -234,7 +280,9 @@ class AscendDynamic(Policy):
         iteration_time = predictor()
         if iteration_time is None:
             raise UserError(_NO_TABLE)
-        return replace(self, profile_table=make_profile_table(iteration_time, batch_size, max_model_len))
+        return replace(
+            self, profile_table=make_profile_table(iteration_time, batch_size, max_model_len)
+        )
 
     @property
     def _table(self) -> ProfileTable:
@@ -245,7 +293,7 @@ class AscendDynamic(Policy):
         budget, num_preemptions = self._budget(scheduler), scheduler.num_preemptions
         threshold = self.long_prefill_token_threshold or self.max_num_batched_tokens
 
-        def size(sequence: Sequence, left: int) -> int:
+        def size(sequence: SequenceState, left: int) -> int:
             return min(left, threshold)
 
         scheduler.add_decodes(batch, budget)
@@ -259,10 +307,16 @@ class AscendDynamic(Policy):
             return self.max_num_batched_tokens
         mean = sum(contexts) / len(contexts)
         refined = self._table.budget(mean, len(contexts), self.slo_limits_for_dynamic_batch)
-        return self.max_num_batched_tokens if refined is None else min(refined, self.max_num_batched_tokens)
+        return (
+            self.max_num_batched_tokens
+            if refined is None
+            else min(refined, self.max_num_batched_tokens)
+        )
 
 
 _NO_TABLE = (
-    "policy=ascend_dynamic needs profile_table here, as a device that is measured has no cost model; write one by "
-    "`python -m sarathi_lab.run task=profile_table`, with hardware= as task=calibrate measured it, and name the file"
+    "policy=ascend_dynamic needs profile_table here, as a device that is measured has no cost "
+    "model; write one by "
+    "`python -m sarathi_lab.run task=profile_table`, with hardware= as task=calibrate measured "
+    "it, and name the file"
 )

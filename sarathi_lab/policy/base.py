@@ -1,8 +1,9 @@
-"""What a policy is: a small frozen dataclass whose `fill` is a few lines over the scheduler's moves.
+"""What a policy is: a small frozen dataclass whose `fill` is a few lines over the scheduler's
+moves.
 
-A dataclass's fields are its configuration (`conf/policy/*.yaml`), with the names of the system that it follows. All
-numbers of tokens are per iteration. A policy object is shared between runs; what it must remember from one iteration
-to the next it keeps in `Scheduler.memory`.
+A dataclass's fields are its configuration (`conf/policy/*.yaml`), with the names of the system that
+it follows. All numbers of tokens are per iteration. A policy object is shared between runs; what it
+must remember from one iteration to the next it keeps in `Scheduler.memory`.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast, get_args
 
-from sarathi_lab.errors import UserError, require_int, require_number, require_one_of
+from sarathi_lab.config.errors import UserError, require_int, require_number, require_one_of
 
 if TYPE_CHECKING:
-    from sarathi_lab.backend import Predictor
-    from sarathi_lab.request import Batch, Request
-    from sarathi_lab.scheduler import Scheduler
+    from sarathi_lab.engine.executor import Predictor
+    from sarathi_lab.engine.request import Batch, Request
+    from sarathi_lab.engine.scheduler import Scheduler
 
 Reserve = Literal["max_model_len", "total", "prompt", "chunk"]
 
@@ -25,10 +26,11 @@ Reserve = Literal["max_model_len", "total", "prompt", "chunk"]
 class Policy(ABC):
     """Base of all policies; a subclass makes what it lets users choose a field of its dataclass.
 
-    `reserve` is how much KV cache admission sets aside: for "max_model_len" tokens, the request's "total" (prompt and
-    all of its output), its whole "prompt", or just the first "chunk". `watermark` is the share of the cache that
-    admission leaves free. `budget_field` names the field that holds the tokens of one iteration, which the setting
-    `chunk` stands for; None for policies that never cut a prompt. With `decodes_on_top` that is for prompts alone.
+    `reserve` is how much KV cache admission sets aside: for "max_model_len" tokens, the request's
+    "total" (prompt and all of its output), its whole "prompt", or just the first "chunk".
+    `watermark` is the share of the cache that admission leaves free. `budget_field` names the field
+    that holds the tokens of one iteration, which the setting `chunk` stands for; None for policies
+    that never cut a prompt. With `decodes_on_top` that is for prompts alone.
     """
 
     name: ClassVar[str]
@@ -44,7 +46,9 @@ class Policy(ABC):
 
     @property
     def is_capped(self) -> bool:
-        """Whether no batch ever exceeds `budget` tokens, or its decodes and as many with `decodes_on_top`."""
+        """Whether no batch ever exceeds `budget` tokens, or its decodes and as many with
+        `decodes_on_top`.
+        """
         return self.budget is not None
 
     @property
@@ -60,13 +64,20 @@ class Policy(ABC):
             raise UserError(f"watermark={self.watermark} is not below 1; {fix}")
 
     def reserved_tokens(self, request: Request, num_known: int, max_model_len: int) -> int:
-        """Tokens of cache that `reserve` sets aside at the admission of a sequence with `num_known` tokens known."""
+        """Tokens of cache that `reserve` sets aside at the admission of a sequence with `num_known`
+        tokens known.
+        """
         if self.reserve == "prompt":
             return num_known
-        return {"max_model_len": max_model_len, "total": request.total_len, "chunk": 0}[self.reserve]
+        return {"max_model_len": max_model_len, "total": request.total_len, "chunk": 0}[
+            self.reserve
+        ]
 
-    def on_device(self, predictor: Callable[[], Predictor | None], batch_size: int, max_model_len: int) -> Policy:
-        """This policy with what it must know of the device; `predictor` gives the device's cost model, if it has one.
+    def on_device(
+        self, predictor: Callable[[], Predictor | None], batch_size: int, max_model_len: int
+    ) -> Policy:
+        """This policy with what it must know of the device; `predictor` gives the device's cost
+        model, if it has one.
 
         Raises UserError for a policy that can't do without it.
         """
@@ -84,11 +95,16 @@ def with_budget(policy: Policy, budget: int) -> Policy:
 
 
 def check_budget(name: str, budget: int, batch_size: int) -> None:
-    """Raise UserError unless the field `name` leaves a full batch of decodes room for a prompt's token."""
-    require_int(name, budget, 1, "use a number of tokens such as 256, or chunk=auto with executor=simulated")
+    """Raise UserError unless the field `name` leaves a full batch of decodes room for a prompt's
+    token.
+    """
+    require_int(
+        name, budget, 1, "use a number of tokens such as 256, or chunk=auto with executor=simulated"
+    )
     if budget < batch_size:
         raise UserError(
-            f"{name}={budget} is smaller than the {batch_size - 1} decodes and 1 prompt token that a batch of "
+            f"{name}={budget} is smaller than the {batch_size - 1} decodes and 1 prompt token "
+            "that a batch of "
             f"{batch_size} must carry; use {name}>={batch_size} or a smaller batch"
         )
 

@@ -8,20 +8,23 @@ from typing import TYPE_CHECKING, ClassVar
 from sarathi_lab.policy.base import Policy, check_budget
 
 if TYPE_CHECKING:
-    from sarathi_lab.request import Batch, Sequence
-    from sarathi_lab.scheduler import Scheduler
+    from sarathi_lab.engine.request import Batch, SequenceState
+    from sarathi_lab.engine.scheduler import Scheduler
 
 
 @dataclass(frozen=True)
 class SplitFuse(Policy):
-    """Dynamic SplitFuse: all decodes, then prompts in their order, the last one cut at `max_ragged_batch_size` tokens.
+    """Dynamic SplitFuse: all decodes, then prompts in their order, the last one cut at
+    `max_ragged_batch_size` tokens.
 
-    Blocks are taken chunk by chunk, but a prompt goes on only if the cache could take all the rest of it; else those
-    behind it wait, too. A decode without a block waits instead of evicting. If nothing can run any more, the newest
-    running sequence is flushed and computed again with what it generated.
+    Blocks are taken chunk by chunk, but a prompt goes on only if the cache could take all the rest
+    of it; else those behind it wait, too. A decode without a block waits instead of evicting. If
+    nothing can run any more, the newest running sequence is flushed and computed again with what it
+    generated.
 
-    The default is that of DeepSpeed's `DSStateManagerConfig`, whose `max_ragged_sequence_count` is `batch` here. MII
-    counts a prompt that lacks one token as a decode; and its code of 2024 flushes every request when it is stuck.
+    The default is that of DeepSpeed's `DSStateManagerConfig`, whose `max_ragged_sequence_count` is
+    `batch` here. MII counts a prompt that lacks one token as a decode; and its code of 2024 flushes
+    every request when it is stuck.
     """
 
     name: ClassVar[str] = "splitfuse"
@@ -35,14 +38,18 @@ class SplitFuse(Policy):
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         self._schedule(batch, scheduler)
-        while not batch.chunks and scheduler.running and not any(s.in_flight for s in scheduler.running):
+        while (
+            not batch.chunks
+            and scheduler.running
+            and not any(s.in_flight for s in scheduler.running)
+        ):
             scheduler.preempt(max(scheduler.running, key=scheduler.rank))
             self._schedule(batch, scheduler)
 
     def _schedule(self, batch: Batch, scheduler: Scheduler) -> None:
         budget = self.max_ragged_batch_size
 
-        def fits(sequence: Sequence) -> bool:
+        def fits(sequence: SequenceState) -> bool:
             missing = scheduler.blocks.blocks_for(sequence.num_known) - len(sequence.block_ids)
             return missing <= scheduler.blocks.num_free
 

@@ -1,33 +1,37 @@
-"""FastDeploy (PaddlePaddle), whose documents name SARATHI (arXiv 2308.16369) as the source of its chunked prefill."""
+"""FastDeploy (PaddlePaddle), whose documents name SARATHI (arXiv 2308.16369) as the source of its
+chunked prefill.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from sarathi_lab.errors import require_int
+from sarathi_lab.config.errors import require_int
 from sarathi_lab.policy.base import Policy, check_budget
 from sarathi_lab.policy.vllm import LONG_SHARE, check_partial_prefills, check_threshold
 
 if TYPE_CHECKING:
-    from sarathi_lab.request import Batch, Sequence
-    from sarathi_lab.scheduler import Scheduler
+    from sarathi_lab.engine.request import Batch, SequenceState
+    from sarathi_lab.engine.scheduler import Scheduler
 
 
 @dataclass(frozen=True)
 class FastDeploy(Policy):
-    """FastDeploy's V1 scheduler: what the running decodes leave of `max_num_batched_tokens` is for prompts.
+    """FastDeploy's V1 scheduler: what the running decodes leave of `max_num_batched_tokens` is for
+    prompts.
 
-    Running prompts go first, then waiting ones unless somebody was preempted. At most `max_num_partial_prefills`
-    prompts are in an iteration, of them at most `max_long_partial_prefills` longer than `long_prefill_token_threshold`
-    tokens (0: 4 % of the model length); a prompt beyond that holds up those behind it. A decode takes
-    `static_decode_blocks` blocks at once when at most `prealloc_dec_block_slot_num_threshold` of its slots are left,
-    and a prompt is admitted if all of it and as many blocks are free; never more than the request needs, which
-    FastDeploy doesn't know.
+    Running prompts go first, then waiting ones unless somebody was preempted. At most
+    `max_num_partial_prefills` prompts are in an iteration, of them at most
+    `max_long_partial_prefills` longer than `long_prefill_token_threshold` tokens (0: 4 % of the
+    model length); a prompt beyond that holds up those behind it. A decode takes
+    `static_decode_blocks` blocks at once when at most `prealloc_dec_block_slot_num_threshold` of
+    its slots are left, and a prompt is admitted if all of it and as many blocks are free; never
+    more than the request needs, which FastDeploy doesn't know.
 
-    Names and defaults are those of FastDeploy 2 (there blocks of 64 tokens: cache.block_size=64). The limits on partial
-    prefills act where it hands requests to the scheduler. The room that newer versions leave for a while after a
-    preemption is not modelled.
+    Names and defaults are those of FastDeploy 2 (there blocks of 64 tokens: cache.block_size=64).
+    The limits on partial prefills act where it hands requests to the scheduler. The room that newer
+    versions leave for a while after a preemption is not modelled.
     """
 
     name: ClassVar[str] = "fastdeploy"
@@ -45,17 +49,29 @@ class FastDeploy(Policy):
         check_budget("max_num_batched_tokens", self.max_num_batched_tokens, batch_size)
         check_partial_prefills(self.max_num_partial_prefills, self.max_long_partial_prefills)
         check_threshold(self.long_prefill_token_threshold, max_model_len)
-        require_int("static_decode_blocks", self.static_decode_blocks, 0, "use 2, or 0 to take blocks one by one")
+        require_int(
+            "static_decode_blocks",
+            self.static_decode_blocks,
+            0,
+            "use 2, or 0 to take blocks one by one",
+        )
         fix = "use the free slots at which a decode takes more, such as 12"
-        require_int("prealloc_dec_block_slot_num_threshold", self.prealloc_dec_block_slot_num_threshold, 0, fix)
+        require_int(
+            "prealloc_dec_block_slot_num_threshold",
+            self.prealloc_dec_block_slot_num_threshold,
+            0,
+            fix,
+        )
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         num_preemptions = scheduler.num_preemptions
         self._extend_decodes(scheduler)
         for_prompts = self.max_num_batched_tokens - len(scheduler.idle_decodes)
 
-        def size(sequence: Sequence, left: int) -> int:
-            return left if sequence.is_decoding else min(left, for_prompts - batch.num_prefill_tokens)
+        def size(sequence: SequenceState, left: int) -> int:
+            return (
+                left if sequence.is_decoding else min(left, for_prompts - batch.num_prefill_tokens)
+            )
 
         scheduler.catch_up(batch, self.max_num_batched_tokens, size)
         if scheduler.num_preemptions == num_preemptions:
@@ -64,23 +80,37 @@ class FastDeploy(Policy):
     def _extend_decodes(self, scheduler: Scheduler) -> None:
         for sequence in scheduler.idle_decodes:
             slots = len(sequence.block_ids) * scheduler.blocks.block_size
-            if sequence.is_running and slots - sequence.num_known <= self.prealloc_dec_block_slot_num_threshold:
+            if (
+                sequence.is_running
+                and slots - sequence.num_known <= self.prealloc_dec_block_slot_num_threshold
+            ):
                 scheduler.make_room(sequence, self._with_decode_blocks(sequence, slots, scheduler))
 
     def _admit(self, batch: Batch, scheduler: Scheduler) -> None:
         threshold = self.long_prefill_token_threshold or int(LONG_SHARE * scheduler.max_model_len)
 
-        def is_long(sequence: Sequence) -> bool:
+        def is_long(sequence: SequenceState) -> bool:
             return sequence.request.prompt_len > threshold
 
-        def may_enter(sequence: Sequence) -> bool:
+        def may_enter(sequence: SequenceState) -> bool:
             num_long = sum(is_long(chunk.sequence) for chunk in batch.chunks if not chunk.is_decode)
             if is_long(sequence) and num_long >= self.max_long_partial_prefills:
                 return False
-            return scheduler.blocks.can_hold(self._with_decode_blocks(sequence, sequence.num_known, scheduler))
+            return scheduler.blocks.can_hold(
+                self._with_decode_blocks(sequence, sequence.num_known, scheduler)
+            )
 
-        scheduler.admit(batch, self.max_num_batched_tokens, self.max_num_partial_prefills, may_enter=may_enter)
+        scheduler.admit(
+            batch, self.max_num_batched_tokens, self.max_num_partial_prefills, may_enter=may_enter
+        )
 
-    def _with_decode_blocks(self, sequence: Sequence, num_tokens: int, scheduler: Scheduler) -> int:
-        """`num_tokens` and the slots of the blocks that a decode takes at once, but no more than the request needs."""
-        return min(num_tokens + self.static_decode_blocks * scheduler.blocks.block_size, sequence.request.total_len)
+    def _with_decode_blocks(
+        self, sequence: SequenceState, num_tokens: int, scheduler: Scheduler
+    ) -> int:
+        """`num_tokens` and the slots of the blocks that a decode takes at once, but no more than
+        the request needs.
+        """
+        return min(
+            num_tokens + self.static_decode_blocks * scheduler.blocks.block_size,
+            sequence.request.total_len,
+        )

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, ClassVar
 
-from sarathi_lab.errors import UserError, require_int
+from sarathi_lab.config.errors import UserError, require_int
 from sarathi_lab.policy.base import Policy, check_budget
 
 if TYPE_CHECKING:
-    from sarathi_lab.request import Batch, Sequence
-    from sarathi_lab.scheduler import Scheduler
+    from sarathi_lab.engine.request import Batch, SequenceState
+    from sarathi_lab.engine.scheduler import Scheduler
 
 _SPARE_TOKENS = 6  # what the original adds to each request's expected output, ADDED_OUTPUT_LEN
 
@@ -20,16 +20,18 @@ _SPARE_TOKENS = 6  # what the original adds to each request's expected output, A
 class LightLLM(Policy):
     """Two forwards by turns, never one: all decodes, then the prompts that have begun.
 
-    Each prompt gets at most `chunked_prefill_size` tokens of a forward (None: half of `batch_max_tokens`). Every
-    `router_max_wait_tokens`-th turn, or when nothing runs, new ones begin in order, as long as the first pieces of all
-    prompts and the decodes are at most `batch_max_tokens`, and the estimated peak of cached tokens stays below the
-    cache: with requests sorted by how long they will still live, longest first, the largest over i of (life of the
-    i-th) x i + tokens held by the first i.
+    Each prompt gets at most `chunked_prefill_size` tokens of a forward (None: half of
+    `batch_max_tokens`). Every `router_max_wait_tokens`-th turn, or when nothing runs, new ones
+    begin in order, as long as the first pieces of all prompts and the decodes are at most
+    `batch_max_tokens`, and the estimated peak of cached tokens stays below the cache: with requests
+    sorted by how long they will still live, longest first, the largest over i of (life of the i-th)
+    x i + tokens held by the first i.
 
-    Read in `req_queue/chunked_prefill/impl.py`, `core/objs/req.py` and `mode_backend/chunked_prefill/impl.py` of 2025;
-    defaults there: 6 turns, pieces of 4096 tokens, `batch_max_tokens` twice that plus 256. Deviations: its backend may
-    hold the forwards of prompts back for as many turns as well, which is left out; outputs count in full, as in its
-    busy state; nothing is estimated while nothing runs, so that a request as large as the cache starts.
+    Read in `req_queue/chunked_prefill/impl.py`, `core/objs/req.py` and
+    `mode_backend/chunked_prefill/impl.py` of 2025; defaults there: 6 turns, pieces of 4096 tokens,
+    `batch_max_tokens` twice that plus 256. Deviations: its backend may hold the forwards of prompts
+    back for as many turns as well, which is left out; outputs count in full, as in its busy state;
+    nothing is estimated while nothing runs, so that a request as large as the cache starts.
     """
 
     name: ClassVar[str] = "lightllm"
@@ -42,13 +44,22 @@ class LightLLM(Policy):
     def validate(self, batch_size: int, max_model_len: int) -> None:
         super().validate(batch_size, max_model_len)
         check_budget("batch_max_tokens", self.batch_max_tokens, max(2, batch_size))
-        require_int("router_max_wait_tokens", self.router_max_wait_tokens, 1, "use a number of turns such as 6")
+        require_int(
+            "router_max_wait_tokens",
+            self.router_max_wait_tokens,
+            1,
+            "use a number of turns such as 6",
+        )
         if self.chunked_prefill_size is None:
             return
         fix = "use null for half of batch_max_tokens"
-        if require_int("chunked_prefill_size", self.chunked_prefill_size, 1, fix) > self.batch_max_tokens:
+        if (
+            require_int("chunked_prefill_size", self.chunked_prefill_size, 1, fix)
+            > self.batch_max_tokens
+        ):
             raise UserError(
-                f"chunked_prefill_size={self.chunked_prefill_size} exceeds batch_max_tokens={self.batch_max_tokens}, "
+                f"chunked_prefill_size={self.chunked_prefill_size} exceeds "
+                f"batch_max_tokens={self.batch_max_tokens}, "
                 f"so a long prompt could never start; {fix}"
             )
 
@@ -70,7 +81,9 @@ class LightLLM(Policy):
         turn = memory.get("turn", 0)
         may_begin = turn % self.router_max_wait_tokens == 0 or not scheduler.running
         needed = sum(min(sequence.num_pending, piece) for sequence in scheduler.running)
-        scheduler.continue_prefills(batch, self.batch_max_tokens, size=lambda sequence, left: min(left, piece))
+        scheduler.continue_prefills(
+            batch, self.batch_max_tokens, size=lambda sequence, left: min(left, piece)
+        )
         loads = [self._load(sequence) for sequence in scheduler.running]
         memory["turn"] = turn + 1
         while may_begin and scheduler.waiting and not scheduler.swapped:
@@ -78,8 +91,15 @@ class LightLLM(Policy):
             num_tokens = min(sequence.num_pending, piece)
             needed += num_tokens
             loads.append(self._load(sequence))
-            fits = not scheduler.running or _peak(loads) < scheduler.blocks.num_blocks * scheduler.blocks.block_size
-            if not fits or needed > self.batch_max_tokens or not scheduler.enter(batch, sequence, num_tokens):
+            fits = (
+                not scheduler.running
+                or _peak(loads) < scheduler.blocks.num_blocks * scheduler.blocks.block_size
+            )
+            if (
+                not fits
+                or needed > self.batch_max_tokens
+                or not scheduler.enter(batch, sequence, num_tokens)
+            ):
                 return
             memory["turn"] = 1
 
@@ -87,7 +107,7 @@ class LightLLM(Policy):
     def _piece(self) -> int:
         return self.chunked_prefill_size or self.batch_max_tokens // 2
 
-    def _load(self, sequence: Sequence) -> tuple[int, int]:
+    def _load(self, sequence: SequenceState) -> tuple[int, int]:
         """How many turns a request will live, and how many tokens it holds."""
         request, num_known = sequence.request, sequence.num_known
         turns_of_prompt = -(-(num_known - sequence.num_computed) // self._piece)
@@ -96,7 +116,12 @@ class LightLLM(Policy):
 
 
 def _peak(loads: list[tuple[int, int]]) -> int:
-    """The most tokens of cache that requests will hold at a time, each growing by one a turn until its end."""
+    """The most tokens of cache that requests will hold at a time, each growing by one a turn until
+    its end.
+    """
     loads = sorted(loads, reverse=True)
     held = accumulate(tokens for _, tokens in loads)
-    return max(life * (i + 1) + tokens for i, ((life, _), tokens) in enumerate(zip(loads, held, strict=True)))
+    return max(
+        life * (i + 1) + tokens
+        for i, ((life, _), tokens) in enumerate(zip(loads, held, strict=True))
+    )

@@ -6,25 +6,27 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, ClassVar
 
-from sarathi_lab.errors import UserError, require_int
+from sarathi_lab.config.errors import UserError, require_int
 from sarathi_lab.policy.base import Policy, check_budget
 
 if TYPE_CHECKING:
-    from sarathi_lab.request import Batch
-    from sarathi_lab.scheduler import Scheduler
+    from sarathi_lab.engine.request import Batch
+    from sarathi_lab.engine.scheduler import Scheduler
 
 
 @dataclass(frozen=True)
 class LlamaCpp(Policy):
-    """Rounds of `n_batch` tokens: all decodes, then prompts in order, computed in iterations of `n_ubatch` tokens.
+    """Rounds of `n_batch` tokens: all decodes, then prompts in order, computed in iterations of
+    `n_ubatch` tokens.
 
-    A round is one `llama_decode`. Decodes ride in its first piece and have their next token only in the next round, so
-    they wait for up to `n_batch` tokens of prompts. What a round will carry is fixed when it begins. The lab's batch is
-    the number of parallel slots, and each slot has cache for the longest request, as `--parallel` shares the context.
+    A round is one `llama_decode`. Decodes ride in its first piece and have their next token only in
+    the next round, so they wait for up to `n_batch` tokens of prompts. What a round will carry is
+    fixed when it begins. The lab's batch is the number of parallel slots, and each slot has cache
+    for the longest request, as `--parallel` shares the context.
 
-    Defaults of the server of 2026 are 2048 and 512. Deviation: tokens count as emitted
-    at the end of their piece, not of their round, so first tokens look earlier than they are; the time between tokens
-    is the same.
+    Defaults of the server of 2026 are 2048 and 512. Deviation: tokens count as emitted at the end
+    of their piece, not of their round, so first tokens look earlier than they are; the time between
+    tokens is the same.
     """
 
     name: ClassVar[str] = "llama_cpp"
@@ -36,8 +38,14 @@ class LlamaCpp(Policy):
     def validate(self, batch_size: int, max_model_len: int) -> None:
         super().validate(batch_size, max_model_len)
         check_budget("n_ubatch", self.n_ubatch, batch_size)
-        if require_int("n_batch", self.n_batch, 1, "use a number of tokens such as 2048") < self.n_ubatch:
-            raise UserError(f"n_batch={self.n_batch} is below n_ubatch={self.n_ubatch}, its piece; raise n_batch")
+        if (
+            require_int("n_batch", self.n_batch, 1, "use a number of tokens such as 2048")
+            < self.n_ubatch
+        ):
+            raise UserError(
+                f"n_batch={self.n_batch} is below n_ubatch={self.n_ubatch}, its piece; raise "
+                "n_batch"
+            )
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         memory = scheduler.memory
@@ -54,10 +62,14 @@ class LlamaCpp(Policy):
         budget = min(self.n_ubatch, batch.num_tokens + memory["left"])
         scheduler.continue_prefills(batch, budget)
         scheduler.admit(batch, budget)
-        memory["left"] = memory["left"] - batch.num_prefill_tokens if batch.num_tokens == budget else 0
+        memory["left"] = (
+            memory["left"] - batch.num_prefill_tokens if batch.num_tokens == budget else 0
+        )
 
     @staticmethod
     def _prompt_tokens(scheduler: Scheduler, most: int) -> int:
         """Tokens of prompts that a round beginning now carries, `most` at most."""
         entering = scheduler.upcoming(scheduler.max_num_seqs - len(scheduler.running))
-        return min(most, sum(sequence.num_pending for sequence in chain(scheduler.idle_prefills, entering)))
+        return min(
+            most, sum(sequence.num_pending for sequence in chain(scheduler.idle_prefills, entering))
+        )

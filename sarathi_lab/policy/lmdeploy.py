@@ -6,21 +6,23 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, ClassVar
 
-from sarathi_lab.errors import require_int
+from sarathi_lab.config.errors import require_int
 from sarathi_lab.policy.base import Policy, check_budget
 
 if TYPE_CHECKING:
-    from sarathi_lab.request import Batch, Sequence
-    from sarathi_lab.scheduler import Scheduler
+    from sarathi_lab.engine.request import Batch, SequenceState
+    from sarathi_lab.engine.scheduler import Scheduler
 
 
 @dataclass(frozen=True)
 class LMDeploy(Policy):
-    """TurboMind: all decodes, then up to `max_prefill_token_num` tokens of prompts on top; the last one may be cut.
+    """TurboMind: all decodes, then up to `max_prefill_token_num` tokens of prompts on top; the last
+    one may be cut.
 
-    So an iteration has at most `max_prefill_token_num` plus the batch, which is how the engine sizes its buffers
-    (`max_forward_token_num`). A prompt's blocks are set aside whole. The system's default is 8192. Deviations: the
-    newest sequence gives way where the cache is short, while the engine also keeps the blocks of idle sessions.
+    So an iteration has at most `max_prefill_token_num` plus the batch, which is how the engine
+    sizes its buffers (`max_forward_token_num`). A prompt's blocks are set aside whole. The system's
+    default is 8192. Deviations: the newest sequence gives way where the cache is short, while the
+    engine also keeps the blocks of idle sessions.
     """
 
     name: ClassVar[str] = "lmdeploy"
@@ -31,7 +33,12 @@ class LMDeploy(Policy):
 
     def validate(self, batch_size: int, max_model_len: int) -> None:
         super().validate(batch_size, max_model_len)
-        require_int("max_prefill_token_num", self.max_prefill_token_num, 1, "use a number of tokens such as 256")
+        require_int(
+            "max_prefill_token_num",
+            self.max_prefill_token_num,
+            1,
+            "use a number of tokens such as 256",
+        )
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         scheduler.sort_running()
@@ -45,13 +52,14 @@ class LMDeploy(Policy):
 class LMDeployPytorch(Policy):
     """LMDeploy's PyTorch engine: prompts or decodes, never both.
 
-    While requests wait, decodes go on until `prefill_interval` steps have passed, or the waiting ones have
-    `max_prefill_token_num` tokens together, or less than half of the batch is running; then whole prompts run, up to
-    `max_prefill_token_num` tokens. A longer prompt is cut into pieces of that size, which run alone and by turns with
-    decode steps; its end may share an iteration with others, and one such prompt is under way at a time.
+    While requests wait, decodes go on until `prefill_interval` steps have passed, or the waiting
+    ones have `max_prefill_token_num` tokens together, or less than half of the batch is running;
+    then whole prompts run, up to `max_prefill_token_num` tokens. A longer prompt is cut into pieces
+    of that size, which run alone and by turns with decode steps; its end may share an iteration
+    with others, and one such prompt is under way at a time.
 
-    Read in `pytorch/engine/inputs_maker.py` (`do_prefill_default`) of 2026, whose interval is 16. Deviation: no
-    shorter prompt overtakes a long one that is under way or next.
+    Read in `pytorch/engine/inputs_maker.py` (`do_prefill_default`) of 2026, whose interval is 16.
+    Deviation: no shorter prompt overtakes a long one that is under way or next.
     """
 
     name: ClassVar[str] = "lmdeploy_pytorch"
@@ -63,7 +71,9 @@ class LMDeployPytorch(Policy):
     def validate(self, batch_size: int, max_model_len: int) -> None:
         super().validate(batch_size, max_model_len)
         check_budget("max_prefill_token_num", self.max_prefill_token_num, batch_size)
-        require_int("prefill_interval", self.prefill_interval, 0, "use a number of decode steps such as 16")
+        require_int(
+            "prefill_interval", self.prefill_interval, 0, "use a number of decode steps such as 16"
+        )
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         memory = scheduler.memory
@@ -90,14 +100,23 @@ class LMDeployPytorch(Policy):
             return True
         if len(scheduler.running) < scheduler.batch_size / 2:
             return True
-        return any(total >= budget for total in accumulate(sequence.num_pending for sequence in scheduler.waiting))
+        return any(
+            total >= budget
+            for total in accumulate(sequence.num_pending for sequence in scheduler.waiting)
+        )
 
     def _add_prompts(self, batch: Batch, scheduler: Scheduler) -> None:
         scheduler.continue_prefills(batch, self.max_prefill_token_num, max_prefills=1)
         if not scheduler.swapped:
-            scheduler.admit(batch, self.max_prefill_token_num, size=lambda *given: self._size(batch, *given))
+            scheduler.admit(
+                batch, self.max_prefill_token_num, size=lambda *given: self._size(batch, *given)
+            )
 
-    def _size(self, batch: Batch, sequence: Sequence, num_tokens: int) -> int:
+    def _size(self, batch: Batch, sequence: SequenceState, num_tokens: int) -> int:
         """All of a prompt, or the first piece of one that is too long for any batch, alone."""
         is_long = sequence.num_pending > self.max_prefill_token_num
-        return num_tokens if num_tokens == sequence.num_pending or (is_long and not batch.chunks) else 0
+        return (
+            num_tokens
+            if num_tokens == sequence.num_pending or (is_long and not batch.chunks)
+            else 0
+        )

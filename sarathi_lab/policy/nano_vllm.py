@@ -8,16 +8,18 @@ from typing import TYPE_CHECKING, ClassVar
 from sarathi_lab.policy.base import Policy, check_budget
 
 if TYPE_CHECKING:
-    from sarathi_lab.request import Batch, Sequence
-    from sarathi_lab.scheduler import Scheduler
+    from sarathi_lab.engine.request import Batch, SequenceState
+    from sarathi_lab.engine.scheduler import Scheduler
 
 
 @dataclass(frozen=True)
 class NanoVllm(Policy):
-    """Prompts first, within `max_num_batched_tokens`, of which only the first may be cut; decodes if there are none.
+    """Prompts first, within `max_num_batched_tokens`, of which only the first may be cut; decodes
+    if there are none.
 
-    The default is that of nano-vLLM's `Config` in 2026. Its `max_num_seqs` limits a batch, `batch` here also what runs.
-    It has no swapping; what is swapped out comes back beside the decodes, and before anyone is admitted.
+    The default is that of nano-vLLM's `Config` in 2026. Its `max_num_seqs` limits a batch, `batch`
+    here also what runs. It has no swapping; what is swapped out comes back beside the decodes, and
+    before anyone is admitted.
     """
 
     name: ClassVar[str] = "nano_vllm"
@@ -30,7 +32,7 @@ class NanoVllm(Policy):
         check_budget("max_num_batched_tokens", self.max_num_batched_tokens, batch_size)
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
-        def size(sequence: Sequence, left: int) -> int:
+        def size(sequence: SequenceState, left: int) -> int:
             return left if not batch.chunks or left == sequence.num_pending else 0
 
         scheduler.continue_prefills(batch, self.max_num_batched_tokens, size=size)

@@ -5,24 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
-from sarathi_lab.errors import UserError, require_bool
+from sarathi_lab.config.errors import UserError, require_bool
 from sarathi_lab.policy.base import Policy, Reserve, check_budget
 
 if TYPE_CHECKING:
-    from sarathi_lab.request import Batch
-    from sarathi_lab.scheduler import Scheduler
+    from sarathi_lab.engine.request import Batch
+    from sarathi_lab.engine.scheduler import Scheduler
 
 
 @dataclass(frozen=True)
 class OpenVINO(Policy):
-    """With `dynamic_split_fuse`, decodes and then prompts in order, within `max_num_batched_tokens`.
+    """With `dynamic_split_fuse`, decodes and then prompts in order, within
+    `max_num_batched_tokens`.
 
-    A prompt takes no more tokens than the free cache has slots for, so prompts evict nobody. Without
-    `dynamic_split_fuse`, whole prompts go before decodes, never in one batch, and none may exceed the budget.
+    A prompt takes no more tokens than the free cache has slots for, so prompts evict nobody.
+    Without `dynamic_split_fuse`, whole prompts go before decodes, never in one batch, and none may
+    exceed the budget.
 
-    Read in `continuous_batching/scheduler.hpp` of 2026; 256 tokens is the system's default. Deviations: a sequence that
-    gives way loses all of its cache, not only as many blocks as are needed; where only prompts are running and none
-    has a slot, the newest gives way, while the original drops the requests.
+    Read in `continuous_batching/scheduler.hpp` of 2026; 256 tokens is the system's default.
+    Deviations: a sequence that gives way loses all of its cache, not only as many blocks as are
+    needed; where only prompts are running and none has a slot, the newest gives way, while the
+    original drops the requests.
     """
 
     name: ClassVar[str] = "openvino"
@@ -41,8 +44,10 @@ class OpenVINO(Policy):
         require_bool("dynamic_split_fuse", self.dynamic_split_fuse)
         if not self.dynamic_split_fuse and self.max_num_batched_tokens < max_model_len:
             raise UserError(
-                f"max_num_batched_tokens={self.max_num_batched_tokens} is below max_model_len={max_model_len}: without "
-                "dynamic_split_fuse a longer prompt is an error; raise it, or use dynamic_split_fuse=true"
+                f"max_num_batched_tokens={self.max_num_batched_tokens} is below "
+                f"max_model_len={max_model_len}: without "
+                "dynamic_split_fuse a longer prompt is an error; raise it, or use "
+                "dynamic_split_fuse=true"
             )
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
@@ -56,7 +61,11 @@ class OpenVINO(Policy):
             return
         blocks = scheduler.blocks
         scheduler.add_decodes(batch)
-        scheduler.continue_prefills(batch, budget, size=lambda sequence, left: min(left, blocks.num_slots(sequence)))
-        scheduler.admit(batch, budget, size=lambda sequence, left: min(left, blocks.num_slots(sequence)))
+        scheduler.continue_prefills(
+            batch, budget, size=lambda sequence, left: min(left, blocks.num_slots(sequence))
+        )
+        scheduler.admit(
+            batch, budget, size=lambda sequence, left: min(left, blocks.num_slots(sequence))
+        )
         if not batch.chunks:
             scheduler.continue_prefills(batch, budget)

@@ -1,21 +1,25 @@
-"""The policies that SARATHI compares (arXiv 2308.16369): its own, request-level batching, and Orca."""
+"""The policies that SARATHI compares (arXiv 2308.16369): its own, request-level batching, and
+Orca.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from sarathi_lab.errors import UserError, require_int
+from sarathi_lab.config.errors import UserError, require_int
 from sarathi_lab.policy.base import Policy, Reserve, check_budget, check_max_prefills
 
 if TYPE_CHECKING:
-    from sarathi_lab.request import Batch
-    from sarathi_lab.scheduler import Scheduler
+    from sarathi_lab.engine.request import Batch
+    from sarathi_lab.engine.scheduler import Scheduler
 
 
 @dataclass(frozen=True)
 class RequestLevel(Policy):
-    """Request-level batching (FasterTransformer), the paper's baseline: prefill a batch, decode it to its end."""
+    """Request-level batching (FasterTransformer), the paper's baseline: prefill a batch, decode it
+    to its end.
+    """
 
     name: ClassVar[str] = "request_level"
     reserve: Reserve = "max_model_len"
@@ -31,8 +35,8 @@ class RequestLevel(Policy):
 class Orca(Policy):
     """Iteration-level batching (Orca, OSDI '22): whole prompts join the ongoing decodes.
 
-    `max_prefills=1` is the paper's "Orca best", one new prompt an iteration. None admits all that fit; if all
-    requests then start together they end together, the paper's "Orca worst".
+    `max_prefills=1` is the paper's "Orca best", one new prompt an iteration. None admits all that
+    fit; if all requests then start together they end together, the paper's "Orca worst".
     """
 
     name: ClassVar[str] = "orca"
@@ -54,12 +58,14 @@ class Orca(Policy):
 
 @dataclass(frozen=True)
 class Sarathi(Policy):
-    """Decode-maximal batching (SARATHI, section 4.2): all decodes plus one chunk of one prompt, `chunk` tokens in all.
+    """Decode-maximal batching (SARATHI, section 4.2): all decodes plus one chunk of one prompt,
+    `chunk` tokens in all.
 
-    The chunk is `chunk` minus the decodes, so a full batch is a multiple of the matrix tile. Chunking stops when fewer
-    than `min_decodes` decodes are there to piggyback: they wait, and as many prompts as are missing run whole, alone.
-    So 0 always cuts, 1 stops when no decode is left, and batch - 1 lets decodes ride in full batches only, which is
-    how the paper counts them: its figures need it past the optimal P:D. `max_prefills` is for batches with a cut.
+    The chunk is `chunk` minus the decodes, so a full batch is a multiple of the matrix tile.
+    Chunking stops when fewer than `min_decodes` decodes are there to piggyback: they wait, and as
+    many prompts as are missing run whole, alone. So 0 always cuts, 1 stops when no decode is left,
+    and batch - 1 lets decodes ride in full batches only, which is how the paper counts them: its
+    figures need it past the optimal P:D. `max_prefills` is for batches with a cut.
     """
 
     name: ClassVar[str] = "sarathi"
@@ -81,10 +87,16 @@ class Sarathi(Policy):
         super().validate(batch_size, max_model_len)
         check_max_prefills(self.max_prefills)
         check_budget("chunk", self.chunk, batch_size)
-        require_int("min_decodes", self.min_decodes, 0, "use 1 to cut while decodes ride along, 0 to always cut")
+        require_int(
+            "min_decodes",
+            self.min_decodes,
+            0,
+            "use 1 to cut while decodes ride along, 0 to always cut",
+        )
         if self.min_decodes > max(1, batch_size - 1):
             raise UserError(
-                f"min_decodes={self.min_decodes} exceeds the {batch_size - 1} decodes that fit beside a prompt in a "
+                f"min_decodes={self.min_decodes} exceeds the {batch_size - 1} decodes that fit "
+                "beside a prompt in a "
                 f"batch of {batch_size}, so none would ever be cut; lower it, or use policy=orca"
             )
 

@@ -1,4 +1,6 @@
-"""Tables of what an iteration takes by its tokens, decodes and context, as Ascend's dynamic batch reads them."""
+"""Tables of what an iteration takes by its tokens, decodes and context, as Ascend's dynamic batch
+reads them.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +13,18 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from sarathi_lab.compositions import make_batch
-from sarathi_lab.errors import UserError
-from sarathi_lab.request import Batch
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.engine.compositions import make_batch
+from sarathi_lab.engine.request import Batch
 
 COLUMNS = ("chunk_size", "p_len", "d_num", "ctx_len", "cost")
 SMALLEST_CONTEXT = 128  # tokens
 
 
 class Row(NamedTuple):
-    """An iteration of `chunk_size` tokens, `d_num` of them decodes at `ctx_len` tokens each; `cost` in milliseconds."""
+    """An iteration of `chunk_size` tokens, `d_num` of them decodes at `ctx_len` tokens each; `cost`
+    in milliseconds.
+    """
 
     chunk_size: int
     d_num: int
@@ -35,9 +39,11 @@ class ProfileTable:
     rows: tuple[Row, ...]
 
     def budget(self, context: float, num_decodes: int, slo: float) -> int | None:
-        """The most tokens of an iteration within `slo` milliseconds, beside `num_decodes` decodes of `context` tokens.
+        """The most tokens of an iteration within `slo` milliseconds, beside `num_decodes` decodes
+        of `context` tokens.
 
-        Both are rounded up to what the table has, of the rows within `slo`; None if it has nothing there.
+        Both are rounded up to what the table has, of the rows within `slo`; None if it has nothing
+        there.
         """
         chunk_sizes, contexts, counts = _within(self, slo)
         at, by = bisect_left(contexts, context), bisect_left(counts, num_decodes)
@@ -46,7 +52,9 @@ class ProfileTable:
         return chunk_sizes.get((contexts[at], counts[by]))
 
     def frame(self) -> pd.DataFrame:
-        """The table with the columns of vLLM-Ascend's file; p_len is the prompt's tokens, cost in milliseconds."""
+        """The table with the columns of vLLM-Ascend's file; p_len is the prompt's tokens, cost in
+        milliseconds.
+        """
         table = pd.DataFrame(self.rows, columns=list(Row._fields))
         return table.assign(p_len=table.chunk_size - table.d_num)[list(COLUMNS)]
 
@@ -54,14 +62,20 @@ class ProfileTable:
         return f"ProfileTable({len(self.rows)} rows)"
 
 
-def make_profile_table(iteration_time: Callable[[Batch], float], batch_size: int, max_model_len: int) -> ProfileTable:
-    """The table that `iteration_time` (seconds of a batch) predicts, up to `batch_size` decodes of `max_model_len`.
+def make_profile_table(
+    iteration_time: Callable[[Batch], float], batch_size: int, max_model_len: int
+) -> ProfileTable:
+    """The table that `iteration_time` (seconds of a batch) predicts, up to `batch_size` decodes of
+    `max_model_len`.
 
-    An iteration is decodes and the first tokens of one prompt. Chunk sizes are 2^k and 3 * 2^k tokens from 16, up to
-    two of the longest sequences; numbers of decodes and contexts are powers of two.
+    An iteration is decodes and the first tokens of one prompt. Chunk sizes are 2^k and 3 * 2^k
+    tokens from 16, up to two of the longest sequences; numbers of decodes and contexts are powers
+    of two.
     """
     largest = max(2048, 2 * max_model_len)
-    chunk_sizes = sorted(size for k in range(largest.bit_length()) for size in (16 << k, 24 << k) if size <= largest)
+    chunk_sizes = sorted(
+        size for k in range(largest.bit_length()) for size in (16 << k, 24 << k) if size <= largest
+    )
     shapes = [
         (chunk_size, d_num, ctx_len)
         for ctx_len in _doublings(SMALLEST_CONTEXT, max_model_len)
@@ -69,19 +83,27 @@ def make_profile_table(iteration_time: Callable[[Batch], float], batch_size: int
         for chunk_size in chunk_sizes
         if chunk_size > d_num
     ]
-    return ProfileTable(tuple(Row(*shape, 1e3 * iteration_time(_batch(*shape))) for shape in shapes))
+    return ProfileTable(
+        tuple(Row(*shape, 1e3 * iteration_time(_batch(*shape))) for shape in shapes)
+    )
 
 
 @lru_cache(maxsize=8)
 def read_profile_table(path: str) -> ProfileTable:
-    """The table in the CSV file `path`. Raises UserError for one that is not there, or is no such table."""
+    """The table in the CSV file `path`. Raises UserError for one that is not there, or is no such
+    table.
+    """
     needed = list(Row._fields)
     try:
         table = pd.read_csv(Path(path))
-        rows = tuple(Row(int(c), int(d), int(x), float(ms)) for c, d, x, ms in table[needed].itertuples(index=False))
+        rows = tuple(
+            Row(int(c), int(d), int(x), float(ms))
+            for c, d, x, ms in table[needed].itertuples(index=False)
+        )
     except (OSError, ValueError, KeyError) as error:
         raise UserError(
-            f"profile_table={path} can't be read ({error}); use a CSV file with the columns {', '.join(needed)}, such "
+            f"profile_table={path} can't be read ({error}); use a CSV file with the columns "
+            f"{', '.join(needed)}, such "
             "as task=profile_table writes"
         ) from None
     if not rows:
@@ -90,8 +112,12 @@ def read_profile_table(path: str) -> ProfileTable:
 
 
 @lru_cache(maxsize=64)
-def _within(table: ProfileTable, slo: float) -> tuple[dict[tuple[int, int], int], list[int], list[int]]:
-    """The largest chunk within `slo` by context and decodes; and the contexts and decodes that have one, ascending."""
+def _within(
+    table: ProfileTable, slo: float
+) -> tuple[dict[tuple[int, int], int], list[int], list[int]]:
+    """The largest chunk within `slo` by context and decodes; and the contexts and decodes that have
+    one, ascending.
+    """
     chunk_sizes: dict[tuple[int, int], int] = {}
     for row in table.rows:
         if row.cost <= slo:

@@ -1,4 +1,6 @@
-"""Sarathi-Serve (OSDI '24, arXiv 2403.02310), SARATHI's successor, its dynamic chunks and its ablation."""
+"""Sarathi-Serve (OSDI '24, arXiv 2403.02310), SARATHI's successor, its dynamic chunks and its
+ablation.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +9,21 @@ from functools import cached_property
 from math import ceil
 from typing import TYPE_CHECKING, ClassVar
 
-from sarathi_lab.errors import UserError, require_int
+from sarathi_lab.config.errors import UserError, require_int
 from sarathi_lab.policy.base import Policy, Reserve, check_budget
 
 if TYPE_CHECKING:
-    from sarathi_lab.request import Batch, Sequence
-    from sarathi_lab.scheduler import Scheduler
+    from sarathi_lab.engine.request import Batch, SequenceState
+    from sarathi_lab.engine.scheduler import Scheduler
 
 CHUNK_MULTIPLE = 32  # tokens that the chunks of a schedule are a multiple of
 
 
 @dataclass(frozen=True)
 class SarathiServe(Policy):
-    """Stall-free batching: decodes first, then running prompts, then new ones, within `chunk` tokens."""
+    """Stall-free batching: decodes first, then running prompts, then new ones, within `chunk`
+    tokens.
+    """
 
     name: ClassVar[str] = "sarathi_serve"
     budget_field: ClassVar[str] = "chunk"
@@ -40,14 +44,15 @@ class SarathiServe(Policy):
 
 @dataclass(frozen=True)
 class SarathiServeDynamic(Policy):
-    """Sarathi-Serve with `enable_dynamic_chunking_schedule`: a prompt's chunks shrink as it proceeds.
+    """Sarathi-Serve with `enable_dynamic_chunking_schedule`: a prompt's chunks shrink as it
+    proceeds.
 
     A prompt begins with `high_chunk_size` tokens of an iteration and ends with `low_chunk_size`, in
-    `chunk_schedule_stages` equal steps over its first `chunk_schedule_max_tokens` tokens: late chunks see a long
-    context and so take longer. Each size is rounded to a multiple of 32.
+    `chunk_schedule_stages` equal steps over its first `chunk_schedule_max_tokens` tokens: late
+    chunks see a long context and so take longer. Each size is rounded to a multiple of 32.
 
-    Names are those of `SarathiSchedulerConfig`, which has no defaults for them. A prompt longer than
-    `chunk_schedule_max_tokens` fails an assertion there; here it stays in the last stage.
+    Names are those of `SarathiSchedulerConfig`, which has no defaults for them. A prompt longer
+    than `chunk_schedule_max_tokens` fails an assertion there; here it stays in the last stage.
     """
 
     name: ClassVar[str] = "sarathi_serve_dynamic"
@@ -64,7 +69,9 @@ class SarathiServeDynamic(Policy):
         """Tokens of an iteration up to a prompt of each stage, the first stage's first."""
         low, stages = self.low_chunk_size, self.chunk_schedule_stages
         step = (self.high_chunk_size - low) / max(1, stages - 1)
-        sizes = [round(int(low + step * i) / CHUNK_MULTIPLE) * CHUNK_MULTIPLE for i in range(stages)]
+        sizes = [
+            round(int(low + step * i) / CHUNK_MULTIPLE) * CHUNK_MULTIPLE for i in range(stages)
+        ]
         return sizes[::-1]
 
     def validate(self, batch_size: int, max_model_len: int) -> None:
@@ -73,19 +80,32 @@ class SarathiServeDynamic(Policy):
         check_budget("high_chunk_size", self.high_chunk_size, batch_size)
         for name in ("low_chunk_size", "high_chunk_size"):
             if getattr(self, name) % CHUNK_MULTIPLE:
-                raise UserError(f"{name}={getattr(self, name)} is not a multiple of {CHUNK_MULTIPLE}; use one")
+                raise UserError(
+                    f"{name}={getattr(self, name)} is not a multiple of {CHUNK_MULTIPLE}; use one"
+                )
         if self.low_chunk_size > self.high_chunk_size:
             raise UserError(
-                f"low_chunk_size={self.low_chunk_size} exceeds high_chunk_size={self.high_chunk_size}; lower it"
+                f"low_chunk_size={self.low_chunk_size} exceeds "
+                f"high_chunk_size={self.high_chunk_size}; lower it"
             )
-        require_int("chunk_schedule_stages", self.chunk_schedule_stages, 2, "use policy=sarathi_serve for one stage")
+        require_int(
+            "chunk_schedule_stages",
+            self.chunk_schedule_stages,
+            2,
+            "use policy=sarathi_serve for one stage",
+        )
         fix = "use the length of a long prompt"
-        require_int("chunk_schedule_max_tokens", self.chunk_schedule_max_tokens, self.chunk_schedule_stages, fix)
+        require_int(
+            "chunk_schedule_max_tokens",
+            self.chunk_schedule_max_tokens,
+            self.chunk_schedule_stages,
+            fix,
+        )
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         tokens_per_stage = ceil(self.chunk_schedule_max_tokens / self.chunk_schedule_stages)
 
-        def size(sequence: Sequence, left: int) -> int:
+        def size(sequence: SequenceState, left: int) -> int:
             stage = min(sequence.num_computed // tokens_per_stage, self.chunk_schedule_stages - 1)
             return min(left, self.chunk_sizes[stage] - batch.num_tokens)
 
@@ -97,13 +117,15 @@ class SarathiServeDynamic(Policy):
 
 @dataclass(frozen=True)
 class ChunkedOnly(Policy):
-    """Sarathi-Serve's ablation `simple_chunking`: prompts in chunks, which take turns with decodes and never mix.
+    """Sarathi-Serve's ablation `simple_chunking`: prompts in chunks, which take turns with decodes
+    and never mix.
 
-    A turn of prompts catches up running ones within `chunk_size` tokens, and admits only if none of them is left. Its
-    other half, whole prompts mixed with decodes, is policy=hybrid_only.
+    A turn of prompts catches up running ones within `chunk_size` tokens, and admits only if none of
+    them is left. Its other half, whole prompts mixed with decodes, is policy=hybrid_only.
 
-    The default is that of `SimpleChunkingSchedulerConfig`. A turn that has nothing to do is skipped, where there an
-    empty iteration passes. What was swapped out comes back in a turn of prompts, instead of an admission.
+    The default is that of `SimpleChunkingSchedulerConfig`. A turn that has nothing to do is
+    skipped, where there an empty iteration passes. What was swapped out comes back in a turn of
+    prompts, instead of an admission.
     """
 
     name: ClassVar[str] = "chunked_only"

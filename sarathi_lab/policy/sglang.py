@@ -5,33 +5,37 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from sarathi_lab.errors import UserError, require_bool, require_int, require_number
+from sarathi_lab.config.errors import UserError, require_bool, require_int, require_number
 from sarathi_lab.policy.base import Policy, check_budget
 
 if TYPE_CHECKING:
-    from sarathi_lab.request import Batch, Sequence
-    from sarathi_lab.scheduler import Scheduler
+    from sarathi_lab.engine.request import Batch, SequenceState
+    from sarathi_lab.engine.scheduler import Scheduler
 
 
 @dataclass(frozen=True)
 class SGLang(Policy):
-    """Prompts first, in chunks and without decodes; `enable_mixed_chunk` lets the decodes ride along.
+    """Prompts first, in chunks and without decodes; `enable_mixed_chunk` lets the decodes ride
+    along.
 
-    A batch of prompts is the one that was cut before, then waiting ones until `chunked_prefill_size` tokens (their
-    numbers rounded up to `page_size`, less the decodes in a mixed batch) or `max_prefill_tokens` are spent. The prompt
-    that crosses the line is cut to whole pages, and no other is begun before it is done.
+    A batch of prompts is the one that was cut before, then waiting ones until
+    `chunked_prefill_size` tokens (their numbers rounded up to `page_size`, less the decodes in a
+    mixed batch) or `max_prefill_tokens` are spent. The prompt that crosses the line is cut to whole
+    pages, and no other is begun before it is done.
 
-    Admission estimates memory: a prompt enters if it, its whole output and a page fit beside what running requests
-    will still take, which is the new-token ratio times their output left (at most `clip_max_new_tokens` each). The
-    ratio starts at `init_new_token_ratio` x `schedule_conservativeness` (1 at most) and falls to
-    `min_new_token_ratio_factor` of that in `new_token_ratio_decay_steps` decode iterations. When decodes do not fit,
-    those with the least output are retracted until `retract_decode_steps` more tokens of each fit, and the ratio is
+    Admission estimates memory: a prompt enters if it, its whole output and a page fit beside what
+    running requests will still take, which is the new-token ratio times their output left (at most
+    `clip_max_new_tokens` each). The ratio starts at `init_new_token_ratio` x
+    `schedule_conservativeness` (1 at most) and falls to `min_new_token_ratio_factor` of that in
+    `new_token_ratio_decay_steps` decode iterations. When decodes do not fit, those with the least
+    output are retracted until `retract_decode_steps` more tokens of each fit, and the ratio is
     estimated anew from those left.
 
-    Read in SGLang's `schedule_policy.py`, `schedule_batch.py` and `environ.py` of mid-2026, as are the defaults; that
-    of `chunked_prefill_size` goes by GPU memory there (2048 to 16384). Deviations: retracted requests come back first,
-    not last; nothing is estimated while nothing runs, so that a request as large as the cache starts; admission is
-    tried in every iteration, without the flag that says a batch was full.
+    Read in SGLang's `schedule_policy.py`, `schedule_batch.py` and `environ.py` of mid-2026, as are
+    the defaults; that of `chunked_prefill_size` goes by GPU memory there (2048 to 16384).
+    Deviations: retracted requests come back first, not last; nothing is estimated while nothing
+    runs, so that a request as large as the cache starts; admission is tried in every iteration,
+    without the flag that says a batch was full.
     """
 
     name: ClassVar[str] = "sglang"
@@ -52,26 +56,51 @@ class SGLang(Policy):
         super().validate(batch_size, max_model_len)
         check_budget("chunked_prefill_size", self.chunked_prefill_size, batch_size)
         require_bool("enable_mixed_chunk", self.enable_mixed_chunk)
-        require_int("max_prefill_tokens", self.max_prefill_tokens, 1, "use a number of tokens such as 16384")
+        require_int(
+            "max_prefill_tokens", self.max_prefill_tokens, 1, "use a number of tokens such as 16384"
+        )
         require_int("page_size", self.page_size, 1, "use a number of tokens such as 1 or 16")
         if self.chunked_prefill_size % self.page_size:
             raise UserError(
-                f"chunked_prefill_size={self.chunked_prefill_size} is not a multiple of page_size={self.page_size}; "
+                f"chunked_prefill_size={self.chunked_prefill_size} is not a multiple of "
+                f"page_size={self.page_size}; "
                 "prompts are cut to whole pages, so change one of them"
             )
-        require_int("new_token_ratio_decay_steps", self.new_token_ratio_decay_steps, 1, "use a number such as 600")
-        require_int("retract_decode_steps", self.retract_decode_steps, 0, "use a number of tokens such as 20")
-        require_int("clip_max_new_tokens", self.clip_max_new_tokens, 1, "use a number of tokens such as 4096")
+        require_int(
+            "new_token_ratio_decay_steps",
+            self.new_token_ratio_decay_steps,
+            1,
+            "use a number such as 600",
+        )
+        require_int(
+            "retract_decode_steps",
+            self.retract_decode_steps,
+            0,
+            "use a number of tokens such as 20",
+        )
+        require_int(
+            "clip_max_new_tokens",
+            self.clip_max_new_tokens,
+            1,
+            "use a number of tokens such as 4096",
+        )
         fix = "use a number such as 1.0; more admits fewer at a time"
-        require_number("schedule_conservativeness", self.schedule_conservativeness, minimum=0, fix=fix)
+        require_number(
+            "schedule_conservativeness", self.schedule_conservativeness, minimum=0, fix=fix
+        )
         for name in ("init_new_token_ratio", "min_new_token_ratio_factor"):
-            if require_number(name, getattr(self, name), minimum=0, fix="use a share from 0 to 1") > 1:
+            if (
+                require_number(name, getattr(self, name), minimum=0, fix="use a share from 0 to 1")
+                > 1
+            ):
                 raise UserError(f"{name}={getattr(self, name)} is above 1; use a share from 0 to 1")
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         if not scheduler.running:
             scheduler.memory["new_token_ratio"] = self._initial_ratio
-        riding = min(len(scheduler.idle_decodes), scheduler.batch_size) if self.enable_mixed_chunk else 0
+        riding = (
+            min(len(scheduler.idle_decodes), scheduler.batch_size) if self.enable_mixed_chunk else 0
+        )
         scheduler.continue_prefills(batch, self.chunked_prefill_size - riding)
         if not scheduler.swapped:
             self._admit(batch, scheduler, self.chunked_prefill_size - riding)
@@ -97,31 +126,50 @@ class SGLang(Policy):
             if not num_tokens or not scheduler.enter(batch, sequence, num_tokens):
                 return
             used += self._in_pages(num_tokens)
-            promised += self.page_size + (self._output_left(sequence) if num_tokens == pending else 0)
+            promised += self.page_size + (
+                self._output_left(sequence) if num_tokens == pending else 0
+            )
 
     def _promised(self, batch: Batch, scheduler: Scheduler) -> float:
-        """Tokens of cache that running requests are expected to take yet, those of `batch` included."""
-        decodes = sum(self._output_left(sequence) for sequence in scheduler.running if sequence.is_decoding)
-        begun = [self._output_left(chunk.sequence) if chunk.emits_token else 0 for chunk in batch.chunks]
-        return decodes * scheduler.memory["new_token_ratio"] + sum(begun) + self.page_size * len(begun)
+        """Tokens of cache that running requests are expected to take yet, those of `batch`
+        included.
+        """
+        decodes = sum(
+            self._output_left(sequence) for sequence in scheduler.running if sequence.is_decoding
+        )
+        begun = [
+            self._output_left(chunk.sequence) if chunk.emits_token else 0 for chunk in batch.chunks
+        ]
+        return (
+            decodes * scheduler.memory["new_token_ratio"] + sum(begun) + self.page_size * len(begun)
+        )
 
     def _retract(self, scheduler: Scheduler) -> None:
-        """Let the ratio decay while all decodes fit, else take out the least advanced and estimate it anew."""
+        """Let the ratio decay while all decodes fit, else take out the least advanced and estimate
+        it anew.
+        """
         decodes = scheduler.idle_decodes
         if not decodes:
             return
         blocks, memory = scheduler.blocks, scheduler.memory
-        if sum(blocks.num_missing(sequence, sequence.num_known) for sequence in decodes) <= blocks.num_free:
+        if (
+            sum(blocks.num_missing(sequence, sequence.num_known) for sequence in decodes)
+            <= blocks.num_free
+        ):
             lowest = self._initial_ratio * self.min_new_token_ratio_factor
             step = (self._initial_ratio - lowest) / self.new_token_ratio_decay_steps
             memory["new_token_ratio"] = max(lowest, memory["new_token_ratio"] - step)
             return
-        decodes.sort(key=lambda sequence: (-len(sequence.output_token_ids), sequence.request.prompt_len))
+        decodes.sort(
+            key=lambda sequence: (-len(sequence.output_token_ids), sequence.request.prompt_len)
+        )
         while len(decodes) > 1:
             scheduler.preempt(decodes.pop())
             if blocks.num_free * blocks.block_size >= len(decodes) * self.retract_decode_steps:
                 break
-        decoded = sum(len(sequence.output_token_ids) + self.retract_decode_steps for sequence in decodes)
+        decoded = sum(
+            len(sequence.output_token_ids) + self.retract_decode_steps for sequence in decodes
+        )
         wanted = sum(sequence.request.output_len for sequence in decodes)
         memory["new_token_ratio"] = min(1.0, decoded / wanted)
 
@@ -132,5 +180,7 @@ class SGLang(Policy):
     def _in_pages(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_size) * self.page_size
 
-    def _output_left(self, sequence: Sequence) -> int:
-        return min(self.clip_max_new_tokens, sequence.request.output_len - len(sequence.output_token_ids))
+    def _output_left(self, sequence: SequenceState) -> int:
+        return min(
+            self.clip_max_new_tokens, sequence.request.output_len - len(sequence.output_token_ids)
+        )

@@ -7,27 +7,30 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from sarathi_lab.errors import UserError, require_bool, require_int, require_number
+from sarathi_lab.config.errors import UserError, require_bool, require_int, require_number
 from sarathi_lab.policy.base import Policy, check_budget
 
 if TYPE_CHECKING:
-    from sarathi_lab.request import Batch, Sequence
-    from sarathi_lab.scheduler import Scheduler
+    from sarathi_lab.engine.request import Batch, SequenceState
+    from sarathi_lab.engine.scheduler import Scheduler
 
 
 @dataclass(frozen=True)
 class TGI(Policy):
-    """With `chunking`, decodes and prompts share `max_batch_prefill_tokens`, the last prompt taking exactly the rest.
+    """With `chunking`, decodes and prompts share `max_batch_prefill_tokens`, the last prompt taking
+    exactly the rest.
 
-    Without, prompts run whole and alone, and a step of all decodes follows each such batch. While decodes run, new
-    prompts pause them only if at least `waiting_served_ratio` times as many fit as are running, or after
-    `max_waiting_tokens` decode steps. Either way a request sets the cache for its whole output aside, and the running
-    ones may have `max_batch_total_tokens` of prompt and output (None: as the cache has room for).
+    Without, prompts run whole and alone, and a step of all decodes follows each such batch. While
+    decodes run, new prompts pause them only if at least `waiting_served_ratio` times as many fit as
+    are running, or after `max_waiting_tokens` decode steps. Either way a request sets the cache for
+    its whole output aside, and the running ones may have `max_batch_total_tokens` of prompt and
+    output (None: as the cache has room for).
 
-    Read in `backends/v3/src/backend.rs` and `queue.rs` (`next_batch`), defaults in the launcher's reference: ratio 0.3
-    (1.2 in older versions), 20 tokens; `max_batch_prefill_tokens` is the longest input plus 50 there. Deviations: the
-    budget is not rounded up to whole blocks; it covers the decodes of a chunked batch, as in the source, but a prompt
-    under way takes what it needs of it before a new one.
+    Read in `backends/v3/src/backend.rs` and `queue.rs` (`next_batch`), defaults in the launcher's
+    reference: ratio 0.3 (1.2 in older versions), 20 tokens; `max_batch_prefill_tokens` is the
+    longest input plus 50 there. Deviations: the budget is not rounded up to whole blocks; it covers
+    the decodes of a chunked batch, as in the source, but a prompt under way takes what it needs of
+    it before a new one.
     """
 
     name: ClassVar[str] = "tgi"
@@ -45,17 +48,32 @@ class TGI(Policy):
         require_bool("chunking", self.chunking)
         if not self.chunking and self.max_batch_prefill_tokens < max_model_len:
             raise UserError(
-                f"max_batch_prefill_tokens={self.max_batch_prefill_tokens} is below max_model_len={max_model_len}: "
+                f"max_batch_prefill_tokens={self.max_batch_prefill_tokens} is below "
+                f"max_model_len={max_model_len}: "
                 "without chunking a prompt may not fit; raise it, or use chunking=true"
             )
-        require_number("waiting_served_ratio", self.waiting_served_ratio, minimum=0, fix="use a number such as 0.3")
-        require_int("max_waiting_tokens", self.max_waiting_tokens, 0, "use a number of decode steps such as 20")
+        require_number(
+            "waiting_served_ratio",
+            self.waiting_served_ratio,
+            minimum=0,
+            fix="use a number such as 0.3",
+        )
+        require_int(
+            "max_waiting_tokens",
+            self.max_waiting_tokens,
+            0,
+            "use a number of decode steps such as 20",
+        )
         if self.max_batch_total_tokens is None:
             return
         fix = "use null for what the cache holds"
-        if require_int("max_batch_total_tokens", self.max_batch_total_tokens, 1, fix) < max_model_len:
+        if (
+            require_int("max_batch_total_tokens", self.max_batch_total_tokens, 1, fix)
+            < max_model_len
+        ):
             raise UserError(
-                f"max_batch_total_tokens={self.max_batch_total_tokens} is below max_model_len={max_model_len}: a "
+                f"max_batch_total_tokens={self.max_batch_total_tokens} is below "
+                f"max_model_len={max_model_len}: a "
                 "request may never start; raise it, or use null for what the cache holds"
             )
 
@@ -63,7 +81,9 @@ class TGI(Policy):
         if self.chunking:
             scheduler.add_decodes(batch)
             scheduler.continue_prefills(batch, self.max_batch_prefill_tokens)
-            scheduler.admit(batch, self.max_batch_prefill_tokens, may_enter=self._within_total(scheduler))
+            scheduler.admit(
+                batch, self.max_batch_prefill_tokens, may_enter=self._within_total(scheduler)
+            )
             return
         memory, pauses = scheduler.memory, bool(scheduler.running)
         if not pauses or not memory["decodes_next"]:
@@ -76,7 +96,7 @@ class TGI(Policy):
         if batch.chunks:
             memory.update(waiting_tokens=memory["waiting_tokens"] + 1, decodes_next=False)
 
-    def _next_batch(self, scheduler: Scheduler) -> list[Sequence]:
+    def _next_batch(self, scheduler: Scheduler) -> list[SequenceState]:
         """The whole prompts to run now; none while too few fit to pause what is running."""
         fits_total = self._within_total(scheduler)
         free, num_tokens, chosen = scheduler.blocks.num_free, 0, []
@@ -88,15 +108,21 @@ class TGI(Policy):
                 break
             chosen.append(sequence)
         if scheduler.running and scheduler.memory["waiting_tokens"] < self.max_waiting_tokens:
-            return chosen if len(chosen) >= int(len(scheduler.running) * self.waiting_served_ratio) else []
+            return (
+                chosen
+                if len(chosen) >= int(len(scheduler.running) * self.waiting_served_ratio)
+                else []
+            )
         return chosen
 
-    def _within_total(self, scheduler: Scheduler) -> Callable[[Sequence], bool]:
-        """Whether one more request keeps within the total, called once for each in the order of admission."""
+    def _within_total(self, scheduler: Scheduler) -> Callable[[SequenceState], bool]:
+        """Whether one more request keeps within the total, called once for each in the order of
+        admission.
+        """
         limit = math.inf if self.max_batch_total_tokens is None else self.max_batch_total_tokens
         total = sum(sequence.request.total_len for sequence in scheduler.running)
 
-        def fits(sequence: Sequence) -> bool:
+        def fits(sequence: SequenceState) -> bool:
             nonlocal total
             total += sequence.request.total_len
             return total <= limit

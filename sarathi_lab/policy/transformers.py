@@ -6,25 +6,28 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from sarathi_lab.errors import UserError, require_number
+from sarathi_lab.config.errors import UserError, require_number
 from sarathi_lab.policy.base import Policy, check_budget
 
 if TYPE_CHECKING:
-    from sarathi_lab.request import Batch, Sequence
-    from sarathi_lab.scheduler import Scheduler
+    from sarathi_lab.engine.request import Batch, SequenceState
+    from sarathi_lab.engine.scheduler import Scheduler
 
 
 class _Transformers(Policy):
-    """What both have in common: `max_batch_tokens` for candidates in an order, each with blocks for its own tokens.
+    """What both have in common: `max_batch_tokens` for candidates in an order, each with blocks for
+    its own tokens.
 
-    With less than `safety_margin` of the blocks free, only decodes follow the first sequence of a batch. A candidate
-    that gets no blocks is passed over. Of running ones that were, the newest are taken out until the others fit, and
-    nobody is admitted from then on until some request that kept running has finished.
+    With less than `safety_margin` of the blocks free, only decodes follow the first sequence of a
+    batch. A candidate that gets no blocks is passed over. Of running ones that were, the newest are
+    taken out until the others fit, and nobody is admitted from then on until some request that kept
+    running has finished.
 
-    Read in transformers 5.23, `generation/continuous_batching/scheduler.py` and `offloading_manager.py`; its default
-    of `max_batch_tokens` is 8192, and `max_requests_per_batch` is the lab's batch. Deviations: those taken out come
-    back first, not last; of the waiting ones, as many are tried as a batch has sequences, not all; the limit of cache
-    entries that its attention mask can address is not modelled.
+    Read in transformers 5.23, `generation/continuous_batching/scheduler.py` and
+    `offloading_manager.py`; its default of `max_batch_tokens` is 8192, and `max_requests_per_batch`
+    is the lab's batch. Deviations: those taken out come back first, not last; of the waiting ones,
+    as many are tried as a batch has sequences, not all; the limit of cache entries that its
+    attention mask can address is not modelled.
     """
 
     budget_field: ClassVar[str] = "max_batch_tokens"
@@ -40,7 +43,7 @@ class _Transformers(Policy):
             raise UserError(f"safety_margin={self.safety_margin} is above 1; {fix}")
 
     @abstractmethod
-    def _running(self, scheduler: Scheduler) -> list[Sequence]:
+    def _running(self, scheduler: Scheduler) -> list[SequenceState]:
         """The running sequences that could go on now, in this scheduler's order."""
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
@@ -48,7 +51,7 @@ class _Transformers(Policy):
         while starved and _take_out(starved, scheduler) and not batch.chunks:
             starved = self._try_all(batch, scheduler)
 
-    def _try_all(self, batch: Batch, scheduler: Scheduler) -> list[Sequence]:
+    def _try_all(self, batch: Batch, scheduler: Scheduler) -> list[SequenceState]:
         """Add what has room; returns the running sequences that had none."""
         is_scarce = scheduler.blocks.num_free < self.safety_margin * scheduler.blocks.num_blocks
         starved = self._try(self._running(scheduler), batch, scheduler, is_scarce)
@@ -59,7 +62,9 @@ class _Transformers(Policy):
                 self._try(scheduler.upcoming(scheduler.batch_size), batch, scheduler, is_scarce)
         return starved
 
-    def _try(self, candidates: list[Sequence], batch: Batch, scheduler: Scheduler, is_scarce: bool) -> list[Sequence]:
+    def _try(
+        self, candidates: list[SequenceState], batch: Batch, scheduler: Scheduler, is_scarce: bool
+    ) -> list[SequenceState]:
         """Add those of `candidates` that have room; returns those that had none."""
         blocks, starved = scheduler.blocks, []
         for sequence in candidates:
@@ -77,25 +82,29 @@ class _Transformers(Policy):
 
 @dataclass(frozen=True)
 class TransformersFIFO(_Transformers):
-    """Decodes, then prompts that were cut, then waiting ones, with a margin; see `_Transformers` for the rest."""
+    """Decodes, then prompts that were cut, then waiting ones, with a margin; see `_Transformers`
+    for the rest.
+    """
 
     name: ClassVar[str] = "transformers_fifo"
     max_batch_tokens: int = 256
     safety_margin: float = 0.15
 
-    def _running(self, scheduler: Scheduler) -> list[Sequence]:
+    def _running(self, scheduler: Scheduler) -> list[SequenceState]:
         return scheduler.idle_decodes + scheduler.idle_prefills
 
 
 @dataclass(frozen=True)
 class TransformersPrefillFirst(_Transformers):
-    """Prompts that were cut, then decodes, then waiting ones, without margin; see `_Transformers` for the rest."""
+    """Prompts that were cut, then decodes, then waiting ones, without margin; see `_Transformers`
+    for the rest.
+    """
 
     name: ClassVar[str] = "transformers_prefill_first"
     max_batch_tokens: int = 256
     safety_margin: float = 0.0
 
-    def _running(self, scheduler: Scheduler) -> list[Sequence]:
+    def _running(self, scheduler: Scheduler) -> list[SequenceState]:
         return scheduler.idle_prefills + scheduler.idle_decodes
 
 
@@ -108,8 +117,10 @@ def _may_admit(scheduler: Scheduler) -> bool:
     return True
 
 
-def _take_out(starved: list[Sequence], scheduler: Scheduler) -> bool:
-    """Preempt the newest of `starved` until the cache has blocks for the others; False if there was none to preempt."""
+def _take_out(starved: list[SequenceState], scheduler: Scheduler) -> bool:
+    """Preempt the newest of `starved` until the cache has blocks for the others; False if there was
+    none to preempt.
+    """
     blocks = scheduler.blocks
     missing = [blocks.num_missing(sequence, sequence.num_computed + 1) for sequence in starved]
     has_preempted = False

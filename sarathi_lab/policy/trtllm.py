@@ -7,18 +7,18 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
-from sarathi_lab.errors import UserError, require_bool, require_int, require_one_of
+from sarathi_lab.config.errors import UserError, require_bool, require_int, require_one_of
 from sarathi_lab.policy.base import Policy, Reserve, check_budget
 
 if TYPE_CHECKING:
-    from sarathi_lab.request import Batch, Sequence
-    from sarathi_lab.scheduler import Scheduler
+    from sarathi_lab.engine.request import Batch, SequenceState
+    from sarathi_lab.engine.scheduler import Scheduler
 
 ContextChunking = Literal["FIRST_COME_FIRST_SERVED", "EQUAL_PROGRESS", "FORCE_CHUNK"]
 CapacityScheduler = Literal["GUARANTEED_NO_EVICT", "MAX_UTILIZATION", "STATIC_BATCH"]
 
-# DynamicBatchConfig::kDefaultBatchSizeTable: below so many sequences that the cache can hold, so many in a batch;
-# above the table, full multiples of 512 where the rest is less than 128.
+# DynamicBatchConfig::kDefaultBatchSizeTable: below so many sequences that the cache can hold, so
+# many in a batch; above the table, full multiples of 512 where the rest is less than 128.
 _BATCH_SIZES = ((144, 128), (336, 256), (672, 512), (832, 768), (1280, 1024), (1664, 1536))
 _BATCH_SIZE_STEP = 512
 _BATCH_SIZE_REST = 128
@@ -28,26 +28,30 @@ _LEAST_TOKENS = ((2.0, 8192), (0.5, 4096), (0.0, 2048))
 
 @dataclass(frozen=True)
 class TensorRTLLM(Policy):
-    """All decodes, then every prompt that the cache has room for shares the rest of `max_num_tokens`.
+    """All decodes, then every prompt that the cache has room for shares the rest of
+    `max_num_tokens`.
 
-    `context_chunking_policy` says how, where not all fit whole. FIRST_COME_FIRST_SERVED gives each what is left,
-    rounded down to `chunk_unit_size` unless it ends the prompt, so a short end behind may still fit. EQUAL_PROGRESS
-    gives each one more unit by turns. FORCE_CHUNK gives each exactly one unit, or its end, even where more would fit.
+    `context_chunking_policy` says how, where not all fit whole. FIRST_COME_FIRST_SERVED gives each
+    what is left, rounded down to `chunk_unit_size` unless it ends the prompt, so a short end behind
+    may still fit. EQUAL_PROGRESS gives each one more unit by turns. FORCE_CHUNK gives each exactly
+    one unit, or its end, even where more would fit.
 
-    `capacity_scheduler_policy` says who has room: GUARANTEED_NO_EVICT sets a request's whole output aside, so none is
-    ever paused; MAX_UTILIZATION sets only the prompt aside and pauses the newest when the cache is short; STATIC_BATCH
-    is the former, but begins nothing while anything runs.
+    `capacity_scheduler_policy` says who has room: GUARANTEED_NO_EVICT sets a request's whole output
+    aside, so none is ever paused; MAX_UTILIZATION sets only the prompt aside and pauses the newest
+    when the cache is short; STATIC_BATCH is the former, but begins nothing while anything runs.
 
-    Two limits can be tuned by the mean input and output length of the requests that were active in the last
-    iterations, `dynamic_batch_moving_average_window` of them: `enable_batch_size_tuning` lowers the batch by how many
-    such requests the cache holds, `enable_max_num_tokens_tuning` the tokens to batch x (input : output + 1), rounded up
-    to a power of two and at least 8192, 4096 or 2048 for ratios above 2, above 0.5 or below. Neither exceeds what was
-    set, so batches up to 128 and budgets up to 2048 tokens are never changed.
+    Two limits can be tuned by the mean input and output length of the requests that were active in
+    the last iterations, `dynamic_batch_moving_average_window` of them: `enable_batch_size_tuning`
+    lowers the batch by how many such requests the cache holds, `enable_max_num_tokens_tuning` the
+    tokens to batch x (input : output + 1), rounded up to a power of two and at least 8192, 4096 or
+    2048 for ratios above 2, above 0.5 or below. Neither exceeds what was set, so batches up to 128
+    and budgets up to 2048 tokens are never changed.
 
-    Read in the public C++ source: `microBatchScheduler.cpp`, `capacityScheduler.cpp`, and for the tuning's exact
-    table and thresholds `dynamicBatchTuner.cpp/.h`, `dynamicBatchConfig` and `executorImpl.cpp`. The default of
-    `max_num_tokens` is 8192 there. FORCE_CHUNK is known from its description only. Deviations: STATIC_BATCH goes on
-    with prompts that it has begun; a waiting prompt that gets no token keeps no room beyond the iteration.
+    Read in the public C++ source: `microBatchScheduler.cpp`, `capacityScheduler.cpp`, and for the
+    tuning's exact table and thresholds `dynamicBatchTuner.cpp/.h`, `dynamicBatchConfig` and
+    `executorImpl.cpp`. The default of `max_num_tokens` is 8192 there. FORCE_CHUNK is known from its
+    description only. Deviations: STATIC_BATCH goes on with prompts that it has begun; a waiting
+    prompt that gets no token keeps no room beyond the iteration.
     """
 
     name: ClassVar[str] = "trtllm"
@@ -68,40 +72,55 @@ class TensorRTLLM(Policy):
     def validate(self, batch_size: int, max_model_len: int) -> None:
         super().validate(batch_size, max_model_len)
         check_budget("max_num_tokens", self.max_num_tokens, batch_size)
-        require_one_of("context_chunking_policy", self.context_chunking_policy, get_args(ContextChunking))
-        require_one_of("capacity_scheduler_policy", self.capacity_scheduler_policy, get_args(CapacityScheduler))
+        require_one_of(
+            "context_chunking_policy", self.context_chunking_policy, get_args(ContextChunking)
+        )
+        require_one_of(
+            "capacity_scheduler_policy", self.capacity_scheduler_policy, get_args(CapacityScheduler)
+        )
         require_int("chunk_unit_size", self.chunk_unit_size, 1, "use a number of tokens such as 32")
         if self.chunk_unit_size > self.max_num_tokens:
             raise UserError(
-                f"chunk_unit_size={self.chunk_unit_size} exceeds max_num_tokens={self.max_num_tokens}, so no prompt "
+                f"chunk_unit_size={self.chunk_unit_size} exceeds "
+                f"max_num_tokens={self.max_num_tokens}, so no prompt "
                 "could be cut; lower it"
             )
         for name in ("enable_batch_size_tuning", "enable_max_num_tokens_tuning"):
             require_bool(name, getattr(self, name))
         window = self.dynamic_batch_moving_average_window
-        require_int("dynamic_batch_moving_average_window", window, 1, "use a number of requests such as 128")
+        require_int(
+            "dynamic_batch_moving_average_window", window, 1, "use a number of requests such as 128"
+        )
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         batch_size, budget = self._limits(scheduler)
-        may_begin = self.capacity_scheduler_policy != "STATIC_BATCH" or not scheduler.has_idle_running
+        may_begin = (
+            self.capacity_scheduler_policy != "STATIC_BATCH" or not scheduler.has_idle_running
+        )
         scheduler.add_decodes(batch, min(batch_size, budget))
         scheduler.swap_in(batch, budget)
         prompts = scheduler.idle_prefills[: max(0, batch_size - len(batch))]
         if may_begin and not scheduler.swapped:
             prompts += self._with_room(scheduler, batch_size - len(batch) - len(prompts))
-        sizes = self._sizes([sequence.num_pending for sequence in prompts], budget - batch.num_tokens)
+        sizes = self._sizes(
+            [sequence.num_pending for sequence in prompts], budget - batch.num_tokens
+        )
         for sequence, num_tokens in zip(prompts, sizes, strict=True):
             if sequence.is_running:
                 scheduler.take(batch, sequence, num_tokens)
             elif num_tokens:
                 scheduler.enter(batch, sequence, num_tokens)
 
-    def _with_room(self, scheduler: Scheduler, most: int) -> list[Sequence]:
+    def _with_room(self, scheduler: Scheduler, most: int) -> list[SequenceState]:
         """Up to `most` waiting sequences that the cache has room for, in their order."""
         free = scheduler.blocks.num_free
         chosen = []
-        for sequence in scheduler.upcoming(max(0, min(most, scheduler.max_num_seqs - len(scheduler.running)))):
-            reserved = sequence.num_known if self.reserve == "prompt" else sequence.request.total_len
+        for sequence in scheduler.upcoming(
+            max(0, min(most, scheduler.max_num_seqs - len(scheduler.running)))
+        ):
+            reserved = (
+                sequence.num_known if self.reserve == "prompt" else sequence.request.total_len
+            )
             free -= scheduler.blocks.blocks_for(reserved)
             if free < 0:
                 break
@@ -109,7 +128,9 @@ class TensorRTLLM(Policy):
         return chosen
 
     def _sizes(self, pending: list[int], left: int) -> list[int]:
-        """How many of `left` tokens each prompt gets, in their order; `pending` is what it lacks."""
+        """How many of `left` tokens each prompt gets, in their order; `pending` is what it
+        lacks.
+        """
         unit = self.chunk_unit_size
         if self.context_chunking_policy == "FORCE_CHUNK":
             return _one_each([min(unit, wanted) for wanted in pending], left)
@@ -131,13 +152,21 @@ class TensorRTLLM(Policy):
             return batch_size, budget
         window = self.dynamic_batch_moving_average_window
         lengths = scheduler.memory.setdefault("lengths", deque(maxlen=window))
-        active = scheduler.running + scheduler.upcoming(scheduler.max_num_seqs - len(scheduler.running))
-        lengths.extend((sequence.request.prompt_len, sequence.request.output_len) for sequence in active)
+        active = scheduler.running + scheduler.upcoming(
+            scheduler.max_num_seqs - len(scheduler.running)
+        )
+        lengths.extend(
+            (sequence.request.prompt_len, sequence.request.output_len) for sequence in active
+        )
         if not lengths:
             return batch_size, budget
-        input_len, output_len = (sum(column) / len(lengths) for column in zip(*lengths, strict=True))
+        input_len, output_len = (
+            sum(column) / len(lengths) for column in zip(*lengths, strict=True)
+        )
         if self.enable_batch_size_tuning:
-            held = scheduler.blocks.num_blocks // scheduler.blocks.blocks_for(int(input_len) + int(output_len))
+            held = scheduler.blocks.num_blocks // scheduler.blocks.blocks_for(
+                int(input_len) + int(output_len)
+            )
             batch_size = min(batch_size, tuned_batch_size(held))
         if self.enable_max_num_tokens_tuning:
             budget = min(budget, tuned_num_tokens(batch_size, input_len / output_len))
@@ -145,7 +174,9 @@ class TensorRTLLM(Policy):
 
 
 def tuned_batch_size(num_held: int) -> int:
-    """Sequences of a batch that TensorRT-LLM's tuner recommends where the cache holds `num_held` mean requests."""
+    """Sequences of a batch that TensorRT-LLM's tuner recommends where the cache holds `num_held`
+    mean requests.
+    """
     for limit, batch_size in _BATCH_SIZES:
         if num_held < limit:
             return batch_size
@@ -154,7 +185,9 @@ def tuned_batch_size(num_held: int) -> int:
 
 
 def tuned_num_tokens(batch_size: int, ratio: float) -> int:
-    """Tokens of an iteration that its tuner recommends for requests of `ratio` input tokens per output token."""
+    """Tokens of an iteration that its tuner recommends for requests of `ratio` input tokens per
+    output token.
+    """
     overlapped = int(batch_size * ratio + batch_size)
     least = next((tokens for above, tokens in _LEAST_TOKENS if ratio > above), _LEAST_TOKENS[-1][1])
     return max(1 << math.ceil(math.log2(overlapped)), least)

@@ -1,28 +1,32 @@
-"""vLLM's schedulers: v0 without and with chunked prefill, v1, and the load-adaptive P-PAS over v1."""
+"""vLLM's schedulers: v0 without and with chunked prefill, v1, and the load-adaptive P-PAS over
+v1.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from sarathi_lab.errors import UserError, require_bool, require_int, require_number
+from sarathi_lab.config.errors import UserError, require_bool, require_int, require_number
+from sarathi_lab.engine.queues import LOOKAHEAD
 from sarathi_lab.policy.base import Policy, Reserve, check_budget
-from sarathi_lab.waiting import LOOKAHEAD
 
 if TYPE_CHECKING:
-    from sarathi_lab.request import Batch, Sequence
-    from sarathi_lab.scheduler import Scheduler, Size
-    from sarathi_lab.waiting import Test
+    from sarathi_lab.engine.queues import Test
+    from sarathi_lab.engine.request import Batch, SequenceState
+    from sarathi_lab.engine.scheduler import Scheduler, Size
 
 LONG_SHARE = 0.04  # of the model length: what counts as a long prompt, where that is not named
 
 
 @dataclass(frozen=True)
 class PrefillFirst(Policy):
-    """vLLM v0's default: a batch is whole prompts only, as long as any fit and none is swapped out, else decodes only.
+    """vLLM v0's default: a batch is whole prompts only, as long as any fit and none is swapped out,
+    else decodes only.
 
-    `max_num_batched_tokens=None` is that system's max(max_model_len, 2048). With `delay_factor` f > 0, prompts wait
-    until the oldest has waited f times the last prompt iteration's duration, or nothing is running.
+    `max_num_batched_tokens=None` is that system's max(max_model_len, 2048). With `delay_factor` f >
+    0, prompts wait until the oldest has waited f times the last prompt iteration's duration, or
+    nothing is running.
     """
 
     name: ClassVar[str] = "prefill_first"
@@ -33,12 +37,18 @@ class PrefillFirst(Policy):
 
     def validate(self, batch_size: int, max_model_len: int) -> None:
         super().validate(batch_size, max_model_len)
-        require_number("delay_factor", self.delay_factor, minimum=0, fix="use 0 to never delay prompts")
+        require_number(
+            "delay_factor", self.delay_factor, minimum=0, fix="use 0 to never delay prompts"
+        )
         check_whole_prompts(self.max_num_batched_tokens, max_model_len)
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         if not scheduler.swapped and self._may_admit(scheduler):
-            scheduler.admit(batch, budget_for_whole(self.max_num_batched_tokens, scheduler.max_model_len), whole=True)
+            scheduler.admit(
+                batch,
+                budget_for_whole(self.max_num_batched_tokens, scheduler.max_model_len),
+                whole=True,
+            )
         if not batch.chunks:
             scheduler.add_decodes(batch)
             scheduler.swap_in(batch)
@@ -52,16 +62,18 @@ class PrefillFirst(Policy):
 
 @dataclass(frozen=True)
 class VllmV0Chunked(Policy):
-    """vLLM v0 with `enable_chunked_prefill`: decodes, then running prompts, then swapped ones, then new ones.
+    """vLLM v0 with `enable_chunked_prefill`: decodes, then running prompts, then swapped ones, then
+    new ones.
 
-    Up to `max_num_partial_prefills` prompts share `max_num_batched_tokens` equally, so that none hogs an iteration. Of
-    the long ones among them, those that lack more than `long_prefill_token_threshold` tokens (0: 4 % of the model
-    length), at most `max_long_partial_prefills` are prefilled at a time, and shorter ones overtake those that wait.
+    Up to `max_num_partial_prefills` prompts share `max_num_batched_tokens` equally, so that none
+    hogs an iteration. Of the long ones among them, those that lack more than
+    `long_prefill_token_threshold` tokens (0: 4 % of the model length), at most
+    `max_long_partial_prefills` are prefilled at a time, and shorter ones overtake those that wait.
     Both limits act from 2 partial prefills on. A batch has its prompts in front.
 
-    Names and defaults are those of `SchedulerConfig` and `_schedule_chunked_prefill` in vLLM 0.8. Unlike there, nobody
-    is admitted in an iteration that preempted, or while a sequence is swapped out; of the waiting prompts the next
-    `waiting.LOOKAHEAD` are looked at rather than all.
+    Names and defaults are those of `SchedulerConfig` and `_schedule_chunked_prefill` in vLLM 0.8.
+    Unlike there, nobody is admitted in an iteration that preempted, or while a sequence is swapped
+    out; of the waiting prompts the next `waiting.LOOKAHEAD` are looked at rather than all.
     """
 
     name: ClassVar[str] = "vllm_v0_chunked"
@@ -80,12 +92,14 @@ class VllmV0Chunked(Policy):
         check_threshold(self.long_prefill_token_threshold, max_model_len)
         if self.max_num_partial_prefills == 1 and self.long_prefill_token_threshold:
             raise UserError(
-                f"long_prefill_token_threshold={self.long_prefill_token_threshold} has no effect on one prompt at a "
+                f"long_prefill_token_threshold={self.long_prefill_token_threshold} has no "
+                "effect on one prompt at a "
                 "time; add max_num_partial_prefills=2 or more, or use 0"
             )
         if self.max_num_partial_prefills > self.max_num_batched_tokens:
             raise UserError(
-                f"max_num_partial_prefills={self.max_num_partial_prefills} leaves each less than a token of "
+                f"max_num_partial_prefills={self.max_num_partial_prefills} leaves each less "
+                "than a token of "
                 f"max_num_batched_tokens={self.max_num_batched_tokens}; lower it"
             )
 
@@ -102,12 +116,12 @@ class VllmV0Chunked(Policy):
     def _admit(self, batch: Batch, scheduler: Scheduler, share: int, num_long: int) -> None:
         is_long = self._is_long(scheduler)
 
-        def take_slot(sequence: Sequence) -> bool:
+        def take_slot(sequence: SequenceState) -> bool:
             nonlocal num_long
             num_long += is_long(sequence)
             return True
 
-        def is_barred(sequence: Sequence) -> bool:
+        def is_barred(sequence: SequenceState) -> bool:
             return num_long >= self.max_long_partial_prefills and is_long(sequence)
 
         scheduler.admit(
@@ -119,7 +133,9 @@ class VllmV0Chunked(Policy):
         )
 
     def _num_sharing(self, scheduler: Scheduler, num_long: int) -> int:
-        """Prompts that share the budget: those that run and as many of those that wait as may join them."""
+        """Prompts that share the budget: those that run and as many of those that wait as may join
+        them.
+        """
         most = self.max_num_partial_prefills
         if most == 1:
             return 1
@@ -141,16 +157,19 @@ class VllmV0Chunked(Policy):
 
 @dataclass(frozen=True)
 class VllmV1(Policy):
-    """vLLM v1: running sequences in the order they run in, then waiting ones, within `max_num_batched_tokens`.
+    """vLLM v1: running sequences in the order they run in, then waiting ones, within
+    `max_num_batched_tokens`.
 
-    Prompts and decodes are one: each takes what it lacks, but no more than `long_prefill_token_threshold` (0: no limit)
-    at a time, and one that can't take anything is passed by. Nobody is admitted in an iteration that preempted.
-    Blocks are taken chunk by chunk, but `scheduler_reserve_full_isl` admits a prompt only if all of it fits.
+    Prompts and decodes are one: each takes what it lacks, but no more than
+    `long_prefill_token_threshold` (0: no limit) at a time, and one that can't take anything is
+    passed by. Nobody is admitted in an iteration that preempted. Blocks are taken chunk by chunk,
+    but `scheduler_reserve_full_isl` admits a prompt only if all of it fits.
     `enable_chunked_prefill=False` admits prompts only if they fit the rest of the budget.
 
-    Names and defaults are those of `SchedulerConfig` in vLLM of mid-2026. The victim of a short cache is the one that
-    arrived last, there the one that was admitted last (they differ after a preemption); a victim that is already in
-    the batch is never taken out again, which vLLM does by priority.
+    Names and defaults are those of `SchedulerConfig` in vLLM of mid-2026. The victim of a short
+    cache is the one that arrived last, there the one that was admitted last (they differ after a
+    preemption); a victim that is already in the batch is never taken out again, which vLLM does by
+    priority.
     """
 
     name: ClassVar[str] = "vllm_v1"
@@ -188,19 +207,23 @@ class VllmV1(Policy):
         """`size`, where prompts are not cut to fit: 0 for one that would be."""
         if self.enable_chunked_prefill:
             return size
-        return lambda sequence, left: size(sequence, left) if size(sequence, sequence.num_pending) <= left else 0
+        return lambda sequence, left: (
+            size(sequence, left) if size(sequence, sequence.num_pending) <= left else 0
+        )
 
 
 @dataclass(frozen=True)
 class PPas(VllmV1):
     """P-PAS, prefill-pressure adaptive scheduling over vLLM v1 (vLLM RFC 52906).
 
-    While at least `min_active_prefills` prompts run or wait beside running decodes, the prompts of an iteration take at
-    most `prefill_cap` tokens together; else all that `max_num_batched_tokens` leaves. Decodes are not capped.
+    While at least `min_active_prefills` prompts run or wait beside running decodes, the prompts of
+    an iteration take at most `prefill_cap` tokens together; else all that `max_num_batched_tokens`
+    leaves. Decodes are not capped.
 
-    The paper's N_th, B_cap and B_max are 2, 2,048 and 16,384; `prefill_cap=None` is the same eighth of the budget. Its
-    patch for vLLM 0.22.1 has the numbers in the code and no names. It also drops the clamp of a chunk to the model
-    length that its baseline keeps, which no request here is long enough for.
+    The paper's N_th, B_cap and B_max are 2, 2,048 and 16,384; `prefill_cap=None` is the same eighth
+    of the budget. Its patch for vLLM 0.22.1 has the numbers in the code and no names. It also drops
+    the clamp of a chunk to the model length that its baseline keeps, which no request here is long
+    enough for.
     """
 
     name: ClassVar[str] = "p_pas"
@@ -213,19 +236,26 @@ class PPas(VllmV1):
         require_int("min_active_prefills", self.min_active_prefills, 1, "use 2, as the paper does")
         if self.prefill_cap is None:
             return
-        require_int("prefill_cap", self.prefill_cap, 1, "use null for an eighth of max_num_batched_tokens")
+        require_int(
+            "prefill_cap", self.prefill_cap, 1, "use null for an eighth of max_num_batched_tokens"
+        )
         if self.prefill_cap >= self.max_num_batched_tokens:
             raise UserError(
-                f"prefill_cap={self.prefill_cap} has no effect, as max_num_batched_tokens={self.max_num_batched_tokens}"
+                f"prefill_cap={self.prefill_cap} has no effect, as "
+                f"max_num_batched_tokens={self.max_num_batched_tokens}"
                 "; use a smaller cap, or policy=vllm_v1"
             )
 
     def _size(self, batch: Batch, scheduler: Scheduler) -> Size:
         take, cap = super()._size(batch, scheduler), self._cap(scheduler)
 
-        def size(sequence: Sequence, left: int) -> int:
+        def size(sequence: SequenceState, left: int) -> int:
             is_capped = not sequence.is_decoding
-            return min(take(sequence, left), cap - batch.num_prefill_tokens) if is_capped else take(sequence, left)
+            return (
+                min(take(sequence, left), cap - batch.num_prefill_tokens)
+                if is_capped
+                else take(sequence, left)
+            )
 
         return size
 
@@ -238,7 +268,9 @@ class PPas(VllmV1):
 
 
 def fits_whole(scheduler: Scheduler) -> Test:
-    """Whether the cache could take all that a waiting sequence knows, though it takes less at first."""
+    """Whether the cache could take all that a waiting sequence knows, though it takes less at
+    first.
+    """
     watermark = scheduler.policy.watermark
     return lambda sequence: scheduler.blocks.can_hold(sequence.num_known, watermark)
 
@@ -252,20 +284,27 @@ def check_whole_prompts(max_num_batched_tokens: int | None, max_model_len: int) 
     """Raise UserError for a budget that the longest prompt does not fit uncut."""
     if max_num_batched_tokens is None:
         return
-    require_int("max_num_batched_tokens", max_num_batched_tokens, 1, "use null for max(max_model_len, 2048)")
+    require_int(
+        "max_num_batched_tokens", max_num_batched_tokens, 1, "use null for max(max_model_len, 2048)"
+    )
     if max_num_batched_tokens < max_model_len:
         raise UserError(
-            f"max_num_batched_tokens={max_num_batched_tokens} is below max_model_len={max_model_len}: a "
+            f"max_num_batched_tokens={max_num_batched_tokens} is below "
+            f"max_model_len={max_model_len}: a "
             "prompt that is never cut may not fit; raise it, or use a policy that chunks"
         )
 
 
 def check_partial_prefills(most: object, most_long: object) -> None:
-    """Raise UserError unless 1 <= `most_long` <= `most`: prompts prefilled at a time, and the long ones of them."""
+    """Raise UserError unless 1 <= `most_long` <= `most`: prompts prefilled at a time, and the long
+    ones of them.
+    """
     most = require_int("max_num_partial_prefills", most, 1, "use 1 for one prompt at a time")
     fix = f"use 1 to max_num_partial_prefills={most}"
     if require_int("max_long_partial_prefills", most_long, 1, fix) > most:
-        raise UserError(f"max_long_partial_prefills={most_long} exceeds max_num_partial_prefills={most}; {fix}")
+        raise UserError(
+            f"max_long_partial_prefills={most_long} exceeds max_num_partial_prefills={most}; {fix}"
+        )
 
 
 def check_threshold(threshold: object, max_model_len: int) -> None:
@@ -273,5 +312,6 @@ def check_threshold(threshold: object, max_model_len: int) -> None:
     fix = "use a number of tokens below it, or 0 for the default"
     if require_int("long_prefill_token_threshold", threshold, 0, fix) >= max_model_len:
         raise UserError(
-            f"long_prefill_token_threshold={threshold} has no effect, as max_model_len={max_model_len}; {fix}"
+            f"long_prefill_token_threshold={threshold} has no effect, as "
+            f"max_model_len={max_model_len}; {fix}"
         )

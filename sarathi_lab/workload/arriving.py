@@ -1,4 +1,6 @@
-"""How requests of known lengths arrive, and how urgent they are: settings that several workloads share."""
+"""How requests of known lengths arrive, and how urgent they are: settings that several workloads
+share.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sarathi_lab.errors import UserError, require_int, require_number, require_one_of
+from sarathi_lab.config.errors import UserError, require_int, require_number, require_one_of
 
 ArrivalKind = Literal["closed", "poisson", "gamma", "ramp", "users"]
 
@@ -39,13 +41,17 @@ class Arriving:
 
     - "closed": all at time 0.
     - "poisson": exponential gaps of mean 1 / `rate` (requests per second).
-    - "gamma": gamma gaps of mean 1 / `rate` and coefficient of variation `cv`: shape 1 / cv^2, scale cv^2 / rate.
-    - "ramp": a Poisson process whose rate rises linearly from `rate` to `end_rate` while the requests last.
-    - "users": `users` users, each of whom sends the next request `think_time` seconds after its last has finished.
+    - "gamma": gamma gaps of mean 1 / `rate` and coefficient of variation `cv`: shape 1 / cv^2,
+      scale cv^2 / rate.
+    - "ramp": a Poisson process whose rate rises linearly from `rate` to `end_rate` while the
+      requests last.
+    - "users": `users` users, each of whom sends the next request `think_time` seconds after its
+      last has finished.
 
-    `arrivals` None stands for the times that a file brings. Times are made of random numbers of mean 1, scaled: with
-    the same seed, rates share them. `priorities` (lower is served first where queue_order=priority) are dealt at random
-    in `priority_shares`, equal ones if they are None. Raises UserError for what is unknown, missing or has no effect.
+    `arrivals` None stands for the times that a file brings. Times are made of random numbers of
+    mean 1, scaled: with the same seed, rates share them. `priorities` (lower is served first where
+    queue_order=priority) are dealt at random in `priority_shares`, equal ones if they are None.
+    Raises UserError for what is unknown, missing or has no effect.
     """
 
     arrivals: ArrivalKind | None = "closed"
@@ -64,19 +70,25 @@ class Arriving:
 
     def times(self, kind: ArrivalKind, num_requests: int, seed: int) -> NDArray[np.float64]:
         """Seconds of arrival [num_requests], ascending from 0; all 0 where users decide."""
-        return arrival_times(kind, self.rate, num_requests, seed, cv=self.cv, end_rate=self.end_rate)
+        return arrival_times(
+            kind, self.rate, num_requests, seed, cv=self.cv, end_rate=self.end_rate
+        )
 
     def dealt_priorities(self, num_requests: int, seed: int) -> list[int]:
         """The priority of each request; 0 where none were asked for."""
         if self.priorities is None:
             return [0] * num_requests
         shares = np.asarray(self.priority_shares or [1.0] * len(self.priorities), dtype=float)
-        drawn = np.random.default_rng([seed, 4]).choice(len(shares), num_requests, p=shares / shares.sum())
+        drawn = np.random.default_rng([seed, 4]).choice(
+            len(shares), num_requests, p=shares / shares.sum()
+        )
         return [self.priorities[i] for i in drawn.tolist()]
 
 
 def check_arrivals(settings: Arriving, kind: str) -> None:
-    """Raise UserError unless `settings` have what arrivals of this `kind` need, and nothing that they do not read."""
+    """Raise UserError unless `settings` have what arrivals of this `kind` need, and nothing that
+    they do not read.
+    """
     require_one_of("workload.arrivals", kind, READS)
     for name, explained in EXPLAINED.items():
         value = getattr(settings, name)
@@ -95,10 +107,20 @@ def check_arrivals(settings: Arriving, kind: str) -> None:
 def _check_values(settings: Arriving) -> None:
     for name in ("rate", "end_rate"):
         if (value := getattr(settings, name)) is not None:
-            require_number(f"workload.{name}", value, above=0, fix=f"use requests per second, {EXPLAINED[name]}")
-    if settings.end_rate is not None and settings.rate is not None and settings.end_rate <= settings.rate:
+            require_number(
+                f"workload.{name}",
+                value,
+                above=0,
+                fix=f"use requests per second, {EXPLAINED[name]}",
+            )
+    if (
+        settings.end_rate is not None
+        and settings.rate is not None
+        and settings.end_rate <= settings.rate
+    ):
         raise UserError(
-            f"workload.end_rate={settings.end_rate} does not exceed workload.rate={settings.rate}; raise it, or use "
+            f"workload.end_rate={settings.end_rate} does not exceed "
+            f"workload.rate={settings.rate}; raise it, or use "
             "workload.arrivals=poisson for a rate that stays"
         )
     if settings.cv is not None:
@@ -109,7 +131,9 @@ def _check_values(settings: Arriving) -> None:
     if settings.users is not None:
         require_int("workload.users", settings.users, 1, f"use {EXPLAINED['users']}")
     if settings.think_time is not None:
-        require_number("workload.think_time", settings.think_time, minimum=0, fix="use seconds, such as 1.0")
+        require_number(
+            "workload.think_time", settings.think_time, minimum=0, fix="use seconds, such as 1.0"
+        )
 
 
 def _check_priorities(priorities: Sequence[int] | None, shares: Sequence[float] | None) -> None:
@@ -125,17 +149,27 @@ def _check_priorities(priorities: Sequence[int] | None, shares: Sequence[float] 
         raise UserError(f"workload.priorities={priorities} is not a list; {fix}")
     for priority in priorities:
         if isinstance(priority, bool) or not isinstance(priority, int):
-            raise UserError(f"workload.priorities={list(priorities)}: {priority} is not a whole number; {fix}")
+            raise UserError(
+                f"workload.priorities={list(priorities)}: {priority} is not a whole number; {fix}"
+            )
     if len(set(priorities)) < 2:
-        raise UserError(f"workload.priorities={list(priorities)} has no effect: all are equal; {fix}")
+        raise UserError(
+            f"workload.priorities={list(priorities)} has no effect: all are equal; {fix}"
+        )
     if shares is not None:
         _check_shares(priorities, shares)
 
 
 def _check_shares(priorities: Sequence[int], shares: Sequence[float]) -> None:
     fix = f"give one share a priority of {list(priorities)} that sum to 1, or null for equal ones"
-    if isinstance(shares, str) or not isinstance(shares, Sequence) or len(shares) != len(priorities):
-        raise UserError(f"workload.priority_shares={shares} does not fit workload.priorities; {fix}")
+    if (
+        isinstance(shares, str)
+        or not isinstance(shares, Sequence)
+        or len(shares) != len(priorities)
+    ):
+        raise UserError(
+            f"workload.priority_shares={shares} does not fit workload.priorities; {fix}"
+        )
     for share in shares:
         require_number("workload.priority_shares", share, above=0, fix=fix)
     if abs(sum(shares) - 1) > SHARES_ERROR:
@@ -151,9 +185,11 @@ def arrival_times(
     cv: float | None = None,
     end_rate: float | None = None,
 ) -> NDArray[np.float64]:
-    """Seconds [num_requests] at which requests arrive, ascending from 0, by the checked settings of `Arriving`.
+    """Seconds [num_requests] at which requests arrive, ascending from 0, by the checked settings of
+    `Arriving`.
 
-    More requests leave the first ones' times as they were, but for a ramp, which is as long as its requests last.
+    More requests leave the first ones' times as they were, but for a ramp, which is as long as its
+    requests last.
     """
     if rate is None:  # closed, or for users to decide
         return np.zeros(num_requests)
@@ -170,9 +206,11 @@ def arrival_times(
 
 
 def _ramp_times(expected: NDArray[np.float64], rate: float, end_rate: float) -> NDArray[np.float64]:
-    """When a process of rate r(t) = r0 + (r1 - r0) t / L has `expected` arrivals behind it: the root of its integral.
+    """When a process of rate r(t) = r0 + (r1 - r0) t / L has `expected` arrivals behind it: the
+    root of its integral.
 
-    L = 2 n / (r0 + r1), in which n requests are expected (time change of a Poisson process: Cinlar, 1975, ch. 4.7).
+    L = 2 n / (r0 + r1), in which n requests are expected (time change of a Poisson process: Cinlar,
+    1975, ch. 4.7).
     """
     slope = (end_rate**2 - rate**2) / (2 * len(expected))
     return 2 * expected / (rate + np.sqrt(rate**2 + 2 * slope * expected))

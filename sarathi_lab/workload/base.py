@@ -9,18 +9,19 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from sarathi_lab.arrivals import Arrivals, ClosedLoop, TimedArrivals
-from sarathi_lab.request import Request
+from sarathi_lab.engine.arrivals import Arrivals, ClosedLoop, TimedArrivals
+from sarathi_lab.engine.request import Request
 
 Encode = Callable[[str], list[int]]
 
 
 @dataclass(frozen=True)
 class LoadedRequests:
-    """The requests of a run and, for those from a file, what became of every row: read = used + dropped.
+    """The requests of a run and, for those from a file, what became of every row: read = used +
+    dropped.
 
-    With `num_users` the requests have no times of their own: users send them in this order, each the next one
-    `think_time` seconds after its last has finished.
+    With `num_users` the requests have no times of their own: users send them in this order, each
+    the next one `think_time` seconds after its last has finished.
     """
 
     name: str
@@ -39,14 +40,21 @@ class LoadedRequests:
 
     @property
     def has_times(self) -> bool:
-        """Whether requests arrive over time by themselves: an open loop, not a closed batch or users who wait."""
+        """Whether requests arrive over time by themselves: an open loop, not a closed batch or
+        users who wait.
+        """
         return self.num_users is None and any(request.arrival_time > 0 for request in self.requests)
 
     def describe(self) -> str:
-        """One line for people: how many requests of which lengths, and which rows were left out why."""
+        """One line for people: how many requests of which lengths, and which rows were left out
+        why.
+        """
         prompts = _range([request.prompt_len for request in self.requests])
         outputs = _range([request.output_len for request in self.requests])
-        line = f"workload {self.name}: {len(self.requests)} requests of {prompts} prompt + {outputs} output tokens"
+        line = (
+            f"workload {self.name}: {len(self.requests)} requests of {prompts} prompt + "
+            f"{outputs} output tokens"
+        )
         if self.num_users is not None:
             line += f" from {self.num_users} users who think {self.think_time:g} s"
         line += "".join(f", {note}" for note in self.notes)
@@ -54,25 +62,36 @@ class LoadedRequests:
             return line
         reasons = "".join(f", {count} {reason}" for reason, count in self.dropped.items() if count)
         num_dropped = sum(self.dropped.values())
-        return f"{line}; {self.rows_read} rows read = {len(self.requests)} used + {num_dropped} dropped{reasons}"
+        return (
+            f"{line}; {self.rows_read} rows read = {len(self.requests)} used + {num_dropped} "
+            f"dropped{reasons}"
+        )
 
 
 class Workload(Protocol):
     """Makes the requests of a run; see `conf/workload/`."""
 
     def generate(self, vocab_size: int | None, encode: Encode | None = None) -> LoadedRequests:
-        """All requests. Without `vocab_size` only lengths are wanted, and prompts stay None where they can.
+        """All requests. Without `vocab_size` only lengths are wanted, and prompts stay None where
+        they can.
 
-        `encode` turns text into token ids. Raises UserError for parameters or files that give no requests.
+        `encode` turns text into token ids. Raises UserError for parameters or files that give no
+        requests.
         """
         ...
 
 
-def random_prompt(request_id: int, prompt_len: int, vocab_size: int | None, seed: int) -> NDArray[np.int32] | None:
-    """Uniform token ids [prompt_len] that depend on seed and request only; None if nobody reads them."""
+def random_prompt(
+    request_id: int, prompt_len: int, vocab_size: int | None, seed: int
+) -> NDArray[np.int32] | None:
+    """Uniform token ids [prompt_len] that depend on seed and request only; None if nobody reads
+    them.
+    """
     if vocab_size is None:
         return None
-    return np.random.default_rng([seed, 0, request_id]).integers(0, vocab_size, prompt_len, dtype=np.int32)
+    return np.random.default_rng([seed, 0, request_id]).integers(
+        0, vocab_size, prompt_len, dtype=np.int32
+    )
 
 
 def _range(lengths: Sequence[int]) -> str:

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from sarathi_lab.errors import UserError, require_int
-from sarathi_lab.request import Request
+from sarathi_lab.config.errors import UserError, require_int
+from sarathi_lab.engine.request import Request
 from sarathi_lab.workload.base import Encode, LoadedRequests
 
 MAX_VOCAB_SIZE = 2**31  # of the int32 that token ids are kept in
@@ -26,19 +26,26 @@ def named_file(path: str | None, option: str) -> Path:
 
 
 def numbered_lines(file: Path) -> Iterator[tuple[int, str]]:
-    """Number, from 1, and text of every line, read as they are wanted. Raises UserError for what is no text file."""
+    """Number, from 1, and text of every line, read as they are wanted. Raises UserError for what is
+    no text file.
+    """
     number = 0
     try:
-        # Lines of the file alone end here: JSON strings may hold other separators, such as U+2028, as they are.
+        # Lines of the file alone end here: JSON strings may hold other separators, such as U+2028,
+        # as they are.
         with file.open(encoding="utf-8-sig") as text:
             for number, line in enumerate(text, start=1):
                 yield number, line.removesuffix("\n")
     except FileNotFoundError:
         raise UserError(f"workload.path={file} is missing; name an existing file") from None
     except UnicodeDecodeError:
-        raise UserError(f"{file} is not UTF-8 text (after line {number}); name a text file") from None
+        raise UserError(
+            f"{file} is not UTF-8 text (after line {number}); name a text file"
+        ) from None
     except OSError as error:
-        raise UserError(f"workload.path={file} can't be read ({error.strerror}); name a readable file") from None
+        raise UserError(
+            f"workload.path={file} can't be read ({error.strerror}); name a readable file"
+        ) from None
 
 
 def empty_file(file: Path) -> UserError:
@@ -50,8 +57,9 @@ def empty_file(file: Path) -> UserError:
 class Prompts:
     """One JSON object a line: `prompt` (text) or `prompt_token_ids`, and `output_len`.
 
-    Maybe `arrival_time` (seconds) and `priority` (lower is served first where queue_order=priority). Text is encoded by
-    the checkpoint's tokenizer where there is one, else as its UTF-8 bytes.
+    Maybe `arrival_time` (seconds) and `priority` (lower is served first where
+    queue_order=priority). Text is encoded by the checkpoint's tokenizer where there is one, else as
+    its UTF-8 bytes.
     """
 
     name: ClassVar[str] = "prompts"
@@ -65,7 +73,11 @@ class Prompts:
         for num_lines, line in numbered_lines(file):
             if line.strip():
                 where = f"{file} line {num_lines}"
-                requests.append(_prompt_request(len(requests), json_object(line, where), vocab_size, encode, where))
+                requests.append(
+                    _prompt_request(
+                        len(requests), json_object(line, where), vocab_size, encode, where
+                    )
+                )
         if not requests:
             raise empty_file(file)
         blank = num_lines - len(requests)
@@ -88,24 +100,41 @@ def _prompt_request(
 ) -> Request:
     if ("prompt" in row) == ("prompt_token_ids" in row):
         raise UserError(f"{where} needs either prompt or prompt_token_ids; give one of them")
-    token_ids = _text_tokens(row["prompt"], encode, where) if "prompt" in row else row["prompt_token_ids"]
+    token_ids = (
+        _text_tokens(row["prompt"], encode, where) if "prompt" in row else row["prompt_token_ids"]
+    )
     if not isinstance(token_ids, list) or not token_ids:
         raise UserError(f"{where} has an empty prompt; give at least one token")
     for token_id in token_ids:
         if isinstance(token_id, bool) or not isinstance(token_id, int) or token_id < 0:
-            raise UserError(f"{where}: token id {token_id} is not a whole number from 0; correct prompt_token_ids")
+            raise UserError(
+                f"{where}: token id {token_id} is not a whole number from 0; correct "
+                "prompt_token_ids"
+            )
         if token_id >= (vocab_size or MAX_VOCAB_SIZE):
             size = f"the model's vocabulary of {vocab_size}" if vocab_size else "32 bits"
-            raise UserError(f"{where}: token id {token_id} is outside {size}; correct the prompt or take another model")
+            raise UserError(
+                f"{where}: token id {token_id} is outside {size}; correct the prompt or take "
+                "another model"
+            )
     if "output_len" not in row:
         raise UserError(f"{where} has no output_len; give the tokens to generate")
-    output_len = require_int(f"{where}: output_len", row.get("output_len"), 1, "give the tokens to generate")
+    output_len = require_int(
+        f"{where}: output_len", row.get("output_len"), 1, "give the tokens to generate"
+    )
     arrival = row.get("arrival_time", 0.0)
-    if isinstance(arrival, bool) or not isinstance(arrival, int | float) or not 0 <= arrival <= sys.float_info.max:
+    if (
+        isinstance(arrival, bool)
+        or not isinstance(arrival, int | float)
+        or not 0 <= arrival <= sys.float_info.max
+    ):
         raise UserError(f"{where}: arrival_time={arrival} is not a time; use seconds from 0")
     priority = row.get("priority", 0)
     if isinstance(priority, bool) or not isinstance(priority, int):
-        raise UserError(f"{where}: priority={priority} is not a whole number; use one such as 0, lower ones first")
+        raise UserError(
+            f"{where}: priority={priority} is not a whole number; use one such as 0, lower ones "
+            "first"
+        )
     prompt = np.asarray(token_ids, dtype=np.int32)
     return Request(request_id, float(arrival), len(token_ids), output_len, prompt, priority)
 
@@ -116,5 +145,7 @@ def _text_tokens(text: Any, encode: Encode | None, where: str) -> list[int]:
     try:
         as_bytes = text.encode("utf-8")
     except UnicodeEncodeError:
-        raise UserError(f"{where}: prompt has half of a surrogate pair, which is no text; correct the escape") from None
+        raise UserError(
+            f"{where}: prompt has half of a surrogate pair, which is no text; correct the escape"
+        ) from None
     return encode(text) if encode is not None else list(as_bytes)

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from sarathi_lab.errors import UserError, require_int, require_number
+from sarathi_lab.config.errors import UserError, require_int, require_number
 from sarathi_lab.workload.base import Encode, LoadedRequests
 from sarathi_lab.workload.synthetic import MadeUp
 
@@ -19,8 +19,9 @@ MOST_STEPS, SETTLED = 10_000, 1e-9
 
 
 def fitted(p50: float, p90: float, longest: float) -> tuple[float, float]:
-    """Mean and deviation of the logarithm of a lognormal whose median is `p50` and P90 is `p90` once what is above
-    `longest` is left out: F(p50) = F(longest) / 2 and F(p90) = 0.9 F(longest). Raises ValueError if there is none.
+    """Mean and deviation of the logarithm of a lognormal whose median is `p50` and P90 is `p90`
+    once what is above `longest` is left out: F(p50) = F(longest) / 2 and F(p90) = 0.9 F(longest).
+    Raises ValueError if there is none.
     """
     share, deviation = 1.0, 0.0
     for _ in range(MOST_STEPS):
@@ -37,8 +38,9 @@ def fitted(p50: float, p90: float, longest: float) -> tuple[float, float]:
 
 @dataclass(frozen=True, kw_only=True)
 class Lognormal(MadeUp):
-    """Prompt and output lengths drawn apart from lognormals of these medians and P90 (tokens); requests of more than
-    `max_len` tokens in all are drawn anew, which the fit allows for. Raises UserError for what no lognormal has.
+    """Prompt and output lengths drawn apart from lognormals of these medians and P90 (tokens);
+    requests of more than `max_len` tokens in all are drawn anew, which the fit allows for. Raises
+    UserError for what no lognormal has.
     """
 
     name: ClassVar[str] = "lognormal"
@@ -50,12 +52,20 @@ class Lognormal(MadeUp):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_int("workload.max_len", self.max_len, 2, "use the most tokens of prompt and output together")
+        require_int(
+            "workload.max_len", self.max_len, 2, "use the most tokens of prompt and output together"
+        )
         for kind in ("prompt", "output"):
             names = [f"{kind}_p50", f"{kind}_p90"]
-            p50, p90 = (require_number(f"workload.{n}", getattr(self, n), above=0, fix="use tokens") for n in names)
+            p50, p90 = (
+                require_number(f"workload.{n}", getattr(self, n), above=0, fix="use tokens")
+                for n in names
+            )
             if p90 <= p50:
-                raise UserError(f"workload.{names[1]}={p90:g} is not above workload.{names[0]}={p50:g}; raise it")
+                raise UserError(
+                    f"workload.{names[1]}={p90:g} is not above workload.{names[0]}={p50:g}; "
+                    "raise it"
+                )
         if self.prompt_p90 + self.output_p90 >= self.max_len:
             raise UserError(
                 f"workload.max_len={self.max_len} is not above prompt_p90 + output_p90 = "
@@ -69,8 +79,12 @@ class Lognormal(MadeUp):
     def _lengths(self) -> Iterator[tuple[int, int]]:
         """Prompt and output lengths without end."""
         generator = np.random.default_rng([self.seed, 3])
-        prompt = self._fit("prompt", self.prompt_p50, self.prompt_p90, self.max_len - self.output_p50)
-        output = self._fit("output", self.output_p50, self.output_p90, self.max_len - self.prompt_p50)
+        prompt = self._fit(
+            "prompt", self.prompt_p50, self.prompt_p90, self.max_len - self.output_p50
+        )
+        output = self._fit(
+            "output", self.output_p50, self.output_p90, self.max_len - self.prompt_p50
+        )
         while True:
             drawn = [max(1, round(float(generator.lognormal(*fit)))) for fit in (prompt, output)]
             if sum(drawn) <= self.max_len:
@@ -81,6 +95,7 @@ class Lognormal(MadeUp):
             return fitted(p50, p90, longest)
         except ValueError:
             raise UserError(
-                f"workload.{kind}_p90={p90:g} is too near workload.max_len={self.max_len} for a lognormal with median "
+                f"workload.{kind}_p90={p90:g} is too near workload.max_len={self.max_len} for a "
+                "lognormal with median "
                 f"{p50:g}; raise max_len"
             ) from None

@@ -7,15 +7,18 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sarathi_lab.errors import UserError, require_int
+from sarathi_lab.config.errors import UserError, require_int
 from sarathi_lab.workload.base import random_prompt
 
-ANY_VOCAB_SIZE = 1 << 15  # for prompts that nobody computes: prefixes are told apart by their tokens all the same
+ANY_VOCAB_SIZE = (
+    1 << 15
+)  # for prompts that nobody computes: prefixes are told apart by their tokens all the same
 
 
 @dataclass(frozen=True, kw_only=True)
 class SharedPrefixes:
-    """Every prompt begins with one of `num_prefixes` texts (None: one) of `shared_prefix_len` tokens, as the seed says.
+    """Every prompt begins with one of `num_prefixes` texts (None: one) of `shared_prefix_len`
+    tokens, as the seed says.
 
     The prefix counts as part of the prompt's length; a shorter prompt is its beginning.
     """
@@ -25,18 +28,32 @@ class SharedPrefixes:
 
     def check_prefixes(self) -> None:
         """Raise UserError for numbers that are none, or have no effect."""
-        require_int("workload.shared_prefix_len", self.shared_prefix_len, 0, "use 0 for prompts that share nothing")
+        require_int(
+            "workload.shared_prefix_len",
+            self.shared_prefix_len,
+            0,
+            "use 0 for prompts that share nothing",
+        )
         if self.num_prefixes is None:
             return
-        require_int("workload.num_prefixes", self.num_prefixes, 1, "use null for one prefix that all prompts share")
+        require_int(
+            "workload.num_prefixes",
+            self.num_prefixes,
+            1,
+            "use null for one prefix that all prompts share",
+        )
         if not self.shared_prefix_len:
             raise UserError(
                 f"workload.num_prefixes={self.num_prefixes} has no effect without a prefix; add "
                 "workload.shared_prefix_len=512"
             )
 
-    def prompt(self, request_id: int, prompt_len: int, vocab_size: int | None, seed: int) -> NDArray[np.int32] | None:
-        """Token ids [prompt_len] that depend on seed and request only; None if nobody reads or compares them."""
+    def prompt(
+        self, request_id: int, prompt_len: int, vocab_size: int | None, seed: int
+    ) -> NDArray[np.int32] | None:
+        """Token ids [prompt_len] that depend on seed and request only; None if nobody reads or
+        compares them.
+        """
         if not self.shared_prefix_len:
             return random_prompt(request_id, prompt_len, vocab_size, seed)
         vocab_size = vocab_size or ANY_VOCAB_SIZE

@@ -8,23 +8,29 @@ from typing import ClassVar
 
 import numpy as np
 
-from sarathi_lab.errors import UserError, require_int, require_number, require_one_of
-from sarathi_lab.request import Request
+from sarathi_lab.config.errors import UserError, require_int, require_number, require_one_of
+from sarathi_lab.engine.request import Request
 from sarathi_lab.workload.arriving import READS, Arriving
 from sarathi_lab.workload.base import Encode, LoadedRequests
 from sarathi_lab.workload.prefixes import SharedPrefixes
 
 
 def split_length(total_len: int, pd_ratio: float) -> tuple[int, int]:
-    """Prompt and output length of P + D = total_len and P : D nearest to `pd_ratio`, at least 1 token each."""
-    prompt_len = total_len - 1 if pd_ratio >= 2 * total_len else round(total_len * pd_ratio / (pd_ratio + 1))
+    """Prompt and output length of P + D = total_len and P : D nearest to `pd_ratio`, at least 1
+    token each.
+    """
+    prompt_len = (
+        total_len - 1 if pd_ratio >= 2 * total_len else round(total_len * pd_ratio / (pd_ratio + 1))
+    )
     prompt_len = min(max(prompt_len, 1), total_len - 1)
     return prompt_len, total_len - prompt_len
 
 
 @dataclass(frozen=True, kw_only=True)
 class MadeUp(SharedPrefixes, Arriving):
-    """What the made-up workloads share: `num_requests` requests with random prompts, all from one seed."""
+    """What the made-up workloads share: `num_requests` requests with random prompts, all from one
+    seed.
+    """
 
     num_requests: int
     seed: int
@@ -33,20 +39,33 @@ class MadeUp(SharedPrefixes, Arriving):
         super().__post_init__()
         if self.arrivals is None:
             require_one_of("workload.arrivals", self.arrivals, READS)
-        require_int("workload.num_requests", self.num_requests, 1, "use the number of requests to serve, such as 16")
+        require_int(
+            "workload.num_requests",
+            self.num_requests,
+            1,
+            "use the number of requests to serve, such as 16",
+        )
         require_int("seed", self.seed, 0, "use a number such as 0")
         self.check_prefixes()
 
-    def made(self, name: str, lengths: Iterable[tuple[int, int]], vocab_size: int | None) -> LoadedRequests:
-        """Requests of these prompt and output lengths (tokens), of which there may be more than enough."""
+    def made(
+        self, name: str, lengths: Iterable[tuple[int, int]], vocab_size: int | None
+    ) -> LoadedRequests:
+        """Requests of these prompt and output lengths (tokens), of which there may be more than
+        enough.
+        """
         assert self.arrivals is not None, "checked above"
         times = self.times(self.arrivals, self.num_requests, self.seed).tolist()
         priorities = self.dealt_priorities(self.num_requests, self.seed)
         requests = []
-        for i, (time, priority, (prompt_len, output_len)) in enumerate(zip(times, priorities, lengths, strict=False)):
+        for i, (time, priority, (prompt_len, output_len)) in enumerate(
+            zip(times, priorities, lengths, strict=False)
+        ):
             prompt = self.prompt(i, prompt_len, vocab_size, self.seed)
             requests.append(Request(i, time, prompt_len, output_len, prompt, priority))
-        return LoadedRequests(name, requests, num_users=self.users, think_time=self.think_time or 0.0)
+        return LoadedRequests(
+            name, requests, num_users=self.users, think_time=self.think_time or 0.0
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,10 +76,14 @@ class _Synthetic(MadeUp):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_number("pd_ratio", self.pd_ratio, above=0, fix="use prompt tokens per output token such as 31")
+        require_number(
+            "pd_ratio", self.pd_ratio, above=0, fix="use prompt tokens per output token such as 31"
+        )
 
     def _load(self, name: str, lengths: Iterable[int], vocab_size: int | None) -> LoadedRequests:
-        return self.made(name, [split_length(int(total_len), self.pd_ratio) for total_len in lengths], vocab_size)
+        return self.made(
+            name, [split_length(int(total_len), self.pd_ratio) for total_len in lengths], vocab_size
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +95,9 @@ class PaperGrid(_Synthetic):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_int("seq_len", self.seq_len, 2, "use at least one prompt and one output token, such as 1024")
+        require_int(
+            "seq_len", self.seq_len, 2, "use at least one prompt and one output token, such as 1024"
+        )
 
     def generate(self, vocab_size: int | None, encode: Encode | None = None) -> LoadedRequests:
         """`num_requests` requests of equal lengths."""
@@ -88,10 +113,17 @@ class _Varied(_Synthetic):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_int("workload.min_len", self.min_len, 2, "use at least one prompt and one output token")
-        require_int("workload.max_len", self.max_len, 2, "use at least one prompt and one output token")
+        require_int(
+            "workload.min_len", self.min_len, 2, "use at least one prompt and one output token"
+        )
+        require_int(
+            "workload.max_len", self.max_len, 2, "use at least one prompt and one output token"
+        )
         if self.min_len > self.max_len:
-            raise UserError(f"workload.min_len={self.min_len} exceeds workload.max_len={self.max_len}; exchange them")
+            raise UserError(
+                f"workload.min_len={self.min_len} exceeds workload.max_len={self.max_len}; "
+                "exchange them"
+            )
 
     def _generator(self) -> np.random.Generator:
         return np.random.default_rng([self.seed, 2])
@@ -105,13 +137,16 @@ class Uniform(_Varied):
 
     def generate(self, vocab_size: int | None, encode: Encode | None = None) -> LoadedRequests:
         """`num_requests` requests; the same seed gives the same lengths."""
-        lengths = self._generator().integers(self.min_len, self.max_len, self.num_requests, endpoint=True)
+        lengths = self._generator().integers(
+            self.min_len, self.max_len, self.num_requests, endpoint=True
+        )
         return self._load(self.name, lengths.tolist(), vocab_size)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Zipf(_Varied):
-    """Total lengths by rank: P(min_len + k - 1) proportional to k^-theta, so that short ones are likely.
+    """Total lengths by rank: P(min_len + k - 1) proportional to k^-theta, so that short ones are
+    likely.
 
     The paper's pipeline simulation uses theta = 0.4 over 1K to 4K tokens (section 5.3).
     """

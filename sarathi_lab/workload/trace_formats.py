@@ -1,4 +1,6 @@
-"""Reads tables of request lengths, and of arrival times where they have them, in the formats of public traces."""
+"""Reads tables of request lengths, and of arrival times where they have them, in the formats of
+public traces.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from sarathi_lab.errors import UserError
+from sarathi_lab.config.errors import UserError
 from sarathi_lab.workload.files import empty_file, json_object, numbered_lines
 
 PREFIX_BLOCK = 512  # tokens that one of Mooncake's hash ids stands for
@@ -26,9 +28,9 @@ PREFIX_IDS = "hash_ids"
 class TraceTable:
     """The rows of a file in the order of their times, as they come among equals.
 
-    `times` are nanoseconds from any zero, None where the file has none; `prefix_ids` are those of `Request`, None where
-    the file has none. `num_early` rows were earlier than the one before them in the file, `num_together` at the same
-    time as another.
+    `times` are nanoseconds from any zero, None where the file has none; `prefix_ids` are those of
+    `Request`, None where the file has none. `num_early` rows were earlier than the one before them
+    in the file, `num_together` at the same time as another.
     """
 
     times: NDArray[np.int64] | None
@@ -54,7 +56,9 @@ class _Format:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return tuple(column for column in (self.time, self.prompt, self.output) if column is not None)
+        return tuple(
+            column for column in (self.time, self.prompt, self.output) if column is not None
+        )
 
 
 def _from_date(value: Any) -> int:
@@ -88,12 +92,14 @@ Cells = tuple[Any, ...]  # time (None without), prompt and output length, prefix
 
 
 def read_trace(file: Path) -> TraceTable:
-    """The table in `file`: CSV, or JSONL with an object a line; its format is recognised by columns or keys.
+    """The table in `file`: CSV, or JSONL with an object a line; its format is recognised by columns
+    or keys.
 
-    Azure's LLM inference traces (TIMESTAMP, ContextTokens, GeneratedTokens), BurstGPT (Timestamp in seconds, Request
-    tokens, Response tokens), Mooncake (timestamp in milliseconds, input_length, output_length, and hash_ids of blocks
-    of 512 tokens), or lengths alone (num_prefill_tokens, num_decode_tokens); other columns are not read. Raises
-    UserError for what is none of them, naming the line. A file that has not changed since is not read again.
+    Azure's LLM inference traces (TIMESTAMP, ContextTokens, GeneratedTokens), BurstGPT (Timestamp in
+    seconds, Request tokens, Response tokens), Mooncake (timestamp in milliseconds, input_length,
+    output_length, and hash_ids of blocks of 512 tokens), or lengths alone (num_prefill_tokens,
+    num_decode_tokens); other columns are not read. Raises UserError for what is none of them,
+    naming the line. A file that has not changed since is not read again.
     """
     try:
         state = file.stat()
@@ -104,7 +110,9 @@ def read_trace(file: Path) -> TraceTable:
 
 @lru_cache(maxsize=2)
 def _read(file: Path, mtime_ns: int, size: int) -> TraceTable:
-    """The table in `file` as it was at that time: a run, its baselines and a sweep's other runs plan from the same."""
+    """The table in `file` as it was at that time: a run, its baselines and a sweep's other runs
+    plan from the same.
+    """
     lines = ((number, line) for number, line in numbered_lines(file) if line.strip())
     first = next(lines, None)
     if first is None:
@@ -124,7 +132,8 @@ def _recognised(file: Path, names: Iterable[str]) -> _Format:
     known = "; ".join(f"{form.name} {', '.join(form.columns)}" for form in FORMATS)
     shown = ", ".join(have)
     raise UserError(
-        f"{file} has the columns {shown if len(shown) < 200 else shown[:200] + '...'}, which no known format has; "
+        f"{file} has the columns {shown if len(shown) < 200 else shown[:200] + '...'}, which no "
+        "known format has; "
         f"rename them to one of: {known}"
     )
 
@@ -187,7 +196,9 @@ def _table(file: Path, form: _Format, rows: Iterator[tuple[int, Cells]]) -> Trac
         except (TypeError, ValueError, OverflowError) as error:
             raise _broken(file, number, error) from None
     if not columns[1]:
-        raise UserError(f"{file} is empty but for its header; name a file with at least one request")
+        raise UserError(
+            f"{file} is empty but for its header; name a file with at least one request"
+        )
     prefix_ids += [()] * (len(columns[1]) - len(prefix_ids) if prefix_ids else 0)
     times, prompt_lens, output_lens = (np.frombuffer(column, dtype=np.int64) for column in columns)
     if form.time is None:
@@ -223,7 +234,9 @@ def _count(value: Any) -> int:
 
 
 def _ids(value: Any, prompt_len: int) -> tuple[int, ...]:
-    """At most one id for every 512 tokens of the prompt, begun ones included; some writers leave the last one out."""
+    """At most one id for every 512 tokens of the prompt, begun ones included; some writers leave
+    the last one out.
+    """
     if not isinstance(value, list):
         raise ValueError(f"{PREFIX_IDS} is no list")
     for item in value:

@@ -10,8 +10,8 @@ from typing import ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from sarathi_lab.errors import UserError, require_int, require_number
-from sarathi_lab.request import Request
+from sarathi_lab.config.errors import UserError, require_int, require_number
+from sarathi_lab.engine.request import Request
 from sarathi_lab.workload.arriving import ArrivalKind, Arriving, check_arrivals
 from sarathi_lab.workload.base import Encode, LoadedRequests, random_prompt
 from sarathi_lab.workload.files import named_file
@@ -20,15 +20,17 @@ from sarathi_lab.workload.trace_formats import PREFIX_BLOCK, TraceTable, read_tr
 
 @dataclass(frozen=True, kw_only=True)
 class Trace(Arriving):
-    """Lengths of requests from a file in one of the formats of `read_trace`, with made-up prompts of those lengths.
+    """Lengths of requests from a file in one of the formats of `read_trace`, with made-up prompts
+    of those lengths.
 
-    `arrivals` None: the file's own times, from its first row, times `time_scale` (2 halves the load), or such that
-    there are `rate` requests per second in the mean; a file without times gives a closed batch. Any other kind of
-    arrivals exchanges the times. Where the file has ids of blocks of 512 tokens, prompts have equal tokens where ids
-    are equal.
+    `arrivals` None: the file's own times, from its first row, times `time_scale` (2 halves the
+    load), or such that there are `rate` requests per second in the mean; a file without times gives
+    a closed batch. Any other kind of arrivals exchanges the times. Where the file has ids of blocks
+    of 512 tokens, prompts have equal tokens where ids are equal.
 
-    Rows with more than `max_len` tokens in all (None: what the model takes, see `within`), or without a prompt or an
-    output token, and those after the first `max_requests` usable ones are dropped and counted. Raises UserError.
+    Rows with more than `max_len` tokens in all (None: what the model takes, see `within`), or
+    without a prompt or an output token, and those after the first `max_requests` usable ones are
+    dropped and counted. Raises UserError.
     """
 
     name: ClassVar[str] = "trace"
@@ -42,21 +44,28 @@ class Trace(Arriving):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_int("seed", self.seed, 0, "use a number such as 0")
-        require_number("workload.time_scale", self.time_scale, above=0, fix="use 1 for the trace's own times")
+        require_number(
+            "workload.time_scale", self.time_scale, above=0, fix="use 1 for the trace's own times"
+        )
         if self.max_requests is not None:
-            require_int("workload.max_requests", self.max_requests, 1, "use null for the whole trace")
+            require_int(
+                "workload.max_requests", self.max_requests, 1, "use null for the whole trace"
+            )
         if self.max_len is not None:
             require_int("workload.max_len", self.max_len, 2, "use null for what the model takes")
         if self.arrivals is None:
             self._check_own_times()
         elif self.time_scale != 1:
             raise UserError(
-                f"workload.time_scale={self.time_scale} has no effect on {self.arrivals} arrivals; drop it, or use "
+                f"workload.time_scale={self.time_scale} has no effect on {self.arrivals} "
+                "arrivals; drop it, or use "
                 "workload.arrivals=null for the trace's own times"
             )
 
     def within(self, max_len: int) -> Self:
-        """The same trace for a model of at most `max_len` tokens, unless it names its own `max_len`."""
+        """The same trace for a model of at most `max_len` tokens, unless it names its own
+        `max_len`.
+        """
         return self if self.max_len is not None else replace(self, max_len=max_len)
 
     def generate(self, vocab_size: int | None, encode: Encode | None = None) -> LoadedRequests:
@@ -71,7 +80,9 @@ class Trace(Arriving):
             prompt_len, output_len = int(table.prompt_lens[row]), int(table.output_lens[row])
             ids = table.prefix_ids[row] if table.prefix_ids is not None else ()
             prompt = _prompt(i, prompt_len, ids, vocab_size, self.seed)
-            requests.append(Request(i, times[i], prompt_len, output_len, prompt, priorities[i], ids))
+            requests.append(
+                Request(i, times[i], prompt_len, output_len, prompt, priorities[i], ids)
+            )
         return LoadedRequests(
             f"{self.name} {file.name}",
             requests,
@@ -86,14 +97,18 @@ class Trace(Arriving):
         for name in ("cv", "end_rate", "users", "think_time"):
             if (value := getattr(self, name)) is not None:
                 raise UserError(
-                    f"workload.{name}={value} has no effect on the trace's own times; drop it, or exchange them with "
+                    f"workload.{name}={value} has no effect on the trace's own times; drop it, "
+                    "or exchange them with "
                     "workload.arrivals"
                 )
         if self.rate is not None:
-            require_number("workload.rate", self.rate, above=0, fix="use requests per second such as 2.0")
+            require_number(
+                "workload.rate", self.rate, above=0, fix="use requests per second such as 2.0"
+            )
             if self.time_scale != 1:
                 raise UserError(
-                    f"workload.rate={self.rate} and workload.time_scale={self.time_scale} both scale the trace's "
+                    f"workload.rate={self.rate} and workload.time_scale={self.time_scale} both "
+                    "scale the trace's "
                     "times; drop one"
                 )
 
@@ -113,7 +128,8 @@ class Trace(Arriving):
         if not used:
             reasons = ", ".join(f"{count} {reason}" for reason, count in dropped.items() if count)
             raise UserError(
-                f"{file}: all {len(table)} rows were dropped ({reasons}); name another file or raise max_len"
+                f"{file}: all {len(table)} rows were dropped ({reasons}); name another file or "
+                "raise max_len"
             )
         return used, dropped
 
@@ -124,13 +140,16 @@ class Trace(Arriving):
         if table.times is None:
             if self.time_scale != 1:
                 raise UserError(
-                    f"workload.time_scale={self.time_scale} has no effect: {file} has no times; drop it, or make some "
+                    f"workload.time_scale={self.time_scale} has no effect: {file} has no times; "
+                    "drop it, or make some "
                     "with workload.arrivals=poisson and workload.rate"
                 )
             check_arrivals(self, "closed")  # whoever gave a rate wants other arrivals
             return self.times("closed", len(used), self.seed)
         times = (table.times[used] - table.times[0]) / 1e9
-        return times * (self.time_scale if self.rate is None else _mean_rate(file, times, self.rate) / self.rate)
+        return times * (
+            self.time_scale if self.rate is None else _mean_rate(file, times, self.rate) / self.rate
+        )
 
 
 def _mean_rate(file: Path, times: NDArray[np.float64], wanted: float) -> float:
@@ -138,7 +157,8 @@ def _mean_rate(file: Path, times: NDArray[np.float64], wanted: float) -> float:
     duration = times[-1] - times[0]
     if duration <= 0:
         raise UserError(
-            f"workload.rate={wanted} can't rescale {file}: its {len(times)} usable rows share one time; drop it, or "
+            f"workload.rate={wanted} can't rescale {file}: its {len(times)} usable rows share "
+            "one time; drop it, or "
             "make other times with workload.arrivals=poisson"
         )
     return float((len(times) - 1) / duration)
@@ -156,12 +176,16 @@ def _notes(table: TraceTable) -> list[str]:
 def _prompt(
     request_id: int, prompt_len: int, ids: Sequence[int], vocab_size: int | None, seed: int
 ) -> NDArray[np.int32] | None:
-    """Token ids [prompt_len]: blocks of 512 that depend on seed and id only, then those of `random_prompt`."""
+    """Token ids [prompt_len]: blocks of 512 that depend on seed and id only, then those of
+    `random_prompt`.
+    """
     prompt = random_prompt(request_id, prompt_len, vocab_size, seed)
     if prompt is None or vocab_size is None:
         return None
     for i, block_id in enumerate(ids):
-        block = np.random.default_rng([seed, 5, block_id]).integers(0, vocab_size, PREFIX_BLOCK, dtype=np.int32)
+        block = np.random.default_rng([seed, 5, block_id]).integers(
+            0, vocab_size, PREFIX_BLOCK, dtype=np.int32
+        )
         start = i * PREFIX_BLOCK
         prompt[start : start + PREFIX_BLOCK] = block[: prompt_len - start]
     return prompt

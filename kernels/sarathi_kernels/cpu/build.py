@@ -1,4 +1,6 @@
-"""Compiles the C++ of this folder for the CPU at hand, once: the result is kept in the user's cache folder."""
+"""Compiles the C++ of this folder for the CPU at hand, once: the result is kept in the user's cache
+folder.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def cpu_flags() -> set[str]:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return set()
-    return next((set(line.split(":", 1)[1].split()) for line in lines if line.startswith("flags")), set())
+    return next(
+        (set(line.split(":", 1)[1].split()) for line in lines if line.startswith("flags")), set()
+    )
 
 
 def cache_folder() -> Path:
@@ -53,12 +57,20 @@ def _key(compiler: str, flags: set[str]) -> str:
     """Of all that the result depends on."""
     sources = [*sorted(SOURCE.parent.glob("*.h")), SOURCE]
     version = _run([compiler, "--version"])
-    parts = [*(path.read_text() for path in sources), version, *FLAGS, *sorted(flags), platform.libc_ver()[1]]
+    parts = [
+        *(path.read_text() for path in sources),
+        version,
+        *FLAGS,
+        *sorted(flags),
+        platform.libc_ver()[1],
+    ]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
 def _compile(compiler: str, library: Path) -> None:
-    """Aside and moved when complete, so that processes that start together never load half a library."""
+    """Aside and moved when complete, so that processes that start together never load half a
+    library.
+    """
     try:
         library.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=library.parent) as folder:
@@ -75,6 +87,8 @@ def _run(command: list[str]) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NotBuilt(f"{command[0]} does not run: {error}") from None
     if done.returncode:
-        reasons = [line for line in done.stderr.splitlines() if "error" in line] or ["it gave no reason"]
+        reasons = [line for line in done.stderr.splitlines() if "error" in line] or [
+            "it gave no reason"
+        ]
         raise NotBuilt(f"{command[0]} does not compile the kernels: {reasons[0]}")
     return done.stdout

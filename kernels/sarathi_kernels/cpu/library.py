@@ -1,4 +1,6 @@
-"""The compiled C++ and its calls, on torch's tensors of a CPU. Structures are those of `structures.h`."""
+"""The compiled C++ and its calls, on torch's tensors of a CPU. Structures are those of
+`structures.h`.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +25,23 @@ KV_TYPES = (None, torch.int8, torch.float8_e4m3fn)  # numbered as in `structures
 class LinearStruct(Structure):
     """`Linear`."""
 
-    _fields_ = (("weight", c_void_p), ("bias", c_void_p), ("in_features", c_int64), ("out_features", c_int64))
+    _fields_ = (
+        ("weight", c_void_p),
+        ("bias", c_void_p),
+        ("in_features", c_int64),
+        ("out_features", c_int64),
+    )
 
 
 class NormStruct(Structure):
     """`Norm`."""
 
-    _fields_ = (("weight", c_void_p), ("bias", c_void_p), ("epsilon", c_float), ("is_layer", c_int32))
+    _fields_ = (
+        ("weight", c_void_p),
+        ("bias", c_void_p),
+        ("epsilon", c_float),
+        ("is_layer", c_int32),
+    )
 
 
 class LayerStruct(Structure):
@@ -79,7 +91,10 @@ class ShapeStruct(Structure):
     """`Shape`."""
 
     _fields_ = (
-        *((name, c_int64) for name in ("num_heads", "num_kv_heads", "head_size", "block_size", "window")),
+        *(
+            (name, c_int64)
+            for name in ("num_heads", "num_kv_heads", "head_size", "block_size", "window")
+        ),
         ("scale", c_float),
     )
 
@@ -124,7 +139,9 @@ def load() -> ctypes.CDLL:
 
 
 def start(num_threads: int, *, allows_amx: bool = True) -> bool:
-    """Start so many threads, before any other call; returns whether bfloat16 is multiplied by AMX. Raises NotBuilt."""
+    """Start so many threads, before any other call; returns whether bfloat16 is multiplied by AMX.
+    Raises NotBuilt.
+    """
     if num_threads < 1:
         raise ValueError(f"{num_threads} threads compute nothing; use 1 or more")
     return bool(load().sarathi_start(num_threads, allows_amx))
@@ -132,7 +149,9 @@ def start(num_threads: int, *, allows_amx: bool = True) -> bool:
 
 def linear_struct(linear: PackedLinear) -> LinearStruct:
     """Valid as long as `linear`."""
-    return LinearStruct(linear.weight.data_ptr(), address(linear.bias), linear.in_features, linear.out_features)
+    return LinearStruct(
+        linear.weight.data_ptr(), address(linear.bias), linear.in_features, linear.out_features
+    )
 
 
 def address(tensor: Tensor | None) -> int | None:
@@ -144,7 +163,11 @@ def segment_structs(segments: Sequence[Segment]) -> ctypes.Array[SegmentStruct]:
     """Valid as long as `segments`."""
     structs = (SegmentStruct * len(segments))()
     for struct, segment in zip(structs, segments, strict=True):
-        struct.start, struct.num_queries, struct.kv_len = segment.start, segment.num_queries, segment.kv_len
+        struct.start, struct.num_queries, struct.kv_len = (
+            segment.start,
+            segment.num_queries,
+            segment.kv_len,
+        )
         if isinstance(segment.blocks, slice):
             struct.first_block = segment.blocks.start
         else:
@@ -155,8 +178,9 @@ def segment_structs(segments: Sequence[Segment]) -> ctypes.Array[SegmentStruct]:
 def linear(x: Tensor, weight: PackedLinear) -> Tensor:
     """x [rows, in_features] times a packed weight; [rows, out_features] of x's dtype.
 
-    Of a gated weight all columns of the panels: 16 gates and the 16 columns they scale, and so on. Sums are float32.
-    With AMX, x is rounded to bfloat16 beforehand if the weight is of it. Raises ValueError if sizes do not match.
+    Of a gated weight all columns of the panels: 16 gates and the 16 columns they scale, and so on.
+    Sums are float32. With AMX, x is rounded to bfloat16 beforehand if the weight is of it. Raises
+    ValueError if sizes do not match.
     """
     if x.shape[1] != weight.in_features:
         raise ValueError(f"x {tuple(x.shape)} does not match {weight.in_features} inputs")
@@ -177,19 +201,25 @@ def attention(
     scale: float,
     sliding_window: int | None,
 ) -> Tensor:
-    """`attention.paged_attention`, without masks; [num_tokens, num_heads, head_size] of the query's dtype.
+    """`attention.paged_attention`, without masks; [num_tokens, num_heads, head_size] of the query's
+    dtype.
 
-    With AMX a cache in 8 bits is multiplied as bfloat16 if the query is of it. Raises ValueError for other shapes.
+    With AMX a cache in 8 bits is multiplied as bfloat16 if the query is of it. Raises ValueError
+    for other shapes.
     """
     num_heads, head_size = query.shape[1:]
     if head_size > MAX_HEAD_SIZE or num_heads % keys.shape[2] or keys.shape[3] != head_size:
         raise ValueError(f"query {tuple(query.shape)} does not match the cache {tuple(keys.shape)}")
     (key_data, key_scales), (value_data, value_scales) = _parts(keys), _parts(values)
-    if not all(t.is_contiguous() for t in (key_data, value_data, key_scales, value_scales) if t is not None):
+    if not all(
+        t.is_contiguous() for t in (key_data, value_data, key_scales, value_scales) if t is not None
+    ):
         raise ValueError("one layer's cache lies in one piece")
     taken = query.float().contiguous()
     out = torch.empty_like(taken)
-    shape = ShapeStruct(num_heads, keys.shape[2], head_size, keys.shape[1], sliding_window or 0, scale)
+    shape = ShapeStruct(
+        num_heads, keys.shape[2], head_size, keys.shape[1], sliding_window or 0, scale
+    )
     structs = segment_structs(segments)
     load().sarathi_attention(
         byref(shape),
@@ -212,12 +242,16 @@ def _parts(cache: Cache) -> tuple[Tensor, Tensor | None]:
 
 
 def kv_type(dtype: torch.dtype) -> int:
-    """The number that `structures.h` has for a cache of `dtype`: zero for all that is not in 8 bits."""
+    """The number that `structures.h` has for a cache of `dtype`: zero for all that is not in 8
+    bits.
+    """
     return KV_TYPES.index(dtype) if dtype in KV_TYPES else 0
 
 
 def greedy(logits: Tensor, nan_token: int) -> Tensor:
-    """The likeliest token of each row of [rows, vocab_size] float32; `nan_token` where a logit is not a number."""
+    """The likeliest token of each row of [rows, vocab_size] float32; `nan_token` where a logit is
+    not a number.
+    """
     if logits.dtype != torch.float32 or not logits.is_contiguous():
         raise ValueError(f"logits of {logits.dtype} are not contiguous float32")
     out = torch.empty(len(logits), dtype=torch.int64)

@@ -1,4 +1,6 @@
-"""What the system is asked for: large pages, and to take back what the C library keeps though it was freed."""
+"""What the system is asked for: large pages, and to take back what the C library keeps though it
+was freed.
+"""
 
 from __future__ import annotations
 

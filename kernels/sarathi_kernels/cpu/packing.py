@@ -1,7 +1,9 @@
-"""Weights as the C++ reads them: 32 columns of the result together, so that a product reads memory in one stream.
+"""Weights as the C++ reads them: 32 columns of the result together, so that a product reads memory
+in one stream.
 
-float32: [panels, in_features, 32]. bfloat16, for AMX: [panels, in_features / 32, 2, 16, 16, 2], that is blocks of 32
-inputs, two halves of 16 columns, and in each the inputs pair by pair. Sizes are rounded up, with zeros.
+float32: [panels, in_features, 32]. bfloat16, for AMX: [panels, in_features / 32, 2, 16, 16, 2],
+that is blocks of 32 inputs, two halves of 16 columns, and in each the inputs pair by pair. Sizes
+are rounded up, with zeros.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ DTYPES = (torch.float32, torch.bfloat16)
 
 @dataclass(frozen=True)
 class PackedLinear:
-    """A packed weight; `bias` is float32 and as wide as the panels. `out_features` of a gated product are half."""
+    """A packed weight; `bias` is float32 and as wide as the panels. `out_features` of a gated
+    product are half.
+    """
 
     weight: Tensor
     bias: Tensor | None
@@ -45,8 +49,8 @@ class PackedLinear:
 def pack_linear(weight: Tensor, bias: Tensor | None, *, is_gated: bool = False) -> PackedLinear:
     """Pack `weight` [out_features, in_features], and `bias` [out_features] where there is one.
 
-    With `is_gated` the first half of the rows are gates of the second: each panel gets 16 of both. Raises ValueError
-    for a dtype that is neither float32 nor bfloat16.
+    With `is_gated` the first half of the rows are gates of the second: each panel gets 16 of both.
+    Raises ValueError for a dtype that is neither float32 nor bfloat16.
     """
     if weight.dtype not in DTYPES:
         raise ValueError(f"weights of {weight.dtype} can't be packed; use float32 or bfloat16")
@@ -63,7 +67,8 @@ def pack_linear(weight: Tensor, bias: Tensor | None, *, is_gated: bool = False) 
 def pack_together(packed: Iterator[PackedLinear], nbytes: int) -> list[PackedLinear]:
     """Move the weights into one tensor of `nbytes` or more, on large pages where Linux gives them.
 
-    An iteration of few tokens reads all of them once: on small pages a good part of its time goes into finding those.
+    An iteration of few tokens reads all of them once: on small pages a good part of its time goes
+    into finding those.
     """
     memory = torch.empty(nbytes, dtype=torch.uint8)
     use_huge_pages(memory)  # before it is touched
@@ -88,7 +93,9 @@ def packed_nbytes(weight: Tensor, *, is_gated: bool = False) -> int:
 
 
 def _pair(weight: Tensor) -> Tensor:
-    """16 rows of the first half, 16 of the second, and so on: [2 ceil(half / 16) 16, in_features]."""
+    """16 rows of the first half, 16 of the second, and so on: [2 ceil(half / 16) 16,
+    in_features].
+    """
     halves = weight.view(2, -1, weight.shape[1])
     padded = F.pad(halves, (0, 0, 0, -halves.shape[1] % 16))
     return padded.view(2, -1, 16, weight.shape[1]).transpose(0, 1).reshape(-1, weight.shape[1])
@@ -100,5 +107,7 @@ def _panels(weight: Tensor) -> Tensor:
         padded = F.pad(weight, (0, 0, 0, -rows % PANEL))
         return padded.view(-1, PANEL, columns).transpose(1, 2).contiguous()
     padded = F.pad(weight, (0, -columns % KBLOCK, 0, -rows % PANEL))
-    blocks = padded.view(-1, 2, 16, padded.shape[1] // KBLOCK, 16, 2)  # panel, half, column, block, pair, of two
+    blocks = padded.view(
+        -1, 2, 16, padded.shape[1] // KBLOCK, 16, 2
+    )  # panel, half, column, block, pair, of two
     return blocks.permute(0, 3, 1, 4, 2, 5).contiguous()

@@ -1,1 +1,0 @@
-"""The highest rate of requests that an engine serves within a service level objective (task `capacity`)."""

@@ -1,0 +1,66 @@
+"""sarathi_lab.config.console."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+WIDTH_WITHOUT_TERMINAL = 132
+
+
+def console() -> Console:
+    """Standard output, wide enough for the tables where it is a file."""
+    return Console(
+        width=None if sys.stdout.isatty() else WIDTH_WITHOUT_TERMINAL, highlight=False, markup=False
+    )
+
+
+def print_place(what: str, where: Path | str) -> None:
+    """A path or a command on a line of its own, unbroken, so that it can be copied."""
+    console().print(f"{what:<8}{where}", soft_wrap=True)
+
+
+@contextmanager
+def progress_of(what: str, total: float, unit: str = "") -> Iterator[Callable[[float], None]]:
+    """A progress bar over `total` steps; yields the function to call with the number of steps just
+    done.
+    """
+    columns = (
+        TextColumn(f"  {what}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn(unit),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console(), auto_refresh=False, transient=True) as bar:
+        task = bar.add_task("", total=total)
+        done, shown = 0.0, 0.0
+
+        def advance(steps: float) -> None:
+            nonlocal done, shown
+            done += steps
+            # Drawing costs milliseconds, a step may take less: redraw a few times a second only.
+            if (now := time.monotonic()) - shown > 0.2:
+                shown = now
+                bar.update(task, completed=min(done, total), refresh=True)
+
+        yield advance
+
+
+def print_stopped(error: Exception) -> None:
+    """Why a run did not come to its end; the next one of its sweep begins."""
+    console().print(f"  stopped: {error}", soft_wrap=True)

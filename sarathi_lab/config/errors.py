@@ -1,0 +1,72 @@
+"""The one exception that means "the user can fix this"; `run.py` prints it as one line and exits
+with 2.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+
+
+class UserError(Exception):
+    """A mistake in the input: the message names the value, the reason and the fix, in one line."""
+
+
+class RunError(UserError):
+    """Stops one run, not the sweep that it belongs to: what was recorded so far is kept."""
+
+
+def require_bool(name: str, value: object, fix: str = "use one of them") -> None:
+    """Raise `UserError` unless `value` is true or false."""
+    if not isinstance(value, bool):
+        raise UserError(f"{name}={value} is neither true nor false; {fix}")
+
+
+def require_int(name: str, value: object, minimum: int, fix: str) -> int:
+    """Return `value` if it is an integer of at least `minimum`, else raise `UserError`."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise UserError(f"{name}={value} is not a whole number; {fix}")
+    if value < minimum:
+        raise UserError(f"{name}={value} is below {minimum}; {fix}")
+    return value
+
+
+def require_number(
+    name: str, value: object, *, fix: str, above: float | None = None, minimum: float | None = None
+) -> float:
+    """Return `value` as a float if it is a finite number above `above` and not below `minimum`.
+
+    Raises UserError otherwise.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise UserError(f"{name}={value} is not a number; {fix}")
+    if above is not None and not above < value < float("inf"):
+        raise UserError(f"{name}={value} must be a finite number above {above:g}; {fix}")
+    if minimum is not None and not minimum <= value < float("inf"):
+        raise UserError(f"{name}={value} must be a finite number from {minimum:g}; {fix}")
+    return float(value)
+
+
+def require_one_of(name: str, value: object, valid: Iterable[str]) -> None:
+    """Raise `UserError` unless `value` is one of `valid`."""
+    if value not in (options := tuple(valid)):
+        raise UserError(f"{name}={value} is unknown; use one of {', '.join(options)}")
+
+
+EXIT_FAILED = 1  # by what no user can mend
+EXIT_USER_ERROR = 2
+EXIT_INTERRUPTED = 130
+
+
+def exit_code(command: Callable[[], int], kept: str) -> int:
+    """The code that `command` returns; 2 for a mistake of the user's, 130 for Ctrl-C, which says
+    what is `kept`.
+    """
+    try:
+        return command()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_USER_ERROR
+    except KeyboardInterrupt:
+        print(f"interrupted: {kept}", file=sys.stderr)
+        return EXIT_INTERRUPTED

@@ -1,0 +1,77 @@
+"""Where the repository keeps what the code reads: the configuration and the experiments."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+from sarathi_lab.config.errors import UserError
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+CONF = REPOSITORY / "conf"
+EXPERIMENTS = REPOSITORY / "experiments"
+
+
+def make_folder(folder: Path, setting: str) -> None:
+    """Make `folder`, which `setting` names, unless it is there. Raises UserError if it can't be
+    written to.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".writable-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise UserError(
+            f"{setting}={folder} can't be written ({error.strerror}); choose another folder"
+        ) from None
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write `content` to `path` in one step, so that nobody reads half of it, whenever this process
+    ends.
+    """
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside.write_text(json.dumps(content, indent=2) + "\n")
+    aside.replace(path)
+
+
+def try_lock(path: Path, *, shared: bool = False) -> TextIO | None:
+    """An open file that holds a lock on `path` until it is closed, or None if another holds it
+    exclusively.
+
+    A `shared` lock is refused by exclusive ones only. It ends with the process, however that ends.
+    """
+    return _lock(path, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Wait for an exclusive lock on `path` and hold it for the length of the block."""
+    file = _lock(path, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        if file is not None:
+            file.close()
+
+
+def _lock(path: Path, operation: int) -> TextIO | None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = path.open("a")
+    try:
+        fcntl.flock(file, operation)
+    except OSError as error:
+        if error.errno in (errno.ENOLCK, errno.EOPNOTSUPP):  # a network's file system without locks
+            return file
+        file.close()
+        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+            raise
+        return None
+    return file

@@ -1,0 +1,19 @@
+"""sarathi_lab.config.run_context."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """Where a run's results go and what they are called."""
+
+    run_dir: Path
+    baselines_dir: Path
+    name: str
+    group: str
+    swept: Sequence[str] = ()  # the settings that the sweep varies
+    experiment: str | None = None  # the overlay of conf/experiment, if one was asked for

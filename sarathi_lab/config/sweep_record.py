@@ -1,0 +1,121 @@
+"""What a sweep leaves in its folder for the one that continues it: the command, and the outcome of
+every job.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.paths import try_lock, write_json
+
+RECORD = "sweep.json"
+FINISHED = "finished.json"  # written last by every job that came to its end
+FAILED = "failed.json"  # why it did not
+OUTPUT = "output.txt"  # what a job in another process printed
+BEST = "best.json"  # a search's end
+LOCK = Path(".locks") / "sweep"
+
+
+@dataclass(frozen=True)
+class SweepRecord:
+    """A sweep's folder, the command line that it was started with, and what its jobs do."""
+
+    folder: Path
+    arguments: list[str]
+    fingerprint: str  # of the configuration of its jobs
+    num_jobs: int
+    is_search: bool  # a search chooses its jobs as it goes
+    started_at: str
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Raises OSError or ValueError where there is none."""
+        return cls(folder=folder, **json.loads((folder / RECORD).read_text()))
+
+    def write(self) -> None:
+        """Leave it in the folder, which is made if it is missing."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_json(
+            self.folder / RECORD,
+            {key: value for key, value in asdict(self).items() if key != "folder"},
+        )
+
+    @property
+    def resume_command(self) -> str:
+        """The command that continues it."""
+        return shlex.join(["python", "-m", "sarathi_lab.run", f"resume={self.folder}"])
+
+    def job_dir(self, number: int) -> Path:
+        """Where job `number` leaves its results."""
+        return self.folder / str(number)
+
+    def is_finished(self, number: int) -> bool:
+        """Whether job `number` came to its end, by this sweep or the one that it continues."""
+        return (self.job_dir(number) / FINISHED).is_file()
+
+    def failure(self, number: int) -> dict[str, Any] | None:
+        """Why job `number` failed (`error`, and `traceback` of what no user can mend), None if it
+        did not.
+        """
+        path = self.job_dir(number) / FAILED
+        return json.loads(path.read_text()) if path.is_file() else None
+
+    def is_complete(self) -> bool:
+        """Whether nothing is left to do."""
+        if self.is_search:
+            return (self.folder / BEST).is_file()
+        return all(self.is_finished(number) for number in range(self.num_jobs))
+
+    def unfinished(self) -> list[int]:
+        """The jobs that have begun but did not come to their end."""
+        return [number for number in self.begun() if not self.is_finished(number)]
+
+    def begun(self) -> list[int]:
+        """The numbers of the jobs that have a folder."""
+        return sorted(int(path.name) for path in self.folder.iterdir() if path.name.isdecimal())
+
+    def clear_unfinished(self) -> None:
+        """Remove what jobs and baselines without an end have left, so that they begin anew."""
+        for number in self.unfinished():
+            shutil.rmtree(self.job_dir(number), ignore_errors=True)
+        baselines = self.folder / "baselines"
+        for path in (*baselines.glob("*-failed"), *baselines.glob(".*")):
+            shutil.rmtree(path, ignore_errors=True)
+
+    def forget(self, numbers: Collection[int]) -> None:
+        """Remove the outcomes of jobs that another sweep left in the same folder."""
+        for number in numbers:
+            for name in (FINISHED, FAILED, OUTPUT, "run.json"):
+                (self.job_dir(number) / name).unlink(missing_ok=True)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Keep others from continuing the sweep meanwhile. Raises UserError if it, or one of its
+        jobs, is running.
+        """
+        alone = try_lock(self.folder / LOCK)
+        if alone is None:
+            raise UserError(
+                f"resume={self.folder} is still running; wait for it, or stop it and its jobs first"
+            )
+        alone.close()
+        with self.job_running():
+            yield
+
+    @contextmanager
+    def job_running(self) -> Iterator[None]:
+        """The same for one job, which may outlive the command that started it."""
+        lock = try_lock(self.folder / LOCK, shared=True)
+        try:
+            yield
+        finally:
+            if lock is not None:
+                lock.close()

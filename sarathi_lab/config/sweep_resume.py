@@ -1,0 +1,142 @@
+"""Finds the sweep that `resume=true` or `resume=FOLDER` continues, and refuses to mix it with
+another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+from sarathi_lab.config.command_line import CommandLine
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.sweep_record import RECORD, SweepRecord
+
+LATEST = "true"
+
+
+def split_resume(args: Sequence[str]) -> tuple[list[str], str | None]:
+    """The command line without `resume=...`, and what that says: "true", a folder, or None. Raises
+    UserError.
+    """
+    asked = [arg.partition("=")[2].strip("'\"") for arg in args if _is_resume(arg)]
+    rest = [arg for arg in args if not _is_resume(arg)]
+    if len(asked) > 1:
+        raise UserError(f"resume is given {len(asked)} times; name one sweep")
+    value = asked[0] if asked else "false"
+    if value.lower() == LATEST:
+        return rest, LATEST
+    if value in ("", "null"):
+        raise UserError(
+            "resume= names nothing; use resume=true, or resume=FOLDER with the folder of a sweep"
+        )
+    if value.lower() == "false":
+        return rest, None
+    return _with_recorded(rest, Path(value)), value
+
+
+def _is_resume(arg: str) -> bool:
+    return arg.partition("=")[0].lstrip("+") == "resume" and "=" in arg
+
+
+def _with_recorded(args: Sequence[str], folder: Path) -> list[str]:
+    """The sweep's own command line if `args` ask for no other; launchers and the like may
+    differ.
+    """
+    record = _read(folder)
+    overrides = [arg for arg in args if not arg.startswith("-")]
+    if not all(map(_is_hydras, overrides)):
+        return list(args)
+    own = [arg for arg in record.arguments if not overrides or not _is_hydras(arg)]
+    return [*own, *overrides]
+
+
+def _is_hydras(override: str) -> bool:
+    return override.lstrip("+~").startswith(("hydra.launcher", "hydra/launcher"))
+
+
+def _read(folder: Path) -> SweepRecord:
+    try:
+        return SweepRecord.read(folder.absolute())
+    except (OSError, ValueError, TypeError):
+        raise UserError(
+            f"resume={folder} is not the folder of a sweep: it has no readable {RECORD}; "
+            "name one such as outputs/DATE/TIME, or use resume=true"
+        ) from None
+
+
+def fingerprint(command_line: CommandLine) -> str:
+    """Equal for command lines whose jobs do the same work, wherever they leave the results."""
+    jobs = [OmegaConf.to_container(cfg, resolve=True) for cfg in command_line.jobs]
+    for job in jobs:
+        assert isinstance(job, dict)
+        for name in ("output", "tracking", "resume"):
+            job.pop(name, None)
+    search = None if command_line.search is None else command_line.search.identity()
+    text = json.dumps([jobs, search], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def find_sweep(resume: str, command_line: CommandLine) -> SweepRecord:
+    """The sweep to continue: the one that `resume` names, or the latest unfinished one of the same
+    jobs.
+
+    Raises UserError if there is none, it is complete, or its configuration differs.
+    """
+    if not command_line.is_sweep:
+        raise UserError(
+            f"resume={resume} has no effect: this is one run, not a sweep; drop it, or add -m"
+        )
+    if resume != LATEST:
+        return _named(resume, command_line)
+    output = Path(str(command_line.jobs[0].output))
+    mark = fingerprint(command_line)
+    same = [
+        record
+        for record in _records(output, command_line.results_dir)
+        if record.fingerprint == mark
+    ]
+    unfinished = [record for record in same if not record.is_complete()]
+    if unfinished:
+        return max(unfinished, key=lambda record: record.started_at)
+    found = (
+        f": {max(same, key=lambda record: record.started_at).folder} is complete" if same else ""
+    )
+    raise UserError(
+        f"resume=true finds no unfinished sweep of this command below {output}{found}; drop it "
+        "to start one"
+    )
+
+
+def _records(output: Path, results_dir: Path) -> list[SweepRecord]:
+    records = []
+    for path in {found.absolute() for found in [*output.rglob(RECORD), results_dir / RECORD]}:
+        try:
+            records.append(SweepRecord.read(path.parent))
+        except (OSError, ValueError, TypeError):  # another program's, or none
+            continue
+    return records
+
+
+def _named(resume: str, command_line: CommandLine) -> SweepRecord:
+    record = _read(Path(resume))
+    if record.fingerprint != fingerprint(command_line):
+        here = command_line.arguments
+        only_there = " ".join(arg for arg in record.arguments if arg not in here)
+        only_here = " ".join(arg for arg in here if arg not in record.arguments)
+        differ = f"{only_there or 'nothing more'} there, {only_here or 'nothing more'} here"
+        if not only_there and not only_here:
+            differ = "the files in conf/ have changed since"
+        raise UserError(
+            f"resume={resume} has another configuration ({differ}); repeat its command, or "
+            "start anew"
+        )
+    if record.is_complete():
+        raise UserError(
+            f"resume={resume} has nothing left to run: the sweep is complete; drop it to start "
+            "another"
+        )
+    return record

@@ -1,0 +1,185 @@
+"""Paged accounting of the KV cache: which sequence holds which fixed-size block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from sarathi_lab.engine.prefix_cache import PrefixCache
+from sarathi_lab.engine.request import Batch, Copy, SequenceState
+
+
+class BlockManager:
+    """`num_blocks` blocks of `block_size` tokens each; block ids index the executor's cache tensor.
+
+    `num_host_blocks` more in host memory take what is swapped out. Source of the scheme: paged
+    attention (vLLM). With `shares_prefixes` sequences share the blocks of equal beginnings
+    (`prefix`), else nothing.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        num_host_blocks: int = 0,
+        *,
+        shares_prefixes: bool = False,
+    ) -> None:
+        if num_blocks < 1 or block_size < 1 or num_host_blocks < 0:
+            raise ValueError(
+                f"need at least one block of one token, got {num_blocks} of {block_size}"
+            )
+        self.num_blocks = num_blocks
+        self.num_host_blocks = num_host_blocks
+        self.block_size = block_size
+        self.prefix = PrefixCache(block_size) if shares_prefixes else None
+        # Popped from the end, so that a fresh cache hands out 0, 1, 2, …: neighbours stay
+        # neighbours.
+        self._free = list(range(num_blocks - 1, -1, -1))
+        self._free_host = list(range(num_host_blocks - 1, -1, -1))
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that a sequence can have: those that hold nothing, and those cached for nobody in
+        particular.
+        """
+        return len(self._free) if self.prefix is None else len(self._free) + self.prefix.num_unused
+
+    @property
+    def num_used(self) -> int:
+        return self.num_blocks - (len(self._free) if self.prefix is None else self.num_free)
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that hold `num_tokens` tokens."""
+        return -(-num_tokens // self.block_size)
+
+    def watermark_blocks(self, watermark: float) -> int:
+        """Blocks that admission leaves free, so that running sequences can grow; `watermark` is a
+        share in [0, 1).
+        """
+        return int(watermark * self.num_blocks)
+
+    def can_hold(self, num_tokens: int, watermark: float = 0.0) -> bool:
+        """Whether a new sequence of `num_tokens` tokens fits beside the free `watermark`."""
+        return self.blocks_for(num_tokens) + self.watermark_blocks(watermark) <= self.num_free
+
+    def num_missing(self, sequence: SequenceState, num_tokens: int) -> int:
+        """Blocks that `sequence` lacks to hold `num_tokens` tokens."""
+        return max(0, self.blocks_for(num_tokens) - len(sequence.block_ids))
+
+    def num_slots(self, sequence: SequenceState) -> int:
+        """Tokens that `sequence` could compute next without anyone giving way."""
+        return (self.num_free + len(sequence.block_ids)) * self.block_size - sequence.num_computed
+
+    def grow(self, sequence: SequenceState, num_tokens: int) -> bool:
+        """Make `sequence` hold at least `num_tokens` tokens; False, with nothing changed, if blocks
+        are short.
+        """
+        held = sequence.block_ids
+        missing = -(-num_tokens // self.block_size) - len(held)
+        if missing <= 0:  # as a rule: most tokens come one at a time
+            return True
+        if missing > len(self._free) and not self._evict_for(missing):
+            return False
+        taken = self._free[: -missing - 1 : -1]
+        del self._free[-missing:]
+        expected = held[-1] + 1 if held else taken[0]
+        if taken != list(range(expected, expected + missing)):
+            sequence.blocks_are_neighbours = False
+        held.extend(taken)
+        return True
+
+    def look_up(self, sequence: SequenceState) -> SequenceState:
+        """Let `sequence`, which waits, count as computed what is cached of it, and return it."""
+        if self.prefix is not None:
+            sequence.num_computed = len(self.prefix.find(sequence)) * self.block_size
+        return sequence
+
+    def publish(self, batch: Batch) -> None:
+        """Let others share the full blocks that `batch` has computed, or will have when what is
+        made next begins.
+        """
+        if self.prefix is not None:
+            for chunk in batch.chunks:
+                self.prefix.publish(chunk.sequence)
+
+    def admit(self, sequence: SequenceState, num_tokens: int, watermark: float = 0.0) -> bool:
+        """Give a new sequence its cached prefix, and room for `num_tokens` tokens in all beside the
+        `watermark`.
+
+        False, with nothing changed, if blocks are short.
+        """
+        if self.prefix is None:
+            return self.can_hold(num_tokens, watermark) and self.grow(sequence, num_tokens)
+        found = self.prefix.find(sequence)
+        fewer_free = self.blocks_for(num_tokens) - len(found) + self.prefix.num_taken(found)
+        if fewer_free + self.watermark_blocks(watermark) > self.num_free:
+            return False
+        self.prefix.share(sequence, found)
+        return self.grow(sequence, num_tokens)
+
+    def _evict_for(self, num_blocks: int) -> bool:
+        """Have `num_blocks` blocks that hold nothing, by eviction; False, with nothing changed, if
+        they are short.
+        """
+        missing = num_blocks - len(self._free)
+        if self.prefix is None or missing > self.prefix.num_unused:
+            return False
+        self._free.extend(self.prefix.evict(missing))
+        return True
+
+    def free(self, sequence: SequenceState) -> None:
+        """Take back all blocks of `sequence`, but for what others share."""
+        self._free.extend(
+            reversed(sequence.block_ids) if self.prefix is None else self.prefix.release(sequence)
+        )
+        sequence.block_ids.clear()
+        sequence.blocks_are_neighbours = True
+
+    def swap_out(self, sequence: SequenceState) -> list[Copy] | None:
+        """Move `sequence` to host memory and free its blocks; None, with nothing changed, if that
+        is full.
+        """
+        num_blocks = self.blocks_for(sequence.num_computed)  # what was only set aside holds nothing
+        if num_blocks > len(self._free_host):
+            return None
+        sequence.host_block_ids = [self._free_host.pop() for _ in range(num_blocks)]
+        pairs = zip(sequence.block_ids, sequence.host_block_ids, strict=False)
+        copies = [Copy(True, device, host) for device, host in pairs]
+        self.free(sequence)
+        return copies
+
+    def swap_in(self, sequence: SequenceState, num_tokens: int) -> list[Copy] | None:
+        """Bring `sequence` back, with room for `num_tokens` tokens; None, with nothing changed, if
+        blocks are short.
+        """
+        if not self.grow(sequence, num_tokens):
+            return None
+        pairs = zip(sequence.block_ids, sequence.host_block_ids, strict=False)
+        copies = [Copy(False, device, host) for device, host in pairs]
+        self._free_host.extend(reversed(sequence.host_block_ids))
+        sequence.host_block_ids = []
+        return copies
+
+    def check_integrity(
+        self, sequences: Iterable[SequenceState], swapped: Iterable[SequenceState] = ()
+    ) -> None:
+        """Raise AssertionError unless every block is free or held by one of `sequences`, by
+        `swapped`, or is shared.
+        """
+        on_host = [block for sequence in swapped for block in sequence.host_block_ids]
+        if sorted(on_host + self._free_host) != list(range(self.num_host_blocks)):
+            raise AssertionError(
+                f"{len(on_host)} + {len(self._free_host)} are not {self.num_host_blocks} host "
+                "blocks"
+            )
+        held = [block for sequence in sequences for block in sequence.block_ids]
+        unused = [] if self.prefix is None else self.prefix.check_integrity(held)
+        everything = sorted([*(held if self.prefix is None else set(held)), *self._free, *unused])
+        if everything != list(range(self.num_blocks)):
+            raise AssertionError(
+                f"{len(held)} held + {self.num_free} free blocks are not the {self.num_blocks} "
+                "blocks"
+            )
+        for sequence in sequences:
+            if len(sequence.block_ids) * self.block_size < sequence.num_computed:
+                raise AssertionError(f"{sequence} has computed more tokens than its blocks hold")

@@ -1,0 +1,213 @@
+"""The one interface between the engine loop and whatever owns time: a CPU, a GPU, a cost model, a
+pipeline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple, Protocol
+
+from sarathi_lab.engine.request import Batch
+from sarathi_lab.model.roofline import Peaks
+from sarathi_lab.model.spec import ModelSpec
+
+NO_TOKEN = -1  # what executors without a model emit: a token was due, nobody computed it
+
+Span = tuple[float, float]  # start and end, in seconds since `Executor.start`
+Cause = Literal["PB1", "PB2", "PB3", "starved"]
+
+
+class Bubble(NamedTuple):
+    """A stage of a pipeline idle between two micro-batches, from `start` to `end` (seconds).
+
+    `iteration` counts submissions from zero and names the micro-batch that ends the gap; the one
+    before it began it. `cause` is the paper's (section 3.3) by what the two carry: "PB1" prefills
+    of different length, "PB2" a prefill beside decodes only, "PB3" as many prompt tokens in both
+    (as a rule none), so that only their contexts differ; or "starved", where the pipeline had room
+    before and no request to put in. Sending and unequal stages leave gaps, too; they count under
+    what the neighbours carry.
+    """
+
+    stage: int
+    start: float
+    end: float
+    cause: Cause
+    iteration: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """One finished iteration. Times in seconds since `Executor.start`."""
+
+    batch: Batch
+    start: float
+    end: float
+    token_ids: list[int]  # one per chunk with emits_token, in the order of the chunks
+    stages: Sequence[Span] = ()  # by stage of a pipeline; empty where one device does it all
+    bubbles: Sequence[Bubble] = ()  # the idle gaps that this micro-batch ended
+    host_time: float = 0.0  # seconds that the host spent on packing and launching it
+    num_padding_tokens: int = 0  # computed beside the batch's own, to reach a fixed shape
+    is_replayed: bool = False  # whether it ran as a recorded CUDA graph
+
+    @property
+    def busy(self) -> float:
+        """Seconds that it kept a stage busy, in the mean over the stages; `end` - `start` on one
+        device.
+        """
+        if not self.stages:
+            return self.end - self.start
+        return sum(end - start for start, end in self.stages) / len(self.stages)
+
+
+class Executor(Protocol):
+    """Runs batches and owns the clock.
+
+    `capacity` is how many batches may be in flight: 1 for a device, the number of stages for a
+    pipeline, 2 for a device whose next batch is made while one runs. Batches are collected in the
+    order of submission. With `feeds_tokens` the tokens of one batch reach the next without the
+    host, so a sequence in flight may be submitted again.
+    """
+
+    capacity: int
+    feeds_tokens: bool
+
+    @property
+    def num_blocks(self) -> int | None:
+        """Blocks of its cache; None where there is no real one."""
+        ...
+
+    @property
+    def now(self) -> float:
+        """Seconds since `start`."""
+        ...
+
+    @property
+    def num_in_flight(self) -> int: ...
+
+    def start(self) -> None:
+        """Set the clock to zero; whatever ran before (warm-up, loading) is not part of the run."""
+        ...
+
+    def submit(self, batch: Batch) -> None: ...
+
+    def collect(self) -> StepResult:
+        """Wait for the oldest batch in flight."""
+        ...
+
+    @property
+    def next_end(self) -> float:
+        """When the oldest batch in flight ends; `now` where only waiting tells."""
+        ...
+
+    def wait_until(self, time: float) -> None:
+        """Let the clock reach `time`; nothing in flight ends before."""
+        ...
+
+    def write_profile(self, directory: Path) -> Mapping[str, float]:
+        """Leave what was asked to be watched of the run in `directory`; returns what the summary
+        should hold of it.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """Seconds of an iteration by operation, known without running it; products come in tiles of
+    `tile` tokens.
+    """
+
+    operation_times: Callable[[Batch], dict[str, float]]
+    tile: int
+
+    def __call__(self, batch: Batch) -> float:
+        """Seconds of `batch`: its operations one after the other."""
+        return sum(self.operation_times(batch).values())
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What an executor is made for: tokens and sequences of an iteration, and the cache.
+
+    `chunk` is set where no batch with prompts exceeds so many tokens. With `fills_memory` the cache
+    takes what the memory holds, and `num_blocks` is what was planned with.
+    """
+
+    num_blocks: int
+    block_size: int
+    batch_size: int
+    max_model_len: int | None = None  # None: as long as the cache
+    max_batch_tokens: int | None = None  # None: whatever the warm-up runs
+    chunk: int | None = None
+    fills_memory: bool = False
+    num_host_blocks: int = 0  # of the cache in host memory, for what is swapped out
+
+
+class Backend(Protocol):
+    """A device, real or simulated. Making one is cheap and checks its arguments (UserError)."""
+
+    @property
+    def name(self) -> str:
+        """The option of the config group: "torch" or "simulated"."""
+        ...
+
+    @property
+    def device_name(self) -> str:
+        """The device in words, as tables and tags show it."""
+        ...
+
+    @property
+    def dtype_name(self) -> str:
+        """ "float32", "bfloat16" or "float16", resolved from "auto"."""
+        ...
+
+    @property
+    def dtype_bytes(self) -> int: ...
+
+    @property
+    def computes_tokens(self) -> bool:
+        """Whether prompts need token ids and outputs have them."""
+        ...
+
+    @property
+    def num_stages(self) -> int:
+        """Stages of the pipeline, so batches in flight; 1 on a device that is none."""
+        ...
+
+    @property
+    def default_model(self) -> str:
+        """What model=auto stands for on this device."""
+        ...
+
+    def check(self, spec: ModelSpec, kv_tokens: int, host_kv_tokens: int = 0) -> None:
+        """Raise UserError if the model can't run here with a cache of `kv_tokens`, and another in
+        host memory.
+        """
+        ...
+
+    def peaks(self) -> Peaks:
+        """Peak FLOP/s and bytes/s of all devices together, measured or from the hardware file."""
+        ...
+
+    def cautions(self, spec: ModelSpec) -> Sequence[str]:
+        """What to keep in mind of figures from this device, a line each; none where they are
+        measured.
+        """
+        ...
+
+    def predictor(self, spec: ModelSpec) -> Predictor | None:
+        """The device's cost model for `spec`, or None if it has none: what `chunk=auto` is chosen
+        by.
+        """
+        ...
+
+    def kv_blocks(self, spec: ModelSpec, block_size: int) -> int:
+        """Blocks that fit the memory beside the weights; where only loading the model can tell, an
+        estimate.
+        """
+        ...
+
+    def build(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> Executor:
+        """Load the weights and return a warmed-up executor of `sizes`."""
+        ...

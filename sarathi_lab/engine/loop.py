@@ -1,0 +1,93 @@
+"""The only loop: hand over arrivals, submit batches, collect results. Every executor is driven by
+it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from sarathi_lab.config.errors import require_int
+from sarathi_lab.engine.arrivals import Arrivals, as_arrivals
+from sarathi_lab.engine.executor import Executor, StepResult
+from sarathi_lab.engine.ledger import Ledger
+from sarathi_lab.engine.request import Request, SequenceState
+from sarathi_lab.engine.scheduler import Scheduler
+
+
+class Recorder(Protocol):
+    """Sees every finished iteration; see `ledger.Ledger`."""
+
+    def record(self, result: StepResult, finished: list[SequenceState]) -> None: ...
+
+
+def run_engine(
+    requests: Iterable[Request] | Arrivals,
+    scheduler: Scheduler,
+    executor: Executor,
+    recorder: Recorder,
+) -> None:
+    """Serve `requests` to the end. The clock starts at zero with this call."""
+    arrivals = as_arrivals(requests)
+    for request in arrivals.requests:
+        scheduler.check_fits(request)  # before anything runs: a late refusal would lose the run
+    executor.start()
+    while arrivals.next_time < math.inf or scheduler.has_work or executor.num_in_flight:
+        while arrivals.next_time <= executor.now:
+            scheduler.add(arrivals.pop())
+        _submit_all(scheduler, executor)
+        if executor.num_in_flight and not _arrives_first(arrivals, executor):
+            result = executor.collect()
+            finished = scheduler.update(result)
+            recorder.record(result, finished)
+            arrivals.finished(finished)
+        elif arrivals.next_time < math.inf:
+            executor.wait_until(arrivals.next_time)
+        else:
+            raise RuntimeError(
+                f"policy {scheduler.policy.name} stalled with {len(scheduler.waiting)} waiting "
+                "requests"
+            )
+
+
+def _arrives_first(arrivals: Arrivals, executor: Executor) -> bool:
+    """Whether the next request comes into a pipeline with room before the oldest batch leaves
+    it.
+    """
+    return executor.num_in_flight < executor.capacity and arrivals.next_time < executor.next_end
+
+
+def _submit_all(scheduler: Scheduler, executor: Executor) -> None:
+    while executor.num_in_flight < executor.capacity:
+        batch = scheduler.schedule(executor.now)
+        if batch is None:
+            return
+        executor.submit(batch)
+        if executor.feeds_tokens:
+            scheduler.advance(batch)
+
+
+def serve_replicas(
+    requests: Sequence[Request],
+    num_replicas: int,
+    make_scheduler: Callable[[], Scheduler],
+    make_executor: Callable[[], Executor],
+) -> list[Ledger]:
+    """Serve `requests`, dealt out in turn, on `num_replicas` independent systems that all start at
+    time zero.
+
+    Returns the ledger of each. Raises UserError for less than one replica.
+    """
+    require_int(
+        "num_replicas",
+        num_replicas,
+        1,
+        "use the number of systems that share the requests, such as 8",
+    )
+    ledgers = []
+    for replica in range(num_replicas):
+        ledger = Ledger()
+        run_engine(requests[replica::num_replicas], make_scheduler(), make_executor(), ledger)
+        ledgers.append(ledger)
+    return ledgers

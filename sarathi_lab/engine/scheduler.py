@@ -1,0 +1,435 @@
+"""Queues, admission and preemption, and the moves that every policy is made of."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from itertools import islice
+from operator import attrgetter
+from typing import Any, Literal
+
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.engine.block_manager import BlockManager
+from sarathi_lab.engine.executor import NO_TOKEN, StepResult
+from sarathi_lab.engine.queues import (
+    QueueOrder,
+    Rank,
+    Test,
+    WaitingQueue,
+    by_arrival,
+    by_priority,
+    candidates,
+    make_queue,
+)
+from sarathi_lab.engine.request import Batch, Copy, Queues, Request, SequenceState
+from sarathi_lab.policy import Policy
+
+
+def check_fits(
+    request: Request, reserved: int, blocks: BlockManager, policy: Policy, max_model_len: int
+) -> None:
+    """Raise UserError if `request` is longer than the model or the cache allows, alone on an idle
+    engine.
+
+    `reserved` is how many tokens of cache `policy` sets aside for it at most.
+    """
+    what = f"request {request.request_id} of {request.prompt_len} + {request.output_len} tokens"
+    if request.total_len > max_model_len:
+        raise UserError(
+            f"{what} exceeds max_model_len={max_model_len}; raise it or shorten the request"
+        )
+    needed = blocks.blocks_for(max(request.total_len, reserved)) + blocks.watermark_blocks(
+        policy.watermark
+    )
+    if needed > blocks.num_blocks:
+        raise UserError(
+            f"{what} can never fit the KV cache: policy {policy.name} needs {needed} blocks of "
+            f"{blocks.block_size} tokens, num_blocks={blocks.num_blocks}; raise cache.num_blocks"
+        )
+
+
+Preemption = Literal["recompute", "swap"]
+# How many of the tokens that are left for a sequence's prompt it takes; 0 passes it over.
+Size = Callable[[SequenceState, int], int]
+
+
+class Scheduler:
+    """Turns requests into batches; a policy decides the order of the moves, this class keeps the
+    books.
+
+    `batch_size` is the most sequences one batch may carry, `num_micro_batches` how many batches the
+    executor keeps in flight; so at most their product is running. A sequence in flight is never
+    scheduled or evicted.
+
+    When the cache is short, the newest running sequence gives way, or with `queue_order="priority"`
+    the newest of the least urgent. `preemption="swap"` moves its cache to host memory while there
+    is room, else it is computed again. Swapped sequences come back before any waiting one is
+    admitted. Those admitted start behind what is cached of them.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        blocks: BlockManager,
+        *,
+        batch_size: int,
+        max_model_len: int,
+        num_micro_batches: int = 1,
+        queue_order: QueueOrder = "fcfs",
+        preemption: Preemption = "recompute",
+    ) -> None:
+        policy.validate(batch_size, max_model_len)
+        self.policy = policy
+        self.blocks = blocks
+        self.batch_size = batch_size
+        self.max_num_seqs = batch_size * num_micro_batches
+        self.max_model_len = max_model_len
+        self.preemption = preemption
+        self.waiting: WaitingQueue = make_queue(queue_order)
+        self.swapped: deque[SequenceState] = deque()
+        self.memory: dict[str, Any] = {}  # the policy's own, from one iteration to the next
+        self.running: list[SequenceState] = []
+        # The running ones that are not in flight, in the same order: of a pipeline's sequences,
+        # those of one batch.
+        self._idle: list[SequenceState] = []
+        self._num_positions = 0
+        self._is_sorted = True  # whether `running` is in the order of `rank`
+        self.now = 0.0
+        self.last_prompt_latency = 0.0
+        self.num_preemptions = self._num_added = 0
+        self._copies: list[Copy] = []  # for the next batch
+        # Who gives way first: the largest.
+        self.rank: Callable[[SequenceState], Rank] = (
+            by_priority if queue_order == "priority" else by_arrival
+        )
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting or self.running or self.swapped)
+
+    @property
+    def has_idle_running(self) -> bool:
+        """Whether some admitted sequence could be scheduled now (all of them, unless batches are in
+        flight).
+        """
+        return any(map(self._is_idle, self._idle))
+
+    @property
+    def idle_decodes(self) -> list[SequenceState]:
+        """Running sequences whose next token could be decoded now, oldest first."""
+        return [
+            sequence for sequence in self._idle if self._is_idle(sequence) and sequence.is_decoding
+        ]
+
+    @property
+    def idle_prefills(self) -> list[SequenceState]:
+        """Running sequences whose prompt could be caught up now, oldest first."""
+        return [
+            sequence
+            for sequence in self._idle
+            if self._is_idle(sequence) and not sequence.is_decoding
+        ]
+
+    def upcoming(self, num_sequences: int) -> list[SequenceState]:
+        """The next waiting sequences, in the order of admission."""
+        return [self.blocks.look_up(sequence) for sequence in islice(self.waiting, num_sequences)]
+
+    def add(self, request: Request) -> SequenceState:
+        """Queue a request. Raises UserError for one that could never finish, rather than stalling
+        later.
+        """
+        self.check_fits(request)
+        sequence = SequenceState(request, order=self._num_added)
+        self._num_added += 1
+        self.waiting.append(sequence)
+        return sequence
+
+    def check_fits(self, request: Request) -> None:
+        """Raise UserError if `request` is longer than the model or the cache allows, alone on an
+        idle engine.
+        """
+        tokens = self.policy.reserved_tokens(request, request.total_len, self.max_model_len)
+        check_fits(request, tokens, self.blocks, self.policy, self.max_model_len)
+
+    def schedule(self, now: float) -> Batch | None:
+        """The next batch at time `now` (seconds), or None if nothing can run."""
+        self.now = now
+        batch = Batch()
+        if self.rank is by_priority:  # the urgent choose first, as those behind them give way
+            self.sort_running()
+        self.policy.fill(batch, self)
+        self._idle = [sequence for sequence in self._idle if self._is_idle(sequence)]
+        if not batch.chunks:
+            return None  # copies that were begun go with the next batch
+        if self._copies:
+            batch.copies, self._copies = self._copies, []
+            batch.num_swapped_tokens = len(batch.copies) * self.blocks.block_size
+        return batch
+
+    def advance(self, batch: Batch) -> None:
+        """Book what is known of a batch before it ran: how far its sequences come, and which have
+        all they asked for.
+
+        Their next tokens are counted, and filled in by `update`. An executor that feeds the tokens
+        of one batch to the next lets the engine do this at submission, so that the next batch can
+        be made while this one runs.
+        """
+        finished = []
+        for sequence, start, num_tokens, _, emits_token in batch.chunks:
+            sequence.in_flight = False
+            sequence.num_computed = start + num_tokens
+            if emits_token:
+                sequence.output_token_ids.append(NO_TOKEN)
+                if sequence.is_finished:
+                    finished.append(sequence)
+                    continue
+            self._idle.append(sequence)
+        self._idle.sort(key=attrgetter("position"))
+        self.blocks.publish(batch)
+        for sequence in finished:
+            self._leave_running(sequence)
+        num_waiting = len(self.waiting) + len(self.swapped)
+        batch.queues = Queues(
+            len(self.running), num_waiting, self.blocks.num_used, self.num_preemptions
+        )
+
+    def update(self, result: StepResult) -> list[SequenceState]:
+        """Book a finished batch, `advance` included if that was not done; returns the sequences
+        that it finished.
+        """
+        if result.batch.queues is None:
+            self.advance(result.batch)
+        finished = []
+        token_ids = iter(result.token_ids)
+        for chunk in result.batch.chunks:
+            if chunk.emits_token:
+                sequence = chunk.sequence
+                sequence.output_token_ids[chunk.output_index] = next(token_ids)
+                sequence.token_times.append(result.end)
+                if len(sequence.token_times) == sequence.request.output_len:
+                    finished.append(sequence)
+        if result.batch.num_prefills:
+            self.last_prompt_latency = result.end - result.start
+        return finished
+
+    # -- the moves ---------------------------------------------------------------------------------
+
+    def add_decodes(self, batch: Batch, token_budget: int | None = None) -> None:
+        """Give every idle decoding sequence its next token, oldest first, evicting the newest if
+        blocks are short.
+        """
+        chunks = batch.chunks
+        limit = self.batch_size if token_budget is None else min(self.batch_size, token_budget)
+        for sequence in self._idle:
+            if len(chunks) >= limit:
+                return
+            if (
+                self._is_idle(sequence)
+                and sequence.is_decoding
+                and self.make_room(sequence, sequence.num_known)
+            ):
+                batch.add(sequence, 1)
+
+    def continue_prefills(
+        self,
+        batch: Batch,
+        token_budget: int | None = None,
+        max_prefills: int | None = None,
+        size: Size | None = None,
+    ) -> None:
+        """Catch up running sequences whose prompt is unfinished, oldest first, within
+        `token_budget` per batch.
+        """
+        for sequence in self._idle:
+            if self._is_full(batch, max_prefills):
+                return
+            if not self._is_idle(sequence) or sequence.is_decoding:
+                continue
+            num_tokens = _num_tokens(sequence, token_budget, batch)
+            if num_tokens == 0:
+                return
+            self.take(batch, sequence, num_tokens if size is None else size(sequence, num_tokens))
+
+    def catch_up(self, batch: Batch, token_budget: int, size: Size | None = None) -> None:
+        """Let idle sequences, in the order they run in, take what they lack: decodes and prompts
+        alike.
+        """
+        for sequence in list(self._idle):
+            left = _num_tokens(sequence, token_budget, batch)
+            if left == 0 or len(batch) >= self.batch_size:
+                return
+            if self._is_idle(sequence):
+                self.take(batch, sequence, left if size is None else size(sequence, left))
+
+    def take(
+        self, batch: Batch, sequence: SequenceState, num_tokens: int, *, evict: bool = True
+    ) -> bool:
+        """Let a running sequence take `num_tokens` tokens, evicting newer ones if blocks are short;
+        False: it can't.
+        """
+        make_room = self.make_room if evict else self.blocks.grow
+        if num_tokens <= 0 or not make_room(sequence, sequence.num_computed + num_tokens):
+            return False
+        batch.add(sequence, num_tokens)
+        return True
+
+    def swap_in(
+        self, batch: Batch, token_budget: int | None = None, size: Size | None = None
+    ) -> None:
+        """Bring swapped sequences back, first out first in, as long as they fit; each runs on at
+        once.
+        """
+        while (
+            self.swapped and len(self.running) < self.max_num_seqs and len(batch) < self.batch_size
+        ):
+            sequence = self.swapped[0]
+            num_tokens = _num_tokens(sequence, token_budget, batch, size)
+            reserved = self.policy.reserved_tokens(
+                sequence.request, sequence.num_known, self.max_model_len
+            )
+            needed = max(sequence.num_computed + num_tokens, reserved)
+            if num_tokens <= 0 or not self.blocks.can_hold(
+                needed, self.policy.watermark if self.running else 0.0
+            ):
+                return
+            copies = self.blocks.swap_in(sequence, needed)
+            assert copies is not None, "the cache can hold it"
+            self._copies += copies
+            self.swapped.popleft()
+            self._enter_running(sequence)
+            batch.add(sequence, num_tokens)
+
+    def admit(
+        self,
+        batch: Batch,
+        token_budget: int | None = None,
+        max_prefills: int | None = None,
+        whole: bool = False,
+        size: Size | None = None,
+        may_enter: Test | None = None,
+        pass_over: Test | None = None,
+    ) -> None:
+        """Move waiting sequences to running, in the order of their queue, until one does not fit.
+
+        Those that were swapped out go first. `whole=True` admits a prompt only if all of it fits
+        the budget; `may_enter` can end admission at a sequence, `pass_over` lets those behind it go
+        first, of the next `waiting.LOOKAHEAD`. How much cache is reserved at once and how much
+        stays free are the policy's.
+        """
+        if self.swapped:
+            self.swap_in(batch, token_budget, size)
+        for sequence in candidates(self.waiting, pass_over):
+            if self.swapped or self._is_full(batch, max_prefills):
+                return
+            num_tokens = _num_tokens(self.blocks.look_up(sequence), token_budget, batch, size)
+            if num_tokens <= 0 or (whole and num_tokens < sequence.num_pending):
+                return
+            if may_enter is not None and not may_enter(sequence):
+                return
+            if not self.enter(batch, sequence, num_tokens):
+                return
+
+    def enter(self, batch: Batch, sequence: SequenceState, num_tokens: int) -> bool:
+        """Admit one waiting sequence with `num_tokens` behind what is cached; False if cache or
+        batch is full.
+        """
+        if len(self.running) >= self.max_num_seqs or len(batch) >= self.batch_size:
+            return False
+        num_tokens = min(num_tokens, self.blocks.look_up(sequence).num_pending)
+        reserved = self.policy.reserved_tokens(
+            sequence.request, sequence.num_known, self.max_model_len
+        )
+        if not self.blocks.admit(
+            sequence, max(sequence.num_computed + num_tokens, reserved), self.policy.watermark
+        ):
+            return False
+        self.waiting.remove(sequence)
+        self._enter_running(sequence)
+        if sequence.first_scheduled_time is None:
+            sequence.first_scheduled_time = self.now
+            sequence.prefix_hit_tokens = sequence.num_computed
+        batch.prefix_hit_tokens += sequence.num_computed
+        batch.add(sequence, num_tokens)
+        return True
+
+    def make_room(self, sequence: SequenceState, num_tokens: int) -> bool:
+        """Grow `sequence` to `num_tokens`, evicting the newest idle sequences; False if it can't
+        run now.
+
+        The newest of all gives way itself. An older one waits for those in flight to come back: if
+        it gave way, too, sequences could evict one another for ever.
+        """
+        while not self.blocks.grow(sequence, num_tokens):
+            victim = max(filter(self._is_idle, self.running), key=self.rank)
+            if victim is sequence and sequence is not max(self.running, key=self.rank):
+                return False
+            self.preempt(victim)
+            if victim is sequence:
+                return False
+        return True
+
+    def preempt(self, sequence: SequenceState) -> None:
+        """Take an idle sequence out: to host memory if that is asked for and has room, else its
+        cache is dropped.
+        """
+        copies = self.blocks.swap_out(sequence) if self.preemption == "swap" else None
+        self._leave_running(sequence)
+        sequence.num_preemptions += 1
+        self.num_preemptions += 1
+        if copies is not None:
+            self._copies += copies
+            self.swapped.append(sequence)
+            return
+        sequence.num_computed = 0
+        self.waiting.appendleft(sequence)
+
+    def sort_running(self) -> None:
+        """Order running sequences by arrival, or urgency: a readmitted one goes before those that
+        came after it.
+        """
+        if self._is_sorted:
+            return
+        self.running.sort(key=self.rank)
+        self._idle.sort(key=self.rank)
+        for position, sequence in enumerate(self.running):
+            sequence.position = position
+        self._is_sorted = True
+
+    # -- bookkeeping -------------------------------------------------------------------------------
+
+    def _is_full(self, batch: Batch, max_prefills: int | None) -> bool:
+        return len(batch) >= self.batch_size or (
+            max_prefills is not None and batch.num_prefills >= max_prefills
+        )
+
+    @staticmethod
+    def _is_idle(sequence: SequenceState) -> bool:
+        return sequence.is_running and not sequence.in_flight
+
+    def _enter_running(self, sequence: SequenceState) -> None:
+        if self.running and self.rank(sequence) < self.rank(self.running[-1]):
+            self._is_sorted = False
+        self.running.append(sequence)
+        sequence.is_running = True
+        sequence.position = self._num_positions
+        self._num_positions += 1
+
+    def _leave_running(self, sequence: SequenceState) -> None:
+        self.blocks.free(sequence)
+        self.running.remove(sequence)
+        sequence.is_running = False
+
+
+_by_position = attrgetter("position")
+
+
+def _num_tokens(
+    sequence: SequenceState, token_budget: int | None, batch: Batch, size: Size | None = None
+) -> int:
+    """Tokens to take now: never negative before `size`, however many decodes the batch already
+    carries.
+    """
+    left = sequence.num_pending
+    if token_budget is not None:
+        left = max(0, min(left, token_budget - batch.num_tokens))
+    return left if size is None else size(sequence, left)

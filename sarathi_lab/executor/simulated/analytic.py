@@ -1,0 +1,246 @@
+"""The `analytic` cost model: an iteration from the shapes of the model and a few figures of the
+device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from sarathi_lab.engine.request import Batch
+from sarathi_lab.executor.simulated.attention import decode_attention_time, prefill_attention_time
+from sarathi_lab.executor.simulated.hardware import Hardware, Parallel
+from sarathi_lab.executor.simulated.matmul import matmul_time, overlapped
+from sarathi_lab.model.spec import Linear, ModelSpec
+
+CUT_BY_ROWS = (
+    "out_proj",
+    "ffn_down",
+)  # products whose partial sums are added over the devices (Megatron-LM)
+ALL_REDUCES = len(CUT_BY_ROWS)  # a layer
+NORMS = 2  # a layer
+
+
+class AnalyticCostModel:
+    """Seconds that `spec`, in elements of `dtype_bytes`, takes on devices of `hardware`, spread as
+    `parallel` says.
+
+    The devices that share a layer split heads, columns and rows as in Megatron-LM: what follows is
+    one device's share. Raises UserError for a model that does not come apart so, or hardware of
+    unknown links; ValueError for elements of another size than `hardware.dtype_bytes`: its peaks
+    are not theirs.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        hardware: Hardware,
+        dtype_bytes: int,
+        parallel: Parallel | None = None,
+    ) -> None:
+        if dtype_bytes != hardware.dtype_bytes:
+            raise ValueError(
+                f"elements of {dtype_bytes} bytes have no peak in hardware {hardware.name}, "
+                "which holds those of "
+                f"{hardware.dtype_bytes} bytes"
+            )
+        self.parallel = parallel or Parallel()
+        self.parallel.check(spec)
+        self.spec = spec
+        self.hardware = hardware
+        self.dtype_bytes = dtype_bytes
+        self._link_rate = hardware.link_rate if self.parallel.tensor > 1 else math.inf
+        self._network_rate = hardware.network_rate if self.parallel.pipeline > 1 else math.inf
+        # Each device copies its share of a block over its own link.
+        self._swapped_token_bytes = spec.kv_bytes_per_token(dtype_bytes) / self.parallel.num_devices
+        self._token_times: dict[
+            int, tuple[dict[str, float], float]
+        ] = {}  # by number of tokens, and their sum
+        self._emit_times: dict[
+            int, tuple[dict[str, float], float]
+        ] = {}  # by number of emitting rows, and their sum
+
+    @property
+    def uncertainty(self) -> Mapping[str, float]:
+        """Relative error of "matmul" and "attention" that the hardware file states."""
+        return self.hardware.uncertainty
+
+    def iteration_time(self, batch: Batch) -> float:
+        """Seconds of one iteration alone: its stages one after the other, and the sends between
+        them.
+        """
+        return sum(self.stage_times(batch)) + (self.parallel.pipeline - 1) * self.send_time(batch)
+
+    def stage_times(self, batch: Batch) -> list[float]:
+        """Seconds of each pipeline stage, sends apart.
+
+        The stages hold equally many layers; the last one adds the output head, sampling and the
+        iteration's overhead. What is swapped is copied before a stage computes.
+        """
+        layers = self.parallel.layers_per_stage(self.spec)
+        times = [layers * self.layer_time(batch)] * self.parallel.pipeline
+        times[-1] += self._final_norm_time(batch.num_tokens) + self._emits(batch.num_emits)[1]
+        times[-1] += self.hardware.iteration_overhead
+        if batch.num_swapped_tokens:
+            times = [time + self.swap_time(batch) for time in times]
+        return times
+
+    def layer_time(self, batch: Batch) -> float:
+        """Seconds of one layer, on the device and its host at the same time."""
+        device, host = self._layer_device_time(batch), self.hardware.layer_host_time
+        return overlapped(device, host) if host else device
+
+    def _layer_device_time(self, batch: Batch) -> float:
+        attention = self._prefill_attention_time(batch) + self._decode_attention_time(batch)
+        return self._tokens(batch.num_tokens)[1] + attention
+
+    def send_time(self, batch: Batch) -> float:
+        """Seconds from the end of a stage to the start of the next, on another node; 0 without a
+        pipeline.
+
+        Each device sends its share of the hidden states, and gathers those of the others over the
+        links of its node.
+        """
+        if self.parallel.pipeline == 1:
+            return 0.0
+        num_bytes = batch.num_tokens * self.spec.hidden_size * self.dtype_bytes
+        share = 1 / self.parallel.tensor
+        seconds = self.hardware.link_latency + share * num_bytes / self._network_rate
+        if self.parallel.tensor > 1:
+            seconds += self.hardware.link_latency + (1 - share) * num_bytes / self._link_rate
+        return seconds
+
+    def swap_time(self, batch: Batch) -> float:
+        """Seconds that a stage copies what its layers have in the swapped blocks, at the rate of
+        the host's link.
+        """
+        if not batch.num_swapped_tokens:
+            return 0.0
+        return batch.num_swapped_tokens * self._swapped_token_bytes / self.hardware.host_rate
+
+    def operation_times(self, batch: Batch) -> dict[str, float]:
+        """Seconds by operation, summed over layers and stages; they add up to `iteration_time`.
+
+        Linear operations run once over the tokens of all sequences (they are what SARATHI fuses),
+        attention apart for prefills and decodes (section 4.3.2). "all_reduce" and "send" are there
+        if the model is spread so, "swap" if blocks are copied.
+        """
+        num_layers, num_stages = self.spec.num_layers, self.parallel.pipeline
+        times = {
+            name: num_layers * time for name, time in self._tokens(batch.num_tokens)[0].items()
+        }
+        times["norms"] += self._final_norm_time(batch.num_tokens)
+        waiting = num_layers * (self.layer_time(batch) - self._layer_device_time(batch))
+        return {
+            **times,
+            "prefill_attention": num_layers * self._prefill_attention_time(batch),
+            "decode_attention": num_layers * self._decode_attention_time(batch),
+            **self._emits(batch.num_emits)[0],
+            "overhead": waiting + self.hardware.iteration_overhead,
+            **({"send": (num_stages - 1) * self.send_time(batch)} if num_stages > 1 else {}),
+            **({"swap": num_stages * self.swap_time(batch)} if batch.num_swapped_tokens else {}),
+        }
+
+    # -- by number of tokens: computed once, as a run meets few different ones ---------------------
+
+    def _tokens(self, num_tokens: int) -> tuple[dict[str, float], float]:
+        """Seconds by operation of what depends on nothing but the number of tokens, in one layer,
+        and their sum.
+        """
+        if num_tokens not in self._token_times:
+            times = self._layer_times(num_tokens)
+            self._token_times[num_tokens] = times, sum(times.values())
+        return self._token_times[num_tokens]
+
+    def _layer_times(self, num_tokens: int) -> dict[str, float]:
+        hidden, tensor = self.spec.hidden_size, self.parallel.tensor
+        times = {
+            linear.name: self._linear_time(linear, num_tokens) for linear in self.spec.layer_linears
+        }
+        # Norms are fused with the residual before them: two rows read, two written, on every
+        # device.
+        times["norms"] = NORMS * self._streaming_time(num_tokens * 4 * hidden)
+        # Between the products of the FFN one row is read, or two with a gate, and one written.
+        rows = 3 if self.spec.gated_ffn else 2
+        times["activation"] = self._streaming_time(
+            num_tokens * rows * math.ceil(self.spec.ffn_size / tensor)
+        )
+        times["kv_write"] = self._kv_write_time(num_tokens)
+        if tensor > 1:
+            times["all_reduce"] = ALL_REDUCES * self._all_reduce_time(num_tokens * hidden)
+        return times
+
+    def _emits(self, num_emits: int) -> tuple[dict[str, float], float]:
+        """Seconds of the output head and of sampling, each device in its share of the vocabulary,
+        and their sum.
+        """
+        if num_emits not in self._emit_times:
+            vocab = math.ceil(self.spec.vocab_size / self.parallel.tensor)
+            times = {
+                "lm_head": self._linear_time(self.spec.lm_head, num_emits),
+                "sampling": self._streaming_time(num_emits * vocab),
+            }
+            self._emit_times[num_emits] = times, sum(times.values())
+        return self._emit_times[num_emits]
+
+    def _linear_time(self, linear: Linear, num_tokens: int) -> float:
+        """One device's share of one product: some of its rows or columns, in the pattern that saves
+        sends.
+        """
+        rows, columns = linear.in_features, linear.out_features
+        if linear.name in CUT_BY_ROWS:
+            rows = math.ceil(rows / self.parallel.tensor)
+        else:
+            columns = math.ceil(columns / self.parallel.tensor)
+        return matmul_time(num_tokens, rows, columns, self.hardware, self.dtype_bytes)
+
+    def _final_norm_time(self, num_tokens: int) -> float:
+        return self._streaming_time(num_tokens * 4 * self.spec.hidden_size)
+
+    def _all_reduce_time(self, num_elements: int) -> float:
+        """Ring: of n devices each sends 2 (n - 1) times an n-th."""
+        n = self.parallel.tensor
+        return (
+            self.hardware.link_latency
+            + 2 * (n - 1) / n * num_elements * self.dtype_bytes / self._link_rate
+        )
+
+    def _kv_write_time(self, num_tokens: int) -> float:
+        """New keys and values are read as they were computed, and written as the cache holds
+        them.
+        """
+        computed = 2 * self.spec.kv_size * self.dtype_bytes
+        cached = 2 * self.spec.num_kv_heads * self.spec.kv_head_bytes(self.dtype_bytes)
+        return self._moving_time(num_tokens * (computed + cached) // self.parallel.tensor)
+
+    def _streaming_time(self, num_elements: int) -> float:
+        """Seconds of a kernel that does little but move elements; 0 if there are none to move."""
+        return self._moving_time(num_elements * self.dtype_bytes)
+
+    def _moving_time(self, num_bytes: int) -> float:
+        if num_bytes == 0:
+            return 0.0
+        return self.hardware.kernel_launch + num_bytes / self.hardware.memory_rate
+
+    # -- attention, one layer ----------------------------------------------------------------------
+
+    def _prefill_attention_time(self, batch: Batch) -> float:
+        if batch.num_prefills == 0:
+            return 0.0
+        return prefill_attention_time(
+            ((chunk.start, chunk.num_tokens) for chunk in batch.chunks if not chunk.is_decode),
+            num_heads=self.spec.num_heads // self.parallel.tensor,
+            num_kv_heads=self.spec.num_kv_heads // self.parallel.tensor,
+            head_size=self.spec.head_size,
+            kv_head_bytes=self.spec.kv_head_bytes(self.dtype_bytes),
+            hardware=self.hardware,
+        )
+
+    def _decode_attention_time(self, batch: Batch) -> float:
+        return decode_attention_time(
+            batch.num_decode_tokens,
+            batch.decode_kv_tokens,
+            num_kv_heads=self.spec.num_kv_heads // self.parallel.tensor,
+            kv_head_bytes=self.spec.kv_head_bytes(self.dtype_bytes),
+            hardware=self.hardware,
+        )

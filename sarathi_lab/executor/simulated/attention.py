@@ -1,0 +1,94 @@
+"""Time of attention over a KV cache on a GPU, one layer: prefill chunks limited by compute, decodes
+by memory.
+
+Prefills and decodes are separate calls (section 4.3.2 of SARATHI). The constants that differ by GPU
+are fields of `hardware.Hardware`, fitted by `experiments/cost_model/fit.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+
+from sarathi_lab.executor.simulated.hardware import Hardware
+from sarathi_lab.executor.simulated.matmul import num_waves, overlapped
+
+# queries of one head that a multiprocessor takes at once: between 700 and 750 tokens Fig 7 has a
+# step
+QUERY_TILE = 64
+MAX_SPLITS = 16  # parts into which the keys of one tile are cut to occupy idle multiprocessors
+
+
+def prefill_attention_time(
+    chunks: Iterable[tuple[int, int]],
+    *,
+    num_heads: int,
+    num_kv_heads: int,
+    head_size: int,
+    kv_head_bytes: int,
+    hardware: Hardware,
+) -> float:
+    """Seconds of one layer's attention of `chunks` (start, number of tokens), all in one call; 0
+    for none.
+
+    4 FLOPs per head entry and causal query-key pair, in whole tiles of queries: a chunk of 65
+    computes 128. The keys before a chunk are dense and run at `attention_efficiency`, those within
+    it are masked and run at `causal_efficiency`. Each chunk reads its whole context from the cache
+    again, which is what chunking costs.
+    """
+    query_tiles = dense_pairs = masked_pairs = kv_tokens = 0
+    for start, num_tokens in chunks:
+        tiles = -(-num_tokens // QUERY_TILE)
+        query_tiles += tiles
+        dense_pairs += tiles * QUERY_TILE * start
+        masked_pairs += QUERY_TILE * QUERY_TILE * tiles * (tiles + 1) // 2
+        kv_tokens += start + num_tokens
+    if query_tiles == 0:
+        return 0.0
+    blocks = query_tiles * num_heads
+    max_splits = MAX_SPLITS if blocks < hardware.num_sms else 1
+    weighted_pairs = (
+        dense_pairs / hardware.attention_efficiency + masked_pairs / hardware.causal_efficiency
+    )
+    compute = 4 * num_heads * head_size * weighted_pairs / hardware.flops_per_second
+    memory = kv_bytes(kv_tokens, num_kv_heads, kv_head_bytes) / hardware.kv_rate
+    return hardware.attention_launch + overlapped(compute, memory) / occupancy(
+        blocks, hardware.num_sms, max_splits
+    )
+
+
+def decode_attention_time(
+    num_sequences: int,
+    kv_tokens: int,
+    *,
+    num_kv_heads: int,
+    kv_head_bytes: int,
+    hardware: Hardware,
+) -> float:
+    """Seconds of one layer's attention of `num_sequences` queries that see `kv_tokens` tokens in
+    all; 0 for none.
+
+    The keys and values are read once, at the share of the bandwidth that the occupied
+    multiprocessors draw.
+    """
+    if num_sequences == 0:
+        return 0.0
+    streaming = kv_bytes(kv_tokens, num_kv_heads, kv_head_bytes) / hardware.kv_rate
+    share = occupancy(num_sequences * num_kv_heads, hardware.num_sms, MAX_SPLITS)
+    return hardware.attention_launch + streaming / share
+
+
+def kv_bytes(num_tokens: int, num_kv_heads: int, kv_head_bytes: int) -> int:
+    """Bytes of the keys and values of `num_tokens` tokens in one layer, `ModelSpec.kv_head_bytes` a
+    head of either.
+    """
+    return 2 * num_tokens * num_kv_heads * kv_head_bytes
+
+
+@lru_cache(maxsize=2**14)
+def occupancy(blocks: int, num_sms: int, max_splits: int) -> float:
+    """Share of the multiprocessors' time in use, in (0, 1], when each block may be cut into up to
+    `max_splits`.
+    """
+    splits = range(1, max_splits + 1)
+    return max(blocks * n / (num_sms * num_waves(blocks * n, num_sms)) for n in splits)

@@ -1,0 +1,147 @@
+"""A device that is only computed: hardware figures, a cost model and a virtual clock. Imports no
+torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.engine.executor import Executor, Predictor, Sizes
+from sarathi_lab.executor.simulated.analytic import AnalyticCostModel
+from sarathi_lab.executor.simulated.cost_model import CostModel, make_cost_model
+from sarathi_lab.executor.simulated.executor import SimulatedExecutor
+from sarathi_lab.executor.simulated.hardware import Hardware, Parallel, check_memory, kv_capacity
+from sarathi_lab.executor.simulated.matmul import TILE_ROWS
+from sarathi_lab.executor.simulated.pipeline import PipelineExecutor
+from sarathi_lab.model.roofline import Peaks
+from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec
+
+# What dtype=auto stands for by the size that a hardware file was measured in; the paper's figures
+# fit 2-byte elements.
+DEFAULT_DTYPES = {2: "float16", 4: "float32"}
+
+
+@dataclass(frozen=True)
+class SimulatedBackend:
+    """Predicts times of `hardware`, `tensor_parallel` devices a layer and `pipeline_parallel`
+    stages of layers.
+
+    Token ids are not computed.
+    """
+
+    name: ClassVar[str] = "simulated"
+    computes_tokens: ClassVar[bool] = False
+    default_model: ClassVar[str] = "13b"
+    hardware: Hardware
+    dtype: str = "auto"
+    cost_model: str = "analytic"
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+
+    def __post_init__(self) -> None:
+        _ = self.parallel  # degrees below 1 are refused at once
+        held = self.hardware.dtype_bytes
+        valid = ["auto", *(name for name, size in DTYPE_BYTES.items() if size == held)]
+        if self.dtype not in valid:
+            known = self.dtype in DTYPE_BYTES
+            peaks = (
+                f"can't be simulated, as hardware {self.hardware.name} holds the peaks of "
+                f"{held}-byte elements"
+            )
+            why = peaks if known else "is unknown"
+            raise UserError(f"dtype={self.dtype} {why}; use one of {', '.join(valid)}")
+
+    @property
+    def device_name(self) -> str:
+        if self.parallel.num_devices == 1:
+            return f"simulated {self.hardware.name}"
+        return f"simulated {self.hardware.name}, {self.parallel.description}"
+
+    @property
+    def parallel(self) -> Parallel:
+        """How the model is spread over devices."""
+        return Parallel(self.tensor_parallel, self.pipeline_parallel)
+
+    @property
+    def num_stages(self) -> int:
+        return self.pipeline_parallel
+
+    @property
+    def dtype_name(self) -> str:
+        return DEFAULT_DTYPES[self.hardware.dtype_bytes] if self.dtype == "auto" else self.dtype
+
+    @property
+    def dtype_bytes(self) -> int:
+        return DTYPE_BYTES[self.dtype_name]
+
+    def check(self, spec: ModelSpec, kv_tokens: int, host_kv_tokens: int = 0) -> None:
+        """Raise UserError for a model that does not fit the devices or come apart, or that nothing
+        is known of.
+
+        Host memory is taken to be as large as needed.
+        """
+        self._cost(spec)
+        if host_kv_tokens:
+            _ = self.hardware.host_rate  # unknown, it is refused at once
+        check_memory(spec, self.hardware, self.dtype_bytes, kv_tokens, self.parallel)
+
+    def peaks(self) -> Peaks:
+        """The peaks that the hardware file states, of all devices together."""
+        hardware, num_devices = self.hardware, self.parallel.num_devices
+        source = f"of hardware {hardware.name}" + (f" x {num_devices}" if num_devices > 1 else "")
+        return Peaks(
+            num_devices * hardware.flops_per_second, num_devices * hardware.bytes_per_second, source
+        )
+
+    def cautions(self, spec: ModelSpec) -> Sequence[str]:
+        """The cost model's error on shapes that it was not fitted to, and what of it favours
+        chunks.
+        """
+        errors = self._cost(spec).uncertainty
+        stated = ", ".join(f"{kind} {error:.0%}" for kind, error in errors.items())
+        cautions = [f"the cost model's mean error on held-out shapes: {stated}"]
+        hardware = self.hardware
+        if (
+            self.cost_model == "analytic"
+            and hardware.causal_efficiency < hardware.attention_efficiency
+        ):
+            within, before = hardware.causal_efficiency, hardware.attention_efficiency
+            cautions.append(
+                f"hardware {hardware.name} attends within a chunk at {within:.0%} of the peak, "
+                "to tokens before it at "
+                f"{before:.0%}: so cutting a long prompt makes its attention faster here; "
+                "compare with "
+                f"hardware.causal_efficiency={before:g}"
+            )
+        if spec.kv_dtype != "auto":
+            cautions.append(
+                f"the cost model counts what cache.dtype={spec.kv_dtype} saves in bytes, and "
+                "charges nothing for the "
+                "conversion, which no fit has seen: attention to long contexts is the fastest "
+                "that it can be"
+            )
+        return cautions
+
+    def predictor(self, spec: ModelSpec) -> Predictor:
+        """The cost model of the hardware."""
+        return Predictor(self._cost(spec).operation_times, TILE_ROWS)
+
+    def kv_blocks(self, spec: ModelSpec, block_size: int) -> int:
+        """What the hardware file's memory holds beside the weights."""
+        return kv_capacity(spec, self.hardware, self.dtype_bytes, self.parallel) // block_size
+
+    def build(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> Executor:
+        """The virtual clock over the cost model; cache and batch sizes cost nothing here."""
+        cost = self._cost(spec)
+        if isinstance(cost, AnalyticCostModel) and self.num_stages > 1:
+            return PipelineExecutor(self.num_stages, cost.stage_times, cost.send_time)
+        return SimulatedExecutor(cost.iteration_time)
+
+    def _cost(self, spec: ModelSpec) -> CostModel:
+        return make_cost_model(
+            self.cost_model, spec, self.hardware, self.dtype_bytes, self.parallel
+        )

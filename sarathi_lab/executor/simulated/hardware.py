@@ -1,0 +1,301 @@
+"""A GPU in a few figures: datasheet peaks, and the share of them that real kernels reach."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from sarathi_lab.config.errors import UserError, require_int, require_number
+from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec
+
+EFFICIENCIES = (
+    "matmul_efficiency",
+    "attention_efficiency",
+    "causal_efficiency",
+    "memory_efficiency",
+    "kv_efficiency",
+    "link_efficiency",
+)
+FIXED_COSTS = (
+    "kernel_launch",
+    "attention_launch",
+    "iteration_overhead",
+    "layer_host_time",
+    "link_latency",
+)
+LINKS = ("link_bytes_per_second", "network_bytes_per_second", "host_bytes_per_second")
+UNCERTAIN = ("matmul", "attention")  # the kinds of operation that `Hardware.uncertainty` speaks of
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """One device as `cost_model.CostModel` sees it; `conf/hardware/*.yaml` gives each figure's
+    source.
+
+    Peaks are dense FLOP/s on elements of `dtype_bytes` bytes, bytes/s of memory and bytes of
+    memory; `num_sms` multiprocessors, or cores, share them. The efficiencies are the shares of a
+    peak, in (0, 1], that real kernels reach in the best of shapes: of compute in matrix products
+    (`matmul`), attention to the tokens before a chunk (`attention`) and within it (`causal`); of
+    bandwidth in streaming (`memory`) and reading the KV cache (`kv`). Costs whatever the shape, in
+    seconds: of a kernel (`kernel_launch`), of an attention call (`attention_launch`), of an
+    iteration (`iteration_overhead`). `layer_host_time` is what the host takes to launch a layer,
+    while the device works off those before: it shows where that is not much longer.
+
+    `uncertainty` is the mean absolute relative error by kind of operation, on shapes that the fit
+    did not see. `profiles` names tables of measured operation times (`profile.Profile`) by model,
+    as paths from the repository or absolute ones.
+
+    What several devices need (None: not known, and one device is all that can be simulated):
+    bytes/s that a device sends over its links to the others of its node (`link`) and to another
+    node (`network`), while it receives as many; `link_efficiency` is the share of both in use,
+    `link_latency` the seconds of a transfer whatever its size. `host_bytes_per_second` is what each
+    device reaches to or from host memory, all losses included (None: not known, so nothing can be
+    swapped out).
+    """
+
+    name: str
+    flops_per_second: float
+    bytes_per_second: float
+    memory_bytes: float
+    num_sms: int
+    matmul_efficiency: float
+    attention_efficiency: float
+    causal_efficiency: float
+    memory_efficiency: float
+    kv_efficiency: float
+    kernel_launch: float
+    attention_launch: float
+    iteration_overhead: float
+    # Costs are cached by hardware, and don't depend on the next two.
+    uncertainty: Mapping[str, float] = field(compare=False)
+    profiles: Mapping[str, str] = field(default_factory=dict, compare=False)
+    dtype_bytes: int = 2
+    layer_host_time: float = 0.0
+    link_bytes_per_second: float | None = None
+    network_bytes_per_second: float | None = None
+    host_bytes_per_second: float | None = None
+    link_efficiency: float = 1.0
+    link_latency: float = 0.0
+
+    def __post_init__(self) -> None:
+        fix = "correct the hardware file"
+        if not isinstance(self.name, str) or not self.name:
+            raise UserError(f"hardware.name={self.name} is no name; {fix}")
+        require_int("hardware.num_sms", self.num_sms, 1, fix)
+        for name in ("flops_per_second", "bytes_per_second", "memory_bytes"):
+            require_number(f"hardware.{name}", getattr(self, name), above=0, fix=fix)
+        for name in LINKS:
+            if getattr(self, name) is not None:
+                require_number(
+                    f"hardware.{name}",
+                    getattr(self, name),
+                    above=0,
+                    fix="use bytes/s, null if unknown",
+                )
+        for name in EFFICIENCIES:
+            if require_number(f"hardware.{name}", getattr(self, name), above=0, fix=fix) > 1:
+                raise UserError(f"hardware.{name}={getattr(self, name)} exceeds 1, the peak; {fix}")
+        for name in FIXED_COSTS:
+            require_number(
+                f"hardware.{name}", getattr(self, name), minimum=0, fix="use seconds from 0"
+            )
+        if not isinstance(self.uncertainty, Mapping) or set(self.uncertainty) != set(UNCERTAIN):
+            raise UserError(
+                f"hardware.uncertainty={self.uncertainty} does not map "
+                f"{' and '.join(UNCERTAIN)}; {fix}"
+            )
+        for kind in UNCERTAIN:
+            require_number(
+                f"hardware.uncertainty.{kind}",
+                self.uncertainty[kind],
+                minimum=0,
+                fix="use a share from 0",
+            )
+        if not isinstance(self.profiles, Mapping) or not all(
+            isinstance(path, str) for path in self.profiles.values()
+        ):
+            raise UserError(
+                f"hardware.profiles={self.profiles} does not map models to paths of tables; {fix}"
+            )
+        if self.dtype_bytes not in DTYPE_BYTES.values():
+            sizes = ", ".join(map(str, sorted(set(DTYPE_BYTES.values()))))
+            raise UserError(
+                f"hardware.dtype_bytes={self.dtype_bytes} is no size of an element; use one of "
+                f"{sizes}"
+            )
+
+    @property
+    def memory_rate(self) -> float:
+        """Bytes/s that streaming reaches."""
+        return self.bytes_per_second * self.memory_efficiency
+
+    @property
+    def kv_rate(self) -> float:
+        """Bytes/s at which attention reads the KV cache with all multiprocessors at work."""
+        return self.bytes_per_second * self.kv_efficiency
+
+    @property
+    def link_rate(self) -> float:
+        """Bytes/s at which a device sends to the others of its node. Raises UserError if not
+        known.
+        """
+        return self.link_efficiency * self._known(
+            "link_bytes_per_second", "executor.tensor_parallel"
+        )
+
+    @property
+    def network_rate(self) -> float:
+        """Bytes/s at which a device sends to another node. Raises UserError if not known."""
+        return self.link_efficiency * self._known(
+            "network_bytes_per_second", "executor.pipeline_parallel"
+        )
+
+    @property
+    def host_rate(self) -> float:
+        """Bytes/s between a device and host memory, one way at a time. Raises UserError if not
+        known.
+        """
+        if self.host_bytes_per_second is None:
+            raise UserError(
+                f"hardware {self.name} does not say how fast its host is connected, which "
+                "preemption=swap needs; add "
+                "host_bytes_per_second to its file, or use preemption=recompute"
+            )
+        return float(self.host_bytes_per_second)
+
+    def _known(self, name: str, setting: str) -> float:
+        if (rate := getattr(self, name)) is None:
+            raise UserError(
+                f"hardware {self.name} does not say how fast its devices are connected, which "
+                f"{setting} above 1 "
+                f"needs; add {name} to its file, or set {setting}=1"
+            )
+        return float(rate)
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """Degrees of parallelism of one copy of a model; the paper's GPT-3 runs on 8 x 8 A100 (section
+    5.3).
+
+    `tensor` devices share every layer, by heads and columns; `pipeline` stages hold equally many
+    layers each. Raises UserError for a degree below 1.
+    """
+
+    tensor: int = 1
+    pipeline: int = 1
+
+    def __post_init__(self) -> None:
+        require_int(
+            "executor.tensor_parallel",
+            self.tensor,
+            1,
+            "use the number of devices that share a layer, such as 8",
+        )
+        require_int(
+            "executor.pipeline_parallel", self.pipeline, 1, "use the number of stages, such as 8"
+        )
+
+    @property
+    def num_devices(self) -> int:
+        return self.tensor * self.pipeline
+
+    def layers_per_stage(self, spec: ModelSpec) -> int:
+        """Layers of one stage; `check` tells whether the stages are equal."""
+        return spec.num_layers // self.pipeline
+
+    @property
+    def description(self) -> str:
+        """The devices in words, tensor by pipeline: "8 x 8 devices"."""
+        return f"{self.tensor} x {self.pipeline} devices"
+
+    def divides(self, spec: ModelSpec) -> bool:
+        """Whether `spec` comes apart into equal stages and equal shares of heads."""
+        return not any(number % degree for _, degree, _, number in self._parts(spec))
+
+    def check(self, spec: ModelSpec) -> None:
+        """Raise UserError unless `divides`."""
+        for name, degree, what, number in self._parts(spec):
+            if number % degree:
+                valid = ", ".join(str(n) for n in range(1, number + 1) if number % n == 0)
+                raise UserError(
+                    f"executor.{name}={degree} does not divide the {number} {what} of model "
+                    f"{spec.name}; "
+                    f"use one of {valid}"
+                )
+
+    def _parts(self, spec: ModelSpec) -> tuple[tuple[str, int, str, int], ...]:
+        """Setting, degree, and the name and number of what it has to divide."""
+        return (
+            ("pipeline_parallel", self.pipeline, "layers", spec.num_layers),
+            ("tensor_parallel", self.tensor, "heads", spec.num_heads),
+            ("tensor_parallel", self.tensor, "KV heads", spec.num_kv_heads),
+        )
+
+
+MAX_TENSOR = 8  # devices of a node; a suggestion goes no further within a layer
+
+
+def check_memory(
+    spec: ModelSpec,
+    hardware: Hardware,
+    dtype_bytes: int,
+    kv_tokens: int,
+    parallel: Parallel | None = None,
+) -> None:
+    """Raise UserError if the weights and a KV cache of `kv_tokens` tokens exceed the memory of the
+    devices.
+
+    Both are taken to be spread evenly. The message names the least number of devices that would do.
+    """
+    parallel = parallel or Parallel()
+    weights = spec.weight_bytes(dtype_bytes)
+    cache = kv_tokens * spec.kv_bytes_per_token(dtype_bytes)
+    num_devices = parallel.num_devices
+    if weights + cache <= num_devices * hardware.memory_bytes:
+        return
+    devices = (
+        f"one {hardware.name} has" if num_devices == 1 else f"{num_devices} {hardware.name} have"
+    )
+    advice = _advice(spec, hardware, weights, cache / parallel.pipeline)
+    raise UserError(
+        f"model {spec.name} needs {weights / 1e9:.1f} GB for weights and {cache / 1e9:.1f} GB "
+        f"for KV, {devices} "
+        f"{num_devices * hardware.memory_bytes / 1e9:.0f} GB{advice}; lower batch, shorten the "
+        "requests or "
+        "max_model_len, or take a smaller model or another hardware"
+    )
+
+
+def kv_capacity(
+    spec: ModelSpec, hardware: Hardware, dtype_bytes: int, parallel: Parallel | None = None
+) -> int:
+    """Tokens of KV cache that fit the devices beside the weights. Raises UserError if the weights
+    alone do not.
+    """
+    parallel = parallel or Parallel()
+    check_memory(spec, hardware, dtype_bytes, 0, parallel)
+    free = parallel.num_devices * hardware.memory_bytes - spec.weight_bytes(dtype_bytes)
+    return int(free // spec.kv_bytes_per_token(dtype_bytes))
+
+
+def _advice(spec: ModelSpec, hardware: Hardware, weights: float, cache_per_stage: float) -> str:
+    """The fewest devices that hold the model, and their settings; a stage brings a micro-batch, so
+    its own cache.
+    """
+    max_tensor = MAX_TENSOR if hardware.link_bytes_per_second else 1
+    max_pipeline = spec.num_layers if hardware.network_bytes_per_second else 1
+    fitting = [
+        parallel
+        for tensor in range(1, max_tensor + 1)
+        for pipeline in range(1, max_pipeline + 1)
+        if (parallel := Parallel(tensor, pipeline)).divides(spec)
+        and weights + pipeline * cache_per_stage <= parallel.num_devices * hardware.memory_bytes
+    ]
+    if not fitting:
+        return ""
+    best = min(fitting, key=lambda parallel: (parallel.num_devices, parallel.pipeline))
+    return (
+        f" ({best.num_devices} would do: executor.tensor_parallel={best.tensor} "
+        f"executor.pipeline_parallel={best.pipeline})"
+    )

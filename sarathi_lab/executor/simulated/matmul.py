@@ -1,0 +1,89 @@
+"""Time of one matrix product on a GPU: whole tiles, in whole waves over the multiprocessors, while
+memory streams.
+
+A product [rows, in] x [in, out] is cut into tiles of the output. Each tile occupies one
+multiprocessor (SM), so `tiles` of them take ceil(tiles / num_sms) waves: one row more can cost a
+tile of rows, and one tile more a whole wave (section 4.4 and Fig 7 of SARATHI). The library picks
+among a few tile shapes and may split the inner dimension (split-K) to occupy more SMs; the model
+takes the fastest candidate. The constants here are shared by all GPUs, those that differ are fields
+of `hardware.Hardware`; both are fitted by `experiments/cost_model/fit.py`.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from sarathi_lab.executor.simulated.hardware import Hardware
+
+TILES = ((128, 256), (128, 128), (64, 128), (64, 64))  # rows x columns of the output
+TILE_ROWS = TILES[0][
+    0
+]  # tokens of the tiles that large products run in: a chunk should be a multiple (section 4.4)
+SPLITS = (1, 2, 4, 8)  # parts of the inner dimension
+# a tile's step along the inner dimension loads rows + columns elements: FLOPs lost for each
+OPERAND_FLOPS = 20.0
+OVERLAP = 3.0  # exponent of `overlapped`; the larger, the closer to max(compute, memory)
+PARTIAL_SUM_BYTES = 8  # split-K writes and reads a 4-byte sum for each output and part
+
+
+def num_waves(blocks: int, num_sms: int) -> int:
+    """Rounds in which `num_sms` multiprocessors work off `blocks` equal pieces of work."""
+    return -(-blocks // num_sms)
+
+
+def overlapped(compute: float, memory: float) -> float:
+    """Seconds of work that computes for `compute` and streams for `memory` seconds at the same
+    time.
+
+    A smooth maximum: near the ridge of the roofline neither hides wholly behind the other.
+    """
+    longer = max(compute, memory)
+    if longer == 0:
+        return 0.0
+    return float(
+        longer * ((compute / longer) ** OVERLAP + (memory / longer) ** OVERLAP) ** (1 / OVERLAP)
+    )
+
+
+@lru_cache(maxsize=2**17)
+def matmul_time(
+    rows: int, in_features: int, out_features: int, hardware: Hardware, dtype_bytes: int
+) -> float:
+    """Seconds of one product [rows, in_features] x [in_features, out_features]; 0 for no rows.
+
+    A device that holds a share of the weights (tensor parallelism) calls it with its share of the
+    columns or rows.
+    """
+    if rows == 0:
+        return 0.0
+    candidates = (
+        _candidate_time(rows, in_features, out_features, tile, splits, hardware, dtype_bytes)
+        for tile in TILES
+        for splits in SPLITS
+    )
+    return hardware.kernel_launch + min(candidates)
+
+
+def _candidate_time(
+    rows: int,
+    in_features: int,
+    out_features: int,
+    tile: tuple[int, int],
+    splits: int,
+    hardware: Hardware,
+    dtype_bytes: int,
+) -> float:
+    """Seconds with one tile shape and number of splits, without the launch of the first kernel."""
+    tile_rows, tile_columns = tile
+    tiles = -(-rows // tile_rows) * -(-out_features // tile_columns)
+    flops_per_step = 2 * tile_rows * tile_columns + OPERAND_FLOPS * (tile_rows + tile_columns)
+    sm_rate = hardware.flops_per_second * hardware.matmul_efficiency / hardware.num_sms
+    waves = num_waves(tiles * splits, hardware.num_sms)
+    compute = waves * (in_features / splits) * flops_per_step / sm_rate
+    num_bytes = (in_features * out_features + rows * (in_features + out_features)) * dtype_bytes
+    if splits == 1:
+        return overlapped(compute, num_bytes / hardware.memory_rate)
+    num_bytes += splits * rows * out_features * PARTIAL_SUM_BYTES
+    return hardware.kernel_launch + overlapped(
+        compute, num_bytes / hardware.memory_rate
+    )  # a second kernel sums

@@ -1,0 +1,134 @@
+"""A pipeline of stages on a virtual clock, with the bubbles between its micro-batches (section 3.3,
+Fig 12).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from sarathi_lab.config.errors import require_int
+from sarathi_lab.engine.executor import NO_TOKEN, Bubble, Cause, Span, StepResult
+from sarathi_lab.engine.request import Batch
+
+
+class PipelineExecutor:
+    """An `executor.Executor` for `num_stages` stages that micro-batches pass in order of
+    submission.
+
+    `stage_times` gives the seconds that each stage spends on a batch, `send_time` those from the
+    end of one stage to the start of the next; sending keeps no stage busy. A stage starts a
+    micro-batch when it has it and is done with the previous one, the first not before its
+    submission. Raises UserError for less than one stage.
+    """
+
+    feeds_tokens = False
+    num_blocks = None
+
+    def __init__(
+        self,
+        num_stages: int,
+        stage_times: Callable[[Batch], Sequence[float]],
+        send_time: Callable[[Batch], float] = lambda batch: 0.0,
+    ) -> None:
+        self.capacity = require_int(
+            "num_stages", num_stages, 1, "use the number of pipeline stages, such as 8"
+        )
+        self._stage_times = stage_times
+        self._send_time = send_time
+        self.start()
+
+    @property
+    def now(self) -> float:
+        """Seconds since `start`: when the last collected micro-batch left the last stage."""
+        return self._now
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._in_flight)
+
+    def start(self) -> None:
+        """Set the clock to zero and empty the pipeline."""
+        self._now = 0.0
+        self._in_flight: deque[StepResult] = deque()
+        self._free_at: list[
+            float
+        ] = []  # by stage, when it is done with its last micro-batch; empty before the first
+        self._free_slots = deque(
+            [0.0] * self.capacity
+        )  # since when each place in the pipeline is empty
+        self._last: Batch | None = None
+        self._num_submitted = 0
+
+    def submit(self, batch: Batch) -> None:
+        """Send `batch` down the pipeline; what it meets there is known at once, as nothing
+        overtakes it.
+        """
+        if not self._free_slots:
+            raise RuntimeError(f"{self.capacity} batches are in flight; collect one first")
+        seconds = self._stage_times(batch)
+        if len(seconds) != self.capacity:
+            raise ValueError(f"{len(seconds)} stage times for {self.capacity} stages")
+        is_starved = self._free_slots.popleft() < self._now
+        spans = self._spans(seconds, self._send_time(batch))
+        bubbles = self._bubbles(batch, spans, is_starved)
+        self._free_at = [end for _, end in spans]
+        self._last = batch
+        self._num_submitted += 1
+        token_ids = [NO_TOKEN] * batch.num_emits
+        self._in_flight.append(
+            StepResult(batch, spans[0][0], spans[-1][1], token_ids, spans, bubbles)
+        )
+
+    def collect(self) -> StepResult:
+        """Let the clock reach the end of the oldest micro-batch; its place in the pipeline is free
+        from then on.
+        """
+        if not self._in_flight:
+            raise RuntimeError("nothing is in flight; submit a batch first")
+        result = self._in_flight.popleft()
+        self._now = max(self._now, result.end)
+        self._free_slots.append(self._now)
+        return result
+
+    @property
+    def next_end(self) -> float:
+        """When the oldest micro-batch leaves the last stage."""
+        return self._in_flight[0].end
+
+    def wait_until(self, time: float) -> None:
+        """Let the clock jump to `time`."""
+        self._now = max(self._now, time)
+
+    def write_profile(self, directory: Path) -> dict[str, float]:
+        """Nothing is watched: what an iteration is made of is the cost model's to tell."""
+        return {}
+
+    def _spans(self, seconds: Sequence[float], send_time: float) -> list[Span]:
+        """When each stage starts and ends the micro-batch that is submitted now."""
+        spans = []
+        free_at = self._free_at or [0.0] * self.capacity
+        ready = self._now
+        for duration, free in zip(seconds, free_at, strict=True):
+            start = max(ready, free)
+            spans.append((start, start + duration))
+            ready = start + duration + send_time
+        return spans
+
+    def _bubbles(self, batch: Batch, spans: Sequence[Span], is_starved: bool) -> list[Bubble]:
+        if self._last is None:
+            return []
+        cause: Cause = "starved" if is_starved else _cause(self._last, batch)
+        return [
+            Bubble(stage, free, start, cause, self._num_submitted)
+            for stage, (free, (start, _)) in enumerate(zip(self._free_at, spans, strict=True))
+            if start > free
+        ]
+
+
+def _cause(before: Batch, after: Batch) -> Cause:
+    """Which of the three bubbles of section 3.3 separates two micro-batches, by what they carry."""
+    if before.num_prefill_tokens == after.num_prefill_tokens:
+        return "PB3"
+    return "PB1" if before.num_prefill_tokens and after.num_prefill_tokens else "PB2"

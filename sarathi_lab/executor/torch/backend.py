@@ -1,0 +1,389 @@
+"""The real device as a backend: a CPU or a GPU through torch."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import ClassVar, get_args
+
+import torch
+
+from sarathi_kernels.chip import chip_of
+from sarathi_kernels.cpu import library
+from sarathi_kernels.cpu.build import NotBuilt
+from sarathi_lab.config.errors import UserError, require_bool, require_one_of
+from sarathi_lab.engine.executor import Sizes
+from sarathi_lab.executor.torch.device import (
+    default_model_name,
+    device_description,
+    device_size,
+    free_memory_bytes,
+    has_fast_path,
+    keep_freed_memory,
+    kv_blocks_beside,
+    measure_peaks,
+    num_threads,
+    require_threads,
+    resolve_device,
+    resolve_dtype,
+    use_threads,
+)
+from sarathi_lab.executor.torch.executor import TorchExecutor
+from sarathi_lab.executor.torch.faults import faults_explained
+from sarathi_lab.executor.torch.graphs import CudaGraphs, NoGraphs
+from sarathi_lab.executor.torch.shapes import Limits
+from sarathi_lab.executor.torch.watching import (
+    CudaTimeline,
+    HostTimeline,
+    ProfileKind,
+    Timeline,
+    make_watch,
+)
+from sarathi_lab.model import native_operations
+from sarathi_lab.model.operations import Hybrid
+from sarathi_lab.model.roofline import Peaks
+from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec
+from sarathi_lab.model.transformer import Transformer
+from sarathi_lab.model.weights import load_model
+
+HYBRIDS = get_args(Hybrid)
+FIX = "use executor.kernels=torch"
+
+
+def is_interpreting() -> bool:
+    """Whether kernels run in Triton's interpreter, which needs no GPU and has no hurry."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def require_supported(spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> None:
+    """Raise UserError unless the kernels run on `device`, and take the model's heads and
+    `dtype`.
+    """
+    try:
+        from sarathi_kernels.attention_support import check_supported
+        from sarathi_kernels.chip import chip_of
+        from sarathi_kernels.support import probe, require_chip
+    except ImportError as error:
+        raise UserError(f"Triton is not installed ({error}); {FIX}") from None
+    try:
+        check_supported(spec.head_size, dtype, block_size=1)  # they take blocks of any size
+        require_chip(chip_of(device))
+        if device.type == "cuda":
+            probe(device)
+    except ValueError as error:
+        raise UserError(f"model {spec.name}: {error}; {FIX}") from None
+
+
+def use_triton(model: Transformer, hybrid: Hybrid) -> None:
+    """Let kernels do what is between the model's matrix products."""
+    from sarathi_lab.model.kernel_operations import KernelOperations
+
+    model.operations = KernelOperations(model.spec, model.inverse_frequencies, hybrid)
+
+
+def why_not(spec: ModelSpec, dtype: torch.dtype) -> str | None:
+    """Why they don't compute `spec`, in words; None if they do."""
+    return native_operations.why_not(spec, dtype) or _why_not_built()
+
+
+@cache
+def _why_not_built() -> str | None:
+    try:
+        library.load()
+    except NotBuilt as error:
+        return str(error)
+    return None
+
+
+def use_native(model: Transformer, *, is_whole: bool = True) -> None:
+    """Let them compute the model, each iteration in one call, or one operation at a time unless
+    `is_whole`.
+    """
+    library.start(torch.get_num_threads())
+    operations = native_operations.NativeOperations(model)
+    model.operations = operations
+    model.whole_pass = operations.whole_pass if is_whole else None
+
+
+WARM_UP_TOKENS = 256
+USABLE = 0.9  # share of the free memory; the rest is for activations and logits
+USABLE_WHEN_FILLED = {
+    "cuda": 0.9,
+    "cpu": 0.5,
+}  # for a cache as large as there is room: a CPU has other tasks, too
+
+
+@dataclass(frozen=True)
+class TorchBackend:
+    """Runs the model with torch on `device`; `seed` is that of random weights.
+
+    `kernels` does what is not a matrix product: "triton" or plain "torch"; "native" computes whole
+    iterations in C++ on a CPU. "auto" takes Triton's kernels on a GPU, and C++ on a CPU where it
+    can be compiled. With Triton's, `overlap` makes the next batch while one runs, `cuda_graphs`
+    replays batches of a few padded shapes, and `hybrid` says how a chunk and decodes share the
+    device in attention. `threads` compute on a CPU; None: as many as torch takes. `profile` looks
+    into iterations (`watching`). Raises UserError for what is not there.
+    """
+
+    name: ClassVar[str] = "torch"
+    computes_tokens: ClassVar[bool] = True
+    num_stages: ClassVar[int] = 1
+    device: str = "auto"
+    dtype: str = "auto"
+    seed: int = 0
+    kernels: str = "auto"
+    cuda_graphs: bool = True
+    overlap: bool = True
+    hybrid: Hybrid = "series"
+    threads: int | None = None
+    profile: ProfileKind = "none"
+
+    def __post_init__(self) -> None:
+        _ = self._dtype  # a device that is not there is refused at once
+        require_one_of("executor.kernels", self.kernels, ("auto", "triton", "native", "torch"))
+        require_one_of("executor.hybrid", self.hybrid, HYBRIDS)
+        require_one_of("executor.profile", self.profile, get_args(ProfileKind))
+        self._check_threads()
+        if self.profile == "nvtx" and self._device.type == "cpu":
+            raise UserError(
+                "executor.profile=nvtx names ranges of a GPU, the device is a CPU; use "
+                "operations or trace"
+            )
+        for name in ("cuda_graphs", "overlap"):
+            require_bool(f"executor.{name}", getattr(self, name))
+        if self.kernels == "native" and self._device.type != "cpu":
+            raise UserError(
+                f"executor.kernels=native needs a CPU, the device is {self.device_name}; use "
+                "triton or auto"
+            )
+        if self.kernels == "triton" and self._device.type == "cpu" and not is_interpreting():
+            raise UserError(
+                "executor.kernels=triton needs a GPU, the device is a CPU; use "
+                "executor.kernels=torch"
+            )
+        if not self.uses_kernels:
+            self._refuse_what_only_kernels_read()
+
+    def _check_threads(self) -> None:
+        threads = require_threads("executor.threads", self.threads)
+        if threads is not None and self._device.type != "cpu":
+            raise UserError(
+                f"executor.threads={threads} is for a CPU, the device is {self.device_name}; "
+                "leave it out"
+            )
+
+    def _refuse_what_only_kernels_read(self) -> None:
+        for name in ("overlap", "cuda_graphs", "hybrid"):
+            if (value := getattr(self, name)) != getattr(type(self), name):
+                raise UserError(
+                    f"executor.{name}={value} is for Triton's kernels, which do not run here "
+                    f"(device {self._device}, "
+                    f"executor.kernels={self.kernels}); leave it out"
+                )
+
+    @property
+    def uses_kernels(self) -> bool:
+        """Whether Triton's kernels do the work between matrix products."""
+        return self.kernels == "triton" or (self.kernels == "auto" and self._device.type == "cuda")
+
+    @property
+    def _wants_native(self) -> bool:
+        return self._device.type == "cpu" and self.kernels in ("auto", "native")
+
+    def _why_not_native(self, spec: ModelSpec) -> str | None:
+        """Why C++ does not compute `spec`, though it is wanted; None if it does, or is not."""
+        return why_not(spec, self._dtype[1]) if self._wants_native else None
+
+    @cached_property
+    def _device(self) -> torch.device:
+        device = resolve_device(self.device)
+        if device.type == "cuda":
+            torch.cuda.set_device(
+                device
+            )  # streams, events and Triton's launches go to the current one
+        return device
+
+    @cached_property
+    def _dtype(self) -> tuple[str, torch.dtype]:
+        return resolve_dtype(self.dtype, self._device)
+
+    @property
+    def device_name(self) -> str:
+        return device_description(self._device, num_threads(self.threads))
+
+    @property
+    def num_threads(self) -> int | None:
+        """How many threads compute; None on a GPU."""
+        return num_threads(self.threads) if self._device.type == "cpu" else None
+
+    @property
+    def dtype_name(self) -> str:
+        return self._dtype[0]
+
+    @property
+    def dtype_bytes(self) -> int:
+        return DTYPE_BYTES[self.dtype_name]
+
+    @property
+    def default_model(self) -> str:
+        return default_model_name(self._device, self.dtype_bytes)
+
+    def check(self, spec: ModelSpec, kv_tokens: int, host_kv_tokens: int = 0) -> None:
+        """Raise UserError for what can't run here: a shape, kernels, or weights and cache beyond
+        the free memory.
+        """
+        spec.require_runnable()
+        if self.uses_kernels:
+            require_supported(spec, self._device, self._dtype[1])
+        if self.kernels == "native" and (reason := self._why_not_native(spec)):
+            raise UserError(
+                f"executor.kernels=native does not run here: {reason}; use executor.kernels=torch"
+            )
+        weights = spec.weight_bytes(self.dtype_bytes)
+        cache = kv_tokens * spec.kv_bytes_per_token(self.dtype_bytes)
+        free = free_memory_bytes(self._device)
+        if weights + cache > USABLE * free:
+            raise UserError(
+                f"model {spec.name} needs {weights / 1e9:.1f} GB for weights and "
+                f"{cache / 1e9:.1f} GB for KV, "
+                f"{self.device_name} has {free / 1e9:.1f} GB free, of which a tenth stays for "
+                "activations; "
+                f"{self._what_fits(spec, free)}"
+            )
+        self._check_host(
+            host_kv_tokens * spec.kv_bytes_per_token(self.dtype_bytes), weights + cache
+        )
+
+    def _check_host(self, num_bytes: float, taken: float) -> None:
+        """Raise UserError if `num_bytes` of swapped cache exceed the host memory; on a CPU `taken`
+        is a part of it.
+        """
+        cpu = torch.device("cpu")
+        left = max(0.0, USABLE * free_memory_bytes(cpu) - (taken if self._device == cpu else 0))
+        if num_bytes > left:
+            raise UserError(
+                f"cache.num_host_blocks: what is swapped out needs {num_bytes / 1e9:.1f} GB of "
+                "host memory, of which "
+                f"{left / 1e9:.1f} GB are left; lower it, or use preemption=recompute"
+            )
+
+    def _what_fits(self, spec: ModelSpec, free: int) -> str:
+        """What to do about a model or cache that is too large."""
+        left = USABLE * free - spec.weight_bytes(self.dtype_bytes)
+        tokens = int(left // spec.kv_bytes_per_token(self.dtype_bytes))
+        if tokens > 0:
+            return (
+                f"there is room for {tokens} tokens of KV: lower batch, shorten the requests or "
+                "max_model_len"
+            )
+        halved = spec.weight_bytes(2) < USABLE * free and self.dtype_bytes > 2
+        return "its weights alone do not fit: " + (
+            "use dtype=bfloat16" if halved else "take a smaller model"
+        )
+
+    def kv_blocks(self, spec: ModelSpec, block_size: int) -> int:
+        """By the free memory and the size of the weights."""
+        free = USABLE_WHEN_FILLED[self._device.type] * free_memory_bytes(self._device)
+        left = free - spec.weight_bytes(self.dtype_bytes)
+        num_blocks = int(left // (spec.kv_bytes_per_token(self.dtype_bytes) * block_size))
+        if num_blocks < 1:
+            self.check(spec, block_size)
+            raise UserError(
+                f"model {spec.name} leaves no room for KV on {self.device_name}; take a smaller "
+                "model"
+            )
+        return num_blocks
+
+    def peaks(self) -> Peaks:
+        """Measured on this device; the best so far."""
+        use_threads(self.threads)
+        return measure_peaks(self._device, self._dtype[1])
+
+    def size(self) -> tuple[int, int]:
+        """Bytes of the device's memory, free or not, and how many multiprocessors or CPU threads
+        compute.
+        """
+        return device_size(self._device, num_threads(self.threads))
+
+    def cautions(self, spec: ModelSpec) -> Sequence[str]:
+        """What makes a CPU slower than it could be; nothing else, as what runs here is measured."""
+        cautions = []
+        if reason := self._why_not_native(spec):
+            cautions.append(f"plain torch computes this, not C++: {reason}")
+        uses_torch = reason is not None or not self._wants_native
+        if self._device.type == "cpu" and uses_torch and not has_fast_path(self._dtype[1]):
+            cautions.append(
+                f"torch has no fast {self.dtype_name} on this CPU; dtype=float32 may well be faster"
+            )
+        return cautions
+
+    def predictor(self, spec: ModelSpec) -> None:
+        """A real device is measured, not predicted."""
+        return
+
+    def build(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> TorchExecutor:
+        """Load the weights, make the cache and warm up. Raises RunError if memory does not
+        suffice.
+        """
+        use_threads(self.threads)
+        if self._device.type == "cpu":
+            keep_freed_memory()
+        else:
+            gc.collect()  # a run that stopped may have left its memory in a cycle
+            torch.cuda.empty_cache()
+        with faults_explained(self._device, f"the loading of {spec.name}"):
+            model = load_model(spec, checkpoint, self._device, self._dtype[1], self.seed)
+            if self.uses_kernels:
+                use_triton(model, self.hybrid)
+            elif self._wants_native and self._why_not_native(spec) is None:
+                use_native(model, is_whole=self.profile == "none")
+            num_blocks = self._num_blocks(model, sizes)
+            executor = self._executor(model, num_blocks, sizes.block_size, sizes.num_host_blocks)
+        executor.warm_up(
+            batch_size=sizes.batch_size,
+            chunk_tokens=sizes.chunk or WARM_UP_TOKENS,
+            longest=sizes.max_model_len or num_blocks * sizes.block_size,
+            is_fixed=sizes.chunk is not None,
+        )
+        return executor
+
+    def _num_blocks(self, model: Transformer, sizes: Sizes) -> int:
+        """The cache that was planned, if it fits beside a real iteration's activations, or all that
+        does.
+        """
+        if self._device.type != "cuda" or not self.uses_kernels:
+            return sizes.num_blocks
+        probe = self._executor(model, num_blocks=1, block_size=sizes.block_size)
+        most = kv_blocks_beside(probe, sizes.max_batch_tokens or WARM_UP_TOKENS, sizes.batch_size)
+        return most.checked(None if sizes.fills_memory else sizes.num_blocks)
+
+    def _executor(
+        self, model: Transformer, num_blocks: int, block_size: int, num_host_blocks: int = 0
+    ) -> TorchExecutor:
+        is_cuda = self._device.type == "cuda"
+        timeline: Timeline = CudaTimeline(self._device) if is_cuda else HostTimeline()
+        watch = make_watch(self.profile, timeline)
+        if not self.uses_kernels:
+            return TorchExecutor(
+                model,
+                num_blocks=num_blocks,
+                block_size=block_size,
+                num_host_blocks=num_host_blocks,
+                timeline=timeline,
+                watch=watch,
+            )
+        return TorchExecutor(
+            model,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            num_host_blocks=num_host_blocks,
+            timeline=timeline,
+            watch=watch,
+            limits=Limits(model.spec, block_size, chip_of(self._device).num_sms),
+            capacity=2 if self.overlap else 1,
+            graphs=CudaGraphs() if self.cuda_graphs and is_cuda else NoGraphs(),
+        )

@@ -1,0 +1,294 @@
+"""Which device and dtype a run uses, what it is called, and what it can do at best."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+
+from sarathi_lab.config.errors import RunError, UserError, require_int
+from sarathi_lab.executor.torch.executor import TorchExecutor
+from sarathi_lab.executor.torch.watching import CudaTimeline, HostTimeline, Timeline
+from sarathi_lab.model.roofline import Peaks
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+GPU_MODEL = "13b"  # the paper's
+GPU_MODEL_PARAMS = 13.0e9
+FIRST_ROUNDS = 4  # of peaks, before anything is announced
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of glibc's malloc.h
+ROOM = 1.2  # weights plus a fifth for cache and activations
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device that `name` (auto, cpu, cuda or cuda:N) stands for here. Raises UserError if it is
+    not there.
+    """
+    kind, _, index = str(name).partition(":")
+    if kind not in ("auto", "cpu", "cuda") or (index and (kind != "cuda" or not index.isdecimal())):
+        raise UserError(f"device={name} is unknown; use auto, cpu, cuda or cuda:1")
+    if kind == "cpu" or (kind == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise UserError(
+            f"device={name}, but torch {torch.__version__} finds no GPU; use device=cpu or "
+            "device=auto"
+        )
+    number = int(index or 0)
+    if number >= torch.cuda.device_count():
+        raise UserError(
+            f"device={name}, but there are only {torch.cuda.device_count()} GPUs; count from cuda:0"
+        )
+    return torch.device("cuda", number)
+
+
+def resolve_dtype(name: str, device: torch.device) -> tuple[str, torch.dtype]:
+    """The dtype's name and itself; auto is float32 on a CPU and bfloat16 on a GPU."""
+    if name == "auto":
+        name = "float32" if device.type == "cpu" else "bfloat16"
+    if name not in DTYPES:
+        raise UserError(f"dtype={name} is unknown; use one of auto, {', '.join(DTYPES)}")
+    return name, DTYPES[name]
+
+
+def default_model_name(device: torch.device, dtype_bytes: int) -> str:
+    """What model=auto runs: the paper's 13B on a GPU with room for it, else a shape that runs in
+    seconds.
+    """
+    if device.type == "cpu":
+        return "30m"
+    return (
+        GPU_MODEL if free_memory_bytes(device) > ROOM * GPU_MODEL_PARAMS * dtype_bytes else "120m"
+    )
+
+
+def has_fast_path(dtype: torch.dtype) -> bool:
+    """Whether torch multiplies matrices of `dtype` by instructions of this CPU, as far as its
+    library oneDNN knows.
+
+    Without them, products are many times slower. True where torch was built without that library.
+    """
+    if dtype == torch.float32 or not torch.backends.mkldnn.is_available():
+        return True
+    name = "bf16" if dtype == torch.bfloat16 else "fp16"
+    return bool(getattr(torch.ops.mkldnn, f"_is_mkldnn_{name}_supported")())
+
+
+def device_description(device: torch.device, num_threads: int | None = None) -> str:
+    """The device in words, such as "cpu (Intel Xeon, 2 threads)" or a GPU's name; None: torch's
+    threads.
+    """
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"cpu ({_cpu_name()}, {num_threads or torch.get_num_threads()} threads)"
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def keep_freed_memory() -> bool:
+    """Let the C library keep freed memory instead of giving it back; returns whether it does (glibc
+    only).
+
+    It maps large tensors afresh at every allocation, and the kernel zeroes their pages at first
+    touch: a fifth of the time of a long prefill. The process then holds its peak memory until it
+    ends.
+    """
+    if platform.libc_ver()[0] != "glibc":
+        return False
+    mallopt = ctypes.CDLL(None).mallopt
+    return bool(mallopt(M_MMAP_MAX, 0) and mallopt(M_TRIM_THRESHOLD, 2**31 - 1))
+
+
+def free_memory_bytes(device: torch.device) -> int:
+    """Memory that a model and its cache may take now."""
+    if device.type == "cuda":
+        # What torch keeps of earlier runs is free for the next, though the driver counts it as
+        # taken.
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + kept
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(
+            int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")
+        )
+    except (OSError, StopIteration):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def device_size(device: torch.device, num_threads: int) -> tuple[int, int]:
+    """Bytes of the device's memory, and the number of multiprocessors, or of threads on a CPU."""
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        return properties.total_memory, properties.multi_processor_count
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), num_threads
+
+
+_best_peaks: dict[tuple[torch.device, torch.dtype, int], Peaks] = {}
+
+
+def measure_peaks(device: torch.device, dtype: torch.dtype) -> Peaks:
+    """The best that this process has seen of large matrix products and of large copies and sums, on
+    so many threads.
+
+    Measured anew at every call, for a machine that others use, too, may be slow for seconds; a peak
+    only rises. A copy counts the bytes read and written. The first call takes a second or two,
+    later ones a few tenths.
+    """
+    kind = (device, dtype, torch.get_num_threads())
+    seen = _best_peaks.get(kind)
+    flops, num_bytes = (seen.flops_per_second, seen.bytes_per_second) if seen else (0.0, 0.0)
+    with torch.inference_mode():
+        try:
+            for _ in range(1 if seen else FIRST_ROUNDS):
+                flops = max(flops, _flops_per_second(device, dtype))
+                num_bytes = max(num_bytes, _bytes_per_second(device))
+        except torch.OutOfMemoryError:
+            if seen is None:
+                raise
+            return seen  # beside a cache that fills the memory nothing can be measured
+    _best_peaks[kind] = Peaks(flops, num_bytes, "measured")
+    return _best_peaks[kind]
+
+
+def _flops_per_second(device: torch.device, dtype: torch.dtype) -> float:
+    size = 8192 if device.type == "cuda" else 1024
+    left = torch.rand(size, size, device=device, dtype=torch.float32).to(dtype)
+    right = torch.rand(size, size, device=device, dtype=torch.float32).to(dtype)
+    out = torch.empty_like(left)
+    return 2.0 * size**3 / _best_time(lambda: torch.matmul(left, right, out=out), device)
+
+
+def _bytes_per_second(device: torch.device) -> float:
+    # Far larger than the caches: what is wanted is the memory's rate.
+    num_bytes = (512 << 20) if device.type == "cuda" else (192 << 20)
+    source = torch.ones(num_bytes // 4, device=device)
+    target = torch.empty_like(source).zero_()
+    copied = 2 * num_bytes / _best_time(lambda: target.copy_(source), device)
+    read = num_bytes / _best_time(lambda: source.sum(), device)
+    return max(copied, read)
+
+
+def _best_time(
+    operation: Callable[[], object], device: torch.device, repetitions: int = 5
+) -> float:
+    """Seconds on the device's own clock; the host launches all repetitions before it waits."""
+    timeline: Timeline = CudaTimeline(device) if device.type == "cuda" else HostTimeline()
+    marks = [timeline.mark()]
+    for _ in range(repetitions):
+        operation()
+        marks.append(timeline.mark())
+    marks[-1].wait()
+    return min(before.seconds_until(after) for before, after in pairwise(marks))
+
+
+def require_threads(name: str, value: object) -> int | None:
+    """Return `value` if it is None or a number of threads that this process has cores for, else
+    raise `UserError`.
+    """
+    if value is None:
+        return None
+    num_cores = count_cores()
+    fix = f"use a number from 1 to {num_cores}, or null for as many as torch takes"
+    threads = require_int(name, value, 1, fix)
+    if threads > num_cores:
+        raise UserError(
+            f"{name}={threads} is more than the {num_cores} cores that are there; {fix}"
+        )
+    return threads
+
+
+def count_cores() -> int:
+    """The cores that this process may use; all of them on a system that does not say."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@dataclass(frozen=True)
+class _Change:
+    own: int  # what torch took by itself
+    told: int
+
+
+_last: _Change | None = None
+
+
+def num_threads(setting: int | None) -> int:
+    """How many threads `setting` stands for; None: as many as torch takes when no setting of ours
+    told it otherwise.
+    """
+    if setting is not None:
+        return setting
+    current = torch.get_num_threads()
+    return _last.own if _last is not None and _last.told == current else current
+
+
+def use_threads(setting: int | None) -> None:
+    """Let torch compute on `num_threads(setting)` threads from now on."""
+    global _last
+    own, told = num_threads(None), num_threads(setting)
+    if told != torch.get_num_threads():
+        torch.set_num_threads(told)
+    _last = _Change(own, told)
+
+
+SPARE = 0.02  # of the memory: CUDA graphs, fragments, what libraries take when they first need it
+SPARE_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Room:
+    """Memory for KV beside weights and the activations of an iteration of `num_tokens`, in
+    bytes.
+    """
+
+    free: int
+    block: int
+    activations: int
+    num_tokens: int
+
+    def checked(self, num_blocks: int | None) -> int:
+        """`num_blocks` if they fit, or as many as do if None. Raises RunError if they do not."""
+        most = self.free // self.block
+        if most < 1 or (num_blocks or 0) > most:
+            wanted = f"{num_blocks} blocks" if num_blocks else "one block"
+            raise RunError(
+                f"the KV cache of {wanted} needs {(num_blocks or 1) * self.block / 1e9:.1f} GB; "
+                "beside the weights and "
+                f"{self.activations / 1e9:.1f} GB for an iteration of {self.num_tokens} tokens, "
+                f"{self.free / 1e9:.1f} "
+                f"GB are free, room for {most} blocks; lower batch or chunk, or shorten the "
+                "requests"
+            )
+        return num_blocks or most
+
+
+def kv_blocks_beside(probe: TorchExecutor, num_tokens: int, num_emits: int) -> Room:
+    """The room that `probe`, of one block, leaves while it computes `num_tokens` tokens and as many
+    logits.
+    """
+    device = probe.model.device
+    gc.collect()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    probe.compute_padding(num_tokens, num_emits)
+    torch.cuda.synchronize(device)
+    activations = torch.cuda.max_memory_allocated(device) - before
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(device).total_memory
+    free = free_memory_bytes(device) - activations - max(SPARE_BYTES, int(SPARE * total))
+    model = probe.model
+    block = model.spec.kv_bytes_per_token(model.dtype.itemsize) * probe.block_size
+    return Room(max(0, free), block, activations, num_tokens)

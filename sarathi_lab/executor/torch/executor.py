@@ -1,0 +1,351 @@
+"""Runs batches on a real device through torch, one behind the other or, on a GPU, the next made
+while one runs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from sarathi_kernels.attention_plan import TILE_ROWS
+from sarathi_lab.engine.block_manager import BlockManager
+from sarathi_lab.engine.executor import StepResult
+from sarathi_lab.engine.request import Batch, SequenceState
+from sarathi_lab.executor.torch.faults import faults_explained, in_words, nan_error
+from sarathi_lab.executor.torch.graphs import Graphs, NoGraphs, Rehearsal, throw_away
+from sarathi_lab.executor.torch.host_pool import HostPool
+from sarathi_lab.executor.torch.packing import Packer, fields_of, pack
+from sarathi_lab.executor.torch.shapes import Limits, PaddedShapes, Shape
+from sarathi_lab.executor.torch.watching import (
+    HostTimeline,
+    Mark,
+    Nothing,
+    OperationTimes,
+    Timeline,
+    Watch,
+)
+from sarathi_lab.model.operations import NAN_TOKEN, PackedInputs
+from sarathi_lab.model.transformer import KVCache, Transformer
+
+MAX_EMITS = 1 << 16  # tokens sampled in one iteration
+
+
+@dataclass(frozen=True)
+class InFlight:
+    """A submitted batch: its time on the device, the host's own seconds, and the tokens on their
+    way.
+    """
+
+    batch: Batch
+    start: Mark
+    end: Mark
+    host_time: float
+    token_ids: Tensor
+    num_padding: int
+    is_replayed: bool
+
+
+class TorchExecutor:
+    """An `executor.Executor` for one CPU or GPU; samples greedily.
+
+    With `capacity` 2 the host packs and launches a batch while the one before runs, and tokens go
+    from one to the next on the device. With `limits` inputs are packed for kernels, else for plain
+    torch, which needs capacity 1. `num_host_blocks` in host memory take what is swapped out; a
+    batch's copies count as part of it. `sleep` waits so many seconds.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        *,
+        num_blocks: int,
+        block_size: int,
+        num_host_blocks: int = 0,
+        timeline: Timeline | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+        limits: Limits | None = None,
+        capacity: int = 1,
+        graphs: Graphs | None = None,
+        watch: Watch | None = None,
+    ) -> None:
+        if capacity > 1 and limits is None:
+            raise ValueError("tokens are fed on the device only with inputs packed for kernels")
+        self.model = model
+        self.cache = KVCache(model.spec, num_blocks, block_size, model.device, model.dtype)
+        self._host_pool = HostPool(self.cache, num_host_blocks) if num_host_blocks else None
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.capacity = capacity
+        self.feeds_tokens = capacity > 1
+        self._timeline = timeline or HostTimeline()
+        self._sleep = sleep
+        self._limits = limits
+        self._graphs = graphs or NoGraphs()
+        self._watch = watch or Nothing()
+        model.operations.range = self._watch.range
+        self._packer = Packer(block_size, model.device)
+        self._shapes: PaddedShapes | None = None
+        self._buffers: dict[Shape, Tensor] = {}  # where recorded work reads its inputs
+        self._in_flight: deque[InFlight] = deque()
+        self._rehearsal: Rehearsal | None = None
+        self._newest: dict[
+            SequenceState, int
+        ] = {}  # by sequence of the last batch, the row of its token in `_sampled`
+        self._sampled = torch.zeros(MAX_EMITS, dtype=torch.int32, device=model.device)
+
+    @property
+    def now(self) -> float:
+        """Seconds since `start`."""
+        return self._timeline.now
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._in_flight)
+
+    def start(self) -> None:
+        """Set the clock to zero."""
+        self._in_flight.clear()  # of a run that stopped half-way
+        self._newest.clear()
+        self._timeline.reset()
+        self._watch.start()
+
+    @torch.inference_mode()
+    def submit(self, batch: Batch) -> None:
+        """Launch `batch`; on a CPU it is finished when this returns.
+
+        Raises UserError if the device's memory does not suffice.
+        """
+        if len(self._in_flight) >= self.capacity:
+            raise RuntimeError(f"{self.capacity} batches are in flight; collect one first")
+        begun = time.perf_counter()
+        with faults_explained(self.model.device, in_words(batch)):
+            self._in_flight.append(self._launch(batch, begun))
+        self._watch.submitted()
+
+    def collect(self) -> StepResult:
+        """Wait for the oldest batch in flight. Raises UserError if its logits are not numbers."""
+        if not self._in_flight:
+            raise RuntimeError("nothing is in flight; submit a batch first")
+        done = self._in_flight.popleft()
+        start, end = done.start.wait(), done.end.wait()
+        self._watch.collected()
+        token_ids = done.token_ids.tolist()
+        if NAN_TOKEN in token_ids:
+            raise nan_error(self.model, done.batch, token_ids, self._run_again)
+        return StepResult(
+            done.batch,
+            start,
+            end,
+            token_ids,
+            host_time=done.host_time,
+            num_padding_tokens=done.num_padding,
+            is_replayed=done.is_replayed,
+        )
+
+    @property
+    def next_end(self) -> float:
+        """Not known before `collect`: `now`, so that nobody waits for an arrival instead."""
+        return self.now
+
+    def wait_until(self, time: float) -> None:
+        """Sleep until the clock reads `time`."""
+        while (remaining := time - self.now) > 0:
+            self._sleep(remaining)
+
+    def write_profile(self, directory: Path) -> dict[str, float]:
+        """Leave what was watched in `directory`; returns what it cost, if operations were timed
+        (METRICS.md).
+        """
+        self._watch.write(directory)
+        if self._rehearsal is None or not isinstance(self._watch, OperationTimes):
+            return {}
+        return {"profiling_slowdown": self._rehearsal.slowdown(self._watch)}
+
+    # -- one iteration -----------------------------------------------------------------------------
+
+    def _launch(self, batch: Batch, begun: float) -> InFlight:
+        if self._limits is None:
+            return self._run_packed_for_torch(batch, begun)
+        padded = self._shapes.choose(batch) if self._shapes is not None else None
+        shape = padded or self._limits.exact(batch)
+        self._packer.fill(batch, shape, self._newest)
+        start = self._timeline.mark()
+        self._swap(batch)
+        inputs = self._packer.send(shape, self._buffers.get(shape))
+        is_replayed = not self._watch.is_apart and self._graphs.replay(shape)
+        if not is_replayed:
+            self._run(inputs)
+        emitting = [chunk.sequence for chunk in batch.chunks if chunk.emits_token]
+        self._newest = {sequence: row for row, sequence in enumerate(emitting)}
+        token_ids = _to_host(self._sampled[: len(emitting)])
+        end = self._timeline.mark()
+        num_padding = shape.num_tokens - batch.num_tokens
+        return InFlight(
+            batch, start, end, time.perf_counter() - begun, token_ids, num_padding, is_replayed
+        )
+
+    def _run_packed_for_torch(self, batch: Batch, begun: float) -> InFlight:
+        model = self.model
+        start = self._timeline.mark()
+        inputs = self._packed_for_torch(batch)
+        host_time = time.perf_counter() - begun
+        self._swap(batch)
+        token_ids = _to_host(model.operations.greedy(model(inputs, self.cache)))
+        return InFlight(batch, start, self._timeline.mark(), host_time, token_ids, 0, False)
+
+    def _swap(self, batch: Batch) -> None:
+        if batch.copies:
+            assert self._host_pool is not None, (
+                "blocks are swapped only where there is room for them"
+            )
+            with self._watch.range("swap"):
+                self._host_pool.make(batch.copies)
+
+    def _packed_for_torch(self, batch: Batch) -> PackedInputs:
+        model, masks = self.model, self.model.operations.wants_masks
+        return pack(
+            batch,
+            self.block_size,
+            model.spec.sliding_window,
+            model.device,
+            model.dtype,
+            with_masks=masks,
+        )
+
+    def _run(self, inputs: PackedInputs) -> None:
+        """Sample into `_sampled`, having taken from there what tokens the host did not know."""
+        feed = inputs.feed_rows
+        assert feed is not None, "inputs packed for kernels say what to feed"
+        fed = self._sampled.index_select(0, feed.clamp(min=0)).clamp_(
+            min=0
+        )  # NAN_TOKEN is none that can be looked up
+        inputs = replace(inputs, token_ids=torch.where(feed < 0, inputs.token_ids, fed))
+        token_ids = self.model.operations.greedy(self.model(inputs, self.cache))
+        self._sampled[: len(token_ids)].copy_(token_ids)
+
+    @torch.inference_mode()
+    def _run_again(self, batch: Batch) -> None:
+        """Compute a batch whose tokens the host knows once more, and leave its results to whoever
+        watches.
+        """
+        whole_pass, self.model.whole_pass = self.model.whole_pass, None  # it would call no layer
+        try:
+            self.model(self.packed(batch), self.cache)
+        finally:
+            self.model.whole_pass = whole_pass
+
+    def packed(self, batch: Batch) -> PackedInputs:
+        """The inputs of a batch whose tokens the host knows, without padding: to compute parts of
+        it by hand.
+
+        They hold until the next batch.
+        """
+        if self._limits is None:
+            return self._packed_for_torch(batch)
+        shape = self._limits.exact(batch)
+        self._packer.fill(batch, shape, {})
+        return self._packer.send(shape)
+
+    # -- before the run ----------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def warm_up(
+        self, *, batch_size: int, chunk_tokens: int, longest: int, is_fixed: bool = False
+    ) -> None:
+        """Run throw-away iterations of the common kinds, so that the first measured one is like the
+        others.
+
+        A chunk at the start of a prompt, one at an offset, and `batch_size` single tokens; all
+        shortened to what the cache holds. With `is_fixed` no chunk is larger than `chunk_tokens`,
+        decodes included. Records all padded shapes for sequences of up to `longest` tokens.
+        """
+        if self._limits is not None:
+            chunk = chunk_tokens if is_fixed else None
+            self._shapes = PaddedShapes(
+                self._limits, batch_size=batch_size, chunk=chunk, longest=longest
+            )
+            with faults_explained(self.model.device, "the recording of CUDA graphs"):
+                self._record(self._shapes.all)
+                if self.model.device.type == "cuda":
+                    self._compile(longest)
+        if self._host_pool is not None:
+            self._host_pool.warm_up()
+        self._rehearsal = Rehearsal(
+            self, self.num_blocks, self.block_size, batch_size, chunk_tokens
+        )
+        self._rehearsal.run()
+
+    @torch.inference_mode()
+    def compute_padding(self, num_tokens: int, num_emits: int) -> None:
+        """Run an iteration of padding alone: it takes the memory of a real one, and touches no
+        cache.
+        """
+        assert self._limits is not None, "inputs packed for kernels can be padding"
+        shape = self._limits.empty(num_tokens, num_emits)
+        self._packer.fill(Batch(), shape, {})
+        self._run(self._packer.send(shape))
+
+    def _compile(self, longest: int) -> None:
+        """Run every kernel that a batch may need, so that none is compiled in the middle of a run.
+
+        Which they are depends on the rows of a tile and the parts of a context alone.
+        """
+        assert self._limits is not None
+        blocks = BlockManager(self.num_blocks, self.block_size)
+        batch = Batch()
+        for num_tokens in (2, 1)[: self.num_blocks]:
+            batch.add(throw_away(num_tokens, blocks), num_tokens)
+        most = self._limits.num_splits(1, longest)
+        for tile_rows in TILE_ROWS:
+            for num_splits in sorted({2**i for i in range(most.bit_length())} | {most}):
+                shape = replace(
+                    self._limits.exact(batch), tile_rows=tile_rows, num_splits=num_splits
+                )
+                self._packer.fill(batch, shape, {})
+                self._run(self._packer.send(shape))
+                self._timeline.mark().wait()
+
+    @contextmanager
+    def recorded(self, batch: Batch) -> Iterator[None]:
+        """Within, batches of the shape of `batch` are replayed, as the engine replays those of its
+        fixed shapes.
+        """
+        if self._limits is None or (shape := self._limits.exact(batch)) in self._buffers:
+            yield
+            return
+        self._record([shape])
+        try:
+            yield
+        finally:
+            del self._buffers[shape]
+            self._graphs.drop(shape)
+
+    @torch.inference_mode()
+    def _record(self, shapes: Iterable[Shape]) -> None:
+        """Run every shape on padding alone, and record it, unless that was done before."""
+        for shape in shapes:
+            if shape in self._buffers:
+                continue
+            buffer = torch.empty(fields_of(shape).size, dtype=torch.int32, device=self.model.device)
+            self._packer.fill(Batch(), shape, {})
+            inputs = self._packer.send(shape, buffer)
+            self._run(inputs)
+            self._timeline.mark().wait()  # the host's buffer is filled anew for the next shape
+            self._graphs.capture(shape, partial(self._run, inputs))
+            self._buffers[shape] = buffer
+
+
+def _to_host(token_ids: Tensor) -> Tensor:
+    """A copy on the host that is complete when the work behind it is; on a CPU, at once."""
+    if token_ids.device.type == "cpu":
+        return token_ids.clone()
+    on_host = torch.empty(len(token_ids), dtype=token_ids.dtype, pin_memory=True)
+    return on_host.copy_(token_ids, non_blocking=True)

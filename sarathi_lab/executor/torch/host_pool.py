@@ -1,0 +1,106 @@
+"""The part of the KV cache that lies in host memory, and the copies of swapped blocks there and
+back.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from sarathi_lab.config.errors import RunError
+from sarathi_lab.engine.request import Copy
+from sarathi_lab.model.transformer import KVCache
+
+STAGED_BYTES = (
+    64 << 20
+)  # of the device's memory, at most, that blocks pass through on their way (or one block)
+
+
+class HostPool:
+    """Room for `num_blocks` blocks of `cache` in host memory.
+
+    A block's layers lie together here: [num_blocks, num_layers, ...]. So neighbours move in one
+    copy, once the device has gathered them. On a GPU the pages are locked, and copies are queued
+    behind what was launched before them: they are made when the kernels launched next need them,
+    and the host does not wait.
+    """
+
+    def __init__(self, cache: KVCache, num_blocks: int) -> None:
+        self._tensors = [(tensor, _on_host(tensor, num_blocks)) for tensor in cache.tensors]
+        self._most_blocks = max(
+            1, STAGED_BYTES // max(_block_bytes(tensor) for tensor in cache.tensors)
+        )
+
+    @torch.inference_mode()
+    def make(self, copies: Sequence[Copy]) -> None:
+        """Make `copies` in their order; those of one direction in a row go together."""
+        for is_out, group in groupby(copies, key=lambda copy: copy.is_out):
+            row = list(group)
+            for first in range(0, len(row), self._most_blocks):
+                self._move(is_out, row[first : first + self._most_blocks])
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Copy a block out and back in, so that the first one that counts finds everything
+        loaded.
+        """
+        self.make([Copy(True, 0, 0), Copy(False, 0, 0)])
+
+    def _move(self, is_out: bool, copies: Sequence[Copy]) -> None:
+        host_blocks = [copy.host_block for copy in copies]
+        for on_device, on_host in self._tensors:
+            blocks = on_device.transpose(0, 1)  # as on the host
+            index = _index([copy.device_block for copy in copies], on_device.device)
+            if is_out:
+                staged = blocks.index_select(0, index)
+            else:
+                staged = torch.empty(
+                    (len(copies), *blocks.shape[1:]), dtype=blocks.dtype, device=blocks.device
+                )
+            for place, first, length in _neighbours(host_blocks):
+                there, here = on_host[first : first + length], staged[place : place + length]
+                (there if is_out else here).copy_(here if is_out else there, non_blocking=True)
+            if not is_out:
+                blocks.index_copy_(0, index, staged)
+
+
+def _on_host(tensor: Tensor, num_blocks: int) -> Tensor:
+    """Zeros for blocks of `tensor` [num_layers, num_blocks, ...]; on a GPU in locked pages, for it
+    to write to.
+    """
+    num_layers, _, *sizes = tensor.shape
+    made = torch.zeros((num_blocks, num_layers, *sizes), dtype=tensor.dtype)
+    if tensor.device.type == "cuda" and num_blocks:
+        # Not pin_memory=True: that takes the next power of two, and keeps it for the life of the
+        # process.
+        runtime, address = torch.cuda.cudart(), made.data_ptr()
+        if runtime.cudaHostRegister(address, made.nbytes, 0) != runtime.cudaError.success:
+            raise RunError(
+                f"{made.nbytes / 1e9:.1f} GB of host memory can't be locked for what is swapped "
+                "out; lower "
+                "cache.num_host_blocks, or raise the limit of locked memory (ulimit -l)"
+            )
+        weakref.finalize(made, runtime.cudaHostUnregister, address).atexit = False
+    return made
+
+
+def _block_bytes(tensor: Tensor) -> int:
+    return tensor.nbytes // tensor.shape[1]
+
+
+def _index(blocks: list[int], device: torch.device) -> Tensor:
+    index = torch.tensor(blocks)
+    return index.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else index
+
+
+def _neighbours(blocks: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Runs of `blocks` that count up by one: where each begins, its first block, its length."""
+    begin = 0
+    for i in range(1, len(blocks) + 1):
+        if i == len(blocks) or blocks[i] != blocks[i - 1] + 1:
+            yield begin, blocks[begin], i - begin
+            begin = i

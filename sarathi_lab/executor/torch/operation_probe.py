@@ -1,0 +1,182 @@
+"""Runs single operations of the engine, each alone, in all layers, on their own weights and
+cache.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import cast
+
+import torch
+
+from sarathi_kernels.attention import Segment, make_segment
+from sarathi_lab.engine.request import Batch
+from sarathi_lab.executor.torch.executor import TorchExecutor
+from sarathi_lab.model.operations import Operations, PackedInputs
+from sarathi_lab.model.transformer import Layer
+
+CUDA_REPETITIONS = 3  # replays whose mean is a measurement; one of LONG tokens is enough
+LONG = 2048
+
+
+class OperationProbe:
+    """Runs one operation at a time, in all layers, each with its own weights and cache: caches see
+    what they would.
+
+    Batches must be of sequences that hold cache blocks. Times are seconds over all layers of one
+    iteration; on a GPU the device's own, of replayed CUDA graphs, and the mean of several where
+    they are short.
+    """
+
+    def __init__(self, executor: TorchExecutor) -> None:
+        self.executor = executor
+        self.model = executor.model
+        self.layers = cast(list[Layer], list(executor.model.layers))
+        self._replays = _Replays(self.model.device) if self.model.device.type == "cuda" else None
+        executor.cache.keys.normal_()
+        executor.cache.values.normal_()
+
+    @torch.inference_mode()
+    def attention(self, batch: Batch) -> float:
+        """Seconds of the attention of `batch`."""
+        spec = self.model.spec
+        inputs = self.executor.packed(batch)
+        query = self._random(batch.num_tokens, spec.num_heads, spec.head_size)
+        return self._time(lambda: self._attend(query, inputs), batch.num_tokens)
+
+    @torch.inference_mode()
+    def products(self, num_tokens: int) -> dict[str, float]:
+        """Seconds by operation of what depends on the number of tokens alone: products, norms and
+        residuals.
+        """
+        hidden = self._random(num_tokens, self.model.spec.hidden_size)
+        attended = self._random(num_tokens, self.model.spec.q_size)
+        residual, operations = hidden.clone(), self.model.operations
+        return {
+            "qkv_proj": self._time_layers(lambda layer: layer.qkv_proj(hidden), num_tokens),
+            "out_proj": self._time_layers(lambda layer: layer.out_proj(attended), num_tokens),
+            "ffn": self._time_layers(
+                lambda layer: layer.feed_forward(hidden, operations), num_tokens
+            ),
+            "elementwise": self._time_layers(
+                lambda layer: _norms_and_residuals(layer, residual, hidden, operations), num_tokens
+            ),
+        }
+
+    @torch.inference_mode()
+    def logits(self, num_rows: int) -> float:
+        """Seconds of the output head and sampling for `num_rows` emitted tokens."""
+        hidden = self._random(num_rows, self.model.spec.hidden_size)
+        return self._time(lambda: self._sample(hidden), num_rows)
+
+    def _sample(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.model.operations.greedy(self.model.lm_head(self.model.final_norm(rows)))
+
+    def _random(self, *sizes: int) -> torch.Tensor:
+        return torch.randn(sizes, device=self.model.device, dtype=self.model.dtype)
+
+    def _attend(self, query: torch.Tensor, inputs: PackedInputs) -> None:
+        """Masks, where plain torch needs them, are made once an iteration, and are part of what
+        attention costs.
+        """
+        if self.model.operations.wants_masks:
+            inputs = replace(
+                inputs, attention=[self._remade(segment) for segment in inputs.attention]
+            )
+        cache = self.executor.cache
+        for keys, values in cache.layers():
+            self.model.operations.attend(query, inputs, keys, values)
+
+    def _remade(self, segment: Segment) -> Segment:
+        model = self.model
+        return make_segment(
+            segment.start,
+            segment.num_queries,
+            segment.kv_len,
+            segment.blocks,
+            sliding_window=model.spec.sliding_window,
+            device=model.device,
+            dtype=model.dtype,
+        )
+
+    def iteration(self, batch: Batch) -> float:
+        """Seconds of the whole iteration of `batch`."""
+        if batch.num_tokens >= LONG:  # the device works longer than the host launches
+            return self._collected(batch)
+        with self.executor.recorded(batch):
+            return self._collected(batch)
+
+    def _collected(self, batch: Batch) -> float:
+        self.executor.submit(batch)
+        return self.executor.collect().busy
+
+    def _time_layers(self, operation: Callable[[Layer], object], num_tokens: int) -> float:
+        def all_layers() -> None:
+            for layer in self.layers:
+                operation(layer)
+
+        return self._time(all_layers, num_tokens)
+
+    def _time(self, work: Callable[[], object], num_tokens: int) -> float:
+        """Seconds of `work` once, which is for so many tokens."""
+        repetitions = CUDA_REPETITIONS if num_tokens < LONG else 1
+        if self._replays is not None:
+            return self._time_on_device(self._replays.of(work), repetitions)
+        start = time.perf_counter()
+        work()
+        return time.perf_counter() - start
+
+    def _time_on_device(self, work: Callable[[], object], repetitions: int) -> float:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(repetitions):
+            work()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) / 1e3 / repetitions
+
+
+class _Replays:
+    """Turns work into CUDA graphs, as the engine replays it: launching kernels one by one may take
+    the host longer than they take the device. One at a time, on one stream and from one pool of
+    memory, which the newest graph keeps.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)
+        self._pool = torch.cuda.graph_pool_handle()
+        self._newest: torch.cuda.CUDAGraph | None = None
+        self._has_failed = False
+
+    def of(self, work: Callable[[], object]) -> Callable[[], object]:
+        """The replay of `work`, which runs once before; `work` itself if it can't be captured."""
+        if self._has_failed:  # a broken capture may leave torch's allocator in no state for another
+            return work
+        graph = torch.cuda.CUDAGraph()
+        self._stream.wait_stream(torch.cuda.current_stream())
+        try:
+            # Not torch.cuda.graph: it empties the cache of memory each time, which costs more than
+            # what is measured.
+            with torch.cuda.stream(self._stream):
+                work()  # whatever is compiled, chosen or allocated at first use
+                torch.cuda.synchronize()
+                graph.capture_begin(pool=self._pool)
+                try:
+                    work()
+                finally:
+                    graph.capture_end()
+        except RuntimeError:
+            torch.cuda.synchronize()
+            self._has_failed = True
+            return work
+        self._newest = graph
+        return graph.replay
+
+
+def _norms_and_residuals(
+    layer: Layer, hidden: torch.Tensor, update: torch.Tensor, operations: Operations
+) -> None:
+    operations.add_norm(hidden, update, layer.attention_norm)
+    operations.add_norm(hidden, update, layer.ffn_norm)

@@ -1,0 +1,282 @@
+"""From a batch to the tensors that kernels read: one buffer, filled once an iteration and copied at
+once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sarathi_kernels.attention import Segment, make_segment
+from sarathi_kernels.attention_plan import PADDING, AttentionPlan, tiles_of
+from sarathi_lab.engine.executor import NO_TOKEN
+from sarathi_lab.engine.request import Batch, SequenceState
+from sarathi_lab.executor.torch.shapes import Shape
+from sarathi_lab.model.operations import PackedInputs
+
+
+def pack(
+    batch: Batch,
+    block_size: int,
+    sliding_window: int | None,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    with_masks: bool = True,
+) -> PackedInputs:
+    """The chunks of `batch` one after the other; `dtype` is that of the attention masks, where they
+    are wanted.
+    """
+    token_ids, positions, slots, emit_rows, segments = [], [], [], [], []
+    row = 0
+    for chunk in batch.chunks:
+        end = chunk.start + chunk.num_tokens
+        where = np.arange(chunk.start, end)
+        first_block = chunk.start // block_size
+        new_blocks = np.asarray(chunk.sequence.block_ids[first_block : -(-end // block_size)])
+        token_ids.append(token_ids_of(chunk.sequence, chunk.start, end))
+        positions.append(where)
+        slots.append(
+            new_blocks[where // block_size - first_block] * block_size + where % block_size
+        )
+        blocks = _context_blocks(chunk.sequence, -(-end // block_size), device)
+        if with_masks:
+            window = sliding_window
+            segment = make_segment(
+                row,
+                chunk.num_tokens,
+                end,
+                blocks,
+                sliding_window=window,
+                device=device,
+                dtype=dtype,
+            )
+        else:
+            segment = Segment(row, chunk.num_tokens, end, blocks, first_key=0, mask=None)
+        segments.append(segment)
+        row += chunk.num_tokens
+        if chunk.emits_token:
+            emit_rows.append(row - 1)
+    return PackedInputs(
+        token_ids=torch.from_numpy(np.concatenate(token_ids)).to(device),
+        positions=torch.from_numpy(np.concatenate(positions)).to(device),
+        slots=torch.from_numpy(np.concatenate(slots)).to(device),
+        emit_rows=torch.tensor(emit_rows, dtype=torch.int64, device=device),
+        attention=segments,
+    )
+
+
+def token_ids_of(sequence: SequenceState, start: int, end: int) -> NDArray[np.int64]:
+    """Tokens `start` to `end` of a sequence; after a preemption they may span the prompt and what
+    was generated.
+    """
+    request = sequence.request
+    prompt_len = request.prompt_len
+    if request.prompt_token_ids is None:
+        raise ValueError(
+            f"request {request.request_id} has no token ids; this executor computes tokens"
+        )
+    prompt = request.prompt_token_ids[start : min(end, prompt_len)]
+    output = sequence.output_token_ids[max(0, start - prompt_len) : max(0, end - prompt_len)]
+    return np.concatenate([np.asarray(prompt, dtype=np.int64), np.asarray(output, dtype=np.int64)])
+
+
+def _context_blocks(
+    sequence: SequenceState, num_blocks: int, device: torch.device
+) -> slice | torch.Tensor:
+    """Neighbouring blocks as a slice, which attention reads without copying; others as an index."""
+    if sequence.blocks_are_neighbours:
+        first = sequence.block_ids[0]
+        return slice(first, first + num_blocks)
+    return torch.tensor(sequence.block_ids[:num_blocks], device=device)
+
+
+ALIGNMENT = (
+    32  # int32 elements: kernels are compiled for aligned pointers, and once only if all are
+)
+NUM_BUFFERS = 2  # batches in flight at most: a buffer is filled again when its batch is done
+
+
+@dataclass(frozen=True)
+class Fields:
+    """Where each field lies in the buffer: name, first element, sizes."""
+
+    places: tuple[tuple[str, int, tuple[int, ...]], ...]
+    size: int
+
+    def views(self, buffer: Any) -> dict[str, Any]:
+        """Each field of a flat tensor or array, in its shape."""
+        return {
+            name: buffer[start : start + int(np.prod(sizes))].reshape(sizes)
+            for name, start, sizes in self.places
+        }
+
+
+@lru_cache(maxsize=256)
+def fields_of(shape: Shape) -> Fields:
+    """The layout of the buffer for tensors of `shape`."""
+    sizes: dict[str, tuple[int, ...]] = {
+        "token_ids": (shape.num_tokens,),
+        "feed_rows": (shape.num_tokens,),
+        "positions": (shape.num_tokens,),
+        "slots": (shape.num_tokens,),
+        "emit_rows": (shape.num_emits,),
+        "query_starts": (shape.num_sequences + 1,),
+        "kv_lens": (shape.num_sequences,),
+        "decodes": (shape.num_decodes,),
+        "tiles": (shape.num_tiles, 2),
+        "block_table": (shape.num_sequences, shape.max_blocks),
+    }
+    places, start = [], 0
+    for name, size in sizes.items():
+        places.append((name, start, size))
+        start += -(-int(np.prod(size)) // ALIGNMENT) * ALIGNMENT
+    return Fields(tuple(places), start)
+
+
+class Packer:
+    """Packs batches for one device: `fill` on the host, then `send` to the device."""
+
+    def __init__(self, block_size: int, device: torch.device) -> None:
+        self.block_size = block_size
+        self.device = device
+        self._hosts = [_HostBuffer(device) for _ in range(NUM_BUFFERS)]
+        self._filled = 0
+        self._device_buffer = torch.empty(0, dtype=torch.int32, device=device)
+
+    def fill(self, batch: Batch, shape: Shape, newest: Mapping[SequenceState, int]) -> None:
+        """Write `batch` in tensors of `shape`, to the host's buffer that the batch before last has
+        read.
+
+        A token that the host does not know yet is to be fed from the row `newest` says of the
+        tokens sampled last.
+        """
+        self._filled = (self._filled + 1) % NUM_BUFFERS
+        fields = fields_of(shape)
+        pinned = self._hosts[self._filled].sized(fields.size)
+        _fill(fields.views(pinned.numpy()), batch, shape, self.block_size, newest)
+
+    def send(self, shape: Shape, into: Tensor | None = None) -> PackedInputs:
+        """Copy what was filled to `into`, or a buffer that the next call overwrites; does not wait
+        for the copy.
+        """
+        size = fields_of(shape).size
+        buffer = self._own_buffer(size) if into is None else into
+        buffer[:size].copy_(self._hosts[self._filled].sized(size), non_blocking=True)
+        return inputs_in(buffer, shape)
+
+    def _own_buffer(self, size: int) -> Tensor:
+        if len(self._device_buffer) < size:
+            self._device_buffer = torch.empty(2 * size, dtype=torch.int32, device=self.device)
+        return self._device_buffer
+
+
+class _HostBuffer:
+    """Memory that the device can read while the host goes on; it grows when it must."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._pinned = device.type == "cuda"
+        self._buffer = torch.empty(0, dtype=torch.int32)
+
+    def sized(self, size: int) -> Tensor:
+        if len(self._buffer) < size:
+            self._buffer = torch.empty(2 * size, dtype=torch.int32, pin_memory=self._pinned)
+        return self._buffer[:size]
+
+
+def inputs_in(buffer: Tensor, shape: Shape) -> PackedInputs:
+    """The inputs of `shape` that lie in `buffer`, as views."""
+    views = fields_of(shape).views(buffer)
+    plan = AttentionPlan(
+        query_starts=views["query_starts"],
+        kv_lens=views["kv_lens"],
+        block_table=views["block_table"],
+        tiles=views["tiles"],
+        decodes=views["decodes"],
+        tile_rows=shape.tile_rows,
+        num_splits=shape.num_splits,
+    )
+    return PackedInputs(
+        token_ids=views["token_ids"],
+        positions=views["positions"],
+        slots=views["slots"],
+        emit_rows=views["emit_rows"],
+        attention=plan,
+        feed_rows=views["feed_rows"],
+    )
+
+
+def _fill(
+    views: dict[str, NDArray[np.int32]],
+    batch: Batch,
+    shape: Shape,
+    block_size: int,
+    newest: Mapping[SequenceState, int],
+) -> None:
+    """Write `batch` to the front of every field, and padding behind it."""
+    query_lens = [chunk.num_tokens for chunk in batch.chunks]
+    _fill_tokens(views, batch, block_size, newest)
+    _fill_sequences(views, batch, block_size)
+    ends = np.cumsum(query_lens, dtype=np.int32)
+    _put(views["query_starts"][1:], ends, padding=batch.num_tokens)
+    views["query_starts"][0] = 0
+    emitting = [chunk.emits_token for chunk in batch.chunks]
+    _put(views["emit_rows"], ends[emitting] - 1, padding=0)
+    _put(views["decodes"], np.flatnonzero(np.array(query_lens) == 1), padding=PADDING)
+    _put(views["tiles"], tiles_of(query_lens, shape.tile_rows), padding=PADDING)
+
+
+def _fill_tokens(
+    views: dict[str, NDArray[np.int32]],
+    batch: Batch,
+    block_size: int,
+    newest: Mapping[SequenceState, int],
+) -> None:
+    token_ids, positions, slots, feed_rows = (
+        views[name] for name in ("token_ids", "positions", "slots", "feed_rows")
+    )
+    feed_rows.fill(PADDING)
+    row = 0
+    for sequence, start, num_tokens, _, _ in batch.chunks:
+        end = start + num_tokens
+        blocks = sequence.block_ids
+        if num_tokens == 1:  # as a rule: worth a way without arrays
+            positions[row] = start
+            slots[row] = blocks[start // block_size] * block_size + start % block_size
+        else:
+            where = np.arange(start, end, dtype=np.int32)
+            first_block = start // block_size
+            new_blocks = np.array(blocks[first_block : -(-end // block_size)], dtype=np.int32)
+            positions[row : row + num_tokens] = where
+            slots[row : row + num_tokens] = (
+                new_blocks[where // block_size - first_block] * block_size + where % block_size
+            )
+        token_ids[row : row + num_tokens] = token_ids_of(sequence, start, end)
+        row += num_tokens
+        if token_ids[row - 1] == NO_TOKEN:  # only the newest token can be on its way
+            feed_rows[row - 1] = newest[sequence]
+            token_ids[row - 1] = 0
+    token_ids[row:], positions[row:], slots[row:] = 0, 0, PADDING
+
+
+def _fill_sequences(views: dict[str, NDArray[np.int32]], batch: Batch, block_size: int) -> None:
+    kv_lens, table = views["kv_lens"], views["block_table"]
+    table.fill(0)
+    for i, chunk in enumerate(batch.chunks):
+        kv_len = chunk.start + chunk.num_tokens
+        num_blocks = -(-kv_len // block_size)
+        kv_lens[i] = kv_len
+        table[i, :num_blocks] = chunk.sequence.block_ids[:num_blocks]
+    kv_lens[len(batch) :] = 0
+
+
+def _put(field: NDArray[np.int32], values: NDArray[Any], padding: int) -> None:
+    field[: len(values)] = values
+    field[len(values) :] = padding

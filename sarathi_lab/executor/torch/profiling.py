@@ -1,0 +1,262 @@
+"""Times of the engine's operations, each alone, on its own weights and cache: what `task=calibrate`
+measures.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.engine.block_manager import BlockManager
+from sarathi_lab.engine.request import Batch, Request, SequenceState
+from sarathi_lab.executor.simulated.profile import COLUMNS, MIN_ROWS
+from sarathi_lab.executor.torch.executor import TorchExecutor
+from sarathi_lab.executor.torch.operation_probe import OperationProbe
+
+# Tokens of one iteration. A tile of tokens ends at a multiple of 128: its step is what two
+# neighbours show.
+TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 129, 256, 257, 384, 512, 513, 768, 1024, 1025, 1536, 2048)
+CHUNKS = (16, 64, 128, 256, 512, 1024)  # that attention is measured for at offsets into a prompt
+CONTEXT_SHARES = (16, 4, 2, 1)  # decodes see the longest context divided by these
+MIN_ROUNDS, MAX_ROUNDS = 3, 40  # of visits to every shape; times are medians over all
+VISIT, MAX_REPETITIONS = 0.03, 10  # seconds, and measurements, after which a visit ends
+MAX_EMITS = 128  # rows of logits: a batch emits one token a sequence
+# seconds: where the parts alone take longer than the whole, what is left is not below this
+LEAST_OTHERS = 1e-6
+
+RowKey = tuple[str, int, int]  # operation, num_tokens, kv_tokens
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One iteration of `count` sequences with `num_tokens` new tokens each, behind `start` cached
+    ones.
+
+    With `is_whole` all its operations are measured, else attention only.
+    """
+
+    count: int
+    num_tokens: int
+    start: int
+    is_whole: bool = False
+
+    @property
+    def total_tokens(self) -> int:
+        return self.count * self.num_tokens
+
+    @property
+    def kv_tokens(self) -> int:
+        """Cached tokens that attention reads, the new ones included."""
+        return self.count * (self.start + self.num_tokens)
+
+    @property
+    def attention(self) -> str:
+        return "decode_attention" if self.num_tokens == 1 and self.start else "prefill_attention"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured: the table of `simulator.profile`, and how well."""
+
+    table: pd.DataFrame
+    num_rounds: int
+    num_shapes: int
+    num_dropped: int  # the longest shapes, which the time did not suffice for
+    num_clamped: int  # rows of others at LEAST_OTHERS
+
+
+def calibration_shapes(batch_size: int, longest: int) -> list[Shape]:
+    """What to measure for up to `batch_size` decodes and contexts of up to `longest` tokens, cheap
+    shapes first.
+
+    Iterations of up to `batch_size` tokens are decodes, larger ones a prompt: what the engine makes
+    of them, too.
+    """
+    decodes = sorted({2**i for i in range(batch_size.bit_length())} | {batch_size})
+    contexts = sorted({max(2, longest // share) for share in CONTEXT_SHARES})
+    shapes = [
+        Shape(tokens, 1, contexts[len(contexts) // 2] - 1, is_whole=True)
+        if tokens in decodes
+        else Shape(1, tokens, 0, is_whole=True)
+        for tokens in sorted({*TOKENS, *decodes})
+    ]
+    shapes += [Shape(count, 1, context - 1) for count in decodes for context in contexts]
+    for chunk in CHUNKS:
+        doubling = [chunk * 2**i for i in range(longest.bit_length())]
+        starts = sorted(
+            {0, *(start for start in doubling if start + chunk <= longest), max(0, longest - chunk)}
+        )
+        shapes += [Shape(1, chunk, start) for start in starts]
+    distinct = {
+        (shape.count, shape.num_tokens, shape.start): shape for shape in reversed(shapes)
+    }  # the first wins
+    return sorted(distinct.values(), key=lambda shape: (shape.total_tokens, shape.kv_tokens))
+
+
+def blocks_needed(shapes: Sequence[Shape], block_size: int) -> int:
+    """Cache blocks that the largest of `shapes` takes."""
+    return max(
+        shape.count * math.ceil((shape.start + shape.num_tokens) / block_size) for shape in shapes
+    )
+
+
+def measure_profile(
+    executor: TorchExecutor,
+    shapes: Sequence[Shape],
+    seconds: float,
+    advance: Callable[[float], None],
+) -> Measured:
+    """Measure `shapes` in rounds for about `seconds`, calling `advance` with the seconds that
+    passed.
+
+    Every round visits every shape once, so that a slow minute of the machine spreads over all of
+    them. Raises UserError if `seconds` don't suffice for the fewest sizes that a profile needs.
+    """
+    probe = OperationProbe(executor)
+    clock = _Clock(seconds, advance)
+    kept = _affordable(probe, shapes, clock)
+    samples: dict[RowKey, list[float]] = defaultdict(list)
+    num_rounds = 0
+    while num_rounds < MIN_ROUNDS or (num_rounds < MAX_ROUNDS and not clock.is_over):
+        for shape in kept:
+            if num_rounds >= MIN_ROUNDS and clock.is_over:
+                break
+            for times in _visit(probe, shape):
+                for operation, value in times.items():
+                    kv_tokens = shape.kv_tokens if operation == shape.attention else 0
+                    samples[operation, shape.total_tokens, kv_tokens].append(value)
+            clock.tick()
+        num_rounds += 1
+    medians = [(*key, float(np.median(values))) for key, values in sorted(samples.items())]
+    table = pd.DataFrame(medians, columns=list(COLUMNS))
+    table["seconds"] = table.seconds.clip(lower=LEAST_OTHERS)
+    clamped = (table.operation == "others") & (table.seconds <= LEAST_OTHERS)
+    return Measured(table, num_rounds, len(kept), len(shapes) - len(kept), int(clamped.sum()))
+
+
+def _visit(probe: OperationProbe, shape: Shape) -> Iterator[dict[str, float]]:
+    """One measurement of a long shape, several of a short one: an interruption would weigh more in
+    its median.
+    """
+    end = time.perf_counter() + VISIT
+    for _ in range(MAX_REPETITIONS):
+        yield _measure(probe, shape)
+        if time.perf_counter() >= end:
+            return
+
+
+class _Clock:
+    """How much of the time is gone."""
+
+    def __init__(self, seconds: float, advance: Callable[[float], None]) -> None:
+        self.seconds = seconds
+        self._advance = advance
+        self._start = self._last = time.perf_counter()
+
+    @property
+    def elapsed(self) -> float:
+        return time.perf_counter() - self._start
+
+    @property
+    def is_over(self) -> bool:
+        return self.elapsed >= self.seconds
+
+    def tick(self) -> None:
+        now = time.perf_counter()
+        self._advance(now - self._last)
+        self._last = now
+
+
+def _affordable(probe: OperationProbe, shapes: Sequence[Shape], clock: _Clock) -> list[Shape]:
+    """Run every shape once to warm up, until `MIN_ROUNDS` more of those done would exceed the
+    time.
+    """
+    kept: list[Shape] = []
+    rows: dict[str, int] = {"prefill_attention": 0, "decode_attention": 0, "whole": 0}
+    for shape in shapes:
+        _measure(probe, shape)
+        clock.tick()
+        least = (MIN_ROUNDS + 1) * clock.elapsed
+        if min(rows.values()) >= MIN_ROWS and least > clock.seconds:
+            break
+        kept.append(shape)
+        rows[shape.attention] += 1
+        rows["whole"] += shape.is_whole
+        if min(rows.values()) == MIN_ROWS and least > clock.seconds:
+            raise UserError(
+                f"task.seconds={clock.seconds:g} is too short: {MIN_ROUNDS} rounds of the "
+                "fewest sizes of model "
+                f"{probe.model.spec.name} take about {math.ceil(least)} s; use "
+                f"task.seconds={math.ceil(1.5 * least)}"
+            )
+    return kept
+
+
+def _measure(probe: OperationProbe, shape: Shape) -> dict[str, float]:
+    """Seconds by operation, over all layers of one iteration; `others` is the whole iteration less
+    the parts.
+    """
+    batch = batch_of(probe.executor, shape)
+    times = {shape.attention: probe.attention(batch)}
+    if not shape.is_whole:
+        return times
+    times |= probe.products(shape.total_tokens)
+    times["others"] = probe.iteration(batch) - sum(times.values()) - probe.logits(batch.num_emits)
+    if shape.total_tokens <= MAX_EMITS:
+        times["logits"] = probe.logits(shape.total_tokens)
+    return times
+
+
+def batch_of(executor: TorchExecutor, shape: Shape) -> Batch:
+    """A batch of `shape` over the first blocks of the executor's cache, whatever is in there."""
+    batch = Batch()
+    for sequence in _sequences(executor, shape):
+        batch.add(sequence, shape.num_tokens)
+    return batch
+
+
+def _sequences(executor: TorchExecutor, shape: Shape) -> list[SequenceState]:
+    blocks = BlockManager(executor.num_blocks, executor.block_size)
+    end = shape.start + shape.num_tokens
+    is_decode = shape.attention == "decode_attention"
+    prompt_len = shape.start if is_decode else end
+    sequences = []
+    for order in range(shape.count):
+        request = Request(order, 0.0, prompt_len, 2, np.zeros(prompt_len, dtype=np.int32))
+        sequence = SequenceState(request, order)
+        sequence.num_computed = shape.start
+        if is_decode:
+            sequence.output_token_ids.append(0)  # the pending token
+        if not blocks.grow(sequence, end):
+            raise RuntimeError(f"no cache blocks for {shape}")
+        sequences.append(sequence)
+    return sequences
+
+
+def time_iterations(
+    executor: TorchExecutor,
+    shapes: Sequence[Shape],
+    repetitions: int,
+    advance: Callable[[int], None],
+) -> dict[Shape, list[float]]:
+    """Seconds of `repetitions` iterations of every shape, in turns, so that a slow minute spreads
+    over all of them.
+
+    Each goes behind one of its own shape, as in the engine, where iterations resemble the ones
+    before. `advance` is told of every repetition.
+    """
+    probe = OperationProbe(executor)
+    seconds: dict[Shape, list[float]] = {shape: [] for shape in shapes}
+    for _ in range(repetitions):
+        for shape, found in seconds.items():
+            probe.iteration(batch_of(executor, shape))
+            found.append(probe.iteration(batch_of(executor, shape)))
+            advance(1)
+    return seconds

@@ -1,0 +1,151 @@
+"""Sizes of an iteration's tensors: what the batch has, or a fixed shape that it is padded to, for
+CUDA graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sarathi_kernels.attention_plan import choose_num_splits, choose_tile_rows
+from sarathi_lab.engine.request import Batch
+from sarathi_lab.model.roofline import TILE
+from sarathi_lab.model.spec import ModelSpec
+
+EXTRA_TILES = (
+    4  # part-filled tiles that a padded shape has room for: so many prompts may share its chunk
+)
+LARGEST_GRAPH = 512  # decodes; larger batches keep the device busy enough without a graph
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of the tensors of one iteration, padding included; `max_blocks` is the width of the
+    block table.
+    """
+
+    num_tokens: int
+    num_sequences: int
+    num_emits: int
+    num_decodes: int
+    num_tiles: int
+    max_blocks: int
+    tile_rows: int
+    num_splits: int
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What an executor knows of every batch to come: model, cache and multiprocessors."""
+
+    spec: ModelSpec
+    block_size: int
+    num_sms: int
+
+    def exact(self, batch: Batch) -> Shape:
+        """The shape of `batch` without padding. A chunk of one token is a decode to the kernels."""
+        lengths = [(chunk.num_tokens, chunk.start + chunk.num_tokens) for chunk in batch.chunks]
+        contexts = [end for num_tokens, end in lengths if num_tokens == 1]
+        prompts = [num_tokens for num_tokens, _ in lengths if num_tokens > 1]
+        tile_rows = choose_tile_rows(sum(prompts), self.spec.num_heads, self.num_sms)
+        return Shape(
+            num_tokens=batch.num_tokens,
+            num_sequences=len(batch),
+            num_emits=batch.num_emits,
+            num_decodes=len(contexts),
+            num_tiles=sum(-(-num_tokens // tile_rows) for num_tokens in prompts),
+            max_blocks=self.blocks_for(max(end for _, end in lengths)),
+            tile_rows=tile_rows,
+            num_splits=self.num_splits(len(contexts), max(contexts, default=0)),
+        )
+
+    def decodes(self, num_decodes: int, longest: int) -> Shape:
+        """The padded shape of up to `num_decodes` decodes with contexts of up to `longest`
+        tokens.
+        """
+        return Shape(
+            num_tokens=num_decodes,
+            num_sequences=num_decodes,
+            num_emits=num_decodes,
+            num_decodes=num_decodes,
+            num_tiles=0,
+            max_blocks=self.blocks_for(longest),
+            tile_rows=TILE,
+            num_splits=self.num_splits(num_decodes, longest),
+        )
+
+    def empty(self, num_tokens: int, num_emits: int) -> Shape:
+        """Padding alone, as much as so many tokens."""
+        return Shape(num_tokens, 0, num_emits, 0, 0, 0, TILE, 1)
+
+    def hybrid(self, num_tokens: int, batch_size: int, longest: int) -> Shape:
+        """The padded shape of batches of up to `num_tokens` tokens of which up to `batch_size` are
+        decodes.
+        """
+        tile_rows = choose_tile_rows(num_tokens, self.spec.num_heads, self.num_sms)
+        return Shape(
+            num_tokens=num_tokens,
+            num_sequences=batch_size,
+            num_emits=batch_size,
+            num_decodes=batch_size,
+            num_tiles=num_tokens // tile_rows + EXTRA_TILES,
+            max_blocks=self.blocks_for(longest),
+            tile_rows=tile_rows,
+            num_splits=self.num_splits(batch_size, longest),
+        )
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Cache blocks that hold so many tokens."""
+        return -(-num_tokens // self.block_size)
+
+    def num_splits(self, num_decodes: int, longest: int) -> int:
+        """Parts that each decode's context is cut into."""
+        return choose_num_splits(num_decodes, self.spec.num_kv_heads, longest, self.num_sms)
+
+
+class PaddedShapes:
+    """The few shapes that batches of a run are padded to; those that fit none keep their own.
+
+    Decode-only batches go to the next of 1, 2, 4, 8, 16, 24, … sequences up to `batch_size`; hybrid
+    batches to `chunk` tokens, which is what SARATHI gives them anyway, unless that would add a
+    whole tile. `longest` is the most tokens a sequence can have, taken up to a power of two: runs
+    of similar lengths then share what was recorded.
+    """
+
+    def __init__(self, limits: Limits, *, batch_size: int, chunk: int | None, longest: int) -> None:
+        self._limits = limits
+        longest = 1 << (longest - 1).bit_length()
+        self._decodes = [limits.decodes(size, longest) for size in bucket_sizes(batch_size)]
+        self._hybrid = None if chunk is None else limits.hybrid(chunk, batch_size, longest)
+
+    @property
+    def all(self) -> Sequence[Shape]:
+        """Every padded shape, the largest first."""
+        hybrid = [] if self._hybrid is None else [self._hybrid]
+        return [*hybrid, *reversed(self._decodes)]
+
+    def choose(self, batch: Batch) -> Shape | None:
+        """The padded shape for `batch`, None if there is none."""
+        exact = self._limits.exact(batch)
+        if batch.num_prefills == 0:
+            return next((shape for shape in self._decodes if _fits(exact, shape)), None)
+        shape = self._hybrid
+        if shape is None or shape.num_tokens - exact.num_tokens >= TILE:
+            return None
+        rows = shape.tile_rows
+        num_tiles = sum(
+            -(-chunk.num_tokens // rows) for chunk in batch.chunks if chunk.num_tokens > 1
+        )
+        return shape if _fits(exact, shape) and num_tiles <= shape.num_tiles else None
+
+
+def _fits(exact: Shape, shape: Shape) -> bool:
+    names = ("num_tokens", "num_sequences", "num_emits", "num_decodes", "max_blocks")
+    return all(getattr(exact, name) <= getattr(shape, name) for name in names)
+
+
+def bucket_sizes(batch_size: int) -> list[int]:
+    """1, 2, 4, 8, 16, 24, … up to `batch_size`, which is the last; none beyond LARGEST_GRAPH."""
+    largest = min(batch_size, LARGEST_GRAPH)
+    sizes = [1, 2, 4, 8, *range(16, largest, 8)]
+    return [size for size in sizes if size < largest] + [largest]

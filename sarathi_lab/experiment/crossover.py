@@ -1,0 +1,93 @@
+"""Where chunked prefill pays: its gain over the baselines in the steady state, over loads of equal
+requests.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+
+import pandas as pd
+
+from sarathi_lab.executor.simulated.cost_model import OperationTimes
+from sarathi_lab.experiment.advisor import BASELINES, PolicyOfChunk
+from sarathi_lab.experiment.steady_state import lengths, steady, together
+from sarathi_lab.policy import Policy, RequestLevel, Sarathi
+
+NEUTRAL = 0.02  # gains and losses up to this share are neither
+OUTCOMES = ("loses", "neutral", "gains")
+
+Load = tuple[float, int, int]  # P:D, P + D in tokens, sequences of a batch
+
+
+def steady_throughput(
+    policy: Policy,
+    prompt_len: int,
+    num_decodes: int,
+    batch_size: int,
+    operation_times: OperationTimes,
+) -> float:
+    """Prompt tokens and decode iterations per second in the steady state of equal requests.
+
+    Request-level batching starts and ends its batches together, other policies keep the batch full.
+    """
+    serve = together if isinstance(policy, RequestLevel) else steady
+    seconds = sum(serve(operation_times, policy, prompt_len, num_decodes, batch_size).values())
+    return (prompt_len + num_decodes) / seconds
+
+
+def loads_that_fit(
+    pd_ratios: Sequence[float], seq_lens: Sequence[int], batches: Sequence[int], kv_tokens: float
+) -> list[Load]:
+    """All combinations whose batch of whole sequences fits a cache of `kv_tokens` tokens."""
+    loads = itertools.product(pd_ratios, seq_lens, batches)
+    return [load for load in loads if load[2] * (sum(lengths(load[1], load[0])) + 1) <= kv_tokens]
+
+
+def crossover(
+    pd_ratios: Sequence[float],
+    seq_lens: Sequence[int],
+    batches: Sequence[int],
+    chunks: Sequence[int],
+    operation_times: OperationTimes,
+    *,
+    policy: PolicyOfChunk = Sarathi,
+    kv_tokens: float = math.inf,
+    on_load: Callable[[int], None] = lambda num_loads: None,
+) -> pd.DataFrame:
+    """The gain of `policy` over each baseline for every load and chunk: a row per cell and
+    baseline.
+
+    Columns: pd_ratio, seq_len (P + D, tokens), batch, chunk (tokens), baseline, gain (ratio of
+    steady throughputs less 1) and outcome ("gains" above 2 %, "loses" below -2 %, else "neutral").
+    Left out is what cannot run: a batch of sequences beyond the `kv_tokens` of the cache, and a
+    chunk below its batch. `on_load` is called with 1 after each of `loads_that_fit`.
+    """
+    rows = []
+    for pd_ratio, seq_len, batch in loads_that_fit(pd_ratios, seq_lens, batches, kv_tokens):
+        load = (*lengths(seq_len, pd_ratio), batch, operation_times)
+        baselines = {
+            name: steady_throughput(baseline, *load) for name, baseline in BASELINES.items()
+        }
+        for chunk in (chunk for chunk in chunks if chunk >= batch):
+            throughput = steady_throughput(policy(chunk), *load)
+            cell = {"pd_ratio": pd_ratio, "seq_len": seq_len, "batch": batch, "chunk": chunk}
+            rows += [
+                {**cell, "baseline": name, "gain": throughput / base - 1}
+                for name, base in baselines.items()
+            ]
+        on_load(1)
+    table = pd.DataFrame(
+        rows, columns=["pd_ratio", "seq_len", "batch", "chunk", "baseline", "gain"]
+    )
+    return table.assign(
+        outcome=pd.cut(table.gain, [-math.inf, -NEUTRAL, NEUTRAL, math.inf], labels=list(OUTCOMES))
+    )
+
+
+def at_best_chunk(table: pd.DataFrame) -> pd.DataFrame:
+    """Of `crossover`'s rows those whose chunk gains most on their load, one per load and
+    baseline.
+    """
+    return table.loc[table.groupby(["baseline", "pd_ratio", "seq_len", "batch"]).gain.idxmax()]

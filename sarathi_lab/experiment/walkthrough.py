@@ -1,0 +1,281 @@
+"""Chunked prefill on a model small enough to look at: what batches cost, and the schedules that
+policies make.
+
+Iteration times are measured on the CPU at hand, the fastest of a few repetitions of a composition;
+the policies are served on a virtual clock that takes them, so that every picture shows the same
+device without its noise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+import torch
+
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.engine.block_manager import BlockManager
+from sarathi_lab.engine.compositions import make_batch
+from sarathi_lab.engine.executor import Executor, Sizes, StepResult
+from sarathi_lab.engine.ledger import Ledger
+from sarathi_lab.engine.loop import run_engine
+from sarathi_lab.engine.request import Batch, Request, SequenceState
+from sarathi_lab.engine.scheduler import Scheduler
+from sarathi_lab.executor.simulated.cost_model import make_cost_model
+from sarathi_lab.executor.simulated.executor import SimulatedExecutor
+from sarathi_lab.executor.simulated.pipeline import PipelineExecutor
+from sarathi_lab.executor.torch.backend import TorchBackend
+from sarathi_lab.experiment.measured_clock import (
+    Composition,
+    MeasuredCostModel,
+    composition,
+    describe,
+)
+from sarathi_lab.experiment.presets import load_hardware, load_spec
+from sarathi_lab.model.spec import DTYPE_BYTES
+from sarathi_lab.policy import Orca, Policy, PrefillFirst, RequestLevel, Sarathi, SarathiServe
+from sarathi_lab.workload.synthetic import split_length
+
+BATCH_SIZE = 4
+BLOCK_SIZE = 16  # tokens
+LONGEST = 1024  # tokens of a sequence, and of an iteration
+REPETITIONS = 15
+NUM_DECODES = BATCH_SIZE - 1
+
+IterationTime = Callable[[Batch], float]
+
+
+def tiny_on_this_cpu(repetitions: int = REPETITIONS) -> IterationTime:
+    """The seconds of a batch of the tiny model on this CPU: the fastest of `repetitions`, run when
+    first asked for.
+
+    The fastest, not the median: an iteration takes a tenth of a millisecond, and whatever else runs
+    only adds to it. On one thread: so little work is lost in waiting for a second one. Sets torch's
+    number of threads.
+    """
+    torch.set_num_threads(1)
+    num_blocks = 2 * BATCH_SIZE * LONGEST // BLOCK_SIZE
+    sizes = Sizes(
+        num_blocks, BLOCK_SIZE, BATCH_SIZE, max_model_len=LONGEST, max_batch_tokens=LONGEST
+    )
+    device = MeasuredCostModel(TorchBackend(device="cpu").build(load_spec("tiny"), None, sizes))
+    known: dict[Composition, float] = {}
+
+    def iteration_time(batch: Batch) -> float:
+        key = composition(batch)
+        if key not in known:
+            placed = device.placed(batch)
+            if placed is None:
+                raise UserError(
+                    f"{describe(batch)} exceeds the cache of {num_blocks * BLOCK_SIZE} tokens; "
+                    "use fewer"
+                )
+            device.iterate(placed)  # the first run of a shape pays for its memory
+            known[key] = min(device.iterate(placed) for _ in range(repetitions))
+        return known[key]
+
+    return iteration_time
+
+
+def paper_gpu() -> IterationTime:
+    """The seconds of a batch of 13B on an A6000, as the paper's figures have them (nothing is
+    measured).
+    """
+    return make_cost_model(
+        "profiled", load_spec("13b"), load_hardware("a6000"), DTYPE_BYTES["float16"]
+    ).iteration_time
+
+
+def token_costs(
+    iteration_time: IterationTime, sizes: Iterable[int] = (1, 2, 4), context: int = 64
+) -> pd.DataFrame:
+    """Seconds per token of prompts and of decodes: columns kind, batch (sequences), tokens,
+    seconds, per_token.
+    """
+    rows = []
+    for size in sizes:
+        prompts = make_batch(prefill_tokens=context, num_prefills=size)
+        decodes = make_batch(num_decodes=size, context=context)
+        for kind, batch in (("prefill", prompts), ("decode", decodes)):
+            seconds = iteration_time(batch)
+            rows.append((kind, size, batch.num_tokens, seconds, seconds / batch.num_tokens))
+    return pd.DataFrame(rows, columns=["kind", "batch", "tokens", "seconds", "per_token"])
+
+
+def hybrid_costs(
+    iteration_time: IterationTime, chunks: Iterable[int], context: int = 64
+) -> pd.DataFrame:
+    """Seconds of a chunk alone, of `NUM_DECODES` decodes alone, and of both in one batch (the
+    paper's Table 2).
+
+    Columns chunk (tokens of both), chunk_alone, decodes_alone, hybrid, and by decode alone and
+    added (seconds).
+    """
+    decodes = iteration_time(make_batch(num_decodes=NUM_DECODES, context=context))
+    rows = []
+    for chunk in chunks:
+        prompt = iteration_time(make_batch(prefill_tokens=chunk - NUM_DECODES))
+        both = make_batch(
+            prefill_tokens=chunk - NUM_DECODES, num_decodes=NUM_DECODES, context=context
+        )
+        hybrid = iteration_time(both)
+        rows.append(
+            (chunk, prompt, decodes, hybrid, decodes / NUM_DECODES, (hybrid - prompt) / NUM_DECODES)
+        )
+    return pd.DataFrame(
+        rows, columns=["chunk", "chunk_alone", "decodes_alone", "hybrid", "alone", "added"]
+    )
+
+
+def prefill_times(iteration_time: IterationTime, num_tokens: Iterable[int]) -> pd.DataFrame:
+    """Seconds of one prompt by its tokens; columns tokens, seconds."""
+    rows = [(n, iteration_time(make_batch(prefill_tokens=n))) for n in num_tokens]
+    return pd.DataFrame(rows, columns=["tokens", "seconds"])
+
+
+def requests_of(num_requests: int, seq_len: int, pd_ratio: float) -> list[Request]:
+    """Requests of P + D = `seq_len` tokens that all wait from the start; every second one has half
+    the output.
+
+    Were they all alike, a batch would start and end together under every policy.
+    """
+    prompt_len, output_len = split_length(seq_len, pd_ratio)
+    return [
+        Request(i, 0.0, prompt_len, max(1, output_len if i % 2 == 0 else output_len // 2))
+        for i in range(num_requests)
+    ]
+
+
+def policies(chunk: int) -> Mapping[str, Policy]:
+    """All policies of the lab by name; raises UserError for a chunk below the batch."""
+    if chunk < BATCH_SIZE:
+        raise UserError(
+            f"chunk={chunk} is smaller than a batch of {BATCH_SIZE}; use chunk>={BATCH_SIZE}"
+        )
+    chosen = (
+        RequestLevel(),
+        PrefillFirst(),
+        Orca(),
+        Sarathi(chunk=chunk),
+        SarathiServe(chunk=chunk),
+    )
+    return {policy.name: policy for policy in chosen}
+
+
+class Schedule(Ledger):
+    """A ledger that also keeps which tokens of which request every iteration held."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._chunks: list[tuple[int, float, float, int, int, int, bool]] = []
+
+    def record(self, result: StepResult, finished: list[SequenceState]) -> None:
+        """Keep the batch's chunks, then what every ledger keeps."""
+        number = self._chunks[-1][0] + 1 if self._chunks else 0
+        for chunk in result.batch.chunks:
+            request = chunk.sequence.request.request_id
+            self._chunks.append(
+                (
+                    number,
+                    result.start,
+                    result.end,
+                    request,
+                    chunk.start,
+                    chunk.num_tokens,
+                    chunk.is_decode,
+                )
+            )
+        super().record(result, finished)
+
+    def chunks(self) -> pd.DataFrame:
+        """One row per chunk: iteration, start and end (seconds), request_id, first token,
+        num_tokens, is_decode.
+        """
+        columns = ["iteration", "start", "end", "request_id", "first", "num_tokens", "is_decode"]
+        return pd.DataFrame(self._chunks, columns=columns)
+
+
+def serve(policy: Policy, requests: Sequence[Request], iteration_time: IterationTime) -> Schedule:
+    """Serve `requests` in batches of `BATCH_SIZE` on a virtual clock; returns the schedule."""
+    return _serve(policy, requests, SimulatedExecutor(iteration_time), BATCH_SIZE)
+
+
+def serve_pipeline(
+    policy: Policy, requests: Sequence[Request], iteration_time: IterationTime, num_stages: int
+) -> Schedule:
+    """The same with the model's layers cut into equal stages, `BATCH_SIZE` sequences in each
+    micro-batch.
+    """
+
+    def stage_times(batch: Batch) -> list[float]:
+        return [iteration_time(batch) / num_stages] * num_stages
+
+    return _serve(
+        policy,
+        requests,
+        PipelineExecutor(num_stages, stage_times),
+        BATCH_SIZE * num_stages,
+        num_stages,
+    )
+
+
+def outcomes(schedules: Mapping[str, Schedule]) -> pd.DataFrame:
+    """A row per schedule: tokens/s, iterations, hybrid ones, and latencies in seconds
+    (METRICS.md).
+    """
+    rows = {}
+    for name, schedule in schedules.items():
+        iterations, requests = schedule.iterations(), schedule.requests()
+        gaps = np.concatenate([np.diff(times) for times in requests.token_times])
+        mixed = (iterations.num_prefill_tokens > 0) & (iterations.num_decode_tokens > 0)
+        rows[name] = {
+            "throughput": (requests.prompt_len + requests.output_len).sum() / iterations.end.max(),
+            "duration": iterations.end.max(),
+            "iterations": len(iterations),
+            "hybrid": int(mixed.sum()),
+            "ttft_p50": (requests.first_token_time - requests.arrival_time).median(),
+            "tbt_max": gaps.max() if len(gaps) else math.nan,
+            "kv_reread_factor": iterations.prefill_kv_tokens.sum()
+            / iterations.num_prefill_tokens.sum(),
+        }
+    return pd.DataFrame.from_dict(rows, orient="index").rename_axis("policy")
+
+
+def by_chunk(
+    chunks: Iterable[int], requests: Sequence[Request], iteration_time: IterationTime
+) -> pd.DataFrame:
+    """`outcomes` of SARATHI by chunk (tokens), request-level batching's throughput as
+    `baseline`.
+    """
+    baseline = outcomes(
+        {"request_level": serve(RequestLevel(), requests, iteration_time)}
+    ).throughput.iloc[0]
+    served = {str(chunk): serve(Sarathi(chunk=chunk), requests, iteration_time) for chunk in chunks}
+    table = outcomes(served).rename_axis("chunk").reset_index()
+    return table.assign(chunk=table.chunk.astype(int), gain=table.throughput / baseline)
+
+
+def _serve(
+    policy: Policy,
+    requests: Sequence[Request],
+    executor: Executor,
+    batch_size: int,
+    num_micro_batches: int = 1,
+) -> Schedule:
+    longest = max(request.total_len for request in requests)
+    blocks = BlockManager(
+        math.ceil((batch_size + 1) * (longest / BLOCK_SIZE + 1) / (1 - policy.watermark)),
+        BLOCK_SIZE,
+    )
+    scheduler = Scheduler(
+        policy,
+        blocks,
+        batch_size=batch_size,
+        max_model_len=longest,
+        num_micro_batches=num_micro_batches,
+    )
+    schedule = Schedule()
+    run_engine(requests, scheduler, executor, schedule)
+    return schedule

@@ -1,1 +1,0 @@
-"""Scripts that run one engine each in any Python environment; started by path, so they import nothing of the lab."""

@@ -1,0 +1,192 @@
+"""Any runs side by side: local folders, W&B offline files, W&B online. What was set, what came out,
+how it went.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from omegaconf import OmegaConf
+
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.results.columns import HEADINGS
+from sarathi_lab.results.load import (
+    WandbRecord,
+    find_runs,
+    load_iterations,
+    read_offline,
+    read_online,
+)
+
+# Of a run's own, so that two runs always differ in them.
+OWN = ("started_at", "name", "path", "sweep", "status", "predicted_roofline", "cautions")
+READERS = 4
+SERVED = "throughput"  # in the summary of every run that served requests
+NO_SETTINGS = ("output", "baselines", "tracking.", "hydra.", "_wandb.")
+
+
+@dataclass(frozen=True)
+class ComparedRun:
+    """One run: `settings` in flat names, `summary` in the names of METRICS.md, `iterations` as far
+    as they are kept.
+    """
+
+    name: str
+    source: str
+    settings: Mapping[str, object]
+    summary: Mapping[str, float]
+    iterations: pd.DataFrame
+
+
+def load(*places: str | Path) -> list[ComparedRun]:
+    """The runs at `places`, in that order; equal names are numbered.
+
+    A place is a folder (of a run, or of many), a `.wandb` file or a folder of such, or
+    "entity/project" or "entity/project/run" on W&B's server. Raises UserError for a place without
+    runs.
+    """
+    found = [run for place in places for run in _load(place)]
+    names = [run.name for run in found]
+    return [
+        ComparedRun(
+            _numbered(run.name, names, i), run.source, run.settings, run.summary, run.iterations
+        )
+        for i, run in enumerate(found)
+    ]
+
+
+def differing_settings(runs: Sequence[ComparedRun]) -> pd.DataFrame:
+    """A row per setting in which the runs differ, a column per run; what a run does not have is
+    "-".
+    """
+    names = list(dict.fromkeys(name for run in runs for name in run.settings))
+    rows = {name: {run.name: _shown(run.settings.get(name)) for run in runs} for name in names}
+    differing = {name: row for name, row in rows.items() if len(set(row.values())) > 1}
+    return pd.DataFrame.from_dict(
+        differing, orient="index", columns=[run.name for run in runs]
+    ).rename_axis("setting")
+
+
+def compared_metrics(runs: Sequence[ComparedRun], reference: str | None = None) -> pd.DataFrame:
+    """A row per quantity that people compare and a run has: each run's value, and its ratio to the
+    `reference`.
+
+    Columns are (run, "value") and (run, "ratio"); values in the units of the row's heading. The
+    reference is the first run unless named. Raises UserError for a name that no run has.
+    """
+    if reference is None:
+        reference = runs[0].name
+    base = next((run for run in runs if run.name == reference), None)
+    if base is None:
+        raise UserError(
+            f"reference={reference} is not among the runs; use one of "
+            f"{', '.join(run.name for run in runs)}"
+        )
+    rows = {}
+    for name, (words, factor, _) in HEADINGS.items():
+        if any(name in run.summary for run in runs):
+            values = [run.summary.get(name, math.nan) for run in runs]
+            ratios = [_ratio(value, base.summary.get(name, math.nan)) for value in values]
+            rows[words] = [
+                number
+                for value, ratio in zip(values, ratios, strict=True)
+                for number in (factor * value, ratio)
+            ]
+    columns = pd.MultiIndex.from_product(
+        [[run.name for run in runs], ["value", "ratio"]], names=["run", ""]
+    )
+    return pd.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis("metric")
+
+
+def _load(place: str | Path) -> Iterator[ComparedRun]:
+    path = Path(place)
+    if path.exists():
+        folders = list(find_runs(path))
+        files = [path] if path.suffix == ".wandb" else sorted(path.rglob("*.wandb"))
+        if folders:
+            return map(_local, folders)
+        if files:
+            with ThreadPoolExecutor(READERS) as pool:  # each waits for a process of its own
+                return _served(list(pool.map(read_offline, files)), place)
+        raise UserError(
+            f"{place} holds no finished run and no .wandb file; name a folder such as outputs"
+        )
+    if str(place).count("/") in (1, 2) and not str(place).startswith((".", "/", "~")):
+        return _served(read_online(str(place)), place)
+    raise UserError(
+        f"{place} is not there; name a folder, a .wandb file, or entity/project/run on W&B"
+    )
+
+
+def _local(folder: Path) -> ComparedRun:
+    try:
+        labels = json.loads((folder / "run.json").read_text())
+        config = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
+        summary = json.loads((folder / "summary.json").read_text())
+        iterations = load_iterations(folder)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{folder} can't be read ({type(error).__name__}); leave it out or run it again"
+        ) from None
+    assert isinstance(config, dict)
+    return ComparedRun(labels["name"], str(folder), _settings(config, labels), summary, iterations)
+
+
+def _served(records: Iterable[WandbRecord], place: str | Path) -> Iterator[ComparedRun]:
+    """Those that served requests: a sweep's own table, for one, is a run to W&B, too."""
+    runs = [_from_wandb(record) for record in records if SERVED in record.summary]
+    if not runs:
+        raise UserError(f"{place} holds no run that served requests; name another")
+    return iter(runs)
+
+
+def _from_wandb(record: WandbRecord) -> ComparedRun:
+    """The labels stand beside the settings in the config."""
+    labels = {name: value for name, value in record.config.items() if name != "settings"}
+    settings = _settings(record.config.get("settings", {}), labels)
+    summary = {
+        name: float(value)
+        for name, value in record.summary.items()
+        if isinstance(value, int | float)
+    }
+    return ComparedRun(record.name, record.source, settings, summary, record.history)
+
+
+def _settings(config: Mapping[Any, Any], labels: Mapping[str, Any]) -> dict[str, object]:
+    """Both in flat names; the labels win, for they say what the settings were resolved to."""
+    return _flat(config) | _flat(labels)
+
+
+def _flat(config: Mapping[Any, Any], prefix: str = "") -> dict[str, object]:
+    """Nested settings as `group.name`, what differs between any two runs left out."""
+    flat: dict[str, object] = {}
+    for key, value in config.items():
+        name = f"{prefix}{key}".removesuffix("._target_")
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{name}.")
+        elif name not in OWN and not name.startswith(NO_SETTINGS):
+            flat[name] = value
+    return flat
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return f"{value:g}"  # W&B gives whole numbers back without a point
+    return str(value).removeprefix("sarathi_lab.")
+
+
+def _ratio(value: float, base: float) -> float:
+    return value / base if base else math.nan
+
+
+def _numbered(name: str, names: Sequence[str], i: int) -> str:
+    return f"{name} ({names[: i + 1].count(name)})" if names.count(name) > 1 else name

@@ -1,0 +1,240 @@
+"""What the dashboard shows: a section per question, the same in the workspace and in the report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+import wandb_workspaces.reports.v2 as wr
+import wandb_workspaces.workspaces as ws
+from wandb_workspaces.reports.v2.interface import BlockTypes, PanelTypes
+
+from sarathi_lab.results.columns import MILLISECONDS, factor, heading
+
+COLUMNS = 3
+UNITS = 24  # of W&B's grid, in a row
+HEIGHT = 8
+CLAIMS = "claims"  # the name of the table that `sarathi_lab.tasks.dashboard` logs
+RATIOS = ("throughput", "throughput_vs_request_level", "throughput_vs_orca")
+PINNED = (
+    *("config:policy", "config:chunk", "config:pd_ratio", "config:device", "summary:throughput"),
+    *(
+        "summary:throughput_vs_request_level",
+        "summary:throughput_vs_orca",
+        "summary:ms/decode_time_marginal",
+    ),
+    *(
+        "summary:kv_reread_factor",
+        "summary:mfu",
+        "summary:mbu",
+        "summary:ms/ttft_p50",
+        "summary:ms/tbt_p99",
+    ),
+)
+AXES = {
+    "chunk": "chunk [tokens]",
+    "pd_ratio": "P:D",
+    "seq_len": "P + D [tokens]",
+    "iteration": "iteration",
+    "time": "time [s]",
+    "tokens": "tokens computed",
+}
+
+
+@dataclass(frozen=True)
+class Question:
+    """One section: its name, what the reader should look for, and its panels."""
+
+    name: str
+    text: str
+    panels: Sequence[PanelTypes]
+
+
+def questions() -> list[Question]:
+    """The sections, in the order in which people ask."""
+    return [
+        Question(
+            "Policies side by side",
+            "The same requests under each policy; a bar is the mean over the runs shown. Ratios "
+            "above 1 are gains.",
+            [
+                *map(_bars, RATIOS),
+                *map(_bars, ("decode_throughput", "decode_time_marginal", "time_over_roofline")),
+            ],
+        ),
+        Question(
+            "Chunk size",
+            "Small chunks keep the gaps between tokens short and re-read more; large ones use "
+            "the device better.",
+            [
+                _scatter("chunk", name)
+                for name in ("throughput", "throughput_vs_orca", "decode_speedup")
+            ]
+            + [_scatter("chunk", name) for name in ("decode_time_marginal", "mfu", "tbt_p99")],
+        ),
+        Question(
+            "P:D ratio",
+            "The gain peaks where every chunk has its decodes to carry: P:D = C / (B - 1).",
+            [_scatter("pd_ratio", name) for name in RATIOS],
+        ),
+        Question(
+            "KV re-read",
+            "N chunks of a prompt read its keys and values (N + 1) / 2 times; whole prompts "
+            "read them once.",
+            [
+                _scatter("chunk", "kv_reread_factor"),
+                _scatter("seq_len", "kv_reread_factor"),
+                _scatter("chunk", "kv_read_bytes_vs_request_level"),
+                _line("iteration", "kv_bytes", "KV read [bytes]"),
+            ],
+        ),
+        Question(
+            "Latency",
+            "Time to the first token against time between tokens: a gain in one is often a loss "
+            "in the other.",
+            [
+                *map(_bars, ("ttft_p50", "ttft_p99", "tbt_p50", "tbt_p99")),
+                _scatter("ttft_p50", "tbt_p99"),
+                _line("time", "num_waiting", "requests waiting"),
+            ],
+        ),
+        Question(
+            "Device",
+            "How near each run came to what the device can do, over all of it and as it went on.",
+            [
+                *map(_bars, ("mfu", "mbu")),
+                _line("tokens", "mfu", "MFU"),
+                _line("tokens", "mbu", "MBU"),
+            ],
+        ),
+        Question(
+            "Claims",
+            "What SARATHI and those who repeat it claim, and what was found on each device.",
+            [wr.WeavePanelSummaryTable(table_name=CLAIMS)],
+        ),
+    ]
+
+
+def workspace(entity: str, project: str) -> ws.Workspace:
+    """The questions as a workspace, the quantities that people compare pinned beside the runs."""
+    sections = [
+        ws.Section(
+            name=question.name,
+            panels=list(question.panels),
+            is_open=True,
+            layout_settings=ws.SectionLayoutSettings(columns=COLUMNS, rows=_rows(question)),
+        )
+        for question in questions()
+    ]
+    return ws.Workspace(
+        entity=entity,
+        project=project,
+        name="Chunked prefill",
+        sections=sections,
+        settings=ws.WorkspaceSettings(max_runs=50),
+        runset_settings=ws.RunsetSettings(pinned_columns=list(PINNED)),
+    )
+
+
+def report(entity: str, project: str, claims: pd.DataFrame) -> wr.Report:
+    """The questions as a report to show to others; `claims` (as `sarathi_lab.experiment.claims`) is
+    written out.
+    """
+    blocks: list[BlockTypes] = [wr.TableOfContents()]
+    for question in questions():
+        blocks += [wr.H2(text=question.name), wr.P(text=question.text)]
+        if question.name == "Claims":
+            blocks.append(wr.MarkdownBlock(text=markdown(claims)))
+        runset = wr.Runset(
+            name="all runs"
+        )  # of the report's own project; naming it would ask the server for its id
+        blocks.append(wr.PanelGrid(runsets=[runset], panels=_placed(question.panels)))
+    description = (
+        "Which of SARATHI's claims hold, on which device: written by python -m "
+        "sarathi_lab.tasks.dashboard"
+    )
+    title = "Chunked prefill: what holds"
+    return wr.Report(
+        entity=entity,
+        project=project,
+        title=title,
+        description=description,
+        blocks=blocks,
+        width="fluid",
+    )
+
+
+def markdown(table: pd.DataFrame) -> str:
+    """A table in Markdown, numbers with three significant digits and an empty cell for what is
+    missing.
+    """
+    rows = [list(map(str, table.columns)), ["---"] * table.shape[1]]
+    rows += [[_cell(value) for value in row] for row in table.itertuples(index=False)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _cell(value: object) -> str:
+    if value is None or (isinstance(value, float) and pd.isna(value)):
+        return ""
+    return (
+        f"{value:.3g}"
+        if isinstance(value, float)
+        else str(value).replace("|", "\\|").replace("\n", " ")
+    )
+
+
+def _shown(name: str) -> str:
+    """The summary's name of a quantity in the unit that people read."""
+    return f"ms/{name}" if factor(name) == MILLISECONDS else name
+
+
+def _title(name: str) -> str:
+    """The heading of a quantity, of which W&B shows the stored value unless there is one in
+    milliseconds.
+    """
+    return heading(name) if factor(name) in (1, MILLISECONDS) else name
+
+
+def _bars(name: str) -> PanelTypes:
+    metric = wr.SummaryMetric(_shown(name))
+    return wr.BarPlot(
+        title=_title(name),
+        metrics=[metric],
+        groupby=wr.Config("policy"),
+        groupby_aggfunc="mean",
+        orientation="h",
+    )
+
+
+def _scatter(x: str, y: str) -> PanelTypes:
+    """A point per run; `x` is one of AXES, which are settings, or a quantity like `y`."""
+    across = wr.Config(x) if x in AXES else wr.SummaryMetric(_shown(x))
+    return wr.ScatterPlot(
+        title=f"{_title(y)} by {AXES.get(x) or _title(x)}", x=across, y=wr.SummaryMetric(_shown(y))
+    )
+
+
+def _line(x: str, column: str, title: str) -> PanelTypes:
+    return wr.LinePlot(
+        title=f"{title} by {AXES[x]}",
+        x=wr.Metric(x),
+        y=[wr.Metric(f"iterations/{column}")],
+        title_x=AXES[x],
+        title_y=title,
+        max_runs_to_show=20,
+    )
+
+
+def _rows(question: Question) -> int:
+    return -(-len(question.panels) // COLUMNS)
+
+
+def _placed(panels: Sequence[Any]) -> list[PanelTypes]:
+    """The panels on the grid of a report, side by side; one alone takes the row."""
+    width = UNITS // min(COLUMNS, len(panels))
+    for number, panel in enumerate(panels):
+        row, column = divmod(number, COLUMNS)
+        panel.layout = wr.Layout(x=column * width, y=row * HEIGHT, w=width, h=HEIGHT)
+    return list(panels)

@@ -1,0 +1,281 @@
+"""Finds and loads what runs left behind, and the paper's points to hold beside it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.paths import EXPERIMENTS, make_folder
+
+POINTS = "figure.parquet"  # the figures of the paper, recomputed: see `paper.task`
+LABELS = "run.json"  # written last, so its presence says that the run is complete
+
+
+def find_runs(*roots: Path) -> Iterator[Path]:
+    """Folders of finished runs below `roots`, baselines included, in the order of their names (jobs
+    2 before 10).
+    """
+    found = {path.parent for root in roots for path in Path(root).rglob(LABELS)}
+    visible = (path for path in found if not any(part.startswith(".") for part in path.parts[-2:]))
+    return iter(sorted(visible, key=_natural_order))
+
+
+def load_runs(*roots: Path) -> pd.DataFrame:
+    """One row per finished run below `roots`: its labels, its summary, its folder (`path`) and its
+    sweep's (`sweep`).
+
+    A name that a run lacks is NaN. Folders whose files can't be read are left out and listed in
+    `attrs["skipped"]`.
+    """
+    rows, skipped = [], []
+    for path in find_runs(*roots):
+        try:
+            labels = json.loads((path / LABELS).read_text())
+            summary = json.loads((path / "summary.json").read_text())
+        except (OSError, ValueError):
+            skipped.append(str(path))
+            continue
+        rows.append({**labels, **summary, "path": str(path), "sweep": str(_sweep_of(path))})
+    runs = pd.DataFrame(rows)
+    runs.attrs["skipped"] = skipped
+    return runs
+
+
+def load_iterations(path: Path | str) -> pd.DataFrame:
+    """One row per iteration of the run in `path`; columns as in METRICS.md."""
+    return pd.read_parquet(Path(path) / "iterations.parquet")
+
+
+def load_requests(path: Path | str) -> pd.DataFrame:
+    """One row per request of the run in `path`."""
+    return pd.read_parquet(Path(path) / "requests.parquet")
+
+
+def load_paper(figure: str) -> pd.DataFrame:
+    """The paper's points of a figure or table, such as "fig09" or "table2"; see
+    `experiments/paper/README.md`.
+    """
+    path = EXPERIMENTS / "paper" / f"{figure}.csv"
+    if not path.is_file():
+        known = ", ".join(sorted(option.stem for option in path.parent.glob("*.csv")))
+        raise UserError(f"figure {figure} is not there; use one of {known}")
+    return pd.read_csv(path)
+
+
+def _sweep_of(run: Path) -> Path:
+    """The folder that a run shares with its baselines; a single run's is its own: a day's are no
+    sweep.
+    """
+    if run.parent.name == "baselines":
+        return run.parent.parent
+    return (
+        run.parent if run.name.isdecimal() else run
+    )  # Hydra calls the jobs of a sweep by their numbers
+
+
+def _natural_order(path: Path) -> tuple[tuple[int, int | str], ...]:
+    return tuple((0, int(part)) if part.isdecimal() else (1, part) for part in path.parts)
+
+
+SIMULATED = "simulated-"
+# A point: where it is in its figure, the median, the interval around it (see `intervals`), and of
+# how many pairs. Without a y, `reason` says why there is none. `low` and `high` of a simulated
+# point are the cost model's own error.
+POINT = ["figure", "panel", "series", "x", "y", "low", "high", "num_pairs", "unit", "reason"]
+COLUMNS = [*POINT, "model", "dtype", "device_name"]
+CAMPAIGN = "paper"  # the experiment whose folders hold the figures that `make campaign` measured
+
+
+def load(experiment: str, root: Path = EXPERIMENTS) -> pd.DataFrame:
+    """All recorded rows of `experiment`, such as "fig09" or "orca": `device` and `is_simulated`,
+    then its own columns.
+
+    A campaign's points of a figure are among them. Raises UserError if nothing is recorded.
+    """
+    tables = [_read(path) for path in _files(experiment, root)]
+    tables += [
+        rows for path in _campaign_files(root) if len(rows := _campaign_points(path, experiment))
+    ]
+    if not tables:
+        known = ", ".join(recorded(root)) or "none"
+        raise UserError(f"experiment {experiment} has no recorded results; use one of {known}")
+    return pd.concat(
+        [table.dropna(axis="columns", how="all") for table in tables], ignore_index=True
+    ).pipe(_completed)
+
+
+def recorded(root: Path = EXPERIMENTS) -> list[str]:
+    """The experiments that have recorded results, in the order of their names."""
+    names = {
+        path.parents[2].name
+        for path in root.glob("*/results/*/*.csv")
+        if path.stem == path.parents[2].name
+    }
+    figures = {
+        str(name) for path in _campaign_files(root) for name in pd.read_csv(path).figure.unique()
+    }
+    return sorted(names | figures)
+
+
+def path_of(experiment: str, device: str, root: Path = EXPERIMENTS) -> Path:
+    """Where the results of an experiment on a device belong."""
+    return root / experiment / "results" / device / f"{experiment}.csv"
+
+
+def save(table: pd.DataFrame, experiment: str, device: str, root: Path = EXPERIMENTS) -> Path:
+    """Record a table, in place of the one that was there; returns its path."""
+    path = path_of(experiment, device, root)
+    make_folder(path.parent, "task.record")
+    table.to_csv(path, index=False, float_format="%.6g")
+    return path
+
+
+def _files(experiment: str, root: Path) -> Iterator[Path]:
+    return iter(sorted((root / experiment / "results").glob(f"*/{experiment}.csv")))
+
+
+def _campaign_files(root: Path) -> Iterator[Path]:
+    return iter(sorted((root / CAMPAIGN / "results").glob("*/*-points.csv")))
+
+
+def _read(path: Path) -> pd.DataFrame:
+    table = pd.read_csv(path).rename(columns={"device": "device_name"})
+    if {"quantity", "value", "q20", "q80"} <= set(table.columns):
+        table = _from_campaign(table, path.stem)
+    return _labelled(table, path.parent.name)
+
+
+def _labelled(table: pd.DataFrame, device: str) -> pd.DataFrame:
+    first = pd.DataFrame(
+        {"device": device, "is_simulated": device.startswith(SIMULATED)}, index=table.index
+    )
+    return pd.concat([first, table], axis="columns")
+
+
+def _completed(table: pd.DataFrame) -> pd.DataFrame:
+    """Points have all columns, also those that are empty everywhere."""
+    missing = [name for name in COLUMNS if name not in table] if "figure" in table else []
+    return table.assign(**dict.fromkeys(missing)).assign(
+        is_simulated=table.is_simulated.astype(bool)
+    )
+
+
+def _campaign_points(path: Path, figure: str) -> pd.DataFrame:
+    """A campaign's points of `figure`; their intervals are the spread of its repetitions."""
+    table = pd.read_csv(path)
+    table = table[table.figure == figure].rename(columns={"device": "device_name"})
+    low, high = table.y * (1 - table.uncertainty), table.y * (1 + table.uncertainty)
+    model = path.stem.removesuffix("-points")
+    return _labelled(
+        table.assign(low=low, high=high, model=model).drop(columns="source"), path.parent.name
+    )
+
+
+def _from_campaign(table: pd.DataFrame, experiment: str) -> pd.DataFrame:
+    """A campaign's table of a quantity by prompt and chunk, as points."""
+    names = {
+        "quantity": "panel",
+        "prompt_len": "series",
+        "chunk": "x",
+        "value": "y",
+        "q20": "low",
+        "q80": "high",
+    }
+    return table.rename(columns={**names, "repetitions": "num_pairs"}).assign(figure=experiment)
+
+
+PREFIX = "iterations/"  # of the history's columns, see `tracking`
+TIMEOUT = 120  # seconds
+MOST_ROWS = 2000  # of an online history, as many as are logged
+
+
+class WandbRecord(NamedTuple):
+    """What W&B holds of one run: its logged `config` and `summary`, and a row of `history` per
+    logged iteration.
+    """
+
+    name: str
+    source: str
+    config: dict[str, Any]
+    summary: dict[str, Any]
+    history: pd.DataFrame
+
+
+def read_offline(path: Path) -> WandbRecord:
+    """A run from its `.wandb` file. Raises UserError for one that W&B can't read."""
+    records = [json.loads(line) for line in _inspect(path).splitlines()]
+    runs = [record["run"] for record in records if record["type"] == "run"]
+    if not runs:
+        raise UserError(
+            f"{path} holds no run; it was cut off before W&B wrote anything, so leave it out"
+        )
+    summary: dict[str, Any] = {}
+    for record in records:
+        if record["type"] == "summary":
+            summary |= record["summary"].get("update", {})
+    rows = [record["history"].get("item", {}) for record in records if record["type"] == "history"]
+    config = runs[-1].get("config", {}).get("update", {})
+    name = runs[-1].get("display_name") or runs[-1]["run_id"]
+    return WandbRecord(name, str(path), _public(config), _public(summary), _iterations(rows))
+
+
+def read_online(where: str) -> list[WandbRecord]:
+    """The runs of "entity/project", or the one of "entity/project/run". UserError if the server
+    does not give them.
+    """
+    import wandb
+
+    try:
+        api = wandb.Api()
+        runs = [api.run(where)] if where.count("/") == 2 else list(api.runs(where))
+        return [_online(run) for run in runs]
+    except (
+        wandb.Error,
+        ValueError,
+        OSError,
+    ) as error:  # ValueError: what the Api says of a project that is not there
+        reason = str(error).partition("\n")[0]
+        raise UserError(
+            f"W&B gives no runs of {where} ({reason}); check the path and `wandb login`"
+        ) from None
+
+
+def _online(run: Any) -> WandbRecord:
+    history = run.history(samples=MOST_ROWS, pandas=False)
+    config, summary = _public(dict(run.config)), _public(dict(run.summary.items()))
+    return WandbRecord(run.name, "/".join(run.path), config, summary, _iterations(history))
+
+
+def _inspect(path: Path) -> str:
+    """The records of a file, one in JSON a line, by `wandb leet inspect`."""
+    command = [str(Path(sys.executable).with_name("wandb")), "leet", "inspect", "--json", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+    if done.returncode:
+        reason = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["no reason given"]
+        raise UserError(
+            f"W&B can't read {path} ({reason[0]}); name a .wandb file, or a folder that holds some"
+        )
+    return done.stdout
+
+
+def _public(names: dict[str, Any]) -> dict[str, Any]:
+    """Without what W&B keeps for itself."""
+    return {name: value for name, value in names.items() if not name.startswith("_")}
+
+
+def _iterations(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
+    """The rows of iterations alone, under their columns' names; tables and pictures have steps of
+    their own.
+    """
+    table = pd.DataFrame([row for row in rows if "iteration" in row])
+    columns = [
+        column for column in table.columns if column == "iteration" or column.startswith(PREFIX)
+    ]
+    return table[columns].rename(columns=lambda column: column.removeprefix(PREFIX))

@@ -1,0 +1,210 @@
+"""From the ledger's tables to the summary; every name is defined in symbols in METRICS.md beside
+this file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+
+from sarathi_lab.model.roofline import TILE, Peaks, roofline_time
+from sarathi_lab.model.spec import ModelSpec
+from sarathi_lab.results.decode_cost import DecodeCost
+from sarathi_lab.results.serving_metrics import QUANTILES, latency, quantiles
+
+WAITS = ("ttft", "tbt", "tpot", "latency", "normalised_latency", "bubble_time")
+# What a run is compared by: name -> the ratio is reported as <name>_vs_<baseline>, run divided by
+# baseline.
+COMPARED = (
+    "throughput",
+    "output_throughput",
+    "decode_throughput",
+    "decode_time_marginal",
+    "kv_read_bytes",
+    "kv_reread_factor",
+    "duration",
+    "bubble_fraction",
+    *(f"{name}_p{int(q * 100)}" for name in WAITS for q in QUANTILES),
+)
+
+
+def add_costs(
+    iterations: pd.DataFrame, spec: ModelSpec, dtype_bytes: int, peaks: Peaks
+) -> pd.DataFrame:
+    """The iterations with what each had to do, FLOPs, bytes and tiles, and how near the peaks it
+    came.
+    """
+    num_tokens = iterations.num_prefill_tokens + iterations.num_decode_tokens
+    flops, num_bytes = spec.flops(iterations), spec.min_bytes(iterations, dtype_bytes)
+    roofline = roofline_time(spec, iterations, dtype_bytes, peaks)
+    return iterations.assign(
+        flops=flops,
+        weight_bytes=spec.weight_read_bytes(iterations, dtype_bytes),
+        kv_bytes=spec.kv_read_bytes(iterations, dtype_bytes),
+        swap_bytes=iterations.num_swapped_tokens * spec.kv_bytes_per_token(dtype_bytes),
+        roofline=roofline,
+        min_bytes=num_bytes,
+        useful_tiles=num_tokens / TILE,
+        computed_tiles=np.ceil((num_tokens + iterations.num_padding_tokens) / TILE),
+        mfu=flops / (iterations.busy * peaks.flops_per_second),
+        mbu=num_bytes / (iterations.busy * peaks.bytes_per_second),
+        time_over_roofline=iterations.busy / roofline,
+    )
+
+
+def summarise(
+    iterations: pd.DataFrame, requests: pd.DataFrame, peaks: Peaks, decode_cost: DecodeCost | None
+) -> dict[str, float]:
+    """Flat names to numbers for one run; a quantity that the run cannot tell is left out.
+
+    `iterations` is `add_costs`' table; `decode_cost` is None for policies that never mix chunks and
+    decodes.
+    """
+    summary = {
+        "num_iterations": len(iterations),
+        **throughput(requests, iterations.end.max()),
+        **_decode(iterations, decode_cost),
+        **_kv(iterations),
+        **latency(requests),
+        **_efficiency(iterations, peaks),
+        "num_preemptions": float(iterations.num_preemptions.sum()),
+        "num_swapped_blocks": float(iterations.num_swapped_blocks.sum()),
+        "swap_bytes": float(iterations.swap_bytes.sum()),
+    }
+    return {name: float(value) for name, value in summary.items() if np.isfinite(value)}
+
+
+def pipeline_metrics(
+    iterations: pd.DataFrame, requests: pd.DataFrame, bubbles: pd.DataFrame, num_stages: int
+) -> dict[str, float]:
+    """Flat names to numbers for what only a pipeline of `num_stages` has; `bubbles` is the ledger's
+    table.
+    """
+    idle = (bubbles.end - bubbles.start).sum() / num_stages
+    return {
+        "bubble_fraction": float(idle / (idle + iterations.busy.sum())),
+        **quantiles("bubble_time", requests.bubble_time),
+    }
+
+
+def prefix_metrics(requests: pd.DataFrame) -> dict[str, float]:
+    """Flat names to numbers for what only a run with prefix caching has."""
+    return {"prefix_hit_rate": float(requests.prefix_hit_tokens.sum() / requests.prompt_len.sum())}
+
+
+def compare(
+    summary: Mapping[str, float], baseline: Mapping[str, float], name: str
+) -> dict[str, float]:
+    """Ratios of `summary` to the baseline called `name`, for every compared quantity that both
+    have.
+    """
+    return {
+        f"{quantity}_vs_{name}": summary[quantity] / baseline[quantity]
+        for quantity in COMPARED
+        if quantity in summary and baseline.get(quantity, 0) > 0
+    }
+
+
+def throughput(requests: pd.DataFrame, duration: float) -> dict[str, float]:
+    """Counts and rates of finished `requests` over `duration` seconds."""
+    num_output_tokens = requests.output_len.sum()
+    return {
+        "num_requests": len(requests),
+        "num_prompt_tokens": requests.prompt_len.sum(),
+        "num_output_tokens": num_output_tokens,
+        "duration": duration,
+        "throughput": (requests.prompt_len.sum() + num_output_tokens) / duration,
+        "output_throughput": num_output_tokens / duration,
+        "request_throughput": len(requests) / duration,
+    }
+
+
+def _decode(iterations: pd.DataFrame, cost: DecodeCost | None) -> dict[str, float]:
+    seconds = iterations.busy
+    decode_only = (iterations.num_prefill_tokens == 0) & (iterations.num_decode_tokens > 0)
+    alone_tokens = iterations.num_decode_tokens[decode_only].sum()
+    hybrid_tokens = iterations.num_decode_tokens[~decode_only].sum()
+    summary: dict[str, float] = {"num_decode_tokens": alone_tokens + hybrid_tokens}
+    decode_seconds = seconds[decode_only].sum()
+    if cost is not None:
+        summary["num_piggybacked_decodes"] = cost.composition.num_decodes
+        summary["decode_time_alone"] = cost.alone
+        summary["decode_time_marginal"] = cost.marginal
+        if cost.marginal > 0:
+            summary["decode_speedup"] = cost.alone / cost.marginal
+        decode_seconds += hybrid_tokens * cost.marginal
+    elif alone_tokens:
+        summary["decode_time_alone"] = decode_seconds / alone_tokens
+    is_known = hybrid_tokens == 0 if cost is None else cost.marginal > 0
+    if decode_seconds > 0 and is_known:
+        summary["decode_throughput"] = (alone_tokens + hybrid_tokens) / decode_seconds
+    return summary
+
+
+def _kv(iterations: pd.DataFrame) -> dict[str, float]:
+    return {
+        "kv_read_bytes": iterations.kv_bytes.sum(),
+        "kv_reread_factor": iterations.prefill_kv_tokens.sum()
+        / iterations.num_prefill_tokens.sum(),
+    }
+
+
+def _efficiency(iterations: pd.DataFrame, peaks: Peaks) -> dict[str, float]:
+    busy = iterations.busy.sum()
+    roofline = iterations.roofline.sum()
+    return {
+        "busy_time": busy,
+        "roofline": roofline,
+        "time_over_roofline": busy / roofline,
+        **_time_over_roofline_by_kind(iterations),
+        "peak_flops_per_second": peaks.flops_per_second,
+        "peak_bytes_per_second": peaks.bytes_per_second,
+        "mfu": iterations.flops.sum() / (busy * peaks.flops_per_second),
+        "mbu": iterations.min_bytes.sum() / (busy * peaks.bytes_per_second),
+        "tile_efficiency": iterations.useful_tiles.sum() / iterations.computed_tiles.sum(),
+        **_overheads(iterations),
+    }
+
+
+def _time_over_roofline_by_kind(iterations: pd.DataFrame) -> dict[str, float]:
+    """Of each kind of iteration that there was."""
+    has_prefill, has_decode = iterations.num_prefill_tokens > 0, iterations.num_decode_tokens > 0
+    kinds = {
+        "prefill": has_prefill & ~has_decode,
+        "decode": has_decode & ~has_prefill,
+        "hybrid": has_prefill & has_decode,
+    }
+    return {
+        f"time_over_roofline_{kind}": iterations.busy[is_of_kind].sum()
+        / iterations.roofline[is_of_kind].sum()
+        for kind, is_of_kind in kinds.items()
+        if is_of_kind.any()
+    }
+
+
+def device_idle_fraction(iterations: pd.DataFrame) -> float:
+    """Share of a device's time between iterations, while there were requests to serve
+    (METRICS.md).
+    """
+    had_work = (iterations.num_running + iterations.num_waiting > 0).to_numpy()[:-1]
+    gaps = np.maximum(0.0, iterations.start.to_numpy()[1:] - iterations.end.to_numpy()[:-1])
+    idle = float(gaps[had_work].sum())
+    return idle / (idle + float(iterations.busy.sum()))
+
+
+def _overheads(iterations: pd.DataFrame) -> dict[str, float]:
+    """What a real device loses between and beside the work; nothing is known of it where none was
+    measured.
+    """
+    if not iterations.host_time.any():
+        return {}
+    num_tokens = iterations.num_prefill_tokens + iterations.num_decode_tokens
+    return {
+        "device_idle_fraction": device_idle_fraction(iterations),
+        "host_time": iterations.host_time.sum(),
+        "padding_fraction": iterations.num_padding_tokens.sum()
+        / (num_tokens + iterations.num_padding_tokens).sum(),
+        "replayed_fraction": iterations.is_replayed.mean(),
+    }

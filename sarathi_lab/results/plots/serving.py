@@ -1,0 +1,170 @@
+"""Pictures of the experiments of serving: stalls, ablation, capacity, the token budget. Tables in,
+axes out.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import textwrap
+from collections.abc import Callable, Mapping
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
+
+from sarathi_lab.results.plots.sweeps import MARKERS, use_style
+
+TITLES = {
+    "sarathi_serve_stalls": "Generation stalls: the longest gap between tokens over time",
+    "sarathi_serve_ablation": "Hybrid batches and chunks, apart and together (Sarathi-Serve, "
+    "Table 4)",
+    "sarathi_serve_capacity": "Capacity within a service level objective (Sarathi-Serve, Fig 10)",
+    "sarathi_serve_budget": "The token budget: time to the first token against time between tokens",
+}
+GAPS, TBT, TTFT = "longest gap [ms]", "TBT P99 [s]", "TTFT P50 [s]"
+CAPACITY = "capacity [1/s]"
+PAPER = "paper"
+COLUMNS = 4
+
+
+def draw(name: str, points: pd.DataFrame) -> Figure:
+    """The picture of an experiment from its points: a row of panels a device, a panel a data set or
+    quantity.
+
+    `points` has the columns of recorded results (`recorded.COLUMNS`) and `device`, in words.
+    """
+    use_style()
+    panel_of, endings = _LOOKS[name]
+    shown = points[points.y.notna() & points.panel.str.endswith(endings)]
+    places = list(dict.fromkeys(zip(shown.device, shown.panel.map(_place_of[name]), strict=True)))
+    places = [place for place in places if place[0] != PAPER]
+    columns = min(
+        COLUMNS,
+        max(sum(device == own for device, _ in places) for own, _ in places) if places else 1,
+    )
+    rows = math.ceil(len(places) / columns) if places else 1
+    size = (max(5.0, 3.3 * columns + 0.4), 3.1 * rows + 0.8)
+    figure, axes = plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
+    for ax in axes.flat[len(places) :]:
+        ax.set_axis_off()
+    for ax, (device, place) in zip(axes.flat, places, strict=False):
+        own = shown[(shown.device == device) & (shown.panel.map(_place_of[name]) == place)]
+        panel_of(own, ax)
+        _paper_marks(
+            shown[(shown.device == PAPER) & (shown.panel.map(_place_of[name]) == place)], ax
+        )
+        ax.set_title("\n".join([*textwrap.wrap(_short(str(device)), 40), place]), fontsize="small")
+    figure.suptitle(
+        "\n".join(textwrap.wrap(TITLES[name], int(8.5 * size[0]), break_on_hyphens=False))
+    )
+    plt.close(figure)
+    return figure
+
+
+def stalls(points: pd.DataFrame, ax: Axes) -> Axes:
+    """Milliseconds of the longest gap against the time at which it ended, marks of their own for
+    every policy.
+    """
+    for i, (series, rows) in enumerate(points.groupby("series", sort=False)):
+        line = rows.sort_values("x")
+        ax.plot(
+            line.x,
+            line.y,
+            MARKERS[i % len(MARKERS)],
+            color=f"C{i}",
+            markersize=3,
+            alpha=0.8,
+            label=str(series),
+        )
+    ax.set(xlabel="time [s]", ylabel="longest gap [ms]", yscale="log")
+    ax.set_ylim(top=points.y.max() * 6)  # room for the legend
+    ax.legend(fontsize="x-small", loc="upper right", ncols=2)
+    return ax
+
+
+def bars(points: pd.DataFrame, ax: Axes) -> Axes:
+    """A bar per series with its interval."""
+    rows = points.drop_duplicates("series")
+    places = np.arange(len(rows))
+    ax.bar(places, rows.y, 0.6, color=[f"C{i}" for i in places])
+    if {"low", "high"} <= set(rows):
+        ax.vlines(places, rows.low, rows.high, color="black", linewidth=0.9)
+    ax.set_xticks(
+        places,
+        [str(name).replace("_", "\n").replace(" ", "\n") for name in rows.series],
+        fontsize="x-small",
+    )
+    ax.set_ylabel(
+        {"1/s": "requests per second", "s": "seconds"}.get(
+            str(rows.unit.iloc[0]), str(rows.unit.iloc[0])
+        )
+    )
+    ax.grid(axis="x", visible=False)
+    return ax
+
+
+def budgets(points: pd.DataFrame, ax: Axes) -> Axes:
+    """Time between tokens (P99) against time to the first (P50), a point per token budget: down and
+    left is better.
+    """
+    of = {
+        quantity: points[points.panel.str.endswith(quantity)].set_index("x").y
+        for quantity in (TTFT, TBT)
+    }
+    both = pd.DataFrame(of).dropna().sort_index()
+    ax.plot(both[TTFT], both[TBT], color="0.6", linewidth=0.9)
+    for i, (budget, row) in enumerate(both.iterrows()):
+        ax.plot(row[TTFT], row[TBT], MARKERS[i % len(MARKERS)], color=f"C{i}", label=f"{budget:g}")
+    ax.set(xlabel="TTFT P50 [s]", ylabel="TBT P99 [s]", xscale="log", yscale="log")
+    ax.margins(0.1)
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.set_major_formatter("{x:g}")
+        axis.set_minor_formatter(NullFormatter())
+    ax.legend(title="budget", fontsize="x-small", title_fontsize="x-small", loc="best")
+    return ax
+
+
+_LOOKS: Mapping[str, tuple[Callable[[pd.DataFrame, Axes], Axes], tuple[str, ...]]] = {
+    "sarathi_serve_stalls": (stalls, (GAPS,)),
+    "sarathi_serve_ablation": (bars, (TTFT, TBT)),
+    "sarathi_serve_capacity": (bars, (CAPACITY,)),
+    "sarathi_serve_budget": (budgets, (TTFT, TBT)),
+}
+
+
+def _whole(panel: str) -> str:
+    return panel.partition(" [")[0]
+
+
+def _dataset(panel: str) -> str:
+    return panel.rpartition(":")[0]
+
+
+_place_of: Mapping[str, Callable[[str], str]] = {
+    "sarathi_serve_stalls": _dataset,
+    "sarathi_serve_ablation": _whole,
+    "sarathi_serve_capacity": _dataset,
+    "sarathi_serve_budget": _dataset,
+}
+
+
+def _paper_marks(points: pd.DataFrame, ax: Axes) -> None:
+    """The paper's values as hollow marks at the bars of the same names."""
+    names = [label.get_text().replace("\n", " ") for label in ax.get_xticklabels()]
+    for series, y in zip(points.series.astype(str), points.y, strict=True):
+        if series in names:
+            ax.plot(names.index(series), y, "o", color="black", fillstyle="none", label="paper")
+    if len(points):
+        ax.set_ylim(top=1.25 * ax.get_ylim()[1])  # room for the legend
+        handles, labels = ax.get_legend_handles_labels()
+        ax.legend(handles[:1], labels[:1], fontsize="x-small")
+
+
+def _short(device: str) -> str:
+    """The device without the name of its processor."""
+    return re.sub(r" \(.*\)", "", device)

@@ -1,0 +1,401 @@
+"""Pictures of runs: a table of runs in (`results.load_runs`), matplotlib Axes out. No measuring, no
+file access.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import matplotlib.pyplot as plt
+import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from sarathi_lab.results.columns import factor, heading
+from sarathi_lab.results.comparison import ComparedRun
+
+# What may vary in a sweep, the best x axis first.
+LABELS = (
+    "pd_ratio",
+    "seq_len",
+    "batch",
+    "chunk",
+    "policy",
+    "workload",
+    "model",
+    "dtype",
+    "threads",
+    "device",
+    "seed",
+)
+AXIS_NAMES = {
+    "chunk": "chunk size [tokens]",
+    "pd_ratio": "P:D, prompt tokens per output token",
+    "seq_len": "sequence length P + D [tokens]",
+    "batch": "batch size",
+    "threads": "threads of the CPU",
+}
+MARKERS = (
+    "o",
+    "s",
+    "^",
+    "D",
+    "v",
+    "P",
+    "X",
+    "*",
+    "<",
+    ">",
+)  # by series, so that print without colour tells them apart
+LEGEND_LINE = 0.07  # height of a legend's line, of that of the axes
+
+
+def use_style() -> None:
+    """The lab's look: colour-blind safe, grid behind, readable in print."""
+    sns.set_theme(context="paper", style="whitegrid", palette="colorblind", font_scale=1.05)
+
+
+def varying_labels(runs: pd.DataFrame) -> list[str]:
+    """The labels in which the runs, baselines aside, differ; the best x axis first."""
+    own = _own(runs)
+    varying = [label for label in LABELS if label in own and own[label].nunique() > 1]
+    if "threads" in varying and own.groupby("threads").device.nunique().max() == 1:
+        varying.remove("device")  # its name differs by the number of threads only
+    return varying
+
+
+def sweep_overview(runs: pd.DataFrame) -> Figure:
+    """Throughput, decode time, KV re-read and latency of all runs of a sweep, the baselines beside
+    them.
+    """
+    use_style()
+    varying = varying_labels(runs)
+    x = next(iter(varying), "policy")
+    figure, axes = plt.subplots(2, 2, figsize=(10, 7), layout="constrained")
+    # Along P:D or lengths the work itself changes, and only ratios on the same requests say
+    # something.
+    normalised = (
+        relative(runs, "throughput", to="request_level") if x not in ("chunk", "policy") else runs
+    )
+    name = "throughput" if normalised is runs else "throughput_vs_request_level"
+    metric(normalised, name, x=x, ax=axes[0, 0])
+    decode_time(runs, x=x, ax=axes[0, 1])
+    if x == "chunk":
+        kv_reread(runs, ax=axes[1, 0])
+    else:
+        metric(runs, "kv_reread_factor", x=x, ax=axes[1, 0])
+    latency(runs, x=x, ax=axes[1, 1])
+    first = _own(runs).iloc[0]
+    device = (
+        first["device"] if "threads" not in varying else first["device"].rpartition(",")[0] + ")"
+    )
+    figure.suptitle(f"{first['model']}, {first['dtype']} on {device}")
+    plt.close(figure)  # callers hold it; an open figure would be drawn once more by a notebook
+    return figure
+
+
+def relative(runs: pd.DataFrame, name: str, *, to: str) -> pd.DataFrame:
+    """`runs` with `<name>_vs_<to>` for every row, baselines too: divided by the baseline `to` on
+    the same requests.
+
+    Without such a baseline `runs` itself is returned.
+    """
+    base = runs[runs.is_baseline.astype(bool) & (runs.policy == to)]
+    if base.empty or name not in runs:
+        return runs
+    keys = [label for label in LABELS if label in runs and label not in ("chunk", "policy")]
+    keys = [label for label in keys if runs[label].notna().all()]
+    divisor = base.groupby(keys)[name].mean().rename("_divisor")
+    joined = runs.merge(divisor, left_on=keys, right_index=True, how="left")
+    return joined.assign(**{f"{name}_vs_{to}": joined[name] / joined["_divisor"]})
+
+
+def metric(runs: pd.DataFrame, name: str, *, x: str, ax: Axes) -> Axes:
+    """One quantity against the label `x`: a line per series, a dashed line for what does not have
+    the label.
+    """
+    if name not in runs or runs[name].isna().all():
+        return _empty(ax, f"no run has {heading(name)}")
+    grid = _grid(runs, x)
+    for i, (series, rows) in enumerate(grid.lines):
+        means = rows.groupby("_x")[name].mean() * factor(name)
+        style = "" if x == "policy" else "-"  # nothing lies between two policies
+        marker = MARKERS[i % len(MARKERS)]
+        ax.plot(
+            means.index,
+            means.to_numpy(),
+            marker=marker,
+            linestyle=style,
+            color=f"C{i}",
+            label=series,
+        )
+    for i, (series, rows) in enumerate(grid.levels):
+        if not math.isnan(level := rows[name].mean() * factor(name)):
+            color = f"C{len(grid.lines) + i}"
+            ax.axhline(level, color=color, linestyle=("--", "-.", ":")[i % 3], label=series)
+    return _finish(ax, grid, x, heading(name))
+
+
+def decode_time(runs: pd.DataFrame, *, x: str, ax: Axes) -> Axes:
+    """Time per decode alone and piggybacked on a chunk, in ms per token (Table 2's comparison)."""
+    names = [name for name in ("decode_time_alone", "decode_time_marginal") if name in runs]
+    piggybacked = _own(runs).dropna(subset=names) if len(names) == 2 else runs.iloc[:0]
+    if piggybacked.empty:
+        return _empty(ax, "no run mixed chunks and decodes")
+    grid = _grid(piggybacked, x)
+    for name, words, style, fill in (
+        ("decode_time_alone", "alone", "--", "none"),
+        ("decode_time_marginal", "piggybacked", "-", "full"),
+    ):
+        style = "" if x == "policy" else style
+        for i, (series, rows) in enumerate(grid.lines):
+            means = rows.groupby("_x")[name].mean() * 1e3
+            label = words if len(grid.lines) == 1 else f"{words}, {series}"
+            marker = MARKERS[i % len(MARKERS)]
+            ax.plot(
+                means.index,
+                means,
+                marker=marker,
+                fillstyle=fill,
+                color=f"C{i}",
+                linestyle=style,
+                label=label,
+            )
+    return _finish(ax, grid, x, "time per decode [ms/token]")
+
+
+def latency(runs: pd.DataFrame, *, x: str, ax: Axes) -> Axes:
+    """Time to first token against the P99 time between tokens, one point a run: down and left is
+    better.
+    """
+    names = ["ttft_p50", "tbt_p99"]
+    if not set(names) <= set(runs) or runs[names].dropna().empty:
+        return _empty(ax, "no run has both TTFT and time between tokens")
+    shown = runs.dropna(subset=names)
+    points = _grid(shown, x)
+    palette = iter(f"C{i}" for i in range(100))
+    for series, rows in points.lines:
+        ordered = rows.sort_values("_x")
+        style = "o" if x == "policy" else "o-"
+        ax.plot(
+            ordered.ttft_p50 * 1e3, ordered.tbt_p99 * 1e3, style, color=next(palette), label=series
+        )
+        ends = (
+            ordered if x == "policy" or len(ordered) < 4 else ordered.iloc[[0, -1]]
+        )  # the line says what is between
+        for _, row in ends.iterrows():
+            ax.annotate(
+                _text(row[x]),
+                (row.ttft_p50 * 1e3, row.tbt_p99 * 1e3),
+                (4, 4),
+                textcoords="offset points",
+            )
+    for series, rows in points.levels:
+        ax.plot(rows.ttft_p50 * 1e3, rows.tbt_p99 * 1e3, "s", color=next(palette), label=series)
+    ax.margins(0.12)
+    ax.set_xlabel(heading("ttft_p50"))
+    ax.set_ylabel(heading("tbt_p99"))
+    if x != "policy":
+        ax.legend(
+            title=f"points: {AXIS_NAMES.get(x, x).split(' [')[0]}",
+            fontsize="small",
+            title_fontsize="small",
+        )
+    return ax
+
+
+def kv_reread(runs: pd.DataFrame, *, ax: Axes) -> Axes:
+    """KV re-read factor against chunk size, beside (N+1)/2 for the N chunks that an uncontended
+    prompt takes.
+
+    With all decodes aboard a chunk has C - (B-1) prompt tokens; one without decodes is cut less or
+    not at all.
+    """
+    own = _own(runs).dropna(subset=["chunk"])
+    if own.empty:
+        return _empty(ax, "no run has a chunk size")
+    metric(own, "kv_reread_factor", x="chunk", ax=ax)
+    chunks = sorted(own.chunk.unique())
+    prompt_len = (own.num_prompt_tokens / own.num_requests).round()
+    for style, ((tokens, batch), _) in zip(
+        (":", "-."), own.groupby([prompt_len, own.batch]), strict=False
+    ):
+        theory = [(math.ceil(tokens / (chunk - batch + 1)) + 1) / 2 for chunk in chunks]
+        ax.plot(
+            range(len(chunks)),
+            theory,
+            color="black",
+            linestyle=style,
+            label=f"(N+1)/2, P={tokens:.0f}, B={batch}",
+        )
+    return _fit(ax)
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """Runs arranged for drawing: `lines` have the x label (column _x is its place), `levels` do
+    not.
+    """
+
+    ticks: Sequence[str]
+    lines: list[tuple[str, pd.DataFrame]]
+    levels: list[tuple[str, pd.DataFrame]]
+
+
+def _grid(runs: pd.DataFrame, x: str) -> _Grid:
+    """Equal steps along x whatever its values: chunk sizes double, names have no distance."""
+    others = [label for label in varying_labels(runs) if label not in (x, "policy")]
+    runs = (
+        runs.sort_values("is_baseline", kind="stable") if "is_baseline" in runs else runs
+    )  # own runs get C0
+    frame = runs.assign(_series=[_series(run, others) for _, run in runs.iterrows()])
+    if x == "policy":
+        frame = frame.assign(_series="")
+    ticks = sorted(frame[x].dropna().unique()) if x != "policy" else list(dict.fromkeys(frame[x]))
+    placed = frame[frame[x].notna()]
+    placed = placed.assign(_x=placed[x].map({value: place for place, value in enumerate(ticks)}))
+    return _Grid(
+        [_text(tick) for tick in ticks],
+        [(str(series), rows) for series, rows in placed.groupby("_series", sort=False)],
+        [
+            (str(series), rows)
+            for series, rows in frame[frame[x].isna()].groupby("_series", sort=False)
+        ],
+    )
+
+
+def _series(run: pd.Series, others: Sequence[str]) -> str:
+    parts = [str(run["policy"])]
+    parts += [f"{label}={_text(run[label])}" for label in others if pd.notna(run.get(label))]
+    return ", ".join(parts)
+
+
+def _own(runs: pd.DataFrame) -> pd.DataFrame:
+    return (
+        runs[~runs.is_baseline.astype(bool)]
+        if "is_baseline" in runs and not runs.is_baseline.all()
+        else runs
+    )
+
+
+def _text(value: object) -> str:
+    return f"{value:g}" if isinstance(value, int | float) else str(value)
+
+
+def _finish(ax: Axes, grid: _Grid, x: str, ylabel: str) -> Axes:
+    crowded = sum(len(tick) for tick in grid.ticks) > 40
+    ax.set_xticks(range(len(grid.ticks)), grid.ticks, rotation=20 if crowded else 0)
+    ax.margins(x=0.08)
+    ax.set_xlabel(AXIS_NAMES.get(x, x))
+    ax.set_ylabel(ylabel)
+    return _fit(ax)
+
+
+def _fit(ax: Axes) -> Axes:
+    """Fit the y axis to all that is drawn, from zero on (ratios are read off heights), with a band
+    for the legend.
+    """
+    ax.relim()
+    ax.autoscale(axis="y")
+    if ax.dataLim.y0 >= 0:
+        ax.set_ylim(0.0, max(ax.get_ylim()[1], 1.05 * ax.dataLim.y1))
+    entries = sum(bool(label) for label in ax.get_legend_handles_labels()[1])
+    if entries:
+        bottom, top = ax.get_ylim()
+        band = min(0.05 + LEGEND_LINE * entries, 0.5)
+        if ax.dataLim.y0 - bottom < band * (
+            top - bottom
+        ):  # no room below the data, so make some above
+            ax.set_ylim(top=bottom + (top - bottom) / (1 - band))
+        ax.legend(fontsize="small")
+    return ax
+
+
+def _empty(ax: Axes, why: str) -> Axes:
+    ax.text(0.5, 0.5, why, ha="center", va="center", transform=ax.transAxes)
+    ax.set_axis_off()
+    return ax
+
+
+LINES = ("-", "--", ":", "-.")
+# Column of the iterations, factor and y label.
+CURVES = (
+    ("num_prefill_tokens", 1.0, "prompt tokens"),
+    ("num_decode_tokens", 1.0, "decodes"),
+    ("busy", 1e3, "iteration time [ms]"),
+    ("num_waiting", 1.0, "requests waiting"),
+)
+NUM_MARKERS = 10
+LABEL_WIDTH = 52  # characters
+
+
+def curves(runs: Sequence[ComparedRun], x: str = "iteration") -> Figure:
+    """What each run's iterations held and took, a line per run, against `x`: "iteration", or "end"
+    for the time.
+    """
+    use_style()
+    shown = [curve for curve in CURVES if any(curve[0] in run.iterations for run in runs)]
+    figure, axes = plt.subplots(
+        len(shown), 1, figsize=(9, 1.9 * len(shown) + 0.8), sharex=True, layout="constrained"
+    )
+    for ax, (column, scale, words) in zip(axes, shown, strict=True):
+        for i, run in enumerate(runs):
+            if column in run.iterations and x in run.iterations:
+                marks = max(1, len(run.iterations) // NUM_MARKERS)
+                style = {
+                    "linestyle": LINES[i % len(LINES)],
+                    "marker": MARKERS[i % len(MARKERS)],
+                    "markersize": 4,
+                }
+                style["color"] = (
+                    f"C{i}"  # the same in all axes, also where a run before has not the column
+                )
+                style["drawstyle"] = (
+                    "steps-pre" if x == "end" else "default"
+                )  # an iteration lasts until its end
+                ax.plot(
+                    run.iterations[x],
+                    scale * run.iterations[column],
+                    label=run.name,
+                    markevery=marks,
+                    **style,
+                )
+        ax.set_ylabel(words)
+    axes[-1].set_xlabel("time [s]" if x == "end" else x)
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, _wrapped(labels), loc="outside lower center", ncols=2)
+    plt.close(figure)  # callers hold it; an open figure would be drawn once more by a notebook
+    return figure
+
+
+def ratios(metrics: pd.DataFrame) -> Figure:
+    """The ratios of `comparison.compared_metrics` as dots on a logarithmic axis: 1 is the
+    reference's value.
+    """
+    use_style()
+    table = metrics.xs("ratio", axis="columns", level=1).dropna(how="all")
+    long = table.melt(ignore_index=False, var_name="run", value_name="ratio").reset_index()
+    figure, ax = plt.subplots(figsize=(8, 0.3 * len(table) + 1.6), layout="constrained")
+    markers = list(MARKERS[: table.shape[1]])
+    sns.pointplot(
+        long, x="ratio", y="metric", hue="run", linestyle="none", markers=markers, dodge=0.4, ax=ax
+    )
+    ax.axvline(1.0, color="black", linestyle=":")
+    ax.set_xscale("log", base=2)
+    ax.xaxis.set_major_formatter("{x:g}")
+    ax.set(xlabel="ratio to the reference", ylabel="")
+    handles, labels = ax.get_legend_handles_labels()
+    if ax.legend_ is not None:
+        ax.legend_.remove()
+    figure.legend(handles, _wrapped(labels), loc="outside lower center", ncols=2)
+    plt.close(figure)
+    return figure
+
+
+def _wrapped(labels: Sequence[str]) -> list[str]:
+    """In lines of half the figure's width at most: a single run is called by all its settings."""
+    return [textwrap.fill(label, LABEL_WIDTH, break_on_hyphens=False) for label in labels]

@@ -1,0 +1,54 @@
+"""What a result must carry to be believed later: versions, commit, time."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from datetime import UTC, datetime
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from sarathi_lab.config.paths import REPOSITORY
+
+PACKAGES = ("sarathi-lab", "torch", "triton", "transformers", "hydra-core", "wandb")
+
+
+def provenance() -> dict[str, Any]:
+    """Versions of what was used, the repository's commit (None outside git) and the time in UTC."""
+    return {
+        "versions": {
+            "python": platform.python_version(),
+            **{name: _version(name) for name in PACKAGES},
+        },
+        "git_commit": _git_commit(),
+        "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+@cache
+def _git_commit() -> str | None:
+    """The commit, with "-dirty" if tracked files differ from it."""
+    command = [
+        "git",
+        "-C",
+        str(REPOSITORY),
+        "describe",
+        "--always",
+        "--dirty",
+        "--abbrev=12",
+        "--exclude=*",
+    ]
+    try:
+        return subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=10
+        ).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None

@@ -1,0 +1,188 @@
+"""Whether a system keeps up with its load: a test for a steady state, and the end of a run that can
+have none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+import pandas as pd
+
+from sarathi_lab.config.errors import RunError, UserError, require_int, require_number
+from sarathi_lab.engine.executor import StepResult
+from sarathi_lab.engine.loop import Recorder
+from sarathi_lab.engine.request import SequenceState
+from sarathi_lab.workload import LoadedRequests
+
+NUM_BATCHES = 10  # of requests, whose mean delays are tested for a trend
+MIN_REQUESTS = 2 * NUM_BATCHES  # below, nothing is said
+Z_OF_1_PERCENT = 2.326  # the normal distribution's 99 % quantile
+LEAST_SLOPE = 0.01  # seconds of delay a second: a load of 1 % above what is served
+RECENT = 100  # arrivals that the rate of a saturated run is taken from
+
+
+@dataclass(frozen=True)
+class Trend:
+    """How the scheduling delay moves over a run: in its first and last tenth (seconds), and its
+    slope (s/s).
+    """
+
+    first: float
+    last: float
+    slope: float
+    is_growing: bool
+
+    def caution(self) -> str:
+        """One line for people."""
+        return (
+            f"not steady: the scheduling delay grew from {self.first:.2f} to {self.last:.2f} s "
+            f"({self.slope:.3f} s a second), so it depends on the length of the run; lower the "
+            "load, or count later"
+        )
+
+
+def delay_trend(requests: pd.DataFrame) -> Trend | None:
+    """The trend of the scheduling delay over `requests`; None for fewer than 20, or if they arrive
+    all at once.
+
+    The means of 10 batches of requests in the order of arrival (batch means, which are nearly
+    independent: Law and Carson, 1979) are tested for a monotone trend (Mann, 1945; Kendall, 1975),
+    one-sided at 1 %, and must grow by at least 0.01 seconds a second in Sen's median slope (1968).
+    With an offered load of rho > 1 times what is served, the delay grows by rho - 1 seconds a
+    second.
+    """
+    ordered = requests.sort_values("arrival_time", kind="stable")
+    arrivals = ordered.arrival_time.to_numpy(dtype=float)
+    if len(ordered) < MIN_REQUESTS or arrivals[-1] <= arrivals[0]:
+        return None
+    delays = (ordered.first_scheduled_time - ordered.arrival_time).to_numpy(dtype=float)
+    times = [float(batch.mean()) for batch in np.array_split(arrivals, NUM_BATCHES)]
+    means = [float(batch.mean()) for batch in np.array_split(delays, NUM_BATCHES)]
+    slope = _sen_slope(times, means)
+    is_growing = _mann_kendall(means) > Z_OF_1_PERCENT and slope >= LEAST_SLOPE
+    return Trend(means[0], means[-1], slope, is_growing)
+
+
+def _mann_kendall(values: Sequence[float]) -> float:
+    """The standard score of Kendall's S, with continuity correction; ties are not taken off the
+    variance.
+    """
+    n = len(values)
+    score = sum(int(np.sign(later - earlier)) for earlier, later in combinations(values, 2))
+    deviation = math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
+    return (score - int(np.sign(score))) / deviation
+
+
+def _sen_slope(times: Sequence[float], values: Sequence[float]) -> float:
+    points = list(zip(times, values, strict=True))
+    slopes = [(y1 - y0) / (x1 - x0) for (x0, y0), (x1, y1) in combinations(points, 2) if x1 > x0]
+    return float(np.median(slopes))
+
+
+class Saturated(RunError):
+    """Stops a run that can't keep up; `time` (seconds) is when, `rate` (requests per second) what
+    arrived then.
+    """
+
+    time: float | None = None
+    rate: float | None = None
+
+
+@dataclass(frozen=True)
+class SaturationLimits:
+    """What a queue may reach before its run is stopped; None: anything.
+
+    `scheduling_delay` is the longest that a request in a batch has waited for its first one, in
+    seconds; `num_waiting` counts the waiting requests, preempted ones included.
+    """
+
+    scheduling_delay: float | None = None
+    num_waiting: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.scheduling_delay is not None:
+            name = "stop_when_saturated.scheduling_delay"
+            require_number(
+                name, self.scheduling_delay, above=0, fix="use seconds such as 30, or null to go on"
+            )
+        if self.num_waiting is not None:
+            name = "stop_when_saturated.num_waiting"
+            require_int(
+                name, self.num_waiting, 1, "use a number of requests such as 1000, or null to go on"
+            )
+
+    @property
+    def are_set(self) -> bool:
+        """Whether any limit is given."""
+        return self.scheduling_delay is not None or self.num_waiting is not None
+
+    def check(self, load: LoadedRequests) -> None:
+        """Raise UserError if the requests' times can't overload anything."""
+        if self.are_set and not load.has_times:
+            why = (
+                "users wait for their answers"
+                if load.num_users is not None
+                else "all requests arrive at once"
+            )
+            raise UserError(
+                f"stop_when_saturated has no effect: {why}; drop it, or add "
+                "workload.arrivals=poisson and workload.rate"
+            )
+
+    def guard(self, recorder: Recorder, load: LoadedRequests) -> Recorder:
+        """`recorder`, or one that stops the run as well."""
+        return _Guard(recorder, self, load) if self.are_set else recorder
+
+
+class _Guard:
+    """Passes iterations on to `recorder`, and raises `Saturated` after the first that exceeds a
+    limit.
+    """
+
+    def __init__(self, recorder: Recorder, limits: SaturationLimits, load: LoadedRequests) -> None:
+        self._recorder = recorder
+        self._limits = limits
+        self._arrivals = np.sort([request.arrival_time for request in load.requests])
+
+    def record(self, result: StepResult, finished: list[SequenceState]) -> None:
+        """Record, then look at the queue."""
+        self._recorder.record(result, finished)
+        most, longest = self._limits.num_waiting, self._limits.scheduling_delay
+        queues = result.batch.queues
+        assert queues is not None, "the scheduler has booked the batch"
+        if most is not None and queues.num_waiting > most:
+            raise self._saturated(
+                result.end, f"{queues.num_waiting} requests wait", f"num_waiting={most}"
+            )
+        if longest is not None:
+            delay = max(_delay(chunk.sequence) for chunk in result.batch.chunks)
+            if delay > longest:
+                raise self._saturated(
+                    result.end, f"a request waited {delay:.2f} s", f"scheduling_delay={longest:g}"
+                )
+
+    def _saturated(self, time: float, what: str, limit: str) -> Saturated:
+        rate = self._recent_rate(time)
+        told = "" if rate is None else f" at {rate:.3g} requests/s"
+        error = Saturated(
+            f"saturated after {time:.1f} s{told}: {what}, more than "
+            f"stop_when_saturated.{limit}; lower the rate or "
+            "raise the limit"
+        )
+        error.time, error.rate = time, rate
+        return error
+
+    def _recent_rate(self, time: float) -> float | None:
+        """Mean rate of the last arrivals up to `time`; None if they came all at once."""
+        recent = self._arrivals[self._arrivals <= time][-RECENT:]
+        duration = float(recent[-1] - recent[0]) if len(recent) else 0.0
+        return (len(recent) - 1) / duration if duration > 0 else None
+
+
+def _delay(sequence: SequenceState) -> float:
+    assert sequence.first_scheduled_time is not None, "it is in a batch"
+    return sequence.first_scheduled_time - sequence.request.arrival_time

@@ -1,0 +1,115 @@
+"""Service level objectives: the bounds that latencies are held against (config group `slo`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from sarathi_lab.config.errors import UserError, require_int, require_number
+
+BOUNDS = ("ttft", "tbt", "tpot", "scheduling_delay")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slo:
+    """Bounds in seconds, None where there is none: of the `quantile` of the time to the first token
+    (`ttft`), between tokens (`tbt`) and per output token (`tpot`), and of the median
+    `scheduling_delay`.
+
+    With a `tbt_factor` the bound between tokens is so many times a decode-only iteration of
+    `decode_batch` sequences at `decode_context` tokens on the device at hand (Sarathi-Serve,
+    section 5.1: 5 strict, 25 relaxed, of 32 at 4K); of a smaller batch or shorter sequences where
+    the run has no such ones. `resolved` puts the time in. Raises UserError.
+    """
+
+    name: str
+    ttft: float | None = None
+    tbt: float | None = None
+    tpot: float | None = None
+    scheduling_delay: float | None = None
+    quantile: float = 0.99
+    tbt_factor: float | None = None
+    decode_batch: int = 32
+    decode_context: int = 4096
+
+    def __post_init__(self) -> None:
+        for name in BOUNDS:
+            if getattr(self, name) is not None:
+                require_number(
+                    f"slo.{name}",
+                    getattr(self, name),
+                    above=0,
+                    fix="use seconds, or null for no bound",
+                )
+        fix = "use a share of the tokens or requests, such as 0.99"
+        if require_number("slo.quantile", self.quantile, above=0, fix=fix) > 1:
+            raise UserError(f"slo.quantile={self.quantile} exceeds 1; {fix}")
+        if self.tbt_factor is not None:
+            fix = "use how many decode iterations a gap may take, such as 5"
+            require_number("slo.tbt_factor", self.tbt_factor, above=0, fix=fix)
+            if self.tbt is not None:
+                raise UserError(
+                    f"slo.tbt={self.tbt} and slo.tbt_factor={self.tbt_factor} are two bounds; "
+                    "drop one"
+                )
+        require_int(
+            "slo.decode_batch", self.decode_batch, 1, "use a number of sequences such as 32"
+        )
+        require_int(
+            "slo.decode_context", self.decode_context, 2, "use a number of tokens such as 4096"
+        )
+
+    @property
+    def bounds(self) -> Mapping[str, float]:
+        """The bounds that there are, by name."""
+        return {name: getattr(self, name) for name in BOUNDS if getattr(self, name) is not None}
+
+    @property
+    def is_relative(self) -> bool:
+        """Whether a bound waits for the time of a decode iteration."""
+        return self.tbt_factor is not None
+
+    def resolved(self, decode_seconds: float | None) -> Slo:
+        """With its relative bound in seconds, if it has one and the time is known."""
+        if self.tbt_factor is None or decode_seconds is None:
+            return self
+        return replace(self, tbt=self.tbt_factor * decode_seconds, tbt_factor=None)
+
+    def describe(self) -> str:
+        """In words, such as "P99 TBT 100 ms, P50 scheduling delay 2000 ms"."""
+        percent = f"P{100 * self.quantile:g}"
+        words = {"ttft": f"{percent} TTFT", "tbt": f"{percent} TBT", "tpot": f"{percent} TPOT"}
+        words["scheduling_delay"] = "P50 scheduling delay"
+        parts = [f"{words[name]} {1e3 * bound:.4g} ms" for name, bound in self.bounds.items()]
+        if self.tbt_factor is not None:
+            parts.insert(0, f"{words['tbt']} {self.tbt_factor:g} decode iterations")
+        return ", ".join(parts) or "no bounds"
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What a run's latencies are held against: the objective, the gap (seconds) that counts as a
+    generation stall, and the prompt lengths (tokens) from which requests are of medium length and
+    long. Raises UserError.
+    """
+
+    slo: Slo = field(default_factory=lambda: Slo(name="none"))
+    stall: float = 0.2
+    prompt_classes: Sequence[int] = (512, 2048)
+
+    def __post_init__(self) -> None:
+        require_number(
+            "stall",
+            self.stall,
+            above=0,
+            fix="use the seconds from which a gap is a stall, such as 0.2",
+        )
+        fix = "use the tokens from which prompts are of medium length, and long, such as [512,2048]"
+        bounds: Any = self.prompt_classes
+        if not isinstance(bounds, Sequence) or isinstance(bounds, str) or len(bounds) != 2:
+            raise UserError(f"prompt_classes={bounds} are not two lengths; {fix}")
+        for bound in bounds:
+            require_int("prompt_classes", bound, 1, fix)
+        if bounds[0] >= bounds[1]:
+            raise UserError(f"prompt_classes={list(bounds)} do not ascend; {fix}")

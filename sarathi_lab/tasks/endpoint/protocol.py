@@ -1,0 +1,196 @@
+"""What is written to a server that speaks OpenAI's API, and what its events say. No network here.
+
+Servers differ in what they take: vLLM, SGLang and TensorRT-LLM know token ids and `ignore_eos`,
+others refuse them. A `Dialect` is one choice of these; `dialects` lists them from the most exact
+request to the plainest.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sarathi_lab.engine.request import Request
+
+APIS = {
+    "completions": "completions",
+    "chat": "chat/completions",
+}  # with their paths below the base URL
+PROMPTS = ("auto", "token_ids", "text")
+END = "[DONE]"
+# Common words, each of which is one token, with the space before it, in most vocabularies.
+WORDS = tuple(
+    re.findall(
+        r"\w+",
+        "the of and to in is was for on that by with as at from it an be are this which or had "
+        "not but have all one "
+        "new been who time first other also two more after some would about only over when "
+        "there than most into such "
+        "may then people world between made under where used through many state city year part "
+        "number book day house",
+    )
+)
+
+
+class AnswerError(Exception):
+    """An answer that is no answer: the message says what the server sent instead."""
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How requests are written: the API, prompts as token ids or text, and which extensions are
+    named.
+    """
+
+    api: str
+    sends_token_ids: bool
+    fixes_length: bool  # by ignore_eos and min_tokens, which are no part of OpenAI's API
+    asks_usage: bool
+
+    @property
+    def path(self) -> str:
+        """Below the base URL."""
+        return APIS[self.api]
+
+    def body(self, prompt: str | list[int], num_tokens: int) -> dict[str, Any]:
+        """A greedy request for `num_tokens` tokens, streamed; without the model's name."""
+        asked: dict[str, Any] = {"max_tokens": num_tokens, "temperature": 0.0, "stream": True}
+        asked |= (
+            {"messages": [{"role": "user", "content": prompt}]}
+            if self.api == "chat"
+            else {"prompt": prompt}
+        )
+        if self.fixes_length:
+            asked |= {"ignore_eos": True, "min_tokens": num_tokens}
+        if self.asks_usage:
+            asked["stream_options"] = {"include_usage": True}
+        return asked
+
+    def describe(self) -> str:
+        """For people: how prompts go out and what holds the output's length."""
+        prompts = "token ids" if self.sends_token_ids else "text"
+        length = "ignore_eos and min_tokens" if self.fixes_length else "max_tokens alone"
+        return f"{self.api} API, prompts as {prompts}, lengths by {length}"
+
+
+def dialects(api: str, prompts: str) -> Iterator[Dialect]:
+    """Those that `api` and `prompts` (one of PROMPTS) leave open, the most exact first."""
+    kinds = (
+        [False]
+        if api == "chat" or prompts == "text"
+        else [True]
+        if prompts == "token_ids"
+        else [True, False]
+    )
+    for sends_token_ids, fixes_length, asks_usage in itertools.product(
+        kinds, (True, False), (True, False)
+    ):
+        yield Dialect(api, sends_token_ids, fixes_length, asks_usage)
+
+
+class Texts:
+    """The texts of requests that were made from text; token ids of others become as many words."""
+
+    def __init__(self) -> None:
+        self._texts: dict[bytes, str] = {}
+
+    def encode(self, text: str) -> list[int]:
+        """Its UTF-8 bytes, as the workload would have it without a tokenizer; the text is kept."""
+        token_ids = list(text.encode("utf-8"))
+        self._texts[_key(token_ids)] = text
+        return token_ids
+
+    def prompt(self, request: Request, *, as_token_ids: bool) -> str | list[int]:
+        """What is sent for `request`: its text if it has one, else its token ids or as many
+        words.
+        """
+        assert request.prompt_token_ids is not None, "the workload was asked for tokens"
+        text = self._texts.get(_key(request.prompt_token_ids))
+        if text is not None:
+            return text
+        token_ids = [int(token_id) for token_id in request.prompt_token_ids]
+        return token_ids if as_token_ids else words(token_ids)
+
+
+def words(token_ids: Sequence[int]) -> str:
+    """A common word for each id: the same ids give the same text, of about as many tokens."""
+    return " ".join(WORDS[token_id % len(WORDS)] for token_id in token_ids)
+
+
+@dataclass(frozen=True)
+class Event:
+    """One event of a stream: the text it adds, whether that is a token or several, and whether it
+    ends the answer.
+
+    `prompt_tokens` and `completion_tokens` are those of its `usage`, None where it has none.
+    """
+
+    text: str = ""
+    is_piece: bool = False
+    is_last: bool = False
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+def read_event(data: str) -> Event:
+    """The meaning of one event's data. Raises AnswerError for what is malformed, or an error of the
+    server's.
+    """
+    if data.strip() == END:
+        return Event(is_last=True)
+    try:
+        chunk = json.loads(data)
+    except (ValueError, RecursionError):
+        raise AnswerError(f"malformed event {data[:80]!r}") from None
+    if not isinstance(chunk, dict):
+        raise AnswerError(f"malformed event {data[:80]!r}")
+    if chunk.get("error"):
+        raise AnswerError(f"error in the stream: {message_of(chunk)}")
+    try:
+        return _event(chunk)
+    except (AttributeError, IndexError, TypeError, ValueError):
+        raise AnswerError(f"malformed event {data[:80]!r}") from None
+
+
+def _event(chunk: Mapping[str, Any]) -> Event:
+    usage = chunk.get("usage") or {}
+    counts = [_count(usage.get(name)) for name in ("prompt_tokens", "completion_tokens")]
+    choices = chunk.get("choices") or []
+    if not choices:  # the last event, for the usage alone
+        return Event("", False, False, *counts)
+    choice = choices[0]
+    delta = choice.get("delta")
+    said = choice if delta is None else delta
+    parts = (said.get(name) for name in ("text", "content", "reasoning_content", "reasoning"))
+    text = next((part for part in parts if part), "")
+    is_last = choice.get("finish_reason") is not None
+    # Part of a character has no text yet but is a token; who speaks, and why it ended, are none.
+    is_piece = bool(text) or (not is_last and "role" not in said)
+    return Event(str(text), is_piece, is_last, *counts)
+
+
+def _count(value: Any) -> int | None:
+    return None if value is None else int(value)
+
+
+def message_of(body: Any) -> str:
+    """The words of an error's body, in one line: {"error": {"message": ...}}, {"detail": ...} or
+    the like.
+    """
+    for _ in range(3):
+        if not isinstance(body, dict):
+            break
+        body = next(
+            (body[name] for name in ("error", "message", "detail") if body.get(name)), str(body)
+        )
+    return " ".join(str(body).split())[:200]
+
+
+def _key(token_ids: Any) -> bytes:
+    return np.asarray(token_ids, dtype=np.int32).tobytes()

@@ -1,0 +1,93 @@
+"""A Llama with seeded random weights as files that every engine reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.model.spec import ModelSpec
+
+# What a Llama's configuration can say; anything else must be as it is by default.
+SHAPES = {
+    "num_layers": "num_hidden_layers",
+    "hidden_size": "hidden_size",
+    "num_heads": "num_attention_heads",
+    "num_kv_heads": "num_key_value_heads",
+    "head_size": "head_dim",
+    "ffn_size": "intermediate_size",
+    "vocab_size": "vocab_size",
+    "max_position": "max_position_embeddings",
+    "norm_eps": "rms_norm_eps",
+    "tie_embeddings": "tie_word_embeddings",
+}
+
+
+def require_llama(spec: ModelSpec) -> None:
+    """Raise UserError unless `spec` is a plain Llama, which is what all engines read."""
+    for field in fields(spec):
+        value = getattr(spec, field.name)
+        if field.name not in (*SHAPES, "name") and value != field.default:
+            raise UserError(
+                f"task.models: {spec.name} has {field.name}={value}, which a plain Llama has "
+                "not; use 30m or 120m"
+            )
+
+
+def ensure_checkpoint(spec: ModelSpec, folder: Path, seed: int) -> Path:
+    """The checkpoint of `spec` with the weights of `seed` below `folder`, in float32, made unless
+    it is there.
+    """
+    directory = folder / f"{spec.name}-seed{seed}"
+    wanted = _config(spec)
+    if directory.is_dir():
+        _check_same(directory, wanted)
+        return directory
+    unfinished = folder / f"{directory.name}.unfinished"
+    with _without_progress_bar():
+        _random_llama(wanted, seed).save_pretrained(unfinished)
+    unfinished.rename(directory)
+    return directory
+
+
+def _config(spec: ModelSpec) -> dict[str, Any]:
+    return {theirs: getattr(spec, ours) for ours, theirs in SHAPES.items()}
+
+
+def _check_same(directory: Path, wanted: dict[str, Any]) -> None:
+    from sarathi_lab.model.huggingface import read_config
+
+    found = read_config(directory)
+    for name, value in wanted.items():
+        if found.get(name) != value:
+            raise UserError(
+                f"task.checkpoints: {directory} has {name}={found.get(name)}, the model "
+                f"{value}; remove that folder"
+            )
+
+
+def _random_llama(config: dict[str, Any], seed: int) -> Any:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return LlamaForCausalLM(
+            LlamaConfig(**config, bos_token_id=None, eos_token_id=None, pad_token_id=0)
+        )
+
+
+@contextmanager
+def _without_progress_bar() -> Iterator[None]:
+    from transformers.utils import logging
+
+    was_enabled = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            logging.enable_progress_bar()

@@ -1,0 +1,388 @@
+"""From a composed configuration to a checked plan: everything a run needs, made and validated,
+nothing run.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, get_args
+
+from omegaconf import DictConfig, OmegaConf
+
+from sarathi_lab.config.errors import UserError, require_bool, require_int, require_one_of
+from sarathi_lab.config.instantiate import build, resolved
+from sarathi_lab.config.paths import CONF
+from sarathi_lab.engine.block_manager import BlockManager
+from sarathi_lab.engine.executor import Backend, Predictor, Sizes
+from sarathi_lab.engine.queues import QueueOrder
+from sarathi_lab.engine.scheduler import Preemption, Scheduler
+from sarathi_lab.experiment.advisor import BASELINES, Advice, Prediction, advise
+from sarathi_lab.model.checkpoint import AutoModel
+from sarathi_lab.model.spec import KvDtype, ModelSpec
+from sarathi_lab.policy import Policy, with_budget
+from sarathi_lab.results.saturation import SaturationLimits
+from sarathi_lab.results.slo import Targets
+from sarathi_lab.results.window import Window
+from sarathi_lab.workload import LoadedRequests
+from sarathi_lab.workload.traces import Trace
+
+# Room that a policy's default watermark (1 %) keeps free must not cost a sequence of the default
+# cache.
+CACHE_HEADROOM = 0.01
+AUTO = "auto"  # for a chunk: the one that the device's cost model predicts to be best
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One run, ready to execute. `config` is fully resolved; lengths and sizes are in tokens and
+    blocks.
+
+    `targets` is what latencies are held against, `advice` what chunk=auto was resolved by, None for
+    a named chunk.
+    """
+
+    config: dict[str, Any]
+    policy: Policy
+    backend: Backend
+    spec: ModelSpec
+    checkpoint: Path | None
+    load: LoadedRequests
+    batch_size: int
+    max_model_len: int
+    block_size: int
+    num_blocks: int
+    fills_memory: (
+        bool  # whether the cache takes what the memory holds; num_blocks is then an estimate
+    )
+    queue_order: QueueOrder
+    preemption: Preemption
+    num_host_blocks: int  # of the cache in host memory, for what is swapped out
+    shares_prefixes: bool  # between sequences whose tokens begin alike
+    window: Window
+    saturation_limits: SaturationLimits
+    writes_trace: bool
+    targets: Targets = field(default_factory=Targets)
+    advice: Advice | None = None
+
+    @property
+    def sizes(self) -> Sizes:
+        """What the executor is made for."""
+        chunk = self.policy.budget
+        return Sizes(
+            num_blocks=self.num_blocks,
+            block_size=self.block_size,
+            batch_size=self.batch_size,
+            max_model_len=self.max_model_len,
+            max_batch_tokens=self._most_tokens(),
+            chunk=chunk,
+            fills_memory=self.fills_memory,
+            num_host_blocks=self.num_host_blocks,
+        )
+
+    def _most_tokens(self) -> int:
+        """Tokens of the largest batch that the policy may make."""
+        policy = self.policy
+        if not policy.is_capped:
+            return self._longest_prompts()
+        return max(policy.budget or 0, self.batch_size) + (
+            self.batch_size if policy.decodes_on_top else 0
+        )
+
+    def _longest_prompts(self) -> int:
+        """Tokens of the largest batch of whole prompts, beside as many decodes as there may be."""
+        longest = sorted((request.total_len for request in self.load.requests), reverse=True)
+        return sum(longest[: self.policy.most_prefills or self.batch_size]) + self.batch_size
+
+    def scheduler(self) -> Scheduler:
+        """A fresh scheduler with an empty cache."""
+        return Scheduler(
+            self.policy,
+            BlockManager(
+                self.num_blocks,
+                self.block_size,
+                self.num_host_blocks,
+                shares_prefixes=self.shares_prefixes,
+            ),
+            batch_size=self.batch_size,
+            max_model_len=self.max_model_len,
+            num_micro_batches=self.backend.num_stages,
+            queue_order=self.queue_order,
+            preemption=self.preemption,
+        )
+
+
+def make_plan(cfg: DictConfig, chunks: Sequence[int] | None = None) -> Plan:
+    """Build and check all parts of a run. Raises UserError for anything that the user can mend.
+
+    chunk=auto is chosen from `chunks`, or as `advisor.advise` does if they are None.
+    """
+    batch_size = require_int(
+        "batch", cfg.batch, 1, "use the number of sequences to serve at a time, such as 8"
+    )
+    policy: Policy = build(cfg.policy)
+    require_one_of("queue_order", cfg.queue_order, get_args(QueueOrder))
+    require_one_of("preemption", cfg.preemption, get_args(Preemption))
+    backend = build(cfg.executor)
+    spec, checkpoint = resolve_model(cfg, backend)
+    load = _load(cfg, backend, spec, checkpoint)
+    max_model_len = _max_model_len(cfg, load, spec, checkpoint)
+    policy = policy.on_device(lambda: backend.predictor(spec), batch_size, max_model_len)
+    block_size = require_int(
+        "cache.block_size", cfg.cache.block_size, 1, "use a number of tokens such as 16"
+    )
+    fills_memory = cfg.cache.num_blocks == AUTO
+    num_blocks = (
+        backend.kv_blocks(spec, block_size)
+        if fills_memory
+        else _num_blocks(cfg, batch_size * backend.num_stages, max_model_len, block_size)
+    )
+    num_host_blocks = _num_host_blocks(cfg, num_blocks)
+    # Before a cache of that many blocks is made.
+    backend.check(spec, num_blocks * block_size, num_host_blocks * block_size)
+    plan = Plan(
+        config=resolved(cfg),
+        policy=policy,
+        backend=backend,
+        spec=spec,
+        checkpoint=checkpoint,
+        load=load,
+        batch_size=batch_size,
+        max_model_len=max_model_len,
+        block_size=block_size,
+        num_blocks=num_blocks,
+        fills_memory=fills_memory,
+        queue_order=cfg.queue_order,
+        preemption=cfg.preemption,
+        num_host_blocks=num_host_blocks,
+        shares_prefixes=_shares_prefixes(cfg),
+        window=build(cfg.window),
+        saturation_limits=build(cfg.stop_when_saturated),
+        writes_trace=_writes_trace(cfg),
+        targets=read_targets(cfg),
+    )
+    _check_load(plan)
+    if policy.budget == AUTO:
+        plan = _with_advice(plan, chunks)
+    scheduler = plan.scheduler()
+    for request in load.requests:
+        scheduler.check_fits(request)
+    return plan
+
+
+def _check_load(plan: Plan) -> None:
+    """Refuse settings that the requests give no meaning to."""
+    plan.window.check(plan.load)
+    plan.saturation_limits.check(plan.load)
+    if (
+        plan.queue_order == "priority"
+        and len({request.priority for request in plan.load.requests}) < 2
+    ):
+        raise UserError(
+            "queue_order=priority has no effect: all requests have the same priority; drop it, "
+            "or add "
+            "workload.priorities=[0,1] (for workload=prompts: priority in the file's rows)"
+        )
+
+
+def baseline_config(cfg: DictConfig, name: str) -> DictConfig:
+    """`cfg` with its policy exchanged for the option `name` of the policy group."""
+    path = CONF / "policy" / f"{name}.yaml"
+    if not path.is_file():
+        options = ", ".join(sorted(option.stem for option in path.parent.glob("*.yaml")))
+        raise UserError(f"baselines: {name} is not a policy; use some of {options}")
+    exchanged = OmegaConf.create(OmegaConf.to_container(cfg, resolve=False))
+    assert isinstance(exchanged, DictConfig)
+    exchanged.policy = OmegaConf.load(path)
+    return exchanged
+
+
+def _with_advice(plan: Plan, chunks: Sequence[int] | None) -> Plan:
+    """`plan` with the chunk that its device's cost model predicts to be best."""
+    if plan.backend.num_stages > 1:
+        raise UserError(
+            f"chunk={AUTO} is for one batch at a time, not for the {plan.backend.num_stages} of "
+            "a pipeline; name a "
+            "number such as chunk=256, or use executor.pipeline_parallel=1"
+        )
+    if plan.load.num_users is not None:
+        raise UserError(
+            f"chunk={AUTO} is chosen by when requests arrive, which workload.arrivals=users "
+            "leaves to the answers; "
+            "name a number such as chunk=256"
+        )
+    predictor = plan.backend.predictor(plan.spec)
+    if predictor is None:
+        raise UserError(
+            f"chunk={AUTO} needs a cost model of {plan.backend.device_name}, which has none; "
+            "name a number such as "
+            "chunk=256, or add executor=simulated"
+        )
+    key = _advice_key(plan, chunks)
+    advice = _ADVICE[key] = _ADVICE.get(key) or _advise(plan, predictor, chunks)
+    field = plan.policy.budget_field
+    config = {**plan.config, "policy": {**plan.config["policy"], field: advice.chunk}}
+    return replace(
+        plan, config=config, policy=with_budget(plan.policy, advice.chunk), advice=advice
+    )
+
+
+# Of this process, by `_advice_key`: a job is planned when its command line is checked, and again
+# when it runs.
+_ADVICE: dict[Hashable, Advice] = {}
+
+
+def _advice_key(plan: Plan, chunks: Sequence[int] | None) -> Hashable:
+    """Equal for plans of equal advice."""
+    lengths = tuple(
+        (request.arrival_time, request.prompt_len, request.output_len)
+        for request in plan.load.requests
+    )
+    device = json.dumps(plan.config["executor"], sort_keys=True)
+    server = (plan.batch_size, plan.max_model_len, plan.num_blocks, plan.block_size)
+    return (
+        device,
+        plan.spec,
+        plan.policy,
+        lengths,
+        server,
+        _predicted_baselines(plan),
+        chunks and tuple(chunks),
+    )
+
+
+def _advise(plan: Plan, predictor: Predictor, chunks: Sequence[int] | None) -> Advice:
+    prediction = Prediction(
+        plan.load.requests,
+        plan.batch_size,
+        predictor,
+        plan.max_model_len,
+        plan.num_blocks,
+        plan.block_size,
+        _predicted_baselines(plan),
+    )
+    return advise(
+        prediction,
+        predictor.tile,
+        policy=lambda chunk: with_budget(plan.policy, chunk),
+        chunks=chunks,
+    )
+
+
+def _predicted_baselines(plan: Plan) -> tuple[str, ...]:
+    """The baselines of the run that can be predicted; those it does not have need not fit the
+    cache.
+    """
+    return tuple(name for name in BASELINES if name in plan.config["baselines"])
+
+
+def read_targets(cfg: DictConfig) -> Targets:
+    """What latencies are held against. Raises UserError."""
+    bounds = cfg.prompt_classes
+    return Targets(build(cfg.slo), cfg.stall, list(bounds) if OmegaConf.is_list(bounds) else bounds)
+
+
+def resolve_model(cfg: DictConfig, backend: Backend) -> tuple[ModelSpec, Path | None]:
+    """The model that `cfg` names, its cache of the type `cache.dtype`, and the folder of its
+    weights if it has one.
+    """
+    require_one_of("cache.dtype", cfg.cache.dtype, get_args(KvDtype))
+    model = build(cfg.model)
+    spec, checkpoint = (
+        model.resolve(backend.default_model) if isinstance(model, AutoModel) else (model, None)
+    )
+    if spec.kv_dtype != "auto":
+        raise UserError(
+            f"model.kv_dtype={spec.kv_dtype} is set by the cache; use "
+            f"cache.dtype={spec.kv_dtype} instead"
+        )
+    return replace(spec, kv_dtype=cfg.cache.dtype), checkpoint
+
+
+def _load(
+    cfg: DictConfig, backend: Backend, spec: ModelSpec, checkpoint: Path | None
+) -> LoadedRequests:
+    workload = build(cfg.workload)
+    if isinstance(workload, Trace):
+        workload = workload.within(_named_max_model_len(cfg) or spec.max_position)
+    return workload.generate(
+        spec.vocab_size if backend.computes_tokens else None, text_encoder(checkpoint)
+    )
+
+
+def text_encoder(checkpoint: Path | None) -> Callable[[str], list[int]] | None:
+    """Text to token ids by the checkpoint's own tokenizer, if it has one."""
+    if checkpoint is None or not (checkpoint / "tokenizer.json").is_file():
+        return None
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
+    except Exception as error:  # the library raises nothing more precise
+        raise UserError(
+            f"{checkpoint}/tokenizer.json can't be read ({error}); fetch the checkpoint again"
+        ) from None
+    return lambda text: tokenizer.encode(text).ids
+
+
+def _max_model_len(
+    cfg: DictConfig, load: LoadedRequests, spec: ModelSpec, checkpoint: Path | None
+) -> int:
+    longest = max(request.total_len for request in load.requests)
+    if checkpoint is not None and longest > spec.max_position:
+        raise UserError(
+            f"the longest request has {longest} tokens, but {spec.name} was made for "
+            f"{spec.max_position}; shorten it"
+        )
+    return _named_max_model_len(cfg) or longest
+
+
+def _named_max_model_len(cfg: DictConfig) -> int | None:
+    if cfg.max_model_len is None:
+        return None
+    return require_int(
+        "max_model_len", cfg.max_model_len, 2, "use null for the longest request of the workload"
+    )
+
+
+def _writes_trace(cfg: DictConfig) -> bool:
+    require_bool("trace", cfg.trace, "use true to write trace.json, else false")
+    return cfg.trace
+
+
+def _shares_prefixes(cfg: DictConfig) -> bool:
+    require_bool(
+        "cache.prefix",
+        cfg.cache.prefix,
+        "use true to share the cache of equal prefixes, else false",
+    )
+    return cfg.cache.prefix
+
+
+def _num_host_blocks(cfg: DictConfig, num_blocks: int) -> int:
+    named = cfg.cache.num_host_blocks
+    if cfg.preemption != "swap":
+        if named is not None:
+            raise UserError(
+                f"cache.num_host_blocks={named} has no effect without preemption=swap; add it"
+            )
+        return 0
+    return (
+        num_blocks
+        if named is None
+        else require_int("cache.num_host_blocks", named, 0, "use null for num_blocks")
+    )
+
+
+def _num_blocks(cfg: DictConfig, num_sequences: int, max_model_len: int, block_size: int) -> int:
+    if cfg.cache.num_blocks is not None:
+        return require_int(
+            "cache.num_blocks",
+            cfg.cache.num_blocks,
+            1,
+            "use null for a cache that holds all batches in flight, or auto for all memory",
+        )
+    return math.ceil(num_sequences * math.ceil(max_model_len / block_size) / (1 - CACHE_HEADROOM))

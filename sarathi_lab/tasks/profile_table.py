@@ -1,0 +1,60 @@
+"""The task of writing what policy=ascend_dynamic reads: the time of iterations by the device's cost
+model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from omegaconf import DictConfig
+
+from sarathi_lab.config import console
+from sarathi_lab.config.errors import require_int
+from sarathi_lab.config.instantiate import build, resolved
+from sarathi_lab.config.run_context import RunContext
+from sarathi_lab.policy.profile_table import ProfileTable, make_profile_table
+from sarathi_lab.results import report
+from sarathi_lab.tasks.tuning import cost_of, record
+
+
+@dataclass(frozen=True)
+class ProfileTableTask:
+    """Predicts iterations of up to `batch` decodes of up to `seq_len` tokens beside a prompt, on
+    the simulated device.
+
+    Leaves profile_table.csv, in milliseconds. For a real device take the hardware file that
+    task=calibrate measures on it, with executor.cost_model=profiled for the measured operations
+    themselves.
+    """
+
+    reads: ClassVar[tuple[str, ...]] = (
+        "executor",
+        "model",
+        "hardware",
+        "dtype",
+        "batch",
+        "seq_len",
+    )
+    has_runs: ClassVar[bool] = False
+
+    def check(self, cfg: DictConfig) -> None:
+        """Raise UserError for a device without cost model, or sizes that are none."""
+        cost_of(cfg)
+        require_int("batch", cfg.batch, 1, "use the most sequences to serve at a time, such as 8")
+        require_int("seq_len", cfg.seq_len, 2, "use the length of the longest sequence")
+
+    def run(self, cfg: DictConfig, place: RunContext) -> None:
+        """Predict and write."""
+        self.check(cfg)
+        backend, spec, predictor = cost_of(cfg)
+        table: ProfileTable = make_profile_table(predictor, cfg.batch, cfg.seq_len)
+        console.console().print(
+            f"\niterations of {spec.name} on {backend.device_name}: {len(table.rows)} predicted"
+        )
+        report.print_cautions(backend.cautions(spec), place)
+        record(resolved(cfg), build(cfg.tracking), place, {"profile_table": table.frame()}, {}, {})
+        path = place.run_dir / "profile_table.csv"
+        console.console().print(
+            f"use it by policy=ascend_dynamic policy.profile_table={path}", soft_wrap=True
+        )
