@@ -13,7 +13,7 @@ from typing import Any, TextIO
 
 from sarathi_lab.config.errors import UserError
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+REPOSITORY = Path(__file__).resolve().parents[2]
 CONF = REPOSITORY / "conf"
 EXPERIMENTS = REPOSITORY / "experiments"
 
