@@ -13,7 +13,7 @@ from sarathi_lab.config.paths import REPOSITORY
 from sarathi_lab.tasks.gpu.context import Context
 
 NONE_CHOSEN = 5  # pytest's code for having found no test to run
-DRY_FILES = ("tests/test_kernels.py",)
+DRY_FILES = ("tests/kernels/test_kernels.py",)
 MOST_WORKERS = 8  # each has a CUDA context of its own
 SHOWN = 5  # names of failed tests in the error
 

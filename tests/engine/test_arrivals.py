@@ -1,0 +1,332 @@
+"""How requests arrive: the processes, users who wait for their answers, priorities, and ten
+thousand at a time.
+"""
+
+from __future__ import annotations
+
+import tracemalloc
+from dataclasses import fields
+from itertools import pairwise
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from helpers import ScriptedExecutor, requests_of, scheduler_for
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.paths import CONF
+from sarathi_lab.engine.arrivals import Arrivals, ClosedLoop, TimedArrivals, as_arrivals
+from sarathi_lab.engine.ledger import Ledger
+from sarathi_lab.engine.loop import run_engine
+from sarathi_lab.executor.simulated.executor import SimulatedExecutor
+from sarathi_lab.executor.torch.executor import TorchExecutor
+from sarathi_lab.experiment.presets import load_spec
+from sarathi_lab.model.weights import load_model
+from sarathi_lab.policy import Orca, RequestLevel, SarathiServe
+from sarathi_lab.run import main
+from sarathi_lab.workload.arriving import Arriving, arrival_times
+from sarathi_lab.workload.synthetic import PaperGrid
+
+# What each process needs, and how many of ten thousand requests it makes a second in the mean.
+PROCESSES = {
+    "closed": {},
+    "poisson": {"rate": 20.0},
+    "gamma": {"rate": 20.0, "cv": 4.0},
+    "ramp": {"rate": 10.0, "end_rate": 30.0},
+    "users": {"users": 100, "think_time": 0.5},
+}
+
+
+def grid(**settings) -> PaperGrid:
+    return PaperGrid(**{"num_requests": 50, "seq_len": 8, "pd_ratio": 3, "seed": 0, **settings})
+
+
+def times_of(num_requests: int = 20_000, seed: int = 1, **settings) -> np.ndarray:
+    kind, rate = settings.pop("arrivals"), settings.pop("rate")
+    return arrival_times(kind, rate, num_requests, seed, **settings)
+
+
+def served(arrivals, executor=None, policy=None, **kwargs) -> pd.DataFrame:
+    ledger = Ledger()
+    run_engine(
+        arrivals, scheduler_for(policy or Orca(), **kwargs), executor or ScriptedExecutor(), ledger
+    )
+    return ledger.requests()
+
+
+def test_gamma_gaps_have_their_mean_and_variation_and_with_1_are_exponential():
+    for cv in (0.3, 1.0, 3.0):
+        gaps = np.diff(times_of(arrivals="gamma", rate=4.0, cv=cv))
+        assert gaps.mean() == pytest.approx(0.25, rel=0.06)
+        assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.06)
+    poisson = times_of(arrivals="poisson", rate=4.0)
+    assert np.allclose(times_of(arrivals="gamma", rate=4.0, cv=1.0), poisson)
+
+
+@pytest.mark.parametrize("settings", [{"arrivals": "gamma", "cv": 2.5}, {"arrivals": "poisson"}])
+def test_rates_share_their_random_numbers_and_so_do_more_requests(settings):
+    times = times_of(num_requests=100, rate=2.0, **settings)
+    assert np.allclose(times_of(num_requests=100, rate=8.0, **settings), times / 4)
+    assert np.array_equal(times_of(num_requests=60, rate=2.0, **settings), times[:60])
+    assert not np.allclose(times_of(num_requests=100, rate=2.0, seed=2, **settings), times)
+
+
+def test_a_ramp_rises_linearly_between_its_rates():
+    """From 2 to 6 a second, 20,000 requests last 5,000 s: 2 t + t^2 / 2500 until t."""
+    times = times_of(arrivals="ramp", rate=2.0, end_rate=6.0)
+    assert times[0] == 0
+    assert times[-1] == pytest.approx(5000, rel=0.02)
+    for t in (1000, 2500, 4000):
+        expected = 2 * t + t**2 / 2500
+        assert np.searchsorted(times, t) == pytest.approx(expected, abs=4 * expected**0.5)
+    early, late = (np.searchsorted(times, t + 500) - np.searchsorted(times, t) for t in (0, 4500))
+    assert early / 500 == pytest.approx(2.2, rel=0.1)
+    assert late / 500 == pytest.approx(5.8, rel=0.1)
+
+
+def test_a_ramp_by_hand(monkeypatch):
+    """Rate 1 to 3 over two expected arrivals, so over 1 s: t + t^2 = 1.5 has the root (sqrt(7) - 1)
+    / 2.
+    """
+
+    class Known:
+        def standard_exponential(self, number):
+            return np.array([0.7, 1.5])
+
+    monkeypatch.setattr(np.random, "default_rng", lambda seed: Known())
+    times = times_of(num_requests=2, arrivals="ramp", rate=1.0, end_rate=3.0)
+    assert times == pytest.approx([0.0, (7**0.5 - 1) / 2])
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"arrivals": None}, "arrivals=None is unknown"),
+        ({"arrivals": "gamma", "rate": 2.0}, "needs workload.cv, the coefficient of variation"),
+        ({"arrivals": "gamma", "cv": 2.0}, "needs workload.rate"),
+        ({"arrivals": "gamma", "rate": 2.0, "cv": 0}, "cv=0"),
+        ({"arrivals": "gamma", "rate": 2.0, "cv": 1e200}, "cv=1e[+]200 exceeds 100"),
+        (
+            {"arrivals": "poisson", "rate": 2.0, "cv": 2.0},
+            "cv=2.0 has no effect on poisson arrivals.*arrivals=gamma",
+        ),
+        ({"arrivals": "ramp", "rate": 2.0}, "needs workload.end_rate"),
+        ({"arrivals": "ramp", "rate": 2.0, "end_rate": 2.0}, "end_rate=2.0 does not exceed"),
+        ({"arrivals": "users"}, "needs workload.users"),
+        ({"arrivals": "users", "users": 0}, "users=0 is below 1"),
+        (
+            {"arrivals": "users", "users": 2, "rate": 1.0},
+            "rate=1.0 has no effect on users arrivals",
+        ),
+        ({"arrivals": "users", "users": 2, "think_time": -1}, "think_time=-1"),
+        ({"users": 2}, "users=2 has no effect on closed arrivals.*arrivals=users"),
+        ({"think_time": 1.0}, "think_time=1.0 has no effect"),
+        ({"priorities": 3}, "priorities=3 is not a list"),
+        ({"priorities": [0, 0.5]}, "0.5 is not a whole number"),
+        ({"priorities": [1, 1]}, "all are equal"),
+        ({"priority_shares": [1.0]}, "no effect without workload.priorities"),
+        ({"priorities": [0, 1], "priority_shares": [1.0]}, "does not fit"),
+        ({"priorities": [0, 1], "priority_shares": [0.2, 0.7]}, "sum to 0.9"),
+        ({"priorities": [0, 1], "priority_shares": [1.5, -0.5]}, "priority_shares=-0.5"),
+    ],
+)
+def test_what_is_missing_unknown_or_without_effect_is_refused(settings, words):
+    with pytest.raises(UserError, match=words):
+        grid(**settings)
+
+
+def test_a_closed_loop_by_hand():
+    """Two users, request-level batches of two, a second an iteration: 4 + 2 tokens take two of
+    them.
+
+    Requests 0 and 1 come at 0 and end at 2; with 3 s of thought, 2 and 3 come at 5 and end at 7.
+    """
+    loop = ClosedLoop(requests_of(*[(4, 2)] * 4, arrivals=[9.0] * 4), num_users=2, think_time=3.0)
+    table = served(loop, policy=RequestLevel())
+    assert table.arrival_time.tolist() == [0.0, 0.0, 5.0, 5.0]
+    assert table.finish_time.tolist() == [2.0, 2.0, 7.0, 7.0]
+
+
+def test_lists_and_sources_are_both_arrivals():
+    requests = requests_of((4, 2), (4, 2), arrivals=[3.0, 1.0])
+    for source in (as_arrivals(requests), ClosedLoop(requests, 2)):
+        assert isinstance(source, Arrivals)
+        assert as_arrivals(source) is source
+    timed = TimedArrivals(requests)
+    assert [timed.next_time, timed.pop().request_id, timed.next_time, timed.pop().request_id] == [
+        1.0,
+        1,
+        3.0,
+        0,
+    ]
+    assert timed.next_time == float("inf")
+
+
+@pytest.mark.parametrize(("capacity", "feeds_tokens"), [(1, False), (3, False), (2, True)])
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 20), st.integers(1, 10)), min_size=1, max_size=20),
+    num_users=st.integers(1, 8),
+    think_time=st.sampled_from([0.0, 0.3, 5.0]),
+)
+def test_users_never_have_more_requests_unfinished_than_there_are_users(
+    capacity, feeds_tokens, lengths, num_users, think_time
+):
+    executor = ScriptedExecutor(
+        lambda batch: 0.5 + 0.1 * batch.num_tokens, capacity, feeds_tokens=feeds_tokens
+    )
+    loop = ClosedLoop(requests_of(*lengths), num_users, think_time)
+    table = served(
+        loop, executor, SarathiServe(chunk=8), num_micro_batches=1 if feeds_tokens else capacity
+    )
+    assert table.request_id.tolist() == list(range(len(lengths)))
+    assert table.arrival_time.is_monotonic_increasing  # the list's order is that of sending
+    events = [(time, -1) for time in table.finish_time] + [(time, 1) for time in table.arrival_time]
+    assert max(np.cumsum([change for _, change in sorted(events)])) <= num_users
+    started = (table.arrival_time == 0).sum()
+    assert started >= min(num_users, len(lengths))
+    answers = sorted(table.finish_time + think_time)
+    later = table.arrival_time[min(num_users, len(lengths)) :]
+    assert later.tolist() == pytest.approx(
+        answers[: len(later)]
+    )  # each answer lets one request come
+
+
+class Counter:
+    """A recorder that keeps nothing but the most sequences that were waiting."""
+
+    def __init__(self) -> None:
+        self.num_finished = self.most_waiting = 0
+
+    def record(self, result, finished):
+        self.num_finished += len(finished)
+        self.most_waiting = max(self.most_waiting, result.batch.queues.num_waiting)
+
+
+@pytest.mark.parametrize("kind", PROCESSES)
+def test_ten_thousand_requests_of_every_process(kind):
+    load = grid(num_requests=10_000, arrivals=kind, **PROCESSES[kind]).generate(None)
+    assert [request.request_id for request in load.requests] == list(range(10_000))
+    times = [request.arrival_time for request in load.requests]
+    assert all(earlier <= later for earlier, later in pairwise(times))
+    counter = Counter()
+    scheduler = scheduler_for(SarathiServe(chunk=256), batch_size=64, num_blocks=200)
+    run_engine(load.arrivals(), scheduler, SimulatedExecutor(lambda batch: 0.005), counter)
+    assert counter.num_finished == 10_000
+    assert scheduler.blocks.num_free == 200
+    assert counter.most_waiting >= 9000 if kind == "closed" else counter.most_waiting < 2000
+    if kind == "users":
+        assert counter.most_waiting <= 100
+
+
+def test_ten_thousand_requests_of_users_take_bounded_memory():
+    requests = grid(num_requests=10_000).generate(None).requests
+    loop = ClosedLoop(requests, num_users=64)
+    scheduler = scheduler_for(SarathiServe(chunk=256), batch_size=64, num_blocks=200)
+    tracemalloc.start()
+    run_engine(loop, scheduler, SimulatedExecutor(lambda batch: 0.005), Counter())
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 500_000  # 64 sequences, and nothing of those that are done
+
+
+def test_priorities_are_dealt_in_their_shares_and_the_first_ones_stay():
+    many = (
+        grid(num_requests=5000, priorities=[0, 3, 7], priority_shares=[0.1, 0.2, 0.7])
+        .generate(None)
+        .requests
+    )
+    dealt = [request.priority for request in many]
+    assert [dealt.count(p) / 5000 for p in (0, 3, 7)] == pytest.approx([0.1, 0.2, 0.7], abs=0.02)
+    few = (
+        grid(num_requests=50, priorities=[0, 3, 7], priority_shares=[0.1, 0.2, 0.7])
+        .generate(None)
+        .requests
+    )
+    assert [request.priority for request in few] == dealt[:50]
+    equal = [
+        request.priority
+        for request in grid(num_requests=5000, priorities=[0, 1]).generate(None).requests
+    ]
+    assert np.mean(equal) == pytest.approx(0.5, abs=0.03)
+    assert {request.priority for request in grid().generate(None).requests} == {0}
+
+
+EFFECTS = {
+    "closed": {},
+    "gamma": {"arrivals": "gamma", "rate": 2.0, "cv": 0.5},
+    "gamma cv": {"arrivals": "gamma", "rate": 2.0, "cv": 2.0},
+    "gamma rate": {"arrivals": "gamma", "rate": 3.0, "cv": 0.5},
+    "gamma seed": {"arrivals": "gamma", "rate": 2.0, "cv": 0.5, "seed": 1},
+    "ramp": {"arrivals": "ramp", "rate": 1.0, "end_rate": 4.0},
+    "ramp end_rate": {"arrivals": "ramp", "rate": 1.0, "end_rate": 5.0},
+    "ramp rate": {"arrivals": "ramp", "rate": 2.0, "end_rate": 4.0},
+    "users": {"arrivals": "users", "users": 3},
+    "users think_time": {"arrivals": "users", "users": 3, "think_time": 2.0},
+    "users users": {"arrivals": "users", "users": 2},
+}
+
+
+def test_every_setting_of_arrivals_changes_a_run():
+    found = {
+        name: tuple(
+            served(grid(num_requests=12, **settings).generate(None).arrivals()).arrival_time
+        )
+        for name, settings in EFFECTS.items()
+    }
+    assert len(set(found.values())) == len(found)
+
+
+def test_every_workload_of_known_lengths_lists_the_settings_of_arrivals():
+    names = {field.name for field in fields(Arriving)}
+    for option in ("paper_grid", "uniform", "zipf", "trace"):
+        assert names <= set(OmegaConf.load(CONF / "workload" / f"{option}.yaml")), option
+
+
+def test_the_urgent_wait_less_where_the_queue_is_ordered_by_priority():
+    load = grid(num_requests=40, priorities=[0, 1], priority_shares=[0.25, 0.75]).generate(None)
+    by_order = {
+        order: served(load.arrivals(), queue_order=order).groupby("priority").finish_time.median()
+        for order in ("fcfs", "priority")
+    }
+    assert by_order["priority"][0] < 0.5 * by_order["fcfs"][0]
+    assert by_order["priority"][1] >= by_order["fcfs"][1]
+
+
+def test_users_on_a_real_device():
+    model = load_model(load_spec("tiny"), None, torch.device("cpu"), torch.float32, seed=0)
+    executor = TorchExecutor(model, num_blocks=100, block_size=4)
+    load = grid(num_requests=6, seq_len=24, arrivals="users", users=2, think_time=0.02).generate(
+        256
+    )
+    table = served(load.arrivals(), executor, num_blocks=100)
+    answers = sorted(table.finish_time + 0.02)
+    assert table.arrival_time.tolist() == pytest.approx([0.0, 0.0, *answers[:4]])
+    assert (table.first_scheduled_time >= table.arrival_time).all()
+
+
+def test_a_run_of_users_and_what_it_says(tmp_path, capsys):
+    folder = tmp_path / "run"
+    args = [
+        "executor=simulated",
+        "tracking=none",
+        "baselines=[]",
+        f"output={tmp_path}",
+        f"hydra.run.dir={folder}",
+    ]
+    users = [
+        "workload.arrivals=users",
+        "workload.users=3",
+        "workload.num_requests=9",
+        "seq_len=256",
+    ]
+    assert main([*args, *users]) == 0
+    assert "from 3 users who think 0 s" in " ".join(capsys.readouterr().out.split())
+    table = pd.read_parquet(folder / "requests.parquet")
+    assert (table.arrival_time == 0).sum() == 3
+    assert main([*args, *users, "chunk=auto"]) == 2
+    assert "workload.arrivals=users leaves to the answers" in capsys.readouterr().err

@@ -1,0 +1,294 @@
+"""The pipeline's schedule and bubbles worked out by hand, driven by the engine, and shared by
+replicas.
+"""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+from helpers import ScriptedExecutor, requests_of, scheduler_for
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.engine.ledger import Ledger
+from sarathi_lab.engine.loop import run_engine, serve_replicas
+from sarathi_lab.engine.request import Batch, Request, SequenceState
+from sarathi_lab.engine.scheduler import Scheduler
+from sarathi_lab.executor.simulated.hardware import Parallel
+from sarathi_lab.executor.simulated.pipeline import PipelineExecutor
+from sarathi_lab.model.spec import ModelSpec
+from sarathi_lab.policy import Orca, Sarathi, SarathiServe
+
+SPEC = ModelSpec(
+    name="toy",
+    num_layers=6,
+    hidden_size=16,
+    num_heads=4,
+    num_kv_heads=2,
+    head_size=4,
+    ffn_size=32,
+    vocab_size=10,
+)
+
+
+def prefill(num_tokens: int) -> Batch:
+    batch = Batch()
+    batch.add(SequenceState(Request(0, 0.0, num_tokens + 1, 2), order=0), num_tokens)
+    return batch
+
+
+def decode() -> Batch:
+    batch = Batch()
+    sequence = SequenceState(Request(0, 0.0, 4, 2), order=0)
+    sequence.num_computed = 4
+    sequence.output_token_ids.append(0)
+    batch.add(sequence, 1)
+    return batch
+
+
+def pipeline(num_stages: int, send_time: float = 0.0) -> PipelineExecutor:
+    """A second a token on every stage."""
+    return PipelineExecutor(
+        num_stages, lambda batch: [float(batch.num_tokens)] * num_stages, lambda batch: send_time
+    )
+
+
+def served(requests, policy, executor, batch_size=3) -> Ledger:
+    ledger = Ledger()
+    scheduler = scheduler_for(policy, batch_size=batch_size, num_micro_batches=executor.capacity)
+    run_engine(requests, scheduler, executor, ledger)
+    return ledger
+
+
+def test_two_stages_by_hand():
+    executor = pipeline(2)
+    results = []
+    for batch in (prefill(4), prefill(2), decode(), decode(), prefill(3)):
+        if executor.num_in_flight == executor.capacity:
+            results.append(executor.collect())
+        executor.submit(batch)
+    results += [executor.collect() for _ in range(2)]
+    assert [result.stages for result in results] == [
+        [(0, 4), (4, 8)],
+        [(4, 6), (8, 10)],
+        [(8, 9), (10, 11)],  # submitted when the first one left at 8
+        [(10, 11), (11, 12)],
+        [(11, 14), (14, 17)],
+    ]
+    assert [bubble for result in results for bubble in result.bubbles] == [
+        (0, 6, 8, "PB2", 2),
+        (0, 9, 10, "PB3", 3),
+        (1, 12, 14, "PB2", 4),
+    ]
+    assert [(result.start, result.end) for result in results] == [
+        (0, 8),
+        (4, 10),
+        (8, 11),
+        (10, 12),
+        (11, 17),
+    ]
+    assert executor.now == 17
+
+
+def test_three_stages_by_hand_with_prefills_of_different_length():
+    executor = pipeline(3)
+    for batch in (prefill(1), prefill(3), decode()):
+        executor.submit(batch)
+    results = [executor.collect() for _ in range(3)]
+    assert [result.stages for result in results] == [
+        [(0, 1), (1, 2), (2, 3)],
+        [(1, 4), (4, 7), (7, 10)],
+        [(4, 5), (7, 8), (10, 11)],
+    ]
+    assert results[1].bubbles == [(1, 2, 4, "PB1", 1), (2, 3, 7, "PB1", 1)]
+    assert not results[0].bubbles
+    assert not results[2].bubbles
+
+
+def test_sending_delays_the_next_stage_but_keeps_none_busy():
+    executor = pipeline(2, send_time=0.5)
+    executor.submit(prefill(2))
+    executor.submit(prefill(2))
+    assert executor.collect().stages == [(0, 2), (2.5, 4.5)]
+    second = executor.collect()
+    assert second.stages == [(2, 4), (4.5, 6.5)]
+    assert not second.bubbles
+
+
+def test_stages_may_take_different_times():
+    executor = PipelineExecutor(2, lambda batch: [1.0, 3.0])
+    executor.submit(decode())
+    executor.submit(decode())
+    assert [executor.collect().stages for _ in range(2)] == [[(0, 1), (1, 4)], [(1, 2), (4, 7)]]
+
+
+def test_a_gap_without_requests_to_run_is_not_the_micro_batches_fault():
+    ledger = served(requests_of((4, 1), (4, 1), arrivals=[0.0, 50.0]), Orca(), pipeline(2))
+    assert ledger.bubbles().to_dict("list") == {
+        "stage": [0, 1],
+        "start": [4.0, 8.0],
+        "end": [50.0, 54.0],
+        "cause": ["starved", "starved"],
+        "iteration": [1, 1],
+    }
+    assert ledger.requests().bubble_time.tolist() == [0.0, 92.0]
+
+
+def test_a_request_enters_a_pipeline_with_room_when_it_arrives():
+    """Not only when the micro-batch before it has left the last stage, at 20."""
+    ledger = served(requests_of((10, 1), (4, 1), arrivals=[0.0, 3.0]), Orca(), pipeline(2))
+    assert ledger.stages().start.tolist() == [0, 10, 10, 20]
+    assert ledger.requests().first_scheduled_time.tolist() == [0.0, 3.0]
+    assert ledger.bubbles().empty
+
+
+def test_an_executor_that_is_started_again_forgets_its_last_run():
+    executor = pipeline(2)
+    first = served(requests_of((4, 3), (5, 2)), Orca(), executor)
+    again = served(requests_of((4, 3), (5, 2)), Orca(), executor)
+    pd.testing.assert_frame_equal(first.stages(), again.stages())
+    pd.testing.assert_frame_equal(first.bubbles(), again.bubbles())
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 24), st.integers(1, 12)), min_size=1, max_size=20),
+    num_stages=st.integers(1, 4),
+    policy=st.sampled_from([Orca(), Sarathi(chunk=8), SarathiServe(chunk=8)]),
+)
+def test_busy_time_and_bubbles_fill_every_stage(lengths, num_stages, policy):
+    executor = PipelineExecutor(
+        num_stages,
+        lambda batch: [0.5 + 0.25 * (stage + 1) * batch.num_tokens for stage in range(num_stages)],
+        lambda batch: 0.125,
+    )
+    ledger = served(requests_of(*lengths), policy, executor)
+    stages, bubbles = ledger.stages(), ledger.bubbles()
+    assert len(stages) == num_stages * len(ledger.iterations())
+    for stage, spans in stages.groupby("stage"):
+        assert (spans.start.iloc[1:].to_numpy() >= spans.end.iloc[:-1].to_numpy()).all()
+        gaps = bubbles[bubbles.stage == stage]
+        busy, idle = (spans.end - spans.start).sum(), (gaps.end - gaps.start).sum()
+        assert busy + idle == pytest.approx(spans.end.max() - spans.start.min())
+    for i, chain in stages.groupby("iteration"):
+        assert (chain.start.iloc[1:].to_numpy() >= chain.end.iloc[:-1].to_numpy() + 0.125).all()
+        row = ledger.iterations().loc[i]
+        assert (row.start, row.end) == (chain.start.iloc[0], chain.end.iloc[-1])
+    emitted = ledger.iterations().num_emits.sum()
+    assert emitted == sum(output_len for _, output_len in lengths)
+
+
+def test_bubble_time_of_a_request_is_what_its_micro_batches_met():
+    ledger = served(requests_of((4, 3), (9, 2), (5, 4)), Orca(), pipeline(2), batch_size=1)
+    bubbles = ledger.bubbles()
+    seconds = (bubbles.end - bubbles.start).sum()
+    assert seconds > 0
+    assert ledger.requests().bubble_time.sum() == pytest.approx(
+        seconds
+    )  # one request a micro-batch: nothing is shared
+
+
+def test_one_stage_is_a_device_without_bubbles():
+    requests = requests_of((5, 3), (7, 4), (5, 2))
+    one = served(requests, Sarathi(chunk=8), pipeline(1))
+    device = served(
+        requests, Sarathi(chunk=8), ScriptedExecutor(lambda batch: float(batch.num_tokens))
+    )
+    pd.testing.assert_frame_equal(one.iterations(), device.iterations())
+    pd.testing.assert_frame_equal(one.stages(), device.stages())
+    columns = ["output_token_ids"]  # the scripted executor makes some up
+    pd.testing.assert_frame_equal(
+        one.requests().drop(columns=columns), device.requests().drop(columns=columns)
+    )
+    assert one.bubbles().empty
+
+
+def test_a_slot_is_refilled_as_soon_as_its_micro_batch_leaves():
+    requests = requests_of(*[(4, 6)] * 4)
+    ledger = served(requests, Orca(), pipeline(4), batch_size=1)
+    spans = ledger.stages().set_index(["iteration", "stage"])
+    for i in range(4, 16):
+        left, free = spans.end[i - 4, 3], spans.end[i - 1, 0]
+        assert spans.start[i, 0] == max(left, free)
+
+
+def test_bad_use_is_refused():
+    with pytest.raises(UserError, match="num_stages=0 is below 1"):
+        pipeline(0)
+    with pytest.raises(RuntimeError, match="submit a batch first"):
+        pipeline(2).collect()
+    full = pipeline(1)
+    full.submit(decode())
+    with pytest.raises(RuntimeError, match="1 batches are in flight"):
+        full.submit(decode())
+    with pytest.raises(ValueError, match="1 stage times for 2 stages"):
+        PipelineExecutor(2, lambda batch: [1.0]).submit(decode())
+
+
+def test_replicas_share_the_requests_evenly():
+    requests = requests_of(*[(4, 2)] * 7)
+    ledgers = serve_replicas(requests, 3, lambda: scheduler_for(Orca()), ScriptedExecutor)
+    assert [ledger.requests().request_id.tolist() for ledger in ledgers] == [
+        [0, 3, 6],
+        [1, 4],
+        [2, 5],
+    ]
+    with pytest.raises(UserError, match="num_replicas=0 is below 1"):
+        serve_replicas(requests, 0, lambda: scheduler_for(Orca()), ScriptedExecutor)
+
+
+def test_parallel_degrees_must_divide_the_model():
+    parallel = Parallel(tensor=2, pipeline=3)
+    parallel.check(SPEC)
+    assert (parallel.num_devices, parallel.layers_per_stage(SPEC)) == (6, 2)
+    with pytest.raises(
+        UserError,
+        match=r"executor\.pipeline_parallel=4 does not divide the 6 layers of model toy; use "
+        r"one of 1, 2",
+    ):
+        Parallel(pipeline=4).check(SPEC)
+    with pytest.raises(UserError, match=r"executor\.tensor_parallel=3 does not divide the 4 heads"):
+        Parallel(tensor=3).check(SPEC)
+    with pytest.raises(
+        UserError, match=r"executor\.tensor_parallel=4 does not divide the 2 KV heads"
+    ):
+        Parallel(tensor=4).check(SPEC)
+    with pytest.raises(UserError, match=r"executor\.tensor_parallel=0 is below 1"):
+        Parallel(tensor=0)
+    with pytest.raises(UserError, match=r"executor\.pipeline_parallel=1\.5 is not a whole number"):
+        Parallel(pipeline=1.5)
+
+
+class IdleChecker(Ledger):
+    """Checks after every iteration that the scheduler's idle sequences are the running ones not in
+    flight, in order.
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        super().__init__()
+        self.scheduler = scheduler
+
+    def record(self, result, finished):
+        super().record(result, finished)
+        scheduler = self.scheduler
+        assert scheduler._idle == [
+            sequence for sequence in scheduler.running if not sequence.in_flight
+        ]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 24), st.integers(1, 16)), min_size=1, max_size=12),
+    num_stages=st.integers(1, 4),
+    num_blocks=st.integers(11, 30),
+    policy=st.sampled_from(
+        [Orca(), Orca(reserve="prompt"), SarathiServe(chunk=8, reserve="chunk", watermark=0.0)]
+    ),
+)
+def test_the_scheduler_knows_its_idle_sequences(lengths, num_stages, num_blocks, policy):
+    scheduler = scheduler_for(
+        policy, num_blocks=num_blocks, max_model_len=40, num_micro_batches=num_stages
+    )
+    run_engine(requests_of(*lengths), scheduler, pipeline(num_stages), IdleChecker(scheduler))
+    assert not scheduler.has_work

@@ -1,0 +1,370 @@
+"""Prefix caching: who finds what, when it can be seen, what goes when room is short, and that no
+block is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from helpers import ScriptedExecutor, scheduler_for, serve
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sarathi_lab.engine.block_manager import BlockManager
+from sarathi_lab.engine.executor import StepResult
+from sarathi_lab.engine.ledger import Ledger
+from sarathi_lab.engine.loop import run_engine
+from sarathi_lab.engine.request import Batch, Chunk, Request, SequenceState
+from sarathi_lab.engine.scheduler import Scheduler
+from sarathi_lab.policy import Orca, Policy, PrefillFirst, RequestLevel, Sarathi, SarathiServe
+
+BLOCK_SIZE = 4
+SERVE = SarathiServe(chunk=64, watermark=0.0)
+POLICIES: list[Policy] = [
+    RequestLevel(reserve="total"),
+    Orca(reserve="prompt"),
+    PrefillFirst(watermark=0.0),
+    Sarathi(chunk=8, reserve="prompt"),
+    Sarathi(chunk=8, min_decodes=0, reserve="chunk"),
+    SarathiServe(chunk=8),
+    SarathiServe(chunk=8, reserve="chunk", watermark=0.0),
+]
+
+
+def tokens(*parts: tuple[int, int]) -> np.ndarray:
+    """Parts of `length` tokens, equal for equal `text`: (text, length) one after the other."""
+    return np.concatenate([100 * text + np.arange(length) for text, length in parts]).astype(
+        np.int32
+    )
+
+
+def request(request_id: int, prompt: np.ndarray, output_len: int = 1, time: float = 0.0) -> Request:
+    return Request(request_id, time, len(prompt), output_len, prompt)
+
+
+def sharing(
+    policy: Policy = SERVE, *, num_blocks: int = 40, block_size: int = BLOCK_SIZE, **kwargs
+) -> Scheduler:
+    scheduler = scheduler_for(policy, num_blocks=num_blocks, block_size=block_size, **kwargs)
+    scheduler.blocks = BlockManager(
+        num_blocks, block_size, kwargs.get("num_host_blocks", 0), shares_prefixes=True
+    )
+    return scheduler
+
+
+def starts(executor: ScriptedExecutor, request_id: int) -> list[int]:
+    return [
+        start for rows in executor.schedule for row_id, start, _ in rows if row_id == request_id
+    ]
+
+
+# -- what is found ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("second", "hit"),
+    [
+        (tokens((1, 10), (3, 6)), 8),  # two whole blocks of the ten tokens
+        (tokens((1, 8)), 4),  # at least one token is computed, so that it emits
+        (tokens((1, 9)), 8),
+        (tokens((1, 3), (2, 9)), 0),
+        (tokens((2, 4), (1, 8)), 0),  # the same block behind others is not the same
+        (tokens((1, 10), (2, 6)), 12),
+    ],
+)
+def test_a_later_request_starts_behind_what_is_cached(second, hit):
+    first = tokens((1, 10), (2, 3))
+    executor = serve([request(0, first), request(1, second, time=5.0)], sharing())
+    assert starts(executor, 0) == [0]
+    assert starts(executor, 1) == [hit]
+
+
+def test_generated_tokens_are_cached_too():
+    """The second turn of a conversation: prompt, answer and what is asked next. The last block of
+    the answer waits.
+    """
+    first = request(0, tokens((1, 6)), output_len=11)
+    answer = np.arange(11, dtype=np.int32)  # as `token_of` says for request 0
+    for known, hit in ((11, 12), (10, 12), (5, 8)):
+        turn = np.concatenate([first.prompt_token_ids, answer[:known], tokens((2, 5))])
+        executor = serve([first, request(1, turn, time=20.0)], sharing())
+        assert starts(executor, 1) == [hit]
+        assert executor.schedule[-1] == [(1, hit, len(turn) - hit)]
+
+
+def test_requests_of_one_batch_find_nothing_of_each_other():
+    prompt = tokens((1, 16))
+    executor = serve(
+        [request(0, prompt), request(1, prompt), request(2, prompt, time=5.0)], sharing()
+    )
+    assert executor.schedule == [[(0, 0, 16), (1, 0, 16)], [(2, 12, 4)]]
+
+
+def test_a_chunk_is_seen_from_the_next_batch_on():
+    prompt = tokens((1, 16))
+    executor = serve(
+        [request(0, prompt), request(1, prompt)], sharing(SarathiServe(chunk=12, watermark=0.0))
+    )
+    assert executor.schedule == [[(0, 0, 12)], [(0, 12, 4), (1, 12, 4)]]
+
+
+def test_a_pipeline_sees_only_what_came_out():
+    prompt = tokens((1, 16))
+    requests = [request(0, prompt), request(1, prompt), request(2, prompt, time=4.5)]
+    scheduler = sharing(Orca(reserve="prompt"), num_micro_batches=2)
+    executor = serve(requests, scheduler, ScriptedExecutor(capacity=2))
+    assert [starts(executor, i) for i in range(3)] == [[0], [0], [12]]
+
+
+def test_the_budget_goes_to_what_is_computed():
+    """Whole prompts of 16 tokens in 20: two of them if 12 tokens of each are cached."""
+    prompts = [tokens((1, 16)), tokens((1, 12), (2, 4)), tokens((1, 12), (3, 4))]
+    requests = [request(i, prompt, time=5.0 * (i > 0)) for i, prompt in enumerate(prompts)]
+    policy = PrefillFirst(max_num_batched_tokens=20, watermark=0.0)
+    assert serve(requests, sharing(policy, max_model_len=20)).schedule[1] == [
+        (1, 12, 4),
+        (2, 12, 4),
+    ]
+    assert serve(requests, scheduler_for(policy, max_model_len=20)).schedule[1] == [(1, 0, 16)]
+
+
+def test_ids_of_pieces_stand_for_tokens_where_there_are_none():
+    """One id per 512 tokens; blocks that cross pieces need both, and those beyond the ids are the
+    request's own.
+    """
+    prompts = [(1024, (7, 8)), (1024, (7, 9)), (1024, (6, 8)), (1500, (7, 8)), (600, (7, 8))]
+    requests = [
+        Request(i, 10.0 * i, length, 1, prefix_ids=ids) for i, (length, ids) in enumerate(prompts)
+    ]
+    policy = SarathiServe(chunk=2000, watermark=0.0)
+    for block_size, hits in ((16, [0, 512, 0, 1024, 592]), (48, [0, 480, 0, 1008, 576])):
+        executor = serve(
+            requests, sharing(policy, num_blocks=400, block_size=block_size, max_model_len=2000)
+        )
+        assert [starts(executor, i)[0] for i in range(5)] == hits
+
+
+def test_requests_of_unknown_tokens_share_nothing():
+    executor = serve([Request(0, 0.0, 16, 2), Request(1, 5.0, 16, 2)], sharing())
+    assert starts(executor, 1)[0] == 0
+
+
+# -- what stays ------------------------------------------------------------------------------------
+
+
+def test_a_preempted_sequence_finds_its_own_blocks_again():
+    requests = [request(0, tokens((1, 8)), 12), request(1, tokens((2, 8)), 12)]
+    sizes = {"num_blocks": 7, "block_size": 4}
+    found, computed = sharing(**sizes), scheduler_for(SERVE, **sizes)
+    with_cache, without = serve(requests, found), serve(requests, computed)
+    assert found.num_preemptions == computed.num_preemptions > 0
+    again = [start for start in starts(without, 1) if start == 0]
+    assert len(again) == 2
+    assert starts(with_cache, 1).count(0) == 1
+    assert sum(row[2] for rows in with_cache.schedule for row in rows) < sum(
+        row[2] for rows in without.schedule for row in rows
+    )
+
+
+def test_what_was_in_use_longest_ago_goes_first_and_last_blocks_before_first_ones():
+    """Of 8 blocks, A and B leave 3 each; C needs 4, so A loses its last two."""
+    prompts = [tokens((1, 13)), tokens((2, 13)), tokens((3, 16))]
+    later = [request(3, tokens((1, 9)), time=15.0), request(4, prompts[1], time=20.0)]
+    requests = [*(request(i, prompt, time=5.0 * i) for i, prompt in enumerate(prompts)), *later]
+    executor = serve(requests, sharing(num_blocks=8))
+    # D, which begins as A, finds one block of A's, and takes what was used longest ago for two
+    # more: B's last.
+    assert [starts(executor, i) for i in range(5)] == [[0], [0], [0], [4], [4]]
+
+
+def test_what_is_used_again_stays():
+    prompts = [tokens((1, 13)), tokens((2, 13)), tokens((1, 13)), tokens((3, 13)), tokens((1, 13))]
+    requests = [request(i, prompt, time=5.0 * i) for i, prompt in enumerate(prompts)]
+    executor = serve(requests, sharing(num_blocks=8))
+    assert starts(executor, 4) == [12]
+
+
+def test_cached_blocks_count_as_free():
+    scheduler = sharing(num_blocks=8)
+    serve([request(0, tokens((1, 31)), 1)], scheduler)
+    assert scheduler.blocks.num_free == 8
+    assert scheduler.blocks.can_hold(32)
+    scheduler.blocks.check_integrity([])
+
+
+def test_the_integrity_check_sees_a_wrong_count():
+    blocks = BlockManager(6, BLOCK_SIZE, shares_prefixes=True)
+    first, second = (SequenceState(request(i, tokens((1, 9))), i) for i in range(2))
+    blocks.grow(first, 9)
+    first.num_computed = 8
+    blocks.prefix.publish(first)
+    blocks.check_integrity([first])
+    second.block_ids = first.block_ids[:2]  # taken without being counted
+    with pytest.raises(AssertionError, match="holders"):
+        blocks.check_integrity([first, second])
+    with pytest.raises(AssertionError, match="holders"):
+        blocks.check_integrity([])
+
+
+def test_hits_are_counted():
+    prompt = tokens((1, 16))
+    ledger = Ledger()
+    requests = [request(0, prompt, 2), request(1, prompt, 2, time=5.0)]
+    run_engine(requests, sharing(), ScriptedExecutor(), ledger)
+    assert ledger.requests().prefix_hit_tokens.tolist() == [0, 12]
+    assert ledger.iterations().prefix_hit_tokens.tolist() == [0, 0, 12, 0]
+
+
+# -- whatever comes --------------------------------------------------------------------------------
+
+
+class Memory(ScriptedExecutor):
+    """Keeps what a real cache would hold: in every slot, the tokens of a sequence up to there.
+
+    A chunk must find its context before anything of its batch is written. Batches that are fed on
+    the device are written when they are submitted, those in a pipeline when they come out.
+    """
+
+    def __init__(self, capacity: int, *, feeds_tokens: bool) -> None:
+        super().__init__(
+            lambda batch: 0.5 + 0.1 * batch.num_tokens, capacity, feeds_tokens=feeds_tokens
+        )
+        self.slots: dict[tuple[int, int], tuple[int, ...]] = {}
+        self.on_host: dict[tuple[int, int], tuple[int, ...] | None] = {}
+        self.writes: list[list[tuple[tuple[int, int], tuple[int, ...]]]] = []
+
+    def submit(self, batch: Batch) -> None:
+        for is_out, device_block, host_block in batch.copies:
+            for i in range(BLOCK_SIZE):
+                if is_out:
+                    self.on_host[host_block, i] = self.slots.get((device_block, i))
+                elif (content := self.on_host[host_block, i]) is not None:
+                    self.slots[device_block, i] = content
+        writes = []
+        for chunk in batch.chunks:
+            for position in range(chunk.start):
+                assert self.slots[_slot(chunk, position)] == _known(chunk, position), (
+                    chunk,
+                    position,
+                )
+            end = chunk.start + chunk.num_tokens
+            writes += [
+                (_slot(chunk, position), _known(chunk, position))
+                for position in range(chunk.start, end)
+            ]
+        assert len({slot for slot, _ in writes}) == len(writes)
+        self.writes.append(writes)
+        if self.feeds_tokens:
+            self.slots.update(self.writes.pop())
+        super().submit(batch)
+
+    def collect(self) -> StepResult:
+        if not self.feeds_tokens:
+            self.slots.update(self.writes.pop(0))
+        return super().collect()
+
+
+def _slot(chunk: Chunk, position: int) -> tuple[int, int]:
+    return chunk.sequence.block_ids[position // BLOCK_SIZE], position % BLOCK_SIZE
+
+
+def _known(chunk: Chunk, position: int) -> tuple[int, ...]:
+    wish = chunk.sequence.request
+    prompt = tuple(wish.prompt_token_ids[: position + 1].tolist())
+    generated = range(
+        1000 * wish.request_id, 1000 * wish.request_id + position + 1 - wish.prompt_len
+    )
+    return prompt + tuple(generated)
+
+
+class Checker(Ledger):
+    def __init__(self, scheduler: Scheduler) -> None:
+        super().__init__()
+        self.scheduler = scheduler
+
+    def record(self, result: StepResult, finished: list[SequenceState]) -> None:
+        super().record(result, finished)
+        scheduler = self.scheduler
+        scheduler.blocks.check_integrity(scheduler.running, scheduler.swapped)
+        assert scheduler.blocks.num_free + scheduler.blocks.num_used == scheduler.blocks.num_blocks
+
+
+@st.composite
+def prompts_that_share(draw) -> list[Request]:
+    """Prompts of parts out of few texts; some repeat a request's prompt and answer."""
+    requests: list[Request] = []
+    for i in range(draw(st.integers(1, 9))):
+        parts = draw(
+            st.lists(
+                st.tuples(st.integers(1, 2), st.sampled_from([4, 8, 3])), min_size=1, max_size=3
+            )
+        )
+        prompt = tokens(*parts)
+        if requests and draw(st.booleans()):
+            before = draw(st.sampled_from(requests))
+            answer = 1000 * before.request_id + np.arange(before.output_len)
+            prompt = np.concatenate([before.prompt_token_ids, answer, prompt])[:28].astype(np.int32)
+        time = draw(st.sampled_from([0.0, 0.0, 3.0, 12.0, 30.0]))
+        requests.append(
+            Request(i, time, len(prompt), draw(st.integers(1, 12)), prompt, priority=i % 2)
+        )
+    return requests
+
+
+def run(policy: Policy, requests: Sequence[Request], capacity: int, *, feeds_tokens: bool, **sizes):
+    scheduler = sharing(
+        policy, max_model_len=40, num_micro_batches=1 if feeds_tokens else capacity, **sizes
+    )
+    executor, checker = Memory(capacity, feeds_tokens=feeds_tokens), Checker(scheduler)
+    run_engine(requests, scheduler, executor, checker)
+    return scheduler, executor, checker
+
+
+@pytest.mark.parametrize(("capacity", "feeds_tokens"), [(1, False), (3, False), (2, True)])
+@pytest.mark.parametrize("policy", POLICIES, ids=str)
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    requests=prompts_that_share(),
+    num_blocks=st.integers(11, 24),
+    num_host_blocks=st.sampled_from([0, 4, 20]),
+)
+def test_every_chunk_finds_its_context(
+    policy, capacity, feeds_tokens, requests, num_blocks, num_host_blocks
+):
+    sizes = {"num_blocks": num_blocks, "num_host_blocks": num_host_blocks}
+    preemption = "swap" if num_host_blocks else "recompute"
+    scheduler, _, checker = run(
+        policy,
+        requests,
+        capacity,
+        feeds_tokens=feeds_tokens,
+        preemption=preemption,
+        queue_order="shortest",
+        **sizes,
+    )
+    table, iterations = checker.requests(), checker.iterations()
+    assert table.output_token_ids.tolist() == [
+        [1000 * request.request_id + k for k in range(request.output_len)] for request in requests
+    ]
+    assert scheduler.blocks.num_free == num_blocks
+    assert (table.prefix_hit_tokens < table.prompt_len).all()
+    assert (table.prefix_hit_tokens % BLOCK_SIZE == 0).all()
+    assert iterations.prefix_hit_tokens.sum() >= table.prefix_hit_tokens.sum()
+    if not scheduler.num_preemptions:
+        computed = iterations.num_prefill_tokens.sum() + iterations.prefix_hit_tokens.sum()
+        assert computed == sum(request.prompt_len for request in requests)
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=str)
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(requests=prompts_that_share(), num_blocks=st.integers(11, 24))
+def test_making_batches_ahead_changes_no_schedule(policy, requests, num_blocks):
+    requests = [
+        Request(r.request_id, 0.0, r.prompt_len, r.output_len, r.prompt_token_ids) for r in requests
+    ]
+    _, one, one_ledger = run(policy, requests, 1, feeds_tokens=False, num_blocks=num_blocks)
+    _, two, two_ledger = run(policy, requests, 2, feeds_tokens=True, num_blocks=num_blocks)
+    assert one.schedule == two.schedule
+    assert one_ledger.iterations().equals(two_ledger.iterations())

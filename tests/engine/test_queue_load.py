@@ -1,0 +1,166 @@
+"""Long queues, one giant among dwarfs, and a cache that is never enough: under every policy and
+every order.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections import Counter
+from typing import get_args
+
+import pytest
+from helpers import scheduler_for
+from test_policy_properties import MAX_LEN, POLICIES
+
+from sarathi_lab.engine.executor import StepResult
+from sarathi_lab.engine.loop import run_engine
+from sarathi_lab.engine.queues import ArrivalQueue, QueueOrder, RankedQueue, by_priority
+from sarathi_lab.engine.request import Request, SequenceState
+from sarathi_lab.engine.scheduler import Scheduler
+from sarathi_lab.executor.simulated.executor import SimulatedExecutor
+
+ORDERS = get_args(QueueOrder)
+EVICTING = (
+    "sarathi_serve",
+    "chunked_only",
+    "splitfuse",
+    "vllm_v1",
+    "nano_vllm",
+    "fastdeploy",
+    "ascend_v0_9",
+)
+ORDER_OF = {
+    name: ORDERS[i % len(ORDERS)] for i, name in enumerate(POLICIES)
+}  # each policy meets one, in turns
+
+
+class Counts:
+    """A recorder that keeps nothing but how often each request was done and each of its tokens
+    came.
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self.finished: Counter[int] = Counter()
+        self.num_tokens: Counter[int] = Counter()
+        self.num_iterations = 0
+
+    def record(self, result: StepResult, finished: list[SequenceState]) -> None:
+        self.num_iterations += 1
+        self.num_tokens.update(
+            chunk.sequence.request.request_id for chunk in result.batch.chunks if chunk.emits_token
+        )
+        self.finished.update(sequence.request.request_id for sequence in finished)
+        assert len(self.scheduler.running) <= self.scheduler.max_num_seqs
+
+
+def served(name: str, requests: list[Request], queue_order: QueueOrder, **sizes) -> Counts:
+    """Serve to the end, and see that nothing was lost, nothing came twice and nothing is left
+    behind.
+    """
+    options = {"max_model_len": MAX_LEN, "queue_order": queue_order, "num_blocks": 2000, **sizes}
+    scheduler = scheduler_for(POLICIES[name], **options)
+    counts = Counts(scheduler)
+    run_engine(requests, scheduler, SimulatedExecutor(lambda batch: 0.01), counts)
+    assert counts.finished == Counter(request.request_id for request in requests)
+    assert counts.num_tokens == {request.request_id: request.output_len for request in requests}
+    assert not scheduler.has_work
+    assert scheduler.blocks.num_used == 0
+    return counts
+
+
+@pytest.mark.parametrize("queue_order", ORDERS)
+@pytest.mark.parametrize(
+    "name", ["sarathi_serve", "prefill_first_delay", "vllm_v0_chunked_partial"]
+)
+def test_ten_thousand_requests_at_once(name, queue_order):
+    before = num_sequences()
+    counts = served(
+        name, [Request(i, 0.0, 3, 1, priority=i % 7) for i in range(10_000)], queue_order
+    )
+    assert num_sequences() == before  # the scheduler, which lives on in `counts`, holds on to none
+    assert len(counts.scheduler.memory) < 10
+
+
+def num_sequences() -> int:
+    gc.collect()
+    return sum(type(found) is SequenceState for found in gc.get_objects())
+
+
+@pytest.mark.parametrize("queue_order", ORDERS)
+@pytest.mark.parametrize("name", POLICIES)
+def test_the_longest_request_among_short_ones_is_served(name, queue_order):
+    short = [Request(i, 0.0, 2, 1, priority=1) for i in range(100)]
+    longest = Request(100, 0.0, MAX_LEN - 10, 10, priority=2)
+    served(name, [*short[:50], longest, *short[50:]], queue_order)
+
+
+@pytest.mark.parametrize("queue_order", ORDERS)
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_cache_for_hardly_more_than_one_request(name, preemption, queue_order):
+    requests = [Request(i, 0.05 * i, 4 + i % 9, 1 + i % 23, priority=i % 3) for i in range(25)]
+    hosts = {"preemption": "swap", "num_host_blocks": 15} if preemption == "swap" else {}
+    counts = served(name, requests, queue_order, num_blocks=12, **hosts)
+    if name in EVICTING:
+        assert counts.scheduler.num_preemptions > 0
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_ten_times_the_requests_take_ten_times_the_work(name):
+    """Nothing that an iteration does grows with the queue."""
+    few, many = (num_calls(name, num_requests) for num_requests in (200, 2000))
+    assert many <= 12 * few
+
+
+def num_calls(name: str, num_requests: int) -> int:
+    """Calls of functions, in Python and C, while long and short requests that come at once are
+    served.
+    """
+    requests = [
+        Request(i, 0.0, 3 + 17 * (i % 10 > 0), 2, priority=i % 7) for i in range(num_requests)
+    ]
+    num_events = 0
+
+    def count(*_: object) -> None:
+        nonlocal num_events
+        num_events += 1
+
+    sys.setprofile(count)
+    try:
+        served(name, requests, ORDER_OF[name])
+    finally:
+        sys.setprofile(None)
+    return num_events
+
+
+def sequence(order: int, priority: int = 0) -> SequenceState:
+    return SequenceState(Request(order, 0.0, 4, 2, priority=priority), order)
+
+
+def test_the_oldest_of_a_queue_is_found_wherever_it_is():
+    for queue in (ArrivalQueue(), RankedQueue(by_priority)):
+        sequences = [sequence(order, priority=-order % 3) for order in range(8)]
+        for one in sequences[2:]:
+            queue.append(one)
+        assert queue.oldest().order == 2
+        queue.remove(sequences[2])
+        assert queue.oldest().order == 3
+        for one in (sequences[1], sequences[0]):  # preempted, the newer one later
+            one.num_preemptions = 1
+        queue.appendleft(sequences[0])
+        queue.appendleft(sequences[1])
+        assert queue.oldest().order == 0
+        queue.remove(sequences[0])
+        assert queue.oldest().order == 1
+        with pytest.raises(ValueError, match=r"wait|not in"):
+            queue.remove(sequences[0])
+
+
+def test_a_ranked_queue_forgets_those_that_left():
+    queue = RankedQueue(by_priority)
+    for order in range(5000):
+        queue.append(sequence(order))
+        assert queue.popleft().order == order
+    assert len(queue._orders) < 50

@@ -1,0 +1,305 @@
+"""Preemption by swapping: blocks come back as they were, whoever computes, and the time that it
+takes is charged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from checkpoints import DEVICE
+from helpers import requests_of, scheduler_for
+from hydra.utils import instantiate
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from native_library import needs_library
+from omegaconf import OmegaConf
+from simulated import TOY
+from test_parallel import LINKED
+
+from sarathi_kernels.chip import chip_of
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.paths import CONF
+from sarathi_lab.engine.ledger import Ledger
+from sarathi_lab.engine.loop import run_engine
+from sarathi_lab.engine.request import Batch, Copy, Request, SequenceState
+from sarathi_lab.executor.simulated.analytic import AnalyticCostModel
+from sarathi_lab.executor.simulated.backend import SimulatedBackend
+from sarathi_lab.executor.simulated.cost_model import make_cost_model
+from sarathi_lab.executor.simulated.executor import SimulatedExecutor
+from sarathi_lab.executor.simulated.hardware import Parallel
+from sarathi_lab.executor.simulated.pipeline import PipelineExecutor
+from sarathi_lab.executor.torch import backend, host_pool
+from sarathi_lab.executor.torch.backend import TorchBackend
+from sarathi_lab.executor.torch.executor import TorchExecutor
+from sarathi_lab.executor.torch.shapes import Limits
+from sarathi_lab.executor.torch.watching import HostTimeline
+from sarathi_lab.model.roofline import Peaks
+from sarathi_lab.model.spec import ModelSpec
+from sarathi_lab.model.transformer import KVCache, Transformer
+from sarathi_lab.model.weights import load_model
+from sarathi_lab.policy import Orca, PrefillFirst, Sarathi, SarathiServe
+from sarathi_lab.results.metrics import add_costs, summarise
+
+BLOCK_SIZE = 16
+# Heads of 64, which all kernels take.
+SPEC = ModelSpec(
+    name="toy",
+    num_layers=2,
+    hidden_size=128,
+    num_heads=2,
+    num_kv_heads=1,
+    head_size=64,
+    ffn_size=96,
+    vocab_size=97,
+)
+LENGTHS = [(30, 12), (29, 12), (31, 11), (5, 3)]
+POLICIES = [
+    Sarathi(chunk=16, min_decodes=0, reserve="prompt"),
+    SarathiServe(chunk=16, watermark=0.0),
+    SarathiServe(chunk=16, watermark=0.0, reserve="chunk"),
+    PrefillFirst(watermark=0.0),
+    Orca(reserve="prompt"),
+]
+
+
+def with_tokens(lengths=LENGTHS) -> list[Request]:
+    rng = np.random.default_rng(5)
+    return [
+        Request(i, 0.0, p, d, rng.integers(0, 97, p, dtype=np.int32))
+        for i, (p, d) in enumerate(lengths)
+    ]
+
+
+def model_on(kind: str) -> Transformer:
+    model = load_model(SPEC, None, DEVICE, torch.float32, seed=0)
+    if kind == "native":
+        backend.use_native(model)
+    elif kind == "triton":
+        backend.use_triton(model, "series")
+    return model
+
+
+def executor_of(
+    model: Transformer,
+    kind: str,
+    num_blocks: int,
+    num_host_blocks: int,
+    block_size: int = BLOCK_SIZE,
+) -> TorchExecutor:
+    """Triton's with two batches in flight, the others one at a time."""
+    with_kernels = {"limits": Limits(SPEC, block_size, chip_of(DEVICE).num_sms), "capacity": 2}
+    return TorchExecutor(
+        model,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        num_host_blocks=num_host_blocks,
+        timeline=HostTimeline(),
+        **(with_kernels if kind == "triton" else {}),
+    )
+
+
+def served(model, kind, policy, num_blocks, num_host_blocks=0, lengths=LENGTHS, **kwargs):
+    scheduler = scheduler_for(
+        policy,
+        num_blocks=num_blocks,
+        block_size=BLOCK_SIZE,
+        num_host_blocks=num_host_blocks,
+        preemption="swap" if num_host_blocks else "recompute",
+        max_model_len=50,
+        **kwargs,
+    )
+    ledger = Ledger()
+    executor = executor_of(model, kind, num_blocks, num_host_blocks)
+    executor.cache.keys.fill_(float("nan"))  # whoever reads what was not copied shows it
+    executor.cache.values.fill_(float("nan"))
+    run_engine(with_tokens(lengths), scheduler, executor, ledger)
+    return ledger.requests().output_token_ids.tolist(), ledger.iterations()
+
+
+# Two prompts of a block each, in a cache of three, so that the first to need a second one evicts
+# the other.
+SHORT = [(15, 5), (16, 3)]
+CASES = [
+    *[pytest.param("torch", policy, LENGTHS, 5, id=f"torch {policy}") for policy in POLICIES],
+    *[
+        pytest.param("native", policy, LENGTHS, 5, id=f"native {policy}", marks=needs_library)
+        for policy in POLICIES
+    ],
+    pytest.param("triton", POLICIES[1], SHORT, 3, id="triton, two batches in flight"),
+]
+
+
+@pytest.mark.parametrize(("kind", "policy", "lengths", "num_blocks"), CASES)
+def test_swapping_changes_no_token(kind, policy, lengths, num_blocks):
+    model = model_on(kind)
+    expected, roomy = served(model, kind, policy, num_blocks=20, lengths=lengths)
+    tokens, tight = served(
+        model, kind, policy, num_blocks=num_blocks, num_host_blocks=6, lengths=lengths
+    )
+    assert tokens == expected
+    assert roomy.num_preemptions.sum() == roomy.num_swapped_blocks.sum() == 0
+    assert tight.num_swapped_blocks.sum() > 0
+    assert (
+        tight.num_prefill_tokens.sum() == roomy.num_prefill_tokens.sum()
+    )  # nothing was computed again
+
+
+def filled_cache(num_blocks: int) -> KVCache:
+    cache = KVCache(SPEC, num_blocks, 4, DEVICE, torch.float32)
+    for i, tensor in enumerate(cache.tensors):
+        tensor.copy_(torch.arange(tensor.numel()).view(tensor.shape) + i)
+    return cache
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 5), st.integers(0, 3)), max_size=24))
+def test_copies_are_made_in_their_order(moves):
+    """Block by block, with plain indexing; a block may go out and its place be taken within one
+    batch.
+    """
+    copies = []
+    for is_out, device_block, host_block in moves:
+        same_way = [copy for copy in copies if copy.is_out == is_out]
+        if any(
+            copy.host_block == host_block or copy.device_block == device_block for copy in same_way
+        ):
+            continue  # a block manager gives no block twice
+        copies.append(Copy(is_out, device_block, host_block))
+    cache, expected = filled_cache(6), filled_cache(6)
+    on_host = [torch.zeros(SPEC.num_layers, 4, *tensor.shape[2:]) for tensor in expected.tensors]
+    host_pool.HostPool(cache, 4).make(copies)
+    for is_out, device_block, host_block in copies:
+        for tensor, host in zip(expected.tensors, on_host, strict=True):
+            if is_out:
+                host[:, host_block] = tensor[:, device_block].cpu()
+            else:
+                tensor[:, device_block] = host[:, host_block].to(DEVICE)
+    assert torch.equal(cache.keys, expected.keys)
+    assert torch.equal(cache.values, expected.values)
+
+
+def test_many_blocks_pass_in_parts(monkeypatch):
+    monkeypatch.setattr(
+        host_pool, "STAGED_BYTES", 3 * SPEC.num_layers * 4 * 64 * 4
+    )  # three blocks of keys
+    cache, expected = filled_cache(10), filled_cache(10)
+    pool = host_pool.HostPool(cache, 10)
+    there = [Copy(True, block, 9 - block) for block in range(10)]
+    pool.make(there)
+    cache.keys.zero_()
+    cache.values.zero_()
+    pool.make([copy._replace(is_out=False) for copy in there])
+    assert torch.equal(cache.keys, expected.keys)
+    assert torch.equal(cache.values, expected.values)
+
+
+def test_a_cache_in_host_memory_must_fit_it():
+    backend = TorchBackend(device="cpu", dtype="float32")
+    with pytest.raises(UserError, match=r"cache\.num_host_blocks: .* host memory"):
+        backend.check(SPEC, 16, host_kv_tokens=10**12)
+    backend.check(SPEC, 16, host_kv_tokens=16)
+
+
+# -- simulated -------------------------------------------------------------------------------------
+
+HOSTED = replace(LINKED, host_bytes_per_second=1000.0)
+
+
+def swapped_batch(num_blocks: int) -> Batch:
+    batch = Batch()
+    batch.add(SequenceState(Request(0, 0.0, 8, 2), order=0), 8)
+    batch.copies = [Copy(True, i, i) for i in range(num_blocks)]
+    batch.num_swapped_tokens = 4 * num_blocks
+    return batch
+
+
+def test_swapping_takes_the_bytes_over_the_hosts_link():
+    cost = AnalyticCostModel(SPEC, HOSTED, 2)
+    seconds = 12 * SPEC.kv_bytes_per_token(2) / 1000
+    with_swap, without = (cost.iteration_time(swapped_batch(num_blocks)) for num_blocks in (3, 0))
+    assert with_swap - without == pytest.approx(seconds)
+    times = cost.operation_times(swapped_batch(3))
+    assert times["swap"] == pytest.approx(seconds)
+    assert sum(times.values()) == pytest.approx(with_swap)
+    assert "swap" not in cost.operation_times(swapped_batch(0))
+
+
+def test_each_device_swaps_its_share():
+    cost = AnalyticCostModel(
+        replace(SPEC, num_kv_heads=2), HOSTED, 2, Parallel(tensor=2, pipeline=2)
+    )
+    share = 12 * cost.spec.kv_bytes_per_token(2) / 4 / 1000
+    stages = zip(
+        cost.stage_times(swapped_batch(3)), cost.stage_times(swapped_batch(0)), strict=True
+    )
+    assert [with_swap - without for with_swap, without in stages] == pytest.approx([share, share])
+    assert sum(cost.operation_times(swapped_batch(3)).values()) == pytest.approx(
+        cost.iteration_time(swapped_batch(3))
+    )
+
+
+@pytest.mark.parametrize("level", ["analytic", "profiled"])
+def test_both_cost_models_charge_the_configured_link(level):
+    hardware = instantiate(OmegaConf.load(CONF / "hardware" / "a6000.yaml"))
+    spec = instantiate(OmegaConf.load(CONF / "model" / "13b.yaml"))
+    cost = make_cost_model(level, spec, hardware, 2)
+    seconds = cost.iteration_time(swapped_batch(3)) - cost.iteration_time(swapped_batch(0))
+    assert seconds == pytest.approx(12 * spec.kv_bytes_per_token(2) / 25e9)
+
+
+@pytest.mark.parametrize("num_stages", [1, 2])
+def test_a_simulated_run_is_longer_by_what_it_swaps(num_stages):
+    """At the same schedule: on a host of no time at all, and on one whose copies take a second a
+    block.
+    """
+    seconds_per_token = 1 / 4
+
+    def run(seconds: float) -> pd.DataFrame:
+        def stage_times(batch: Batch) -> list[float]:
+            return [batch.num_tokens + seconds * batch.num_swapped_tokens] * num_stages
+
+        blocks = {"num_blocks": 9, "block_size": 4, "num_host_blocks": 20, "preemption": "swap"}
+        policy = SarathiServe(chunk=8, watermark=0.0)
+        scheduler = scheduler_for(
+            policy, batch_size=3, num_micro_batches=num_stages, max_model_len=30, **blocks
+        )
+        ledger = Ledger()
+        run_engine(
+            requests_of(*[(8, 16)] * 4),
+            scheduler,
+            PipelineExecutor(num_stages, stage_times),
+            ledger,
+        )
+        return ledger.iterations()
+
+    free, charged = run(0.0), run(seconds_per_token)
+    assert free.num_swapped_blocks.sum() > 0
+    assert (free.num_swapped_tokens == 4 * free.num_swapped_blocks).all()
+    assert (
+        charged.busy - charged.num_prefill_tokens - charged.num_decode_tokens
+    ).tolist() == pytest.approx(charged.num_swapped_blocks.tolist())
+
+
+def test_a_summary_counts_swapped_blocks_and_their_bytes():
+    blocks = {"num_blocks": 5, "block_size": 2, "num_host_blocks": 5, "preemption": "swap"}
+    ledger = Ledger()
+    scheduler = scheduler_for(SarathiServe(chunk=100, watermark=0.0), **blocks)
+    run_engine(requests_of((4, 4), (4, 4)), scheduler, SimulatedExecutor(lambda batch: 1.0), ledger)
+    peaks = Peaks(1e12, 1e9, "by hand")
+    iterations = add_costs(ledger.iterations(), SPEC, 2, peaks)
+    summary = summarise(iterations, ledger.requests(), peaks, None)
+    assert summary["num_swapped_blocks"] == 4  # two out, two in
+    assert summary["swap_bytes"] == 4 * 2 * SPEC.kv_bytes_per_token(2)
+
+
+def test_hardware_of_an_unknown_host_swaps_nothing():
+    backend = SimulatedBackend(replace(TOY, memory_bytes=1e9))
+    backend.check(SPEC, 16)
+    with pytest.raises(
+        UserError, match="host_bytes_per_second to its file, or use preemption=recompute"
+    ):
+        backend.check(SPEC, 16, host_kv_tokens=16)

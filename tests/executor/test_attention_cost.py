@@ -1,0 +1,127 @@
+"""The time of attention: tiles of queries, occupancy and cache reads by hand, and an A100 measured
+elsewhere.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pandas as pd
+import pytest
+from simulated import MEASURED, TOY, batch_of
+
+from sarathi_lab.executor.simulated.analytic import AnalyticCostModel
+from sarathi_lab.executor.simulated.attention import (
+    decode_attention_time,
+    occupancy,
+    prefill_attention_time,
+)
+from sarathi_lab.experiment.presets import load_hardware as hardware
+from sarathi_lab.experiment.presets import load_spec as model
+
+HEADS = {"num_heads": 4, "num_kv_heads": 2, "head_size": 8, "kv_head_bytes": 16}
+KV = {"num_kv_heads": 2, "kv_head_bytes": 16}
+A100_SHARE = {"num_heads": 32, "num_kv_heads": 4, "head_size": 128, "kv_head_bytes": 256}
+
+
+@pytest.mark.parametrize(
+    ("blocks", "max_splits", "share"),
+    [
+        (4, 1, 1.0),
+        (5, 1, 5 / 8),  # two waves for five blocks on four SMs
+        (5, 3, 15 / 16),  # in thirds: four waves for fifteen
+        (1, 1, 1 / 4),
+        (1, 4, 1.0),
+        (3, 16, 1.0),  # in quarters
+    ],
+)
+def test_occupancy(blocks, max_splits, share):
+    assert occupancy(blocks, 4, max_splits) == pytest.approx(share)
+
+
+def test_prefill_attention_by_hand():
+    # 64 queries of 4 heads fill 4 SMs. 64 x 100 dense pairs at 0.5, 64 x 64 masked at 0.25: 4*4*8
+    # FLOPs each of 8e9; 164 tokens of 2*2*8*2 = 64 bytes at 5e8 a second take 20.992 us, which
+    # overlaps with the products
+    fast = dataclasses.replace(TOY, bytes_per_second=1e15)
+    compute = 128 * (6400 / 0.5 + 4096 / 0.25) / 8e9
+    assert prefill_attention_time([(100, 64)], hardware=fast, **HEADS) == pytest.approx(3 + compute)
+    both = (compute**3 + 20.992e-6**3) ** (1 / 3)
+    assert prefill_attention_time([(100, 64)], hardware=TOY, **HEADS) - 3 == pytest.approx(both)
+
+
+def test_one_query_past_the_tile_costs_a_tile():
+    gpu = dataclasses.replace(hardware("a6000"), attention_launch=0.0)
+    shape = {
+        "num_heads": 84,
+        "num_kv_heads": 4,
+        "head_size": 128,
+        "kv_head_bytes": 256,
+        "hardware": gpu,
+    }
+    at, past, full = (prefill_attention_time([(2000, n)], **shape) for n in (64, 65, 128))
+    assert past > 1.7 * at
+    assert full < 1.01 * past
+
+
+def test_several_chunks_share_a_call():
+    shape = {**A100_SHARE, "hardware": hardware("a100")}
+    together = prefill_attention_time([(0, 512), (512, 512)], **shape)
+    apart = prefill_attention_time([(0, 512)], **shape) + prefill_attention_time(
+        [(512, 512)], **shape
+    )
+    assert together < apart - 0.9 * hardware("a100").attention_launch
+    assert prefill_attention_time([], **shape) == 0.0
+
+
+def test_decode_attention_by_hand():
+    # 2 sequences of 2 KV heads fill 4 SMs: 1000 tokens of 64 bytes at 5e8 bytes/s
+    assert decode_attention_time(2, 1000, hardware=TOY, **KV) == pytest.approx(3 + 128e-6)
+    # 33 sequences: 66 blocks take 17 waves of 4, and no cut into up to 16 fills the last better
+    # than 15/16 does
+    assert decode_attention_time(33, 1000, hardware=TOY, **KV) == pytest.approx(
+        3 + 128e-6
+    )  # in halves: 33 whole waves
+    assert decode_attention_time(0, 0, hardware=TOY, **KV) == 0.0
+
+
+def test_few_sequences_draw_less_bandwidth():
+    big = dataclasses.replace(TOY, num_sms=100, attention_launch=0.0)
+    one, two = (decode_attention_time(n, 1000, hardware=big, **KV) for n in (1, 2))
+    assert one == pytest.approx(100 / 32 * 128e-6)  # 2 heads in 16 parts keep 32 of 100 SMs busy
+    assert two == pytest.approx(100 / 64 * 128e-6)
+
+
+def test_chunking_reads_the_cache_again():
+    """Fig 13a: a prompt cut into chunks spends more time in attention, the more the smaller they
+    are.
+    """
+    cost = AnalyticCostModel(model("13b"), hardware("a6000"), 2)
+
+    def attention(chunk: int) -> float:
+        batches = [batch_of(chunk=chunk, start=start) for start in range(0, 2048, chunk)]
+        return sum(cost.operation_times(batch)["prefill_attention"] for batch in batches)
+
+    times = [attention(chunk) for chunk in (64, 128, 256, 512, 2048)]
+    assert times == sorted(times, reverse=True)
+    assert times[0] > 1.5 * times[-1]
+
+
+@pytest.mark.skipif(not MEASURED.is_dir(), reason="the measured GPU times are not here")
+def test_a100_rows_that_the_fit_did_not_see():
+    table = pd.read_csv(MEASURED / "attention_ms_a100_tp2_64q_8kv_d128.csv")
+    prefill = table.query("phase == 'prefill' and prefill_chunk_size in (128, 384, 1024)")
+    decode = table.query("phase == 'decode' and batch_size in (2, 8, 32, 80)")
+    gpu = hardware("a100")
+    chunks = zip(prefill.kv_cache_size, prefill.prefill_chunk_size, strict=True)
+    predicted = [prefill_attention_time([chunk], hardware=gpu, **A100_SHARE) for chunk in chunks]
+    kv = {name: A100_SHARE[name] for name in KV}
+    sequences = zip(decode.batch_size, decode.kv_cache_size, strict=True)
+    predicted += [
+        decode_attention_time(batch, batch * context, hardware=gpu, **kv)
+        for batch, context in sequences
+    ]
+    errors = np.abs(np.array(predicted) * 1e3 / pd.concat([prefill.ms, decode.ms]).to_numpy() - 1)
+    assert np.median(errors) < 0.15
+    assert errors.mean() < gpu.uncertainty["attention"] + 0.01

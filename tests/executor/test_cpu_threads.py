@@ -1,0 +1,164 @@
+"""The threads of a CPU: what a setting changes, what it leaves as it was, what is refused, and what
+a run records.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+import torch
+from native_library import needs_library
+
+from sarathi_kernels.cpu import library
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.engine.executor import Sizes
+from sarathi_lab.executor.torch import device as devices
+from sarathi_lab.executor.torch.backend import TorchBackend
+from sarathi_lab.executor.torch.device import require_threads
+from sarathi_lab.executor.torch.executor import TorchExecutor
+from sarathi_lab.experiment.presets import load_spec
+from sarathi_lab.model.roofline import Peaks
+from sarathi_lab.run import main
+from sarathi_lab.tasks.peers.task import Peers
+
+CPU = torch.device("cpu")
+SIZES = Sizes(num_blocks=20, block_size=16, batch_size=2)
+TINY = [
+    "model=tiny",
+    "tracking=none",
+    "workload.num_requests=2",
+    "batch=2",
+    "seq_len=32",
+    "pd_ratio=7",
+    "device=cpu",
+]
+
+
+@pytest.fixture(autouse=True)
+def four_cores(monkeypatch):
+    """A machine on which torch takes two of four cores by itself; nothing is computed on it but
+    what a test runs.
+    """
+    before = torch.get_num_threads()
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
+    monkeypatch.setattr(devices, "_last", None)
+    monkeypatch.setattr(TorchExecutor, "warm_up", lambda *_, **__: None)
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def built(**settings) -> TorchBackend:
+    backend = TorchBackend(device="cpu", **settings)
+    backend.build(load_spec("tiny"), None, SIZES)
+    return backend
+
+
+def test_an_executor_computes_on_as_many_as_were_asked_for():
+    backend = built(threads=1, kernels="torch")
+    assert torch.get_num_threads() == backend.num_threads == backend.size()[1] == 1
+    assert backend.device_name.endswith(", 1 threads)")
+
+
+def test_none_takes_torchs_own_number_again_after_another_was_set():
+    built(threads=3, kernels="torch")
+    built(threads=1, kernels="torch")
+    backend = TorchBackend(device="cpu", kernels="torch")
+    assert backend.device_name.endswith(", 2 threads)")
+    assert torch.get_num_threads() == 1  # a backend that is only made changes nothing
+    built(kernels="torch")
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(3)  # by somebody else, to whom it is left
+    assert built(kernels="torch").num_threads == torch.get_num_threads() == 3
+
+
+@needs_library
+def test_the_cpp_starts_as_many(monkeypatch):
+    started = []
+    start = library.start
+    monkeypatch.setattr(library, "start", lambda threads: started.append(threads) or start(threads))
+    built(threads=1)
+    built()
+    assert started == [1, 2]
+
+
+def test_peaks_are_those_of_as_many_threads(monkeypatch):
+    measured = []
+    monkeypatch.setattr(devices, "_best_peaks", {})
+    monkeypatch.setattr(
+        devices, "_flops_per_second", lambda *_: measured.append(torch.get_num_threads()) or 1e9
+    )
+    monkeypatch.setattr(devices, "_bytes_per_second", lambda *_: 1e9 * torch.get_num_threads())
+    found = [
+        TorchBackend(device="cpu", threads=threads).peaks().bytes_per_second
+        for threads in (4, 1, None)
+    ]
+    assert found == [4e9, 1e9, 2e9]  # those of four threads would be no peak of one
+    assert measured == [4] * 4 + [1] * 4 + [2] * 4
+
+
+@pytest.mark.parametrize(
+    ("threads", "reason"),
+    [
+        (0, "=0 is below 1; use a number from 1 to 4, or null for as many as torch takes"),
+        (-2, "=-2 is below 1"),
+        (5, "=5 is more than the 4 cores that are there; use a number from 1 to 4"),
+        (1.5, "=1.5 is not a whole number"),
+        ("all", "=all is not a whole number"),
+        (True, "=True is not a whole number"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [("executor.threads", TorchBackend), ("task.threads", Peers)],
+    ids=["executor", "peers"],
+)
+def test_one_rule_for_the_executor_and_for_peers(name, make, threads, reason):
+    arguments = {"device": "cpu"} if make is TorchBackend else {}
+    with pytest.raises(UserError) as caught:
+        make(**arguments, threads=threads)
+    assert str(caught.value).startswith(name + reason)
+    assert "\n" not in str(caught.value)
+
+
+def test_whatever_there_are_cores_for_is_taken():
+    assert [require_threads("threads", value) for value in (None, 1, 4)] == [None, 1, 4]
+
+
+def test_a_gpu_has_none(monkeypatch):
+    monkeypatch.setattr(TorchBackend, "_device", torch.device("cuda", 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    assert TorchBackend().num_threads is None
+    with pytest.raises(
+        UserError, match=r"executor\.threads=2 is for a CPU, the device is a GPU; leave it out"
+    ):
+        TorchBackend(threads=2)
+
+
+def test_a_sweep_over_threads_records_each_runs_own(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(
+        "sarathi_lab.executor.torch.backend.measure_peaks", lambda *_: Peaks(1e12, 1e10, "given")
+    )
+    args = [
+        *TINY,
+        "executor.threads=1,null",
+        "-m",
+        "baselines=[]",
+        "executor.kernels=torch",
+        "chunk=16",
+    ]
+    assert main([*args, f"output={tmp_path}"]) == 0
+    labels = [json.loads(path.read_text()) for path in sorted(tmp_path.rglob("run.json"))]
+    assert [run["threads"] for run in labels] == [1, 2]
+    assert [run["device"].rpartition(", ")[2] for run in labels] == ["1 threads)", "2 threads)"]
+
+
+@pytest.mark.parametrize(
+    "args", [["executor=simulated"], ["task=peers", "task.peers=[]"]], ids=["simulated", "peers"]
+)
+def test_refused_where_it_would_have_no_effect(args, tmp_path, capsys):
+    assert main([*args, "executor.threads=2", "tracking=none", f"output={tmp_path / 'x'}"]) == 2
+    assert "executor.threads" in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()

@@ -1,0 +1,272 @@
+"""The engine on its kernels, batches made ahead and padded: in Triton's interpreter where there is
+no GPU.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import pytest
+import torch
+from checkpoints import DEVICE, FAMILIES, make_checkpoint
+from helpers import scheduler_for
+from test_torch_executor import requests_with_tokens
+
+from sarathi_kernels import hybrid_attention, sampling
+from sarathi_kernels.chip import chip_of
+from sarathi_lab.config.errors import RunError
+from sarathi_lab.engine.ledger import Ledger
+from sarathi_lab.engine.loop import run_engine
+from sarathi_lab.engine.request import Batch
+from sarathi_lab.executor.torch import backend
+from sarathi_lab.executor.torch.backend import TorchBackend
+from sarathi_lab.executor.torch.executor import TorchExecutor
+from sarathi_lab.executor.torch.graphs import CudaGraphs, NoGraphs
+from sarathi_lab.executor.torch.shapes import Limits
+from sarathi_lab.executor.torch.watching import CudaTimeline, HostTimeline
+from sarathi_lab.model import operations
+from sarathi_lab.model.checkpoint import AutoModel
+from sarathi_lab.model.transformer import Transformer
+from sarathi_lab.model.weights import load_model
+from sarathi_lab.policy import Orca, PrefillFirst, Sarathi, SarathiServe
+
+BLOCK_SIZE = 16
+LENGTHS = [(37, 2), (7, 4), (18, 1), (5, 3)]  # few: the interpreter takes its time
+HEADS = {"num_attention_heads": 2, "hidden_size": 128}  # of 64, which the kernels take
+KERNEL_FAMILIES = ["llama gqa, llama3 rope", "llama biases", "mistral window", "qwen3", "gpt_neox"]
+
+
+def on_kernels(
+    model: Transformer, *, capacity: int = 2, num_blocks: int = 40, graphs: bool = True
+) -> TorchExecutor:
+    """An executor as the torch backend makes it for a GPU."""
+    is_cuda = DEVICE.type == "cuda"
+    return TorchExecutor(
+        model,
+        num_blocks=num_blocks,
+        block_size=BLOCK_SIZE,
+        timeline=CudaTimeline(DEVICE) if is_cuda else HostTimeline(),
+        limits=Limits(model.spec, BLOCK_SIZE, chip_of(DEVICE).num_sms),
+        capacity=capacity,
+        graphs=CudaGraphs() if graphs and is_cuda else NoGraphs(),
+    )
+
+
+def served(model, executor, policy, requests, num_blocks=40):
+    scheduler = scheduler_for(
+        policy, batch_size=3, num_blocks=num_blocks, block_size=BLOCK_SIZE, max_model_len=80
+    )
+    ledger = Ledger()
+    run_engine(requests, scheduler, executor, ledger)
+    table = ledger.requests()
+    return (
+        dict(zip(table.request_id, table.output_token_ids, strict=True)),
+        ledger.iterations(),
+        scheduler,
+    )
+
+
+def load(family: str, directory: Path) -> Transformer:
+    settings = {**HEADS, "head_dim": 64} if family == "qwen3" else HEADS
+    make_checkpoint(family, directory, **settings)
+    spec, found = AutoModel(str(directory)).resolve("unused")
+    return load_model(spec, found, DEVICE, torch.float32, seed=0)
+
+
+@pytest.fixture(scope="module", params=KERNEL_FAMILIES)
+def family(request, tmp_path_factory):
+    """(a model on kernels, its requests, the tokens that plain torch gives for each)."""
+    assert request.param in FAMILIES
+    model = load(request.param, tmp_path_factory.mktemp("checkpoint"))
+    requests = requests_with_tokens(LENGTHS)
+    executor = TorchExecutor(model, num_blocks=40, block_size=BLOCK_SIZE)
+    expected, _, _ = served(model, executor, Orca(), requests)
+    backend.use_triton(model, "series")
+    return model, requests, expected
+
+
+def test_tokens_are_those_of_plain_torch(family):
+    """Which are those of transformers, see test_torch_executor. Padded to fixed shapes, two batches
+    in flight.
+    """
+    model, requests, expected = family
+    executor = on_kernels(model)
+    executor.warm_up(batch_size=3, chunk_tokens=16, longest=80, is_fixed=True)
+    tokens, iterations, _ = served(model, executor, Sarathi(chunk=16), requests)
+    assert tokens == expected
+    assert iterations.num_padding_tokens.sum() > 0
+    assert iterations.is_replayed.any() == (DEVICE.type == "cuda")
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory) -> Transformer:
+    model = load("llama", tmp_path_factory.mktemp("checkpoint"))
+    backend.use_triton(model, "series")
+    return model
+
+
+@pytest.mark.parametrize("policy", [Orca(), PrefillFirst(), SarathiServe(chunk=32)], ids=str)
+def test_capacity_and_padding_change_no_token_and_no_schedule(llama, policy):
+    requests = requests_with_tokens(LENGTHS)
+    plain, plain_iterations, _ = served(llama, on_kernels(llama, capacity=1), policy, requests)
+    executor = on_kernels(llama)
+    executor.warm_up(batch_size=3, chunk_tokens=32, longest=80, is_fixed=True)
+    tokens, iterations, _ = served(llama, executor, policy, requests)
+    assert tokens == plain
+    columns = [
+        "num_prefill_tokens",
+        "num_decode_tokens",
+        "num_running",
+        "num_waiting",
+        "num_blocks_used",
+    ]
+    assert iterations[columns].equals(plain_iterations[columns])
+
+
+@pytest.mark.gpu
+def test_graphs_change_no_token(llama):
+    requests = requests_with_tokens(LENGTHS)
+    tokens = []
+    for graphs in (True, False):
+        executor = on_kernels(llama, graphs=graphs)
+        executor.warm_up(batch_size=3, chunk_tokens=16, longest=80, is_fixed=True)
+        tokens.append(served(llama, executor, SarathiServe(chunk=16), requests)[0])
+    assert tokens[0] == tokens[1]
+
+
+def test_preemption_while_the_newest_token_is_on_the_device(llama):
+    requests = requests_with_tokens([(30, 7), (29, 7), (31, 7)])
+    policy = SarathiServe(chunk=16, watermark=0.0)
+    roomy, _, undisturbed = served(llama, on_kernels(llama), policy, requests)
+    tight, _, pressed = served(
+        llama, on_kernels(llama, num_blocks=6), policy, requests, num_blocks=6
+    )
+    assert undisturbed.num_preemptions == 0
+    assert pressed.num_preemptions > 0
+    assert tight == roomy
+
+
+@pytest.mark.parametrize("hybrid", ["streams", "unified", "fused"])
+def test_hybrid_variants_give_the_same_tokens(llama, hybrid):
+    requests = requests_with_tokens(LENGTHS)
+    expected, _, _ = served(llama, on_kernels(llama), Sarathi(chunk=16), requests)
+    backend.use_triton(llama, hybrid)
+    try:
+        assert served(llama, on_kernels(llama), Sarathi(chunk=16), requests)[0] == expected
+    finally:
+        backend.use_triton(llama, "series")
+
+
+@pytest.mark.parametrize("uses_kernels", [False, True])
+def test_logits_that_are_not_numbers_stop_the_run(tmp_path, uses_kernels):
+    """Named are the layer that first left numbers behind, and the request."""
+    model = load("llama", tmp_path)
+    executor = TorchExecutor(model, num_blocks=40, block_size=BLOCK_SIZE)
+    if uses_kernels:
+        backend.use_triton(model, "series")
+        executor = on_kernels(model)
+    model.layers[1].ffn_down.weight[3, 5] = float("nan")
+    with pytest.raises(
+        RunError, match=r"request 0: the logits of its token 0 are not numbers, from layer 1 on"
+    ):
+        served(model, executor, Orca(), requests_with_tokens([(37, 6)]))
+
+
+def test_a_cache_beyond_memory_says_what_to_lower(llama, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has …")
+
+    executor = on_kernels(llama)
+    monkeypatch.setattr(llama.operations, "attend", refuse)
+    with pytest.raises(
+        RunError,
+        match=r"out of memory during an iteration of 37 prompt tokens.*2\.00 GiB.*lower batch",
+    ):
+        served(llama, executor, Orca(), requests_with_tokens(LENGTHS))
+
+
+def test_host_time_and_padding_are_in_the_record(llama):
+    executor = on_kernels(llama)
+    executor.warm_up(batch_size=3, chunk_tokens=16, longest=80, is_fixed=True)
+    _, iterations, _ = served(
+        llama, executor, SarathiServe(chunk=16), requests_with_tokens(LENGTHS)
+    )
+    assert (iterations.host_time > 0).all()
+    tokens = iterations.num_prefill_tokens + iterations.num_decode_tokens
+    padded = tokens + iterations.num_padding_tokens
+    hybrids = iterations.num_prefills > 0
+    assert set(padded[hybrids]) == {16}
+    assert set(padded[~hybrids]) <= {1, 2, 3}
+    assert (np.diff(iterations.end) >= 0).all()
+
+
+def test_padding_alone_takes_an_iteration_and_touches_no_cache(llama):
+    """What the KV pool is sized by: the activations of the largest iteration."""
+    executor = on_kernels(llama, num_blocks=1)
+    executor.cache.keys.fill_(7.0)
+    seen = []
+    hook = llama.register_forward_hook(
+        lambda module, args, logits: seen.append((args[0].token_ids, logits))
+    )
+    executor.compute_padding(num_tokens=50, num_emits=3)
+    hook.remove()
+    assert [(len(tokens), tuple(logits.shape)) for tokens, logits in seen] == [(50, (3, 97))]
+    assert (executor.cache.keys == 7.0).all()
+
+
+def one_decode(executor: TorchExecutor) -> Batch:
+    requests = requests_with_tokens([(20, 2)])
+    scheduler = scheduler_for(Orca(), num_blocks=40, block_size=BLOCK_SIZE, max_model_len=80)
+    scheduler.add(requests[0])
+    executor.submit(scheduler.schedule(0.0))
+    scheduler.update(executor.collect())
+    return scheduler.schedule(0.0)
+
+
+def test_a_shape_can_be_recorded_for_a_while(llama):
+    """For measurements of compositions that no run pads to."""
+    executor = on_kernels(llama)
+    batch = one_decode(executor)
+    tokens = []
+    with executor.recorded(batch):
+        executor.submit(batch)
+        result = executor.collect()
+        tokens.append(result.token_ids)
+        assert result.is_replayed == (DEVICE.type == "cuda")
+    executor.submit(batch)
+    result = executor.collect()
+    assert not result.is_replayed
+    assert [*tokens, result.token_ids] == [tokens[0]] * 2
+    assert not executor._buffers
+
+
+def test_every_kernel_that_a_batch_may_need_is_compiled_before(llama, monkeypatch):
+    executor = on_kernels(llama)
+    shapes = []
+    send = executor._packer.send
+    monkeypatch.setattr(executor._packer, "send", lambda shape: shapes.append(shape) or send(shape))
+    with torch.inference_mode():
+        executor._compile(longest=1500)
+    most = executor._limits.num_splits(1, 1500)
+    assert most > 4
+    assert {(shape.tile_rows, shape.num_splits) for shape in shapes} == {
+        (rows, splits) for rows in (64, 128) for splits in (1, 2, 4, most)
+    }
+
+
+def test_a_new_run_forgets_what_a_stopped_one_left_in_flight(llama):
+    executor = on_kernels(llama)
+    executor.submit(one_decode(executor))
+    executor.start()
+    assert executor.num_in_flight == 0
+
+
+def test_what_the_lab_says_without_triton_is_what_the_kernels_say():
+    """Names that are written twice, as neither side may import the other's: Triton is not
+    everywhere.
+    """
+    assert get_args(hybrid_attention.Variant) == backend.HYBRIDS
+    assert operations.NAN_TOKEN == sampling.NAN_TOKEN
+    assert TorchBackend.hybrid == hybrid_attention.DEFAULT_VARIANT

@@ -1,0 +1,104 @@
+"""Batches made while the one before runs: the same schedule, and every token where it belongs."""
+
+from __future__ import annotations
+
+import pytest
+from helpers import ScriptedExecutor, requests_of, scheduler_for
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sarathi_lab.engine.ledger import Ledger
+from sarathi_lab.engine.loop import run_engine
+from sarathi_lab.policy import (
+    TGI,
+    LightLLM,
+    LlamaCpp,
+    LMDeploy,
+    LMDeployPytorch,
+    OpenVINO,
+    Orca,
+    PrefillFirst,
+    RequestLevel,
+    Sarathi,
+    SarathiServe,
+    SGLang,
+    TensorRTLLM,
+    TransformersFIFO,
+    TransformersPrefillFirst,
+)
+
+POLICIES = [
+    RequestLevel(),
+    Orca(),
+    PrefillFirst(watermark=0.0),
+    Sarathi(chunk=8),
+    Sarathi(chunk=8, min_decodes=0),
+    SarathiServe(chunk=8, reserve="chunk", watermark=0.0),
+    SGLang(8, retract_decode_steps=2),
+    TensorRTLLM(8, "EQUAL_PROGRESS", 4, "MAX_UTILIZATION"),
+    TGI(40, chunking=False, max_waiting_tokens=3),
+    TransformersFIFO(8),
+    TransformersPrefillFirst(8),
+    LightLLM(8, router_max_wait_tokens=2),
+    LMDeploy(8),
+    LMDeployPytorch(8, prefill_interval=2),
+    OpenVINO(8),
+    LlamaCpp(8, 16),
+]
+
+
+def served(requests, policy, num_blocks, *, overlapped):
+    scheduler = scheduler_for(policy, num_blocks=num_blocks, max_model_len=40)
+    executor = ScriptedExecutor(capacity=2 if overlapped else 1, feeds_tokens=overlapped)
+    ledger = Ledger()
+    run_engine(requests, scheduler, executor, ledger)
+    return executor, ledger, scheduler
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=str)
+@settings(max_examples=40, deadline=None)
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 24), st.integers(1, 16)), min_size=1, max_size=10),
+    num_blocks=st.integers(11, 30),
+)
+def test_the_schedule_is_the_same(policy, lengths, num_blocks):
+    """Preemptions included: with few blocks a sequence may be evicted while its newest token is
+    still on the device.
+    """
+    requests = requests_of(*lengths)
+    one, one_ledger, _ = served(requests, policy, num_blocks, overlapped=False)
+    two, two_ledger, _ = served(requests, policy, num_blocks, overlapped=True)
+    assert one.schedule == two.schedule
+    assert one_ledger.iterations().equals(two_ledger.iterations())
+    tokens = two_ledger.requests().output_token_ids.tolist()
+    assert tokens == [
+        [1000 * i + j for j in range(output_len)] for i, (_, output_len) in enumerate(lengths)
+    ]
+    assert one_ledger.requests().output_token_ids.tolist() == tokens
+
+
+def test_there_are_two_batches_in_flight_and_preemptions_among_them():
+    most = 0
+
+    class Watched(ScriptedExecutor):
+        def collect(self):
+            nonlocal most
+            most = max(most, self.num_in_flight)
+            return super().collect()
+
+    policy = SarathiServe(chunk=16, watermark=0.0)
+    scheduler = scheduler_for(policy, num_blocks=12, max_model_len=28)
+    run_engine(
+        requests_of(*[(12, 16)] * 8), scheduler, Watched(capacity=2, feeds_tokens=True), Ledger()
+    )
+    assert most == 2
+    assert scheduler.num_preemptions > 0
+
+
+def test_a_request_that_comes_during_a_batch_waits_for_the_one_already_made():
+    """The price of making batches ahead: one iteration of delay for what arrives in between."""
+    requests = requests_of((4, 6), (4, 2), arrivals=[0.0, 0.5])
+    one, _, _ = served(requests, Orca(), 30, overlapped=False)
+    two, _, _ = served(requests, Orca(), 30, overlapped=True)
+    assert [any(row[0] == 1 for row in rows) for rows in one.schedule].index(True) == 1
+    assert [any(row[0] == 1 for row in rows) for rows in two.schedule].index(True) == 2

@@ -1,0 +1,295 @@
+"""Tensor and pipeline parallelism: a device's share of the work by hand, and runs on many simulated
+devices.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+
+import pandas as pd
+import pytest
+from simulated import SPEC, TOY, batch_of
+
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.paths import REPOSITORY
+from sarathi_lab.executor.simulated.analytic import AnalyticCostModel
+from sarathi_lab.executor.simulated.attention import decode_attention_time, prefill_attention_time
+from sarathi_lab.executor.simulated.hardware import Parallel, check_memory
+from sarathi_lab.executor.simulated.matmul import matmul_time
+from sarathi_lab.experiment.presets import load_hardware as hardware
+from sarathi_lab.experiment.presets import load_spec as model
+from sarathi_lab.run import main
+
+SPLIT = dataclasses.replace(SPEC, num_layers=4, num_heads=2, num_kv_heads=2, head_size=1)
+LINKED = dataclasses.replace(
+    TOY,
+    link_bytes_per_second=1e6,
+    network_bytes_per_second=1e5,
+    link_efficiency=0.5,
+    link_latency=0.25,
+)
+BATCH = batch_of(
+    chunk=2, start=1, decodes=1, context=5
+)  # 3 tokens of 2 elements of 2 bytes: 12 bytes
+
+
+def cost(tensor: int = 1, pipeline: int = 1, **changes: float) -> AnalyticCostModel:
+    return AnalyticCostModel(
+        SPLIT, dataclasses.replace(LINKED, **changes), 2, Parallel(tensor, pipeline)
+    )
+
+
+def test_two_devices_a_layer_halve_columns_rows_and_heads():
+    one, two = cost().operation_times(BATCH), cost(tensor=2).operation_times(BATCH)
+    half = {"qkv_proj": (2, 3), "out_proj": (1, 2), "ffn_up": (2, 2), "ffn_down": (2, 2)}
+    whole = {"qkv_proj": (2, 6), "out_proj": (2, 2), "ffn_up": (2, 4), "ffn_down": (4, 2)}
+    for name in half:
+        assert two[name] == pytest.approx(4 * matmul_time(3, *half[name], LINKED, 2))
+        assert one[name] == pytest.approx(4 * matmul_time(3, *whole[name], LINKED, 2))
+    assert two["lm_head"] == matmul_time(1, 2, 5, LINKED, 2)
+    device = {"num_kv_heads": 1, "kv_head_bytes": 2, "hardware": LINKED}
+    prefill = prefill_attention_time([(1, 2)], num_heads=1, head_size=1, **device)
+    assert two["prefill_attention"] == pytest.approx(4 * prefill)
+    assert two["decode_attention"] == pytest.approx(4 * decode_attention_time(1, 5, **device))
+    launch = LINKED.kernel_launch
+    for name, calls in {"activation": 4, "kv_write": 4, "sampling": 1}.items():
+        assert two[name] - calls * launch == pytest.approx((one[name] - calls * launch) / 2)
+    assert two["norms"] == one["norms"]  # every device has all of the hidden states
+
+
+def test_large_products_take_half_the_time_on_two_devices():
+    spec, gpu = model("13b"), hardware("a100")
+    one, two = (
+        AnalyticCostModel(spec, gpu, 2, Parallel(tensor)).operation_times(batch_of(chunk=4096))
+        for tensor in (1, 2)
+    )
+    for name in ("qkv_proj", "ffn_up", "out_proj", "ffn_down", "prefill_attention"):
+        assert two[name] / one[name] == pytest.approx(0.5, abs=0.04)
+
+
+@pytest.mark.parametrize("tensor", [2, 4, 8])
+def test_an_all_reduce_moves_what_a_ring_does(tensor):
+    """GPT-3's hidden states of 256 tokens, 6.3 MB: each of n devices sends 2 (n - 1) / n of them,
+    twice a layer.
+    """
+    gpu, spec = hardware("a100"), model("gpt3-175b")
+    times = AnalyticCostModel(spec, gpu, 2, Parallel(tensor)).operation_times(batch_of(chunk=256))
+    num_bytes = 2 * (tensor - 1) / tensor * 256 * 12288 * 2
+    seconds = gpu.link_latency + num_bytes / (gpu.link_efficiency * gpu.link_bytes_per_second)
+    assert times["all_reduce"] == pytest.approx(96 * 2 * seconds)
+
+
+def test_all_reduce_and_send_by_hand():
+    times = cost(tensor=2, pipeline=2).operation_times(BATCH)
+    assert times["all_reduce"] == pytest.approx(4 * 2 * (0.25 + 12 / 5e5))
+    # Each device sends 6 of the 12 bytes to the other node, and gets the other 6 from its neighbour
+    # there.
+    assert times["send"] == pytest.approx(0.25 + 6 / 5e4 + 0.25 + 6 / 5e5)
+    assert cost(pipeline=4).operation_times(BATCH)["send"] == pytest.approx(3 * (0.25 + 12 / 5e4))
+    assert not {"all_reduce", "send"} & set(cost().operation_times(BATCH))
+
+
+@pytest.mark.parametrize(("tensor", "pipeline"), [(1, 1), (2, 1), (1, 2), (2, 4)])
+@pytest.mark.parametrize("batch", [BATCH, batch_of(chunk=5), batch_of(decodes=3, context=7)])
+def test_stages_and_sends_are_the_iteration(tensor, pipeline, batch):
+    spread = cost(tensor, pipeline)
+    stages = spread.stage_times(batch)
+    assert len(stages) == pipeline
+    iteration = sum(stages) + (pipeline - 1) * spread.send_time(batch)
+    assert spread.iteration_time(batch) == pytest.approx(iteration)
+    assert sum(spread.operation_times(batch).values()) == pytest.approx(iteration)
+
+
+def test_the_last_stage_has_the_output_head_and_the_overhead():
+    first, second = cost(pipeline=2).stage_times(BATCH)
+    times = cost(pipeline=2).operation_times(BATCH)
+    final_norm = 1.0 + 3 * 4 * 2 * 2 / 1e9
+    assert first == pytest.approx(2 * cost().layer_time(BATCH))
+    assert second - first == pytest.approx(
+        times["lm_head"] + times["sampling"] + final_norm + 0.125
+    )
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "added"),
+    [
+        ("link_bytes_per_second", 5e5, 4 * 2 * 12 / 5e5 + 6 / 5e5),
+        ("network_bytes_per_second", 5e4, 6 / 5e4),
+        ("link_efficiency", 0.25, 4 * 2 * 12 / 5e5 + 6 / 5e5 + 6 / 5e4),
+        ("link_latency", 1.25, 4 * 2 + 2),
+    ],
+)
+def test_every_figure_of_many_devices_has_an_effect(field, value, added):
+    before, after = (
+        spread.iteration_time(BATCH) for spread in (cost(2, 2), cost(2, 2, **{field: value}))
+    )
+    assert after - before == pytest.approx(added)
+
+
+def test_the_host_shows_where_the_device_is_not_much_slower():
+    device = cost().layer_time(BATCH)
+    for host in (0.01 * device, device, 100 * device):
+        slowed = cost(2, 2, layer_host_time=host)
+        layer = (cost(2, 2).layer_time(BATCH) ** 3 + host**3) ** (1 / 3)
+        assert slowed.layer_time(BATCH) == pytest.approx(layer)
+        assert slowed.iteration_time(BATCH) == pytest.approx(
+            sum(slowed.operation_times(BATCH).values())
+        )
+        assert slowed.stage_times(BATCH)[0] == pytest.approx(2 * layer)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("link_bytes_per_second", 0),
+        ("network_bytes_per_second", "fast"),
+        ("link_efficiency", 1.5),
+        ("link_latency", -1.0),
+        ("layer_host_time", -1e-3),
+    ],
+)
+def test_impossible_links_are_refused(field, value):
+    with pytest.raises(UserError, match=f"hardware.{field}={value}"):
+        dataclasses.replace(LINKED, **{field: value})
+
+
+def test_unknown_links_are_refused_only_where_they_are_needed():
+    AnalyticCostModel(SPLIT, TOY, 2)
+    with pytest.raises(
+        UserError,
+        match=r"hardware toy .* executor\.tensor_parallel above 1 .* link_bytes_per_second",
+    ):
+        AnalyticCostModel(SPLIT, TOY, 2, Parallel(tensor=2))
+    with pytest.raises(
+        UserError, match=r"executor\.pipeline_parallel above 1 .* network_bytes_per_second"
+    ):
+        AnalyticCostModel(SPLIT, TOY, 2, Parallel(pipeline=2))
+
+
+def test_memory_is_that_of_all_devices_and_the_message_names_settings_that_fit():
+    spec, gpu = model("gpt3-175b"), hardware("a100")
+    kv_tokens = 8 * 27 * 4096
+    check_memory(spec, gpu, 2, kv_tokens, Parallel(8, 8))
+    with pytest.raises(
+        UserError, match=r"needs 350\.4 GB for weights and .* 16 a100 have 1280 GB \((\d+) would"
+    ) as e:
+        check_memory(spec, gpu, 2, kv_tokens, Parallel(2, 8))
+    named = re.search(r"tensor_parallel=(\d+) executor\.pipeline_parallel=(\d+)", str(e.value))
+    assert named is not None
+    fitting = Parallel(*map(int, named.groups()))
+    check_memory(
+        spec, gpu, 2, kv_tokens * fitting.pipeline // 8, fitting
+    )  # a cache for each stage's micro-batch
+
+
+# -- through the runner ----------------------------------------------------------------------------
+
+TRACED = [
+    "executor=simulated",
+    "tracking=none",
+    "model=gpt3-175b",
+    "hardware=a100",
+    "workload=zipf",
+    "batch=4",
+]
+SPREAD = ["executor.tensor_parallel=8", "executor.pipeline_parallel=8"]
+
+
+@pytest.fixture(scope="module")
+def pipeline_run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pipeline")
+    arguments = [*TRACED, *SPREAD, "workload.num_requests=100", "trace=true", f"output={folder}"]
+    assert main([*arguments, "baselines=[orca]"]) == 0
+    (run,) = (path.parent for path in folder.rglob("run.json") if "baselines" not in path.parts)
+    return run
+
+
+def test_a_run_on_a_pipeline_leaves_its_bubbles_and_trace(pipeline_run):
+    summary = json.loads((pipeline_run / "summary.json").read_text())
+    bubbles = pd.read_parquet(pipeline_run / "bubbles.parquet")
+    iterations = pd.read_parquet(pipeline_run / "iterations.parquet")
+    assert set(bubbles.stage) <= set(range(8))
+    idle = (bubbles.end - bubbles.start).sum() / 8
+    assert summary["busy_time"] == pytest.approx(iterations.busy.sum())
+    assert summary["bubble_fraction"] == pytest.approx(idle / (idle + summary["busy_time"]))
+    assert (
+        summary["bubble_time_p50"]
+        == pd.read_parquet(pipeline_run / "requests.parquet").bubble_time.median()
+    )
+    events = json.loads((pipeline_run / "trace.json").read_text())
+    assert {event["tid"] for event in events} == set(range(8))
+    assert sum(event.get("cat") == "bubble" for event in events) == len(bubbles)
+
+
+def test_stages_are_compared_with_their_share_of_the_peaks(pipeline_run):
+    summary = json.loads((pipeline_run / "summary.json").read_text())
+    assert summary["peak_flops_per_second"] == 64 * 312e12
+    assert summary["predicted_roofline"] < summary["duration"]
+    assert summary["time_over_roofline"] > 1
+    assert 0 < summary["mfu"] < 1
+    assert 0 < summary["mbu"] < 1
+    assert summary["busy_time"] < summary["duration"]  # iterations overlap, stages don't
+    assert summary["decode_speedup"] > 1
+
+
+def test_the_names_of_a_pipeline_are_defined_in_the_metrics_page(pipeline_run):
+    page = (REPOSITORY / "sarathi_lab" / "METRICS.md").read_text()
+    names = {
+        re.sub(r"_(p\d+|mean)(_vs_\w+)?$|_vs_\w+$", "", name) for name in _summary(pipeline_run)
+    }
+    names |= set(pd.read_parquet(pipeline_run / "bubbles.parquet"))
+    assert [name for name in sorted(names) if f"`{name}`" not in page] == []
+
+
+def _summary(run):
+    return json.loads((run / "summary.json").read_text())
+
+
+def test_the_announcement_names_the_devices(tmp_path, capsys):
+    tiny = [
+        "executor=simulated",
+        "tracking=none",
+        "model=13b",
+        "batch=2",
+        "workload.num_requests=2",
+        "baselines=[]",
+    ]
+    spread = ["executor.tensor_parallel=4", "executor.pipeline_parallel=2", "hardware=a100"]
+    assert main([*tiny, *spread, f"output={tmp_path}"]) == 0
+    assert "simulated a100, 4 x 2 devices" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (
+            [],
+            [
+                "gpt3-175b needs 350.4 GB",
+                "one a100 has 80 GB",
+                "would do: executor.tensor_parallel=",
+            ],
+        ),
+        (
+            ["executor.pipeline_parallel=7"],
+            ["executor.pipeline_parallel=7", "96 layers", "use one of 1, 2, 3, 4, 6"],
+        ),
+        (["executor.tensor_parallel=5"], ["executor.tensor_parallel=5", "96 heads"]),
+        (["executor.tensor_parallel=0"], ["executor.tensor_parallel=0 is below 1"]),
+        ([*SPREAD, "chunk=auto"], ["chunk=auto", "pipeline", "chunk=256"]),
+        (
+            [*SPREAD, "hardware.link_bytes_per_second=null"],
+            ["hardware a100", "link_bytes_per_second"],
+        ),
+        (
+            [*SPREAD, "executor.cost_model=profiled"],
+            ["executor.cost_model=profiled", "8 x 8 devices", "analytic"],
+        ),
+    ],
+)
+def test_what_cannot_be_spread_is_refused_in_the_users_words(settings, words, tmp_path, capsys):
+    assert main([*TRACED, *settings, f"output={tmp_path}"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert [word for word in words if word not in line] == []

@@ -1,0 +1,170 @@
+"""Prefix caching in the executors: the same logits with hits and without, whatever the cut; and
+what settings do.
+"""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from helpers import scheduler_for
+from native_library import needs_library
+from test_swapping import executor_of, model_on
+
+from sarathi_kernels.testing import relative_error
+from sarathi_lab.engine.block_manager import BlockManager
+from sarathi_lab.engine.ledger import Ledger
+from sarathi_lab.engine.loop import run_engine
+from sarathi_lab.engine.request import Batch, Request
+from sarathi_lab.executor.torch.executor import TorchExecutor
+from sarathi_lab.model.transformer import Transformer
+from sarathi_lab.policy import SarathiServe
+from sarathi_lab.run import main
+from sarathi_lab.workload.synthetic import PaperGrid
+
+BOUND = 2e-5  # of float32 logits whose products were taken over other shapes
+
+
+class Recorded:
+    """The logits of every output token, by request and index, while an executor of the model
+    runs.
+    """
+
+    def __init__(self, model: Transformer, executor: TorchExecutor) -> None:
+        self.logits: dict[tuple[int, int], torch.Tensor] = {}
+        self._operations, self._greedy = model.operations, model.operations.greedy
+        self._submit = executor.submit
+        self._batch = Batch()
+        executor.submit = self._submitted  # type: ignore[method-assign]
+
+    def __enter__(self) -> Recorded:
+        self._operations.greedy = self._recorded  # type: ignore[method-assign]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._operations.greedy = self._greedy  # type: ignore[method-assign]
+
+    def _submitted(self, batch: Batch) -> None:
+        self._batch = batch
+        self._submit(batch)
+
+    def _recorded(self, logits: torch.Tensor) -> torch.Tensor:
+        emitting = [chunk for chunk in self._batch.chunks if chunk.emits_token]
+        for chunk, row in zip(emitting, logits, strict=False):  # kernels pad
+            self.logits[chunk.sequence.request.request_id, chunk.output_index] = row.cpu().clone()
+        return self._greedy(logits)
+
+
+def conversations(shared: int) -> list[Request]:
+    """Prompts with `shared` equal first tokens, one after the other; the last one is equal to the
+    first.
+    """
+    rng = np.random.default_rng(3)
+    prefix = rng.integers(0, 97, shared)
+    own = [np.concatenate([prefix, rng.integers(0, 97, n)]) for n in (9, 14, 3)]
+    prompts = [*own, own[0]]
+    return [Request(i, 0.0, len(p), 4, p.astype(np.int32)) for i, p in enumerate(prompts)]
+
+
+def logits_of(
+    model, kind, requests, *, shares_prefixes: bool, chunk: int, block_size: int, num_blocks: int
+):
+    policy = SarathiServe(chunk=chunk, watermark=0.0)
+    scheduler = scheduler_for(
+        policy, batch_size=2, max_model_len=80
+    )  # two at a time, so that the later ones find some
+    scheduler.blocks = BlockManager(num_blocks, block_size, shares_prefixes=shares_prefixes)
+    executor = executor_of(model, kind, num_blocks, 0, block_size)
+    executor.cache.keys.fill_(float("nan"))  # whoever reads what was never written shows it
+    executor.cache.values.fill_(float("nan"))
+    ledger = Ledger()
+    with Recorded(model, executor) as recorded:
+        run_engine(requests, scheduler, executor, ledger)
+    return recorded.logits, ledger.requests()
+
+
+SMALL = [(chunk, shared, size) for chunk in (3, 16) for shared in (3, 16, 33) for size in (4, 16)]
+CASES = [
+    *[pytest.param("torch", *case, id=f"torch {case}") for case in SMALL],
+    *[pytest.param("native", *case, id=f"native {case}", marks=needs_library) for case in SMALL],
+    pytest.param("triton", 64, 16, 16, id="triton, two batches in flight"),
+]
+
+
+@pytest.fixture(scope="module")
+def models() -> dict[str, Transformer]:
+    return {}
+
+
+@pytest.mark.parametrize(("kind", "chunk", "shared", "block_size"), CASES)
+def test_hits_change_no_logit(models, kind, chunk, shared, block_size):
+    if kind not in models:
+        models[kind] = model_on(kind)
+    requests = conversations(shared)[
+        1 if kind == "triton" else 0 :
+    ]  # the interpreter takes its time
+    settings = {"chunk": chunk, "block_size": block_size, "num_blocks": 240 // block_size}
+    computed, _ = logits_of(models[kind], kind, requests, shares_prefixes=False, **settings)
+    found, table = logits_of(models[kind], kind, requests, shares_prefixes=True, **settings)
+    assert (table.prefix_hit_tokens.sum() > 0) == (
+        shared >= block_size or (kind != "triton" and block_size == 4)
+    )
+    assert computed.keys() == found.keys()
+    for place, logits in computed.items():
+        assert relative_error(found[place], logits) < BOUND
+        assert found[place].argmax() == logits.argmax()
+
+
+def test_a_cache_so_small_that_all_is_evicted_changes_no_token(models):
+    model = models.get("torch") or model_on("torch")
+    settings = {"chunk": 16, "block_size": 4}
+    requests = conversations(16)
+    _, roomy = logits_of(model, "torch", requests, shares_prefixes=False, num_blocks=60, **settings)
+    _, tight = logits_of(model, "torch", requests, shares_prefixes=True, num_blocks=10, **settings)
+    assert tight.output_token_ids.tolist() == roomy.output_token_ids.tolist()
+    assert tight.num_preemptions.sum() > 0
+
+
+# -- settings --------------------------------------------------------------------------------------
+
+SIMULATED = [
+    "executor=simulated",
+    "tracking=none",
+    "baselines=[]",
+    "policy=sarathi_serve",
+    "workload.num_requests=12",
+]
+
+
+def summary_of(tmp_path, *overrides: str) -> dict[str, float]:
+    assert main([*SIMULATED, f"output={tmp_path}", *overrides]) == 0
+    return json.loads(next(tmp_path.rglob("summary.json")).read_text())
+
+
+def test_prefix_caching_saves_time_on_prompts_that_share(tmp_path):
+    shared = ["workload.shared_prefix_len=512", "workload.num_prefixes=2"]
+    off = summary_of(tmp_path / "off", *shared)
+    on = summary_of(tmp_path / "on", *shared, "cache.prefix=true")
+    alone = summary_of(tmp_path / "alone", "cache.prefix=true")
+    assert "prefix_hit_rate" not in off
+    assert alone["prefix_hit_rate"] == 0
+    # All but the first of each text find 512 of 992 tokens, unless they come while it is computed.
+    assert 0.2 < on["prefix_hit_rate"] <= 10 / 12 * 512 / 992
+    assert on["ttft_mean"] < off["ttft_mean"]
+    assert on["duration"] < off["duration"]
+
+
+def test_shared_prefixes_are_as_many_as_asked_and_a_part_of_the_prompt():
+    settings = {"num_requests": 20, "seq_len": 64, "pd_ratio": 15.0, "seed": 4}
+    load = PaperGrid(**settings, shared_prefix_len=24, num_prefixes=3).generate(97)
+    prompts = [request.prompt_token_ids for request in load.requests]
+    assert {len(prompt) for prompt in prompts} == {60}
+    assert len({prompt[:24].tobytes() for prompt in prompts}) == 3
+    assert len({prompt[24:].tobytes() for prompt in prompts}) == 20
+    assert len({prompt[:25].tobytes() for prompt in prompts}) > 3
+    longer = (
+        PaperGrid(**settings, shared_prefix_len=100).generate(None).requests
+    )  # told apart though nobody computes
+    assert len({request.prompt_token_ids.tobytes() for request in longer}) == 1

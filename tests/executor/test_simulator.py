@@ -1,0 +1,272 @@
+"""The cost model against hand-worked sums and the paper's tables, and the virtual clock."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from helpers import requests_of, scheduler_for
+from simulated import GPUS, SPEC, TOY, batch_of
+
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.engine.ledger import Ledger
+from sarathi_lab.engine.loop import run_engine
+from sarathi_lab.executor.simulated.analytic import AnalyticCostModel
+from sarathi_lab.executor.simulated.backend import SimulatedBackend
+from sarathi_lab.executor.simulated.executor import SimulatedExecutor
+from sarathi_lab.executor.simulated.hardware import check_memory
+from sarathi_lab.executor.simulated.matmul import matmul_time
+from sarathi_lab.experiment.presets import load_hardware as hardware
+from sarathi_lab.experiment.presets import load_spec as model
+from sarathi_lab.policy import Sarathi
+
+SHAPES = {
+    "qkv_proj": (2, 6),
+    "out_proj": (2, 2),
+    "ffn_up": (2, 4),
+    "ffn_down": (4, 2),
+}  # the toy's products
+
+
+def test_operation_times_by_hand():
+    # 3 tokens: a chunk of 2 at offset 1, and a decode that sees 5. The toy's seconds are launches,
+    # all else is microseconds, so the table without launches is the one to work out.
+    batch = batch_of(chunk=2, start=1, decodes=1, context=5)
+    free = dataclasses.replace(TOY, kernel_launch=0.0, attention_launch=0.0)
+    times = AnalyticCostModel(SPEC, free, dtype_bytes=2).operation_times(batch)
+    assert times == pytest.approx(
+        {
+            **{name: matmul_time(3, *shape, free, 2) for name, shape in SHAPES.items()},
+            # a tile of 64 queries: 64*1 dense pairs at 4e9 FLOP/s, 64*64 masked at 2e9, 4*2 FLOPs
+            # each; the cut into quarters keeps all 4 SMs busy; 3 tokens of 8 bytes at 5e8 bytes/s
+            # are too few to count
+            "prefill_attention": 8 * 64 / 4e9 + 8 * 4096 / 2e9,
+            "decode_attention": 5 * 8 / 5e8,
+            "norms": 3
+            * (3 * 4 * 2)
+            * 2
+            / 1e9,  # 3 norms of 3 tokens, 2 rows of 2 read and 2 written
+            "activation": 3 * (2 * 4) * 2 / 1e9,
+            "kv_write": 3 * (4 * 2) * 2 / 1e9,
+            "lm_head": matmul_time(1, 2, 10, free, 2),  # one row emits
+            "sampling": 10 * 2 / 1e9,
+            "overhead": 0.125,
+        },
+        rel=1e-6,
+    )
+    launches = {
+        "norms": 3,
+        "activation": 1,
+        "kv_write": 1,
+        "sampling": 1,
+        "lm_head": 1,
+        "prefill_attention": 3,
+    }
+    launches |= {"decode_attention": 3, "overhead": 0, **dict.fromkeys(SHAPES, 1)}
+    with_launches = AnalyticCostModel(SPEC, TOY, dtype_bytes=2).operation_times(batch)
+    assert with_launches == pytest.approx(
+        {name: times[name] + launches[name] for name in times}, abs=1e-3
+    )
+
+
+def test_work_that_is_not_there_costs_nothing():
+    times = AnalyticCostModel(SPEC, TOY, dtype_bytes=2).operation_times(batch_of(chunk=5))
+    assert (
+        times["lm_head"] == times["sampling"] == times["decode_attention"] == 0.0
+    )  # the prompt is unfinished
+    times = AnalyticCostModel(SPEC, TOY, dtype_bytes=2).operation_times(
+        batch_of(decodes=5, context=3)
+    )
+    assert times["prefill_attention"] == 0.0
+
+
+PROMPT, DECODES, CONTEXT = (
+    {"chunk": 1000},
+    {"decodes": 17, "context": 1000},
+    {"chunk": 512, "start": 8192},
+)
+
+
+@pytest.mark.parametrize(
+    ("field", "batch", "at_least"),
+    [
+        ("flops_per_second", PROMPT, 1.5),
+        ("num_sms", DECODES, 1.001),
+        ("matmul_efficiency", PROMPT, 1.5),
+        ("bytes_per_second", DECODES, 1.5),
+        ("memory_efficiency", DECODES, 1.3),
+        ("kv_efficiency", DECODES, 1.2),
+        ("attention_efficiency", CONTEXT, 1.2),
+        ("causal_efficiency", PROMPT, 1.01),
+    ],
+)
+def test_every_rate_has_an_effect(field, batch, at_least):
+    base = hardware("a6000")
+    slower = dataclasses.replace(
+        base, **{field: type(getattr(base, field))(getattr(base, field) / 2)}
+    )
+    if field == "num_sms":  # fewer SMs each do more: what changes is how whole waves fit
+        slower = dataclasses.replace(base, num_sms=61)
+    times = [
+        AnalyticCostModel(model("13b"), gpu, 2).iteration_time(batch_of(**batch))
+        for gpu in (slower, base)
+    ]
+    assert times[0] > at_least * times[1]
+
+
+@pytest.mark.parametrize(
+    ("field", "calls"),
+    [("kernel_launch", 8 * 40 + 3), ("attention_launch", 40), ("iteration_overhead", 1)],
+)
+def test_every_fixed_cost_has_an_effect(field, calls):
+    """Norms (twice), four products, activation and cache write in each of 40 layers; last norm,
+    head, sampling.
+    """
+    base, spec, batch = hardware("a6000"), model("13b"), batch_of(decodes=1, context=100)
+    longer = dataclasses.replace(base, **{field: getattr(base, field) + 1.0})
+    added = AnalyticCostModel(spec, longer, 2).iteration_time(batch) - AnalyticCostModel(
+        spec, base, 2
+    ).iteration_time(batch)
+    assert added == pytest.approx(calls, rel=1e-3)
+
+
+def test_one_token_past_the_tile_costs_a_tile():
+    cost = AnalyticCostModel(model("13b"), hardware("a6000"), 2)
+    at, past, next_tile = (cost.iteration_time(batch_of(chunk=n)) for n in (512, 513, 640))
+    assert past > 1.15 * at  # Fig 7: +28 %
+    assert next_tile < 1.06 * past  # +4.5 %, attention included
+
+
+def test_more_tokens_never_cost_less():
+    cost = AnalyticCostModel(model("13b"), hardware("a6000"), 2)
+    times = [
+        cost.iteration_time(batch_of(chunk=n, decodes=3, context=500)) for n in range(1, 1200, 7)
+    ]
+    assert times == sorted(times)
+
+
+# Table 2 of the paper, LLaMA-13B on an A6000: prefill of 1024, 4 decodes at 1024, and 1021 + 3
+# together.
+TABLE_2 = [
+    (batch_of(chunk=1024), 0.2348),
+    (batch_of(decodes=4, context=1024), 0.04996),
+    (batch_of(chunk=1021, decodes=3, context=1024), 0.2384),
+]
+
+
+def test_table_2_within_ten_percent():
+    cost = AnalyticCostModel(model("13b"), hardware("a6000"), 2)
+    errors = [abs(cost.iteration_time(batch) / seconds - 1) for batch, seconds in TABLE_2]
+    assert sum(errors) / len(errors) < 0.07  # never fitted
+    assert max(errors) < 0.1
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_wider_elements_are_refused_as_the_peaks_are_of_16_bits(name):
+    assert SimulatedBackend(hardware(name), "bfloat16").dtype_bytes == 2
+    with pytest.raises(
+        UserError, match=r"dtype=float32 can't be simulated.* use one of auto, bfloat16, float16"
+    ):
+        SimulatedBackend(hardware(name), "float32")
+    with pytest.raises(ValueError, match="4 bytes"):
+        AnalyticCostModel(SPEC, hardware(name), dtype_bytes=4)
+
+
+def test_piggybacked_decodes_are_nearly_free():
+    cost = AnalyticCostModel(model("13b"), hardware("a6000"), 2)
+    alone = cost.iteration_time(batch_of(decodes=4, context=1024)) / 4
+    hybrid = cost.iteration_time(batch_of(chunk=1021, decodes=3, context=1024))
+    marginal = (hybrid - cost.iteration_time(batch_of(chunk=1021))) / 3
+    assert 5 < alone / marginal < 15  # the paper: 12.49 ms alone, 1.2 ms piggybacked
+
+
+def test_virtual_clock_waits_for_arrivals_and_costs_nothing_else():
+    requests = requests_of((4, 2), (4, 1), arrivals=[0.0, 100.0])
+    ledger = Ledger()
+    run_engine(
+        requests, scheduler_for(Sarathi(chunk=8)), SimulatedExecutor(lambda batch: 1.0), ledger
+    )
+    assert ledger.iterations().start.tolist() == [0.0, 1.0, 100.0]
+    assert ledger.iterations().end.tolist() == [1.0, 2.0, 101.0]
+
+
+def test_executor_contract():
+    executor = SimulatedExecutor(lambda batch: 2.0)
+    with pytest.raises(RuntimeError, match="nothing is in flight"):
+        executor.collect()
+    executor.submit(batch_of(chunk=3))
+    with pytest.raises(RuntimeError, match="in flight"):
+        executor.submit(batch_of(chunk=3))
+    assert executor.collect().end == 2.0
+    executor.start()
+    assert executor.now == 0.0
+
+
+def test_memory_is_checked_with_the_number_of_devices():
+    check_memory(
+        model("13b"), hardware("a6000"), 2, kv_tokens=18 * 1024
+    )  # the paper's largest batch fits
+    with pytest.raises(
+        UserError,
+        match=r"gpt3-175b needs 35\d\.\d GB .* one a100 has 80 GB \(6 would do: "
+        r".*tensor_parallel=6",
+    ):
+        check_memory(model("gpt3-175b"), hardware("a100"), 2, kv_tokens=1024)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("flops_per_second", 0),
+        ("bytes_per_second", -1.0),
+        ("memory_bytes", None),
+        ("num_sms", 0),
+        ("num_sms", 84.5),
+        ("matmul_efficiency", 1.2),
+        ("memory_efficiency", 0),
+        ("kv_efficiency", -0.1),
+        ("causal_efficiency", None),
+        ("attention_efficiency", "high"),
+        ("kernel_launch", -1e-6),
+        ("attention_launch", float("inf")),
+        ("iteration_overhead", -0.5),
+        ("uncertainty", None),
+        ("uncertainty", {"matmul": 0.1}),
+        ("uncertainty", {"matmul": 0.1, "attention": -0.2}),
+    ],
+)
+def test_impossible_hardware_is_refused(field, value):
+    with pytest.raises(UserError, match=field):
+        dataclasses.replace(TOY, **{field: value})
+
+
+def test_simulation_does_not_import_torch(tmp_path):
+    script = (
+        "import sys; from sarathi_lab.run import main; "
+        f"code = main(['executor=simulated', 'tracking=none', 'output={tmp_path}']); "
+        "assert code == 0; assert 'torch' not in sys.modules, 'torch was imported'"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[1] / "support",
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_thousand_requests_in_seconds():
+    cost = AnalyticCostModel(model("13b"), hardware("a6000"), 2)
+    requests = requests_of(*[(992, 32)] * 1000)
+    scheduler = scheduler_for(
+        Sarathi(chunk=256), batch_size=18, num_blocks=1200, block_size=16, max_model_len=1024
+    )
+    ledger = Ledger()
+    start = time.perf_counter()
+    run_engine(requests, scheduler, SimulatedExecutor(cost.iteration_time), ledger)
+    assert time.perf_counter() - start < 20  # about 1 s on two idle cores
+    assert len(ledger.requests()) == 1000

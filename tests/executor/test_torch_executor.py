@@ -1,0 +1,273 @@
+"""The torch executor behind the real scheduler: greedy tokens, preemption, and simulation's
+schedule.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from checkpoints import DEVICE, FAMILIES, make_checkpoint
+from helpers import ScriptedExecutor, scheduler_for
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+
+from sarathi_lab.config.paths import CONF
+from sarathi_lab.engine.ledger import Ledger
+from sarathi_lab.engine.loop import run_engine
+from sarathi_lab.engine.request import Batch, Request
+from sarathi_lab.executor.simulated.executor import SimulatedExecutor
+from sarathi_lab.executor.torch.executor import TorchExecutor
+from sarathi_lab.executor.torch.watching import HostTimeline
+from sarathi_lab.model.checkpoint import AutoModel
+from sarathi_lab.model.transformer import Transformer
+from sarathi_lab.model.weights import load_model
+from sarathi_lab.policy import (
+    TGI,
+    LightLLM,
+    LlamaCpp,
+    LMDeploy,
+    LMDeployPytorch,
+    OpenVINO,
+    Orca,
+    PrefillFirst,
+    RequestLevel,
+    Sarathi,
+    SarathiServe,
+    SGLang,
+    TensorRTLLM,
+    TransformersFIFO,
+    TransformersPrefillFirst,
+)
+
+BATCH_SIZE = 3
+LENGTHS = [(19, 6), (7, 9), (12, 3), (5, 1), (23, 5)]
+POLICIES = [
+    RequestLevel(),
+    Orca(),
+    Orca(max_prefills=None),
+    PrefillFirst(),
+    *(Sarathi(chunk=chunk) for chunk in (3, 4, 8, 16, 64)),
+    Sarathi(chunk=5, min_decodes=0),
+    *(SarathiServe(chunk=chunk) for chunk in (3, 4, 8, 16, 64)),
+]
+# On the tiny model only: what they add is schedules, not shapes.
+SYSTEMS = [
+    SGLang(8, enable_mixed_chunk=True),
+    TensorRTLLM(8, "EQUAL_PROGRESS", 4, "MAX_UTILIZATION"),
+    TGI(8),
+    TransformersFIFO(8),
+    TransformersPrefillFirst(8),
+    LightLLM(8),
+    LMDeploy(8),
+    LMDeployPytorch(8),
+    OpenVINO(8),
+    LlamaCpp(8, 16),
+]
+
+
+def requests_with_tokens(lengths=LENGTHS, vocab_size=97, arrivals=None) -> list[Request]:
+    rng = np.random.default_rng(11)
+    times = arrivals or [0.0] * len(lengths)
+    return [
+        Request(i, time, p, d, rng.integers(0, vocab_size, p, dtype=np.int32))
+        for i, ((p, d), time) in enumerate(zip(lengths, times, strict=True))
+    ]
+
+
+def generated(requests, scheduler, model, **cache) -> dict[int, list[int]]:
+    ledger = Ledger()
+    run_engine(requests, scheduler, TorchExecutor(model, **cache), ledger)
+    table = ledger.requests()
+    return dict(zip(table.request_id, table.output_token_ids, strict=True))
+
+
+@pytest.fixture(scope="module", params=list(FAMILIES))
+def family(request, tmp_path_factory):
+    """(our model, the greedy tokens of transformers' generate for every request) of one family."""
+    directory = tmp_path_factory.mktemp("checkpoint")
+    theirs = make_checkpoint(request.param, directory)
+    greedy = {}
+    for wish in requests_with_tokens():
+        prompt = torch.from_numpy(wish.prompt_token_ids.astype(np.int64))[None]
+        out = theirs.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            do_sample=False,
+            max_new_tokens=wish.output_len,
+            min_new_tokens=wish.output_len,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+        greedy[wish.request_id] = out[0, wish.prompt_len :].tolist()
+    spec, found = AutoModel(str(directory)).resolve("unused")
+    return load_model(spec, found, DEVICE, torch.float32, seed=0), greedy
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=str)
+def test_greedy_tokens_equal_generate(family, policy):
+    model, greedy = family
+    scheduler = scheduler_for(
+        policy, batch_size=BATCH_SIZE, num_blocks=40, block_size=4, max_model_len=28
+    )
+    assert (
+        generated(requests_with_tokens(), scheduler, model, num_blocks=40, block_size=4) == greedy
+    )
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Transformer:
+    spec = instantiate(OmegaConf.load(CONF / "model" / "tiny.yaml"))
+    return load_model(spec, None, DEVICE, torch.float32, seed=0)
+
+
+def test_greedy_tokens_are_the_same_under_every_system(tiny):
+    def tokens(policy):
+        scheduler = scheduler_for(
+            policy, batch_size=BATCH_SIZE, num_blocks=24, block_size=4, max_model_len=28
+        )
+        return generated(
+            requests_with_tokens(vocab_size=256), scheduler, tiny, num_blocks=24, block_size=4
+        )
+
+    expected = tokens(SarathiServe(chunk=8))
+    assert {policy.name for policy in SYSTEMS if tokens(policy) != expected} == set()
+
+
+@pytest.mark.parametrize(
+    "policy", [PrefillFirst(watermark=0.0), SarathiServe(chunk=8, watermark=0.0)], ids=str
+)
+def test_preemption_by_recompute_loses_no_token(tiny, policy):
+    requests = requests_with_tokens([(14, 12), (13, 12), (15, 12)], vocab_size=256)
+
+    def serve(num_blocks: int):
+        scheduler = scheduler_for(
+            policy, batch_size=3, num_blocks=num_blocks, block_size=4, max_model_len=27
+        )
+        return generated(requests, scheduler, tiny, num_blocks=num_blocks, block_size=4), scheduler
+
+    roomy, undisturbed = serve(30)
+    tight, pressed = serve(12)
+    assert undisturbed.num_preemptions == 0
+    assert pressed.num_preemptions > 0
+    assert tight == roomy
+    pressed.blocks.check_integrity([])
+
+
+class Clock:
+    """A clock that only moves when told, and that counts how long it was slept."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+        self.slept = 0.0
+
+    def __call__(self) -> float:
+        return self.time
+
+    def sleep(self, seconds: float) -> None:
+        self.time += seconds
+        self.slept += seconds
+
+
+def seconds_of(num_tokens: int) -> float:
+    """Step times that no schedule could confuse: dyadic, so that sums are exact in either order."""
+    return 0.25 + num_tokens / 64
+
+
+@pytest.mark.parametrize(
+    "policy", [*(p for p in POLICIES if getattr(p, "chunk", 8) == 8), *SYSTEMS], ids=str
+)
+def test_same_step_times_give_the_same_schedule(tiny, policy):
+    arrivals = [0.0, 0.25, 1.0, 40.0, 40.125]
+    requests = requests_with_tokens(vocab_size=256, arrivals=arrivals)
+
+    def scheduler():
+        return scheduler_for(
+            policy, batch_size=BATCH_SIZE, num_blocks=24, block_size=4, max_model_len=28
+        )
+
+    clock = Clock()
+
+    def tick(module, args, output) -> None:
+        clock.time += seconds_of(len(args[0].token_ids))
+
+    handle = tiny.register_forward_hook(tick)
+    real = Ledger()
+    executor = TorchExecutor(
+        tiny, num_blocks=24, block_size=4, timeline=HostTimeline(clock), sleep=clock.sleep
+    )
+    run_engine(requests, scheduler(), executor, real)
+    handle.remove()
+    simulated = Ledger()
+    run_engine(
+        requests,
+        scheduler(),
+        SimulatedExecutor(lambda batch: seconds_of(batch.num_tokens)),
+        simulated,
+    )
+
+    assert clock.slept > 0
+    of_a_device = ["host_time"]
+    assert (
+        real.iterations()
+        .drop(columns=of_a_device)
+        .equals(simulated.iterations().drop(columns=of_a_device))
+    )
+    columns = [
+        "request_id",
+        "first_scheduled_time",
+        "first_token_time",
+        "finish_time",
+        "num_preemptions",
+        "token_times",
+    ]
+    assert real.requests()[columns].equals(simulated.requests()[columns])
+
+
+def test_executor_contract(tiny):
+    executor = TorchExecutor(tiny, num_blocks=8, block_size=4)
+    with pytest.raises(RuntimeError, match="nothing is in flight"):
+        executor.collect()
+    sequence_batch = Batch()
+    scheduler = scheduler_for(Orca(), num_blocks=8, block_size=4, max_model_len=28)
+    scheduler.add(requests_with_tokens(vocab_size=256)[0])
+    sequence_batch = scheduler.schedule(0.0)
+    executor.submit(sequence_batch)
+    assert executor.num_in_flight == 1
+    with pytest.raises(RuntimeError, match="in flight"):
+        executor.submit(sequence_batch)
+    result = executor.collect()
+    assert result.end >= result.start >= 0
+    assert len(result.token_ids) == 1
+    assert 0 <= result.token_ids[0] < 256
+
+
+def test_prompts_without_tokens_are_refused(tiny):
+    scheduler = scheduler_for(Orca(), num_blocks=8, block_size=4, max_model_len=28)
+    scheduler.add(Request(0, 0.0, 5, 2))
+    with pytest.raises(ValueError, match="no token ids"):
+        TorchExecutor(tiny, num_blocks=8, block_size=4).submit(scheduler.schedule(0.0))
+
+
+@pytest.mark.parametrize("num_blocks", [1, 2, 50])
+def test_warm_up_fits_any_cache_and_disturbs_nothing(tiny, num_blocks):
+    executor = TorchExecutor(tiny, num_blocks=num_blocks, block_size=4)
+    executor.warm_up(batch_size=8, chunk_tokens=64, longest=28)
+    assert executor.num_in_flight == 0
+
+
+def test_scripted_and_simulated_clocks_agree():
+    """The tests' own scripted executor is no better judge than the shipped simulator: both give one
+    schedule.
+    """
+    requests = requests_with_tokens()
+    ledgers = []
+    for executor in (
+        ScriptedExecutor(lambda batch: seconds_of(batch.num_tokens)),
+        SimulatedExecutor(lambda batch: seconds_of(batch.num_tokens)),
+    ):
+        ledgers.append(Ledger())
+        run_engine(
+            requests, scheduler_for(Sarathi(chunk=8), max_model_len=28), executor, ledgers[-1]
+        )
+    assert ledgers[0].iterations().equals(ledgers[1].iterations())

@@ -1,0 +1,382 @@
+"""The advised chunk against full sweeps, chunk=auto on the command line, and the price of
+cutting.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+from helpers import requests_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+from simulated import batch_of
+
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.engine.request import Batch
+from sarathi_lab.executor.simulated.analytic import AnalyticCostModel
+from sarathi_lab.executor.simulated.cost_model import KINDS, make_cost_model
+from sarathi_lab.experiment.advisor import BASELINES, Prediction, advise, candidates
+from sarathi_lab.experiment.chunking_loss import ATTENTION, MATMUL, chunking_loss
+from sarathi_lab.experiment.presets import load_hardware, load_spec
+from sarathi_lab.policy import RequestLevel, Sarathi, SarathiServe
+from sarathi_lab.run import main
+from sarathi_lab.tasks import plan
+from sarathi_lab.workload.synthetic import Uniform
+
+TILE = 128
+COST = AnalyticCostModel(
+    load_spec("13b"),
+    load_hardware("a6000"),
+    2,
+)
+SIMULATED = ["executor=simulated", "tracking=none", "workload.num_requests=12", "batch=6"]
+
+
+def tile_time(batch: Batch) -> float:
+    """Half a second an iteration, and a second per tile of 4 tokens begun."""
+    return 0.5 + math.ceil(batch.num_tokens / 4)
+
+
+# -- candidates and predictions --------------------------------------------------------------------
+
+
+def test_candidates_are_powers_of_two_tiles_and_the_neighbours_of_the_optimum():
+    assert candidates(requests_of((992, 32)), 18, TILE) == [
+        128,
+        256,
+        512,
+        640,
+        1024,
+    ]  # 31 x 17 = 527
+    assert candidates(requests_of((100, 10)), 20, TILE) == [128]  # whole beside 19 decodes
+    assert candidates(requests_of((100, 10)), 40, TILE) == [128, 256]
+    assert candidates(requests_of((992, 32)), 18, 64) == [64, 128, 256, 512, 576, 1024]
+
+
+@given(
+    st.integers(1, 5000),
+    st.integers(1, 500),
+    st.integers(1, 400),
+    st.sampled_from((1, 16, 64, 128)),
+)
+def test_candidates_suit_the_batch_and_the_last_cuts_nothing(prompt_len, output_len, batch, tile):
+    chunks = candidates(requests_of((prompt_len, output_len)), batch, tile)
+    assert chunks == sorted(set(chunks))
+    assert all(chunk % tile == 0 and chunk >= batch for chunk in chunks)
+    assert chunks[-1] >= prompt_len + batch - 1 > (chunks[-1] // 2 if chunks[-1] > tile else 0)
+
+
+def test_a_prediction_is_what_the_engine_does():
+    requests = requests_of(*[(8, 3)] * 3)
+    table = Prediction(requests, 2, tile_time).table([16, 4]).set_index("chunk")
+    ledger = Prediction(requests, 2, tile_time).serve(Sarathi(4))
+    assert list(table.index) == [4, 16]
+    assert table.throughput[4] == pytest.approx(33 / ledger.iterations().end.max())
+    gaps = np.concatenate([np.diff(times) for times in ledger.requests().token_times])
+    assert table.tbt_p99[4] == pytest.approx(np.quantile(gaps, 0.99))
+    assert table.kv_reread_factor[16] == 1.0 < table.kv_reread_factor[4]
+    assert table.throughput_vs_orca[16] == pytest.approx(
+        1.0
+    )  # never cut, so its schedule is Orca's
+    whole = Prediction(requests, 2, tile_time).serve(RequestLevel()).iterations().end.max()
+    assert table.throughput_vs_request_level[4] == pytest.approx(
+        whole / ledger.iterations().end.max()
+    )
+
+
+def test_the_rows_within_one_percent_of_the_best_are_marked():
+    table = Prediction(requests_of(*[(992, 32)] * 36), 18, COST.iteration_time).table(
+        range(128, 1152, 128)
+    )
+    best = table.throughput.max()
+    assert (table.throughput[table.is_best] == best).all()
+    assert (table.is_as_good == (table.throughput >= 0.99 * best)).all()
+    assert table.is_as_good.sum() >= table.is_best.sum() >= 1
+
+
+def test_outputs_of_one_token_have_no_time_between_tokens():
+    assert Prediction(requests_of((8, 1), (8, 1)), 2, tile_time).table([4]).tbt_p99.isna().all()
+    assert advise(Prediction(requests_of((8, 1), (8, 1)), 2, tile_time), 4).chunk in (4, 8, 12, 16)
+
+
+def test_model_length_and_cache_are_the_servers():
+    requests = requests_of(*[(200, 40)] * 8)
+
+    def throughput(**server: int) -> float:
+        return Prediction(requests, 4, COST.iteration_time, **server).table([TILE]).throughput[0]
+
+    assert (
+        throughput(num_blocks=60, block_size=16) == throughput()
+    )  # room for four sequences of 240
+    assert throughput(num_blocks=30, block_size=16) < throughput()
+    assert throughput(num_blocks=60, block_size=16, max_model_len=480) < throughput()
+    assert throughput(num_blocks=60, block_size=8) < throughput()
+    with pytest.raises(UserError, match="chunk=2 is smaller"):
+        Prediction(requests, 4, COST.iteration_time).table([2])
+
+
+def test_only_the_baselines_that_are_asked_for_are_served():
+    requests = requests_of((100, 20), (100, 20))
+    columns = [
+        set(Prediction(requests, 2, tile_time, baselines=names).table([TILE]))
+        for names in ([], ["orca"], BASELINES)
+    ]
+    assert [{name for name in each if "_vs_" in name} for each in columns] == [
+        set(),
+        {"throughput_vs_orca"},
+        {"throughput_vs_orca", "throughput_vs_request_level"},
+    ]
+
+
+# -- the advice ------------------------------------------------------------------------------------
+
+WORKLOADS = {
+    "paper, small batch": (requests_of(*[(980, 44)] * 36), 6),
+    "paper, full batch": (requests_of(*[(992, 32)] * 72), 18),
+    "long prompts": (requests_of(*[(2000, 48)] * 32), 8),
+    "decodes dominate": (requests_of(*[(200, 200)] * 24), 8),
+    "mixed lengths": (
+        Uniform(num_requests=48, pd_ratio=20, seed=3, min_len=128, max_len=1024)
+        .generate(None)
+        .requests,
+        12,
+    ),
+    "arrivals": (
+        Uniform(
+            num_requests=24,
+            pd_ratio=20,
+            seed=3,
+            min_len=128,
+            max_len=1024,
+            arrivals="poisson",
+            rate=2.0,
+        )
+        .generate(None)
+        .requests,
+        12,
+    ),
+}
+
+
+@pytest.mark.parametrize("policy", [Sarathi, SarathiServe])
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_the_advice_is_within_one_percent_of_a_full_sweep(name, policy):
+    requests, batch = WORKLOADS[name]
+    advice = advise(Prediction(requests, batch, COST.iteration_time), TILE, policy=policy)
+    longest = max(request.prompt_len for request in requests) + batch - 1
+    sweep = Prediction(requests, batch, COST.iteration_time).table(
+        range(TILE, longest + TILE, TILE), policy
+    )
+    row = advice.table.set_index("chunk").loc[advice.chunk]
+    assert row.throughput >= 0.99 * sweep.throughput.max()
+    rivals = advice.table[advice.table.is_as_good]
+    assert row.tbt_p99 == rivals.tbt_p99.min()
+
+
+def test_the_advice_refines_between_its_candidates():
+    requests = requests_of(*[(2000, 48)] * 32)
+    advice = advise(Prediction(requests, 8, COST.iteration_time), TILE)
+    tried = list(advice.table.chunk)
+    best = tried[int(advice.table.throughput.argmax())]
+    assert tried == sorted(set(tried))
+    assert {best - TILE, best + TILE} <= set(tried)
+
+
+def test_named_chunks_are_the_only_candidates():
+    requests = requests_of(*[(992, 32)] * 24)
+    advice = advise(
+        Prediction(requests, 6, COST.iteration_time), TILE, chunks=[1024, 100, 100, 300]
+    )
+    assert list(advice.table.chunk) == [100, 300, 1024]
+    assert advice.table.set_index("chunk").is_as_good[advice.chunk]
+    with pytest.raises(UserError, match="chunk=2 is smaller"):
+        advise(Prediction(requests, 6, COST.iteration_time), TILE, chunks=[1024, 2])
+
+
+# -- chunk=auto ------------------------------------------------------------------------------------
+
+
+def test_auto_runs_the_advised_chunk_and_says_why(tmp_path, capsys):
+    assert main(["chunk=auto", "baselines=[request_level]", *SIMULATED, f"output={tmp_path}"]) == 0
+    text = capsys.readouterr().out
+    (run,) = [
+        path.parent for path in tmp_path.rglob("run.json") if path.parent.parent.name != "baselines"
+    ]
+    labels, config = json.loads((run / "run.json").read_text()), OmegaConf.load(run / "config.yaml")
+    chunk = advise(Prediction(requests_of(*[(992, 32)] * 12), 6, COST.iteration_time), TILE).chunk
+    assert labels["chunk"] == config.policy.chunk == chunk
+    assert f"chunk=auto is {chunk}" in text
+    assert "x request_level" in text
+    assert text.count("chunk=auto is") == 1  # the baseline has no chunk to choose
+    predicted = next(
+        line for line in text.splitlines() if line.split()[:2] == [str(chunk), "*"]
+    ).split()[2]
+    summary = json.loads((run / "summary.json").read_text())
+    assert float(predicted) == pytest.approx(summary["throughput"], abs=0.5)
+
+
+def test_auto_is_chosen_anew_for_every_job_of_a_sweep(tmp_path, capsys):
+    small = [
+        "executor=simulated",
+        "tracking=none",
+        "workload.num_requests=8",
+        "baselines=[]",
+        f"output={tmp_path}",
+    ]
+    assert main(["chunk=auto,1024", "batch=4,8", "-m", *small]) == 0
+    runs = [json.loads(path.read_text()) for path in tmp_path.rglob("run.json")]
+    chunks = {(run["batch"], run["name"].split()[1]): run["chunk"] for run in runs}
+    assert chunks[4, "chunk=1024"] == chunks[8, "chunk=1024"] == 1024
+    for batch in (4, 8):
+        assert (
+            chunks[batch, "chunk=auto"]
+            == advise(
+                Prediction(requests_of(*[(992, 32)] * 8), batch, COST.iteration_time), TILE
+            ).chunk
+        )
+
+
+def test_auto_is_predicted_once_for_a_run_that_is_planned_twice(tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr(plan, "_ADVICE", {})
+    monkeypatch.setattr(
+        plan, "advise", lambda *args, **kwargs: calls.append(args) or advise(*args, **kwargs)
+    )
+    args = ["chunk=auto", "baselines=[]", *SIMULATED, f"output={tmp_path}"]
+    assert main(args) == 0
+    assert len(calls) == 1
+    for other in (
+        "policy.min_decodes=0",
+        "hardware=a100",
+        "pd_ratio=10",
+        "batch=4",
+        "cache.num_blocks=900",
+    ):
+        assert main([*args, other]) == 0
+    assert main(args) == 0
+    assert len(calls) == 6
+
+
+def test_auto_is_chosen_by_the_profile_where_that_is_the_cost_model(tmp_path, capsys):
+    profiled = make_cost_model("profiled", COST.spec, COST.hardware, 2)
+    assert (
+        main(
+            [
+                "chunk=auto",
+                "executor.cost_model=profiled",
+                "baselines=[]",
+                *SIMULATED,
+                f"output={tmp_path}",
+            ]
+        )
+        == 0
+    )
+    advice = advise(Prediction(requests_of(*[(992, 32)] * 12), 6, profiled.iteration_time), TILE)
+    text = capsys.readouterr().out
+    assert f"chunk=auto is {advice.chunk}" in text
+    shown = next(
+        line for line in text.splitlines() if line.split()[:2] == [str(advice.chunk), "*"]
+    ).split()[2]
+    assert float(shown) == pytest.approx(
+        advice.table.set_index("chunk").throughput[advice.chunk], abs=0.5
+    )
+
+
+def test_auto_does_not_ask_of_the_cache_what_only_a_baseline_needs(tmp_path, capsys):
+    small = [
+        "chunk=auto",
+        "policy=sarathi_serve",
+        "max_model_len=4096",
+        "cache.num_blocks=100",
+        *SIMULATED,
+    ]
+    assert main([*small, "baselines=[]", f"output={tmp_path}"]) == 0
+    text = capsys.readouterr().out
+    assert "chunk=auto is" in text
+    assert "x orca" not in text
+    assert main([*small, "baselines=[orca]", f"output={tmp_path}"]) == 2
+    assert "policy orca needs 256 blocks" in capsys.readouterr().err
+
+
+def test_a_policy_with_a_chosen_chunk_is_not_its_own_baseline(tmp_path):
+    assert main(["chunk=auto", "baselines=[sarathi]", *SIMULATED, f"output={tmp_path}"]) == 0
+    assert len(list(tmp_path.rglob("run.json"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (
+            ["chunk=auto", "model=tiny", "device=cpu"],
+            ["chunk=auto needs a cost model", "chunk=256", "executor=simulated"],
+        ),
+        (["chunk=fast", "executor=simulated"], ["chunk=fast is not a whole number", "auto"]),
+        (["chunk=auto", "policy=orca", "executor=simulated"], ["chunk=auto has no effect"]),
+    ],
+)
+def test_what_cannot_be_chosen_is_one_line(args, words, tmp_path, capsys):
+    assert main([*args, "tracking=none", "seq_len=64", f"output={tmp_path}/out"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert all(word in error for word in words)
+    assert not (tmp_path / "out").exists()
+
+
+# -- the price of cutting --------------------------------------------------------------------------
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 3000), st.integers(1, 3000))
+def test_the_loss_adds_up_exactly(prompt_len, chunk):
+    split = chunking_loss(prompt_len, chunk, COST.operation_times)
+    ledger = Prediction(requests_of((prompt_len, 1)), 1, COST.iteration_time).serve(
+        Sarathi(max(chunk, 1), min_decodes=0)
+    )
+    assert split.whole + split.total == pytest.approx(ledger.iterations().end.max(), rel=1e-9)
+    if chunk >= prompt_len:
+        assert (split.attention, split.matmul, split.fixed) == (0.0, 0.0, 0.0)
+
+
+def test_each_part_of_the_loss_is_its_cause():
+    def times(batch: Batch) -> dict[str, float]:
+        tiles = math.ceil(batch.num_tokens / 4)
+        return {
+            "qkv_proj": 2.0 * tiles,
+            "prefill_attention": batch.prefill_kv_tokens,
+            "sampling": 0.5,
+            "overhead": 1.0,
+        }
+
+    split = chunking_loss(
+        10, 3, times
+    )  # chunks of 3, 3, 3, 1: four tiles for three, contexts 3 + 6 + 9 + 10 for 10
+    assert (split.whole, split.matmul, split.attention, split.fixed) == (
+        6.0 + 10.0 + 1.5,
+        2.0,
+        18.0,
+        4.5,
+    )
+    assert split.total == 24.5
+
+
+@pytest.mark.parametrize("level", ["analytic", "profiled"])
+def test_the_loss_knows_every_operation_of_the_cost_models(level):
+    cost = make_cost_model(level, COST.spec, COST.hardware, 2)
+    names = set(cost.operation_times(batch_of(chunk=256, decodes=3, context=500)))
+    assert names <= {name for kind in KINDS.values() for name in kind}
+    assert names - {*MATMUL, *ATTENTION} <= {
+        "norms",
+        "elementwise",
+        "sampling",
+        "logits",
+        "overhead",
+        "others",
+    }
+    split = chunking_loss(2048, 256, cost.operation_times)
+    assert split.attention > 0
+    assert split.matmul > 0
+    assert chunking_loss(2048, 128, cost.operation_times).total > split.total

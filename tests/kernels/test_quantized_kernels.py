@@ -1,0 +1,168 @@
+"""The Triton kernels on a cache in 8 bits, interpreted or on a GPU: against attention by its
+definition.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from kernel_inputs import DEVICE, DTYPES, random
+from test_fused_kernels import ROTARY_CASES, RotaryCase, rotary_inputs
+from test_kernel_executor import load, on_kernels
+from torch import Tensor
+
+from sarathi_kernels.attention_cases import AWKWARD, AttentionInputs, make_inputs, reference
+from sarathi_kernels.hybrid_attention import Variant, hybrid_attention
+from sarathi_kernels.kv_cache import LARGEST, QuantizedCache, dequantize, quantize
+from sarathi_kernels.prefill_attention import prefill_attention
+from sarathi_kernels.rotary_kv import rotate_and_store, rotate_and_store_reference
+from sarathi_kernels.testing import poisoned, relative_error
+from sarathi_lab.executor.torch import backend
+from sarathi_lab.executor.torch.executor import TorchExecutor
+from sarathi_lab.executor.torch.teacher_forced import Cuts, forced_logits
+
+MAX_ERROR = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+# A kernel divides and rotates in another order than torch does, so that an entry between two steps
+# may go to either.
+STEP = {torch.int8: 1 / 127, torch.float8_e4m3fn: 1 / 8}
+NUM_SMS = 4
+
+
+def in_8_bits(cache: Tensor, dtype: torch.dtype) -> QuantizedCache:
+    """With scales that are no numbers where the cache holds none, and entries that would show."""
+    data, scales = quantize(cache, dtype)
+    data.view(torch.uint8)[scales.isnan()] = 77
+    return QuantizedCache(data, scales)
+
+
+def cases_of(
+    name: str, dtype: torch.dtype, kv: torch.dtype, num_splits: int = 1
+) -> tuple[AttentionInputs, Tensor]:
+    """Inputs whose caches are in 8 bits, and attention to the numbers that these stand for."""
+    inputs = make_inputs(AWKWARD[name], device=DEVICE, dtype=dtype, num_sms=NUM_SMS)
+    inputs = replace(inputs, plan=replace(inputs.plan, num_splits=num_splits))
+    caches = [in_8_bits(cache, kv) for cache in (inputs.key_cache, inputs.value_cache)]
+    held = [dequantize(cache.data, cache.scales, torch.float32) for cache in caches]
+    exact = replace(inputs, key_cache=held[0], value_cache=held[1])
+    return replace(inputs, key_cache=caches[0], value_cache=caches[1]), reference(
+        AWKWARD[name], exact
+    )
+
+
+def attend(name: str, inputs: AttentionInputs, variant: Variant) -> Tensor:
+    out = poisoned(*inputs.query.shape, device=DEVICE, dtype=inputs.query.dtype)
+    given = (inputs.query, inputs.key_cache, inputs.value_cache, inputs.plan, inputs.scale)
+    hybrid_attention(*given, variant=variant, sliding_window=AWKWARD[name].sliding_window, out=out)
+    return out
+
+
+@pytest.mark.parametrize("kv", LARGEST, ids=str)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "chunks at an offset",
+        "grouped decodes",
+        "head size 80",
+        "blocks of no power of two",
+        "window within a tile",
+    ],
+)
+def test_awkward_batches(name: str, kv: torch.dtype) -> None:
+    dtype = DTYPES[kv == torch.int8]  # each way of reading with one of them
+    inputs, expected = cases_of(name, dtype, kv)
+    assert relative_error(attend(name, inputs, "series"), expected) < MAX_ERROR[dtype]
+
+
+@pytest.mark.parametrize("kv", LARGEST, ids=str)
+@pytest.mark.parametrize("variant", ["unified", "fused"])
+def test_every_way_of_sharing_a_launch(variant: Variant, kv: torch.dtype) -> None:
+    inputs, expected = cases_of("hybrid", torch.float32, kv, num_splits=2)
+    assert relative_error(attend("hybrid", inputs, variant), expected) < MAX_ERROR[torch.float32]
+
+
+@pytest.mark.parametrize("kv", LARGEST, ids=str)
+@pytest.mark.parametrize("case", ROTARY_CASES[1:6], ids=str)
+def test_rotation_stores_what_torch_would(case: RotaryCase, kv: torch.dtype) -> None:
+    for dtype in DTYPES:
+        qkv, cos, sin, slots = rotary_inputs(case, dtype)
+        before = qkv.clone()
+        shape = (2 * case.num_tokens, case.block_size, case.num_kv_heads, case.head_size)
+        found, expected = ([empty_cache(shape, kv) for _ in range(2)] for _ in range(2))
+        query = rotate_and_store_reference(before, cos, sin, slots, *expected, case.num_heads)
+        assert (
+            relative_error(rotate_and_store(qkv, cos, sin, slots, *found, case.num_heads), query)
+            < MAX_ERROR[dtype]
+        )
+        for ours, theirs in zip(found, expected, strict=True):
+            written = ~theirs.scales.isnan()
+            assert torch.equal(~ours.scales.isnan(), written)
+            assert (ours.raw[~written] == 77).all()
+            assert relative_error(ours.scales[written], theirs.scales[written]) < MAX_ERROR[dtype]
+            steps = [cache.data.float()[written] for cache in (ours, theirs)]
+            assert (
+                (steps[0] - steps[1]).abs()
+                <= STEP[kv] * steps[1].abs().clamp(min=127 if kv == torch.int8 else 1)
+            ).all()
+            assert (steps[0] == steps[1]).float().mean() > 0.97
+
+
+def empty_cache(shape: tuple[int, ...], kv: torch.dtype) -> QuantizedCache:
+    data = torch.full(shape, 77, dtype=torch.uint8, device=DEVICE).view(kv)
+    return QuantizedCache(data, poisoned(*shape[:-1], device=DEVICE, dtype=torch.float32))
+
+
+@pytest.mark.parametrize("kv", LARGEST, ids=str)
+def test_heads_of_zeros_and_of_no_numbers(kv: torch.dtype) -> None:
+    qkv = random(3, 3, 64, dtype=torch.float32)
+    qkv[0] = 0
+    qkv[1, 1, 5] = float("nan")
+    qkv[1, 2, 50] = float("inf")
+    table = torch.ones(3, 1, 32, device=DEVICE)
+    caches = [empty_cache((1, 4, 1, 64), kv) for _ in range(2)]
+    rotate_and_store(qkv, table, 0 * table, torch.arange(3, device=DEVICE), *caches, 1)
+    for cache in caches:
+        held = dequantize(cache.data, cache.scales, torch.float32)[0]
+        assert (held[0] == 0).all()
+        assert held[1].isnan().all()
+        assert held[2].isfinite().all()
+
+
+def test_what_does_not_go_together_is_refused() -> None:
+    inputs, _ = cases_of("hybrid", torch.float32, torch.int8)
+    given = (inputs.plan, inputs.scale)
+    out = torch.empty_like(inputs.query)
+    keys, values = inputs.key_cache, inputs.value_cache
+    assert isinstance(keys, QuantizedCache)
+    wide = QuantizedCache(
+        keys.data, keys.scales[..., None].expand(*keys.shape).contiguous()[..., 0]
+    )
+    with pytest.raises(ValueError, match="scales strided by"):
+        prefill_attention(inputs.query, wide, wide, *given, out=out)
+    with pytest.raises(ValueError, match="differ"):
+        prefill_attention(
+            inputs.query,
+            keys,
+            dequantize(values.data, values.scales, torch.float32),
+            *given,
+            out=out,
+        )
+    with pytest.raises(ValueError, match="tensor descriptors do not read a cache in 8 bits"):
+        prefill_attention(inputs.query, keys, values, *given, out=out, tensor_descriptors=True)
+
+
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
+def test_the_engine_on_kernels_says_what_it_says_on_torch(kv_dtype, tmp_path) -> None:
+    """Chunks at offsets beside a decode, through the packed inputs of each."""
+    model = load("llama gqa, llama3 rope", tmp_path)
+    model.spec = replace(model.spec, kv_dtype=kv_dtype)
+    tokens = np.random.default_rng(3).integers(0, 97, (2, 40), dtype=np.int32)
+    expected = forced_logits(
+        TorchExecutor(model, num_blocks=12, block_size=16), tokens[0], Cuts(17, 5), tokens[1:]
+    )
+    backend.use_triton(model, "series")
+    found = forced_logits(on_kernels(model, num_blocks=12), tokens[0], Cuts(17, 5), tokens[1:])
+    # What lies between two steps of the cache may be rounded to either, and later layers see it.
+    assert relative_error(found, expected) < 0.02

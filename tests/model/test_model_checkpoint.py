@@ -1,0 +1,196 @@
+"""Checkpoints: what is read, what is refused before anything is loaded, and random weights."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints import make_checkpoint
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.paths import CONF
+from sarathi_lab.model.checkpoint import AutoModel
+from sarathi_lab.model.spec import ModelSpec
+from sarathi_lab.model.transformer import Transformer
+from sarathi_lab.model.weights import fill_from, load_model
+
+CPU = torch.device("cpu")
+
+
+def named(name: str) -> ModelSpec:
+    return instantiate(OmegaConf.load(CONF / "model" / f"{name}.yaml"))
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory) -> Path:
+    """A sharded checkpoint without defects."""
+    directory = tmp_path_factory.mktemp("sound")
+    make_checkpoint("llama", directory, max_shard_size="60KB")
+    assert len(list(directory.glob("*.safetensors"))) > 2
+    return directory
+
+
+@pytest.fixture
+def copy(sound, tmp_path) -> Path:
+    """A copy of it to break."""
+    return Path(shutil.copytree(sound, tmp_path / "copy"))
+
+
+def edit_config(directory: Path, **changes: object) -> None:
+    path = directory / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def refusal(directory: Path) -> str:
+    with pytest.raises(UserError) as caught:
+        AutoModel(str(directory)).resolve("unused")
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_sharded_equals_whole(sound, tmp_path):
+    theirs = make_checkpoint("llama", tmp_path)
+    ours = load_model(*AutoModel(str(sound)).resolve("unused"), CPU, torch.float32, 0)
+    weights = dict(theirs.named_parameters())
+    assert torch.equal(
+        ours.layers[1].ffn_down.weight, weights["model.layers.1.mlp.down_proj.weight"]
+    )
+    qkv = torch.cat([weights[f"model.layers.0.self_attn.{name}_proj.weight"] for name in "qkv"])
+    assert torch.equal(ours.layers[0].qkv_proj.weight, qkv)
+
+
+def test_every_parameter_is_filled(sound):
+    """Loaded over poison: none may stay as it was made."""
+    spec, found = AutoModel(str(sound)).resolve("unused")
+    model = Transformer(spec, CPU, torch.float32)
+    for parameter in model.parameters():
+        parameter.fill_(float("nan"))
+    fill_from(model, found)
+    assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
+
+
+def test_missing_things_are_named(copy):
+    assert "missing" in refusal(copy / "nothing")
+    assert "is a file" in refusal(copy / "config.json")
+    shard = sorted(copy.glob("*.safetensors"))[1]
+    shard.unlink()
+    assert shard.name in refusal(copy)
+    for file in copy.glob("*.safetensors*"):
+        file.unlink()
+    assert "has no weights" in refusal(copy)
+    (copy / "pytorch_model.bin").touch()
+    assert "only pytorch_model.bin" in refusal(copy)
+    (copy / "config.json").write_text("{")
+    assert "can't be read" in refusal(copy)
+    (copy / "config.json").unlink()
+    assert "no config.json" in refusal(copy)
+
+
+@pytest.mark.parametrize("keep", [0, 5, 0.5, 0.999])
+def test_truncated_weights_are_named(copy, keep):
+    shard = max(copy.glob("*.safetensors"), key=lambda path: path.stat().st_size)
+    content = shard.read_bytes()
+    shard.write_bytes(content[: keep if isinstance(keep, int) else int(len(content) * keep)])
+    message = refusal(copy)
+    assert shard.name in message
+    assert "truncated or corrupt" in message
+
+
+def test_tensors_that_do_not_fit_the_config(copy):
+    edit_config(copy, num_hidden_layers=3)
+    assert "model.layers.2" in refusal(copy)
+    edit_config(copy, num_hidden_layers=2, intermediate_size=96)
+    assert "asks for [96, 48]" in refusal(copy)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model_type": "mamba"}, ["model_type=mamba", "llama, mistral"]),
+        ({"hidden_act": "relu"}, ["hidden_act=relu", "silu"]),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, ["rope_type=yarn", "llama3"]),
+        ({"quantization_config": {"bits": 4}}, ["quantized"]),
+        ({"model_type": "gpt_neox", "use_parallel_residual": True}, ["use_parallel_residual"]),
+        ({"model_type": "qwen2", "use_sliding_window": True}, ["use_sliding_window"]),
+    ],
+)
+def test_unsupported_architectures_are_named(copy, changes, words):
+    edit_config(copy, **changes)
+    message = refusal(copy)
+    for word in words:
+        assert word in message
+
+
+def test_a_config_without_a_needed_key(copy):
+    config = json.loads((copy / "config.json").read_text())
+    del config["hidden_size"]
+    (copy / "config.json").write_text(json.dumps(config))
+    assert "lacks 'hidden_size'" in refusal(copy)
+
+
+def test_a_broken_index_and_a_config_of_wrong_kinds(copy):
+    edit_config(copy, num_hidden_layers="two")
+    assert "num_layers=two is not a whole number" in refusal(copy)
+    edit_config(
+        copy, num_hidden_layers=2, rope_parameters={"rope_type": "linear", "factor": "twice"}
+    )
+    assert "is broken" in refusal(copy)
+    edit_config(copy, rope_parameters=None)
+    (copy / "model.safetensors.index.json").write_text("[]")
+    assert "is no index of weights" in refusal(copy)
+
+
+def test_old_style_rope_settings_are_read_like_the_new(copy):
+    new, _ = AutoModel(str(copy)).resolve("unused")
+    config = json.loads((copy / "config.json").read_text())
+    del config["rope_parameters"]
+    config |= {"rope_theta": 1234.0, "rope_scaling": {"type": "linear", "factor": 3.0}}
+    (copy / "config.json").write_text(json.dumps(config))
+    old, _ = AutoModel(str(copy)).resolve("unused")
+    assert new.rope_scaling is None
+    assert old.rope_theta == 1234.0
+    assert (old.rope_scaling.kind, old.rope_scaling.factor) == ("linear", 3.0)
+
+
+def test_a_hub_id_that_cannot_be_had_is_one_line():
+    assert "some/model is neither a folder here nor to be had" in refusal(Path("some/model"))
+
+
+def test_random_weights_follow_their_seed():
+    spec = named("tiny")
+    one, same, other = (load_model(spec, None, CPU, torch.float32, seed) for seed in (1, 1, 2))
+    assert torch.equal(one.layers[0].qkv_proj.weight, same.layers[0].qkv_proj.weight)
+    assert not torch.equal(one.layers[0].qkv_proj.weight, other.layers[0].qkv_proj.weight)
+
+
+def test_simulation_only_shapes_are_not_loaded():
+    with pytest.raises(UserError, match="executor=simulated"):
+        load_model(named("gpt3-175b"), None, CPU, torch.float32, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "linear_params", "kv_bytes"),
+    [
+        ("7b", 12 * 32 * 4096**2, 524288),
+        ("13b", 12 * 40 * 5120**2, 819200),
+        ("33b", 12 * 60 * 6656**2, 1597440),
+    ],
+)
+def test_the_papers_shapes(name, linear_params, kv_bytes):
+    """12 H^2 parameters a layer, and 2 L H bytes of 2-byte keys and values."""
+    spec = named(name)
+    assert spec.num_linear_params == linear_params
+    assert spec.kv_bytes_per_token(2) == kv_bytes
+
+
+def test_published_sizes():
+    assert named("llama3-8b").num_params == pytest.approx(8.03e9, rel=0.01)
+    assert named("qwen3-8b").num_params == pytest.approx(8.19e9, rel=0.01)
+    assert named("gpt3-175b").num_params == pytest.approx(175e9, rel=0.01)
+    assert named("30m").num_params == pytest.approx(28e6, rel=0.02)
+    assert named("120m").num_params == pytest.approx(120e6, rel=0.1)

@@ -1,0 +1,196 @@
+"""Ledger, formulas and metrics against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+from helpers import ScriptedExecutor, requests_of, scheduler_for
+
+from sarathi_lab.engine.ledger import Ledger
+from sarathi_lab.engine.loop import run_engine
+from sarathi_lab.model.roofline import Peaks, roofline_time
+from sarathi_lab.model.spec import ModelSpec
+from sarathi_lab.policy import RequestLevel, Sarathi, SarathiServe
+from sarathi_lab.results.decode_cost import (
+    Composition,
+    DecodeCost,
+    fullest_hybrid,
+    measure_decode_cost,
+)
+from sarathi_lab.results.metrics import add_costs, compare, summarise
+
+# 2 layers, hidden 4, 2 heads of 2, plain FFN of 16: per layer 4*12 + 4*4 + 4*16 + 16*4 = 192 = 12
+# H^2 parameters.
+SPEC = ModelSpec(
+    "toy",
+    2,
+    4,
+    2,
+    2,
+    16,
+    vocab_size=10,
+    head_size=2,
+    gated_ffn=False,
+    norm="layer",
+    activation="gelu",
+)
+PEAKS = Peaks(flops_per_second=1000.0, bytes_per_second=100.0, source="by hand")
+
+
+def run(policy, requests, executor=None, **kwargs):
+    ledger = Ledger()
+    run_engine(requests, scheduler_for(policy, **kwargs), executor or ScriptedExecutor(), ledger)
+    return add_costs(ledger.iterations(), SPEC, 2, PEAKS), ledger.requests()
+
+
+def test_spec_formulas_by_hand():
+    assert SPEC.num_linear_params == 2 * 12 * 4**2
+    assert SPEC.kv_bytes_per_token(2) == 2 * 2 * 4 * 2
+    assert SPEC.num_params == 384 + 2 * 40
+    # One chunk of 3 tokens from 0: pairs 1+2+3 = 6, reads 3 tokens of KV, emits one token.
+    row = pd.DataFrame(
+        [[3, 0, 3, 0, 6, 1]],
+        columns=[
+            "num_prefill_tokens",
+            "num_decode_tokens",
+            "prefill_kv_tokens",
+            "decode_kv_tokens",
+            "prefill_query_key_pairs",
+            "num_emits",
+        ],
+    ).iloc[0]
+    assert SPEC.linear_flops(row) == 2 * 384 * 3 + 2 * 40
+    assert SPEC.attention_flops(row) == 4 * 2 * 4 * 6
+    assert SPEC.weight_read_bytes(row, 2) == (384 + 40) * 2
+    assert SPEC.min_bytes(row, 2) == 848 + 3 * 32 + 3 * 32
+    assert roofline_time(SPEC, row, 2, PEAKS) == pytest.approx(
+        max((2304 + 80 + 192) / 1000, 1040 / 100)
+    )
+
+
+def test_paper_13b_has_the_papers_sizes():
+    paper = ModelSpec(
+        "13b", 40, 5120, 40, 40, 4 * 5120, vocab_size=32000, head_size=128, gated_ffn=False
+    )
+    assert paper.num_linear_params == 40 * 12 * 5120**2 == 12_582_912_000
+    assert paper.kv_bytes_per_token(2) == 819_200
+
+
+def test_whole_and_chunked_prefill_read_kv_as_the_triangle_says():
+    whole, _ = run(SarathiServe(chunk=64), requests_of((16, 1)))
+    chunked, _ = run(SarathiServe(chunk=4), requests_of((16, 1)))
+    assert whole.prefill_kv_tokens.sum() == 16
+    assert chunked.prefill_kv_tokens.tolist() == [4, 8, 12, 16]  # N(N+1)/2 = 10 chunk loads of 4
+    assert whole.flops.sum() == chunked.flops.sum()
+
+
+def test_summary_of_request_level_by_hand():
+    # Iterations of 1 s: prefill of both, then decodes: request 0 has 3 tokens, request 1 has 2.
+    iterations, requests = run(RequestLevel(), requests_of((8, 3), (4, 2)))
+    summary = summarise(iterations, requests, PEAKS, None)
+    assert summary["num_iterations"] == 3
+    assert summary["duration"] == 3.0
+    assert summary["throughput"] == pytest.approx((8 + 3 + 4 + 2) / 3)
+    assert summary["output_throughput"] == pytest.approx(5 / 3)
+    assert summary["decode_time_alone"] == pytest.approx(
+        2 / 3
+    )  # two decode-only seconds, three decodes
+    assert summary["decode_throughput"] == pytest.approx(3 / 2)
+    assert summary["kv_reread_factor"] == 1.0
+    assert summary["kv_read_bytes"] == (12 + (9 + 5) + 10) * 32
+    assert summary["ttft_p50"] == 1.0
+    assert summary["tbt_p50"] == summary["tbt_p99"] == 1.0
+    assert summary["latency_p50"] == 2.5  # 3 s and 2 s
+    assert "decode_time_marginal" not in summary
+    assert "decode_speedup" not in summary
+    assert summary["time_over_roofline_prefill"] == pytest.approx(1 / iterations.roofline[0])
+    assert summary["time_over_roofline_decode"] == pytest.approx(2 / iterations.roofline[1:].sum())
+    assert "time_over_roofline_hybrid" not in summary
+
+
+def test_summary_counts_hybrid_decodes_at_their_marginal_time():
+    # chunk 4, batch 2: prefill of request 0 whole, hybrid, … each 1 s.
+    iterations, requests = run(
+        Sarathi(chunk=4, min_decodes=0), requests_of((4, 3), (4, 1)), batch_size=2
+    )
+    assert iterations.num_prefill_tokens.tolist() == [4, 3, 1]
+    assert iterations.num_decode_tokens.tolist() == [0, 1, 1]
+    cost = DecodeCost(alone=0.8, marginal=0.2, composition=Composition(3, 0, False, 1, 5))
+    summary = summarise(iterations, requests, PEAKS, cost)
+    assert summary["decode_throughput"] == pytest.approx(2 / (2 * 0.2))
+    assert summary["decode_speedup"] == pytest.approx(4.0)
+    assert summary["time_over_roofline_prefill"] == pytest.approx(1 / iterations.roofline[0])
+    assert summary["time_over_roofline_hybrid"] == pytest.approx(2 / iterations.roofline[1:].sum())
+    assert "time_over_roofline_decode" not in summary
+
+
+@pytest.mark.parametrize("num_blocks", [6, 7, 9, 100])
+def test_a_probe_is_shortened_to_what_the_cache_holds(num_blocks):
+    """Median contexts of a run under memory pressure may never have been in the cache together."""
+    executor = ScriptedExecutor()
+    composition = Composition(
+        chunk_tokens=10, chunk_start=14, chunk_emits=True, num_decodes=3, decode_context=20
+    )
+    measure_decode_cost(executor, composition, num_blocks=num_blocks, block_size=4, seconds=0.0)
+    *decodes, chunk = executor.schedule[1]
+    assert chunk[2] == 10
+    assert len(decodes) == 3
+    assert all(start >= 1 for _, start, _ in decodes)
+    if num_blocks == 100:
+        assert (chunk[1], decodes[0][1]) == (14, 19)
+
+
+def test_a_marginal_time_below_the_noise_gives_no_speedup():
+    iterations, requests = run(
+        Sarathi(chunk=4, min_decodes=0), requests_of((4, 3), (4, 1)), batch_size=2
+    )
+    summary = summarise(
+        iterations, requests, PEAKS, DecodeCost(0.8, -0.1, Composition(3, 0, False, 1, 5))
+    )
+    assert summary["decode_time_marginal"] == -0.1
+    assert "decode_speedup" not in summary
+    assert "decode_throughput" not in summary
+
+
+def test_compare_divides_what_both_have():
+    ratios = compare(
+        {"throughput": 6.0, "ttft_p50": 1.0, "decode_time_marginal": 1.0},
+        {"throughput": 3.0, "ttft_p50": 4.0},
+        "orca",
+    )
+    assert ratios == {"throughput_vs_orca": 2.0, "ttft_p50_vs_orca": 0.25}
+
+
+def test_arrivals_count_from_their_own_time():
+    _, requests = run(RequestLevel(), requests_of((4, 1), (4, 1), arrivals=[0, 10]))
+    assert (requests.first_token_time - requests.arrival_time).tolist() == [1.0, 1.0]
+    assert requests.first_scheduled_time.tolist() == [0.0, 10.0]
+
+
+def test_fullest_hybrid_has_the_most_decodes_and_then_the_most_frequent_chunk():
+    iterations, _ = run(Sarathi(chunk=6), requests_of(*[(12, 9)] * 4), batch_size=3)
+    fullest = fullest_hybrid(iterations)
+    assert fullest is not None
+    assert fullest.num_decodes == 2  # the batch less the chunk's own sequence
+    beside_two = iterations[(iterations.num_prefills == 1) & (iterations.num_decode_tokens == 2)]
+    assert fullest.chunk_tokens == 4  # 6 less the decodes
+    assert (beside_two.num_prefill_tokens == 4).sum() >= (beside_two.num_prefill_tokens != 4).sum()
+    assert fullest_hybrid(run(RequestLevel(), requests_of((8, 3)))[0]) is None
+
+
+def test_decode_cost_is_the_difference_of_paired_iterations():
+    """With seconds = prefill tokens + 0.25 a decode if mixed, 2 a batch of decodes alone."""
+
+    def seconds(batch):
+        if batch.num_prefill_tokens == 0:
+            return 2.0
+        return batch.num_prefill_tokens + 0.25 * batch.num_decode_tokens
+
+    composition = Composition(
+        chunk_tokens=13, chunk_start=5, chunk_emits=False, num_decodes=4, decode_context=9
+    )
+    executor = ScriptedExecutor(seconds)
+    cost = measure_decode_cost(executor, composition, num_blocks=40, block_size=4, seconds=0.0)
+    assert cost.alone == pytest.approx(0.5)
+    assert cost.marginal == pytest.approx(0.25)
+    assert executor.schedule[1] == [(0, 8, 1)] * 4 + [(0, 5, 13)]

@@ -1,0 +1,314 @@
+"""Latency, stalls, goodput and fairness against numbers worked out by hand, and the settings that
+they read.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from helpers import ScriptedExecutor, requests_of, scheduler_for
+
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.paths import CONF
+from sarathi_lab.engine.ledger import Ledger
+from sarathi_lab.engine.loop import run_engine
+from sarathi_lab.model.roofline import Peaks, request_roofline, roofline_time
+from sarathi_lab.model.spec import ModelSpec
+from sarathi_lab.policy import RequestLevel
+from sarathi_lab.results.decode_cost import decode_iteration
+from sarathi_lab.results.metrics import add_costs
+from sarathi_lab.results.serving_metrics import (
+    by_class,
+    fairness,
+    gaps,
+    goodput,
+    is_good,
+    is_met,
+    jain_index,
+    latency,
+    prompt_classes,
+    run_values,
+    serving_summary,
+    stall_histogram,
+    stalls,
+)
+from sarathi_lab.results.slo import Slo, Targets
+from sarathi_lab.run import main
+
+SPEC = ModelSpec(
+    "toy",
+    2,
+    4,
+    2,
+    2,
+    16,
+    vocab_size=10,
+    head_size=2,
+    gated_ffn=False,
+    norm="layer",
+    activation="gelu",
+)
+Row = tuple[int, float, float, list[float]]  # prompt, arrival, first scheduled, token times
+
+
+def table(*rows: Row) -> pd.DataFrame:
+    columns = ["prompt_len", "arrival_time", "first_scheduled_time", "token_times"]
+    frame = pd.DataFrame(list(rows), columns=columns)
+    first, last = (frame.token_times.map(lambda times, i=i: times[i]) for i in (0, -1))
+    return frame.assign(
+        first_token_time=first, finish_time=last, output_len=frame.token_times.map(len)
+    )
+
+
+# A short prompt with a stall of 3 s, a long one with even gaps of 0.5 s, and a single token.
+THREE = table(
+    (10, 0.0, 1.0, [2.0, 3.0, 6.0]), (100, 1.0, 1.0, [4.0, 4.5, 5.0]), (10, 2.0, 4.0, [5.0])
+)
+BOUNDS = (20, 50)
+CLASSES = prompt_classes(THREE, BOUNDS)
+
+
+def test_latencies_by_hand():
+    found = latency(THREE)
+    assert found["ttft_p50"] == 3.0  # of 2, 3, 3
+    assert found["tbt_mean"] == pytest.approx((1 + 3 + 0.5 + 0.5) / 4)
+    assert found["tbt_p50"] == 0.75
+    assert found["tpot_mean"] == pytest.approx((4 / 2 + 1 / 2) / 2)  # the single token has none
+    assert found["latency_p50"] == 4.0  # of 6, 4, 3
+    assert found["normalised_latency_mean"] == pytest.approx((6 / 3 + 4 / 3 + 3 / 1) / 3)
+    assert found["scheduling_delay_p50"] == 1.0  # of 1, 0, 2
+
+
+def test_nothing_is_said_of_nothing():
+    assert latency(THREE[:0]) == {}
+    assert serving_summary(THREE[:0], 1.0, Targets()) == {}
+    single = latency(THREE[2:])
+    assert "tbt_p50" not in single
+    assert "tpot_p50" not in single
+    assert stalls(THREE[2:], 1.0) == {}
+
+
+def test_stalls_are_the_gaps_above_the_threshold():
+    assert stalls(THREE, 0.9) == {
+        "stall_threshold": 0.9,
+        "num_stalls": 2.0,
+        "stall_time": 4.0,
+        "stalled_share": pytest.approx(1 / 3),
+        "longest_gap": 3.0,
+    }
+    assert stalls(THREE, 3.0)["num_stalls"] == 0.0  # a gap of the threshold itself is none
+    assert stalls(THREE, 3.0)["longest_gap"] == 3.0
+
+
+def test_the_histogram_holds_every_stall_once():
+    histogram = stall_histogram(THREE, 0.4)
+    assert histogram["count"].tolist() == [2, 1, 1, 0, 0]  # (0.4, 0.8], (0.8, 1.6], (1.6, 3.2]
+    assert histogram["count"].sum() == stalls(THREE, 0.4)["num_stalls"]
+    assert histogram.low.tolist() == [0.4, 0.8, 1.6, 3.2, 6.4]
+    assert histogram.high.iloc[-1] == np.inf
+
+
+def test_classes_begin_at_their_bounds():
+    lengths = pd.DataFrame({"prompt_len": [1, 19, 20, 49, 50, 900]})
+    assert prompt_classes(lengths, BOUNDS).tolist() == [
+        "short",
+        "short",
+        "medium",
+        "medium",
+        "long",
+        "long",
+    ]
+    found = by_class(THREE, CLASSES)
+    assert (found["num_requests_short"], found["num_requests_long"]) == (2.0, 1.0)
+    assert found["ttft_short_mean"] == 2.5
+    assert found["tbt_short_p50"] == 2.0  # of 1 and 3
+    assert found["tbt_long_p99"] == 0.5
+    assert not any("medium" in name for name in found)
+    assert by_class(THREE, np.array(["long"] * 3)) == {}, "of one class the whole says it all"
+
+
+def test_goodput_counts_requests_that_meet_every_bound():
+    slo = Slo(name="x", ttft=2.5, tbt=1.0, tpot=1.0)
+    met = is_good(THREE, slo)
+    assert met["ttft"].tolist() == [True, False, False]
+    assert met["tbt"].tolist() == [
+        False,
+        True,
+        True,
+    ]  # the single token has no gap that could be too long
+    assert met["tpot"].tolist() == [False, True, True]
+    assert not met["all"].any()
+    found = goodput(THREE, 10.0, Slo(name="x", ttft=3.0, tbt=1.0), CLASSES)
+    assert found["slo_attainment"] == pytest.approx(2 / 3)
+    assert found["goodput"] == pytest.approx(2 / 10)
+    assert (found["slo_attainment_ttft"], found["slo_attainment_tbt"]) == (
+        1.0,
+        pytest.approx(2 / 3),
+    )
+    assert (found["slo_attainment_short"], found["slo_attainment_long"]) == (0.5, 1.0)
+    assert found["slo_met"] == 0.0
+    assert goodput(THREE, 10.0, Slo(name="none"), CLASSES) == {}
+
+
+def test_a_request_is_held_against_the_quantile_of_its_own_gaps():
+    rows = table((10, 0.0, 0.0, [0.0, 1.0, 2.0, 7.0]))  # gaps 1, 1, 5
+    assert is_good(rows, Slo(name="x", tbt=1.0, quantile=0.5))["tbt"].tolist() == [True]
+    assert is_good(rows, Slo(name="x", tbt=1.0, quantile=0.99))["tbt"].tolist() == [False]
+
+
+def test_a_run_meets_an_objective_by_its_quantiles():
+    strict = Slo(name="x", tbt=1.0, scheduling_delay=1.0, quantile=0.5)
+    assert run_values(THREE, strict) == {"tbt": 0.75, "scheduling_delay": 1.0}
+    assert is_met(THREE, strict)
+    assert not is_met(THREE, Slo(name="x", tbt=1.0))  # P99 is near 3
+    assert not is_met(THREE, Slo(name="x", scheduling_delay=0.9))
+
+
+def test_jain_index_by_hand():
+    assert jain_index(np.array([2.0, 2.0, 2.0])) == 1.0
+    assert jain_index(np.array([1.0, 0.0, 0.0, 0.0])) == 0.25
+    assert jain_index(np.array([1.0, 3.0])) == pytest.approx(16 / 20)
+
+
+def test_fairness_is_of_slowdowns():
+    found = fairness(
+        THREE, np.array([3.0, 1.0, 3.0]), CLASSES
+    )  # latencies 6, 4, 3: slowdowns 2, 4, 1
+    assert found["slowdown_p50"] == 2.0
+    assert (found["slowdown_short_mean"], found["slowdown_long_mean"]) == (1.5, 4.0)
+    assert found["slowdown_class_ratio"] == pytest.approx(4 / 1.5)
+    assert found["slowdown_jain"] == pytest.approx(49 / (3 * 21))
+
+
+@pytest.mark.parametrize(
+    "peaks", [Peaks(1e3, 1e9, "compute-bound"), Peaks(1e9, 100.0, "memory-bound")]
+)
+def test_the_roofline_of_a_request_alone_is_that_of_its_iterations(peaks):
+    ledger = Ledger()
+    run_engine(requests_of((8, 5)), scheduler_for(RequestLevel()), ScriptedExecutor(), ledger)
+    iterations = add_costs(ledger.iterations(), SPEC, 2, peaks)
+    expected = roofline_time(SPEC, iterations, 2, peaks).sum()
+    assert request_roofline(SPEC, ledger.requests(), 2, peaks).tolist() == pytest.approx([expected])
+
+
+def test_a_decode_iteration_is_timed_on_the_executor():
+    executor = ScriptedExecutor(
+        lambda batch: 0.1 * batch.num_decode_tokens + 0.001 * batch.decode_kv_tokens
+    )
+    assert decode_iteration(executor, 4, 100, num_blocks=1000, block_size=4) == pytest.approx(
+        0.4 + 0.4
+    )
+    assert len(executor.schedule) == 6
+    assert set(executor.schedule[0]) == {(0, 99, 1)}
+    short = decode_iteration(executor, 4, 100, num_blocks=8, block_size=4)  # two blocks each
+    assert short == pytest.approx(0.4 + 4 * 8 * 0.001)
+
+
+def test_a_relative_objective_becomes_seconds():
+    relative = Slo(name="strict", tbt_factor=5.0, scheduling_delay=2.0)
+    assert relative.resolved(None) is relative
+    assert relative.resolved(0.02).bounds == {"tbt": pytest.approx(0.1), "scheduling_delay": 2.0}
+    assert relative.describe() == "P99 TBT 5 decode iterations, P50 scheduling delay 2000 ms"
+    assert relative.resolved(0.02).describe() == "P99 TBT 100 ms, P50 scheduling delay 2000 ms"
+    assert Slo(name="none").describe() == "no bounds"
+
+
+# -- runs ------------------------------------------------------------------------------------------
+
+LOAD = [
+    "executor=simulated",
+    "tracking=none",
+    "baselines=[]",
+    "workload=uniform",
+    "workload.max_len=3000",
+    "batch=8",
+]
+
+
+def summary_of(folder: Path, *args: str) -> dict[str, float]:
+    assert main([*LOAD, *args, f"output={folder}", f"hydra.run.dir={folder}/run"]) == 0
+    return json.loads((folder / "run" / "summary.json").read_text())
+
+
+def test_a_run_is_held_against_the_objective_and_its_settings_have_effects(tmp_path, capsys):
+    slo = ["slo=strict", "slo.tbt_factor=1.1", "slo.scheduling_delay=null"]
+    found = summary_of(tmp_path / "a", *slo)
+    assert 0 < found["slo_decode_time"] < 0.2
+    requests = pd.read_parquet(tmp_path / "a" / "run" / "requests.parquet")
+    bounded = Slo(name="strict", tbt=1.1 * found["slo_decode_time"])
+    assert found["slo_attainment"] == is_good(requests, bounded)["all"].mean()
+    assert 0 < found["slo_attainment"] < 1
+    assert found["goodput"] == pytest.approx(
+        found["slo_attainment"] * len(requests) / found["duration"]
+    )
+    assert found["num_stalls"] == (gaps(requests) > 0.2).sum()
+    assert {"ttft_short_p50", "ttft_medium_p99", "ttft_long_mean", "slowdown_class_ratio"} <= set(
+        found
+    )
+    other = summary_of(
+        tmp_path / "b", *slo, "slo.tbt_factor=15", "stall=0.01", "prompt_classes=[100,700]"
+    )
+    assert other["slo_attainment"] > found["slo_attainment"]
+    assert other["num_stalls"] > found["num_stalls"]
+    assert other["num_requests_long"] > found["num_requests_long"]
+    histogram = pd.read_csv(tmp_path / "b" / "run" / "stalls.csv")
+    assert histogram["count"].sum() == other["num_stalls"]
+    text = capsys.readouterr().out
+    for words in ("requests within the SLO", "goodput", "generation stalls", "longest gap"):
+        assert words in text
+
+
+def test_the_objectives_are_the_papers():
+    bounds = {
+        path.stem: (text["tbt"], text["scheduling_delay"])
+        for path in CONF.glob("slo/*-*-[sr]*.yaml")
+        if (text := _loaded(path)).get("tbt")
+    }
+    strict = {"mistral-7b": 0.1, "yi-34b": 0.2, "llama2-70b": 1.0, "falcon-180b": 1.0}
+    assert bounds == {
+        f"{model}-{kind}": (pytest.approx(factor * bound), 2.0)
+        for model, bound in strict.items()
+        for kind, factor in (("strict", 1), ("relaxed", 5))
+    }
+
+
+def _loaded(path: Path) -> dict[str, float]:
+    from omegaconf import OmegaConf
+
+    return dict(OmegaConf.load(path))
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["slo=stict"], "slo=stict is unknown (did you mean strict?)"),
+        (
+            ["slo=yi-34b-strict", "slo.tbt=-1"],
+            "slo.tbt=-1 must be a finite number above 0; use seconds",
+        ),
+        (["slo=strict", "slo.quantile=2"], "slo.quantile=2 exceeds 1"),
+        (["slo=strict", "slo.tbt_factor=0"], "slo.tbt_factor=0 must be a finite number above 0"),
+        (["slo=strict", "+slo.tbt=0.1"], "are two bounds; drop one"),
+        (["slo=strict", "slo.decode_batch=0"], "slo.decode_batch=0 is below 1"),
+        (["stall=0"], "stall=0 must be a finite number above 0"),
+        (["prompt_classes=512"], "prompt_classes=512 are not two lengths"),
+        (["prompt_classes=[512,256]"], "prompt_classes=[512, 256] do not ascend"),
+        (["prompt_classes=[a,2]"], "prompt_classes=a is not a whole number"),
+    ],
+)
+def test_bad_targets_are_one_line(args, words, tmp_path, capsys):
+    assert main([*LOAD, *args, f"output={tmp_path}/o"]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert words in err
+    assert not (tmp_path / "o").exists()
+
+
+def test_targets_without_a_command_line_are_the_defaults():
+    assert Targets() == Targets(Slo(name="none"), 0.2, (512, 2048))
+    with pytest.raises(UserError, match="stall=-1"):
+        Targets(stall=-1)

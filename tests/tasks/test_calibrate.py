@@ -1,0 +1,317 @@
+"""The task that measures this machine: what it leaves, what its settings change, what it refuses,
+and the way back.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import yaml
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+from simulated import batch_of
+
+from sarathi_lab import run
+from sarathi_lab.config import command_line
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.paths import CONF
+from sarathi_lab.engine.executor import Sizes
+from sarathi_lab.executor.simulated.analytic import AnalyticCostModel
+from sarathi_lab.executor.simulated.backend import SimulatedBackend
+from sarathi_lab.executor.simulated.cost_model import make_cost_model
+from sarathi_lab.executor.simulated.from_profile import (
+    ATTENDED,
+    PARTS,
+    STREAMED,
+    batch_of_row,
+    hardware_from_profile,
+)
+from sarathi_lab.executor.simulated.hardware import EFFICIENCIES, Hardware
+from sarathi_lab.executor.simulated.profile import ATTENTION, COLUMNS, ROW_OPERATIONS, Profile
+from sarathi_lab.executor.torch.backend import TorchBackend
+from sarathi_lab.executor.torch.profiling import (
+    Shape,
+    blocks_needed,
+    calibration_shapes,
+    measure_profile,
+)
+from sarathi_lab.experiment.presets import load_hardware as configured
+from sarathi_lab.experiment.presets import load_spec as model
+from sarathi_lab.run import main
+from sarathi_lab.tasks import calibrate
+
+TINY = ["task=calibrate", "model=tiny", "device=cpu", "batch=4", "seq_len=256", "tracking=none"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Threads that wait for each other would make a busy machine's times many times longer, at
+    random.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """A calibration of the tiny model: (its folder, the configuration that it was installed in,
+    printed text).
+    """
+    output = tmp_path_factory.mktemp("calibrate")
+    conf = output / "repository" / "conf"
+    shutil.copytree(CONF, conf)
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (calibrate, command_line, run):
+            patch.setattr(module, "CONF", conf)
+        assert (
+            main(
+                [*TINY, "task.seconds=6", "task.name=here", "task.install=true", f"output={output}"]
+            )
+            == 0
+        )
+    (path,) = (output).glob("20*/*/here.yaml")
+    return path.parent, conf
+
+
+def load(path) -> Hardware:
+    return instantiate(OmegaConf.load(path), _convert_="all")
+
+
+def test_the_table_is_a_profile_with_every_operation(measured):
+    folder, _ = measured
+    table = Profile.read(folder / "profile.csv").table
+    assert list(table) == list(COLUMNS)
+    assert set(table.operation) == {*ROW_OPERATIONS, *ATTENTION}
+    attention = table[table.operation.isin(ATTENTION)]
+    assert (attention.kv_tokens >= attention.num_tokens).all()
+    assert (table[table.operation.isin(ROW_OPERATIONS)].kv_tokens == 0).all()
+    decodes = table[table.operation == "decode_attention"]
+    assert set(decodes.num_tokens) == {1, 2, 4}
+    assert set(decodes.kv_tokens / decodes.num_tokens) == {16, 64, 128, 256}
+
+
+def test_more_tokens_and_longer_contexts_cost_more(measured):
+    folder, _ = measured
+    profile = Profile.read(folder / "profile.csv")
+    ffn = profile.rows("ffn").set_index("num_tokens").seconds
+    assert ffn[ffn.index.max()] > 3 * ffn[1]
+    batches = [batch_of(chunk=64), batch_of(chunk=1024), batch_of(chunk=1024, start=1024)]
+    cost = make_cost_model("profiled", model("tiny"), load(folder / "here.yaml"), 4)
+    times = [cost.iteration_time(batch) for batch in batches]
+    assert times == sorted(times)
+
+
+def test_the_hardware_file_states_what_it_was_measured_in(measured):
+    folder, _ = measured
+    text = (folder / "here.yaml").read_text()
+    assert text.startswith("# cpu (")
+    assert "model tiny in float32" in text.splitlines()[0]
+    hardware = load(folder / "here.yaml")
+    assert hardware.name == "here"
+    assert hardware.dtype_bytes == 4
+    assert all(0 < getattr(hardware, name) <= 1 for name in EFFICIENCIES)
+    assert hardware.profiles == {"tiny": str(folder / "profile.csv")}
+    assert hardware.uncertainty["matmul"] > 0
+
+
+def test_float32_is_simulated_on_hardware_measured_in_it_only(measured):
+    hardware = load(measured[0] / "here.yaml")
+    assert SimulatedBackend(hardware).dtype_name == "float32"
+    with pytest.raises(
+        UserError,
+        match=r"float16 can't be simulated, as hardware here holds .* 4-byte.* auto, float32",
+    ):
+        SimulatedBackend(hardware, "float16")
+    assert SimulatedBackend(configured("a6000")).dtype_name == "float16"
+
+
+def test_interpolation_reproduces_the_measured_rows(measured):
+    profile = Profile.read(measured[0] / "profile.csv")
+    cost = make_cost_model("profiled", model("tiny"), load(measured[0] / "here.yaml"), 4)
+    for operation in ROW_OPERATIONS:
+        for row in profile.rows(operation).itertuples():
+            times = cost.operation_times(batch_of_row(operation, int(row.num_tokens), 0))
+            assert times[operation] == pytest.approx(row.seconds)
+
+
+@pytest.mark.parametrize("level", ["analytic", "profiled"])
+def test_an_installed_hardware_is_an_option_of_the_command(measured, level, tmp_path, monkeypatch):
+    _, conf = measured
+    for module in ("command_line", "run", "calibrate"):
+        monkeypatch.setattr(f"sarathi_lab.{module}.CONF", conf)
+    monkeypatch.setattr("sarathi_lab.executor.simulated.cost_model.REPOSITORY", conf.parent)
+    installed = yaml.safe_load((conf / "hardware" / "here.yaml").read_text())
+    assert installed["profiles"] == {
+        "tiny": "conf/hardware/here-profile.csv"
+    }  # moves with the repository
+    args = [
+        "executor=simulated",
+        "hardware=here",
+        f"executor.cost_model={level}",
+        "model=tiny",
+        "dtype=float32",
+    ]
+    assert main([*args, "seq_len=256", "tracking=none", "baselines=[]", f"output={tmp_path}"]) == 0
+    (summary,) = tmp_path.rglob("summary.json")
+    assert json.loads(summary.read_text())["throughput"] > 0
+
+
+def test_the_simulation_of_this_machine_is_near_a_run_on_it(measured):
+    """Within a factor of four: neighbours on the machine may slow either. The recorded comparisons
+    are closer.
+    """
+    hardware = load(measured[0] / "here.yaml")
+    cost = make_cost_model("profiled", model("tiny"), hardware, 4)
+    shapes = [Shape(1, 512, 0, is_whole=True), Shape(4, 1, 127, is_whole=True)]
+    executor = TorchBackend("cpu").build(model("tiny"), None, Sizes(64, 16, batch_size=4))
+    table = measure_profile(
+        executor, [*shapes, *calibration_shapes(4, 64)[:20]], 3.0, lambda seconds: None
+    ).table
+    for shape, batch in zip(
+        shapes, (batch_of(chunk=512), batch_of(decodes=4, context=128)), strict=True
+    ):
+        attention = (table.operation == shape.attention) & (table.kv_tokens == shape.kv_tokens)
+        rows = (table.kv_tokens == 0) | attention
+        real = table[rows & (table.num_tokens == shape.total_tokens)].seconds.sum()
+        assert 1 / 4 < cost.iteration_time(batch) / real < 4
+
+
+def test_the_settings_change_what_is_measured():
+    shapes = calibration_shapes(batch_size=8, longest=1024)
+    assert {shape.count for shape in shapes} == {1, 2, 4, 8}
+    assert (
+        max(shape.kv_tokens for shape in shapes if shape.attention == "decode_attention")
+        == 8 * 1024
+    )
+    assert max(shape.count for shape in calibration_shapes(6, 1024)) == 6
+    longer = calibration_shapes(8, 4096)
+    assert max(shape.start for shape in longer) == 4096 - 1
+    assert blocks_needed(longer, 16) == 8 * 256
+    assert len(longer) > len(shapes)
+    for batch_size, longest in ((1, 64), (3, 100), (8, 1024), (64, 8192)):
+        made = calibration_shapes(batch_size, longest)
+        assert len({(shape.count, shape.num_tokens, shape.start) for shape in made}) == len(made)
+        for kind in ATTENTION:
+            assert len({shape.kv_tokens for shape in made if shape.attention == kind}) >= 3
+
+
+def test_more_seconds_measure_more(monkeypatch):
+    monkeypatch.setattr("sarathi_lab.executor.torch.profiling.MAX_ROUNDS", 10_000)
+    executor = TorchBackend("cpu").build(model("tiny"), None, Sizes(256, 16, batch_size=4))
+    passed: list[float] = []
+    shapes = calibration_shapes(4, 64)
+    short = measure_profile(executor, shapes, 1.0, lambda seconds: None)
+    long = measure_profile(executor, shapes, 5.0, passed.append)
+    assert short.num_shapes + short.num_dropped == long.num_shapes + long.num_dropped == len(shapes)
+    assert (long.num_shapes, long.num_rounds) > (short.num_shapes, short.num_rounds)
+    assert (
+        short.table.num_tokens.max() <= long.table.num_tokens.max()
+    )  # the longest are left out first
+    assert sum(passed) >= 5.0
+
+
+def test_the_fit_finds_the_hardware_that_made_a_table():
+    spec = model("30m")
+    truth = dataclasses.replace(configured("a40"), dtype_bytes=4)
+    cost = AnalyticCostModel(spec, truth, 4)
+    rows = []
+    for shape in calibration_shapes(8, 1024):
+        for operation in (
+            (*ROW_OPERATIONS, shape.attention) if shape.is_whole else (shape.attention,)
+        ):
+            kv_tokens = shape.kv_tokens if operation in ATTENTION else 0
+            times = cost.operation_times(batch_of_row(operation, shape.total_tokens, kv_tokens))
+            seconds = (
+                sum(times[part] for part in PARTS[operation])
+                + (operation == "others") * times["overhead"]
+            )
+            rows.append((operation, shape.total_tokens, kv_tokens, seconds))
+    table = pd.DataFrame(rows, columns=list(COLUMNS))
+    names = (
+        "name",
+        "flops_per_second",
+        "bytes_per_second",
+        "memory_bytes",
+        "num_sms",
+        "dtype_bytes",
+        "profiles",
+    )
+    known = {name: getattr(truth, name) for name in names}
+    found = hardware_from_profile(Profile(table, "here"), spec, **known)
+    assert found.iteration_overhead == pytest.approx(truth.iteration_overhead, rel=0.05)
+    for name in (
+        "memory_efficiency",
+        "kernel_launch",
+        "attention_launch",
+    ):  # what a model of this size is limited by
+        assert name in (*STREAMED, *ATTENDED)
+        assert getattr(found, name) == pytest.approx(getattr(truth, name), rel=0.2)
+    assert max(found.uncertainty.values()) < 0.1
+    noisy = table.assign(
+        seconds=table.seconds * np.exp(0.3 * np.random.default_rng(0).standard_normal(len(table)))
+    )
+    assert hardware_from_profile(Profile(noisy, "here"), spec, **known).uncertainty["matmul"] > 0.1
+
+
+REFUSED = [
+    (["executor=simulated"], ["task=calibrate measures a real device", "executor=torch"]),
+    (["model=tinny"], ["model=tinny is unknown", "did you mean tiny"]),
+    (["model=gpt3-175b"], ["gpt3-175b is for simulation only"]),
+    (["task.seconds=0"], ["task.seconds=0", "above 0"]),
+    (["task.seconds=soon"], ["task.seconds=soon is not a number"]),
+    (["task.name=a/b"], ["task.name=a/b can't name a file"]),
+    (["task.install=maybe"], ["task.install=maybe is neither true nor false"]),
+    (
+        ["task.install=true", "task.name=a6000"],
+        ["conf/hardware has a6000.yaml already", "task.name"],
+    ),
+    (["chunk=256"], ["chunk=256 has no effect", "calibrate does not read chunk", "seq_len"]),
+    (["hardware=a40"], ["hardware=a40 has no effect"]),
+    (["batch=0"], ["batch=0", "below 1"]),
+    (["seq_len=8"], ["seq_len=8", "below 64"]),
+    (["seq_len=1000000000"], ["GB for KV"]),
+    (["task.second=3"], ["task.second", "did you mean task.seconds"]),
+]
+
+
+@pytest.mark.parametrize(("args", "words"), REFUSED)
+def test_mistakes_are_refused_before_anything_is_measured(args, words, tmp_path, capsys):
+    given = {arg.partition("=")[0] for arg in args}
+    device = ["device=cpu"] if "executor=simulated" not in args else []
+    base = [arg for arg in [*TINY[:2], *TINY[3:], *device] if arg.partition("=")[0] not in given]
+    assert main([*base, *args, f"output={tmp_path / 'out'}"]) == 2
+    captured = capsys.readouterr()
+    (line,) = captured.err.strip().splitlines()
+    assert all(word in line for word in words), line
+    assert not (tmp_path / "out").exists()
+
+
+def test_too_short_a_time_is_refused_with_the_least(tmp_path, capsys):
+    assert main([*TINY, "task.seconds=0.001", f"output={tmp_path}"]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "task.seconds=0.001 is too short" in line
+    assert "use task.seconds=" in line
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("flops_per_second", 0, "flops_per_second=0 must be a finite number above 0"),
+        ("memory_bytes", -1.0, "memory_bytes=-1.0 must be a finite number above 0"),
+        ("dtype_bytes", 3, "dtype_bytes=3 is no size of an element; use one of 2, 4"),
+        ("dtype_bytes", None, "dtype_bytes=None"),
+        ("profiles", ["tiny.csv"], "profiles=.* does not map models to paths"),
+        ("profiles", {"tiny": 3}, "profiles=.* does not map models to paths"),
+    ],
+)
+def test_an_impossible_hardware_file_is_refused(measured, field, value, words):
+    with pytest.raises(UserError, match=words):
+        dataclasses.replace(load(measured[0] / "here.yaml"), **{field: value})

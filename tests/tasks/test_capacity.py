@@ -1,0 +1,278 @@
+"""The search for a capacity: the bracket, paired arrivals, a queue whose answer is known, and the
+task.
+"""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from helpers import ScriptedExecutor, requests_of
+
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.experiment.capacity import (
+    Bracket,
+    Capacities,
+    Engine,
+    Grid,
+    Trials,
+    all_at_once,
+    at_rate,
+    highest_passing,
+    limits_around,
+    mean_rate,
+)
+from sarathi_lab.policy import RequestLevel, SarathiServe
+from sarathi_lab.results.load import load_runs
+from sarathi_lab.results.slo import Slo
+from sarathi_lab.run import main
+
+
+@pytest.mark.parametrize("start", [-30, -1, 0, 6, 7, 8, 30])
+@pytest.mark.parametrize("last", [-20, 0, 7, 19])
+def test_the_bracket_is_found_from_wherever_the_search_begins(start, last):
+    tried = []
+
+    def passes(step: int) -> bool:
+        assert step not in tried, "no rate is tried twice"
+        tried.append(step)
+        return step <= last
+
+    assert highest_passing(passes, start, -20, 20) == Bracket(last, last + 1)
+    assert len(tried) <= 14
+    assert min(tried) >= -20
+    assert max(tried) <= 20
+
+
+def test_limits_that_all_pass_or_all_fail_are_told():
+    assert highest_passing(lambda step: True, 0, -5, 5) == Bracket(5, None)
+    assert highest_passing(lambda step: False, 0, -5, 5) == Bracket(None, -5)
+    assert not Bracket(None, -5).is_whole
+
+
+def test_a_start_next_to_the_answer_takes_few_rates():
+    tried = []
+    highest_passing(lambda step: bool(tried.append(step)) or step <= 40, 40, 0, 100)
+    assert tried == [40, 41]
+
+
+def test_rates_of_the_grid_are_the_same_for_everyone():
+    grid = Grid(0.1)
+    assert [grid.step(grid.rate(step)) for step in (-40, -1, 0, 1, 33)] == [-40, -1, 0, 1, 33]
+    assert grid.step(1.2) == 1  # 1.1 and 1.21
+    assert grid.rate(2) == pytest.approx(1.21)
+
+
+def test_arrivals_are_stretched_to_the_rate_and_stay_paired():
+    requests = requests_of((4, 1), (5, 2), (6, 3), arrivals=[1.0, 2.0, 5.0])
+    assert mean_rate(requests) == 0.5
+    fast = at_rate(requests, 2.0)
+    assert [request.arrival_time for request in fast] == [0.0, 0.25, 1.0]  # gaps stay 1 : 3
+    assert mean_rate(fast) == 2.0
+    assert [(r.request_id, r.prompt_len, r.output_len) for r in fast] == [
+        (0, 4, 1),
+        (1, 5, 2),
+        (2, 6, 3),
+    ]
+    assert [request.arrival_time for request in all_at_once(requests)] == [0.0] * 3
+    with pytest.raises(UserError, match=r"2 requests come all at once.*workload.arrivals=poisson"):
+        at_rate(requests_of((4, 1), (4, 1)), 1.0)
+
+
+def queue(num: int = 40, seeds: int = 3) -> Trials:
+    """One server that takes a second a request of one token, which come evenly: it can take one a
+    second.
+    """
+    loads = {
+        seed: requests_of(*[(4, 1)] * num, arrivals=list(map(float, range(num))))
+        for seed in range(seeds)
+    }
+    engine = Engine(ScriptedExecutor(), batch_size=1, max_model_len=8, num_blocks=10, block_size=4)
+    return Trials(engine, RequestLevel(), loads, Grid(0.05))
+
+
+def test_the_capacity_of_a_queue_is_its_service_rate():
+    trials = queue()
+    assert trials.saturation_rate() == 1.0
+    found = trials.capacity(Slo(name="x", ttft=1.0 + 1e-9), 1.0, (0.1, 10.0))
+    assert found.values == [1.0, 1.0, 1.0]
+    assert found.remark == ""
+    assert found.summary == {
+        "capacity": 1.0,
+        "capacity_low": 1.0,
+        "capacity_high": pytest.approx(1.05),
+        "capacity_seeds": 3.0,
+    }
+    assert sorted({trial.rate for trial in trials.known.values()}) == pytest.approx([1.0, 1.05])
+
+
+def test_an_objective_that_allows_a_queue_has_more_capacity():
+    trials = queue()
+    strict, loose = (trials.capacity(Slo(name="x", ttft=t), 1.0, (0.1, 10.0)) for t in (1.001, 5.0))
+    # Of 40 requests the last waits 39 (1 - 1/λ) seconds: 5 at λ = 1.14, of which the P99 is a
+    # little less.
+    assert strict.summary["capacity"] < loose.summary["capacity"] < 1.2
+    before = len(trials.known)
+    trials.capacity(Slo(name="x", ttft=1.001), 1.0, (0.1, 10.0))
+    assert len(trials.known) == before, "what was served is not served again"
+
+
+def test_what_the_limits_cut_off_is_said():
+    trials = queue(seeds=2)
+    above = trials.capacity(Slo(name="x", ttft=1e9), 1.0, (0.5, 2.0))
+    assert (
+        above.remark
+        == f"even {Grid(0.05).rate(above.highest):.3g}/s, the highest rate tried, passes with 2 "
+        "of 2 seeds"
+    )
+    below = trials.capacity(Slo(name="x", ttft=0.5), 1.0, (0.5, 2.0))
+    assert below.values == [0.0, 0.0]
+    assert "the lowest rate tried, fails with 2 of 2 seeds" in below.remark
+    assert below.summary["capacity_seeds"] == 0.0
+
+
+def test_limits_follow_the_saturation_rate_unless_told():
+    assert limits_around(64.0, None, None) == (1.0, 128.0)
+    assert limits_around(64.0, 2.0, 8.0) == (2.0, 8.0)
+    assert limits_around(1.0, None, 0.001) == (0.001, 1 / 64)
+
+
+def test_seeds_widen_the_interval():
+    grid = Grid(0.1)
+    brackets = {seed: Bracket(step, step + 1) for seed, step in enumerate((0, 0, 1, 5, 9))}
+    found = Capacities(grid, -9, 99, brackets).summary
+    assert found["capacity"] == grid.rate(1)
+    assert found["capacity_low"] < grid.rate(1) < found["capacity_high"]
+
+
+def test_policies_are_compared_on_the_same_requests_and_rates():
+    loads = {0: requests_of(*[(30, 9), (3, 4)] * 6, arrivals=list(np.arange(12.0)))}
+    executor = ScriptedExecutor(lambda batch: 0.05 + 0.02 * batch.num_tokens)
+    engine = Engine(executor, batch_size=4, max_model_len=40, num_blocks=200, block_size=4)
+    slo = Slo(name="x", tbt=0.3)
+    found = {
+        chunk: Trials(engine, SarathiServe(chunk=chunk), loads, Grid(0.05))
+        .capacity(slo, 1.0, (0.01, 10.0))
+        .values[0]
+        for chunk in (8, 64)
+    }
+    assert found[8] > 2 * found[64], "whole prompts of 30 tokens take 0.65 s, more than the bound"
+
+
+# -- the task --------------------------------------------------------------------------------------
+
+SMALL = [
+    "task=capacity",
+    "tracking=none",
+    "workload=lognormal",
+    "workload.num_requests=12",
+    "batch=6",
+]
+SIMULATED = [
+    *SMALL,
+    "executor=simulated",
+    "hardware=a100",
+    "model=mistral-7b",
+    "slo=mistral-7b-strict",
+]
+
+
+def test_a_sweep_over_policies_makes_a_table(tmp_path, capsys):
+    args = [*SIMULATED, "slo.tbt=0.014", "task.seeds=2", "task.precision=0.2", f"output={tmp_path}"]
+    assert main(["policy=prefill_first,sarathi_serve", "-m", *args]) == 0
+    text = capsys.readouterr().out
+    assert text.count("requests/s (") == 2
+    assert "under mistral-7b-strict: P99 TBT 14 ms, P50 scheduling delay 2000 ms" in text
+    runs = load_runs(tmp_path).set_index("policy")
+    assert set(runs.index) == {"prefill_first", "sarathi_serve"}
+    assert "capacity" in text.split("All 2 runs of this sweep")[1]
+    for policy, run in runs.iterrows():
+        table = pd.read_parquet(f"{run['path']}/capacity.parquet")
+        assert set(table.policy) == {policy}
+        assert len(table) == run["capacity_trials"]
+        assert set(table.seed) == {0, 1}
+        passing = table[table.slo_met].groupby("seed").rate.max()
+        assert run["capacity"] == pytest.approx(passing.median())
+        assert (table[table.slo_met].tbt_p99 <= 0.014).all()
+        failing = table[~table.slo_met]
+        assert ((failing.tbt_p99 > 0.014) | (failing.scheduling_delay_p50 > 2.0)).all()
+        assert run["capacity_low"] <= run["capacity"] < run["capacity_high"]
+    assert (tmp_path.rglob("capacity.png").__next__()).stat().st_size > 10_000
+
+
+def test_the_same_seed_finds_the_same_capacity_and_another_need_not(tmp_path):
+    found = []
+    for i, seed in enumerate((0, 0, 5)):
+        args = [
+            *SIMULATED,
+            "slo.tbt=0.014",
+            "task.seeds=1",
+            "task.precision=0.3",
+            "policy=sarathi_serve",
+            f"seed={seed}",
+        ]
+        assert main([*args, f"hydra.run.dir={tmp_path}/{i}", f"output={tmp_path}"]) == 0
+        found.append(json.loads((tmp_path / str(i) / "summary.json").read_text()))
+    assert found[0] == found[1]
+    assert found[0]["closed_rate"] != found[2]["closed_rate"]
+
+
+def test_it_runs_on_a_real_device_with_a_relative_objective(tmp_path, capsys):
+    args = [
+        *SMALL,
+        "model=tiny",
+        "device=cpu",
+        "policy=sarathi_serve",
+        "chunk=64",
+        "task.seeds=1",
+        "slo=relaxed",
+    ]
+    small = [
+        "workload.prompt_p50=20",
+        "workload.prompt_p90=40",
+        "workload.output_p50=4",
+        "workload.output_p90=8",
+    ]
+    limits = ["workload.max_len=64", "task.precision=1.0", "task.highest=400", "task.lowest=20"]
+    run = tmp_path / "run"
+    assert main([*args, *small, *limits, f"output={tmp_path}", f"hydra.run.dir={run}"]) == 0
+    assert "requests/s (" in capsys.readouterr().out
+    assert {"capacity", "capacity_trials", "closed_rate"} <= set(
+        json.loads((run / "summary.json").read_text())
+    )
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["slo=none"], "slo=none has no bounds that a rate could meet; name an objective"),
+        (["task.seeds=0"], "task.seeds=0 is below 1"),
+        (["task.precision=0"], "task.precision=0 must be a finite number above 0"),
+        (["task.lowest=-1"], "task.lowest=-1 must be a finite number above 0"),
+        (["task.lowest=4", "task.highest=2"], "task.lowest=4 is not below task.highest=2"),
+        (
+            ["workload.arrivals=poisson", "workload.rate=2"],
+            "workload.rate=2 has no effect: task=capacity looks for",
+        ),
+        (["workload.num_requests=1"], "1 requests come all at once"),
+        (
+            ["workload=trace", "workload.path=tests/data/trace.csv"],
+            "the same requests for every seed; use task.seeds=1",
+        ),
+        (["chunk=auto"], "chunk=auto is advised for one load"),
+        (["baselines=[orca]"], "task=capacity does not read baselines"),
+    ],
+)
+def test_what_makes_no_search_is_one_line(args, words, tmp_path, capsys):
+    own = [
+        arg
+        for arg in SIMULATED
+        if not (args[0].startswith("workload=") and arg.startswith("workload"))
+    ]
+    assert main([*own, *args, f"output={tmp_path}/o"]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert words in err
+    assert not (tmp_path / "o").exists()

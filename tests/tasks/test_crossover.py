@@ -1,0 +1,252 @@
+"""Where chunked prefill pays: the steady state, the cells of the map, its picture, and the task
+that draws it.
+"""
+
+from __future__ import annotations
+
+import time
+
+import pandas as pd
+import pytest
+from helpers import requests_of
+from matplotlib.figure import Figure
+
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.executor.simulated.analytic import AnalyticCostModel
+from sarathi_lab.executor.simulated.hardware import kv_capacity
+from sarathi_lab.experiment.advisor import BASELINES, Prediction
+from sarathi_lab.experiment.crossover import (
+    at_best_chunk,
+    crossover,
+    loads_that_fit,
+    steady_throughput,
+)
+from sarathi_lab.experiment.presets import load_hardware as hardware
+from sarathi_lab.experiment.presets import load_spec as model
+from sarathi_lab.experiment.steady_state import steady, together
+from sarathi_lab.policy import Orca, RequestLevel, Sarathi, SarathiServe
+from sarathi_lab.results.plots.tasks import crossover_map
+from sarathi_lab.run import main
+
+COST = AnalyticCostModel(model("13b"), hardware("a6000"), 2)
+TIMES = COST.operation_times
+
+
+def test_request_level_batches_start_together_and_others_keep_the_batch_full():
+    for policy, serve in ((RequestLevel(), together), (Orca(), steady), (Sarathi(256), steady)):
+        seconds = sum(serve(TIMES, policy, 500, 50, 4).values())
+        assert steady_throughput(policy, 500, 50, 4, TIMES) == pytest.approx(550 / seconds)
+
+
+@pytest.mark.parametrize(
+    ("prompt_len", "num_decodes", "batch"), [(992, 32, 18), (980, 44, 6), (512, 512, 4)]
+)
+def test_request_level_batching_is_in_the_steady_state_from_the_start(
+    prompt_len, num_decodes, batch
+):
+    requests = requests_of(*[(prompt_len, num_decodes + 1)] * (3 * batch))
+    end = (
+        Prediction(requests, batch, COST.iteration_time)
+        .serve(RequestLevel())
+        .iterations()
+        .end.max()
+    )
+    steady_state = steady_throughput(RequestLevel(), prompt_len, num_decodes, batch, TIMES)
+    assert steady_state == pytest.approx(len(requests) * (prompt_len + num_decodes) / end)
+
+
+@pytest.mark.parametrize("policy", [Orca(), Sarathi(256), Sarathi(512)], ids=str)
+def test_the_steady_state_is_that_of_a_long_run(policy):
+    """Within a few percent: a run that starts with equal requests decodes in step at first."""
+    requests = requests_of(*[(992, 33)] * (40 * 8))
+    end = Prediction(requests, 8, COST.iteration_time).serve(policy).iterations().end.max()
+    assert steady_throughput(policy, 992, 32, 8, TIMES) == pytest.approx(
+        len(requests) * 1024 / end, rel=0.04
+    )
+
+
+@pytest.fixture(scope="module")
+def cells() -> pd.DataFrame:
+    return crossover([1, 10, 50], [512, 1024], [4, 16], [8, 128, 256], TIMES, kv_tokens=12_000)
+
+
+def test_cells_that_cannot_run_are_left_out(cells):
+    assert set(cells.baseline) == {"request_level", "orca"}
+    assert not ((cells.batch == 16) & ((cells.seq_len == 1024) | (cells.chunk == 8))).any()
+    assert len(cells) == 2 * 3 * (
+        3 + 3 + 2
+    )  # batch 4 at both lengths, batch 16 at 512 without the chunk of 8
+    assert len(crossover([1], [1024], [16], [128], TIMES, kv_tokens=100)) == 0
+    # Prompt, decodes and the token that comes with the prompt: 1,025 a sequence.
+    assert loads_that_fit([31], [1024], [4], 4100) == [(31, 1024, 4)]
+    assert loads_that_fit([31], [1024], [4], 4099) == []
+
+
+def test_outcomes_are_gains_by_class(cells):
+    assert (cells.gain[cells.outcome == "gains"] > 0.02).all()
+    assert (cells.gain[cells.outcome == "loses"] <= -0.02).all()
+    assert set(cells.outcome[cells.chunk == 8]) <= {
+        "loses",
+        "neutral",
+    }  # a tile of 128 for 8 tokens
+    assert "gains" in set(cells.outcome)
+
+
+def test_a_gain_is_the_ratio_of_steady_throughputs(cells):
+    row = cells[
+        (cells.chunk == 256) & (cells.batch == 4) & (cells.pd_ratio == 50) & (cells.seq_len == 1024)
+    ]
+    load = (1004, 20, 4, TIMES)
+    for name, baseline in BASELINES.items():
+        gain = steady_throughput(Sarathi(256), *load) / steady_throughput(baseline, *load) - 1
+        assert row.gain[row.baseline == name].item() == pytest.approx(gain)
+
+
+def test_the_policy_is_the_one_that_was_given():
+    # Of short prompts, one cuts a single one an iteration, the other as many as fit.
+    maps = [
+        crossover([20], [200], [8], [512], TIMES, policy=policy)
+        for policy in (Sarathi, SarathiServe)
+    ]
+    assert (maps[0].gain != maps[1].gain).all()
+
+
+def test_the_best_chunk_of_a_load_is_the_one_that_gains_most(cells):
+    best = at_best_chunk(cells)
+    assert len(best) == 2 * 3 * 3
+    for row in best.itertuples():
+        load = (
+            (cells.pd_ratio == row.pd_ratio)
+            & (cells.seq_len == row.seq_len)
+            & (cells.batch == row.batch)
+        )
+        assert row.gain == cells.gain[load & (cells.baseline == row.baseline)].max()
+
+
+@pytest.mark.parametrize("y", ["batch", "seq_len"])
+def test_the_map_has_a_panel_per_chunk_and_a_number_per_cell(cells, y):
+    figure = crossover_map(cells, "13b on a device", y=y)
+    assert figure.get_suptitle().startswith("13b on a device: gain")
+    assert isinstance(figure, Figure)
+    assert sum(bool(ax.get_title()) for ax in figure.axes) == 3 * 2
+    texts = [text.get_text() for ax in figure.axes for text in ax.texts]
+    shown = cells[cells.baseline == "request_level"]
+    assert sorted(texts) == sorted(f"{100 * gain:+.0f}" for gain in shown.gain)
+
+
+def test_a_few_hundred_cells_take_less_than_a_minute():
+    start = time.monotonic()
+    table = crossover([5, 20, 80], [1024], [4, 8], [128, 256], TIMES)
+    assert (time.monotonic() - start) / (len(table) / 2) < 0.2  # seconds a cell
+
+
+def test_the_cache_has_what_the_weights_leave():
+    spec = model("13b")
+    capacity = kv_capacity(spec, hardware("a6000"), 2)
+    assert capacity == (48e9 - spec.weight_bytes(2)) // spec.kv_bytes_per_token(2)
+    with pytest.raises(UserError, match=r"33b needs 64\.6 GB for weights"):
+        kv_capacity(model("33b"), hardware("a6000"), 2)
+
+
+# -- the task --------------------------------------------------------------------------------------
+
+SMALL = [
+    "task=crossover",
+    "task.pd_ratios=[10,50]",
+    "task.seq_lens=[1024]",
+    "task.batches=[4,16]",
+    "tracking=none",
+]
+
+
+def test_the_task_writes_table_and_map_and_says_what_it_found(tmp_path, capsys):
+    assert (
+        main(
+            [
+                *SMALL,
+                "task.chunks=[128,512]",
+                "hardware=h100",
+                "model=llama3-8b",
+                f"output={tmp_path}",
+            ]
+        )
+        == 0
+    )
+    text = capsys.readouterr().out
+    (path,) = tmp_path.rglob("crossover.csv")
+    assert path.with_name("crossover.png").stat().st_size > 10_000
+    assert path.with_name("config.yaml").is_file()
+    table = pd.read_csv(path)
+    cost = AnalyticCostModel(model("llama3-8b"), hardware("h100"), 2)
+    expected = crossover([10, 50], [1024], [4, 16], [128, 512], cost.operation_times)
+    assert table.gain.to_list() == pytest.approx(expected.gain.to_list())
+    for name in BASELINES:
+        cells = table[table.baseline == name]
+        counts = [f"{(cells.outcome == outcome).sum()} {word}" for outcome, word in WORDS]
+        assert f"over {name}: 8 cells of 4 loads" in text
+        assert f"tokens: {', '.join(counts)}; with the best chunk" in text
+        assert f"best {cells.gain.max():+.1%} at" in text
+        assert f"worst {cells.gain.min():+.1%} at" in text
+    assert "simulated h100" in text
+
+
+WORDS = (("gains", "gain"), ("neutral", "neutral"), ("loses", "lose"))
+
+
+def test_hardware_model_policy_cost_model_and_picture_are_read(tmp_path):
+    args = [*SMALL, "task.chunks=[256]"]
+    others = (
+        ["hardware=a100"],
+        ["model=7b"],
+        ["policy=sarathi_serve"],
+        ["policy.min_decodes=3"],
+        ["executor.cost_model=profiled"],
+    )
+    gains = []
+    for i, other in enumerate(([], *others, ["task.baseline=orca"])):
+        assert main([*args, *other, f"output={tmp_path}/{i}"]) == 0
+        (path,) = (tmp_path / str(i)).rglob("crossover.csv")
+        gains.append(pd.read_csv(path).gain.to_list())
+    assert gains[0] == gains[-1]
+    assert all(gains[0] != each for each in gains[1:-1])
+    first, last = ((tmp_path / str(i)).rglob("*.png") for i in (0, len(others) + 1))
+    assert next(first).read_bytes() != next(last).read_bytes()
+
+
+MISTAKES = [
+    (["executor=torch"], ["executor=torch has no cost model", "executor=simulated"]),
+    (["executor.pipeline_parallel=2"], ["pipeline_parallel=2 is not predicted", "use 1"]),
+    (["policy=orca"], ["policy=orca has no chunk", "policy=sarathi"]),
+    (["policy.chunk=300"], ["policy.chunk=300 has no effect", "task.chunks"]),
+    (["chunk=300"], ["chunk=300 has no effect", "does not read chunk", "task.chunks"]),
+    (["batch=3"], ["batch=3 has no effect", "task.batches"]),
+    (["seq_len=100"], ["seq_len=100 has no effect", "task.seq_lens"]),
+    (["workload=zipf"], ["workload=zipf has no effect"]),
+    (["task.batches=[]"], ["task.batches=[] names nothing", "[8,16]"]),
+    (["task.pd_ratios=[]"], ["task.pd_ratios=[] names nothing"]),
+    (["task.seq_lens=4"], ["task.seq_lens=4 names nothing", "list"]),
+    (["task.chunks=[256,256]"], ["names a value twice"]),
+    (["task.pd_ratios=[0]"], ["task.pd_ratios=0", "above 0"]),
+    (["task.pd_ratios=[a]"], ["task.pd_ratios=a is not a number"]),
+    (["task.seq_lens=[1]"], ["task.seq_lens=1 is below 2"]),
+    (["task.batches=[2.5]"], ["task.batches=2.5 is not a whole number"]),
+    (["task.chunks=[2]"], ["task.chunks=[2] are all below the batches", "[4, 16]"]),
+    (["task.batches=[5000]"], ["exceed the cache of 27073 tokens"]),
+    (["task.baseline=sarathi"], ["task.baseline=sarathi is unknown", "request_level, orca"]),
+    (["policy.min_decodes=9"], ["min_decodes=9 exceeds"]),
+    (["model=33b"], ["model 33b needs 64.6 GB"]),
+    (["executor.cost_model=profiled", "model=7b"], ["no profile of model 7b"]),
+    (
+        ["task.chunk=[256]"],
+        ["task.chunk is not a parameter of Crossover", "did you mean task.chunks"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("args", "words"), MISTAKES, ids=lambda value: " ".join(value))
+def test_what_cannot_be_mapped_is_one_line(args, words, tmp_path, capsys):
+    assert main([*SMALL, *args, f"output={tmp_path}/out"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert all(word in error for word in words), error
+    assert not (tmp_path / "out").exists()

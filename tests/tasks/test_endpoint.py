@@ -1,0 +1,516 @@
+"""A server of OpenAI's API under the lab's workloads: what is asked, timed and kept, and what
+becomes of faults.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+from scripted_server import RETRY_AFTER, ScriptedServer, scripted
+
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.paths import REPOSITORY
+from sarathi_lab.engine.ledger import REQUEST_COLUMNS
+from sarathi_lab.engine.request import Request
+from sarathi_lab.run import main
+from sarathi_lab.tasks.endpoint import load as load_module
+from sarathi_lab.tasks.endpoint import task as task_module
+from sarathi_lab.tasks.endpoint.protocol import (
+    WORDS,
+    AnswerError,
+    Texts,
+    dialects,
+    read_event,
+    words,
+)
+
+GRID = ["workload.num_requests=5", "seq_len=24", "pd_ratio=5"]  # 20 + 4 tokens
+
+
+def asked(server: ScriptedServer | str, output: Path, *args: str) -> int:
+    """The exit code of a run against the server."""
+    url = server if isinstance(server, str) else server.url
+    return main(
+        ["task=endpoint", f"task.base_url={url}", "tracking=none", f"output={output}", *args]
+    )
+
+
+def run_folder(output: Path, marker: str = "run.json") -> Path:
+    (path,) = output.rglob(marker)
+    return path.parent
+
+
+def prompts_file(folder: Path, *rows: tuple[str, int] | tuple[str, int, float]) -> str:
+    """The setting of a workload with these (text, output_len, arrival_time)."""
+    path = folder / "prompts.jsonl"
+    names = ("prompt", "output_len", "arrival_time")
+    path.write_text("\n".join(json.dumps(dict(zip(names, row, strict=False))) for row in rows))
+    return f"workload.path={path}"
+
+
+# -- a run -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A finished run of five requests, two at a time: (its folder, the server's requests, most in
+    flight).
+    """
+    output = tmp_path_factory.mktemp("endpoint")
+    with scripted(first=0.05, gap=0.02) as server:
+        assert (
+            asked(server, output, *GRID, "batch=2", "task.vocab_size=50", "+task.body.top_k=7") == 0
+        )
+        return run_folder(output), list(server.seen), server.most_in_flight, server.url
+
+
+def test_a_run_leaves_the_tables_of_the_labs_own(run):
+    folder, *_ = run
+    requests, failures = (
+        pd.read_parquet(folder / f"{name}.parquet") for name in ("requests", "failures")
+    )
+    assert list(requests)[: len(REQUEST_COLUMNS)] == list(REQUEST_COLUMNS)
+    assert len(requests) == 5
+    assert failures.empty
+    assert (requests.prompt_len == 20).all()
+    assert (requests.output_len == 4).all()
+    assert requests.output_text.eq("0123").all()
+    assert [len(times) for times in requests.token_times] == [4] * 5
+    assert (
+        requests[["first_scheduled_time", "num_preemptions", "bubble_time"]].isna().all(axis=None)
+    )
+    labels = json.loads((folder / "run.json").read_text())
+    assert labels["status"] == "finished"
+    assert (labels["policy"], labels["executor"], labels["model"], labels["batch"]) == (
+        "vllm",
+        "endpoint",
+        "scripted",
+        2,
+    )
+    assert labels["device"].startswith("127.0.0.1:")
+    assert labels["name"].startswith("vllm workload.num_requests=5")
+    assert labels["cautions"] == []
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    assert config["workload"]["num_requests"] == 5
+    assert "policy" not in config, "what the server does is not for the lab's settings to say"
+
+
+def test_the_summary_is_that_of_the_tables(run):
+    folder, *_ = run
+    requests = pd.read_parquet(folder / "requests.parquet")
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["duration"] == requests.finish_time.max()
+    assert summary["throughput"] == pytest.approx(5 * 24 / summary["duration"])
+    assert summary["ttft_p50"] == pytest.approx(
+        (requests.first_token_time - requests.arrival_time).median()
+    )
+    assert summary["tbt_p50"] >= 0.019
+    assert summary["num_failed"] == summary["num_retries"] == 0
+    assert "scheduling_delay_p50" not in summary, "only the server knows it"
+    # Three rounds of at most two requests, each 0.05 s and three gaps of 0.02 s long.
+    assert summary["duration"] >= 3 * (0.05 + 3 * 0.02) - 0.01
+
+
+def test_every_name_is_defined_in_the_metrics_page(run):
+    folder, *_ = run
+    page = (REPOSITORY / "sarathi_lab" / "METRICS.md").read_text()
+    names = {
+        re.sub(r"_(p\d+|mean)$", "", name)
+        for name in json.loads((folder / "summary.json").read_text())
+    }
+    for table in ("requests", "failures", "iterations"):
+        names |= set(pd.read_parquet(folder / f"{table}.parquet"))
+    assert [name for name in sorted({*names, "send_delay_p99"}) if f"`{name}`" not in page] == []
+
+
+def test_the_curves_account_for_every_token_and_request(run):
+    folder, *_ = run
+    requests = pd.read_parquet(folder / "requests.parquet")
+    intervals = pd.read_parquet(folder / "iterations.parquet")
+    assert intervals.num_prefill_tokens.sum() == requests.prompt_len.sum()
+    assert intervals.num_prefills.sum() == 5
+    assert intervals.num_decode_tokens.sum() == 5 * 3
+    assert intervals.num_waiting.iloc[-1] == intervals.num_running.iloc[-1] == 0
+    assert intervals.num_running.max() == 2
+    assert intervals.num_waiting.max() >= 3
+    assert intervals.end.iloc[-1] >= requests.finish_time.max()
+
+
+def test_what_is_asked_is_the_workload(run):
+    _, seen, most_in_flight, _ = run
+    probe, *requests = seen
+    assert probe.body["max_tokens"] < 4
+    assert len(requests) == 5
+    for body in (each.body for each in requests):
+        assert len(body["prompt"]) == 20
+        assert max(body["prompt"]) < 50
+        assert body["max_tokens"] == body["min_tokens"] == 4
+        assert body["ignore_eos"] is True
+        assert body["temperature"] == 0
+        assert body["top_k"] == 7
+        assert body["model"] == "org/scripted"
+        assert body["stream_options"] == {"include_usage": True}
+    assert {each.path for each in seen} == {"/v1/completions"}
+    assert most_in_flight == 2
+
+
+# -- dialects --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("server", "args", "words_of", "path"),
+    [
+        ({}, [], "prompts as token ids, lengths by ignore_eos", "completions"),
+        ({"takes_token_ids": False}, [], "prompts as text, lengths by ignore_eos", "completions"),
+        (
+            {"refused_fields": ("ignore_eos", "min_tokens")},
+            [],
+            "prompts as token ids, lengths by max_tokens alone",
+            "",
+        ),
+        (
+            {"refused_fields": ("ignore_eos", "stream_options"), "takes_token_ids": False},
+            [],
+            "prompts as text",
+            "",
+        ),
+        ({}, ["task.prompts=text"], "prompts as text", "completions"),
+        ({}, ["task.api=chat"], "chat API, prompts as text", "chat/completions"),
+    ],
+)
+def test_a_server_is_asked_as_it_can_be(server, args, words_of, path, tmp_path, capsys):
+    with scripted(**server) as running:
+        assert asked(running, tmp_path, *GRID, *args) == 0
+        last = running.seen[-1]
+    assert words_of in capsys.readouterr().out
+    assert last.path.endswith(path)
+    requests = pd.read_parquet(run_folder(tmp_path) / "requests.parquet")
+    assert requests.output_text.eq("0123").all()
+    assert (requests.prompt_len == 20).all(), "a word a token"
+    labels = json.loads((run_folder(tmp_path) / "run.json").read_text())
+    has_usage = "stream_options" not in running.refused_fields
+    assert ("no usage from the server" in str(labels["cautions"])) == (not has_usage)
+
+
+def test_the_most_exact_way_comes_first():
+    first, *_, last = dialects("completions", "auto")
+    assert (first.sends_token_ids, first.fixes_length, first.asks_usage) == (True, True, True)
+    assert (last.sends_token_ids, last.fixes_length, last.asks_usage) == (False, False, False)
+    assert not any(dialect.sends_token_ids for dialect in dialects("chat", "auto"))
+    assert all(dialect.sends_token_ids for dialect in dialects("completions", "token_ids"))
+
+
+def test_texts_go_out_as_they_are_and_token_ids_as_as_many_words():
+    texts = Texts()
+    text = "Grüße, 世界"
+    written = Request(0, 0.0, 1, 1, np.asarray(texts.encode(text), dtype=np.int32))
+    drawn = Request(1, 0.0, 3, 1, np.asarray([5, 75, 6], dtype=np.int32))
+    for as_token_ids in (True, False):
+        assert texts.prompt(written, as_token_ids=as_token_ids) == text
+    assert texts.prompt(drawn, as_token_ids=True) == [5, 75, 6]
+    assert (
+        texts.prompt(drawn, as_token_ids=False) == f"{WORDS[5]} {WORDS[75 % len(WORDS)]} {WORDS[6]}"
+    )
+    assert len(words(range(500)).split()) == 500
+    assert len(set(WORDS)) == len(WORDS)
+
+
+@pytest.mark.parametrize(
+    ("chunk", "text", "is_piece", "is_last"),
+    [
+        ({"choices": [{"text": "a", "finish_reason": None}]}, "a", True, False),
+        (
+            {"choices": [{"text": "", "finish_reason": None}]},
+            "",
+            True,
+            False,
+        ),  # part of a character
+        ({"choices": [{"text": "", "finish_reason": "stop"}]}, "", False, True),
+        ({"choices": [{"text": "z", "finish_reason": "length"}]}, "z", True, True),
+        ({"choices": [{"delta": {"role": "assistant", "content": ""}}]}, "", False, False),
+        ({"choices": [{"delta": {"content": "a"}}]}, "a", True, False),
+        ({"choices": [{"delta": {"reasoning_content": "hm", "content": None}}]}, "hm", True, False),
+        ({"choices": [{"delta": {}, "finish_reason": "stop"}]}, "", False, True),
+        ({"choices": [], "usage": {"completion_tokens": 3}}, "", False, False),
+    ],
+)
+def test_an_event_is_a_token_an_end_or_neither(chunk, text, is_piece, is_last):
+    event = read_event(json.dumps(chunk))
+    assert (event.text, event.is_piece, event.is_last) == (text, is_piece, is_last)
+
+
+def test_usage_is_read_wherever_it_stands():
+    counts = {"prompt_tokens": 5, "completion_tokens": 3}
+    for choices in ([], [{"text": "a", "finish_reason": "stop"}]):
+        event = read_event(json.dumps({"choices": choices, "usage": counts}))
+        assert (event.prompt_tokens, event.completion_tokens) == (5, 3)
+    assert read_event("[DONE]").is_last
+
+
+@pytest.mark.parametrize(
+    "data",
+    ["{", "[]", '"x"', '{"choices": [1]}', '{"choices": 3}', '{"usage": {"prompt_tokens": "x"}}'],
+)
+def test_an_event_that_is_none_is_refused(data):
+    with pytest.raises(AnswerError, match="malformed event"):
+        read_event(data)
+
+
+# -- time ------------------------------------------------------------------------------------------
+
+
+def test_slow_answers_delay_no_arrival_and_latency_counts_from_the_wish(tmp_path):
+    arrivals = [0.1 * i for i in range(8)]
+    rows = prompts_file(tmp_path, *(("fine", 2, arrival) for arrival in arrivals))
+    with scripted(first=1.0) as server:
+        assert asked(server, tmp_path, "workload=prompts", rows, "batch=1") == 0
+        received = np.array([seen.time for seen in server.of("fine")])
+        assert server.most_in_flight >= 6, "batch is for requests that arrive at once"
+    assert received - received[0] == pytest.approx(arrivals, abs=0.5)
+    folder = run_folder(tmp_path)
+    requests = pd.read_parquet(folder / "requests.parquet")
+    assert requests.arrival_time.tolist() == pytest.approx(arrivals)
+    assert ((requests.first_token_time - requests.arrival_time) >= 1.0).all()
+    summary = json.loads((folder / "summary.json").read_text())
+    assert 0 <= summary["send_delay_p99"] < 0.5
+    assert json.loads((folder / "run.json").read_text())["batch"] is None
+
+
+# -- faults ----------------------------------------------------------------------------------------
+
+FAULTS = {
+    "breaks off": "incomplete chunked read",
+    "slow": "no end within 3 s",
+    "always busy": "status 503: no time",
+    "fails": "status 500: out of memory",
+    "refuses": "status 400: too long",
+    "malformed": "malformed event",
+    "error": "error in the stream: the engine died",
+    "stops": "the stream ended before the answer did",
+}
+WELL = ("fine", "busy", "no usage", "pairs", "ends early")
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory):
+    """A run in which most requests fail, each in a way of its own: (its folder, the server)."""
+    output = tmp_path_factory.mktemp("faulty")
+    rows = prompts_file(output, *((manner, 4) for manner in (*FAULTS, *WELL)))
+    limits = ["task.timeout=3", "task.retries=2", "batch=20"]
+    with scripted() as server:
+        assert asked(server, output, "workload=prompts", rows, *limits) == 0
+        return run_folder(output), server
+
+
+def test_nothing_is_lost_and_every_failure_has_its_reason(faulty):
+    folder, _ = faulty
+    requests, failures = (
+        pd.read_parquet(folder / f"{name}.parquet") for name in ("requests", "failures")
+    )
+    assert sorted([*requests.request_id, *failures.request_id]) == list(
+        range(len(FAULTS) + len(WELL))
+    )
+    assert failures.request_id.tolist() == list(range(len(FAULTS)))
+    for reason, words_of in zip(failures.reason, FAULTS.values(), strict=True):
+        assert words_of in reason
+        assert "\n" not in reason
+    by_manner = failures.set_index(pd.Index(FAULTS))
+    assert by_manner.num_pieces[["breaks off", "malformed", "error", "stops"]].tolist() == [
+        2,
+        2,
+        2,
+        4,
+    ]
+    assert by_manner.status[["always busy", "fails", "refuses"]].tolist() == [503, 500, 400]
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["num_failed"] == len(FAULTS)
+    assert summary["num_requests"] == len(WELL)
+
+
+def test_a_busy_server_is_asked_again_when_it_says(faulty):
+    folder, server = faulty
+    requests = pd.read_parquet(folder / "requests.parquet").set_index(pd.Index(WELL))
+    failures = pd.read_parquet(folder / "failures.parquet").set_index(pd.Index(FAULTS))
+    assert requests.num_retries["busy"] == failures.num_retries["always busy"] == 2
+    assert len(server.of("always busy")) == 3, "no more than task.retries"
+    times = np.array([seen.time for seen in server.of("busy")])
+    assert (np.diff(times) >= RETRY_AFTER - 0.01).all()
+    assert len(times) == 3
+    assert requests.first_token_time["busy"] >= 2 * RETRY_AFTER, "waiting counts as latency"
+
+
+def test_tokens_are_counted_by_usage_else_by_pieces_and_it_says_so(faulty):
+    folder, _ = faulty
+    requests = pd.read_parquet(folder / "requests.parquet").set_index(pd.Index(WELL))
+    assert requests.output_len.to_dict() == {
+        "fine": 4,
+        "busy": 4,
+        "no usage": 4,
+        "pairs": 4,
+        "ends early": 2,
+    }
+    assert len(requests.token_times["pairs"]) == 2
+    assert requests.wanted_output_len["ends early"] == 4
+    cautions = "\n".join(json.loads((folder / "run.json").read_text())["cautions"])
+    assert "no usage from the server for 1 of 5 requests" in cautions
+    assert "14 tokens came in 12 pieces" in cautions
+    assert "1 of 5 answers ended before the workload's length" in cautions
+
+
+def test_a_run_whose_requests_all_fail_keeps_why(tmp_path, capsys):
+    rows = prompts_file(tmp_path, ("fails", 4), ("fails", 4), ("refuses", 4))
+    with scripted() as server:
+        assert asked(server, tmp_path, "workload=prompts", rows) == 2
+    text = capsys.readouterr()
+    assert "2 of 3 requests failed: status 500: out of memory" in text.out
+    assert text.err.startswith("error: all 3 requests failed, most of them with: status 500")
+    assert text.err.count("\n") == 1
+    folder = run_folder(tmp_path, "failed.json")
+    assert len(pd.read_parquet(folder / "failures.parquet")) == 3
+    assert not (folder / "run.json").exists()
+
+
+def test_an_interrupted_run_keeps_what_came(tmp_path, monkeypatch):
+    whole = load_module.drive
+
+    async def cut_off(client, path, requests, *rest):
+        await whole(client, path, requests[:2], *rest)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(load_module, "drive", cut_off)
+    with scripted() as server:
+        assert asked(server, tmp_path, *GRID) == 130
+    folder = run_folder(tmp_path, "failed.json")
+    assert len(pd.read_parquet(folder / "requests.parquet")) == 2
+    assert not (folder / "run.json").exists()
+
+
+# -- what is refused in one line -------------------------------------------------------------------
+
+
+def line_of(capsys) -> str:
+    text = capsys.readouterr().err
+    assert text.startswith("error: ")
+    assert text.count("\n") == 1
+    return text
+
+
+def test_a_server_that_is_not_there(tmp_path, capsys):
+    with scripted() as server:
+        url = server.url
+    assert asked(url, tmp_path, *GRID) == 2
+    line = line_of(capsys)
+    assert f"{url} can't be reached (" in line
+    assert "start the server, or correct task.base_url" in line
+
+
+def test_a_server_that_does_not_answer_in_time(tmp_path, capsys):
+    with scripted(first=5.0) as server:
+        assert asked(server, tmp_path, *GRID, "task.timeout=0.5") == 2
+    assert "answers no request of model org/scripted (no end within 0.5 s)" in line_of(capsys)
+
+
+def test_a_key_is_sent_and_wanted(tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("SARATHI_LAB_API_KEY", raising=False)
+    with scripted(key="secret") as server:
+        assert asked(server, tmp_path, *GRID) == 2
+        assert "wants an API key (status 401); put it into the variable" in line_of(capsys)
+        monkeypatch.setenv("OTHER_KEY", "wrong")
+        assert asked(server, tmp_path, *GRID, "task.api_key_variable=OTHER_KEY") == 2
+        assert "refuses the API key" in line_of(capsys)
+        monkeypatch.setenv("SARATHI_LAB_API_KEY", "secret\n")
+        assert asked(server, tmp_path, *GRID) == 0
+        assert {seen.key for seen in server.seen} == {"Bearer secret"}
+    assert not any("secret" in path.read_text() for path in tmp_path.rglob("*.json"))
+
+
+@pytest.mark.parametrize(
+    ("server", "args", "words_of"),
+    [
+        ({"models": []}, [], "lists no model (status 200)"),
+        (
+            {"models": [{"id": "m", "max_model_len": 16}]},
+            [],
+            "the longest request has 24 tokens, but m at",
+        ),
+        (
+            {"takes_token_ids": False},
+            ["task.prompts=token_ids"],
+            "prompt must be a string.); see the server's log",
+        ),
+        (
+            {"refused_fields": ("max_tokens",)},
+            [],
+            "answers no request of model org/scripted (status 422",
+        ),
+    ],
+)
+def test_a_server_that_can_not_take_the_workload(server, args, words_of, tmp_path, capsys):
+    with scripted(**server) as running:
+        assert asked(running, tmp_path, *GRID, *args) == 2
+    assert words_of in line_of(capsys)
+
+
+def test_a_model_that_is_named_need_not_be_listed(tmp_path):
+    with scripted(models=[]) as server:
+        assert (
+            asked(server, tmp_path, *GRID, "task.model=mine", "task.server=own", "task.timeout=20")
+            == 0
+        )
+        assert {seen.body["model"] for seen in server.seen} == {"mine"}
+    labels = json.loads((run_folder(tmp_path) / "run.json").read_text())
+    assert (labels["policy"], labels["model"]) == ("own", "mine")
+    assert labels["name"].startswith("own workload")
+
+
+@pytest.mark.parametrize(
+    ("args", "words_of"),
+    [
+        (["task.base_url=null"], "task.base_url=None is no address"),
+        (["task.base_url=localhost:8000"], "task.base_url=localhost:8000 is no address"),
+        (["task.concurrency=0"], "task.concurrency=0 is below 1"),
+        (["task.speed=2"], "task.speed is not a parameter of Endpoint"),
+        (["policy=orca"], "policy=orca has no effect: task=endpoint does not read policy"),
+        (["chunk=64"], "chunk=64 has no effect: task=endpoint does not read chunk"),
+        (["workload.rate=2"], "workload.rate=2 has no effect on closed arrivals"),
+        (
+            ["workload.arrivals=users", "workload.users=3"],
+            "use workload.arrivals=closed with task.concurrency=3",
+        ),
+    ],
+)
+def test_settings_that_are_refused(args, words_of, tmp_path, capsys):
+    assert asked("http://127.0.0.1:9/v1", tmp_path / "new", *args) == 2
+    assert words_of in line_of(capsys)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "words_of"),
+    [
+        ({"api": "embeddings"}, "task.api=embeddings is unknown; use one of completions, chat"),
+        (
+            {"api": "chat", "prompts": "token_ids"},
+            "task.prompts=token_ids is not for task.api=chat",
+        ),
+        ({"prompts": "words"}, "task.prompts=words is unknown"),
+        ({"vocab_size": 2}, "task.vocab_size=2 is below 16"),
+        ({"timeout": 0}, "task.timeout=0 must be"),
+        ({"retries": -1}, "task.retries=-1 is below 0"),
+    ],
+)
+def test_values_that_are_refused(settings, words_of):
+    with pytest.raises(UserError, match=re.escape(words_of)):
+        task_module.Endpoint("http://localhost/v1", 4, **settings)
+
+
+def test_a_missing_package_is_one_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(task_module, "find_spec", lambda name: None)
+    assert asked("http://127.0.0.1:9/v1", tmp_path) == 2
+    assert "package httpx2 is missing; run pip install 'sarathi-lab[endpoint]'" in line_of(capsys)
