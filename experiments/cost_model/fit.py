@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import EXPERIMENTS
 from sarathi_lab.engine.compositions import make_batch
 from sarathi_lab.executor.simulated import matmul
@@ -27,7 +28,6 @@ from sarathi_lab.executor.simulated.attention import decode_attention_time, pref
 from sarathi_lab.executor.simulated.from_profile import Errors, Group, evenly, fit, octave_weights
 from sarathi_lab.executor.simulated.hardware import Hardware
 from sarathi_lab.executor.simulated.matmul import matmul_time
-from sarathi_lab.experiment.presets import load_hardware, load_spec
 
 START = {
     "matmul_efficiency": 0.9,
@@ -89,7 +89,7 @@ SHARED = [  # the constants of matmul.py, one change at a time
 
 
 def paper_cost(hardware: Hardware) -> AnalyticCostModel:
-    return AnalyticCostModel(load_spec("13b"), hardware, hardware.dtype_bytes)
+    return AnalyticCostModel(load_option("model", "13b"), hardware, hardware.dtype_bytes)
 
 
 def fig7_errors(hardware: Hardware, table: pd.DataFrame) -> pd.DataFrame:
@@ -290,7 +290,7 @@ def report_attention(hardware: Hardware, table: pd.DataFrame) -> None:
 
 def unfitted(name: str) -> Hardware:
     """The datasheet's figures of a hardware file, with START in place of what is fitted."""
-    return replace(load_hardware(name), **START)
+    return replace(load_option("hardware", name), **START)
 
 
 def report(what: str, errors: Errors | pd.Series | pd.DataFrame) -> None:

@@ -21,11 +21,11 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
+from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.analytic import AnalyticCostModel
 from sarathi_lab.executor.simulated.matmul import overlapped
 from sarathi_lab.experiment.pipeline import SYSTEMS, StageTimes, completion_time, serve
-from sarathi_lab.experiment.presets import load_hardware, load_spec
 from sarathi_lab.results.load import load_paper
 
 HOSTS: dict[
@@ -102,10 +102,10 @@ def _finish_times(
     many seconds more.
     """
     layer, iteration = map(float, costs)
-    hardware = load_hardware("a100")
+    hardware = load_option("hardware", "a100")
     hardware = replace(hardware, iteration_overhead=iteration)
     hardware = replace(hardware, **LINKS[links])
-    spec = load_spec("gpt3-175b")
+    spec = load_option("model", "gpt3-175b")
     ledgers = serve(name, spec, hardware, stage_times=_beside(layer, HOSTS[host]))
     requests = pd.concat([ledger.requests() for ledger in ledgers])
     return requests.finish_time, requests.bubble_time

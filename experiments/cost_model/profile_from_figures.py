@@ -11,8 +11,8 @@ import sys
 import numpy as np
 import pandas as pd
 
+from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.executor.simulated.profile import COLUMNS
-from sarathi_lab.experiment.presets import load_spec
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.results.load import load_paper
 
@@ -21,7 +21,7 @@ LOGIT_ROWS = (1, 64, 128)  # one tile: up to there the output head is read at th
 
 
 def main() -> None:
-    spec = load_spec("13b")
+    spec = load_option("model", "13b")
     table = pd.concat([_fig_07(), _fig_03(_logits_ms(spec))], ignore_index=True)
     table[list(COLUMNS)].to_csv(sys.stdout, index=False, float_format="%.6g")
 

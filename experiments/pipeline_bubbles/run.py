@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pandas as pd
 
+from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import EXPERIMENTS
 from sarathi_lab.experiment.pipeline import NUM_REQUESTS, fig12
-from sarathi_lab.experiment.presets import load_hardware, load_spec
 
 HARDWARE = ("a100", "a100_fig12")  # as measured elsewhere, and with the costs of the code base
 
@@ -28,11 +28,11 @@ def main() -> None:
     parser.add_argument("--num-requests", type=int, default=NUM_REQUESTS)
     parser.add_argument("--output", type=Path, default=EXPERIMENTS / "pipeline_bubbles" / "results")
     arguments = parser.parse_args()
-    spec = load_spec("gpt3-175b")
+    spec = load_option("model", "gpt3-175b")
     summaries, bubbles = {}, []
     for name in HARDWARE:
         start = time.perf_counter()
-        result = fig12(spec, load_hardware(name), arguments.num_requests, arguments.seed)
+        result = fig12(spec, load_option("hardware", name), arguments.num_requests, arguments.seed)
         summaries[name] = result.summary
         bubbles.append(result.bubbles.assign(hardware=name))
         print(f"{name}: {time.perf_counter() - start:.0f} s")

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 import pandas as pd
 
 from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.engine.compositions import make_batch
 from sarathi_lab.executor.simulated.cost_model import Level, make_cost_model
 from sarathi_lab.executor.simulated.hardware import Parallel
 from sarathi_lab.experiment import iterations, pipeline, throughput
 from sarathi_lab.experiment.bench import Bench, Estimate, Point
 from sarathi_lab.experiment.paper_points import KEYS, fig12_ratios, paper_points
-from sarathi_lab.experiment.presets import load_hardware, load_spec
 from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec
 
 COLUMNS = ["figure", "panel", "series", "x", "y", "unit", "source", "device", "uncertainty"]
@@ -136,7 +136,7 @@ def devices_of(part: Part, gpus: Sequence[str] | None = None) -> list[Device]:
     devices = []
     for gpu in dict.fromkeys(gpus or [part.hardware]):
         levels: tuple[Level, ...] = ("profiled", "analytic")
-        if part.model not in load_hardware(gpu).profiles:
+        if part.model not in load_option("hardware", gpu).profiles:
             levels = ("analytic",)
         devices += [Device(gpu, level) for level in levels]
     return devices
@@ -147,8 +147,8 @@ def check_fits(part: Part, device: Device) -> None:
     its elements.
     """
     spec, hardware, dtype_bytes = (
-        load_spec(part.model),
-        load_hardware(device.hardware),
+        load_option("model", part.model),
+        load_option("hardware", device.hardware),
         DTYPE_BYTES[DTYPE],
     )
     if hardware.dtype_bytes != dtype_bytes:
@@ -187,7 +187,7 @@ def predict(part: Part, device: Device, every: int = 1) -> pd.DataFrame:
     `every` takes each n-th of the points along the long axes only. Raises UserError as
     `make_cost_model` does.
     """
-    spec, hardware = load_spec(part.model), load_hardware(device.hardware)
+    spec, hardware = load_option("model", part.model), load_option("hardware", device.hardware)
     bench = Bench(make_cost_model(device.level, spec, hardware, DTYPE_BYTES[DTYPE]), hardware)
     points = part.predict(bench, spec, every)
     rows = [(p.panel, p.series, float(p.x), p.y.value, p.y.error) for p in points]

@@ -10,12 +10,12 @@ from dataclasses import replace
 
 import pandas as pd
 
+from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.experiment.bench import SEQ_LENS, Bench, Point
 from sarathi_lab.experiment.figures import COLUMNS, complete, paper
 from sarathi_lab.experiment.loading import load
 from sarathi_lab.experiment.measured_clock import MeasuredCostModel
 from sarathi_lab.experiment.paper_points import KEYS
-from sarathi_lab.experiment.presets import load_spec
 from sarathi_lab.experiment.served_figures import Gain, Server, dry_scale, gains, paper_scale
 from sarathi_lab.experiment.timed_figures import (
     TARGET_CONTEXT,
@@ -53,7 +53,11 @@ def measure(context: Context, model: str) -> None:
     """Measure until the time is over; what was measured is written even if something fails on the
     way.
     """
-    spec = replace(load_spec(DRY_MODEL), name=model) if context.is_dry else load_spec(model)
+    spec = (
+        replace(load_option("model", DRY_MODEL), name=model)
+        if context.is_dry
+        else load_option("model", model)
+    )
     kv_tokens = KV_TOKENS[model]
     backend, executor = load(
         context, spec, kv_tokens=kv_tokens, batch_size=max(TARGET_DECODES), longest=LONGEST

@@ -7,10 +7,10 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import replace
 
+from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.engine.compositions import chunks_of
 from sarathi_lab.experiment.loading import load
 from sarathi_lab.experiment.measured_clock import MeasuredCostModel
-from sarathi_lab.experiment.presets import load_spec
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.results.intervals import coarse_to_fine, summary
 from sarathi_lab.tasks.gpu.context import Context
@@ -31,7 +31,7 @@ def measure(context: Context) -> None:
     the chunk of its own length.
     """
     spec = replace(
-        load_spec("tiny" if context.is_dry else "13b"),
+        load_option("model", "tiny" if context.is_dry else "13b"),
         num_layers=2 if context.is_dry else NUM_LAYERS,
     )
     prompts, chunks = (DRY_PROMPTS, DRY_CHUNKS) if context.is_dry else (PROMPTS, CHUNKS)

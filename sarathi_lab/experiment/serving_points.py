@@ -16,7 +16,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from sarathi_lab.config.console import progress_of
-from sarathi_lab.config.instantiate import build
+from sarathi_lab.config.instantiate import build, load_option
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
@@ -24,7 +24,6 @@ from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.experiment.capacity import Engine
 from sarathi_lab.experiment.loading import load
 from sarathi_lab.experiment.measure import MOST_ROUNDS, QuietContext, Samples, table_of
-from sarathi_lab.experiment.presets import load_hardware, load_spec
 from sarathi_lab.experiment.serving import ROUNDS, MakePolicy, ServingBench
 from sarathi_lab.experiment.serving_setups import BLOCK_SIZE, PAPERS, SETUPS
 from sarathi_lab.experiment.simulate import SIMULATED
@@ -86,7 +85,7 @@ def simulated(
     """
     tables: dict[str, list[pd.DataFrame]] = defaultdict(list)
     for model, backend in backends:
-        spec = load_spec(model)
+        spec = load_option("model", model)
         setup = SETUPS["paper"](model)
         num_blocks = backend.kv_blocks(spec, BLOCK_SIZE)
         executor = backend.build(spec, None, Sizes(num_blocks, BLOCK_SIZE, setup.batch))
@@ -111,7 +110,8 @@ def simulated_backends(
     if not is_papers:
         return [(resolve_model(cfg, backend)[0].name, backend)]
     own = [
-        (model, SimulatedBackend(load_hardware(gpu), tensor_parallel=n)) for model, gpu, n in PAPERS
+        (model, SimulatedBackend(load_option("hardware", gpu), tensor_parallel=n))
+        for model, gpu, n in PAPERS
     ]
     return own[-1:] if experiment in FIRST_ONLY else own
 

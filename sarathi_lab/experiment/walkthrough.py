@@ -16,6 +16,7 @@ import pandas as pd
 import torch
 
 from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.compositions import make_batch
 from sarathi_lab.engine.executor import Executor, Sizes, StepResult
@@ -33,7 +34,6 @@ from sarathi_lab.experiment.measured_clock import (
     composition,
     describe,
 )
-from sarathi_lab.experiment.presets import load_hardware, load_spec
 from sarathi_lab.model.spec import DTYPE_BYTES
 from sarathi_lab.policy import Orca, Policy, PrefillFirst, RequestLevel, Sarathi, SarathiServe
 from sarathi_lab.workload.synthetic import split_length
@@ -60,7 +60,9 @@ def tiny_on_this_cpu(repetitions: int = REPETITIONS) -> IterationTime:
     sizes = Sizes(
         num_blocks, BLOCK_SIZE, BATCH_SIZE, max_model_len=LONGEST, max_batch_tokens=LONGEST
     )
-    device = MeasuredCostModel(TorchBackend(device="cpu").build(load_spec("tiny"), None, sizes))
+    device = MeasuredCostModel(
+        TorchBackend(device="cpu").build(load_option("model", "tiny"), None, sizes)
+    )
     known: dict[Composition, float] = {}
 
     def iteration_time(batch: Batch) -> float:
@@ -84,7 +86,10 @@ def paper_gpu() -> IterationTime:
     measured).
     """
     return make_cost_model(
-        "profiled", load_spec("13b"), load_hardware("a6000"), DTYPE_BYTES["float16"]
+        "profiled",
+        load_option("model", "13b"),
+        load_option("hardware", "a6000"),
+        DTYPE_BYTES["float16"],
     ).iteration_time
 
 

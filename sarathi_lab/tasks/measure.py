@@ -16,7 +16,7 @@ from rich.table import Table
 
 from sarathi_lab.config.console import console, print_place, progress_of
 from sarathi_lab.config.errors import UserError, require_int, require_number, require_one_of
-from sarathi_lab.config.instantiate import build, resolved
+from sarathi_lab.config.instantiate import build, load_option, resolved
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
@@ -27,7 +27,6 @@ from sarathi_lab.experiment.experiments import EXPERIMENTS, Experiment
 from sarathi_lab.experiment.figures import paper
 from sarathi_lab.experiment.loading import load
 from sarathi_lab.experiment.measure import QuietContext, measure_rounds, table_of
-from sarathi_lab.experiment.presets import load_hardware, load_spec
 from sarathi_lab.experiment.serving_points import (
     least_room,
     measured,
@@ -113,7 +112,7 @@ class Measure:
                     "setup", "is for measuring: what is simulated has the paper's own sizes"
                 )
                 for model, own in simulated_backends(cfg, backend, self.experiment):
-                    own.check(load_spec(model), least_room("paper", model))
+                    own.check(load_option("model", model), least_room("paper", model))
                 return
             backend.check(
                 resolve_model(cfg, backend)[0],
@@ -271,7 +270,10 @@ class Measure:
         """By device, with what the paper's figure does not show."""
         tables: dict[str, pd.DataFrame] = {}
         for device, table in by_device(points).items():
-            spec, hardware = load_spec(device.model), load_hardware(device.hardware)
+            spec, hardware = (
+                load_option("model", device.model),
+                load_option("hardware", device.hardware),
+            )
             bench = Bench(
                 make_cost_model(device.level, spec, hardware, hardware.dtype_bytes), hardware
             )

@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.engine.arrivals import Arrivals, ClosedLoop, TimedArrivals, as_arrivals
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.executor.torch.executor import TorchExecutor
-from sarathi_lab.experiment.presets import load_spec
 from sarathi_lab.model.weights import load_model
 from sarathi_lab.policy import Orca, RequestLevel, SarathiServe
 from sarathi_lab.run import main
@@ -298,7 +298,9 @@ def test_the_urgent_wait_less_where_the_queue_is_ordered_by_priority():
 
 
 def test_users_on_a_real_device():
-    model = load_model(load_spec("tiny"), None, torch.device("cpu"), torch.float32, seed=0)
+    model = load_model(
+        load_option("model", "tiny"), None, torch.device("cpu"), torch.float32, seed=0
+    )
     executor = TorchExecutor(model, num_blocks=100, block_size=4)
     load = grid(num_requests=6, seq_len=24, arrivals="users", users=2, think_time=0.02).generate(
         256

@@ -11,14 +11,13 @@ import pandas as pd
 import pytest
 from simulated import MEASURED, TOY, batch_of
 
+from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.executor.simulated.analytic import AnalyticCostModel
 from sarathi_lab.executor.simulated.attention import (
     decode_attention_time,
     occupancy,
     prefill_attention_time,
 )
-from sarathi_lab.experiment.presets import load_hardware as hardware
-from sarathi_lab.experiment.presets import load_spec as model
 
 HEADS = {"num_heads": 4, "num_kv_heads": 2, "head_size": 8, "kv_head_bytes": 16}
 KV = {"num_kv_heads": 2, "kv_head_bytes": 16}
@@ -52,7 +51,7 @@ def test_prefill_attention_by_hand():
 
 
 def test_one_query_past_the_tile_costs_a_tile():
-    gpu = dataclasses.replace(hardware("a6000"), attention_launch=0.0)
+    gpu = dataclasses.replace(load_option("hardware", "a6000"), attention_launch=0.0)
     shape = {
         "num_heads": 84,
         "num_kv_heads": 4,
@@ -66,12 +65,12 @@ def test_one_query_past_the_tile_costs_a_tile():
 
 
 def test_several_chunks_share_a_call():
-    shape = {**A100_SHARE, "hardware": hardware("a100")}
+    shape = {**A100_SHARE, "hardware": load_option("hardware", "a100")}
     together = prefill_attention_time([(0, 512), (512, 512)], **shape)
     apart = prefill_attention_time([(0, 512)], **shape) + prefill_attention_time(
         [(512, 512)], **shape
     )
-    assert together < apart - 0.9 * hardware("a100").attention_launch
+    assert together < apart - 0.9 * load_option("hardware", "a100").attention_launch
     assert prefill_attention_time([], **shape) == 0.0
 
 
@@ -97,7 +96,7 @@ def test_chunking_reads_the_cache_again():
     """Fig 13a: a prompt cut into chunks spends more time in attention, the more the smaller they
     are.
     """
-    cost = AnalyticCostModel(model("13b"), hardware("a6000"), 2)
+    cost = AnalyticCostModel(load_option("model", "13b"), load_option("hardware", "a6000"), 2)
 
     def attention(chunk: int) -> float:
         batches = [batch_of(chunk=chunk, start=start) for start in range(0, 2048, chunk)]
@@ -113,7 +112,7 @@ def test_a100_rows_that_the_fit_did_not_see():
     table = pd.read_csv(MEASURED / "attention_ms_a100_tp2_64q_8kv_d128.csv")
     prefill = table.query("phase == 'prefill' and prefill_chunk_size in (128, 384, 1024)")
     decode = table.query("phase == 'decode' and batch_size in (2, 8, 32, 80)")
-    gpu = hardware("a100")
+    gpu = load_option("hardware", "a100")
     chunks = zip(prefill.kv_cache_size, prefill.prefill_chunk_size, strict=True)
     predicted = [prefill_attention_time([chunk], hardware=gpu, **A100_SHARE) for chunk in chunks]
     kv = {name: A100_SHARE[name] for name in KV}

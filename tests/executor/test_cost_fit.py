@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
+from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import EXPERIMENTS
-from sarathi_lab.experiment.presets import load_hardware as hardware
 
 NAMES = (
     "matmul_efficiency",
@@ -35,7 +35,7 @@ def test_the_recorded_constants_are_the_fitted_ones():
     words = done.stdout.split()
     fitted = {name: float(words[words.index(name) + 1]) for name in NAMES}
     assert fitted == pytest.approx(
-        {name: getattr(hardware("a6000"), name) for name in NAMES}, rel=0.02
+        {name: getattr(load_option("hardware", "a6000"), name) for name in NAMES}, rel=0.02
     )
 
 

@@ -13,12 +13,12 @@ from native_library import needs_library
 
 from sarathi_kernels.cpu import library
 from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.executor.torch import device as devices
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.executor.torch.device import require_threads
 from sarathi_lab.executor.torch.executor import TorchExecutor
-from sarathi_lab.experiment.presets import load_spec
 from sarathi_lab.model.roofline import Peaks
 from sarathi_lab.run import main
 from sarathi_lab.tasks.peers.task import Peers
@@ -52,7 +52,7 @@ def four_cores(monkeypatch):
 
 def built(**settings) -> TorchBackend:
     backend = TorchBackend(device="cpu", **settings)
-    backend.build(load_spec("tiny"), None, SIZES)
+    backend.build(load_option("model", "tiny"), None, SIZES)
     return backend
 
 

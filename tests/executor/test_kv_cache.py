@@ -17,13 +17,13 @@ from sarathi_kernels.cpu import library
 from sarathi_kernels.kv_cache import LARGEST, QuantizedCache, dequantize, quantize, write_kv
 from sarathi_kernels.testing import poisoned, relative_error
 from sarathi_lab.config.errors import RunError, UserError
+from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.engine.request import Batch, Request, SequenceState
 from sarathi_lab.executor.simulated.analytic import AnalyticCostModel
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.hardware import kv_capacity
 from sarathi_lab.executor.torch.backend import TorchBackend
-from sarathi_lab.experiment.presets import load_hardware, load_spec
 from sarathi_lab.model.spec import KV_SCALE_BYTES
 from sarathi_lab.model.transformer import KVCache
 from sarathi_lab.run import main
@@ -194,7 +194,7 @@ def test_the_cpp_attends_to_what_is_in_the_cache(allows_amx, query_dtype, dtype,
 
 
 def executor_of(kv_dtype: str, **settings):
-    spec = dataclasses.replace(load_spec("tiny"), kv_dtype=kv_dtype)
+    spec = dataclasses.replace(load_option("model", "tiny"), kv_dtype=kv_dtype)
     return TorchBackend(device="cpu", threads=1, **settings).build(
         spec, None, Sizes(30, 16, batch_size=2)
     )
@@ -265,7 +265,7 @@ def test_weights_that_are_no_numbers_are_told_of(kv_dtype, kernels):
 
 
 def test_bytes_of_a_token():
-    spec = load_spec("13b")
+    spec = load_option("model", "13b")
     assert spec.kv_bytes_per_token(2) == 2 * 40 * 40 * 128 * 2
     for kv_dtype in KV_DTYPES:
         assert dataclasses.replace(spec, kv_dtype=kv_dtype).kv_bytes_per_token(2) == 2 * 40 * 40 * (
@@ -276,7 +276,7 @@ def test_bytes_of_a_token():
 
 
 def test_about_twice_as_many_tokens_fit_and_long_contexts_decode_faster():
-    spec, gpu = load_spec("llama3-8b"), load_hardware("h100")
+    spec, gpu = load_option("model", "llama3-8b"), load_option("hardware", "h100")
     narrow = dataclasses.replace(spec, kv_dtype="int8")
     ratio = kv_capacity(narrow, gpu, 2) / kv_capacity(spec, gpu, 2)
     assert ratio == pytest.approx(256 / 132, rel=1e-3)
@@ -302,13 +302,13 @@ def test_about_twice_as_many_tokens_fit_and_long_contexts_decode_faster():
 
 
 def test_a_simulation_says_what_it_does_not_count():
-    spec = dataclasses.replace(load_spec("13b"), kv_dtype="fp8")
-    backend = SimulatedBackend(load_hardware("a6000"))
+    spec = dataclasses.replace(load_option("model", "13b"), kv_dtype="fp8")
+    backend = SimulatedBackend(load_option("hardware", "a6000"))
     assert any(
         "cache.dtype=fp8" in line and "conversion" in line for line in backend.cautions(spec)
     )
-    assert not any("cache.dtype" in line for line in backend.cautions(load_spec("13b")))
-    profiled = SimulatedBackend(load_hardware("a6000"), cost_model="profiled")
+    assert not any("cache.dtype" in line for line in backend.cautions(load_option("model", "13b")))
+    profiled = SimulatedBackend(load_option("hardware", "a6000"), cost_model="profiled")
     with pytest.raises(
         UserError, match="cost_model=profiled holds for a cache in the model's own type"
     ):

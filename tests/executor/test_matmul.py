@@ -13,10 +13,9 @@ import pandas as pd
 import pytest
 from simulated import GPUS, MEASURED, TOY, batch_of
 
+from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.executor.simulated.analytic import AnalyticCostModel
 from sarathi_lab.executor.simulated.matmul import matmul_time, num_waves, overlapped
-from sarathi_lab.experiment.presets import load_hardware as hardware
-from sarathi_lab.experiment.presets import load_spec as model
 from sarathi_lab.results.load import load_paper
 
 # Launches of a second and memory too fast to matter: what is left of 4 SMs of 1e9 FLOP/s is waves
@@ -79,7 +78,7 @@ def test_compute_and_memory_overlap_but_not_wholly():
 
 
 def test_no_rows_take_no_time():
-    assert matmul_time(0, 5120, 5120, hardware("a6000"), 2) == 0.0
+    assert matmul_time(0, 5120, 5120, load_option("hardware", "a6000"), 2) == 0.0
 
 
 @pytest.mark.parametrize("name", GPUS)
@@ -88,7 +87,7 @@ def test_no_rows_take_no_time():
 )
 def test_more_rows_never_cost_less(name, in_features, out_features):
     times = [
-        matmul_time(rows, in_features, out_features, hardware(name), 2)
+        matmul_time(rows, in_features, out_features, load_option("hardware", name), 2)
         for rows in range(1, 1100, 3)
     ]
     assert all(a <= b for a, b in itertools.pairwise(times))
@@ -98,7 +97,7 @@ def test_more_rows_never_cost_less(name, in_features, out_features):
 @pytest.mark.parametrize("rows", [1, 18, 100, 512, 1000, 4096])
 def test_never_faster_than_the_datasheet(name, rows):
     gpu, flops, num_bytes = (
-        hardware(name),
+        load_option("hardware", name),
         2 * rows * 5120 * 15360,
         2 * (5120 * 15360 + rows * 20480),
     )
@@ -107,8 +106,8 @@ def test_never_faster_than_the_datasheet(name, rows):
 
 
 def test_repeated_shapes_are_looked_up():
-    matmul_time(512, 5120, 15360, hardware("a100"), 2)
-    gpu = hardware("a100")  # an equal one, as every run makes its own
+    matmul_time(512, 5120, 15360, load_option("hardware", "a100"), 2)
+    gpu = load_option("hardware", "a100")  # an equal one, as every run makes its own
     start = time.perf_counter()
     for _ in range(1000):
         matmul_time(512, 5120, 15360, gpu, 2)
@@ -121,7 +120,9 @@ def fig_7() -> tuple[pd.DataFrame, pd.DataFrame]:
     """
     measured = load_paper("fig07").set_index("num_tokens")
     cost = AnalyticCostModel(
-        model("13b"), dataclasses.replace(hardware("a6000"), iteration_overhead=0.0), 2
+        load_option("model", "13b"),
+        dataclasses.replace(load_option("hardware", "a6000"), iteration_overhead=0.0),
+        2,
     )
     rows = []
     for num_tokens in measured.index:
@@ -168,7 +169,9 @@ def test_shapes_that_the_fit_did_not_see(name, gpu, tp_by_model, target):
     table = pd.read_csv(MEASURED / "gemm_ms.csv").query("gpu == @gpu")
     table = table[table.model.map(tp_by_model) == table.tp]
     shapes = zip(table.num_tokens, table.in_features, table.out_features, strict=True)
-    predicted = np.array([matmul_time(*shape, hardware(name), 2) for shape in shapes]) * 1e3
+    predicted = (
+        np.array([matmul_time(*shape, load_option("hardware", name), 2) for shape in shapes]) * 1e3
+    )
     errors = np.abs(predicted / table.ms.to_numpy() - 1)
     assert np.median(errors) < target
-    assert errors.mean() < hardware(name).uncertainty["matmul"] + 0.01
+    assert errors.mean() < load_option("hardware", name).uncertainty["matmul"] + 0.01

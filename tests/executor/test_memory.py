@@ -14,10 +14,10 @@ import pytest
 import torch
 from native_library import needs_library
 
+from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.executor.torch import backend
 from sarathi_lab.executor.torch.backend import TorchBackend
-from sarathi_lab.experiment.presets import load_spec
 from sarathi_lab.model.weights import load_model
 
 CPU = torch.device("cpu")
@@ -29,7 +29,7 @@ OTHERS = 64e6
 SCRIPT = """
 import json
 from sarathi_lab.engine.executor import Sizes
-from sarathi_lab.experiment.presets import load_spec
+from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.executor.torch.backend import TorchBackend
 
 def resident(field):
@@ -38,9 +38,9 @@ def resident(field):
 
 backend = TorchBackend(device="cpu", dtype="float32", kernels="native", threads=1)
 sizes = Sizes(num_blocks={num_blocks}, block_size={block_size}, batch_size=8, chunk=64)
-backend.build(load_spec("tiny"), None, sizes)
+backend.build(load_option("model", "tiny"), None, sizes)
 before = resident("VmRSS")
-executor = backend.build(load_spec("120m"), None, sizes)
+executor = backend.build(load_option("model", "120m"), None, sizes)
 print(json.dumps([resident("VmHWM") - before, resident("VmRSS") - before]))
 """
 
@@ -62,7 +62,7 @@ def test_packed_weights_are_there_once():
     )
     assert done.returncode == 0, done.stderr
     peak, kept = json.loads(done.stdout)
-    spec = load_spec("120m")
+    spec = load_option("model", "120m")
     needed = spec.weight_bytes(4) + NUM_BLOCKS * BLOCK_SIZE * spec.kv_bytes_per_token(4)
     assert 0.95 * needed < kept < needed + OTHERS
     assert peak < needed + 3 * largest_matrix(spec) + OTHERS
@@ -71,7 +71,7 @@ def test_packed_weights_are_there_once():
 @needs_library
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_packed_weights_take_the_place_of_the_models_own(dtype):
-    spec = load_spec("tiny")
+    spec = load_option("model", "tiny")
     model = load_model(spec, None, CPU, dtype, seed=0)
     own = {
         name: weakref.ref(parameter)
@@ -86,7 +86,7 @@ def test_packed_weights_take_the_place_of_the_models_own(dtype):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_the_cache_is_as_large_as_asked_for(dtype):
-    spec = load_spec("tiny")
+    spec = load_option("model", "tiny")
     executor = TorchBackend(device="cpu", dtype=dtype, threads=1).build(
         spec, None, Sizes(30, BLOCK_SIZE, batch_size=2)
     )

@@ -13,13 +13,12 @@ import pytest
 from simulated import SPEC, TOY, batch_of
 
 from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import REPOSITORY
 from sarathi_lab.executor.simulated.analytic import AnalyticCostModel
 from sarathi_lab.executor.simulated.attention import decode_attention_time, prefill_attention_time
 from sarathi_lab.executor.simulated.hardware import Parallel, check_memory
 from sarathi_lab.executor.simulated.matmul import matmul_time
-from sarathi_lab.experiment.presets import load_hardware as hardware
-from sarathi_lab.experiment.presets import load_spec as model
 from sarathi_lab.run import main
 
 SPLIT = dataclasses.replace(SPEC, num_layers=4, num_heads=2, num_kv_heads=2, head_size=1)
@@ -60,7 +59,7 @@ def test_two_devices_a_layer_halve_columns_rows_and_heads():
 
 
 def test_large_products_take_half_the_time_on_two_devices():
-    spec, gpu = model("13b"), hardware("a100")
+    spec, gpu = load_option("model", "13b"), load_option("hardware", "a100")
     one, two = (
         AnalyticCostModel(spec, gpu, 2, Parallel(tensor)).operation_times(batch_of(chunk=4096))
         for tensor in (1, 2)
@@ -74,7 +73,7 @@ def test_an_all_reduce_moves_what_a_ring_does(tensor):
     """GPT-3's hidden states of 256 tokens, 6.3 MB: each of n devices sends 2 (n - 1) / n of them,
     twice a layer.
     """
-    gpu, spec = hardware("a100"), model("gpt3-175b")
+    gpu, spec = load_option("hardware", "a100"), load_option("model", "gpt3-175b")
     times = AnalyticCostModel(spec, gpu, 2, Parallel(tensor)).operation_times(batch_of(chunk=256))
     num_bytes = 2 * (tensor - 1) / tensor * 256 * 12288 * 2
     seconds = gpu.link_latency + num_bytes / (gpu.link_efficiency * gpu.link_bytes_per_second)
@@ -169,7 +168,7 @@ def test_unknown_links_are_refused_only_where_they_are_needed():
 
 
 def test_memory_is_that_of_all_devices_and_the_message_names_settings_that_fit():
-    spec, gpu = model("gpt3-175b"), hardware("a100")
+    spec, gpu = load_option("model", "gpt3-175b"), load_option("hardware", "a100")
     kv_tokens = 8 * 27 * 4096
     check_memory(spec, gpu, 2, kv_tokens, Parallel(8, 8))
     with pytest.raises(

@@ -15,16 +15,14 @@ import pytest
 from simulated import batch_of
 
 from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import EXPERIMENTS, REPOSITORY
-from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.simulated.profile import (
     COLUMNS,
     ROW_OPERATIONS,
     Profile,
     ProfiledCostModel,
 )
-from sarathi_lab.experiment.presets import load_hardware as hardware
-from sarathi_lab.experiment.presets import load_spec as model
 
 TOKENS = (1, 10, 100, 200)
 SECONDS = (1.0, 2.0, 8.0, 12.0)  # a token costs 0.08 at 100 and 0.06 at 200
@@ -95,7 +93,9 @@ def test_past_the_table_a_token_costs_what_it_does_in_the_cheapest_row_of_the_up
 
 
 def test_times_do_not_fall_past_the_table():
-    profile = make_cost_model("profiled", model("13b"), hardware("a6000"), 2)
+    profile = make_cost_load_option(
+        "model", "profiled", load_option("model", "13b"), load_option("hardware", "a6000"), 2
+    )
     times = [profile.iteration_time(batch_of(chunk=tokens)) for tokens in range(1000, 1500, 10)]
     assert times == sorted(times)
 
@@ -239,10 +239,12 @@ def test_a_model_without_a_profile_is_named_with_those_that_have_one():
     with pytest.raises(
         UserError, match=r"a6000 has no profile of model tiny \(it has: 13b\).*task=calibrate"
     ):
-        make_cost_model("profiled", model("tiny"), hardware("a6000"), 2)
-    gone = dataclasses.replace(hardware("a6000"), profiles={"tiny": "nowhere.csv"})
+        make_cost_load_option(
+            "model", "profiled", load_option("model", "tiny"), load_option("hardware", "a6000"), 2
+        )
+    gone = dataclasses.replace(load_option("hardware", "a6000"), profiles={"tiny": "nowhere.csv"})
     with pytest.raises(UserError, match=r"nowhere.csv can't be read .*task=calibrate"):
-        make_cost_model("profiled", model("tiny"), gone, 2)
+        make_cost_load_option("model", "profiled", load_option("model", "tiny"), gone, 2)
 
 
 def test_the_profile_of_the_a6000_is_what_its_script_prints():

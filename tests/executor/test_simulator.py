@@ -13,6 +13,7 @@ from helpers import requests_of, scheduler_for
 from simulated import GPUS, SPEC, TOY, batch_of
 
 from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.executor.simulated.analytic import AnalyticCostModel
@@ -20,8 +21,6 @@ from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.executor.simulated.hardware import check_memory
 from sarathi_lab.executor.simulated.matmul import matmul_time
-from sarathi_lab.experiment.presets import load_hardware as hardware
-from sarathi_lab.experiment.presets import load_spec as model
 from sarathi_lab.policy import Sarathi
 
 SHAPES = {
@@ -105,14 +104,14 @@ PROMPT, DECODES, CONTEXT = (
     ],
 )
 def test_every_rate_has_an_effect(field, batch, at_least):
-    base = hardware("a6000")
+    base = load_option("hardware", "a6000")
     slower = dataclasses.replace(
         base, **{field: type(getattr(base, field))(getattr(base, field) / 2)}
     )
     if field == "num_sms":  # fewer SMs each do more: what changes is how whole waves fit
         slower = dataclasses.replace(base, num_sms=61)
     times = [
-        AnalyticCostModel(model("13b"), gpu, 2).iteration_time(batch_of(**batch))
+        AnalyticCostModel(load_option("model", "13b"), gpu, 2).iteration_time(batch_of(**batch))
         for gpu in (slower, base)
     ]
     assert times[0] > at_least * times[1]
@@ -126,7 +125,11 @@ def test_every_fixed_cost_has_an_effect(field, calls):
     """Norms (twice), four products, activation and cache write in each of 40 layers; last norm,
     head, sampling.
     """
-    base, spec, batch = hardware("a6000"), model("13b"), batch_of(decodes=1, context=100)
+    base, spec, batch = (
+        load_option("hardware", "a6000"),
+        load_option("model", "13b"),
+        batch_of(decodes=1, context=100),
+    )
     longer = dataclasses.replace(base, **{field: getattr(base, field) + 1.0})
     added = AnalyticCostModel(spec, longer, 2).iteration_time(batch) - AnalyticCostModel(
         spec, base, 2
@@ -135,14 +138,14 @@ def test_every_fixed_cost_has_an_effect(field, calls):
 
 
 def test_one_token_past_the_tile_costs_a_tile():
-    cost = AnalyticCostModel(model("13b"), hardware("a6000"), 2)
+    cost = AnalyticCostModel(load_option("model", "13b"), load_option("hardware", "a6000"), 2)
     at, past, next_tile = (cost.iteration_time(batch_of(chunk=n)) for n in (512, 513, 640))
     assert past > 1.15 * at  # Fig 7: +28 %
     assert next_tile < 1.06 * past  # +4.5 %, attention included
 
 
 def test_more_tokens_never_cost_less():
-    cost = AnalyticCostModel(model("13b"), hardware("a6000"), 2)
+    cost = AnalyticCostModel(load_option("model", "13b"), load_option("hardware", "a6000"), 2)
     times = [
         cost.iteration_time(batch_of(chunk=n, decodes=3, context=500)) for n in range(1, 1200, 7)
     ]
@@ -159,7 +162,7 @@ TABLE_2 = [
 
 
 def test_table_2_within_ten_percent():
-    cost = AnalyticCostModel(model("13b"), hardware("a6000"), 2)
+    cost = AnalyticCostModel(load_option("model", "13b"), load_option("hardware", "a6000"), 2)
     errors = [abs(cost.iteration_time(batch) / seconds - 1) for batch, seconds in TABLE_2]
     assert sum(errors) / len(errors) < 0.07  # never fitted
     assert max(errors) < 0.1
@@ -167,17 +170,17 @@ def test_table_2_within_ten_percent():
 
 @pytest.mark.parametrize("name", GPUS)
 def test_wider_elements_are_refused_as_the_peaks_are_of_16_bits(name):
-    assert SimulatedBackend(hardware(name), "bfloat16").dtype_bytes == 2
+    assert SimulatedBackend(load_option("hardware", name), "bfloat16").dtype_bytes == 2
     with pytest.raises(
         UserError, match=r"dtype=float32 can't be simulated.* use one of auto, bfloat16, float16"
     ):
-        SimulatedBackend(hardware(name), "float32")
+        SimulatedBackend(load_option("hardware", name), "float32")
     with pytest.raises(ValueError, match="4 bytes"):
-        AnalyticCostModel(SPEC, hardware(name), dtype_bytes=4)
+        AnalyticCostModel(SPEC, load_option("hardware", name), dtype_bytes=4)
 
 
 def test_piggybacked_decodes_are_nearly_free():
-    cost = AnalyticCostModel(model("13b"), hardware("a6000"), 2)
+    cost = AnalyticCostModel(load_option("model", "13b"), load_option("hardware", "a6000"), 2)
     alone = cost.iteration_time(batch_of(decodes=4, context=1024)) / 4
     hybrid = cost.iteration_time(batch_of(chunk=1021, decodes=3, context=1024))
     marginal = (hybrid - cost.iteration_time(batch_of(chunk=1021))) / 3
@@ -208,14 +211,16 @@ def test_executor_contract():
 
 def test_memory_is_checked_with_the_number_of_devices():
     check_memory(
-        model("13b"), hardware("a6000"), 2, kv_tokens=18 * 1024
+        load_option("model", "13b"), load_option("hardware", "a6000"), 2, kv_tokens=18 * 1024
     )  # the paper's largest batch fits
     with pytest.raises(
         UserError,
         match=r"gpt3-175b needs 35\d\.\d GB .* one a100 has 80 GB \(6 would do: "
         r".*tensor_parallel=6",
     ):
-        check_memory(model("gpt3-175b"), hardware("a100"), 2, kv_tokens=1024)
+        check_memory(
+            load_option("model", "gpt3-175b"), load_option("hardware", "a100"), 2, kv_tokens=1024
+        )
 
 
 @pytest.mark.parametrize(
@@ -260,7 +265,7 @@ def test_simulation_does_not_import_torch(tmp_path):
 
 
 def test_a_thousand_requests_in_seconds():
-    cost = AnalyticCostModel(model("13b"), hardware("a6000"), 2)
+    cost = AnalyticCostModel(load_option("model", "13b"), load_option("hardware", "a6000"), 2)
     requests = requests_of(*[(992, 32)] * 1000)
     scheduler = scheduler_for(
         Sarathi(chunk=256), batch_size=18, num_blocks=1200, block_size=16, max_model_len=1024

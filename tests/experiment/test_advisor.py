@@ -16,12 +16,12 @@ from omegaconf import OmegaConf
 from simulated import batch_of
 
 from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.analytic import AnalyticCostModel
 from sarathi_lab.executor.simulated.cost_model import KINDS, make_cost_model
 from sarathi_lab.experiment.advisor import BASELINES, Prediction, advise, candidates
 from sarathi_lab.experiment.chunking_loss import ATTENTION, MATMUL, chunking_loss
-from sarathi_lab.experiment.presets import load_hardware, load_spec
 from sarathi_lab.policy import RequestLevel, Sarathi, SarathiServe
 from sarathi_lab.run import main
 from sarathi_lab.tasks import plan
@@ -29,8 +29,8 @@ from sarathi_lab.workload.synthetic import Uniform
 
 TILE = 128
 COST = AnalyticCostModel(
-    load_spec("13b"),
-    load_hardware("a6000"),
+    load_option("model", "13b"),
+    load_option("hardware", "a6000"),
     2,
 )
 SIMULATED = ["executor=simulated", "tracking=none", "workload.num_requests=12", "batch=6"]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.config.paths import EXPERIMENTS as FOLDERS
 from sarathi_lab.engine.compositions import make_batch
@@ -20,7 +21,6 @@ from sarathi_lab.experiment.bench import Bench
 from sarathi_lab.experiment.experiments import EXPERIMENTS, decode_over_prefill, tile_step
 from sarathi_lab.experiment.gpu_serving import Load, Served
 from sarathi_lab.experiment.measure import QuietContext, measure_rounds, table_of
-from sarathi_lab.experiment.presets import load_hardware, load_spec
 from sarathi_lab.experiment.reread import chunk_at_context, prompt_in_chunks
 from sarathi_lab.experiment.served_figures import Gain
 from sarathi_lab.experiment.simulate import SimulatedDevice, simulated_points
@@ -29,7 +29,7 @@ from sarathi_lab.experiment.stages import BUBBLES, COMPLETION
 from sarathi_lab.results import load
 from sarathi_lab.run import main
 
-TINY = load_spec("tiny")
+TINY = load_option("model", "tiny")
 DRY = dry_setup("tiny")
 # The stages of fig12 are measured another way, and requests that arrive over time too.
 MEASURABLE = [name for name, own in EXPERIMENTS.items() if name != "fig12" and not own.is_serving]
@@ -44,7 +44,7 @@ def executor():
 
 @pytest.fixture(scope="module")
 def bench() -> Bench:
-    hardware = load_hardware("a6000")
+    hardware = load_option("hardware", "a6000")
     return Bench(make_cost_model("analytic", TINY, hardware, 2), hardware)
 
 

@@ -9,11 +9,10 @@ import pandas as pd
 import pytest
 
 from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.experiment import pipeline
 from sarathi_lab.experiment.figures import paper
 from sarathi_lab.experiment.paper_points import fig12_ratios, paper_points
-from sarathi_lab.experiment.presets import load_hardware as hardware
-from sarathi_lab.experiment.presets import load_spec as model
 from sarathi_lab.results.load import load_paper
 from sarathi_lab.results.plots.figures import draw
 
@@ -24,7 +23,11 @@ NUM_REQUESTS = (
 
 @pytest.fixture(scope="module", params=["a100", "a100_fig12"])
 def reduced(request):
-    return pipeline.fig12(model("gpt3-175b"), hardware(request.param), num_requests=NUM_REQUESTS)
+    return pipeline.fig12(
+        load_option("model", "gpt3-175b"),
+        load_option("hardware", request.param),
+        num_requests=NUM_REQUESTS,
+    )
 
 
 def test_sarathi_is_done_before_the_replicas_and_these_before_orca(reduced):

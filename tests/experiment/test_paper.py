@@ -11,6 +11,7 @@ from typing import ClassVar
 import pandas as pd
 import pytest
 
+from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.engine.compositions import chunks_of, make_batch
 from sarathi_lab.engine.request import Batch
@@ -26,7 +27,6 @@ from sarathi_lab.experiment.figures import (
     predict,
 )
 from sarathi_lab.experiment.paper_points import KEYS, paper_points
-from sarathi_lab.experiment.presets import load_hardware
 from sarathi_lab.experiment.steady_state import lengths, steady, together
 from sarathi_lab.policy import Orca, RequestLevel, Sarathi
 from sarathi_lab.results.plots.figures import LOOKS, draw
@@ -175,7 +175,7 @@ class ToyCost:
 
 
 def test_the_error_of_a_time_is_that_of_its_operations():
-    bench = Bench(ToyCost(), load_hardware("a6000"))
+    bench = Bench(ToyCost(), load_option("hardware", "a6000"))
     alone = bench.batch(make_batch(num_decodes=1, context=5))
     assert bench.seconds(alone) == pytest.approx((4.0, 0.2))  # 0.1 + 0.5 + 2 x 0.1 of 4 s
     assert bench.seconds(alone, ["preproj"]) == pytest.approx((1.0, 0.1))

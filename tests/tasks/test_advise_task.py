@@ -14,18 +14,16 @@ import pytest
 from helpers import requests_of
 from omegaconf import OmegaConf
 
+from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.executor.simulated.analytic import AnalyticCostModel
-from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.experiment.advisor import Prediction, advise
 from sarathi_lab.experiment.chunking_loss import chunking_loss
-from sarathi_lab.experiment.presets import load_hardware as hardware
-from sarathi_lab.experiment.presets import load_spec as model
 from sarathi_lab.experiment.server_flags import flags
 from sarathi_lab.policy import SarathiServe
 from sarathi_lab.run import main
 from sarathi_lab.tasks.advise import flags_table
 
-COST = AnalyticCostModel(model("13b"), hardware("a6000"), 2)
+COST = AnalyticCostModel(load_option("model", "13b"), load_option("hardware", "a6000"), 2)
 LOAD = ["task=advise", "workload.num_requests=12", "batch=6"]
 SMALL = [*LOAD, "tracking=none"]
 TABLES = ("advice", "loss", "flags")
@@ -83,7 +81,7 @@ def test_policy_and_cost_model_are_those_of_the_command_line(tmp_path):
     tables = advised(
         tmp_path, "policy=sarathi_serve", "executor.cost_model=profiled", "task.chunks=[512,256]"
     )
-    profiled = make_cost_model("profiled", COST.spec, COST.hardware, 2)
+    profiled = make_cost_load_option("model", "profiled", COST.spec, COST.hardware, 2)
     server = {"max_model_len": 1024, "num_blocks": 388, "block_size": 16}
     prediction = Prediction(requests_of(*[(992, 32)] * 12), 6, profiled.iteration_time, **server)
     advice = advise(prediction, 128, policy=SarathiServe, chunks=[256, 512])

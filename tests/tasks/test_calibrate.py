@@ -20,11 +20,11 @@ from simulated import batch_of
 from sarathi_lab import run
 from sarathi_lab.config import command_line
 from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.executor.simulated.analytic import AnalyticCostModel
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
-from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.simulated.from_profile import (
     ATTENDED,
     PARTS,
@@ -41,8 +41,6 @@ from sarathi_lab.executor.torch.profiling import (
     calibration_shapes,
     measure_profile,
 )
-from sarathi_lab.experiment.presets import load_hardware as configured
-from sarathi_lab.experiment.presets import load_spec as model
 from sarathi_lab.run import main
 from sarathi_lab.tasks import calibrate
 
@@ -104,7 +102,9 @@ def test_more_tokens_and_longer_contexts_cost_more(measured):
     ffn = profile.rows("ffn").set_index("num_tokens").seconds
     assert ffn[ffn.index.max()] > 3 * ffn[1]
     batches = [batch_of(chunk=64), batch_of(chunk=1024), batch_of(chunk=1024, start=1024)]
-    cost = make_cost_model("profiled", model("tiny"), load(folder / "here.yaml"), 4)
+    cost = make_cost_load_option(
+        "model", "profiled", load_option("model", "tiny"), load(folder / "here.yaml"), 4
+    )
     times = [cost.iteration_time(batch) for batch in batches]
     assert times == sorted(times)
 
@@ -130,12 +130,14 @@ def test_float32_is_simulated_on_hardware_measured_in_it_only(measured):
         match=r"float16 can't be simulated, as hardware here holds .* 4-byte.* auto, float32",
     ):
         SimulatedBackend(hardware, "float16")
-    assert SimulatedBackend(configured("a6000")).dtype_name == "float16"
+    assert SimulatedBackend(load_option("hardware", "a6000")).dtype_name == "float16"
 
 
 def test_interpolation_reproduces_the_measured_rows(measured):
     profile = Profile.read(measured[0] / "profile.csv")
-    cost = make_cost_model("profiled", model("tiny"), load(measured[0] / "here.yaml"), 4)
+    cost = make_cost_load_option(
+        "model", "profiled", load_option("model", "tiny"), load(measured[0] / "here.yaml"), 4
+    )
     for operation in ROW_OPERATIONS:
         for row in profile.rows(operation).itertuples():
             times = cost.operation_times(batch_of_row(operation, int(row.num_tokens), 0))
@@ -169,9 +171,11 @@ def test_the_simulation_of_this_machine_is_near_a_run_on_it(measured):
     are closer.
     """
     hardware = load(measured[0] / "here.yaml")
-    cost = make_cost_model("profiled", model("tiny"), hardware, 4)
+    cost = make_cost_load_option("model", "profiled", load_option("model", "tiny"), hardware, 4)
     shapes = [Shape(1, 512, 0, is_whole=True), Shape(4, 1, 127, is_whole=True)]
-    executor = TorchBackend("cpu").build(model("tiny"), None, Sizes(64, 16, batch_size=4))
+    executor = TorchBackend("cpu").build(
+        load_option("model", "tiny"), None, Sizes(64, 16, batch_size=4)
+    )
     table = measure_profile(
         executor, [*shapes, *calibration_shapes(4, 64)[:20]], 3.0, lambda seconds: None
     ).table
@@ -205,7 +209,9 @@ def test_the_settings_change_what_is_measured():
 
 def test_more_seconds_measure_more(monkeypatch):
     monkeypatch.setattr("sarathi_lab.executor.torch.profiling.MAX_ROUNDS", 10_000)
-    executor = TorchBackend("cpu").build(model("tiny"), None, Sizes(256, 16, batch_size=4))
+    executor = TorchBackend("cpu").build(
+        load_option("model", "tiny"), None, Sizes(256, 16, batch_size=4)
+    )
     passed: list[float] = []
     shapes = calibration_shapes(4, 64)
     short = measure_profile(executor, shapes, 1.0, lambda seconds: None)
@@ -219,8 +225,8 @@ def test_more_seconds_measure_more(monkeypatch):
 
 
 def test_the_fit_finds_the_hardware_that_made_a_table():
-    spec = model("30m")
-    truth = dataclasses.replace(configured("a40"), dtype_bytes=4)
+    spec = load_option("model", "30m")
+    truth = dataclasses.replace(load_option("hardware", "a40"), dtype_bytes=4)
     cost = AnalyticCostModel(spec, truth, 4)
     rows = []
     for shape in calibration_shapes(8, 1024):

@@ -12,6 +12,7 @@ import pytest
 from campaign_parts import part
 
 from sarathi_lab.config.errors import RunError, UserError
+from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import EXPERIMENTS, REPOSITORY
 from sarathi_lab.engine.compositions import make_batch
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
@@ -23,7 +24,6 @@ from sarathi_lab.experiment.figures import COLUMNS
 from sarathi_lab.experiment.gpu_figures import timed_points
 from sarathi_lab.experiment.gpu_serving import Load, serve
 from sarathi_lab.experiment.measured_clock import MeasuredCostModel, composition, describe
-from sarathi_lab.experiment.presets import load_hardware, load_spec
 from sarathi_lab.experiment.served_figures import Server, dry_scale, gains
 from sarathi_lab.experiment.steady_state import lengths
 from sarathi_lab.experiment.timed_figures import Unit, in_fair_turns
@@ -333,7 +333,7 @@ def test_a_steady_window_takes_as_long_as_the_simulator_counts():
     """Real requests through the engine's loop, on a virtual clock, against the difference of two
     longer runs.
     """
-    spec, hardware = load_spec("13b"), load_hardware("h200")
+    spec, hardware = load_option("model", "13b"), load_option("hardware", "h200")
     bench = Bench(make_cost_model("analytic", spec, hardware, 2), hardware)
     for policy, chunk, pd_ratio in (
         ("sarathi", 256, 28.4),
@@ -405,7 +405,9 @@ def test_idle_share_is_that_of_the_gaps():
 @pytest.fixture(scope="module")
 def cost():
     backend = TorchBackend(device="cpu", dtype="float32")
-    return MeasuredCostModel(backend.build(load_spec("tiny"), None, Sizes(12, 16, batch_size=4)))
+    return MeasuredCostModel(
+        backend.build(load_option("model", "tiny"), None, Sizes(12, 16, batch_size=4))
+    )
 
 
 def test_a_composition_is_measured_once_and_its_operations_sum_to_the_iteration(cost):

@@ -12,6 +12,7 @@ from helpers import requests_of
 from matplotlib.figure import Figure
 
 from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.executor.simulated.analytic import AnalyticCostModel
 from sarathi_lab.executor.simulated.hardware import kv_capacity
 from sarathi_lab.experiment.advisor import BASELINES, Prediction
@@ -21,14 +22,12 @@ from sarathi_lab.experiment.crossover import (
     loads_that_fit,
     steady_throughput,
 )
-from sarathi_lab.experiment.presets import load_hardware as hardware
-from sarathi_lab.experiment.presets import load_spec as model
 from sarathi_lab.experiment.steady_state import steady, together
 from sarathi_lab.policy import Orca, RequestLevel, Sarathi, SarathiServe
 from sarathi_lab.results.plots.tasks import crossover_map
 from sarathi_lab.run import main
 
-COST = AnalyticCostModel(model("13b"), hardware("a6000"), 2)
+COST = AnalyticCostModel(load_option("model", "13b"), load_option("hardware", "a6000"), 2)
 TIMES = COST.operation_times
 
 
@@ -141,11 +140,11 @@ def test_a_few_hundred_cells_take_less_than_a_minute():
 
 
 def test_the_cache_has_what_the_weights_leave():
-    spec = model("13b")
-    capacity = kv_capacity(spec, hardware("a6000"), 2)
+    spec = load_option("model", "13b")
+    capacity = kv_capacity(spec, load_option("hardware", "a6000"), 2)
     assert capacity == (48e9 - spec.weight_bytes(2)) // spec.kv_bytes_per_token(2)
     with pytest.raises(UserError, match=r"33b needs 64\.6 GB for weights"):
-        kv_capacity(model("33b"), hardware("a6000"), 2)
+        kv_capacity(load_option("model", "33b"), load_option("hardware", "a6000"), 2)
 
 
 # -- the task --------------------------------------------------------------------------------------
@@ -177,7 +176,7 @@ def test_the_task_writes_table_and_map_and_says_what_it_found(tmp_path, capsys):
     assert path.with_name("crossover.png").stat().st_size > 10_000
     assert path.with_name("config.yaml").is_file()
     table = pd.read_csv(path)
-    cost = AnalyticCostModel(model("llama3-8b"), hardware("h100"), 2)
+    cost = AnalyticCostModel(load_option("model", "llama3-8b"), load_option("hardware", "h100"), 2)
     expected = crossover([10, 50], [1024], [4, 16], [128, 512], cost.operation_times)
     assert table.gain.to_list() == pytest.approx(expected.gain.to_list())
     for name in BASELINES:

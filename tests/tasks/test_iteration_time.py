@@ -12,11 +12,11 @@ import pytest
 import yaml
 
 from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.executor.torch.operation_probe import OperationProbe
-from sarathi_lab.experiment.presets import load_spec
 from sarathi_lab.model.roofline import Peaks
 from sarathi_lab.run import main
 from sarathi_lab.tasks.iteration_time import IterationTime
@@ -48,7 +48,7 @@ def test_every_size_is_run_by_the_executor_and_recorded(tmp_path, monkeypatch, c
     assert (table.seconds > 0).all()
     assert set(table.repetitions) == {2}
     assert np.allclose(table.time_over_roofline, table.seconds / table.roofline, rtol=1e-4)
-    weights = load_spec("tiny").weight_bytes(4)
+    weights = load_option("model", "tiny").weight_bytes(4)
     assert (table.roofline * 1e10 > 0.5 * weights).all()
     assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     printed = capsys.readouterr().out

@@ -17,8 +17,8 @@ import torch
 import yaml
 
 from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import CONF, EXPERIMENTS, REPOSITORY
-from sarathi_lab.experiment.presets import load_spec
 from sarathi_lab.run import main
 from sarathi_lab.tasks.peers import measure as measure_module
 from sarathi_lab.tasks.peers import task as task_module
@@ -84,7 +84,7 @@ def fake(tmp_path_factory):
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     """The subject of the tiny model, in float32."""
-    spec = load_spec("tiny")
+    spec = load_option("model", "tiny")
     directory = ensure_checkpoint(spec, tmp_path_factory.mktemp("checkpoints"), seed=0)
     return Subject("tiny", directory, spec.vocab_size, spec.kv_bytes_per_token(4), "float32")
 
@@ -240,7 +240,7 @@ def test_the_lab_and_transformers_give_the_same_tokens(tiny, tmp_path):
 
 
 def test_the_checkpoint_is_that_of_its_seed_and_kept(tiny, tmp_path):
-    spec = load_spec("tiny")
+    spec = load_option("model", "tiny")
     before = torch.random.get_rng_state()
     first, other = (ensure_checkpoint(spec, tmp_path, seed) for seed in (0, 1))
     assert torch.equal(before, torch.random.get_rng_state())

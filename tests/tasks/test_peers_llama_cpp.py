@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sarathi_lab.experiment.presets import load_spec
+from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.tasks.peers import measure as measure_module
 from sarathi_lab.tasks.peers.checkpoint import ensure_checkpoint
 from sarathi_lab.tasks.peers.engines import OURS, PEERS, WORKERS, Engine, environment_of
@@ -131,7 +131,7 @@ def test_interleaved_projections_give_the_same_scores(gguf_module):
 def test_every_weight_has_a_name_and_only_known_ones(gguf_module, tmp_path):
     from safetensors.numpy import load_file
 
-    spec = load_spec("tiny")
+    spec = load_option("model", "tiny")
     directory = ensure_checkpoint(spec, tmp_path, seed=0)
     config = json.loads((directory / "config.json").read_text())
     weights = load_file(directory / "model.safetensors")
@@ -211,7 +211,7 @@ def _is_server(process: Path, port: str) -> bool:
 )
 def test_llama_cpp_gives_our_tokens(tmp_path, monkeypatch):
     monkeypatch.setattr(measure_module, "SETTLE", 0.0)
-    spec = load_spec("tiny")
+    spec = load_option("model", "tiny")
     subject = Subject("tiny", ensure_checkpoint(spec, tmp_path, 0), spec.vocab_size, 1, "float32")
     options = {
         "policy": {"_target_": "sarathi_lab.policy.Sarathi", "chunk": 32},

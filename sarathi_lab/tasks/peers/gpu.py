@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
@@ -24,7 +25,6 @@ from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.executor.torch.device import resolve_dtype
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.experiment.loading import load
-from sarathi_lab.experiment.presets import load_spec
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import SarathiServe
 from sarathi_lab.results.intervals import summary
@@ -71,7 +71,7 @@ def measure(context: Context) -> None:
     fail have an error.
     """
     task = DRY if context.is_dry else FULL
-    spec = load_spec(task.model)
+    spec = load_option("model", task.model)
     prompts = [
         random_prompt(i, task.prompt_len, spec.vocab_size, 0) for i in range(task.num_requests)
     ]

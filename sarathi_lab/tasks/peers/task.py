@@ -24,11 +24,10 @@ from sarathi_lab.config.errors import (
     require_number,
     require_one_of,
 )
-from sarathi_lab.config.instantiate import build, resolved
+from sarathi_lab.config.instantiate import build, load_option, resolved
 from sarathi_lab.config.paths import CONF, make_folder
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.executor.torch.device import require_threads
-from sarathi_lab.experiment.presets import load_spec
 from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec
 from sarathi_lab.results.provenance import provenance
 from sarathi_lab.results.tracking import Tracker
@@ -93,7 +92,7 @@ class Peers:
         )
         build(cfg.policy).validate(batch, longest)
         for name in self.models:
-            spec = load_spec(name)
+            spec = load_option("model", name)
             require_llama(spec)
             if longest > spec.max_position:
                 raise UserError(
@@ -189,7 +188,7 @@ class Peers:
         return tempfile.TemporaryDirectory(prefix="sarathi-peers-")
 
     def _subjects(self, folder: Path, seed: int) -> list[Subject]:
-        specs = {name: load_spec(name) for name in self.models}
+        specs = {name: load_option("model", name) for name in self.models}
         places = {name: ensure_checkpoint(spec, folder, seed) for name, spec in specs.items()}
         return [
             _subject(specs[name], places[name], dtype)
