@@ -93,8 +93,8 @@ def test_past_the_table_a_token_costs_what_it_does_in_the_cheapest_row_of_the_up
 
 
 def test_times_do_not_fall_past_the_table():
-    profile = make_cost_load_option(
-        "model", "profiled", load_option("model", "13b"), load_option("hardware", "a6000"), 2
+    profile = make_cost_model(
+        "profiled", load_option("model", "13b"), load_option("hardware", "a6000"), 2
     )
     times = [profile.iteration_time(batch_of(chunk=tokens)) for tokens in range(1000, 1500, 10)]
     assert times == sorted(times)
@@ -239,12 +239,12 @@ def test_a_model_without_a_profile_is_named_with_those_that_have_one():
     with pytest.raises(
         UserError, match=r"a6000 has no profile of model tiny \(it has: 13b\).*task=calibrate"
     ):
-        make_cost_load_option(
-            "model", "profiled", load_option("model", "tiny"), load_option("hardware", "a6000"), 2
+        make_cost_model(
+            "profiled", load_option("model", "tiny"), load_option("hardware", "a6000"), 2
         )
     gone = dataclasses.replace(load_option("hardware", "a6000"), profiles={"tiny": "nowhere.csv"})
     with pytest.raises(UserError, match=r"nowhere.csv can't be read .*task=calibrate"):
-        make_cost_load_option("model", "profiled", load_option("model", "tiny"), gone, 2)
+        make_cost_model("profiled", load_option("model", "tiny"), gone, 2)
 
 
 def test_the_profile_of_the_a6000_is_what_its_script_prints():

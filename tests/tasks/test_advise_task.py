@@ -81,7 +81,7 @@ def test_policy_and_cost_model_are_those_of_the_command_line(tmp_path):
     tables = advised(
         tmp_path, "policy=sarathi_serve", "executor.cost_model=profiled", "task.chunks=[512,256]"
     )
-    profiled = make_cost_load_option("model", "profiled", COST.spec, COST.hardware, 2)
+    profiled = make_cost_model("profiled", COST.spec, COST.hardware, 2)
     server = {"max_model_len": 1024, "num_blocks": 388, "block_size": 16}
     prediction = Prediction(requests_of(*[(992, 32)] * 12), 6, profiled.iteration_time, **server)
     advice = advise(prediction, 128, policy=SarathiServe, chunks=[256, 512])

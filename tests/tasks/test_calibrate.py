@@ -102,9 +102,7 @@ def test_more_tokens_and_longer_contexts_cost_more(measured):
     ffn = profile.rows("ffn").set_index("num_tokens").seconds
     assert ffn[ffn.index.max()] > 3 * ffn[1]
     batches = [batch_of(chunk=64), batch_of(chunk=1024), batch_of(chunk=1024, start=1024)]
-    cost = make_cost_load_option(
-        "model", "profiled", load_option("model", "tiny"), load(folder / "here.yaml"), 4
-    )
+    cost = make_cost_model("profiled", load_option("model", "tiny"), load(folder / "here.yaml"), 4)
     times = [cost.iteration_time(batch) for batch in batches]
     assert times == sorted(times)
 
@@ -135,8 +133,8 @@ def test_float32_is_simulated_on_hardware_measured_in_it_only(measured):
 
 def test_interpolation_reproduces_the_measured_rows(measured):
     profile = Profile.read(measured[0] / "profile.csv")
-    cost = make_cost_load_option(
-        "model", "profiled", load_option("model", "tiny"), load(measured[0] / "here.yaml"), 4
+    cost = make_cost_model(
+        "profiled", load_option("model", "tiny"), load(measured[0] / "here.yaml"), 4
     )
     for operation in ROW_OPERATIONS:
         for row in profile.rows(operation).itertuples():
@@ -171,7 +169,7 @@ def test_the_simulation_of_this_machine_is_near_a_run_on_it(measured):
     are closer.
     """
     hardware = load(measured[0] / "here.yaml")
-    cost = make_cost_load_option("model", "profiled", load_option("model", "tiny"), hardware, 4)
+    cost = make_cost_model("profiled", load_option("model", "tiny"), hardware, 4)
     shapes = [Shape(1, 512, 0, is_whole=True), Shape(4, 1, 127, is_whole=True)]
     executor = TorchBackend("cpu").build(
         load_option("model", "tiny"), None, Sizes(64, 16, batch_size=4)
