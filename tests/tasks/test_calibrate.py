@@ -25,6 +25,7 @@ from sarathi_lab.config.paths import CONF
 from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.executor.simulated.analytic import AnalyticCostModel
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
+from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.simulated.from_profile import (
     ATTENDED,
     PARTS,
