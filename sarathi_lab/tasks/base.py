@@ -10,8 +10,9 @@ from typing import Protocol
 
 from omegaconf import DictConfig
 
-from sarathi_lab.config.instantiate import build
+from sarathi_lab.config.instantiate import build, resolved
 from sarathi_lab.config.run_context import RunContext
+from sarathi_lab.results.result import Result, Stopped, track_stopped, write, write_stopped
 from sarathi_lab.results.tracking import Tracker
 
 
@@ -34,9 +35,34 @@ class Task(Protocol):
         """Raise UserError for whatever would stop `run`, before anything is written."""
         ...
 
-    def run(self, cfg: DictConfig, place: RunContext) -> None:
-        """Do the work and leave the results in `place.run_dir`."""
+    def run(self, cfg: DictConfig, context: RunContext) -> Result | None:
+        """Do the work; `run_task` saves, tracks and prints what is returned."""
         ...
+
+
+def run_task(cfg: DictConfig, context: RunContext) -> None:
+    """Run the task of `cfg`, and save, track and print its result: the one place that does so.
+
+    A `Stopped` run is kept as far as it came. Raises what the task raises.
+    """
+    task: Task = build(cfg.task)
+    try:
+        result = task.run(cfg, context)
+    except Exception as error:
+        if task.has_runs:
+            keep_stopped(error, cfg, context)
+        raise
+    if result is not None:
+        write(result, context, resolved(cfg), build(cfg.tracking), is_run=task.has_runs)
+
+
+def keep_stopped(error: Exception, cfg: DictConfig, context: RunContext) -> None:
+    """Save what a run did before `error`, if it says so, and track it as failed."""
+    done = Result()
+    if isinstance(error, Stopped):
+        done = error.result
+        write_stopped(done, context, resolved(cfg), str(error))
+    track_stopped(done, context, resolved(cfg), build(cfg.tracking))
 
 
 def track_sweep(cfg: DictConfig, folder: Path, swept: Sequence[str]) -> None:
