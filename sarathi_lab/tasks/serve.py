@@ -159,9 +159,7 @@ def _ensure_baseline(cfg: DictConfig, name: str, context: RunContext) -> Path:
     return run_dir
 
 
-def _run_aside(
-    cfg: DictConfig, plan: Plan, name: str, context: RunContext, run_dir: Path
-) -> None:
+def _run_aside(cfg: DictConfig, plan: Plan, name: str, context: RunContext, run_dir: Path) -> None:
     """Executed aside and moved when complete, so that nobody reads half a baseline, should this
     process end before.
     """
