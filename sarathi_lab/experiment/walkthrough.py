@@ -1,5 +1,4 @@
-"""Chunked prefill on a model small enough to look at: what batches cost, and the schedules that
-policies make.
+"""Chunked prefill on a model small enough to look at: the cost of batches, and schedules.
 
 Iteration times are measured on the CPU at hand, the fastest of a few repetitions of a composition;
 the policies are served on a virtual clock that takes them, so that every picture shows the same
@@ -202,28 +201,31 @@ class Schedule(Ledger):
         return pd.DataFrame(self._chunks, columns=columns)
 
 
-def serve(policy: Policy, requests: Sequence[Request], iteration_time: IterationTime) -> Schedule:
-    """Serve `requests` in batches of `BATCH_SIZE` on a virtual clock; returns the schedule."""
-    return _serve(policy, requests, SimulatedExecutor(iteration_time), BATCH_SIZE)
-
-
-def serve_pipeline(
-    policy: Policy, requests: Sequence[Request], iteration_time: IterationTime, num_stages: int
+def serve(
+    policy: Policy,
+    requests: Sequence[Request],
+    iteration_time: IterationTime,
+    num_stages: int = 1,
 ) -> Schedule:
-    """The same with the model's layers cut into equal stages, `BATCH_SIZE` sequences in each
-    micro-batch.
+    """The schedule of `requests` in batches of `BATCH_SIZE` on a virtual clock.
+
+    The model's layers are cut into `num_stages` equal stages of a pipeline, with as many batches
+    in flight.
     """
-
-    def stage_times(batch: Batch) -> list[float]:
-        return [iteration_time(batch) / num_stages] * num_stages
-
-    return _serve(
-        policy,
+    batch_size = BATCH_SIZE * num_stages
+    num_blocks = (batch_size + 1) * (max(r.total_len for r in requests) / BLOCK_SIZE + 1)
+    schedule = Schedule()
+    engine.serve(
         requests,
-        PipelineExecutor(num_stages, stage_times),
-        BATCH_SIZE * num_stages,
-        num_stages,
+        policy,
+        PipelineExecutor(num_stages, lambda b: [iteration_time(b) / num_stages] * num_stages),
+        batch_size=batch_size,
+        num_blocks=math.ceil(num_blocks / (1 - policy.watermark)),
+        block_size=BLOCK_SIZE,
+        num_micro_batches=num_stages,
+        recorder=schedule,
     )
+    return schedule
 
 
 def outcomes(schedules: Mapping[str, Schedule]) -> pd.DataFrame:
@@ -260,27 +262,3 @@ def by_chunk(
     served = {str(chunk): serve(Sarathi(chunk=chunk), requests, iteration_time) for chunk in chunks}
     table = outcomes(served).rename_axis("chunk").reset_index()
     return table.assign(chunk=table.chunk.astype(int), gain=table.throughput / baseline)
-
-
-def _serve(
-    policy: Policy,
-    requests: Sequence[Request],
-    executor: Executor,
-    batch_size: int,
-    num_micro_batches: int = 1,
-) -> Schedule:
-    longest = max(request.total_len for request in requests)
-    blocks = BlockManager(
-        math.ceil((batch_size + 1) * (longest / BLOCK_SIZE + 1) / (1 - policy.watermark)),
-        BLOCK_SIZE,
-    )
-    scheduler = Scheduler(
-        policy,
-        blocks,
-        batch_size=batch_size,
-        max_model_len=longest,
-        num_micro_batches=num_micro_batches,
-    )
-    schedule = Schedule()
-    run_engine(requests, scheduler, executor, schedule)
-    return schedule

@@ -247,7 +247,7 @@ def _result(
         shown=[
             *lines,
             *(f"  {caution}" for caution in cautions),
-            summary_table(labels["policy"], summary, {}),
+            summary_table(labels["policy"], summary),
         ],
         labels={**labels, "cautions": cautions},
     )
