@@ -103,19 +103,16 @@ class Prediction:
 
 
 def candidates(requests: Sequence[Request], batch_size: int, tile: int) -> list[int]:
-    """Chunks worth a try (tokens), ascending and not below the batch: multiples of the device's
-    `tile` (section 4.4).
+    """Chunks worth a try (tokens), ascending and not below the batch: multiples of `tile`.
 
-    Powers of two times the tile, up to the first that holds the longest prompt whole beside the
-    decodes; and the neighbours of (P:D) (B - 1), at which prefills and decodes run out together
-    (the optimum P:D = C / (B - 1) of section 4.3.3).
+    Powers of two times the tile (section 4.4), up to the first that holds the longest prompt whole
+    beside the decodes; and the neighbours of (P:D) (B - 1), at which prefills and decodes run out
+    together (the optimum P:D = C / (B - 1) of section 4.3.3).
     """
-    whole = max(request.prompt_len for request in requests) + batch_size - 1
-    doublings = max(0, math.ceil(math.log2(whole / tile)))
+    prompts = [request.prompt_len for request in requests]
+    doublings = max(0, math.ceil(math.log2((max(prompts) + batch_size - 1) / tile)))
     num_tiles = {2**i for i in range(doublings + 1)}
-    pd_ratio = sum(request.prompt_len for request in requests) / sum(
-        request.output_len for request in requests
-    )
+    pd_ratio = sum(prompts) / sum(request.output_len for request in requests)
     balanced = pd_ratio * (batch_size - 1) / tile
     num_tiles |= {n for n in (math.floor(balanced), math.ceil(balanced)) if 1 <= n < 2**doublings}
     return sorted(n * tile for n in num_tiles if n * tile >= batch_size)
@@ -134,12 +131,8 @@ def advise(
     of `candidates` are halved until they are a tile wide. Of the chunks within 1 % of the best, the
     one with the lowest P99 time between tokens is taken, then the smallest.
     """
-    untried = (
-        candidates(prediction.requests, prediction.batch_size, tile)
-        if chunks is None
-        else list(chunks)
-    )
     tables: list[pd.DataFrame] = []
+    untried = list(chunks or candidates(prediction.requests, prediction.batch_size, tile))
     while untried:
         tables.append(prediction.table(untried, policy))
         untried = _halfway(pd.concat(tables), tile) if chunks is None else []
@@ -149,15 +142,14 @@ def advise(
 
 
 def _halfway(table: pd.DataFrame, tile: int) -> list[int]:
-    """The multiples of `tile` halfway between the best chunk and its neighbours on either side, if
-    any lie there.
-    """
+    """Multiples of `tile` halfway between the best chunk and its neighbours, if any lie there."""
     best = int(table.chunk.iloc[table.throughput.argmax()])
-    below, above = table.chunk[table.chunk < best], table.chunk[table.chunk > best]
-    neighbours = ([int(below.max())] if len(below) else []) + (
-        [int(above.min())] if len(above) else []
-    )
-    return [(best + other) // (2 * tile) * tile for other in neighbours if abs(best - other) > tile]
+    tried = sorted(table.chunk)
+    place = tried.index(best)
+    neighbours = tried[max(0, place - 1) : place] + tried[place + 1 : place + 2]
+    return [
+        int(best + other) // (2 * tile) * tile for other in neighbours if abs(best - other) > tile
+    ]
 
 
 def _marked(table: pd.DataFrame) -> pd.DataFrame:
