@@ -29,7 +29,7 @@ from sarathi_lab.executor.torch.profiling import (
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.results import report
 from sarathi_lab.results.result import Result, Shown
-from sarathi_lab.tasks.subjects import BLOCK_SIZE, measured_subject, where_of
+from sarathi_lab.tasks.subjects import BLOCK_SIZE, measured_subject
 
 PROFILE_FILE = "profile.csv"
 DIGITS = 4  # of the figures in the hardware file
@@ -91,7 +91,8 @@ class Calibrate:
         profile = Profile(measured.table, "of this run")
         hardware = self._fitted(backend, spec, profile, context.run_dir.absolute() / PROFILE_FILE)
         title = _title(backend, spec)
-        path = _write(hardware, make_folder(context.run_dir, "the run's folder"), title)
+        make_folder(context.run_dir, "the run's folder")
+        path = _write(hardware, context.run_dir, title)
         if self.install:
             path = _install(hardware, profile, spec, title)
         errors = {**profile.held_out_errors, **hardware.uncertainty}
