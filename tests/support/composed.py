@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -50,8 +51,7 @@ def run(folder: Path, *settings: str) -> Result:
     """The result of the task that the settings name, run in `folder`; nothing else is written."""
     cfg = config_of(*settings)
     task = build(cfg.task)
-    task.check(cfg)
-    return task.run(cfg, _context(folder, settings))
+    return task.run(cfg, replace(_context(folder, settings), prepared=task.check(cfg)))
 
 
 def kept(folder: Path, *settings: str) -> Path:

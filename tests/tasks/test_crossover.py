@@ -138,9 +138,9 @@ def test_the_map_has_a_panel_per_chunk_and_a_number_per_cell(cells, y):
 
 
 def test_a_few_hundred_cells_take_less_than_a_minute():
-    start = time.monotonic()
+    start = time.process_time()  # whatever else the machine does
     table = crossover([5, 20, 80], [1024], [4, 8], [128, 256], TIMES)
-    assert (time.monotonic() - start) / (len(table) / 2) < 0.2  # seconds a cell
+    assert (time.process_time() - start) / (len(table) / 2) < 0.2  # seconds a cell
 
 
 def test_the_cache_has_what_the_weights_leave():
