@@ -123,7 +123,7 @@ class Scheduler:
         self._is_sorted = True  # whether `running` is in the order of `rank`
         self.now = 0.0
         self.last_prompt_latency = 0.0
-        self.num_preemptions = self._num_added = 0
+        self.num_preemptions = self._num_added = self._preempted_before = 0
         self._copies: list[Copy] = []  # for the next batch
         # Who gives way first: the largest.
         self.rank: Callable[[SequenceState], Rank] = (
@@ -139,6 +139,11 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         return bool(self.waiting or self.running or self.swapped)
+
+    @property
+    def has_preempted(self) -> bool:
+        """Whether somebody had to give way since this iteration's batch was begun."""
+        return self.num_preemptions > self._preempted_before
 
     @property
     def has_idle_running(self) -> bool:
@@ -187,6 +192,7 @@ class Scheduler:
     def schedule(self, now: float) -> Batch | None:
         """The next batch at time `now` (seconds), or None if nothing can run."""
         self.now = now
+        self._preempted_before = self.num_preemptions
         batch = Batch()
         if self.rank is by_priority:  # the urgent choose first, as those behind them give way
             self.sort_running()
