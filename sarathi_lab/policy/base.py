@@ -45,9 +45,7 @@ class Policy(ABC):
 
     @property
     def is_capped(self) -> bool:
-        """Whether no batch ever exceeds `budget` tokens, or its decodes and as many with
-        `decodes_on_top`.
-        """
+        """Whether `budget` bounds every batch, or its prompts with `decodes_on_top`."""
         return self.budget is not None
 
     @property
@@ -66,15 +64,11 @@ class Policy(ABC):
             self.check_budget(batch_size, max_model_len)
 
     def check_budget(self, batch_size: int, max_model_len: int) -> None:
-        """Raise UserError for a budget that cannot work: a full batch of decodes must leave room
-        for a prompt's token.
-        """
+        """Raise UserError for a budget that leaves a full batch of decodes no prompt token."""
         check_budget(str(self.budget_field), cast(int, self.budget), batch_size)
 
     def reserved_tokens(self, request: Request, num_known: int, max_model_len: int) -> int:
-        """Tokens of cache that `reserve` sets aside at the admission of a sequence with `num_known`
-        tokens known.
-        """
+        """Tokens of cache that the admission of `num_known` known tokens sets aside."""
         if self.reserve == "prompt":
             return num_known
         return {"max_model_len": max_model_len, "total": request.total_len, "chunk": 0}[
@@ -103,9 +97,7 @@ def with_budget(policy: Policy, budget: int) -> Policy:
 
 
 def check_budget(name: str, budget: int, batch_size: int) -> None:
-    """Raise UserError unless the field `name` leaves a full batch of decodes room for a prompt's
-    token.
-    """
+    """Raise UserError unless the field `name` leaves a full batch of decodes a prompt's token."""
     fix = "use a number of tokens such as 256, or chunk=auto with executor=simulated"
     if require_int(name, budget, 1, fix) < batch_size:
         raise UserError(

@@ -1,6 +1,4 @@
-"""FastDeploy (PaddlePaddle), whose documents name SARATHI (arXiv 2308.16369) as the source of its
-chunked prefill.
-"""
+"""FastDeploy (PaddlePaddle), whose documents name SARATHI (arXiv 2308.16369) as its source."""
 
 from __future__ import annotations
 
@@ -91,9 +89,7 @@ class FastDeploy(Policy):
     def _with_decode_blocks(
         self, sequence: SequenceState, num_tokens: int, scheduler: Scheduler
     ) -> int:
-        """`num_tokens` and the slots of the blocks that a decode takes at once, but no more than
-        the request needs.
-        """
+        """`num_tokens` and a decode's blocks, but no more than the request needs."""
         return min(
             num_tokens + self.static_decode_blocks * scheduler.blocks.block_size,
             sequence.request.total_len,

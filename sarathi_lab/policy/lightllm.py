@@ -104,9 +104,7 @@ class LightLLM(Policy):
 
 
 def _peak(loads: list[tuple[int, int]]) -> int:
-    """The most tokens of cache that requests will hold at a time, each growing by one a turn until
-    its end.
-    """
+    """The most tokens of cache ever held, if each request grows by one a turn until its end."""
     loads = sorted(loads, reverse=True)
     held = accumulate(tokens for _, tokens in loads)
     return max(

@@ -18,9 +18,7 @@ def _max_prefills() -> Any:
 
 @dataclass(frozen=True)
 class RequestLevel(Policy):
-    """Request-level batching (FasterTransformer), the paper's baseline: prefill a batch, decode it
-    to its end.
-    """
+    """Request-level batching (FasterTransformer): prefill a batch, decode it to its end."""
 
     name = "request_level"
     reserve: Reserve = "max_model_len"

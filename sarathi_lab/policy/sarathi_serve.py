@@ -1,6 +1,4 @@
-"""Sarathi-Serve (OSDI '24, arXiv 2403.02310), SARATHI's successor, its dynamic chunks and its
-ablation.
-"""
+"""Sarathi-Serve (OSDI '24, arXiv 2403.02310), its dynamic chunks and its ablation."""
 
 from __future__ import annotations
 
@@ -19,9 +17,7 @@ CHUNK_MULTIPLE = 32  # tokens that the chunks of a schedule are a multiple of
 
 @dataclass(frozen=True)
 class SarathiServe(Policy):
-    """Stall-free batching: decodes first, then running prompts, then new ones, within `chunk`
-    tokens.
-    """
+    """Stall-free batching: decodes, then running prompts, then new ones, within `chunk` tokens."""
 
     name = "sarathi_serve"
     budget_field = "chunk"

@@ -101,9 +101,7 @@ class SGLang(Policy):
             )
 
     def _promised(self, batch: Batch, scheduler: Scheduler) -> float:
-        """Tokens of cache that running requests are expected to take yet, those of `batch`
-        included.
-        """
+        """Tokens of cache that running requests, and `batch`, are expected to take yet."""
         decodes = sum(
             self._output_left(sequence) for sequence in scheduler.running if sequence.is_decoding
         )
@@ -117,9 +115,7 @@ class SGLang(Policy):
         )
 
     def _retract(self, scheduler: Scheduler) -> None:
-        """Let the ratio decay while all decodes fit, else take out the least advanced and estimate
-        it anew.
-        """
+        """While all decodes fit, let the ratio decay; else retract the least advanced."""
         decodes = scheduler.idle_decodes
         if not decodes:
             return

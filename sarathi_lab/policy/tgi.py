@@ -102,9 +102,7 @@ class TGI(Policy):
         return [] if is_early and len(chosen) < needed else chosen
 
     def _within_total(self, scheduler: Scheduler) -> Callable[[SequenceState], bool]:
-        """Whether one more request keeps within the total, called once for each in the order of
-        admission.
-        """
+        """Whether one more request fits the total; to be asked once each, in order."""
         total = sum(sequence.request.total_len for sequence in scheduler.running)
 
         def fits(sequence: SequenceState) -> bool:

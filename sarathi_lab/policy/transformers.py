@@ -115,9 +115,7 @@ def _may_admit(scheduler: Scheduler) -> bool:
 
 
 def _take_out(starved: list[SequenceState], scheduler: Scheduler) -> bool:
-    """Preempt the newest of `starved` until the cache has blocks for the others; False if there was
-    none to preempt.
-    """
+    """Preempt the newest of `starved` until the others fit; False if there was no need."""
     blocks = scheduler.blocks
     missing = [blocks.num_missing(sequence, sequence.num_computed + 1) for sequence in starved]
     has_preempted = False

@@ -121,9 +121,7 @@ class TensorRTLLM(Policy):
         return chosen
 
     def _sizes(self, pending: list[int], left: int) -> list[int]:
-        """How many of `left` tokens each prompt gets, in their order; `pending` is what it
-        lacks.
-        """
+        """How many of `left` tokens each prompt gets; `pending` is what it lacks."""
         unit = self.chunk_unit_size
         if self.context_chunking_policy == "FORCE_CHUNK":
             return _one_each([min(unit, wanted) for wanted in pending], left)
@@ -169,9 +167,7 @@ class TensorRTLLM(Policy):
 
 
 def tuned_batch_size(num_held: int) -> int:
-    """Sequences of a batch that TensorRT-LLM's tuner recommends where the cache holds `num_held`
-    mean requests.
-    """
+    """The tuner's batch where the cache holds `num_held` mean requests."""
     for limit, batch_size in _BATCH_SIZES:
         if num_held < limit:
             return batch_size
@@ -180,9 +176,7 @@ def tuned_batch_size(num_held: int) -> int:
 
 
 def tuned_num_tokens(batch_size: int, ratio: float) -> int:
-    """Tokens of an iteration that its tuner recommends for requests of `ratio` input tokens per
-    output token.
-    """
+    """The tuner's tokens of an iteration for `ratio` input tokens per output token."""
     overlapped = int(batch_size * ratio + batch_size)
     least = next((tokens for above, tokens in _LEAST_TOKENS if ratio > above), _LEAST_TOKENS[-1][1])
     return max(1 << math.ceil(math.log2(overlapped)), least)

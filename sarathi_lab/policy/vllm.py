@@ -1,6 +1,4 @@
-"""vLLM's schedulers: v0 without and with chunked prefill, v1, and the load-adaptive P-PAS over
-v1.
-"""
+"""vLLM's schedulers: v0 without and with chunked prefill, v1, and P-PAS over v1."""
 
 from __future__ import annotations
 
@@ -121,9 +119,7 @@ class VllmV0Chunked(Policy):
         )
 
     def _num_sharing(self, scheduler: Scheduler, num_long: int) -> int:
-        """Prompts that share the budget: those that run and as many of those that wait as may join
-        them.
-        """
+        """Prompts that share the budget: those that run, and those that may join them."""
         most = self.max_num_partial_prefills
         if most == 1:
             return 1
@@ -249,9 +245,7 @@ def at_most(num_tokens: int) -> Size:
 
 
 def fits_whole(scheduler: Scheduler) -> Test:
-    """Whether the cache could take all that a waiting sequence knows, though it takes less at
-    first.
-    """
+    """Whether the cache could take all of a waiting sequence, though it takes less at first."""
     watermark = scheduler.policy.watermark
     return lambda sequence: scheduler.blocks.can_hold(sequence.num_known, watermark)
 
@@ -280,9 +274,7 @@ def check_whole_prompts(max_num_batched_tokens: int | None, max_model_len: int) 
 
 
 def check_partial_prefills(most: object, most_long: object) -> None:
-    """Raise UserError unless 1 <= `most_long` <= `most`: prompts prefilled at a time, and the long
-    ones of them.
-    """
+    """Raise UserError unless 1 <= `most_long` <= `most`, the prompts prefilled at a time."""
     most = require_int("max_num_partial_prefills", most, 1, "use 1 for one prompt at a time")
     fix = f"use 1 to max_num_partial_prefills={most}"
     if require_int("max_long_partial_prefills", most_long, 1, fix) > most:
