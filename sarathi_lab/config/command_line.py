@@ -136,7 +136,7 @@ def _make_search(master: DictConfig) -> OptunaSearch | None:
 
 
 def _combinations(settings: Sequence[Override]) -> list[list[str]]:
-    """All combinations of the values that settings have; of two for the same key the last counts."""
+    """All combinations of the settings' values; of two settings of a key the last counts."""
     values: dict[str, list[str]] = {}
     for override in settings:
         key = override.get_key_element()

@@ -11,7 +11,13 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.config.explain import GROUPS, options, parameter_names, unknown_name, unknown_option
+from sarathi_lab.config.explain import (
+    GROUPS,
+    options,
+    parameter_names,
+    unknown_name,
+    unknown_option,
+)
 from sarathi_lab.config.instantiate import class_of, parameters_of
 from sarathi_lab.config.paths import CONF
 

@@ -146,9 +146,7 @@ class JobLauncher:
         swept = self._command_line.swept
         launcher = Plugins.instance().instantiate_launcher(
             hydra_context=HydraContext(self._command_line.loader, Callbacks(self._master)),
-            task_function=RecordedJob(
-                self._work, self._record, swept, num_processes=num_processes
-            ),
+            task_function=RecordedJob(self._work, self._record, swept, num_processes=num_processes),
             config=self._master,
         )
         try:
