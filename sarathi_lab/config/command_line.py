@@ -27,7 +27,8 @@ from hydra.utils import get_class, get_method
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.apart import call_apart
+from sarathi_lab.config.errors import UserError, require_number
 from sarathi_lab.config.instantiate import build
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.config.run_context import RunContext
@@ -102,7 +103,7 @@ READ_BY = {
     "dtype": ("executor",),
     "hardware": ("executor",),
 }
-READ_BY_ALL_TASKS = ("task", "experiment", "tracking", "output", "resume", "hydra")
+READ_BY_ALL_TASKS = ("task", "experiment", "tracking", "output", "resume", "limit", "hydra")
 GROUPS = ("task", "policy", "workload", "executor", "model", "hardware", "slo", "tracking")
 
 
@@ -253,6 +254,8 @@ def _check_top_level(cfg: DictConfig, known: Iterable[str]) -> None:
             raise UserError(_unknown(key, [*map(str, known), "experiment"], "a setting"))
     if not str(cfg.output).strip():
         raise UserError("output is empty; name a folder, such as output=outputs")
+    if cfg.limit is not None:
+        require_number("limit", cfg.limit, above=0, fix="use seconds, or null for no limit")
     if not OmegaConf.is_list(cfg.baselines):
         raise UserError(
             f"baselines={cfg.baselines} is not a list; write baselines=[orca], or baselines=[] "
@@ -406,7 +409,7 @@ def _suggest(word: str, words: Sequence[str]) -> str:
 
 
 # What does not make a run another one.
-UNNAMED = ("policy", "executor", "tracking", "baselines", "output", "trace", "hydra")
+UNNAMED = ("policy", "executor", "tracking", "baselines", "output", "trace", "limit", "hydra")
 
 
 def run_job(cfg: DictConfig, swept: Sequence[str]) -> None:
@@ -426,7 +429,11 @@ def run_job(cfg: DictConfig, swept: Sequence[str]) -> None:
     experiment = settings.runtime.choices.get("experiment")
     task = str(settings.runtime.choices["task"])
     context = RunContext(run_dir, root / "baselines", name, group, swept, experiment, task)
-    get_method("sarathi_lab.tasks.base.run_task")(cfg, context)
+    run_task = get_method("sarathi_lab.tasks.base.run_task")
+    if cfg.limit is None:
+        run_task(cfg, context)
+    else:
+        call_apart(run_task, cfg, context, limit=cfg.limit)
 
 
 def _name(policy: str, overrides: Sequence[str], swept: Sequence[str] | None) -> str:

@@ -73,7 +73,7 @@ def fingerprint(command_line: CommandLine) -> str:
     jobs = [OmegaConf.to_container(cfg, resolve=True) for cfg in command_line.jobs]
     for job in jobs:
         assert isinstance(job, dict)
-        for name in ("output", "tracking", "resume"):
+        for name in ("output", "tracking", "resume", "limit"):
             job.pop(name, None)
     search = None if command_line.search is None else command_line.search.identity()
     text = json.dumps([jobs, search], sort_keys=True)

@@ -1,0 +1,179 @@
+"""A part of `make campaign`: measures within its time and records what it found, where, and how it
+ended.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from omegaconf import DictConfig
+
+from sarathi_lab.config.console import console
+from sarathi_lab.config.errors import UserError, require_number, require_one_of
+from sarathi_lab.config.paths import EXPERIMENTS, make_folder, write_json
+from sarathi_lab.config.run_context import RunContext
+from sarathi_lab.executor.torch.device import device_description, resolve_device
+from sarathi_lab.results.device_record import clocks_seen, device_record, slug_of
+from sarathi_lab.results.result import Result
+
+SETUPS = ("paper", "dry")
+RUN_FILE = "run.json"  # of a folder of results: each part's device, versions, clocks and end
+FLOAT_FORMAT = "%.6g"
+
+
+@dataclass
+class Work:
+    """A part at work: the device as torch names it, its share of the time in seconds, and the
+    folder that its tables are recorded in (None: not recorded).
+    """
+
+    device: str
+    is_dry: bool
+    seconds: float
+    folder: Path | None = None
+    tables: dict[str, pd.DataFrame] = field(default_factory=dict)
+    files: list[str] = field(default_factory=list)  # that are in the folder
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the part began."""
+        return time.monotonic() - self.started
+
+    def cuts_short(self) -> bool:
+        """Whether a grid must be left unfinished; those of a dry run are tiny and are not."""
+        return not self.is_dry and self.elapsed >= self.seconds
+
+    def log(self, text: str) -> None:
+        """Print a line of progress."""
+        console().print(f"  {text}", soft_wrap=True)
+
+    def keep(self, name: str, found: pd.DataFrame | Sequence[Mapping[str, object]]) -> None:
+        """Keep a table, in place of an earlier one of that name; one without rows is not kept."""
+        table = found if isinstance(found, pd.DataFrame) else pd.DataFrame(list(found))
+        if len(table):
+            self.tables[name] = table
+            self.record(
+                f"{name}.csv",
+                lambda path: table.to_csv(path, index=False, float_format=FLOAT_FORMAT),
+            )
+
+    def keep_figure(self, name: str, figure: Figure) -> None:
+        """Record a picture."""
+        self.record(f"{name}.png", lambda path: figure.savefig(path, dpi=110))
+
+    def record(self, name: str, write: Callable[[Path], object]) -> None:
+        """Let `write` make the file in the recorded folder, if there is one."""
+        if self.folder is not None:
+            write(self.folder / name)
+            self.files = [*dict.fromkeys([*self.files, name])]
+
+
+@dataclass(frozen=True)
+class Part(ABC):
+    """A measurement of a GPU for about `seconds`.
+
+    `setup` is paper, or dry: tiny sizes on a CPU. `record` names a folder such as experiments,
+    where tables are kept as they are made, in `<home>/results/<device>/`, beside run.json. Raises
+    UserError for settings out of range.
+    """
+
+    reads: ClassVar[tuple[str, ...]] = ("device",)
+    has_runs: ClassVar[bool] = False
+    home: ClassVar[str]  # the experiment whose results these are
+
+    seconds: float
+    setup: str = "paper"
+    record: str | None = None
+
+    def __post_init__(self) -> None:
+        fix = "use the seconds to measure for, such as 60"
+        require_number("task.seconds", self.seconds, above=0, fix=fix)
+        require_one_of("task.setup", self.setup, SETUPS)
+        if self.is_dry and self.record and Path(self.record).resolve() == EXPERIMENTS:
+            raise UserError(
+                f"task.record={self.record} is for measurements, not for task.setup=dry; use "
+                "another folder, or null"
+            )
+
+    @property
+    def is_dry(self) -> bool:
+        """Whether it only tries what it would do."""
+        return self.setup == "dry"
+
+    def check(self, cfg: DictConfig) -> None:
+        """Refuse a machine without a GPU, unless the setup is dry."""
+        device = resolve_device(cfg.device)
+        if device.type != "cuda" and not self.is_dry:
+            raise UserError(
+                f"no GPU found (device={cfg.device}, torch {torch.__version__}); try everything "
+                "with experiment=campaign_dry"
+            )
+        if self.record is not None:
+            make_folder(Path(self.record), "task.record")
+
+    def run(self, cfg: DictConfig, context: RunContext) -> Result:
+        """Measure. What was recorded before an error, or the end of the time, stays."""
+        device = resolve_device(cfg.device)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # events and streams belong to the current one
+        slug = slug_of(device_description(device))
+        folder = None if self.record is None else Path(self.record) / self.home / "results" / slug
+        work = Work(str(device), self.is_dry, self.seconds, folder)
+        with self._recorded(work, context.task, device):
+            self.measure(cfg, context, work)
+        places = {"results": context.run_dir if folder is None else folder}
+        return Result(work.tables, places=places, float_format=FLOAT_FORMAT)
+
+    @abstractmethod
+    def measure(self, cfg: DictConfig, context: RunContext, work: Work) -> None:
+        """Hand every table to `work` as soon as there is one, and mind the time."""
+
+    @contextmanager
+    def _recorded(self, work: Work, name: str, device: torch.device) -> Iterator[None]:
+        """Keep what the part ran on and how it ended beside its results, those of its last run
+        removed.
+        """
+        if work.folder is None:
+            yield
+            return
+        make_folder(work.folder, "task.record")
+        for file in _parts(work.folder).get(name, {}).get("files", []):
+            (work.folder / file).unlink(missing_ok=True)
+        record = {
+            "seconds_given": self.seconds,
+            "is_dry": self.is_dry,
+            **device_record(device),
+            "error": "it was ended before it was done",
+        }
+        _write_part(work.folder, name, record)
+        try:
+            with clocks_seen(device) as clocks:
+                yield
+            record["error"] = None
+        except Exception as error:
+            told = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+            record["error"] = told.splitlines()[0]
+            raise
+        finally:
+            end = {"clocks": clocks, "duration": round(work.elapsed, 2), "files": work.files}
+            _write_part(work.folder, name, record | end)
+
+
+def _parts(folder: Path) -> dict[str, Any]:
+    path = folder / RUN_FILE
+    return json.loads(path.read_text())["parts"] if path.is_file() else {}
+
+
+def _write_part(folder: Path, name: str, record: Mapping[str, Any]) -> None:
+    write_json(folder / RUN_FILE, {"parts": {**_parts(folder), name: record}})
