@@ -23,7 +23,6 @@ from sarathi_lab.engine.queues import (
 )
 from sarathi_lab.engine.request import Batch, Copy, Queues, Request, SequenceState
 
-
 Preemption = Literal["recompute", "swap"]
 # How many of the tokens that are left for a sequence's prompt it takes; 0 passes it over.
 Size = Callable[[SequenceState, int], int]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +16,21 @@ from sarathi_lab.config.console import console, print_place
 from sarathi_lab.config.errors import RunError
 from sarathi_lab.config.paths import write_json
 from sarathi_lab.config.run_context import RunContext
-from sarathi_lab.results.tracking import Tracker
+from sarathi_lab.results.tracking import TrackedRun, Tracker
 
-ITERATIONS = "iterations.parquet"
+ITERATIONS, REQUESTS = "iterations.parquet", "requests.parquet"
 
 
 @dataclass(frozen=True)
 class Shown:
     """A table for people under a bold `title`: `rows` by heading, set right but for those in
-    `left`; `formats` are those of `format`, by heading. Text stays as it is, NaN is "-".
+    `left`, the `unbroken` ones never wrapped. `formats` are those of `format`, by heading. Text
+    stays as it is, NaN is "-".
     """
 
     rows: Iterable[Mapping[Any, object]]
     left: Collection[str] = ()
+    unbroken: Collection[str] = ()
     formats: Mapping[str, str] = field(default_factory=dict)
     title: str = ""
     markup: bool = False  # whether cells hold rich's styles, such as [green]
@@ -40,8 +41,8 @@ class Shown:
         headings = list(rows[0]) if rows else []
         table = Table(box=None, padding=(0, 1), pad_edge=True)
         for name in headings:
-            is_left = name in self.left
-            table.add_column(str(name), justify="left" if is_left else "right")
+            justify: Any = "left" if name in self.left else "right"
+            table.add_column(str(name), justify=justify, no_wrap=name in self.unbroken)
         for row in rows:
             table.add_row(*(_cell(row[name], self.formats.get(name, "")) for name in headings))
         return table
@@ -65,6 +66,7 @@ class Result:
     tags: Sequence[str] = ()  # in W&B
     config: Mapping[str, Any] | None = None  # config.yaml; None: the run's, resolved
     float_format: str | None = None  # of CSV files, such as "%.6g"
+    error: RunError | None = None  # raised when all is kept: a part of the work failed
     artifact: str | None = None  # of W&B: results of equal work are versions of one name
 
 
@@ -92,7 +94,15 @@ def write(
     _save(result, folder, config)
     if result.summary:
         write_json(folder / "summary.json", result.summary)
-    _track(result, context, config, tracker)
+    tracker.track(
+        replace(
+            _tracked(result, context, config),
+            iterations=result.tables.get(ITERATIONS),
+            summary=result.summary,
+            folder=folder,
+            artifact=result.artifact,
+        )
+    )
     if is_run:
         labels = {"task": context.task, **result.labels, "status": "finished"}
         write_json(folder / "run.json", labels)
@@ -117,9 +127,8 @@ def track_stopped(
     result: Result, context: RunContext, config: Mapping[str, Any], tracker: Tracker
 ) -> None:
     """Track a run that stopped, as failed."""
-    with suppress(RunError), tracker.run(**_about(result, context, config)) as tracked:
-        tracked.log_summary(result.summary)
-        raise RunError("marks the run as failed")
+    run = _tracked(result, context, config)
+    tracker.track(replace(run, summary=result.summary, has_failed=True))
 
 
 def show(shown: Iterable[Shown | str]) -> None:
@@ -153,25 +162,15 @@ def _save(result: Result, folder: Path, config: Mapping[str, Any]) -> None:
     OmegaConf.save(OmegaConf.create(_settings(result, config)), folder / "config.yaml")
 
 
-def _track(
-    result: Result, context: RunContext, config: Mapping[str, Any], tracker: Tracker
-) -> None:
-    with tracker.run(**_about(result, context, config)) as tracked:
-        if ITERATIONS in result.tables:
-            tracked.log_iterations(result.tables[ITERATIONS])
-        tracked.log_summary(result.summary)
-        tracked.log_tables(context.run_dir, result.artifact)
-
-
-def _about(result: Result, context: RunContext, config: Mapping[str, Any]) -> dict[str, Any]:
-    labels = {"task": context.task, **result.labels, "settings": _settings(result, config)}
-    return {
-        "name": context.name,
-        "group": context.group,
-        "job_type": context.experiment or context.task,
-        "tags": result.tags or (context.task,),
-        "config": labels,
-    }
+def _tracked(result: Result, context: RunContext, config: Mapping[str, Any]) -> TrackedRun:
+    """As W&B knows it, without its results."""
+    return TrackedRun(
+        name=context.name,
+        group=context.group,
+        job_type=context.experiment or context.task,
+        tags=result.tags or (context.task,),
+        config={"task": context.task, **result.labels, "settings": _settings(result, config)},
+    )
 
 
 def _settings(result: Result, config: Mapping[str, Any]) -> dict[str, Any]:
