@@ -28,10 +28,10 @@ from sarathi_lab.executor.torch.teacher_forced import Cuts, Tokens, blocks_neede
 from sarathi_lab.experiment.quality import joined
 from sarathi_lab.model.spec import KvDtype, ModelSpec
 from sarathi_lab.results import load
+from sarathi_lab.results.device_record import slug_of
 from sarathi_lab.results.provenance import provenance
 from sarathi_lab.results.tracking import Tracker
 from sarathi_lab.tasks.calibrate import measured_subject
-from sarathi_lab.tasks.gpu.publish import slug_of
 from sarathi_lab.tasks.plan import text_encoder
 
 EXPERIMENT = "kv_quality"

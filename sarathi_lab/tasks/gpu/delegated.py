@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+import pandas as pd
 from omegaconf import DictConfig, OmegaConf
 
 from sarathi_lab.config.errors import require_one_of
-from sarathi_lab.config.paths import CONF
+from sarathi_lab.config.paths import CONF, REPOSITORY
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.experiment import gpu_figures, kv_reread
-from sarathi_lab.results.device_record import slug_of
 from sarathi_lab.tasks.calibrate import PROFILE_FILE, Calibrate
 from sarathi_lab.tasks.gpu.context import Context
 from sarathi_lab.tasks.gpu.part import Part, Work
@@ -52,8 +52,6 @@ class GpuKvReread(Part):
 
 
 def _in_context(work: Work, context: RunContext, measure: Callable[[Context], None]) -> None:
-    import pandas as pd
-
     tables = context.run_dir / "tables"
     found = Context(context.task, work.device, work.is_dry, work.seconds, tables, tables)
     try:
@@ -86,11 +84,11 @@ class GpuCalibration(Part):
         """Run task=calibrate, and record its files."""
         name = "gpu" if work.folder is None else work.folder.name
         result = self._task(name).run(self._sized(cfg), context)
-        assert result is not None
         table = result.tables[PROFILE_FILE]
         work.keep(Path(PROFILE_FILE).stem, table)
+        work.shown += result.shown
         made = context.run_dir / f"{name}.yaml"
-        work.record("hardware.yaml", lambda path: path.write_text(_recorded(made, path.parent)))
+        work.record("hardware.yaml", lambda path: path.write_text(_naming(made, path.parent)))
 
     def _task(self, name: str) -> Calibrate:
         seconds = max(self.FEWEST_SECONDS[self.setup], (1 - self.LOADING) * self.seconds)
@@ -101,14 +99,14 @@ class GpuCalibration(Part):
         return _changed(cfg, model=model, batch=batch, seq_len=seq_len)
 
 
-def _recorded(made: Path, folder: Path) -> str:
-    """The text of the hardware file `made`, its table in `folder`."""
+def _naming(made: Path, folder: Path) -> str:
+    """The text of the hardware file `made`, with the table in `folder` as its own."""
     text = made.read_text()
+    profile = (folder / PROFILE_FILE).absolute()
+    if profile.is_relative_to(REPOSITORY):
+        profile = profile.relative_to(REPOSITORY)
     hardware = OmegaConf.create(text)
-    profile = folder / PROFILE_FILE
-    root = CONF.parent
-    named = profile.relative_to(root) if profile.is_relative_to(root) else profile.absolute()
-    hardware.profiles = dict.fromkeys(hardware.profiles, str(named))
+    hardware.profiles = dict.fromkeys(hardware.profiles, str(profile))
     title = "".join(line for line in text.splitlines(keepends=True) if line.startswith("#"))
     return title + OmegaConf.to_yaml(hardware)
 
@@ -131,6 +129,7 @@ class GpuPeers(Part):
         """Run task=peers, and record its table."""
         result = self._task.run(self._sized(cfg), context)
         work.keep("peers", result.tables["peers"])
+        work.shown += result.shown
         if result.error is not None:
             raise result.error
 
@@ -138,7 +137,7 @@ class GpuPeers(Part):
     def _task(self) -> Peers:
         model, dtype = ("tiny", "float32") if self.is_dry else ("llama3-8b", "bfloat16")
         scenario = "dry" if self.is_dry else "gpu"
-        return Peers(self.PEERS, {}, [model], [dtype], [scenario], weights="random")
+        return Peers(self.PEERS, {}, [model], [dtype], [scenario], random_weights=True)
 
     def _sized(self, cfg: DictConfig) -> DictConfig:
         batch, chunk = (2, 16) if self.is_dry else (32, 512)

@@ -19,12 +19,12 @@ from matplotlib.figure import Figure
 from omegaconf import DictConfig
 
 from sarathi_lab.config.console import console
-from sarathi_lab.config.errors import UserError, require_number, require_one_of
+from sarathi_lab.config.errors import RunError, UserError, require_number, require_one_of
 from sarathi_lab.config.paths import EXPERIMENTS, make_folder, write_json
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.executor.torch.device import device_description, resolve_device
 from sarathi_lab.results.device_record import clocks_seen, device_record, slug_of
-from sarathi_lab.results.result import Result
+from sarathi_lab.results.result import Result, Shown
 
 SETUPS = ("paper", "dry")
 RUN_FILE = "run.json"  # of a folder of results: each part's device, versions, clocks and end
@@ -43,6 +43,7 @@ class Work:
     folder: Path | None = None
     tables: dict[str, pd.DataFrame] = field(default_factory=dict)
     files: list[str] = field(default_factory=list)  # that are in the folder
+    shown: list[Shown | str] = field(default_factory=list)  # printed in the end
     started: float = field(default_factory=time.monotonic)
 
     @property
@@ -130,10 +131,20 @@ class Part(ABC):
         slug = slug_of(device_description(device))
         folder = None if self.record is None else Path(self.record) / self.home / "results" / slug
         work = Work(str(device), self.is_dry, self.seconds, folder)
-        with self._recorded(work, context.task, device):
-            self.measure(cfg, context, work)
+        failure = None
+        try:
+            with self._recorded(work, context.task, device):
+                self.measure(cfg, context, work)
+        except RunError as error:
+            failure = error
         places = {"results": context.run_dir if folder is None else folder}
-        return Result(work.tables, places=places, float_format=FLOAT_FORMAT)
+        return Result(
+            work.tables,
+            shown=work.shown,
+            places=places,
+            float_format=FLOAT_FORMAT,
+            error=failure,
+        )
 
     @abstractmethod
     def measure(self, cfg: DictConfig, context: RunContext, work: Work) -> None:
@@ -162,7 +173,9 @@ class Part(ABC):
                 yield
             record["error"] = None
         except Exception as error:
-            told = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+            told = (
+                str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+            )
             record["error"] = told.splitlines()[0]
             raise
         finally:

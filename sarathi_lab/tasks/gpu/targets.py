@@ -65,11 +65,13 @@ class Tables:
     def iteration(self, prefill_tokens: int, decodes: int) -> pd.Series:
         """The whole iteration of a composition: value [ms], flops and bytes."""
         table = self.read("sarathi/paper", f"{MODEL}-compositions")
-        kv_tokens = prefill_tokens + decodes * TARGET_CONTEXT
-        rows = table.query(
-            "operation == 'iteration' and prefill_tokens == @prefill_tokens "
-            "and decodes == @decodes and kv_tokens == @kv_tokens"
-        )
+        wanted = {
+            "operation": "iteration",
+            "prefill_tokens": prefill_tokens,
+            "decodes": decodes,
+            "kv_tokens": prefill_tokens + decodes * TARGET_CONTEXT,
+        }
+        rows = table[(table[list(wanted)] == pd.Series(wanted)).all(axis="columns")]
         if rows.empty:
             raise NotMeasured(
                 f"{prefill_tokens} prompt tokens and {decodes} decodes were not timed"
