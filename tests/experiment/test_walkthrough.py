@@ -77,7 +77,7 @@ def test_equal_batches_leave_fewer_bubbles_in_a_pipeline():
     requests = lab.requests_of(num_requests=16, seq_len=80, pd_ratio=7)
     policies = lab.policies(16)
     pipes = {
-        name: lab.serve_pipeline(policies[name], requests, clock, 4) for name in ("orca", "sarathi")
+        name: lab.serve(policies[name], requests, clock, 4) for name in ("orca", "sarathi")
     }
     stages = {name: pipe.stages() for name, pipe in pipes.items()}
     assert all(sorted(table.stage.unique()) == [0, 1, 2, 3] for table in stages.values())
