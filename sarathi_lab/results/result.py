@@ -73,9 +73,9 @@ class Result:
 class Stopped(RunError):
     """Stops a run whose finished part, `result`, is kept; its summary says how it stopped."""
 
-    def __init__(self, message: str, result: Result) -> None:
+    def __init__(self, message: str, result: Result | None = None) -> None:
         super().__init__(message)
-        self.result = result
+        self.result = result or Result()
 
 
 def write(
