@@ -31,6 +31,11 @@ def slug_of(device_name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", device_name.lower()).strip("-")
 
 
+def device_folder(device: torch.device) -> str:
+    """What folders of a device's results are called."""
+    return "cpu" if device.type == "cpu" else slug_of(device_description(device))
+
+
 def device_record(device: torch.device) -> dict[str, Any]:
     """Device, driver, versions (CUDA's included), commit and time."""
     record: dict[str, Any] = {"device": device_description(device), **provenance()}

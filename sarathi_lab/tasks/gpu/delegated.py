@@ -2,65 +2,94 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-import pandas as pd
+import torch
 from omegaconf import DictConfig, OmegaConf
 
-from sarathi_lab.config.errors import require_one_of
+from sarathi_lab.config.console import console
+from sarathi_lab.config.errors import RunError, require_one_of
 from sarathi_lab.config.paths import CONF, REPOSITORY
 from sarathi_lab.config.run_context import RunContext
-from sarathi_lab.experiment import gpu_figures, kv_reread
+from sarathi_lab.results.device_record import device_folder
+from sarathi_lab.results.load import path_of
+from sarathi_lab.results.result import Result
+from sarathi_lab.tasks.base import conclude
 from sarathi_lab.tasks.calibrate import PROFILE_FILE, Calibrate
-from sarathi_lab.tasks.gpu.context import Context
-from sarathi_lab.tasks.gpu.part import Part, Work
+from sarathi_lab.tasks.gpu.part import GpuTask, Part, Work, current_device
+from sarathi_lab.tasks.measure import Measure
 from sarathi_lab.tasks.peers.task import Peers
-
-MODELS = ("13b", "33b")
 
 
 @dataclass(frozen=True, kw_only=True)
-class GpuFigures(Part):
-    """The paper's figures with `model`: 13b or 33b. Leaves <model>-points.csv in the columns of
-    `figure.parquet`, every composition that was timed and load that was served, and pictures.
+class GpuExperiments(GpuTask):
+    """Each of `experiments` with `model`, one after the other: task=measure at the paper's sizes.
+
+    Their tables are recorded as task=measure does it. One that fails ends no other; those that the
+    time does not suffice for are left out. Raises RunError in the end if some failed.
     """
 
-    home: ClassVar[str] = "sarathi/paper"
     model: str
+    experiments: Sequence[str]
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_one_of("task.model", self.model, MODELS)
+        models = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
+        require_one_of("task.model", self.model, models)
+        for name in self.experiments:
+            self._task(name, 1.0)
 
-    def measure(self, cfg: DictConfig, context: RunContext, work: Work) -> None:
-        """Measure until the time is over."""
-        _in_context(work, context, lambda found: gpu_figures.measure(found, self.model))
+    def check(self, cfg: DictConfig) -> None:
+        """Refuse what task=measure does, too."""
+        super().check(cfg)
+        for name in self.experiments:
+            self._task(name, self.seconds).check(self._sized(cfg))
 
+    def run(self, cfg: DictConfig, context: RunContext) -> Result:
+        """Measure one by one, each in a folder of its own."""
+        device, sized = current_device(cfg), self._sized(cfg)
+        failed: list[str] = []
+        start = time.monotonic()
+        for number, name in enumerate(self.experiments):
+            left = self.seconds - (time.monotonic() - start)
+            if number and left <= 0 and not self.is_dry:
+                names = ", ".join(self.experiments[number:])
+                console().print(f"  the time is over: {names} left out", soft_wrap=True)
+                break
+            seconds = max(1.0, left / (len(self.experiments) - number))
+            try:
+                self._measure(name, 0.1 if self.is_dry else seconds, sized, context, device)
+            except RunError as error:
+                console().print(f"  {name}: {error}", soft_wrap=True)
+                failed.append(name)
+        error = RunError(f"not measured: {', '.join(failed)}; see above") if failed else None
+        return Result(error=error)
 
-@dataclass(frozen=True)
-class GpuKvReread(Part):
-    """Leaves kv_reread.csv: microseconds of a layer's attention, whole and in chunks."""
+    def _measure(
+        self,
+        name: str,
+        seconds: float,
+        cfg: DictConfig,
+        context: RunContext,
+        device: torch.device,
+    ) -> None:
+        task = self._task(name, seconds)
+        own = replace(context, run_dir=context.run_dir / name, name=f"{context.name} {name}")
+        folder = None
+        if self.record is not None:
+            folder = path_of(name, device_folder(device), Path(self.record)).parent
+        with self.recording(folder, context.task, device):
+            conclude(lambda: task.run(cfg, own), cfg, own, is_run=False)
 
-    home: ClassVar[str] = "sarathi/kv_reread"
+    def _task(self, name: str, seconds: float) -> Measure:
+        return Measure(name, setup=self.setup, seconds=seconds, record=self.record)
 
-    def measure(self, cfg: DictConfig, context: RunContext, work: Work) -> None:
-        """Measure until the time is over."""
-        _in_context(work, context, kv_reread.measure)
-
-
-def _in_context(work: Work, context: RunContext, measure: Callable[[Context], None]) -> None:
-    tables = context.run_dir / "tables"
-    found = Context(context.task, work.device, work.is_dry, work.seconds, tables, tables)
-    try:
-        measure(found)
-    finally:
-        for path in sorted(tables.rglob("*.csv")):
-            work.keep(path.stem, pd.read_csv(path))
-        for path in sorted(tables.rglob("*.png")):
-            work.record(path.name, lambda to, path=path: to.write_bytes(path.read_bytes()))
+    def _sized(self, cfg: DictConfig) -> DictConfig:
+        return changed(cfg, model="tiny" if self.is_dry else self.model)
 
 
 @dataclass(frozen=True)
@@ -69,7 +98,7 @@ class GpuCalibration(Part):
 
     home: ClassVar[str] = "lab/calibration"
     LOADING: ClassVar[float] = 0.4  # of the time: the model, kernels' compilation, the fit behind
-    FEWEST_SECONDS: ClassVar[dict[str, float]] = {"paper": 15.0, "dry": 5.0}
+    FEWEST_SECONDS: ClassVar[dict[str, float]] = {"paper": 15.0, "dry": 2.0}
     SIZES: ClassVar[dict[str, tuple[str, int, int]]] = {
         "paper": ("13b", 18, 3072),  # model, most decodes, longest context
         "dry": ("tiny", 2, 64),
@@ -96,7 +125,7 @@ class GpuCalibration(Part):
 
     def _sized(self, cfg: DictConfig) -> DictConfig:
         model, batch, seq_len = self.SIZES[self.setup]
-        return _changed(cfg, model=model, batch=batch, seq_len=seq_len)
+        return changed(cfg, model=model, batch=batch, seq_len=seq_len)
 
 
 def _naming(made: Path, folder: Path) -> str:
@@ -141,10 +170,10 @@ class GpuPeers(Part):
 
     def _sized(self, cfg: DictConfig) -> DictConfig:
         batch, chunk = (2, 16) if self.is_dry else (32, 512)
-        return _changed(cfg, policy="sarathi_serve", batch=batch, chunk=chunk)
+        return changed(cfg, policy="sarathi_serve", batch=batch, chunk=chunk)
 
 
-def _changed(cfg: DictConfig, **settings: str | int) -> DictConfig:
+def changed(cfg: DictConfig, **settings: str | int) -> DictConfig:
     """`cfg` with other options of groups and other values."""
     changed = cfg.copy()
     for name, value in settings.items():

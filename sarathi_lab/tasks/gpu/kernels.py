@@ -34,7 +34,9 @@ class KernelBenchmarks(Part):
 
     def measure(self, cfg: DictConfig, context: RunContext, work: Work) -> None:
         """Time all benchmarks, as far as the time allows."""
-        from sarathi_kernels.benchmark import run  # reads the interpreter's setting when imported
+        from sarathi_kernels.benchmarks.measure import (
+            run,  # reads the interpreter's setting when imported
+        )
 
         rows: list[dict[str, Any]] = []
 
@@ -60,7 +62,7 @@ class KernelBenchmarks(Part):
 
 
 def as_long(row: dict[str, Any]) -> dict[str, Any]:
-    """A row of `sarathi_kernels.benchmark` with the columns that every table of a campaign has."""
+    """A row of `sarathi_kernels.benchmarks` with the columns that every table of a campaign has."""
 
     def micro(name: str) -> float | None:
         return None if row.get(name) is None else 1e6 * float(row[name])

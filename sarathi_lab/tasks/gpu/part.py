@@ -15,15 +15,14 @@ from typing import Any, ClassVar
 
 import pandas as pd
 import torch
-from matplotlib.figure import Figure
 from omegaconf import DictConfig
 
 from sarathi_lab.config.console import console
 from sarathi_lab.config.errors import RunError, UserError, require_number, require_one_of
 from sarathi_lab.config.paths import EXPERIMENTS, make_folder, write_json
 from sarathi_lab.config.run_context import RunContext
-from sarathi_lab.executor.torch.device import device_description, resolve_device
-from sarathi_lab.results.device_record import clocks_seen, device_record, slug_of
+from sarathi_lab.executor.torch.device import resolve_device
+from sarathi_lab.results.device_record import clocks_seen, device_folder, device_record
 from sarathi_lab.results.result import Result, Shown
 
 SETUPS = ("paper", "dry")
@@ -40,9 +39,9 @@ class Work:
     device: str
     is_dry: bool
     seconds: float
-    folder: Path | None = None
+    folder: Path | None
+    files: list[str]  # that it has recorded there
     tables: dict[str, pd.DataFrame] = field(default_factory=dict)
-    files: list[str] = field(default_factory=list)  # that are in the folder
     shown: list[Shown | str] = field(default_factory=list)  # printed in the end
     started: float = field(default_factory=time.monotonic)
 
@@ -69,29 +68,24 @@ class Work:
                 lambda path: table.to_csv(path, index=False, float_format=FLOAT_FORMAT),
             )
 
-    def keep_figure(self, name: str, figure: Figure) -> None:
-        """Record a picture."""
-        self.record(f"{name}.png", lambda path: figure.savefig(path, dpi=110))
-
     def record(self, name: str, write: Callable[[Path], object]) -> None:
         """Let `write` make the file in the recorded folder, if there is one."""
         if self.folder is not None:
             write(self.folder / name)
-            self.files = [*dict.fromkeys([*self.files, name])]
+            if name not in self.files:
+                self.files.append(name)
 
 
 @dataclass(frozen=True)
-class Part(ABC):
-    """A measurement of a GPU for about `seconds`.
+class GpuTask:
+    """A task that measures a GPU for about `seconds`.
 
     `setup` is paper, or dry: tiny sizes on a CPU. `record` names a folder such as experiments,
-    where tables are kept as they are made, in `<home>/results/<device>/`, beside run.json. Raises
-    UserError for settings out of range.
+    where what is found is kept as soon as it is there. Raises UserError for settings out of range.
     """
 
     reads: ClassVar[tuple[str, ...]] = ("device",)
     has_runs: ClassVar[bool] = False
-    home: ClassVar[str]  # the experiment whose results these are
 
     seconds: float
     setup: str = "paper"
@@ -114,8 +108,7 @@ class Part(ABC):
 
     def check(self, cfg: DictConfig) -> None:
         """Refuse a machine without a GPU, unless the setup is dry."""
-        device = resolve_device(cfg.device)
-        if device.type != "cuda" and not self.is_dry:
+        if resolve_device(cfg.device).type != "cuda" and not self.is_dry:
             raise UserError(
                 f"no GPU found (device={cfg.device}, torch {torch.__version__}); try everything "
                 "with experiment=campaign_dry"
@@ -123,25 +116,67 @@ class Part(ABC):
         if self.record is not None:
             make_folder(Path(self.record), "task.record")
 
+    @contextmanager
+    def recording(
+        self, folder: Path | None, part: str, device: torch.device
+    ) -> Iterator[list[str]]:
+        """Keep in the run.json of `folder` what `part` ran on, the clocks seen and how it ended.
+
+        Yields the list of the files that it records there; those of its last run are removed.
+        """
+        files: list[str] = []
+        if folder is None:
+            yield files
+            return
+        make_folder(folder, "task.record")
+        for name in _parts(folder).get(part, {}).get("files", []):
+            (folder / name).unlink(missing_ok=True)
+        record: dict[str, Any] = {
+            "seconds_given": self.seconds,
+            "is_dry": self.is_dry,
+            **device_record(device),
+            "error": "it was ended before it was done",
+        }
+        _write_part(folder, part, record)
+        start = time.monotonic()
+        clocks: dict[str, Any] = {}
+        try:
+            with clocks_seen(device) as clocks:
+                yield files
+            record["error"] = None
+        except Exception as error:
+            record["error"] = one_line(error)
+            raise
+        finally:
+            took = round(time.monotonic() - start, 2)
+            end = {"clocks": clocks, "duration": took, "files": files}
+            _write_part(folder, part, record | end)
+
+
+class Part(GpuTask, ABC):
+    """One measurement, whose tables are kept in `<home>/results/<device>/` of what `record` names,
+    beside run.json.
+    """
+
+    home: ClassVar[str]  # the experiment whose results these are
+
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
         """Measure. What was recorded before an error, or the end of the time, stays."""
-        device = resolve_device(cfg.device)
-        if device.type == "cuda":
-            torch.cuda.set_device(device)  # events and streams belong to the current one
-        slug = slug_of(device_description(device))
-        folder = None if self.record is None else Path(self.record) / self.home / "results" / slug
-        work = Work(str(device), self.is_dry, self.seconds, folder)
+        device = current_device(cfg)
+        folder = None
+        if self.record is not None:
+            folder = Path(self.record) / self.home / "results" / device_folder(device)
         failure = None
         try:
-            with self._recorded(work, context.task, device):
+            with self.recording(folder, context.task, device) as files:
+                work = Work(str(device), self.is_dry, self.seconds, folder, files)
                 self.measure(cfg, context, work)
         except RunError as error:
             failure = error
-        places = {"results": context.run_dir if folder is None else folder}
         return Result(
             work.tables,
             shown=work.shown,
-            places=places,
+            places={"results": context.run_dir if folder is None else folder},
             float_format=FLOAT_FORMAT,
             error=failure,
         )
@@ -150,37 +185,19 @@ class Part(ABC):
     def measure(self, cfg: DictConfig, context: RunContext, work: Work) -> None:
         """Hand every table to `work` as soon as there is one, and mind the time."""
 
-    @contextmanager
-    def _recorded(self, work: Work, name: str, device: torch.device) -> Iterator[None]:
-        """Keep what the part ran on and how it ended beside its results, those of its last run
-        removed.
-        """
-        if work.folder is None:
-            yield
-            return
-        make_folder(work.folder, "task.record")
-        for file in _parts(work.folder).get(name, {}).get("files", []):
-            (work.folder / file).unlink(missing_ok=True)
-        record = {
-            "seconds_given": self.seconds,
-            "is_dry": self.is_dry,
-            **device_record(device),
-            "error": "it was ended before it was done",
-        }
-        _write_part(work.folder, name, record)
-        try:
-            with clocks_seen(device) as clocks:
-                yield
-            record["error"] = None
-        except Exception as error:
-            told = (
-                str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-            )
-            record["error"] = told.splitlines()[0]
-            raise
-        finally:
-            end = {"clocks": clocks, "duration": round(work.elapsed, 2), "files": work.files}
-            _write_part(work.folder, name, record | end)
+
+def current_device(cfg: DictConfig) -> torch.device:
+    """The chosen device, made torch's current one, which events and streams belong to."""
+    device = resolve_device(cfg.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device
+
+
+def one_line(error: Exception) -> str:
+    """What went wrong; of a bug with the kind of the error."""
+    told = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+    return told.splitlines()[0]
 
 
 def _parts(folder: Path) -> dict[str, Any]:

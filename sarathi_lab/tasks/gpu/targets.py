@@ -64,7 +64,7 @@ class Tables:
 
     def iteration(self, prefill_tokens: int, decodes: int) -> pd.Series:
         """The whole iteration of a composition: value [ms], flops and bytes."""
-        table = self.read("sarathi/paper", f"{MODEL}-compositions")
+        table = self.read("gpu/gpu_targets", "gpu_targets-compositions")
         wanted = {
             "operation": "iteration",
             "prefill_tokens": prefill_tokens,
@@ -77,6 +77,14 @@ class Tables:
                 f"{prefill_tokens} prompt tokens and {decodes} decodes were not timed"
             )
         return rows.iloc[0]
+
+    def serving(self) -> pd.DataFrame:
+        """Every load that was served on the engine."""
+        paths = sorted(self._root.glob(f"*/*/results/{self._device}/*-serving.csv"))
+        if not paths:
+            self.missing.add("*-serving.csv")
+            raise NotMeasured("there is no */*-serving.csv: no figure was served")
+        return pd.concat(map(pd.read_csv, paths), ignore_index=True)
 
     def kernels(self, operation: str) -> pd.DataFrame:
         """Benchmarks of one operation that have a time."""
@@ -167,7 +175,7 @@ def _over_roofline(tables: Tables, chunk: int) -> float:
 
 def _idle(tables: Tables) -> float:
     """The median over SARATHI's loads."""
-    table = tables.read("sarathi/paper", f"{MODEL}-serving")
+    table = tables.serving()
     rows = table[(table.quantity == "idle share") & (table.policy == "sarathi")]
     if rows.empty:
         raise NotMeasured("no load was served under SARATHI")
