@@ -1,4 +1,4 @@
-"""Where the repository keeps what the code reads: the configuration and the experiments."""
+"""Where what the code reads is kept, and how it writes files."""
 
 from __future__ import annotations
 
@@ -13,9 +13,14 @@ from typing import Any, TextIO
 
 from sarathi_lab.config.errors import UserError
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+_PACKAGE = Path(__file__).resolve().parents[1]
+IS_CHECKOUT = not (_PACKAGE / "conf").is_dir()
+# The folder with conf/ and experiments/: beside the package in a checkout, in it in a wheel. Only a
+# checkout's may be written to.
+REPOSITORY = _PACKAGE.parent if IS_CHECKOUT else _PACKAGE
 CONF = REPOSITORY / "conf"
 EXPERIMENTS = REPOSITORY / "experiments"
+OUTPUTS = Path("outputs")  # of the current folder
 
 
 def make_folder(folder: Path, setting: str) -> Path:
