@@ -1,4 +1,4 @@
-"""The same requests at many rates, each served once, and the highest rate that meets an objective."""
+"""The same requests at many rates, each served once, and the highest that meets an objective."""
 
 from __future__ import annotations
 

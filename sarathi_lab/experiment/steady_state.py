@@ -76,7 +76,7 @@ def _spent(
 
     def iteration_time(batch: Batch) -> float:
         times = cost(batch)
-        spent.update(times)  # type: ignore[arg-type]  # a Counter of seconds
+        spent.update(times)
         return sum(times.values())
 
     serve(

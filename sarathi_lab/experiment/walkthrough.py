@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -101,13 +102,13 @@ def hybrid_costs(
     Columns chunk (tokens of both), chunk_alone, decodes_alone, hybrid, and by decode alone and
     added (seconds).
     """
-    decodes = {"num_decodes": NUM_DECODES, "context": context}
+    with_decodes = partial(make_batch, num_decodes=NUM_DECODES, context=context)
     rows = [
         {
             "chunk": chunk,
             "chunk_alone": iteration_time(make_batch(prefill_tokens=chunk - NUM_DECODES)),
-            "decodes_alone": iteration_time(make_batch(**decodes)),
-            "hybrid": iteration_time(make_batch(prefill_tokens=chunk - NUM_DECODES, **decodes)),
+            "decodes_alone": iteration_time(with_decodes()),
+            "hybrid": iteration_time(with_decodes(prefill_tokens=chunk - NUM_DECODES)),
         }
         for chunk in chunks
     ]

@@ -71,7 +71,7 @@ class Advise:
 
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
         """The predictions, the cost of cutting the longest prompt and the flags."""
-        plan = self.check(cfg)
+        plan: Plan = context.prepared or self.check(cfg)
         assert plan.advice is not None
         advice, rows = plan.advice, self._flags(plan)
         announce.print_plan(plan, context)

@@ -29,7 +29,7 @@ from sarathi_lab.executor.torch.profiling import (
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.results import report
 from sarathi_lab.results.result import Result, Shown
-from sarathi_lab.tasks.subjects import BLOCK_SIZE, measured_subject, where_of
+from sarathi_lab.tasks.subjects import BLOCK_SIZE, Subject, measured_subject
 
 PROFILE_FILE = "profile.csv"
 DIGITS = 4  # of the figures in the hardware file
@@ -64,9 +64,9 @@ class Calibrate:
             )
         require_bool("task.install", self.install)
 
-    def check(self, cfg: DictConfig) -> None:
+    def check(self, cfg: DictConfig) -> Subject:
         """Raise UserError for a device that is not real, too large a model, or a name in use."""
-        backend, spec, _ = measured_subject(cfg, "calibrate")
+        backend, spec, _ = subject = measured_subject(cfg, "calibrate")
         backend.check(spec, BLOCK_SIZE * blocks_needed(_shapes(cfg), BLOCK_SIZE))
         installed = CONF / "hardware" / f"{self._hardware_name(backend)}.yaml"
         if self.install and installed.exists():
@@ -74,10 +74,12 @@ class Calibrate:
                 f"task.install=true: conf/hardware has {installed.name} already; choose another "
                 "task.name, or delete it"
             )
+        return subject
 
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
         """The profile and the hardware fitted to it, with the errors on rows held out."""
-        backend, spec, checkpoint = measured_subject(cfg, "calibrate")
+        subject: Subject = context.prepared or self.check(cfg)
+        backend, spec, checkpoint = subject
         console.console().print(
             f"\ncalibrating {backend.device_name} with model {spec.name} in {backend.dtype_name}",
             style="bold",
@@ -91,7 +93,8 @@ class Calibrate:
         profile = Profile(measured.table, "of this run")
         hardware = self._fitted(backend, spec, profile, context.run_dir.absolute() / PROFILE_FILE)
         title = _title(backend, spec)
-        path = _write(hardware, make_folder(context.run_dir, "the run's folder"), title)
+        make_folder(context.run_dir, "the run's folder")
+        path = _write(hardware, context.run_dir, title)
         if self.install:
             path = _install(hardware, profile, spec, title)
         errors = {**profile.held_out_errors, **hardware.uncertainty}

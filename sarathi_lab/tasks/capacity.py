@@ -109,7 +109,7 @@ class Capacity:
 
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
         """The search's runs and the capacity found."""
-        plans = self.check(cfg)
+        plans: list[Plan] = context.prepared or self.check(cfg)
         announce.print_plan(plans[0], context)
         trials, slo, saturation, found = self._search(plans)
         plan, peaks = plans[0], plans[0].backend.peaks()

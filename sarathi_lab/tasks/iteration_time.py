@@ -21,7 +21,7 @@ from sarathi_lab.results import report
 from sarathi_lab.results.plots.tasks import KINDS, iteration_times
 from sarathi_lab.results.provenance import provenance
 from sarathi_lab.results.result import Result, Shown
-from sarathi_lab.tasks.subjects import BLOCK_SIZE, measured_subject, require_list, where_of
+from sarathi_lab.tasks.subjects import BLOCK_SIZE, Subject, measured_subject, require_list, where_of
 
 
 @dataclass(frozen=True)
@@ -49,14 +49,16 @@ class IterationTime:
                 raise UserError(f"task.{name}={list(values)} names one twice; drop it")
         require_int("task.repetitions", self.repetitions, 1, "use a small number such as 9")
 
-    def check(self, cfg: DictConfig) -> None:
+    def check(self, cfg: DictConfig) -> Subject:
         """Raise UserError for a device that is not real, or sizes that do not fit it."""
-        backend, spec, _ = measured_subject(cfg, "iteration_time")
-        backend.check(spec, BLOCK_SIZE * self._num_blocks())
+        subject = measured_subject(cfg, "iteration_time")
+        subject[0].check(subject[1], BLOCK_SIZE * self._num_blocks())
+        return subject
 
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
         """The times by size, and their rooflines."""
-        backend, spec, checkpoint = measured_subject(cfg, "iteration_time")
+        subject: Subject = context.prepared or self.check(cfg)
+        backend, spec, checkpoint = subject
         where, out = where_of(backend, spec), console.console()
         out.print(f"\niterations of {where}", style="bold")
         report.print_cautions(backend.cautions(spec), context)

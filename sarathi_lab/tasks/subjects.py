@@ -21,6 +21,9 @@ from sarathi_lab.tasks.plan import resolve_model
 if TYPE_CHECKING:
     from sarathi_lab.executor.torch.backend import TorchBackend
 
+# What is measured: a real device, the model, and the folder of its weights if it has one.
+Subject = tuple["TorchBackend", ModelSpec, Path | None]
+
 BLOCK_SIZE = 16  # tokens, where the size of a block plays no part
 
 
@@ -57,7 +60,7 @@ def policy_of_chunk(cfg: DictConfig) -> PolicyOfChunk:
     return partial(with_budget, policy)
 
 
-def measured_subject(cfg: DictConfig, task: str) -> tuple[TorchBackend, ModelSpec, Path | None]:
+def measured_subject(cfg: DictConfig, task: str) -> Subject:
     """The real device, the model and its weights. Raises UserError for a device that is not."""
     from sarathi_lab.executor.torch.backend import TorchBackend
 

@@ -1,4 +1,4 @@
-"""Pictures of the tasks' tables: capacity, crossover, iteration times, and policies side by side."""
+"""Pictures of the tasks: capacity, crossover, iteration times, and policies side by side."""
 
 from __future__ import annotations
 

@@ -20,14 +20,13 @@ APIS = {"completions": "completions", "chat": "chat/completions"}  # paths below
 PROMPTS = ("auto", "token_ids", "text")
 END = "[DONE]"
 # Common words, each of which is one token, with the space before it, in most vocabularies.
-WORDS = tuple(
-    (
-        "the of and to in is was for on that by with as at from it an be are this which or had not "
-        "but have all one new been who time first other also two more after some would about only "
-        "over when there than most into such may then people world between made under where used "
-        "through many state city year part number book day house"
-    ).split()
+COMMON_WORDS = (
+    "the of and to in is was for on that by with as at from it an be are this which or had not but "
+    "have all one new been who time first other also two more after some would about only over "
+    "when there than most into such may then people world between made under where used through "
+    "many state city year part number book day house"
 )
+WORDS = tuple(COMMON_WORDS.split())
 
 
 class AnswerError(Exception):
@@ -51,7 +50,7 @@ class Dialect:
     def body(self, prompt: str | list[int], num_tokens: int) -> dict[str, Any]:
         """A greedy request for `num_tokens` tokens, streamed; without the model's name."""
         chat = {"messages": [{"role": "user", "content": prompt}]}
-        body = chat if self.api == "chat" else {"prompt": prompt}
+        body: dict[str, Any] = chat if self.api == "chat" else {"prompt": prompt}
         body |= {"max_tokens": num_tokens, "temperature": 0.0, "stream": True}
         if self.fixes_length:
             body |= {"ignore_eos": True, "min_tokens": num_tokens}
