@@ -24,7 +24,7 @@ from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.executor.torch.executor import TorchExecutor
-from sarathi_lab.executor.torch.teacher_forced import Cuts, Tokens, blocks_needed, forced_logits
+from sarathi_lab.executor.torch.teacher_forced import Cuts, Tokens, blocks_needed, teacher_forced_logits
 from sarathi_lab.experiment.quality import joined
 from sarathi_lab.model.spec import KvDtype, ModelSpec
 from sarathi_lab.results import load
@@ -143,7 +143,7 @@ class Quality:
     ) -> pd.DataFrame:
         exact = TorchBackend(backend.device, "float32", kernels="torch", threads=backend.threads)
         reference = self._executor(exact, spec, checkpoint)
-        expected = [forced_logits(reference, piece[:-1], Cuts(self.length)) for piece in pieces]
+        expected = [teacher_forced_logits(reference, piece[:-1], Cuts(self.length)) for piece in pieces]
         advance(1)
         rows = []
         for kv_dtype in self.kv_dtypes:
@@ -171,7 +171,7 @@ class Quality:
         parts = []
         for number, (piece, reference) in enumerate(zip(pieces, expected, strict=True)):
             mates = [pieces[(number + 1 + mate) % len(pieces)][:-1] for mate in range(num_mates)]
-            found = forced_logits(executor, piece[:-1], cuts, mates)
+            found = teacher_forced_logits(executor, piece[:-1], cuts, mates)
             targets = torch.from_numpy(piece[-len(found) :].astype(np.int64)).to(found.device)
             parts.append((found, reference[-len(found) :], targets))
         result = joined(parts)
