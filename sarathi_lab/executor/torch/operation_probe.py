@@ -9,7 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from sarathi_kernels.attention import Segment, make_segment
+from sarathi_kernels.attention.reference import Segment, make_segment
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.executor.torch.watching import durations, timeline_of
