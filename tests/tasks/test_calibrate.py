@@ -20,6 +20,7 @@ from simulated import batch_of
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.engine.executor import Sizes
+from sarathi_lab.executor.profile import ATTENTION, COLUMNS, ROW_OPERATIONS
 from sarathi_lab.executor.simulated.analytic import AnalyticCostModel
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
@@ -31,7 +32,7 @@ from sarathi_lab.executor.simulated.from_profile import (
     hardware_from_profile,
 )
 from sarathi_lab.executor.simulated.hardware import EFFICIENCIES, Hardware
-from sarathi_lab.executor.simulated.profile import ATTENTION, COLUMNS, ROW_OPERATIONS, Profile
+from sarathi_lab.executor.simulated.profile import Profile
 from sarathi_lab.executor.torch import profiling
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.executor.torch.profiling import (
