@@ -8,11 +8,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from sarathi_lab.config.errors import UserError, require_int, require_number, require_one_of
+from sarathi_lab.config.checked import number, whole
+from sarathi_lab.config.errors import UserError, require_one_of
 from sarathi_lab.engine.request import Request
 from sarathi_lab.workload.arriving import READS, Arriving
 from sarathi_lab.workload.base import Encode, LoadedRequests
 from sarathi_lab.workload.prefixes import SharedPrefixes
+
+_TOKENS = "use at least one prompt and one output token"
 
 
 def split_length(total_len: int, pd_ratio: float) -> tuple[int, int]:
@@ -28,20 +31,13 @@ def split_length(total_len: int, pd_ratio: float) -> tuple[int, int]:
 class MadeUp(SharedPrefixes, Arriving):
     """`num_requests` requests with random prompts, all from one seed."""
 
-    num_requests: int
-    seed: int
+    num_requests: int = whole(minimum=1, fix="use the number of requests to serve, such as 16")
+    seed: int = whole(minimum=0, fix="use a number such as 0", name="seed")
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.arrivals is None:
             require_one_of("workload.arrivals", self.arrivals, READS)
-        require_int(
-            "workload.num_requests",
-            self.num_requests,
-            1,
-            "use the number of requests to serve, such as 16",
-        )
-        require_int("seed", self.seed, 0, "use a number such as 0")
+        super().__post_init__()
         self.check_prefixes()
 
     def made(
@@ -66,13 +62,9 @@ class MadeUp(SharedPrefixes, Arriving):
 class _Synthetic(MadeUp):
     """Those whose total lengths are drawn, and split at one ratio."""
 
-    pd_ratio: float
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_number(
-            "pd_ratio", self.pd_ratio, above=0, fix="use prompt tokens per output token such as 31"
-        )
+    pd_ratio: float = number(
+        above=0, fix="use prompt tokens per output token such as 31", name="pd_ratio"
+    )
 
     def _load(self, name: str, lengths: Iterable[int], vocab_size: int | None) -> LoadedRequests:
         return self.made(
@@ -85,13 +77,7 @@ class PaperGrid(_Synthetic):
     """The paper's workload (section 5): every request has the same P and D with P + D = seq_len."""
 
     name: ClassVar[str] = "paper_grid"
-    seq_len: int
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_int(
-            "seq_len", self.seq_len, 2, "use at least one prompt and one output token, such as 1024"
-        )
+    seq_len: int = whole(minimum=2, fix=f"{_TOKENS}, such as 1024", name="seq_len")
 
     def generate(self, vocab_size: int | None, encode: Encode | None = None) -> LoadedRequests:
         """`num_requests` requests of equal lengths."""
@@ -102,17 +88,11 @@ class PaperGrid(_Synthetic):
 class _Varied(_Synthetic):
     """Total lengths drawn from min_len to max_len, both included."""
 
-    min_len: int
-    max_len: int
+    min_len: int = whole(minimum=2, fix=_TOKENS)
+    max_len: int = whole(minimum=2, fix=_TOKENS)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_int(
-            "workload.min_len", self.min_len, 2, "use at least one prompt and one output token"
-        )
-        require_int(
-            "workload.max_len", self.max_len, 2, "use at least one prompt and one output token"
-        )
         if self.min_len > self.max_len:
             raise UserError(
                 f"workload.min_len={self.min_len} exceeds workload.max_len={self.max_len}; "
@@ -146,11 +126,7 @@ class Zipf(_Varied):
     """
 
     name: ClassVar[str] = "zipf"
-    theta: float = 0.4
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_number("workload.theta", self.theta, above=0, fix="use an exponent such as 0.4")
+    theta: float = number(0.4, above=0, fix="use an exponent such as 0.4")
 
     def generate(self, vocab_size: int | None, encode: Encode | None = None) -> LoadedRequests:
         """`num_requests` requests; the same seed gives the same lengths."""
