@@ -38,19 +38,15 @@ class SchedulingPolicy(Protocol):
     @property
     def watermark(self) -> float:
         """The share of the cache that admission leaves free."""
-        ...
 
     def validate(self, batch_size: int, max_model_len: int) -> None:
         """Raise UserError for parameters that cannot work."""
-        ...
 
     def reserved_tokens(self, request: Request, num_known: int, max_model_len: int) -> int:
         """Tokens of cache to set aside when a sequence with `num_known` tokens is admitted."""
-        ...
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         """Put this iteration's work into the empty `batch`, by the scheduler's moves."""
-        ...
 
 
 def check_fits(
