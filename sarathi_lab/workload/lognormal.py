@@ -6,13 +6,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import ClassVar
 
 import numpy as np
 
 from sarathi_lab.config.checked import number, whole
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.workload.base import Encode, LoadedRequests
 from sarathi_lab.workload.synthetic import MadeUp
 
 NORMAL = NormalDist()
@@ -44,7 +42,7 @@ class Lognormal(MadeUp):
     UserError for what no lognormal has.
     """
 
-    name: ClassVar[str] = "lognormal"
+    name = "lognormal"
     prompt_p50: float = number(above=0, fix="use tokens")
     prompt_p90: float = number(above=0, fix="use tokens")
     output_p50: float = number(above=0, fix="use tokens")
@@ -66,11 +64,7 @@ class Lognormal(MadeUp):
                 f"{self.prompt_p90 + self.output_p90:g} tokens; raise it, or shorten the requests"
             )
 
-    def generate(self, vocab_size: int | None, encode: Encode | None = None) -> LoadedRequests:
-        """`num_requests` requests; the same seed gives the same lengths, whatever the rate."""
-        return self.made(self.name, self._lengths(), vocab_size)
-
-    def _lengths(self) -> Iterator[tuple[int, int]]:
+    def lengths(self) -> Iterator[tuple[int, int]]:
         """Prompt and output lengths without end."""
         generator = np.random.default_rng([self.seed, 3])
         prompt = self._fit(
