@@ -168,10 +168,11 @@ class WandbTracker(_Blocks):
 
     def track(self, run: TrackedRun) -> None:
         """Write the run, and send it if online. W&B's trouble costs a warning, once a process."""
-        with warning_of(
-            ("write", self), "results are complete without it, and later runs are not tracked"
-        ) as is_tried:
-            folder = self._write(run) if is_tried else None
+        folder = None
+        lost = "results are complete without it, and later runs are not tracked"
+        with warning_of(("write", self), lost) as is_tried:
+            if is_tried:
+                folder = self._write(run)
         if folder is None or self.mode == "offline":
             return
         sync = shlex.join(["wandb", "sync", str(self._folder)])
