@@ -78,7 +78,8 @@ def test_a_hanging_server_costs_a_sweep_one_line_and_a_bounded_wait_and_loses_no
     args += ["tracking.mode=online", "tracking.timeout=2", f"output={tmp_path}"]
     command = [sys.executable, "-m", "sarathi_lab.run", *args]  # a login lasts for a process
     with server(hang) as url:
-        env = {**os.environ, "WANDB_BASE_URL": url, "WANDB_API_KEY": KEY}
+        own = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
+        env = {**own, "WANDB_BASE_URL": url, "WANDB_API_KEY": KEY}
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=120, env=env, check=False
         )
