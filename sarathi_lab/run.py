@@ -16,8 +16,8 @@ from sarathi_lab.config import console
 from sarathi_lab.config.arguments import read_arguments
 from sarathi_lab.config.command_line import CommandLine, read_command_line
 from sarathi_lab.config.errors import EXIT_INTERRUPTED, UserError, exit_code
-from sarathi_lab.config.explain import HYDRA_ERRORS, explain, make_loader
-from sarathi_lab.config.instantiate import build
+from sarathi_lab.config.explain import HYDRA_ERRORS, explain
+from sarathi_lab.config.instantiate import build, make_loader
 from sarathi_lab.config.jobs import run_here
 from sarathi_lab.config.paths import CONF, make_folder
 from sarathi_lab.config.sweep import Sweep

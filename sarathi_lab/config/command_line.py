@@ -18,8 +18,8 @@ from omegaconf import DictConfig
 from sarathi_lab.config.arguments import Arguments, read_arguments
 from sarathi_lab.config.effects import READ_BY, check_job, check_single, check_sweep, reads
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.config.explain import HYDRA_ERRORS, explain, make_loader
-from sarathi_lab.config.instantiate import build, resolved
+from sarathi_lab.config.explain import HYDRA_ERRORS, explain
+from sarathi_lab.config.instantiate import build, make_loader, resolved
 from sarathi_lab.config.jobs import Job
 from sarathi_lab.config.sweep_search import OptunaSearch
 

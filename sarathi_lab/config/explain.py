@@ -6,9 +6,7 @@ import difflib
 import re
 from collections.abc import Sequence
 
-from hydra import initialize_config_dir
 from hydra.core.config_loader import ConfigLoader
-from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException, OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -16,7 +14,6 @@ from omegaconf.errors import OmegaConfBaseException
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import class_of, parameters_of
-from sarathi_lab.config.paths import CONF
 
 HYDRA_ERRORS = (HydraException, OmegaConfBaseException, ValueError)
 GROUPS = ("task", "policy", "workload", "executor", "model", "hardware", "slo", "tracking")
@@ -25,13 +22,6 @@ LAUNCHERS = {
     "submitit_local": "hydra-submitit-launcher",
     "submitit_slurm": "hydra-submitit-launcher",
 }
-
-
-def make_loader() -> ConfigLoader:
-    """Hydra's loader of conf/."""
-    GlobalHydra.instance().clear()
-    with initialize_config_dir(str(CONF), version_base="1.3", job_name="sarathi_lab"):
-        return GlobalHydra.instance().config_loader()
 
 
 def explain(error: Exception, settings: Sequence[str], loader: ConfigLoader) -> UserError:

@@ -7,8 +7,12 @@ import re
 from pathlib import Path
 from typing import Any
 
+from hydra import initialize_config_dir
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import InstantiationException
+from hydra.types import RunMode
 from hydra.utils import get_class, instantiate
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
@@ -59,9 +63,26 @@ def option_files(group: str) -> dict[str, Path]:
     return dict(sorted((path.stem, path) for path in paths))
 
 
+def make_loader() -> ConfigLoader:
+    """Hydra's loader of conf/."""
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(CONF), version_base="1.3", job_name="sarathi_lab"):
+        return GlobalHydra.instance().config_loader()
+
+
+def read_option(group: str, path: Path) -> DictConfig:
+    """The settings in an option's file, those of its defaults list included."""
+    node = OmegaConf.load(path)
+    assert isinstance(node, DictConfig)
+    if "defaults" not in node:
+        return node
+    settings = [f"hydra.searchpath=['file://{path.parents[1]}']", f"{group}={path.stem}"]
+    return make_loader().load_configuration("config", settings, RunMode.RUN)[group]
+
+
 def load_option(group: str, name: str) -> Any:
     """The object that `conf/GROUP/NAME.yaml` describes, such as ("model", "13b")."""
-    return build(OmegaConf.load(CONF / group / f"{name}.yaml"))
+    return build(read_option(group, CONF / group / f"{name}.yaml"))
 
 
 def resolved(cfg: DictConfig) -> dict[str, Any]:

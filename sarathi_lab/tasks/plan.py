@@ -13,7 +13,7 @@ from typing import Any, get_args
 from omegaconf import DictConfig, OmegaConf
 
 from sarathi_lab.config.errors import UserError, require_bool, require_int, require_one_of
-from sarathi_lab.config.instantiate import build, option_files, resolved
+from sarathi_lab.config.instantiate import build, option_files, read_option, resolved
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.executor import Backend, Predictor, Sizes
 from sarathi_lab.engine.queues import QueueOrder
@@ -143,7 +143,7 @@ def baseline_config(cfg: DictConfig, name: str) -> DictConfig:
         raise UserError(f"baselines: {name} is not a policy; use some of {', '.join(options)}")
     exchanged = OmegaConf.create(OmegaConf.to_container(cfg, resolve=False))
     assert isinstance(exchanged, DictConfig)
-    exchanged.policy = OmegaConf.load(options[name])
+    exchanged.policy = read_option("policy", options[name])
     return exchanged
 
 
