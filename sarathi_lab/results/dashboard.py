@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
+import wandb
 import wandb_workspaces.reports.v2 as wr
 import wandb_workspaces.workspaces as ws
 from pydantic import TypeAdapter
 from wandb_workspaces.reports.v2.interface import BlockTypes, PanelTypes
 
-import wandb
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.results.columns import MILLISECONDS, factor, heading
 
