@@ -10,11 +10,6 @@ import sys
 import pandas as pd
 import pytest
 from campaign_parts import part
-from sarathi_lab.tasks.gpu.campaign import Campaign
-from sarathi_lab.tasks.gpu.child import Job
-from sarathi_lab.tasks.gpu.gpu_tests import read_report
-from sarathi_lab.tasks.gpu.parts import NAMES, PARTS, share
-from sarathi_lab.tasks.gpu.state import State
 
 from sarathi_lab.config.errors import RunError, UserError
 from sarathi_lab.config.instantiate import load_option
@@ -37,7 +32,12 @@ from sarathi_lab.results.intervals import coarse_to_fine, spread, summary
 from sarathi_lab.results.metrics import device_idle_fraction
 from sarathi_lab.tasks.gpu import campaign as campaign_module
 from sarathi_lab.tasks.gpu import command, process
+from sarathi_lab.tasks.gpu.campaign import Campaign
+from sarathi_lab.tasks.gpu.child import Job
 from sarathi_lab.tasks.gpu.context import Context
+from sarathi_lab.tasks.gpu.gpu_tests import read_report
+from sarathi_lab.tasks.gpu.parts import NAMES, PARTS, share
+from sarathi_lab.tasks.gpu.state import State
 from sarathi_lab.tasks.gpu.targets import Tables, Target, judge, targets
 
 SLUG = "some-gpu"

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sarathi_lab.tasks.peers.loads import Load
 
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.tasks.peers import measure as measure_module
 from sarathi_lab.tasks.peers.checkpoint import ensure_checkpoint
 from sarathi_lab.tasks.peers.engines import OURS, PEERS, WORKERS, Engine, environment_of
+from sarathi_lab.tasks.peers.loads import Load
 from sarathi_lab.tasks.peers.measure import Conditions, Subject, measure
 from sarathi_lab.tasks.peers.process import Worker, WorkerError
 
