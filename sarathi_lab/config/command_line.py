@@ -41,7 +41,7 @@ class CommandLine:
     def swept(self) -> tuple[str, ...]:
         """The settings that a sweep varies."""
         varied = (override for override in self.settings if override.is_sweep_override())
-        return tuple(override.get_key_element() for override in varied)
+        return tuple(override.get_key_element().lstrip("+") for override in varied)
 
     @property
     def results_setting(self) -> str:

@@ -184,7 +184,7 @@ class JobLauncher:
     def _name(self, number: int, job: Sequence[str]) -> str:
         """What sets the job apart in its sweep."""
         swept = self._command_line.swept
-        own = [setting for setting in job if setting.partition("=")[0] in swept]
+        own = [setting for setting in job if setting.partition("=")[0].lstrip("+") in swept]
         return " ".join(own) or f"run {number}"
 
 

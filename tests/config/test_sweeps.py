@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from sarathi_lab.config.sweep_launch import duration
+from sarathi_lab.config.sweep_progress import duration
 from sarathi_lab.run import main
 
 SCRIPTED = ["task._target_=sweep_tasks.Scripted", "tracking=none", "executor=simulated", "-m"]

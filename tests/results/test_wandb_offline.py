@@ -16,7 +16,6 @@ from omegaconf import OmegaConf
 from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
 
 from sarathi_lab.config.command_line import read_command_line
-from sarathi_lab.config.instantiate import build
 from sarathi_lab.config.paths import EXPERIMENTS
 from sarathi_lab.run import main
 
