@@ -14,7 +14,6 @@ COMMANDS = {
     "claims": ("sarathi_lab.tasks.claims", "which claims of the paper hold on which device"),
     "figures": ("sarathi_lab.tasks.figures", "the paper's figures from recorded results"),
     "dashboard": ("sarathi_lab.tasks.dashboard", "a W&B workspace that shows the lab's runs"),
-    "campaign": ("sarathi_lab.tasks.gpu.command", "measure everything on this machine's GPU"),
     "completion": ("sarathi_lab.__main__", 'tab completion: eval "$(sarathi-lab completion bash)"'),
 }
 # Hydra completes the settings of `run`; it wants a line that begins with the command's name.

@@ -10,7 +10,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.errors import UserError, require_number
 from sarathi_lab.config.explain import (
     GROUPS,
     options,
@@ -32,7 +32,7 @@ READ_BY = {
     "dtype": ("executor",),
     "hardware": ("executor",),
 }
-READ_BY_ALL_TASKS = ("task", "experiment", "tracking", "output", "resume", "hydra")
+READ_BY_ALL_TASKS = ("task", "experiment", "tracking", "output", "resume", "limit", "hydra")
 WITHOUT_EFFECT = ("hydra.sweep.subdir", "hydra.sweeper.max_batch_size")
 
 
@@ -73,6 +73,8 @@ def _check_top_level(cfg: DictConfig) -> None:
             raise UserError(unknown_name(key, [*known - {"hydra"}, "experiment"], "a setting"))
     if not str(cfg.output).strip():
         raise UserError("output is empty; name a folder, such as output=outputs")
+    if cfg.limit is not None:
+        require_number("limit", cfg.limit, above=0, fix="use seconds, or null for none")
     if not OmegaConf.is_list(cfg.baselines):
         raise UserError(
             f"baselines={cfg.baselines} is not a list; write baselines=[orca], or baselines=[] "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,14 @@ from hydra.core.utils import run_job as run_in_folder
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, open_dict, read_write
 
+from sarathi_lab.config.apart import call_apart
 from sarathi_lab.config.effects import fit_targets
 from sarathi_lab.config.instantiate import build
 from sarathi_lab.config.run_context import RunContext
 
 Work = Callable[[DictConfig, RunContext], None]  # does what a configuration asks for
 # What does not make a run another one.
-UNNAMED = ("policy", "executor", "tracking", "baselines", "output", "trace", "hydra")
+UNNAMED = ("policy", "executor", "tracking", "baselines", "output", "trace", "limit", "hydra")
 
 
 @dataclass
@@ -116,7 +117,10 @@ def run_here(work: Work, cfg: DictConfig, swept: Sequence[str], job: Job | None 
         task=str(choices["task"]),
         prepared=prepared,
     )
-    work(cfg, context)
+    if cfg.limit is None:
+        work(cfg, context)
+    else:  # which makes its plan itself
+        call_apart(work, cfg, replace(context, prepared=None), limit=cfg.limit)
 
 
 def _name(policy: str, settings: Sequence[str], swept: Sequence[str] | None) -> str:

@@ -23,7 +23,7 @@ EXPERIMENTS = REPOSITORY / "experiments"
 OUTPUTS = Path("outputs")  # of the current folder
 
 
-def make_folder(folder: Path, setting: str) -> None:
+def make_folder(folder: Path, setting: str) -> Path:
     """Make `folder`, which `setting` names, unless it is there. Raises UserError if it can't be
     written to.
     """
@@ -36,6 +36,7 @@ def make_folder(folder: Path, setting: str) -> None:
         raise UserError(
             f"{setting}={folder} can't be written ({error.strerror}); choose another folder"
         ) from None
+    return folder
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -71,7 +71,7 @@ def fingerprint(command_line: CommandLine) -> str:
     """Equal for command lines whose jobs do the same work, wherever they leave the results."""
     jobs = [resolved(job.cfg) for job in command_line.jobs]
     for job in jobs:
-        for name in ("output", "tracking", "resume"):
+        for name in ("output", "tracking", "resume", "limit"):
             job.pop(name, None)
     search = None if command_line.search is None else command_line.search.identity()
     text = json.dumps([jobs, search], sort_keys=True)

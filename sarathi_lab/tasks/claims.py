@@ -232,9 +232,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _main(options: argparse.Namespace) -> int:
     does_run = options.run or options.simulate
-    results = (
-        options.results or (OUTPUTS / "claims" if does_run else RECORDS)
-    ).absolute()
+    results = (options.results or (OUTPUTS / "claims" if does_run else RECORDS)).absolute()
     if options.seconds is not None:
         require_number(
             "--seconds",

@@ -34,6 +34,7 @@ from sarathi_lab.results.decode_cost import (
     fullest_hybrid,
     measure_decode_cost,
 )
+from sarathi_lab.results.load import load_summary
 from sarathi_lab.results.metrics import (
     add_costs,
     compare,
@@ -130,11 +131,6 @@ class Serve:
         return replace(result, error=failed[0] if failed else None)
 
 
-def read_summary(run_dir: Path) -> dict[str, float]:
-    """The summary of a finished run."""
-    return json.loads((run_dir / "summary.json").read_text())
-
-
 def _ensure_baseline(cfg: DictConfig, plan: Plan, name: str, context: RunContext) -> Path:
     """The folder of the baseline's run, executed now if no run of the sweep did so before.
 
@@ -219,7 +215,7 @@ def _executed(
             str(error), replace(result, tables=done, summary=_saturation(error))
         ) from error
     summary |= {"predicted_roofline": predicted_roofline, **profile}
-    summaries = {name: read_summary(path) for name, path in baselines.items()}
+    summaries = {name: load_summary(path) for name, path in baselines.items()}
     for name, baseline in summaries.items():
         summary |= compare(summary, baseline, name)
     if plan.writes_trace:

@@ -17,10 +17,9 @@ from simulated import batch_of
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import EXPERIMENTS, REPOSITORY
+from sarathi_lab.executor.profile import COLUMNS, ROW_OPERATIONS
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.simulated.profile import (
-    COLUMNS,
-    ROW_OPERATIONS,
     Profile,
     ProfiledCostModel,
 )
