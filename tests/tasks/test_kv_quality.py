@@ -53,10 +53,10 @@ def checkpoint(tmp_path_factory) -> Path:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # so small products gain nothing from more
     reached = train.train(
-        train.Recipe(**shape, length=LENGTH, batch=4, steps=250, learning_rate=1e-2), directory
+        train.Recipe(**shape, length=LENGTH, batch=4, steps=100, learning_rate=1e-2), directory
     )
     torch.set_num_threads(threads)
-    assert reached < 2.9  # nats a byte: 5.5 at random, 2.65 found here
+    assert reached < 3.1  # nats a byte: 5.5 at random, 2.89 found here
     return directory
 
 
