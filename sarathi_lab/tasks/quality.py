@@ -24,7 +24,12 @@ from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.executor.torch.executor import TorchExecutor
-from sarathi_lab.executor.torch.teacher_forced import Cuts, Tokens, blocks_needed, teacher_forced_logits
+from sarathi_lab.executor.torch.teacher_forced import (
+    Cuts,
+    Tokens,
+    blocks_needed,
+    teacher_forced_logits,
+)
 from sarathi_lab.experiment.quality import joined
 from sarathi_lab.model.spec import KvDtype, ModelSpec
 from sarathi_lab.results import load
@@ -143,7 +148,9 @@ class Quality:
     ) -> pd.DataFrame:
         exact = TorchBackend(backend.device, "float32", kernels="torch", threads=backend.threads)
         reference = self._executor(exact, spec, checkpoint)
-        expected = [teacher_forced_logits(reference, piece[:-1], Cuts(self.length)) for piece in pieces]
+        expected = [
+            teacher_forced_logits(reference, piece[:-1], Cuts(self.length)) for piece in pieces
+        ]
         advance(1)
         rows = []
         for kv_dtype in self.kv_dtypes:
