@@ -123,18 +123,14 @@ class RankedQueue:
 
 
 def make_queue(order: QueueOrder) -> WaitingQueue:
-    """An empty queue: first come, first served with the preempted ones in front; by priority; or
-    shortest first.
-    """
+    """An empty queue: in the order of arrival, by priority, or shortest first."""
     if order == "fcfs":
         return ArrivalQueue()
     return RankedQueue(by_priority if order == "priority" else by_remaining)
 
 
 def candidates(waiting: WaitingQueue, pass_over: Test | None) -> Iterator[SequenceState]:
-    """The first of `waiting` as long as there is one; or those of the next `LOOKAHEAD` that are not
-    passed over.
-    """
+    """The first of `waiting`, again and again; or the next `LOOKAHEAD` not passed over."""
     if pass_over is not None:
         upcoming = list(islice(waiting, LOOKAHEAD))  # the queue changes as they are admitted
         yield from (sequence for sequence in upcoming if not pass_over(sequence))

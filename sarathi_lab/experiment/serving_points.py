@@ -28,9 +28,9 @@ from sarathi_lab.experiment.serving import ROUNDS, MakePolicy, ServingBench
 from sarathi_lab.experiment.serving_setups import BLOCK_SIZE, PAPERS, SETUPS
 from sarathi_lab.experiment.simulate import SIMULATED
 from sarathi_lab.policy import Policy
+from sarathi_lab.results.device_record import slug_of
 from sarathi_lab.results.intervals import FEWEST_PAIRS
 from sarathi_lab.results.plots.serving import GAPS
-from sarathi_lab.tasks.gpu.publish import slug_of
 from sarathi_lab.tasks.plan import resolve_model
 
 ANY_SPREAD = (

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
+from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.results.slo import Slo
 from sarathi_lab.workload.lognormal import Lognormal
@@ -143,10 +144,7 @@ def _relative(*, batch: int, context: int, scheduling_delay: float) -> dict[str,
 
 
 def _dataset(name: str) -> Lognormal:
-    settings = OmegaConf.merge(
-        OmegaConf.create({"seed": 0}), OmegaConf.create({"own": _load("workload", name)})
-    )
-    return instantiate(settings.own)
+    return load_option("workload", name)
 
 
 def _slo(name: str) -> Slo:

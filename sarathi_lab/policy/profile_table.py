@@ -1,6 +1,4 @@
-"""Tables of what an iteration takes by its tokens, decodes and context, as Ascend's dynamic batch
-reads them.
-"""
+"""Times of an iteration by tokens, decodes and context, as Ascend's dynamic batch reads them."""
 
 from __future__ import annotations
 
@@ -22,9 +20,7 @@ SMALLEST_CONTEXT = 128  # tokens
 
 
 class Row(NamedTuple):
-    """An iteration of `chunk_size` tokens, `d_num` of them decodes at `ctx_len` tokens each; `cost`
-    in milliseconds.
-    """
+    """An iteration of `chunk_size` tokens, `d_num` of them decodes at `ctx_len`; `cost` in ms."""
 
     chunk_size: int
     d_num: int
@@ -52,9 +48,7 @@ class ProfileTable:
         return chunk_sizes.get((contexts[at], counts[by]))
 
     def frame(self) -> pd.DataFrame:
-        """The table with the columns of vLLM-Ascend's file; p_len is the prompt's tokens, cost in
-        milliseconds.
-        """
+        """vLLM-Ascend's columns; p_len is the prompt's tokens, cost in milliseconds."""
         table = pd.DataFrame(self.rows, columns=list(Row._fields))
         return table.assign(p_len=table.chunk_size - table.d_num)[list(COLUMNS)]
 
@@ -90,9 +84,7 @@ def make_profile_table(
 
 @lru_cache(maxsize=8)
 def read_profile_table(path: str) -> ProfileTable:
-    """The table in the CSV file `path`. Raises UserError for one that is not there, or is no such
-    table.
-    """
+    """The table in the CSV file `path`. Raises UserError if there is none."""
     needed = list(Row._fields)
     try:
         table = pd.read_csv(Path(path))
@@ -115,9 +107,7 @@ def read_profile_table(path: str) -> ProfileTable:
 def _within(
     table: ProfileTable, slo: float
 ) -> tuple[dict[tuple[int, int], int], list[int], list[int]]:
-    """The largest chunk within `slo` by context and decodes; and the contexts and decodes that have
-    one, ascending.
-    """
+    """The largest chunk within `slo` by (context, decodes), and those two, each ascending."""
     chunk_sizes: dict[tuple[int, int], int] = {}
     for row in table.rows:
         if row.cost <= slo:

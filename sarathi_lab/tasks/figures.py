@@ -22,7 +22,7 @@ from rich.table import Table
 from sarathi_lab.config.console import console, print_place, progress_of
 from sarathi_lab.config.errors import UserError, exit_code, require_int, require_one_of
 from sarathi_lab.config.instantiate import build, resolved
-from sarathi_lab.config.paths import CONF, EXPERIMENTS, REPOSITORY, make_folder
+from sarathi_lab.config.paths import CONF, EXPERIMENTS, OUTPUTS, make_folder
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.experiment.errors import error_table
 from sarathi_lab.experiment.figures import (
@@ -140,9 +140,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FIGURE",
         help=f"one of {', '.join([*FIGURES, *SERVING, POLICIES])}",
     )
-    parser.add_argument(
-        "--out", type=Path, default=REPOSITORY / "outputs" / "figures", help="where they go"
-    )
+    parser.add_argument("--out", type=Path, default=OUTPUTS / "figures", help="where they go")
     parser.add_argument(
         "--recompute", action="store_true", help="simulate anew, and record it, before drawing"
     )

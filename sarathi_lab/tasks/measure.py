@@ -38,12 +38,12 @@ from sarathi_lab.experiment.sizes import SETUPS, Setup
 from sarathi_lab.experiment.stages import LOADS, NUM_STAGES, fig12_samples, kv_tokens
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.results import load as recorded
+from sarathi_lab.results.device_record import slug_of
 from sarathi_lab.results.load import POINTS
 from sarathi_lab.results.plots import serving
 from sarathi_lab.results.plots.figures import draw
 from sarathi_lab.results.tracking import Tracker
 from sarathi_lab.tasks.figures import Figures
-from sarathi_lab.tasks.gpu.publish import slug_of
 from sarathi_lab.tasks.plan import resolve_model
 
 AUTO = "auto"

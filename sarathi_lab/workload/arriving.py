@@ -1,6 +1,4 @@
-"""How requests of known lengths arrive, and how urgent they are: settings that several workloads
-share.
-"""
+"""How requests arrive, and how urgent they are: settings that several workloads share."""
 
 from __future__ import annotations
 
@@ -86,9 +84,7 @@ class Arriving:
 
 
 def check_arrivals(settings: Arriving, kind: str) -> None:
-    """Raise UserError unless `settings` have what arrivals of this `kind` need, and nothing that
-    they do not read.
-    """
+    """Raise UserError unless `settings` have what this `kind` of arrivals reads, and no more."""
     require_one_of("workload.arrivals", kind, READS)
     for name, explained in EXPLAINED.items():
         value = getattr(settings, name)

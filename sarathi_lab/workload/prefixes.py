@@ -51,9 +51,7 @@ class SharedPrefixes:
     def prompt(
         self, request_id: int, prompt_len: int, vocab_size: int | None, seed: int
     ) -> NDArray[np.int32] | None:
-        """Token ids [prompt_len] that depend on seed and request only; None if nobody reads or
-        compares them.
-        """
+        """Token ids [prompt_len] by seed and request only; None if nobody needs them."""
         if not self.shared_prefix_len:
             return random_prompt(request_id, prompt_len, vocab_size, seed)
         vocab_size = vocab_size or ANY_VOCAB_SIZE

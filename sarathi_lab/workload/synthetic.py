@@ -16,9 +16,7 @@ from sarathi_lab.workload.prefixes import SharedPrefixes
 
 
 def split_length(total_len: int, pd_ratio: float) -> tuple[int, int]:
-    """Prompt and output length of P + D = total_len and P : D nearest to `pd_ratio`, at least 1
-    token each.
-    """
+    """P and D, each at least 1, of P + D = total_len and P : D nearest to `pd_ratio`."""
     prompt_len = (
         total_len - 1 if pd_ratio >= 2 * total_len else round(total_len * pd_ratio / (pd_ratio + 1))
     )
@@ -28,9 +26,7 @@ def split_length(total_len: int, pd_ratio: float) -> tuple[int, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class MadeUp(SharedPrefixes, Arriving):
-    """What the made-up workloads share: `num_requests` requests with random prompts, all from one
-    seed.
-    """
+    """`num_requests` requests with random prompts, all from one seed."""
 
     num_requests: int
     seed: int
@@ -51,9 +47,7 @@ class MadeUp(SharedPrefixes, Arriving):
     def made(
         self, name: str, lengths: Iterable[tuple[int, int]], vocab_size: int | None
     ) -> LoadedRequests:
-        """Requests of these prompt and output lengths (tokens), of which there may be more than
-        enough.
-        """
+        """Requests of these (prompt, output) lengths, of which there may be too many."""
         assert self.arrivals is not None, "checked above"
         times = self.times(self.arrivals, self.num_requests, self.seed).tolist()
         priorities = self.dealt_priorities(self.num_requests, self.seed)

@@ -63,9 +63,7 @@ class Trace(Arriving):
             )
 
     def within(self, max_len: int) -> Self:
-        """The same trace for a model of at most `max_len` tokens, unless it names its own
-        `max_len`.
-        """
+        """The same trace for a model of `max_len` tokens, unless it names its own."""
         return self if self.max_len is not None else replace(self, max_len=max_len)
 
     def generate(self, vocab_size: int | None, encode: Encode | None = None) -> LoadedRequests:
@@ -176,9 +174,7 @@ def _notes(table: TraceTable) -> list[str]:
 def _prompt(
     request_id: int, prompt_len: int, ids: Sequence[int], vocab_size: int | None, seed: int
 ) -> NDArray[np.int32] | None:
-    """Token ids [prompt_len]: blocks of 512 that depend on seed and id only, then those of
-    `random_prompt`.
-    """
+    """Token ids [prompt_len]: blocks of 512 by seed and id only, then `random_prompt`'s."""
     prompt = random_prompt(request_id, prompt_len, vocab_size, seed)
     if prompt is None or vocab_size is None:
         return None

@@ -271,10 +271,9 @@ class IdleChecker(Ledger):
 
     def record(self, result, finished):
         super().record(result, finished)
-        scheduler = self.scheduler
-        assert scheduler._idle == [
-            sequence for sequence in scheduler.running if not sequence.in_flight
-        ]
+        idle = [one for one in self.scheduler.running if not one.in_flight]
+        assert self.scheduler.idle_decodes == [one for one in idle if one.is_decoding]
+        assert self.scheduler.idle_prefills == [one for one in idle if not one.is_decoding]
 
 
 @settings(max_examples=60, deadline=None)
@@ -290,5 +289,7 @@ def test_the_scheduler_knows_its_idle_sequences(lengths, num_stages, num_blocks,
     scheduler = scheduler_for(
         policy, num_blocks=num_blocks, max_model_len=40, num_micro_batches=num_stages
     )
-    run_engine(requests_of(*lengths), scheduler, pipeline(num_stages), IdleChecker(scheduler))
+    checker = IdleChecker(scheduler)
+    run_engine(requests_of(*lengths), scheduler, pipeline(num_stages), checker)
     assert not scheduler.has_work
+    assert checker.requests().request_id.tolist() == list(range(len(lengths)))

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
 from checkpoints import DEVICE
-from executors import BLOCK_SIZE, SPEC, executor_of, model_on, requests_with_tokens
 from helpers import requests_of, scheduler_for
 from hydra.utils import instantiate
 from hypothesis import given, settings
@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from native_library import needs_library
 from omegaconf import OmegaConf
 from simulated import LINKED, TOY
+from toy_executors import BLOCK_SIZE, SPEC, executor_of, model_on
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import CONF
@@ -47,6 +48,14 @@ POLICIES = [
 ]
 
 
+def with_tokens(lengths=LENGTHS) -> list[Request]:
+    rng = np.random.default_rng(5)
+    return [
+        Request(i, 0.0, p, d, rng.integers(0, 97, p, dtype=np.int32))
+        for i, (p, d) in enumerate(lengths)
+    ]
+
+
 def served(model, kind, policy, num_blocks, num_host_blocks=0, lengths=LENGTHS, **kwargs):
     scheduler = scheduler_for(
         policy,
@@ -61,7 +70,7 @@ def served(model, kind, policy, num_blocks, num_host_blocks=0, lengths=LENGTHS, 
     executor = executor_of(model, kind, num_blocks, num_host_blocks)
     executor.cache.keys.fill_(float("nan"))  # whoever reads what was not copied shows it
     executor.cache.values.fill_(float("nan"))
-    run_engine(requests_with_tokens(lengths, seed=5), scheduler, executor, ledger)
+    run_engine(with_tokens(lengths), scheduler, executor, ledger)
     return ledger.requests().output_token_ids.tolist(), ledger.iterations()
 
 

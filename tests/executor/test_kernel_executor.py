@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import DEVICE, FAMILIES, make_checkpoint
-from executors import requests_with_tokens
 from helpers import scheduler_for
+from toy_executors import requests_with_tokens
 
 from sarathi_kernels.attention import hybrid as hybrid_attention
 from sarathi_kernels.elementwise import sampling

@@ -12,6 +12,7 @@ import torch
 from executors import executor_of, model_on
 from helpers import scheduler_for
 from native_library import needs_library
+from toy_executors import executor_of, model_on
 
 from sarathi_kernels.runtime.testing import relative_error
 from sarathi_lab.engine.block_manager import BlockManager

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import DEVICE, FAMILIES, make_checkpoint
-from executors import requests_with_tokens
 from helpers import ScriptedExecutor, scheduler_for
+from toy_executors import requests_with_tokens
 
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.engine.ledger import Ledger

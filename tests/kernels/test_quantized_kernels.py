@@ -163,6 +163,8 @@ def test_the_engine_on_kernels_says_what_it_says_on_torch(kv_dtype, tmp_path) ->
         TorchExecutor(model, num_blocks=12, block_size=16), tokens[0], Cuts(17, 5), tokens[1:]
     )
     backend.use_triton(model, "series")
-    found = teacher_forced_logits(on_kernels(model, num_blocks=12), tokens[0], Cuts(17, 5), tokens[1:])
+    found = teacher_forced_logits(
+        on_kernels(model, num_blocks=12), tokens[0], Cuts(17, 5), tokens[1:]
+    )
     # What lies between two steps of the cache may be rounded to either, and later layers see it.
     assert relative_error(found, expected) < 0.02

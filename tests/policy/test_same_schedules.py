@@ -10,13 +10,21 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-import tempfile
+from collections.abc import Iterator, Mapping
+from itertools import product
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig, OmegaConf
 
+from sarathi_lab.config.paths import CONF
+from sarathi_lab.engine.loop import serve
+from sarathi_lab.results.metrics import add_costs, summarise
+from sarathi_lab.results.serving_metrics import latency
 from sarathi_lab.run import main
+from sarathi_lab.tasks.plan import make_plan
 
 RECORDED = Path(__file__).parents[1] / "data" / "schedules.json"
 COMMON = ("executor=simulated", "tracking=none", "baselines=[]", "-m")
@@ -105,31 +113,80 @@ TIMED = [
 ]
 
 
-def _run(name: str, output: Path) -> dict[str, dict[str, object]]:
-    """What is compared of every run of a sweep, by the run's name."""
+Run = dict[str, object]
+
+
+def _run(name: str) -> dict[str, Run]:
+    """What is compared of every run of a sweep, by the run's name; planned and served in this
+    process, below the command line.
+    """
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return {run: _served(cfg) for run, cfg in _jobs(SWEEPS[name])}
+
+
+def _jobs(settings: tuple[str, ...]) -> Iterator[tuple[str, DictConfig]]:
+    """The jobs of a sweep as the command line makes them: the last setting varies fastest."""
+    swept = [setting.split("=", 1) for setting in settings if _is_chosen(setting)]
+    fixed = [setting for setting in settings if not _is_chosen(setting)]
+    cfg = compose("config", ["executor=simulated", *fixed])
+    for values in product(*(choices.split(",") for _, choices in swept)):
+        chosen = dict(zip((key for key, _ in swept), values, strict=True))
+        policy = chosen.pop("policy", "sarathi")
+        cfg.policy = OmegaConf.load(CONF / "policy" / f"{policy}.yaml")
+        for key, value in chosen.items():
+            OmegaConf.update(cfg, key, value)
+        yield " ".join([policy, *(f"{key}={value}" for key, value in chosen.items())]), cfg
+
+
+def _is_chosen(setting: str) -> bool:
+    """Whether it is swept, or names the policy, which every job does."""
+    return setting.startswith("policy=") or ("," in setting and "[" not in setting)
+
+
+def _served(cfg: DictConfig) -> Run:
+    plan = make_plan(cfg)
+    ledger = serve(
+        plan.load.arrivals(),
+        plan.policy,
+        plan.backend.build(plan.spec, plan.checkpoint, plan.sizes),
+        batch_size=plan.batch_size,
+        num_blocks=plan.num_blocks,
+        block_size=plan.block_size,
+        max_model_len=plan.max_model_len,
+        num_micro_batches=plan.backend.num_stages,
+        num_host_blocks=plan.num_host_blocks,
+        shares_prefixes=plan.shares_prefixes,
+        queue_order=plan.queue_order,
+        preemption=plan.preemption,
+    )
+    peaks, requests = plan.backend.peaks(), ledger.requests()
+    iterations = add_costs(ledger.iterations(), plan.spec, plan.backend.dtype_bytes, peaks)
+    summary = summarise(iterations, requests, peaks, None) | latency(requests)
+    return _compared({"iterations": iterations, "requests": requests}, summary)
+
+
+def _compared(tables: Mapping[str, pd.DataFrame], summary: Mapping[str, float]) -> Run:
+    counted = "".join(
+        tables[table][columns].astype("int64").to_csv(index=False)
+        for table, columns in COUNTED.items()
+    )
+    digest = hashlib.sha256(counted.encode()).hexdigest()[:16]
+    return {"schedule": digest, **{metric: summary[metric] for metric in TIMED}}
+
+
+def _run_by_command(name: str, output: Path) -> dict[str, Run]:
+    """The same from the folders that the command leaves."""
     assert main([*SWEEPS[name], *COMMON, f"output={output}"]) == 0
-    runs: dict[str, dict[str, object]] = {}
+    runs = {}
     for path in sorted(output.glob("*/*/*/run.json"), key=lambda path: int(path.parent.name)):
-        tables = [
-            pd.read_parquet(path.parent / f"{table}.parquet")[columns]
-            for table, columns in COUNTED.items()
-        ]
-        counted = "".join(table.astype("int64").to_csv(index=False) for table in tables)
+        tables = {table: pd.read_parquet(path.parent / f"{table}.parquet") for table in COUNTED}
         summary = json.loads((path.parent / "summary.json").read_text())
-        runs[json.loads(path.read_text())["name"]] = {
-            "schedule": hashlib.sha256(counted.encode()).hexdigest()[:16],
-            **{metric: summary[metric] for metric in TIMED},
-        }
+        runs[json.loads(path.read_text())["name"]] = _compared(tables, summary)
     return runs
 
 
-@pytest.mark.parametrize("name", SWEEPS)
-def test_a_sweep_gives_what_was_recorded(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(Path(__file__).parents[2])
+def _check(runs: dict[str, Run], name: str) -> None:
     expected = json.loads(RECORDED.read_text())[name]
-    runs = _run(name, tmp_path)
     assert list(runs) == list(expected)
     for run, recorded in expected.items():
         schedule = recorded.pop("schedule")
@@ -137,8 +194,21 @@ def test_a_sweep_gives_what_was_recorded(
         assert runs[run] == pytest.approx(recorded, rel=1e-9), run
 
 
+@pytest.fixture(autouse=True)
+def _in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(__file__).parents[2])
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_a_sweep_gives_what_was_recorded(name: str) -> None:
+    _check(_run(name), name)
+
+
+def test_the_command_leaves_what_was_recorded(tmp_path: Path) -> None:
+    _check(_run_by_command("priorities", tmp_path), "priorities")
+
+
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as folder:
-        found = {name: _run(name, Path(folder) / str(number)) for number, name in enumerate(SWEEPS)}
+    found = {name: _run(name) for name in SWEEPS}
     RECORDED.write_text(json.dumps(found, indent=1) + "\n")
     sys.exit()

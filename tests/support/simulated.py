@@ -45,6 +45,7 @@ TOY = Hardware(
     iteration_overhead=0.125,
     uncertainty={"matmul": 0.1, "attention": 0.2},
 )
+# The same among others.
 LINKED = replace(
     TOY,
     link_bytes_per_second=1e6,

@@ -1,5 +1,5 @@
-"""What the tests of the torch executor share: requests with tokens, a toy model on each kind of
-operations, and its executor.
+"""A model small enough for every kernel to run it on a CPU, the torch executor around it, and
+requests with tokens.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from sarathi_lab.model.transformer import Transformer
 from sarathi_lab.model.weights import load_model
 
 BLOCK_SIZE = 16
+LENGTHS = [(19, 6), (7, 9), (12, 3), (5, 1), (23, 5)]  # of prompts and outputs
 # Heads of 64, which all kernels take.
 SPEC = ModelSpec(
     name="toy",
@@ -32,7 +33,6 @@ SPEC = ModelSpec(
     ffn_size=96,
     vocab_size=97,
 )
-LENGTHS = [(19, 6), (7, 9), (12, 3), (5, 1), (23, 5)]
 
 
 def requests_with_tokens(
@@ -51,7 +51,6 @@ def requests_with_tokens(
 
 
 def model_on(kind: str) -> Transformer:
-    """The toy model on "torch", "native" or "triton" operations."""
     model = load_model(SPEC, None, DEVICE, torch.float32, seed=0)
     if kind == "native":
         backend.use_native(model)
