@@ -9,7 +9,6 @@ import json
 import numpy as np
 import pytest
 import torch
-from executors import executor_of, model_on
 from helpers import scheduler_for
 from native_library import needs_library
 from toy_executors import executor_of, model_on
