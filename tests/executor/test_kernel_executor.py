@@ -12,7 +12,7 @@ import pytest
 import torch
 from checkpoints import DEVICE, FAMILIES, make_checkpoint
 from helpers import scheduler_for
-from test_torch_executor import requests_with_tokens
+from toy_executors import requests_with_tokens
 
 from sarathi_kernels.attention import hybrid as hybrid_attention
 from sarathi_kernels.elementwise import sampling
