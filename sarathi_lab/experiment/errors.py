@@ -56,7 +56,7 @@ ROWS = (
     Row("Fig 4b, arithmetic intensity", "fig04", where=lambda points: points.unit == "FLOP/B"),
     Row("Fig 7, iteration time", "fig07", None, Aim(0.08, 0.20), _is_total),
     # The analytic model is fitted to the others: odd tiles of 128 tokens
-    # (experiments/cost_model/fit.py).
+    # (experiments/lab/cost_model/fit.py).
     Row(
         "Fig 7, even tiles",
         "fig07",

@@ -25,7 +25,7 @@ from sarathi_lab.experiment.experiments import EXPERIMENTS
 from sarathi_lab.results.load import SIMULATED
 from sarathi_lab.run import main as run
 
-README = REPOSITORY / "README.md"
+README = RECORDS / "README.md"
 BEGIN, END = "<!-- claims: python -m sarathi_lab claims --readme -->", "<!-- end of claims -->"
 PROFILED = "-profiled"
 STYLES = {"holds": "green", "partly": "yellow", "fails": "red", "not measured": "dim"}

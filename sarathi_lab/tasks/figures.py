@@ -57,7 +57,7 @@ __all__ = [
     "verdict",
 ]
 
-SIMULATED = EXPERIMENTS / "paper" / "results" / "simulated.csv"
+SIMULATED = EXPERIMENTS / "sarathi" / "paper" / "results" / "simulated.csv"
 FORMATS = ("png", "pdf")
 POLICIES = (
     "policies"  # the experiment of that name: a figure for each device that it was recorded on
@@ -95,7 +95,7 @@ def serving_points(name: str) -> pd.DataFrame:
     """
     table = load.load(name)
     points = table.assign(device=table.device_name + ", " + table.model.astype(str))
-    papers = EXPERIMENTS / name / "paper.csv"
+    papers = EXPERIMENTS / load.group_of(name) / name / "paper.csv"
     return (
         pd.concat([points, pd.read_csv(papers)], ignore_index=True) if papers.is_file() else points
     )

@@ -1,4 +1,4 @@
-"""The constants of the A6000's hardware file are what `experiments/cost_model/fit.py` finds in the
+"""The constants of the A6000's hardware file are what `experiments/lab/cost_model/fit.py` finds in the
 paper's figures.
 """
 
@@ -25,7 +25,7 @@ NAMES += ("attention_efficiency", "attention_launch", "iteration_overhead")
 
 def fit(*arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(EXPERIMENTS.parent), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(EXPERIMENTS / "cost_model" / "fit.py"), *arguments]
+    command = [sys.executable, str(EXPERIMENTS / "lab" / "cost_model" / "fit.py"), *arguments]
     return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
 
 

@@ -246,8 +246,9 @@ def test_bad_input_is_one_line(args, words, tmp_path, capsys):
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_experiment_has_its_overlay_and_its_folder(name):
     overlay = (CONF / "experiment" / f"{name}.yaml").read_text()
-    assert f"experiments/{name}/README.md" in overlay
-    readme = (FOLDERS / name / "README.md").read_text()
+    folder = f"{load.group_of(name)}/{name}"
+    assert f"experiments/{folder}/README.md" in overlay
+    readme = (FOLDERS / folder / "README.md").read_text()
     for heading in ("**Claim.**", "**Method.**", "**Command.**", "**Found.**"):
         assert heading in readme
     assert f"experiment={name}" in readme

@@ -211,7 +211,7 @@ def test_the_papers_values_are_marked_at_their_bars(bench):
 
 
 def test_the_papers_ablation_is_table_4():
-    table = pd.read_csv(FOLDERS / "sarathi_serve_ablation" / "paper.csv")
+    table = pd.read_csv(FOLDERS / "sarathi_serve" / "sarathi_serve_ablation" / "paper.csv")
     found = table.pivot(index="series", columns="panel", values="y")
     assert found.loc["hybrid only"].tolist() == [1.38, 3.78, 0.68, 0.53]
     assert found.loc["hybrid and chunked"].tolist() == [0.17, 3.90, 0.14, 0.76]

@@ -321,7 +321,7 @@ def test_every_target_is_judged_or_says_why_not(dry):
 
 def test_the_calibration_is_a_hardware_file_that_names_its_recorded_table(dry):
     (path,) = dry[2].glob("calibration/results/*/hardware.yaml")
-    relative = f"experiments/calibration/results/{path.parent.name}/profile.csv"
+    relative = f"experiments/lab/calibration/results/{path.parent.name}/profile.csv"
     assert relative in path.read_text()
     assert len(pd.read_csv(path.parent / "profile.csv")) > 20
 

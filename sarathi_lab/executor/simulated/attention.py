@@ -2,7 +2,7 @@
 by memory.
 
 Prefills and decodes are separate calls (section 4.3.2 of SARATHI). The constants that differ by GPU
-are fields of `hardware.Hardware`, fitted by `experiments/cost_model/fit.py`.
+are fields of `hardware.Hardware`, fitted by `experiments/lab/cost_model/fit.py`.
 """
 
 from __future__ import annotations

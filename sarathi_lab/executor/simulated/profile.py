@@ -3,7 +3,7 @@
 A profile is a CSV table with the columns of `COLUMNS`; a row says that `operation`, over all layers
 and tokens of one iteration, took `seconds` for `num_tokens` new tokens that attention let read
 `kv_tokens` cached ones (0 where it plays no part). `task=calibrate` writes one;
-`experiments/cost_model/profile_from_figures.py` makes the A6000's from figures.
+`experiments/lab/cost_model/profile_from_figures.py` makes the A6000's from figures.
 """
 
 from __future__ import annotations

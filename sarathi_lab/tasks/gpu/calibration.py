@@ -45,7 +45,7 @@ def _keep(context: Context, made: Path, name: str) -> None:
     """Copy both files; the path of the table becomes the one in the repository."""
     profile = context.path("calibration", "profile.csv")
     profile.write_bytes((made.parent / "profile.csv").read_bytes())
-    recorded = EXPERIMENTS / "calibration" / "results" / name / "profile.csv"
+    recorded = EXPERIMENTS / "lab" / "calibration" / "results" / name / "profile.csv"
     hardware = OmegaConf.load(made)
     hardware.profiles = {
         model: str(recorded.relative_to(REPOSITORY)) for model in hardware.profiles
