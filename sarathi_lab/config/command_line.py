@@ -23,7 +23,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, OverrideParseException
 from hydra.types import RunMode
-from hydra.utils import get_class
+from hydra.utils import get_class, get_method
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -424,9 +424,9 @@ def run_job(cfg: DictConfig, swept: Sequence[str]) -> None:
     )
     group = "/".join(root.absolute().parts[-2:])
     experiment = settings.runtime.choices.get("experiment")
-    build(cfg.task).run(
-        cfg, RunContext(run_dir, root / "baselines", name, group, swept, experiment)
-    )
+    task = str(settings.runtime.choices["task"])
+    context = RunContext(run_dir, root / "baselines", name, group, swept, experiment, task)
+    get_method("sarathi_lab.tasks.base.run_task")(cfg, context)
 
 
 def _name(policy: str, overrides: Sequence[str], swept: Sequence[str] | None) -> str:

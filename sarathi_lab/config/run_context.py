@@ -17,3 +17,4 @@ class RunContext:
     group: str
     swept: Sequence[str] = ()  # the settings that the sweep varies
     experiment: str | None = None  # the overlay of conf/experiment, if one was asked for
+    task: str = "serve"  # the option of conf/task

@@ -1,8 +1,44 @@
-"""Batches made to order: the compositions that the paper's tables and figures time."""
+"""Throw-away sequences and batches made to order: what probes run and the paper's tables time."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sarathi_lab.engine.block_manager import BlockManager
+from sarathi_lab.engine.executor import Executor, StepResult
 from sarathi_lab.engine.request import Batch, Request, SequenceState
+
+
+def make_sequence(
+    start: int,
+    num_tokens: int = 1,
+    *,
+    is_decode: bool = False,
+    emits: bool = False,
+    order: int = 0,
+    token_ids: Sequence[int] | NDArray[np.int32] | None = None,
+    blocks: BlockManager | None = None,
+) -> SequenceState:
+    """A sequence with `start` tokens computed, about to take `num_tokens` more.
+
+    A decode takes its newest generated token; a prompt is unfinished, or ends there with `emits`.
+    With `blocks` it holds cache for all of that, and its tokens are zeros unless `token_ids` names
+    the prompt's. Raises RuntimeError if blocks are short.
+    """
+    end = start + num_tokens
+    prompt_len = start if is_decode else end + (not emits)
+    if blocks is not None and token_ids is None:
+        token_ids = np.zeros(prompt_len, dtype=np.int32)
+    sequence = SequenceState(Request(order, 0.0, prompt_len, 2, token_ids), order)
+    sequence.num_computed = start
+    if is_decode:
+        sequence.output_token_ids.append(0)  # the pending token
+    if blocks is not None and not blocks.grow(sequence, end):
+        raise RuntimeError(f"no free cache blocks for a sequence of {end} tokens")
+    return sequence
 
 
 def make_batch(
@@ -12,22 +48,21 @@ def make_batch(
     num_prefills: int = 1,
     num_decodes: int = 0,
     context: int = 1,
+    emits: bool = False,
+    blocks: BlockManager | None = None,
 ) -> Batch:
-    """`num_prefills` chunks of `prefill_tokens` tokens at offset `start`, and decodes that each see
-    `context` tokens.
+    """Decodes that each see `context` tokens, then `num_prefills` chunks of `prefill_tokens` tokens
+    at offset `start`.
 
-    The context of a decode counts its own token, as the paper does. The prompts are unfinished: no
-    chunk emits.
+    The context of a decode counts its own token, as the paper does. Chunks emit with `emits`. The
+    sequences hold `blocks`, if given, as in `make_sequence`.
     """
     batch = Batch()
-    for _ in range(num_decodes):
-        decode = SequenceState(Request(0, 0.0, context - 1, 2), order=0)
-        decode.num_computed = context - 1
-        decode.output_token_ids.append(0)  # the pending token
+    for order in range(num_decodes):
+        decode = make_sequence(context - 1, is_decode=True, order=order, blocks=blocks)
         batch.add(decode, 1)
-    for _ in range(num_prefills if prefill_tokens else 0):
-        prompt = SequenceState(Request(0, 0.0, start + prefill_tokens + 1, 2), order=0)
-        prompt.num_computed = start
+    for order in range(num_decodes, num_decodes + num_prefills if prefill_tokens else 0):
+        prompt = make_sequence(start, prefill_tokens, emits=emits, order=order, blocks=blocks)
         batch.add(prompt, prefill_tokens)
     return batch
 
@@ -47,3 +82,12 @@ def chunks_of(
         )
         for start in range(0, prompt_len, chunk)
     ]
+
+
+def run_once(executor: Executor, batch: Batch) -> StepResult:
+    """Run one iteration of `batch`, which can be run again afterwards."""
+    executor.submit(batch)
+    result = executor.collect()
+    for chunk in batch.chunks:
+        chunk.sequence.in_flight = False
+    return result

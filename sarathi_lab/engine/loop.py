@@ -10,16 +10,58 @@ from typing import Protocol
 
 from sarathi_lab.config.errors import require_int
 from sarathi_lab.engine.arrivals import Arrivals, as_arrivals
+from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.executor import Executor, StepResult
 from sarathi_lab.engine.ledger import Ledger
+from sarathi_lab.engine.queues import QueueOrder
 from sarathi_lab.engine.request import Request, SequenceState
-from sarathi_lab.engine.scheduler import Scheduler
+from sarathi_lab.engine.scheduler import Preemption, Scheduler, SchedulingPolicy
 
 
 class Recorder(Protocol):
     """Sees every finished iteration; see `ledger.Ledger`."""
 
     def record(self, result: StepResult, finished: list[SequenceState]) -> None: ...
+
+
+def serve(
+    requests: Iterable[Request] | Arrivals,
+    policy: SchedulingPolicy,
+    executor: Executor,
+    *,
+    batch_size: int,
+    num_blocks: int,
+    block_size: int,
+    max_model_len: int | None = None,
+    num_micro_batches: int = 1,
+    num_host_blocks: int = 0,
+    shares_prefixes: bool = False,
+    queue_order: QueueOrder = "fcfs",
+    preemption: Preemption = "recompute",
+    recorder: Recorder | None = None,
+) -> Ledger:
+    """Serve `requests` to the end with an empty cache, the clock starting at zero; returns the
+    record.
+
+    `max_model_len` is the longest request's if None. `recorder` sees the iterations in place of a
+    fresh ledger, which is then returned empty unless it is that. The rest is as in `Scheduler` and
+    `BlockManager`. Raises UserError for what can never be served.
+    """
+    arrivals = as_arrivals(requests)
+    if max_model_len is None:
+        max_model_len = max((request.total_len for request in arrivals.requests), default=1)
+    scheduler = Scheduler(
+        policy,
+        BlockManager(num_blocks, block_size, num_host_blocks, shares_prefixes=shares_prefixes),
+        batch_size=batch_size,
+        max_model_len=max_model_len,
+        num_micro_batches=num_micro_batches,
+        queue_order=queue_order,
+        preemption=preemption,
+    )
+    ledger = recorder if isinstance(recorder, Ledger) else Ledger()
+    run_engine(arrivals, scheduler, executor, recorder or ledger)
+    return ledger
 
 
 def run_engine(

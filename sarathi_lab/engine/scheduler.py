@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from itertools import islice
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Literal, Protocol, TypeVar, cast
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.block_manager import BlockManager
@@ -22,11 +22,43 @@ from sarathi_lab.engine.queues import (
     make_queue,
 )
 from sarathi_lab.engine.request import Batch, Copy, Queues, Request, SequenceState
-from sarathi_lab.policy import Policy
+
+Preemption = Literal["recompute", "swap"]
+# How many of the tokens that are left for a sequence's prompt it takes; 0 passes it over.
+Size = Callable[[SequenceState, int], int]
+State = TypeVar("State")
+
+
+class SchedulingPolicy(Protocol):
+    """What the scheduler asks of a policy; `sarathi_lab.policy.Policy` is the base of all."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def watermark(self) -> float:
+        """The share of the cache that admission leaves free."""
+        ...
+
+    def validate(self, batch_size: int, max_model_len: int) -> None:
+        """Raise UserError for parameters that cannot work."""
+        ...
+
+    def reserved_tokens(self, request: Request, num_known: int, max_model_len: int) -> int:
+        """Tokens of cache to set aside when a sequence with `num_known` tokens is admitted."""
+        ...
+
+    def fill(self, batch: Batch, scheduler: Scheduler) -> None:
+        """Put this iteration's work into the empty `batch`, by the scheduler's moves."""
+        ...
 
 
 def check_fits(
-    request: Request, reserved: int, blocks: BlockManager, policy: Policy, max_model_len: int
+    request: Request,
+    reserved: int,
+    blocks: BlockManager,
+    policy: SchedulingPolicy,
+    max_model_len: int,
 ) -> None:
     """Raise UserError if `request` is longer than the model or the cache allows, alone on an idle
     engine.
@@ -48,11 +80,6 @@ def check_fits(
         )
 
 
-Preemption = Literal["recompute", "swap"]
-# How many of the tokens that are left for a sequence's prompt it takes; 0 passes it over.
-Size = Callable[[SequenceState, int], int]
-
-
 class Scheduler:
     """Turns requests into batches; a policy decides the order of the moves, this class keeps the
     books.
@@ -69,7 +96,7 @@ class Scheduler:
 
     def __init__(
         self,
-        policy: Policy,
+        policy: SchedulingPolicy,
         blocks: BlockManager,
         *,
         batch_size: int,
@@ -87,7 +114,7 @@ class Scheduler:
         self.preemption = preemption
         self.waiting: WaitingQueue = make_queue(queue_order)
         self.swapped: deque[SequenceState] = deque()
-        self.memory: dict[str, Any] = {}  # the policy's own, from one iteration to the next
+        self._states: dict[type, object] = {}  # the policy's own, by its class
         self.running: list[SequenceState] = []
         # The running ones that are not in flight, in the same order: of a pipeline's sequences,
         # those of one batch.
@@ -102,6 +129,12 @@ class Scheduler:
         self.rank: Callable[[SequenceState], Rank] = (
             by_priority if queue_order == "priority" else by_arrival
         )
+
+    def state(self, kind: type[State]) -> State:
+        """The policy's own state, from one iteration to the next: `kind()` when first asked for."""
+        if kind not in self._states:
+            self._states[kind] = kind()
+        return cast(State, self._states[kind])
 
     @property
     def has_work(self) -> bool:

@@ -101,6 +101,13 @@ class AscendV09(Policy):
         )
 
 
+@dataclass
+class _Filling:
+    """Whether the phase in which nobody decodes is over."""
+
+    is_over: bool = False
+
+
 @dataclass(frozen=True)
 class Ascend(AscendV09):
     """AscendScheduler of vLLM-Ascend 0.11: as 0.9.1, with a limit on long prompts and a phase of
@@ -195,7 +202,7 @@ class Ascend(AscendV09):
 
         scheduler.admit(batch, pass_over=self._is_barred(batch, scheduler), may_enter=has_slot)
         if is_filling and not batch.chunks:
-            scheduler.memory["is_filled"] = True
+            scheduler.state(_Filling).is_over = True
 
     def _decode(self, batch: Batch, scheduler: Scheduler) -> None:
         most = self._most_running(scheduler)
@@ -205,7 +212,7 @@ class Ascend(AscendV09):
 
     def _is_filling(self, scheduler: Scheduler) -> bool:
         """Whether it is the phase in which nobody decodes."""
-        return self.enable_pd_transfer and not scheduler.memory.get("is_filled", False)
+        return self.enable_pd_transfer and not scheduler.state(_Filling).is_over
 
     def _most_running(self, scheduler: Scheduler) -> int:
         most = self.max_num_seqs or scheduler.batch_size

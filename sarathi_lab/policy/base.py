@@ -3,7 +3,7 @@ moves.
 
 A dataclass's fields are its configuration (`conf/policy/*.yaml`), with the names of the system that
 it follows. All numbers of tokens are per iteration. A policy object is shared between runs; what it
-must remember from one iteration to the next it keeps in `Scheduler.memory`.
+must remember from one iteration to the next it keeps in `Scheduler.state`.
 """
 
 from __future__ import annotations

@@ -16,6 +16,12 @@ if TYPE_CHECKING:
 _SPARE_TOKENS = 6  # what the original adds to each request's expected output, ADDED_OUTPUT_LEN
 
 
+@dataclass
+class _Turns:
+    turn: int = 0  # since new prompts began
+    has_decoded: bool = False  # whether the prompts' half of a turn comes next
+
+
 @dataclass(frozen=True)
 class LightLLM(Policy):
     """Two forwards by turns, never one: all decodes, then the prompts that have begun.
@@ -64,28 +70,27 @@ class LightLLM(Policy):
             )
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
-        memory = scheduler.memory
-        if memory.get("has_decoded"):  # the second half of a turn
-            memory["has_decoded"] = False
+        state = scheduler.state(_Turns)
+        if state.has_decoded:  # the second half of a turn
+            state.has_decoded = False
             self._run_prompts(batch, scheduler)
         if not batch.chunks:
             scheduler.add_decodes(batch)
             scheduler.swap_in(batch, self.batch_max_tokens)
-            memory["has_decoded"] = bool(batch.chunks)
+            state.has_decoded = bool(batch.chunks)
         if not batch.chunks:
             self._run_prompts(batch, scheduler)
 
     def _run_prompts(self, batch: Batch, scheduler: Scheduler) -> None:
         """Continue prompts, and begin new ones in the turns that may."""
-        memory, piece = scheduler.memory, self._piece
-        turn = memory.get("turn", 0)
-        may_begin = turn % self.router_max_wait_tokens == 0 or not scheduler.running
+        state, piece = scheduler.state(_Turns), self._piece
+        may_begin = state.turn % self.router_max_wait_tokens == 0 or not scheduler.running
         needed = sum(min(sequence.num_pending, piece) for sequence in scheduler.running)
         scheduler.continue_prefills(
             batch, self.batch_max_tokens, size=lambda sequence, left: min(left, piece)
         )
         loads = [self._load(sequence) for sequence in scheduler.running]
-        memory["turn"] = turn + 1
+        state.turn += 1
         while may_begin and scheduler.waiting and not scheduler.swapped:
             sequence = scheduler.waiting[0]
             num_tokens = min(sequence.num_pending, piece)
@@ -101,7 +106,7 @@ class LightLLM(Policy):
                 or not scheduler.enter(batch, sequence, num_tokens)
             ):
                 return
-            memory["turn"] = 1
+            state.turn = 1
 
     @property
     def _piece(self) -> int:

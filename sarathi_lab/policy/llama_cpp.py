@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     from sarathi_lab.engine.scheduler import Scheduler
 
 
+@dataclass
+class _Round:
+    left: int = 0  # tokens of prompts
+
+
 @dataclass(frozen=True)
 class LlamaCpp(Policy):
     """Rounds of `n_batch` tokens: all decodes, then prompts in order, computed in iterations of
@@ -48,23 +53,21 @@ class LlamaCpp(Policy):
             )
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
-        memory = scheduler.memory
-        if memory.get("left"):
+        state = scheduler.state(_Round)
+        if state.left:
             self._add_piece(batch, scheduler)
         if not batch.chunks:
             scheduler.add_decodes(batch)
-            memory["left"] = self._prompt_tokens(scheduler, self.n_batch - batch.num_tokens)
+            state.left = self._prompt_tokens(scheduler, self.n_batch - batch.num_tokens)
             self._add_piece(batch, scheduler)
 
     def _add_piece(self, batch: Batch, scheduler: Scheduler) -> None:
         """Fill `batch` up to `n_ubatch` tokens with what is left of the round's prompts."""
-        memory = scheduler.memory
-        budget = min(self.n_ubatch, batch.num_tokens + memory["left"])
+        state = scheduler.state(_Round)
+        budget = min(self.n_ubatch, batch.num_tokens + state.left)
         scheduler.continue_prefills(batch, budget)
         scheduler.admit(batch, budget)
-        memory["left"] = (
-            memory["left"] - batch.num_prefill_tokens if batch.num_tokens == budget else 0
-        )
+        state.left = state.left - batch.num_prefill_tokens if batch.num_tokens == budget else 0
 
     @staticmethod
     def _prompt_tokens(scheduler: Scheduler, most: int) -> int:

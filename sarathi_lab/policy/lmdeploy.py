@@ -48,6 +48,12 @@ class LMDeploy(Policy):
         scheduler.admit(batch, budget)
 
 
+@dataclass
+class _Steps:
+    num_decodes: int = 0  # steps in a row while others wait
+    was_piece: bool = False  # whether the last iteration was a piece of a long prompt
+
+
 @dataclass(frozen=True)
 class LMDeployPytorch(Policy):
     """LMDeploy's PyTorch engine: prompts or decodes, never both.
@@ -76,27 +82,27 @@ class LMDeployPytorch(Policy):
         )
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
-        memory = scheduler.memory
+        state = scheduler.state(_Steps)
         if self._is_turn_of_prompts(scheduler):
             self._add_prompts(batch, scheduler)
         if not batch.chunks:
             scheduler.add_decodes(batch)
             scheduler.swap_in(batch, self.max_prefill_token_num)
             if batch.chunks:
-                num_decodes = memory.get("num_decodes", 0) + 1 if scheduler.waiting else 0
-                memory.update(num_decodes=num_decodes, was_piece=False)
+                state.num_decodes = state.num_decodes + 1 if scheduler.waiting else 0
+                state.was_piece = False
                 return
             self._add_prompts(batch, scheduler)
         if batch.chunks:
-            memory.update(num_decodes=0, was_piece=not batch.num_emits)
+            state.num_decodes, state.was_piece = 0, not batch.num_emits
 
     def _is_turn_of_prompts(self, scheduler: Scheduler) -> bool:
-        budget, memory = self.max_prefill_token_num, scheduler.memory
+        budget, state = self.max_prefill_token_num, scheduler.state(_Steps)
         if under_way := scheduler.idle_prefills:
-            return under_way[0].num_pending <= budget or not memory.get("was_piece")
+            return under_way[0].num_pending <= budget or not state.was_piece
         if not scheduler.waiting or scheduler.swapped:
             return False
-        if memory.get("num_decodes", 0) >= self.prefill_interval:
+        if state.num_decodes >= self.prefill_interval:
             return True
         if len(scheduler.running) < scheduler.batch_size / 2:
             return True

@@ -115,6 +115,11 @@ class SarathiServeDynamic(Policy):
         scheduler.admit(batch, self.high_chunk_size, size=size)
 
 
+@dataclass
+class _Turns:
+    is_decodes: bool = False  # whose turn comes next
+
+
 @dataclass(frozen=True)
 class ChunkedOnly(Policy):
     """Sarathi-Serve's ablation `simple_chunking`: prompts in chunks, which take turns with decodes
@@ -140,7 +145,8 @@ class ChunkedOnly(Policy):
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         scheduler.sort_running()
-        is_decode_turn = scheduler.memory.get("is_decode_turn", False)
+        state = scheduler.state(_Turns)
+        is_decode_turn = state.is_decodes
         if not is_decode_turn:
             self._prefill(batch, scheduler)
         if not batch.chunks:
@@ -148,7 +154,7 @@ class ChunkedOnly(Policy):
         if not batch.chunks and is_decode_turn:
             self._prefill(batch, scheduler)
         if batch.chunks:
-            scheduler.memory["is_decode_turn"] = batch.num_prefills > 0
+            state.is_decodes = batch.num_prefills > 0
 
     def _prefill(self, batch: Batch, scheduler: Scheduler) -> None:
         scheduler.continue_prefills(batch, self.chunk_size)

@@ -13,6 +13,11 @@ if TYPE_CHECKING:
     from sarathi_lab.engine.scheduler import Scheduler
 
 
+@dataclass
+class _Estimate:
+    new_token_ratio: float = 1.0  # share of their output that decodes are expected to take
+
+
 @dataclass(frozen=True)
 class SGLang(Policy):
     """Prompts first, in chunks and without decodes; `enable_mixed_chunk` lets the decodes ride
@@ -97,7 +102,7 @@ class SGLang(Policy):
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         if not scheduler.running:
-            scheduler.memory["new_token_ratio"] = self._initial_ratio
+            scheduler.state(_Estimate).new_token_ratio = self._initial_ratio
         riding = (
             min(len(scheduler.idle_decodes), scheduler.batch_size) if self.enable_mixed_chunk else 0
         )
@@ -141,7 +146,9 @@ class SGLang(Policy):
             self._output_left(chunk.sequence) if chunk.emits_token else 0 for chunk in batch.chunks
         ]
         return (
-            decodes * scheduler.memory["new_token_ratio"] + sum(begun) + self.page_size * len(begun)
+            decodes * scheduler.state(_Estimate).new_token_ratio
+            + sum(begun)
+            + self.page_size * len(begun)
         )
 
     def _retract(self, scheduler: Scheduler) -> None:
@@ -151,14 +158,14 @@ class SGLang(Policy):
         decodes = scheduler.idle_decodes
         if not decodes:
             return
-        blocks, memory = scheduler.blocks, scheduler.memory
+        blocks, state = scheduler.blocks, scheduler.state(_Estimate)
         if (
             sum(blocks.num_missing(sequence, sequence.num_known) for sequence in decodes)
             <= blocks.num_free
         ):
             lowest = self._initial_ratio * self.min_new_token_ratio_factor
             step = (self._initial_ratio - lowest) / self.new_token_ratio_decay_steps
-            memory["new_token_ratio"] = max(lowest, memory["new_token_ratio"] - step)
+            state.new_token_ratio = max(lowest, state.new_token_ratio - step)
             return
         decodes.sort(
             key=lambda sequence: (-len(sequence.output_token_ids), sequence.request.prompt_len)
@@ -171,7 +178,7 @@ class SGLang(Policy):
             len(sequence.output_token_ids) + self.retract_decode_steps for sequence in decodes
         )
         wanted = sum(sequence.request.output_len for sequence in decodes)
-        memory["new_token_ratio"] = min(1.0, decoded / wanted)
+        state.new_token_ratio = min(1.0, decoded / wanted)
 
     @property
     def _initial_ratio(self) -> float:

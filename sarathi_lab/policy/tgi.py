@@ -15,6 +15,12 @@ if TYPE_CHECKING:
     from sarathi_lab.engine.scheduler import Scheduler
 
 
+@dataclass
+class _Pauses:
+    waiting_tokens: int = 0  # decode steps since prompts paused them
+    decodes_next: bool = False
+
+
 @dataclass(frozen=True)
 class TGI(Policy):
     """With `chunking`, decodes and prompts share `max_batch_prefill_tokens`, the last prompt taking
@@ -85,16 +91,17 @@ class TGI(Policy):
                 batch, self.max_batch_prefill_tokens, may_enter=self._within_total(scheduler)
             )
             return
-        memory, pauses = scheduler.memory, bool(scheduler.running)
-        if not pauses or not memory["decodes_next"]:
+        state, pauses = scheduler.state(_Pauses), bool(scheduler.running)
+        if not pauses or not state.decodes_next:
             for sequence in self._next_batch(scheduler):
                 scheduler.enter(batch, sequence, sequence.num_pending)
         if batch.chunks:
-            memory.update(waiting_tokens=1, decodes_next=pauses)
+            state.waiting_tokens, state.decodes_next = 1, pauses
             return
         scheduler.add_decodes(batch)
         if batch.chunks:
-            memory.update(waiting_tokens=memory["waiting_tokens"] + 1, decodes_next=False)
+            state.waiting_tokens += 1
+            state.decodes_next = False
 
     def _next_batch(self, scheduler: Scheduler) -> list[SequenceState]:
         """The whole prompts to run now; none while too few fit to pause what is running."""
@@ -107,7 +114,7 @@ class TGI(Policy):
             if num_tokens > self.max_batch_prefill_tokens or free < 0 or not fits_total(sequence):
                 break
             chosen.append(sequence)
-        if scheduler.running and scheduler.memory["waiting_tokens"] < self.max_waiting_tokens:
+        if scheduler.running and scheduler.state(_Pauses).waiting_tokens < self.max_waiting_tokens:
             return (
                 chosen
                 if len(chosen) >= int(len(scheduler.running) * self.waiting_served_ratio)

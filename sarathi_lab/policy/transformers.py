@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from sarathi_lab.config.errors import UserError, require_number
@@ -80,6 +80,13 @@ class _Transformers(Policy):
         return starved
 
 
+@dataclass
+class _Kept:
+    """Those that went on running when somebody was taken out, until one of them finishes."""
+
+    sequences: list[SequenceState] = field(default_factory=list)
+
+
 @dataclass(frozen=True)
 class TransformersFIFO(_Transformers):
     """Decodes, then prompts that were cut, then waiting ones, with a margin; see `_Transformers`
@@ -110,10 +117,14 @@ class TransformersPrefillFirst(_Transformers):
 
 def _may_admit(scheduler: Scheduler) -> bool:
     """Whether nobody was taken out since some request finished."""
-    kept = scheduler.memory.get("kept")
-    if kept and scheduler.running and not any(sequence.is_finished for sequence in kept):
+    state = scheduler.state(_Kept)
+    if (
+        state.sequences
+        and scheduler.running
+        and not any(sequence.is_finished for sequence in state.sequences)
+    ):
         return False
-    scheduler.memory["kept"] = None
+    state.sequences = []
     return True
 
 
@@ -129,5 +140,5 @@ def _take_out(starved: list[SequenceState], scheduler: Scheduler) -> bool:
         missing.pop()
         has_preempted = True
     if has_preempted:
-        scheduler.memory["kept"] = list(scheduler.running)
+        scheduler.state(_Kept).sequences = list(scheduler.running)
     return has_preempted

@@ -26,6 +26,11 @@ _BATCH_SIZE_REST = 128
 _LEAST_TOKENS = ((2.0, 8192), (0.5, 4096), (0.0, 2048))
 
 
+@dataclass
+class _Seen:
+    lengths: deque[tuple[int, int]] = field(default_factory=deque)  # of prompts and outputs
+
+
 @dataclass(frozen=True)
 class TensorRTLLM(Policy):
     """All decodes, then every prompt that the cache has room for shares the rest of
@@ -151,13 +156,15 @@ class TensorRTLLM(Policy):
         if not (self.enable_batch_size_tuning or self.enable_max_num_tokens_tuning):
             return batch_size, budget
         window = self.dynamic_batch_moving_average_window
-        lengths = scheduler.memory.setdefault("lengths", deque(maxlen=window))
+        lengths = scheduler.state(_Seen).lengths
         active = scheduler.running + scheduler.upcoming(
             scheduler.max_num_seqs - len(scheduler.running)
         )
         lengths.extend(
             (sequence.request.prompt_len, sequence.request.output_len) for sequence in active
         )
+        while len(lengths) > window:
+            lengths.popleft()
         if not lengths:
             return batch_size, budget
         input_len, output_len = (

@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
+import wandb
 import wandb_workspaces.reports.v2 as wr
 import wandb_workspaces.workspaces as ws
+from pydantic import TypeAdapter
 from wandb_workspaces.reports.v2.interface import BlockTypes, PanelTypes
 
+from sarathi_lab.config.errors import UserError
 from sarathi_lab.results.columns import MILLISECONDS, factor, heading
 
 COLUMNS = 3
@@ -164,6 +167,37 @@ def report(entity: str, project: str, claims: pd.DataFrame) -> wr.Report:
         blocks=blocks,
         width="fluid",
     )
+
+
+def as_json(what: ws.Workspace | wr.Report) -> str:
+    """All that it holds, in JSON."""
+    return TypeAdapter(type(what)).dump_json(what, exclude_none=True).decode()
+
+
+def find_project(entity: str | None, project: str, timeout: int = 60) -> str:
+    """The entity that owns `project`: the given one, else the user's own.
+
+    Raises UserError if it has no such project, or if the server does not say so within `timeout`
+    seconds.
+    """
+    try:
+        api = wandb.Api(timeout=timeout)
+        owner = entity or api.default_entity
+        known = {found.name for found in api.projects(owner)} if owner else set()
+    except Exception as error:  # whatever W&B's transport raises
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise UserError(
+            f"W&B can't be asked for project {project} ({reason}); try again, or use --dry-run"
+        ) from None
+    if not owner:
+        raise UserError("this account has no default entity; name a user or team with --entity")
+    if project not in known:
+        raise UserError(
+            f"{owner} has no project {project}; name another with --project or --entity, or "
+            "make it by sending a run: "
+            "python -m sarathi_lab.run tracking.mode=online, or wandb sync"
+        )
+    return owner
 
 
 def markdown(table: pd.DataFrame) -> str:

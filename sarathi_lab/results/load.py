@@ -13,6 +13,7 @@ import pandas as pd
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import EXPERIMENTS, make_folder
+from sarathi_lab.results.tracking import fetch_runs
 
 POINTS = "figure.parquet"  # the figures of the paper, recomputed: see `paper.task`
 LABELS = "run.json"  # written last, so its presence says that the run is complete
@@ -198,21 +199,7 @@ def read_online(where: str) -> list[WandbRecord]:
     """The runs of "entity/project", or the one of "entity/project/run". UserError if the server
     does not give them.
     """
-    import wandb
-
-    try:
-        api = wandb.Api()
-        runs = [api.run(where)] if where.count("/") == 2 else list(api.runs(where))
-        return [_online(run) for run in runs]
-    except (
-        wandb.Error,
-        ValueError,
-        OSError,
-    ) as error:  # ValueError: what the Api says of a project that is not there
-        reason = str(error).partition("\n")[0]
-        raise UserError(
-            f"W&B gives no runs of {where} ({reason}); check the path and `wandb login`"
-        ) from None
+    return [_online(run) for run in fetch_runs(where)]
 
 
 def _online(run: Any) -> WandbRecord:

@@ -5,19 +5,19 @@ sweep.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 import pandas as pd
-from rich.table import Table
 
 from sarathi_lab.config.console import console, print_place
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.engine.executor import Backend
 from sarathi_lab.model.spec import ModelSpec
-from sarathi_lab.results.columns import HEADINGS
+from sarathi_lab.results.columns import HEADINGS, factor
 from sarathi_lab.results.load import load_runs
 from sarathi_lab.results.plots import sweeps
+from sarathi_lab.results.result import Shown, show
 
 SWEEP_COLUMNS = {
     "capacity": "capacity\n[req/s]",
@@ -40,6 +40,7 @@ ADVICE_COLUMNS = {
     "tbt_p50": "TBT P50 [ms]",
     "tbt_p99": "TBT P99 [ms]",
 }
+UNSEEN = ["sweep", "versions", "baselines", "status"]  # of the runs' labels, in sweep.csv
 _cautioned: set[tuple[str, str]] = set()  # by sweep
 
 
@@ -66,35 +67,29 @@ def print_cautions(cautions: Iterable[str], place: RunContext) -> None:
             console().print(f"  {caution}", soft_wrap=True)
 
 
-def print_caution(line: str) -> None:
-    """What to keep in mind of the figures of one run."""
-    console().print(f"  {line}", soft_wrap=True)
-
-
-def print_summary(
-    policy: str, summary: Mapping[str, float], baselines: Mapping[str, Mapping[str, float]]
-) -> None:
+def summary_table(
+    policy: str, summary: Mapping[str, float], baselines: Collection[str] = ()
+) -> Shown:
     """One run's short table, with the ratio to each baseline beside each value."""
-    table = Table(box=None, padding=(0, 2), pad_edge=True)
-    table.add_column("")
-    table.add_column(policy, justify="right")
-    for baseline in baselines:
-        table.add_column(f"/ {baseline}", justify="right")
-    for name, (heading, _, _) in HEADINGS.items():
-        if name in summary:
-            ratios = (_ratio(summary.get(f"{name}_vs_{baseline}")) for baseline in baselines)
-            table.add_row(heading, shown(name, summary[name]), *ratios)
-    console().print(table)
+    rows = [
+        {
+            "": heading,
+            policy: cell(name, summary[name]),
+            **{f"/ {other}": _ratio(summary.get(f"{name}_vs_{other}")) for other in baselines},
+        }
+        for name, (heading, _, _) in HEADINGS.items()
+        if name in summary
+    ]
+    return Shown(rows, left=[""])
 
 
 def print_sweep(sweep_dir: Path, num_jobs: int) -> None:
     """One table over all finished runs of a sweep of `num_jobs` with the baselines beside them, and
-    its picture.
+    its picture; both are kept.
     """
     runs = load_runs(sweep_dir)
-    out = console()
     if runs.empty:
-        out.print(f"no finished runs in {sweep_dir}")
+        console().print(f"no finished runs in {sweep_dir}")
         return
     baselines = runs[runs.is_baseline].sort_values(
         ["policy", *sweeps.varying_labels(runs)], kind="stable"
@@ -106,57 +101,43 @@ def print_sweep(sweep_dir: Path, num_jobs: int) -> None:
         if num_missing
         else f"All {len(runs)} runs"
     )
-    out.print(
-        f"\n{which} of this sweep (ratios: run / baseline on the same requests)", style="bold"
+    show(
+        [_sweep_table(runs, f"{which} of this sweep (ratios: run / baseline on the same requests)")]
     )
-    out.print(_sweep_table(runs))
-    table = sweep_dir / "sweep.csv"
+    table, picture = sweep_dir / "sweep.csv", sweep_dir / "sweep.png"
     places = [os.path.relpath(path, sweep_dir) for path in runs.path]
-    runs.assign(path=places).drop(columns=["sweep", "versions", "baselines", "status"]).to_csv(
-        table, index=False
-    )
-    picture = sweep_dir / "sweep.png"
+    runs.assign(path=places).drop(columns=UNSEEN, errors="ignore").to_csv(table, index=False)
     sweeps.sweep_overview(runs).savefig(picture, dpi=150)
-    print_place("table", table)
-    print_place("figure", picture)
-    print_place("results", sweep_dir)
+    for what, where in (("table", table), ("figure", picture), ("results", sweep_dir)):
+        print_place(what, where)
 
 
-def _sweep_table(runs: pd.DataFrame) -> Table:
-    baselines = sorted(
-        {
-            name.removeprefix("throughput_vs_")
-            for name in map(str, runs)
-            if name.startswith("throughput_vs_")
-        },
-        reverse=True,
-    )
-    table = Table(box=None, padding=(0, 1), pad_edge=True)
-    table.add_column("run", no_wrap=True)
-    columns: list[str] = []
-    for pattern, heading in SWEEP_COLUMNS.items():
-        for baseline in baselines if "{}" in pattern else ("",):
-            if (name := pattern.format(baseline)) in runs:
-                columns.append(name)
-                table.add_column(heading.format(baseline.replace("_", "\n")), justify="right")
-    for _, run in runs.iterrows():
-        table.add_row(str(run["name"]), *(cell(name, run[name]) for name in columns))
-    return table
+def _sweep_table(runs: pd.DataFrame, title: str) -> Shown:
+    prefix = "throughput_vs_"
+    baselines = sorted((name for name in map(str, runs) if name.startswith(prefix)), reverse=True)
+    baselines = [name.removeprefix(prefix) for name in baselines]
+    headings = {
+        pattern.format(baseline): heading.format(baseline.replace("_", "\n"))
+        for pattern, heading in SWEEP_COLUMNS.items()
+        for baseline in (baselines if "{}" in pattern else [""])
+    }
+    known = {name: heading for name, heading in headings.items() if name in runs}
+    rows = [
+        {"run": run["name"], **{heading: cell(name, run[name]) for name, heading in known.items()}}
+        for run in runs.to_dict("records")
+    ]
+    return Shown(rows, left=["run"], unbroken=["run"], title=title)
 
 
 def cell(name: str, value: float) -> str:
+    """A quantity, or its ratio to a baseline, as people read it."""
     if pd.isna(value):
         return "-"
     if "_vs_" in name:
         return _ratio(value)
-    return shown(name, value)
-
-
-def shown(name: str, value: float) -> str:
-    _, factor, form = HEADINGS[name]
     if name == "decode_time_marginal" and value <= 0:
         return "noise"  # a difference of two times that are equal within the noise
-    return format(value * factor, form)
+    return format(value * factor(name), HEADINGS[name][2])
 
 
 def _ratio(value: float | None) -> str:

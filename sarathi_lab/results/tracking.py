@@ -1,39 +1,38 @@
-"""Weights & Biases behind a small interface, and a null tracker with the same methods."""
+"""Weights & Biases behind a small interface, and a null tracker with the same methods.
+
+A run is written offline in one go when it has ended, so that no measurement shares its time with
+W&B, and sent afterwards by `wandb sync`, a process of its own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pandas as pd
 
+from sarathi_lab.config.errors import UserError, require_number
+from sarathi_lab.config.paths import make_folder
 from sarathi_lab.results.columns import MILLISECONDS, factor
 
 if TYPE_CHECKING:
     import wandb
-import os
-import shlex
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
 
-from sarathi_lab.config.errors import UserError, require_number
-from sarathi_lab.config.paths import make_folder
-from sarathi_lab.results.wandb_guard import (
-    AGENT_VARIABLES,
-    Guard,
-    SweepAgent,
-    environment,
-    read_agent,
-    require_login,
-    require_room,
-    send,
-)
-
+MODES = ("offline", "online")
+MAX_TAG = 64  # characters
 MAX_HISTORY_ROWS = 2000
+LOCAL_TIMEOUT = 60.0  # seconds for opening or closing a run, which usually take a tenth of one
+LEAST_ROOM = 1 << 20  # bytes; W&B's process says nothing of a full disk, and its record ends early
 # What the columns of the history are drawn over: by default the iteration's number.
 STEP_OF = {
     # the state of the server, which arrivals change, at a time [s]
@@ -43,144 +42,79 @@ STEP_OF = {
     **dict.fromkeys(("mfu", "mbu", "time_over_roofline"), "tokens"),
 }
 UNSEEN = ["output_token_ids", "token_times"]  # lists, which no table shows
+AGENT_VARIABLES = ("WANDB_SWEEP_ID", "WANDB_RUN_ID", "WANDB_SWEEP_PARAM_PATH")
+_gave_up: set[Hashable] = set()  # what has failed once is not tried again in this process
 
 
-class WandbRun:
-    """One open W&B run, as a `tracking.TrackedRun`."""
+@dataclass(frozen=True)
+class TrackedRun:
+    """What a tracker is told of one run, when it has ended.
 
-    def __init__(self, run: wandb.Run) -> None:
-        self._run = run
+    `group` is the sweep, `job_type` the experiment; `config` has flat names that people filter by,
+    and all settings below "settings". `iterations` is the history, `summary` that of summary.json;
+    the tables (parquet, CSV) in `folder` become one artifact, its pictures (PNG) are shown.
+    Artifacts of one name are versions of each other; None: one of this run alone.
+    """
 
-    def log_iterations(self, iterations: pd.DataFrame) -> None:
-        """Every iteration, or 2,000 evenly spaced ones of a longer run (the artifact has all)."""
-        # Their last values would stand in the summary, some under the name of another quantity.
-        for axis in ("iteration", "time", "tokens"):
-            self._run.define_metric(axis, summary="none")
-        for column in iterations.columns.drop("iteration"):
-            step = STEP_OF.get(column, "iteration")
-            self._run.define_metric(f"iterations/{column}", step_metric=step, summary="none")
-        tokens = (iterations.num_prefill_tokens + iterations.num_decode_tokens).cumsum()
-        chosen = np.unique(
-            np.linspace(0, len(iterations) - 1, min(len(iterations), MAX_HISTORY_ROWS)).astype(int)
-        )
-        rows = iterations.iloc[chosen].to_dict("records")
-        for row, num_tokens in zip(rows, tokens.iloc[chosen], strict=True):
-            axes = {"iteration": row.pop("iteration"), "time": row["end"], "tokens": num_tokens}
-            self._run.log(
-                {**axes, **{f"iterations/{column}": value for column, value in row.items()}}
-            )
-
-    def log_summary(self, summary: Mapping[str, float]) -> None:
-        """Write each name and number; times that people read in milliseconds also as
-        `ms/<name>`.
-        """
-        shown = {
-            f"ms/{name}": value * MILLISECONDS
-            for name, value in summary.items()
-            if factor(name) == MILLISECONDS
-        }
-        self._run.summary.update({**summary, **shown})
-
-    def log_tables(self, directory: Path, artifact: str | None = None) -> None:
-        """One artifact with all tables; pictures, CSV tables and the requests (without their lists)
-        to look at, too.
-        """
-        import wandb
-
-        self._run.log_artifact(_tables(directory, artifact or f"tables-{self._run.id}"))
-        for path in sorted(directory.glob("*.csv")):
-            self._run.log({path.stem: wandb.Table(dataframe=pd.read_csv(path))})
-        if (requests := directory / "requests.parquet").is_file():
-            self._run.log(
-                {"requests": wandb.Table(dataframe=pd.read_parquet(requests).drop(columns=UNSEEN))}
-            )
-        for path in sorted(directory.glob("*.png")):
-            self._run.log({path.stem: wandb.Image(str(path))})
-
-    def use_tables(self, directory: Path, artifact: str) -> None:
-        """Name the artifact as an input of this run."""
-        # `use_artifact` refuses offline runs, as it would ask the server. The record that it writes
-        # for an artifact not yet uploaded does as well there: equal contents under one name are one
-        # version to the server.
-        self._run._log_artifact(
-            _tables(directory, artifact), is_user_created=True, use_after_commit=True
-        )
-
-
-def _tables(directory: Path, name: str) -> wandb.Artifact:
-    import wandb
-
-    artifact = wandb.Artifact(name, type="tables")
-    for path in sorted(path for path in directory.iterdir() if path.suffix in (".parquet", ".csv")):
-        artifact.add_file(str(path), skip_cache=True)
-    return artifact
-
-
-MODES = ("offline", "online")
-MAX_TAG = 64  # characters
-LOCAL_TIMEOUT = (
-    60.0  # seconds for opening, writing or closing a run, which usually take a tenth of one
-)
-
-
-class TrackedRun(Protocol):
-    """Takes the results of one run, after it was measured."""
-
-    def log_iterations(self, iterations: pd.DataFrame) -> None:
-        """The per-iteration history, with `iteration`, `time` (seconds) and `tokens` (computed so
-        far) as x axes.
-        """
-        ...
-
-    def log_summary(self, summary: Mapping[str, float]) -> None:
-        """The numbers of summary.json under the same names."""
-        ...
-
-    def log_tables(self, directory: Path, artifact: str | None = None) -> None:
-        """All tables (parquet, CSV) in `directory` as one artifact, and its pictures (PNG).
-
-        Artifacts of one name are versions of each other: name it by the work, or None for one of
-        this run alone.
-        """
-        ...
-
-    def use_tables(self, directory: Path, artifact: str) -> None:
-        """Say that the run builds on the tables in `directory`, which another run logged under that
-        name.
-        """
-        ...
+    name: str
+    group: str
+    job_type: str
+    tags: Sequence[str] = ()
+    config: Mapping[str, Any] = field(default_factory=dict)
+    iterations: pd.DataFrame | None = None
+    summary: Mapping[str, float] = field(default_factory=dict)
+    folder: Path | None = None
+    artifact: str | None = None
+    has_failed: bool = False
 
 
 class Tracker(Protocol):
-    """Opens tracked runs; `conf/tracking/*.yaml` picks one."""
+    """Takes runs that have ended; `conf/tracking/*.yaml` picks one."""
 
     def check(self) -> None:
-        """Raise UserError if runs could not be opened."""
+        """Raise UserError if runs could not be taken."""
         ...
 
     def hint(self) -> str:
         """The command that shows the tracked runs, empty if there are none."""
         ...
 
-    def run(
-        self,
-        *,
-        name: str,
-        group: str,
-        job_type: str,
-        tags: Sequence[str],
-        config: Mapping[str, Any],
-    ) -> AbstractContextManager[TrackedRun]:
-        """A run that is closed when the block ends: as failed if it raises, Ctrl-C included.
-
-        `group` is the sweep, `job_type` the experiment; `config` has flat names that people filter
-        by, and all settings below "settings".
-        """
+    def track(self, run: TrackedRun) -> None:
+        """Keep `run`. Never raises for a tracker's own trouble."""
         ...
 
 
-class NullTracker:
-    """Tracks nothing; it is also its own run."""
+class _Block:
+    """Collects what a block of the old interface logs; goes with its last user."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, Any] = {"summary": {}}
+
+    def log_iterations(self, iterations: pd.DataFrame) -> None:
+        self.found["iterations"] = iterations
+
+    def log_summary(self, summary: Mapping[str, float]) -> None:
+        self.found["summary"] |= summary
+
+    def log_tables(self, directory: Path, artifact: str | None = None) -> None:
+        self.found |= {"folder": directory, "artifact": artifact}
+
+
+class _Blocks:
+    @contextmanager
+    def run(self: Any, **about: Any) -> Iterator[_Block]:
+        """The old interface: goes with its last user."""
+        block = _Block()
+        try:
+            yield block
+        except BaseException:
+            self.track(TrackedRun(**about, **block.found, has_failed=True))
+            raise
+        self.track(TrackedRun(**about, **block.found))
+
+
+class NullTracker(_Blocks):
+    """Tracks nothing."""
 
     def check(self) -> None:
         """Nothing can go wrong."""
@@ -189,64 +123,17 @@ class NullTracker:
         """Nothing to show."""
         return ""
 
-    @contextmanager
-    def run(
-        self,
-        *,
-        name: str,
-        group: str,
-        job_type: str,
-        tags: Sequence[str],
-        config: Mapping[str, Any],
-    ) -> Iterator[TrackedRun]:
-        """A run that forgets everything."""
-        yield self
-
-    def log_iterations(self, iterations: pd.DataFrame) -> None:
+    def track(self, run: TrackedRun) -> None:
         """Forget."""
-
-    def log_summary(self, summary: Mapping[str, float]) -> None:
-        """Forget."""
-
-    def log_tables(self, directory: Path, artifact: str | None = None) -> None:
-        """Forget."""
-
-    def use_tables(self, directory: Path, artifact: str) -> None:
-        """Forget."""
-
-
-class GuardedRun:
-    """A tracked run whose failures stay with its guard."""
-
-    def __init__(self, run: TrackedRun, guard: Guard) -> None:
-        self._run = run
-        self._guard = guard
-
-    def log_iterations(self, iterations: pd.DataFrame) -> None:
-        """As the run does."""
-        self._guard.call(lambda: self._run.log_iterations(iterations))
-
-    def log_summary(self, summary: Mapping[str, float]) -> None:
-        """As the run does."""
-        self._guard.call(lambda: self._run.log_summary(summary))
-
-    def log_tables(self, directory: Path, artifact: str | None = None) -> None:
-        """As the run does."""
-        self._guard.call(lambda: self._run.log_tables(directory, artifact))
-
-    def use_tables(self, directory: Path, artifact: str) -> None:
-        """As the run does."""
-        self._guard.call(lambda: self._run.use_tables(directory, artifact))
 
 
 @dataclass(frozen=True)
-class WandbTracker:
+class WandbTracker(_Blocks):
     """Writes W&B runs below `dir`/wandb. "offline" needs no account and sends nothing; `wandb sync`
     can later.
 
-    Online runs are written the same way and sent when they have ended, so that no measurement
-    shares its time with a network. `timeout` is how long (seconds) sending one may take. Whatever
-    W&B fails at, or takes too long for, costs one line of warning.
+    Online runs are written the same way and then sent. `timeout` is how long (seconds) sending one
+    may take. Whatever W&B fails at, or takes too long for, costs one line of warning.
     """
 
     project: str
@@ -278,83 +165,59 @@ class WandbTracker:
         """W&B's own viewer of local runs."""
         return shlex.join(["wandb", "leet", str(self._folder)])
 
-    @contextmanager
-    def run(
-        self,
-        *,
-        name: str,
-        group: str,
-        job_type: str,
-        tags: Sequence[str],
-        config: Mapping[str, Any],
-    ) -> Iterator[TrackedRun]:
-        """A W&B run with exit code 0, or 1 if the block raises; whatever W&B does, the block
-        runs.
-        """
-        labels = {
-            "name": name,
-            "group": group,
-            "job_type": job_type,
-            "tags": shortened(tags),
-            "config": dict(config),
-        }
-        agent = read_agent()
-        if agent is not None and config.get("is_baseline"):
-            agent = replace(agent, run_id=None)
-        guard = Guard(
-            ("write", self),
-            LOCAL_TIMEOUT,
-            "results are complete without it, and later runs are not tracked",
-        )
-        with environment(self._variables()):
-            run = self._opened(guard, agent, labels)
-            if run is None:
-                yield NullTracker()
-                return
-            try:
-                yield GuardedRun(WandbRun(run), guard)
-            except BaseException as error:
-                self._close(
-                    run, guard, exit_code=1, sends=isinstance(error, Exception)
-                )  # not after Ctrl-C
-                raise
-            self._close(run, guard, exit_code=0, sends=True)
+    def track(self, run: TrackedRun) -> None:
+        """Write the run, and send it if online. W&B's trouble costs a warning, once a process."""
+        with warning_of(
+            ("write", self), "results are complete without it, and later runs are not tracked"
+        ) as is_tried:
+            folder = self._write(run) if is_tried else None
+        if folder is None or self.mode == "offline":
+            return
+        sync = shlex.join(["wandb", "sync", str(self._folder)])
+        kept = f"it and later runs stay here, and {sync} sends them"
+        with warning_of(("send", self), kept) as is_tried:
+            if is_tried:
+                send(folder, self.timeout)
 
-    def _opened(
-        self, guard: Guard, agent: SweepAgent | None, labels: Mapping[str, Any]
-    ) -> wandb.Run | None:
-        opened: list[wandb.Run] = []
-        guard.call(lambda: opened.append(self._open(agent, labels)))
-        return opened[0] if opened else None
-
-    def _open(self, agent: SweepAgent | None, labels: Mapping[str, Any]) -> wandb.Run:
-        import wandb  # takes half a second to import, which tracking=none need not wait for
-
+    def _write(self, run: TrackedRun) -> Path:
+        """Returns the folder of the W&B run. Raises what W&B does."""
         self._folder.mkdir(
             parents=True, exist_ok=True
         )  # else W&B would go to a temporary folder, where nobody looks
-        own = agent.settings if agent else {}
-        return wandb.init(
-            **{**labels, "group": agent.sweep_id if agent else labels["group"]},
-            project=(agent and agent.project) or self.project,
-            mode="offline",
-            dir=self.dir,
-            reinit="create_new",
-            # Our tables own the terminal, and measurements the machine: no captured output, no
-            # sampling thread.
-            settings=wandb.Settings(console="off", silent=True, x_disable_stats=True, **own),
-        )
+        agent = _agent(is_baseline=bool(run.config.get("is_baseline")))
+        with environment(self._variables()):
+            import wandb  # takes half a second, which tracking=none need not wait for
 
-    def _close(self, run: wandb.Run, guard: Guard, *, exit_code: int, sends: bool) -> None:
-        folder = Path(run.settings.sync_dir).absolute()
-        guard.close(lambda: run.finish(exit_code=exit_code))
-        guard.call(lambda: require_room(folder))
-        if sends and self.mode == "online":
-            kept = (
-                "it and later runs stay here, and "
-                f"{shlex.join(['wandb', 'sync', str(self._folder)])} sends them"
+            opened = wandb.init(
+                name=run.name,
+                group=agent.pop("group", run.group),
+                job_type=run.job_type,
+                tags=shortened(run.tags),
+                config=dict(run.config),
+                project=agent.pop("project", None) or self.project,
+                mode="offline",
+                dir=self.dir,
+                reinit="create_new",
+                # Our tables own the terminal, and measurements the machine: no captured output, no
+                # sampling thread.
+                settings=wandb.Settings(
+                    console="off",
+                    silent=True,
+                    x_disable_stats=True,
+                    init_timeout=LOCAL_TIMEOUT,
+                    finish_timeout=LOCAL_TIMEOUT,
+                    finish_timeout_raises=True,
+                    **agent,
+                ),
             )
-            Guard(("send", self), self.timeout + 5, kept).call(lambda: send(folder, self.timeout))
+            try:
+                _log(opened, run)
+            finally:
+                opened.finish(exit_code=int(run.has_failed))
+        folder = Path(opened.settings.sync_dir).absolute()
+        if shutil.disk_usage(folder).free < LEAST_ROOM:
+            raise OSError(f"no space left for {folder}, whose record may be incomplete")
+        return folder
 
     @property
     def _folder(self) -> Path:
@@ -375,3 +238,169 @@ class WandbTracker:
 def shortened(tags: Sequence[str]) -> list[str]:
     """The tags, each once and as long as W&B takes them."""
     return list(dict.fromkeys(tag[:MAX_TAG] for tag in tags if tag))
+
+
+@contextmanager
+def warning_of(key: Hashable, consequence: str) -> Iterator[bool]:
+    """Turn whatever the block raises into one line of warning, which `consequence` ends.
+
+    Yields whether to try at all: what has failed once under a `key` is not tried again.
+    """
+    try:
+        yield key not in _gave_up
+    except (Exception, SystemExit) as error:  # of whatever kind: a measurement must not end for it
+        _gave_up.add(key)
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        print(f"warning: W&B: {reason}; {consequence}", file=sys.stderr)
+
+
+def send(folder: Path, timeout: float) -> None:
+    """Upload the run in `folder` by W&B's own command, which is ended after `timeout` seconds.
+
+    Raises TimeoutError or ConnectionError if the server did not take all of it.
+    """
+    command = [sys.executable, "-m", "wandb", "sync", str(folder)]
+    with tempfile.TemporaryFile("w+") as output:  # a pipe would be waited for after a timeout, too
+        try:
+            subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                timeout=timeout,
+                env={**os.environ, "WANDB_SILENT": "false"},
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise TimeoutError(f"the server did not take the run within {timeout:g} s") from None
+        output.seek(0)
+        lines = output.read().splitlines()
+    if not list(folder.glob("*.wandb.synced")):  # the exit code is 0 whatever happened
+        errors = [line.partition("ERROR")[2].strip() for line in lines if "ERROR" in line]
+        raise ConnectionError(
+            f"the server did not take the run ({next(iter(errors), 'no reason given')})"
+        )
+
+
+def require_login(what: str, mend: str) -> None:
+    """Raise UserError, saying `what` needs it, unless W&B finds a well-formed key, or a token, for
+    its server.
+    """
+    import wandb
+
+    fix = f"run `wandb login`, {mend}"
+    try:
+        found = wandb.login(prompt=False, verify=False)
+    except wandb.Error as error:
+        raise UserError(f"{what}, but the login is unusable ({error}); {fix}") from None
+    if not found:
+        raise UserError(f"{what}, but nobody is logged in to W&B; {fix}")
+
+
+def fetch_runs(where: str) -> list[Any]:
+    """The server's runs of "entity/project", or the one of "entity/project/run".
+
+    UserError if it does not give them.
+    """
+    import wandb
+
+    try:
+        api = wandb.Api()
+        return [api.run(where)] if where.count("/") == 2 else list(api.runs(where))
+    except (
+        wandb.Error,
+        ValueError,
+        OSError,
+    ) as error:  # ValueError: what the Api says of a project that is not there
+        reason = str(error).partition("\n")[0]
+        raise UserError(
+            f"W&B gives no runs of {where} ({reason}); check the path and `wandb login`"
+        ) from None
+
+
+@contextmanager
+def environment(variables: Mapping[str, str | None]) -> Iterator[None]:
+    """Set environment variables, or remove those that are None, for the length of the block."""
+    before = {name: os.environ.get(name) for name in variables}
+    _set(variables)
+    try:
+        yield
+    finally:
+        _set(before)
+
+
+def _set(variables: Mapping[str, str | None]) -> None:
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+# -- in terms of W&B -------------------------------------------------------------------------------
+
+
+def _agent(*, is_baseline: bool) -> dict[str, Any]:
+    """What makes a run that of the `wandb agent` which started this process, or, of a baseline,
+    puts it beside the agent's; nothing if none did.
+    """
+    sweep_id, run_id = os.environ.get("WANDB_SWEEP_ID"), os.environ.get("WANDB_RUN_ID")
+    if not sweep_id or not run_id:
+        return {}
+    found = {"group": sweep_id, "project": os.environ.get("WANDB_PROJECT")}
+    if entity := os.environ.get("WANDB_ENTITY"):
+        found["entity"] = entity
+    return found if is_baseline else {**found, "sweep_id": sweep_id, "run_id": run_id}
+
+
+def _log(opened: wandb.Run, run: TrackedRun) -> None:
+    if run.iterations is not None:
+        _log_iterations(opened, run.iterations)
+    # Times that people read in milliseconds stand there also as ms/NAME.
+    shown = {
+        f"ms/{name}": value * MILLISECONDS
+        for name, value in run.summary.items()
+        if factor(name) == MILLISECONDS
+    }
+    opened.summary.update({**run.summary, **shown})
+    if run.folder is not None:
+        _log_folder(opened, run.folder, run.artifact or f"tables-{opened.id}")
+
+
+def _log_iterations(opened: wandb.Run, iterations: pd.DataFrame) -> None:
+    """Every iteration, or 2,000 evenly spaced ones of a longer run (the artifact has all), with
+    `iteration`, `time` (seconds) and `tokens` (computed so far) as x axes.
+    """
+    # Their last values would stand in the summary, some under the name of another quantity.
+    for axis in ("iteration", "time", "tokens"):
+        opened.define_metric(axis, summary="none")
+    for column in iterations.columns.drop("iteration"):
+        step = STEP_OF.get(column, "iteration")
+        opened.define_metric(f"iterations/{column}", step_metric=step, summary="none")
+    tokens = (iterations.num_prefill_tokens + iterations.num_decode_tokens).cumsum()
+    chosen = np.unique(
+        np.linspace(0, len(iterations) - 1, min(len(iterations), MAX_HISTORY_ROWS)).astype(int)
+    )
+    rows = iterations.iloc[chosen].to_dict("records")
+    for row, num_tokens in zip(rows, tokens.iloc[chosen], strict=True):
+        axes = {"iteration": row.pop("iteration"), "time": row["end"], "tokens": num_tokens}
+        opened.log({**axes, **{f"iterations/{column}": value for column, value in row.items()}})
+
+
+def _log_folder(opened: wandb.Run, folder: Path, name: str) -> None:
+    """One artifact with all tables; pictures, CSV tables and the requests (without their lists) to
+    look at, too.
+    """
+    import wandb
+
+    artifact = wandb.Artifact(name, type="tables")
+    for path in sorted(path for path in folder.iterdir() if path.suffix in (".parquet", ".csv")):
+        artifact.add_file(str(path), skip_cache=True)
+    opened.log_artifact(artifact)
+    for path in sorted(folder.glob("*.csv")):
+        opened.log({path.stem: wandb.Table(dataframe=pd.read_csv(path))})
+    if (requests := folder / "requests.parquet").is_file():
+        table = pd.read_parquet(requests).drop(columns=UNSEEN)
+        opened.log({"requests": wandb.Table(dataframe=table)})
+    for path in sorted(folder.glob("*.png")):
+        opened.log({path.stem: wandb.Image(str(path))})

@@ -4,15 +4,16 @@ to calibrate.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from omegaconf import DictConfig
 
-from sarathi_lab.config.instantiate import build
+from sarathi_lab.config.instantiate import build, resolved
 from sarathi_lab.config.run_context import RunContext
-from sarathi_lab.results.tracking import Tracker
+from sarathi_lab.results.result import Result, Stopped, track_stopped, write, write_stopped
+from sarathi_lab.results.tracking import TrackedRun, Tracker
 
 
 class Task(Protocol):
@@ -34,22 +35,55 @@ class Task(Protocol):
         """Raise UserError for whatever would stop `run`, before anything is written."""
         ...
 
-    def run(self, cfg: DictConfig, place: RunContext) -> None:
-        """Do the work and leave the results in `place.run_dir`."""
+    def run(self, cfg: DictConfig, context: RunContext) -> Result | None:
+        """Do the work; `run_task` saves, tracks and prints what is returned."""
         ...
 
 
+def run_task(cfg: DictConfig, context: RunContext) -> None:
+    """Run the task of `cfg` and keep its result. Raises what the task raises."""
+    task: Task = build(cfg.task)
+    conclude(lambda: task.run(cfg, context), cfg, context, is_run=task.has_runs)
+
+
+def conclude(
+    work: Callable[[], Result | None], cfg: DictConfig, context: RunContext, *, is_run: bool
+) -> None:
+    """Do `work`, and save, track and print its result: the one place that does so.
+
+    Of a run that ends by an error, what it did before is kept if it says so (`Stopped`), and it is
+    tracked as failed.
+    """
+    config, tracker = resolved(cfg), build(cfg.tracking)
+    try:
+        result = work()
+    except Exception as error:
+        done = error.result if isinstance(error, Stopped) else Result()
+        if isinstance(error, Stopped):
+            write_stopped(done, context, config, str(error))
+        if is_run:
+            track_stopped(done, context, config, tracker)
+        raise
+    if result is not None:
+        write(result, context, config, tracker, is_run=is_run)
+        if result.error is not None:
+            raise result.error
+
+
 def track_sweep(cfg: DictConfig, folder: Path, swept: Sequence[str]) -> None:
-    """Log `sweep.csv` and `sweep.png` in `folder` as a run of the sweep's group; `cfg` is one of
+    """Track `sweep.csv` and `sweep.png` in `folder` as a run of the sweep's group; `cfg` is one of
     its jobs'.
     """
     if not (folder / "sweep.csv").is_file():
         return
     tracker: Tracker = build(cfg.tracking)
-    varied = ", ".join(swept)
-    config = {"task": "sweep", "swept": list(swept)}
-    group = "/".join(folder.absolute().parts[-2:])
-    with tracker.run(
-        name=f"sweep of {varied}", group=group, job_type="sweep", tags=["sweep"], config=config
-    ) as tracked:
-        tracked.log_tables(folder)
+    tracker.track(
+        TrackedRun(
+            name=f"sweep of {', '.join(swept)}",
+            group="/".join(folder.absolute().parts[-2:]),
+            job_type="sweep",
+            tags=["sweep"],
+            config={"task": "sweep", "swept": list(swept)},
+            folder=folder,
+        )
+    )

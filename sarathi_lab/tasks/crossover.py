@@ -12,15 +12,16 @@ from omegaconf import DictConfig
 
 from sarathi_lab.config import console
 from sarathi_lab.config.errors import UserError, require_int, require_number, require_one_of
-from sarathi_lab.config.instantiate import build, resolved
+from sarathi_lab.config.instantiate import build
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.executor.simulated.hardware import kv_capacity
 from sarathi_lab.experiment.advisor import BASELINES
 from sarathi_lab.experiment.crossover import crossover, loads_that_fit
 from sarathi_lab.results import report
 from sarathi_lab.results.plots.tasks import crossover_map
+from sarathi_lab.results.result import Result
 from sarathi_lab.tasks import advise
-from sarathi_lab.tasks.tuning import cost_of, policy_of_chunk, record
+from sarathi_lab.tasks.tuning import cost_of, policy_of_chunk
 
 
 @dataclass(frozen=True)
@@ -85,11 +86,11 @@ class Crossover:
         for length, batch, chunk in cells:
             policy_of(chunk).validate(batch, length)
 
-    def run(self, cfg: DictConfig, place: RunContext) -> None:
-        """Compute the map, print its outcomes, and record table and picture."""
+    def run(self, cfg: DictConfig, context: RunContext) -> Result:
+        """Compute the map and print its outcomes."""
         backend, spec, predictor = cost_of(cfg)
         grid, kv_tokens = (self.pd_ratios, self.seq_lens, self.batches), self._kv_tokens(cfg)
-        report.print_device(place, spec, backend, build(cfg.policy).name)
+        report.print_device(context, spec, backend, build(cfg.policy).name)
         with console.progress_of(
             "mapping", len(loads_that_fit(*grid, kv_tokens)), "loads"
         ) as advance:
@@ -109,12 +110,14 @@ class Crossover:
             for name in BASELINES
             for outcome in table.outcome.cat.categories
         }
-        figures = {
-            "crossover": crossover_map(
-                table, f"{spec.name} on {backend.device_name}", baseline=self.baseline
-            )
-        }
-        record(resolved(cfg), build(cfg.tracking), place, {"crossover": table}, figures, summary)
+        title = f"{spec.name} on {backend.device_name}"
+        return Result(
+            tables={"crossover": table},
+            figures={"crossover": crossover_map(table, title, baseline=self.baseline)},
+            summary=summary,
+            labels={"device": backend.hardware.name},
+            tags=["crossover", backend.hardware.name],
+        )
 
     def _kv_tokens(self, cfg: DictConfig) -> int:
         backend, spec, _ = cost_of(cfg)

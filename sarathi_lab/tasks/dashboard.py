@@ -17,8 +17,7 @@ import pandas as pd
 
 from sarathi_lab.config.errors import UserError, exit_code
 from sarathi_lab.experiment.claims import verdicts
-from sarathi_lab.results.tracking import WandbTracker
-from sarathi_lab.results.wandb_guard import environment, find_project, require_login
+from sarathi_lab.results.tracking import TrackedRun, WandbTracker, environment, require_login
 
 CLAIMS = "claims"  # the table's name, which its panel looks for
 
@@ -59,7 +58,9 @@ def _main(options: argparse.Namespace) -> int:
     if options.dry_run:
         view = dashboard.workspace(options.entity or "", options.project)
         report = dashboard.report(options.entity or "", options.project, claims)
-        print(json.dumps({"workspace": _json(view), "report": _json(report)}, indent=2))
+        parts = {"workspace": view, "report": report}
+        shown = {name: json.loads(dashboard.as_json(part)) for name, part in parts.items()}
+        print(json.dumps(shown, indent=2))
         return 0
     with environment({"WANDB_SILENT": "true"}):
         return _write(options, claims)
@@ -69,7 +70,7 @@ def _write(options: argparse.Namespace, claims: pd.DataFrame) -> int:
     from sarathi_lab.results import dashboard
 
     require_login("a dashboard is written to W&B", "or use --dry-run")
-    entity = find_project(options.entity, options.project)
+    entity = dashboard.find_project(options.entity, options.project)
     _log_claims(claims, entity, options.project)
     _save(dashboard.workspace(entity, options.project))
     _save(dashboard.report(entity, options.project, claims))
@@ -81,10 +82,17 @@ def _log_claims(claims: pd.DataFrame, entity: str, project: str) -> None:
     with tempfile.TemporaryDirectory() as folder, environment({"WANDB_ENTITY": entity}):
         claims.to_csv(Path(folder) / f"{CLAIMS}.csv", index=False)
         tracker = WandbTracker(project=project, mode="online", dir="outputs")
-        with tracker.run(
-            name=CLAIMS, group=CLAIMS, job_type=CLAIMS, tags=[CLAIMS], config={"task": CLAIMS}
-        ) as tracked:
-            tracked.log_tables(Path(folder), CLAIMS)
+        tracker.track(
+            TrackedRun(
+                name=CLAIMS,
+                group=CLAIMS,
+                job_type=CLAIMS,
+                tags=[CLAIMS],
+                config={"task": CLAIMS},
+                folder=Path(folder),
+                artifact=CLAIMS,
+            )
+        )
 
 
 def _save(what: Any) -> None:
@@ -99,10 +107,6 @@ def _save(what: Any) -> None:
             "write to "
             f"{what.entity}/{what.project}, or use --dry-run"
         ) from None
-
-
-def _json(what: Any) -> Any:
-    return json.loads(what._to_model().model_dump_json(by_alias=True, exclude_none=True))
 
 
 if __name__ == "__main__":

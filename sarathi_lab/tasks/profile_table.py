@@ -11,11 +11,11 @@ from omegaconf import DictConfig
 
 from sarathi_lab.config import console
 from sarathi_lab.config.errors import require_int
-from sarathi_lab.config.instantiate import build, resolved
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.policy.profile_table import ProfileTable, make_profile_table
 from sarathi_lab.results import report
-from sarathi_lab.tasks.tuning import cost_of, record
+from sarathi_lab.results.result import Result
+from sarathi_lab.tasks.tuning import cost_of
 
 
 @dataclass(frozen=True)
@@ -44,17 +44,22 @@ class ProfileTableTask:
         require_int("batch", cfg.batch, 1, "use the most sequences to serve at a time, such as 8")
         require_int("seq_len", cfg.seq_len, 2, "use the length of the longest sequence")
 
-    def run(self, cfg: DictConfig, place: RunContext) -> None:
-        """Predict and write."""
+    def run(self, cfg: DictConfig, context: RunContext) -> Result:
+        """Predict the times."""
         self.check(cfg)
         backend, spec, predictor = cost_of(cfg)
         table: ProfileTable = make_profile_table(predictor, cfg.batch, cfg.seq_len)
         console.console().print(
             f"\niterations of {spec.name} on {backend.device_name}: {len(table.rows)} predicted"
         )
-        report.print_cautions(backend.cautions(spec), place)
-        record(resolved(cfg), build(cfg.tracking), place, {"profile_table": table.frame()}, {}, {})
-        path = place.run_dir / "profile_table.csv"
-        console.console().print(
-            f"use it by policy=ascend_dynamic policy.profile_table={path}", soft_wrap=True
+        report.print_cautions(backend.cautions(spec), context)
+        path = context.run_dir / "profile_table.csv"
+        return Result(
+            tables={"profile_table": table.frame()},
+            labels={"device": backend.hardware.name},
+            tags=["profile_table", backend.hardware.name],
+            places={
+                "results": context.run_dir,
+                "use it by": f"policy=ascend_dynamic policy.profile_table={path}",
+            },
         )

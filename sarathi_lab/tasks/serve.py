@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from sarathi_lab.config import console
 from sarathi_lab.config.errors import RunError
 from sarathi_lab.config.instantiate import build
-from sarathi_lab.config.paths import locked, write_json
+from sarathi_lab.config.paths import locked
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.engine.executor import Executor
 from sarathi_lab.engine.ledger import Ledger
@@ -43,11 +43,12 @@ from sarathi_lab.results.metrics import (
     summarise,
 )
 from sarathi_lab.results.provenance import provenance
+from sarathi_lab.results.result import ITERATIONS, REQUESTS, Result, Shown, Stopped
 from sarathi_lab.results.saturation import Saturated, Trend, delay_trend
 from sarathi_lab.results.serving_metrics import serving_summary, stall_histogram
 from sarathi_lab.results.trace import write_trace
-from sarathi_lab.results.tracking import Tracker
 from sarathi_lab.tasks import announce
+from sarathi_lab.tasks.base import conclude
 from sarathi_lab.tasks.plan import Plan, baseline_config, make_plan
 
 SLO_REFERENCE = "slo_decode_time"
@@ -84,11 +85,20 @@ def alone_times(plan: Plan, requests: pd.DataFrame, peaks: Peaks) -> NDArray[np.
     )
 
 
-READ_FROM_TIMES = (
-    "slo",
-    "stall",
-    "prompt_classes",
-)  # settings that change no work, but what is read from it
+SERVED = (  # what decides a run's work
+    "policy",
+    "workload",
+    "executor",
+    "model",
+    "batch",
+    "max_model_len",
+    "cache",
+    "queue_order",
+    "preemption",
+    "window",
+    "stop_when_saturated",
+)
+READ_FROM_TIMES = ("slo", "stall", "prompt_classes")  # change no work, but what is read from it
 
 
 @dataclass(frozen=True)
@@ -106,33 +116,24 @@ class Serve:
         for name in cfg.baselines:
             make_plan(baseline_config(cfg, name))
 
-    def run(self, cfg: DictConfig, place: RunContext) -> None:
+    def run(self, cfg: DictConfig, context: RunContext) -> Result:
         """Run it, and the baselines unless they are there already."""
-        run_with_baselines(cfg, place)
-
-
-def run_with_baselines(cfg: DictConfig, place: RunContext) -> dict[str, float]:
-    """Run `cfg` and, unless they are there already, its baselines on the same requests; returns the
-    summary.
-    """
-    plan = make_plan(cfg)
-    tracker: Tracker = build(cfg.tracking)
-    baselines = {
-        name: _ensure_baseline(baseline_config(cfg, name), name, place, tracker)
-        for name in cfg.baselines
-        if build(baseline_config(cfg, name).policy)
-        != build(cfg.policy)  # a run is not its own baseline
-    }
-    failed = [result for result in baselines.values() if isinstance(result, RunError)]
-    folders = {name: result for name, result in baselines.items() if isinstance(result, Path)}
-    labels = {
-        "is_baseline": False,
-        "baselines": {name: os.path.relpath(path, place.run_dir) for name, path in folders.items()},
-    }
-    summary = _execute(plan, place.run_dir, tracker, place, labels, folders)
-    if failed:
-        raise failed[0]  # only now: the run itself may well succeed where a baseline can't
-    return summary
+        plan = make_plan(cfg)
+        folders: dict[str, Path] = {}
+        failed: list[RunError] = []
+        for name in cfg.baselines:
+            own = baseline_config(cfg, name)
+            if build(own.policy) == build(cfg.policy):  # a run is not its own baseline
+                continue
+            try:
+                folders[name] = _ensure_baseline(own, name, context)
+            except RunError as error:
+                failed.append(RunError(f"baseline {name}: {error}"))
+        places = {name: os.path.relpath(path, context.run_dir) for name, path in folders.items()}
+        labels = {"is_baseline": False, "baselines": places}
+        result = _executed(plan, context, labels, folders)
+        # Only when it is kept: the run itself may well succeed where a baseline can't.
+        return replace(result, error=failed[0] if failed else None)
 
 
 def read_summary(run_dir: Path) -> dict[str, float]:
@@ -140,45 +141,40 @@ def read_summary(run_dir: Path) -> dict[str, float]:
     return json.loads((run_dir / "summary.json").read_text())
 
 
-def _ensure_baseline(
-    cfg: DictConfig, name: str, place: RunContext, tracker: Tracker
-) -> Path | RunError:
-    """The folder of the baseline's run, executed now if no run of the sweep did so before; or why
-    it stopped.
+def _ensure_baseline(cfg: DictConfig, name: str, context: RunContext) -> Path:
+    """The folder of the baseline's run, executed now if no run of the sweep did so before.
+
+    Raises RunError if it stopped, now or before.
     """
     plan = make_plan(cfg)
-    run_dir = place.baselines_dir / f"{name}-{_fingerprint(plan)}"
-    with locked(
-        place.baselines_dir.parent / ".locks" / run_dir.name
-    ):  # of jobs beside each other, one runs it
-        return _baseline(cfg, name, plan, replace(place, run_dir=run_dir), tracker)
-
-
-def _baseline(
-    cfg: DictConfig, name: str, plan: Plan, place: RunContext, tracker: Tracker
-) -> Path | RunError:
-    run_dir = place.run_dir
+    run_dir = context.baselines_dir / f"{name}-{_fingerprint(plan)}"
     failed_dir = run_dir.with_name(f"{run_dir.name}-failed")
-    if (run_dir / "run.json").is_file():
-        return run_dir
-    if (failed_dir / "failed.json").is_file():  # by another job of the sweep: it would fail again
-        return RunError(
-            f"baseline {name}: {json.loads((failed_dir / 'failed.json').read_text())['error']}"
-        )
-    # Executed aside and moved when complete, so that nobody reads half a baseline, should this
-    # process end before.
+    # Of jobs beside each other, one runs it.
+    with locked(context.baselines_dir.parent / ".locks" / run_dir.name):
+        if (run_dir / "run.json").is_file():
+            return run_dir
+        if (failed_dir / "failed.json").is_file():  # in another job: it would fail again
+            raise RunError(json.loads((failed_dir / "failed.json").read_text())["error"])
+        _run_aside(cfg, plan, _baseline_name(cfg, name, context.swept), context, run_dir)
+    return run_dir
+
+
+def _run_aside(cfg: DictConfig, plan: Plan, name: str, context: RunContext, run_dir: Path) -> None:
+    """Executed aside and moved when complete, so that nobody reads half a baseline, should this
+    process end before.
+    """
     run_dir.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=f".{run_dir.name}.", dir=run_dir.parent))
+    own = replace(context, run_dir=aside, name=name)
+    labels = {"is_baseline": True, "baselines": {}}
     try:
-        own = replace(place, name=_baseline_name(cfg, name, place.swept))
-        _execute(plan, aside, tracker, own, {"is_baseline": True, "baselines": {}}, {})
+        conclude(lambda: _executed(plan, own, labels, {}), cfg, own, is_run=True)
         _move_unless_there(aside, run_dir)
-    except RunError as error:
-        _move_unless_there(aside, failed_dir)
-        return RunError(f"baseline {name}: {error}")
+    except RunError:
+        _move_unless_there(aside, run_dir.with_name(f"{run_dir.name}-failed"))
+        raise
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-    return run_dir
 
 
 def _move_unless_there(aside: Path, run_dir: Path) -> None:
@@ -204,83 +200,53 @@ def _fingerprint(plan: Plan) -> str:
     """Equal for plans that do the same work and read the same from it: what the policy does not
     read does not count.
     """
-    served = (
-        "policy",
-        "workload",
-        "executor",
-        "model",
-        "batch",
-        "max_model_len",
-        "cache",
-        "queue_order",
-        "preemption",
-    )
-    names = (*served, "window", "stop_when_saturated", *READ_FROM_TIMES)
-    text = json.dumps({name: plan.config[name] for name in names}, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
+    read = {name: plan.config[name] for name in (*SERVED, *READ_FROM_TIMES)}
+    return hashlib.sha256(json.dumps(read, sort_keys=True).encode()).hexdigest()[:8]
 
 
-def _execute(
-    plan: Plan,
-    run_dir: Path,
-    tracker: Tracker,
-    place: RunContext,
-    labels: Mapping[str, Any],
-    baselines: Mapping[str, Path],
-) -> dict[str, float]:
-    """Run one plan, compare it with its finished `baselines`, write its tables to `run_dir`, and
-    track it.
-    """
-    summaries = {name: read_summary(path) for name, path in baselines.items()}
-    labels = {**labels_of(plan, place.name), **labels}
+def _executed(
+    plan: Plan, context: RunContext, labels: Mapping[str, Any], baselines: Mapping[str, Path]
+) -> Result:
+    """Run one plan and compare it with its finished `baselines`. Raises Stopped."""
+    labels = {**labels_of(plan, context.name), **labels}
     tags = [str(labels[key]) for key in ("policy", "model", "device", "executor")]
     tags += ["baseline"] if labels["is_baseline"] else []
-    job_type = place.experiment or "serve"
-    config = {**labels, "settings": plan.config}
-    with tracker.run(
-        name=place.name, group=place.group, job_type=job_type, tags=tags, config=config
-    ) as tracked:
-        peaks = plan.backend.peaks()
-        predicted_roofline = predict_roofline(plan, peaks)
-        announce.announce(plan, place, peaks, predicted_roofline)
-        ledger = Ledger()
-        try:
-            iterations, decode_cost, peaks, profile = _measure(plan, ledger, run_dir)
-            summary, trend = _summarise(plan, ledger, iterations, peaks, decode_cost, profile)
-        except RunError as error:
-            marks = _saturation(error)
-            if marks:
-                tracked.log_summary(marks)
-            _keep_finished_part(ledger, plan, run_dir, {**labels, "error": str(error), **marks})
-            raise
-        summary |= {"predicted_roofline": predicted_roofline, **profile}
-        for name, baseline in summaries.items():
-            summary |= compare(summary, baseline, name)
-        run_dir.mkdir(parents=True, exist_ok=True)
-        iterations.to_parquet(run_dir / "iterations.parquet")
-        ledger.requests().to_parquet(run_dir / "requests.parquet")
-        if summary.get("num_stalls"):
-            stall_histogram(ledger.requests(), plan.targets.stall).to_csv(
-                run_dir / "stalls.csv", index=False
-            )
-        if plan.backend.num_stages > 1:
-            ledger.bubbles().to_parquet(run_dir / "bubbles.parquet")
-        if plan.writes_trace:
-            write_trace(run_dir / "trace.json", iterations, ledger.stages(), ledger.bubbles())
-        OmegaConf.save(OmegaConf.create(plan.config), run_dir / "config.yaml")
-        write_json(run_dir / "summary.json", summary)
-        tracked.log_iterations(iterations)
-        tracked.log_summary(summary)
-        for path in baselines.values():
-            tracked.use_tables(path, path.name)
-        tracked.log_tables(run_dir, f"{plan.policy.name}-{_fingerprint(plan)}")
-        write_json(
-            run_dir / "run.json", {**labels, "status": "finished"}
-        )  # last: marks the folder as complete
-    report.print_summary(plan.policy.name, summary, summaries)
+    artifact = f"{plan.policy.name}-{_fingerprint(plan)}"
+    result = Result(labels=labels, tags=tags, config=plan.config, artifact=artifact)
+    peaks = plan.backend.peaks()
+    predicted_roofline = predict_roofline(plan, peaks)
+    announce.announce(plan, context, peaks, predicted_roofline)
+    ledger = Ledger()
+    try:
+        iterations, decode_cost, peaks, profile = _measure(plan, ledger, context.run_dir)
+        summary, trend = _summarise(plan, ledger, iterations, peaks, decode_cost, profile)
+    except RunError as error:
+        done = {ITERATIONS: ledger.iterations(), REQUESTS: ledger.requests()}
+        raise Stopped(
+            str(error), replace(result, tables=done, summary=_saturation(error))
+        ) from error
+    summary |= {"predicted_roofline": predicted_roofline, **profile}
+    summaries = {name: read_summary(path) for name, path in baselines.items()}
+    for name, baseline in summaries.items():
+        summary |= compare(summary, baseline, name)
+    if plan.writes_trace:
+        stages, bubbles = ledger.stages(), ledger.bubbles()
+        write_trace(context.run_dir / "trace.json", iterations, stages, bubbles)
+    shown: list[Shown | str] = [report.summary_table(plan.policy.name, summary, summaries)]
     if trend is not None and trend.is_growing:
-        report.print_caution(trend.caution())
-    return summary
+        shown.append(f"  {trend.caution()}")
+    tables = {ITERATIONS: iterations, **_tables(plan, ledger, summary)}
+    return replace(result, tables=tables, summary=summary, shown=shown)
+
+
+def _tables(plan: Plan, ledger: Ledger, summary: Mapping[str, float]) -> dict[str, pd.DataFrame]:
+    requests = ledger.requests()
+    tables = {REQUESTS: requests}
+    if summary.get("num_stalls"):
+        tables["stalls"] = stall_histogram(requests, plan.targets.stall)
+    if plan.backend.num_stages > 1:
+        tables["bubbles.parquet"] = ledger.bubbles()
+    return tables
 
 
 def _summarise(
@@ -327,19 +293,6 @@ def _saturation(error: RunError) -> dict[str, float]:
         "is_saturated": 1.0,
         **{name: value for name, value in found.items() if value is not None},
     }
-
-
-def _keep_finished_part(
-    ledger: Ledger, plan: Plan, run_dir: Path, labels: Mapping[str, Any]
-) -> None:
-    """Write what a run that stopped has done; without `run.json`, so that nobody takes it for a
-    whole one.
-    """
-    run_dir.mkdir(parents=True, exist_ok=True)
-    ledger.iterations().to_parquet(run_dir / "iterations.parquet")
-    ledger.requests().to_parquet(run_dir / "requests.parquet")
-    OmegaConf.save(OmegaConf.create(plan.config), run_dir / "config.yaml")
-    write_json(run_dir / "failed.json", labels)
 
 
 def _measure(

@@ -29,6 +29,7 @@ from sarathi_lab.config.paths import write_json
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.results import report
 from sarathi_lab.results.provenance import provenance
+from sarathi_lab.results.result import show
 from sarathi_lab.results.tracking import Tracker
 from sarathi_lab.tasks.endpoint.protocol import APIS, PROMPTS, Dialect, Texts, dialects, words
 from sarathi_lab.workload import LoadedRequests
@@ -142,7 +143,7 @@ class Endpoint:
                 place.run_dir / "run.json",
                 {**labels, "cautions": words_of_caution, "status": "finished"},
             )
-        report.print_summary(labels["policy"], summary, {})
+        show([report.summary_table(labels["policy"], summary)])
 
     @property
     def _url(self) -> str:

@@ -1,0 +1,177 @@
+"""What a task hands back, and the one writer that saves, tracks and prints it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+from omegaconf import OmegaConf
+from rich.table import Table
+
+from sarathi_lab.config.console import console, print_place
+from sarathi_lab.config.errors import RunError
+from sarathi_lab.config.paths import write_json
+from sarathi_lab.config.run_context import RunContext
+from sarathi_lab.results.tracking import TrackedRun, Tracker
+
+ITERATIONS, REQUESTS = "iterations.parquet", "requests.parquet"
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A table for people under a bold `title`: `rows` by heading, set right but for those in
+    `left`, the `unbroken` ones never wrapped. `formats` are those of `format`, by heading. Text
+    stays as it is, NaN is "-".
+    """
+
+    rows: Iterable[Mapping[Any, object]]
+    left: Collection[str] = ()
+    unbroken: Collection[str] = ()
+    formats: Mapping[str, str] = field(default_factory=dict)
+    title: str = ""
+    markup: bool = False  # whether cells hold rich's styles, such as [green]
+
+    def table(self) -> Table:
+        """For rich to print."""
+        rows = list(self.rows)
+        headings = list(rows[0]) if rows else []
+        table = Table(box=None, padding=(0, 1), pad_edge=True)
+        for name in headings:
+            justify: Any = "left" if name in self.left else "right"
+            table.add_column(str(name), justify=justify, no_wrap=name in self.unbroken)
+        for row in rows:
+            table.add_row(*(_cell(row[name], self.formats.get(name, "")) for name in headings))
+        return table
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a task found.
+
+    `tables` are kept as NAME.csv, or under their own names where these end in .csv or .parquet;
+    `figures` as NAME.png; `summary` (SI units) as summary.json. iterations.parquet is the history
+    in W&B, too. Files that a task leaves in the folder itself are tracked with the others.
+    """
+
+    tables: Mapping[str, pd.DataFrame] = field(default_factory=dict)
+    figures: Mapping[str, Figure] = field(default_factory=dict)
+    summary: Mapping[str, float] = field(default_factory=dict)
+    shown: Sequence[Shown | str] = ()  # printed in this order, when all is saved
+    places: Mapping[str, Path | str] | None = None  # printed last; None: the folder
+    labels: Mapping[str, Any] = field(default_factory=dict)  # flat, to filter by in W&B; run.json
+    tags: Sequence[str] = ()  # in W&B
+    config: Mapping[str, Any] | None = None  # config.yaml; None: the run's, resolved
+    float_format: str | None = None  # of CSV files, such as "%.6g"
+    error: RunError | None = None  # raised when all is kept: a part of the work failed
+    artifact: str | None = None  # of W&B: results of equal work are versions of one name
+
+
+class Stopped(RunError):
+    """Stops a run whose finished part, `result`, is kept; its summary says how it stopped."""
+
+    def __init__(self, message: str, result: Result) -> None:
+        super().__init__(message)
+        self.result = result
+
+
+def write(
+    result: Result,
+    context: RunContext,
+    config: Mapping[str, Any],
+    tracker: Tracker,
+    *,
+    is_run: bool = False,
+) -> None:
+    """Save `result` in the folder of `context`, track and print it.
+
+    `config` holds the settings; a run (`is_run`) gets run.json, which marks its folder as complete.
+    """
+    folder = context.run_dir
+    _save(result, folder, config)
+    if result.summary:
+        write_json(folder / "summary.json", result.summary)
+    tracker.track(
+        replace(
+            _tracked(result, context, config),
+            iterations=result.tables.get(ITERATIONS),
+            summary=result.summary,
+            folder=folder,
+            artifact=result.artifact,
+        )
+    )
+    if is_run:
+        labels = {"task": context.task, **result.labels, "status": "finished"}
+        write_json(folder / "run.json", labels)
+    show(result.shown)
+    places = result.places
+    if places is None:
+        places = {} if is_run else {"results": folder}  # a run's is printed once it has ended
+    for what, where in places.items():
+        print_place(what, where)
+
+
+def write_stopped(
+    result: Result, context: RunContext, config: Mapping[str, Any], error: str
+) -> None:
+    """Save what a run that stopped has done; without run.json, so that none takes it for whole."""
+    _save(result, context.run_dir, config)
+    labels = {"task": context.task, **result.labels, "error": error, **result.summary}
+    write_json(context.run_dir / "failed.json", labels)
+
+
+def track_stopped(
+    result: Result, context: RunContext, config: Mapping[str, Any], tracker: Tracker
+) -> None:
+    """Track a run that stopped, as failed."""
+    run = _tracked(result, context, config)
+    tracker.track(replace(run, summary=result.summary, has_failed=True))
+
+
+def show(shown: Iterable[Shown | str]) -> None:
+    """Print tables and lines."""
+    out = console()
+    for part in shown:
+        if isinstance(part, str):
+            out.print(part, soft_wrap=True)
+            continue
+        if part.title:
+            out.print(f"\n{part.title}", style="bold", soft_wrap=True)
+        out.print(part.table(), markup=part.markup)
+
+
+def _cell(value: object, form: str) -> str:
+    if isinstance(value, str):
+        return value
+    return "-" if pd.isna(value) else format(value, form)
+
+
+def _save(result: Result, folder: Path, config: Mapping[str, Any]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, table in result.tables.items():
+        if name.endswith(".parquet"):
+            table.to_parquet(folder / name, index=False)
+        else:
+            path = folder / (name if name.endswith(".csv") else f"{name}.csv")
+            table.to_csv(path, index=False, float_format=result.float_format)
+    for name, figure in result.figures.items():
+        figure.savefig(folder / f"{name}.png", dpi=150)
+    OmegaConf.save(OmegaConf.create(_settings(result, config)), folder / "config.yaml")
+
+
+def _tracked(result: Result, context: RunContext, config: Mapping[str, Any]) -> TrackedRun:
+    """As W&B knows it, without its results."""
+    return TrackedRun(
+        name=context.name,
+        group=context.group,
+        job_type=context.experiment or context.task,
+        tags=result.tags or (context.task,),
+        config={"task": context.task, **result.labels, "settings": _settings(result, config)},
+    )
+
+
+def _settings(result: Result, config: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(config if result.config is None else result.config)
