@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from sarathi_kernels.attention_plan import AttentionPlan
-from sarathi_kernels.fused_activation import activation_, gated_activation
-from sarathi_kernels.hybrid_attention import hybrid_attention
-from sarathi_kernels.kv_cache import Cache
-from sarathi_kernels.norm import NormKind, add_norm
-from sarathi_kernels.rotary import rotary_tables
-from sarathi_kernels.rotary_kv import rotate_and_store
-from sarathi_kernels.sampling import greedy
+from sarathi_kernels.attention.hybrid import hybrid_attention
+from sarathi_kernels.attention.kv_cache import Cache
+from sarathi_kernels.attention.plan import AttentionPlan
+from sarathi_kernels.elementwise.fused_activation import activation_, gated_activation
+from sarathi_kernels.elementwise.norm import NormKind, add_norm
+from sarathi_kernels.elementwise.rotary import rotary_tables
+from sarathi_kernels.elementwise.rotary_kv import rotate_and_store
+from sarathi_kernels.elementwise.sampling import greedy
 from sarathi_lab.model.operations import Hybrid, PackedInputs, Range, unwatched
 from sarathi_lab.model.spec import ModelSpec
 

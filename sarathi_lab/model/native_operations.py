@@ -12,7 +12,7 @@ from ctypes import byref
 import torch
 from torch import Tensor, nn
 
-from sarathi_kernels.activation import activate_, gated_activate_
+from sarathi_kernels.attention.kv_cache import Cache
 from sarathi_kernels.cpu import library
 from sarathi_kernels.cpu.memory import give_back_freed, use_huge_pages
 from sarathi_kernels.cpu.packing import (
@@ -22,8 +22,8 @@ from sarathi_kernels.cpu.packing import (
     pack_together,
     packed_nbytes,
 )
-from sarathi_kernels.kv_cache import Cache
-from sarathi_kernels.rotary import rotary_tables
+from sarathi_kernels.elementwise.activation import activate_, gated_activate_
+from sarathi_kernels.elementwise.rotary import rotary_tables
 from sarathi_lab.model.operations import NAN_TOKEN, PackedInputs, TorchOperations
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.model.transformer import KVCache, Layer, Transformer

@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sarathi_kernels.activation import activate_, gated_activate_
-from sarathi_kernels.attention import Segment, paged_attention
-from sarathi_kernels.kv_cache import Cache, write_kv
-from sarathi_kernels.rotary import apply_rotary, rotary_tables
+from sarathi_kernels.attention.kv_cache import Cache, write_kv
+from sarathi_kernels.attention.reference import Segment, paged_attention
+from sarathi_kernels.elementwise.activation import activate_, gated_activate_
+from sarathi_kernels.elementwise.rotary import apply_rotary, rotary_tables
 from sarathi_lab.model.spec import ModelSpec
 
 Hybrid = Literal[

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
-from sarathi_kernels.kv_cache import Cache, QuantizedCache
+from sarathi_kernels.attention.kv_cache import Cache, QuantizedCache
 from sarathi_lab.model.operations import Operations, PackedInputs, TorchOperations
 from sarathi_lab.model.spec import ModelSpec, RopeScaling
 

@@ -20,7 +20,7 @@ from omegaconf import OmegaConf
 from simulated import TOY
 from test_parallel import LINKED
 
-from sarathi_kernels.chip import chip_of
+from sarathi_kernels.runtime.chip import chip_of
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.engine.ledger import Ledger

@@ -14,8 +14,9 @@ from checkpoints import DEVICE, FAMILIES, make_checkpoint
 from helpers import scheduler_for
 from test_torch_executor import requests_with_tokens
 
-from sarathi_kernels import hybrid_attention, sampling
-from sarathi_kernels.chip import chip_of
+from sarathi_kernels.attention import hybrid as hybrid_attention
+from sarathi_kernels.elementwise import sampling
+from sarathi_kernels.runtime.chip import chip_of
 from sarathi_lab.config.errors import RunError
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine

@@ -12,10 +12,16 @@ import torch
 from native_library import needs_library
 from torch import Tensor
 
-from sarathi_kernels.attention import make_segment, paged_attention
+from sarathi_kernels.attention.kv_cache import (
+    LARGEST,
+    QuantizedCache,
+    dequantize,
+    quantize,
+    write_kv,
+)
+from sarathi_kernels.attention.reference import make_segment, paged_attention
 from sarathi_kernels.cpu import library
-from sarathi_kernels.kv_cache import LARGEST, QuantizedCache, dequantize, quantize, write_kv
-from sarathi_kernels.testing import poisoned, relative_error
+from sarathi_kernels.runtime.testing import poisoned, relative_error
 from sarathi_lab.config.errors import RunError, UserError
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.engine.executor import Sizes

@@ -14,10 +14,10 @@ from checkpoints import FAMILIES, make_checkpoint
 from helpers import scheduler_for
 from native_library import needs_library
 
-from sarathi_kernels.attention import make_segment, paged_attention
+from sarathi_kernels.attention.reference import make_segment, paged_attention
 from sarathi_kernels.cpu import build, library
 from sarathi_kernels.cpu.packing import PANEL, pack_linear
-from sarathi_kernels.testing import poisoned, relative_error
+from sarathi_kernels.runtime.testing import poisoned, relative_error
 from sarathi_lab.config.errors import RunError, UserError
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.ledger import Ledger

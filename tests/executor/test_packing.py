@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from sarathi_kernels.attention_plan import PADDING
+from sarathi_kernels.attention.plan import PADDING
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.executor import NO_TOKEN
 from sarathi_lab.engine.request import Batch, Request, SequenceState

@@ -13,7 +13,7 @@ from helpers import scheduler_for
 from native_library import needs_library
 from test_swapping import executor_of, model_on
 
-from sarathi_kernels.testing import relative_error
+from sarathi_kernels.runtime.testing import relative_error
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine

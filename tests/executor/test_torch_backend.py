@@ -8,10 +8,10 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 
-from sarathi_kernels import support
-from sarathi_kernels.chip import CHIPS, Chip, assumed
 from sarathi_kernels.cpu import library
 from sarathi_kernels.cpu.build import NotBuilt
+from sarathi_kernels.runtime import support
+from sarathi_kernels.runtime.chip import CHIPS, Chip, assumed
 from sarathi_lab.config.errors import RunError, UserError
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.executor.torch import backend

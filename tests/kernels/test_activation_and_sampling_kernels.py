@@ -8,12 +8,12 @@ import pytest
 import torch
 from kernel_inputs import BOUNDS, DEVICE, DTYPES, random, writes_beyond
 
-from sarathi_kernels.activation import Activation, activate_, gated_activate_
-from sarathi_kernels.chip import CHIPS, Chip, assumed
-from sarathi_kernels.fused_activation import activation_, gated_activation
-from sarathi_kernels.launch import recorded
-from sarathi_kernels.sampling import NAN_TOKEN, greedy, greedy_reference
-from sarathi_kernels.testing import relative_error
+from sarathi_kernels.elementwise.activation import Activation, activate_, gated_activate_
+from sarathi_kernels.elementwise.fused_activation import activation_, gated_activation
+from sarathi_kernels.elementwise.sampling import NAN_TOKEN, greedy, greedy_reference
+from sarathi_kernels.runtime.chip import CHIPS, Chip, assumed
+from sarathi_kernels.runtime.launch import recorded
+from sarathi_kernels.runtime.testing import relative_error
 
 # Of numpy, in the interpreter: a sigmoid of 1 / (1 + inf) is the right 0.
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")

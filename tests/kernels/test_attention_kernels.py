@@ -10,25 +10,25 @@ import pytest
 import torch
 from torch import Tensor
 
-from sarathi_kernels.attention import make_segment, paged_attention
-from sarathi_kernels.attention_cases import (
+from sarathi_kernels.attention.cases import (
     AWKWARD,
     AttentionCase,
     AttentionInputs,
     make_inputs,
     reference,
 )
-from sarathi_kernels.attention_plan import PADDING, TILE_ROWS, AttentionPlan
-from sarathi_kernels.attention_support import (
+from sarathi_kernels.attention.decode import decode_attention, make_scratch
+from sarathi_kernels.attention.plan import PADDING, TILE_ROWS, AttentionPlan
+from sarathi_kernels.attention.prefill import PrefillConfig, prefill_attention, prefill_config
+from sarathi_kernels.attention.reference import make_segment, paged_attention
+from sarathi_kernels.attention.support import (
     SUPPORTED_DTYPES,
     SUPPORTED_HEAD_SIZES,
     check_supported,
 )
-from sarathi_kernels.chip import CHIPS
-from sarathi_kernels.decode_attention import decode_attention, make_scratch
-from sarathi_kernels.launch import recorded
-from sarathi_kernels.prefill_attention import PrefillConfig, prefill_attention, prefill_config
-from sarathi_kernels.testing import poisoned, relative_error
+from sarathi_kernels.runtime.chip import CHIPS
+from sarathi_kernels.runtime.launch import recorded
+from sarathi_kernels.runtime.testing import poisoned, relative_error
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if HAS_GPU else "cpu")

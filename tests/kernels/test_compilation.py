@@ -16,17 +16,17 @@ from typing import Any
 
 import pytest
 
-from sarathi_kernels.chip import CHIPS
-from sarathi_kernels.compilation import (
+from sarathi_kernels.compilation.__main__ import main
+from sarathi_kernels.compilation.compiled import Compiled, Dot, check
+from sarathi_kernels.compilation.table import (
     TABLE_COMMAND,
     Unit,
     compile_units,
-    main,
     read_table,
     source_hash,
 )
-from sarathi_kernels.compiled import Compiled, Dot, check
-from sarathi_kernels.launch import Launch
+from sarathi_kernels.runtime.chip import CHIPS
+from sarathi_kernels.runtime.launch import Launch
 
 TESTS = Path(__file__).parents[1] / "support"
 KERNELS = TESTS.parents[1] / "kernels"
@@ -178,7 +178,7 @@ def test_a_crash_of_the_compiler_costs_one_row_only(monkeypatch: pytest.MonkeyPa
             os._exit(134)  # as an assertion of LLVM ends the process
         return CHECKED_BY_HAND
 
-    monkeypatch.setattr("sarathi_kernels.compilation.compile_source", compile_or_crash)
+    monkeypatch.setattr("sarathi_kernels.compilation.table.compile_source", compile_or_crash)
     texts = ("sound", "crashes", "sound, too")
     sources: list[Any] = [
         SimpleNamespace(source=SimpleNamespace(name="toy"), configuration=text) for text in texts
@@ -267,9 +267,9 @@ def test_no_number_of_tokens_compiles_anything_anew() -> None:
     of 16.
     """
     code = """
-from sarathi_kernels.chip import CHIPS
-from sarathi_kernels.compilation import units_of
-from sarathi_kernels.configurations import record
+from sarathi_kernels.runtime.chip import CHIPS
+from sarathi_kernels.compilation.table import units_of
+from sarathi_kernels.compilation.configurations import record
 for num_tokens in (48, 1, 17):
     launches = record(CHIPS[90], quick=True, num_tokens=num_tokens)
     print(sorted(unit.source.key for unit in units_of(launches, CHIPS[90])))
@@ -283,10 +283,10 @@ for num_tokens in (48, 1, 17):
 def test_a_launch_on_a_gpu_finds_what_was_compiled_ahead() -> None:
     code = """
 import torch, triton
-from sarathi_kernels.chip import chip_of
-from sarathi_kernels.compiled import compile_source, source_of
-from sarathi_kernels.launch import recorded
-from sarathi_kernels.sampling import greedy
+from sarathi_kernels.runtime.chip import chip_of
+from sarathi_kernels.compilation.compiled import compile_source, source_of
+from sarathi_kernels.runtime.launch import recorded
+from sarathi_kernels.elementwise.sampling import greedy
 chip = chip_of(torch.device("cuda"))
 with recorded(chip) as recording:
     greedy(torch.empty(3, 32000, dtype=torch.bfloat16, device="meta"))
@@ -302,7 +302,12 @@ print(found)
 
 def test_command_refuses_an_unknown_kernel() -> None:
     run_compiler(
-        "-m", "sarathi_kernels.compilation", "--quick", "--kernel", "no_such_kernel", expected=2
+        "-m",
+        "sarathi_kernels.compilation.table",
+        "--quick",
+        "--kernel",
+        "no_such_kernel",
+        expected=2,
     )
 
 

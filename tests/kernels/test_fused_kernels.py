@@ -9,10 +9,10 @@ import torch
 from kernel_inputs import BOUNDS, DEVICE, DTYPES, random
 from torch import Tensor
 
-from sarathi_kernels.norm import NormKind, add_norm, add_norm_reference
-from sarathi_kernels.rotary import rotary_tables
-from sarathi_kernels.rotary_kv import rotate_and_store, rotate_and_store_reference
-from sarathi_kernels.testing import poisoned, relative_error
+from sarathi_kernels.elementwise.norm import NormKind, add_norm, add_norm_reference
+from sarathi_kernels.elementwise.rotary import rotary_tables
+from sarathi_kernels.elementwise.rotary_kv import rotate_and_store, rotate_and_store_reference
+from sarathi_kernels.runtime.testing import poisoned, relative_error
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ import torch
 import triton
 import triton.language as tl
 
-from sarathi_kernels.attention_cases import AWKWARD, AttentionCase, make_inputs, reference
-from sarathi_kernels.attention_plan import PADDING
-from sarathi_kernels.chip import CHIPS, assumed
-from sarathi_kernels.hybrid_attention import Variant, fused_config, hybrid_attention, split_programs
-from sarathi_kernels.testing import poisoned, relative_error
+from sarathi_kernels.attention.cases import AWKWARD, AttentionCase, make_inputs, reference
+from sarathi_kernels.attention.hybrid import Variant, fused_config, hybrid_attention, split_programs
+from sarathi_kernels.attention.plan import PADDING
+from sarathi_kernels.runtime.chip import CHIPS, assumed
+from sarathi_kernels.runtime.testing import poisoned, relative_error
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 VARIANTS = get_args(Variant)

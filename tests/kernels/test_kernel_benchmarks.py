@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from sarathi_kernels import benchmark, fused_benchmarks
-from sarathi_kernels.benchmark import COLUMNS, Benchmark, main, measure, run
+from sarathi_kernels.benchmarks import fused_benchmarks
+from sarathi_kernels.benchmarks.__main__ import main
+from sarathi_kernels.benchmarks.measure import COLUMNS, Benchmark, measure, run
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -110,4 +111,4 @@ def test_bad_requests_get_one_line(
     assert main(["--quick", "--csv", "/nonexistent/rows.csv"]) == 2
     assert "/nonexistent/rows.csv" in capsys.readouterr().err
     with pytest.raises(ValueError, match="too slowly for real sizes"):
-        benchmark.run(torch.device("cpu"), torch.float16, False)
+        run(torch.device("cpu"), torch.float16, False)

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from sarathi_kernels.chip import CHIPS, Chip
-from sarathi_kernels.support import probe, require_chip
+from sarathi_kernels.runtime.chip import CHIPS, Chip
+from sarathi_kernels.runtime.support import probe, require_chip
 
 KERNELS = Path(__file__).parents[2] / "kernels"
 
@@ -50,7 +50,7 @@ def failing_probe(setup: str) -> str:
     """
     code = f"""{setup}
 import torch
-from sarathi_kernels.support import probe
+from sarathi_kernels.runtime.support import probe
 try:
     probe(torch.device("cpu"))
 except ValueError as error:
@@ -82,6 +82,6 @@ def test_a_missing_triton_gives_one_line_too() -> None:
     torch.cuda.is_available(), reason="kernels are not interpreted where there is a GPU"
 )
 def test_a_kernel_that_does_not_do_its_work_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sarathi_kernels.support.launch", lambda *arguments: None)
+    monkeypatch.setattr("sarathi_kernels.runtime.support.launch", lambda *arguments: None)
     with pytest.raises(ValueError, match=r"^Triton's kernel on cpu gave 21 for 42$"):
         probe(torch.device("cpu"))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sarathi_kernels.activation import activate_, gated_activate_
-from sarathi_kernels.attention import make_segment, paged_attention
-from sarathi_kernels.kv_cache import write_kv
-from sarathi_kernels.rotary import apply_rotary, rotary_tables
+from sarathi_kernels.attention.kv_cache import write_kv
+from sarathi_kernels.attention.reference import make_segment, paged_attention
+from sarathi_kernels.elementwise.activation import activate_, gated_activate_
+from sarathi_kernels.elementwise.rotary import apply_rotary, rotary_tables
 
 CPU = torch.device("cpu")
 BLOCK_SIZE = 4

@@ -14,12 +14,12 @@ from test_fused_kernels import ROTARY_CASES, RotaryCase, rotary_inputs
 from test_kernel_executor import load, on_kernels
 from torch import Tensor
 
-from sarathi_kernels.attention_cases import AWKWARD, AttentionInputs, make_inputs, reference
-from sarathi_kernels.hybrid_attention import Variant, hybrid_attention
-from sarathi_kernels.kv_cache import LARGEST, QuantizedCache, dequantize, quantize
-from sarathi_kernels.prefill_attention import prefill_attention
-from sarathi_kernels.rotary_kv import rotate_and_store, rotate_and_store_reference
-from sarathi_kernels.testing import poisoned, relative_error
+from sarathi_kernels.attention.cases import AWKWARD, AttentionInputs, make_inputs, reference
+from sarathi_kernels.attention.hybrid import Variant, hybrid_attention
+from sarathi_kernels.attention.kv_cache import LARGEST, QuantizedCache, dequantize, quantize
+from sarathi_kernels.attention.prefill import prefill_attention
+from sarathi_kernels.elementwise.rotary_kv import rotate_and_store, rotate_and_store_reference
+from sarathi_kernels.runtime.testing import poisoned, relative_error
 from sarathi_lab.executor.torch import backend
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.executor.torch.teacher_forced import Cuts, forced_logits

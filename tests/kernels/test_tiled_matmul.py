@@ -9,10 +9,10 @@ import torch
 from kernel_inputs import BOUNDS, DEVICE, DTYPES, random, writes_beyond
 from torch import Tensor
 
-from sarathi_kernels.chip import CHIPS, assumed, chip_of
-from sarathi_kernels.launch import recorded
-from sarathi_kernels.testing import poisoned, relative_error
-from sarathi_kernels.tiled_matmul import TILES, Tile, tiled_matmul
+from sarathi_kernels.products.tiled_matmul import TILES, Tile, tiled_matmul
+from sarathi_kernels.runtime.chip import CHIPS, assumed, chip_of
+from sarathi_kernels.runtime.launch import recorded
+from sarathi_kernels.runtime.testing import poisoned, relative_error
 
 SMALL = Tile(16, 32, 16)
 HAS_DESCRIPTORS = chip_of(DEVICE).capability >= 90  # assumed to be so in the interpreter

@@ -9,9 +9,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from sarathi_kernels.chip import chip_of
-from sarathi_kernels.launch import recorded
-from sarathi_kernels.testing import poisoned
+from sarathi_kernels.runtime.chip import chip_of
+from sarathi_kernels.runtime.launch import recorded
+from sarathi_kernels.runtime.testing import poisoned
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 # The interpreter rounds to bfloat16 wrongly: a carry out of the significand is lost.

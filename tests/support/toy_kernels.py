@@ -16,10 +16,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sarathi_kernels.chip import CHIPS
-from sarathi_kernels.compilation import Unit, compile_units, units_of
-from sarathi_kernels.compiled import compile_source, source_of
-from sarathi_kernels.launch import launch, recorded
+from sarathi_kernels.compilation.compiled import compile_source, source_of
+from sarathi_kernels.compilation.table import Unit, compile_units, units_of
+from sarathi_kernels.runtime.chip import CHIPS
+from sarathi_kernels.runtime.launch import launch, recorded
 
 
 @triton.jit

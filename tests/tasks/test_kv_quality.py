@@ -19,7 +19,7 @@ import pytest
 import torch
 from native_library import needs_library
 
-from sarathi_kernels import kv_cache
+from sarathi_kernels.attention import kv_cache
 from sarathi_lab.config.paths import EXPERIMENTS
 from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.executor.torch.backend import TorchBackend
@@ -105,7 +105,7 @@ def test_the_bounds_see_a_broken_scale(checkpoint, pieces, expected, kv_dtype, m
     """Of the neighbouring token instead of its own."""
     right = kv_cache.dequantize
     monkeypatch.setattr(
-        "sarathi_kernels.attention.dequantize",
+        "sarathi_kernels.attention.reference.dequantize",
         lambda data, scales, dtype: right(data, scales.roll(1, 0), dtype),
     )
     found = compared(executor_of(checkpoint, kv_dtype), pieces, expected, Cuts(33, 5))

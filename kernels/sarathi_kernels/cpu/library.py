@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sarathi_kernels.attention import Segment
+from sarathi_kernels.attention.kv_cache import Cache, QuantizedCache
+from sarathi_kernels.attention.reference import Segment
 from sarathi_kernels.cpu.build import build
 from sarathi_kernels.cpu.packing import PackedLinear
-from sarathi_kernels.kv_cache import Cache, QuantizedCache
 
 MAX_HEAD_SIZE = 256
 KV_TYPES = (None, torch.int8, torch.float8_e4m3fn)  # numbered as in `structures.h`

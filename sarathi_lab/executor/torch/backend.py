@@ -12,9 +12,9 @@ from typing import ClassVar, get_args
 
 import torch
 
-from sarathi_kernels.chip import chip_of
 from sarathi_kernels.cpu import library
 from sarathi_kernels.cpu.build import NotBuilt
+from sarathi_kernels.runtime.chip import chip_of
 from sarathi_lab.config.errors import UserError, require_bool, require_one_of
 from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.executor.torch.device import (
@@ -64,9 +64,9 @@ def require_supported(spec: ModelSpec, device: torch.device, dtype: torch.dtype)
     `dtype`.
     """
     try:
-        from sarathi_kernels.attention_support import check_supported
-        from sarathi_kernels.chip import chip_of
-        from sarathi_kernels.support import probe, require_chip
+        from sarathi_kernels.attention.support import check_supported
+        from sarathi_kernels.runtime.chip import chip_of
+        from sarathi_kernels.runtime.support import probe, require_chip
     except ImportError as error:
         raise UserError(f"Triton is not installed ({error}); {FIX}") from None
     try:

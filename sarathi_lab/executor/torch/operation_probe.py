@@ -11,7 +11,7 @@ from typing import cast
 
 import torch
 
-from sarathi_kernels.attention import Segment, make_segment
+from sarathi_kernels.attention.reference import Segment, make_segment
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.model.operations import Operations, PackedInputs

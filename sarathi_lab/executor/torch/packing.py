@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sarathi_kernels.attention import Segment, make_segment
-from sarathi_kernels.attention_plan import PADDING, AttentionPlan, tiles_of
+from sarathi_kernels.attention.plan import PADDING, AttentionPlan, tiles_of
+from sarathi_kernels.attention.reference import Segment, make_segment
 from sarathi_lab.engine.executor import NO_TOKEN
 from sarathi_lab.engine.request import Batch, SequenceState
 from sarathi_lab.executor.torch.shapes import Shape

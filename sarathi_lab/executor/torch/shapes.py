@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sarathi_kernels.attention_plan import choose_num_splits, choose_tile_rows
+from sarathi_kernels.attention.plan import choose_num_splits, choose_tile_rows
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.model.roofline import TILE
 from sarathi_lab.model.spec import ModelSpec

@@ -24,7 +24,9 @@ def measure(context: Context) -> None:
     What fails leaves a row with its error, as does what is not installed. In a dry run the sizes
     are tiny.
     """
-    from sarathi_kernels.benchmark import run  # reads the interpreter's setting when it is imported
+    from sarathi_kernels.benchmarks.measure import (
+        run,  # reads the interpreter's setting when it is imported
+    )
 
     rows: list[dict[str, Any]] = []
 
@@ -53,7 +55,7 @@ def measure(context: Context) -> None:
 
 
 def as_long(row: dict[str, Any]) -> dict[str, Any]:
-    """A row of `sarathi_kernels.benchmark` with the columns that every table of a campaign has."""
+    """A row of `sarathi_kernels.benchmarks` with the columns that every table of a campaign has."""
 
     def micro(name: str) -> float | None:
         return None if row.get(name) is None else 1e6 * float(row[name])

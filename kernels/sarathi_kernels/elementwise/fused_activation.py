@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sarathi_kernels.activation import Activation
-from sarathi_kernels.checks import require_dtype
-from sarathi_kernels.launch import launch
+from sarathi_kernels.elementwise.activation import Activation
+from sarathi_kernels.runtime.checks import require_dtype
+from sarathi_kernels.runtime.launch import launch
 
 COLUMNS_PER_PROGRAM = 1024  # eight a thread of four warps: 16 bytes of a 16-bit dtype a load
 

@@ -1,24 +1,11 @@
-"""Compile every kernel configuration that the engine can pick, for GPUs that need not be there, and
-check the code.
-
-    python -m sarathi_kernels.compilation [--capability 90] [--kernel NAME] [--quick] [--jobs N]
-        [--write FILE]
-
-Prints what each uses and exits with 1 if anything is wrong: spilled registers in a hot kernel, more
-shared memory than the chip has, a product without tensor cores. `--write kernels/compiled.csv`
-records the table that the tests compare with. What is compiled stays in Triton's cache
-(TRITON_CACHE_DIR), where launches on a GPU find it, too.
-"""
+"""Compiles launches and judges the code: the rows of kernels/compiled.csv."""
 
 from __future__ import annotations
 
-import argparse
+import ast
 import csv
 import hashlib
 import multiprocessing
-import os
-import sys
-import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -27,17 +14,17 @@ from pathlib import Path
 
 import triton
 
-from sarathi_kernels.chip import CHIPS, Chip
-from sarathi_kernels.compiled import Source, check, compile_source, source_of
-from sarathi_kernels.configurations import record
-from sarathi_kernels.launch import Launch
+from sarathi_kernels.compilation.compiled import Source, check, compile_source, source_of
+from sarathi_kernels.compilation.configurations import record
+from sarathi_kernels.runtime.chip import CHIPS, Chip
+from sarathi_kernels.runtime.launch import Launch
 
-PACKAGE = Path(__file__).parent
+PACKAGE = Path(__file__).parents[1]
 CONFIGURING = (
-    "attention_plan.py",
+    "plan.py",
     "chip.py",
     "configurations.py",
-)  # files without kernels that choose among them
+)  # choose among kernels
 TABLE_COMMAND = "python -m sarathi_kernels.compilation --write kernels/compiled.csv"
 
 
@@ -70,17 +57,35 @@ class Row:
 
 
 def source_hash() -> str:
-    """A hash of the files that define kernels or choose their configurations: a table of another is
-    out of date.
+    """A hash of the code that defines kernels or chooses their configurations: a table of another
+    is out of date. Layout, comments, docstrings, imports and the files' names do not count.
     """
-    files = {path.name: path.read_bytes() for path in PACKAGE.glob("*.py")}
-    relevant = [
-        name for name in sorted(files) if b"@triton.jit" in files[name] or name in CONFIGURING
-    ]
-    digest = hashlib.sha256()
-    for name in relevant:
-        digest.update(name.encode() + b"\0" + files[name] + b"\0")
-    return digest.hexdigest()[:12]
+    texts = {path.name: path.read_text() for path in PACKAGE.rglob("*.py")}
+    return hash_of_code(
+        text for name, text in texts.items() if "\n@triton.jit" in text or name in CONFIGURING
+    )
+
+
+def hash_of_code(texts: Iterable[str]) -> str:
+    """Of the statements of these modules, in any order of the modules."""
+    code = sorted(ast.unparse(_Statements().visit(ast.parse(text))) for text in texts)
+    return hashlib.sha256("\0".join(code).encode()).hexdigest()[:12]
+
+
+class _Statements(ast.NodeTransformer):
+    """Leaves out imports, docstrings and messages, which versions of Python write differently."""
+
+    def visit_Import(self, node: ast.Import) -> None:
+        return None
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        return None
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
+        return None if isinstance(node.value, ast.Constant) else self.generic_visit(node)
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.Constant:
+        return ast.Constant("")
 
 
 def units_of(launches: Iterable[Launch], chip: Chip) -> list[Unit]:
@@ -199,62 +204,3 @@ def formatted(rows: Sequence[Row]) -> str:
         for line in cells
     )
     return "\n".join(line.rstrip() for line in lines)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m sarathi_kernels.compilation", description=(__doc__ or "").split("\n")[0]
-    )
-    parser.add_argument(
-        "--capability", type=int, action="append", choices=list(CHIPS), help="default: all"
-    )
-    parser.add_argument(
-        "--kernel", action="append", metavar="NAME", default=[], help="default: all"
-    )
-    parser.add_argument("--quick", action="store_true", help="only what the tests compile")
-    parser.add_argument(
-        "--jobs", type=int, default=len(os.sched_getaffinity(0)), metavar="N", help="processes"
-    )
-    parser.add_argument("--write", type=Path, metavar="FILE", help="record the table here")
-    return parser
-
-
-def main() -> int:
-    """0 if nothing is wrong, 1 with complaints, 2 for a mistake in the command."""
-    arguments = _parser().parse_args()
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        print("error: TRITON_INTERPRET=1 replaces the compiler; unset it", file=sys.stderr)
-        return 2
-    units = collect(arguments.capability or list(CHIPS), arguments.kernel, arguments.quick)
-    if not units:
-        print(f"error: no kernel is named {' or '.join(arguments.kernel)}", file=sys.stderr)
-        return 2
-    started, done = time.monotonic(), 0
-
-    def show_progress(row: Row) -> None:
-        nonlocal done
-        done += 1
-        if row.complaint or done % 10 == 0 or done == len(units):
-            seconds = time.monotonic() - started
-            complaint = f" ({row.configuration}): {row.complaint}" if row.complaint else ""
-            print(
-                f"[{done}/{len(units)}, {seconds:.0f} s] sm_{row.capability} "
-                f"{row.kernel}{complaint}",
-                flush=True,
-            )
-
-    rows = compile_units(units, max(1, arguments.jobs), show_progress)
-    print(formatted(rows))
-    if arguments.write:
-        write_table(arguments.write, rows)
-    complaints = [row for row in rows if row.complaint]
-    for row in complaints:
-        print(
-            f"sm_{row.capability} {row.kernel} ({row.configuration}): {row.complaint}",
-            file=sys.stderr,
-        )
-    return 1 if complaints else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

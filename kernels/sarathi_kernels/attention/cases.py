@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sarathi_kernels.attention_plan import AttentionPlan, make_plan
-from sarathi_kernels.testing import poisoned
+from sarathi_kernels.attention.plan import AttentionPlan, make_plan
+from sarathi_kernels.runtime.testing import poisoned
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sarathi_kernels.checks import require_dtype
-from sarathi_kernels.chip import chip_of
-from sarathi_kernels.launch import launch
+from sarathi_kernels.runtime.checks import require_dtype
+from sarathi_kernels.runtime.chip import chip_of
+from sarathi_kernels.runtime.launch import launch
 
 NAN_TOKEN = -2  # "sampled" from a row of which some logit is not a number
 COLUMNS_PER_STEP = 2048

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import torch
 
-from sarathi_kernels.chip import MIN_CAPABILITY, Chip
-from sarathi_kernels.launch import launch
+from sarathi_kernels.runtime.chip import MIN_CAPABILITY, Chip
+from sarathi_kernels.runtime.launch import launch
 
 PROBED = 21.0  # any number whose double a kernel that did not run cannot leave
 
@@ -45,7 +45,9 @@ def probe(device: torch.device) -> None:
 
 
 def _doubled(device: torch.device) -> float:
-    from sarathi_kernels.probe_kernel import double  # here, as this file must import without Triton
+    from sarathi_kernels.runtime.probe_kernel import (
+        double,  # here, as this file must import without Triton
+    )
 
     value = torch.full((1,), PROBED, device=device)
     launch(double, (1,), value)

@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-from sarathi_kernels.chip import Chip, assumed
+from sarathi_kernels.runtime.chip import Chip, assumed
 
 
 @dataclass(frozen=True)

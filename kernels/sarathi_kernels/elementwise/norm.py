@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sarathi_kernels.checks import require_dtype
-from sarathi_kernels.launch import launch
+from sarathi_kernels.runtime.checks import require_dtype
+from sarathi_kernels.runtime.launch import launch
 
 NormKind = Literal["rms", "layer"]
 MAX_SIZE = 16_384  # a row lies in the registers of one program

@@ -12,17 +12,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sarathi_kernels.attention_plan import AttentionPlan
-from sarathi_kernels.attention_support import (
+from sarathi_kernels.attention.decode_part import attend_part
+from sarathi_kernels.attention.kv_cache import Cache
+from sarathi_kernels.attention.plan import AttentionPlan
+from sarathi_kernels.attention.support import (
     LOG2_E,
     SMALL_SHARED_MEMORY,
     check_inputs,
     entries_and_scales,
 )
-from sarathi_kernels.chip import Chip, chip_of
-from sarathi_kernels.decode_part import attend_part
-from sarathi_kernels.kv_cache import Cache
-from sarathi_kernels.launch import launch
+from sarathi_kernels.runtime.chip import Chip, chip_of
+from sarathi_kernels.runtime.launch import launch
 
 PLAN_ARGUMENTS = [
     "query_starts",

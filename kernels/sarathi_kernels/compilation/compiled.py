@@ -18,8 +18,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import ASTSource, make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
-from sarathi_kernels.chip import Chip
-from sarathi_kernels.launch import Launch
+from sarathi_kernels.runtime.chip import Chip
+from sarathi_kernels.runtime.launch import Launch
 
 WARP_SIZE = 32
 RESERVED_SHARED_MEMORY = (

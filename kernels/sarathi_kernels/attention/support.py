@@ -7,8 +7,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sarathi_kernels.attention_plan import AttentionPlan
-from sarathi_kernels.kv_cache import Cache, QuantizedCache
+from sarathi_kernels.attention.kv_cache import Cache, QuantizedCache
+from sarathi_kernels.attention.plan import AttentionPlan
 
 SUPPORTED_HEAD_SIZES = (64, 80, 96, 128, 256)
 SUPPORTED_DTYPES = (torch.float16, torch.bfloat16, torch.float32)

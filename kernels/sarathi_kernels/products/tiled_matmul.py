@@ -13,9 +13,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from sarathi_kernels.checks import require_dtype
-from sarathi_kernels.chip import Chip, chip_of
-from sarathi_kernels.launch import launch
+from sarathi_kernels.runtime.checks import require_dtype
+from sarathi_kernels.runtime.chip import Chip, chip_of
+from sarathi_kernels.runtime.launch import launch
 
 GROUP_ROWS = (
     8  # rows of tiles worked on together, so that their part of `b` is still in the L2 cache

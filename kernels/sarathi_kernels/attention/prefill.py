@@ -17,18 +17,18 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from sarathi_kernels.attention_plan import AttentionPlan
-from sarathi_kernels.attention_support import (
+from sarathi_kernels.attention.kv_cache import Cache
+from sarathi_kernels.attention.plan import AttentionPlan
+from sarathi_kernels.attention.prefill_tile import attend_tile
+from sarathi_kernels.attention.support import (
     LARGE_SHARED_MEMORY,
     LOG2_E,
     SMALL_SHARED_MEMORY,
     check_inputs,
     entries_and_scales,
 )
-from sarathi_kernels.chip import Chip, chip_of
-from sarathi_kernels.kv_cache import Cache
-from sarathi_kernels.launch import launch
-from sarathi_kernels.prefill_tile import attend_tile
+from sarathi_kernels.runtime.chip import Chip, chip_of
+from sarathi_kernels.runtime.launch import launch
 
 USE_TENSOR_DESCRIPTORS = (
     False  # not measured yet: pointers work on every chip and for every block size

@@ -14,17 +14,17 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from sarathi_kernels.attention_plan import MAX_SPLITS, TILE_ROWS, AttentionPlan
-from sarathi_kernels.attention_support import SUPPORTED_DTYPES, SUPPORTED_HEAD_SIZES
-from sarathi_kernels.chip import Chip
-from sarathi_kernels.fused_activation import activation_, gated_activation
-from sarathi_kernels.hybrid_attention import Variant, hybrid_attention
-from sarathi_kernels.kv_cache import LARGEST, Cache, QuantizedCache
-from sarathi_kernels.launch import Launch, recorded
-from sarathi_kernels.norm import NormKind, add_norm
-from sarathi_kernels.rotary_kv import rotate_and_store
-from sarathi_kernels.sampling import greedy
-from sarathi_kernels.tiled_matmul import TILES, Tile, tiled_matmul
+from sarathi_kernels.attention.hybrid import Variant, hybrid_attention
+from sarathi_kernels.attention.kv_cache import LARGEST, Cache, QuantizedCache
+from sarathi_kernels.attention.plan import MAX_SPLITS, TILE_ROWS, AttentionPlan
+from sarathi_kernels.attention.support import SUPPORTED_DTYPES, SUPPORTED_HEAD_SIZES
+from sarathi_kernels.elementwise.fused_activation import activation_, gated_activation
+from sarathi_kernels.elementwise.norm import NormKind, add_norm
+from sarathi_kernels.elementwise.rotary_kv import rotate_and_store
+from sarathi_kernels.elementwise.sampling import greedy
+from sarathi_kernels.products.tiled_matmul import TILES, Tile, tiled_matmul
+from sarathi_kernels.runtime.chip import Chip
+from sarathi_kernels.runtime.launch import Launch, recorded
 
 BLOCK_SIZES = (16, 64, 128, 256)
 GROUPS = (1, 4, 8)  # query heads a KV head

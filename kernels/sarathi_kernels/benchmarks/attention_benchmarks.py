@@ -14,20 +14,20 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from sarathi_kernels.attention_cases import AttentionCase, AttentionInputs, make_inputs
-from sarathi_kernels.attention_peers import (
+from sarathi_kernels.attention.cases import AttentionCase, AttentionInputs, make_inputs
+from sarathi_kernels.attention.decode import decode_attention
+from sarathi_kernels.attention.hybrid import Variant, hybrid_attention
+from sarathi_kernels.attention.plan import MAX_SPLITS, MIN_SPLIT_TOKENS, AttentionPlan, make_plan
+from sarathi_kernels.attention.prefill import PrefillConfig, prefill_attention
+from sarathi_kernels.benchmarks.attention_peers import (
     flashinfer_decode,
     flashinfer_pod,
     flashinfer_prefill,
     torch_attention,
     works_here,
 )
-from sarathi_kernels.attention_plan import MAX_SPLITS, MIN_SPLIT_TOKENS, AttentionPlan, make_plan
-from sarathi_kernels.benchmark import Benchmark
-from sarathi_kernels.chip import chip_of
-from sarathi_kernels.decode_attention import decode_attention
-from sarathi_kernels.hybrid_attention import Variant, hybrid_attention
-from sarathi_kernels.prefill_attention import PrefillConfig, prefill_attention
+from sarathi_kernels.benchmarks.measure import Benchmark
+from sarathi_kernels.runtime.chip import chip_of
 
 HEADS = {"mha": (40, 40), "gqa": (32, 8)}  # of a 13B model, and of one with four heads a KV head
 HEAD_SIZE = 128

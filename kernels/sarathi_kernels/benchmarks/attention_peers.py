@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
-from sarathi_kernels.attention_cases import AttentionCase, AttentionInputs
+from sarathi_kernels.attention.cases import AttentionCase, AttentionInputs
 
 BACKENDS = {
     "sdpa flash": SDPBackend.FLASH_ATTENTION,

@@ -12,8 +12,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from sarathi_kernels.eight_bit import dequantized
-from sarathi_kernels.paging import slot_offsets
+from sarathi_kernels.attention.eight_bit import dequantized
+from sarathi_kernels.attention.paging import slot_offsets
 
 
 @triton.jit

@@ -11,15 +11,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sarathi_kernels.activation import activate_, gated_activate_
-from sarathi_kernels.benchmark import Benchmark
-from sarathi_kernels.fused_activation import activation_, gated_activation
-from sarathi_kernels.kv_cache import write_kv
-from sarathi_kernels.norm import NormKind, add_norm
-from sarathi_kernels.rotary import apply_rotary, rotary_tables
-from sarathi_kernels.rotary_kv import rotate_and_store
-from sarathi_kernels.sampling import greedy
-from sarathi_kernels.tiled_matmul import TILES, Tile, tiled_matmul
+from sarathi_kernels.attention.kv_cache import write_kv
+from sarathi_kernels.benchmarks.measure import Benchmark
+from sarathi_kernels.elementwise.activation import activate_, gated_activate_
+from sarathi_kernels.elementwise.fused_activation import activation_, gated_activation
+from sarathi_kernels.elementwise.norm import NormKind, add_norm
+from sarathi_kernels.elementwise.rotary import apply_rotary, rotary_tables
+from sarathi_kernels.elementwise.rotary_kv import rotate_and_store
+from sarathi_kernels.elementwise.sampling import greedy
+from sarathi_kernels.products.tiled_matmul import TILES, Tile, tiled_matmul
 
 BLOCK_SIZE = 16  # tokens of a cache block
 

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sarathi_kernels.kv_cache import Cache, QuantizedCache, dequantize
+from sarathi_kernels.attention.kv_cache import Cache, QuantizedCache, dequantize
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sarathi_kernels.attention_support import entries_and_scales
-from sarathi_kernels.checks import require_dtype
-from sarathi_kernels.eight_bit import quantized, scale_of
-from sarathi_kernels.kv_cache import Cache, write_kv
-from sarathi_kernels.launch import launch
-from sarathi_kernels.rotary import apply_rotary
+from sarathi_kernels.attention.eight_bit import quantized, scale_of
+from sarathi_kernels.attention.kv_cache import Cache, write_kv
+from sarathi_kernels.attention.support import entries_and_scales
+from sarathi_kernels.elementwise.rotary import apply_rotary
+from sarathi_kernels.runtime.checks import require_dtype
+from sarathi_kernels.runtime.launch import launch
 
 PADDING_SLOT = -1
 PAIRS_PER_PROGRAM = 1024  # eight a thread of four warps: 16 bytes of a 16-bit dtype a load

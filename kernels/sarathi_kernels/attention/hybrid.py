@@ -20,22 +20,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sarathi_kernels import decode_attention as decode
-from sarathi_kernels import prefill_attention as prefill
-from sarathi_kernels.attention_plan import AttentionPlan
-from sarathi_kernels.attention_support import (
+from sarathi_kernels.attention import decode, prefill
+from sarathi_kernels.attention.decode import decode_attention, decode_config, dot_rows, make_scratch
+from sarathi_kernels.attention.decode_part import attend_part
+from sarathi_kernels.attention.kv_cache import Cache
+from sarathi_kernels.attention.plan import AttentionPlan
+from sarathi_kernels.attention.prefill import PrefillConfig, prefill_attention
+from sarathi_kernels.attention.prefill_tile import attend_tile
+from sarathi_kernels.attention.support import (
     LARGE_SHARED_MEMORY,
     LOG2_E,
     check_inputs,
     entries_and_scales,
 )
-from sarathi_kernels.chip import Chip, chip_of
-from sarathi_kernels.decode_attention import decode_attention, decode_config, dot_rows, make_scratch
-from sarathi_kernels.decode_part import attend_part
-from sarathi_kernels.kv_cache import Cache
-from sarathi_kernels.launch import launch
-from sarathi_kernels.prefill_attention import PrefillConfig, prefill_attention
-from sarathi_kernels.prefill_tile import attend_tile
+from sarathi_kernels.runtime.chip import Chip, chip_of
+from sarathi_kernels.runtime.launch import launch
 
 Variant = Literal["series", "streams", "unified", "fused"]
 DEFAULT_VARIANT: Variant = (

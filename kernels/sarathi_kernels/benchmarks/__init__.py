@@ -1,0 +1,1 @@
+"""Times of the kernels and of what they replace."""

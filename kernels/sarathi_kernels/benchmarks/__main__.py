@@ -1,0 +1,96 @@
+"""`python -m sarathi_kernels.benchmarks [--quick]`: a table of times, and a CSV file."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+import torch
+
+from sarathi_kernels.benchmarks.measure import COLUMNS, Row, run
+
+
+def _line(row: Row) -> str:
+    head = f"{row['operation']:<22}{row['case']:<40}{row['implementation']:<16}"
+    if row["error"]:
+        return f"{head}failed: {row['error']}"
+    times = (
+        f"{row['median_seconds'] * 1e6:>12.1f}{row['q20'] * 1e6:>12.1f}{row['q80'] * 1e6:>12.1f}"
+    )
+    rates = f"{row['flops_per_second'] / 1e12:>10.1f}{row['bytes_per_second'] / 1e9:>10.0f}"
+    return f"{head}{times}{rates}  {row['timing']} x {row['repetitions']}"
+
+
+def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m sarathi_kernels.benchmarks", description=run.__doc__
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="tiny sizes, to see that everything runs"
+    )
+    parser.add_argument(
+        "--operation", action="append", metavar="NAME", help="only this operation (repeatable)"
+    )
+    parser.add_argument(
+        "--dtype", choices=("bfloat16", "float16", "float32"), help="bfloat16, on a CPU float16"
+    )
+    parser.add_argument(
+        "--csv", metavar="FILE", help="write the rows, in long format, to FILE as well"
+    )
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print a table of all benchmarks as they are measured; returns 1 if any failed, 2 if none
+    could be run.
+    """
+    options = _arguments(arguments)
+    has_gpu = torch.cuda.is_available()
+    if not has_gpu:
+        os.environ.setdefault("TRITON_INTERPRET", "1")
+    device = torch.device("cuda" if has_gpu else "cpu")
+    dtype = getattr(torch, options.dtype or ("bfloat16" if has_gpu else "float16"))
+    print(
+        f"{torch.cuda.get_device_name() if has_gpu else 'CPU, kernels interpreted'}, {dtype}, "
+        f"torch {torch.__version__}"
+    )
+    titles = f"{'operation':<22}{'case':<40}{'implementation':<16}"
+    print(
+        f"{titles}{'median µs':>12}{'q20 µs':>12}{'q80 µs':>12}{'TFLOP/s':>10}{'GB/s':>10}",
+        flush=True,
+    )
+    try:
+        with _reporter(options.csv) as report:
+            rows = run(device, dtype, options.quick, options.operation, report)
+    except (ValueError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    return int(any(row["error"] for row in rows))
+
+
+@contextmanager
+def _reporter(path: str | None) -> Iterator[Callable[[Row], None]]:
+    """Prints each row, and writes it to the file at once, so that what was measured outlives an
+    interruption.
+    """
+    with nullcontext() if path is None else Path(path).open("w", newline="") as file:
+        writer = None if file is None else csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        if writer is not None:
+            writer.writeheader()
+
+        def report(row: Row) -> None:
+            print(_line(row), flush=True)
+            if writer is not None and file is not None:
+                writer.writerow(row)
+                file.flush()
+
+        yield report
+
+
+if __name__ == "__main__":
+    sys.exit(main())

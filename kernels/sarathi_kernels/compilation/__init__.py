@@ -1,0 +1,1 @@
+"""Every kernel configuration compiled for GPUs that need not be there, and the code checked."""

@@ -1,0 +1,1 @@
+"""Norms, rotary embedding, activations and greedy sampling."""

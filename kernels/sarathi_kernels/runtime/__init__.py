@@ -1,0 +1,1 @@
+"""What every kernel stands on: the chip, the launch, and checks."""
