@@ -128,9 +128,18 @@ def group_of(experiment: str) -> str:
     return next((path.parent.name for path in EXPERIMENTS.glob(f"*/{experiment}")), "lab")
 
 
-def save(table: pd.DataFrame, experiment: str, device: str, root: Path = EXPERIMENTS) -> Path:
-    """Record a table, in place of the one that was there; returns its path."""
+def save(
+    table: pd.DataFrame,
+    experiment: str,
+    device: str,
+    root: Path = EXPERIMENTS,
+    stem: str | None = None,
+) -> Path:
+    """Record a table, in place of the one that was there; returns its path. `stem` names a further
+    table of the experiment.
+    """
     path = path_of(experiment, device, root)
+    path = path if stem is None else path.with_stem(stem)
     make_folder(path.parent, "task.record")
     table.to_csv(path, index=False, float_format="%.6g")
     return path

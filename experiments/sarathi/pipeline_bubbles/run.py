@@ -15,7 +15,7 @@ import pandas as pd
 
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import EXPERIMENTS
-from sarathi_lab.experiment.pipeline import NUM_REQUESTS, fig12
+from sarathi_lab.experiment.pipeline import NUM_REQUESTS, run_systems
 
 HARDWARE = ("a100", "a100_fig12")  # as measured elsewhere, and with the costs of the code base
 
@@ -32,7 +32,8 @@ def main() -> None:
     summaries, bubbles = {}, []
     for name in HARDWARE:
         start = time.perf_counter()
-        result = fig12(spec, load_option("hardware", name), arguments.num_requests, arguments.seed)
+        hardware = load_option("hardware", name)
+        result = run_systems(spec, hardware, arguments.num_requests, arguments.seed)
         summaries[name] = result.summary
         bubbles.append(result.bubbles.assign(hardware=name))
         print(f"{name}: {time.perf_counter() - start:.0f} s")
