@@ -14,21 +14,50 @@ COMMANDS = {
     "claims": ("sarathi_lab.tasks.claims", "which claims of the paper hold on which device"),
     "figures": ("sarathi_lab.tasks.figures", "the paper's figures from recorded results"),
     "dashboard": ("sarathi_lab.tasks.dashboard", "a W&B workspace that shows the lab's runs"),
-    "campaign": ("sarathi_lab.tasks.gpu.command", "measure everything on this machine's GPU"),
+    "completion": ("sarathi_lab.__main__", 'tab completion: eval "$(sarathi-lab completion bash)"'),
 }
+# Hydra completes the settings of `run`; it wants a line that begins with the command's name.
+COMPLETION = """_sarathi_lab() {
+    local word=${COMP_WORDS[COMP_CWORD]} found
+    if ((COMP_CWORD == 1)); then
+        COMPREPLY=($(compgen -W "%s" -- "$word"))
+        compopt +o nospace
+    elif [[ ${COMP_WORDS[1]} == run ]]; then
+        found=$(COMP_LINE="run ${COMP_LINE#* run}" ${COMP_WORDS[0]} run -sc query=bash 2>/dev/null)
+        COMPREPLY=($(compgen -o default -W "$found" -- "$word"))
+    fi
+}
+COMP_WORDBREAKS=${COMP_WORDBREAKS//=}
+complete -o nospace -o default -F _sarathi_lab sarathi-lab"""
 
 
 def main(args: Sequence[str] | None = None) -> int:
     """Hand the arguments to the command that the first one names; returns its exit code."""
     command, *rest = (sys.argv[1:] if args is None else args) or [""]
+    if command == "completion":
+        return print_completion(rest)
     if command in COMMANDS:
         return import_module(COMMANDS[command][0]).main(rest)
     print("usage: python -m sarathi_lab COMMAND [--help] ...\n")
     for name, (_, purpose) in COMMANDS.items():
-        print(f"  {name:<10} {purpose}")
+        print(f"  {name:<11}{purpose}")
     if command in ("", "-h", "--help"):
         return 0
     print(f"\nerror: {command} is not a command; use one of {', '.join(COMMANDS)}", file=sys.stderr)
+    return 2
+
+
+def print_completion(shell: Sequence[str]) -> int:
+    """Print the script that a shell evaluates to complete the commands and the settings of run."""
+    if list(shell) == ["bash"]:
+        print(COMPLETION % " ".join(COMMANDS))
+        return 0
+    named = " ".join(shell) or "no shell"
+    print(
+        f"error: {named} is not supported; use sarathi-lab completion bash (in zsh, run "
+        "autoload -U bashcompinit && bashcompinit first)",
+        file=sys.stderr,
+    )
     return 2
 
 

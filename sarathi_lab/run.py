@@ -6,31 +6,22 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 
 import hydra
-from hydra.errors import HydraException
 from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
 
 from sarathi_lab.config import console
-from sarathi_lab.config.command_line import (
-    CommandLine,
-    explain,
-    flags_first,
-    is_run,
-    read_command_line,
-    run_job,
-)
+from sarathi_lab.config.arguments import read_arguments
+from sarathi_lab.config.command_line import CommandLine, read_command_line
 from sarathi_lab.config.errors import EXIT_INTERRUPTED, UserError, exit_code
-from sarathi_lab.config.instantiate import build
+from sarathi_lab.config.explain import HYDRA_ERRORS, explain
+from sarathi_lab.config.instantiate import build, make_loader
+from sarathi_lab.config.jobs import run_here
 from sarathi_lab.config.paths import CONF, make_folder
-from sarathi_lab.config.sweep_driver import Sweep
+from sarathi_lab.config.sweep import Sweep
 from sarathi_lab.config.sweep_resume import find_sweep, split_resume
-from sarathi_lab.results import report
-from sarathi_lab.tasks.base import track_sweep
 
 
 def main(args: Sequence[str]) -> int:
@@ -39,81 +30,74 @@ def main(args: Sequence[str]) -> int:
     0; 2 for a mistake of the user's, or runs that stopped; 1 for runs that failed otherwise; 130
     for Ctrl-C.
     """
-    os.environ["HYDRA_FULL_ERROR"] = (
-        "1"  # errors reach us as exceptions, to be reported in one line
-    )
-    return exit_code(lambda: _main(flags_first(args)), "finished runs are kept")
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # errors reach us as exceptions, to be told in one line
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # `policy._target_=my_module.MyPolicy`, as python -m does
+    return exit_code(lambda: _main(args), "finished runs are kept")
 
 
 def _main(args: Sequence[str]) -> int:
-    if not is_run(args):
-        return _show(args)
-    args, resume = split_resume(args)
-    command_line = read_command_line(args)
+    arguments = read_arguments(args)
+    if arguments.shows:
+        return _show(arguments.ordered)
+    own, resume = split_resume(arguments.of_run)
+    command_line = read_command_line(own)
     if resume is not None:
-        command_line = replace(command_line, results_dir=find_sweep(resume, command_line).folder)
-    _check(command_line)
+        command_line.results_dir = find_sweep(resume, command_line).folder
+    if command_line.search is not None:
+        from sarathi_lab.results.columns import HEADINGS
+
+        command_line.search.check_objective(HEADINGS)
+    command_line.check()
+    # Only now may anything be written.
+    make_folder(Path(str(command_line.jobs[0].cfg.output)), "output")
+    make_folder(command_line.results_dir, command_line.results_setting)
+    for job in command_line.jobs:
+        build(job.cfg.tracking).check()
     if command_line.is_sweep:
         return _run_sweep(command_line, is_resumed=resume is not None)
-    return _run(args, command_line)
+    return _run(command_line)
 
 
 def _show(args: Sequence[str]) -> int:
     """Help, or the configuration: Hydra's own business, but for its tracebacks."""
+    argv, sys.argv = sys.argv, [sys.argv[0], *args]
+    show = hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
     try:
-        _hydra_main(args, lambda cfg: None)
-    except (HydraException, OmegaConfBaseException, ValueError) as error:
-        raise explain(error, args) from None
+        show(lambda cfg: None)()
+    except HYDRA_ERRORS as error:
+        raise explain(error, args, make_loader()) from None
+    finally:
+        sys.argv = argv
     return 0
 
 
-def _check(command_line: CommandLine) -> None:
-    """Check every job, so that a mistake in the last one shows before the first one runs."""
-    for cfg in command_line.jobs:
-        build(cfg.task).check(cfg)
-    # Only now may anything be written.
-    make_folder(Path(str(command_line.jobs[0].output)), "output")
-    make_folder(command_line.results_dir, command_line.results_setting)
-    for cfg in command_line.jobs:
-        build(cfg.tracking).check()
+def _run(command_line: CommandLine) -> int:
+    from sarathi_lab.tasks.base import run_task
 
+    (job,), folder = command_line.jobs, command_line.results_dir
+    job.place(folder)
 
-def _run(args: Sequence[str], command_line: CommandLine) -> int:
-    folder = command_line.results_dir
-    mistakes: list[UserError] = []
+    def work(cfg: DictConfig) -> None:
+        run_here(run_task, cfg, (), job)
 
-    def job(cfg: DictConfig) -> None:
-        try:
-            run_job(cfg, ())
-        except UserError as error:
-            # Carried past Hydra, which would add lines of its own; anew, as a traceback would hold
-            # the run's memory.
-            mistakes.append(type(error)(str(error)))
-
-    # Said once more, so that folder and report agree however long planning took.
-    quoted = str(folder).replace("\\", "\\\\").replace("'", "\\'")
     try:
-        _hydra_main([*args, f"{command_line.results_setting}='{quoted}'"], job)
+        job.run(work, command_line.loader)
+    except UserError as error:
+        raise UserError(str(error)) from None  # anew, as its traceback holds the run's memory
     finally:
         if (folder / "run.json").is_file():
             console.print_place("results", folder)
         _print_hint(command_line)
-    if mistakes:
-        raise mistakes[0]
     return 0
 
 
-def _hydra_main(args: Sequence[str], job: Callable[[DictConfig], None]) -> None:
-    argv = sys.argv
-    sys.argv = [argv[0], *args]
-    try:
-        hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(job)()
-    finally:
-        sys.argv = argv
-
-
 def _run_sweep(command_line: CommandLine, *, is_resumed: bool) -> int:
-    sweep = Sweep(command_line, is_resumed=is_resumed)
+    from sarathi_lab.results import report
+    from sarathi_lab.tasks.base import run_task, track_sweep
+
+    cfg = command_line.jobs[0].cfg
+    sweep = Sweep(command_line, run_task, is_resumed=is_resumed)
     folder = sweep.record.folder
     is_interrupted = False
     try:
@@ -125,10 +109,10 @@ def _run_sweep(command_line: CommandLine, *, is_resumed: bool) -> int:
             file=sys.stderr,
         )
     finally:
-        if build(command_line.jobs[0].task).has_runs:
+        if build(cfg.task).has_runs:
             report.print_sweep(folder, sweep.num_jobs)
             if not is_interrupted:  # else nobody wants to wait for W&B
-                track_sweep(command_line.jobs[0], folder, command_line.swept)
+                track_sweep(cfg, folder, command_line.swept)
         else:
             console.print_place("results", folder)
         _print_hint(command_line)
@@ -142,7 +126,7 @@ def _run_sweep(command_line: CommandLine, *, is_resumed: bool) -> int:
 
 
 def _print_hint(command_line: CommandLine) -> None:
-    if hint := build(command_line.jobs[0].tracking).hint():
+    if hint := build(command_line.jobs[0].cfg.tracking).hint():
         console.print_place("W&B", hint)
 
 

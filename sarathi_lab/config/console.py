@@ -1,4 +1,4 @@
-"""sarathi_lab.config.console."""
+"""What goes to the terminal: lines, places and progress."""
 
 from __future__ import annotations
 

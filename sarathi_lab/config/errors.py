@@ -16,10 +16,11 @@ class RunError(UserError):
     """Stops one run, not the sweep that it belongs to: what was recorded so far is kept."""
 
 
-def require_bool(name: str, value: object, fix: str = "use one of them") -> None:
-    """Raise `UserError` unless `value` is true or false."""
+def require_bool(name: str, value: object, fix: str = "use one of them") -> bool:
+    """Return `value` if it is true or false, else raise `UserError`."""
     if not isinstance(value, bool):
         raise UserError(f"{name}={value} is neither true nor false; {fix}")
+    return value
 
 
 def require_int(name: str, value: object, minimum: int, fix: str) -> int:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+from pathlib import Path
 from typing import Any
 
+from hydra import initialize_config_dir
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.errors import InstantiationException
-from hydra.utils import instantiate
+from hydra.types import RunMode
+from hydra.utils import get_class, instantiate
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from sarathi_lab.config.errors import UserError
@@ -26,9 +33,56 @@ def build(node: DictConfig | ListConfig) -> Any:
         raise
 
 
+def class_of(cfg: DictConfig, group: str) -> type:
+    """The class that `GROUP._target_` names. Raises UserError if it can't be imported."""
+    target = cfg[group]["_target_"]
+    try:
+        return get_class(target)
+    except Exception as error:  # whatever importing a user's module raises
+        reason = str(error.__cause__ or error).splitlines()[0]
+        raise UserError(
+            f"{group}._target_={target} can't be imported ({reason}); name a class as "
+            "module.Class, with the module in the current folder or installed"
+        ) from None
+
+
+def parameters_of(cls: type) -> list[str] | None:
+    """The names that its constructor takes; None if it takes any."""
+    parameters = inspect.signature(cls).parameters
+    takes_any = any(found.kind is found.VAR_KEYWORD for found in parameters.values())
+    return None if takes_any else list(parameters)
+
+
+def option_files(group: str) -> dict[str, Path]:
+    """The options of a group by name: those of conf/, and those in the folders that the running
+    job's `--config-dir` or `hydra.searchpath` adds, which do not replace them.
+    """
+    sources = HydraConfig.get().runtime.config_sources if HydraConfig.initialized() else []
+    added = [Path(source.path) for source in sources if source.schema == "file"]
+    paths = [path for folder in (*reversed(added), CONF) for path in folder.glob(f"{group}/*.yaml")]
+    return dict(sorted((path.stem, path) for path in paths))
+
+
+def make_loader() -> ConfigLoader:
+    """Hydra's loader of conf/."""
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(CONF), version_base="1.3", job_name="sarathi_lab"):
+        return GlobalHydra.instance().config_loader()
+
+
+def read_option(group: str, path: Path) -> DictConfig:
+    """The settings in an option's file, those of its defaults list included."""
+    node = OmegaConf.load(path)
+    assert isinstance(node, DictConfig)
+    if "defaults" not in node:
+        return node
+    settings = [f"hydra.searchpath=['file://{path.parents[1]}']", f"{group}={path.stem}"]
+    return make_loader().load_configuration("config", settings, RunMode.RUN)[group]
+
+
 def load_option(group: str, name: str) -> Any:
     """The object that `conf/GROUP/NAME.yaml` describes, such as ("model", "13b")."""
-    return build(OmegaConf.load(CONF / group / f"{name}.yaml"))
+    return build(read_option(group, CONF / group / f"{name}.yaml"))
 
 
 def resolved(cfg: DictConfig) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Where the repository keeps what the code reads: the configuration and the experiments."""
+"""Where what the code reads is kept, and how it writes files."""
 
 from __future__ import annotations
 
@@ -13,12 +13,17 @@ from typing import Any, TextIO
 
 from sarathi_lab.config.errors import UserError
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+_PACKAGE = Path(__file__).resolve().parents[1]
+IS_CHECKOUT = not (_PACKAGE / "conf").is_dir()
+# The folder with conf/ and experiments/: beside the package in a checkout, in it in a wheel. Only a
+# checkout's may be written to.
+REPOSITORY = _PACKAGE.parent if IS_CHECKOUT else _PACKAGE
 CONF = REPOSITORY / "conf"
 EXPERIMENTS = REPOSITORY / "experiments"
+OUTPUTS = Path("outputs")  # of the current folder
 
 
-def make_folder(folder: Path, setting: str) -> None:
+def make_folder(folder: Path, setting: str) -> Path:
     """Make `folder`, which `setting` names, unless it is there. Raises UserError if it can't be
     written to.
     """
@@ -31,6 +36,7 @@ def make_folder(folder: Path, setting: str) -> None:
         raise UserError(
             f"{setting}={folder} can't be written ({error.strerror}); choose another folder"
         ) from None
+    return folder
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

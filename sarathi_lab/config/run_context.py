@@ -1,15 +1,18 @@
-"""sarathi_lab.config.run_context."""
+"""What a task is told of the run that it is."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True)
 class RunContext:
-    """Where a run's results go and what they are called."""
+    """Where a run's results go and what they are called; `prepared` is what the task's `check` has
+    returned.
+    """
 
     run_dir: Path
     baselines_dir: Path
@@ -18,3 +21,4 @@ class RunContext:
     swept: Sequence[str] = ()  # the settings that the sweep varies
     experiment: str | None = None  # the overlay of conf/experiment, if one was asked for
     task: str = "serve"  # the option of conf/task
+    prepared: Any = None

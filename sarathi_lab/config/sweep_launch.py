@@ -1,164 +1,32 @@
-"""Hands jobs to Hydra's launchers and keeps how each ended, in whatever process it ran."""
+"""Runs a sweep's jobs, here or by one of Hydra's launchers, and keeps how each ended."""
 
 from __future__ import annotations
 
-import json
-import os
-import tempfile
-import threading
+import signal
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack, contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from typing import TextIO
 
-from hydra._internal.callbacks import Callbacks
-from hydra._internal.core_plugins.basic_launcher import BasicLauncher
-from hydra.core.global_hydra import GlobalHydra
+from hydra._internal.callbacks import Callbacks  # HydraContext wants one; there is no public way
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
-from hydra.types import HydraContext, RunMode
-from omegaconf import DictConfig
+from hydra.types import HydraContext
+from omegaconf import DictConfig, open_dict
 
-from sarathi_lab.config.command_line import CommandLine, run_job
+from sarathi_lab.config.arguments import quoted
+from sarathi_lab.config.command_line import CommandLine
 from sarathi_lab.config.console import console, print_stopped
+from sarathi_lab.config.cores import pin_process
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.config.paths import try_lock, write_json
+from sarathi_lab.config.jobs import Job, Work, run_here
+from sarathi_lab.config.paths import write_json
+from sarathi_lab.config.sweep_progress import SweepProgress
 from sarathi_lab.config.sweep_record import FAILED, FINISHED, OUTPUT, SweepRecord
-
-
-@dataclass(frozen=True)
-class Cores:
-    """The cores of this process; empty if there were too few. The open files keep other processes
-    from them.
-    """
-
-    numbers: tuple[int, ...]
-    claims: tuple[TextIO, ...]
-
-
-@cache
-def pin_process(num_processes: int) -> Cores:
-    """Bind this process, once, to the `num_processes`-th part of the cores it may use, none of them
-    another's.
-
-    It stays unbound where other sweeps on the machine have taken too many, or where the system
-    binds no processes.
-    """
-    if not hasattr(os, "sched_setaffinity"):
-        return Cores((), ())
-    share = max(1, len(os.sched_getaffinity(0)) // num_processes)
-    cores = _claim(share, Path(tempfile.gettempdir()) / f"sarathi-lab-cores-{os.getuid()}")
-    if cores.numbers:
-        os.sched_setaffinity(0, cores.numbers)
-    return cores
-
-
-def _claim(share: int, folder: Path) -> Cores:
-    numbers: list[int] = []
-    claims: list[TextIO] = []
-    for number in sorted(os.sched_getaffinity(0), key=lambda number: (_physical(number), number)):
-        if (claim := try_lock(folder / str(number))) is not None:
-            numbers.append(number)
-            claims.append(claim)
-        if len(numbers) == share:
-            return Cores(tuple(numbers), tuple(claims))
-    for claim in claims:
-        claim.close()
-    return Cores((), ())
-
-
-def _physical(number: int) -> int:
-    """The first of the hardware threads that share a core with `number`: they belong to one
-    process.
-    """
-    path = Path(f"/sys/devices/system/cpu/cpu{number}/topology/thread_siblings_list")
-    try:
-        return int(path.read_text().replace("-", ",").split(",")[0])
-    except (OSError, ValueError):
-        return number
-
-
-POLL_SECONDS = 0.5
-
-
-class SweepProgress:
-    """Reads the outcomes of jobs from their folders, so that any process may run them."""
-
-    def __init__(self, record: SweepRecord, num_done: int) -> None:
-        self._record = record
-        self._done_before = self._done = num_done
-        self._started = time.monotonic()
-        self._pending: dict[int, str] = {}
-        self._lock = threading.Lock()
-
-    def expect(self, jobs: Mapping[int, str]) -> None:
-        """Wait for these jobs, too: their numbers, and what to call them."""
-        with self._lock:
-            self._pending |= jobs
-
-    def update(self) -> None:
-        """Print a line for every job that has ended since the last call."""
-        with self._lock:
-            for number in sorted(self._pending):
-                if (outcome := self._outcome(number)) is not None:
-                    name = self._pending.pop(number)
-                    self._done += 1
-                    line = (
-                        f"[{self._done}/{self._record.num_jobs}] {name} "
-                        f"{outcome}{self._time_left()}"
-                    )
-                    console().print(line, soft_wrap=True)
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Print these lines while other processes run the jobs."""
-        stop = threading.Event()
-
-        def watch() -> None:
-            while not stop.wait(POLL_SECONDS):
-                self.update()
-
-        thread = threading.Thread(target=watch, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            stop.set()
-            thread.join()
-            self.update()
-
-    def _outcome(self, number: int) -> str | None:
-        if self._record.is_finished(number):
-            seconds = json.loads((self._record.job_dir(number) / FINISHED).read_text())["seconds"]
-            return f"took {duration(seconds)}"
-        failure = self._record.failure(number)
-        return None if failure is None else f"failed: {failure['error']}"
-
-    def _time_left(self) -> str:
-        """From the pace of the jobs that this command ran; those that it found done took it no
-        time.
-        """
-        num_left = self._record.num_jobs - self._done
-        elapsed = time.monotonic() - self._started
-        return (
-            f", about {duration(elapsed / (self._done - self._done_before) * num_left)} left"
-            if num_left
-            else ""
-        )
-
-
-def duration(seconds: float) -> str:
-    """Seconds as people say them: 40 s, 4 min, 2 h 10 min."""
-    if seconds < 90:
-        return f"{max(1, round(seconds))} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
 
 
 @dataclass(frozen=True)
@@ -170,10 +38,12 @@ class RecordedJob:
     cluster gave it.
     """
 
+    work: Work
     record: SweepRecord
     swept: tuple[str, ...]
-    is_apart: bool
-    num_processes: int
+    is_apart: bool = True
+    num_processes: int = 0
+    job: Job | None = None  # the one that was checked, in the process that did so
 
     def __call__(self, cfg: DictConfig) -> None:
         """Run the job, whose folder Hydra has made."""
@@ -191,7 +61,7 @@ class RecordedJob:
         try:
             if self.num_processes:
                 self._pin()
-            run_job(cfg, self.swept)
+            run_here(self.work, cfg, self.swept, self.job)
         except UserError as error:
             print_stopped(error)
             _record_failure(run_dir, {"error": str(error)})
@@ -221,23 +91,21 @@ class JobLauncher:
     """The launcher that a command line chose, for the jobs of one sweep."""
 
     def __init__(
-        self, command_line: CommandLine, record: SweepRecord, progress: SweepProgress
+        self, command_line: CommandLine, work: Work, record: SweepRecord, progress: SweepProgress
     ) -> None:
-        hydra = GlobalHydra.instance().hydra
-        assert hydra is not None
-        quoted = str(record.folder).replace("\\", "\\\\").replace("'", "\\'")
-        overrides = [*command_line.overrides, "hydra.mode=MULTIRUN", f"hydra.sweep.dir='{quoted}'"]
-        self._cfg = hydra.compose_config("config", overrides, run_mode=RunMode.MULTIRUN)
-        self._context = HydraContext(
-            config_loader=hydra.config_loader, callbacks=Callbacks(self._cfg)
-        )
-        self._swept = command_line.swept
+        self._command_line = command_line
+        self._work = work
         self._record = record
         self._progress = progress
+        self._master = command_line.master
+        own = ["hydra.mode=MULTIRUN", f"hydra.sweep.dir={quoted(str(record.folder))}"]
+        with open_dict(self._master.hydra):
+            self._master.hydra.overrides.hydra.extend(own)
+            self._master.hydra.sweep.dir = str(record.folder)
 
     @property
     def _is_apart(self) -> bool:
-        return not self._cfg.hydra.launcher["_target_"].endswith(BasicLauncher.__name__)
+        return self._master.hydra.runtime.choices["hydra/launcher"] != "basic"
 
     def launch(self, jobs: Mapping[int, Sequence[str]]) -> None:
         """Run `jobs` (settings by number) and wait for all; how each ended is in its folder.
@@ -245,10 +113,27 @@ class JobLauncher:
         Raises UserError if the launcher itself gives up.
         """
         self._progress.expect({number: self._name(number, job) for number, job in jobs.items()})
+        if self._is_apart:
+            self._launch_apart(jobs)
+            return
+        for number, settings in jobs.items():
+            self._run_here(number, settings)
+            self._progress.update()
+
+    def _run_here(self, number: int, settings: Sequence[str]) -> None:
+        job = self._command_line.job(settings)
+        job.place(self._record.folder, number)
+        swept = self._command_line.swept
+        job.run(
+            RecordedJob(self._work, self._record, swept, is_apart=False, job=job),
+            self._command_line.loader,
+        )
+
+    def _launch_apart(self, jobs: Mapping[int, Sequence[str]]) -> None:
         left = dict(jobs)
         while left:
             try:
-                with self._progress.watching() if self._is_apart else nullcontext():
+                with self._progress.watching(), _interrupts_kept_from_children():
                     self._launch(left)
                 return
             except BrokenProcessPool:
@@ -257,32 +142,22 @@ class JobLauncher:
 
     def _launch(self, jobs: Mapping[int, Sequence[str]]) -> None:
         settings = [[*job, f"hydra.sweep.subdir={number}"] for number, job in jobs.items()]
+        num_processes = _num_processes(self._master.hydra.launcher)
+        swept = self._command_line.swept
         launcher = Plugins.instance().instantiate_launcher(
-            hydra_context=self._context, task_function=self._task(), config=self._cfg
+            hydra_context=HydraContext(self._command_line.loader, Callbacks(self._master)),
+            task_function=RecordedJob(self._work, self._record, swept, num_processes=num_processes),
+            config=self._master,
         )
         try:
             launcher.launch(settings, initial_job_idx=0)
-        except BrokenProcessPool:
+        except (BrokenProcessPool, HydraException):
             raise
         except Exception as error:
-            if not self._is_apart or isinstance(error, HydraException):
-                raise
             told = str(error).strip().splitlines()[0]
             raise UserError(
                 f"the launcher gave up ({type(error).__name__}: {told}); jobs it queued may run on"
             ) from error
-
-    def _task(self) -> Callable[[DictConfig], None]:
-        num_processes = _num_processes(self._cfg.hydra.launcher)
-        job = RecordedJob(self._record, tuple(self._swept), self._is_apart, num_processes)
-        if self._is_apart:
-            return job
-
-        def run(cfg: DictConfig) -> None:
-            job(cfg)
-            self._progress.update()
-
-        return run
 
     def _keep_lost(self, jobs: Mapping[int, Sequence[str]]) -> None:
         """Record the jobs that ran when a worker was killed, one of which was its: the pool went
@@ -295,12 +170,9 @@ class JobLauncher:
             raise UserError(
                 "the launcher's processes ended before any job began; see the messages above"
             )
+        error = "its process was killed, or another's beside it; the system may have been out of "
         for number in lost:
-            error = (
-                "its process was killed, or another's beside it; the system may have been out "
-                "of memory"
-            )
-            _record_failure(self._record.job_dir(number), {"error": error})
+            _record_failure(self._record.job_dir(number), {"error": f"{error}memory"})
         self._progress.update()
 
     def _has_begun(self, number: int) -> bool:
@@ -311,10 +183,9 @@ class JobLauncher:
 
     def _name(self, number: int, job: Sequence[str]) -> str:
         """What sets the job apart in its sweep."""
-        return (
-            " ".join(setting for setting in job if setting.partition("=")[0] in self._swept)
-            or f"run {number}"
-        )
+        swept = self._command_line.swept
+        own = [setting for setting in job if setting.partition("=")[0] in swept]
+        return " ".join(own) or f"run {number}"
 
 
 def _num_processes(launcher: DictConfig) -> int:
@@ -327,3 +198,15 @@ def _num_processes(launcher: DictConfig) -> int:
     import joblib
 
     return joblib.effective_n_jobs(num_jobs)
+
+
+@contextmanager
+def _interrupts_kept_from_children() -> Iterator[None]:
+    """Start processes that a terminal's Ctrl-C does not reach: the launcher ends them, as one that
+    is still importing would print a traceback. This process hears it in another thread.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

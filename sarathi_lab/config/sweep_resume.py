@@ -9,10 +9,9 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from omegaconf import OmegaConf
-
 from sarathi_lab.config.command_line import CommandLine
 from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.instantiate import resolved
 from sarathi_lab.config.sweep_record import RECORD, SweepRecord
 
 LATEST = "true"
@@ -70,10 +69,9 @@ def _read(folder: Path) -> SweepRecord:
 
 def fingerprint(command_line: CommandLine) -> str:
     """Equal for command lines whose jobs do the same work, wherever they leave the results."""
-    jobs = [OmegaConf.to_container(cfg, resolve=True) for cfg in command_line.jobs]
+    jobs = [resolved(job.cfg) for job in command_line.jobs]
     for job in jobs:
-        assert isinstance(job, dict)
-        for name in ("output", "tracking", "resume"):
+        for name in ("output", "tracking", "resume", "limit"):
             job.pop(name, None)
     search = None if command_line.search is None else command_line.search.identity()
     text = json.dumps([jobs, search], sort_keys=True)
@@ -92,7 +90,7 @@ def find_sweep(resume: str, command_line: CommandLine) -> SweepRecord:
         )
     if resume != LATEST:
         return _named(resume, command_line)
-    output = Path(str(command_line.jobs[0].output))
+    output = Path(str(command_line.jobs[0].cfg.output))
     mark = fingerprint(command_line)
     same = [
         record

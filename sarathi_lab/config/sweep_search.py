@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,7 +20,6 @@ from sarathi_lab.config.console import console
 from sarathi_lab.config.errors import UserError, require_int, require_one_of
 from sarathi_lab.config.paths import write_json
 from sarathi_lab.config.sweep_record import BEST, SweepRecord
-from sarathi_lab.results.columns import HEADINGS
 
 if TYPE_CHECKING:
     import optuna
@@ -46,23 +45,24 @@ class OptunaSearch:
     params: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
-        require_int(
-            "hydra.sweeper.n_trials", self.n_trials, 1, "use the number of trials, such as 20"
-        )
-        require_int(
-            "hydra.sweeper.parallel",
-            self.parallel,
-            1,
-            "use the number of trials at a time, such as 1",
-        )
-        require_int("hydra.sweeper.seed", self.seed, 0, "use a number such as 0")
+        for name, minimum, fix in (
+            ("n_trials", 1, "the number of trials, such as 20"),
+            ("parallel", 1, "the number of trials at a time, such as 1"),
+            ("seed", 0, "a number such as 0"),
+        ):
+            require_int(f"hydra.sweeper.{name}", getattr(self, name), minimum, f"use {fix}")
         require_one_of("hydra.sweeper.direction", self.direction, ("maximize", "minimize"))
-        require_one_of("hydra.sweeper.objective", self.objective.partition("_vs_")[0], HEADINGS)
         if importlib.util.find_spec("optuna") is None:
             raise UserError(
                 "hydra/sweeper=optuna_search needs the package optuna, which is missing; pip "
                 "install optuna"
             )
+
+    def check_objective(self, quantities: Iterable[str]) -> None:
+        """Refuse an objective that summary.json can't have, which holds `quantities` and their
+        ratios to baselines.
+        """
+        require_one_of("hydra.sweeper.objective", self.objective.partition("_vs_")[0], quantities)
 
     def identity(self) -> dict[str, Any]:
         """What makes it another search: all but how many run at a time."""

@@ -1,6 +1,4 @@
-"""Which chunk to take, by a model's own prediction: candidates served by the very engine loop on a
-virtual clock.
-"""
+"""The chunk to take, by prediction: candidates served by the engine's loop on a virtual clock."""
 
 from __future__ import annotations
 
@@ -12,11 +10,9 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
-from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.ledger import Ledger
-from sarathi_lab.engine.loop import run_engine
+from sarathi_lab.engine.loop import serve
 from sarathi_lab.engine.request import Batch, Request
-from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.policy import Orca, Policy, RequestLevel, Sarathi
 
@@ -30,9 +26,7 @@ PolicyOfChunk = Callable[[int], Policy]
 
 @dataclass(frozen=True)
 class Advice:
-    """The chunk to take (tokens of one iteration, decodes included) and the predictions that it is
-    chosen from.
-    """
+    """The chunk to take (tokens of an iteration, decodes included), and all predictions."""
 
     chunk: int
     table: pd.DataFrame
@@ -40,8 +34,7 @@ class Advice:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Serves `requests` on a virtual clock under any policy, with the given batch, model length and
-    cache.
+    """Serves `requests` on a virtual clock under any policy, with the given batch and cache.
 
     `max_model_len` None is the longest request, `num_blocks` None a cache that is never short.
     `baselines` names those of `BASELINES` that throughputs are compared with.
@@ -57,23 +50,22 @@ class Prediction:
 
     def serve(self, policy: Policy) -> Ledger:
         """The record of serving all requests."""
-        max_model_len = self.max_model_len or max(request.total_len for request in self.requests)
-        num_blocks = self.num_blocks or 2 * self.batch_size * math.ceil(
-            max_model_len / self.block_size
+        longest = self.max_model_len or max(request.total_len for request in self.requests)
+        never_short = 2 * self.batch_size * math.ceil(longest / self.block_size)
+        return serve(
+            self.requests,
+            policy,
+            SimulatedExecutor(self.iteration_time),
+            batch_size=self.batch_size,
+            num_blocks=self.num_blocks or never_short,
+            block_size=self.block_size,
+            max_model_len=longest,
         )
-        blocks = BlockManager(num_blocks, self.block_size)
-        scheduler = Scheduler(
-            policy, blocks, batch_size=self.batch_size, max_model_len=max_model_len
-        )
-        ledger = Ledger()
-        run_engine(self.requests, scheduler, SimulatedExecutor(self.iteration_time), ledger)
-        return ledger
 
     def throughput(self, ledger: Ledger) -> float:
         """Prompt plus output tokens per second."""
-        return sum(request.total_len for request in self.requests) / float(
-            ledger.iterations().end.max()
-        )
+        tokens = sum(request.total_len for request in self.requests)
+        return tokens / float(ledger.iterations().end.max())
 
     @cached_property
     def baseline_throughputs(self) -> Mapping[str, float]:
@@ -81,14 +73,12 @@ class Prediction:
         return {name: self.throughput(self.serve(BASELINES[name])) for name in self.baselines}
 
     def table(self, chunks: Iterable[int], policy: PolicyOfChunk = Sarathi) -> pd.DataFrame:
-        """What each chunk gives under `policy`: a row per chunk, ascending, by the names of
-        METRICS.md.
+        """The prediction of each chunk under `policy`: a row per chunk, ascending.
 
-        Columns: chunk (tokens), throughput (tokens/s), its ratios to the baselines (request-level
-        batching, and Orca with one prompt an iteration: "Orca best"), kv_reread_factor, tbt_p50 and
-        tbt_p99 (seconds between tokens; NaN if no request has two), is_as_good (throughput within 1
-        % of the best row's) and is_best. Raises UserError as `Scheduler` does, for a chunk below
-        the batch or requests that do not fit.
+        Columns, by the names of METRICS.md: chunk (tokens), throughput (tokens/s), its ratios to
+        the baselines, kv_reread_factor, tbt_p50 and tbt_p99 (seconds; NaN if no request has two
+        tokens), is_as_good (throughput within 1 % of the best row's) and is_best. Raises UserError
+        as `Scheduler` does, for a chunk below the batch or requests that do not fit.
         """
         return _marked(pd.DataFrame([self._row(chunk, policy) for chunk in sorted(set(chunks))]))
 
@@ -97,34 +87,32 @@ class Prediction:
         iterations, throughput = ledger.iterations(), self.throughput(ledger)
         gaps = np.concatenate([np.diff(times) for times in ledger.requests().token_times])
         p50, p99 = np.quantile(gaps, (0.5, 0.99)) if len(gaps) else (math.nan, math.nan)
+        ratios = {
+            f"throughput_vs_{name}": throughput / value
+            for name, value in self.baseline_throughputs.items()
+        }
+        read, computed = iterations.prefill_kv_tokens, iterations.num_prefill_tokens
         return {
             "chunk": chunk,
             "throughput": throughput,
-            **{
-                f"throughput_vs_{name}": throughput / value
-                for name, value in self.baseline_throughputs.items()
-            },
-            "kv_reread_factor": iterations.prefill_kv_tokens.sum()
-            / iterations.num_prefill_tokens.sum(),
+            **ratios,
+            "kv_reread_factor": read.sum() / computed.sum(),
             "tbt_p50": p50,
             "tbt_p99": p99,
         }
 
 
 def candidates(requests: Sequence[Request], batch_size: int, tile: int) -> list[int]:
-    """Chunks worth a try (tokens), ascending and not below the batch: multiples of the device's
-    `tile` (section 4.4).
+    """Chunks worth a try (tokens), ascending and not below the batch: multiples of `tile`.
 
-    Powers of two times the tile, up to the first that holds the longest prompt whole beside the
-    decodes; and the neighbours of (P:D) (B - 1), at which prefills and decodes run out together
-    (the optimum P:D = C / (B - 1) of section 4.3.3).
+    Powers of two times the tile (section 4.4), up to the first that holds the longest prompt whole
+    beside the decodes; and the neighbours of (P:D) (B - 1), at which prefills and decodes run out
+    together (the optimum P:D = C / (B - 1) of section 4.3.3).
     """
-    whole = max(request.prompt_len for request in requests) + batch_size - 1
-    doublings = max(0, math.ceil(math.log2(whole / tile)))
+    prompts = [request.prompt_len for request in requests]
+    doublings = max(0, math.ceil(math.log2((max(prompts) + batch_size - 1) / tile)))
     num_tiles = {2**i for i in range(doublings + 1)}
-    pd_ratio = sum(request.prompt_len for request in requests) / sum(
-        request.output_len for request in requests
-    )
+    pd_ratio = sum(prompts) / sum(request.output_len for request in requests)
     balanced = pd_ratio * (batch_size - 1) / tile
     num_tiles |= {n for n in (math.floor(balanced), math.ceil(balanced)) if 1 <= n < 2**doublings}
     return sorted(n * tile for n in num_tiles if n * tile >= batch_size)
@@ -143,12 +131,8 @@ def advise(
     of `candidates` are halved until they are a tile wide. Of the chunks within 1 % of the best, the
     one with the lowest P99 time between tokens is taken, then the smallest.
     """
-    untried = (
-        candidates(prediction.requests, prediction.batch_size, tile)
-        if chunks is None
-        else list(chunks)
-    )
     tables: list[pd.DataFrame] = []
+    untried = list(chunks or candidates(prediction.requests, prediction.batch_size, tile))
     while untried:
         tables.append(prediction.table(untried, policy))
         untried = _halfway(pd.concat(tables), tile) if chunks is None else []
@@ -158,15 +142,14 @@ def advise(
 
 
 def _halfway(table: pd.DataFrame, tile: int) -> list[int]:
-    """The multiples of `tile` halfway between the best chunk and its neighbours on either side, if
-    any lie there.
-    """
+    """Multiples of `tile` halfway between the best chunk and its neighbours, if any lie there."""
     best = int(table.chunk.iloc[table.throughput.argmax()])
-    below, above = table.chunk[table.chunk < best], table.chunk[table.chunk > best]
-    neighbours = ([int(below.max())] if len(below) else []) + (
-        [int(above.min())] if len(above) else []
-    )
-    return [(best + other) // (2 * tile) * tile for other in neighbours if abs(best - other) > tile]
+    tried = sorted(table.chunk)
+    place = tried.index(best)
+    neighbours = tried[max(0, place - 1) : place] + tried[place + 1 : place + 2]
+    return [
+        int(best + other) // (2 * tile) * tile for other in neighbours if abs(best - other) > tile
+    ]
 
 
 def _marked(table: pd.DataFrame) -> pd.DataFrame:

@@ -1,6 +1,4 @@
-"""Runs of the same requests at many rates, each served once, and the highest rate that meets an
-objective.
-"""
+"""The same requests at many rates, each served once, and the highest that meets an objective."""
 
 from __future__ import annotations
 
@@ -13,23 +11,23 @@ import numpy as np
 import pandas as pd
 
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.executor import Executor
 from sarathi_lab.engine.ledger import Ledger
-from sarathi_lab.engine.loop import run_engine
+from sarathi_lab.engine.loop import serve
 from sarathi_lab.engine.request import Request
-from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.policy import Policy
 from sarathi_lab.results.intervals import bootstrap
 from sarathi_lab.results.serving_metrics import is_met
 from sarathi_lab.results.slo import Slo
 
+ROUNDING = 1e-9  # of the logarithm, so that a rate of the grid is its own step
+# Where a search ends by default, in saturation rates. Above, only a short run meets an objective.
+BELOW, ABOVE = 1 / 64, 2.0
+
 
 @dataclass(frozen=True)
 class Engine:
-    """An executor and the sizes of its schedulers: sequences of a batch, tokens of the longest,
-    blocks of the cache.
-    """
+    """An executor and its scheduler's sizes: sequences, tokens of the longest, cache blocks."""
 
     executor: Executor
     batch_size: int
@@ -40,34 +38,31 @@ class Engine:
     on_iteration: Callable[[int], None] = lambda num_tokens: None
 
     def serve(self, requests: Sequence[Request], policy: Policy) -> Ledger:
-        """Serve `requests` to the end with an empty cache and a clock at zero; returns the
-        record.
-        """
-        scheduler = Scheduler(
-            policy,
-            BlockManager(self.num_blocks, self.block_size),
-            batch_size=self.batch_size,
-            max_model_len=self.max_model_len,
-            num_micro_batches=self.num_stages,
-        )
+        """Serve `requests` to the end, from an empty cache and a clock at zero."""
         ledger = Ledger()
         ledger.on_iteration = self.on_iteration
-        run_engine(requests, scheduler, self.executor, ledger)
-        return ledger
+        return serve(
+            requests,
+            policy,
+            self.executor,
+            batch_size=self.batch_size,
+            num_blocks=self.num_blocks,
+            block_size=self.block_size,
+            max_model_len=self.max_model_len,
+            num_micro_batches=self.num_stages,
+            recorder=ledger,
+        )
 
 
 def mean_rate(requests: Sequence[Request]) -> float:
-    """(R - 1) / (a_R - a_1), the rate at which `requests` arrive; infinite if all are there at
-    once.
-    """
+    """(R - 1) / (a_R - a_1) requests per second; infinite if all arrive at once."""
     times = [request.arrival_time for request in requests]
     span = max(times) - min(times)
     return (len(times) - 1) / span if span > 0 else float("inf")
 
 
 def at_rate(requests: Sequence[Request], rate: float) -> list[Request]:
-    """The same requests with their gaps stretched so that they arrive at `rate` a second, the first
-    one at 0.
+    """The same requests with gaps stretched to arrive at `rate` a second, the first one at 0.
 
     Raises UserError for requests that have no gaps.
     """
@@ -75,8 +70,8 @@ def at_rate(requests: Sequence[Request], rate: float) -> list[Request]:
     if not np.isfinite(own) or not own:
         raise UserError(
             f"the workload's {len(requests)} requests come all at once, so there is no rate to "
-            "change; use a workload "
-            "with arrivals, such as workload.arrivals=poisson, and at least 2 requests"
+            "change; use a workload with arrivals, such as workload.arrivals=poisson, and at least "
+            "2 requests"
         )
     first = min(request.arrival_time for request in requests)
     return [
@@ -86,18 +81,13 @@ def at_rate(requests: Sequence[Request], rate: float) -> list[Request]:
 
 
 def all_at_once(requests: Sequence[Request]) -> list[Request]:
-    """The same requests, all there at 0."""
+    """The same requests, all arriving at 0."""
     return [replace(request, arrival_time=0.0) for request in requests]
-
-
-ROUNDING = 1e-9  # of the logarithm, so that a rate of the grid is its own step
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Rates (1 + `precision`)^k requests per second for whole k: the same ones for every policy,
-    seed and objective.
-    """
+    """Rates (1 + `precision`)^k requests/s for whole k: those of all policies and objectives."""
 
     precision: float
 
@@ -112,9 +102,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Bracket:
-    """Neighbouring steps of which one passes and the next does not; None where the limits were
-    reached.
-    """
+    """Neighbouring steps, one passing and the next failing; None where the limits were reached."""
 
     passing: int | None
     failing: int | None
@@ -129,51 +117,30 @@ def highest_passing(
 ) -> Bracket:
     """The bracket found from `start` within `lowest` to `highest`, both included.
 
-    Goes 1, 2, 4, ... steps up while steps pass, or down while they do not, and halves what is
-    between. Whether steps pass need not be monotone: then it is one of the places where passing
-    ends.
+    Goes 1, 2, 4, ... steps up while steps pass, or down while they fail, and halves what is
+    between. Whether steps pass need not be monotone: then it is one place where passing ends.
     """
-    start = min(max(start, lowest), highest)
-    bracket = (
-        _upwards(passes, start, highest) if passes(start) else _downwards(passes, start, lowest)
-    )
-    passing, failing = bracket.passing, bracket.failing
-    if passing is None or failing is None:
-        return bracket
+    step, stride = min(max(start, lowest), highest), 1
+    is_up = passes(step)
+    end = highest if is_up else lowest
+    while step != end:
+        other = min(step + stride, end) if is_up else max(step - stride, end)
+        if passes(other) != is_up:
+            return _halved(passes, min(step, other), max(step, other))
+        step, stride = other, 2 * stride
+    return Bracket(step, None) if is_up else Bracket(None, step)
+
+
+def _halved(passes: Callable[[int], bool], passing: int, failing: int) -> Bracket:
     while failing - passing > 1:
         middle = (passing + failing) // 2
         passing, failing = (middle, failing) if passes(middle) else (passing, middle)
     return Bracket(passing, failing)
 
 
-def _upwards(passes: Callable[[int], bool], passing: int, highest: int) -> Bracket:
-    stride = 1
-    while passing < highest:
-        step = min(passing + stride, highest)
-        if not passes(step):
-            return Bracket(passing, step)
-        passing, stride = step, 2 * stride
-    return Bracket(passing, None)
-
-
-def _downwards(passes: Callable[[int], bool], failing: int, lowest: int) -> Bracket:
-    stride = 1
-    while failing > lowest:
-        step = max(failing - stride, lowest)
-        if passes(step):
-            return Bracket(step, failing)
-        failing, stride = step, 2 * stride
-    return Bracket(None, failing)
-
-
-# Where a search ends, in saturation rates, unless told. Above, only the shortness of a run lets it
-# meet an objective.
-BELOW, ABOVE = 1 / 64, 2.0
-
-
 @dataclass(frozen=True)
 class Trial:
-    """One run: its seed and requests per second, and the tables that it left."""
+    """One run: its seed and requests per second, and its tables."""
 
     seed: int
     rate: float
@@ -188,9 +155,9 @@ class Trial:
 
 @dataclass
 class Trials:
-    """Serves `loads`, the requests of each seed, under one policy on `engine`; every run is kept.
+    """Serves `loads`, the requests of each seed, under one policy on `engine`; keeps every run.
 
-    The rates are those of `grid`; a seed's search begins where the one before it ended.
+    A search takes up what is `known`. A seed's search begins where the one before it ended.
     """
 
     engine: Engine
@@ -200,7 +167,7 @@ class Trials:
     known: dict[tuple[int, int], Trial] = field(default_factory=dict)
 
     def at(self, seed: int, step: int) -> Trial:
-        """The run of a seed at a step of the grid, served unless it was before."""
+        """The run of a seed at a step of the grid, served unless it is known."""
         if (seed, step) not in self.known:
             rate = self.grid.rate(step)
             ledger = self.engine.serve(at_rate(self.loads[seed], rate), self.policy)
@@ -208,7 +175,7 @@ class Trials:
         return self.known[seed, step]
 
     def saturation_rate(self) -> float:
-        """Requests per second of the first seed's, all there at once."""
+        """Requests per second of the first seed's, all arriving at once."""
         requests = next(iter(self.loads.values()))
         ledger = self.engine.serve(all_at_once(requests), self.policy)
         return len(requests) / float(ledger.iterations().end.max())
@@ -218,9 +185,7 @@ class Trials:
         return is_met(self.at(seed, step).requests, slo)
 
     def capacity(self, slo: Slo, start: float, limits: tuple[float, float]) -> Capacities:
-        """The highest rate of each seed that meets `slo`, looked for from `start` within `limits`
-        (per second).
-        """
+        """The highest rate of each seed that meets `slo`, from `start` within `limits` (1/s)."""
         lowest, highest = (self.grid.step(rate) for rate in limits)
         step, brackets = self.grid.step(start), {}
         for seed in self.loads:
@@ -232,7 +197,7 @@ class Trials:
 
 @dataclass(frozen=True)
 class Capacities:
-    """What the seeds of one search found; `lowest` and `highest` are the steps at its limits."""
+    """The brackets of a search by seed; `lowest` and `highest` are the steps at its limits."""
 
     grid: Grid
     lowest: int
@@ -242,15 +207,12 @@ class Capacities:
     @property
     def values(self) -> list[float]:
         """The highest passing rate of each seed; 0 where even the lowest fails."""
-        return [
-            0.0 if b.passing is None else self.grid.rate(b.passing) for b in self.brackets.values()
-        ]
+        steps = [bracket.passing for bracket in self.brackets.values()]
+        return [0.0 if step is None else self.grid.rate(step) for step in steps]
 
     @property
     def summary(self) -> dict[str, float]:
-        """The median over the seeds and its interval; the next rate of the grid is the upper end of
-        each seed's.
-        """
+        """The median over the seeds and its interval, which the grid's next rate ends."""
         low, high = bootstrap(self.values)
         num_whole = sum(bracket.is_whole for bracket in self.brackets.values())
         return {
@@ -262,27 +224,24 @@ class Capacities:
 
     @property
     def remark(self) -> str:
-        """What kept seeds from a bracket; empty if all have one."""
-        failing = sum(bracket.passing is None for bracket in self.brackets.values())
-        passing = sum(bracket.failing is None for bracket in self.brackets.values())
-        parts = []
-        if failing:
-            parts.append(
-                f"even {self.grid.rate(self.lowest):.3g}/s, the lowest rate tried, fails with "
-                f"{failing}"
-            )
-        if passing:
-            parts.append(
-                f"even {self.grid.rate(self.highest):.3g}/s, the highest rate tried, passes "
-                f"with {passing}"
-            )
-        return f"{' and '.join(parts)} of {len(self.brackets)} seeds" if parts else ""
+        """Why seeds have no bracket; empty if all have one."""
+        brackets = self.brackets.values()
+        ends = (
+            (self.lowest, "lowest", "fails", sum(b.passing is None for b in brackets)),
+            (self.highest, "highest", "passes", sum(b.failing is None for b in brackets)),
+        )
+        parts = [
+            f"even {self.grid.rate(step):.3g}/s, the {which} rate tried, {does} with {count}"
+            for step, which, does, count in ends
+            if count
+        ]
+        return f"{' and '.join(parts)} of {len(brackets)} seeds" if parts else ""
 
 
 def limits_around(
     saturation: float, lowest: float | None, highest: float | None
 ) -> tuple[float, float]:
-    """Where a search ends: as told, else far below and above the saturation rate."""
+    """Where a search ends (requests/s): as given, else far below and above the saturation rate."""
     low = saturation * BELOW if lowest is None else lowest
     high = saturation * ABOVE if highest is None else highest
     return min(low, high), max(low, high)

@@ -1,6 +1,4 @@
-"""Where chunked prefill pays: its gain over the baselines in the steady state, over loads of equal
-requests.
-"""
+"""Where chunked prefill pays: its steady gain over the baselines, over loads of equal requests."""
 
 from __future__ import annotations
 
@@ -56,8 +54,7 @@ def crossover(
     kv_tokens: float = math.inf,
     on_load: Callable[[int], None] = lambda num_loads: None,
 ) -> pd.DataFrame:
-    """The gain of `policy` over each baseline for every load and chunk: a row per cell and
-    baseline.
+    """The gain of `policy` over each baseline: a row per load, chunk and baseline.
 
     Columns: pd_ratio, seq_len (P + D, tokens), batch, chunk (tokens), baseline, gain (ratio of
     steady throughputs less 1) and outcome ("gains" above 2 %, "loses" below -2 %, else "neutral").
@@ -65,29 +62,23 @@ def crossover(
     chunk below its batch. `on_load` is called with 1 after each of `loads_that_fit`.
     """
     rows = []
-    for pd_ratio, seq_len, batch in loads_that_fit(pd_ratios, seq_lens, batches, kv_tokens):
-        load = (*lengths(seq_len, pd_ratio), batch, operation_times)
-        baselines = {
-            name: steady_throughput(baseline, *load) for name, baseline in BASELINES.items()
-        }
+    for load in loads_that_fit(pd_ratios, seq_lens, batches, kv_tokens):
+        pd_ratio, seq_len, batch = load
+        sizes = (*lengths(seq_len, pd_ratio), batch, operation_times)
+        baselines = {name: steady_throughput(base, *sizes) for name, base in BASELINES.items()}
         for chunk in (chunk for chunk in chunks if chunk >= batch):
-            throughput = steady_throughput(policy(chunk), *load)
-            cell = {"pd_ratio": pd_ratio, "seq_len": seq_len, "batch": batch, "chunk": chunk}
+            throughput = steady_throughput(policy(chunk), *sizes)
             rows += [
-                {**cell, "baseline": name, "gain": throughput / base - 1}
-                for name, base in baselines.items()
+                (*load, chunk, name, throughput / base - 1) for name, base in baselines.items()
             ]
         on_load(1)
-    table = pd.DataFrame(
-        rows, columns=["pd_ratio", "seq_len", "batch", "chunk", "baseline", "gain"]
-    )
+    columns = ["pd_ratio", "seq_len", "batch", "chunk", "baseline", "gain"]
+    table = pd.DataFrame(rows, columns=columns)
     return table.assign(
         outcome=pd.cut(table.gain, [-math.inf, -NEUTRAL, NEUTRAL, math.inf], labels=list(OUTCOMES))
     )
 
 
 def at_best_chunk(table: pd.DataFrame) -> pd.DataFrame:
-    """Of `crossover`'s rows those whose chunk gains most on their load, one per load and
-    baseline.
-    """
+    """Of `crossover`'s rows those with the best chunk, one per load and baseline."""
     return table.loc[table.groupby(["baseline", "pd_ratio", "seq_len", "batch"]).gain.idxmax()]

@@ -14,9 +14,8 @@ class Agreement:
     """Means over the tokens of a text, in nats where they have a unit.
 
     `nll` is the negative log-likelihood of the text's own next tokens, `nll_reference` the
-    reference's; `kl` the divergence KL(reference || found) of the distributions; `max_kl` the
-    largest of any token; `top1_agreement` the share of tokens behind which both have the same
-    likeliest one.
+    reference's; `kl` the divergence KL(reference || found), `max_kl` the largest of any token;
+    `top1_agreement` the share of tokens behind which both have the same likeliest one.
     """
 
     num_tokens: int
@@ -28,16 +27,14 @@ class Agreement:
 
     @property
     def nll_increase(self) -> float:
-        """What the text is less likely by, a token."""
         return self.nll - self.nll_reference
 
 
 def agreement(found: Tensor, reference: Tensor, targets: Tensor) -> Agreement:
-    """Of logits `found` with `reference`, both [tokens, vocab_size], behind which `targets`
-    [tokens] come.
+    """Of logits `found` with `reference`, both [tokens, vocab_size], before `targets` [tokens].
 
-    Everything is worked out in float64: differences are far smaller than what they differ by. A
-    logit that is no number makes the means none.
+    Computed in float64: differences are far smaller than what they differ by. NaN logits make the
+    means NaN. Raises ValueError for shapes that differ.
     """
     if found.shape != reference.shape or len(targets) != len(found):
         raise ValueError(
@@ -57,6 +54,6 @@ def agreement(found: Tensor, reference: Tensor, targets: Tensor) -> Agreement:
 
 
 def joined(parts: list[tuple[Tensor, Tensor, Tensor]]) -> Agreement:
-    """Of several texts, each as `agreement` takes them: means over all their tokens."""
+    """`agreement` of several texts: means over all their tokens."""
     found, reference, targets = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
     return agreement(found, reference, targets)

@@ -1,28 +1,23 @@
-"""A token budget found here, as the flags of serving systems that chunk prompts, each system's
-rules respected.
+"""A token budget as the flags of serving systems that chunk prompts, each system's rules kept.
 
-The budget is `chunk` of the policies: tokens of one iteration, decodes included. `SERVERS` holds
-one row a system; its `source` names what the spelling and the rule were read from. Where a rule
-moves the budget, the note says so. Two rules are not checks of the server but what its scheduler
-needs to move on: systems that cut prompts at whole blocks run nothing of a prompt if fewer tokens
-than a block are left beside the decodes.
+The budget is `chunk` of the policies: tokens of one iteration, decodes included. The systems and
+their rules are listed in servers.yaml.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import yaml
 
 from sarathi_lab.config.errors import UserError, require_int
-
-ASCEND_UNIT = 256  # tokens; "at least 256 and a multiple of 256" in the source of that row
 
 
 @dataclass(frozen=True)
 class ServerFlag:
-    """One server's settings: `flags` to type in order, and the tokens of one iteration that they
-    stand for.
-    """
+    """A server's settings: `flags` to type in order, and the tokens of one iteration they mean."""
 
     server: str
     flags: tuple[str, ...]
@@ -32,221 +27,77 @@ class ServerFlag:
 
 
 @dataclass(frozen=True)
-class Load:
-    """What the servers are asked to serve, in sequences and tokens; see `flags`."""
+class Scenario:
+    """Sequences of a batch, tokens of the longest sequence, and tokens of a cache page."""
 
     batch_size: int
     max_model_len: int
     page_size: int
 
-    @property
-    def num_decodes(self) -> int:
-        """The most decodes that ride along with a prompt: B - 1."""
-        return self.batch_size - 1
-
-    @property
-    def all_tokens(self) -> int:
-        """A batch never has more: every sequence at full length."""
-        return self.batch_size * self.max_model_len
+    def tokens(self) -> dict[str, int]:
+        """All quantities that servers.yaml may name."""
+        num_decodes = self.batch_size - 1  # the most beside a prompt
+        return {
+            **vars(self),
+            "num_decodes": num_decodes,
+            "all_tokens": self.batch_size * self.max_model_len,
+            "page_beside_decodes": self.page_size + num_decodes,
+        }
 
 
 @dataclass(frozen=True)
 class Server:
-    """A row of the table: flag templates, and the rule of the budget as bounds and a unit (tokens,
-    inclusive).
-
-    `rule` says the bounds in words and `remark` what the flag counts; these and `flags` may name
-    `budget` and what `Load` has.
-    """
+    """A row of servers.yaml: flag templates, and the rule of the budget as bounds and a unit."""
 
     name: str
     flags: tuple[str, ...]
     rule: str
     remark: str
     source: str
-    minimum: Callable[[Load], int]
-    unit: Callable[[Load], int] = lambda load: 1
-    maximum: Callable[[Load], int] | None = None
+    minimum: tuple[str | int, ...]
+    unit: str | int = 1
+    maximum: str | int | None = None
 
-    def budget(self, wanted: int, load: Load) -> int:
-        """The least budget from `wanted` tokens on that the rule allows, or the most that it
-        allows.
+    def settings(self, wanted: int, scenario: Scenario) -> ServerFlag:
+        """The least budget from `wanted` tokens on that the rule allows, or the most it allows.
+
+        The note states a rule that moves it.
         """
-        unit = self.unit(load)
-        budget = _round_up(max(wanted, self.minimum(load)), unit)
-        return budget if self.maximum is None else min(budget, self.maximum(load) // unit * unit)
+        tokens = scenario.tokens()
 
-    def settings(self, wanted: int, load: Load) -> ServerFlag:
-        """The row for a budget of `wanted` tokens."""
-        budget = self.budget(wanted, load)
+        def value(name: str | int) -> int:
+            return name if isinstance(name, int) else tokens[name]
+
+        unit = value(self.unit)
+        budget = -(-max(wanted, *map(value, self.minimum)) // unit) * unit
+        if self.maximum is not None:
+            budget = min(budget, value(self.maximum) // unit * unit)
 
         def filled(template: str) -> str:
-            return template.format(budget=budget, load=load)
+            return template.format(budget=budget, **tokens)
 
-        moved = "" if budget == wanted else f"{_moved(wanted, budget)}: {filled(self.rule)}; "
+        moved = "rounded up" if budget > wanted else "lowered"
+        why = (
+            "" if budget == wanted else f"{moved} from {wanted} to {budget}: {filled(self.rule)}; "
+        )
         flags = tuple(map(filled, self.flags))
-        return ServerFlag(self.name, flags, budget, moved + filled(self.remark), self.source)
+        return ServerFlag(self.name, flags, budget, why + filled(self.remark), self.source)
 
 
-VLLM_FLAGS = (
-    "--enable-chunked-prefill",
-    "--max-num-batched-tokens {budget}",
-    "--max-num-seqs {load.batch_size}",
-)
-
-SERVERS: tuple[Server, ...] = (
-    Server(
-        name="vLLM",
-        flags=(*VLLM_FLAGS, "--max-model-len {load.max_model_len}"),
-        rule="at least max_num_seqs={load.batch_size}, and at most max_num_seqs x "
-        "max_model_len={load.all_tokens}",
-        remark="counts decodes",
-        source="vllm-project/vllm vllm/config/scheduler.py verify_max_model_len, commit "
-        "01230b4: below is an error, "
-        "above a warning",
-        minimum=lambda load: load.batch_size,
-        maximum=lambda load: load.all_tokens,
-    ),
-    Server(
-        name="vllm-ascend",
-        flags=(*VLLM_FLAGS, "--max-model-len {load.max_model_len}"),
-        rule="at least 256, a multiple of 256, and at least max_num_seqs={load.batch_size}",
-        remark="counts decodes; not together with prefix caching or a quantised KV cache; with "
-        "ascend_scheduler_config "
-        "enabled, add chunked_prefill_enabled there",
-        source="Huawei Cloud ModelArts best practice, Chunked Prefill, table 1, pages 5901028 "
-        "(2025-03-03: the rule) "
-        "and 5910021 (2025-11-19: the scheduler)",
-        minimum=lambda load: max(ASCEND_UNIT, load.batch_size),
-        unit=lambda load: ASCEND_UNIT,
-    ),
-    Server(
-        name="SGLang",
-        flags=(
-            "--chunked-prefill-size {budget}",
-            "--enable-mixed-chunk",
-            "--page-size {load.page_size}",
-            "--max-running-requests {load.batch_size}",
-            "--context-length {load.max_model_len}",
-        ),
-        rule="a multiple of the page of {load.page_size}, and at least a page beside "
-        "{load.num_decodes} decodes",
-        remark="counts decodes, as --enable-mixed-chunk is set; a prompt is cut at whole pages "
-        "of what they leave",
-        source="sgl-project/sglang python/sglang/srt/server_args.py check_server_args "
-        "(divisible by page_size) and "
-        "managers/schedule_policy.py PrefillAdder; docs/advanced_features/server_arguments.md, "
-        "commit 004813e",
-        minimum=lambda load: load.page_size + load.num_decodes,
-        unit=lambda load: load.page_size,
-    ),
-    Server(
-        name="SGLang, unmixed",
-        flags=(
-            "--chunked-prefill-size {budget}",
-            "--page-size {load.page_size}",
-            "--max-running-requests {load.batch_size}",
-            "--context-length {load.max_model_len}",
-        ),
-        rule="a multiple of the page of {load.page_size}",
-        remark="the server's default: counts prompt tokens only, and decodes run in iterations "
-        "of their own",
-        source="as SGLang; without enable_mixed_chunk no decode is subtracted from the chunk",
-        minimum=lambda load: load.page_size,
-        unit=lambda load: load.page_size,
-    ),
-    Server(
-        name="TensorRT-LLM",
-        flags=(
-            "--enable_chunked_prefill",
-            "--max_num_tokens {budget}",
-            "--max_batch_size {load.batch_size}",
-            "--max_seq_len {load.max_model_len}",
-        ),
-        rule="a multiple of tokens_per_block={load.page_size}, and at least a block beside "
-        "{load.num_decodes} decodes",
-        remark="counts decodes; of trtllm-serve; tokens_per_block of kv_cache_config is "
-        "{load.page_size} here, and a "
-        "prompt is cut at whole blocks of what the decodes leave",
-        source="NVIDIA/TensorRT-LLM docs/source/features/long-sequence.md, commit 1ec63b4 (a "
-        "multiple of "
-        "tokens_per_block); tensorrt_llm/commands/serve.py, commit 00209af; cpp "
-        "microBatchScheduler.cpp (chunk unit)",
-        minimum=lambda load: load.page_size + load.num_decodes,
-        unit=lambda load: load.page_size,
-    ),
-    Server(
-        name="TGI",
-        flags=(
-            "--max-batch-prefill-tokens {budget}",
-            "--max-batch-total-tokens {load.all_tokens}",
-            "--max-total-tokens {load.max_model_len}",
-        ),
-        rule="more than the {load.num_decodes} tokens of the decodes, and at most "
-        "max_batch_total_tokens="
-        "{load.all_tokens}",
-        remark="counts decodes; version 3, and a model for which it cuts prompts: else it must "
-        "hold the longest prompt",
-        source="huggingface/text-generation-inference backends/v3/src/main.rs, commit 13fe822 "
-        "(at most "
-        "max_batch_total_tokens; at least max_input_tokens unless support_chunking); "
-        "docs/source/reference/launcher.md "
-        "commit 032fc4c; that decodes count: the batching task as the router of predibase/lorax "
-        "carries it",
-        minimum=lambda load: load.batch_size,
-        maximum=lambda load: load.all_tokens,
-    ),
-    Server(
-        name="FastDeploy",
-        flags=(
-            *VLLM_FLAGS,
-            "--max-model-len {load.max_model_len}",
-            "--block-size {load.page_size}",
-        ),
-        rule="a multiple of block_size={load.page_size}, at least "
-        "max_num_seqs={load.batch_size}, and at most "
-        "max_num_seqs x max_model_len={load.all_tokens}",
-        remark="counts decodes with the V1 scheduler; the older one cuts prompts at whole "
-        "blocks, and "
-        "max_num_seqs may not exceed 256",
-        source="PaddlePaddle/FastDeploy fastdeploy/config.py check (at least max_num_seqs and "
-        "block_size, at most "
-        "max_num_seqs x max_model_len), engine/common_engine.py partial_chunked_tokens; "
-        "docs/parameters.md, commit "
-        "0242c96",
-        minimum=lambda load: max(load.page_size, load.batch_size),
-        unit=lambda load: load.page_size,
-        maximum=lambda load: load.all_tokens,
-    ),
-    Server(
-        name="DeepSpeed-MII",
-        flags=(
-            "max_ragged_batch_size={budget}",
-            "max_ragged_sequence_count={load.batch_size}",
-            "max_tracked_sequences={load.batch_size}",
-            "max_context={load.max_model_len}",
-        ),
-        rule="at least max_ragged_sequence_count={load.batch_size}",
-        remark="counts decodes (Dynamic SplitFuse); arguments of DSStateManagerConfig, the "
-        "state_manager of the "
-        "RaggedInferenceEngineConfig that mii.serve takes as inference_engine_config",
-        source="microsoft/DeepSpeed deepspeed/inference/v2/ragged/manager_configs.py (validators); "
-        "microsoft/DeepSpeed-MII mii/batching/ragged_batching.py, commit 041a216 (the schedule)",
-        minimum=lambda load: load.batch_size,
-    ),
-)
+@cache
+def read_servers() -> tuple[Server, ...]:
+    """The rows of servers.yaml."""
+    rows = yaml.safe_load(Path(__file__).with_name("servers.yaml").read_text())
+    return tuple(Server(**row) for row in rows)
 
 
 def flags(
     budget: int, *, batch_size: int, max_model_len: int, page_size: int = 64
 ) -> list[ServerFlag]:
-    """The settings of every server in `SERVERS` for iterations of `budget` tokens, decodes
-    included.
+    """The settings of every server for iterations of `budget` tokens, decodes included.
 
-    `batch_size` is the most sequences that run at a time, `max_model_len` the tokens of the
-    longest, prompt and output, and `page_size` the tokens of a cache page or block, for servers
-    that let one choose it. Raises UserError for numbers below 1, and for sequences shorter than a
-    page: no budget suits such a cache.
+    `page_size` is the tokens of a cache page or block of servers that let one choose it. Raises
+    UserError for numbers below 1, and for sequences shorter than a page: no budget suits these.
     """
     require_int("budget", budget, 1, "use a number of tokens such as 256")
     require_int("batch_size", batch_size, 1, "use a number of sequences such as 8")
@@ -257,13 +108,5 @@ def flags(
             f"max_model_len={max_model_len} is less than one page of {page_size}; use a smaller "
             "page_size"
         )
-    load = Load(batch_size, max_model_len, page_size)
-    return [server.settings(budget, load) for server in SERVERS]
-
-
-def _round_up(num_tokens: int, unit: int) -> int:
-    return -(-num_tokens // unit) * unit
-
-
-def _moved(wanted: int, budget: int) -> str:
-    return f"{'rounded up' if budget > wanted else 'lowered'} from {wanted} to {budget}"
+    scenario = Scenario(batch_size, max_model_len, page_size)
+    return [server.settings(budget, scenario) for server in read_servers()]

@@ -15,9 +15,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from omegaconf import OmegaConf
 
-from sarathi_lab.config.instantiate import build, load_option
+from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.engine.request import Request
 from sarathi_lab.experiment.capacity import Engine, Grid, Trials, at_rate, limits_around
@@ -146,8 +145,7 @@ def datasets(sizes: Mapping[str, Any]) -> dict[str, Lognormal]:
 def _dataset(stated: str | Mapping[str, Any]) -> Lognormal:
     if not isinstance(stated, str):
         return Lognormal(num_requests=1, seed=0, **stated)
-    option = OmegaConf.load(CONF / "workload" / f"{stated}.yaml")
-    return build(OmegaConf.create({"seed": 0, "own": option}).own)
+    return load_option("workload", stated)
 
 
 def longest(sizes: Mapping[str, Any]) -> int:

@@ -1,5 +1,4 @@
-"""Chunked prefill on a model small enough to look at: what batches cost, and the schedules that
-policies make.
+"""Chunked prefill on a model small enough to look at: the cost of batches, and schedules.
 
 Iteration times are measured on the CPU at hand, the fastest of a few repetitions of a composition;
 the policies are served on a virtual clock that takes them, so that every picture shows the same
@@ -10,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -17,15 +17,12 @@ import torch
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
-from sarathi_lab.engine.block_manager import BlockManager
+from sarathi_lab.engine import loop
 from sarathi_lab.engine.compositions import make_batch
-from sarathi_lab.engine.executor import Executor, Sizes, StepResult
+from sarathi_lab.engine.executor import Sizes, StepResult
 from sarathi_lab.engine.ledger import Ledger
-from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.engine.request import Batch, Request, SequenceState
-from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
-from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.executor.simulated.pipeline import PipelineExecutor
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.experiment.measured_clock import (
@@ -48,21 +45,17 @@ IterationTime = Callable[[Batch], float]
 
 
 def tiny_on_this_cpu(repetitions: int = REPETITIONS) -> IterationTime:
-    """The seconds of a batch of the tiny model on this CPU: the fastest of `repetitions`, run when
-    first asked for.
+    """Seconds of a batch of the tiny model on this CPU, measured when first asked for.
 
-    The fastest, not the median: an iteration takes a tenth of a millisecond, and whatever else runs
-    only adds to it. On one thread: so little work is lost in waiting for a second one. Sets torch's
-    number of threads.
+    The fastest of `repetitions`, not the median: an iteration takes a tenth of a millisecond, and
+    whatever else runs only adds to it. On one thread, which sets torch's: so little work is lost
+    in waiting for a second one.
     """
     torch.set_num_threads(1)
     num_blocks = 2 * BATCH_SIZE * LONGEST // BLOCK_SIZE
-    sizes = Sizes(
-        num_blocks, BLOCK_SIZE, BATCH_SIZE, max_model_len=LONGEST, max_batch_tokens=LONGEST
-    )
-    device = MeasuredCostModel(
-        TorchBackend(device="cpu").build(load_option("model", "tiny"), None, sizes)
-    )
+    cache = Sizes(num_blocks, BLOCK_SIZE, BATCH_SIZE, LONGEST, LONGEST)
+    executor = TorchBackend(device="cpu").build(load_option("model", "tiny"), None, cache)
+    device = MeasuredCostModel(executor)
     known: dict[Composition, float] = {}
 
     def iteration_time(batch: Batch) -> float:
@@ -82,56 +75,46 @@ def tiny_on_this_cpu(repetitions: int = REPETITIONS) -> IterationTime:
 
 
 def paper_gpu() -> IterationTime:
-    """The seconds of a batch of 13B on an A6000, as the paper's figures have them (nothing is
-    measured).
-    """
-    return make_cost_model(
-        "profiled",
-        load_option("model", "13b"),
-        load_option("hardware", "a6000"),
-        DTYPE_BYTES["float16"],
-    ).iteration_time
+    """Seconds of a batch of 13B on an A6000 in float16, by the profiled cost model."""
+    model, hardware = load_option("model", "13b"), load_option("hardware", "a6000")
+    return make_cost_model("profiled", model, hardware, DTYPE_BYTES["float16"]).iteration_time
 
 
 def token_costs(
     iteration_time: IterationTime, sizes: Iterable[int] = (1, 2, 4), context: int = 64
 ) -> pd.DataFrame:
-    """Seconds per token of prompts and of decodes: columns kind, batch (sequences), tokens,
-    seconds, per_token.
-    """
+    """Prompts and decodes: kind, batch (sequences), tokens, seconds, per_token (seconds)."""
     rows = []
     for size in sizes:
         prompts = make_batch(prefill_tokens=context, num_prefills=size)
         decodes = make_batch(num_decodes=size, context=context)
         for kind, batch in (("prefill", prompts), ("decode", decodes)):
-            seconds = iteration_time(batch)
-            rows.append((kind, size, batch.num_tokens, seconds, seconds / batch.num_tokens))
-    return pd.DataFrame(rows, columns=["kind", "batch", "tokens", "seconds", "per_token"])
+            rows.append((kind, size, batch.num_tokens, iteration_time(batch)))
+    table = pd.DataFrame(rows, columns=["kind", "batch", "tokens", "seconds"])
+    return table.assign(per_token=table.seconds / table.tokens)
 
 
 def hybrid_costs(
     iteration_time: IterationTime, chunks: Iterable[int], context: int = 64
 ) -> pd.DataFrame:
-    """Seconds of a chunk alone, of `NUM_DECODES` decodes alone, and of both in one batch (the
-    paper's Table 2).
+    """Seconds of a chunk, of `NUM_DECODES` decodes, and of both in one batch (Table 2).
 
     Columns chunk (tokens of both), chunk_alone, decodes_alone, hybrid, and by decode alone and
     added (seconds).
     """
-    decodes = iteration_time(make_batch(num_decodes=NUM_DECODES, context=context))
-    rows = []
-    for chunk in chunks:
-        prompt = iteration_time(make_batch(prefill_tokens=chunk - NUM_DECODES))
-        both = make_batch(
-            prefill_tokens=chunk - NUM_DECODES, num_decodes=NUM_DECODES, context=context
-        )
-        hybrid = iteration_time(both)
-        rows.append(
-            (chunk, prompt, decodes, hybrid, decodes / NUM_DECODES, (hybrid - prompt) / NUM_DECODES)
-        )
-    return pd.DataFrame(
-        rows, columns=["chunk", "chunk_alone", "decodes_alone", "hybrid", "alone", "added"]
-    )
+    with_decodes = partial(make_batch, num_decodes=NUM_DECODES, context=context)
+    rows = [
+        {
+            "chunk": chunk,
+            "chunk_alone": iteration_time(make_batch(prefill_tokens=chunk - NUM_DECODES)),
+            "decodes_alone": iteration_time(with_decodes()),
+            "hybrid": iteration_time(with_decodes(prefill_tokens=chunk - NUM_DECODES)),
+        }
+        for chunk in chunks
+    ]
+    table = pd.DataFrame(rows)
+    added = (table.hybrid - table.chunk_alone) / NUM_DECODES
+    return table.assign(alone=table.decodes_alone / NUM_DECODES, added=added)
 
 
 def prefill_times(iteration_time: IterationTime, num_tokens: Iterable[int]) -> pd.DataFrame:
@@ -141,10 +124,10 @@ def prefill_times(iteration_time: IterationTime, num_tokens: Iterable[int]) -> p
 
 
 def requests_of(num_requests: int, seq_len: int, pd_ratio: float) -> list[Request]:
-    """Requests of P + D = `seq_len` tokens that all wait from the start; every second one has half
-    the output.
+    """Requests of P + D = `seq_len` tokens that all wait from the start.
 
-    Were they all alike, a batch would start and end together under every policy.
+    Every second one has half the output: were they all alike, a batch would start and end together
+    under every policy.
     """
     prompt_len, output_len = split_length(seq_len, pd_ratio)
     return [
@@ -170,80 +153,71 @@ def policies(chunk: int) -> Mapping[str, Policy]:
 
 
 class Schedule(Ledger):
-    """A ledger that also keeps which tokens of which request every iteration held."""
+    """A ledger that also keeps the chunks of every iteration."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._chunks: list[tuple[int, float, float, int, int, int, bool]] = []
+        self._chunks: list[tuple[object, ...]] = []
+        self._num_iterations = 0
 
     def record(self, result: StepResult, finished: list[SequenceState]) -> None:
         """Keep the batch's chunks, then what every ledger keeps."""
-        number = self._chunks[-1][0] + 1 if self._chunks else 0
-        for chunk in result.batch.chunks:
-            request = chunk.sequence.request.request_id
-            self._chunks.append(
-                (
-                    number,
-                    result.start,
-                    result.end,
-                    request,
-                    chunk.start,
-                    chunk.num_tokens,
-                    chunk.is_decode,
-                )
-            )
+        when = (self._num_iterations, result.start, result.end)
+        self._chunks += [
+            (*when, c.sequence.request.request_id, c.start, c.num_tokens, c.is_decode)
+            for c in result.batch.chunks
+        ]
+        self._num_iterations += 1
         super().record(result, finished)
 
     def chunks(self) -> pd.DataFrame:
-        """One row per chunk: iteration, start and end (seconds), request_id, first token,
-        num_tokens, is_decode.
-        """
+        """One row per chunk: its iteration with start and end (seconds), request and tokens."""
         columns = ["iteration", "start", "end", "request_id", "first", "num_tokens", "is_decode"]
         return pd.DataFrame(self._chunks, columns=columns)
 
 
-def serve(policy: Policy, requests: Sequence[Request], iteration_time: IterationTime) -> Schedule:
-    """Serve `requests` in batches of `BATCH_SIZE` on a virtual clock; returns the schedule."""
-    return _serve(policy, requests, SimulatedExecutor(iteration_time), BATCH_SIZE)
-
-
-def serve_pipeline(
-    policy: Policy, requests: Sequence[Request], iteration_time: IterationTime, num_stages: int
+def serve(
+    policy: Policy,
+    requests: Sequence[Request],
+    iteration_time: IterationTime,
+    num_stages: int = 1,
 ) -> Schedule:
-    """The same with the model's layers cut into equal stages, `BATCH_SIZE` sequences in each
-    micro-batch.
+    """The schedule of `requests` in batches of `BATCH_SIZE` on a virtual clock.
+
+    The model's layers are cut into `num_stages` equal stages of a pipeline, with as many batches
+    in flight.
     """
-
-    def stage_times(batch: Batch) -> list[float]:
-        return [iteration_time(batch) / num_stages] * num_stages
-
-    return _serve(
-        policy,
+    batch_size = BATCH_SIZE * num_stages
+    num_blocks = (batch_size + 1) * (max(r.total_len for r in requests) / BLOCK_SIZE + 1)
+    schedule = Schedule()
+    loop.serve(
         requests,
-        PipelineExecutor(num_stages, stage_times),
-        BATCH_SIZE * num_stages,
-        num_stages,
+        policy,
+        PipelineExecutor(num_stages, lambda b: [iteration_time(b) / num_stages] * num_stages),
+        batch_size=batch_size,
+        num_blocks=math.ceil(num_blocks / (1 - policy.watermark)),
+        block_size=BLOCK_SIZE,
+        num_micro_batches=num_stages,
+        recorder=schedule,
     )
+    return schedule
 
 
 def outcomes(schedules: Mapping[str, Schedule]) -> pd.DataFrame:
-    """A row per schedule: tokens/s, iterations, hybrid ones, and latencies in seconds
-    (METRICS.md).
-    """
+    """A row per schedule: tokens/s, iterations, hybrid ones, latencies in seconds (METRICS.md)."""
     rows = {}
     for name, schedule in schedules.items():
         iterations, requests = schedule.iterations(), schedule.requests()
         gaps = np.concatenate([np.diff(times) for times in requests.token_times])
-        mixed = (iterations.num_prefill_tokens > 0) & (iterations.num_decode_tokens > 0)
+        prompts, duration = iterations.num_prefill_tokens, iterations.end.max()
         rows[name] = {
-            "throughput": (requests.prompt_len + requests.output_len).sum() / iterations.end.max(),
-            "duration": iterations.end.max(),
+            "throughput": (requests.prompt_len + requests.output_len).sum() / duration,
+            "duration": duration,
             "iterations": len(iterations),
-            "hybrid": int(mixed.sum()),
+            "hybrid": int(((prompts > 0) & (iterations.num_decode_tokens > 0)).sum()),
             "ttft_p50": (requests.first_token_time - requests.arrival_time).median(),
             "tbt_max": gaps.max() if len(gaps) else math.nan,
-            "kv_reread_factor": iterations.prefill_kv_tokens.sum()
-            / iterations.num_prefill_tokens.sum(),
+            "kv_reread_factor": iterations.prefill_kv_tokens.sum() / prompts.sum(),
         }
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("policy")
 
@@ -251,36 +225,13 @@ def outcomes(schedules: Mapping[str, Schedule]) -> pd.DataFrame:
 def by_chunk(
     chunks: Iterable[int], requests: Sequence[Request], iteration_time: IterationTime
 ) -> pd.DataFrame:
-    """`outcomes` of SARATHI by chunk (tokens), request-level batching's throughput as
-    `baseline`.
-    """
-    baseline = outcomes(
-        {"request_level": serve(RequestLevel(), requests, iteration_time)}
-    ).throughput.iloc[0]
-    served = {str(chunk): serve(Sarathi(chunk=chunk), requests, iteration_time) for chunk in chunks}
-    table = outcomes(served).rename_axis("chunk").reset_index()
-    return table.assign(chunk=table.chunk.astype(int), gain=table.throughput / baseline)
-
-
-def _serve(
-    policy: Policy,
-    requests: Sequence[Request],
-    executor: Executor,
-    batch_size: int,
-    num_micro_batches: int = 1,
-) -> Schedule:
-    longest = max(request.total_len for request in requests)
-    blocks = BlockManager(
-        math.ceil((batch_size + 1) * (longest / BLOCK_SIZE + 1) / (1 - policy.watermark)),
-        BLOCK_SIZE,
-    )
-    scheduler = Scheduler(
-        policy,
-        blocks,
-        batch_size=batch_size,
-        max_model_len=longest,
-        num_micro_batches=num_micro_batches,
-    )
-    schedule = Schedule()
-    run_engine(requests, scheduler, executor, schedule)
-    return schedule
+    """`outcomes` of SARATHI by chunk (tokens), and `gain` over request-level batching."""
+    chosen = {str(chunk): Sarathi(chunk=chunk) for chunk in chunks}
+    served = {
+        name: serve(policy, requests, iteration_time)
+        for name, policy in {"baseline": RequestLevel(), **chosen}.items()
+    }
+    table = outcomes(served)
+    table["gain"] = table.throughput / table.throughput["baseline"]
+    table = table.drop("baseline").rename_axis("chunk").reset_index()
+    return table.astype({"chunk": int})

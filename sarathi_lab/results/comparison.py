@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from sarathi_lab.results.load import (
     WandbRecord,
     find_runs,
     load_iterations,
+    load_summary,
     read_offline,
     read_online,
 )
@@ -54,24 +55,17 @@ def load(*places: str | Path) -> list[ComparedRun]:
     """
     found = [run for place in places for run in _load(place)]
     names = [run.name for run in found]
-    return [
-        ComparedRun(
-            _numbered(run.name, names, i), run.source, run.settings, run.summary, run.iterations
-        )
-        for i, run in enumerate(found)
-    ]
+    return [replace(run, name=_numbered(run.name, names, i)) for i, run in enumerate(found)]
 
 
 def differing_settings(runs: Sequence[ComparedRun]) -> pd.DataFrame:
     """A row per setting in which the runs differ, a column per run; what a run does not have is
     "-".
     """
+    table = pd.DataFrame({run.name: pd.Series(run.settings, dtype=object) for run in runs})
     names = list(dict.fromkeys(name for run in runs for name in run.settings))
-    rows = {name: {run.name: _shown(run.settings.get(name)) for run in runs} for name in names}
-    differing = {name: row for name, row in rows.items() if len(set(row.values())) > 1}
-    return pd.DataFrame.from_dict(
-        differing, orient="index", columns=[run.name for run in runs]
-    ).rename_axis("setting")
+    shown = table.reindex(names).map(_shown).rename_axis("setting")
+    return shown[shown.nunique(axis=1) > 1]
 
 
 def compared_metrics(runs: Sequence[ComparedRun], reference: str | None = None) -> pd.DataFrame:
@@ -81,27 +75,19 @@ def compared_metrics(runs: Sequence[ComparedRun], reference: str | None = None) 
     Columns are (run, "value") and (run, "ratio"); values in the units of the row's heading. The
     reference is the first run unless named. Raises UserError for a name that no run has.
     """
-    if reference is None:
-        reference = runs[0].name
-    base = next((run for run in runs if run.name == reference), None)
-    if base is None:
+    by_name = {run.name: run.summary for run in runs}
+    reference = runs[0].name if reference is None else reference
+    if reference not in by_name:
         raise UserError(
-            f"reference={reference} is not among the runs; use one of "
-            f"{', '.join(run.name for run in runs)}"
+            f"reference={reference} is not among the runs; use one of {', '.join(by_name)}"
         )
     rows = {}
     for name, (words, factor, _) in HEADINGS.items():
-        if any(name in run.summary for run in runs):
-            values = [run.summary.get(name, math.nan) for run in runs]
-            ratios = [_ratio(value, base.summary.get(name, math.nan)) for value in values]
-            rows[words] = [
-                number
-                for value, ratio in zip(values, ratios, strict=True)
-                for number in (factor * value, ratio)
-            ]
-    columns = pd.MultiIndex.from_product(
-        [[run.name for run in runs], ["value", "ratio"]], names=["run", ""]
-    )
+        if any(name in summary for summary in by_name.values()):
+            values = [summary.get(name, math.nan) for summary in by_name.values()]
+            base = by_name[reference].get(name, math.nan) or math.nan
+            rows[words] = [part for value in values for part in (factor * value, value / base)]
+    columns = pd.MultiIndex.from_product([list(by_name), ["value", "ratio"]], names=["run", ""])
     return pd.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis("metric")
 
 
@@ -129,7 +115,7 @@ def _local(folder: Path) -> ComparedRun:
     try:
         labels = json.loads((folder / "run.json").read_text())
         config = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
-        summary = json.loads((folder / "summary.json").read_text())
+        summary = load_summary(folder)
         iterations = load_iterations(folder)
     except (OSError, ValueError) as error:
         raise UserError(
@@ -151,12 +137,8 @@ def _from_wandb(record: WandbRecord) -> ComparedRun:
     """The labels stand beside the settings in the config."""
     labels = {name: value for name, value in record.config.items() if name != "settings"}
     settings = _settings(record.config.get("settings", {}), labels)
-    summary = {
-        name: float(value)
-        for name, value in record.summary.items()
-        if isinstance(value, int | float)
-    }
-    return ComparedRun(record.name, record.source, settings, summary, record.history)
+    numbers = {n: float(v) for n, v in record.summary.items() if isinstance(v, int | float)}
+    return ComparedRun(record.name, record.source, settings, numbers, record.history)
 
 
 def _settings(config: Mapping[Any, Any], labels: Mapping[str, Any]) -> dict[str, object]:
@@ -177,15 +159,11 @@ def _flat(config: Mapping[Any, Any], prefix: str = "") -> dict[str, object]:
 
 
 def _shown(value: object) -> str:
-    if value is None:
+    if value is None or (isinstance(value, float) and math.isnan(value)):
         return "-"
     if isinstance(value, int | float) and not isinstance(value, bool):
         return f"{value:g}"  # W&B gives whole numbers back without a point
     return str(value).removeprefix("sarathi_lab.")
-
-
-def _ratio(value: float, base: float) -> float:
-    return value / base if base else math.nan
 
 
 def _numbered(name: str, names: Sequence[str], i: int) -> str:

@@ -16,8 +16,9 @@ import numpy as np
 import pandas as pd
 
 from sarathi_lab.engine.block_manager import BlockManager
-from sarathi_lab.engine.executor import Executor, StepResult
-from sarathi_lab.engine.request import Batch, Request, SequenceState
+from sarathi_lab.engine.compositions import make_batch, make_sequence, run_once
+from sarathi_lab.engine.executor import Executor
+from sarathi_lab.engine.request import Batch
 
 MIN_REPETITIONS = 3
 MAX_REPETITIONS = 15
@@ -25,9 +26,7 @@ MAX_REPETITIONS = 15
 
 @dataclass(frozen=True)
 class Composition:
-    """A hybrid batch in a few numbers (tokens): one chunk at an offset, and decodes of equal
-    context.
-    """
+    """One chunk at an offset, and decodes of equal context, the own token included (tokens)."""
 
     chunk_tokens: int
     chunk_start: int
@@ -81,21 +80,34 @@ def measure_decode_cost(
     seconds: float = 1.5,
 ) -> DecodeCost:
     """Run the three batches in turn until `seconds` of wall time are spent (at least 3, at most 15
-    times each).
+    times each); on a pipeline a stage's time counts.
     """
     composition = _fitted(composition, num_blocks, block_size)
-    probe = _Probe(executor, composition, BlockManager(num_blocks, block_size))
+    blocks = BlockManager(num_blocks, block_size)
+    tokens, emits = composition.chunk_tokens, composition.chunk_emits
+    chunk = make_sequence(composition.chunk_start, tokens, emits=emits, blocks=blocks)
+    decodes = [
+        make_sequence(composition.decode_context - 1, is_decode=True, blocks=blocks)
+        for _ in range(composition.num_decodes)
+    ]
+
+    def busy(num_decodes: int, chunk_tokens: int) -> float:
+        batch = Batch()
+        for decode in decodes[:num_decodes]:
+            batch.add(decode, 1)
+        if chunk_tokens:
+            batch.add(chunk, chunk_tokens)
+        return run_once(executor, batch).busy
+
     alone: list[float] = []
     marginal: list[float] = []
     deadline = time.monotonic() + seconds
     while len(alone) < MIN_REPETITIONS or (
         time.monotonic() < deadline and len(alone) < MAX_REPETITIONS
     ):
-        chunk = probe.time(with_chunk=True, with_decodes=False)
-        hybrid = probe.time(with_chunk=True, with_decodes=True)
-        decodes = probe.time(with_chunk=False, with_decodes=True)
-        alone.append(decodes / composition.num_decodes)
-        marginal.append((hybrid - chunk) / composition.num_decodes)
+        alone_chunk, hybrid = busy(0, tokens), busy(len(decodes), tokens)
+        alone.append(busy(len(decodes), 0) / len(decodes))
+        marginal.append((hybrid - alone_chunk) / len(decodes))
     return DecodeCost(median(alone), median(marginal), composition)
 
 
@@ -113,80 +125,19 @@ def decode_iteration(
     """
     context = max(2, min(context, num_blocks // num_decodes * block_size))
     blocks = BlockManager(num_blocks, block_size)
-    decodes = [_decode(context, blocks) for _ in range(num_decodes)]
-    seconds = []
-    for _ in range(repetitions + 1):  # the first warms up
-        batch = Batch()
-        for decode in decodes:
-            batch.add(decode, 1)
-        result = _run(executor, batch)
-        seconds.append(result.end - result.start)
-    return median(seconds[1:])
-
-
-def _run(executor: Executor, batch: Batch) -> StepResult:
-    """One iteration of a batch that can then be run again."""
-    executor.submit(batch)
-    result = executor.collect()
-    for part in batch.chunks:
-        part.sequence.in_flight = False
-    return result
+    batch = make_batch(num_decodes=num_decodes, context=context, blocks=blocks)
+    results = [run_once(executor, batch) for _ in range(repetitions + 1)]  # the first warms up
+    return median(result.end - result.start for result in results[1:])
 
 
 def _fitted(composition: Composition, num_blocks: int, block_size: int) -> Composition:
-    """The composition with contexts shortened to what the cache holds: medians may never have been
-    there together.
+    """With contexts shortened to what the cache holds: medians may never have been there
+    together.
     """
-    most_for_chunk = (
-        num_blocks - composition.num_decodes
-    ) * block_size  # a block for each decode at least
-    chunk_start = min(composition.chunk_start, most_for_chunk - composition.chunk_tokens)
-    chunk_blocks = -(-(chunk_start + composition.chunk_tokens) // block_size)
-    most_for_decode = (num_blocks - chunk_blocks) // composition.num_decodes * block_size
-    return replace(
-        composition,
-        chunk_start=chunk_start,
-        decode_context=max(2, min(composition.decode_context, most_for_decode)),
-    )
-
-
-class _Probe:
-    """Builds the same batch again and again over the same cache blocks."""
-
-    def __init__(self, executor: Executor, composition: Composition, blocks: BlockManager) -> None:
-        self.executor = executor
-        chunk_end = composition.chunk_start + composition.chunk_tokens
-        prompt_len = chunk_end if composition.chunk_emits else chunk_end + 1
-        self.chunk_tokens = composition.chunk_tokens
-        self.chunk = _sequence(prompt_len, composition.chunk_start, blocks, holds=chunk_end)
-        context = composition.decode_context  # includes the token being decoded
-        self.decodes = [_decode(context, blocks) for _ in range(composition.num_decodes)]
-
-    def time(self, *, with_chunk: bool, with_decodes: bool) -> float:
-        """Seconds of one iteration of the chosen parts; on a pipeline, of a stage."""
-        batch = Batch()
-        for decode in self.decodes if with_decodes else ():
-            batch.add(decode, 1)
-        if with_chunk:
-            batch.add(self.chunk, self.chunk_tokens)
-        return _run(self.executor, batch).busy
-
-
-def _decode(context: int, blocks: BlockManager) -> SequenceState:
-    """A sequence whose next token sees `context` tokens, its own included."""
-    decode = _sequence(context - 1, context - 1, blocks, holds=context)
-    decode.output_token_ids.append(0)  # the pending token
-    return decode
-
-
-def _sequence(
-    prompt_len: int, num_computed: int, blocks: BlockManager, holds: int
-) -> SequenceState:
-    request = Request(0, 0.0, prompt_len, 2, np.zeros(prompt_len, dtype=np.int32))
-    sequence = SequenceState(request, order=0)
-    sequence.num_computed = num_computed
-    if not blocks.grow(sequence, holds):
-        raise RuntimeError(
-            f"no cache blocks for a probe of {holds} tokens, though the run held such a batch"
-        )
-    return sequence
+    num_decodes, tokens = composition.num_decodes, composition.chunk_tokens
+    most_for_chunk = (num_blocks - num_decodes) * block_size  # a block for each decode at least
+    chunk_start = min(composition.chunk_start, most_for_chunk - tokens)
+    chunk_blocks = -(-(chunk_start + tokens) // block_size)
+    most_for_decode = (num_blocks - chunk_blocks) // num_decodes * block_size
+    decode_context = max(2, min(composition.decode_context, most_for_decode))
+    return replace(composition, chunk_start=chunk_start, decode_context=decode_context)

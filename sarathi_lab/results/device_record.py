@@ -4,13 +4,14 @@ measured.
 
 from __future__ import annotations
 
+import re
 import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from statistics import median
 from typing import Any
 
+import pandas as pd
 import torch
 
 from sarathi_lab.executor.torch.device import device_description
@@ -23,6 +24,16 @@ QUERY = {
     "temperature_c": "temperature.gpu",
 }
 EVERY_MS = 500
+
+
+def slug_of(device_name: str) -> str:
+    """A device's name as a folder's: "NVIDIA H200" is nvidia-h200."""
+    return re.sub(r"[^a-z0-9]+", "-", device_name.lower()).strip("-")
+
+
+def device_folder(device: torch.device) -> str:
+    """What folders of a device's results are called."""
+    return "cpu" if device.type == "cpu" else slug_of(device_description(device))
 
 
 def device_record(device: torch.device) -> dict[str, Any]:
@@ -70,21 +81,11 @@ def parse_clocks(lines: list[str]) -> dict[str, Any]:
     """Least, median and most of every column of nvidia-smi's output; lines that are not all numbers
     are left out.
     """
-    rows = []
-    for line in lines:
-        try:
-            row = [float(cell) for cell in line.split(",")]
-        except ValueError:
-            continue
-        if len(row) == len(QUERY):
-            rows.append(row)
-    if not rows:
+    cells = pd.DataFrame([line.split(",") for line in lines]).reindex(columns=range(len(QUERY)))
+    table = cells.apply(pd.to_numeric, errors="coerce").dropna().set_axis([*QUERY], axis="columns")
+    if table.empty:
         return {}
-    columns = zip(QUERY, zip(*rows, strict=True), strict=True)
-    return {
-        name: {"min": min(values), "median": median(values), "max": max(values)}
-        for name, values in columns
-    } | {"samples": len(rows)}
+    return {**table.agg(["min", "median", "max"]).to_dict(), "samples": len(table)}
 
 
 def _smi(device: torch.device) -> list[str]:
@@ -95,13 +96,9 @@ def _smi(device: torch.device) -> list[str]:
 
 
 def _query(device: torch.device, what: str) -> str | None:
+    command = [*_smi(device), f"--query-gpu={what}"]
     try:
-        command = [*_smi(device), f"--query-gpu={what}"]
-        return (
-            subprocess.run(
-                command, capture_output=True, text=True, check=True, timeout=20
-            ).stdout.strip()
-            or None
-        )
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
     except (OSError, subprocess.SubprocessError):
         return None
+    return done.stdout.strip() or None

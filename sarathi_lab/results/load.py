@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from sarathi_lab.results.tracking import fetch_runs
 
 POINTS = "figure.parquet"  # the figures of the paper, recomputed: see `paper.task`
 LABELS = "run.json"  # written last, so its presence says that the run is complete
+RENAMED = {"floor": "roofline", "ceiling": "peak"}  # words in the names of older files
 
 
 def find_runs(*roots: Path) -> Iterator[Path]:
@@ -39,24 +40,39 @@ def load_runs(*roots: Path) -> pd.DataFrame:
     for path in find_runs(*roots):
         try:
             labels = json.loads((path / LABELS).read_text())
-            summary = json.loads((path / "summary.json").read_text())
+            row = {**labels, **load_summary(path), "path": str(path), "sweep": str(_sweep_of(path))}
         except (OSError, ValueError):
             skipped.append(str(path))
-            continue
-        rows.append({**labels, **summary, "path": str(path), "sweep": str(_sweep_of(path))})
+        else:
+            rows.append(row)
     runs = pd.DataFrame(rows)
     runs.attrs["skipped"] = skipped
     return runs
 
 
+def load_summary(path: Path | str) -> dict[str, float]:
+    """The summary of the run in `path`."""
+    return renamed(json.loads((Path(path) / "summary.json").read_text()))
+
+
 def load_iterations(path: Path | str) -> pd.DataFrame:
     """One row per iteration of the run in `path`; columns as in METRICS.md."""
-    return pd.read_parquet(Path(path) / "iterations.parquet")
+    return pd.read_parquet(Path(path) / "iterations.parquet").rename(columns=new_name)
 
 
 def load_requests(path: Path | str) -> pd.DataFrame:
     """One row per request of the run in `path`."""
     return pd.read_parquet(Path(path) / "requests.parquet")
+
+
+def new_name(name: str) -> str:
+    """What a quantity of an older file is called now."""
+    return "_".join(RENAMED.get(word, word) for word in str(name).split("_"))
+
+
+def renamed(names: Mapping[str, Any]) -> dict[str, Any]:
+    """The same under the names that are used now."""
+    return {new_name(name): value for name, value in names.items()}
 
 
 def load_paper(figure: str) -> pd.DataFrame:
@@ -188,33 +204,36 @@ class WandbRecord(NamedTuple):
 
 def read_offline(path: Path) -> WandbRecord:
     """A run from its `.wandb` file. Raises UserError for one that W&B can't read."""
-    records = [json.loads(line) for line in _inspect(path).splitlines()]
-    runs = [record["run"] for record in records if record["type"] == "run"]
-    if not runs:
+    found: dict[str, list[dict[str, Any]]] = {"run": [], "summary": [], "history": []}
+    for line in _inspect(path).splitlines():
+        record = json.loads(line)
+        found.setdefault(record["type"], []).append(record[record["type"]])
+    if not found["run"]:
         raise UserError(
             f"{path} holds no run; it was cut off before W&B wrote anything, so leave it out"
         )
-    summary: dict[str, Any] = {}
-    for record in records:
-        if record["type"] == "summary":
-            summary |= record["summary"].get("update", {})
-    rows = [record["history"].get("item", {}) for record in records if record["type"] == "history"]
-    config = runs[-1].get("config", {}).get("update", {})
-    name = runs[-1].get("display_name") or runs[-1]["run_id"]
-    return WandbRecord(name, str(path), _public(config), _public(summary), _iterations(rows))
+    run, summary = found["run"][-1], {}
+    for part in found["summary"]:
+        summary |= part.get("update", {})
+    rows = [row.get("item", {}) for row in found["history"]]
+    name, config = run.get("display_name") or run["run_id"], run.get("config", {})
+    return _record(name, str(path), config.get("update", {}), summary, rows)
 
 
 def read_online(where: str) -> list[WandbRecord]:
     """The runs of "entity/project", or the one of "entity/project/run". UserError if the server
     does not give them.
     """
-    return [_online(run) for run in fetch_runs(where)]
-
-
-def _online(run: Any) -> WandbRecord:
-    history = run.history(samples=MOST_ROWS, pandas=False)
-    config, summary = _public(dict(run.config)), _public(dict(run.summary.items()))
-    return WandbRecord(run.name, "/".join(run.path), config, summary, _iterations(history))
+    return [
+        _record(
+            run.name,
+            "/".join(run.path),
+            dict(run.config),
+            dict(run.summary.items()),
+            run.history(samples=MOST_ROWS, pandas=False),
+        )
+        for run in fetch_runs(where)
+    ]
 
 
 def _inspect(path: Path) -> str:
@@ -229,17 +248,21 @@ def _inspect(path: Path) -> str:
     return done.stdout
 
 
-def _public(names: dict[str, Any]) -> dict[str, Any]:
-    """Without what W&B keeps for itself."""
-    return {name: value for name, value in names.items() if not name.startswith("_")}
-
-
-def _iterations(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
-    """The rows of iterations alone, under their columns' names; tables and pictures have steps of
-    their own.
+def _record(
+    name: str,
+    source: str,
+    config: dict[str, Any],
+    summary: dict[str, Any],
+    rows: Sequence[dict[str, Any]],
+) -> WandbRecord:
+    """Without what W&B keeps for itself; of `rows` those of iterations, under their columns' names:
+    tables and pictures have steps of their own.
     """
     table = pd.DataFrame([row for row in rows if "iteration" in row])
-    columns = [
-        column for column in table.columns if column == "iteration" or column.startswith(PREFIX)
-    ]
-    return table[columns].rename(columns=lambda column: column.removeprefix(PREFIX))
+    columns = [name for name in table if name == "iteration" or name.startswith(PREFIX)]
+    history = table[columns].rename(columns=lambda name: new_name(name.removeprefix(PREFIX)))
+    config, summary = (
+        {name: value for name, value in names.items() if not name.startswith("_")}
+        for names in (config, renamed(summary))
+    )
+    return WandbRecord(name, source, config, summary, history)

@@ -79,25 +79,21 @@ def summarise(
 def pipeline_metrics(
     iterations: pd.DataFrame, requests: pd.DataFrame, bubbles: pd.DataFrame, num_stages: int
 ) -> dict[str, float]:
-    """Flat names to numbers for what only a pipeline of `num_stages` has; `bubbles` is the ledger's
-    table.
-    """
+    """What only a pipeline of `num_stages` has; `bubbles` is the ledger's table."""
     idle = (bubbles.end - bubbles.start).sum() / num_stages
-    return {
-        "bubble_fraction": float(idle / (idle + iterations.busy.sum())),
-        **quantiles("bubble_time", requests.bubble_time),
-    }
+    share = float(idle / (idle + iterations.busy.sum()))
+    return {"bubble_fraction": share, **quantiles("bubble_time", requests.bubble_time)}
 
 
 def prefix_metrics(requests: pd.DataFrame) -> dict[str, float]:
-    """Flat names to numbers for what only a run with prefix caching has."""
+    """What only a run with prefix caching has."""
     return {"prefix_hit_rate": float(requests.prefix_hit_tokens.sum() / requests.prompt_len.sum())}
 
 
 def compare(
     summary: Mapping[str, float], baseline: Mapping[str, float], name: str
 ) -> dict[str, float]:
-    """Ratios of `summary` to the baseline called `name`, for every compared quantity that both
+    """Ratios of `summary` to the baseline called `name`, of every compared quantity that both
     have.
     """
     return {
@@ -109,51 +105,46 @@ def compare(
 
 def throughput(requests: pd.DataFrame, duration: float) -> dict[str, float]:
     """Counts and rates of finished `requests` over `duration` seconds."""
-    num_output_tokens = requests.output_len.sum()
+    num_prompt_tokens, num_output_tokens = requests.prompt_len.sum(), requests.output_len.sum()
     return {
         "num_requests": len(requests),
-        "num_prompt_tokens": requests.prompt_len.sum(),
+        "num_prompt_tokens": num_prompt_tokens,
         "num_output_tokens": num_output_tokens,
         "duration": duration,
-        "throughput": (requests.prompt_len.sum() + num_output_tokens) / duration,
+        "throughput": (num_prompt_tokens + num_output_tokens) / duration,
         "output_throughput": num_output_tokens / duration,
         "request_throughput": len(requests) / duration,
     }
 
 
 def _decode(iterations: pd.DataFrame, cost: DecodeCost | None) -> dict[str, float]:
-    seconds = iterations.busy
     decode_only = (iterations.num_prefill_tokens == 0) & (iterations.num_decode_tokens > 0)
-    alone_tokens = iterations.num_decode_tokens[decode_only].sum()
-    hybrid_tokens = iterations.num_decode_tokens[~decode_only].sum()
-    summary: dict[str, float] = {"num_decode_tokens": alone_tokens + hybrid_tokens}
-    decode_seconds = seconds[decode_only].sum()
+    alone = iterations.num_decode_tokens[decode_only].sum()
+    hybrid = iterations.num_decode_tokens[~decode_only].sum()
+    summary: dict[str, float] = {"num_decode_tokens": alone + hybrid}
+    seconds = iterations.busy[decode_only].sum()
     if cost is not None:
         summary["num_piggybacked_decodes"] = cost.composition.num_decodes
         summary["decode_time_alone"] = cost.alone
         summary["decode_time_marginal"] = cost.marginal
         if cost.marginal > 0:
             summary["decode_speedup"] = cost.alone / cost.marginal
-        decode_seconds += hybrid_tokens * cost.marginal
-    elif alone_tokens:
-        summary["decode_time_alone"] = decode_seconds / alone_tokens
-    is_known = hybrid_tokens == 0 if cost is None else cost.marginal > 0
-    if decode_seconds > 0 and is_known:
-        summary["decode_throughput"] = (alone_tokens + hybrid_tokens) / decode_seconds
+        seconds += hybrid * cost.marginal
+    elif alone:
+        summary["decode_time_alone"] = seconds / alone
+    is_known = hybrid == 0 if cost is None else cost.marginal > 0
+    if seconds > 0 and is_known:
+        summary["decode_throughput"] = (alone + hybrid) / seconds
     return summary
 
 
 def _kv(iterations: pd.DataFrame) -> dict[str, float]:
-    return {
-        "kv_read_bytes": iterations.kv_bytes.sum(),
-        "kv_reread_factor": iterations.prefill_kv_tokens.sum()
-        / iterations.num_prefill_tokens.sum(),
-    }
+    factor = iterations.prefill_kv_tokens.sum() / iterations.num_prefill_tokens.sum()
+    return {"kv_read_bytes": iterations.kv_bytes.sum(), "kv_reread_factor": factor}
 
 
 def _efficiency(iterations: pd.DataFrame, peaks: Peaks) -> dict[str, float]:
-    busy = iterations.busy.sum()
-    roofline = iterations.roofline.sum()
+    busy, roofline = iterations.busy.sum(), iterations.roofline.sum()
     return {
         "busy_time": busy,
         "roofline": roofline,
@@ -177,17 +168,14 @@ def _time_over_roofline_by_kind(iterations: pd.DataFrame) -> dict[str, float]:
         "hybrid": has_prefill & has_decode,
     }
     return {
-        f"time_over_roofline_{kind}": iterations.busy[is_of_kind].sum()
-        / iterations.roofline[is_of_kind].sum()
-        for kind, is_of_kind in kinds.items()
-        if is_of_kind.any()
+        f"time_over_roofline_{kind}": iterations.busy[own].sum() / iterations.roofline[own].sum()
+        for kind, own in kinds.items()
+        if own.any()
     }
 
 
 def device_idle_fraction(iterations: pd.DataFrame) -> float:
-    """Share of a device's time between iterations, while there were requests to serve
-    (METRICS.md).
-    """
+    """Share of a device's time between iterations, while there were requests to serve."""
     had_work = (iterations.num_running + iterations.num_waiting > 0).to_numpy()[:-1]
     gaps = np.maximum(0.0, iterations.start.to_numpy()[1:] - iterations.end.to_numpy()[:-1])
     idle = float(gaps[had_work].sum())
@@ -195,16 +183,14 @@ def device_idle_fraction(iterations: pd.DataFrame) -> float:
 
 
 def _overheads(iterations: pd.DataFrame) -> dict[str, float]:
-    """What a real device loses between and beside the work; nothing is known of it where none was
-    measured.
-    """
+    """What a real device loses between and beside the work; nothing where none was measured."""
     if not iterations.host_time.any():
         return {}
-    num_tokens = iterations.num_prefill_tokens + iterations.num_decode_tokens
+    num_padding = iterations.num_padding_tokens
+    num_tokens = iterations.num_prefill_tokens + iterations.num_decode_tokens + num_padding
     return {
         "device_idle_fraction": device_idle_fraction(iterations),
         "host_time": iterations.host_time.sum(),
-        "padding_fraction": iterations.num_padding_tokens.sum()
-        / (num_tokens + iterations.num_padding_tokens).sum(),
+        "padding_fraction": num_padding.sum() / num_tokens.sum(),
         "replayed_fraction": iterations.is_replayed.mean(),
     }

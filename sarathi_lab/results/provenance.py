@@ -16,11 +16,9 @@ PACKAGES = ("sarathi-lab", "torch", "triton", "transformers", "hydra-core", "wan
 
 def provenance() -> dict[str, Any]:
     """Versions of what was used, the repository's commit (None outside git) and the time in UTC."""
+    versions = {name: _version(name) for name in PACKAGES}
     return {
-        "versions": {
-            "python": platform.python_version(),
-            **{name: _version(name) for name in PACKAGES},
-        },
+        "versions": {"python": platform.python_version(), **versions},
         "git_commit": _git_commit(),
         "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
     }
@@ -36,19 +34,10 @@ def _version(package: str) -> str | None:
 @cache
 def _git_commit() -> str | None:
     """The commit, with "-dirty" if tracked files differ from it."""
-    command = [
-        "git",
-        "-C",
-        str(REPOSITORY),
-        "describe",
-        "--always",
-        "--dirty",
-        "--abbrev=12",
-        "--exclude=*",
-    ]
+    command = ["git", "-C", str(REPOSITORY), "describe", "--always", "--dirty"]
+    command += ["--abbrev=12", "--exclude=*"]
     try:
-        return subprocess.run(
-            command, capture_output=True, text=True, check=True, timeout=10
-        ).stdout.strip()
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
     except (OSError, subprocess.SubprocessError):
         return None
+    return done.stdout.strip()

@@ -16,7 +16,6 @@ from sarathi_lab.engine.executor import Backend
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.results.columns import HEADINGS, factor
 from sarathi_lab.results.load import load_runs
-from sarathi_lab.results.plots import sweeps
 from sarathi_lab.results.result import Shown, show
 
 SWEEP_COLUMNS = {
@@ -87,6 +86,8 @@ def print_sweep(sweep_dir: Path, num_jobs: int) -> None:
     """One table over all finished runs of a sweep of `num_jobs` with the baselines beside them, and
     its picture; both are kept.
     """
+    from sarathi_lab.results.plots import sweeps  # seaborn takes a second
+
     runs = load_runs(sweep_dir)
     if runs.empty:
         console().print(f"no finished runs in {sweep_dir}")

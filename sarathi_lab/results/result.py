@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
-from matplotlib.figure import Figure
 from omegaconf import OmegaConf
 from rich.table import Table
 
@@ -17,6 +16,9 @@ from sarathi_lab.config.errors import RunError
 from sarathi_lab.config.paths import write_json
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.results.tracking import TrackedRun, Tracker
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 ITERATIONS, REQUESTS = "iterations.parquet", "requests.parquet"
 
@@ -73,9 +75,9 @@ class Result:
 class Stopped(RunError):
     """Stops a run whose finished part, `result`, is kept; its summary says how it stopped."""
 
-    def __init__(self, message: str, result: Result) -> None:
+    def __init__(self, message: str, result: Result | None = None) -> None:
         super().__init__(message)
-        self.result = result
+        self.result = result or Result()
 
 
 def write(

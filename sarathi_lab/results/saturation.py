@@ -4,10 +4,8 @@ have none.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from typing import NoReturn
 
 import numpy as np
 import pandas as pd
@@ -20,7 +18,7 @@ from sarathi_lab.workload import LoadedRequests
 
 NUM_BATCHES = 10  # of requests, whose mean delays are tested for a trend
 MIN_REQUESTS = 2 * NUM_BATCHES  # below, nothing is said
-Z_OF_1_PERCENT = 2.326  # the normal distribution's 99 % quantile
+SETTING = "stop_when_saturated"
 LEAST_SLOPE = 0.01  # seconds of delay a second: a load of 1 % above what is served
 RECENT = 100  # arrivals that the rate of a saturated run is taken from
 
@@ -55,6 +53,8 @@ def delay_trend(requests: pd.DataFrame) -> Trend | None:
     With an offered load of rho > 1 times what is served, the delay grows by rho - 1 seconds a
     second.
     """
+    from scipy.stats import kendalltau, theilslopes  # takes a second
+
     ordered = requests.sort_values("arrival_time", kind="stable")
     arrivals = ordered.arrival_time.to_numpy(dtype=float)
     if len(ordered) < MIN_REQUESTS or arrivals[-1] <= arrivals[0]:
@@ -62,25 +62,9 @@ def delay_trend(requests: pd.DataFrame) -> Trend | None:
     delays = (ordered.first_scheduled_time - ordered.arrival_time).to_numpy(dtype=float)
     times = [float(batch.mean()) for batch in np.array_split(arrivals, NUM_BATCHES)]
     means = [float(batch.mean()) for batch in np.array_split(delays, NUM_BATCHES)]
-    slope = _sen_slope(times, means)
-    is_growing = _mann_kendall(means) > Z_OF_1_PERCENT and slope >= LEAST_SLOPE
-    return Trend(means[0], means[-1], slope, is_growing)
-
-
-def _mann_kendall(values: Sequence[float]) -> float:
-    """The standard score of Kendall's S, with continuity correction; ties are not taken off the
-    variance.
-    """
-    n = len(values)
-    score = sum(int(np.sign(later - earlier)) for earlier, later in combinations(values, 2))
-    deviation = math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
-    return (score - int(np.sign(score))) / deviation
-
-
-def _sen_slope(times: Sequence[float], values: Sequence[float]) -> float:
-    points = list(zip(times, values, strict=True))
-    slopes = [(y1 - y0) / (x1 - x0) for (x0, y0), (x1, y1) in combinations(points, 2) if x1 > x0]
-    return float(np.median(slopes))
+    slope = float(theilslopes(means, times).slope)
+    test = kendalltau(times, means, alternative="greater")
+    return Trend(means[0], means[-1], slope, test.pvalue < 0.01 and slope >= LEAST_SLOPE)
 
 
 class Saturated(RunError):
@@ -88,8 +72,9 @@ class Saturated(RunError):
     arrived then.
     """
 
-    time: float | None = None
-    rate: float | None = None
+    def __init__(self, message: str, time: float, rate: float | None) -> None:
+        super().__init__(message)
+        self.time, self.rate = time, rate
 
 
 @dataclass(frozen=True)
@@ -105,15 +90,11 @@ class SaturationLimits:
 
     def __post_init__(self) -> None:
         if self.scheduling_delay is not None:
-            name = "stop_when_saturated.scheduling_delay"
-            require_number(
-                name, self.scheduling_delay, above=0, fix="use seconds such as 30, or null to go on"
-            )
+            name, fix = f"{SETTING}.scheduling_delay", "use seconds such as 30, or null to go on"
+            require_number(name, self.scheduling_delay, above=0, fix=fix)
         if self.num_waiting is not None:
-            name = "stop_when_saturated.num_waiting"
-            require_int(
-                name, self.num_waiting, 1, "use a number of requests such as 1000, or null to go on"
-            )
+            fix = "use a number of requests such as 1000, or null to go on"
+            require_int(f"{SETTING}.num_waiting", self.num_waiting, 1, fix)
 
     @property
     def are_set(self) -> bool:
@@ -122,16 +103,14 @@ class SaturationLimits:
 
     def check(self, load: LoadedRequests) -> None:
         """Raise UserError if the requests' times can't overload anything."""
-        if self.are_set and not load.has_times:
-            why = (
-                "users wait for their answers"
-                if load.num_users is not None
-                else "all requests arrive at once"
-            )
-            raise UserError(
-                f"stop_when_saturated has no effect: {why}; drop it, or add "
-                "workload.arrivals=poisson and workload.rate"
-            )
+        if not self.are_set or load.has_times:
+            return
+        users = "users wait for their answers"
+        why = "all requests arrive at once" if load.num_users is None else users
+        raise UserError(
+            f"{SETTING} has no effect: {why}; drop it, or add workload.arrivals=poisson and "
+            "workload.rate"
+        )
 
     def guard(self, recorder: Recorder, load: LoadedRequests) -> Recorder:
         """`recorder`, or one that stops the run as well."""
@@ -139,9 +118,7 @@ class SaturationLimits:
 
 
 class _Guard:
-    """Passes iterations on to `recorder`, and raises `Saturated` after the first that exceeds a
-    limit.
-    """
+    """Passes iterations on to `recorder`; raises `Saturated` after the first beyond a limit."""
 
     def __init__(self, recorder: Recorder, limits: SaturationLimits, load: LoadedRequests) -> None:
         self._recorder = recorder
@@ -155,32 +132,24 @@ class _Guard:
         queues = result.batch.queues
         assert queues is not None, "the scheduler has booked the batch"
         if most is not None and queues.num_waiting > most:
-            raise self._saturated(
-                result.end, f"{queues.num_waiting} requests wait", f"num_waiting={most}"
-            )
+            self._stop(result.end, f"{queues.num_waiting} requests wait", f"num_waiting={most}")
         if longest is not None:
             delay = max(_delay(chunk.sequence) for chunk in result.batch.chunks)
             if delay > longest:
-                raise self._saturated(
-                    result.end, f"a request waited {delay:.2f} s", f"scheduling_delay={longest:g}"
-                )
+                limit = f"scheduling_delay={longest:g}"
+                self._stop(result.end, f"a request waited {delay:.2f} s", limit)
 
-    def _saturated(self, time: float, what: str, limit: str) -> Saturated:
-        rate = self._recent_rate(time)
-        told = "" if rate is None else f" at {rate:.3g} requests/s"
-        error = Saturated(
-            f"saturated after {time:.1f} s{told}: {what}, more than "
-            f"stop_when_saturated.{limit}; lower the rate or "
-            "raise the limit"
-        )
-        error.time, error.rate = time, rate
-        return error
-
-    def _recent_rate(self, time: float) -> float | None:
-        """Mean rate of the last arrivals up to `time`; None if they came all at once."""
+    def _stop(self, time: float, what: str, limit: str) -> NoReturn:
         recent = self._arrivals[self._arrivals <= time][-RECENT:]
         duration = float(recent[-1] - recent[0]) if len(recent) else 0.0
-        return (len(recent) - 1) / duration if duration > 0 else None
+        rate = (len(recent) - 1) / duration if duration > 0 else None  # none if all came at once
+        told = "" if rate is None else f" at {rate:.3g} requests/s"
+        raise Saturated(
+            f"saturated after {time:.1f} s{told}: {what}, more than {SETTING}.{limit}; lower the "
+            "rate or raise the limit",
+            time,
+            rate,
+        )
 
 
 def _delay(sequence: SequenceState) -> float:

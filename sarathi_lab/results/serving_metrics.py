@@ -9,7 +9,7 @@ out of what they return.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
@@ -65,17 +65,22 @@ def scheduling_delay(requests: pd.DataFrame) -> Floats:
     return (requests.first_scheduled_time - requests.arrival_time).to_numpy(dtype=float)
 
 
+# The times that objectives bound.
+TIMES = {"ttft": ttft, "tbt": gaps, "tpot": tpot, "scheduling_delay": scheduling_delay}
+
+
 def latency(requests: pd.DataFrame) -> dict[str, float]:
     """Quantiles of the times that users wait."""
     whole = whole_latency(requests)
-    return {
-        **quantiles("ttft", ttft(requests)),
-        **quantiles("tbt", gaps(requests)),
-        **quantiles("tpot", tpot(requests)),
-        **quantiles("latency", whole),
-        **quantiles("normalised_latency", whole / requests.output_len.to_numpy(dtype=float)),
-        **quantiles("scheduling_delay", scheduling_delay(requests)),
+    times = {
+        "ttft": ttft(requests),
+        "tbt": gaps(requests),
+        "tpot": tpot(requests),
+        "latency": whole,
+        "normalised_latency": whole / requests.output_len.to_numpy(dtype=float),
+        "scheduling_delay": scheduling_delay(requests),
     }
+    return {key: q for name, own in times.items() for key, q in quantiles(name, own).items()}
 
 
 def serving_summary(
@@ -121,9 +126,8 @@ def stall_histogram(requests: pd.DataFrame, threshold: float) -> pd.DataFrame:
     """
     edges = threshold * np.array(STALL_STEPS)
     between = gaps(requests)
-    counts = [
-        int(((between > low) & (between <= high)).sum()) for low, high in itertools.pairwise(edges)
-    ]
+    pairs = itertools.pairwise(edges)
+    counts = [int(((between > low) & (between <= high)).sum()) for low, high in pairs]
     return pd.DataFrame({"low": edges[:-1], "high": edges[1:], "count": counts})
 
 
@@ -134,29 +138,24 @@ def prompt_classes(requests: pd.DataFrame, bounds: Sequence[int]) -> NDArray[np.
     """The class of each request [R]: "short" below the first bound (tokens), "long" from the second
     on.
     """
-    return np.array(CLASSES)[
-        np.searchsorted(np.asarray(bounds), requests.prompt_len.to_numpy(), side="right")
-    ]
+    return np.array(CLASSES)[np.searchsorted(bounds, requests.prompt_len, side="right")]
 
 
 def by_class(requests: pd.DataFrame, classes: NDArray[np.str_]) -> dict[str, float]:
     """Latencies of each class that has requests; nothing if all are of one."""
     summary: dict[str, float] = {}
-    for name, own in _by_class(requests, classes):
+    for name, is_own in _masks(classes).items():
+        own = requests[is_own]
         summary[f"num_requests_{name}"] = float(len(own))
-        for quantity, values in (("ttft", ttft(own)), ("tbt", gaps(own)), ("tpot", tpot(own))):
-            summary |= quantiles(f"{quantity}_{name}", values, CLASS_QUANTILES)
+        for quantity in ("ttft", "tbt", "tpot"):
+            summary |= quantiles(f"{quantity}_{name}", TIMES[quantity](own), CLASS_QUANTILES)
     return summary
 
 
-def _by_class(
-    requests: pd.DataFrame, classes: NDArray[np.str_]
-) -> Iterator[tuple[str, pd.DataFrame]]:
-    if len(np.unique(classes)) < 2:
-        return
-    for name in CLASSES:
-        if (is_own := classes == name).any():
-            yield name, requests[is_own]
+def _masks(classes: NDArray[np.str_]) -> dict[str, NDArray[np.bool_]]:
+    """Which requests [R] are of each class that has some; none if all are of one."""
+    masks = {name: classes == name for name in CLASSES if (classes == name).any()}
+    return masks if len(masks) > 1 else {}
 
 
 # -- service level objectives ----------------------------------------------------------------------
@@ -167,12 +166,7 @@ def request_values(requests: pd.DataFrame, slo: Slo) -> dict[str, Floats]:
     those of its request by the objective's quantile of them. Not a number where a request has no
     such time.
     """
-    values = {"ttft": ttft, "tpot": tpot}
-    found = {
-        name: function(requests)
-        for name, function in values.items()
-        if getattr(slo, name) is not None
-    }
+    found = {name: TIMES[name](requests) for name in ("ttft", "tpot") if name in slo.bounds}
     if slo.tbt is not None:
         between = [np.diff(times) for times in requests.token_times]
         found["tbt"] = np.array(
@@ -184,31 +178,26 @@ def request_values(requests: pd.DataFrame, slo: Slo) -> dict[str, Floats]:
 def is_good(requests: pd.DataFrame, slo: Slo) -> dict[str, NDArray[np.bool_]]:
     """By bound whether each request meets it [R], and under "all" whether it meets all."""
     values = request_values(requests, slo)
-    met = {name: np.isnan(own) | (own <= getattr(slo, name)) for name, own in values.items()}
-    return {
-        **met,
-        "all": np.logical_and.reduce([np.ones(len(requests), dtype=bool), *met.values()]),
-    }
+    met = {name: np.isnan(own) | (own <= slo.bounds[name]) for name, own in values.items()}
+    return {**met, "all": np.all([np.ones(len(requests), dtype=bool), *met.values()], axis=0)}
 
 
 def run_values(requests: pd.DataFrame, slo: Slo) -> dict[str, float]:
     """By bound of `slo` the quantile of the whole run that it is for; the scheduling delay's is the
     median.
     """
-    values = {"ttft": ttft, "tbt": gaps, "tpot": tpot, "scheduling_delay": scheduling_delay}
     found = {}
-    for name, function in values.items():
-        own = function(requests) if getattr(slo, name) is not None else np.empty(0)
+    for name in slo.bounds:
+        own = TIMES[name](requests)
         if len(own := own[~np.isnan(own)]):
-            found[name] = float(
-                np.quantile(own, 0.5 if name == "scheduling_delay" else slo.quantile)
-            )
+            quantile = 0.5 if name == "scheduling_delay" else slo.quantile
+            found[name] = float(np.quantile(own, quantile))
     return found
 
 
 def is_met(requests: pd.DataFrame, slo: Slo) -> bool:
     """Whether the run as a whole meets every bound."""
-    return all(value <= getattr(slo, name) for name, value in run_values(requests, slo).items())
+    return all(value <= slo.bounds[name] for name, value in run_values(requests, slo).items())
 
 
 def goodput(
@@ -220,16 +209,14 @@ def goodput(
     if not slo.bounds:
         return {}
     met = is_good(requests, slo)
-    summary = {
+    good = met.pop("all")
+    parts = {**met, **{name: good[is_own] for name, is_own in _masks(classes).items()}}
+    return {
         "slo_met": float(is_met(requests, slo)),
-        "slo_attainment": float(met["all"].mean()),
-        "goodput": float(met["all"].sum() / seconds),
+        "slo_attainment": float(good.mean()),
+        "goodput": float(good.sum() / seconds),
+        **{f"slo_attainment_{name}": float(own.mean()) for name, own in parts.items()},
     }
-    summary |= {
-        f"slo_attainment_{name}": float(own.mean()) for name, own in met.items() if name != "all"
-    }
-    by_name = {name: met["all"][classes == name] for name, _ in _by_class(requests, classes)}
-    return summary | {f"slo_attainment_{name}": float(own.mean()) for name, own in by_name.items()}
 
 
 # -- fairness --------------------------------------------------------------------------------------
@@ -248,9 +235,7 @@ def fairness(requests: pd.DataFrame, alone: Floats, classes: NDArray[np.str_]) -
     """
     slowdown = whole_latency(requests) / alone
     summary = {**quantiles("slowdown", slowdown), "slowdown_jain": jain_index(slowdown)}
-    means = {
-        name: float(slowdown[classes == name].mean()) for name, _ in _by_class(requests, classes)
-    }
+    means = {name: float(slowdown[is_own].mean()) for name, is_own in _masks(classes).items()}
     summary |= {f"slowdown_{name}_mean": mean for name, mean in means.items()}
     if means:
         summary["slowdown_class_ratio"] = max(means.values()) / min(means.values())

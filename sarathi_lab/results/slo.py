@@ -34,14 +34,8 @@ class Slo:
     decode_context: int = 4096
 
     def __post_init__(self) -> None:
-        for name in BOUNDS:
-            if getattr(self, name) is not None:
-                require_number(
-                    f"slo.{name}",
-                    getattr(self, name),
-                    above=0,
-                    fix="use seconds, or null for no bound",
-                )
+        for name, bound in self.bounds.items():
+            require_number(f"slo.{name}", bound, above=0, fix="use seconds, or null for no bound")
         fix = "use a share of the tokens or requests, such as 0.99"
         if require_number("slo.quantile", self.quantile, above=0, fix=fix) > 1:
             raise UserError(f"slo.quantile={self.quantile} exceeds 1; {fix}")
@@ -49,16 +43,12 @@ class Slo:
             fix = "use how many decode iterations a gap may take, such as 5"
             require_number("slo.tbt_factor", self.tbt_factor, above=0, fix=fix)
             if self.tbt is not None:
-                raise UserError(
-                    f"slo.tbt={self.tbt} and slo.tbt_factor={self.tbt_factor} are two bounds; "
-                    "drop one"
-                )
-        require_int(
-            "slo.decode_batch", self.decode_batch, 1, "use a number of sequences such as 32"
-        )
-        require_int(
-            "slo.decode_context", self.decode_context, 2, "use a number of tokens such as 4096"
-        )
+                both = f"slo.tbt={self.tbt} and slo.tbt_factor={self.tbt_factor}"
+                raise UserError(f"{both} are two bounds; drop one")
+        fix = "use a number of sequences such as 32"
+        require_int("slo.decode_batch", self.decode_batch, 1, fix)
+        fix = "use a number of tokens such as 4096"
+        require_int("slo.decode_context", self.decode_context, 2, fix)
 
     @property
     def bounds(self) -> Mapping[str, float]:
@@ -79,7 +69,7 @@ class Slo:
     def describe(self) -> str:
         """In words, such as "P99 TBT 100 ms, P50 scheduling delay 2000 ms"."""
         percent = f"P{100 * self.quantile:g}"
-        words = {"ttft": f"{percent} TTFT", "tbt": f"{percent} TBT", "tpot": f"{percent} TPOT"}
+        words = {name: f"{percent} {name.upper()}" for name in ("ttft", "tbt", "tpot")}
         words["scheduling_delay"] = "P50 scheduling delay"
         parts = [f"{words[name]} {1e3 * bound:.4g} ms" for name, bound in self.bounds.items()]
         if self.tbt_factor is not None:
@@ -99,12 +89,8 @@ class Targets:
     prompt_classes: Sequence[int] = (512, 2048)
 
     def __post_init__(self) -> None:
-        require_number(
-            "stall",
-            self.stall,
-            above=0,
-            fix="use the seconds from which a gap is a stall, such as 0.2",
-        )
+        fix = "use the seconds from which a gap is a stall, such as 0.2"
+        require_number("stall", self.stall, above=0, fix=fix)
         fix = "use the tokens from which prompts are of medium length, and long, such as [512,2048]"
         bounds: Any = self.prompt_classes
         if not isinstance(bounds, Sequence) or isinstance(bounds, str) or len(bounds) != 2:

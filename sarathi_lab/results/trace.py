@@ -25,9 +25,7 @@ def write_trace(
     """Write the ledger's three tables as trace events: one row per stage, times from the start of
     the run.
     """
-    events = chain(
-        _row_names(stages), _iteration_events(iterations, stages), _bubble_events(bubbles)
-    )
+    events = chain(_row_names(stages), _iterations(iterations, stages), _bubbles(bubbles))
     with path.open("w") as file:  # one by one: a long run on many stages has millions
         file.write("[")
         for i, event in enumerate(events):
@@ -36,17 +34,12 @@ def write_trace(
 
 
 def _row_names(stages: pd.DataFrame) -> Iterator[dict[str, Any]]:
+    row = {"ph": "M", "name": "thread_name", "pid": 0}
     for stage in sorted(stages.stage.unique().tolist()):
-        yield {
-            "ph": "M",
-            "name": "thread_name",
-            "pid": 0,
-            "tid": stage,
-            "args": {"name": f"stage {stage}"},
-        }
+        yield {**row, "tid": stage, "args": {"name": f"stage {stage}"}}
 
 
-def _iteration_events(iterations: pd.DataFrame, stages: pd.DataFrame) -> Iterator[dict[str, Any]]:
+def _iterations(iterations: pd.DataFrame, stages: pd.DataFrame) -> Iterator[dict[str, Any]]:
     counts: Any = iterations.set_index("iteration")[COUNTS].to_dict("index")
     rows: Iterable[Any] = stages.itertuples(index=False)
     for row in rows:
@@ -57,7 +50,7 @@ def _iteration_events(iterations: pd.DataFrame, stages: pd.DataFrame) -> Iterato
         yield _event(name, "iteration", row, {"iteration": row.iteration, **count})
 
 
-def _bubble_events(bubbles: pd.DataFrame) -> Iterator[dict[str, Any]]:
+def _bubbles(bubbles: pd.DataFrame) -> Iterator[dict[str, Any]]:
     rows: Iterable[Any] = bubbles.itertuples(index=False)
     for row in rows:
         args = {"cause": row.cause, "before": row.iteration - 1, "after": row.iteration}
@@ -65,13 +58,6 @@ def _bubble_events(bubbles: pd.DataFrame) -> Iterator[dict[str, Any]]:
 
 
 def _event(name: str, category: str, row: Any, args: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "ph": "X",
-        "name": name,
-        "cat": category,
-        "pid": 0,
-        "tid": row.stage,
-        "ts": row.start * MICROSECONDS,
-        "dur": (row.end - row.start) * MICROSECONDS,
-        "args": args,
-    }
+    start, duration = row.start * MICROSECONDS, (row.end - row.start) * MICROSECONDS
+    event = {"ph": "X", "name": name, "cat": category, "pid": 0, "tid": row.stage}
+    return {**event, "ts": start, "dur": duration, "args": args}

@@ -65,15 +65,14 @@ class Window:
         if not load.has_times:
             raise UserError(
                 f"window.warmup={self.warmup}, window.cooldown={self.cooldown}: all requests "
-                "arrive at once, so there "
-                "is no steady part; drop them, or add workload.arrivals=poisson and workload.rate"
+                "arrive at once, so there is no steady part; drop them, or add "
+                "workload.arrivals=poisson and workload.rate"
             )
         start, last = self._cut("warmup"), max(request.arrival_time for request in load.requests)
         if not start.is_share and start.amount > last:
             raise UserError(
                 f"window.warmup={self.warmup} is longer than the {last:.1f} s in which requests "
-                "arrive; lower it or "
-                "raise workload.num_requests"
+                "arrive; lower it or raise workload.num_requests"
             )
 
     def of(self, iterations: pd.DataFrame, requests: pd.DataFrame) -> Part:
@@ -84,17 +83,13 @@ class Window:
         arrivals = np.sort(requests.arrival_time.to_numpy(dtype=float))
         start, end = self._cut("warmup"), self._cut("cooldown")
         num_late = end.requests(len(arrivals))
-        part = Part(
-            float(arrivals[start.requests(len(arrivals))]) if start.is_share else start.amount,
-            float(arrivals[-num_late])
-            if num_late
-            else duration - (0.0 if end.is_share else end.amount),
-        )
+        first = arrivals[start.requests(len(arrivals))] if start.is_share else start.amount
+        last = duration if end.is_share else duration - end.amount
+        part = Part(float(first), float(arrivals[-num_late]) if num_late else last)
         if part.requests(requests).empty or part.iterations(iterations).empty:
             raise RunError(
                 f"window.warmup={self.warmup} and window.cooldown={self.cooldown} leave nothing "
-                "of a run of "
-                f"{duration:.1f} s; lower them or raise workload.num_requests"
+                f"of a run of {duration:.1f} s; lower them or raise workload.num_requests"
             )
         return part
 
@@ -102,16 +97,14 @@ class Window:
         value = getattr(self, name)
         if value is None:
             return Cut(0.0, False)
-        if isinstance(value, str):
-            if (
-                not re.fullmatch(r"\d+(\.\d+)?\s*%", value)
-                or not (share := float(value.rstrip("% ")) / 100) < 1
-            ):
-                raise UserError(
-                    f"window.{name}={value} is neither seconds nor a share below 100%; {FIX}"
-                )
-            return Cut(share, True)
-        return Cut(require_number(f"window.{name}", value, minimum=0, fix=FIX), False)
+        if not isinstance(value, str):
+            return Cut(require_number(f"window.{name}", value, minimum=0, fix=FIX), False)
+        is_share = re.fullmatch(r"\d+(\.\d+)?\s*%", value)
+        if not is_share or (share := float(value.rstrip("% ")) / 100) >= 1:
+            raise UserError(
+                f"window.{name}={value} is neither seconds nor a share below 100%; {FIX}"
+            )
+        return Cut(share, True)
 
 
 class Part(NamedTuple):
@@ -136,23 +129,20 @@ class Part(NamedTuple):
         """Counts and rates of what came out in this part, of all `requests` of the run; names as in
         METRICS.md.
         """
-        token_times = np.concatenate(
-            [np.asarray(times, dtype=float) for times in requests.token_times]
-        )
-        num_output_tokens = int(self._holds(token_times).sum())
-        num_prompt_tokens = int(
-            requests.prompt_len[self._holds(requests.first_token_time.to_numpy())].sum()
-        )
-        num_finished = int(self._holds(requests.finish_time.to_numpy()).sum())
+        times = [np.asarray(own, dtype=float) for own in requests.token_times]
+        num_output = float(self._holds(np.concatenate(times)).sum())
+        started = self._holds(requests.first_token_time.to_numpy())
+        num_prompt = float(requests.prompt_len[started].sum())
+        num_finished = float(self._holds(requests.finish_time.to_numpy()).sum())
         seconds = self.end - self.start
         return {
             "window_start": self.start,
             "window_end": self.end,
             "duration": seconds,
-            "num_prompt_tokens": float(num_prompt_tokens),
-            "num_output_tokens": float(num_output_tokens),
-            "throughput": (num_prompt_tokens + num_output_tokens) / seconds,
-            "output_throughput": num_output_tokens / seconds,
+            "num_prompt_tokens": num_prompt,
+            "num_output_tokens": num_output,
+            "throughput": (num_prompt + num_output) / seconds,
+            "output_throughput": num_output / seconds,
             "request_throughput": num_finished / seconds,
         }
 

@@ -1,29 +1,26 @@
-"""The task `advise`: which chunk to take, what cutting costs alone, and the flags of servers that
-say so.
-"""
+"""The task `advise`: the chunk to take, the cost of cutting alone, and the flags of servers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import ClassVar
 
 import pandas as pd
 from omegaconf import DictConfig, OmegaConf
-from rich.table import Table
 
-from sarathi_lab.config.console import console
 from sarathi_lab.config.errors import UserError, require_int
 from sarathi_lab.config.instantiate import build
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.engine.executor import Predictor
 from sarathi_lab.experiment.advisor import BASELINES
 from sarathi_lab.experiment.chunking_loss import chunking_loss
-from sarathi_lab.experiment.crossover import OUTCOMES, at_best_chunk
 from sarathi_lab.experiment.server_flags import ServerFlag, flags
+from sarathi_lab.results.result import Result, Shown
 from sarathi_lab.tasks import announce
 from sarathi_lab.tasks.plan import AUTO, Plan, make_plan
-from sarathi_lab.tasks.tuning import cost_of, policy_of_chunk, record
+from sarathi_lab.tasks.subjects import cost_of, policy_of_chunk, require_list
 
 LOSS_COLUMNS = {
     "total": "more than whole [ms]",
@@ -33,89 +30,17 @@ LOSS_COLUMNS = {
 }
 
 
-def print_loss(loss: pd.DataFrame) -> None:
-    """`advise_task.loss_table`: what cutting the longest prompt costs, by cause."""
-    prompt_len, whole = int(loss.prompt_len.iloc[0]), float(loss.whole.iloc[0])
-    out = console()
-    out.print(
-        f"  cutting alone: a prompt of {prompt_len} tokens takes {1e3 * whole:.1f} ms whole; in "
-        "chunks"
-    )
-    table = Table(box=None, padding=(0, 1), pad_edge=True)
-    for heading in ("chunk", *LOSS_COLUMNS.values(), "loss"):
-        table.add_column(heading, justify="right")
-    loss = loss.assign(total=loss[["attention", "matmul", "fixed"]].sum(axis=1))
-    for row in loss.to_dict("records"):
-        table.add_row(
-            str(row["chunk"]),
-            *(f"{1e3 * row[name]:.1f}" for name in LOSS_COLUMNS),
-            f"{row['loss']:+.1%}",
-        )
-    out.print(table)
-
-
-def print_flags(rows: Sequence[ServerFlag]) -> None:
-    """The settings of every server: the flags on a line of their own, unbroken, so that they can be
-    copied.
-    """
-    out = console()
-    out.print("  as settings of servers")
-    for row in rows:
-        out.print(f"  {row.server}, {row.effective_budget} tokens: {row.note}", soft_wrap=True)
-        out.print(f"    {' '.join(row.flags)}", soft_wrap=True)
-
-
-def print_outcomes(table: pd.DataFrame, kv_tokens: int) -> None:
-    """`crossover`'s outcomes by baseline: how many cells gain, are neutral and lose, and the best
-    and worst cell.
-    """
-    out = console()
-    num_loads = len(table[["pd_ratio", "seq_len", "batch"]].drop_duplicates())
-    for name, cells in table.groupby("baseline", sort=False):
-        out.print(
-            f"  over {name}: {len(cells)} cells of {num_loads} loads that fit a cache of "
-            f"{kv_tokens} tokens: "
-            f"{_counts(cells)}; with the best chunk of each load {_counts(at_best_chunk(cells))}",
-            soft_wrap=True,
-        )
-        cells = cells.sort_values("gain")
-        for which, place in (("best", -1), ("worst", 0)):
-            cell = cells.iloc[place]
-            out.print(
-                f"    {which} {cell.gain:+.1%} at P:D {cell.pd_ratio:g}, P + D {cell.seq_len}, "
-                f"batch {cell.batch}, "
-                f"chunk {cell.chunk}"
-            )
-
-
-def _counts(cells: pd.DataFrame) -> str:
-    counts = cells.outcome.value_counts()
-    words = dict(zip(OUTCOMES, ("lose", "neutral", "gain"), strict=True))
-    return ", ".join(f"{counts[outcome]} {words[outcome]}" for outcome in reversed(OUTCOMES))
-
-
 @dataclass(frozen=True)
 class Advise:
-    """Predicts every candidate chunk for the workload, model, batch and policy, and recommends one.
+    """Predicts every candidate chunk for the workload, model, batch and policy.
 
     `chunks` are the candidates (tokens), None those of `advisor.advise`; `page_size` is the cache
     page (tokens) of servers that let one choose it. Raises UserError for lists that name no chunk.
     """
 
     reads: ClassVar[tuple[str, ...]] = (
-        *(
-            "policy",
-            "workload",
-            "executor",
-            "model",
-            "hardware",
-            "batch",
-            "pd_ratio",
-            "seq_len",
-            "seed",
-            "dtype",
-        ),
-        *("baselines", "max_model_len", "cache"),
+        *("policy", "workload", "executor", "model", "hardware", "batch", "pd_ratio", "seq_len"),
+        *("seed", "dtype", "baselines", "max_model_len", "cache"),
     )
     has_runs: ClassVar[bool] = False
     chunks: Sequence[int] | None = None
@@ -123,66 +48,59 @@ class Advise:
 
     def __post_init__(self) -> None:
         require_int("task.page_size", self.page_size, 1, "use a number of tokens such as 64")
-        if self.chunks is None:
-            return
-        fix = "use a list such as [256,512], or null for those that the device's tile suggests"
-        if not isinstance(self.chunks, Sequence) or isinstance(self.chunks, str) or not self.chunks:
-            raise UserError(f"task.chunks={self.chunks} names no chunk; {fix}")
-        for chunk in self.chunks:
-            require_int("task.chunks", chunk, 1, fix)
+        if self.chunks is not None:
+            fix = "use a list such as [256,512], or null for those that the device's tile suggests"
+            is_chunk = partial(require_int, minimum=1, fix=fix)
+            require_list("task.chunks", self.chunks, "names no chunk", fix, is_chunk)
 
-    def check(self, cfg: DictConfig) -> None:
-        """Predict everything: it is kept for `run`."""
+    def check(self, cfg: DictConfig) -> Plan:
+        """The plan with its advice."""
         for name in cfg.baselines:
             if name not in BASELINES:
-                valid = ", ".join(BASELINES)
                 raise UserError(
-                    f"baselines: {name} is not predicted by task=advise; use some of {valid}"
+                    f"baselines: {name} is not predicted by task=advise; use some of "
+                    f"{', '.join(BASELINES)}"
                 )
-        plan = self._plan(cfg)
-        self._flags(plan)
-
-    def run(self, cfg: DictConfig, place: RunContext) -> None:
-        """Print the predictions, the price of cutting the longest prompt and the flags, and record
-        all three.
-        """
-        plan = self._plan(cfg)
-        assert plan.advice is not None
-        advice, rows = plan.advice, self._flags(plan)
-        longest = max(request.prompt_len for request in plan.load.requests)
-        loss = loss_table(longest, advice.table.chunk.tolist(), cost_of(cfg)[2])
-        announce.print_plan(plan, place)
-        announce.print_advice(advice)
-        print_loss(loss)
-        print_flags(rows)
-        (chosen,) = advice.table[advice.table.chunk == advice.chunk].to_dict("records")
-        summary = {
-            str(name): float(value)
-            for name, value in chosen.items()
-            if name not in ("is_as_good", "is_best")
-        }
-        tables = {"advice": advice.table, "loss": loss, "flags": flags_table(rows)}
-        record(plan.config, build(cfg.tracking), place, tables, {}, summary)
-
-    def _plan(self, cfg: DictConfig) -> Plan:
         cost_of(cfg)
         policy_of_chunk(cfg)
         chosen = OmegaConf.merge(cfg, {"policy": {build(cfg.policy).budget_field: AUTO}})
         assert isinstance(chosen, DictConfig)
-        return make_plan(chosen, self.chunks)
+        plan = make_plan(chosen, self.chunks)
+        self._flags(plan)
+        return plan
+
+    def run(self, cfg: DictConfig, context: RunContext) -> Result:
+        """The predictions, the cost of cutting the longest prompt and the flags."""
+        plan: Plan = context.prepared or self.check(cfg)
+        assert plan.advice is not None
+        advice, rows = plan.advice, self._flags(plan)
+        announce.print_plan(plan, context)
+        announce.print_advice(advice)
+        longest = max(request.prompt_len for request in plan.load.requests)
+        loss = loss_table(longest, advice.table.chunk.tolist(), cost_of(cfg)[2])
+        chosen = advice.table.set_index("chunk", drop=False).loc[advice.chunk]
+        hardware = plan.config["executor"]["hardware"]["name"]
+        return Result(
+            tables={"advice": advice.table, "loss": loss, "flags": flags_table(rows)},
+            summary=chosen.drop(["is_as_good", "is_best"]).astype(float).to_dict(),
+            shown=[*_loss_shown(loss), *_flags_shown(rows)],
+            labels={"device": hardware},
+            tags=["advice", hardware],
+            config=plan.config,
+        )
 
     def _flags(self, plan: Plan) -> list[ServerFlag]:
         assert plan.advice is not None
-        load = {
-            "batch_size": plan.batch_size,
-            "max_model_len": plan.max_model_len,
-            "page_size": self.page_size,
-        }
-        return flags(plan.advice.chunk, **load)
+        return flags(
+            plan.advice.chunk,
+            batch_size=plan.batch_size,
+            max_model_len=plan.max_model_len,
+            page_size=self.page_size,
+        )
 
 
 def loss_table(prompt_len: int, chunks: Sequence[int], predictor: Predictor) -> pd.DataFrame:
-    """What cutting a prompt of `prompt_len` tokens takes more than the whole, a row per chunk.
+    """The cost of cutting a prompt of `prompt_len` tokens, a row per chunk.
 
     Columns: prompt_len, chunk (tokens), the parts of `LossSplit` (seconds) and loss, their sum's
     share of `whole`.
@@ -190,19 +108,37 @@ def loss_table(prompt_len: int, chunks: Sequence[int], predictor: Predictor) -> 
     splits = {
         chunk: chunking_loss(prompt_len, chunk, predictor.operation_times) for chunk in chunks
     }
-    return pd.DataFrame(
-        [
-            {
-                "prompt_len": prompt_len,
-                "chunk": chunk,
-                **asdict(split),
-                "loss": split.total / split.whole,
-            }
-            for chunk, split in splits.items()
-        ]
-    )
+    rows = [
+        {"prompt_len": prompt_len, "chunk": chunk, **asdict(s), "loss": s.total / s.whole}
+        for chunk, s in splits.items()
+    ]
+    return pd.DataFrame(rows)
 
 
 def flags_table(rows: Sequence[ServerFlag]) -> pd.DataFrame:
     """A row per server, its flags as one line to type."""
     return pd.DataFrame([{**asdict(row), "flags": " ".join(row.flags)} for row in rows])
+
+
+def _loss_shown(loss: pd.DataFrame) -> list[str | Shown]:
+    prompt_len, whole = int(loss.prompt_len.iloc[0]), float(loss.whole.iloc[0])
+    loss = loss.assign(total=loss[["attention", "matmul", "fixed"]].sum(axis=1))
+    rows = [
+        {
+            "chunk": str(row["chunk"]),
+            **{heading: f"{1e3 * row[name]:.1f}" for name, heading in LOSS_COLUMNS.items()},
+            "loss": f"{row['loss']:+.1%}",
+        }
+        for row in loss.to_dict("records")
+    ]
+    title = f"  cutting alone: a prompt of {prompt_len} tokens takes {1e3 * whole:.1f} ms whole; "
+    return [f"{title}in chunks", Shown(rows)]
+
+
+def _flags_shown(rows: Sequence[ServerFlag]) -> list[str]:
+    """The flags of each server on a line of their own, so that they can be copied."""
+    lines = ["  as settings of servers"]
+    for row in rows:
+        lines.append(f"  {row.server}, {row.effective_budget} tokens: {row.note}")
+        lines.append(f"    {' '.join(row.flags)}")
+    return lines

@@ -1,4 +1,4 @@
-"""The task of measuring this machine, so that `executor=simulated` can stand in for it."""
+"""The task `calibrate`: measures this machine, so that `executor=simulated` can stand in for it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import ClassVar
 
 from omegaconf import DictConfig, OmegaConf
-from rich.table import Table
 
 from sarathi_lab.config import console
 from sarathi_lab.config.errors import UserError, require_bool, require_int, require_number
-from sarathi_lab.config.instantiate import build, resolved
 from sarathi_lab.config.paths import CONF, make_folder
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.engine.executor import Sizes
@@ -30,17 +28,17 @@ from sarathi_lab.executor.torch.profiling import (
 )
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.results import report
-from sarathi_lab.results.tracking import Tracker
-from sarathi_lab.tasks.plan import resolve_model
+from sarathi_lab.results.result import Result, Shown
+from sarathi_lab.tasks.subjects import BLOCK_SIZE, Subject, measured_subject
 
-BLOCK_SIZE = 16  # tokens; neighbouring blocks are read in place, so their size plays no part
 PROFILE_FILE = "profile.csv"
 DIGITS = 4  # of the figures in the hardware file
+FLOATS = "%.6g"
 
 
 @dataclass(frozen=True)
 class Calibrate:
-    """Measure the chosen model's operations on the chosen device for up to `seconds`.
+    """Measures the chosen model's operations on the chosen device for up to `seconds`.
 
     Leaves `<name>.yaml`, a hardware file, and `profile.csv`, the table that
     executor.cost_model=profiled interpolates. Decodes are measured up to `batch` sequences,
@@ -61,60 +59,62 @@ class Calibrate:
         )
         if self.name is not None and not re.fullmatch(r"[A-Za-z_][\w.-]*", str(self.name)):
             raise UserError(
-                f"task.name={self.name} can't name a file; use letters, digits, dots and "
-                "dashes, a letter first"
+                f"task.name={self.name} can't name a file; use letters, digits, dots and dashes, a "
+                "letter first"
             )
         require_bool("task.install", self.install)
 
-    def check(self, cfg: DictConfig) -> None:
-        """Raise UserError for a device that is not real, a model that does not fit it, or a name
-        that is taken.
-        """
-        backend, spec, _ = measured_subject(cfg, "calibrate")
-        shapes = _shapes(cfg)
-        backend.check(spec, BLOCK_SIZE * blocks_needed(shapes, BLOCK_SIZE))
-        installed = _installed(self._hardware_name(backend))
+    def check(self, cfg: DictConfig) -> Subject:
+        """Raise UserError for a device that is not real, too large a model, or a name in use."""
+        backend, spec, _ = subject = measured_subject(cfg, "calibrate")
+        backend.check(spec, BLOCK_SIZE * blocks_needed(_shapes(cfg), BLOCK_SIZE))
+        installed = CONF / "hardware" / f"{self._hardware_name(backend)}.yaml"
         if self.install and installed.exists():
             raise UserError(
                 f"task.install=true: conf/hardware has {installed.name} already; choose another "
                 "task.name, or delete it"
             )
+        return subject
 
-    def run(self, cfg: DictConfig, place: RunContext) -> None:
-        """Measure, fit and write; then say how the files are used."""
-        backend, spec, checkpoint = measured_subject(cfg, "calibrate")
-        shapes = _shapes(cfg)
-        num_blocks = blocks_needed(shapes, BLOCK_SIZE)
-        out = console.console()
-        out.print(
+    def run(self, cfg: DictConfig, context: RunContext) -> Result:
+        """The profile and the hardware fitted to it, with the errors on rows held out."""
+        subject: Subject = context.prepared or self.check(cfg)
+        backend, spec, checkpoint = subject
+        console.console().print(
             f"\ncalibrating {backend.device_name} with model {spec.name} in {backend.dtype_name}",
             style="bold",
         )
-        report.print_cautions(backend.cautions(spec), place)
-        executor = backend.build(
-            spec, checkpoint, Sizes(num_blocks, BLOCK_SIZE, batch_size=cfg.batch)
-        )
-        with console.progress_of("measuring", self.seconds, "s") as advance:
-            measured = measure_profile(executor, shapes, self.seconds, advance)
+        report.print_cautions(backend.cautions(spec), context)
+        shapes = _shapes(cfg)
+        sizes = Sizes(blocks_needed(shapes, BLOCK_SIZE), BLOCK_SIZE, batch_size=cfg.batch)
+        executor = backend.build(spec, checkpoint, sizes)
+        with console.progress_of("measuring", self.seconds, "s") as progress:
+            measured = measure_profile(executor, shapes, self.seconds, progress)
         profile = Profile(measured.table, "of this run")
-        make_folder(place.run_dir, "the run's folder")
-        hardware = self._fitted(backend, spec, profile, place.run_dir)
-        files = _write(hardware, profile, place.run_dir, _title(backend, spec))
-        _track(cfg, place, profile, hardware)
+        hardware = self._fitted(backend, spec, profile, context.run_dir.absolute() / PROFILE_FILE)
+        title = _title(backend, spec)
+        make_folder(context.run_dir, "the run's folder")
+        path = _write(hardware, context.run_dir, title)
         if self.install:
-            files = _install(hardware, profile, spec, _title(backend, spec))
-        _print_errors(profile, measured, hardware)
-        _print_use(files, spec, is_installed=self.install)
+            path = _install(hardware, profile, spec, title)
+        errors = {**profile.held_out_errors, **hardware.uncertainty}
+        return Result(
+            tables={PROFILE_FILE: profile.table},
+            summary={f"error/{name}": error for name, error in errors.items()},
+            shown=_errors(profile, measured, hardware),
+            places=_places(path, spec, is_installed=self.install),
+            labels={"device": hardware.name},
+            tags=[hardware.name],
+            float_format=FLOATS,
+        )
 
     def _hardware_name(self, backend: TorchBackend) -> str:
-        return (
-            str(self.name)
-            if self.name is not None
-            else re.sub(r"[^a-z0-9]+", "-", backend.device_name.lower()).strip("-")
-        )
+        if self.name is not None:
+            return str(self.name)
+        return re.sub(r"[^a-z0-9]+", "-", backend.device_name.lower()).strip("-")
 
     def _fitted(
-        self, backend: TorchBackend, spec: ModelSpec, profile: Profile, folder: Path
+        self, backend: TorchBackend, spec: ModelSpec, profile: Profile, table: Path
     ) -> Hardware:
         peaks = backend.peaks()
         memory_bytes, num_sms = backend.size()
@@ -127,35 +127,17 @@ class Calibrate:
             memory_bytes=memory_bytes,
             num_sms=num_sms,
             dtype_bytes=backend.dtype_bytes,
-            profiles={spec.name: str(folder.absolute() / PROFILE_FILE)},
+            profiles={spec.name: str(table)},
         )
-
-
-def measured_subject(cfg: DictConfig, task: str) -> tuple[TorchBackend, ModelSpec, Path | None]:
-    """The device that `task` measures, the model and its weights. Raises UserError for a device
-    that is not real.
-    """
-    backend = build(cfg.executor)
-    if not isinstance(backend, TorchBackend):
-        raise UserError(
-            f"task={task} measures a real device, executor={backend.name} is none; use "
-            "executor=torch"
-        )
-    return backend, *resolve_model(cfg, backend)
 
 
 def _shapes(cfg: DictConfig) -> list[Shape]:
-    batch = require_int(
-        "batch", cfg.batch, 1, "use the largest number of decodes to measure, such as 8"
+    decodes = "use the largest number of decodes to measure, such as 8"
+    contexts = "use the longest context to measure, such as 1024"
+    return calibration_shapes(
+        require_int("batch", cfg.batch, 1, decodes),
+        require_int("seq_len", cfg.seq_len, 64, contexts),
     )
-    longest = require_int(
-        "seq_len", cfg.seq_len, 64, "use the longest context to measure, such as 1024"
-    )
-    return calibration_shapes(batch, longest)
-
-
-def _installed(name: str) -> Path:
-    return CONF / "hardware" / f"{name}.yaml"
 
 
 def _title(backend: TorchBackend, spec: ModelSpec) -> str:
@@ -167,9 +149,8 @@ def _title(backend: TorchBackend, spec: ModelSpec) -> str:
     )
 
 
-def _write(hardware: Hardware, profile: Profile, folder: Path, title: str, stem: str = "") -> Path:
-    """Write the table and the hardware file, which names it; returns the latter's path."""
-    profile.table.to_csv(folder / f"{stem}{PROFILE_FILE}", index=False, float_format="%.6g")
+def _write(hardware: Hardware, folder: Path, title: str) -> Path:
+    """Write the hardware file into `folder`; returns its path."""
     figures = {
         name: float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
         for name, value in asdict(hardware).items()
@@ -184,69 +165,45 @@ def _write(hardware: Hardware, profile: Profile, folder: Path, title: str, stem:
 
 
 def _install(hardware: Hardware, profile: Profile, spec: ModelSpec, title: str) -> Path:
-    """Both files in the folder of the group, the table's path from the repository."""
-    folder = _installed(hardware.name).parent
-    stem = f"{hardware.name}-"
-    relative = (folder / f"{stem}{PROFILE_FILE}").relative_to(CONF.parent)
-    return _write(
-        replace(hardware, profiles={spec.name: str(relative)}), profile, folder, title, stem
-    )
+    """Write both files into conf/hardware, the table's path relative to the repository."""
+    folder = CONF / "hardware"
+    table = folder / f"{hardware.name}-{PROFILE_FILE}"
+    profile.table.to_csv(table, index=False, float_format=FLOATS)
+    profiles = {spec.name: str(table.relative_to(CONF.parent))}
+    return _write(replace(hardware, profiles=profiles), folder, title)
 
 
-def _track(cfg: DictConfig, place: RunContext, profile: Profile, hardware: Hardware) -> None:
-    """Log the table and the errors on rows held out, by operation (profiled) and by kind
-    (analytic).
-    """
-    tracker: Tracker = build(cfg.tracking)
-    errors = {**profile.held_out_errors, **hardware.uncertainty}
-    config = {"task": "calibrate", "device": hardware.name, "settings": resolved(cfg)}
-    with tracker.run(
-        name=place.name,
-        group=place.group,
-        job_type="calibrate",
-        tags=[hardware.name],
-        config=config,
-    ) as tracked:
-        tracked.log_summary({f"error/{name}": error for name, error in errors.items()})
-        tracked.log_tables(place.run_dir)
-
-
-def _print_errors(profile: Profile, measured: Measured, hardware: Hardware) -> None:
-    out = console.console()
-    dropped = (
-        f", the {measured.num_dropped} longest left out for lack of time"
-        if measured.num_dropped
-        else ""
-    )
-    out.print(f"  {measured.num_shapes} shapes, medians of {measured.num_rounds} rounds{dropped}")
+def _errors(profile: Profile, measured: Measured, hardware: Hardware) -> list[str | Shown]:
+    """How much was measured, and the errors of both cost models."""
+    num_dropped = measured.num_dropped
+    dropped = f", the {num_dropped} longest left out for lack of time" if num_dropped else ""
+    lines: list[str | Shown] = [
+        f"  {measured.num_shapes} shapes, medians of {measured.num_rounds} rounds{dropped}"
+    ]
     if measured.num_clamped:
-        out.print(
-            f"  in {measured.num_clamped} sizes the parts alone took longer than the whole: "
-            "others is set to "
-            f"{LEAST_OTHERS:g} s there"
+        lines.append(
+            f"  in {measured.num_clamped} sizes the parts alone took longer than the whole: others "
+            f"is set to {LEAST_OTHERS:g} s there"
         )
-    table = Table(box=None, padding=(0, 2), pad_edge=True)
-    table.add_column("")
-    for heading in ("rows", "error of a row\nleft out (mean)"):
-        table.add_column(heading, justify="right")
-    for operation, error in profile.held_out_errors.items():
-        table.add_row(operation, str(len(profile.rows(operation))), f"{error:.1%}")
-    out.print(table)
+    rows = [
+        {"": name, "rows": len(profile.rows(name)), "error of a row\nleft out (mean)": error}
+        for name, error in profile.held_out_errors.items()
+    ]
+    formats = {"error of a row\nleft out (mean)": ".1%"}
     uncertainty = ", ".join(f"{kind} {error:.0%}" for kind, error in hardware.uncertainty.items())
-    out.print(
-        f"  executor.cost_model=analytic on sizes that it was not fitted to (mean): {uncertainty}"
-    )
+    return [
+        *lines,
+        Shown(rows, left=[""], formats=formats),
+        "  executor.cost_model=analytic on sizes that it was not fitted to (mean): " + uncertainty,
+    ]
 
 
-def _print_use(path: Path, spec: ModelSpec, *, is_installed: bool) -> None:
-    console.print_place("file", path)
-    if not is_installed:
-        console.print_place(
-            "install", f"cp {path} {CONF / 'hardware'}/  # or repeat with task.install=true"
-        )
-    console.print_place(
-        "use",
-        f"python -m sarathi_lab.run executor=simulated hardware={path.stem} "
-        "executor.cost_model=profiled "
-        f"model={spec.name}",
-    )
+def _places(path: Path, spec: ModelSpec, *, is_installed: bool) -> dict[str, Path | str]:
+    """Where the hardware file is, and the commands that use it."""
+    install = f"cp {path} {CONF / 'hardware'}/  # or repeat with task.install=true"
+    return {
+        "file": path,
+        **({} if is_installed else {"install": install}),
+        "use": f"python -m sarathi_lab.run executor=simulated hardware={path.stem} "
+        f"executor.cost_model=profiled model={spec.name}",
+    }

@@ -20,7 +20,7 @@ from rich.table import Table
 from sarathi_lab.config.console import console, print_place
 from sarathi_lab.config.errors import UserError, exit_code, require_number
 from sarathi_lab.config.paths import EXPERIMENTS as RECORDS
-from sarathi_lab.config.paths import REPOSITORY, make_folder
+from sarathi_lab.config.paths import OUTPUTS, make_folder
 from sarathi_lab.experiment.claims import in_words, load_claims, verdicts
 from sarathi_lab.experiment.figures import FIGURES
 from sarathi_lab.results.load import SIMULATED
@@ -226,7 +226,7 @@ def _parser() -> argparse.ArgumentParser:
 def _main(options: argparse.Namespace) -> int:
     does_run = options.run or options.simulate
     results = (
-        options.results or (REPOSITORY / "outputs" / "claims" if does_run else RECORDS)
+        options.results or (OUTPUTS / "claims" if does_run else RECORDS)
     ).absolute()
     if options.seconds is not None:
         require_number(

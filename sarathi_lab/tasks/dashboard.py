@@ -1,6 +1,4 @@
-"""`python -m sarathi_lab.tasks.dashboard`: writes a workspace and a report that compare the runs of
-a W&B project.
-"""
+"""The command `dashboard`: a workspace and a report that compare the runs of a W&B project."""
 
 from __future__ import annotations
 
@@ -58,9 +56,8 @@ def _main(options: argparse.Namespace) -> int:
     if options.dry_run:
         view = dashboard.workspace(options.entity or "", options.project)
         report = dashboard.report(options.entity or "", options.project, claims)
-        parts = {"workspace": view, "report": report}
-        shown = {name: json.loads(dashboard.as_json(part)) for name, part in parts.items()}
-        print(json.dumps(shown, indent=2))
+        shown = {"workspace": dashboard.as_json(view), "report": dashboard.as_json(report)}
+        print(json.dumps({name: json.loads(text) for name, text in shown.items()}, indent=2))
         return 0
     with environment({"WANDB_SILENT": "true"}):
         return _write(options, claims)
@@ -82,17 +79,9 @@ def _log_claims(claims: pd.DataFrame, entity: str, project: str) -> None:
     with tempfile.TemporaryDirectory() as folder, environment({"WANDB_ENTITY": entity}):
         claims.to_csv(Path(folder) / f"{CLAIMS}.csv", index=False)
         tracker = WandbTracker(project=project, mode="online", dir="outputs")
-        tracker.track(
-            TrackedRun(
-                name=CLAIMS,
-                group=CLAIMS,
-                job_type=CLAIMS,
-                tags=[CLAIMS],
-                config={"task": CLAIMS},
-                folder=Path(folder),
-                artifact=CLAIMS,
-            )
-        )
+        about = {"name": CLAIMS, "group": CLAIMS, "job_type": CLAIMS, "artifact": CLAIMS}
+        run = TrackedRun(**about, tags=[CLAIMS], config={"task": CLAIMS}, folder=Path(folder))
+        tracker.track(run)
 
 
 def _save(what: Any) -> None:
@@ -103,9 +92,8 @@ def _save(what: Any) -> None:
     except Exception as error:  # the package raises whatever its transport does
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise UserError(
-            f"W&B refused the {type(what).__name__.lower()} ({reason}); check that you may "
-            "write to "
-            f"{what.entity}/{what.project}, or use --dry-run"
+            f"W&B refused the {type(what).__name__.lower()} ({reason}); check that you may write "
+            f"to {what.entity}/{what.project}, or use --dry-run"
         ) from None
 
 

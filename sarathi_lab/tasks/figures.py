@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 
 from sarathi_lab.config.console import console, print_place, progress_of
 from sarathi_lab.config.errors import UserError, exit_code, require_int, require_one_of
-from sarathi_lab.config.paths import CONF, REPOSITORY, make_folder
+from sarathi_lab.config.paths import CONF, OUTPUTS, make_folder
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.experiment.claims import in_words, verdicts
 from sarathi_lab.experiment.errors import error_table
@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
         help=f"one of {', '.join([*PAPERS, *SERVING, POLICIES])}",
     )
     parser.add_argument(
-        "--out", type=Path, default=REPOSITORY / "outputs" / "figures", help="where they go"
+        "--out", type=Path, default=OUTPUTS / "figures", help="where they go"
     )
     parser.add_argument(
         "--recompute", action="store_true", help="simulate anew, and record it, before drawing"

@@ -4,9 +4,8 @@ nothing run.
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -14,15 +13,14 @@ from typing import Any, get_args
 from omegaconf import DictConfig, OmegaConf
 
 from sarathi_lab.config.errors import UserError, require_bool, require_int, require_one_of
-from sarathi_lab.config.instantiate import build, resolved
-from sarathi_lab.config.paths import CONF
+from sarathi_lab.config.instantiate import build, option_files, read_option, resolved
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.executor import Backend, Predictor, Sizes
 from sarathi_lab.engine.queues import QueueOrder
 from sarathi_lab.engine.scheduler import Preemption, Scheduler
 from sarathi_lab.experiment.advisor import BASELINES, Advice, Prediction, advise
-from sarathi_lab.model.checkpoint import AutoModel
-from sarathi_lab.model.spec import KvDtype, ModelSpec
+from sarathi_lab.model.configured import resolve_model, text_encoder
+from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Policy, with_budget
 from sarathi_lab.results.saturation import SaturationLimits
 from sarathi_lab.results.slo import Targets
@@ -55,9 +53,7 @@ class Plan:
     max_model_len: int
     block_size: int
     num_blocks: int
-    fills_memory: (
-        bool  # whether the cache takes what the memory holds; num_blocks is then an estimate
-    )
+    fills_memory: bool  # the cache takes what the memory holds; num_blocks is then an estimate
     queue_order: QueueOrder
     preemption: Preemption
     num_host_blocks: int  # of the cache in host memory, for what is swapped out
@@ -71,14 +67,13 @@ class Plan:
     @property
     def sizes(self) -> Sizes:
         """What the executor is made for."""
-        chunk = self.policy.budget
         return Sizes(
             num_blocks=self.num_blocks,
             block_size=self.block_size,
             batch_size=self.batch_size,
             max_model_len=self.max_model_len,
             max_batch_tokens=self._most_tokens(),
-            chunk=chunk,
+            chunk=self.policy.budget,
             fills_memory=self.fills_memory,
             num_host_blocks=self.num_host_blocks,
         )
@@ -115,11 +110,45 @@ class Plan:
         )
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """What task=serve runs: a plan, and those of its baselines by name, on the same requests."""
+
+    plan: Plan
+    baselines: Mapping[str, Plan]
+
+
+def prepare(cfg: DictConfig) -> Prepared:
+    """Plan a run and its baselines, which differ in their policy only. Raises UserError."""
+    run = _parts(cfg)
+    plan = _fitted(run)
+    others = {name: _with_policy(run, baseline_config(cfg, name)) for name in cfg.baselines}
+    # A run is not its own baseline.
+    baselines = {name: _fitted(own) for name, own in others.items() if own.policy != run.policy}
+    return Prepared(plan, baselines)
+
+
 def make_plan(cfg: DictConfig, chunks: Sequence[int] | None = None) -> Plan:
     """Build and check all parts of a run. Raises UserError for anything that the user can mend.
 
     chunk=auto is chosen from `chunks`, or as `advisor.advise` does if they are None.
     """
+    return _fitted(_parts(cfg), chunks)
+
+
+def baseline_config(cfg: DictConfig, name: str) -> DictConfig:
+    """`cfg` with its policy exchanged for the option `name` of the policy group."""
+    options = option_files("policy")
+    if name not in options:
+        raise UserError(f"baselines: {name} is not a policy; use some of {', '.join(options)}")
+    exchanged = OmegaConf.create(OmegaConf.to_container(cfg, resolve=False))
+    assert isinstance(exchanged, DictConfig)
+    exchanged.policy = read_option("policy", options[name])
+    return exchanged
+
+
+def _parts(cfg: DictConfig) -> Plan:
+    """All parts of a run, the policy not yet fitted to the others."""
     batch_size = require_int(
         "batch", cfg.batch, 1, "use the number of sequences to serve at a time, such as 8"
     )
@@ -130,7 +159,6 @@ def make_plan(cfg: DictConfig, chunks: Sequence[int] | None = None) -> Plan:
     spec, checkpoint = resolve_model(cfg, backend)
     load = _load(cfg, backend, spec, checkpoint)
     max_model_len = _max_model_len(cfg, load, spec, checkpoint)
-    policy = policy.on_device(lambda: backend.predictor(spec), batch_size, max_model_len)
     block_size = require_int(
         "cache.block_size", cfg.cache.block_size, 1, "use a number of tokens such as 16"
     )
@@ -158,17 +186,38 @@ def make_plan(cfg: DictConfig, chunks: Sequence[int] | None = None) -> Plan:
         queue_order=cfg.queue_order,
         preemption=cfg.preemption,
         num_host_blocks=num_host_blocks,
-        shares_prefixes=_shares_prefixes(cfg),
+        shares_prefixes=require_bool(
+            "cache.prefix",
+            cfg.cache.prefix,
+            "use true to share the cache of equal prefixes, else false",
+        ),
         window=build(cfg.window),
         saturation_limits=build(cfg.stop_when_saturated),
-        writes_trace=_writes_trace(cfg),
+        writes_trace=require_bool("trace", cfg.trace, "use true to write trace.json, else false"),
         targets=read_targets(cfg),
     )
     _check_load(plan)
+    return plan
+
+
+def _with_policy(plan: Plan, cfg: DictConfig) -> Plan:
+    """`plan` with the policy of `cfg`, which differs from its own configuration in that alone."""
+    settings = OmegaConf.to_container(cfg.policy, resolve=True)
+    return replace(plan, policy=build(cfg.policy), config={**plan.config, "policy": settings})
+
+
+def _fitted(plan: Plan, chunks: Sequence[int] | None = None) -> Plan:
+    """`plan` with a policy that knows its device and has a chunk; raises UserError if a request
+    does not fit.
+    """
+    policy = plan.policy.on_device(
+        lambda: plan.backend.predictor(plan.spec), plan.batch_size, plan.max_model_len
+    )
+    plan = replace(plan, policy=policy)
     if policy.budget == AUTO:
         plan = _with_advice(plan, chunks)
     scheduler = plan.scheduler()
-    for request in load.requests:
+    for request in plan.load.requests:
         scheduler.check_fits(request)
     return plan
 
@@ -177,81 +226,45 @@ def _check_load(plan: Plan) -> None:
     """Refuse settings that the requests give no meaning to."""
     plan.window.check(plan.load)
     plan.saturation_limits.check(plan.load)
-    if (
-        plan.queue_order == "priority"
-        and len({request.priority for request in plan.load.requests}) < 2
-    ):
+    priorities = {request.priority for request in plan.load.requests}
+    if plan.queue_order == "priority" and len(priorities) < 2:
         raise UserError(
-            "queue_order=priority has no effect: all requests have the same priority; drop it, "
-            "or add "
-            "workload.priorities=[0,1] (for workload=prompts: priority in the file's rows)"
+            "queue_order=priority has no effect: all requests have the same priority; drop it, or "
+            "add workload.priorities=[0,1] (for workload=prompts: priority in the file's rows)"
         )
-
-
-def baseline_config(cfg: DictConfig, name: str) -> DictConfig:
-    """`cfg` with its policy exchanged for the option `name` of the policy group."""
-    path = CONF / "policy" / f"{name}.yaml"
-    if not path.is_file():
-        options = ", ".join(sorted(option.stem for option in path.parent.glob("*.yaml")))
-        raise UserError(f"baselines: {name} is not a policy; use some of {options}")
-    exchanged = OmegaConf.create(OmegaConf.to_container(cfg, resolve=False))
-    assert isinstance(exchanged, DictConfig)
-    exchanged.policy = OmegaConf.load(path)
-    return exchanged
 
 
 def _with_advice(plan: Plan, chunks: Sequence[int] | None) -> Plan:
     """`plan` with the chunk that its device's cost model predicts to be best."""
-    if plan.backend.num_stages > 1:
-        raise UserError(
-            f"chunk={AUTO} is for one batch at a time, not for the {plan.backend.num_stages} of "
-            "a pipeline; name a "
-            "number such as chunk=256, or use executor.pipeline_parallel=1"
-        )
-    if plan.load.num_users is not None:
-        raise UserError(
-            f"chunk={AUTO} is chosen by when requests arrive, which workload.arrivals=users "
-            "leaves to the answers; "
-            "name a number such as chunk=256"
-        )
-    predictor = plan.backend.predictor(plan.spec)
-    if predictor is None:
-        raise UserError(
-            f"chunk={AUTO} needs a cost model of {plan.backend.device_name}, which has none; "
-            "name a number such as "
-            "chunk=256, or add executor=simulated"
-        )
-    key = _advice_key(plan, chunks)
-    advice = _ADVICE[key] = _ADVICE.get(key) or _advise(plan, predictor, chunks)
-    field = plan.policy.budget_field
-    config = {**plan.config, "policy": {**plan.config["policy"], field: advice.chunk}}
+    advice = _advise(plan, _predictor(plan), chunks)
+    settings = {**plan.config["policy"], plan.policy.budget_field: advice.chunk}
+    config = {**plan.config, "policy": settings}
     return replace(
         plan, config=config, policy=with_budget(plan.policy, advice.chunk), advice=advice
     )
 
 
-# Of this process, by `_advice_key`: a job is planned when its command line is checked, and again
-# when it runs.
-_ADVICE: dict[Hashable, Advice] = {}
-
-
-def _advice_key(plan: Plan, chunks: Sequence[int] | None) -> Hashable:
-    """Equal for plans of equal advice."""
-    lengths = tuple(
-        (request.arrival_time, request.prompt_len, request.output_len)
-        for request in plan.load.requests
-    )
-    device = json.dumps(plan.config["executor"], sort_keys=True)
-    server = (plan.batch_size, plan.max_model_len, plan.num_blocks, plan.block_size)
-    return (
-        device,
-        plan.spec,
-        plan.policy,
-        lengths,
-        server,
-        _predicted_baselines(plan),
-        chunks and tuple(chunks),
-    )
+def _predictor(plan: Plan) -> Predictor:
+    """The cost model that chunk=auto is chosen by. Raises UserError where there is none to choose
+    by.
+    """
+    if plan.backend.num_stages > 1:
+        raise UserError(
+            f"chunk={AUTO} is for one batch at a time, not for the {plan.backend.num_stages} of a "
+            "pipeline; name a number such as chunk=256, or use executor.pipeline_parallel=1"
+        )
+    if plan.load.num_users is not None:
+        raise UserError(
+            f"chunk={AUTO} is chosen by when requests arrive, which workload.arrivals=users leaves "
+            "to the answers; name a number such as chunk=256"
+        )
+    predictor = plan.backend.predictor(plan.spec)
+    if predictor is None:
+        raise UserError(
+            f"chunk={AUTO} needs a cost model of {plan.backend.device_name}, which has none; name "
+            "a number such as chunk=256, or add executor=simulated"
+        )
+    return predictor
 
 
 def _advise(plan: Plan, predictor: Predictor, chunks: Sequence[int] | None) -> Advice:
@@ -262,7 +275,8 @@ def _advise(plan: Plan, predictor: Predictor, chunks: Sequence[int] | None) -> A
         plan.max_model_len,
         plan.num_blocks,
         plan.block_size,
-        _predicted_baselines(plan),
+        # Those that the run does not have need not fit the cache.
+        tuple(name for name in BASELINES if name in plan.config["baselines"]),
     )
     return advise(
         prediction,
@@ -272,34 +286,10 @@ def _advise(plan: Plan, predictor: Predictor, chunks: Sequence[int] | None) -> A
     )
 
 
-def _predicted_baselines(plan: Plan) -> tuple[str, ...]:
-    """The baselines of the run that can be predicted; those it does not have need not fit the
-    cache.
-    """
-    return tuple(name for name in BASELINES if name in plan.config["baselines"])
-
-
 def read_targets(cfg: DictConfig) -> Targets:
     """What latencies are held against. Raises UserError."""
     bounds = cfg.prompt_classes
     return Targets(build(cfg.slo), cfg.stall, list(bounds) if OmegaConf.is_list(bounds) else bounds)
-
-
-def resolve_model(cfg: DictConfig, backend: Backend) -> tuple[ModelSpec, Path | None]:
-    """The model that `cfg` names, its cache of the type `cache.dtype`, and the folder of its
-    weights if it has one.
-    """
-    require_one_of("cache.dtype", cfg.cache.dtype, get_args(KvDtype))
-    model = build(cfg.model)
-    spec, checkpoint = (
-        model.resolve(backend.default_model) if isinstance(model, AutoModel) else (model, None)
-    )
-    if spec.kv_dtype != "auto":
-        raise UserError(
-            f"model.kv_dtype={spec.kv_dtype} is set by the cache; use "
-            f"cache.dtype={spec.kv_dtype} instead"
-        )
-    return replace(spec, kv_dtype=cfg.cache.dtype), checkpoint
 
 
 def _load(
@@ -311,21 +301,6 @@ def _load(
     return workload.generate(
         spec.vocab_size if backend.computes_tokens else None, text_encoder(checkpoint)
     )
-
-
-def text_encoder(checkpoint: Path | None) -> Callable[[str], list[int]] | None:
-    """Text to token ids by the checkpoint's own tokenizer, if it has one."""
-    if checkpoint is None or not (checkpoint / "tokenizer.json").is_file():
-        return None
-    from tokenizers import Tokenizer
-
-    try:
-        tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
-    except Exception as error:  # the library raises nothing more precise
-        raise UserError(
-            f"{checkpoint}/tokenizer.json can't be read ({error}); fetch the checkpoint again"
-        ) from None
-    return lambda text: tokenizer.encode(text).ids
 
 
 def _max_model_len(
@@ -346,20 +321,6 @@ def _named_max_model_len(cfg: DictConfig) -> int | None:
     return require_int(
         "max_model_len", cfg.max_model_len, 2, "use null for the longest request of the workload"
     )
-
-
-def _writes_trace(cfg: DictConfig) -> bool:
-    require_bool("trace", cfg.trace, "use true to write trace.json, else false")
-    return cfg.trace
-
-
-def _shares_prefixes(cfg: DictConfig) -> bool:
-    require_bool(
-        "cache.prefix",
-        cfg.cache.prefix,
-        "use true to share the cache of equal prefixes, else false",
-    )
-    return cfg.cache.prefix
 
 
 def _num_host_blocks(cfg: DictConfig, num_blocks: int) -> int:

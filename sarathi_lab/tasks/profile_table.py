@@ -1,6 +1,4 @@
-"""The task of writing what policy=ascend_dynamic reads: the time of iterations by the device's cost
-model.
-"""
+"""The task `profile_table`: the iteration times that policy=ascend_dynamic reads, predicted."""
 
 from __future__ import annotations
 
@@ -9,19 +7,18 @@ from typing import ClassVar
 
 from omegaconf import DictConfig
 
-from sarathi_lab.config import console
+from sarathi_lab.config.console import console
 from sarathi_lab.config.errors import require_int
 from sarathi_lab.config.run_context import RunContext
-from sarathi_lab.policy.profile_table import ProfileTable, make_profile_table
+from sarathi_lab.policy.profile_table import make_profile_table
 from sarathi_lab.results import report
 from sarathi_lab.results.result import Result
-from sarathi_lab.tasks.tuning import cost_of
+from sarathi_lab.tasks.subjects import cost_of
 
 
 @dataclass(frozen=True)
 class ProfileTableTask:
-    """Predicts iterations of up to `batch` decodes of up to `seq_len` tokens beside a prompt, on
-    the simulated device.
+    """Predicts iterations of up to `batch` decodes of up to `seq_len` tokens beside a prompt.
 
     Leaves profile_table.csv, in milliseconds. For a real device take the hardware file that
     task=calibrate measures on it, with executor.cost_model=profiled for the measured operations
@@ -29,12 +26,7 @@ class ProfileTableTask:
     """
 
     reads: ClassVar[tuple[str, ...]] = (
-        "executor",
-        "model",
-        "hardware",
-        "dtype",
-        "batch",
-        "seq_len",
+        *("executor", "model", "hardware", "dtype", "batch", "seq_len"),
     )
     has_runs: ClassVar[bool] = False
 
@@ -45,11 +37,10 @@ class ProfileTableTask:
         require_int("seq_len", cfg.seq_len, 2, "use the length of the longest sequence")
 
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
-        """Predict the times."""
-        self.check(cfg)
+        """The predicted times."""
         backend, spec, predictor = cost_of(cfg)
-        table: ProfileTable = make_profile_table(predictor, cfg.batch, cfg.seq_len)
-        console.console().print(
+        table = make_profile_table(predictor, cfg.batch, cfg.seq_len)
+        console().print(
             f"\niterations of {spec.name} on {backend.device_name}: {len(table.rows)} predicted"
         )
         report.print_cautions(backend.cautions(spec), context)

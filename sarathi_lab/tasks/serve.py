@@ -19,7 +19,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from sarathi_lab.config import console
 from sarathi_lab.config.errors import RunError
-from sarathi_lab.config.instantiate import build
 from sarathi_lab.config.paths import locked
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.engine.executor import Executor
@@ -35,6 +34,7 @@ from sarathi_lab.results.decode_cost import (
     fullest_hybrid,
     measure_decode_cost,
 )
+from sarathi_lab.results.load import load_summary
 from sarathi_lab.results.metrics import (
     add_costs,
     compare,
@@ -49,7 +49,7 @@ from sarathi_lab.results.serving_metrics import serving_summary, stall_histogram
 from sarathi_lab.results.trace import write_trace
 from sarathi_lab.tasks import announce
 from sarathi_lab.tasks.base import conclude
-from sarathi_lab.tasks.plan import Plan, baseline_config, make_plan
+from sarathi_lab.tasks.plan import Plan, Prepared, prepare
 
 SLO_REFERENCE = "slo_decode_time"
 
@@ -110,43 +110,32 @@ class Serve:
     reads: ClassVar[None] = None
     has_runs: ClassVar[bool] = True
 
-    def check(self, cfg: DictConfig) -> None:
+    def check(self, cfg: DictConfig) -> Prepared:
         """Plan the run and its baselines."""
-        make_plan(cfg)
-        for name in cfg.baselines:
-            make_plan(baseline_config(cfg, name))
+        return prepare(cfg)
 
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
         """Run it, and the baselines unless they are there already."""
-        plan = make_plan(cfg)
+        prepared: Prepared = context.prepared or prepare(cfg)
         folders: dict[str, Path] = {}
         failed: list[RunError] = []
-        for name in cfg.baselines:
-            own = baseline_config(cfg, name)
-            if build(own.policy) == build(cfg.policy):  # a run is not its own baseline
-                continue
+        for name, plan in prepared.baselines.items():
             try:
-                folders[name] = _ensure_baseline(own, name, context)
+                folders[name] = _ensure_baseline(cfg, plan, name, context)
             except RunError as error:
                 failed.append(RunError(f"baseline {name}: {error}"))
         places = {name: os.path.relpath(path, context.run_dir) for name, path in folders.items()}
         labels = {"is_baseline": False, "baselines": places}
-        result = _executed(plan, context, labels, folders)
+        result = _executed(prepared.plan, context, labels, folders)
         # Only when it is kept: the run itself may well succeed where a baseline can't.
         return replace(result, error=failed[0] if failed else None)
 
 
-def read_summary(run_dir: Path) -> dict[str, float]:
-    """The summary of a finished run."""
-    return json.loads((run_dir / "summary.json").read_text())
-
-
-def _ensure_baseline(cfg: DictConfig, name: str, context: RunContext) -> Path:
+def _ensure_baseline(cfg: DictConfig, plan: Plan, name: str, context: RunContext) -> Path:
     """The folder of the baseline's run, executed now if no run of the sweep did so before.
 
     Raises RunError if it stopped, now or before.
     """
-    plan = make_plan(cfg)
     run_dir = context.baselines_dir / f"{name}-{_fingerprint(plan)}"
     failed_dir = run_dir.with_name(f"{run_dir.name}-failed")
     # Of jobs beside each other, one runs it.
@@ -155,7 +144,7 @@ def _ensure_baseline(cfg: DictConfig, name: str, context: RunContext) -> Path:
             return run_dir
         if (failed_dir / "failed.json").is_file():  # in another job: it would fail again
             raise RunError(json.loads((failed_dir / "failed.json").read_text())["error"])
-        _run_aside(cfg, plan, _baseline_name(cfg, name, context.swept), context, run_dir)
+        _run_aside(cfg, plan, _baseline_name(cfg, plan, name, context.swept), context, run_dir)
     return run_dir
 
 
@@ -185,9 +174,9 @@ def _move_unless_there(aside: Path, run_dir: Path) -> None:
             raise
 
 
-def _baseline_name(cfg: DictConfig, name: str, swept: Sequence[str]) -> str:
+def _baseline_name(cfg: DictConfig, plan: Plan, name: str, swept: Sequence[str]) -> str:
     """The baseline and what the sweep varies of its work: not the parameters of another policy."""
-    cuts_prompts = build(cfg.policy).budget is not None
+    cuts_prompts = plan.policy.budget is not None
     read = [
         key
         for key in swept
@@ -226,7 +215,7 @@ def _executed(
             str(error), replace(result, tables=done, summary=_saturation(error))
         ) from error
     summary |= {"predicted_roofline": predicted_roofline, **profile}
-    summaries = {name: read_summary(path) for name, path in baselines.items()}
+    summaries = {name: load_summary(path) for name, path in baselines.items()}
     for name, baseline in summaries.items():
         summary |= compare(summary, baseline, name)
     if plan.writes_trace:

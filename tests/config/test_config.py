@@ -67,8 +67,7 @@ def test_every_experiment_composes_all_its_jobs(experiment):
     )
     assert command_line.is_sweep != has_own_task
     assert (len(command_line.jobs) > 1) != has_own_task
-    for cfg in command_line.jobs:
-        build(cfg.task).check(cfg)
+    command_line.check()
 
 
 def test_runs_of_the_same_second_have_folders_of_their_own():
@@ -78,8 +77,8 @@ def test_runs_of_the_same_second_have_folders_of_their_own():
 
 def test_the_default_command_plans_three_runs_on_this_machine():
     command_line = read_command_line(["chunk=256,512,1024", "-m"])
-    assert [cfg.chunk for cfg in command_line.jobs] == [256, 512, 1024]
-    plan = make_plan(command_line.jobs[0])
+    assert [job.cfg.chunk for job in command_line.jobs] == [256, 512, 1024]
+    plan = make_plan(command_line.jobs[0].cfg)
     assert plan.backend.name == "torch"
     assert plan.policy.name == "sarathi"
 
@@ -88,7 +87,7 @@ def test_a_sweep_of_policies_may_name_a_chunk_that_not_all_of_them_read():
     command_line = read_command_line(
         ["policy=sarathi,orca", "chunk=128", "executor=simulated", "-m"]
     )
-    assert [cfg.chunk for cfg in command_line.jobs] == [128, 128]
+    assert [job.cfg.chunk for job in command_line.jobs] == [128, 128]
     with pytest.raises(UserError, match="chunk=128 has no effect"):
         read_command_line(["policy=orca,request_level", "chunk=128", "executor=simulated", "-m"])
     with pytest.raises(UserError, match="has no effect"):

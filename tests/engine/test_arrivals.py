@@ -15,10 +15,9 @@ import torch
 from helpers import ScriptedExecutor, requests_of, scheduler_for
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from omegaconf import OmegaConf
 
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.config.instantiate import load_option
+from sarathi_lab.config.instantiate import load_option, read_option
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.engine.arrivals import Arrivals, ClosedLoop, TimedArrivals, as_arrivals
 from sarathi_lab.engine.ledger import Ledger
@@ -284,7 +283,8 @@ def test_every_setting_of_arrivals_changes_a_run():
 def test_every_workload_of_known_lengths_lists_the_settings_of_arrivals():
     names = {field.name for field in fields(Arriving)}
     for option in ("paper_grid", "uniform", "zipf", "trace"):
-        assert names <= set(OmegaConf.load(CONF / "workload" / f"{option}.yaml")), option
+        settings = read_option("workload", CONF / "workload" / f"{option}.yaml")
+        assert names <= set(settings), option
 
 
 def test_the_urgent_wait_less_where_the_queue_is_ordered_by_priority():

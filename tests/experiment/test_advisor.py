@@ -9,6 +9,7 @@ import math
 
 import numpy as np
 import pytest
+from composed import config_of
 from helpers import requests_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -134,31 +135,14 @@ def test_only_the_baselines_that_are_asked_for_are_served():
 
 # -- the advice ------------------------------------------------------------------------------------
 
+UNIFORM = {"num_requests": 24, "pd_ratio": 20, "seed": 3, "min_len": 128, "max_len": 1024}
 WORKLOADS = {
-    "paper, small batch": (requests_of(*[(980, 44)] * 36), 6),
-    "paper, full batch": (requests_of(*[(992, 32)] * 72), 18),
-    "long prompts": (requests_of(*[(2000, 48)] * 32), 8),
-    "decodes dominate": (requests_of(*[(200, 200)] * 24), 8),
-    "mixed lengths": (
-        Uniform(num_requests=48, pd_ratio=20, seed=3, min_len=128, max_len=1024)
-        .generate(None)
-        .requests,
-        12,
-    ),
-    "arrivals": (
-        Uniform(
-            num_requests=24,
-            pd_ratio=20,
-            seed=3,
-            min_len=128,
-            max_len=1024,
-            arrivals="poisson",
-            rate=2.0,
-        )
-        .generate(None)
-        .requests,
-        12,
-    ),
+    "paper, small batch": (requests_of(*[(980, 44)] * 18), 6),
+    "paper, full batch": (requests_of(*[(992, 32)] * 36), 18),
+    "long prompts": (requests_of(*[(2000, 48)] * 16), 8),
+    "decodes dominate": (requests_of(*[(200, 200)] * 16), 8),
+    "mixed lengths": (Uniform(**UNIFORM).generate(None).requests, 12),
+    "arrivals": (Uniform(**UNIFORM, arrivals="poisson", rate=2.0).generate(None).requests, 12),
 }
 
 
@@ -166,11 +150,10 @@ WORKLOADS = {
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_the_advice_is_within_one_percent_of_a_full_sweep(name, policy):
     requests, batch = WORKLOADS[name]
-    advice = advise(Prediction(requests, batch, COST.iteration_time), TILE, policy=policy)
+    prediction = Prediction(requests, batch, COST.iteration_time, baselines=())
+    advice = advise(prediction, TILE, policy=policy)
     longest = max(request.prompt_len for request in requests) + batch - 1
-    sweep = Prediction(requests, batch, COST.iteration_time).table(
-        range(TILE, longest + TILE, TILE), policy
-    )
+    sweep = prediction.table(range(TILE, longest + TILE, TILE), policy)
     row = advice.table.set_index("chunk").loc[advice.chunk]
     assert row.throughput >= 0.99 * sweep.throughput.max()
     rivals = advice.table[advice.table.is_as_good]
@@ -240,66 +223,41 @@ def test_auto_is_chosen_anew_for_every_job_of_a_sweep(tmp_path, capsys):
         )
 
 
-def test_auto_is_predicted_once_for_a_run_that_is_planned_twice(tmp_path, monkeypatch):
+def test_auto_is_predicted_once_a_run(tmp_path, monkeypatch):
     calls = []
-    monkeypatch.setattr(plan, "_ADVICE", {})
+    monkeypatch.setattr(plan, "_ADVICE", {}, raising=False)
     monkeypatch.setattr(
         plan, "advise", lambda *args, **kwargs: calls.append(args) or advise(*args, **kwargs)
     )
-    args = ["chunk=auto", "baselines=[]", *SIMULATED, f"output={tmp_path}"]
-    assert main(args) == 0
+    assert main(["chunk=auto", "baselines=[]", *SIMULATED, f"output={tmp_path}"]) == 0
     assert len(calls) == 1
-    for other in (
-        "policy.min_decodes=0",
-        "hardware=a100",
-        "pd_ratio=10",
-        "batch=4",
-        "cache.num_blocks=900",
-    ):
-        assert main([*args, other]) == 0
-    assert main(args) == 0
-    assert len(calls) == 6
 
 
-def test_auto_is_chosen_by_the_profile_where_that_is_the_cost_model(tmp_path, capsys):
+def test_auto_is_chosen_anew_for_another_server():
+    small = ["chunk=auto", "baselines=[]", *SIMULATED]
+    others = ["hardware=a100", "pd_ratio=10", "batch=4", "cache.num_blocks=100"]
+    plain, *found = (plan.make_plan(config_of(*small, *other)) for other in ([], *zip(others)))
+    assert all(not each.advice.table.equals(plain.advice.table) for each in found)
+
+
+def test_auto_is_chosen_by_the_profile_where_that_is_the_cost_model():
     profiled = make_cost_model("profiled", COST.spec, COST.hardware, 2)
-    assert (
-        main(
-            [
-                "chunk=auto",
-                "executor.cost_model=profiled",
-                "baselines=[]",
-                *SIMULATED,
-                f"output={tmp_path}",
-            ]
-        )
-        == 0
-    )
-    advice = advise(Prediction(requests_of(*[(992, 32)] * 12), 6, profiled.iteration_time), TILE)
-    text = capsys.readouterr().out
-    assert f"chunk=auto is {advice.chunk}" in text
-    shown = next(
-        line for line in text.splitlines() if line.split()[:2] == [str(advice.chunk), "*"]
-    ).split()[2]
-    assert float(shown) == pytest.approx(
-        advice.table.set_index("chunk").throughput[advice.chunk], abs=0.5
-    )
+    auto = ["chunk=auto", "executor.cost_model=profiled", "baselines=[]"]
+    found = plan.make_plan(config_of(*SIMULATED, *auto))
+    prediction = Prediction(requests_of(*[(992, 32)] * 12), 6, profiled.iteration_time)
+    advice = advise(prediction, TILE)
+    assert found.policy.budget == advice.chunk
+    shown = found.advice.table.set_index("chunk").throughput
+    assert shown.to_dict() == pytest.approx(advice.table.set_index("chunk").throughput.to_dict())
 
 
-def test_auto_does_not_ask_of_the_cache_what_only_a_baseline_needs(tmp_path, capsys):
-    small = [
-        "chunk=auto",
-        "policy=sarathi_serve",
-        "max_model_len=4096",
-        "cache.num_blocks=100",
-        *SIMULATED,
-    ]
-    assert main([*small, "baselines=[]", f"output={tmp_path}"]) == 0
-    text = capsys.readouterr().out
-    assert "chunk=auto is" in text
-    assert "x orca" not in text
-    assert main([*small, "baselines=[orca]", f"output={tmp_path}"]) == 2
-    assert "policy orca needs 256 blocks" in capsys.readouterr().err
+def test_auto_does_not_ask_of_the_cache_what_only_a_baseline_needs():
+    cache = ["policy=sarathi_serve", "max_model_len=4096", "cache.num_blocks=100"]
+    small = ["chunk=auto", *cache, *SIMULATED]
+    advice = plan.make_plan(config_of(*small, "baselines=[]")).advice
+    assert "throughput_vs_orca" not in advice.table
+    with pytest.raises(UserError, match="policy orca needs 256 blocks"):
+        plan.make_plan(config_of(*small, "baselines=[orca]"))
 
 
 def test_a_policy_with_a_chosen_chunk_is_not_its_own_baseline(tmp_path):

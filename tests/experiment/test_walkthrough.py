@@ -76,9 +76,7 @@ def test_batches_stack_prompt_tokens_and_decodes(schedules):
 def test_equal_batches_leave_fewer_bubbles_in_a_pipeline():
     requests = lab.requests_of(num_requests=16, seq_len=80, pd_ratio=7)
     policies = lab.policies(16)
-    pipes = {
-        name: lab.serve_pipeline(policies[name], requests, clock, 4) for name in ("orca", "sarathi")
-    }
+    pipes = {name: lab.serve(policies[name], requests, clock, 4) for name in ("orca", "sarathi")}
     stages = {name: pipe.stages() for name, pipe in pipes.items()}
     assert all(sorted(table.stage.unique()) == [0, 1, 2, 3] for table in stages.values())
     figure = plots.pipeline(stages, {name: pipe.iterations() for name, pipe in pipes.items()})

@@ -171,9 +171,9 @@ def test_every_choice_of_the_sweep_file_is_a_valid_command_line():
             command = agent_command(
                 {"policy": "sarathi", "chunk": 256, "pd_ratio": 10, str(name): value}
             )
-            (cfg,) = read_command_line(command[command.index("sarathi_lab.run") + 1 :]).jobs
-            build(cfg.task).check(cfg)
-            assert cfg.tracking.mode == "online"
+            (job,) = read_command_line(command[command.index("sarathi_lab.run") + 1 :]).jobs
+            job.check()
+            assert job.cfg.tracking.mode == "online"
 
 
 def test_the_agents_command_makes_the_agents_run_and_leaves_its_baselines_their_own(

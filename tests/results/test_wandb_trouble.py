@@ -19,9 +19,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from sarathi_lab.results.wandb_guard import Guard, in_time
 
 from sarathi_lab.results.tracking import WandbTracker
-from sarathi_lab.results.wandb_guard import Guard, in_time
 
 WANDB = str(Path(sys.executable).parent / "wandb")
 KEY = "a" * 40

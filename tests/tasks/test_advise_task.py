@@ -4,16 +4,16 @@ that it refuses.
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
+import re
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from composed import checked, run
 from helpers import requests_of
 from omegaconf import OmegaConf
 
+from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.executor.simulated.analytic import AnalyticCostModel
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
@@ -22,23 +22,21 @@ from sarathi_lab.experiment.chunking_loss import chunking_loss
 from sarathi_lab.experiment.server_flags import flags
 from sarathi_lab.policy import SarathiServe
 from sarathi_lab.run import main
-from sarathi_lab.tasks.advise import flags_table
+from sarathi_lab.tasks.advise import Advise, flags_table
 
 COST = AnalyticCostModel(load_option("model", "13b"), load_option("hardware", "a6000"), 2)
-LOAD = ["task=advise", "workload.num_requests=12", "batch=6"]
-SMALL = [*LOAD, "tracking=none"]
+SMALL = ["task=advise", "workload.num_requests=12", "batch=6", "tracking=none"]
 TABLES = ("advice", "loss", "flags")
 
 
-def advised(tmp_path: Path, *args: str) -> dict[str, pd.DataFrame]:
+def advised(folder: Path, *args: str) -> dict[str, pd.DataFrame]:
     """The tables of one run with `args`."""
-    assert main([*SMALL, *args, f"output={tmp_path}"]) == 0
-    (run,) = {path.parent for path in tmp_path.rglob("advice.csv")}
-    return {name: pd.read_csv(run / f"{name}.csv") for name in TABLES}
+    return dict(run(folder, *SMALL, *args).tables)
 
 
 def test_the_tables_are_the_advice_the_loss_and_the_flags(tmp_path, capsys):
-    tables = advised(tmp_path)
+    assert main([*SMALL, f"output={tmp_path}"]) == 0
+    tables = {name: pd.read_csv(next(tmp_path.rglob(f"{name}.csv"))) for name in TABLES}
     advice = advise(Prediction(requests_of(*[(992, 32)] * 12), 6, COST.iteration_time), 128)
     pd.testing.assert_frame_equal(tables["advice"], advice.table)
     for row in tables["loss"].itertuples():
@@ -97,51 +95,68 @@ def test_without_baselines_a_cache_too_small_for_them_will_do(tmp_path):
 
 
 def test_a_sweep_advises_every_job(tmp_path):
-    assert (
-        main([*SMALL, "hardware=a6000,a100", "task.chunks=[256]", "-m", f"output={tmp_path}"]) == 0
-    )
+    args = [*SMALL, "hardware=a6000,a100", "task.chunks=[256]", "-m", f"output={tmp_path}"]
+    assert main(args) == 0
     assert len(list(tmp_path.rglob("flags.csv"))) == 2
 
 
-def test_tables_and_the_chosen_chunk_go_to_the_tracker(tmp_path):
-    args = [*LOAD, "task.chunks=[256]", f"output={tmp_path}"]
-    assert main(args) == 0
-    (run,) = tmp_path.rglob("offline-run-*/*.wandb")
-    wandb = Path(sys.executable).with_name("wandb")
-    shown = json.loads(
-        subprocess.run(
-            [wandb, "leet", "inspect", "--summary", "--json", run], capture_output=True, check=True
-        ).stdout
-    )
-    assert shown["summary"]["chunk"] == 256
-    staged = {path.read_bytes() for path in tmp_path.rglob("wandb/data/**/*") if path.is_file()}
-    assert {
-        path.read_bytes() for name in TABLES for path in tmp_path.rglob(f"{name}.csv")
-    } <= staged
+def test_the_predictions_of_the_chosen_chunk_are_the_summary(tmp_path):
+    result = run(tmp_path, *SMALL, "task.chunks=[256,1024]")
+    (row,) = result.tables["advice"].query(f"chunk == {result.summary['chunk']}").to_dict("records")
+    assert row["is_as_good"]
+    assert result.summary == {name: row[name] for name in row if not name.startswith("is_")}
+    assert list(result.tables) == list(TABLES)
+    assert result.config["policy"]["chunk"] == result.summary["chunk"]
 
 
-MISTAKES = [
-    (["policy=orca"], ["policy=orca has no chunk", "policy=sarathi"]),
-    (["executor=torch", "model=tiny"], ["executor=torch has no cost model", "executor=simulated"]),
-    (["chunk=300"], ["chunk=300 has no effect", "does not read chunk", "task.chunks"]),
-    (["policy.chunk=300"], ["policy.chunk=300 has no effect", "task.chunks"]),
-    (["trace=true"], ["trace=true has no effect"]),
-    (["device=cpu"], ["device=cpu has no effect"]),
-    (["task.chunks=[]"], ["task.chunks=[] names no chunk"]),
-    (["task.chunks=256"], ["task.chunks=256 names no chunk", "[256,512]"]),
-    (["task.chunks=[256,x]"], ["task.chunks=x is not a whole number"]),
-    (["task.chunks=[4,256]"], ["chunk=4 is smaller than the 5 decodes", "chunk>=6"]),
-    (["task.page_size=0"], ["task.page_size=0 is below 1"]),
-    (["task.page_size=4096"], ["max_model_len=1024 is less than one page of 4096"]),
-    (["task.pages=2"], ["task.pages is not a parameter of Advise", "did you mean task.page_size"]),
-    (["baselines=[sarathi]"], ["sarathi is not predicted", "request_level, orca"]),
-    (["cache.num_blocks=3"], ["can never fit the KV cache"]),
-    (["model=33b"], ["model 33b needs 64.6 GB"]),
-]
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"chunks": []}, "task.chunks=[] names no chunk"),
+        ({"chunks": 256}, "task.chunks=256 names no chunk; use a list such as [256,512]"),
+        ({"chunks": [256, "x"]}, "task.chunks=x is not a whole number"),
+        ({"page_size": 0}, "task.page_size=0 is below 1"),
+    ],
+)
+def test_settings_that_name_no_chunk(settings, words):
+    with pytest.raises(UserError, match=re.escape(words)):
+        Advise(**settings)
 
 
-@pytest.mark.parametrize(("args", "words"), MISTAKES, ids=lambda value: " ".join(value))
-def test_what_cannot_be_advised_is_one_line(args, words, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["policy=orca"], ["policy=orca has no chunk", "policy=sarathi"]),
+        (["executor=torch", "model=tiny"], ["executor=torch has no cost model", "use executor="]),
+        (["policy.chunk=300"], ["policy.chunk=300 has no effect", "task.chunks"]),
+        (["task.chunks=[4,256]"], ["chunk=4 is smaller than the 5 decodes", "chunk>=6"]),
+        (["task.page_size=4096"], ["max_model_len=1024 is less than one page of 4096"]),
+        (["baselines=[sarathi]"], ["sarathi is not predicted", "request_level, orca"]),
+        (["cache.num_blocks=3"], ["can never fit the KV cache"]),
+        (["model=33b"], ["model 33b needs 64.6 GB"]),
+    ],
+    ids=lambda value: " ".join(value),
+)
+def test_what_cannot_be_advised_is_one_line(args, words):
+    with pytest.raises(UserError) as raised:
+        checked(*SMALL, *args)
+    assert "\n" not in str(raised.value)
+    assert all(word in str(raised.value) for word in words), raised.value
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["chunk=300"], ["chunk=300 has no effect", "does not read chunk", "task.chunks"]),
+        (["trace=true"], ["trace=true has no effect"]),
+        (["device=cpu"], ["device=cpu has no effect"]),
+        (["task.pages=2"], ["task.pages is not a parameter of Advise", "did you mean task.page_"]),
+    ],
+    ids=lambda value: " ".join(value),
+)
+def test_settings_without_effect_are_refused_before_anything_is_written(
+    args, words, tmp_path, capsys
+):
     assert main([*SMALL, *args, f"output={tmp_path}/out"]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1

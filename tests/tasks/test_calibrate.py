@@ -13,11 +13,12 @@ import pandas as pd
 import pytest
 import torch
 import yaml
+from composed import checked, run
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from simulated import batch_of
 
-from sarathi_lab import run
+from sarathi_lab import run as run_module
 from sarathi_lab.config import command_line
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
@@ -35,6 +36,7 @@ from sarathi_lab.executor.simulated.from_profile import (
 )
 from sarathi_lab.executor.simulated.hardware import EFFICIENCIES, Hardware
 from sarathi_lab.executor.simulated.profile import ATTENTION, COLUMNS, ROW_OPERATIONS, Profile
+from sarathi_lab.executor.torch import profiling
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.executor.torch.profiling import (
     Shape,
@@ -68,14 +70,12 @@ def measured(tmp_path_factory):
     conf = output / "repository" / "conf"
     shutil.copytree(CONF, conf)
     with pytest.MonkeyPatch.context() as patch:
-        for module in (calibrate, command_line, run):
+        for module in (calibrate, command_line, run_module):
             patch.setattr(module, "CONF", conf)
-        assert (
-            main(
-                [*TINY, "task.seconds=6", "task.name=here", "task.install=true", f"output={output}"]
-            )
-            == 0
-        )
+        patch.setattr(profiling, "MAX_ROUNDS", 3)
+        patch.setattr(profiling, "VISIT", 0.003)
+        limits = ["task.seconds=30", "task.name=here", "task.install=true"]
+        assert main([*TINY, *limits, f"output={output}"]) == 0
     (path,) = (output).glob("20*/*/here.yaml")
     return path.parent, conf
 
@@ -175,9 +175,8 @@ def test_the_simulation_of_this_machine_is_near_a_run_on_it(measured):
     executor = TorchBackend("cpu").build(
         load_option("model", "tiny"), None, Sizes(64, 16, batch_size=4)
     )
-    table = measure_profile(
-        executor, [*shapes, *calibration_shapes(4, 64)[:20]], 3.0, lambda seconds: None
-    ).table
+    few = [*shapes, *calibration_shapes(4, 64)[:20]]
+    table = measure_profile(executor, few, 1.0, lambda seconds: None).table
     for shape, batch in zip(
         shapes, (batch_of(chunk=512), batch_of(decodes=4, context=128)), strict=True
     ):
@@ -213,14 +212,14 @@ def test_more_seconds_measure_more(monkeypatch):
     )
     passed: list[float] = []
     shapes = calibration_shapes(4, 64)
-    short = measure_profile(executor, shapes, 1.0, lambda seconds: None)
-    long = measure_profile(executor, shapes, 5.0, passed.append)
+    short = measure_profile(executor, shapes, 0.5, lambda seconds: None)
+    long = measure_profile(executor, shapes, 2.5, passed.append)
     assert short.num_shapes + short.num_dropped == long.num_shapes + long.num_dropped == len(shapes)
     assert (long.num_shapes, long.num_rounds) > (short.num_shapes, short.num_rounds)
     assert (
         short.table.num_tokens.max() <= long.table.num_tokens.max()
     )  # the longest are left out first
-    assert sum(passed) >= 5.0
+    assert sum(passed) >= 2.5
 
 
 def test_the_fit_finds_the_hardware_that_made_a_table():
@@ -228,7 +227,7 @@ def test_the_fit_finds_the_hardware_that_made_a_table():
     truth = dataclasses.replace(load_option("hardware", "a40"), dtype_bytes=4)
     cost = AnalyticCostModel(spec, truth, 4)
     rows = []
-    for shape in calibration_shapes(8, 1024):
+    for shape in calibration_shapes(4, 256):
         for operation in (
             (*ROW_OPERATIONS, shape.attention) if shape.is_whole else (shape.attention,)
         ):
@@ -266,44 +265,62 @@ def test_the_fit_finds_the_hardware_that_made_a_table():
     assert hardware_from_profile(Profile(noisy, "here"), spec, **known).uncertainty["matmul"] > 0.1
 
 
-REFUSED = [
-    (["executor=simulated"], ["task=calibrate measures a real device", "executor=torch"]),
-    (["model=tinny"], ["model=tinny is unknown", "did you mean tiny"]),
-    (["model=gpt3-175b"], ["gpt3-175b is for simulation only"]),
-    (["task.seconds=0"], ["task.seconds=0", "above 0"]),
-    (["task.seconds=soon"], ["task.seconds=soon is not a number"]),
-    (["task.name=a/b"], ["task.name=a/b can't name a file"]),
-    (["task.install=maybe"], ["task.install=maybe is neither true nor false"]),
-    (
-        ["task.install=true", "task.name=a6000"],
-        ["conf/hardware has a6000.yaml already", "task.name"],
-    ),
-    (["chunk=256"], ["chunk=256 has no effect", "calibrate does not read chunk", "seq_len"]),
-    (["hardware=a40"], ["hardware=a40 has no effect"]),
-    (["batch=0"], ["batch=0", "below 1"]),
-    (["seq_len=8"], ["seq_len=8", "below 64"]),
-    (["seq_len=1000000000"], ["GB for KV"]),
-    (["task.second=3"], ["task.second", "did you mean task.seconds"]),
-]
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"seconds": 0}, "task.seconds=0 must be a finite number above 0"),
+        ({"seconds": "soon"}, "task.seconds=soon is not a number"),
+        ({"name": "a/b"}, "task.name=a/b can't name a file"),
+        ({"install": "maybe"}, "task.install=maybe is neither true nor false"),
+    ],
+)
+def test_settings_that_make_no_measurement(settings, words):
+    with pytest.raises(UserError, match=words):
+        calibrate.Calibrate(**settings)
 
 
-@pytest.mark.parametrize(("args", "words"), REFUSED)
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["executor=simulated"], ["task=calibrate measures a real device", "executor=torch"]),
+        (["model=gpt3-175b"], ["gpt3-175b is for simulation only"]),
+        (
+            ["task.install=true", "task.name=a6000"],
+            ["conf/hardware has a6000.yaml already", "task.name"],
+        ),
+        (["batch=0"], ["batch=0", "below 1"]),
+        (["seq_len=8"], ["seq_len=8", "below 64"]),
+        (["seq_len=1000000000"], ["GB for KV"]),
+    ],
+)
+def test_what_cannot_be_measured_is_one_line(args, words):
+    with pytest.raises(UserError) as raised:
+        checked(*TINY, *args)
+    assert "\n" not in str(raised.value)
+    assert all(word in str(raised.value) for word in words), raised.value
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["model=tinny"], ["model=tinny is unknown", "did you mean tiny"]),
+        (["chunk=256"], ["chunk=256 has no effect", "calibrate does not read chunk", "seq_len"]),
+        (["hardware=a40"], ["hardware=a40 has no effect"]),
+        (["task.second=3"], ["task.second", "did you mean task.seconds"]),
+    ],
+)
 def test_mistakes_are_refused_before_anything_is_measured(args, words, tmp_path, capsys):
     given = {arg.partition("=")[0] for arg in args}
-    device = ["device=cpu"] if "executor=simulated" not in args else []
-    base = [arg for arg in [*TINY[:2], *TINY[3:], *device] if arg.partition("=")[0] not in given]
+    base = [arg for arg in TINY if arg.partition("=")[0] not in given]
     assert main([*base, *args, f"output={tmp_path / 'out'}"]) == 2
-    captured = capsys.readouterr()
-    (line,) = captured.err.strip().splitlines()
+    (line,) = capsys.readouterr().err.strip().splitlines()
     assert all(word in line for word in words), line
     assert not (tmp_path / "out").exists()
 
 
-def test_too_short_a_time_is_refused_with_the_least(tmp_path, capsys):
-    assert main([*TINY, "task.seconds=0.001", f"output={tmp_path}"]) == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    assert "task.seconds=0.001 is too short" in line
-    assert "use task.seconds=" in line
+def test_too_short_a_time_is_refused_with_the_least(tmp_path):
+    with pytest.raises(UserError, match=r"task\.seconds=0.001 is too short.* use task\.seconds="):
+        run(tmp_path, *TINY, "task.seconds=0.001")
 
 
 @pytest.mark.parametrize(

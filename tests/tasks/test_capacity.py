@@ -4,11 +4,10 @@ task.
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pandas as pd
 import pytest
+from composed import checked, run
 from helpers import ScriptedExecutor, requests_of
 
 from sarathi_lab.config.errors import UserError
@@ -28,6 +27,7 @@ from sarathi_lab.policy import RequestLevel, SarathiServe
 from sarathi_lab.results.load import load_runs
 from sarathi_lab.results.slo import Slo
 from sarathi_lab.run import main
+from sarathi_lab.tasks.capacity import Capacity
 
 
 @pytest.mark.parametrize("start", [-30, -1, 0, 6, 7, 8, 30])
@@ -180,7 +180,7 @@ SIMULATED = [
 
 
 def test_a_sweep_over_policies_makes_a_table(tmp_path, capsys):
-    args = [*SIMULATED, "slo.tbt=0.014", "task.seeds=2", "task.precision=0.2", f"output={tmp_path}"]
+    args = [*SIMULATED, "slo.tbt=0.014", "task.seeds=2", "task.precision=0.4", f"output={tmp_path}"]
     assert main(["policy=prefill_first,sarathi_serve", "-m", *args]) == 0
     text = capsys.readouterr().out
     assert text.count("requests/s (") == 2
@@ -188,70 +188,55 @@ def test_a_sweep_over_policies_makes_a_table(tmp_path, capsys):
     runs = load_runs(tmp_path).set_index("policy")
     assert set(runs.index) == {"prefill_first", "sarathi_serve"}
     assert "capacity" in text.split("All 2 runs of this sweep")[1]
-    for policy, run in runs.iterrows():
-        table = pd.read_parquet(f"{run['path']}/capacity.parquet")
+    for policy, found in runs.iterrows():
+        table = pd.read_parquet(f"{found['path']}/capacity.parquet")
         assert set(table.policy) == {policy}
-        assert len(table) == run["capacity_trials"]
+        assert len(table) == found["capacity_trials"]
         assert set(table.seed) == {0, 1}
         passing = table[table.slo_met].groupby("seed").rate.max()
-        assert run["capacity"] == pytest.approx(passing.median())
+        assert found["capacity"] == pytest.approx(passing.median())
         assert (table[table.slo_met].tbt_p99 <= 0.014).all()
         failing = table[~table.slo_met]
         assert ((failing.tbt_p99 > 0.014) | (failing.scheduling_delay_p50 > 2.0)).all()
-        assert run["capacity_low"] <= run["capacity"] < run["capacity_high"]
+        assert found["capacity_low"] <= found["capacity"] < found["capacity_high"]
     assert (tmp_path.rglob("capacity.png").__next__()).stat().st_size > 10_000
 
 
 def test_the_same_seed_finds_the_same_capacity_and_another_need_not(tmp_path):
-    found = []
-    for i, seed in enumerate((0, 0, 5)):
-        args = [
-            *SIMULATED,
-            "slo.tbt=0.014",
-            "task.seeds=1",
-            "task.precision=0.3",
-            "policy=sarathi_serve",
-            f"seed={seed}",
-        ]
-        assert main([*args, f"hydra.run.dir={tmp_path}/{i}", f"output={tmp_path}"]) == 0
-        found.append(json.loads((tmp_path / str(i) / "summary.json").read_text()))
+    coarse = ["slo.tbt=0.014", "task.seeds=1", "task.precision=1.0", "policy=sarathi_serve"]
+    found = [run(tmp_path, *SIMULATED, *coarse, f"seed={seed}").summary for seed in (0, 0, 5)]
     assert found[0] == found[1]
     assert found[0]["closed_rate"] != found[2]["closed_rate"]
 
 
-def test_it_runs_on_a_real_device_with_a_relative_objective(tmp_path, capsys):
-    args = [
-        *SMALL,
-        "model=tiny",
-        "device=cpu",
-        "policy=sarathi_serve",
-        "chunk=64",
-        "task.seeds=1",
-        "slo=relaxed",
-    ]
-    small = [
-        "workload.prompt_p50=20",
-        "workload.prompt_p90=40",
-        "workload.output_p50=4",
-        "workload.output_p90=8",
-    ]
-    limits = ["workload.max_len=64", "task.precision=1.0", "task.highest=400", "task.lowest=20"]
-    run = tmp_path / "run"
-    assert main([*args, *small, *limits, f"output={tmp_path}", f"hydra.run.dir={run}"]) == 0
-    assert "requests/s (" in capsys.readouterr().out
-    assert {"capacity", "capacity_trials", "closed_rate"} <= set(
-        json.loads((run / "summary.json").read_text())
-    )
+def test_it_runs_on_a_real_device_with_a_relative_objective(tmp_path):
+    lengths = {"prompt_p50": 20, "prompt_p90": 40, "output_p50": 4, "output_p90": 8, "max_len": 64}
+    small = [f"workload.{name}={length}" for name, length in lengths.items()]
+    limits = ["task.seeds=1", "task.precision=1.0", "task.highest=400", "task.lowest=20"]
+    device = ["model=tiny", "device=cpu", "policy=sarathi_serve", "chunk=64", "slo=relaxed"]
+    result = run(tmp_path, *SMALL, *device, *small, *limits)
+    assert {"capacity", "capacity_trials", "closed_rate"} <= set(result.summary)
+    assert "requests/s (" in result.shown[0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"seeds": 0}, "task.seeds=0 is below 1"),
+        ({"precision": 0}, "task.precision=0 must be a finite number above 0"),
+        ({"lowest": -1}, "task.lowest=-1 must be a finite number above 0"),
+        ({"lowest": 4, "highest": 2}, "task.lowest=4 is not below task.highest=2"),
+    ],
+)
+def test_settings_that_make_no_search(settings, words):
+    with pytest.raises(UserError, match=words):
+        Capacity(**settings)
 
 
 @pytest.mark.parametrize(
     ("args", "words"),
     [
         (["slo=none"], "slo=none has no bounds that a rate could meet; name an objective"),
-        (["task.seeds=0"], "task.seeds=0 is below 1"),
-        (["task.precision=0"], "task.precision=0 must be a finite number above 0"),
-        (["task.lowest=-1"], "task.lowest=-1 must be a finite number above 0"),
-        (["task.lowest=4", "task.highest=2"], "task.lowest=4 is not below task.highest=2"),
         (
             ["workload.arrivals=poisson", "workload.rate=2"],
             "workload.rate=2 has no effect: task=capacity looks for",
@@ -262,17 +247,19 @@ def test_it_runs_on_a_real_device_with_a_relative_objective(tmp_path, capsys):
             "the same requests for every seed; use task.seeds=1",
         ),
         (["chunk=auto"], "chunk=auto is advised for one load"),
-        (["baselines=[orca]"], "task=capacity does not read baselines"),
     ],
 )
-def test_what_makes_no_search_is_one_line(args, words, tmp_path, capsys):
-    own = [
-        arg
-        for arg in SIMULATED
-        if not (args[0].startswith("workload=") and arg.startswith("workload"))
-    ]
-    assert main([*own, *args, f"output={tmp_path}/o"]) == 2
+def test_what_makes_no_search_is_one_line(args, words):
+    is_other = args[0].startswith("workload=")
+    own = [arg for arg in SIMULATED if not (is_other and arg.startswith("workload"))]
+    with pytest.raises(UserError, match=words) as raised:
+        checked(*own, *args)
+    assert "\n" not in str(raised.value)
+
+
+def test_baselines_are_not_searched_for(tmp_path, capsys):
+    assert main([*SIMULATED, "baselines=[orca]", f"output={tmp_path}/o"]) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1
-    assert words in err
+    assert "task=capacity does not read baselines" in err
     assert not (tmp_path / "o").exists()

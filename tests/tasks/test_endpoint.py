@@ -12,12 +12,14 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from composed import checked, kept, run
 from scripted_server import RETRY_AFTER, ScriptedServer, scripted
 
-from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.errors import RunError, UserError
 from sarathi_lab.config.paths import REPOSITORY
 from sarathi_lab.engine.ledger import REQUEST_COLUMNS
 from sarathi_lab.engine.request import Request
+from sarathi_lab.results.result import Result
 from sarathi_lab.run import main
 from sarathi_lab.tasks.endpoint import load as load_module
 from sarathi_lab.tasks.endpoint import task as task_module
@@ -33,12 +35,19 @@ from sarathi_lab.tasks.endpoint.protocol import (
 GRID = ["workload.num_requests=5", "seq_len=24", "pd_ratio=5"]  # 20 + 4 tokens
 
 
+def settings_for(server: ScriptedServer | str, *args: str) -> list[str]:
+    url = server if isinstance(server, str) else server.url
+    return ["task=endpoint", f"task.base_url={url}", "tracking=none", *args]
+
+
 def asked(server: ScriptedServer | str, output: Path, *args: str) -> int:
     """The exit code of a run against the server."""
-    url = server if isinstance(server, str) else server.url
-    return main(
-        ["task=endpoint", f"task.base_url={url}", "tracking=none", f"output={output}", *args]
-    )
+    return main([*settings_for(server, *args), f"output={output}"])
+
+
+def answered(server: ScriptedServer | str, folder: Path, *args: str) -> Result:
+    """The result of the task against the server."""
+    return run(folder, *settings_for(server, *args))
 
 
 def run_folder(output: Path, marker: str = "run.json") -> Path:
@@ -58,20 +67,19 @@ def prompts_file(folder: Path, *rows: tuple[str, int] | tuple[str, int, float]) 
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def whole(tmp_path_factory):
     """A finished run of five requests, two at a time: (its folder, the server's requests, most in
     flight).
     """
     output = tmp_path_factory.mktemp("endpoint")
     with scripted(first=0.05, gap=0.02) as server:
-        assert (
-            asked(server, output, *GRID, "batch=2", "task.vocab_size=50", "+task.body.top_k=7") == 0
-        )
+        args = [*GRID, "batch=2", "task.vocab_size=50", "+task.body.top_k=7"]
+        assert asked(server, output, *args) == 0
         return run_folder(output), list(server.seen), server.most_in_flight, server.url
 
 
-def test_a_run_leaves_the_tables_of_the_labs_own(run):
-    folder, *_ = run
+def test_a_run_leaves_the_tables_of_the_labs_own(whole):
+    folder, *_ = whole
     requests, failures = (
         pd.read_parquet(folder / f"{name}.parquet") for name in ("requests", "failures")
     )
@@ -101,8 +109,8 @@ def test_a_run_leaves_the_tables_of_the_labs_own(run):
     assert "policy" not in config, "what the server does is not for the lab's settings to say"
 
 
-def test_the_summary_is_that_of_the_tables(run):
-    folder, *_ = run
+def test_the_summary_is_that_of_the_tables(whole):
+    folder, *_ = whole
     requests = pd.read_parquet(folder / "requests.parquet")
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["duration"] == requests.finish_time.max()
@@ -117,8 +125,8 @@ def test_the_summary_is_that_of_the_tables(run):
     assert summary["duration"] >= 3 * (0.05 + 3 * 0.02) - 0.01
 
 
-def test_every_name_is_defined_in_the_metrics_page(run):
-    folder, *_ = run
+def test_every_name_is_defined_in_the_metrics_page(whole):
+    folder, *_ = whole
     page = (REPOSITORY / "sarathi_lab" / "METRICS.md").read_text()
     names = {
         re.sub(r"_(p\d+|mean)$", "", name)
@@ -129,8 +137,8 @@ def test_every_name_is_defined_in_the_metrics_page(run):
     assert [name for name in sorted({*names, "send_delay_p99"}) if f"`{name}`" not in page] == []
 
 
-def test_the_curves_account_for_every_token_and_request(run):
-    folder, *_ = run
+def test_the_curves_account_for_every_token_and_request(whole):
+    folder, *_ = whole
     requests = pd.read_parquet(folder / "requests.parquet")
     intervals = pd.read_parquet(folder / "iterations.parquet")
     assert intervals.num_prefill_tokens.sum() == requests.prompt_len.sum()
@@ -142,8 +150,8 @@ def test_the_curves_account_for_every_token_and_request(run):
     assert intervals.end.iloc[-1] >= requests.finish_time.max()
 
 
-def test_what_is_asked_is_the_workload(run):
-    _, seen, most_in_flight, _ = run
+def test_what_is_asked_is_the_workload(whole):
+    _, seen, most_in_flight, _ = whole
     probe, *requests = seen
     assert probe.body["max_tokens"] < 4
     assert len(requests) == 5
@@ -184,18 +192,18 @@ def test_what_is_asked_is_the_workload(run):
         ({}, ["task.api=chat"], "chat API, prompts as text", "chat/completions"),
     ],
 )
-def test_a_server_is_asked_as_it_can_be(server, args, words_of, path, tmp_path, capsys):
+def test_a_server_is_asked_as_it_can_be(server, args, words_of, path, tmp_path):
     with scripted(**server) as running:
-        assert asked(running, tmp_path, *GRID, *args) == 0
+        result = answered(running, tmp_path, *GRID, *args)
         last = running.seen[-1]
-    assert words_of in capsys.readouterr().out
+    assert words_of in result.labels["asked"]
     assert last.path.endswith(path)
-    requests = pd.read_parquet(run_folder(tmp_path) / "requests.parquet")
+    requests = result.tables["requests.parquet"]
     assert requests.output_text.eq("0123").all()
     assert (requests.prompt_len == 20).all(), "a word a token"
-    labels = json.loads((run_folder(tmp_path) / "run.json").read_text())
     has_usage = "stream_options" not in running.refused_fields
-    assert ("no usage from the server" in str(labels["cautions"])) == (not has_usage)
+    found = str(result.labels["cautions"])
+    assert ("no usage from the server" in found) == (not has_usage)
 
 
 def test_the_most_exact_way_comes_first():
@@ -269,17 +277,15 @@ def test_slow_answers_delay_no_arrival_and_latency_counts_from_the_wish(tmp_path
     arrivals = [0.1 * i for i in range(8)]
     rows = prompts_file(tmp_path, *(("fine", 2, arrival) for arrival in arrivals))
     with scripted(first=1.0) as server:
-        assert asked(server, tmp_path, "workload=prompts", rows, "batch=1") == 0
+        result = answered(server, tmp_path, "workload=prompts", rows, "batch=1")
         received = np.array([seen.time for seen in server.of("fine")])
         assert server.most_in_flight >= 6, "batch is for requests that arrive at once"
     assert received - received[0] == pytest.approx(arrivals, abs=0.5)
-    folder = run_folder(tmp_path)
-    requests = pd.read_parquet(folder / "requests.parquet")
+    requests = result.tables["requests.parquet"]
     assert requests.arrival_time.tolist() == pytest.approx(arrivals)
     assert ((requests.first_token_time - requests.arrival_time) >= 1.0).all()
-    summary = json.loads((folder / "summary.json").read_text())
-    assert 0 <= summary["send_delay_p99"] < 0.5
-    assert json.loads((folder / "run.json").read_text())["batch"] is None
+    assert 0 <= result.summary["send_delay_p99"] < 0.5
+    assert result.labels["batch"] is None
 
 
 # -- faults ----------------------------------------------------------------------------------------
@@ -299,44 +305,35 @@ WELL = ("fine", "busy", "no usage", "pairs", "ends early")
 
 @pytest.fixture(scope="module")
 def faulty(tmp_path_factory):
-    """A run in which most requests fail, each in a way of its own: (its folder, the server)."""
+    """A run in which most requests fail, each in a way of its own: (its result, the server)."""
     output = tmp_path_factory.mktemp("faulty")
     rows = prompts_file(output, *((manner, 4) for manner in (*FAULTS, *WELL)))
     limits = ["task.timeout=3", "task.retries=2", "batch=20"]
     with scripted() as server:
-        assert asked(server, output, "workload=prompts", rows, *limits) == 0
-        return run_folder(output), server
+        return answered(server, output, "workload=prompts", rows, *limits), server
 
 
 def test_nothing_is_lost_and_every_failure_has_its_reason(faulty):
-    folder, _ = faulty
-    requests, failures = (
-        pd.read_parquet(folder / f"{name}.parquet") for name in ("requests", "failures")
-    )
-    assert sorted([*requests.request_id, *failures.request_id]) == list(
-        range(len(FAULTS) + len(WELL))
-    )
+    result, _ = faulty
+    requests, failures = (result.tables[f"{name}.parquet"] for name in ("requests", "failures"))
+    everyone = list(range(len(FAULTS) + len(WELL)))
+    assert sorted([*requests.request_id, *failures.request_id]) == everyone
     assert failures.request_id.tolist() == list(range(len(FAULTS)))
     for reason, words_of in zip(failures.reason, FAULTS.values(), strict=True):
         assert words_of in reason
         assert "\n" not in reason
     by_manner = failures.set_index(pd.Index(FAULTS))
-    assert by_manner.num_pieces[["breaks off", "malformed", "error", "stops"]].tolist() == [
-        2,
-        2,
-        2,
-        4,
-    ]
+    broken = ["breaks off", "malformed", "error", "stops"]
+    assert by_manner.num_pieces[broken].tolist() == [2, 2, 2, 4]
     assert by_manner.status[["always busy", "fails", "refuses"]].tolist() == [503, 500, 400]
-    summary = json.loads((folder / "summary.json").read_text())
-    assert summary["num_failed"] == len(FAULTS)
-    assert summary["num_requests"] == len(WELL)
+    assert result.summary["num_failed"] == len(FAULTS)
+    assert result.summary["num_requests"] == len(WELL)
 
 
 def test_a_busy_server_is_asked_again_when_it_says(faulty):
-    folder, server = faulty
-    requests = pd.read_parquet(folder / "requests.parquet").set_index(pd.Index(WELL))
-    failures = pd.read_parquet(folder / "failures.parquet").set_index(pd.Index(FAULTS))
+    result, server = faulty
+    requests = result.tables["requests.parquet"].set_index(pd.Index(WELL))
+    failures = result.tables["failures.parquet"].set_index(pd.Index(FAULTS))
     assert requests.num_retries["busy"] == failures.num_retries["always busy"] == 2
     assert len(server.of("always busy")) == 3, "no more than task.retries"
     times = np.array([seen.time for seen in server.of("busy")])
@@ -346,31 +343,28 @@ def test_a_busy_server_is_asked_again_when_it_says(faulty):
 
 
 def test_tokens_are_counted_by_usage_else_by_pieces_and_it_says_so(faulty):
-    folder, _ = faulty
-    requests = pd.read_parquet(folder / "requests.parquet").set_index(pd.Index(WELL))
-    assert requests.output_len.to_dict() == {
-        "fine": 4,
-        "busy": 4,
-        "no usage": 4,
-        "pairs": 4,
-        "ends early": 2,
-    }
+    result, _ = faulty
+    requests = result.tables["requests.parquet"].set_index(pd.Index(WELL))
+    counts = {"fine": 4, "busy": 4, "no usage": 4, "pairs": 4, "ends early": 2}
+    assert requests.output_len.to_dict() == counts
     assert len(requests.token_times["pairs"]) == 2
     assert requests.wanted_output_len["ends early"] == 4
-    cautions = "\n".join(json.loads((folder / "run.json").read_text())["cautions"])
+    cautions = "\n".join(result.labels["cautions"])
     assert "no usage from the server for 1 of 5 requests" in cautions
     assert "14 tokens came in 12 pieces" in cautions
     assert "1 of 5 answers ended before the workload's length" in cautions
+    assert all(
+        any(caution in str(line) for line in result.shown) for caution in cautions.split("\n")
+    )
 
 
 def test_a_run_whose_requests_all_fail_keeps_why(tmp_path, capsys):
     rows = prompts_file(tmp_path, ("fails", 4), ("fails", 4), ("refuses", 4))
-    with scripted() as server:
-        assert asked(server, tmp_path, "workload=prompts", rows) == 2
-    text = capsys.readouterr()
-    assert "2 of 3 requests failed: status 500: out of memory" in text.out
-    assert text.err.startswith("error: all 3 requests failed, most of them with: status 500")
-    assert text.err.count("\n") == 1
+    with scripted() as server, pytest.raises(RunError) as raised:
+        kept(tmp_path / "run", *settings_for(server, "workload=prompts", rows))
+    assert str(raised.value).startswith("all 3 requests failed, most of them with: status 500")
+    assert "\n" not in str(raised.value)
+    assert "2 of 3 requests failed: status 500: out of memory" in capsys.readouterr().out
     folder = run_folder(tmp_path, "failed.json")
     assert len(pd.read_parquet(folder / "failures.parquet")) == 3
     assert not (folder / "run.json").exists()
@@ -384,9 +378,10 @@ def test_an_interrupted_run_keeps_what_came(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(load_module, "drive", cut_off)
-    with scripted() as server:
-        assert asked(server, tmp_path, *GRID) == 130
+    with scripted() as server, pytest.raises(KeyboardInterrupt):
+        kept(tmp_path / "run", *settings_for(server, *GRID))
     folder = run_folder(tmp_path, "failed.json")
+    assert json.loads((folder / "failed.json").read_text())["error"] == "interrupted"
     assert len(pd.read_parquet(folder / "requests.parquet")) == 2
     assert not (folder / "run.json").exists()
 
@@ -410,24 +405,28 @@ def test_a_server_that_is_not_there(tmp_path, capsys):
     assert "start the server, or correct task.base_url" in line
 
 
-def test_a_server_that_does_not_answer_in_time(tmp_path, capsys):
-    with scripted(first=5.0) as server:
-        assert asked(server, tmp_path, *GRID, "task.timeout=0.5") == 2
-    assert "answers no request of model org/scripted (no end within 0.5 s)" in line_of(capsys)
+def test_a_server_that_does_not_answer_in_time(tmp_path):
+    words_of = r"answers no request of model org/scripted \(no end within 0.5 s\)"
+    with scripted(first=5.0) as server, pytest.raises(UserError, match=words_of):
+        answered(server, tmp_path, *GRID, "task.timeout=0.5")
 
 
-def test_a_key_is_sent_and_wanted(tmp_path, capsys, monkeypatch):
+def test_a_key_is_sent_and_wanted(tmp_path, monkeypatch):
     monkeypatch.delenv("SARATHI_LAB_API_KEY", raising=False)
     with scripted(key="secret") as server:
-        assert asked(server, tmp_path, *GRID) == 2
-        assert "wants an API key (status 401); put it into the variable" in line_of(capsys)
+        with pytest.raises(
+            UserError, match=r"wants an API key \(status 401\); put it into the var"
+        ):
+            answered(server, tmp_path, *GRID)
         monkeypatch.setenv("OTHER_KEY", "wrong")
-        assert asked(server, tmp_path, *GRID, "task.api_key_variable=OTHER_KEY") == 2
-        assert "refuses the API key" in line_of(capsys)
+        with pytest.raises(UserError, match="refuses the API key"):
+            answered(server, tmp_path, *GRID, "task.api_key_variable=OTHER_KEY")
         monkeypatch.setenv("SARATHI_LAB_API_KEY", "secret\n")
-        assert asked(server, tmp_path, *GRID) == 0
+        kept(tmp_path, *settings_for(server, *GRID))
         assert {seen.key for seen in server.seen} == {"Bearer secret"}
-    assert not any("secret" in path.read_text() for path in tmp_path.rglob("*.json"))
+    files = [*tmp_path.rglob("*.json"), *tmp_path.rglob("*.yaml")]
+    assert files
+    assert not any("secret" in path.read_text() for path in files)
 
 
 @pytest.mark.parametrize(
@@ -451,22 +450,20 @@ def test_a_key_is_sent_and_wanted(tmp_path, capsys, monkeypatch):
         ),
     ],
 )
-def test_a_server_that_can_not_take_the_workload(server, args, words_of, tmp_path, capsys):
-    with scripted(**server) as running:
-        assert asked(running, tmp_path, *GRID, *args) == 2
-    assert words_of in line_of(capsys)
+def test_a_server_that_can_not_take_the_workload(server, args, words_of, tmp_path):
+    with scripted(**server) as running, pytest.raises(UserError) as raised:
+        answered(running, tmp_path, *GRID, *args)
+    assert words_of in str(raised.value)
+    assert "\n" not in str(raised.value)
 
 
 def test_a_model_that_is_named_need_not_be_listed(tmp_path):
+    own = ["task.model=mine", "task.server=own", "task.timeout=20"]
     with scripted(models=[]) as server:
-        assert (
-            asked(server, tmp_path, *GRID, "task.model=mine", "task.server=own", "task.timeout=20")
-            == 0
-        )
+        labels = answered(server, tmp_path, *GRID, *own).labels
         assert {seen.body["model"] for seen in server.seen} == {"mine"}
-    labels = json.loads((run_folder(tmp_path) / "run.json").read_text())
     assert (labels["policy"], labels["model"]) == ("own", "mine")
-    assert labels["name"].startswith("own workload")
+    assert labels["name"].startswith("own tracking=none workload")
 
 
 @pytest.mark.parametrize(
@@ -474,15 +471,24 @@ def test_a_model_that_is_named_need_not_be_listed(tmp_path):
     [
         (["task.base_url=null"], "task.base_url=None is no address"),
         (["task.base_url=localhost:8000"], "task.base_url=localhost:8000 is no address"),
-        (["task.concurrency=0"], "task.concurrency=0 is below 1"),
-        (["task.speed=2"], "task.speed is not a parameter of Endpoint"),
-        (["policy=orca"], "policy=orca has no effect: task=endpoint does not read policy"),
-        (["chunk=64"], "chunk=64 has no effect: task=endpoint does not read chunk"),
         (["workload.rate=2"], "workload.rate=2 has no effect on closed arrivals"),
         (
             ["workload.arrivals=users", "workload.users=3"],
             "use workload.arrivals=closed with task.concurrency=3",
         ),
+    ],
+)
+def test_workloads_and_addresses_that_are_refused(args, words_of):
+    with pytest.raises(UserError, match=re.escape(words_of)):
+        checked(*settings_for("http://127.0.0.1:9/v1", *args))
+
+
+@pytest.mark.parametrize(
+    ("args", "words_of"),
+    [
+        (["task.speed=2"], "task.speed is not a parameter of Endpoint"),
+        (["policy=orca"], "policy=orca has no effect: task=endpoint does not read policy"),
+        (["chunk=64"], "chunk=64 has no effect: task=endpoint does not read chunk"),
     ],
 )
 def test_settings_that_are_refused(args, words_of, tmp_path, capsys):
@@ -500,6 +506,7 @@ def test_settings_that_are_refused(args, words_of, tmp_path, capsys):
             "task.prompts=token_ids is not for task.api=chat",
         ),
         ({"prompts": "words"}, "task.prompts=words is unknown"),
+        ({"concurrency": 0}, "task.concurrency=0 is below 1"),
         ({"vocab_size": 2}, "task.vocab_size=2 is below 16"),
         ({"timeout": 0}, "task.timeout=0 must be"),
         ({"retries": -1}, "task.retries=-1 is below 0"),
@@ -507,10 +514,10 @@ def test_settings_that_are_refused(args, words_of, tmp_path, capsys):
 )
 def test_values_that_are_refused(settings, words_of):
     with pytest.raises(UserError, match=re.escape(words_of)):
-        task_module.Endpoint("http://localhost/v1", 4, **settings)
+        task_module.Endpoint(**{"base_url": "http://localhost/v1", "concurrency": 4, **settings})
 
 
-def test_a_missing_package_is_one_line(tmp_path, capsys, monkeypatch):
+def test_a_missing_package_is_one_line(monkeypatch):
     monkeypatch.setattr(task_module, "find_spec", lambda name: None)
-    assert asked("http://127.0.0.1:9/v1", tmp_path) == 2
-    assert "package httpx2 is missing; run pip install 'sarathi-lab[endpoint]'" in line_of(capsys)
+    with pytest.raises(UserError, match=r"package httpx2 is missing; run pip install 'sarathi-lab"):
+        checked(*settings_for("http://127.0.0.1:9/v1"))

@@ -15,10 +15,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import matplotlib.pyplot as plt
-import pandas as pd
 import pytest
 import torch
 from checkpoints import make_checkpoint
+from composed import run
 
 from sarathi_lab.results import comparison
 from sarathi_lab.results.load import load_requests, load_runs
@@ -152,16 +152,9 @@ def test_the_texts_are_those_that_the_model_says(server, tmp_path):
     path.write_text(
         "\n".join(json.dumps({"prompt": prompt, "output_len": 6}) for prompt in prompts)
     )
-    args = [
-        "task=endpoint",
-        f"task.base_url={url}",
-        f"task.model={folder}",
-        "tracking=none",
-        f"output={tmp_path}",
-    ]
-    assert main([*args, "workload=prompts", f"workload.path={path}"]) == 0
-    (run,) = tmp_path.rglob("run.json")
-    found = [text.split() for text in pd.read_parquet(run.parent / "requests.parquet").output_text]
+    args = ["task=endpoint", f"task.base_url={url}", f"task.model={folder}"]
+    result = run(tmp_path, *args, "workload=prompts", f"workload.path={path}")
+    found = [text.split() for text in result.tables["requests.parquet"].output_text]
     for prompt, said in zip(prompts, found, strict=True):
         ids = torch.tensor([[VOCAB.index(word) for word in prompt.split()]])
         how = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}

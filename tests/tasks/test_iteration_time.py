@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from composed import checked, run
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
@@ -69,9 +70,8 @@ def test_times_are_medians_of_the_second_of_two(tmp_path, monkeypatch):
     monkeypatch.setattr(OperationProbe, "iteration", lambda self, batch: next(times))
     one = ["task.tokens=[1]", "task.decodes=[1]", "task.contexts=[0]", "task.repetitions=3"]
     monkeypatch.setattr(TorchBackend, "peaks", lambda self: Peaks(1e12, 1e10, "given"))
-    assert main([*TASK, *one, f"output={tmp_path}"]) == 0
-    (path,) = tmp_path.rglob("iteration_time.csv")
-    assert pd.read_csv(path).seconds.tolist() == [2.0, 2.0]  # a prompt of one token is one decode
+    table = run(tmp_path, *TASK, *one).tables["iteration_time"]
+    assert table.seconds.tolist() == [2.0, 2.0]  # a prompt of one token is one decode
 
 
 def test_the_file_lists_the_tasks_settings():
@@ -99,26 +99,16 @@ def test_settings_that_make_no_sense(settings, reason):
 @pytest.mark.parametrize(
     ("args", "reason"),
     [
-        (
-            ["executor=simulated"],
-            "task=iteration_time measures a real device, executor=simulated is none",
-        ),
-        (["batch=4"], "batch=4 has no effect"),
+        (["executor=simulated"], "task=iteration_time measures a real device, executor=simulated"),
         (["task.contexts=[100000000]"], "GB for KV"),
     ],
 )
-def test_refused_before_anything_is_written(args, reason, tmp_path, capsys):
-    assert (
-        main(
-            [
-                "task=iteration_time",
-                "model=tiny",
-                "tracking=none",
-                *args,
-                f"output={tmp_path / 'x'}",
-            ]
-        )
-        == 2
-    )
-    assert reason in capsys.readouterr().err
+def test_what_cannot_be_timed(args, reason):
+    with pytest.raises(UserError, match=reason):
+        checked("task=iteration_time", "model=tiny", *args)
+
+
+def test_settings_without_effect_are_refused_before_anything_is_written(tmp_path, capsys):
+    assert main([*TASK, "batch=4", f"output={tmp_path / 'x'}"]) == 2
+    assert "batch=4 has no effect" in capsys.readouterr().err
     assert not (tmp_path / "x").exists()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import re
 import sys
 from pathlib import Path
 
@@ -17,9 +18,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from composed import checked
 from native_library import needs_library
 
 from sarathi_kernels.attention import kv_cache
+from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import EXPERIMENTS
 from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.executor.torch.backend import TorchBackend
@@ -179,7 +182,7 @@ def test_the_command_leaves_and_records_the_matrix(checkpoint, tmp_path, capsys)
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "words"),
     [
         (["model=tiny"], "task=quality asks what trained weights say"),
         (["PATH", "task.length=5000", "task.num_texts=99"], "pieces of 5001 are wanted"),
@@ -189,21 +192,22 @@ def test_the_command_leaves_and_records_the_matrix(checkpoint, tmp_path, capsys)
             "task.kv_dtypes=int4 is unknown; use one of auto, int8, fp8",
         ),
         (["PATH", "task.chunks=[]"], "task.chunks=[] is not a list of values"),
-        (
-            ["PATH", "cache.dtype=int8"],
-            "cache.dtype=int8 has no effect: task=quality does not read cache",
-        ),
         (["PATH", "executor=simulated"], "executor=simulated is none; use executor=torch"),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else "",
 )
-def test_mistakes_are_one_line(checkpoint, tmp_path, capsys, settings, said):
-    given = [f"model.path={checkpoint}" if setting == "PATH" else setting for setting in settings]
-    base = ["task=quality", "tracking=none", f"hydra.run.dir={tmp_path}"]
-    assert main([*base, *given]) == 2
-    errors = capsys.readouterr().err.strip().splitlines()
-    assert len(errors) == 1
-    assert said in errors[0]
+def test_mistakes_are_one_line(checkpoint, settings, words):
+    path = f"model.path={checkpoint}"
+    with pytest.raises(UserError, match=re.escape(words)) as raised:
+        checked("task=quality", *(path if setting == "PATH" else setting for setting in settings))
+    assert "\n" not in str(raised.value)
+
+
+def test_the_type_of_the_cache_is_the_tasks(checkpoint, tmp_path, capsys):
+    args = ["task=quality", f"model.path={checkpoint}", "cache.dtype=int8", f"output={tmp_path}/o"]
+    assert main([*args, "tracking=none"]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "cache.dtype=int8 has no effect: task=quality does not read cache" in line
 
 
 def test_the_recorded_matrix_keeps_what_the_readme_says():

@@ -238,7 +238,7 @@ def test_rows_above_the_models_length_are_dropped_with_the_reason(tmp_path):
     args = ["executor=simulated", "model=30m", "batch=2", "workload=trace", f"workload.path={path}"]
 
     def described(*more: str) -> str:
-        return make_plan(read_command_line([*args, *more]).jobs[0]).load.describe()
+        return make_plan(read_command_line([*args, *more]).jobs[0].cfg).load.describe()
 
     assert "3 rows read = 2 used + 1 dropped, 1 over max_len=4096" in described()
     assert "3 rows read = 1 used + 2 dropped, 2 over max_len=600" in described("max_model_len=600")

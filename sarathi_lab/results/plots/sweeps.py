@@ -8,6 +8,7 @@ import math
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -19,19 +20,8 @@ from sarathi_lab.results.columns import factor, heading
 from sarathi_lab.results.comparison import ComparedRun
 
 # What may vary in a sweep, the best x axis first.
-LABELS = (
-    "pd_ratio",
-    "seq_len",
-    "batch",
-    "chunk",
-    "policy",
-    "workload",
-    "model",
-    "dtype",
-    "threads",
-    "device",
-    "seed",
-)
+LABELS = ("pd_ratio", "seq_len", "batch", "chunk", "policy", "workload", "model", "dtype")
+LABELS += ("threads", "device", "seed")
 AXIS_NAMES = {
     "chunk": "chunk size [tokens]",
     "pd_ratio": "P:D, prompt tokens per output token",
@@ -39,18 +29,8 @@ AXIS_NAMES = {
     "batch": "batch size",
     "threads": "threads of the CPU",
 }
-MARKERS = (
-    "o",
-    "s",
-    "^",
-    "D",
-    "v",
-    "P",
-    "X",
-    "*",
-    "<",
-    ">",
-)  # by series, so that print without colour tells them apart
+MARKERS = tuple("os^DvPX*<>")  # by series, so that print without colour tells them apart
+LINES = ("-", "--", "-.", ":")
 LEGEND_LINE = 0.07  # height of a legend's line, of that of the axes
 
 
@@ -78,11 +58,10 @@ def sweep_overview(runs: pd.DataFrame) -> Figure:
     figure, axes = plt.subplots(2, 2, figsize=(10, 7), layout="constrained")
     # Along P:D or lengths the work itself changes, and only ratios on the same requests say
     # something.
-    normalised = (
-        relative(runs, "throughput", to="request_level") if x not in ("chunk", "policy") else runs
-    )
-    name = "throughput" if normalised is runs else "throughput_vs_request_level"
-    metric(normalised, name, x=x, ax=axes[0, 0])
+    is_same_work = x in ("chunk", "policy")
+    shown = runs if is_same_work else relative(runs, "throughput", to="request_level")
+    name = "throughput" if shown is runs else "throughput_vs_request_level"
+    metric(shown, name, x=x, ax=axes[0, 0])
     decode_time(runs, x=x, ax=axes[0, 1])
     if x == "chunk":
         kv_reread(runs, ax=axes[1, 0])
@@ -90,9 +69,8 @@ def sweep_overview(runs: pd.DataFrame) -> Figure:
         metric(runs, "kv_reread_factor", x=x, ax=axes[1, 0])
     latency(runs, x=x, ax=axes[1, 1])
     first = _own(runs).iloc[0]
-    device = (
-        first["device"] if "threads" not in varying else first["device"].rpartition(",")[0] + ")"
-    )
+    device = str(first["device"])
+    device = device.rpartition(",")[0] + ")" if "threads" in varying else device
     figure.suptitle(f"{first['model']}, {first['dtype']} on {device}")
     plt.close(figure)  # callers hold it; an open figure would be drawn once more by a notebook
     return figure
@@ -122,49 +100,27 @@ def metric(runs: pd.DataFrame, name: str, *, x: str, ax: Axes) -> Axes:
         return _empty(ax, f"no run has {heading(name)}")
     grid = _grid(runs, x)
     for i, (series, rows) in enumerate(grid.lines):
-        means = rows.groupby("_x")[name].mean() * factor(name)
-        style = "" if x == "policy" else "-"  # nothing lies between two policies
-        marker = MARKERS[i % len(MARKERS)]
-        ax.plot(
-            means.index,
-            means.to_numpy(),
-            marker=marker,
-            linestyle=style,
-            color=f"C{i}",
-            label=series,
-        )
+        _line(ax, rows, name, i, label=series, linestyle="-" if grid.has_distances else "")
     for i, (series, rows) in enumerate(grid.levels):
         if not math.isnan(level := rows[name].mean() * factor(name)):
             color = f"C{len(grid.lines) + i}"
-            ax.axhline(level, color=color, linestyle=("--", "-.", ":")[i % 3], label=series)
+            ax.axhline(level, color=color, linestyle=LINES[1:][i % 3], label=series)
     return _finish(ax, grid, x, heading(name))
 
 
 def decode_time(runs: pd.DataFrame, *, x: str, ax: Axes) -> Axes:
     """Time per decode alone and piggybacked on a chunk, in ms per token (Table 2's comparison)."""
-    names = [name for name in ("decode_time_alone", "decode_time_marginal") if name in runs]
-    piggybacked = _own(runs).dropna(subset=names) if len(names) == 2 else runs.iloc[:0]
+    kinds = {"decode_time_alone": ("alone", "--", "none")}
+    kinds |= {"decode_time_marginal": ("piggybacked", "-", "full")}
+    piggybacked = _own(runs).dropna(subset=list(kinds)) if {*kinds} <= {*runs} else runs.iloc[:0]
     if piggybacked.empty:
         return _empty(ax, "no run mixed chunks and decodes")
     grid = _grid(piggybacked, x)
-    for name, words, style, fill in (
-        ("decode_time_alone", "alone", "--", "none"),
-        ("decode_time_marginal", "piggybacked", "-", "full"),
-    ):
-        style = "" if x == "policy" else style
+    for name, (words, linestyle, fill) in kinds.items():
         for i, (series, rows) in enumerate(grid.lines):
-            means = rows.groupby("_x")[name].mean() * 1e3
             label = words if len(grid.lines) == 1 else f"{words}, {series}"
-            marker = MARKERS[i % len(MARKERS)]
-            ax.plot(
-                means.index,
-                means,
-                marker=marker,
-                fillstyle=fill,
-                color=f"C{i}",
-                linestyle=style,
-                label=label,
-            )
+            linestyle = linestyle if grid.has_distances else ""
+            _line(ax, rows, name, i, label=label, linestyle=linestyle, fillstyle=fill)
     return _finish(ax, grid, x, "time per decode [ms/token]")
 
 
@@ -175,36 +131,23 @@ def latency(runs: pd.DataFrame, *, x: str, ax: Axes) -> Axes:
     names = ["ttft_p50", "tbt_p99"]
     if not set(names) <= set(runs) or runs[names].dropna().empty:
         return _empty(ax, "no run has both TTFT and time between tokens")
-    shown = runs.dropna(subset=names)
-    points = _grid(shown, x)
-    palette = iter(f"C{i}" for i in range(100))
-    for series, rows in points.lines:
-        ordered = rows.sort_values("_x")
-        style = "o" if x == "policy" else "o-"
-        ax.plot(
-            ordered.ttft_p50 * 1e3, ordered.tbt_p99 * 1e3, style, color=next(palette), label=series
-        )
-        ends = (
-            ordered if x == "policy" or len(ordered) < 4 else ordered.iloc[[0, -1]]
-        )  # the line says what is between
-        for _, row in ends.iterrows():
-            ax.annotate(
-                _text(row[x]),
-                (row.ttft_p50 * 1e3, row.tbt_p99 * 1e3),
-                (4, 4),
-                textcoords="offset points",
-            )
-    for series, rows in points.levels:
-        ax.plot(rows.ttft_p50 * 1e3, rows.tbt_p99 * 1e3, "s", color=next(palette), label=series)
+    runs = runs.dropna(subset=names)
+    grid = _grid(runs.assign(**{name: runs[name] * factor(name) for name in names}), x)
+    for i, (series, rows) in enumerate([*grid.lines, *grid.levels]):
+        is_level = i >= len(grid.lines)
+        rows = rows if is_level else rows.sort_values("_x")
+        style = "s" if is_level else "o-" if grid.has_distances else "o"
+        ax.plot(rows.ttft_p50, rows.tbt_p99, style, color=f"C{i}", label=series)
+        # Of many points along a line, its ends: it says what is between.
+        ends = rows.iloc[[0, -1]] if grid.has_distances and len(rows) >= 4 else rows
+        for _, row in ends.iterrows() if not is_level else ():
+            place = (row.ttft_p50, row.tbt_p99)
+            ax.annotate(_text(row[x]), place, (4, 4), textcoords="offset points")
     ax.margins(0.12)
-    ax.set_xlabel(heading("ttft_p50"))
-    ax.set_ylabel(heading("tbt_p99"))
-    if x != "policy":
-        ax.legend(
-            title=f"points: {AXIS_NAMES.get(x, x).split(' [')[0]}",
-            fontsize="small",
-            title_fontsize="small",
-        )
+    ax.set(xlabel=heading("ttft_p50"), ylabel=heading("tbt_p99"))
+    if grid.has_distances:
+        title = f"points: {AXIS_NAMES.get(x, x).split(' [')[0]}"
+        ax.legend(title=title, fontsize="small", title_fontsize="small")
     return ax
 
 
@@ -221,18 +164,18 @@ def kv_reread(runs: pd.DataFrame, *, ax: Axes) -> Axes:
     metric(own, "kv_reread_factor", x="chunk", ax=ax)
     chunks = sorted(own.chunk.unique())
     prompt_len = (own.num_prompt_tokens / own.num_requests).round()
-    for style, ((tokens, batch), _) in zip(
-        (":", "-."), own.groupby([prompt_len, own.batch]), strict=False
-    ):
+    loads = own.groupby([prompt_len, own.batch]).groups
+    for style, (tokens, batch) in zip((":", "-."), loads, strict=False):
         theory = [(math.ceil(tokens / (chunk - batch + 1)) + 1) / 2 for chunk in chunks]
-        ax.plot(
-            range(len(chunks)),
-            theory,
-            color="black",
-            linestyle=style,
-            label=f"(N+1)/2, P={tokens:.0f}, B={batch}",
-        )
+        label = f"(N+1)/2, P={tokens:.0f}, B={batch}"
+        ax.plot(range(len(chunks)), theory, color="black", linestyle=style, label=label)
     return _fit(ax)
+
+
+def _line(ax: Axes, rows: pd.DataFrame, name: str, i: int, **style: Any) -> None:
+    """The means of a quantity by place on the x axis, as the `i`-th series."""
+    means = rows.groupby("_x")[name].mean() * factor(name)
+    ax.plot(means.index, means, marker=MARKERS[i % len(MARKERS)], color=f"C{i}", **style)
 
 
 @dataclass(frozen=True)
@@ -244,42 +187,35 @@ class _Grid:
     ticks: Sequence[str]
     lines: list[tuple[str, pd.DataFrame]]
     levels: list[tuple[str, pd.DataFrame]]
+    has_distances: bool  # between the ticks; policies have none
 
 
 def _grid(runs: pd.DataFrame, x: str) -> _Grid:
     """Equal steps along x whatever its values: chunk sizes double, names have no distance."""
     others = [label for label in varying_labels(runs) if label not in (x, "policy")]
-    runs = (
-        runs.sort_values("is_baseline", kind="stable") if "is_baseline" in runs else runs
-    )  # own runs get C0
-    frame = runs.assign(_series=[_series(run, others) for _, run in runs.iterrows()])
-    if x == "policy":
-        frame = frame.assign(_series="")
-    ticks = sorted(frame[x].dropna().unique()) if x != "policy" else list(dict.fromkeys(frame[x]))
-    placed = frame[frame[x].notna()]
-    placed = placed.assign(_x=placed[x].map({value: place for place, value in enumerate(ticks)}))
-    return _Grid(
-        [_text(tick) for tick in ticks],
-        [(str(series), rows) for series, rows in placed.groupby("_series", sort=False)],
-        [
-            (str(series), rows)
-            for series, rows in frame[frame[x].isna()].groupby("_series", sort=False)
-        ],
+    if "is_baseline" in runs:  # own runs get C0
+        runs = runs.sort_values("is_baseline", kind="stable")
+    of_policies = x == "policy"
+    series = ["" if of_policies else _series(run, others) for _, run in runs.iterrows()]
+    ticks = list(dict.fromkeys(runs[x])) if of_policies else sorted(runs[x].dropna().unique())
+    places = runs[x].map({value: place for place, value in enumerate(ticks)})
+    frame = runs.assign(_series=series, _x=places)
+    lines, levels = (
+        [(str(name), rows) for name, rows in part.groupby("_series", sort=False)]
+        for part in (frame[frame[x].notna()], frame[frame[x].isna()])
     )
+    return _Grid([_text(tick) for tick in ticks], lines, levels, not of_policies)
 
 
 def _series(run: pd.Series, others: Sequence[str]) -> str:
-    parts = [str(run["policy"])]
-    parts += [f"{label}={_text(run[label])}" for label in others if pd.notna(run.get(label))]
-    return ", ".join(parts)
+    known = [f"{label}={_text(run[label])}" for label in others if pd.notna(run.get(label))]
+    return ", ".join([str(run["policy"]), *known])
 
 
 def _own(runs: pd.DataFrame) -> pd.DataFrame:
-    return (
-        runs[~runs.is_baseline.astype(bool)]
-        if "is_baseline" in runs and not runs.is_baseline.all()
-        else runs
-    )
+    if "is_baseline" not in runs or runs.is_baseline.all():
+        return runs
+    return runs[~runs.is_baseline.astype(bool)]
 
 
 def _text(value: object) -> str:
@@ -290,8 +226,7 @@ def _finish(ax: Axes, grid: _Grid, x: str, ylabel: str) -> Axes:
     crowded = sum(len(tick) for tick in grid.ticks) > 40
     ax.set_xticks(range(len(grid.ticks)), grid.ticks, rotation=20 if crowded else 0)
     ax.margins(x=0.08)
-    ax.set_xlabel(AXIS_NAMES.get(x, x))
-    ax.set_ylabel(ylabel)
+    ax.set(xlabel=AXIS_NAMES.get(x, x), ylabel=ylabel)
     return _fit(ax)
 
 
@@ -307,9 +242,8 @@ def _fit(ax: Axes) -> Axes:
     if entries:
         bottom, top = ax.get_ylim()
         band = min(0.05 + LEGEND_LINE * entries, 0.5)
-        if ax.dataLim.y0 - bottom < band * (
-            top - bottom
-        ):  # no room below the data, so make some above
+        # Without room below the data, make some above.
+        if ax.dataLim.y0 - bottom < band * (top - bottom):
             ax.set_ylim(top=bottom + (top - bottom) / (1 - band))
         ax.legend(fontsize="small")
     return ax
@@ -321,7 +255,6 @@ def _empty(ax: Axes, why: str) -> Axes:
     return ax
 
 
-LINES = ("-", "--", ":", "-.")
 # Column of the iterations, factor and y label.
 CURVES = (
     ("num_prefill_tokens", 1.0, "prompt tokens"),
@@ -345,31 +278,21 @@ def curves(runs: Sequence[ComparedRun], x: str = "iteration") -> Figure:
     for ax, (column, scale, words) in zip(axes, shown, strict=True):
         for i, run in enumerate(runs):
             if column in run.iterations and x in run.iterations:
-                marks = max(1, len(run.iterations) // NUM_MARKERS)
-                style = {
-                    "linestyle": LINES[i % len(LINES)],
-                    "marker": MARKERS[i % len(MARKERS)],
-                    "markersize": 4,
-                }
-                style["color"] = (
-                    f"C{i}"  # the same in all axes, also where a run before has not the column
-                )
-                style["drawstyle"] = (
-                    "steps-pre" if x == "end" else "default"
-                )  # an iteration lasts until its end
                 ax.plot(
                     run.iterations[x],
                     scale * run.iterations[column],
                     label=run.name,
-                    markevery=marks,
-                    **style,
+                    linestyle=LINES[i % len(LINES)],
+                    marker=MARKERS[i % len(MARKERS)],
+                    markersize=4,
+                    markevery=max(1, len(run.iterations) // NUM_MARKERS),
+                    color=f"C{i}",  # the same in all axes, whichever columns the runs before have
+                    # an iteration lasts until its end
+                    drawstyle="steps-pre" if x == "end" else "default",
                 )
         ax.set_ylabel(words)
     axes[-1].set_xlabel("time [s]" if x == "end" else x)
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, _wrapped(labels), loc="outside lower center", ncols=2)
-    plt.close(figure)  # callers hold it; an open figure would be drawn once more by a notebook
-    return figure
+    return _with_legend(figure, axes[0])
 
 
 def ratios(metrics: pd.DataFrame) -> Figure:
@@ -388,14 +311,17 @@ def ratios(metrics: pd.DataFrame) -> Figure:
     ax.set_xscale("log", base=2)
     ax.xaxis.set_major_formatter("{x:g}")
     ax.set(xlabel="ratio to the reference", ylabel="")
-    handles, labels = ax.get_legend_handles_labels()
     if ax.legend_ is not None:
         ax.legend_.remove()
-    figure.legend(handles, _wrapped(labels), loc="outside lower center", ncols=2)
-    plt.close(figure)
+    return _with_legend(figure, ax)
+
+
+def _with_legend(figure: Figure, ax: Axes) -> Figure:
+    """The legend of `ax` below all, in lines of half the width at most: a single run is called by
+    all its settings.
+    """
+    handles, labels = ax.get_legend_handles_labels()
+    wrapped = [textwrap.fill(label, LABEL_WIDTH, break_on_hyphens=False) for label in labels]
+    figure.legend(handles, wrapped, loc="outside lower center", ncols=2)
+    plt.close(figure)  # callers hold it; an open figure would be drawn once more by a notebook
     return figure
-
-
-def _wrapped(labels: Sequence[str]) -> list[str]:
-    """In lines of half the figure's width at most: a single run is called by all its settings."""
-    return [textwrap.fill(label, LABEL_WIDTH, break_on_hyphens=False) for label in labels]

@@ -1,9 +1,9 @@
-"""Pictures of the search for a capacity: what users feel by rate. A table in, a figure out."""
+"""Pictures of the tasks: capacity, crossover, iteration times, and policies side by side."""
 
 from __future__ import annotations
 
-import itertools
-from typing import Literal
+from functools import partial
+from typing import Any
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -22,148 +22,9 @@ BOUNDED = {
     "tpot": ("tpot_p99", "TPOT P99 [ms]"),
     "scheduling_delay": ("scheduling_delay_p50", "scheduling delay P50 [ms]"),
 }
-
-
-def rate_curves(table: pd.DataFrame, slo: Slo, capacity: float, where: str) -> Figure:
-    """A panel per bound of `slo`: the quantile against the rate, a line per seed, filled where the
-    run met all bounds.
-
-    `table` has the columns of capacity.parquet; `where` names policy, model and device.
-    """
-    use_style()
-    names = [name for name in BOUNDED if name in slo.bounds]
-    figure, axes = plt.subplots(
-        1, len(names), figsize=(4.6 * len(names), 3.6), layout="constrained", squeeze=False
-    )
-    for ax, name in zip(axes[0], names, strict=True):
-        column, label = BOUNDED[name]
-        bounded_quantile(table, column, 1e3 * slo.bounds[name], ax=ax)
-        if capacity > 0:
-            ax.axvline(capacity, color="0.4", linestyle=":", label=f"capacity {capacity:.3g}/s")
-        ax.set(xlabel="requests per second", ylabel=label)
-    axes[0][0].legend(fontsize="small")
-    figure.suptitle(f"{where}, {slo.name}")
-    plt.close(figure)
-    return figure
-
-
-def bounded_quantile(table: pd.DataFrame, column: str, bound: float, *, ax: Axes) -> Axes:
-    """Milliseconds of `column` against the rate with its `bound` (ms), a line per seed."""
-    for i, (seed, rows) in enumerate(table.groupby("seed")):
-        line, marker = rows.sort_values("rate"), MARKERS[i % len(MARKERS)]
-        ax.plot(line.rate, 1e3 * line[column], color=f"C{i}", linewidth=0.9)
-        fills: dict[bool, Literal["full", "none"]] = {True: "full", False: "none"}
-        for is_met, fill in fills.items():
-            own = line[line.slo_met == is_met]
-            label = f"seed {seed}" if is_met else None
-            ax.plot(own.rate, 1e3 * own[column], marker, fillstyle=fill, color=f"C{i}", label=label)
-    ax.axhline(bound, color="black", linestyle="--", linewidth=0.9, label="bound")
-    ax.set(xscale="log")
-    for formatted in (ax.xaxis.set_major_formatter, ax.xaxis.set_minor_formatter):
-        formatted("{x:.3g}")
-    ax.tick_params(axis="x", which="both", labelsize="x-small")
-    positive = table[column].gt(0).all()
-    ax.set_yscale("log" if positive else "linear")
-    return ax
-
-
 PANEL_NAMES = {"batch": "batch size", "seq_len": "P + D"}
-
-
-def crossover_map(
-    table: pd.DataFrame, where: str, *, y: str = "batch", baseline: str = "request_level"
-) -> Figure:
-    """`crossover`'s gains over one baseline in percent: P:D along x, `y` upwards, a panel per
-    chunk.
-
-    `where` names model and device; `y` is "batch" or "seq_len"; each value of the other has a row
-    of panels. Blue gains, red loses, white is neutral, grey could not run.
-    """
-    use_style()
-    table = table[table.baseline == baseline]
-    other = "seq_len" if y == "batch" else "batch"
-    rows, columns = sorted(table[other].unique()), sorted(table.chunk.unique())
-    size = (2.6 + 2.6 * len(columns), 1.0 + 2.4 * len(rows))
-    figure, axes = plt.subplots(
-        len(rows), len(columns), figsize=size, layout="constrained", squeeze=False
-    )
-    limit = 100 * float(table.gain.abs().max())
-    ticks = {
-        "index": sorted(table[y].unique(), reverse=True),
-        "columns": sorted(table.pd_ratio.unique()),
-    }
-    for (i, row), (j, chunk) in itertools.product(enumerate(rows), enumerate(columns)):
-        cells = table[(table[other] == row) & (table.chunk == chunk)]
-        gains = 100 * cells.pivot(index=y, columns="pd_ratio", values="gain").reindex(
-            **ticks
-        ).astype(float)
-        is_neutral = (
-            cells.pivot(index=y, columns="pd_ratio", values="outcome").reindex(**ticks) == "neutral"
-        )
-        _panel(gains, gains.mask(is_neutral, 0.0), limit, axes[i, j])
-        axes[i, j].set(xlabel=AXIS_NAMES["pd_ratio"].split(",")[0], ylabel=AXIS_NAMES[y])
-        axes[i, j].set_title(f"chunk {chunk}, {PANEL_NAMES[other]} {row}")
-    figure.suptitle(f"{where}: gain in steady throughput over {baseline} [%]")
-    plt.close(figure)
-    return figure
-
-
-def _panel(numbers: pd.DataFrame, colours: pd.DataFrame, limit: float, ax: Axes) -> None:
-    ax.grid(False)
-    ax.set_facecolor("0.93")  # shows where nothing could run
-    palette = sns.color_palette("vlag_r", as_cmap=True)
-    sns.heatmap(
-        colours,
-        annot=numbers,
-        fmt="+.0f",
-        vmin=-limit,
-        vmax=limit,
-        cmap=palette,
-        cbar=False,
-        linewidths=0.5,
-        ax=ax,
-    )
-
-
 KINDS = {"prefill": "tokens of one prompt", "decode": "decodes, one a sequence"}
-
-
-def iteration_times(table: pd.DataFrame, where: str) -> Figure:
-    """Milliseconds over tokens, a line per context, the roofline dotted; `where` names model and
-    device.
-    """
-    use_style()
-    figure, axes = plt.subplots(1, 2, figsize=(10, 4.2), layout="constrained", sharey=True)
-    for ax, (kind, xlabel) in zip(axes, KINDS.items(), strict=True):
-        rows = table[table.kind == kind].sort_values("tokens")
-        for i, (context, line) in enumerate(rows.groupby("context")):
-            ax.plot(
-                line.tokens,
-                1e3 * line.seconds,
-                marker="o",
-                color=f"C{i}",
-                label=f"context {context}",
-            )
-            ax.fill_between(line.tokens, 1e3 * line.q20, 1e3 * line.q80, color=f"C{i}", alpha=0.2)
-            ax.plot(line.tokens, 1e3 * line.roofline, linestyle=":", color=f"C{i}")
-        ax.set(
-            xscale="log",
-            yscale="log",
-            xlabel=xlabel,
-            ylabel="iteration time [ms]" if kind == "prefill" else "",
-        )
-        ax.set_xticks(
-            sorted(rows.tokens.unique()), [str(tokens) for tokens in sorted(rows.tokens.unique())]
-        )
-        ax.minorticks_off()
-    axes[0].plot([], [], linestyle=":", color="0.4", label="roofline")
-    axes[0].legend(fontsize="small")
-    figure.suptitle(where)
-    plt.close(figure)
-    return figure
-
-
-# Column of `sweep.csv`, factor and words.
+# Column of `sweep.csv`, factor and heading.
 PANELS = (
     ("tbt_p99", 1e3, "time between tokens, P99 [ms]"),
     ("ttft_p50", 1e3, "time to first token, P50 [ms]"),
@@ -173,28 +34,118 @@ PANELS = (
 MIXES = ("never mixes prompts and decodes", "mixes, whole prompts", "mixes, cuts prompts")
 
 
-def kind_of(run: pd.Series) -> str:
-    """Whether a run put prompts beside decodes, and whether it read a prompt's cache again, as
-    cutting makes it.
+def rate_curves(table: pd.DataFrame, slo: Slo, capacity: float, where: str) -> Figure:
+    """A panel per bound of `slo`: the quantile over the rate, filled where a run met all bounds.
+
+    `table` has the columns of capacity.parquet; `where` names policy, model and device.
     """
+    use_style()
+    names = [name for name in BOUNDED if name in slo.bounds]
+    size = (4.6 * len(names), 3.6)
+    figure, axes = plt.subplots(1, len(names), figsize=size, layout="constrained", squeeze=False)
+    for ax, name in zip(axes[0], names, strict=True):
+        column, label = BOUNDED[name]
+        _bounded_quantile(table, column, 1e3 * slo.bounds[name], ax)
+        if capacity > 0:
+            ax.axvline(capacity, color="0.4", linestyle=":", label=f"capacity {capacity:.3g}/s")
+        ax.set(xlabel="requests per second", ylabel=label)
+    axes[0][0].legend(fontsize="small")
+    return _titled(figure, f"{where}, {slo.name}")
+
+
+def _bounded_quantile(table: pd.DataFrame, column: str, bound: float, ax: Axes) -> None:
+    """Milliseconds of `column` over the rate with its `bound` (ms), a line per seed."""
+    for i, (seed, rows) in enumerate(table.groupby("seed")):
+        line, marker = rows.sort_values("rate"), MARKERS[i % len(MARKERS)]
+        style: dict[str, Any] = {"color": f"C{i}", "marker": marker, "linestyle": ""}
+        ax.plot(line.rate, 1e3 * line[column], color=f"C{i}", linewidth=0.9)
+        met, failed = line[line.slo_met], line[~line.slo_met]
+        ax.plot(met.rate, 1e3 * met[column], label=f"seed {seed}", **style)
+        ax.plot(failed.rate, 1e3 * failed[column], fillstyle="none", **style)
+    ax.axhline(bound, color="black", linestyle="--", linewidth=0.9, label="bound")
+    ax.set(xscale="log", yscale="log" if table[column].gt(0).all() else "linear")
+    ax.xaxis.set_major_formatter("{x:.3g}")
+    ax.xaxis.set_minor_formatter("{x:.3g}")
+    ax.tick_params(axis="x", which="both", labelsize="x-small")
+
+
+def crossover_map(
+    table: pd.DataFrame, where: str, *, y: str = "batch", baseline: str = "request_level"
+) -> Figure:
+    """`crossover`'s gains over one baseline in percent: P:D along x, `y` upwards, a panel a chunk.
+
+    `where` names model and device; `y` is "batch" or "seq_len"; each value of the other has a row
+    of panels. Blue gains, red loses, white is neutral, grey could not run.
+    """
+    use_style()
+    other = "seq_len" if y == "batch" else "batch"
+    axes = [other, "chunk", y, "pd_ratio"]
+    cells = table[table.baseline == baseline].set_index(axes)
+    values = [sorted(set(cells.index.get_level_values(name))) for name in axes]
+    whole = pd.MultiIndex.from_product(values, names=axes)  # also what could not run
+    cells = cells.assign(percent=100 * cells.gain).reindex(whole).reset_index()
+    grid = sns.FacetGrid(
+        cells, row=other, col="chunk", sharex=False, sharey=False, height=2.6, aspect=1.1
+    )
+    limit = float(cells.percent.abs().max())
+    grid.map_dataframe(partial(_heat_panel, y=y, limit=limit))
+    grid.set_titles(f"chunk {{col_name}}, {PANEL_NAMES[other]} {{row_name}}")
+    for ax in grid.axes.flat:
+        ax.set(xlabel=AXIS_NAMES["pd_ratio"].split(",")[0], ylabel=AXIS_NAMES[y])
+    grid.figure.set_layout_engine("constrained")
+    return _titled(grid.figure, f"{where}: gain in steady throughput over {baseline} [%]")
+
+
+def _heat_panel(data: pd.DataFrame, *, y: str, limit: float, **_: object) -> None:
+    ax = plt.gca()
+    ax.grid(False)
+    ax.set_facecolor("0.93")  # shows where nothing could run
+    colours = data.assign(percent=data.percent.mask(data.outcome == "neutral", 0.0))
+    numbers, shades = (
+        each.pivot(index=y, columns="pd_ratio", values="percent").iloc[::-1]
+        for each in (data, colours)
+    )
+    palette = sns.color_palette("vlag_r", as_cmap=True)
+    colour = {"vmin": -limit, "vmax": limit, "cmap": palette, "cbar": False}
+    sns.heatmap(shades, annot=numbers, fmt="+.0f", linewidths=0.5, ax=ax, **colour)
+
+
+def iteration_times(table: pd.DataFrame, where: str) -> Figure:
+    """Milliseconds over tokens, a line per context, the roofline dotted; `where` is the title."""
+    use_style()
+    figure, axes = plt.subplots(1, 2, figsize=(10, 4.2), layout="constrained", sharey=True)
+    for ax, (kind, xlabel) in zip(axes, KINDS.items(), strict=True):
+        rows = table[table.kind == kind].sort_values("tokens")
+        for i, (context, line) in enumerate(rows.groupby("context")):
+            own, label = f"C{i}", f"context {context}"
+            ax.plot(line.tokens, 1e3 * line.seconds, marker="o", color=own, label=label)
+            ax.fill_between(line.tokens, 1e3 * line.q20, 1e3 * line.q80, color=own, alpha=0.2)
+            ax.plot(line.tokens, 1e3 * line.roofline, linestyle=":", color=own)
+        ax.set(xscale="log", yscale="log", xlabel=xlabel)
+        sizes = sorted(rows.tokens.unique())
+        ax.set_xticks(sizes, list(map(str, sizes)))
+        ax.minorticks_off()
+    axes[0].set_ylabel("iteration time [ms]")
+    axes[0].plot([], [], linestyle=":", color="0.4", label="roofline")
+    axes[0].legend(fontsize="small")
+    return _titled(figure, where)
+
+
+def kind_of(run: pd.Series) -> str:
+    """Whether a run put prompts beside decodes, and read a prompt's cache again, as cuts do."""
     if pd.isna(run.decode_time_marginal):
         return MIXES[0]
     return MIXES[2] if run.kv_reread_factor > 1 else MIXES[1]
 
 
 def policies(runs: pd.DataFrame) -> Figure:
-    """Latency and throughput of every policy of a sweep (its `name`), in the order of the gaps
-    between tokens.
-    """
+    """Latency and throughput of a sweep's policies (`name`), by the gaps between tokens."""
     use_style()
-    names = [name for name, _, _ in PANELS]
-    kinds = runs.apply(kind_of, axis="columns")
-    runs = runs[["name", *names]].assign(kind=kinds).sort_values("tbt_p99")
-    figure, axes = plt.subplots(
-        1, len(PANELS), figsize=(13, 0.24 * len(runs) + 1.6), sharey=True, layout="constrained"
-    )
+    runs = runs.assign(kind=runs.apply(kind_of, axis="columns")).sort_values("tbt_p99")
+    size = (13, 0.24 * len(runs) + 1.6)
+    figure, axes = plt.subplots(1, len(PANELS), figsize=size, sharey=True, layout="constrained")
     style = {"hue": "kind", "hue_order": MIXES, "style": "kind", "style_order": MIXES, "s": 45}
-    for ax, (column, factor, words) in zip(axes, PANELS, strict=True):
+    for ax, (column, factor, heading) in zip(axes, PANELS, strict=True):
         table = runs.assign(shown=factor * runs[column])
         sns.scatterplot(table, x="shown", y="name", ax=ax, legend=ax is axes[0], zorder=3, **style)
         if table.shown.max() > 4 * table.shown.min():
@@ -204,9 +155,15 @@ def policies(runs: pd.DataFrame) -> Figure:
             ax.xaxis.set_minor_formatter(NullFormatter())
         else:
             ax.set_xlim(left=0)
-        ax.set(xlabel=words, ylabel="")
+        ax.set(xlabel=heading, ylabel="")
     handles, labels = axes[0].get_legend_handles_labels()
     axes[0].legend_.remove()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(MIXES))
-    plt.close(figure)
+    return _titled(figure, "")
+
+
+def _titled(figure: Figure, title: str) -> Figure:
+    if title:
+        figure.suptitle(title)
+    plt.close(figure)  # the caller holds it; an open figure would be drawn once more by a notebook
     return figure

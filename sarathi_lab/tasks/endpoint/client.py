@@ -1,5 +1,8 @@
-"""A server on the network: what it says of itself, which requests it takes, and answers with their
-times.
+"""A server of OpenAI's API on the network: its models, the dialect it takes, and its answers.
+
+Its protocol is read here, not by openai's client: that one builds bodies when they are sent, takes
+six times as long for an event, on the loop that takes the times, lets malformed events pass, and
+gives a broken stream no reason.
 """
 
 from __future__ import annotations
@@ -17,68 +20,23 @@ import httpx2
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.request import Request
-from sarathi_lab.tasks.endpoint.protocol import AnswerError, Dialect, Event, message_of, read_event
+from sarathi_lab.tasks.endpoint.load import Answer
+from sarathi_lab.tasks.endpoint.protocol import AnswerError, Dialect, message_of, read_event
 
 BUSY = (429, 503)  # statuses that ask to come again later
+FORBIDDEN = (401, 403)
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0  # seconds before a request is sent again, doubled each time
 CONNECT_TIMEOUT = 10.0  # seconds
 LISTING_TIMEOUT = 60.0  # seconds for the list of models
 PROBE_TOKENS = 2
-# Owners of models that are servers, not the models' authors, and software that says nothing of the
-# server behind it.
+# Owners of models that are servers, not authors, and software in front of any server.
 SERVERS = ("vllm", "sglang", "llamacpp", "fastdeploy", "tensorrt_llm", "tgi")
 WEB_SERVERS = ("uvicorn", "hypercorn", "gunicorn", "nginx", "envoy", "istio-envoy", "cloudflare")
 
 
-@dataclass
-class Answer:
-    """What became of one request: times in seconds since the start, one of `piece_times` per
-    streamed piece.
-
-    `error` is the reason of a failure, empty for an answer that came to its end.
-    """
-
-    request: Request
-    sent_time: float | None = None
-    end_time: float | None = None
-    piece_times: list[float] = field(default_factory=list)
-    pieces: list[str] = field(default_factory=list)
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    is_complete: bool = False
-    num_retries: int = 0
-    status: int | None = None
-    error: str = ""
-
-    def take(self, event: Event, now: float) -> None:
-        """Add what one event says, received at `now`."""
-        if event.is_piece:
-            self.piece_times.append(now)
-            self.pieces.append(event.text)
-        if event.prompt_tokens is not None:
-            self.prompt_tokens = event.prompt_tokens
-        if event.completion_tokens is not None:
-            self.completion_tokens = event.completion_tokens
-        self.is_complete = self.is_complete or event.is_last
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How a server is spoken to. `timeout` is seconds for a request, `body` goes with each."""
-
-    base_url: str
-    api_key: str | None
-    timeout: float
-    retries: int
-    model: str | None = None
-    body: Mapping[str, Any] = field(default_factory=dict)
-
-
 @dataclass(frozen=True)
 class ServerInfo:
-    """What a server says of itself: the model's name, who owns it, its longest sequence, and the
-    server's software.
-    """
+    """The model's name and owner, its longest sequence (tokens), and the server's software."""
 
     model: str
     owner: str
@@ -87,37 +45,40 @@ class ServerInfo:
 
     @property
     def name(self) -> str:
-        """What the server is called by: servers own the models they list, else the one that HTTP
-        names.
-        """
+        """The server's name: servers own the models they list, else the one that HTTP names."""
         if self.owner.lower() in SERVERS:
             return self.owner.lower()
         product = self.software.partition("/")[0].strip().lower()
         return product if product and product not in WEB_SERVERS else "server"
 
 
+@dataclass
 class Client:
-    """Speaks to one server, past any proxy, over a connection for each request; an asynchronous
-    context manager.
+    """Sends requests past any proxy, each over its own connection; an async context manager.
+
+    `timeout` is seconds for a request with its repetitions, `body` are fields of every request.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        headers = {
-            "Accept": "text/event-stream, application/json",
-            "Content-Type": "application/json",
-        }
-        if settings.api_key:
-            headers["Authorization"] = f"Bearer {settings.api_key}"
+    base_url: str
+    api_key: str | None
+    timeout: float
+    retries: int
+    model: str | None = None
+    body: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        headers = {"Accept": "text/event-stream, application/json"}
+        headers["Content-Type"] = "application/json"
+        if self.api_key:
+            headers["Authorization"] = f"Bearer {self.api_key}"
         self._http = httpx2.AsyncClient(
             headers=headers,
             timeout=httpx2.Timeout(None, connect=CONNECT_TIMEOUT),  # `answer` limits the whole
-            # None is kept for another request: one that the server is just closing would fail a
-            # request for nothing.
+            # A kept connection that the server is just closing would fail a request for nothing.
             limits=httpx2.Limits(max_keepalive_connections=0),
             trust_env=False,
         )
-        self._start = time.perf_counter()
+        self.start()
 
     async def __aenter__(self) -> Client:
         await self._http.__aenter__()
@@ -136,10 +97,8 @@ class Client:
         self._start = time.perf_counter()
 
     async def info(self) -> ServerInfo:
-        """What `/models` lists. Raises UserError if nothing answers, or nothing that lists models
-        nor takes a name.
-        """
-        url = f"{self._settings.base_url}/models"
+        """The model to use. Raises UserError if the server is away, or lists no model to choose."""
+        url = f"{self.base_url}/models"
         try:
             async with asyncio.timeout(LISTING_TIMEOUT):
                 response = await self._http.get(url)
@@ -149,60 +108,47 @@ class Client:
             ) from None
         except httpx2.HTTPError as error:
             raise UserError(
-                f"{self._settings.base_url} can't be reached ({_reason(error)}); start the "
-                "server, or correct "
-                "task.base_url"
+                f"{self.base_url} can't be reached ({_reason(error)}); start the server, or "
+                "correct task.base_url"
             ) from None
-        if response.status_code in (401, 403):
+        if response.status_code in FORBIDDEN:
             raise self._forbidden(response.status_code)
-        listed = _listed_model(response, self._settings.model)
-        software = response.headers.get("server", "")
-        if self._settings.model is None and listed.get("id") is None:
+        listed = _listed_model(response, self.model)
+        if self.model is None and listed.get("id") is None:
             raise UserError(
-                f"{url} lists no model (status {response.status_code}); correct "
-                "task.base_url, which mostly ends in /v1, or name a model: task.model=NAME"
+                f"{url} lists no model (status {response.status_code}); correct task.base_url, "
+                "which mostly ends in /v1, or name a model: task.model=NAME"
             )
-        longest = (
-            listed.get("max_model_len")
-            if self._settings.model in (None, listed.get("id"))
-            else None
-        )
+        longest = listed.get("max_model_len")
+        is_known = self.model in (None, listed.get("id")) and isinstance(longest, int)
         return ServerInfo(
-            self._settings.model or str(listed["id"]),
+            self.model or str(listed["id"]),
             str(listed.get("owned_by") or ""),
-            longest if isinstance(longest, int) else None,
-            software,
+            longest if is_known else None,
+            response.headers.get("server", ""),
         )
 
     async def choose(
         self, dialects: Iterable[Dialect], model: str, token_ids: list[int], text: str
     ) -> Dialect:
-        """The first of `dialects` in which the server answers a request of a few tokens.
-
-        Raises UserError if it answers in none.
-        """
+        """The first dialect in which the server answers a small request. Raises UserError."""
         refusal = ""
         for dialect in dialects:
-            prompt = token_ids if dialect.sends_token_ids else text
-            request = Request(0, 0.0, len(token_ids), PROBE_TOKENS, token_ids)
-            answer = await self.answer(
-                request, dialect.path, self.content(dialect, model, prompt, PROBE_TOKENS)
+            content = self.content(
+                dialect, model, token_ids if dialect.sends_token_ids else text, PROBE_TOKENS
             )
-            if (
-                answer.is_complete
-            ):  # if without a token: a model may end at once, unless told not to
+            request = Request(0, 0.0, len(token_ids), PROBE_TOKENS, token_ids)
+            answer = await self.answer(request, dialect.path, content)
+            if answer.is_complete:  # without a token, too: a model may end at once
                 return dialect
             refusal = answer.error
-            if answer.status in (401, 403):
+            if answer.status in FORBIDDEN:
                 raise self._forbidden(answer.status)
-            if (
-                answer.status is None or answer.status < 400 or answer.status in BUSY
-            ):  # not for the request's fields
-                break
+            if answer.status is None or answer.status < 400 or answer.status in BUSY:
+                break  # the reason is not in the request's fields
         raise UserError(
-            f"{self._settings.base_url} answers no request of model {model} ({refusal}); see "
-            "the server's log, or "
-            "change task.api, task.prompts or task.model"
+            f"{self.base_url} answers no request of model {model} ({refusal}); see the server's "
+            "log, or change task.api, task.prompts or task.model"
         )
 
     def content(
@@ -210,51 +156,56 @@ class Client:
     ) -> bytes:
         """A request's body, ready to be sent."""
         return json.dumps(
-            {"model": model, **dialect.body(prompt, num_tokens), **self._settings.body}
+            {"model": model, **dialect.body(prompt, num_tokens), **self.body}
         ).encode()
 
     async def answer(self, request: Request, path: str, content: bytes) -> Answer:
-        """Send one request and read its answer to the end; whatever goes wrong is in the answer's
-        `error`.
-        """
+        """Send one request and read its answer to the end; a failure is the answer's `error`."""
         answer = Answer(request, sent_time=self.now)
         try:
-            async with asyncio.timeout(self._settings.timeout):
-                await self._ask(answer, f"{self._settings.base_url}/{path}", content)
+            async with asyncio.timeout(self.timeout):
+                await self._send(answer, f"{self.base_url}/{path}", content)
             if not answer.is_complete:
                 raise AnswerError("the stream ended before the answer did")
             if not answer.piece_times:
                 raise AnswerError("an answer without a token")
         except TimeoutError:
-            answer.error = f"no end within {self._settings.timeout:g} s"
-        except httpx2.HTTPError as error:
+            answer.error = f"no end within {self.timeout:g} s"
+        except (httpx2.HTTPError, AnswerError) as error:
             answer.error = _reason(error)
-        except AnswerError as error:
-            answer.error = str(error)
         answer.end_time = self.now
         return answer
 
-    async def _ask(self, answer: Answer, url: str, content: bytes) -> None:
+    async def _send(self, answer: Answer, url: str, content: bytes) -> None:
         """Send until the server has time for it, at most `retries` times more."""
         while True:
             async with self._http.stream("POST", url, content=content) as response:
                 answer.status = response.status_code
                 if response.status_code == 200:
-                    async for event in httpx2.EventSource(response):
-                        answer.take(read_event(event.data), self.now)
-                    return
-                if response.status_code not in BUSY or answer.num_retries >= self._settings.retries:
-                    raise AnswerError(f"status {response.status_code}: {await _words(response)}")
+                    return await self._read(answer, response)
+                if response.status_code not in BUSY or answer.num_retries >= self.retries:
+                    raise AnswerError(f"status {response.status_code}: {await _message(response)}")
                 wait = _wait(response.headers.get("retry-after"), answer.num_retries)
             answer.num_retries += 1
             await asyncio.sleep(wait)
 
+    async def _read(self, answer: Answer, response: httpx2.Response) -> None:
+        async for sent in httpx2.EventSource(response):
+            event, now = read_event(sent.data), self.now
+            if event.is_piece:
+                answer.piece_times.append(now)
+                answer.pieces.append(event.text)
+            if event.prompt_tokens is not None:
+                answer.prompt_tokens = event.prompt_tokens
+            if event.completion_tokens is not None:
+                answer.completion_tokens = event.completion_tokens
+            answer.is_complete |= event.is_last
+
     def _forbidden(self, status: int | None) -> UserError:
-        key = "refuses the API key" if self._settings.api_key else "wants an API key"
+        key = "refuses the API key" if self.api_key else "wants an API key"
         return UserError(
-            f"{self._settings.base_url} {key} (status {status}); put it into the variable that "
-            "task.api_key_variable "
-            "names"
+            f"{self.base_url} {key} (status {status}); put it into the variable that "
+            "task.api_key_variable names"
         )
 
 
@@ -265,13 +216,10 @@ def _listed_model(response: httpx2.Response, wanted: str | None) -> Mapping[str,
         models = [model for model in listed if isinstance(model, dict)]
     except (ValueError, KeyError, TypeError):
         return {}
-    return next(
-        (model for model in models if model.get("id") == wanted), models[0] if models else {}
-    )
+    return next((model for model in models if model.get("id") == wanted), next(iter(models), {}))
 
 
-async def _words(response: httpx2.Response) -> str:
-    """What a refusal says, in one line."""
+async def _message(response: httpx2.Response) -> str:
     text = (await response.aread()).decode("utf-8", "replace")
     try:
         return message_of(json.loads(text))
@@ -281,19 +229,17 @@ async def _words(response: httpx2.Response) -> str:
 
 def _wait(retry_after: str | None, num_retries: int) -> float:
     """Seconds: as the server asks (a number, or a date), else twice as long each time."""
-    own = min(FIRST_WAIT * 2**num_retries, LONGEST_WAIT)
-    if retry_after is None:
-        return own
     try:
-        return max(0.0, float(retry_after))
+        return max(0.0, float(retry_after or ""))
     except ValueError:
         pass
     try:
-        return max(0.0, (parsedate_to_datetime(retry_after) - datetime.now(UTC)).total_seconds())
+        date = parsedate_to_datetime(retry_after or "")
+        return max(0.0, (date - datetime.now(UTC)).total_seconds())
     except (ValueError, TypeError):
-        return own
+        return min(FIRST_WAIT * 2**num_retries, LONGEST_WAIT)
 
 
 def _reason(error: Exception) -> str:
-    """The error's own words, or at least its kind."""
+    """The error's message in one line, or at least its kind."""
     return " ".join(str(error).split()) or type(error).__name__

@@ -1,10 +1,10 @@
-"""When requests are sent: each at its time of arrival, whatever became of those before it.
+"""Load generation free of coordinated omission: each request is sent at its time of arrival.
 
 A client that waits for an answer before it sends the next request asks less of a slow server than
-of a fast one, and leaves the waiting that it causes out of the record (coordinated omission). Here
-every request that arrives over time has a task of its own, without a limit on those in flight, and
-its latency counts from the time at which it wished to arrive, also where it was sent late or again.
-Only requests that all arrive at once are handed over a few at a time.
+of a fast one, and leaves the waiting that it causes out of the record. Here every request that
+arrives over time has a task of its own, without a limit on those in flight, and its latency counts
+from its time of arrival, also where it was sent late or again. Only requests that all arrive at
+once are limited in number.
 """
 
 from __future__ import annotations
@@ -12,10 +12,49 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from sarathi_lab.engine.request import Request
-from sarathi_lab.tasks.endpoint.client import Answer, Client
+
+if TYPE_CHECKING:
+    from sarathi_lab.tasks.endpoint.client import Client
+
+
+@dataclass
+class Answer:
+    """What became of one request; times in seconds since the start, one per streamed piece.
+
+    `error` is the reason of a failure, empty for an answer that came to its end.
+    """
+
+    request: Request
+    sent_time: float | None = None
+    end_time: float | None = None
+    piece_times: list[float] = field(default_factory=list)
+    pieces: list[str] = field(default_factory=list)
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    is_complete: bool = False
+    num_retries: int = 0
+    status: int | None = None
+    error: str = ""
+
+    @property
+    def prompt_len(self) -> int:
+        """Tokens as the server counted them, else as the workload has them."""
+        return self.request.prompt_len if self.prompt_tokens is None else self.prompt_tokens
+
+    @property
+    def output_len(self) -> int:
+        """Tokens as the server counted them, else streamed pieces."""
+        return len(self.pieces) if self.completion_tokens is None else self.completion_tokens
+
+    @property
+    def finish_time(self) -> float:
+        """Seconds of the last token, or of the failure."""
+        assert self.end_time is not None, "the answer has come to its end"
+        return self.end_time if self.error else self.piece_times[-1]
 
 
 def is_closed(requests: Sequence[Request]) -> bool:
@@ -31,7 +70,7 @@ async def drive(
     concurrency: int,
     on_answer: Callable[[Answer], None],
 ) -> None:
-    """Send every request at its time and tell `on_answer` what became of it; the clock starts now.
+    """Send every request at its time and call `on_answer` with each answer; the clock starts now.
 
     `contents` are the bodies by request id, made beforehand so that making one delays no other. At
     most `concurrency` are in flight if all arrive at once, else as many as arrive.

@@ -1,15 +1,13 @@
-"""What is written to a server that speaks OpenAI's API, and what its events say. No network here.
+"""Requests to a server that speaks OpenAI's API, and the meaning of its events. No network here.
 
 Servers differ in what they take: vLLM, SGLang and TensorRT-LLM know token ids and `ignore_eos`,
-others refuse them. A `Dialect` is one choice of these; `dialects` lists them from the most exact
-request to the plainest.
+others refuse them. A `Dialect` is one choice of these.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,35 +16,26 @@ import numpy as np
 
 from sarathi_lab.engine.request import Request
 
-APIS = {
-    "completions": "completions",
-    "chat": "chat/completions",
-}  # with their paths below the base URL
+APIS = {"completions": "completions", "chat": "chat/completions"}  # paths below the base URL
 PROMPTS = ("auto", "token_ids", "text")
 END = "[DONE]"
 # Common words, each of which is one token, with the space before it, in most vocabularies.
-WORDS = tuple(
-    re.findall(
-        r"\w+",
-        "the of and to in is was for on that by with as at from it an be are this which or had "
-        "not but have all one "
-        "new been who time first other also two more after some would about only over when "
-        "there than most into such "
-        "may then people world between made under where used through many state city year part "
-        "number book day house",
-    )
+COMMON_WORDS = (
+    "the of and to in is was for on that by with as at from it an be are this which or had not but "
+    "have all one new been who time first other also two more after some would about only over "
+    "when there than most into such may then people world between made under where used through "
+    "many state city year part number book day house"
 )
+WORDS = tuple(COMMON_WORDS.split())
 
 
 class AnswerError(Exception):
-    """An answer that is no answer: the message says what the server sent instead."""
+    """An answer that is none; the message states what the server sent instead."""
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """How requests are written: the API, prompts as token ids or text, and which extensions are
-    named.
-    """
+    """How requests are written: the API, prompts as token ids or text, and the extensions used."""
 
     api: str
     sends_token_ids: bool
@@ -60,20 +49,17 @@ class Dialect:
 
     def body(self, prompt: str | list[int], num_tokens: int) -> dict[str, Any]:
         """A greedy request for `num_tokens` tokens, streamed; without the model's name."""
-        asked: dict[str, Any] = {"max_tokens": num_tokens, "temperature": 0.0, "stream": True}
-        asked |= (
-            {"messages": [{"role": "user", "content": prompt}]}
-            if self.api == "chat"
-            else {"prompt": prompt}
-        )
+        chat = {"messages": [{"role": "user", "content": prompt}]}
+        body: dict[str, Any] = chat if self.api == "chat" else {"prompt": prompt}
+        body |= {"max_tokens": num_tokens, "temperature": 0.0, "stream": True}
         if self.fixes_length:
-            asked |= {"ignore_eos": True, "min_tokens": num_tokens}
+            body |= {"ignore_eos": True, "min_tokens": num_tokens}
         if self.asks_usage:
-            asked["stream_options"] = {"include_usage": True}
-        return asked
+            body["stream_options"] = {"include_usage": True}
+        return body
 
     def describe(self) -> str:
-        """For people: how prompts go out and what holds the output's length."""
+        """How prompts are sent and what fixes the output's length, in words."""
         prompts = "token ids" if self.sends_token_ids else "text"
         length = "ignore_eos and min_tokens" if self.fixes_length else "max_tokens alone"
         return f"{self.api} API, prompts as {prompts}, lengths by {length}"
@@ -81,17 +67,10 @@ class Dialect:
 
 def dialects(api: str, prompts: str) -> Iterator[Dialect]:
     """Those that `api` and `prompts` (one of PROMPTS) leave open, the most exact first."""
-    kinds = (
-        [False]
-        if api == "chat" or prompts == "text"
-        else [True]
-        if prompts == "token_ids"
-        else [True, False]
-    )
-    for sends_token_ids, fixes_length, asks_usage in itertools.product(
-        kinds, (True, False), (True, False)
-    ):
-        yield Dialect(api, sends_token_ids, fixes_length, asks_usage)
+    takes_text_only = api == "chat" or prompts == "text"
+    as_token_ids = {"token_ids": [True], "auto": [True, False]}.get(prompts, [False])
+    options = ([False] if takes_text_only else as_token_ids, (True, False), (True, False))
+    return (Dialect(api, *chosen) for chosen in itertools.product(*options))
 
 
 class Texts:
@@ -101,15 +80,13 @@ class Texts:
         self._texts: dict[bytes, str] = {}
 
     def encode(self, text: str) -> list[int]:
-        """Its UTF-8 bytes, as the workload would have it without a tokenizer; the text is kept."""
+        """Its UTF-8 bytes, the tokens of a workload without a tokenizer; keeps the text."""
         token_ids = list(text.encode("utf-8"))
         self._texts[_key(token_ids)] = text
         return token_ids
 
     def prompt(self, request: Request, *, as_token_ids: bool) -> str | list[int]:
-        """What is sent for `request`: its text if it has one, else its token ids or as many
-        words.
-        """
+        """The prompt to send: the request's text if it has one, else token ids or as many words."""
         assert request.prompt_token_ids is not None, "the workload was asked for tokens"
         text = self._texts.get(_key(request.prompt_token_ids))
         if text is not None:
@@ -125,37 +102,26 @@ def words(token_ids: Sequence[int]) -> str:
 
 @dataclass(frozen=True)
 class Event:
-    """One event of a stream: the text it adds, whether that is a token or several, and whether it
-    ends the answer.
-
-    `prompt_tokens` and `completion_tokens` are those of its `usage`, None where it has none.
-    """
+    """One event of a stream; the counts are those of its `usage`, None where it has none."""
 
     text: str = ""
-    is_piece: bool = False
+    is_piece: bool = False  # whether it is a token, or several
     is_last: bool = False
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
 
 
 def read_event(data: str) -> Event:
-    """The meaning of one event's data. Raises AnswerError for what is malformed, or an error of the
-    server's.
-    """
+    """The meaning of an event's data. Raises AnswerError for malformed data and reported errors."""
     if data.strip() == END:
         return Event(is_last=True)
     try:
         chunk = json.loads(data)
-    except (ValueError, RecursionError):
+        if not chunk.get("error"):
+            return _event(chunk)
+    except (AttributeError, IndexError, TypeError, ValueError, RecursionError):
         raise AnswerError(f"malformed event {data[:80]!r}") from None
-    if not isinstance(chunk, dict):
-        raise AnswerError(f"malformed event {data[:80]!r}")
-    if chunk.get("error"):
-        raise AnswerError(f"error in the stream: {message_of(chunk)}")
-    try:
-        return _event(chunk)
-    except (AttributeError, IndexError, TypeError, ValueError):
-        raise AnswerError(f"malformed event {data[:80]!r}") from None
+    raise AnswerError(f"error in the stream: {message_of(chunk)}")
 
 
 def _event(chunk: Mapping[str, Any]) -> Event:
@@ -170,7 +136,7 @@ def _event(chunk: Mapping[str, Any]) -> Event:
     parts = (said.get(name) for name in ("text", "content", "reasoning_content", "reasoning"))
     text = next((part for part in parts if part), "")
     is_last = choice.get("finish_reason") is not None
-    # Part of a character has no text yet but is a token; who speaks, and why it ended, are none.
+    # Part of a character has no text yet but is a token; a role and a finish_reason are none.
     is_piece = bool(text) or (not is_last and "role" not in said)
     return Event(str(text), is_piece, is_last, *counts)
 
@@ -180,15 +146,12 @@ def _count(value: Any) -> int | None:
 
 
 def message_of(body: Any) -> str:
-    """The words of an error's body, in one line: {"error": {"message": ...}}, {"detail": ...} or
-    the like.
-    """
+    """An error's body in one line: {"error": {"message": ...}}, {"detail": ...} or the like."""
     for _ in range(3):
         if not isinstance(body, dict):
             break
-        body = next(
-            (body[name] for name in ("error", "message", "detail") if body.get(name)), str(body)
-        )
+        named = (body[name] for name in ("error", "message", "detail") if body.get(name))
+        body = next(named, str(body))
     return " ".join(str(body).split())[:200]
 
 

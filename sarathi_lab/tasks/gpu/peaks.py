@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
+from omegaconf import DictConfig
 
+from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.executor.torch.device import resolve_dtype
 from sarathi_lab.experiment.measured_clock import sample
 from sarathi_lab.results.intervals import coarse_to_fine, summary
-from sarathi_lab.tasks.gpu.context import Context
+from sarathi_lab.tasks.gpu.part import Part, Work
 
 MIB = 1 << 20
 SQUARES = (2048, 4096, 6144, 8192, 12288, 16384)
-LAYERS = (
-    (5120, 15360),
-    (5120, 5120),
-    (5120, 20480),
-    (20480, 5120),
-)  # of 13B, whose products have these sizes
+LAYERS = ((5120, 15360), (5120, 5120), (5120, 20480), (20480, 5120))  # products of 13B's layers
 LAYER_TOKENS = (256, 512, 1024, 2048, 4096)
 COPIES = (64, 256, 1024, 4096)  # MiB
 DRY_SQUARES, DRY_COPIES = (64, 128), (1, 4)
@@ -28,9 +26,7 @@ SECONDS_A_CASE = 0.25
 
 @dataclass(frozen=True)
 class Case:
-    """Work that is timed: `amount` is its FLOPs or bytes, `make` its function, made when it is
-    timed.
-    """
+    """What is timed: `amount` is its FLOPs or bytes, `make` its function, made when it is timed."""
 
     quantity: str
     name: str
@@ -40,46 +36,42 @@ class Case:
     make: Callable[[], Callable[[], object]]
 
 
-def measure(context: Context) -> None:
-    """Write peaks.csv: TFLOP/s and GB/s by case."""
-    device = torch.device(context.device)
-    dtype_name, dtype = resolve_dtype("auto", device)
-    cases = [*coarse_to_fine(list(_products(device, dtype, is_dry=context.is_dry)))]
-    copies = [*_copies(device, is_dry=context.is_dry)]
-    rows: list[dict[str, object]] = []
-    for case in [*copies, *cases]:
-        if context.cuts_short() and len(rows) > len(copies):
-            context.say(f"{len(rows)} of {len(copies) + len(cases)} cases: the time is over")
-            break
-        rows.append(_row(case, device, dtype_name, 0.01 if context.is_dry else SECONDS_A_CASE))
-        context.say(f"{case.quantity} {case.name}: {rows[-1]['value']:.4g} {case.unit}")
-        context.write("peaks", "peaks", rows)
+@dataclass(frozen=True)
+class DevicePeaks(Part):
+    """Leaves peaks.csv: TFLOP/s and GB/s by case."""
+
+    home: ClassVar[str] = "gpu/peaks"
+
+    def measure(self, cfg: DictConfig, context: RunContext, work: Work) -> None:
+        """Time copies, then products, as many as the time allows."""
+        device = torch.device(work.device)
+        dtype_name, dtype = resolve_dtype("auto", device)
+        copies = list(_copies(device, is_dry=work.is_dry))
+        cases = [*copies, *coarse_to_fine(list(_products(device, dtype, is_dry=work.is_dry)))]
+        rows: list[dict[str, object]] = []
+        for case in cases:
+            if work.cuts_short() and len(rows) > len(copies):
+                work.log(f"{len(rows)} of {len(cases)} cases: the time is over")
+                break
+            rows.append(_row(case, device, dtype_name, 0.01 if work.is_dry else SECONDS_A_CASE))
+            work.log(f"{case.quantity} {case.name}: {rows[-1]['value']:.4g} {case.unit}")
+            work.keep("peaks", rows)
 
 
 @torch.inference_mode()
 def _row(case: Case, device: torch.device, dtype: str, seconds: float) -> dict[str, object]:
     times = sample(case.make(), device, seconds)
     rates = [case.amount / time / case.per for time in times]
-    return {
-        "quantity": case.quantity,
-        "case": case.name,
-        "dtype": dtype,
-        **summary(rates, case.unit),
-    }
+    labels = {"quantity": case.quantity, "case": case.name, "dtype": dtype}
+    return {**labels, **summary(rates, case.unit)}
 
 
 def _products(device: torch.device, dtype: torch.dtype, *, is_dry: bool) -> Iterator[Case]:
     sizes = [(n, n, n) for n in (DRY_SQUARES if is_dry else SQUARES)]
     sizes += [] if is_dry else [(m, k, n) for m in LAYER_TOKENS for k, n in LAYERS]
     for m, k, n in sizes:
-        yield Case(
-            "matmul",
-            f"{m}x{k}x{n}",
-            2.0 * m * k * n,
-            "TFLOP/s",
-            1e12,
-            _product(m, k, n, device, dtype),
-        )
+        product = _product(m, k, n, device, dtype)
+        yield Case("matmul", f"{m}x{k}x{n}", 2.0 * m * k * n, "TFLOP/s", 1e12, product)
 
 
 def _product(

@@ -1,4 +1,4 @@
-"""A Llama with seeded random weights as files that every engine reads."""
+"""A Llama as files that every engine reads: its configuration, and seeded random weights."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sarathi_lab.config.errors import UserError
+from sarathi_lab.model.huggingface import read_config
 from sarathi_lab.model.spec import ModelSpec
 
 # What a Llama's configuration can say; anything else must be as it is by default.
@@ -30,36 +31,38 @@ def require_llama(spec: ModelSpec) -> None:
     """Raise UserError unless `spec` is a plain Llama, which is what all engines read."""
     for field in fields(spec):
         value = getattr(spec, field.name)
-        if field.name not in (*SHAPES, "name") and value != field.default:
+        if field.name not in (*SHAPES, "name", "rope_theta") and value != field.default:
             raise UserError(
                 f"task.models: {spec.name} has {field.name}={value}, which a plain Llama has "
                 "not; use 30m or 120m"
             )
 
 
-def ensure_checkpoint(spec: ModelSpec, folder: Path, seed: int) -> Path:
-    """The checkpoint of `spec` with the weights of `seed` below `folder`, in float32, made unless
-    it is there.
+def ensure_checkpoint(
+    spec: ModelSpec, folder: Path, seed: int, *, has_weights: bool = True
+) -> Path:
+    """The checkpoint of `spec` below `folder`, made unless it is there: the weights of `seed` in
+    float32, or the configuration alone.
     """
-    directory = folder / f"{spec.name}-seed{seed}"
+    directory = folder / (f"{spec.name}-seed{seed}" if has_weights else f"{spec.name}-shape")
     wanted = _config(spec)
     if directory.is_dir():
         _check_same(directory, wanted)
         return directory
     unfinished = folder / f"{directory.name}.unfinished"
     with _without_progress_bar():
-        _random_llama(wanted, seed).save_pretrained(unfinished)
+        _llama(wanted, seed if has_weights else None).save_pretrained(unfinished)
     unfinished.rename(directory)
     return directory
 
 
 def _config(spec: ModelSpec) -> dict[str, Any]:
-    return {theirs: getattr(spec, ours) for ours, theirs in SHAPES.items()}
+    rope = {"rope_type": "default", "rope_theta": spec.rope_theta}
+    shapes = {theirs: getattr(spec, ours) for ours, theirs in SHAPES.items()}
+    return {**shapes, "rope_parameters": rope}
 
 
 def _check_same(directory: Path, wanted: dict[str, Any]) -> None:
-    from sarathi_lab.model.huggingface import read_config
-
     found = read_config(directory)
     for name, value in wanted.items():
         if found.get(name) != value:
@@ -69,15 +72,18 @@ def _check_same(directory: Path, wanted: dict[str, Any]) -> None:
             )
 
 
-def _random_llama(config: dict[str, Any], seed: int) -> Any:
+def _llama(shapes: dict[str, Any], seed: int | None) -> Any:
+    """The model with the weights of `seed`; None: its configuration."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    ends = dict.fromkeys(("bos_token_id", "eos_token_id"))
+    config = LlamaConfig(**shapes, **ends, pad_token_id=0, architectures=["LlamaForCausalLM"])
+    if seed is None:
+        return config
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return LlamaForCausalLM(
-            LlamaConfig(**config, bos_token_id=None, eos_token_id=None, pad_token_id=0)
-        )
+        return LlamaForCausalLM(config)
 
 
 @contextmanager

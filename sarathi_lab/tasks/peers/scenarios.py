@@ -1,5 +1,5 @@
-"""The requests that all engines are given: equal ones, all there at the start, with seeded random
-token ids.
+"""What all engines are asked for: equal requests with seeded random token ids, all there at the
+start.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from sarathi_lab.workload.base import random_prompt
 
 
 @dataclass(frozen=True)
-class Load:
+class Scenario:
     """`num_requests` prompts of `prompt_len` tokens, each answered by exactly `output_len`."""
 
     name: str
@@ -32,6 +32,12 @@ class Load:
         return [prompt.tolist() for prompt in found if prompt is not None]
 
 
-LOADS: Mapping[str, Load] = {
-    load.name: load for load in (Load("A", 16, 512, 64), Load("B", 8, 1024, 16))
+SCENARIOS: Mapping[str, Scenario] = {
+    scenario.name: scenario
+    for scenario in (
+        Scenario("A", 16, 512, 64),
+        Scenario("B", 8, 1024, 16),
+        Scenario("gpu", 32, 960, 64),  # of the campaign
+        Scenario("dry", 2, 24, 4),
+    )
 }

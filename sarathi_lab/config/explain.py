@@ -1,0 +1,110 @@
+"""What Hydra says of a mistake in several lines, in one: the value, the reason and the fix."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Sequence
+
+from hydra.core.config_loader import ConfigLoader
+from hydra.errors import HydraException, OverrideParseException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.instantiate import class_of, parameters_of
+
+HYDRA_ERRORS = (HydraException, OmegaConfBaseException, ValueError)
+GROUPS = ("task", "policy", "workload", "executor", "model", "hardware", "slo", "tracking")
+LAUNCHERS = {
+    "joblib": "hydra-joblib-launcher",
+    "submitit_local": "hydra-submitit-launcher",
+    "submitit_slurm": "hydra-submitit-launcher",
+}
+
+
+def explain(error: Exception, settings: Sequence[str], loader: ConfigLoader) -> UserError:
+    """One line for what Hydra or OmegaConf says of `settings`."""
+    message, cause = str(error), str(error.__cause__ or "")
+    if isinstance(error, OverrideParseException):
+        return UserError(
+            f"{error.override!r} can't be read; settings are written name=value, without spaces "
+            "around ="
+        )
+    if found := re.search(r"Sweep parameters? '(.+?)' requires --multirun", message):
+        return UserError(f"{found[1]} is a sweep over several values; add -m to run them all")
+    if found := re.search(r"Ambiguous value for argument '(.+?)'", message):
+        return UserError(
+            f"{found[1]} has several values; add -m to sweep over them, or quote the comma"
+        )
+    if found := re.search(r"Could not find 'hydra/(launcher|sweeper)/([^']+)'", message):
+        return UserError(_missing_plugin(*found.groups()))
+    if found := re.search(rf"Could not find '({'|'.join(GROUPS)})/(.+?)'", message):
+        return UserError(unknown_option(*found.groups(), options(found[1], settings, loader)))
+    if found := re.search(r"Could not override '([\w.@/]+)'", message + cause):
+        return UserError(_unknown_key(found[1], settings, loader))
+    lines = [line.strip() for line in f"{message}\n{cause}".splitlines() if line.strip()]
+    first = lines[0] if lines else type(error).__name__
+    return UserError(f"{' '.join(settings)}: {first}; --help shows the settings")
+
+
+def _missing_plugin(kind: str, name: str) -> str:
+    if kind == "sweeper":
+        return f"hydra/sweeper={name} is unknown; use basic (all combinations) or optuna_search"
+    if name not in LAUNCHERS:
+        return f"hydra/launcher={name} is unknown; use one of basic, {', '.join(LAUNCHERS)}"
+    package = LAUNCHERS[name]
+    return (
+        f"hydra/launcher={name} needs the package {package}, which is missing; pip install "
+        f"{package}"
+    )
+
+
+def options(group: str, settings: Sequence[str], loader: ConfigLoader) -> list[str]:
+    """The options of a group, those of the folders that `settings` add included."""
+    folders = [one for one in settings if one.lstrip("+").startswith("hydra.searchpath=")]
+    return loader.get_group_options(group, config_name="config", overrides=folders)
+
+
+def unknown_option(group: str, option: str, valid: Sequence[str]) -> str:
+    """One line for an option that the group does not have."""
+    return f"{group}={option} is unknown{_suggest(option, valid)}; use one of {', '.join(valid)}"
+
+
+def unknown_name(key: str, valid: Sequence[str], what: str) -> str:
+    """One line for a key that is not `what`."""
+    fix = f"use one of {', '.join(sorted(valid))}" if valid else "it has none; drop it"
+    return f"{key} is not {what}{_suggest(key, valid)}; {fix}"
+
+
+def _suggest(word: str, words: Sequence[str]) -> str:
+    close = difflib.get_close_matches(word, words, n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+def _unknown_key(key: str, settings: Sequence[str], loader: ConfigLoader) -> str:
+    chosen = rf"({'|'.join(GROUPS)})=[\w.-]+|hydra\.searchpath=.*"
+    choices = [setting for setting in settings if re.fullmatch(chosen, setting)]
+    cfg = loader.load_configuration("config", choices, RunMode.RUN)
+    group, _, parameter = key.partition(".")
+    if not parameter or group not in cfg or not isinstance(cfg[group], DictConfig):
+        names = [str(name) for name in cfg if name != "hydra"]
+        return unknown_name(key, [*names, "experiment"], "a setting")
+    if "_target_" in cfg[group] and parameter in (parameters_of(class_of(cfg, group)) or ()):
+        return f"{key} is at its default, which the option's file does not list; write +{key}=VALUE"
+    owner = str(cfg[group].get("_target_", group)).rpartition(".")[2]
+    return unknown_name(key, parameter_names(cfg, group), f"a parameter of {owner}")
+
+
+def parameter_names(cfg: DictConfig, group: str) -> list[str]:
+    """A group's parameters under the names that a user types: the short one where it is an
+    interpolation.
+    """
+    raw = OmegaConf.to_container(cfg[group], resolve=False)
+    assert isinstance(raw, dict)
+    return [
+        short[1] if (short := re.fullmatch(r"\$\{(\w+)\}", str(value))) else f"{group}.{key}"
+        for key, value in raw.items()
+        if key != "_target_"
+    ]

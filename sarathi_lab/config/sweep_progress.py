@@ -1,0 +1,88 @@
+"""Says of every job of a sweep how it ended, in whatever process it ran."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from sarathi_lab.config.console import console
+from sarathi_lab.config.sweep_record import FINISHED, SweepRecord
+
+POLL_SECONDS = 0.5
+
+
+class SweepProgress:
+    """Reads the outcomes of jobs from their folders, so that any process may run them."""
+
+    def __init__(self, record: SweepRecord, num_done: int) -> None:
+        self._record = record
+        self._done_before = self._done = num_done
+        self._started = time.monotonic()
+        self._pending: dict[int, str] = {}
+        self._lock = threading.Lock()
+
+    def expect(self, jobs: Mapping[int, str]) -> None:
+        """Wait for these jobs, too: their numbers, and what to call them."""
+        with self._lock:
+            self._pending |= jobs
+
+    def update(self) -> None:
+        """Print a line for every job that has ended since the last call."""
+        with self._lock:
+            for number in sorted(self._pending):
+                if (outcome := self._outcome(number)) is not None:
+                    name = self._pending.pop(number)
+                    self._done += 1
+                    line = (
+                        f"[{self._done}/{self._record.num_jobs}] {name} "
+                        f"{outcome}{self._time_left()}"
+                    )
+                    console().print(line, soft_wrap=True)
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Print these lines while other processes run the jobs."""
+        stop = threading.Event()
+
+        def watch() -> None:
+            while not stop.wait(POLL_SECONDS):
+                self.update()
+
+        thread = threading.Thread(target=watch, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+            self.update()
+
+    def _outcome(self, number: int) -> str | None:
+        if self._record.is_finished(number):
+            seconds = json.loads((self._record.job_dir(number) / FINISHED).read_text())["seconds"]
+            return f"took {duration(seconds)}"
+        failure = self._record.failure(number)
+        return None if failure is None else f"failed: {failure['error']}"
+
+    def _time_left(self) -> str:
+        """From the pace of the jobs that this command ran; those that it found done took it no
+        time.
+        """
+        num_left = self._record.num_jobs - self._done
+        elapsed = time.monotonic() - self._started
+        return (
+            f", about {duration(elapsed / (self._done - self._done_before) * num_left)} left"
+            if num_left
+            else ""
+        )
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them: 40 s, 4 min, 2 h 10 min."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"

@@ -1,0 +1,209 @@
+"""A part of `make campaign`: measures within its time and records what it found, where, and how it
+ended.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pandas as pd
+import torch
+from omegaconf import DictConfig
+
+from sarathi_lab.config.console import console
+from sarathi_lab.config.errors import RunError, UserError, require_number, require_one_of
+from sarathi_lab.config.paths import EXPERIMENTS, make_folder, write_json
+from sarathi_lab.config.run_context import RunContext
+from sarathi_lab.executor.torch.device import resolve_device
+from sarathi_lab.results.device_record import clocks_seen, device_folder, device_record
+from sarathi_lab.results.result import Result, Shown
+
+SETUPS = ("paper", "dry")
+RUN_FILE = "run.json"  # of a folder of results: each part's device, versions, clocks and end
+FLOAT_FORMAT = "%.6g"
+
+
+@dataclass
+class Work:
+    """A part at work: the device as torch names it, its share of the time in seconds, and the
+    folder that its tables are recorded in (None: not recorded).
+    """
+
+    device: str
+    is_dry: bool
+    seconds: float
+    folder: Path | None
+    files: list[str]  # that it has recorded there
+    tables: dict[str, pd.DataFrame] = field(default_factory=dict)
+    shown: list[Shown | str] = field(default_factory=list)  # printed in the end
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the part began."""
+        return time.monotonic() - self.started
+
+    def cuts_short(self) -> bool:
+        """Whether a grid must be left unfinished; those of a dry run are tiny and are not."""
+        return not self.is_dry and self.elapsed >= self.seconds
+
+    def log(self, text: str) -> None:
+        """Print a line of progress."""
+        console().print(f"  {text}", soft_wrap=True)
+
+    def keep(self, name: str, found: pd.DataFrame | Sequence[Mapping[str, object]]) -> None:
+        """Keep a table, in place of an earlier one of that name; one without rows is not kept."""
+        table = found if isinstance(found, pd.DataFrame) else pd.DataFrame(list(found))
+        if len(table):
+            self.tables[name] = table
+            self.record(
+                f"{name}.csv",
+                lambda path: table.to_csv(path, index=False, float_format=FLOAT_FORMAT),
+            )
+
+    def record(self, name: str, write: Callable[[Path], object]) -> None:
+        """Let `write` make the file in the recorded folder, if there is one."""
+        if self.folder is not None:
+            write(self.folder / name)
+            if name not in self.files:
+                self.files.append(name)
+
+
+@dataclass(frozen=True)
+class GpuTask:
+    """A task that measures a GPU for about `seconds`.
+
+    `setup` is paper, or dry: tiny sizes on a CPU. `record` names a folder such as experiments,
+    where what is found is kept as soon as it is there. Raises UserError for settings out of range.
+    """
+
+    reads: ClassVar[tuple[str, ...]] = ("device",)
+    has_runs: ClassVar[bool] = False
+
+    seconds: float
+    setup: str = "paper"
+    record: str | None = None
+
+    def __post_init__(self) -> None:
+        fix = "use the seconds to measure for, such as 60"
+        require_number("task.seconds", self.seconds, above=0, fix=fix)
+        require_one_of("task.setup", self.setup, SETUPS)
+        if self.is_dry and self.record and Path(self.record).resolve() == EXPERIMENTS:
+            raise UserError(
+                f"task.record={self.record} is for measurements, not for task.setup=dry; use "
+                "another folder, or null"
+            )
+
+    @property
+    def is_dry(self) -> bool:
+        """Whether it only tries what it would do."""
+        return self.setup == "dry"
+
+    def check(self, cfg: DictConfig) -> None:
+        """Refuse a machine without a GPU, unless the setup is dry."""
+        if resolve_device(cfg.device).type != "cuda" and not self.is_dry:
+            raise UserError(
+                f"no GPU found (device={cfg.device}, torch {torch.__version__}); try everything "
+                "with experiment=campaign_dry"
+            )
+        if self.record is not None:
+            make_folder(Path(self.record), "task.record")
+
+    @contextmanager
+    def recording(
+        self, folder: Path | None, part: str, device: torch.device
+    ) -> Iterator[list[str]]:
+        """Keep in the run.json of `folder` what `part` ran on, the clocks seen and how it ended.
+
+        Yields the list of the files that it records there; those of its last run are removed.
+        """
+        files: list[str] = []
+        if folder is None:
+            yield files
+            return
+        make_folder(folder, "task.record")
+        for name in _parts(folder).get(part, {}).get("files", []):
+            (folder / name).unlink(missing_ok=True)
+        record: dict[str, Any] = {
+            "seconds_given": self.seconds,
+            "is_dry": self.is_dry,
+            **device_record(device),
+            "error": "it was ended before it was done",
+        }
+        _write_part(folder, part, record)
+        start = time.monotonic()
+        clocks: dict[str, Any] = {}
+        try:
+            with clocks_seen(device) as clocks:
+                yield files
+            record["error"] = None
+        except Exception as error:
+            record["error"] = one_line(error)
+            raise
+        finally:
+            took = round(time.monotonic() - start, 2)
+            end = {"clocks": clocks, "duration": took, "files": files}
+            _write_part(folder, part, record | end)
+
+
+class Part(GpuTask, ABC):
+    """One measurement, whose tables are kept in `<home>/results/<device>/` of what `record` names,
+    beside run.json.
+    """
+
+    home: ClassVar[str]  # the experiment whose results these are
+
+    def run(self, cfg: DictConfig, context: RunContext) -> Result:
+        """Measure. What was recorded before an error, or the end of the time, stays."""
+        device = current_device(cfg)
+        folder = None
+        if self.record is not None:
+            folder = Path(self.record) / self.home / "results" / device_folder(device)
+        failure = None
+        try:
+            with self.recording(folder, context.task, device) as files:
+                work = Work(str(device), self.is_dry, self.seconds, folder, files)
+                self.measure(cfg, context, work)
+        except RunError as error:
+            failure = error
+        return Result(
+            work.tables,
+            shown=work.shown,
+            places={"results": context.run_dir if folder is None else folder},
+            float_format=FLOAT_FORMAT,
+            error=failure,
+        )
+
+    @abstractmethod
+    def measure(self, cfg: DictConfig, context: RunContext, work: Work) -> None:
+        """Hand every table to `work` as soon as there is one, and mind the time."""
+
+
+def current_device(cfg: DictConfig) -> torch.device:
+    """The chosen device, made torch's current one, which events and streams belong to."""
+    device = resolve_device(cfg.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device
+
+
+def one_line(error: Exception) -> str:
+    """What went wrong; of a bug with the kind of the error."""
+    told = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+    return told.splitlines()[0]
+
+
+def _parts(folder: Path) -> dict[str, Any]:
+    path = folder / RUN_FILE
+    return json.loads(path.read_text())["parts"] if path.is_file() else {}
+
+
+def _write_part(folder: Path, name: str, record: Mapping[str, Any]) -> None:
+    write_json(folder / RUN_FILE, {"parts": {**_parts(folder), name: record}})
