@@ -34,7 +34,7 @@ class Claim:
     `take` makes one value of them: the "max", "min" or "median" of y, the x at which y is largest,
     the y at the largest x over that at the smallest, or what a decode takes alone over what it adds
     to a prompt (Table 2). With `over`, another query, y is that of a row over that of the other's
-    row with the same `on`. The claim holds if the value is `direction` the `expected` one within
+    row with the same `match`. The claim holds if the value is `direction` the `expected` one within
     the relative `tolerance`; `neutral` is the value of no effect at all, beyond which a claim that
     misses its number holds partly. `caveat` says what the number depends on.
     """
@@ -52,7 +52,7 @@ class Claim:
     unit: str = "ratio"
     neutral: float | None = None
     over: str | None = None
-    on: Sequence[str] = ("x",)
+    match: Sequence[str] = ("x",)
 
     def __post_init__(self) -> None:
         for name, valid in (("direction", get_args(Direction)), ("take", get_args(Take))):
@@ -195,7 +195,7 @@ def _value(claim: Claim, rows: pd.DataFrame | None) -> tuple[float, float, float
         return *nothing, "no results of this device"
     chosen = _query(claim, claim.where, rows)
     if claim.over is not None:
-        chosen = _ratios(chosen, _query(claim, claim.over, rows), list(claim.on))
+        chosen = _ratios(chosen, _query(claim, claim.over, rows), list(claim.match))
     if chosen.empty:
         return *nothing, "not in what was measured"
     known = chosen[chosen.y.notna()]
@@ -255,7 +255,10 @@ def _alone_over_added(known: pd.DataFrame) -> Value | None:
         return None
     decodes = float(rows.x["decode-only"])
     y = rows.y / pd.Series({"decode-only": decodes}).reindex(rows.index, fill_value=decodes - 1)
-    value = float(y["decode-only"] / (y["decode-maximal"] - y["prefill-only"]))
+    added = float(y["decode-maximal"] - y["prefill-only"])
+    if added <= 0:
+        return None  # below the noise
+    value = float(y["decode-only"]) / added
     return value, value, value
 
 

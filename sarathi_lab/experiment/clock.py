@@ -36,8 +36,9 @@ class Estimate(NamedTuple):
     error: float = 0.0
 
     def over(self, other: Estimate) -> Estimate:
-        """The ratio of two estimates, their errors taken as independent."""
-        return Estimate(self.value / other.value, math.hypot(self.error, other.error))
+        """The ratio of two estimates, their errors taken as independent; infinite over nothing."""
+        ratio = self.value / other.value if other.value else math.inf
+        return Estimate(ratio, math.hypot(self.error, other.error))
 
     def times(self, factor: float) -> Estimate:
         """The estimate in another unit."""
@@ -45,7 +46,7 @@ class Estimate(NamedTuple):
 
     def inverse(self) -> Estimate:
         """One over the estimate."""
-        return Estimate(1 / self.value, self.error)
+        return Estimate(1.0, self.error).over(Estimate(self.value))
 
 
 class Point(NamedTuple):
