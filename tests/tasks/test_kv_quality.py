@@ -43,7 +43,7 @@ CELLS = ((Cuts(16), 0), (Cuts(33, 5), 2), (Cuts(LENGTH), 0), (Cuts(16, 5, prefix
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory) -> Path:
-    source = EXPERIMENTS / "kv_quality" / "train.py"
+    source = EXPERIMENTS / "lab" / "kv_quality" / "train.py"
     loader = importlib.util.spec_from_file_location("kv_quality_train", source)
     train = importlib.util.module_from_spec(loader)
     sys.modules[loader.name] = train  # dataclasses look their module up
