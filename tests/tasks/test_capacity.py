@@ -11,6 +11,7 @@ from composed import checked, run
 from helpers import ScriptedExecutor, requests_of
 
 from sarathi_lab.config.errors import UserError
+from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.experiment.capacity import (
     Bracket,
     Capacities,
@@ -23,6 +24,7 @@ from sarathi_lab.experiment.capacity import (
     limits_around,
     mean_rate,
 )
+from sarathi_lab.model.roofline import Peaks
 from sarathi_lab.policy import RequestLevel, SarathiServe
 from sarathi_lab.results.load import load_runs
 from sarathi_lab.results.slo import Slo
@@ -209,7 +211,8 @@ def test_the_same_seed_finds_the_same_capacity_and_another_need_not(tmp_path):
     assert found[0]["closed_rate"] != found[2]["closed_rate"]
 
 
-def test_it_runs_on_a_real_device_with_a_relative_objective(tmp_path):
+def test_it_runs_on_a_real_device_with_a_relative_objective(tmp_path, monkeypatch):
+    monkeypatch.setattr(TorchBackend, "peaks", lambda self: Peaks(1e12, 1e10, "given"))
     lengths = {"prompt_p50": 20, "prompt_p90": 40, "output_p50": 4, "output_p90": 8, "max_len": 64}
     small = [f"workload.{name}={length}" for name, length in lengths.items()]
     limits = ["task.seeds=1", "task.precision=1.0", "task.highest=400", "task.lowest=20"]
