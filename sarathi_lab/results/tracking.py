@@ -283,9 +283,7 @@ def send(folder: Path, timeout: float) -> None:
 
 
 def require_login(what: str, mend: str) -> None:
-    """Raise UserError, saying `what` needs it, unless W&B finds a well-formed key, or a token, for
-    its server.
-    """
+    """Raise UserError, saying `what` needs it, without a well-formed key for W&B's server."""
     import wandb
 
     fix = f"run `wandb login`, {mend}"
@@ -388,9 +386,7 @@ def _log_iterations(opened: wandb.Run, iterations: pd.DataFrame) -> None:
 
 
 def _log_folder(opened: wandb.Run, folder: Path, name: str) -> None:
-    """One artifact with all tables; pictures, CSV tables and the requests (without their lists) to
-    look at, too.
-    """
+    """All tables as one artifact; pictures, CSV tables and requests also to look at."""
     import wandb
 
     artifact = wandb.Artifact(name, type="tables")
