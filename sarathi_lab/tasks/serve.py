@@ -269,11 +269,8 @@ def _saturation(error: RunError) -> dict[str, float]:
     """What marks a run that was stopped because it could not keep up."""
     if not isinstance(error, Saturated):
         return {}
-    found = {"saturation_time": error.time, "saturation_rate": error.rate}
-    return {
-        "is_saturated": 1.0,
-        **{name: value for name, value in found.items() if value is not None},
-    }
+    marks = {"is_saturated": 1.0, "saturation_time": error.time, "saturation_rate": error.rate}
+    return {name: value for name, value in marks.items() if value is not None}
 
 
 def _measure(
