@@ -84,36 +84,7 @@ class Tracker(Protocol):
         ...
 
 
-class _Block:
-    """Collects what a block of the old interface logs; goes with its last user."""
-
-    def __init__(self) -> None:
-        self.found: dict[str, Any] = {"summary": {}}
-
-    def log_iterations(self, iterations: pd.DataFrame) -> None:
-        self.found["iterations"] = iterations
-
-    def log_summary(self, summary: Mapping[str, float]) -> None:
-        self.found["summary"] |= summary
-
-    def log_tables(self, directory: Path, artifact: str | None = None) -> None:
-        self.found |= {"folder": directory, "artifact": artifact}
-
-
-class _Blocks:
-    @contextmanager
-    def run(self: Any, **about: Any) -> Iterator[_Block]:
-        """The old interface: goes with its last user."""
-        block = _Block()
-        try:
-            yield block
-        except BaseException:
-            self.track(TrackedRun(**about, **block.found, has_failed=True))
-            raise
-        self.track(TrackedRun(**about, **block.found))
-
-
-class NullTracker(_Blocks):
+class NullTracker:
     """Tracks nothing."""
 
     def check(self) -> None:
@@ -128,7 +99,7 @@ class NullTracker(_Blocks):
 
 
 @dataclass(frozen=True)
-class WandbTracker(_Blocks):
+class WandbTracker:
     """Writes W&B runs below `dir`/wandb. "offline" needs no account and sends nothing; `wandb sync`
     can later.
 
