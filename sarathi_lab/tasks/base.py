@@ -1,6 +1,4 @@
-"""What a command line can ask for (config group `task`): to serve requests, to reproduce the paper,
-to calibrate.
-"""
+"""What a command line can ask for (config group `task`), and the one place that runs it."""
 
 from __future__ import annotations
 
@@ -21,9 +19,7 @@ class Task(Protocol):
 
     @property
     def reads(self) -> Collection[str] | None:
-        """The groups and top-level settings that it reads besides its own; None: all. Others are
-        refused.
-        """
+        """Groups and settings that it reads besides its own; others are refused. None: all."""
         ...
 
     @property
@@ -71,9 +67,7 @@ def conclude(
 
 
 def track_sweep(cfg: DictConfig, folder: Path, swept: Sequence[str]) -> None:
-    """Track `sweep.csv` and `sweep.png` in `folder` as a run of the sweep's group; `cfg` is one of
-    its jobs'.
-    """
+    """Track sweep.csv and sweep.png in `folder`; `cfg` is that of one of the sweep's jobs."""
     if not (folder / "sweep.csv").is_file():
         return
     tracker: Tracker = build(cfg.tracking)
