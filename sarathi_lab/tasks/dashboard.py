@@ -79,8 +79,9 @@ def _log_claims(claims: pd.DataFrame, entity: str, project: str) -> None:
     with tempfile.TemporaryDirectory() as folder, environment({"WANDB_ENTITY": entity}):
         claims.to_csv(Path(folder) / f"{CLAIMS}.csv", index=False)
         tracker = WandbTracker(project=project, mode="online", dir="outputs")
-        about = {"name": CLAIMS, "group": CLAIMS, "job_type": CLAIMS, "artifact": CLAIMS}
-        run = TrackedRun(**about, tags=[CLAIMS], config={"task": CLAIMS}, folder=Path(folder))
+        run = TrackedRun(
+            CLAIMS, CLAIMS, CLAIMS, [CLAIMS], {"task": CLAIMS}, folder=Path(folder), artifact=CLAIMS
+        )
         tracker.track(run)
 
 
