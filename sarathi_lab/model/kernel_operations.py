@@ -12,7 +12,7 @@ from sarathi_kernels.elementwise.fused_activation import activation_, gated_acti
 from sarathi_kernels.elementwise.norm import NormKind, add_norm
 from sarathi_kernels.elementwise.rotary_kv import rotate_and_store
 from sarathi_kernels.elementwise.sampling import greedy
-from sarathi_lab.model.operations import Hybrid, Operations, PackedInputs
+from sarathi_lab.model.operations import Hybrid, Operations, PackedInputs, Rotary
 from sarathi_lab.model.spec import ModelSpec
 
 
@@ -33,12 +33,7 @@ class KernelOperations(Operations):
         add_norm(heads, None, *_weights(norm), out=heads)
 
     def rotate_and_store(
-        self,
-        heads: Tensor,
-        inputs: PackedInputs,
-        rotary: tuple[Tensor, Tensor],
-        keys: Cache,
-        values: Cache,
+        self, heads: Tensor, inputs: PackedInputs, rotary: Rotary, keys: Cache, values: Cache
     ) -> Tensor:
         return rotate_and_store(heads, *rotary, inputs.slots, keys, values, self.spec.num_heads)
 

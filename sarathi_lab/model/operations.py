@@ -20,6 +20,7 @@ from sarathi_lab.model.spec import ModelSpec
 
 # How a chunk and decodes share a device in attention.
 Hybrid = Literal["series", "streams", "unified", "fused"]
+Rotary = tuple[Tensor, Tensor]  # cosines and sines
 Range = Callable[[str], AbstractContextManager[object]]
 NAN_TOKEN = -2  # sampled from logits that are not numbers
 
@@ -68,7 +69,7 @@ class Operations(ABC):
         self._inverse_frequencies = inverse_frequencies
         self._rotary_dtype = rotary_dtype
 
-    def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def rotary(self, positions: Tensor) -> Rotary:
         """Cosines and sines of `positions` [num_tokens], each [num_tokens, rotary_size / 2]."""
         return rotary_tables(positions, self._inverse_frequencies, self._rotary_dtype)
 
@@ -82,12 +83,7 @@ class Operations(ABC):
 
     @abstractmethod
     def rotate_and_store(
-        self,
-        heads: Tensor,
-        inputs: PackedInputs,
-        rotary: tuple[Tensor, Tensor],
-        keys: Cache,
-        values: Cache,
+        self, heads: Tensor, inputs: PackedInputs, rotary: Rotary, keys: Cache, values: Cache
     ) -> Tensor:
         """Rotate queries and keys, and store keys and values at their slots; returns the queries.
 
@@ -124,12 +120,7 @@ class TorchOperations(Operations):
         heads.copy_(norm(heads))
 
     def rotate_and_store(
-        self,
-        heads: Tensor,
-        inputs: PackedInputs,
-        rotary: tuple[Tensor, Tensor],
-        keys: Cache,
-        values: Cache,
+        self, heads: Tensor, inputs: PackedInputs, rotary: Rotary, keys: Cache, values: Cache
     ) -> Tensor:
         num_heads, num_kv_heads = self.spec.num_heads, self.spec.num_kv_heads
         query_key, value = heads.split((num_heads + num_kv_heads, num_kv_heads), dim=1)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
 from sarathi_kernels.attention.kv_cache import Cache, QuantizedCache
-from sarathi_lab.model.operations import Operations, PackedInputs, TorchOperations
+from sarathi_lab.model.operations import Operations, PackedInputs, Rotary, TorchOperations
 from sarathi_lab.model.spec import ModelSpec, RopeScaling
 
 QUANTIZED = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}  # by `ModelSpec.kv_dtype`
@@ -133,7 +133,7 @@ class Layer(nn.Module):
         update: Tensor | None,
         operations: Operations,
         inputs: PackedInputs,
-        rotary: tuple[Tensor, Tensor],
+        rotary: Rotary,
         keys: Cache,
         values: Cache,
     ) -> Tensor:
@@ -155,7 +155,7 @@ class Layer(nn.Module):
         x: Tensor,
         operations: Operations,
         inputs: PackedInputs,
-        rotary: tuple[Tensor, Tensor],
+        rotary: Rotary,
         keys: Cache,
         values: Cache,
     ) -> Tensor:

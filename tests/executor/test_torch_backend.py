@@ -204,6 +204,7 @@ def test_a_slow_cpu_works_and_says_so_once_a_sweep(monkeypatch, tmp_path, capsys
                     *SMALL,
                     "dtype=bfloat16",
                     "executor.threads=1",
+                    "workload.num_requests=1",
                     "chunk=16,32",
                     "-m",
                     f"output={tmp_path}",

@@ -72,7 +72,7 @@ class Profile:
 
 
 class ProfiledCostModel:
-    """Seconds of an iteration by a `Profile`; the interface of `cost_model.CostModel`.
+    """Seconds of an iteration by a `Profile`; the same methods as `AnalyticCostModel`.
 
     `seconds_per_swapped_token` is None where nothing can be swapped.
     """
@@ -84,6 +84,7 @@ class ProfiledCostModel:
 
     @property
     def uncertainty(self) -> Mapping[str, float]:
+        """Mean relative error by kind of operation on rows that were held out."""
         errors = self.profile.held_out_errors
         return {
             "matmul": max(errors[name] for name in ("qkv_proj", "out_proj", "ffn")),
@@ -91,10 +92,11 @@ class ProfiledCostModel:
         }
 
     def iteration_time(self, batch: Batch) -> float:
+        """Seconds of one iteration: its operations one after the other."""
         return sum(self.operation_times(batch).values())
 
     def operation_times(self, batch: Batch) -> dict[str, float]:
-        """Prefills and decodes attend in calls of their own."""
+        """Seconds by operation, over all layers; prefills and decodes attend in separate calls."""
         num_tokens = batch.num_tokens
         times = {name: row_time(num_tokens) for name, row_time in self._row_times.items()}
         times["logits"] = batch.num_emits and self._row_times["logits"](batch.num_emits)

@@ -187,7 +187,7 @@ class TorchExecutor:
     def _run_packed_for_torch(self, batch: Batch, begun: float) -> InFlight:
         model = self.model
         start = self._timeline.mark()
-        inputs = self._packed_for_torch(batch)
+        inputs = self.packed(batch)
         host_time = time.perf_counter() - begun
         self._swap(batch)
         token_ids = _to_host(model.operations.greedy(model(inputs, self.cache)))
@@ -198,11 +198,6 @@ class TorchExecutor:
             assert self._host_pool is not None, "blocks are swapped only where there is room"
             with self._watch.range("swap"):
                 self._host_pool.make(batch.copies)
-
-    def _packed_for_torch(self, batch: Batch) -> PackedInputs:
-        model, window = self.model, self.model.spec.sliding_window
-        masks = model.operations.wants_masks
-        return pack(batch, self.block_size, window, model.device, model.dtype, with_masks=masks)
 
     def _run(self, inputs: PackedInputs) -> None:
         """Sample into `_sampled`, having taken from there what tokens the host did not know."""
@@ -229,7 +224,9 @@ class TorchExecutor:
         They hold until the next batch.
         """
         if self._limits is None:
-            return self._packed_for_torch(batch)
+            model, window = self.model, self.model.spec.sliding_window
+            masks = model.operations.wants_masks
+            return pack(batch, self.block_size, window, model.device, model.dtype, with_masks=masks)
         shape = self._limits.exact(batch)
         self._packer.fill(batch, shape, {})
         return self._packer.send(shape)

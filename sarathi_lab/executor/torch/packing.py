@@ -172,11 +172,7 @@ def inputs_in(buffer: Tensor, shape: Shape) -> PackedInputs:
 
 
 def _fill(
-    views: Views,
-    batch: Batch,
-    shape: Shape,
-    block_size: int,
-    newest: Mapping[SequenceState, int],
+    views: Views, batch: Batch, shape: Shape, block_size: int, newest: Mapping[SequenceState, int]
 ) -> None:
     """Write `batch` to the front of every field, and padding behind it."""
     query_lens = [chunk.num_tokens for chunk in batch.chunks]

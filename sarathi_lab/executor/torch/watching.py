@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import pandas as pd
 import torch
@@ -19,45 +19,18 @@ ProfileKind = Literal["none", "nvtx", "operations", "trace"]
 TRACED_ITERATIONS = 30  # from the start of the run: a trace of more is too large to open
 
 
-class Mark(Protocol):
-    """A moment on the device, which may not have come yet."""
-
-    def wait(self) -> float:
-        """Wait until it has; returns it in seconds since the timeline's zero."""
-        ...
-
-    def seconds_until(self, other: Any) -> float:
-        """Seconds to a later mark of the same timeline; both must have come."""
-        ...
-
-
-class Timeline(Protocol):
-    """A clock of the host and the moments of one device, in seconds since `reset`."""
-
-    @property
-    def now(self) -> float: ...
-
-    def reset(self) -> None:
-        """Set zero to this moment, the device being idle."""
-        ...
-
-    def mark(self) -> Mark:
-        """When the device has done all work submitted so far. Wait for marks in their order."""
-        ...
-
-
 class _Past(float):
-    """A moment that has come."""
+    """A moment that has come, in seconds since the timeline's zero."""
 
     def wait(self) -> float:
         return float(self)
 
-    def seconds_until(self, other: _Past) -> float:
+    def seconds_until(self, other: Any) -> float:
         return float(other) - float(self)
 
 
 class HostTimeline:
-    """Of a device that works while the host waits. `clock` returns seconds."""
+    """Moments of a device that works while the host waits. `clock` returns seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
@@ -65,18 +38,23 @@ class HostTimeline:
 
     @property
     def now(self) -> float:
+        """Seconds since `reset`, on the host's clock."""
         return self._clock() - self._zero
 
     def reset(self) -> None:
+        """Set zero to this moment, the device being idle."""
         self._zero = self._clock()
 
     def mark(self) -> _Past:
-        """Now: nothing is ever pending."""
+        """When the device has done all work submitted so far: now, as nothing is ever pending."""
         return _Past(self.now)
 
 
 class CudaTimeline:
-    """Of a GPU's current stream; durations are the device's own, without launches and waits."""
+    """Moments of a GPU's current stream, on its own clock: durations without launches and waits.
+
+    Wait for marks in their order.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -104,17 +82,25 @@ class CudaTimeline:
 
 
 class _Event:
+    """A moment on the device, which may not have come yet."""
+
     def __init__(self, timeline: CudaTimeline) -> None:
         self._timeline = timeline
         self._event = torch.cuda.Event(enable_timing=True)
         self._event.record()
 
     def wait(self) -> float:
+        """Wait until it has; returns it in seconds since the timeline's zero."""
         self._event.synchronize()
         return self._timeline.time_of(self)
 
-    def seconds_until(self, other: _Event) -> float:
+    def seconds_until(self, other: Any) -> float:
+        """Seconds to a later mark; both must have come."""
         return self._event.elapsed_time(other._event) / 1e3
+
+
+Mark = _Past | _Event
+Timeline = HostTimeline | CudaTimeline
 
 
 def timeline_of(device: torch.device) -> Timeline:
