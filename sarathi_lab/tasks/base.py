@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from omegaconf import DictConfig
 
@@ -27,8 +27,10 @@ class Task(Protocol):
         """Whether it leaves runs that a sweep's table can compare."""
         ...
 
-    def check(self, cfg: DictConfig) -> None:
-        """Raise UserError for whatever would stop `run`, before anything is written."""
+    def check(self, cfg: DictConfig) -> Any:
+        """Raise UserError for whatever would stop `run`, before anything is written; what it
+        returns is the run's `context.prepared`.
+        """
         ...
 
     def run(self, cfg: DictConfig, context: RunContext) -> Result | None:
