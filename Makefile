@@ -29,14 +29,16 @@ test: setup
 figures: setup
 	$(BIN)/python -m sarathi_lab.tasks.figures $(ARGS)
 
-# Everything at once on a GPU; ARGS takes options such as "--only peaks". `make campaign --dry-run` tries it on a CPU:
-# make leaves that option in MAKEFLAGS as an n, and runs lines with a + all the same.
-DRY = $(if $(findstring n,$(filter-out --%,$(firstword -$(MAKEFLAGS)))),--dry-run)
+# Everything at once on a GPU, as a sweep: ARGS takes settings such as "task=peaks,kernels" (only these parts) or
+# "resume=true" (what is left of the last one). `make campaign --dry-run` tries it on a CPU: make leaves that option in
+# MAKEFLAGS as an n, and runs lines with a + all the same.
+DRY = $(findstring n,$(filter-out --%,$(firstword -$(MAKEFLAGS))))
+CAMPAIGN = $(if $(DRY),CUDA_VISIBLE_DEVICES= TRITON_INTERPRET=1 OMP_NUM_THREADS=1) $(CAMPAIGN_PYTHON) -m sarathi_lab.run experiment=campaign$(if $(DRY),_dry)
 # CAMPAIGN_PYTHON=python3 takes an environment that has all it needs already, where nothing can be installed.
 CAMPAIGN_PYTHON ?= $(BIN)/python
 campaign: $(if $(filter $(BIN)/python,$(CAMPAIGN_PYTHON)),setup)
 	+@command -v $(CAMPAIGN_PYTHON) >/dev/null || { echo "error: $(CAMPAIGN_PYTHON) is missing; run make setup first" >&2; exit 2; }
-	+@PYTHONPATH=$(CURDIR):$(CURDIR)/kernels:$$PYTHONPATH $(CAMPAIGN_PYTHON) -m sarathi_lab campaign $(DRY) $(ARGS)
+	+@PYTHONPATH=$(CURDIR):$(CURDIR)/kernels:$$PYTHONPATH $(CAMPAIGN) $(ARGS)
 
 lab: setup
 	$(BIN)/python -m jupyter lab notebooks

@@ -21,15 +21,12 @@ class Arrivals(Protocol):
     @property
     def requests(self) -> Sequence[Request]:
         """All still to come; those that wait for others to finish have no times yet."""
-        ...
 
     def pop(self) -> Request:
         """Take the next one, with its time of arrival."""
-        ...
 
     def finished(self, sequences: Sequence[SequenceState]) -> None:
         """Hear that these are done."""
-        ...
 
 
 class TimedArrivals:

@@ -72,38 +72,31 @@ class Executor(Protocol):
     @property
     def num_blocks(self) -> int | None:
         """Blocks of its cache; None where there is no real one."""
-        ...
 
     @property
     def now(self) -> float:
         """Seconds since `start`."""
-        ...
 
     @property
     def num_in_flight(self) -> int: ...
 
     def start(self) -> None:
         """Set the clock to zero; whatever ran before (warm-up, loading) is not part of the run."""
-        ...
 
     def submit(self, batch: Batch) -> None: ...
 
     def collect(self) -> StepResult:
         """Wait for the oldest batch in flight."""
-        ...
 
     @property
     def next_end(self) -> float:
         """When the oldest batch in flight ends; `now` where only waiting tells."""
-        ...
 
     def wait_until(self, time: float) -> None:
         """Let the clock reach `time`; nothing in flight ends before."""
-        ...
 
     def write_profile(self, directory: Path) -> Mapping[str, float]:
         """Write what was watched of the run; returns what the summary should hold of it."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -142,17 +135,14 @@ class Backend(Protocol):
     @property
     def name(self) -> str:
         """The option of the config group: "torch" or "simulated"."""
-        ...
 
     @property
     def device_name(self) -> str:
         """The device in words, as tables and tags show it."""
-        ...
 
     @property
     def dtype_name(self) -> str:
         """ "float32", "bfloat16" or "float16", resolved from "auto"."""
-        ...
 
     @property
     def dtype_bytes(self) -> int: ...
@@ -160,38 +150,29 @@ class Backend(Protocol):
     @property
     def computes_tokens(self) -> bool:
         """Whether prompts need token ids and outputs have them."""
-        ...
 
     @property
     def num_stages(self) -> int:
         """Stages of the pipeline, so batches in flight; 1 on a device that is none."""
-        ...
 
     @property
     def default_model(self) -> str:
         """What model=auto stands for on this device."""
-        ...
 
     def check(self, spec: ModelSpec, kv_tokens: int, host_kv_tokens: int = 0) -> None:
         """Raise UserError if the model can't run here with caches of so many tokens."""
-        ...
 
     def peaks(self) -> Peaks:
         """Peak FLOP/s and bytes/s of all devices together, measured or from the hardware file."""
-        ...
 
     def cautions(self, spec: ModelSpec) -> Sequence[str]:
         """What to keep in mind of figures from here, a line each; none if measured."""
-        ...
 
     def predictor(self, spec: ModelSpec) -> Predictor | None:
         """The device's cost model for `spec`, which `chunk=auto` is chosen by; None without."""
-        ...
 
     def kv_blocks(self, spec: ModelSpec, block_size: int) -> int:
         """Blocks that fit beside the weights; an estimate where only loading can tell."""
-        ...
 
     def build(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> Executor:
         """Load the weights and return a warmed-up executor of `sizes`."""
-        ...

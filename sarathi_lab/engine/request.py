@@ -49,26 +49,26 @@ class SequenceState:
     request: Request
     order: int  # rank of arrival: what "first come" means when sequences are sorted
     # What its blocks hold; of one that waits, what is cached. Written by Scheduler.
-    num_computed: int = field(default=0, init=False)
+    num_computed: int = 0
     # Written by BlockManager: its blocks, whether their ids count up by one, and where its cache is
     # while it is swapped out.
-    block_ids: list[int] = field(default_factory=list, init=False)
-    blocks_are_neighbours: bool = field(default=True, init=False)
-    host_block_ids: list[int] = field(default_factory=list, init=False)
+    block_ids: list[int] = field(default_factory=list)
+    blocks_are_neighbours: bool = True
+    host_block_ids: list[int] = field(default_factory=list)
     # Written by PrefixCache: the keys of its full blocks, and how many of them others may share.
-    block_keys: list[bytes] = field(default_factory=list, init=False)
-    num_published: int = field(default=0, init=False)
+    block_keys: list[bytes] = field(default_factory=list)
+    num_published: int = 0
     # Written by Scheduler: whether it is admitted and not preempted since, its rank among those
     # (earlier ones have smaller ones), and whether it is in a batch.
-    is_running: bool = field(default=False, init=False)
-    position: int = field(default=0, init=False)
-    in_flight: bool = field(default=False, init=False)
-    output_token_ids: list[int] = field(default_factory=list, init=False)
-    token_times: list[float] = field(default_factory=list, init=False)  # when each was collected
-    first_scheduled_time: float | None = field(default=None, init=False)
-    prefix_hit_tokens: int = field(default=0, init=False)  # of the prompt, when admitted first
-    num_preemptions: int = field(default=0, init=False)
-    bubble_time: float = field(default=0.0, init=False)  # seconds of idle stages before its batches
+    is_running: bool = False
+    position: int = 0
+    in_flight: bool = False
+    output_token_ids: list[int] = field(default_factory=list)
+    token_times: list[float] = field(default_factory=list)  # when each was collected
+    first_scheduled_time: float | None = None
+    prefix_hit_tokens: int = 0  # of the prompt, when admitted first
+    num_preemptions: int = 0
+    bubble_time: float = 0.0  # seconds of idle stages before its batches
 
     @property
     def first_token_time(self) -> float:

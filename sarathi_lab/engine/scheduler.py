@@ -38,19 +38,15 @@ class SchedulingPolicy(Protocol):
     @property
     def watermark(self) -> float:
         """The share of the cache that admission leaves free."""
-        ...
 
     def validate(self, batch_size: int, max_model_len: int) -> None:
         """Raise UserError for parameters that cannot work."""
-        ...
 
     def reserved_tokens(self, request: Request, num_known: int, max_model_len: int) -> int:
         """Tokens of cache to set aside when a sequence with `num_known` tokens is admitted."""
-        ...
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         """Put this iteration's work into the empty `batch`, by the scheduler's moves."""
-        ...
 
 
 def check_fits(
@@ -217,7 +213,7 @@ class Scheduler:
                     finished.append(sequence)
                     continue
             self._idle.append(sequence)
-        self._idle.sort(key=attrgetter("position"))
+        self._idle.sort(key=_by_position)
         self.blocks.publish(batch)
         for sequence in finished:
             self._leave_running(sequence)
@@ -305,10 +301,7 @@ class Scheduler:
         ):
             sequence = self.swapped[0]
             num_tokens = _num_tokens(sequence, token_budget, batch, size)
-            reserved = self.policy.reserved_tokens(
-                sequence.request, sequence.num_known, self.max_model_len
-            )
-            needed = max(sequence.num_computed + num_tokens, reserved)
+            needed = self._set_aside(sequence, num_tokens)
             if num_tokens <= 0 or not self.blocks.can_hold(
                 needed, self.policy.watermark if self.running else 0.0
             ):
@@ -355,12 +348,8 @@ class Scheduler:
         if len(self.running) >= self.max_num_seqs or len(batch) >= self.batch_size:
             return False
         num_tokens = min(num_tokens, self.blocks.look_up(sequence).num_pending)
-        reserved = self.policy.reserved_tokens(
-            sequence.request, sequence.num_known, self.max_model_len
-        )
-        if not self.blocks.admit(
-            sequence, max(sequence.num_computed + num_tokens, reserved), self.policy.watermark
-        ):
+        needed = self._set_aside(sequence, num_tokens)
+        if not self.blocks.admit(sequence, needed, self.policy.watermark):
             return False
         self.waiting.remove(sequence)
         self._enter_running(sequence)
@@ -411,6 +400,13 @@ class Scheduler:
         self._is_sorted = True
 
     # -- bookkeeping -------------------------------------------------------------------------------
+
+    def _set_aside(self, sequence: SequenceState, num_tokens: int) -> int:
+        """Tokens of cache that `sequence` takes as it enters with `num_tokens` more."""
+        reserved = self.policy.reserved_tokens(
+            sequence.request, sequence.num_known, self.max_model_len
+        )
+        return max(sequence.num_computed + num_tokens, reserved)
 
     def _is_full(self, batch: Batch, max_prefills: int | None) -> bool:
         return len(batch) >= self.batch_size or (

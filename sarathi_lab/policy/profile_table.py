@@ -77,9 +77,12 @@ def make_profile_table(
         for chunk_size in chunk_sizes
         if chunk_size > d_num
     ]
-    return ProfileTable(
-        tuple(Row(*shape, 1e3 * iteration_time(_batch(*shape))) for shape in shapes)
-    )
+
+    def cost(chunk_size: int, d_num: int, ctx_len: int) -> float:
+        batch = make_batch(prefill_tokens=chunk_size - d_num, num_decodes=d_num, context=ctx_len)
+        return 1e3 * iteration_time(batch)
+
+    return ProfileTable(tuple(Row(*shape, cost(*shape)) for shape in shapes))
 
 
 @lru_cache(maxsize=8)
@@ -123,7 +126,3 @@ def _doublings(start: int, end: int) -> list[int]:
     while values[-1] < end:
         values.append(2 * values[-1])
     return values
-
-
-def _batch(chunk_size: int, d_num: int, ctx_len: int) -> Batch:
-    return make_batch(prefill_tokens=chunk_size - d_num, num_decodes=d_num, context=ctx_len)

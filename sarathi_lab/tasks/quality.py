@@ -171,7 +171,7 @@ def _subject(cfg: DictConfig) -> tuple[TorchBackend, ModelSpec, Path]:
     if checkpoint is None:
         raise UserError(
             f"task=quality asks what trained weights say, and those of model {spec.name} are "
-            "random; name a checkpoint by model.path (experiments/kv_quality/train.py makes a "
+            "random; name a checkpoint by model.path (experiments/lab/kv_quality/train.py makes a "
             "small one)"
         )
     return backend, spec, checkpoint

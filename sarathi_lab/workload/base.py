@@ -74,7 +74,6 @@ class Workload(Protocol):
         `encode` turns text into token ids. Raises UserError for parameters or files that give no
         requests.
         """
-        ...
 
 
 def random_prompt(

@@ -151,7 +151,7 @@ def test_an_executor_that_is_started_again_forgets_its_last_run():
     pd.testing.assert_frame_equal(first.bubbles(), again.bubbles())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     lengths=st.lists(st.tuples(st.integers(1, 24), st.integers(1, 12)), min_size=1, max_size=20),
     num_stages=st.integers(1, 4),
@@ -276,7 +276,7 @@ class IdleChecker(Ledger):
         assert self.scheduler.idle_prefills == [one for one in idle if not one.is_decoding]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     lengths=st.lists(st.tuples(st.integers(1, 24), st.integers(1, 16)), min_size=1, max_size=12),
     num_stages=st.integers(1, 4),

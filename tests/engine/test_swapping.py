@@ -109,7 +109,7 @@ def filled_cache(num_blocks: int) -> KVCache:
     return cache
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 5), st.integers(0, 3)), max_size=24))
 def test_copies_are_made_in_their_order(moves):
     """Block by block, with plain indexing; a block may go out and its place be taken within one

@@ -1,4 +1,4 @@
-"""The constants of the A6000's hardware file are what `experiments/cost_model/fit.py` finds in the
+"""The constants of the A6000's hardware file are what `experiments/lab/cost_model/fit.py` finds in the
 paper's figures.
 """
 

@@ -245,9 +245,9 @@ def test_a_model_without_a_profile_is_named_with_those_that_have_one():
 
 
 def test_the_profile_of_the_a6000_is_what_its_script_prints():
-    script = EXPERIMENTS / "cost_model" / "profile_from_figures.py"
+    script = EXPERIMENTS / "lab" / "cost_model" / "profile_from_figures.py"
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, str(script)], capture_output=True, text=True, env=environment, check=True
     )
-    assert done.stdout == (EXPERIMENTS / "cost_model" / "profile_a6000_13b.csv").read_text()
+    assert done.stdout == (EXPERIMENTS / "lab" / "cost_model" / "profile_a6000_13b.csv").read_text()

@@ -1,8 +1,8 @@
 """The same seeds give the same schedules and simulated numbers as when `data/schedules.json` was
 recorded.
 
-`python tests/policy/test_same_schedules.py` records them anew: only after a change that is meant to
-change them.
+Run as a program (with tests/support on the path) it records them anew: only after a change that is
+meant to change them.
 """
 
 from __future__ import annotations
@@ -10,21 +10,18 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
 
 import pandas as pd
 import pytest
-from hydra import compose, initialize_config_dir
-from omegaconf import DictConfig, OmegaConf
+from plans import plan_of, serve_plan
 
-from sarathi_lab.config.paths import CONF
-from sarathi_lab.engine.loop import serve
 from sarathi_lab.results.metrics import add_costs, summarise
 from sarathi_lab.results.serving_metrics import latency
 from sarathi_lab.run import main
-from sarathi_lab.tasks.plan import make_plan
+from sarathi_lab.tasks.plan import Plan
 
 RECORDED = Path(__file__).parents[1] / "data" / "schedules.json"
 COMMON = ("executor=simulated", "tracking=none", "baselines=[]", "-m")
@@ -118,24 +115,18 @@ Run = dict[str, object]
 
 def _run(name: str) -> dict[str, Run]:
     """What is compared of every run of a sweep, by the run's name; planned and served in this
-    process, below the command line.
+    process, below the command line, with the jobs that the command makes: the last setting varies
+    fastest.
     """
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return {run: _served(cfg) for run, cfg in _jobs(SWEEPS[name])}
-
-
-def _jobs(settings: tuple[str, ...]) -> Iterator[tuple[str, DictConfig]]:
-    """The jobs of a sweep as the command line makes them: the last setting varies fastest."""
-    swept = [setting.split("=", 1) for setting in settings if _is_chosen(setting)]
-    fixed = [setting for setting in settings if not _is_chosen(setting)]
-    cfg = compose("config", ["executor=simulated", *fixed])
+    swept = [setting.split("=", 1) for setting in SWEEPS[name] if _is_chosen(setting)]
+    fixed = [setting for setting in SWEEPS[name] if not _is_chosen(setting)]
+    runs = {}
     for values in product(*(choices.split(",") for _, choices in swept)):
         chosen = dict(zip((key for key, _ in swept), values, strict=True))
         policy = chosen.pop("policy", "sarathi")
-        cfg.policy = OmegaConf.load(CONF / "policy" / f"{policy}.yaml")
-        for key, value in chosen.items():
-            OmegaConf.update(cfg, key, value)
-        yield " ".join([policy, *(f"{key}={value}" for key, value in chosen.items())]), cfg
+        run = " ".join([policy, *(f"{key}={value}" for key, value in chosen.items())])
+        runs[run] = _served(plan_of(policy, "executor=simulated", *fixed, changes=chosen))
+    return runs
 
 
 def _is_chosen(setting: str) -> bool:
@@ -143,23 +134,9 @@ def _is_chosen(setting: str) -> bool:
     return setting.startswith("policy=") or ("," in setting and "[" not in setting)
 
 
-def _served(cfg: DictConfig) -> Run:
-    plan = make_plan(cfg)
-    ledger = serve(
-        plan.load.arrivals(),
-        plan.policy,
-        plan.backend.build(plan.spec, plan.checkpoint, plan.sizes),
-        batch_size=plan.batch_size,
-        num_blocks=plan.num_blocks,
-        block_size=plan.block_size,
-        max_model_len=plan.max_model_len,
-        num_micro_batches=plan.backend.num_stages,
-        num_host_blocks=plan.num_host_blocks,
-        shares_prefixes=plan.shares_prefixes,
-        queue_order=plan.queue_order,
-        preemption=plan.preemption,
-    )
-    peaks, requests = plan.backend.peaks(), ledger.requests()
+def _served(plan: Plan) -> Run:
+    ledger, peaks = serve_plan(plan), plan.backend.peaks()
+    requests = ledger.requests()
     iterations = add_costs(ledger.iterations(), plan.spec, plan.backend.dtype_bytes, peaks)
     summary = summarise(iterations, requests, peaks, None) | latency(requests)
     return _compared({"iterations": iterations, "requests": requests}, summary)

@@ -43,7 +43,7 @@ CELLS = ((Cuts(16), 0), (Cuts(33, 5), 2), (Cuts(LENGTH), 0), (Cuts(16, 5, prefix
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory) -> Path:
-    source = EXPERIMENTS / "kv_quality" / "train.py"
+    source = EXPERIMENTS / "lab" / "kv_quality" / "train.py"
     loader = importlib.util.spec_from_file_location("kv_quality_train", source)
     train = importlib.util.module_from_spec(loader)
     sys.modules[loader.name] = train  # dataclasses look their module up
@@ -53,10 +53,10 @@ def checkpoint(tmp_path_factory) -> Path:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # so small products gain nothing from more
     reached = train.train(
-        train.Recipe(**shape, length=LENGTH, batch=4, steps=250, learning_rate=1e-2), directory
+        train.Recipe(**shape, length=LENGTH, batch=4, steps=100, learning_rate=1e-2), directory
     )
     torch.set_num_threads(threads)
-    assert reached < 2.9  # nats a byte: 5.5 at random, 2.65 found here
+    assert reached < 3.1  # nats a byte: 5.5 at random, 2.89 found here
     return directory
 
 

@@ -1,7 +1,7 @@
 """Time of one layer's attention on a GPU: chunks are bound by compute, decodes by memory.
 
 Prefills and decodes are separate calls (SARATHI, section 4.3.2). What differs by GPU is a field of
-`Hardware`, fitted by `experiments/cost_model/fit.py`.
+`Hardware`, fitted by `experiments/lab/cost_model/fit.py`.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ multiprocessor (SM), so `tiles` of them take ceil(tiles / num_sms) waves: one ro
 tile of rows, and one tile more a whole wave (SARATHI, section 4.4 and Fig 7). The library picks
 among a few tile shapes and may split the inner dimension (split-K) to occupy more SMs; the model
 takes the fastest. These constants are shared by all GPUs, those that differ are fields of
-`Hardware`; both are fitted by `experiments/cost_model/fit.py`.
+`Hardware`; both are fitted by `experiments/lab/cost_model/fit.py`.
 """
 
 from __future__ import annotations

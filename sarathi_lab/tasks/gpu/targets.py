@@ -14,17 +14,15 @@ from omegaconf import DictConfig
 
 from sarathi_lab.config.errors import RunError, UserError
 from sarathi_lab.config.run_context import RunContext
-from sarathi_lab.experiment.timed_figures import (
-    TARGET_BESIDE,
-    TARGET_CHUNKS,
-    TARGET_CONTEXT,
-    TARGET_DECODES,
-    TARGET_PREFILLS,
-)
+from sarathi_lab.experiment.registry import sizes_of
 from sarathi_lab.tasks.gpu.part import Part, Work
 
 LEAST_COPY = 1024  # MiB: copies that no cache helps
 MODEL = "13b"
+ITERATIONS = "gpu_targets"  # the experiment that times what is judged here
+SIZES = sizes_of(ITERATIONS)["paper"]
+TARGET_DECODES, TARGET_PREFILLS = SIZES["decodes"], SIZES["prefills"]
+TARGET_CHUNKS, TARGET_CONTEXT, TARGET_BESIDE = SIZES["chunks"], SIZES["context"], SIZES["beside"]
 PER = {"TFLOP/s": 1e12, "GB/s": 1e9}
 COMPARE: Mapping[str, Callable[[float, float], bool]] = {"<=": operator.le, ">=": operator.ge}
 
