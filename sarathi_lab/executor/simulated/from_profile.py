@@ -1,8 +1,8 @@
 """A `Hardware` from a profile measured on it: efficiencies and fixed costs of the analytic model.
 
-As in `experiments/lab/cost_model/fit.py` they are those of the least mean |ln(predicted / measured)|:
-of products and norms first, then of attention; the fixed cost of an iteration is the median of what
-the rows of `others` leave.
+As in `experiments/lab/cost_model/fit.py` they are those of the least mean |ln(predicted /
+measured)|: of products and norms first, then of attention; the fixed cost of an iteration is the
+median of what the rows of `others` leave.
 """
 
 from __future__ import annotations
