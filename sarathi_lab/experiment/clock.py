@@ -127,9 +127,7 @@ class CostClock(Clock):
         if scenario not in self._requests:
             run = steady if scenario.is_steady else together
             size = (scenario.prompt_len, scenario.num_decodes, scenario.batch_size)
-            self._requests[scenario] = run(
-                self.cost.operation_times, scenario.make_policy(), *size
-            )
+            self._requests[scenario] = run(self.cost.operation_times, scenario.make_policy(), *size)
         return self._requests[scenario]
 
     def gain(self, scenario: Scenario) -> Estimate:

@@ -337,9 +337,7 @@ def fig10(
                 yield partial(_operations, f"{name} C={chunk}", seq_lens[name], batch, chunk)
 
 
-def _operations(
-    panel: str, seq_len: int, batch: int, chunk: int, clock: Clock
-) -> Iterator[Point]:
+def _operations(panel: str, seq_len: int, batch: int, chunk: int, clock: Clock) -> Iterator[Point]:
     scenario = Scenario.of("sarathi", seq_len, best_pd_ratio(chunk, batch), batch, chunk)
     for system, own in (("baseline", scenario.baseline), ("sarathi", scenario)):
         times = clock.request(own)

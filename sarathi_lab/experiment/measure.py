@@ -119,7 +119,10 @@ def least_room(figure: Figure, spec: ModelSpec, sizes: Mapping[str, Any]) -> int
 
 
 def load_executor(
-    backend: TorchBackend, spec: ModelSpec, room: Room, say: Callable[[str], None] = lambda text: None
+    backend: TorchBackend,
+    spec: ModelSpec,
+    room: Room,
+    say: Callable[[str], None] = lambda text: None,
 ) -> TorchExecutor:
     """The executor of `spec` with random weights and a cache of `room`, or of what the memory
     holds. Iterations may have as many tokens as the cache.
@@ -185,9 +188,7 @@ def measure(
         table.loc[table.num_pairs == 0, "reason"] = reason or LEFT_OUT
         is_cut_short = [samples[key] == [] for key in samples]
         table.loc[is_cut_short, "reason"] = LEFT_OUT
-    table = table.assign(
-        model=spec.name, dtype=backend.dtype_name, device_name=backend.device_name
-    )
+    table = table.assign(model=spec.name, dtype=backend.dtype_name, device_name=backend.device_name)
     return Measured(table, compositions, scenarios)
 
 

@@ -194,9 +194,7 @@ def _rows(panel: str, series: str, x: np.ndarray, y: np.ndarray) -> pd.DataFrame
 
 
 def _summary(requests: Mapping[str, pd.DataFrame]) -> dict[str, float]:
-    bubbles = {
-        name: float(requests[name].bubble_time.median()) for name in PIPELINES
-    }
+    bubbles = {name: float(requests[name].bubble_time.median()) for name in PIPELINES}
     times = {name: completion_time(table.finish_time) for name, table in requests.items()}
     return {
         **{f"bubble_median_{name}": seconds for name, seconds in bubbles.items()},

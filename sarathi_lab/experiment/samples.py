@@ -31,9 +31,7 @@ class Key(NamedTuple):
     @classmethod
     def of(cls, point: Point) -> Key:
         """The point's own."""
-        return cls(
-            point.panel, point.series, float(point.x), point.unit, point.kind, point.labels
-        )
+        return cls(point.panel, point.series, float(point.x), point.unit, point.kind, point.labels)
 
 
 Samples = dict[Key, list[float]]

@@ -99,9 +99,7 @@ def check_fits(job: Job) -> None:
             )
 
 
-def predict(
-    job: Job, every: int = 1, sizes: Mapping[str, Any] | None = None
-) -> pd.DataFrame:
+def predict(job: Job, every: int = 1, sizes: Mapping[str, Any] | None = None) -> pd.DataFrame:
     """The points of a job, in the columns of `figure.parquet`.
 
     `every` takes each n-th of the points along the long axes only, `sizes` are those in place of
@@ -190,9 +188,7 @@ def served(
         spec = load_option("model", model)
         num_blocks, batch = backend.kv_blocks(spec, BLOCK_SIZE), sizes["batch"]
         executor = backend.build(spec, None, Sizes(num_blocks, BLOCK_SIZE, batch))
-        engine = Engine(
-            executor, batch, longest(sizes), num_blocks, BLOCK_SIZE, backend.num_stages
-        )
+        engine = Engine(executor, batch, longest(sizes), num_blocks, BLOCK_SIZE, backend.num_stages)
         bench = ServingBench(sizes, model, engine, make_policy, None, seed)
         number = SEARCHES if "searched" in sizes else ROUNDS
         with progress_of(f"computing {figure.name} with {model}", number, "rounds") as advance:

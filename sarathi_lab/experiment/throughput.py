@@ -142,15 +142,9 @@ def fig11(
         columns={"seqlen": "series", "chunk": "x", "speedup_vs_baseline": "y"}
     ).assign(unit="ratio"),
     errors=[
-        ErrorRow(
-            "Fig 13a, attention", "panel == 'a_attn'", Aim(0.15, 0.40), Aim(0.15, 0.40)
-        ),
-        ErrorRow(
-            "Fig 13b, prefill", "panel == 'b_prefill'", Aim(0.15, 0.40), Aim(0.15, 0.40)
-        ),
-        ErrorRow(
-            "Fig 13c, end to end", "panel == 'c_overall'", Aim(0.04, 0.10), Aim(0.08, 0.20)
-        ),
+        ErrorRow("Fig 13a, attention", "panel == 'a_attn'", Aim(0.15, 0.40), Aim(0.15, 0.40)),
+        ErrorRow("Fig 13b, prefill", "panel == 'b_prefill'", Aim(0.15, 0.40), Aim(0.15, 0.40)),
+        ErrorRow("Fig 13c, end to end", "panel == 'c_overall'", Aim(0.04, 0.10), Aim(0.08, 0.20)),
     ],
     look=Look(
         "Fig 13: speed with chunks over speed without",

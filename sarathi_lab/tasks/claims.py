@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import sys
 import tempfile
@@ -168,9 +167,7 @@ class Runs:
         own = FIGURES[name].seconds
         if self.seconds is None:
             return own
-        return max(
-            0.5, self.seconds * own / sum(FIGURES[other].seconds for other in self.names)
-        )
+        return max(0.5, self.seconds * own / sum(FIGURES[other].seconds for other in self.names))
 
     def _expected(self, job: Job) -> float:
         name, is_simulated = job
@@ -225,9 +222,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _main(options: argparse.Namespace) -> int:
     does_run = options.run or options.simulate
-    results = (
-        options.results or (OUTPUTS / "claims" if does_run else RECORDS)
-    ).absolute()
+    results = (options.results or (OUTPUTS / "claims" if does_run else RECORDS)).absolute()
     if options.seconds is not None:
         require_number(
             "--seconds",

@@ -72,9 +72,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FIGURE",
         help=f"one of {', '.join([*PAPERS, *SERVING, POLICIES])}",
     )
-    parser.add_argument(
-        "--out", type=Path, default=OUTPUTS / "figures", help="where they go"
-    )
+    parser.add_argument("--out", type=Path, default=OUTPUTS / "figures", help="where they go")
     parser.add_argument(
         "--recompute", action="store_true", help="simulate anew, and record it, before drawing"
     )

@@ -166,9 +166,7 @@ class Measure:
         table, device, source = found.table, self._device(backend, spec), "measured"
         if own.kind == "pipeline":
             stages = self._sizes(backend)["stages"]
-            name = (
-                f"simulated pipeline of {stages} stages, times measured on {backend.device_name}"
-            )
+            name = f"simulated pipeline of {stages} stages, times measured on {backend.device_name}"
             table, device, source = table.assign(device_name=name), STAGES + device, "simulated"
         return self._result({device: table}, source, context, found)
 

@@ -62,11 +62,7 @@ def test_every_figure_has_a_question_points_of_the_paper_and_of_a_simulation_and
 
 @pytest.mark.parametrize("figure", QUICK)
 def test_the_recorded_simulation_is_what_the_simulator_computes(figure, points):
-    anew = pd.concat(
-        [
-            predict(job) for job in jobs_of(figure)
-        ]
-    )
+    anew = pd.concat([predict(job) for job in jobs_of(figure)])
     own = points[(points.source == "simulated") & (points.figure == figure)]
     both = own.merge(anew, on=["figure", "device", *KEYS], suffixes=("", "_anew"))
     assert len(both) == len(own) == len(anew)

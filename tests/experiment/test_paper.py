@@ -10,7 +10,6 @@ from typing import ClassVar
 import pandas as pd
 import pytest
 
-from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.engine.compositions import chunks_of, make_batch
 from sarathi_lab.engine.request import Batch
@@ -220,9 +219,7 @@ def test_chunks_cover_the_prompt_once():
 
 
 def test_counting_and_serving_agree_where_nothing_is_left_over(points):
-    fig09 = points[
-        (points.figure == "fig09") & (points.level == "profiled") & (points.x <= 3)
-    ]
+    fig09 = points[(points.figure == "fig09") & (points.level == "profiled") & (points.x <= 3)]
     served = fig09[fig09.method == ""].set_index(KEYS).y
     counted = fig09[fig09.method == "counted"].set_index(KEYS).y
     assert len(served) == len(counted) > 3

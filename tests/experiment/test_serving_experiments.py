@@ -20,7 +20,6 @@ from sarathi_lab.results.plots import serving
 from sarathi_lab.run import main
 
 
-
 def make_policy(name: str, budget: int):
     makers = {
         "sarathi_serve": lambda: SarathiServe(chunk=budget),

@@ -26,7 +26,9 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--num-requests", type=int, default=NUM_REQUESTS)
-    parser.add_argument("--output", type=Path, default=EXPERIMENTS / "sarathi" / "pipeline_bubbles" / "results")
+    parser.add_argument(
+        "--output", type=Path, default=EXPERIMENTS / "sarathi" / "pipeline_bubbles" / "results"
+    )
     arguments = parser.parse_args()
     spec = load_option("model", "gpt3-175b")
     summaries, bubbles = {}, []

@@ -27,7 +27,6 @@ from matplotlib.ticker import LogLocator, NullFormatter
 from sarathi_lab.results.plots.look import Look
 from sarathi_lab.results.plots.sweeps import MARKERS, use_style
 
-
 MOST_MARKERS = 22  # of a line: where the paper's points are dense, they would hide each other
 LINES: Sequence[Any] = ("-", "--", (0, (1, 1)), "-.", (0, (5, 1, 1, 1, 1, 1)))
 # for the colour-blind, and from dark to light without colour; its lightest is lost on white

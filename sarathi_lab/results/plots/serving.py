@@ -106,8 +106,7 @@ def budgets(points: pd.DataFrame, ax: Axes) -> Axes:
     left is better.
     """
     of = {
-        quantity: points[points.quantity == quantity].set_index("x").y
-        for quantity in (TTFT, TBT)
+        quantity: points[points.quantity == quantity].set_index("x").y for quantity in (TTFT, TBT)
     }
     both = pd.DataFrame(of).dropna().sort_index()
     ax.plot(both[TTFT], both[TBT], color="0.6", linewidth=0.9)
