@@ -17,13 +17,9 @@ from simulated import batch_of
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import EXPERIMENTS, REPOSITORY
+from sarathi_lab.executor.profile import COLUMNS, ROW_OPERATIONS
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
-from sarathi_lab.executor.simulated.profile import (
-    COLUMNS,
-    ROW_OPERATIONS,
-    Profile,
-    ProfiledCostModel,
-)
+from sarathi_lab.executor.simulated.profile import Profile, ProfiledCostModel
 
 TOKENS = (1, 10, 100, 200)
 SECONDS = (1.0, 2.0, 8.0, 12.0)  # a token costs 0.08 at 100 and 0.06 at 200

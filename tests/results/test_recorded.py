@@ -53,6 +53,5 @@ def test_every_recorded_table_loads(experiment):
     assert len(table)
     assert (table.is_simulated == table.device.str.startswith("simulated-")).all()
     assert {
-        path.parent.name
-        for path in EXPERIMENTS.glob(f"*/{experiment}/results/*/{experiment}.csv")
+        path.parent.name for path in EXPERIMENTS.glob(f"*/{experiment}/results/*/{experiment}.csv")
     } <= set(table.device)

@@ -1,4 +1,4 @@
-"""The campaign: its jobs, what they refuse, what they record and judge, and all of it on the CPU."""
+"""The campaign: its jobs, what they refuse, record and judge, and all of it on the CPU."""
 
 from __future__ import annotations
 

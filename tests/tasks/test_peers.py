@@ -15,6 +15,7 @@ import pandas as pd
 import pytest
 import torch
 import yaml
+from sarathi_lab.tasks.peers.loads import LOADS, Load
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
@@ -24,7 +25,6 @@ from sarathi_lab.tasks.peers import measure as measure_module
 from sarathi_lab.tasks.peers import task as task_module
 from sarathi_lab.tasks.peers.checkpoint import ensure_checkpoint
 from sarathi_lab.tasks.peers.engines import OURS, PEERS, WORKERS, Engine, environment_of
-from sarathi_lab.tasks.peers.loads import LOADS, Load
 from sarathi_lab.tasks.peers.measure import NOT_INSTALLED, Conditions, Subject, measure, table_of
 from sarathi_lab.tasks.peers.process import Worker, WorkerError
 from sarathi_lab.tasks.peers.task import Peers

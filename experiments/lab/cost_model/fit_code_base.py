@@ -20,6 +20,7 @@ from dataclasses import replace
 
 import numpy as np
 import pandas as pd
+from scipy.optimize import root
 
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.engine.request import Batch
@@ -43,9 +44,8 @@ LINKS: dict[str, dict[str, float]] = {  # what is changed in the hardware file
 }
 FITTED = ("sarathi", "tp_8rep")
 START = np.array([0.95e-3, 5.8e-3])  # seconds per layer and per iteration
-STEP = np.array([0.02e-3, 0.2e-3])
-TOLERANCE = 2e-3
-MAX_STEPS = 6
+# Powell's hybrid method: slopes from steps of 3% (`eps` is the square), improved along the way.
+SEARCH = {"eps": 9e-4, "xtol": 2e-3, "maxfev": 9}
 
 
 def main() -> None:
@@ -66,7 +66,7 @@ def main() -> None:
         print(f"{host}, links {links}: {costs * 1e3} ms, completion {times} s", flush=True)
         return times / targets - 1
 
-    costs = newton(relative, START, STEP)
+    costs = START * root(lambda share: relative(share * START), np.ones(2), options=SEARCH).x
     for name in SYSTEMS:
         finish_times, bubble_times = _finish_times(name, host, links, costs)
         time = completion_time(finish_times)
@@ -75,24 +75,6 @@ def main() -> None:
             f"{bubble_times.median():.2f} s, "
             f"{'fitted' if name in FITTED else 'predicted'}"
         )
-
-
-def newton(
-    function: Callable[[np.ndarray], np.ndarray], start: np.ndarray, step: np.ndarray
-) -> np.ndarray:
-    """Where `function` is zero, from the slopes at `start`, improved along the way (Broyden)."""
-    x, value = start, function(start)
-    slopes = np.column_stack(
-        [(function(start + step * unit) - value) / (step @ unit) for unit in np.eye(len(start))]
-    )
-    for _ in range(MAX_STEPS):
-        if np.abs(value).max() < TOLERANCE:
-            break
-        move = np.linalg.solve(slopes, -value)
-        x, before = x + move, value
-        value = function(x)
-        slopes += np.outer(value - before - slopes @ move, move) / (move @ move)
-    return x
 
 
 def _finish_times(

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from sarathi_lab.config.instantiate import load_option
-from sarathi_lab.executor.simulated.profile import COLUMNS
+from sarathi_lab.executor.profile import COLUMNS
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.results.load import load_paper
 

@@ -1,0 +1,172 @@
+"""Measuring on a device: clocks, loads that are served, and what does not fit."""
+
+from __future__ import annotations
+
+import math
+
+import pandas as pd
+import pytest
+
+from sarathi_lab.config.errors import RunError
+from sarathi_lab.config.instantiate import load_option
+from sarathi_lab.engine.compositions import make_batch
+from sarathi_lab.executor.simulated.cost_model import make_cost_model
+from sarathi_lab.executor.simulated.executor import SimulatedExecutor
+from sarathi_lab.executor.torch.backend import Sizes, TorchBackend
+from sarathi_lab.executor.torch.executor import TorchExecutor
+from sarathi_lab.experiment.bench import Bench, Estimate, Point
+from sarathi_lab.experiment.gpu_figures import timed_points
+from sarathi_lab.experiment.gpu_serving import Load, serve
+from sarathi_lab.experiment.measured_clock import MeasuredCostModel, composition, describe
+from sarathi_lab.experiment.served_figures import Server, dry_scale, gains
+from sarathi_lab.experiment.steady_state import lengths
+from sarathi_lab.experiment.timed_figures import Unit, in_fair_turns
+from sarathi_lab.results.intervals import coarse_to_fine, spread, summary
+from sarathi_lab.results.metrics import device_idle_fraction
+from sarathi_lab.tasks.gpu.context import Context
+
+
+def test_a_steady_window_takes_as_long_as_the_simulator_counts():
+    """Real requests through the engine's loop, on a virtual clock, against the difference of two
+    longer runs.
+    """
+    spec, hardware = load_option("model", "13b"), load_option("hardware", "h200")
+    bench = Bench(make_cost_model("analytic", spec, hardware, 2), hardware)
+    for policy, chunk, pd_ratio in (
+        ("sarathi", 256, 28.4),
+        ("orca_best", 256, 28.4),
+        ("sarathi", 512, 50.0),
+    ):
+        prompt_len, num_decodes = lengths(2048, pd_ratio, chunk - 9)
+        load = Load(policy, prompt_len, num_decodes, 10, chunk)
+        executor = SimulatedExecutor(bench.cost.iteration_time)
+        served = serve(executor, load, num_blocks=10_000, block_size=16, vocab_size=100)
+        assert served is not None
+        expected = bench.seconds(
+            bench.steady(load.make_policy(), prompt_len, num_decodes, 10)
+        ).value
+        assert served.seconds_per_request == pytest.approx(expected, rel=0.02)
+        assert served.idle_share == 0
+
+
+def test_a_load_that_the_cache_cannot_hold_is_not_served():
+    load = Load("request_level", 100, 10, 4)
+    assert (
+        serve(
+            SimulatedExecutor(lambda batch: 1.0), load, num_blocks=27, block_size=16, vocab_size=9
+        )
+        is None
+    )
+    assert (
+        serve(
+            SimulatedExecutor(lambda batch: 1.0), load, num_blocks=28, block_size=16, vocab_size=9
+        )
+        is not None
+    )
+
+
+def test_a_load_that_the_device_has_no_memory_for_is_left_out(tmp_path, cost, monkeypatch):
+    context = Context("fig", "cpu", True, 1, tmp_path, tmp_path / "tables")
+    server = Server(cost.executor, context)
+    points = gains("13b", dry_scale("13b"))[:2]
+    submit = TorchExecutor.submit
+
+    def refuse_orca(executor, batch):
+        if batch.num_decode_tokens and batch.num_prefills:
+            raise RunError("out of memory")
+        submit(executor, batch)
+
+    monkeypatch.setattr(TorchExecutor, "submit", refuse_orca)
+    server.measure(points[:1], until=math.inf)
+    assert server.gain(points[0]) is None
+    monkeypatch.undo()
+    server.measure(points[1:], until=math.inf)
+    gain = server.gain(points[1])
+    assert gain is not None
+    assert gain[0] > 0
+    assert cost.executor.num_in_flight == 0
+
+
+def test_idle_share_is_that_of_the_gaps():
+    iterations = pd.DataFrame(
+        {"start": [0.0, 1.5, 2.0], "end": [1.0, 2.0, 4.0], "num_running": 1, "num_waiting": 0}
+    )
+    iterations["busy"] = iterations.end - iterations.start
+    assert device_idle_fraction(iterations) == pytest.approx(0.5 / 4.0)
+    assert device_idle_fraction(iterations[:1]) == 0
+    assert (
+        device_idle_fraction(iterations.assign(num_running=0)) == 0
+    )  # nobody had asked for anything
+
+
+@pytest.fixture(scope="module")
+def cost():
+    backend = TorchBackend(device="cpu", dtype="float32")
+    return MeasuredCostModel(
+        backend.build(load_option("model", "tiny"), None, Sizes(12, 16, batch_size=4))
+    )
+
+
+def test_a_composition_is_measured_once_and_its_operations_sum_to_the_iteration(cost):
+    batch = make_batch(prefill_tokens=24, start=16, num_decodes=2, context=20)
+    first = cost.operation_times(batch)
+    again = make_batch(prefill_tokens=24, start=16, num_decodes=2, context=20)
+    assert cost.operation_times(again) is first
+    found = cost.measurements[composition(batch)]
+    assert sum(first.values()) == pytest.approx(pd.Series(found.seconds).median())
+    assert {"qkv_proj", "out_proj", "ffn", "prefill_attention", "others"} <= set(first)
+    assert describe(batch) == "2 decodes at 20 + 24 at 16"
+    assert cost.uncertainty["matmul"] >= 0
+
+
+def test_a_batch_that_does_not_fit_has_no_time_and_gives_no_point(cost):
+    too_large = make_batch(prefill_tokens=193)
+    assert math.isnan(sum(cost.operation_times(too_large).values()))
+    assert composition(too_large) not in cost.measurements
+    estimates = [Estimate(math.nan, 0.1), Estimate(-1.0, 0.1), Estimate(2.0, 0.1)]
+    points = timed_points(
+        {"fig08": [Point("", "1K", x, y) for x, y in enumerate(estimates)]}, "GPU, 13b"
+    )
+    assert list(points.x) == [2.0]
+    assert list(points.unit) == ["ratio"]
+
+
+def test_placed_sequences_hold_blocks_of_their_own_and_random_tokens(cost):
+    placed = cost.placed(make_batch(prefill_tokens=24, start=16, num_decodes=2, context=20))
+    blocks = [block for chunk in placed.chunks for block in chunk.sequence.block_ids]
+    assert len(blocks) == len(set(blocks)) == 2 + 2 + 3
+    assert len({tuple(chunk.sequence.request.prompt_token_ids) for chunk in placed.chunks}) == 3
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 7, 30])
+def test_coarse_to_fine_keeps_all_and_begins_with_the_ends(count):
+    order = coarse_to_fine(list(range(count)))
+    assert sorted(order) == list(range(count))
+    if count > 4:
+        assert set(order[:2]) == {0, count - 1}
+        assert (
+            max(b - a for a, b in zip(sorted(order[:6]), sorted(order[:6])[1:], strict=False))
+            <= count / 2
+        )
+
+
+def test_figures_share_the_time_so_that_cheap_ones_come_to_their_end():
+    seen: list[str] = []
+    figures = [[Unit(name, lambda bench: ()) for _ in range(6)] for name in ("cheap", "dear")]
+    seconds = {"cheap": 1.0, "dear": 4.0}
+    for unit in in_fair_turns(figures, lambda: sum(seconds[name] for name in seen)):
+        seen.append(unit.figure)
+    assert seen[:8] == ["cheap", "dear", "cheap", "cheap", "cheap", "cheap", "dear", "cheap"]
+    assert seen.count("cheap") == seen.count("dear") == 6
+
+
+def test_summaries_have_a_median_and_quantiles_and_one_sample_shows_no_spread():
+    assert summary([3.0, 1.0, 2.0], "ms") | {} == {
+        "value": 2.0,
+        "unit": "ms",
+        "q20": pytest.approx(1.4),
+        "q80": pytest.approx(2.6),
+        "repetitions": 3,
+    }
+    assert spread([1.0, 3.0]) == 0.5
+    assert math.isnan(spread([1.0]))
