@@ -1,4 +1,4 @@
-"""What pyproject.toml can't say: conf/ and experiments/ stand beside the package, and belong to it."""
+"""What pyproject.toml can't say: conf/ and experiments/ beside the package belong to it."""
 
 from setuptools import find_packages, setup
 

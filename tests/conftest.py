@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
+from filelock import FileLock
 
 os.environ.setdefault("WANDB_MODE", "offline")  # no test talks to a server
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-if not torch.cuda.is_available():
-    os.environ.setdefault(
-        "TRITON_INTERPRET", "1"
-    )  # read when a kernel is defined, so before its module is imported
-
+# A check of IRIs that jsonschema, and so nbformat, takes if it is there: 7 s of grammars.
+sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
 
 # What runs on the GPU where there is one, and in the interpreter elsewhere.
 KERNEL_TESTS = {
@@ -28,9 +30,25 @@ KERNEL_TESTS = {
 }
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Prepare the process that runs tests: torch's threads, and Triton before it is imported."""
+    if getattr(config.option, "numprocesses", None):
+        return  # its workers run them
+    num_workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    num_threads = max(1, len(os.sched_getaffinity(0)) // num_workers)
+    if num_workers > 1:  # processes that tests start inherit it
+        os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))
+    import torch
+
+    if not torch.cuda.is_available():
+        os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel is defined
+
+
 @pytest.hookimpl(tryfirst=True)  # before -m chooses by the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what only a GPU can show; with a GPU, count all tests of kernels as such."""
+    import torch
+
     if torch.cuda.is_available():
         for item in items:
             if item.path.stem in KERNEL_TESTS:
@@ -39,3 +57,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+
+
+@pytest.fixture(scope="session")
+def made_once(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[[str, Callable[[], Any]], Any]:
+    """`made_once(name, make)`: what `make()` returns (JSON), made by one of all workers."""
+    folder: Path = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # the session's
+
+    def made(name: str, make: Callable[[], Any]) -> Any:
+        path = folder / f"{name}.json"
+        with FileLock(f"{path}.lock"):
+            if not path.exists():
+                path.write_text(json.dumps(make()))
+        return json.loads(path.read_text())
+
+    return made

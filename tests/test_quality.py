@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -37,19 +37,19 @@ def test_clean(arguments):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def imports(path: Path) -> set[str]:
-    names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names.add(node.module)
-    return names
+LAB = ROOT / "sarathi_lab"
+MOST_LINES, FEWEST_LINES = 350, 15
 
 
-def test_only_tracking_talks_to_wandb():
-    places = {"tracking.py", "wandb_run.py", "wandb_service.py", "wandb_reader.py"}
-    assert {path.name for path in SOURCES if "wandb" in imports(path)} <= places
+def lines_of(path: Path) -> int:
+    return len(path.read_text().splitlines())
+
+
+def test_only_tracking_and_the_dashboard_talk_to_wandb():
+    """Not even inside a function."""
+    wandb = re.compile(r"^\s*(?:import|from) wandb", re.MULTILINE)
+    users = {path for path in SOURCES if wandb.search(path.read_text())}
+    assert users <= {LAB / "results" / "tracking.py", LAB / "results" / "dashboard.py"}
 
 
 def test_kernels_folder_is_not_a_package():
@@ -57,7 +57,21 @@ def test_kernels_folder_is_not_a_package():
     assert not (ROOT / "kernels" / "__init__.py").exists()
 
 
+def test_nothing_is_loose_beside_the_command():
+    assert {path.name for path in LAB.glob("*.py")} == {"__init__.py", "__main__.py", "run.py"}
+    assert {path.name for path in (ROOT / "kernels" / "sarathi_kernels").glob("*.py")} == {
+        "__init__.py"
+    }
+
+
 def test_files_stay_readable():
-    assert {
-        path.name: n for path in SOURCES if (n := len(path.read_text().splitlines())) > 350
-    } == {}
+    lines = {str(path.relative_to(ROOT)): lines_of(path) for path in SOURCES}
+    assert {name: n for name, n in lines.items() if n > MOST_LINES} == {}
+    modules = [path for path in LAB.rglob("*.py") if path.name != "__init__.py"]
+    assert [path.name for path in modules if lines_of(path) < FEWEST_LINES] == []
+
+
+@pytest.mark.xfail(strict=True, reason="the registry of figures is not in place yet")
+def test_a_figure_is_said_in_few_places():
+    naming = [path.stem for path in LAB.rglob("*.py") if "fig08" in path.read_text()]
+    assert len(naming) <= 3, naming

@@ -41,17 +41,24 @@ class CommandLine:
     def swept(self) -> tuple[str, ...]:
         """The settings that a sweep varies."""
         varied = (override for override in self.settings if override.is_sweep_override())
-        return tuple(override.get_key_element() for override in varied)
+        return tuple(override.get_key_element().lstrip("+") for override in varied)
 
     @property
     def results_setting(self) -> str:
         """The setting of Hydra's that names `results_dir`."""
         return "hydra.sweep.dir" if self.is_sweep else "hydra.run.dir"
 
+    @property
+    def is_apart(self) -> bool:
+        """Whether jobs run in other processes, by one of Hydra's launchers."""
+        return self.is_sweep and self.master.hydra.runtime.choices["hydra/launcher"] != "basic"
+
     def check(self) -> None:
         """Let the tasks check and prepare all jobs. Raises UserError."""
         for job in self.jobs:
             job.check()
+            if self.is_apart:
+                job.take_prepared()  # other processes prepare their own
 
     def job(self, settings: Sequence[str]) -> Job:
         """The job of these settings: the checked one if there is one, else composed now."""

@@ -100,11 +100,10 @@ def fit_targets(cfg: DictConfig, settings: Sequence[str]) -> None:
     """
     named = {setting.lstrip("+~").partition("=")[0] for setting in settings}
     for group in GROUPS:
-        valid = parameters_of(class_of(cfg, group))
+        if (valid := parameters_of(class_of(cfg, group))) is None:
+            continue
         keys = [str(key) for key in cfg[group] if not str(key).startswith("_")]
-        for key in keys if valid is not None else ():
-            if key in valid:
-                continue
+        for key in (key for key in keys if key not in valid):
             name = f"{group}.{key}"
             is_old = f"{group}._target_" in named and name not in named
             if not is_old:

@@ -41,7 +41,8 @@ def explain(error: Exception, settings: Sequence[str], loader: ConfigLoader) -> 
     if found := re.search(r"Could not find 'hydra/(launcher|sweeper)/([^']+)'", message):
         return UserError(_missing_plugin(*found.groups()))
     if found := re.search(rf"Could not find '({'|'.join(GROUPS)})/(.+?)'", message):
-        return UserError(unknown_option(*found.groups(), options(found[1], settings, loader)))
+        valid = options(found[1], settings, loader)
+        return UserError(unknown_option(found[1], found[2], valid))
     if found := re.search(r"Could not override '([\w.@/]+)'", message + cause):
         return UserError(_unknown_key(found[1], settings, loader))
     lines = [line.strip() for line in f"{message}\n{cause}".splitlines() if line.strip()]
@@ -91,10 +92,13 @@ def _unknown_key(key: str, settings: Sequence[str], loader: ConfigLoader) -> str
     if not parameter or group not in cfg or not isinstance(cfg[group], DictConfig):
         names = [str(name) for name in cfg if name != "hydra"]
         return unknown_name(key, [*names, "experiment"], "a setting")
-    if "_target_" in cfg[group] and parameter in (parameters_of(class_of(cfg, group)) or ()):
+    names = parameter_names(cfg, group)
+    is_typo = bool(difflib.get_close_matches(key, names, cutoff=0.9))
+    # Importing the class takes a second: only where a typo is not the likelier mistake.
+    if not is_typo and group in GROUPS and parameter in (parameters_of(class_of(cfg, group)) or ()):
         return f"{key} is at its default, which the option's file does not list; write +{key}=VALUE"
     owner = str(cfg[group].get("_target_", group)).rpartition(".")[2]
-    return unknown_name(key, parameter_names(cfg, group), f"a parameter of {owner}")
+    return unknown_name(key, names, f"a parameter of {owner}")
 
 
 def parameter_names(cfg: DictConfig, group: str) -> list[str]:
@@ -105,6 +109,6 @@ def parameter_names(cfg: DictConfig, group: str) -> list[str]:
     assert isinstance(raw, dict)
     return [
         short[1] if (short := re.fullmatch(r"\$\{(\w+)\}", str(value))) else f"{group}.{key}"
-        for key, value in raw.items()
+        for key, value in ((str(key), value) for key, value in raw.items())
         if key != "_target_"
     ]

@@ -61,7 +61,8 @@ class Job:
 
     def place(self, folder: Path, number: int | None = None) -> None:
         """Let Hydra run it in `folder`, or as a sweep's job below it."""
-        with read_write(self.composed.hydra), open_dict(self.composed.hydra) as hydra:
+        hydra = self.composed.hydra
+        with read_write(hydra), open_dict(hydra):
             if number is None:
                 hydra.mode, hydra.run.dir = RunMode.RUN, str(folder)
             else:

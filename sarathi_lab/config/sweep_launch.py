@@ -103,17 +103,13 @@ class JobLauncher:
             self._master.hydra.overrides.hydra.extend(own)
             self._master.hydra.sweep.dir = str(record.folder)
 
-    @property
-    def _is_apart(self) -> bool:
-        return self._master.hydra.runtime.choices["hydra/launcher"] != "basic"
-
     def launch(self, jobs: Mapping[int, Sequence[str]]) -> None:
         """Run `jobs` (settings by number) and wait for all; how each ended is in its folder.
 
         Raises UserError if the launcher itself gives up.
         """
         self._progress.expect({number: self._name(number, job) for number, job in jobs.items()})
-        if self._is_apart:
+        if self._command_line.is_apart:
             self._launch_apart(jobs)
             return
         for number, settings in jobs.items():
@@ -184,7 +180,7 @@ class JobLauncher:
     def _name(self, number: int, job: Sequence[str]) -> str:
         """What sets the job apart in its sweep."""
         swept = self._command_line.swept
-        own = [setting for setting in job if setting.partition("=")[0] in swept]
+        own = [setting for setting in job if setting.partition("=")[0].lstrip("+") in swept]
         return " ".join(own) or f"run {number}"
 
 

@@ -1,6 +1,4 @@
-"""Where a run's requests come from: a list with times, or users who send the next one when the last
-is answered.
-"""
+"""Where requests come from: a list with times, or users who each wait for their last answer."""
 
 from __future__ import annotations
 
@@ -22,18 +20,13 @@ class Arrivals(Protocol):
 
     @property
     def requests(self) -> Sequence[Request]:
-        """All that are still to come; the times of those that wait for others to finish are not
-        known yet.
-        """
-        ...
+        """All still to come; those that wait for others to finish have no times yet."""
 
     def pop(self) -> Request:
         """Take the next one, with its time of arrival."""
-        ...
 
     def finished(self, sequences: Sequence[SequenceState]) -> None:
         """Hear that these are done."""
-        ...
 
 
 class TimedArrivals:

@@ -39,9 +39,7 @@ class BlockManager:
 
     @property
     def num_free(self) -> int:
-        """Blocks that a sequence can have: those that hold nothing, and those cached for nobody in
-        particular.
-        """
+        """Blocks that a sequence can have: those that are empty or cached for nobody."""
         return len(self._free) if self.prefix is None else len(self._free) + self.prefix.num_unused
 
     @property
@@ -53,9 +51,7 @@ class BlockManager:
         return -(-num_tokens // self.block_size)
 
     def watermark_blocks(self, watermark: float) -> int:
-        """Blocks that admission leaves free, so that running sequences can grow; `watermark` is a
-        share in [0, 1).
-        """
+        """Blocks that admission leaves free for running sequences; `watermark` is a share."""
         return int(watermark * self.num_blocks)
 
     def can_hold(self, num_tokens: int, watermark: float = 0.0) -> bool:
@@ -71,9 +67,7 @@ class BlockManager:
         return (self.num_free + len(sequence.block_ids)) * self.block_size - sequence.num_computed
 
     def grow(self, sequence: SequenceState, num_tokens: int) -> bool:
-        """Make `sequence` hold at least `num_tokens` tokens; False, with nothing changed, if blocks
-        are short.
-        """
+        """Make `sequence` hold `num_tokens` tokens; False, with nothing changed, if it can't."""
         held = sequence.block_ids
         missing = -(-num_tokens // self.block_size) - len(held)
         if missing <= 0:  # as a rule: most tokens come one at a time
@@ -95,9 +89,7 @@ class BlockManager:
         return sequence
 
     def publish(self, batch: Batch) -> None:
-        """Let others share the full blocks that `batch` has computed, or will have when what is
-        made next begins.
-        """
+        """Let others share the full blocks that hold what `batch` computes."""
         if self.prefix is not None:
             for chunk in batch.chunks:
                 self.prefix.publish(chunk.sequence)
@@ -118,9 +110,7 @@ class BlockManager:
         return self.grow(sequence, num_tokens)
 
     def _evict_for(self, num_blocks: int) -> bool:
-        """Have `num_blocks` blocks that hold nothing, by eviction; False, with nothing changed, if
-        they are short.
-        """
+        """Empty `num_blocks` blocks by eviction; False, with nothing changed, if it can't."""
         missing = num_blocks - len(self._free)
         if self.prefix is None or missing > self.prefix.num_unused:
             return False
@@ -136,9 +126,7 @@ class BlockManager:
         sequence.blocks_are_neighbours = True
 
     def swap_out(self, sequence: SequenceState) -> list[Copy] | None:
-        """Move `sequence` to host memory and free its blocks; None, with nothing changed, if that
-        is full.
-        """
+        """Move `sequence` to host memory; None, with nothing changed, if that is full."""
         num_blocks = self.blocks_for(sequence.num_computed)  # what was only set aside holds nothing
         if num_blocks > len(self._free_host):
             return None
@@ -149,9 +137,7 @@ class BlockManager:
         return copies
 
     def swap_in(self, sequence: SequenceState, num_tokens: int) -> list[Copy] | None:
-        """Bring `sequence` back, with room for `num_tokens` tokens; None, with nothing changed, if
-        blocks are short.
-        """
+        """Bring `sequence` back; None, with nothing changed, if `num_tokens` don't fit."""
         if not self.grow(sequence, num_tokens):
             return None
         pairs = zip(sequence.block_ids, sequence.host_block_ids, strict=False)
@@ -163,9 +149,7 @@ class BlockManager:
     def check_integrity(
         self, sequences: Iterable[SequenceState], swapped: Iterable[SequenceState] = ()
     ) -> None:
-        """Raise AssertionError unless every block is free or held by one of `sequences`, by
-        `swapped`, or is shared.
-        """
+        """Raise AssertionError unless every block is free, held by one of these, or shared."""
         on_host = [block for sequence in swapped for block in sequence.host_block_ids]
         if sorted(on_host + self._free_host) != list(range(self.num_host_blocks)):
             raise AssertionError(

@@ -70,9 +70,7 @@ def make_batch(
 def chunks_of(
     prompt_len: int, chunk: int, *, num_decodes: int = 0, context: int = 1
 ) -> list[Batch]:
-    """A prompt in chunks of `chunk` tokens, the last one shorter, each beside `num_decodes`
-    decodes.
-    """
+    """A prompt in chunks of `chunk` tokens (the last may be shorter), each beside `num_decodes`."""
     return [
         make_batch(
             prefill_tokens=min(chunk, prompt_len - start),

@@ -1,6 +1,4 @@
-"""The one interface between the engine loop and whatever owns time: a CPU, a GPU, a cost model, a
-pipeline.
-"""
+"""The interface between the engine loop and what owns time, such as a device or a cost model."""
 
 from __future__ import annotations
 
@@ -53,9 +51,7 @@ class StepResult:
 
     @property
     def busy(self) -> float:
-        """Seconds that it kept a stage busy, in the mean over the stages; `end` - `start` on one
-        device.
-        """
+        """Seconds that it kept a stage busy, in the mean over stages."""
         if not self.stages:
             return self.end - self.start
         return sum(end - start for start, end in self.stages) / len(self.stages)
@@ -76,47 +72,36 @@ class Executor(Protocol):
     @property
     def num_blocks(self) -> int | None:
         """Blocks of its cache; None where there is no real one."""
-        ...
 
     @property
     def now(self) -> float:
         """Seconds since `start`."""
-        ...
 
     @property
     def num_in_flight(self) -> int: ...
 
     def start(self) -> None:
         """Set the clock to zero; whatever ran before (warm-up, loading) is not part of the run."""
-        ...
 
     def submit(self, batch: Batch) -> None: ...
 
     def collect(self) -> StepResult:
         """Wait for the oldest batch in flight."""
-        ...
 
     @property
     def next_end(self) -> float:
         """When the oldest batch in flight ends; `now` where only waiting tells."""
-        ...
 
     def wait_until(self, time: float) -> None:
         """Let the clock reach `time`; nothing in flight ends before."""
-        ...
 
     def write_profile(self, directory: Path) -> Mapping[str, float]:
-        """Leave what was asked to be watched of the run in `directory`; returns what the summary
-        should hold of it.
-        """
-        ...
+        """Write what was watched of the run; returns what the summary should hold of it."""
 
 
 @dataclass(frozen=True)
 class Predictor:
-    """Seconds of an iteration by operation, known without running it; products come in tiles of
-    `tile` tokens.
-    """
+    """Seconds of an iteration by operation; products come in tiles of `tile` tokens."""
 
     operation_times: Callable[[Batch], dict[str, float]]
     tile: int
@@ -150,17 +135,14 @@ class Backend(Protocol):
     @property
     def name(self) -> str:
         """The option of the config group: "torch" or "simulated"."""
-        ...
 
     @property
     def device_name(self) -> str:
         """The device in words, as tables and tags show it."""
-        ...
 
     @property
     def dtype_name(self) -> str:
         """ "float32", "bfloat16" or "float16", resolved from "auto"."""
-        ...
 
     @property
     def dtype_bytes(self) -> int: ...
@@ -168,46 +150,29 @@ class Backend(Protocol):
     @property
     def computes_tokens(self) -> bool:
         """Whether prompts need token ids and outputs have them."""
-        ...
 
     @property
     def num_stages(self) -> int:
         """Stages of the pipeline, so batches in flight; 1 on a device that is none."""
-        ...
 
     @property
     def default_model(self) -> str:
         """What model=auto stands for on this device."""
-        ...
 
     def check(self, spec: ModelSpec, kv_tokens: int, host_kv_tokens: int = 0) -> None:
-        """Raise UserError if the model can't run here with a cache of `kv_tokens`, and another in
-        host memory.
-        """
-        ...
+        """Raise UserError if the model can't run here with caches of so many tokens."""
 
     def peaks(self) -> Peaks:
         """Peak FLOP/s and bytes/s of all devices together, measured or from the hardware file."""
-        ...
 
     def cautions(self, spec: ModelSpec) -> Sequence[str]:
-        """What to keep in mind of figures from this device, a line each; none where they are
-        measured.
-        """
-        ...
+        """What to keep in mind of figures from here, a line each; none if measured."""
 
     def predictor(self, spec: ModelSpec) -> Predictor | None:
-        """The device's cost model for `spec`, or None if it has none: what `chunk=auto` is chosen
-        by.
-        """
-        ...
+        """The device's cost model for `spec`, which `chunk=auto` is chosen by; None without."""
 
     def kv_blocks(self, spec: ModelSpec, block_size: int) -> int:
-        """Blocks that fit the memory beside the weights; where only loading the model can tell, an
-        estimate.
-        """
-        ...
+        """Blocks that fit beside the weights; an estimate where only loading can tell."""
 
     def build(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> Executor:
         """Load the weights and return a warmed-up executor of `sizes`."""
-        ...

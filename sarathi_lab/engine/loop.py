@@ -1,6 +1,4 @@
-"""The only loop: hand over arrivals, submit batches, collect results. Every executor is driven by
-it.
-"""
+"""The only loop, for every executor: hand over arrivals, submit batches, collect results."""
 
 from __future__ import annotations
 
@@ -94,9 +92,7 @@ def run_engine(
 
 
 def _arrives_first(arrivals: Arrivals, executor: Executor) -> bool:
-    """Whether the next request comes into a pipeline with room before the oldest batch leaves
-    it.
-    """
+    """Whether a request enters a pipeline with room before the oldest batch leaves it."""
     return executor.num_in_flight < executor.capacity and arrivals.next_time < executor.next_end
 
 

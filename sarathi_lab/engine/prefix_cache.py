@@ -1,6 +1,4 @@
-"""Prefix caching: full blocks of the KV cache are found again by the tokens up to their end, and
-shared.
-"""
+"""Prefix caching: full blocks of the KV cache are found by their tokens, and shared."""
 
 from __future__ import annotations
 
@@ -42,9 +40,7 @@ class PrefixCache:
         return len(self._unused)
 
     def find(self, sequence: SequenceState) -> list[int]:
-        """The blocks that hold the first tokens of `sequence`; at least one token is left, so that
-        it can emit.
-        """
+        """Blocks that hold the first tokens of `sequence`, leaving it one token at least."""
         found = []
         for i in range((sequence.num_known - 1) // self.block_size):
             block = self._blocks.get(self._key(sequence, i))
@@ -85,9 +81,7 @@ class PrefixCache:
         sequence.num_published = max(sequence.num_published, num_full)
 
     def release(self, sequence: SequenceState) -> list[int]:
-        """Let go of all blocks of `sequence`; returns those that hold nothing for others, the last
-        first.
-        """
+        """Let go of all blocks of `sequence`; returns those left empty, the last first."""
         empty = []
         for block in reversed(sequence.block_ids):
             if block not in self._num_holders:
@@ -108,9 +102,7 @@ class PrefixCache:
         return evicted
 
     def check_integrity(self, held: Iterable[int]) -> list[int]:
-        """Raise AssertionError unless `held`, with repetitions, are what its counts say; returns
-        the unused blocks.
-        """
+        """Raise AssertionError unless `held` fits the counts; returns the unused blocks."""
         counts = Counter(held)
         for block in counts.keys() | self._num_holders.keys():
             expected = self._num_holders.get(block, 1)
@@ -125,9 +117,7 @@ class PrefixCache:
         return list(self._unused)
 
     def _key(self, sequence: SequenceState, index: int) -> bytes:
-        """The key of one full block of known tokens; those before it must have been asked for, or
-        follow from it.
-        """
+        """The key of one full block of known tokens, made after those before it."""
         keys = sequence.block_keys
         while len(keys) <= index:
             start = len(keys) * self.block_size

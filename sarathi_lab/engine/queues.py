@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
 from itertools import islice
-from typing import Literal, Protocol
+from typing import Literal
 
 from sarathi_lab.engine.request import SequenceState
 
@@ -19,38 +19,10 @@ Test = Callable[[SequenceState], bool]
 LOOKAHEAD = 64
 
 
-class WaitingQueue(Protocol):
-    """Waiting sequences, the next one to be admitted first."""
-
-    def append(self, sequence: SequenceState, /) -> None:
-        """Queue a new sequence."""
-        ...
-
-    def appendleft(self, sequence: SequenceState, /) -> None:
-        """Queue one again that was preempted."""
-        ...
-
-    def popleft(self) -> SequenceState:
-        """Take the next one out."""
-        ...
-
-    def remove(self, sequence: SequenceState, /) -> None:
-        """Take any one out. Raises ValueError if it does not wait."""
-        ...
-
-    def oldest(self) -> SequenceState:
-        """The one that arrived first. The queue must not be empty."""
-        ...
-
-    def __getitem__(self, index: int, /) -> SequenceState: ...
-
-    def __iter__(self) -> Iterator[SequenceState]: ...
-
-    def __len__(self) -> int: ...
-
-
 class ArrivalQueue(deque[SequenceState]):
-    """A waiting queue in the order of arrival, those that were preempted in front."""
+    """A waiting queue in the order of arrival, the next one first; `appendleft` puts those that
+    were preempted in front.
+    """
 
     def oldest(self) -> SequenceState:
         """The one that arrived first: one of those in front, or the next behind them."""
@@ -122,19 +94,18 @@ class RankedQueue:
         return len(self._items)
 
 
+WaitingQueue = ArrivalQueue | RankedQueue
+
+
 def make_queue(order: QueueOrder) -> WaitingQueue:
-    """An empty queue: first come, first served with the preempted ones in front; by priority; or
-    shortest first.
-    """
+    """An empty queue: in the order of arrival, by priority, or shortest first."""
     if order == "fcfs":
         return ArrivalQueue()
     return RankedQueue(by_priority if order == "priority" else by_remaining)
 
 
 def candidates(waiting: WaitingQueue, pass_over: Test | None) -> Iterator[SequenceState]:
-    """The first of `waiting` as long as there is one; or those of the next `LOOKAHEAD` that are not
-    passed over.
-    """
+    """The first of `waiting`, again and again; or the next `LOOKAHEAD` not passed over."""
     if pass_over is not None:
         upcoming = list(islice(waiting, LOOKAHEAD))  # the queue changes as they are admitted
         yield from (sequence for sequence in upcoming if not pass_over(sequence))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ class Request:
         return self.prompt_len + self.output_len
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class SequenceState:
     """Engine state of one request: tokens known, tokens computed, blocks held.
 
@@ -45,50 +46,37 @@ class SequenceState:
     choosing how many to catch up.
     """
 
-    __slots__ = (
-        "block_ids",
-        "block_keys",
-        "blocks_are_neighbours",
-        "first_scheduled_time",
-        "host_block_ids",
-        "in_flight",
-        "is_running",
-        "num_computed",
-        "num_preemptions",
-        "num_published",
-        "order",
-        "output_token_ids",
-        "position",
-        "prefix_hit_tokens",
-        "request",
-        "token_times",
-    )
+    request: Request
+    order: int  # rank of arrival: what "first come" means when sequences are sorted
+    # What its blocks hold; of one that waits, what is cached. Written by Scheduler.
+    num_computed: int = 0
+    # Written by BlockManager: its blocks, whether their ids count up by one, and where its cache is
+    # while it is swapped out.
+    block_ids: list[int] = field(default_factory=list)
+    blocks_are_neighbours: bool = True
+    host_block_ids: list[int] = field(default_factory=list)
+    # Written by PrefixCache: the keys of its full blocks, and how many of them others may share.
+    block_keys: list[bytes] = field(default_factory=list)
+    num_published: int = 0
+    # Written by Scheduler: whether it is admitted and not preempted since, its rank among those
+    # (earlier ones have smaller ones), and whether it is in a batch.
+    is_running: bool = False
+    position: int = 0
+    in_flight: bool = False
+    output_token_ids: list[int] = field(default_factory=list)
+    token_times: list[float] = field(default_factory=list)  # when each was collected
+    first_scheduled_time: float | None = None
+    prefix_hit_tokens: int = 0  # of the prompt, when admitted first
+    num_preemptions: int = 0
+    bubble_time: float = 0.0  # seconds of idle stages before its batches
 
-    def __init__(self, request: Request, order: int) -> None:
-        self.request = request
-        self.order = order  # rank of arrival: what "first come" means when sequences are sorted
-        self.num_computed = (
-            0  # written by Scheduler: what its blocks hold; of one that waits, what is cached
-        )
-        self.block_ids: list[int] = []  # written by BlockManager only, as is the next
-        self.blocks_are_neighbours = True  # whether block_ids count up by one
-        self.host_block_ids: list[
-            int
-        ] = []  # where its cache is while it is swapped out; written by BlockManager only
-        self.block_keys: list[
-            bytes
-        ] = []  # of its full blocks, as is the next; written by PrefixCache only
-        self.num_published = 0  # of them, those that others may share
-        self.is_running = (
-            False  # written by Scheduler: admitted and not preempted since, as is the next
-        )
-        self.position = 0  # rank among the running: those before have smaller ones
-        self.in_flight = False  # set by Batch.add, cleared by Scheduler.update
-        self.output_token_ids: list[int] = []
-        self.token_times: list[float] = []  # when each output token was collected
-        self.first_scheduled_time: float | None = None
-        self.prefix_hit_tokens = 0  # of the prompt, cached when it was admitted first
-        self.num_preemptions = 0
+    @property
+    def first_token_time(self) -> float:
+        return self.token_times[0]
+
+    @property
+    def finish_time(self) -> float:
+        return self.token_times[-1]
 
     @property
     def num_known(self) -> int:
@@ -101,9 +89,7 @@ class SequenceState:
 
     @property
     def is_decoding(self) -> bool:
-        """Whether only the newest generated token is pending (a last prompt token is still
-        prefill).
-        """
+        """Whether only the newest generated token is pending; a last prompt token is prefill."""
         prompt_len = self.request.prompt_len
         return (
             self.num_computed >= prompt_len
@@ -122,8 +108,7 @@ class SequenceState:
 
 
 class Chunk(NamedTuple):
-    """A slice of one sequence to run now: tokens `start` to `start + num_tokens`, seeing all before
-    them.
+    """A slice of one sequence to run now: tokens `start` to `start + num_tokens`.
 
     `emits_token` is carried, not derived later: whether a slice ends at the newest known token can
     only be told at the moment it is cut (a recompute chunk that leaves one token pending looks like
@@ -143,9 +128,7 @@ class Chunk(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """A block of cache to be moved before a batch runs: out to host memory, or back in; ids of
-    either pool.
-    """
+    """A block of cache to move before a batch runs: out to host memory, or back in."""
 
     is_out: bool
     device_block: int
@@ -161,9 +144,9 @@ class Queues(NamedTuple):
     num_preemptions: int
 
 
+@dataclass(eq=False, slots=True)
 class Batch:
-    """The chunks of one iteration and their sums, from which FLOPs and bytes follow
-    (`model/spec.py`).
+    """The chunks of one iteration and their sums, from which FLOPs and bytes follow.
 
     Filled by a policy through the scheduler's moves; read by executors and the ledger. `kv_tokens`
     count cached tokens read by attention (context plus the chunk itself); `query_key_pairs` counts
@@ -172,34 +155,18 @@ class Batch:
     those it admits. `queues` are those that it leaves behind, set by `Scheduler.advance`.
     """
 
-    __slots__ = (
-        "chunks",
-        "copies",
-        "decode_kv_tokens",
-        "num_decode_tokens",
-        "num_emits",
-        "num_prefill_tokens",
-        "num_prefills",
-        "num_swapped_tokens",
-        "prefill_kv_tokens",
-        "prefill_query_key_pairs",
-        "prefix_hit_tokens",
-        "queues",
-    )
-
-    def __init__(self) -> None:
-        self.chunks: list[Chunk] = []
-        self.copies: list[Copy] = []  # written by Scheduler, as are the next two
-        self.num_swapped_tokens = 0
-        self.prefix_hit_tokens = 0
-        self.num_prefills = 0
-        self.num_prefill_tokens = 0
-        self.num_decode_tokens = 0  # one token a decode, so also the number of decodes
-        self.prefill_kv_tokens = 0
-        self.decode_kv_tokens = 0
-        self.prefill_query_key_pairs = 0
-        self.num_emits = 0
-        self.queues: Queues | None = None
+    chunks: list[Chunk] = field(default_factory=list)
+    copies: list[Copy] = field(default_factory=list)
+    num_swapped_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    num_prefills: int = 0
+    num_prefill_tokens: int = 0
+    num_decode_tokens: int = 0  # one token a decode, so also the number of decodes
+    prefill_kv_tokens: int = 0
+    decode_kv_tokens: int = 0
+    prefill_query_key_pairs: int = 0
+    num_emits: int = 0
+    queues: Queues | None = None
 
     def __len__(self) -> int:
         return len(self.chunks)
@@ -208,10 +175,12 @@ class Batch:
     def num_tokens(self) -> int:
         return self.num_prefill_tokens + self.num_decode_tokens
 
+    @property
+    def num_swapped_blocks(self) -> int:
+        return len(self.copies)
+
     def put_prefills_first(self) -> None:
-        """Order the chunks so that those of prompts come before the decodes; the order among either
-        stays.
-        """
+        """Order the chunks: those of prompts before the decodes, each in the order they had."""
         self.chunks.sort(key=lambda chunk: chunk.is_decode)
 
     def add(self, sequence: SequenceState, num_tokens: int) -> None:

@@ -38,19 +38,15 @@ class SchedulingPolicy(Protocol):
     @property
     def watermark(self) -> float:
         """The share of the cache that admission leaves free."""
-        ...
 
     def validate(self, batch_size: int, max_model_len: int) -> None:
         """Raise UserError for parameters that cannot work."""
-        ...
 
     def reserved_tokens(self, request: Request, num_known: int, max_model_len: int) -> int:
         """Tokens of cache to set aside when a sequence with `num_known` tokens is admitted."""
-        ...
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         """Put this iteration's work into the empty `batch`, by the scheduler's moves."""
-        ...
 
 
 def check_fits(
@@ -123,7 +119,7 @@ class Scheduler:
         self._is_sorted = True  # whether `running` is in the order of `rank`
         self.now = 0.0
         self.last_prompt_latency = 0.0
-        self.num_preemptions = self._num_added = 0
+        self.num_preemptions = self._num_added = self._preempted_before = 0
         self._copies: list[Copy] = []  # for the next batch
         # Who gives way first: the largest.
         self.rank: Callable[[SequenceState], Rank] = (
@@ -141,10 +137,13 @@ class Scheduler:
         return bool(self.waiting or self.running or self.swapped)
 
     @property
+    def has_preempted(self) -> bool:
+        """Whether somebody had to give way since this iteration's batch was begun."""
+        return self.num_preemptions > self._preempted_before
+
+    @property
     def has_idle_running(self) -> bool:
-        """Whether some admitted sequence could be scheduled now (all of them, unless batches are in
-        flight).
-        """
+        """Whether some running sequence is not in flight."""
         return any(map(self._is_idle, self._idle))
 
     @property
@@ -168,9 +167,7 @@ class Scheduler:
         return [self.blocks.look_up(sequence) for sequence in islice(self.waiting, num_sequences)]
 
     def add(self, request: Request) -> SequenceState:
-        """Queue a request. Raises UserError for one that could never finish, rather than stalling
-        later.
-        """
+        """Queue a request. Raises UserError for one that could never finish."""
         self.check_fits(request)
         sequence = SequenceState(request, order=self._num_added)
         self._num_added += 1
@@ -178,15 +175,14 @@ class Scheduler:
         return sequence
 
     def check_fits(self, request: Request) -> None:
-        """Raise UserError if `request` is longer than the model or the cache allows, alone on an
-        idle engine.
-        """
+        """Raise UserError if model or cache are too small for `request`, even alone."""
         tokens = self.policy.reserved_tokens(request, request.total_len, self.max_model_len)
         check_fits(request, tokens, self.blocks, self.policy, self.max_model_len)
 
     def schedule(self, now: float) -> Batch | None:
         """The next batch at time `now` (seconds), or None if nothing can run."""
         self.now = now
+        self._preempted_before = self.num_preemptions
         batch = Batch()
         if self.rank is by_priority:  # the urgent choose first, as those behind them give way
             self.sort_running()
@@ -217,7 +213,7 @@ class Scheduler:
                     finished.append(sequence)
                     continue
             self._idle.append(sequence)
-        self._idle.sort(key=attrgetter("position"))
+        self._idle.sort(key=_by_position)
         self.blocks.publish(batch)
         for sequence in finished:
             self._leave_running(sequence)
@@ -227,9 +223,7 @@ class Scheduler:
         )
 
     def update(self, result: StepResult) -> list[SequenceState]:
-        """Book a finished batch, `advance` included if that was not done; returns the sequences
-        that it finished.
-        """
+        """Book a finished batch (and `advance`, if not done); returns the sequences it finished."""
         if result.batch.queues is None:
             self.advance(result.batch)
         finished = []
@@ -248,9 +242,7 @@ class Scheduler:
     # -- the moves ---------------------------------------------------------------------------------
 
     def add_decodes(self, batch: Batch, token_budget: int | None = None) -> None:
-        """Give every idle decoding sequence its next token, oldest first, evicting the newest if
-        blocks are short.
-        """
+        """Give idle decodes their next token, oldest first, evicting the newest if need be."""
         chunks = batch.chunks
         limit = self.batch_size if token_budget is None else min(self.batch_size, token_budget)
         for sequence in self._idle:
@@ -270,9 +262,7 @@ class Scheduler:
         max_prefills: int | None = None,
         size: Size | None = None,
     ) -> None:
-        """Catch up running sequences whose prompt is unfinished, oldest first, within
-        `token_budget` per batch.
-        """
+        """Catch up running prompts, oldest first, until `batch` has `token_budget` tokens."""
         for sequence in self._idle:
             if self._is_full(batch, max_prefills):
                 return
@@ -284,9 +274,7 @@ class Scheduler:
             self.take(batch, sequence, num_tokens if size is None else size(sequence, num_tokens))
 
     def catch_up(self, batch: Batch, token_budget: int, size: Size | None = None) -> None:
-        """Let idle sequences, in the order they run in, take what they lack: decodes and prompts
-        alike.
-        """
+        """Let idle sequences take what they lack in the order they run in, decodes or not."""
         for sequence in list(self._idle):
             left = _num_tokens(sequence, token_budget, batch)
             if left == 0 or len(batch) >= self.batch_size:
@@ -297,9 +285,7 @@ class Scheduler:
     def take(
         self, batch: Batch, sequence: SequenceState, num_tokens: int, *, evict: bool = True
     ) -> bool:
-        """Let a running sequence take `num_tokens` tokens, evicting newer ones if blocks are short;
-        False: it can't.
-        """
+        """Let a running sequence take `num_tokens` tokens, evicting newer ones; False: it can't."""
         make_room = self.make_room if evict else self.blocks.grow
         if num_tokens <= 0 or not make_room(sequence, sequence.num_computed + num_tokens):
             return False
@@ -309,18 +295,13 @@ class Scheduler:
     def swap_in(
         self, batch: Batch, token_budget: int | None = None, size: Size | None = None
     ) -> None:
-        """Bring swapped sequences back, first out first in, as long as they fit; each runs on at
-        once.
-        """
+        """Bring swapped sequences back while they fit, first out first in; each runs on at once."""
         while (
             self.swapped and len(self.running) < self.max_num_seqs and len(batch) < self.batch_size
         ):
             sequence = self.swapped[0]
             num_tokens = _num_tokens(sequence, token_budget, batch, size)
-            reserved = self.policy.reserved_tokens(
-                sequence.request, sequence.num_known, self.max_model_len
-            )
-            needed = max(sequence.num_computed + num_tokens, reserved)
+            needed = self._set_aside(sequence, num_tokens)
             if num_tokens <= 0 or not self.blocks.can_hold(
                 needed, self.policy.watermark if self.running else 0.0
             ):
@@ -363,18 +344,12 @@ class Scheduler:
                 return
 
     def enter(self, batch: Batch, sequence: SequenceState, num_tokens: int) -> bool:
-        """Admit one waiting sequence with `num_tokens` behind what is cached; False if cache or
-        batch is full.
-        """
+        """Admit a waiting sequence with `num_tokens`; False if cache or batch is full."""
         if len(self.running) >= self.max_num_seqs or len(batch) >= self.batch_size:
             return False
         num_tokens = min(num_tokens, self.blocks.look_up(sequence).num_pending)
-        reserved = self.policy.reserved_tokens(
-            sequence.request, sequence.num_known, self.max_model_len
-        )
-        if not self.blocks.admit(
-            sequence, max(sequence.num_computed + num_tokens, reserved), self.policy.watermark
-        ):
+        needed = self._set_aside(sequence, num_tokens)
+        if not self.blocks.admit(sequence, needed, self.policy.watermark):
             return False
         self.waiting.remove(sequence)
         self._enter_running(sequence)
@@ -402,9 +377,7 @@ class Scheduler:
         return True
 
     def preempt(self, sequence: SequenceState) -> None:
-        """Take an idle sequence out: to host memory if that is asked for and has room, else its
-        cache is dropped.
-        """
+        """Take an idle sequence out: swapped if asked for and possible, else recomputed."""
         copies = self.blocks.swap_out(sequence) if self.preemption == "swap" else None
         self._leave_running(sequence)
         sequence.num_preemptions += 1
@@ -417,9 +390,7 @@ class Scheduler:
         self.waiting.appendleft(sequence)
 
     def sort_running(self) -> None:
-        """Order running sequences by arrival, or urgency: a readmitted one goes before those that
-        came after it.
-        """
+        """Order running sequences by arrival or urgency, which readmission upsets."""
         if self._is_sorted:
             return
         self.running.sort(key=self.rank)
@@ -429,6 +400,13 @@ class Scheduler:
         self._is_sorted = True
 
     # -- bookkeeping -------------------------------------------------------------------------------
+
+    def _set_aside(self, sequence: SequenceState, num_tokens: int) -> int:
+        """Tokens of cache that `sequence` takes as it enters with `num_tokens` more."""
+        reserved = self.policy.reserved_tokens(
+            sequence.request, sequence.num_known, self.max_model_len
+        )
+        return max(sequence.num_computed + num_tokens, reserved)
 
     def _is_full(self, batch: Batch, max_prefills: int | None) -> bool:
         return len(batch) >= self.batch_size or (
@@ -459,9 +437,7 @@ _by_position = attrgetter("position")
 def _num_tokens(
     sequence: SequenceState, token_budget: int | None, batch: Batch, size: Size | None = None
 ) -> int:
-    """Tokens to take now: never negative before `size`, however many decodes the batch already
-    carries.
-    """
+    """Tokens to take now, never negative before `size`."""
     left = sequence.num_pending
     if token_budget is not None:
         left = max(0, min(left, token_budget - batch.num_tokens))

@@ -1,9 +1,11 @@
-"""A claim as `experiments/claims.yaml` states it, and how a measured value is judged by it."""
+"""The claims of `experiments/claims.yaml`, and how recorded results are judged by them: the one set
+of verdicts.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -19,7 +21,8 @@ from sarathi_lab.results import load
 
 CLAIMS = EXPERIMENTS / "claims.yaml"
 Direction = Literal["at least", "at most", "near"]
-Take = Literal["max", "min", "median", "x of max", "last / first"]
+Take = Literal["max", "min", "median", "x of max", "last / first", "decode alone / added"]
+Value = tuple[float, float, float]  # with the ends of its interval
 Verdict = Literal["holds", "partly", "fails", "not measured"]
 
 
@@ -29,10 +32,11 @@ class Claim:
     chooses.
 
     `take` makes one value of them: the "max", "min" or "median" of y, the x at which y is largest,
-    or the y at the largest x over that at the smallest. The claim holds if the value is `direction`
-    the `expected` one within the relative `tolerance`; `neutral` is the value of no effect at all,
-    beyond which a claim that misses its number holds partly. `caveat` says what the number depends
-    on.
+    the y at the largest x over that at the smallest, or what a decode takes alone over what it adds
+    to a prompt (Table 2). With `over`, another query, y is that of a row over that of the other's
+    row with the same `match`. The claim holds if the value is `direction` the `expected` one within
+    the relative `tolerance`; `neutral` is the value of no effect at all, beyond which a claim that
+    misses its number holds partly. `caveat` says what the number depends on.
     """
 
     id: str
@@ -47,6 +51,8 @@ class Claim:
     take: Take = "max"
     unit: str = "ratio"
     neutral: float | None = None
+    over: str | None = None
+    match: Sequence[str] = ("x",)
 
     def __post_init__(self) -> None:
         for name, valid in (("direction", get_args(Direction)), ("take", get_args(Take))):
@@ -132,6 +138,7 @@ COLUMNS = [
     "verdict",
     "unit",
     "note",
+    "experiment",
 ]
 
 
@@ -172,6 +179,7 @@ def _rows(
             "verdict": claim.judge(value, low, high),
             "unit": claim.unit,
             "note": reason or claim.caveat,
+            "experiment": claim.experiment,
         }
 
 
@@ -185,42 +193,52 @@ def _value(claim: Claim, rows: pd.DataFrame | None) -> tuple[float, float, float
     nothing = (math.nan, math.nan, math.nan)
     if rows is None or rows.empty:
         return *nothing, "no results of this device"
-    chosen = _query(claim, rows)
+    chosen = _query(claim, claim.where, rows)
+    if claim.over is not None:
+        chosen = _ratios(chosen, _query(claim, claim.over, rows), list(claim.match))
     if chosen.empty:
         return *nothing, "not in what was measured"
     known = chosen[chosen.y.notna()]
     if known.empty:
         return *nothing, ", ".join(map(str, chosen.reason.dropna().unique()))
-    return *_taken(claim, known), None
+    value = TAKES[claim.take](known)
+    return (*nothing, "not in what was measured") if value is None else (*value, None)
 
 
-def _query(claim: Claim, rows: pd.DataFrame) -> pd.DataFrame:
+def _query(claim: Claim, where: str, rows: pd.DataFrame) -> pd.DataFrame:
     try:
-        return rows.query(claim.where)
+        return rows.query(where)
     except Exception as error:  # pandas passes on whatever the expression raises
         raise UserError(
             f"claims.yaml: {claim.id}.where can't be evaluated ({error}); correct the query"
         ) from None
 
 
-def _taken(claim: Claim, known: pd.DataFrame) -> tuple[float, float, float]:
-    """The value of the chosen rows, with the interval of the row that it is from."""
-    if claim.take == "x of max":
-        return _x_of_max(known)
-    if claim.take == "last / first":
-        return _last_over_first(known)
-    ordered = known.sort_values("y")
-    place = {"min": 0, "median": (len(ordered) - 1) // 2, "max": len(ordered) - 1}[claim.take]
-    return _interval(ordered.iloc[place])
+def _ratios(rows: pd.DataFrame, over: pd.DataFrame, on: list[str]) -> pd.DataFrame:
+    """The rows with y over that of the other's, the interval as wide as both of theirs allow."""
+    both = rows.merge(over[[*on, "y", "low", "high"]], on=on, suffixes=("", "_over"))
+    return both.assign(
+        y=both.y / both.y_over, low=both.low / both.high_over, high=both.high / both.low_over
+    )
 
 
-def _interval(row: pd.Series) -> tuple[float, float, float]:
+def _nth(share: float) -> Callable[[pd.DataFrame], Value]:
+    """The value at a share of the ordered rows, with the interval of the row that it is from."""
+
+    def take(known: pd.DataFrame) -> Value:
+        ordered = known.sort_values("y")
+        return _interval(ordered.iloc[int(share * (len(ordered) - 1))])
+
+    return take
+
+
+def _interval(row: pd.Series) -> Value:
     """The row's value and ends; a value without an interval is its own."""
     low, high = (float(row.y if pd.isna(end) else end) for end in (row.low, row.high))
     return float(row.y), low, high
 
 
-def _last_over_first(known: pd.DataFrame) -> tuple[float, float, float]:
+def _last_over_first(known: pd.DataFrame) -> Value:
     """The ratio of the ends of a line; the interval is as wide as both of theirs allow."""
     ordered = known.sort_values("x")
     first, first_low, first_high = _interval(ordered.iloc[0])
@@ -228,7 +246,23 @@ def _last_over_first(known: pd.DataFrame) -> tuple[float, float, float]:
     return last / first, last_low / first_high, last_high / first_low
 
 
-def _x_of_max(known: pd.DataFrame) -> tuple[float, float, float]:
+def _alone_over_added(known: pd.DataFrame) -> Value | None:
+    """Of Table 2's totals: the decode-only batch has one decode more than the decode-maximal one
+    adds to a prompt, and as many tokens as decodes.
+    """
+    rows = known[known.series == "total"].drop_duplicates("panel").set_index("panel")
+    if not {"decode-only", "decode-maximal", "prefill-only"} <= set(rows.index):
+        return None
+    decodes = float(rows.x["decode-only"])
+    y = rows.y / pd.Series({"decode-only": decodes}).reindex(rows.index, fill_value=decodes - 1)
+    added = float(y["decode-maximal"] - y["prefill-only"])
+    if added <= 0:
+        return None  # below the noise
+    value = float(y["decode-only"]) / added
+    return value, value, value
+
+
+def _x_of_max(known: pd.DataFrame) -> Value:
     """Where y is largest, and the least and largest x whose interval still reaches the best one's.
 
     What was computed (of no pairs) has but one place: the errors of a cost model are those of all
@@ -239,3 +273,37 @@ def _x_of_max(known: pd.DataFrame) -> tuple[float, float, float]:
         return float(best.x), float(best.x), float(best.x)
     reach = known[known.high.fillna(known.y) >= (best.y if pd.isna(best.low) else best.low)]
     return float(best.x), float(reach.x.min()), float(reach.x.max())
+
+
+TAKES: Mapping[str, Callable[[pd.DataFrame], Value | None]] = {
+    "max": _nth(1.0),
+    "min": _nth(0.0),
+    "median": _nth(0.5),
+    "x of max": _x_of_max,
+    "last / first": _last_over_first,
+    "decode alone / added": _alone_over_added,
+}
+
+
+def in_words(row: Mapping[Any, Any]) -> str:
+    """What a row of `verdicts` measured, such as "1.31 (1.25 to 1.36)"; empty if nothing was."""
+    value, low, high = (float(row[name]) for name in ("measured", "low", "high"))
+    if math.isnan(value):
+        return ""
+    return f"{value:.3g}" if low == high else f"{value:.3g} ({low:.3g} to {high:.3g})"
+
+
+def verdict(experiment: str, table: pd.DataFrame) -> str:
+    """What the claims of an experiment say, in Markdown: a line per claim with everyone's number;
+    `table` is that of `verdicts`.
+    """
+    own = table[table.experiment == experiment]
+    lines = []
+    for claim, rows in own.groupby("claim", sort=False):
+        known = rows[rows.verdict != "not measured"].to_dict("records")
+        values = [f"{row['device']} **{in_words(row)}** ({row['verdict']})" for row in known]
+        said = "; ".join(values) or "not measured"
+        lines.append(f"- {claim} ({rows.expected.iloc[0]}): {said}.")
+    if own.empty or not (own.verdict != "not measured").any():
+        lines.append("- No device has recorded results of it.")
+    return "\n".join(lines)

@@ -1,190 +1,409 @@
-"""Figures and tables that time single batches: operations, tiles, the decode's share, chunked
-prefills alone.
+"""Figures and tables that time single batches: operations, tiles, the decode's share, decodes on
+chunks.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
-from sarathi_lab.engine.compositions import chunks_of, make_batch
-from sarathi_lab.experiment.bench import (
-    CHUNK,
+import pandas as pd
+
+from sarathi_lab.engine.compositions import make_batch
+from sarathi_lab.experiment.clock import (
     COMPUTE,
     EVERYTHING,
     FOUR,
-    SEQ_LENS,
-    Bench,
+    Clock,
     Estimate,
     Point,
     best_pd_ratio,
     weighted,
 )
+from sarathi_lab.experiment.registry import (
+    KEYS,
+    Aim,
+    ErrorRow,
+    Platform,
+    Unit,
+    figure,
+)
+from sarathi_lab.experiment.scenario import Scenario
 from sarathi_lab.model.spec import ModelSpec
+from sarathi_lab.results.plots.look import Look
 
-FIG_03_BATCHES = (1, 2, 4, 8, 12, 18)
-FIG_08_BATCHES = {"1K": range(2, 19, 2), "2K": range(2, 9, 2), "3K": range(2, 7, 2)}
-FIG_10_BATCHES = FIG_08_BATCHES
-FIG_13_CHUNKS = range(64, 513, 64)
-
-
-def fig03(
-    bench: Bench, spec: ModelSpec, batches: Iterable[int] = FIG_03_BATCHES, seq_len: int = 1024
-) -> Iterator[Point]:
-    """Milliseconds per token by operation, prefill-only and decode-only, at one length."""
-    for batch in batches:
-        prefills = bench.batch(make_batch(prefill_tokens=seq_len, num_prefills=batch))
-        decodes = bench.batch(make_batch(num_decodes=batch, context=seq_len))
-        for panel, times, num_tokens in (
-            ("prefill", prefills, seq_len * batch),
-            ("decode", decodes, batch),
-        ):
-            series = {
-                **{kind: (kind,) for kind in FOUR},
-                "others": ("elementwise", "others"),
-                "total": EVERYTHING,
-            }
-            for name, kinds in series.items():
-                yield Point(panel, name, batch, bench.seconds(times, kinds).times(1e3 / num_tokens))
+A6000 = Platform("13b", "a6000")
+OPERATIONS = {kind: (kind,) for kind in FOUR}
+Ints = Sequence[int]
 
 
-def fig04(bench: Bench, spec: ModelSpec, points: Iterable[tuple[str, str, int]]) -> Iterator[Point]:
-    """Tokens per millisecond of one layer by length, and FLOPs per byte of its matrix products.
+def _fig03_paper(table: pd.DataFrame) -> pd.DataFrame:
+    names = {"phase": "panel", "op": "series", "batch": "x", "ms_per_token": "y"}
+    points = table.rename(columns=names)
+    points["series"] = points.series.replace({"ffn_ln1": "ffn", "ffn_ln2": "ffn"})
+    return points.groupby(KEYS, as_index=False).y.sum().assign(unit="ms/token")
 
-    `points` are panels ("prefill", "decode", either with " intensity"), the length or the product,
-    and the batch.
+
+@figure(
+    question="Why are decodes expensive?",
+    seconds=15,
+    papers=[A6000],
+    paper=_fig03_paper,
+    errors=[ErrorRow("Fig 3, time per token", given="profiled")],
+    look=Look(
+        "Fig 3: time per token by operation",
+        "batch",
+        "ms per token",
+        log_y=True,
+        legend="operation",
+        panels={"ratio": "a decode over a prompt's token"},
+        units={"ratio": "ratio"},
+    ),
+)
+def fig03(spec: ModelSpec, *, batches: Ints, seq_len: int) -> Iterator[Unit]:
+    """Milliseconds per token by operation, prefilled alone and decoded alone, and the time of a
+    token decoded over that of one prefilled (section 3.1).
     """
-    for panel, series, batch in points:
-        phase, _, is_intensity = panel.partition(" ")
-        value = (
-            _intensity(spec, phase, series, batch)
-            if is_intensity
-            else _layer_rate(bench, spec, phase, series, batch)
-        )
-        yield Point(panel, series, batch, value)
+    yield from (partial(_token_costs, batch, seq_len) for batch in batches)
 
 
-def _layer_rate(bench: Bench, spec: ModelSpec, phase: str, series: str, batch: int) -> Estimate:
-    """Tokens per millisecond of one layer, for sequences of `series` tokens."""
-    seq_len = int(series)
-    prefills = make_batch(prefill_tokens=seq_len, num_prefills=batch)
-    one = prefills if phase == "prefill" else make_batch(num_decodes=batch, context=seq_len)
-    layer = bench.seconds(bench.batch(one), COMPUTE).times(1e3 / spec.num_layers)
-    return layer.inverse().times(one.num_tokens)
+def _token_costs(batch: int, seq_len: int, clock: Clock) -> Iterator[Point]:
+    prefills = clock.batch(make_batch(prefill_tokens=seq_len, num_prefills=batch))
+    decodes = clock.batch(make_batch(num_decodes=batch, context=seq_len))
+    series = {**OPERATIONS, "others": ("elementwise", "others"), "total": EVERYTHING}
+    phases = {"prefill": (prefills, seq_len * batch), "decode": (decodes, batch)}
+    for panel, (times, num_tokens) in phases.items():
+        for name, kinds in series.items():
+            y = clock.seconds(times, kinds).times(1e3 / num_tokens)
+            yield Point(panel, name, batch, y, "ms/token")
+    prefilled = clock.seconds(prefills).times(1 / (seq_len * batch))
+    decoded = clock.seconds(decodes).times(1 / batch)
+    yield Point("ratio", "decode / prefill", batch, decoded.over(prefilled))
 
 
-def _intensity(spec: ModelSpec, phase: str, product: str, batch: int) -> Estimate:
+def _fig04_paper(speed: pd.DataFrame, intensity: pd.DataFrame) -> pd.DataFrame:
+    names = {"phase": "panel", "batch": "x"}
+    speed = speed.rename(columns={**names, "seqlen": "series", "tokens_per_ms": "y"})
+    intensity = intensity.rename(columns={**names, "op": "series", "flops_per_byte": "y"})
+    intensity = intensity[
+        intensity.series != "attn"
+    ]  # computed by the paper as if all requests were one product
+    both = [
+        speed.assign(series=speed.series.astype(str), phase=speed.panel, unit="tokens/ms"),
+        intensity.assign(
+            panel=intensity.panel + " intensity", phase=intensity.panel, unit="FLOP/B"
+        ),
+    ]
+    return pd.concat(both)[[*KEYS, "y", "unit", "phase"]]
+
+
+def _fig04_at(points: pd.DataFrame) -> dict[str, object]:
+    speed, products = (points[points.unit == unit] for unit in ("tokens/ms", "FLOP/B"))
+    return {
+        "layers": list(zip(speed.phase, speed.series.astype(int), speed.x, strict=True)),
+        "products": list(zip(products.phase, products.series, products.x, strict=True)),
+    }
+
+
+@figure(
+    question="What fills the device: prompts, or only large batches of decodes?",
+    seconds=15,
+    papers=[A6000],
+    paper=_fig04_paper,
+    files=("a", "b"),
+    at=_fig04_at,
+    errors=[
+        ErrorRow("Fig 4a, single layer", "unit == 'tokens/ms'"),
+        ErrorRow("Fig 4b, arithmetic intensity", "unit == 'FLOP/B'", is_formula=True),
+    ],
+    look=Look(
+        "Fig 4: throughput of one layer, and arithmetic intensity of its products",
+        "batch",
+        "tokens / ms and layer",
+        log_x=True,
+        log_y=True,
+        columns=4,
+        legend="tokens a sequence,\nor matrix product",
+        panels={"prefill intensity": "prefill", "decode intensity": "decode"},
+        units={
+            "prefill intensity": "FLOPs per element moved",
+            "decode intensity": "FLOPs per element moved",
+        },
+    ),
+)
+def fig04(
+    spec: ModelSpec,
+    *,
+    lengths: Ints,
+    batches: Ints,
+    layers: Sequence[tuple[str, int, int]] = (),
+    products: Sequence[tuple[str, str, int]] = (),
+) -> Iterator[Unit]:
+    """Tokens per millisecond of one layer by length and batch, and FLOPs per byte of its products.
+
+    `layers` (phase, length, batch) and `products` (phase, operation, batch) are single points, in
+    place of all of `lengths` and `batches`.
+    """
+    phases = ("prefill", "decode")
+    grid = [(phase, length, batch) for phase in phases for length in lengths for batch in batches]
+    for phase, length, batch in layers or grid:
+        yield partial(_layer_rate, spec, phase, length, batch)
+    for phase, operation, batch in products:
+        yield partial(_intensity, spec, phase, operation, batch)
+
+
+def _layer_rate(
+    spec: ModelSpec, phase: str, length: int, batch: int, clock: Clock
+) -> Iterator[Point]:
+    prefills = make_batch(prefill_tokens=length, num_prefills=batch)
+    one = prefills if phase == "prefill" else make_batch(num_decodes=batch, context=length)
+    layer = clock.seconds(clock.batch(one), COMPUTE).times(1e3 / spec.num_layers)
+    yield Point(phase, str(length), batch, layer.inverse().times(one.num_tokens), "tokens/ms")
+
+
+def _intensity(
+    spec: ModelSpec, phase: str, operation: str, batch: int, clock: Clock
+) -> Iterator[Point]:
     """FLOPs per element moved of a product [rows, k] x [k, n], at length 1024, in whole numbers as
     the paper has it.
     """
-    rows = batch * (1024 if phase == "prefill" else 1)
-    hidden = spec.hidden_size
-    qkv_size = spec.q_size + 2 * spec.kv_size
-    k, n = {
-        "preproj": (hidden, qkv_size),
+    rows, hidden = batch * (1024 if phase == "prefill" else 1), spec.hidden_size
+    shapes = {
+        "preproj": (hidden, spec.q_size + 2 * spec.kv_size),
         "postproj": (spec.q_size, hidden),
         "ffn": (hidden, spec.ffn_size),
-    }[product]
-    return Estimate(max(1.0, math.floor(1 / (1 / rows + 1 / k + 1 / n))), 0.0)
+    }
+    k, n = shapes[operation]
+    value = max(1.0, math.floor(1 / (1 / rows + 1 / k + 1 / n)))
+    yield Point(f"{phase} intensity", operation, batch, Estimate(value), "FLOP/B")
 
 
-def fig07(bench: Bench, spec: ModelSpec, num_tokens: Iterable[int]) -> Iterator[Point]:
-    """Milliseconds of one prefill iteration by operation against its tokens: the steps of the
-    tiles.
+def _fig07_paper(table: pd.DataFrame) -> pd.DataFrame:
+    table = table.rename(columns={"num_tokens": "x", "total_compute": "total"})
+    return table.melt("x", var_name="series", value_name="y").assign(panel="", unit="ms")
+
+
+FIG_07_AIM = Aim(0.08, 0.20)
+
+
+@figure(
+    question="What does one token past a tile cost?",
+    seconds=20,
+    papers=[A6000],
+    paper=_fig07_paper,
+    at=lambda points: {"tokens": sorted(set(points.x))},
+    errors=[
+        ErrorRow(
+            "Fig 7, iteration time",
+            "series == 'total'",
+            analytic=FIG_07_AIM,
+            given="profiled",
+            fitted="analytic",
+        ),
+        # The analytic model is fitted to the others: odd tiles of 128 tokens
+        # (experiments/lab/cost_model/fit.py).
+        ErrorRow(
+            "Fig 7, even tiles",
+            "series == 'total' and (x - 1) // 128 % 2 == 1",
+            analytic=FIG_07_AIM,
+            given="profiled",
+        ),
+        ErrorRow("Fig 7, by operation", "series != 'total'", given="profiled"),
+    ],
+    look=Look(
+        "Fig 7: one prefill iteration by its tokens (tile quantization)",
+        "prompt tokens",
+        "ms per iteration",
+        columns=2,
+        legend="operation",
+        panels={"step": "one token past full tiles"},
+        units={"step": "time / that of full tiles"},
+        xs={"step": "tokens that fill tiles"},
+    ),
+)
+def fig07(spec: ModelSpec, *, tokens: Ints, tiles: Ints) -> Iterator[Unit]:
+    """Milliseconds of one prefill iteration by operation against its tokens; and the time of one
+    token more than fills its tiles over that of full tiles (section 4.4).
     """
-    for n in num_tokens:
-        times = bench.batch(make_batch(prefill_tokens=n))
-        for name, kinds in {
-            "preproj": ("preproj",),
-            "postproj": ("postproj",),
-            "ffn": ("ffn",),
-            "total": COMPUTE,
-        }.items():
-            yield Point("", name, n, bench.seconds(times, kinds).times(1e3))
+    yield from (partial(_iteration, num_tokens) for num_tokens in tokens)
+    yield from (partial(_tile_step, num_tokens) for num_tokens in tiles)
 
 
-def decode_speedup(bench: Bench, seq_len: int, batch: int, chunk: int = CHUNK) -> Estimate:
+def _iteration(num_tokens: int, clock: Clock) -> Iterator[Point]:
+    times = clock.batch(make_batch(prefill_tokens=num_tokens))
+    for name in ("preproj", "postproj", "ffn", "total"):
+        kinds = COMPUTE if name == "total" else (name,)
+        yield Point("", name, num_tokens, clock.seconds(times, kinds).times(1e3), "ms")
+
+
+def _tile_step(num_tokens: int, clock: Clock) -> Iterator[Point]:
+    full, more = (
+        clock.seconds(clock.batch(make_batch(prefill_tokens=n)))
+        for n in (num_tokens, num_tokens + 1)
+    )
+    yield Point("step", "one token more", num_tokens, more.over(full))
+
+
+def decode_speedup(clock: Clock, seq_len: int, batch: int, chunk: int) -> Estimate:
     """Time per token of a decode-only iteration over the marginal time of a decode in a
     decode-maximal batch.
 
     Marginal is the decode-maximal batch less a prefill of as many tokens, per decode (section
     5.1.1, Table 2).
     """
-    alone = bench.seconds(bench.batch(make_batch(num_decodes=batch, context=seq_len))).times(
-        1 / batch
-    )
-    num_decodes = batch - 1
-    hybrid = make_batch(
-        prefill_tokens=chunk - num_decodes, num_decodes=num_decodes, context=seq_len
-    )
-    added = weighted(
-        (1.0, bench.batch(hybrid)), (-1.0, bench.batch(make_batch(prefill_tokens=chunk)))
-    )
-    return alone.over(bench.seconds(added).times(1 / num_decodes))
+    riders = batch - 1
+    alone = clock.seconds(clock.batch(make_batch(num_decodes=batch, context=seq_len)))
+    hybrid = make_batch(prefill_tokens=chunk - riders, num_decodes=riders, context=seq_len)
+    prefill = make_batch(prefill_tokens=chunk)
+    added = weighted((1.0, clock.batch(hybrid)), (-1.0, clock.batch(prefill)))
+    return alone.times(1 / batch).over(clock.seconds(added).times(1 / riders))
 
 
-def fig08(
-    bench: Bench,
-    spec: ModelSpec,
-    batches: Mapping[str, Iterable[int]] = FIG_08_BATCHES,
-    seq_lens: Mapping[str, int] = SEQ_LENS,
-    chunk: int = CHUNK,
+def speedup(
+    panel: str, series: str, x: float, seq_len: int, batch: int, chunk: int, clock: Clock
 ) -> Iterator[Point]:
+    """The one point of a decode speed-up."""
+    yield Point(panel, series, x, decode_speedup(clock, seq_len, batch, chunk))
+
+
+@figure(
+    question="How much cheaper is a decode that rides on a chunk?",
+    seconds=25,
+    papers=[A6000],
+    paper=lambda table: table.rename(
+        columns={"seqlen": "series", "batch": "x", "speedup": "y"}
+    ).assign(panel="", unit="ratio"),
+    errors=[ErrorRow("Fig 8, decode speed-up", "x == x", Aim(0.04, 0.12), Aim(0.10, 0.20))],
+    look=Look(
+        "Fig 8: a decode alone over a decode riding on a chunk",
+        "batch",
+        "decode speed-up",
+        columns=1,
+        legend="P + D",
+    ),
+)
+def fig08(
+    spec: ModelSpec, *, seq_lens: Mapping[str, int], batches: Mapping[str, Ints], chunk: int
+) -> Iterator[Unit]:
     """Decode speed-up by batch and length at one chunk."""
     for name, sizes in batches.items():
         for batch in sizes:
-            yield Point("", name, batch, decode_speedup(bench, seq_lens[name], batch, chunk))
+            yield partial(speedup, "", name, batch, seq_lens[name], batch, chunk)
 
 
-def fig10(bench: Bench, spec: ModelSpec) -> Iterator[Point]:
-    """Seconds by operation to serve B requests at P:D = C/(B-1), baseline and SARATHI."""
-    for chunk in (256, 512):
-        for name, batches in FIG_10_BATCHES.items():
-            for batch in batches:
-                served, baseline = bench.sarathi(
-                    chunk, SEQ_LENS[name], best_pd_ratio(chunk, batch), batch
-                )
-                for system, times in (("baseline", baseline), ("sarathi", served)):
-                    series = {**{kind: (kind,) for kind in FOUR}, "total": FOUR}
-                    for operation, kinds in series.items():
-                        total = bench.seconds(times, kinds).times(batch)
-                        yield Point(f"{name} C={chunk}", f"{system} {operation}", batch, total)
+def _fig10_paper(table: pd.DataFrame) -> pd.DataFrame:
+    table = table.rename(columns={"batch": "x"})
+    table["panel"] = table.seqlen + " C=" + table.chunk.astype(str)
+    points = table.melt(
+        ["panel", "system", "x"], [*FOUR, "total"], var_name="operation", value_name="y"
+    )
+    return points.assign(series=points.system + " " + points.operation, unit="s")
 
 
-def fig13ab(
-    bench: Bench,
-    spec: ModelSpec,
-    chunks: Iterable[int] = FIG_13_CHUNKS,
-    seq_lens: Mapping[str, int] = SEQ_LENS,
-) -> Iterator[Point]:
-    """Speed of a prefill in chunks over that of the whole: attention alone, and all of it."""
-    for name, seq_len in seq_lens.items():
-        whole = bench.batch(*chunks_of(seq_len, seq_len))
-        for chunk in chunks:
-            cut = bench.batch(*chunks_of(seq_len, chunk))
-            for panel, kinds in (("a_attn", ("attn",)), ("b_prefill", EVERYTHING)):
-                yield Point(
-                    panel, name, chunk, bench.seconds(whole, kinds).over(bench.seconds(cut, kinds))
-                )
+@figure(
+    question="Where does the time go?",
+    seconds=20,
+    papers=[A6000],
+    paper=_fig10_paper,
+    errors=[
+        ErrorRow(
+            "Fig 10, totals",
+            "series in ('baseline total', 'sarathi total')",
+            Aim(0.02, 0.08),
+            Aim(0.06, 0.15),
+        ),
+        ErrorRow("Fig 10, by operation", "series not in ('baseline total', 'sarathi total')"),
+    ],
+    look=Look(
+        "Fig 10: time to serve B requests at P:D = C/(B-1)",
+        "batch",
+        "seconds",
+        legend="policy, operation",
+        prefix="P + D = ",
+        series=("baseline total", "baseline attn", "sarathi total", "sarathi attn"),
+    ),
+)
+def fig10(
+    spec: ModelSpec, *, seq_lens: Mapping[str, int], batches: Mapping[str, Ints], chunks: Ints
+) -> Iterator[Unit]:
+    """Seconds by operation to serve B requests at P:D = C/(B-1), baseline and SARATHI.
+
+    A device, whose operations can't be told apart while it serves, counts batches.
+    """
+    for chunk in chunks:
+        for name, sizes in batches.items():
+            for batch in sizes:
+                yield partial(_operations, f"{name} C={chunk}", seq_lens[name], batch, chunk)
 
 
-def table2(
-    bench: Bench, spec: ModelSpec, num_tokens: int = 1024, num_decodes: int = 4
-) -> Iterator[Point]:
+def _operations(panel: str, seq_len: int, batch: int, chunk: int, clock: Clock) -> Iterator[Point]:
+    scenario = Scenario.of("sarathi", seq_len, best_pd_ratio(chunk, batch), batch, chunk)
+    for system, own in (("baseline", scenario.baseline), ("sarathi", scenario)):
+        times = clock.request(own)
+        for operation, kinds in {**OPERATIONS, "total": FOUR}.items():
+            y = clock.seconds(times, kinds).times(batch)
+            yield Point(panel, f"{system} {operation}", batch, y, "s")
+
+
+def _table2_paper(table: pd.DataFrame) -> pd.DataFrame:
+    names = {"linear_ms": "linear", "attention_ms": "attention", "total_ms": "total"}
+    table = table.rename(columns={"batch": "panel", **names})
+    table["x"] = table.num_prefill_tokens + table.num_decode_tokens
+    points = table.melt(["panel", "x"], [*names.values()], var_name="series", value_name="y")
+    return points.assign(unit="ms")
+
+
+@figure(
+    question="What does a decode add to a batch that holds a prompt?",
+    seconds=10,
+    papers=[A6000],
+    paper=_table2_paper,
+    errors=[ErrorRow("Table 2", "x == x", Aim(0.04, 0.12), Aim(0.10, 0.20))],
+    look=Look("Table 2: a batch of prompt, decodes, and both", "", "ms", is_bars=True),
+)
+def table2(spec: ModelSpec, *, num_tokens: int, num_decodes: int) -> Iterator[Unit]:
     """Milliseconds of a prefill-only, a decode-only and a decode-maximal batch at contexts of
     `num_tokens`.
     """
+    yield partial(_kinds_of_batch, num_tokens, num_decodes)
+
+
+def _kinds_of_batch(num_tokens: int, num_decodes: int, clock: Clock) -> Iterator[Point]:
+    riders = num_decodes - 1
     batches = {
         "prefill-only": make_batch(prefill_tokens=num_tokens),
         "decode-only": make_batch(num_decodes=num_decodes, context=num_tokens),
         "decode-maximal": make_batch(
-            prefill_tokens=num_tokens - (num_decodes - 1),
-            num_decodes=num_decodes - 1,
-            context=num_tokens,
+            prefill_tokens=num_tokens - riders, num_decodes=riders, context=num_tokens
         ),
     }
     linear = tuple(kind for kind in COMPUTE if kind != "attn")
     for panel, batch in batches.items():
-        times = bench.batch(batch)
+        times = clock.batch(batch)
         for name, kinds in (("linear", linear), ("attention", ("attn",)), ("total", COMPUTE)):
-            yield Point(panel, name, batch.num_tokens, bench.seconds(times, kinds).times(1e3))
+            yield Point(panel, name, batch.num_tokens, clock.seconds(times, kinds).times(1e3), "ms")
+
+
+@figure(question="Does the engine reach on a GPU what it should?", seconds=15)
+def gpu_targets(
+    spec: ModelSpec, *, context: int, decodes: Ints, prefills: Ints, chunks: Ints, beside: int
+) -> Iterator[Unit]:
+    """Milliseconds of the iterations that the targets are judged by: decodes at `context` alone,
+    prefills, and chunks with `beside` decodes.
+    """
+    for n in decodes:
+        batch = {"num_decodes": n, "context": context}
+        yield partial(_whole, "decodes", f"context {context}", n, batch)
+    for n in prefills:
+        yield partial(_whole, "prefill", "alone", n, {"prefill_tokens": n})
+    for n in chunks:
+        batch = {"prefill_tokens": n - beside, "num_decodes": beside, "context": context}
+        yield partial(_whole, "hybrid", f"{beside} decodes at {context}", n, batch)
+
+
+def _whole(
+    panel: str, series: str, x: float, batch: Mapping[str, int], clock: Clock
+) -> Iterator[Point]:
+    y = clock.seconds(clock.batch(make_batch(**batch))).times(1e3)
+    yield Point(panel, series, x, y, "ms")

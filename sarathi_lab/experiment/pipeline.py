@@ -5,11 +5,17 @@ Set-up of section 5.3: a backlog of 10,000 requests of 1K to 4K tokens (Zipf 0.4
 pipeline is 8 stages of 8 devices with micro-batches of 27 requests; the alternative is 8 replicas
 of 8 devices, each with batches of 11. The cost model, policies and the engine's loop are those of
 every other run.
+
+On a device of one's own the iterations of its model are measured by operation and interpolated, and
+a pipeline, each stage with an equal share of the layers, is simulated with these times; sending
+takes none. So the times are measured, the pipeline is not. Replicas, which need tensor parallelism,
+are left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,23 +23,28 @@ import pandas as pd
 
 from sarathi_lab.config.errors import require_int
 from sarathi_lab.engine.block_manager import BlockManager
+from sarathi_lab.engine.compositions import make_batch
 from sarathi_lab.engine.executor import Executor
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import serve_replicas
 from sarathi_lab.engine.request import Batch, Request
 from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.executor.simulated.analytic import AnalyticCostModel
+from sarathi_lab.executor.simulated.cost_model import CostModel, make_cost_model
 from sarathi_lab.executor.simulated.hardware import Hardware, Parallel
 from sarathi_lab.executor.simulated.pipeline import PipelineExecutor
+from sarathi_lab.experiment.clock import BLOCK_SIZE, CostClock, Estimate, Point
+from sarathi_lab.experiment.registry import Aim, ErrorRow, Platform, figure
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Orca, Policy, Sarathi
+from sarathi_lab.results.plots.look import Look
 from sarathi_lab.workload.synthetic import Zipf
 
 NUM_REQUESTS = 10_000
 COMPLETED = 0.9981  # the last of the paper's points is the 9,981st of 10,000 requests
-MAX_LEN = 4096
-BLOCK_SIZE = 16
-ROWS = ("panel", "series", "x", "y")
+SHORTEST, LONGEST = 1024, 4096
+ROWS = ["panel", "series", "x", "y"]
+PIPELINES = ("sarathi", "tp_pp_orca")
 StageTimes = Callable[[AnalyticCostModel], Callable[[Batch], Sequence[float]]]
 
 
@@ -47,16 +58,17 @@ class System:
     batch_size: int
     parallel: Parallel
     replicas: int = 1
+    longest: int = LONGEST
 
     def scheduler(self) -> Scheduler:
         """A fresh scheduler with room for all micro-batches at the longest length."""
         num_stages = self.parallel.pipeline
-        blocks = BlockManager(self.batch_size * num_stages * (MAX_LEN // BLOCK_SIZE), BLOCK_SIZE)
+        num_blocks = self.batch_size * num_stages * -(-self.longest // BLOCK_SIZE)
         return Scheduler(
             self.policy,
-            blocks,
+            BlockManager(num_blocks, BLOCK_SIZE),
             batch_size=self.batch_size,
-            max_model_len=MAX_LEN,
+            max_model_len=self.longest,
             num_micro_batches=num_stages,
         )
 
@@ -70,7 +82,7 @@ SYSTEMS: Mapping[str, System] = {
 
 
 @dataclass(frozen=True)
-class Fig12:
+class Run:
     """`rows` in long format (panel, series, x, y), the `summary` of a run in flat names, and
     `bubbles` by cause.
 
@@ -84,9 +96,9 @@ class Fig12:
     bubbles: pd.DataFrame
 
 
-def fig12(
+def run_systems(
     spec: ModelSpec, hardware: Hardware, num_requests: int = NUM_REQUESTS, seed: int = 0
-) -> Fig12:
+) -> Run:
     """Serve the paper's requests with its three systems. Raises UserError for less than one
     request.
     """
@@ -94,13 +106,12 @@ def fig12(
     requests = {
         name: pd.concat([ledger.requests() for ledger in parts]) for name, parts in ledgers.items()
     }
-    pipelines = [name for name, system in SYSTEMS.items() if system.parallel.pipeline > 1]
-    rows = [_cdf(name, requests[name].bubble_time) for name in pipelines]
+    rows = [_cdf(name, requests[name].bubble_time) for name in PIPELINES]
     rows += [_completion(name, requests[name].finish_time) for name in SYSTEMS]
-    return Fig12(
+    return Run(
         pd.concat(rows, ignore_index=True),
         _summary(requests),
-        pd.concat([_bubbles(name, ledgers[name][0]) for name in pipelines], ignore_index=True),
+        pd.concat([_bubbles(name, ledgers[name][0]) for name in PIPELINES], ignore_index=True),
     )
 
 
@@ -126,15 +137,17 @@ def serve(
     return serve_replicas(workload(num_requests, seed), system.replicas, system.scheduler, executor)
 
 
-def workload(num_requests: int, seed: int) -> Sequence[Request]:
+def workload(
+    num_requests: int, seed: int, shortest: int = SHORTEST, longest: int = LONGEST
+) -> Sequence[Request]:
     """The requests of section 5.3, all waiting from the start."""
     require_int("num_requests", num_requests, 1, f"use a number such as {NUM_REQUESTS}")
     lengths = Zipf(
         num_requests=num_requests,
         pd_ratio=10.0,
         seed=seed,
-        min_len=1024,
-        max_len=MAX_LEN,
+        min_len=shortest,
+        max_len=longest,
         theta=0.4,
     )
     return lengths.generate(None).requests
@@ -147,9 +160,9 @@ def completion_time(finish_times: Sequence[float] | pd.Series) -> float:
     return float(np.sort(finish_times)[round(COMPLETED * len(finish_times)) - 1])
 
 
-def at_points(found: Fig12, points: pd.DataFrame) -> pd.DataFrame:
+def at_points(found: Run, points: pd.DataFrame) -> pd.DataFrame:
     """What `found` has where the paper has its `points` (panels "a" and "b" of
-    `points.paper_points`): rows with y.
+    `the paper`): rows with y.
 
     In panel "a" x is the share of requests and y its quantile of the bubble time, in seconds. Of a
     run of fewer requests than the paper's, the curve is stretched.
@@ -177,13 +190,11 @@ def _completion(series: str, finish_times: pd.Series) -> pd.DataFrame:
 
 
 def _rows(panel: str, series: str, x: np.ndarray, y: np.ndarray) -> pd.DataFrame:
-    return pd.DataFrame({"panel": panel, "series": series, "x": x, "y": y}, columns=list(ROWS))
+    return pd.DataFrame({"panel": panel, "series": series, "x": x, "y": y}, columns=ROWS)
 
 
 def _summary(requests: Mapping[str, pd.DataFrame]) -> dict[str, float]:
-    bubbles = {
-        name: float(requests[name].bubble_time.median()) for name in ("sarathi", "tp_pp_orca")
-    }
+    bubbles = {name: float(requests[name].bubble_time.median()) for name in PIPELINES}
     times = {name: completion_time(table.finish_time) for name, table in requests.items()}
     return {
         **{f"bubble_median_{name}": seconds for name, seconds in bubbles.items()},
@@ -203,3 +214,122 @@ def _bubbles(series: str, ledger: Ledger) -> pd.DataFrame:
         .reset_index()
         .assign(series=series)[["series", "cause", "stage", "seconds"]]
     )
+
+
+def ratios(points: pd.DataFrame) -> dict[str, float]:
+    """Orca's median bubble time over SARATHI's, and ratios of completion, from curves of Fig 12."""
+    lines = {key: line.sort_values("x") for key, line in points.groupby(["panel", "series"])}
+    median = {
+        name: float(np.interp(0.5, lines["a", name].x, lines["a", name].y)) for name in PIPELINES
+    }
+    done = {name: float(lines["b", name].y.iloc[-1]) for name in SYSTEMS}
+    return {
+        BUBBLES: median["tp_pp_orca"] / median["sarathi"],
+        COMPLETION: done["tp_pp_orca"] / done["sarathi"],
+        "completion, replicas / sarathi": done["tp_8rep"] / done["sarathi"],
+        "completion, orca / replicas": done["tp_pp_orca"] / done["tp_8rep"],
+    }
+
+
+BUBBLES, COMPLETION = "bubbles, orca / sarathi", "completion, orca / sarathi"
+
+
+def _paper(bubbles: pd.DataFrame, completion: pd.DataFrame) -> pd.DataFrame:
+    bubbles = bubbles.rename(columns={"cdf": "x", "bubble_s": "y"}).assign(panel="a", unit="s")
+    completion = completion.rename(columns={"num_requests": "x", "time_s": "y"})
+    completion = completion.assign(panel="b", unit="s")
+    found = ratios(pd.concat([bubbles, completion]))
+    table = pd.DataFrame({"series": found.keys(), "y": found.values()})
+    table = table.assign(panel="ratios", x=0.0, unit="ratio")
+    return pd.concat([bubbles, completion, table])[[*ROWS, "unit"]]
+
+
+@figure(
+    question="Do equal chunks close the bubbles of a pipeline?",
+    seconds=25,
+    kind="pipeline",
+    papers=[Platform("gpt3-175b", "a100"), Platform("gpt3-175b", "a100_fig12")],
+    paper=_paper,
+    files=("a", "b"),
+    errors=[
+        # Two of three completion times, hence one of three ratios, are fitted.
+        ErrorRow(
+            "Fig 12, bubble ratio",
+            f"series == '{BUBBLES}'",
+            analytic=Aim(0.15),
+            fitted="a100_fig12",
+        ),
+        ErrorRow(
+            "Fig 12, completion ratios",
+            f"panel == 'ratios' and series != '{BUBBLES}'",
+            analytic=Aim(0.07, 0.07),
+            fitted="a100_fig12",
+        ),
+        ErrorRow("Fig 12a, bubbles", "panel == 'a' and x >= 0.01"),
+        # The first batch fills until about there.
+        ErrorRow("Fig 12b, completion", "panel == 'b' and x >= 500"),
+    ],
+    look=Look(
+        "Fig 12: GPT-3 on 64 GPUs, bubbles and completion",
+        "requests done",
+        "time [s]",
+        columns=2,
+        legend="system",
+        panels={"a": "a: bubbles of a request", "b": "b: completion"},
+        units={"a": "share of requests"},
+        xs={"a": "bubble time of a request [s]"},
+        left_out=("ratios",),
+        is_swapped=("a",),
+        names={"sarathi": "SARATHI,\nTP 8, PP 8"},
+    ),
+)
+def fig12(
+    cost: CostModel,
+    seed: int,
+    *,
+    shortest: int,
+    longest: int,
+    batch: int,
+    chunk: int,
+    num_requests: int,
+    num_seeds: int,
+    stages: int,
+) -> Iterator[Point]:
+    """Ratios of median bubble time and of completion, Orca over SARATHI, of one set of requests on
+    `stages` stages of measured iterations; `num_seeds` sets are that many pairs.
+    """
+
+    def stage_times(micro_batch: Batch) -> list[float]:
+        return [cost.iteration_time(micro_batch) / stages] * stages
+
+    def executor() -> Executor:
+        return PipelineExecutor(stages, stage_times)
+
+    found = []
+    for policy in (Sarathi(chunk=chunk), Orca()):
+        system = System(policy, batch, Parallel(1, stages), longest=longest)
+        requests = workload(num_requests, seed, shortest, longest)
+        (ledger,) = serve_replicas(requests, 1, system.scheduler, executor)
+        table = ledger.requests()
+        found.append((float(np.median(table.bubble_time)), completion_time(table.finish_time)))
+    for name, sarathi, orca in zip((BUBBLES, COMPLETION), *found, strict=True):
+        yield Point("ratios", name, 0.0, Estimate(orca / sarathi))
+
+
+def predicted(
+    spec: ModelSpec, hardware: Hardware, dtype_bytes: int, paper: pd.DataFrame, every: int
+) -> Iterator[Point]:
+    """Fig 12 by the cost model, where the paper has its points, with each n-th of its requests.
+
+    The share by which a time may be off is taken from one typical micro-batch.
+    """
+    found = run_systems(spec, hardware, NUM_REQUESTS // every)
+    curves = at_points(found, paper[paper.panel != "ratios"])
+    cost = make_cost_model("analytic", spec, hardware, dtype_bytes, SYSTEMS["sarathi"].parallel)
+    clock = CostClock(cost)
+    typical = make_batch(prefill_tokens=230, start=1000, num_decodes=26, context=2000)
+    error = clock.seconds(clock.batch(typical)).error
+    for panel, series, x, y in zip(curves.panel, curves.series, curves.x, curves.y, strict=True):
+        yield Point(panel, series, x, Estimate(y, error), "s")
+    for name, ratio in ratios(curves).items():
+        yield Point("ratios", name, 0.0, Estimate(ratio, math.hypot(error, error)))

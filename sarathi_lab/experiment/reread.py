@@ -4,40 +4,36 @@ iterations.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
+from functools import partial
 
 from sarathi_lab.engine.compositions import chunks_of, make_batch
-from sarathi_lab.experiment.bench import Bench, Estimate, Point
 from sarathi_lab.experiment.chunking_loss import chunking_loss
-from sarathi_lab.experiment.sizes import Setup
-from sarathi_lab.experiment.timed_figures import Unit
+from sarathi_lab.experiment.clock import Clock, Estimate, Point
+from sarathi_lab.experiment.iterations import Ints
+from sarathi_lab.experiment.registry import Unit, figure
 from sarathi_lab.model.spec import ModelSpec
 
 ATTENTION = ("attn",)
-KV_BYTES = (
-    2  # an element's, of the panel in bytes: of 16-bit elements, whatever the device computes in
-)
+KV_BYTES = 2  # an element's in the panel of bytes, whatever the device computes in
 
 
-def reread_units(setup: Setup, spec: ModelSpec) -> list[Unit]:
+@figure(question="What does chunking cost when no decode rides along?", seconds=30)
+def kv_reread(spec: ModelSpec, *, prompts: Ints, chunks: Ints) -> Iterator[Unit]:
     """By prompt and chunk the prompt as a whole beside itself in chunks; by chunk and context one
     chunk alone.
     """
-    units = [
-        Unit("kv_reread", _points(prompt_in_chunks, spec, prompt, chunk))
-        for prompt in setup.reread_prompts
-        for chunk in setup.reread_chunks
-        if chunk <= prompt
-    ]
-    longest = max(setup.reread_prompts)
-    return units + [
-        Unit("kv_reread", _points(chunk_at_context, spec, start, chunk))
-        for chunk in setup.reread_chunks[:3]
-        for start in sorted({0, longest // 4, longest // 2, longest - chunk})
-    ]
+    for prompt in prompts:
+        for chunk in chunks:
+            if chunk <= prompt:
+                yield partial(_prompt_in_chunks, prompt, chunk)
+    longest = max(prompts)
+    for chunk in chunks[:3]:
+        for start in sorted({0, longest // 4, longest // 2, longest - chunk}):
+            yield partial(_chunk_at_context, spec, start, chunk)
 
 
-def prompt_in_chunks(bench: Bench, spec: ModelSpec, prompt: int, chunk: int) -> Iterator[Point]:
+def _prompt_in_chunks(prompt: int, chunk: int, clock: Clock) -> Iterator[Point]:
     """Ratios of cut to whole, and the split of the price by cause as shares of the whole prompt's
     time.
 
@@ -45,47 +41,29 @@ def prompt_in_chunks(bench: Bench, spec: ModelSpec, prompt: int, chunk: int) -> 
     causes are those of `chunking_loss`.
     """
     name, batches = str(prompt), chunks_of(prompt, chunk)
-    whole, cut = bench.batch(*chunks_of(prompt, prompt)), bench.batch(*batches)
-    num_chunks = len(batches)
-    loss = chunking_loss(prompt, chunk, bench.cost.operation_times)
-    read = sum(batch.prefill_kv_tokens for batch in batches)
-    yield Point("KV bytes / whole", name, chunk, Estimate(read / prompt, 0.0))
-    yield Point("N(N+1)/2 / N", name, chunk, Estimate((num_chunks + 1) / 2, 0.0))
-    yield Point(
-        "counted / N(N+1)/2", name, chunk, Estimate(2 * read / prompt / (num_chunks + 1), 0.0)
-    )
-    slower = bench.seconds(cut, ATTENTION).over(bench.seconds(whole, ATTENTION))
+    whole, cut = clock.batch(*chunks_of(prompt, prompt)), clock.batch(*batches)
+    loss = chunking_loss(prompt, chunk, clock.cost.operation_times)
+    formula = (len(batches) + 1) / 2
+    read = sum(batch.prefill_kv_tokens for batch in batches) / prompt
+    slower = clock.seconds(cut, ATTENTION).over(clock.seconds(whole, ATTENTION))
+    error = clock.seconds(whole).error
+    yield Point("KV bytes / whole", name, chunk, Estimate(read))
+    yield Point("N(N+1)/2 / N", name, chunk, Estimate(formula))
+    yield Point("counted / N(N+1)/2", name, chunk, Estimate(read / formula))
     yield Point("attention time / whole", name, chunk, slower)
-    error = bench.seconds(whole).error
     yield Point("prefill time / whole", name, chunk, Estimate(1 + loss.total / loss.whole, error))
-    for cause, seconds in (
-        ("re-read", loss.attention),
-        ("smaller products", loss.matmul),
-        ("fixed cost", loss.fixed),
-    ):
-        yield Point(f"price: {cause}", name, chunk, Estimate(seconds / loss.whole, error))
+    causes = {"re-read": loss.attention, "smaller products": loss.matmul, "fixed cost": loss.fixed}
+    for cause, seconds in causes.items():
+        share = Estimate(seconds / loss.whole, error)
+        yield Point(f"price: {cause}", name, chunk, share, kind="share")
 
 
-def chunk_at_context(bench: Bench, spec: ModelSpec, start: int, chunk: int) -> Iterator[Point]:
+def _chunk_at_context(spec: ModelSpec, start: int, chunk: int, clock: Clock) -> Iterator[Point]:
     """Milliseconds of one chunk's attention behind `start` cached tokens, and megabytes of keys and
     values it reads.
     """
-    batch = make_batch(prefill_tokens=chunk, start=start)
-    yield Point(
-        "attention [ms]",
-        f"C={chunk}",
-        start,
-        bench.seconds(bench.batch(batch), ATTENTION).times(1e3),
-    )
-    yield Point(
-        "KV read [MB]",
-        f"C={chunk}",
-        start,
-        Estimate(float(spec.kv_read_bytes(batch, KV_BYTES)) / 1e6, 0.0),
-    )
-
-
-def _points(
-    points: Callable[..., Iterable[Point]], *arguments: object
-) -> Callable[[Bench], Iterable[Point]]:
-    return lambda bench: points(bench, *arguments)
+    batch, series = make_batch(prefill_tokens=chunk, start=start), f"C={chunk}"
+    attention = clock.seconds(clock.batch(batch), ATTENTION).times(1e3)
+    megabytes = Estimate(float(spec.kv_read_bytes(batch, KV_BYTES)) / 1e6)
+    yield Point("attention [ms]", series, start, attention, "ms")
+    yield Point("KV read [MB]", series, start, megabytes, "MB")

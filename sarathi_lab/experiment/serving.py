@@ -2,42 +2,55 @@
 token budget.
 
 Each is a round: all policies serve the same requests, one after the other, on one engine. Every
-round has a seed of its own, and its values are samples of the points.
+round has a seed of its own, and its values are samples of the points. The paper's sizes are those
+of section 5 and the artifact's scripts; searches take 512 requests instead of 2,048.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from sarathi_lab.config.instantiate import load_option
+from sarathi_lab.config.paths import CONF
 from sarathi_lab.engine.request import Request
 from sarathi_lab.experiment.capacity import Engine, Grid, Trials, at_rate, limits_around
-from sarathi_lab.experiment.serving_setups import LOAD, ServingSetup
+from sarathi_lab.experiment.clock import BLOCK_SIZE, Estimate, Point
+from sarathi_lab.experiment.registry import Platform, figure
 from sarathi_lab.policy import Policy
 from sarathi_lab.results.decode_cost import decode_iteration
 from sarathi_lab.results.metrics import latency
 from sarathi_lab.results.slo import Slo
+from sarathi_lab.workload.lognormal import Lognormal
 
+# Table 1; the paper's ablation, stalls and budgets are of Yi-34B.
+YI, MISTRAL = Platform("yi-34b", "a100", 2), Platform("mistral-7b", "a100", 1)
+LOAD = 0.7  # of the rate at which a device serves all that is there at once, where none is stated
 BOTH, HYBRID, CHUNKED = "hybrid and chunked", "hybrid only", "chunked only"  # the paper's Table 4
 CHUNKING = "sarathi_serve"
 SCHEDULERS = (CHUNKING, "prefill_first", "orca")  # in the paper's Fig 10: Sarathi-Serve, vLLM, Orca
 STALL_BINS = 120
-Point = tuple[str, str, float, float]  # panel, series, x, y
-MakePolicy = Callable[
-    [str, int], Policy | None
-]  # by name and token budget; None where there is no such policy
+LONG, TBT, TTFT = ("longest_gap", "longest gap"), ("tbt_p99", "TBT P99"), ("ttft_p50", "TTFT P50")
+ANY = "any"  # model, in `rates`
+# By name and token budget; None where there is no such policy.
+MakePolicy = Callable[[str, int], Policy | None]
+Waits = Mapping[str, Mapping[str, float]]
+LOADED: dict[str, Any] = {"kind": "rounds", "max_spread": 0.5, "papers": [YI]}
 
 
 @dataclass
 class ServingBench:
-    """One engine under `setup`; `policy` makes policies by name, `vocab_size` is None where tokens
-    are not computed.
+    """One engine that serves `model` at `sizes`; `policy` makes policies by name, `vocab_size` is
+    None where tokens are not computed.
     """
 
-    setup: ServingSetup
+    sizes: Mapping[str, Any]
+    model: str
     engine: Engine
     policy: MakePolicy
     vocab_size: int | None
@@ -45,179 +58,274 @@ class ServingBench:
     _saturation: dict[str, float] = field(default_factory=dict)
     _slos: dict[str, Slo] = field(default_factory=dict)
 
+    @property
+    def datasets(self) -> dict[str, Lognormal]:
+        """The data sets by name."""
+        return datasets(self.sizes)
+
     def engine_of(self, policy: str) -> Engine:
-        """The engine with the batch that the policy has in this setup."""
-        return replace(self.engine, batch_size=self.setup.batches.get(policy, self.setup.batch))
+        """The engine with the batch that the policy has at these sizes."""
+        own = self.sizes.get("batches", {}).get(policy, self.sizes["batch"])
+        return replace(self.engine, batch_size=own)
 
     def requests(self, dataset: str, number: int, seed: int) -> list[Request]:
         """`number` requests that arrive as a Poisson process of rate 1."""
-        lengths = self.setup.datasets[dataset]
+        arrivals = {"arrivals": "poisson", "rate": 1.0}
         own = replace(
-            lengths, num_requests=number, seed=self.seed + seed, arrivals="poisson", rate=1.0
+            self.datasets[dataset], num_requests=number, seed=self.seed + seed, **arrivals
         )
         return list(own.generate(self.vocab_size).requests)
 
     def rate(self, dataset: str) -> float:
         """The requests per second at which a data set is served."""
-        stated = self.setup.rates.get(dataset)
+        rates = self.sizes.get("rates", {})
+        stated = rates.get(self.model, rates.get(ANY, {})).get(dataset)
         return LOAD * self.saturation_rate(dataset) if stated is None else stated
 
     def saturation_rate(self, dataset: str) -> float:
         """Requests per second of the chunking policy, all there at once; served for it the first
         time.
         """
-        if dataset in self._saturation:
-            return self._saturation[dataset]
-        policy = self.policy(CHUNKING, self.setup.budget)
-        assert policy is not None
-        loads = {0: self.requests(dataset, self.setup.num_requests, 0)}
-        self._saturation[dataset] = Trials(self.engine, policy, loads, Grid(1.0)).saturation_rate()
+        if dataset not in self._saturation:
+            policy = self.chunking(self.sizes["budget"])
+            requests = {0: self.requests(dataset, self.sizes["num_requests"], 0)}
+            trials = Trials(self.engine, policy, requests, Grid(1.0))
+            self._saturation[dataset] = trials.saturation_rate()
         return self._saturation[dataset]
 
-    def slos(self) -> Mapping[str, Slo]:
-        """The objectives, those that are relative to the device in seconds."""
-        if not self._slos:
-            for name, slo in self.setup.slos.items():
-                size = (
-                    min(slo.decode_batch, self.setup.batch),
-                    min(slo.decode_context, self.setup.longest),
-                )
-                cache = {"num_blocks": self.engine.num_blocks, "block_size": self.engine.block_size}
-                seconds = (
-                    decode_iteration(self.engine.executor, *size, **cache)
-                    if slo.is_relative
-                    else None
-                )
-                self._slos[name] = slo.resolved(seconds)
-        return self._slos
+    def warm_up(self) -> None:
+        """Serve every data set once, for its saturation rate."""
+        for dataset in self.datasets:
+            self.saturation_rate(dataset)
+
+    def chunking(self, budget: int) -> Policy:
+        """Sarathi-Serve at a token budget."""
+        policy = self.policy(CHUNKING, budget)
+        assert policy is not None
+        return policy
+
+    def named(self, names: Sequence[str], budget: int) -> dict[str, Policy]:
+        """The policies that there are."""
+        found = {name: self.policy(name, budget) for name in names}
+        return {name: policy for name, policy in found.items() if policy is not None}
+
+    def slo(self, kind: str) -> Slo:
+        """An objective of the sizes, relative ones in this device's seconds: an option of the group
+        slo, of which the model may have its own, or settings.
+        """
+        if kind not in self._slos:
+            self._slos[kind] = self._resolved(kind, self.sizes["slos"][kind])
+        return self._slos[kind]
+
+    def _resolved(self, kind: str, stated: str | Mapping[str, Any]) -> Slo:
+        if isinstance(stated, str):
+            own = f"{self.model}-{stated}"
+            slo = load_option("slo", own if _is_option("slo", own) else stated)
+        else:
+            slo = Slo(name=kind, **stated)
+        if not slo.is_relative:
+            return slo.resolved(None)
+        batch = min(slo.decode_batch, self.sizes["batch"])
+        context = min(slo.decode_context, longest(self.sizes))
+        cache = {"num_blocks": self.engine.num_blocks, "block_size": self.engine.block_size}
+        return slo.resolved(decode_iteration(self.engine.executor, batch, context, **cache))
 
     def serve(self, name: str, policy: Policy, dataset: str, seed: int) -> pd.DataFrame:
         """The requests of a round at the data set's rate under a policy: their table."""
-        requests = at_rate(
-            self.requests(dataset, self.setup.num_requests, seed), self.rate(dataset)
-        )
-        return self.engine_of(name).serve(requests, policy).requests()
+        requests = self.requests(dataset, self.sizes["num_requests"], seed)
+        arriving = at_rate(requests, self.rate(dataset))
+        return self.engine_of(name).serve(arriving, policy).requests()
 
 
-Round = Callable[[ServingBench, int], Iterator[Point]]
+def datasets(sizes: Mapping[str, Any]) -> dict[str, Lognormal]:
+    """The data sets of some sizes: options of the group workload, or settings of a `Lognormal`."""
+    return {name: _dataset(stated) for name, stated in sizes["datasets"].items()}
 
 
-def stalls(bench: ServingBench, seed: int) -> Iterator[Point]:
+def _dataset(stated: str | Mapping[str, Any]) -> Lognormal:
+    if not isinstance(stated, str):
+        return Lognormal(num_requests=1, seed=0, **stated)
+    return load_option("workload", stated)
+
+
+def longest(sizes: Mapping[str, Any]) -> int:
+    """Tokens of the longest request."""
+    return max(dataset.max_len for dataset in datasets(sizes).values())
+
+
+def kv_tokens(sizes: Mapping[str, Any]) -> int:
+    """Tokens of cache that a full batch of the longest requests takes, and a little more for
+    watermarks.
+    """
+    return math.ceil(1.05 * sizes["batch"] * math.ceil(longest(sizes) / BLOCK_SIZE)) * BLOCK_SIZE
+
+
+def _is_option(group: str, name: str) -> bool:
+    return (CONF / group / f"{name}.yaml").is_file()
+
+
+@figure(question="Do whole prompts stop the tokens of others?", seconds=40, **LOADED)
+def sarathi_serve_stalls(
+    bench: ServingBench,
+    seed: int,
+    *,
+    datasets: Mapping[str, Any],
+    num_requests: int,
+    batch: int,
+    budget: int,
+    batches: Mapping[str, int] | None = None,
+    rates: Mapping[str, Any] | None = None,
+) -> Iterator[Point]:
     """The longest gaps between tokens by the time at which they ended (Fig 1a), in the first round,
     and in all.
     """
-    dataset = list(bench.setup.datasets)[-1]  # of the longest prompts
-    found = {
-        name: bench.serve(name, policy, dataset, seed) for name, policy in _named(bench, SCHEDULERS)
-    }
-    waits = {name: latency(requests) | _longest(requests) for name, requests in found.items()}
-    for name, requests in found.items():
-        if seed == 0:
+    dataset = list(datasets)[-1]  # of the longest prompts
+    policies = bench.named(SCHEDULERS, budget)
+    found = {name: bench.serve(name, own, dataset, seed) for name, own in policies.items()}
+    if seed == 0:
+        for name, requests in found.items():
             for time, gap in longest_gaps(requests, STALL_BINS):
-                yield f"{dataset}: longest gap [ms]", name, time, 1e3 * gap
-        for quantity, words in (
-            ("tbt_p99", "TBT P99"),
-            ("longest_gap", "longest gap"),
-            ("ttft_p50", "TTFT P50"),
-        ):
-            yield f"{dataset}: {words} [s]", name, 0.0, waits[name][quantity]
-            if name != CHUNKING:
-                yield (
-                    f"{dataset}: {words} / {CHUNKING}",
-                    name,
-                    0.0,
-                    waits[name][quantity] / waits[CHUNKING][quantity],
-                )
+                yield _point(dataset, "longest gap", "ms", name, 1e3 * gap, time, kind="curve")
+    waits = {name: _waits(requests) for name, requests in found.items()}
+    yield from _compared(dataset, waits, (TBT, LONG, TTFT), CHUNKING, CHUNKING)
 
 
-def ablation(bench: ServingBench, seed: int) -> Iterator[Point]:
+@figure(question="Which half of Sarathi-Serve does what?", seconds=40, **LOADED)
+def sarathi_serve_ablation(
+    bench: ServingBench,
+    seed: int,
+    *,
+    datasets: Mapping[str, Any],
+    num_requests: int,
+    batch: int,
+    budget: int,
+    batches: Mapping[str, int] | None = None,
+    rates: Mapping[str, Any] | None = None,
+) -> Iterator[Point]:
     """Whole prompts beside decodes, chunks apart from decodes, and chunks beside decodes
     (Table 4).
     """
-    whole = {
-        BOTH: (CHUNKING, bench.setup.budget),
-        HYBRID: (CHUNKING, bench.setup.longest + bench.setup.batch),
-    }
-    kinds = {**whole, CHUNKED: ("chunked_only", bench.setup.budget)}
-    policies = {
-        kind: policy for kind, own in kinds.items() if (policy := bench.policy(*own)) is not None
-    }
-    for dataset in bench.setup.datasets:
+    whole = longest(bench.sizes) + batch
+    kinds = {BOTH: (CHUNKING, budget), HYBRID: (CHUNKING, whole), CHUNKED: ("chunked_only", budget)}
+    made = {kind: bench.policy(*own) for kind, own in kinds.items()}
+    for dataset in datasets:
         waits = {
-            kind: latency(bench.serve(CHUNKING, own, dataset, seed))
-            for kind, own in policies.items()
+            kind: _waits(bench.serve(CHUNKING, policy, dataset, seed))
+            for kind, policy in made.items()
+            if policy is not None
         }
-        for quantity, words in (("ttft_p50", "TTFT P50"), ("tbt_p99", "TBT P99")):
-            for kind, wait in waits.items():
-                yield f"{dataset}: {words} [s]", kind, 0.0, wait[quantity]
-                if kind != BOTH:
-                    yield (
-                        f"{dataset}: {words} / both",
-                        kind,
-                        0.0,
-                        wait[quantity] / waits[BOTH][quantity],
-                    )
+        yield from _compared(dataset, waits, (TTFT, TBT), BOTH, "both")
 
 
-def capacities(bench: ServingBench, seed: int) -> Iterator[Point]:
+@figure(
+    question="How much more load does Sarathi-Serve sustain?",
+    seconds=120,
+    **{**LOADED, "papers": [MISTRAL, YI]},
+)
+def sarathi_serve_capacity(
+    bench: ServingBench,
+    seed: int,
+    *,
+    datasets: Mapping[str, Any],
+    num_requests: int,
+    num_searched: int,
+    batch: int,
+    budget: int,
+    slos: Mapping[str, Any],
+    slo_budgets: Mapping[str, int],
+    precision: float,
+    searched: Sequence[str],
+    batches: Mapping[str, int] | None = None,
+    rates: Mapping[str, Any] | None = None,
+) -> Iterator[Point]:
     """The highest rate of each policy within the strict and the relaxed objective (Fig 10a), and
     Sarathi-Serve's gain.
 
     Of the first data set, whose gains the paper states.
     """
-    for dataset in list(bench.setup.datasets)[:1]:
-        requests = {seed: bench.requests(dataset, bench.setup.num_searched, seed)}
-        known: dict[tuple[str, Policy], Trials] = {}
-        for kind, slo in bench.slos().items():
-            found, saturation = {}, bench.saturation_rate(dataset)
-            start = LOAD * saturation
-            for name, policy in _named(bench, bench.setup.searched, bench.setup.slo_budgets[kind]):
-                trials = Trials(
-                    bench.engine_of(name), policy, requests, Grid(bench.setup.precision)
-                )
-                trials = known.setdefault(
-                    (name, policy), trials
-                )  # has served some rates for another objective
-                (found[name],) = trials.capacity(
-                    slo, start, limits_around(saturation, None, None)
-                ).values
-                yield f"{dataset}, {kind}: capacity [1/s]", name, 0.0, found[name]
-                start = found[name] or start
-            for name, value in found.items():
-                if name != CHUNKING:
-                    gain = found[CHUNKING] / value if value else float("inf")
-                    yield f"{dataset}, {kind}: capacity of {CHUNKING} / own", name, 0.0, gain
+    dataset = next(iter(datasets))
+    requests = {seed: bench.requests(dataset, num_searched, seed)}
+    known: dict[tuple[str, Policy], Trials] = {}  # has served some rates for another objective
+    saturation = bench.saturation_rate(dataset)
+    for kind in slos:
+        slo, found, start = bench.slo(kind), {}, LOAD * saturation
+        for name, policy in bench.named(searched, slo_budgets[kind]).items():
+            trials = Trials(bench.engine_of(name), policy, requests, Grid(precision))
+            trials = known.setdefault((name, policy), trials)
+            limits = limits_around(saturation, None, None)
+            (found[name],) = trials.capacity(slo, start, limits).values
+            yield _point(dataset, "capacity", "1/s", name, found[name], slo=kind)
+            start = found[name] or start
+        for name, value in found.items():
+            if name != CHUNKING:
+                gain = found[CHUNKING] / value if value else math.inf
+                quantity = f"capacity of {CHUNKING} / own"
+                yield _point(dataset, quantity, "ratio", name, gain, slo=kind)
 
 
-def budgets(bench: ServingBench, seed: int) -> Iterator[Point]:
+@figure(question="Which token budget, when requests arrive over time?", seconds=60, **LOADED)
+def sarathi_serve_budget(
+    bench: ServingBench,
+    seed: int,
+    *,
+    datasets: Mapping[str, Any],
+    num_requests: int,
+    batch: int,
+    budget: int,
+    budgets: Sequence[int],
+    batches: Mapping[str, int] | None = None,
+    rates: Mapping[str, Any] | None = None,
+) -> Iterator[Point]:
     """Time to the first token and between tokens by token budget, and over those of the largest
     budget.
     """
-    for dataset in bench.setup.datasets:
-        waits = {}
-        for budget in bench.setup.budgets:
-            policy = bench.policy(CHUNKING, max(budget, bench.setup.batch))
-            assert policy is not None
-            waits[budget] = latency(bench.serve(CHUNKING, policy, dataset, seed))
-        largest = waits[max(waits)]
-        for budget, wait in waits.items():
-            for quantity, words in (("tbt_p99", "TBT P99"), ("ttft_p50", "TTFT P50")):
-                yield f"{dataset}: {words} [s]", CHUNKING, float(budget), wait[quantity]
-                if budget != max(waits):
-                    yield (
-                        f"{dataset}: {words} / largest budget",
-                        CHUNKING,
-                        float(budget),
-                        wait[quantity] / largest[quantity],
+    for dataset in datasets:
+        waits = {
+            own: _waits(bench.serve(CHUNKING, bench.chunking(max(own, batch)), dataset, seed))
+            for own in budgets
+        }
+        largest = waits[max(budgets)]
+        for own, wait in waits.items():
+            for key, words in (TBT, TTFT):
+                yield _point(dataset, words, "s", CHUNKING, wait[key], own)
+                if own != max(budgets):
+                    ratio = wait[key] / largest[key]
+                    yield _point(
+                        dataset, f"{words} / largest budget", "ratio", CHUNKING, ratio, own
                     )
 
 
-ROUNDS: Mapping[str, Round] = {
-    "sarathi_serve_stalls": stalls,
-    "sarathi_serve_ablation": ablation,
-    "sarathi_serve_capacity": capacities,
-    "sarathi_serve_budget": budgets,
-}
+def _waits(requests: pd.DataFrame) -> dict[str, float]:
+    return {**latency(requests), "longest_gap": max(gap for _, gap in longest_gaps(requests, 1))}
+
+
+def _compared(
+    dataset: str, waits: Waits, quantities: Sequence[tuple[str, str]], to: str, called: str
+) -> Iterator[Point]:
+    """Seconds of every series, and over those of the series `to`."""
+    for key, words in quantities:
+        for series, wait in waits.items():
+            yield _point(dataset, words, "s", series, wait[key])
+            if series != to:
+                ratio = wait[key] / waits[to][key]
+                yield _point(dataset, f"{words} / {called}", "ratio", series, ratio)
+
+
+def _point(
+    dataset: str,
+    quantity: str,
+    unit: str,
+    series: str,
+    y: float,
+    x: float = 0.0,
+    *,
+    slo: str = "",
+    kind: Any = "value",
+) -> Point:
+    place = f"{dataset}, {slo}" if slo else dataset
+    panel = f"{place}: {quantity}" + ("" if unit == "ratio" else f" [{unit}]")
+    labels = (("dataset", dataset), ("slo", slo), ("quantity", quantity))
+    return Point(panel, series, float(x), Estimate(y), unit, kind, labels)
 
 
 def longest_gaps(requests: pd.DataFrame, num_bins: int) -> list[tuple[float, float]]:
@@ -229,16 +337,3 @@ def longest_gaps(requests: pd.DataFrame, num_bins: int) -> list[tuple[float, flo
     edges = np.linspace(0.0, float(requests.finish_time.max()), num_bins + 1)
     places = np.clip(np.searchsorted(edges, ends) - 1, 0, num_bins - 1)
     return [(float(edges[i + 1]), float(gaps[places == i].max())) for i in np.unique(places)]
-
-
-def _longest(requests: pd.DataFrame) -> dict[str, float]:
-    return {"longest_gap": max(gap for _, gap in longest_gaps(requests, 1))}
-
-
-def _named(
-    bench: ServingBench, names: Sequence[str], budget: int | None = None
-) -> Iterator[tuple[str, Policy]]:
-    """The policies that there are."""
-    for name in names:
-        if (policy := bench.policy(name, budget or bench.setup.budget)) is not None:
-            yield name, policy

@@ -1,111 +1,227 @@
-"""Computes an experiment's points with a cost model: the same batches, requests and policies on a
-virtual clock.
-"""
+"""Fills figures with cost models: the same batches, requests and policies on a virtual clock."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 
+from sarathi_lab.config.console import progress_of
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.executor.simulated.executor import SimulatedExecutor
-from sarathi_lab.experiment.bench import Bench
-from sarathi_lab.experiment.gpu_serving import Load, Served, serve
-from sarathi_lab.experiment.measure import unit_of
-from sarathi_lab.experiment.served_figures import Gain
-from sarathi_lab.experiment.timed_figures import Unit
+from sarathi_lab.config.instantiate import load_option
+from sarathi_lab.engine.executor import Sizes
+from sarathi_lab.executor.simulated.backend import SimulatedBackend
+from sarathi_lab.executor.simulated.cost_model import Level, make_cost_model
+from sarathi_lab.executor.simulated.hardware import Parallel
+from sarathi_lab.experiment import pipeline
+from sarathi_lab.experiment.capacity import Engine
+from sarathi_lab.experiment.clock import BLOCK_SIZE, CostClock, CountingClock, Point
+from sarathi_lab.experiment.figures import COLUMNS, FIGURES, LABELS
+from sarathi_lab.experiment.registry import KEYS, Figure
+from sarathi_lab.experiment.samples import rounds, table_of
+from sarathi_lab.experiment.serving import MakePolicy, ServingBench, longest
+from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec
 from sarathi_lab.results.load import POINT, SIMULATED
 
-BLOCK_SIZE = 16  # tokens
+DTYPE = "float16"  # the paper does not say; 2 bytes an element fit all its figures
+COUNTED = "counted"  # the method of points that are counted instead of served
+ROUNDS, SEARCHES = 5, 3  # of experiments of serving; searches take long
 
 
 @dataclass(frozen=True)
-class SimulatedDevice:
-    """A GPU, the level of its cost model and the model on it, as `figure.parquet` names them in
-    one.
+class Job:
+    """A paper's figure, or the part of it that `model` gives on `hardware` at a level of its cost
+    model.
     """
 
-    hardware: str
-    level: str
+    figure: str
     model: str
-
-    @classmethod
-    def of(cls, name: str) -> SimulatedDevice:
-        """From a name such as "simulated a6000, profiled, 13b"."""
-        hardware, level, model = name.removeprefix("simulated ").split(", ")
-        return cls(hardware, level, model)
+    hardware: str
+    level: Level
+    method: str = ""
 
     @property
-    def folder(self) -> str:
-        """The device of recorded results; the analytic level is the usual one."""
-        return SIMULATED + self.hardware + ("" if self.level == "analytic" else f"-{self.level}")
+    def device(self) -> str:
+        """How people call it."""
+        words = f"simulated {self.hardware}, {self.level}, {self.model}"
+        return f"{words}, {self.method}" if self.method else words
 
 
-Row = tuple[str, str, str, float, float, float]  # figure, panel, series, x, y, relative error
+def folder_of(hardware: str, level: str) -> str:
+    """The device of recorded results; the analytic level is the usual one."""
+    return SIMULATED + hardware + ("" if level == "analytic" else f"-{level}")
 
 
-def simulated_points(bench: Bench, units: Sequence[Unit], gains: Sequence[Gain]) -> pd.DataFrame:
-    """The points in the columns of `recorded`; their intervals are the error that the cost model
-    states of itself.
+def jobs_of(figure: str, gpus: Sequence[str] | None = None) -> list[Job]:
+    """The paper's GPUs, or each of `gpus`, at every level that its file has for the model."""
+    own, jobs = FIGURES[figure], []
+    methods = ("", COUNTED) if own.is_counted else ("",)
+    for platform in own.papers:
+        for gpu in gpus or [platform.hardware]:
+            levels: tuple[Level, ...] = ("profiled", "analytic")
+            if platform.model not in load_option("hardware", gpu).profiles:
+                levels = ("analytic",)
+            jobs += [
+                Job(figure, platform.model, gpu, level, method)
+                for method in methods
+                for level in levels
+            ]
+    return list(dict.fromkeys(jobs))
+
+
+def check_fits(job: Job) -> None:
+    """Raise UserError for a device that can't hold the model's weights, or whose file is not for
+    its elements.
     """
-    rows = [*_timed(bench, units), *_served(bench, gains)]
-    table = pd.DataFrame(rows, columns=["figure", "panel", "series", "x", "y", "error"])
-    table["unit"] = [
-        unit_of(figure, panel) for figure, panel in zip(table.figure, table.panel, strict=True)
-    ]
-    return _with_intervals(table)
-
-
-def by_device(points: pd.DataFrame) -> dict[SimulatedDevice, pd.DataFrame]:
-    """The recomputed points of `figure.parquet` by simulated device, in the columns of `recorded`.
-
-    Points that are counted instead of served are left out.
-    """
-    own = points[(points.source == "simulated") & ~points.device.str.endswith("counted")]
-    tables = {}
-    for name, rows in own.groupby("device", sort=False):
-        device = SimulatedDevice.of(str(name))
-        table = _with_intervals(rows.rename(columns={"uncertainty": "error"}))
-        tables[device] = table.assign(model=device.model, device_name=name)
-    return tables
-
-
-def _timed(bench: Bench, units: Sequence[Unit]) -> Iterator[Row]:
-    for unit in units:
-        for point in unit.points(bench):
-            yield (
-                unit.figure,
-                point.panel,
-                point.series,
-                float(point.x),
-                point.y.value,
-                point.y.error,
+    spec, hardware = load_option("model", job.model), load_option("hardware", job.hardware)
+    dtype_bytes = DTYPE_BYTES[DTYPE]
+    if hardware.dtype_bytes != dtype_bytes:
+        raise UserError(
+            f"task.gpus: hardware {job.hardware} holds the figures of "
+            f"{hardware.dtype_bytes}-byte elements, the paper's are {dtype_bytes} bytes; choose "
+            "another"
+        )
+    is_pipeline = FIGURES[job.figure].kind == "pipeline"
+    systems = pipeline.SYSTEMS.values() if is_pipeline else ()
+    for parallel in [system.parallel for system in systems] or [Parallel()]:
+        make_cost_model(job.level, spec, hardware, dtype_bytes, parallel)
+        weights = spec.weight_bytes(dtype_bytes)
+        memory = parallel.num_devices * hardware.memory_bytes
+        if weights > memory:
+            raise UserError(
+                f"task.gpus: {job.figure} needs {weights / 1e9:.1f} GB for the weights of "
+                f"{job.model} alone, {parallel.num_devices} x {job.hardware} have "
+                f"{memory / 1e9:.0f} GB; leave that GPU or figure out"
             )
 
 
-def _served(bench: Bench, gains: Sequence[Gain]) -> Iterator[Row]:
-    known: dict[Load, Served] = {}
-    for gain in gains:
-        for load in (gain.baseline, gain.load):
-            known[load] = known.get(load) or _serve(bench, load)
-        error = math.hypot(*[max(bench.cost.uncertainty.values())] * 2)
-        value = gain.of(known[gain.baseline], known[gain.load])
-        yield gain.figure, gain.panel, gain.series, float(gain.x), value, error
+def predict(job: Job, every: int = 1, sizes: Mapping[str, Any] | None = None) -> pd.DataFrame:
+    """The points of a job, in the columns of `figure.parquet`.
+
+    `every` takes each n-th of the points along the long axes only, `sizes` are those in place of
+    conf/experiment's. Raises UserError as `make_cost_model` does.
+    """
+    figure, spec = FIGURES[job.figure], load_option("model", job.model)
+    hardware, dtype_bytes = load_option("hardware", job.hardware), DTYPE_BYTES[DTYPE]
+    points: Iterable[Point]
+    if figure.kind == "pipeline":
+        points = pipeline.predicted(spec, hardware, dtype_bytes, figure.paper_points(), every)
+    else:
+        make_clock = CountingClock if job.method == COUNTED else CostClock
+        clock = make_clock(make_cost_model(job.level, spec, hardware, dtype_bytes))
+        points = _made(figure, spec, clock, figure.paper_sizes(every, sizes))
+    rows = [(p.panel, p.series, float(p.x), p.y.value, p.unit, p.y.error) for p in points]
+    table = pd.DataFrame(rows, columns=[*KEYS, "y", "unit", "uncertainty"])
+    labels = {name: getattr(job, name) for name in (*LABELS, "figure", "device")}
+    return table.assign(source="simulated", **labels)[[*COLUMNS, *LABELS]]
 
 
-def _serve(bench: Bench, load: Load) -> Served:
-    num_blocks = math.ceil(1.1 * load.batch_size * math.ceil(load.longest / BLOCK_SIZE)) + 1
-    executor = SimulatedExecutor(bench.cost.iteration_time)
-    served = serve(executor, load, num_blocks=num_blocks, block_size=BLOCK_SIZE, vocab_size=1)
-    if served is None:
-        raise UserError(f"the simulated cache does not hold {load}; choose a smaller setup")
-    return served
+def predict_all(
+    jobs: Sequence[Job], every: int = 1, sizes: Mapping[str, Any] | None = None
+) -> list[pd.DataFrame]:
+    """The points of each job, several at a time, in the order of the jobs."""
+    with ProcessPoolExecutor() as pool, progress_of("predicting", len(jobs)) as advance:
+        futures = [pool.submit(predict, job, every, sizes) for job in jobs]
+        for future in as_completed(futures):
+            future.result()
+            advance(1)
+    return [future.result() for future in futures]
+
+
+def recorded_tables(points: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """The simulated points of `figure.parquet` by the device's folder, in the columns of `load`.
+
+    Points that are counted instead of served are left out.
+    """
+    own = points[(points.source == "simulated") & (points.method != COUNTED)]
+    tables: dict[str, pd.DataFrame] = {}
+    for (hardware, level), rows in own.groupby(["hardware", "level"], sort=False):
+        table = _with_intervals(rows.rename(columns={"uncertainty": "error"}))
+        names = {"model": rows.model, "dtype": DTYPE, "device_name": rows.device}
+        table = table.assign(hardware=hardware, level=level, **names)
+        tables[folder_of(str(hardware), str(level))] = table
+    return tables
+
+
+def computed(
+    figure: Figure, spec: ModelSpec, backend: SimulatedBackend, sizes: Mapping[str, Any]
+) -> dict[str, pd.DataFrame]:
+    """The table of an experiment that is none of the paper's figures, by the device's folder; its
+    intervals are the error that the cost model states of itself.
+    """
+    cost = make_cost_model(
+        backend.cost_model, spec, backend.hardware, backend.dtype_bytes, backend.parallel
+    )
+    with progress_of(f"computing {figure.name}", 1) as advance:
+        points = list(_made(figure, spec, CostClock(cost), sizes))
+        advance(1)
+    rows = [
+        (figure.name, p.panel, p.series, float(p.x), p.y.value, p.y.error, p.unit) for p in points
+    ]
+    table = pd.DataFrame(rows, columns=["figure", *KEYS, "y", "error", "unit"])
+    return {
+        folder_of(backend.hardware.name, backend.cost_model): _labelled(
+            _with_intervals(table), backend, spec.name
+        )
+    }
+
+
+def served(
+    figure: Figure,
+    backends: Sequence[tuple[str, SimulatedBackend]],
+    make_policy: MakePolicy,
+    seed: int,
+    sizes: Mapping[str, Any],
+) -> dict[str, pd.DataFrame]:
+    """The tables of an experiment of serving by the devices' folders; `backends` are models with
+    theirs.
+
+    An interval is the bootstrap of the median over the rounds, whose requests differ: it says how
+    far the seeds are apart, and none is noise.
+    """
+    tables: dict[str, list[pd.DataFrame]] = {}
+    for model, backend in backends:
+        spec = load_option("model", model)
+        num_blocks, batch = backend.kv_blocks(spec, BLOCK_SIZE), sizes["batch"]
+        executor = backend.build(spec, None, Sizes(num_blocks, BLOCK_SIZE, batch))
+        engine = Engine(executor, batch, longest(sizes), num_blocks, BLOCK_SIZE, backend.num_stages)
+        bench = ServingBench(sizes, model, engine, make_policy, None, seed)
+        number = SEARCHES if "searched" in sizes else ROUNDS
+        with progress_of(f"computing {figure.name} with {model}", number, "rounds") as advance:
+            samples = rounds(
+                lambda seed, bench=bench: figure.make(bench, seed, **sizes),
+                fewest=number,
+                most=number,
+                advance=lambda seconds, advance=advance: advance(1),
+            )
+        table = table_of(figure.name, samples, math.inf, seed)
+        folder = SIMULATED + backend.hardware.name
+        tables.setdefault(folder, []).append(_labelled(table, backend, model))
+    return {device: pd.concat(own, ignore_index=True) for device, own in tables.items()}
+
+
+def _made(
+    figure: Figure, spec: ModelSpec, clock: CostClock, sizes: Mapping[str, Any]
+) -> Iterator[Point]:
+    for unit in figure.units(spec, sizes):
+        yield from unit(clock)
+
+
+def _labelled(table: pd.DataFrame, backend: SimulatedBackend, model: str) -> pd.DataFrame:
+    return table.assign(
+        hardware=backend.hardware.name,
+        level=backend.cost_model,
+        model=model,
+        dtype=backend.dtype_name,
+        device_name=backend.device_name,
+    )
 
 
 def _with_intervals(table: pd.DataFrame) -> pd.DataFrame:
-    low, high = (table.y - table.y.abs() * table.error, table.y + table.y.abs() * table.error)
-    table = table.assign(low=low, high=high, num_pairs=0, reason=None)
+    off = table.y.abs() * table.error
+    table = table.assign(low=table.y - off, high=table.y + off, num_pairs=0, reason=None)
     return table[POINT]

@@ -1,116 +1,304 @@
-"""Figures and tables of end-to-end throughput, by the engine's loop in its steady state."""
+"""Figures and tables of end-to-end throughput: SARATHI and Orca over request-level batching."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
-from sarathi_lab.engine.compositions import chunks_of, make_batch
-from sarathi_lab.experiment.bench import (
-    CHUNK,
-    LARGEST_BATCH,
-    SEQ_LENS,
-    Bench,
-    Point,
-    best_pd_ratio,
-    weighted,
-)
-from sarathi_lab.experiment.iterations import FIG_13_CHUNKS, decode_speedup
-from sarathi_lab.experiment.steady_state import lengths
+import pandas as pd
+
+from sarathi_lab.engine.compositions import chunks_of
+from sarathi_lab.experiment.clock import EVERYTHING, THROUGHPUT, Clock, Point, best_pd_ratio
+from sarathi_lab.experiment.iterations import A6000, Ints, speedup
+from sarathi_lab.experiment.registry import Aim, ErrorRow, Platform, Unit, figure
+from sarathi_lab.experiment.scenario import Scenario
+from sarathi_lab.experiment.steady_state import lengths as whole_lengths
 from sarathi_lab.model.spec import ModelSpec
+from sarathi_lab.results.plots.look import Look
 
-Setting = tuple[str, int, float]  # length by name, batch, P:D
-TABLE_4 = {
-    "13b": [("1K", 6, 50.0), ("2K", 6, 50.0), ("3K", 6, 50.0)],
-    "33b": [("1K", 10, 28.0), ("2K", 5, 63.0), ("3K", 3, 127.0)],
-}
+# Of P:D = C/(B-1), at which chunks and decodes run out together (section 4.3.3).
+SHARES_OF_OPTIMUM = (0.25, 0.5, 1.0, 2.0, 4.0)
+PAPER_LENGTHS = {"1K": 1024, "2K": 2048, "3K": 3072}
+Lengths = Mapping[str, int]
 
 
+def _gain(panel: str, series: str, x: float, scenario: Scenario, clock: Clock) -> Iterator[Point]:
+    yield Point(panel, series, x, clock.gain(scenario))
+
+
+def _fig09_paper(table: pd.DataFrame) -> pd.DataFrame:
+    panels = {"1K_b18": "1K", "2K_b10": "2K", "3K_b6": "3K"}
+    table = table.rename(columns={"pd_ratio": "x", "norm_throughput": "y"})
+    return table.assign(
+        panel=table.panel.map(panels), series="C=" + table.chunk.astype(str), unit="ratio"
+    )
+
+
+@figure(
+    question="How much faster is SARATHI end to end, and at which P:D?",
+    seconds=45,
+    papers=[A6000],
+    paper=_fig09_paper,
+    at=lambda points: {"points": list(zip(points.panel, points.chunk, points.x, strict=True))},
+    errors=[ErrorRow("Fig 9, P:D", "x == x", Aim(0.01, 0.04), Aim(0.04, 0.10))],
+    is_counted=True,
+    look=Look(
+        "Fig 9: throughput of SARATHI over request-level batching by P:D",
+        "P:D",
+        "throughput / baseline",
+        log_x=True,
+        legend="tokens a batch",
+        prefix="P + D = ",
+    ),
+)
 def fig09(
-    bench: Bench, spec: ModelSpec, points: Iterable[tuple[str, int, float]]
+    spec: ModelSpec,
+    *,
+    seq_lens: Lengths,
+    batches: Lengths,
+    chunks: Ints,
+    pd_ratios: Sequence[float],
+    points: Sequence[tuple[str, int, float]] = (),
+) -> Iterator[Unit]:
+    """Throughput over the baseline against P:D: each chunk at its own C/(B-1), and at the first
+    length the first two chunks at `pd_ratios`; or at `points` (length by name, chunk, P:D).
+    """
+    grid = [
+        (name, chunk, best_pd_ratio(chunk, batches[name]))
+        for chunk in chunks
+        for name in seq_lens
+        if chunk > batches[name]
+    ]
+    grid += [(next(iter(seq_lens)), chunk, pd) for pd in pd_ratios for chunk in chunks[:2]]
+    for name, chunk, pd in points or grid:
+        scenario = Scenario.of("sarathi", seq_lens[name], pd, batches[name], chunk)
+        yield partial(_gain, name, f"C={chunk}", pd, scenario)
+
+
+def _fig11_paper(by_length: pd.DataFrame, by_pd: pd.DataFrame) -> pd.DataFrame:
+    by_length = by_length.rename(columns={"norm_tp": "y"})
+    by_length = by_length[by_length.series != "baseline"]
+    by_length = by_length.assign(panel="a", x=by_length.seqlen.map(PAPER_LENGTHS))
+    by_pd = by_pd.rename(columns={"pd_ratio": "x", "norm_throughput": "y"})
+    by_pd["chunk"] = by_pd.series.str.extract(r"^sarathi(\d+)$", expand=False)
+    return pd.concat([by_length, by_pd.assign(panel="b")]).assign(unit="ratio")
+
+
+def _fig11_at(points: pd.DataFrame) -> dict[str, object]:
+    own = points[points.panel == "b"]
+    chunks = [None if pd.isna(chunk) else int(chunk) for chunk in own.chunk]
+    return {"by_pd": list(zip(chunks, own.x, strict=True))}
+
+
+@figure(
+    question="Does chunking beat Orca, whose whole prompts carry decodes, too?",
+    seconds=45,
+    papers=[A6000],
+    paper=_fig11_paper,
+    files=("a", "b"),
+    at=_fig11_at,
+    errors=[ErrorRow("Fig 11, Orca", "x == x", Aim(0.01, 0.04), Aim(0.04, 0.10))],
+    look=Look(
+        "Fig 11: Orca and SARATHI over request-level batching",
+        "P:D",
+        "throughput / baseline",
+        columns=2,
+        legend="policy",
+        panels={"a": "a: by sequence length", "b": "b: by P:D"},
+        xs={"a": "P + D [tokens]"},
+    ),
+)
+def fig11(
+    spec: ModelSpec,
+    *,
+    seq_lens: Lengths,
+    batches: Lengths,
+    chunks: Ints,
+    pd_ratios: Sequence[float],
+    by_pd: Sequence[tuple[int | None, float]] = (),
+) -> Iterator[Unit]:
+    """Orca's best and worst case and SARATHI over the baseline: by length at the P:D that suits the
+    first chunk, and by P:D at the first length, `by_pd` giving chunk (None: Orca) and P:D.
+    """
+    for name, seq_len in seq_lens.items():
+        pd_ratio = best_pd_ratio(chunks[0], batches[name])
+        for policy in ("orca_worst", "orca_best", "sarathi"):
+            chunk = chunks[0] if policy == "sarathi" else None
+            scenario = Scenario.of(policy, seq_len, pd_ratio, batches[name], chunk)
+            yield partial(_gain, "a", policy, seq_len, scenario)
+    first = next(iter(seq_lens))
+    grid = [(chunk, pd_ratio) for pd_ratio in pd_ratios for chunk in (*chunks[:2], None)]
+    for chunk, pd_ratio in by_pd or grid:
+        policy = "orca_best" if chunk is None else "sarathi"
+        scenario = Scenario.of(policy, seq_lens[first], pd_ratio, batches[first], chunk)
+        yield partial(_gain, "b", f"{policy}{chunk}" if chunk else policy, pd_ratio, scenario)
+
+
+@figure(
+    question="What do small chunks cost the prefill, and what remains end to end?",
+    seconds=40,
+    papers=[A6000],
+    paper=lambda table: table.rename(
+        columns={"seqlen": "series", "chunk": "x", "speedup_vs_baseline": "y"}
+    ).assign(unit="ratio"),
+    errors=[
+        ErrorRow("Fig 13a, attention", "panel == 'a_attn'", Aim(0.15, 0.40), Aim(0.15, 0.40)),
+        ErrorRow("Fig 13b, prefill", "panel == 'b_prefill'", Aim(0.15, 0.40), Aim(0.15, 0.40)),
+        ErrorRow("Fig 13c, end to end", "panel == 'c_overall'", Aim(0.04, 0.10), Aim(0.08, 0.20)),
+    ],
+    look=Look(
+        "Fig 13: speed with chunks over speed without",
+        "chunk [tokens]",
+        "speed / un-chunked",
+        legend="P + D",
+        panels={"a_attn": "a: attention", "b_prefill": "b: prefill", "c_overall": "c: end to end"},
+    ),
+)
+def fig13(
+    spec: ModelSpec,
+    *,
+    prefill_lens: Lengths,
+    prefill_chunks: Ints,
+    seq_lens: Lengths,
+    batches: Lengths,
+    chunks: Ints,
+) -> Iterator[Unit]:
+    """Speed of a prefill in chunks over that of the whole, attention alone and all of it; and
+    throughput over the baseline, each chunk at its own P:D = C/(B-1).
+    """
+    for name, length in prefill_lens.items():
+        for chunk in prefill_chunks:
+            yield partial(_chunked_prefill, name, length, chunk)
+    for name, length in seq_lens.items():
+        for chunk in chunks:
+            batch = batches[name]
+            if chunk > batch:
+                pd_ratio = best_pd_ratio(chunk, batch)
+                scenario = Scenario.of("sarathi", length, pd_ratio, batch, chunk)
+                yield partial(_gain, "c_overall", name, chunk, scenario)
+
+
+def _chunked_prefill(name: str, length: int, chunk: int, clock: Clock) -> Iterator[Point]:
+    whole, cut = (clock.batch(*chunks_of(length, tokens)) for tokens in (length, chunk))
+    for panel, kinds in (("a_attn", ("attn",)), ("b_prefill", EVERYTHING)):
+        kept = clock.seconds(whole, kinds).over(clock.seconds(cut, kinds))
+        yield Point(panel, name, chunk, kept)
+
+
+def _table4_paper(table: pd.DataFrame) -> pd.DataFrame:
+    table = table.rename(columns={"model": "panel"})
+    table["x"] = table.seqlen.map(PAPER_LENGTHS)
+    series = ["decode_speedup", "throughput_gain"]
+    points = table.melt(["panel", "x"], series, var_name="series", value_name="y")
+    return points.assign(unit="ratio")
+
+
+@figure(
+    question="How much do decodes and whole requests gain on two models and GPUs?",
+    seconds=15,
+    papers=[A6000, Platform("33b", "a100")],
+    paper=_table4_paper,
+    errors=[
+        ErrorRow("Table 4, 13B", "panel == '13b'", Aim(0.04, 0.12), Aim(0.10, 0.20)),
+        ErrorRow(
+            "Table 4, 33B, throughput",
+            "panel == '33b' and series == 'throughput_gain'",
+            analytic=Aim(0.05),
+        ),
+        ErrorRow(
+            "Table 4, 33B, speed-up",
+            "panel == '33b' and series == 'decode_speedup'",
+            analytic=Aim(0.20),
+        ),
+    ],
+    look=Look(
+        "Table 4: chunk 256, decodes and end to end",
+        "P + D [tokens]",
+        "speed-up",
+        columns=2,
+        legend="of what",
+        panels={"13b": "13B on an A6000", "33b": "33B on an A100"},
+    ),
+)
+def table4(
+    spec: ModelSpec,
+    *,
+    seq_lens: Lengths,
+    chunk: int,
+    settings: Mapping[str, Sequence[tuple[str, int, float]]],
+) -> Iterator[Unit]:
+    """Decode speed-up and throughput gain; `settings` are length by name, batch and P:D by model,
+    the first model's for all that are not there.
+    """
+    own = settings.get(spec.name, next(iter(settings.values())))
+    for name, batch, pd_ratio in own:
+        length = seq_lens[name]
+        yield partial(speedup, spec.name, "decode_speedup", length, length, batch, chunk)
+        scenario = Scenario.of("sarathi", length, pd_ratio, batch, chunk)
+        yield partial(_gain, spec.name, "throughput_gain", length, scenario)
+
+
+# -- beyond the paper's figures: served on the engine, also in simulation --------------------------
+
+
+def _served(
+    panel: str,
+    series: str,
+    x: float,
+    scenario: Scenario,
+    versus: Scenario,
+    quantity: str,
+    clock: Clock,
 ) -> Iterator[Point]:
-    """Throughput over the baseline against P:D; `points` are the panel's length, the chunk and P:D
-    of each.
-    """
-    for name, chunk, pd_ratio in points:
-        gain = bench.gain(bench.sarathi(chunk, SEQ_LENS[name], pd_ratio, LARGEST_BATCH[name]))
-        yield Point(name, f"C={chunk}", pd_ratio, gain)
+    yield Point(panel, series, x, clock.over(scenario, versus, quantity))
 
 
-def fig09_counted(
-    bench: Bench, spec: ModelSpec, points: Iterable[tuple[str, int, float]]
-) -> Iterator[Point]:
-    """The same by counting, as the paper does, instead of serving: no remainders, no part-filled
-    tiles.
-
-    P / (C - (B-1)) chunks each carry B-1 decodes. Left over are decodes in full batches of B, or
-    else prompt tokens at the price of whole prompts.
-    """
-    for name, chunk, pd_ratio in points:
-        batch = LARGEST_BATCH[name]
-        prompt_len, num_decodes = lengths(SEQ_LENS[name], pd_ratio, chunk - (batch - 1))
-        context = prompt_len + num_decodes // 2
-        prompts = bench.batch(make_batch(prefill_tokens=prompt_len, num_prefills=batch))
-        decodes = bench.batch(make_batch(num_decodes=batch, context=context))
-        chunks = chunks_of(prompt_len, chunk - (batch - 1), num_decodes=batch - 1, context=context)
-        # Of a batch of requests, the share of chunks that finds decodes to carry; what is left over
-        # of either.
-        share = min(1.0, num_decodes / (batch - 1) / len(chunks))
-        decodes_left = num_decodes - share * len(chunks) * (batch - 1)
-        baseline = weighted((1.0, prompts), (num_decodes, decodes))
-        served = weighted(
-            (share * batch, bench.batch(*chunks)), (1.0 - share, prompts), (decodes_left, decodes)
-        )
-        yield Point(
-            name, f"C={chunk}", pd_ratio, bench.seconds(baseline).over(bench.seconds(served))
-        )
+def _served_gain(
+    panel: str, series: str, x: float, seq_len: int, pd_ratio: float, batch: int, chunk: int
+) -> Unit:
+    """Throughput over request-level batching by serving requests."""
+    scenario = Scenario.of("sarathi", seq_len, pd_ratio, batch, chunk)
+    # The baseline's seconds over SARATHI's.
+    return partial(_served, panel, series, x, scenario.baseline, scenario, THROUGHPUT)
 
 
-def fig11a(bench: Bench, spec: ModelSpec) -> Iterator[Point]:
-    """Orca worst and best and SARATHI over the baseline, by length, at the P:D that suits chunk
-    256.
-    """
-    for name, seq_len in SEQ_LENS.items():
-        batch = LARGEST_BATCH[name]
-        load = (seq_len, best_pd_ratio(CHUNK, batch), batch)
-        yield Point("a", "orca_worst", seq_len, bench.gain(bench.orca_worst(*load)))
-        yield Point("a", "orca_best", seq_len, bench.gain(bench.orca_best(*load)))
-        yield Point("a", "sarathi", seq_len, bench.gain(bench.sarathi(CHUNK, *load)))
+@figure(question="Is the best P:D of a chunk C near C/(B-1)?", seconds=45)
+def chunk_optimum(spec: ModelSpec, *, seq_len: int, batch: int, chunks: Ints) -> Iterator[Unit]:
+    """Throughput against P:D, counted in C/(B-1)."""
+    for chunk in chunks:
+        for share in SHARES_OF_OPTIMUM:
+            pd_ratio = share * best_pd_ratio(chunk, batch)
+            panel = f"{seq_len} B={batch}"
+            yield _served_gain(panel, f"C={chunk}", share, seq_len, pd_ratio, batch, chunk)
 
 
-def fig11b(bench: Bench, spec: ModelSpec, points: Iterable[tuple[str, float]]) -> Iterator[Point]:
-    """Orca best and SARATHI over the baseline against P:D at length 1K; `points` are series and
-    P:D.
-    """
-    seq_len, batch = SEQ_LENS["1K"], LARGEST_BATCH["1K"]
-    for series, pd_ratio in points:
-        if series == "orca_best":
-            gain = bench.gain(bench.orca_best(seq_len, pd_ratio, batch))
-        else:
-            gain = bench.gain(
-                bench.sarathi(int(series.removeprefix("sarathi")), seq_len, pd_ratio, batch)
-            )
-        yield Point("b", series, pd_ratio, gain)
+@figure(question="What do longer sequences leave of the gain?", seconds=25)
+def sequence_length(spec: ModelSpec, *, lengths: Ints, batch: int, chunk: int) -> Iterator[Unit]:
+    """Decode speed-up and throughput gain against length at one batch."""
+    panel, pd_ratio = f"B={batch} C={chunk}", best_pd_ratio(chunk, batch)
+    for length in lengths:
+        yield partial(speedup, panel, "decode_speedup", length, length, batch, chunk)
+    for length in lengths:
+        yield _served_gain(panel, "throughput_gain", length, length, pd_ratio, batch, chunk)
 
 
-def fig13c(bench: Bench, spec: ModelSpec) -> Iterator[Point]:
-    """Throughput over the baseline by chunk, each at its own P:D = C/(B-1) and the length's largest
-    batch.
-    """
-    for name, seq_len in SEQ_LENS.items():
-        batch = LARGEST_BATCH[name]
-        for chunk in FIG_13_CHUNKS:
-            gain = bench.gain(bench.sarathi(chunk, seq_len, best_pd_ratio(chunk, batch), batch))
-            yield Point("c_overall", name, chunk, gain)
+@figure(question="What do larger batches leave of the gain?", seconds=25)
+def batch_size(spec: ModelSpec, *, seq_len: int, batches: Ints, chunk: int) -> Iterator[Unit]:
+    """Decode speed-up and throughput gain against batch at one length."""
+    panel = f"{seq_len} C={chunk}"
+    for batch in batches:
+        yield partial(speedup, panel, "decode_speedup", batch, seq_len, batch, chunk)
+    for batch in batches:
+        pd_ratio = best_pd_ratio(chunk, batch)
+        yield _served_gain(panel, "throughput_gain", batch, seq_len, pd_ratio, batch, chunk)
 
 
-def table4(bench: Bench, spec: ModelSpec, settings: Iterable[Setting]) -> Iterator[Point]:
-    """Decode speed-up and throughput gain at chunk 256."""
-    for name, batch, pd_ratio in settings:
-        seq_len = SEQ_LENS[name]
-        yield Point(spec.name, "decode_speedup", seq_len, decode_speedup(bench, seq_len, batch))
-        yield Point(
-            spec.name,
-            "throughput_gain",
-            seq_len,
-            bench.gain(bench.sarathi(CHUNK, seq_len, pd_ratio, batch)),
-        )
+@figure(question="What does the token budget do to waiting?", seconds=20)
+def token_budget(spec: ModelSpec, *, seq_len: int, batch: int, budgets: Ints) -> Iterator[Unit]:
+    """Time to the first token and between tokens by token budget, over those of the largest."""
+    size = (*whole_lengths(seq_len, 4.0), batch)
+    *smaller, largest = (Scenario("sarathi_serve", *size, budget) for budget in budgets)
+    for budget, scenario in zip(budgets, smaller, strict=False):
+        for quantity in ("tbt_p99", "ttft_p50", "seconds_per_request"):
+            panel = f"{seq_len} B={batch}"
+            yield partial(_served, panel, quantity, budget, scenario, largest, quantity)

@@ -1,21 +1,17 @@
-"""The files and tensors of a Hugging Face checkpoint: found, checked and named, nothing loaded.
-Imports no torch.
-"""
+"""The files and tensors of a Hugging Face checkpoint: found, checked and named, nothing loaded."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from hydra.utils import instantiate
-from omegaconf import OmegaConf
 from safetensors import SafetensorError, safe_open
 
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.config.paths import CONF
+from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.model.huggingface import read_config, read_spec
 from sarathi_lab.model.spec import ModelSpec
 
@@ -27,8 +23,7 @@ HUB_FILES = ["*.json", "*.safetensors"]
 class Source:
     """A checkpoint tensor that fills the next rows of one of the decoder's parameters.
 
-    `interleaved` tensors hold (q, k, v) head by head, as GPT-NeoX stores them, and are sorted while
-    loading.
+    `interleaved` tensors hold (q, k, v) head by head, as GPT-NeoX stores them.
     """
 
     tensor: str
@@ -37,9 +32,7 @@ class Source:
 
 
 def find_checkpoint(path: str) -> Path:
-    """The folder that `path` names, fetched first if it is a hub id. Raises UserError if there is
-    no such thing.
-    """
+    """The folder `path`, fetched first if it is a hub id. Raises UserError if there is none."""
     directory = Path(path).expanduser()
     if directory.is_dir():
         return directory
@@ -59,9 +52,7 @@ def _fetch(hub_id: str) -> Path:
 
     try:
         return Path(snapshot_download(hub_id, allow_patterns=HUB_FILES))
-    except (
-        Exception
-    ) as error:  # the hub client raises a dozen kinds, all meaning that it is not to be had
+    except Exception as error:  # one of a dozen kinds, all meaning that it is not to be had
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(
             f"model.path={hub_id} is neither a folder here nor to be had from the hub ({reason}); "
@@ -72,8 +63,7 @@ def _fetch(hub_id: str) -> Path:
 def weight_files(directory: Path) -> dict[str, Path]:
     """Tensor name -> safetensors file, from the files' headers.
 
-    Raises UserError if there are none, if a shard of the index is missing, or if a file is
-    truncated or corrupt.
+    Raises UserError for no files, a missing shard of the index, a truncated or corrupt file.
     """
     files = sorted(directory.glob("*.safetensors"))
     index = directory / "model.safetensors.index.json"
@@ -125,16 +115,56 @@ def check_checkpoint(directory: Path, spec: ModelSpec) -> None:
             shape = tuple(tensors.get_slice(source.tensor).get_shape())
         if shape != source.shape:
             raise UserError(
-                f"{source.tensor} in {files[source.tensor]} has shape {list(shape)}, "
-                "config.json asks for "
-                f"{list(source.shape)}; fetch the checkpoint again"
+                f"{source.tensor} in {files[source.tensor]} has shape {list(shape)}, config.json "
+                f"asks for {list(source.shape)}; fetch the checkpoint again"
             )
 
 
-def parameter_sources(directory: Path, spec: ModelSpec) -> Iterator[tuple[str, list[Source]]]:
-    """Every parameter of `transformer.Transformer` and the checkpoint tensors that fill its rows,
-    in order.
+@dataclass(frozen=True)
+class _Family:
+    """How a family of architectures names its tensors.
+
+    `qkv` and `up` are modules that make up one of the decoder's linears, their rows one after the
+    other; as many rows each but for `qkv`.
     """
+
+    embedding: str
+    lm_head: str
+    final_norm: str
+    layer: str
+    qkv: tuple[str, ...]
+    out: str
+    up: tuple[str, ...]
+    down: str
+    interleaved: bool
+
+
+_LLAMA = _Family(
+    embedding="model.embed_tokens.weight",
+    lm_head="lm_head.weight",
+    final_norm="model.norm",
+    layer="model.layers.{}",
+    qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    out="self_attn.o_proj",
+    up=("mlp.gate_proj", "mlp.up_proj"),
+    down="mlp.down_proj",
+    interleaved=False,
+)
+_NEOX = _Family(
+    embedding="gpt_neox.embed_in.weight",
+    lm_head="embed_out.weight",
+    final_norm="gpt_neox.final_layer_norm",
+    layer="gpt_neox.layers.{}",
+    qkv=("attention.query_key_value",),
+    out="attention.dense",
+    up=("mlp.dense_h_to_4h",),
+    down="mlp.dense_4h_to_h",
+    interleaved=True,
+)
+
+
+def parameter_sources(directory: Path, spec: ModelSpec) -> Iterator[tuple[str, list[Source]]]:
+    """Every parameter of `Transformer` and the checkpoint tensors that fill its rows, in order."""
     family = _NEOX if read_config(directory)["model_type"] == "gpt_neox" else _LLAMA
     table = (spec.vocab_size, spec.hidden_size)
     yield "embedding.weight", [Source(family.embedding, table)]
@@ -145,14 +175,10 @@ def parameter_sources(directory: Path, spec: ModelSpec) -> Iterator[tuple[str, l
         ours, theirs = f"layers.{i}", family.layer.format(i)
         yield from _norm(f"{ours}.attention_norm", f"{theirs}.input_layernorm", spec)
         yield from _norm(f"{ours}.ffn_norm", f"{theirs}.post_attention_layernorm", spec)
-        if spec.qk_norm:
-            for kind in ("q_norm", "k_norm"):
-                yield (
-                    f"{ours}.{kind}.weight",
-                    [Source(f"{theirs}.self_attn.{kind}.weight", (spec.head_size,))],
-                )
-        for linear in family.linears(spec):
-            yield from linear.sources(ours, theirs)
+        for kind in ("q_norm", "k_norm") if spec.qk_norm else ():
+            tensor = f"{theirs}.self_attn.{kind}.weight"
+            yield f"{ours}.{kind}.weight", [Source(tensor, (spec.head_size,))]
+        yield from _linears(ours, theirs, family, spec)
 
 
 def _norm(ours: str, theirs: str, spec: ModelSpec) -> Iterator[tuple[str, list[Source]]]:
@@ -160,100 +186,43 @@ def _norm(ours: str, theirs: str, spec: ModelSpec) -> Iterator[tuple[str, list[S
         yield f"{ours}.{kind}", [Source(f"{theirs}.{kind}", (spec.hidden_size,))]
 
 
-@dataclass(frozen=True)
-class _FusedLinear:
-    """One of the decoder's four linears and the checkpoint's modules that it is made of, with their
-    rows.
-    """
-
-    name: str
-    in_features: int
-    has_bias: bool
-    parts: tuple[tuple[str, int], ...]
-    interleaved: bool = False
-
-    def sources(self, ours: str, theirs: str) -> Iterator[tuple[str, list[Source]]]:
-        weights = [
-            Source(f"{theirs}.{part}.weight", (rows, self.in_features), self.interleaved)
-            for part, rows in self.parts
-        ]
-        yield f"{ours}.{self.name}.weight", weights
-        if self.has_bias:
-            biases = [
-                Source(f"{theirs}.{part}.bias", (rows,), self.interleaved)
-                for part, rows in self.parts
-            ]
-            yield f"{ours}.{self.name}.bias", biases
-
-
-def _llama_linears(spec: ModelSpec) -> list[_FusedLinear]:
-    qkv = (
-        ("self_attn.q_proj", spec.q_size),
-        ("self_attn.k_proj", spec.kv_size),
-        ("self_attn.v_proj", spec.kv_size),
-    )
-    gate_up = (("mlp.gate_proj", spec.ffn_size), ("mlp.up_proj", spec.ffn_size))
-    hidden = spec.hidden_size
-    return [
-        _FusedLinear("qkv_proj", hidden, spec.qkv_bias, qkv),
-        _FusedLinear("out_proj", spec.q_size, spec.out_bias, (("self_attn.o_proj", hidden),)),
-        _FusedLinear("ffn_up", hidden, spec.ffn_bias, gate_up),
-        _FusedLinear("ffn_down", spec.ffn_size, spec.ffn_bias, (("mlp.down_proj", hidden),)),
-    ]
-
-
-def _neox_linears(spec: ModelSpec) -> list[_FusedLinear]:
-    hidden = spec.hidden_size
-    qkv = (("attention.query_key_value", spec.q_size + 2 * spec.kv_size),)
-    return [
-        _FusedLinear("qkv_proj", hidden, spec.qkv_bias, qkv, interleaved=True),
-        _FusedLinear("out_proj", spec.q_size, spec.out_bias, (("attention.dense", hidden),)),
-        _FusedLinear("ffn_up", hidden, spec.ffn_bias, (("mlp.dense_h_to_4h", spec.ffn_size),)),
-        _FusedLinear("ffn_down", spec.ffn_size, spec.ffn_bias, (("mlp.dense_4h_to_h", hidden),)),
-    ]
-
-
-@dataclass(frozen=True)
-class _Family:
-    """How a family of architectures names its tensors."""
-
-    embedding: str
-    lm_head: str
-    final_norm: str
-    layer: str
-    linears: Callable[[ModelSpec], list[_FusedLinear]]
-
-
-_LLAMA = _Family(
-    "model.embed_tokens.weight", "lm_head.weight", "model.norm", "model.layers.{}", _llama_linears
-)
-_NEOX = _Family(
-    "gpt_neox.embed_in.weight",
-    "embed_out.weight",
-    "gpt_neox.final_layer_norm",
-    "gpt_neox.layers.{}",
-    _neox_linears,
-)
+def _linears(
+    ours: str, theirs: str, family: _Family, spec: ModelSpec
+) -> Iterator[tuple[str, list[Source]]]:
+    hidden, q, kv = spec.hidden_size, spec.q_size, spec.kv_size
+    qkv_rows = (q + 2 * kv,) if family.interleaved else (q, kv, kv)
+    parts = {  # modules, their rows and columns, and whether they have biases
+        "qkv_proj": (family.qkv, qkv_rows, hidden, spec.qkv_bias),
+        "out_proj": ((family.out,), (hidden,), q, spec.out_bias),
+        "ffn_up": (family.up, (spec.ffn_size,) * len(family.up), hidden, spec.ffn_bias),
+        "ffn_down": ((family.down,), (hidden,), spec.ffn_size, spec.ffn_bias),
+    }
+    for name, (modules, rows, columns, has_bias) in parts.items():
+        is_sorted = name == "qkv_proj" and family.interleaved
+        for kind, width in (("weight", (columns,)), ("bias", ()))[: 1 + has_bias]:
+            yield (
+                f"{ours}.{name}.{kind}",
+                [
+                    Source(f"{theirs}.{module}.{kind}", (count, *width), is_sorted)
+                    for module, count in zip(modules, rows, strict=True)
+                ],
+            )
 
 
 @dataclass(frozen=True)
 class AutoModel:
-    """`path` is a Hugging Face folder or hub id, or None for random weights in the shape that fits
-    the device.
-    """
+    """A Hugging Face folder or hub id, or None: random weights in a shape that fits the device."""
 
     path: str | None = None
 
     def resolve(self, default_name: str) -> tuple[ModelSpec, Path | None]:
-        """The spec, and the folder of the weights if there is one; nothing is loaded, all is
-        checked.
+        """The spec, and the folder of the weights if there is one; nothing is loaded, all checked.
 
         Without a path the spec is that of `conf/model/<default_name>.yaml`. Raises UserError for a
-        path that is missing, holds no complete safetensors checkpoint, or an architecture that is
-        not supported.
+        path that is missing or incomplete, or an architecture that is not supported.
         """
         if self.path is None:
-            return instantiate(OmegaConf.load(CONF / "model" / f"{default_name}.yaml")), None
+            return load_option("model", default_name), None
         directory = find_checkpoint(str(self.path))
         spec = read_spec(directory)
         check_checkpoint(directory, spec)

@@ -1,4 +1,4 @@
-"""A Hugging Face config.json as a `ModelSpec`. Imports neither torch nor transformers."""
+"""A Hugging Face config.json as a `ModelSpec`, without transformers."""
 
 from __future__ import annotations
 
@@ -23,9 +23,7 @@ ACTIVATIONS = {
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """The content of `directory`/config.json. Raises UserError if there is none, or if it is no
-    JSON object.
-    """
+    """`directory`/config.json. Raises UserError if there is none, or if it is no JSON object."""
     path = directory / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
@@ -42,11 +40,7 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def read_spec(directory: Path) -> ModelSpec:
-    """The spec of the checkpoint in `directory`.
-
-    Raises UserError, naming the setting and what is supported, for anything the decoder does not
-    cover.
-    """
+    """The checkpoint's spec. Raises UserError, naming the setting, for what is not supported."""
     config = read_config(directory)
     family = str(config.get("model_type"))
     if family not in FAMILIES:
@@ -75,6 +69,10 @@ def _shared(config: Config) -> dict[str, Any]:
     """What all families call by the same names."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     num_heads = config["num_attention_heads"]
+
+    def rotary(name: str, neox_name: str, default: float) -> float:
+        return float(rope.get(name) or config.get(name) or config.get(neox_name, default))
+
     return {
         "num_layers": config["num_hidden_layers"],
         "hidden_size": config["hidden_size"],
@@ -85,17 +83,9 @@ def _shared(config: Config) -> dict[str, Any]:
         "vocab_size": config["vocab_size"],
         "max_position": config.get("max_position_embeddings", 2048),
         "activation": _activation(config.get("hidden_act", "silu")),
-        "rope_theta": float(
-            rope.get("rope_theta")
-            or config.get("rope_theta")
-            or config.get("rotary_emb_base", 10000)
-        ),
+        "rope_theta": rotary("rope_theta", "rotary_emb_base", 10000),
         "rope_scaling": _rope_scaling(rope, config),
-        "rotary_fraction": float(
-            rope.get("partial_rotary_factor")
-            or config.get("partial_rotary_factor")
-            or config.get("rotary_pct", 1.0)
-        ),
+        "rotary_fraction": rotary("partial_rotary_factor", "rotary_pct", 1.0),
         "tie_embeddings": bool(config.get("tie_word_embeddings", False)),
     }
 
@@ -115,16 +105,10 @@ def _rope_scaling(rope: Config, config: Config) -> RopeScaling | None:
     if kind == "linear":
         return RopeScaling("linear", float(rope["factor"]))
     if kind == "llama3":
-        return RopeScaling(
-            "llama3",
-            float(rope["factor"]),
-            float(rope["low_freq_factor"]),
-            float(rope["high_freq_factor"]),
-            int(
-                rope.get("original_max_position_embeddings")
-                or config["original_max_position_embeddings"]
-            ),
-        )
+        low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
+        original = "original_max_position_embeddings"
+        length = int(rope.get(original) or config[original])
+        return RopeScaling("llama3", float(rope["factor"]), low, high, length)
     raise UserError(
         f"rope_type={kind} is not supported; use a model with default, linear or llama3"
     )
@@ -141,10 +125,8 @@ def _llama(config: Config) -> dict[str, Any]:
 
 
 def _mistral(config: Config) -> dict[str, Any]:
-    return {
-        "norm_eps": config.get("rms_norm_eps", 1e-6),
-        "sliding_window": config.get("sliding_window"),
-    }
+    eps = config.get("rms_norm_eps", 1e-6)
+    return {"norm_eps": eps, "sliding_window": config.get("sliding_window")}
 
 
 def _qwen2(config: Config) -> dict[str, Any]:
@@ -158,21 +140,15 @@ def _qwen2(config: Config) -> dict[str, Any]:
 def _qwen3(config: Config) -> dict[str, Any]:
     bias = bool(config.get("attention_bias", False))
     # Qwen3's head size is not hidden_size / num_heads, so it has to be said.
-    return {
-        **_qwen2(config),
-        "qkv_bias": bias,
-        "out_bias": bias,
-        "qk_norm": True,
-        "head_size": config["head_dim"],
-    }
+    own = {"qkv_bias": bias, "out_bias": bias, "qk_norm": True, "head_size": config["head_dim"]}
+    return {**_qwen2(config), **own}
 
 
 def _gpt_neox(config: Config) -> dict[str, Any]:
     if config.get("use_parallel_residual", True):
         raise UserError(
             "use_parallel_residual=true (GPT-NeoX) is not supported: attention and FFN run one "
-            "after the other here; "
-            "use a sequential model"
+            "after the other here; use a sequential model"
         )
     bias = bool(config.get("attention_bias", True))
     return {

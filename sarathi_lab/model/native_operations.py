@@ -1,6 +1,4 @@
-"""A CPU's operations in C++ (`sarathi_kernels.cpu`): the whole iteration in one call, or one
-operation at a time.
-"""
+"""A CPU's operations in C++ (`sarathi_kernels.cpu`): whole iterations, or one by one."""
 
 from __future__ import annotations
 
@@ -42,8 +40,10 @@ def why_not(spec: ModelSpec, dtype: torch.dtype) -> str | None:
 
 
 class NativeLinear(nn.Module):
-    """A product with a packed weight, in the place of an `nn.Linear`. Gated ones return pairs of 16
-    columns.
+    """A product with a packed weight, in the place of an `nn.Linear`.
+
+    [rows, in_features] to [rows, out_features]; gated ones to all columns of their panels, in pairs
+    of 16.
     """
 
     def __init__(self, packed: PackedLinear) -> None:
@@ -51,14 +51,11 @@ class NativeLinear(nn.Module):
         self.packed = packed
 
     def forward(self, x: Tensor) -> Tensor:
-        """[rows, in_features] to [rows, out_features], or to all columns of the panels if gated."""
         return library.linear(x, self.packed)
 
 
 def _pack_all(model: Transformer) -> None:
-    """Put packed weights, all in one piece of memory, in the place of the model's own, one after
-    the other.
-    """
+    """Put packed weights, all in one piece of memory, in the place of the model's own."""
     linears = [
         (layer, name, name == "ffn_up" and model.spec.gated_ffn)
         for layer in model.layers
@@ -83,13 +80,8 @@ def _pack_all(model: Transformer) -> None:
         setattr(parent, name, NativeLinear(weight))
 
 
-def _linear_struct(module: nn.Module) -> library.LinearStruct:
-    assert isinstance(module, NativeLinear), "the weights are packed"
-    return library.linear_struct(module.packed)
-
-
 class NativeOperations(TorchOperations):
-    """An `Operations` whose products and attention are C++; the rest, which is little, is torch's.
+    """Products and attention in C++; the rest, which is little, is torch's.
 
     Weights are packed and take the place of the model's own, so that there is one copy of each; a
     tied embedding is kept as it was, beside the packed output head. `whole_pass` does everything in
@@ -111,7 +103,7 @@ class NativeOperations(TorchOperations):
     # -- the whole iteration -----------------------------------------------------------------------
 
     def whole_pass(self, inputs: PackedInputs, cache: KVCache) -> Tensor:
-        """See `Transformer.forward`; logits are float32."""
+        """What `Transformer.forward` returns; logits [num_emits, vocab_size] are float32."""
         num_layers, num_blocks, block_size = cache.keys.shape[:3]
         assert num_layers == self.spec.num_layers, "the cache is the model's"
         if self._cache() is not cache:
@@ -121,6 +113,7 @@ class NativeOperations(TorchOperations):
         cosines, sines = self._tables_up_to(int(inputs.positions.max()) + 1)
         logits = torch.empty(len(inputs.emit_rows), self.spec.vocab_size)
         segments = library.segment_structs(inputs.attention)
+        cached = (cache.keys, cache.values, cache.key_scales, cache.value_scales)
         batch = library.BatchStruct(
             inputs.token_ids.data_ptr(),
             inputs.positions.data_ptr(),
@@ -130,10 +123,7 @@ class NativeOperations(TorchOperations):
             len(inputs.token_ids),
             len(segments),
             len(logits),
-            *(
-                library.address(t)
-                for t in (cache.keys, cache.values, cache.key_scales, cache.value_scales)
-            ),
+            *(library.address(tensor) for tensor in cached),
             num_blocks,
             block_size,
             logits.data_ptr(),
@@ -145,9 +135,7 @@ class NativeOperations(TorchOperations):
         return logits
 
     def _tables_up_to(self, num_positions: int) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of all positions so far and as many again, so that they are seldom
-        made.
-        """
+        """Cosines and sines of all positions so far and as many again, to be made seldom."""
         if num_positions > len(self._tables[0]):
             positions = torch.arange(max(1024, 2 * num_positions))
             self._tables = rotary_tables(positions, self._inverse_frequencies, torch.float32)
@@ -156,12 +144,10 @@ class NativeOperations(TorchOperations):
     # -- one operation at a time -------------------------------------------------------------------
 
     def attend(self, query: Tensor, inputs: PackedInputs, keys: Cache, values: Cache) -> Tensor:
-        """See `Operations`."""
-        scale, window = self.spec.head_size**-0.5, self.spec.sliding_window
-        return library.attention(query, keys, values, inputs.attention, scale, window)
+        window = self.spec.sliding_window
+        return library.attention(query, keys, values, inputs.attention, self._scale, window)
 
     def expand(self, x: Tensor, up: nn.Linear) -> Tensor:
-        """See `Operations`."""
         product = up(x)
         if not self.spec.gated_ffn:
             return activate_(product, self.spec.activation)
@@ -170,17 +156,15 @@ class NativeOperations(TorchOperations):
         return gated_activate_(gate, raised, self.spec.activation)
 
     def greedy(self, logits: Tensor) -> Tensor:
-        """See `Operations`."""
         return library.greedy(logits.float().contiguous(), NAN_TOKEN)
 
     # -- structures --------------------------------------------------------------------------------
 
     def _model_struct(self, model: Transformer) -> library.ModelStruct:
         spec = self.spec
-        layers = (library.LayerStruct * spec.num_layers)(
-            *(self._layer_struct(layer) for layer in model.layers)
-        )
-        struct = library.ModelStruct(
+        layers = (library.LayerStruct * spec.num_layers)(*map(self._layer_struct, model.layers))
+        self._kept += [layers, model.embedding.weight]
+        return library.ModelStruct(
             layers=ctypes.cast(layers, ctypes.POINTER(library.LayerStruct)),
             embedding=model.embedding.weight.data_ptr(),
             final_norm=self._norm_struct(model.final_norm),
@@ -192,13 +176,11 @@ class NativeOperations(TorchOperations):
             head_size=spec.head_size,
             rotary_half=len(self._inverse_frequencies),
             window=spec.sliding_window or 0,
-            is_bf16=self._dtype == torch.bfloat16,
+            is_bf16=model.dtype == torch.bfloat16,
             activation=ACTIVATIONS.index(spec.activation),
             is_gated=spec.gated_ffn,
-            scale=spec.head_size**-0.5,
+            scale=self._scale,
         )
-        self._kept += [layers, model.embedding.weight]
-        return struct
 
     def _layer_struct(self, layer: nn.Module) -> library.LayerStruct:
         assert isinstance(layer, Layer), "the model has no other layers"
@@ -217,10 +199,13 @@ class NativeOperations(TorchOperations):
         if norm is None:
             return library.NormStruct()
         assert isinstance(norm, nn.RMSNorm | nn.LayerNorm), "the model has no other norms"
+        is_layer = isinstance(norm, nn.LayerNorm)
         weight = norm.weight.detach().float().contiguous()
         bias = norm.bias.detach().float().contiguous() if isinstance(norm, nn.LayerNorm) else None
         self._kept += [weight, bias]
-        is_layer = isinstance(norm, nn.LayerNorm)
-        return library.NormStruct(
-            weight.data_ptr(), None if bias is None else bias.data_ptr(), norm.eps, is_layer
-        )
+        return library.NormStruct(weight.data_ptr(), library.address(bias), norm.eps, is_layer)
+
+
+def _linear_struct(module: nn.Module) -> library.LinearStruct:
+    assert isinstance(module, NativeLinear), "the weights are packed"
+    return library.linear_struct(module.packed)

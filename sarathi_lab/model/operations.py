@@ -1,13 +1,12 @@
-"""What a layer does besides its matrix products, behind one interface: plain torch here, kernels in
-the next file.
-"""
+"""What a layer does besides its matrix products, behind one interface; and in plain torch."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -19,9 +18,9 @@ from sarathi_kernels.elementwise.activation import activate_, gated_activate_
 from sarathi_kernels.elementwise.rotary import apply_rotary, rotary_tables
 from sarathi_lab.model.spec import ModelSpec
 
-Hybrid = Literal[
-    "series", "streams", "unified", "fused"
-]  # how a chunk and decodes share a device in attention
+# How a chunk and decodes share a device in attention.
+Hybrid = Literal["series", "streams", "unified", "fused"]
+Rotary = tuple[Tensor, Tensor]  # cosines and sines
 Range = Callable[[str], AbstractContextManager[object]]
 NAN_TOKEN = -2  # sampled from logits that are not numbers
 
@@ -51,94 +50,78 @@ def unwatched(name: str) -> AbstractContextManager[object]:
     return _UNWATCHED
 
 
-class Operations(Protocol):
+class Operations(ABC):
     """The operations of a decoder over packed tokens and a paged cache.
 
     `keys` and `values` are one layer's cache, [num_blocks, block_size, num_kv_heads, head_size],
     maybe in 8 bits. `range` is put around the work of each named operation, for whoever watches.
-    With `wants_masks` segments have masks.
+    With `wants_masks` segments have masks. `rotary_dtype` is that of cosines and sines.
     """
 
-    range: Range
-    wants_masks: bool
+    wants_masks = False
 
-    def rotary(self, positions: Tensor) -> Any:
-        """Whatever `rotate_and_store` wants of the positions in every layer."""
-        ...
+    def __init__(
+        self, spec: ModelSpec, inverse_frequencies: Tensor, rotary_dtype: torch.dtype
+    ) -> None:
+        self.spec = spec
+        self.range: Range = unwatched
+        self._scale = spec.head_size**-0.5
+        self._inverse_frequencies = inverse_frequencies
+        self._rotary_dtype = rotary_dtype
 
+    def rotary(self, positions: Tensor) -> Rotary:
+        """Cosines and sines of `positions` [num_tokens], each [num_tokens, rotary_size / 2]."""
+        return rotary_tables(positions, self._inverse_frequencies, self._rotary_dtype)
+
+    @abstractmethod
     def add_norm(self, hidden: Tensor, update: Tensor | None, norm: nn.Module) -> Tensor:
-        """Add `update` to `hidden` in place, both [num_tokens, hidden_size], and return the normed
-        sum.
-        """
-        ...
+        """Add `update` to `hidden` in place, both [num_tokens, hidden_size]; the normed sum."""
 
+    @abstractmethod
     def norm_heads(self, heads: Tensor, norm: nn.Module) -> None:
         """Norm each head of [num_tokens, heads, head_size], in place."""
-        ...
 
+    @abstractmethod
     def rotate_and_store(
-        self, heads: Tensor, inputs: PackedInputs, rotary: Any, keys: Cache, values: Cache
+        self, heads: Tensor, inputs: PackedInputs, rotary: Rotary, keys: Cache, values: Cache
     ) -> Tensor:
         """Rotate queries and keys, and store keys and values at their slots; returns the queries.
 
         `heads` holds queries, keys and values side by side, [num_tokens, num_heads + 2
         num_kv_heads, head_size].
         """
-        ...
 
+    @abstractmethod
     def attend(self, query: Tensor, inputs: PackedInputs, keys: Cache, values: Cache) -> Tensor:
-        """Causal attention of [num_tokens, num_heads, head_size] to the cache; returns the same
-        shape.
-        """
-        ...
+        """Causal attention of [num_tokens, num_heads, head_size] to the cache; the same shape."""
 
+    @abstractmethod
     def expand(self, x: Tensor, up: nn.Linear) -> Tensor:
-        """First half of the feed-forward block: the product with `up` and the activation,
-        [num_tokens, ffn_size].
-        """
-        ...
+        """The product with `up` and the activation: [num_tokens, hidden_size] to [., ffn_size]."""
 
+    @abstractmethod
     def greedy(self, logits: Tensor) -> Tensor:
         """The likeliest token of each row of [num_emits, vocab_size]; NAN_TOKEN where a logit is
         not a number.
         """
-        ...
 
 
-class TorchOperations:
+class TorchOperations(Operations):
     """Plain torch, on any device. Attention comes as a sequence of `Segment`."""
 
     wants_masks = True
 
-    def __init__(self, spec: ModelSpec, inverse_frequencies: Tensor, dtype: torch.dtype) -> None:
-        self.spec = spec
-        self._inverse_frequencies = inverse_frequencies
-        self._dtype = dtype
-        self.range: Range = unwatched
-
-    def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines."""
-        return rotary_tables(positions, self._inverse_frequencies, self._dtype)
-
     def add_norm(self, hidden: Tensor, update: Tensor | None, norm: nn.Module) -> Tensor:
-        """See `Operations`."""
         if update is not None:
             hidden += update
         return norm(hidden)
 
     def norm_heads(self, heads: Tensor, norm: nn.Module) -> None:
-        """See `Operations`."""
         heads.copy_(norm(heads))
 
     def rotate_and_store(
-        self,
-        heads: Tensor,
-        inputs: PackedInputs,
-        rotary: tuple[Tensor, Tensor],
-        keys: Cache,
-        values: Cache,
+        self, heads: Tensor, inputs: PackedInputs, rotary: Rotary, keys: Cache, values: Cache
     ) -> Tensor:
-        """See `Operations`."""
         num_heads, num_kv_heads = self.spec.num_heads, self.spec.num_kv_heads
         query_key, value = heads.split((num_heads + num_kv_heads, num_kv_heads), dim=1)
         query, key = apply_rotary(query_key, *rotary).split((num_heads, num_kv_heads), dim=1)
@@ -146,12 +129,10 @@ class TorchOperations:
         return query
 
     def attend(self, query: Tensor, inputs: PackedInputs, keys: Cache, values: Cache) -> Tensor:
-        """See `Operations`."""
         segments: Sequence[Segment] = inputs.attention
-        return paged_attention(query, keys, values, segments, scale=self.spec.head_size**-0.5)
+        return paged_attention(query, keys, values, segments, scale=self._scale)
 
     def expand(self, x: Tensor, up: nn.Linear) -> Tensor:
-        """See `Operations`."""
         if not self.spec.gated_ffn:
             return activate_(up(x), self.spec.activation)
         # Two products of the one weight: their results are contiguous, which the activation and the
@@ -159,12 +140,9 @@ class TorchOperations:
         # product saves.
         weights = up.weight.chunk(2)
         biases = (None, None) if up.bias is None else up.bias.chunk(2)
-        gate, raised = (
-            F.linear(x, weight, bias) for weight, bias in zip(weights, biases, strict=True)
-        )
+        gate, raised = (F.linear(x, w, b) for w, b in zip(weights, biases, strict=True))
         return gated_activate_(gate, raised, self.spec.activation)
 
     def greedy(self, logits: Tensor) -> Tensor:
-        """See `Operations`."""
         largest, token_ids = logits.max(dim=-1)
         return token_ids.masked_fill_(largest.isnan(), NAN_TOKEN)

@@ -1,4 +1,4 @@
-"""What a model is made of, and the FLOPs and bytes that follow from it. Imports no torch."""
+"""What a model is made of, and the FLOPs and bytes that follow from it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from sarathi_lab.config.errors import UserError, require_int, require_number, re
 
 Norm = Literal["rms", "layer"]
 Activation = Literal["silu", "gelu", "gelu_tanh"]
-DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 KvDtype = Literal["auto", "int8", "fp8"]
+DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 KV_SCALE_BYTES = 4  # the float32 that stands beside every head of 8-bit keys or values
+SIZES = (
+    *("num_layers", "hidden_size", "num_heads", "num_kv_heads"),
+    *("ffn_size", "vocab_size", "head_size"),
+)
 
 
 class Work(Protocol):
-    """The sums of a batch that cost depends on; `request.Batch` is one, a table of iterations
-    another.
-    """
+    """The sums that cost depends on: of a `Batch`, or, as arrays, of a table of iterations."""
 
     num_prefill_tokens: Any
     num_decode_tokens: Any
@@ -31,9 +33,7 @@ class Work(Protocol):
 
 @dataclass(frozen=True)
 class Linear:
-    """A matrix product of the model: [tokens, in_features] x [in_features, out_features], `count`
-    times.
-    """
+    """`count` matrix products [tokens, in_features] x [in_features, out_features]."""
 
     name: str
     in_features: int
@@ -47,9 +47,7 @@ class Linear:
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """Rotary frequency scaling: "linear" divides all frequencies by `factor`, "llama3" only the low
-    ones.
-    """
+    """Rotary scaling: "linear" divides all frequencies by `factor`, "llama3" only the low ones."""
 
     kind: Literal["linear", "llama3"]
     factor: float
@@ -60,14 +58,11 @@ class RopeScaling:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """Shapes and switches of one decoder-only transformer; every family is a setting of the
-    switches.
+    """Shapes and switches of one decoder-only transformer. Raises UserError for impossible ones.
 
     `gated_ffn` and `norm="rms"` make the Llama block; without the gate and with `norm="layer"` and
-    biases it is the paper's plain block (section 2.1: two FFN matrices H -> 4H -> H with GeLU, 12
-    H^2 linear parameters a layer). The FLOP and byte formulas take sums over one batch (`Work`), as
-    ints or as arrays over iterations. They count the whole context of every token, also where a
-    `sliding_window` spares some of it.
+    biases it is SARATHI's plain block (section 2.1: FFN H -> 4H -> H with GeLU, 12 H^2 parameters a
+    layer). FLOPs and bytes count the whole context, also where a `sliding_window` spares some.
     """
 
     name: str
@@ -93,38 +88,20 @@ class ModelSpec:
     sliding_window: int | None = None
     tie_embeddings: bool = False
     simulation_only: bool = False
-    kv_dtype: KvDtype = (
-        "auto"  # of the KV cache: as the rest, or 8 bits with a scale; set by cache.dtype
-    )
+    kv_dtype: KvDtype = "auto"  # of the cache: as the rest, or 8 bits with a scale
 
     def __post_init__(self) -> None:
-        for name in (
-            "num_layers",
-            "hidden_size",
-            "num_heads",
-            "num_kv_heads",
-            "ffn_size",
-            "vocab_size",
-            "head_size",
-        ):
-            require_int(
-                f"model {self.name}: {name}", getattr(self, name), 1, "correct the model's settings"
-            )
-        require_one_of(f"model {self.name}: norm", self.norm, get_args(Norm))
-        require_one_of(f"model {self.name}: activation", self.activation, get_args(Activation))
-        require_one_of(f"model {self.name}: kv_dtype", self.kv_dtype, get_args(KvDtype))
+        model, fix = f"model {self.name}:", "correct the model's settings"
+        for name in SIZES:
+            require_int(f"{model} {name}", getattr(self, name), 1, fix)
+        for name, kind in (("norm", Norm), ("activation", Activation), ("kv_dtype", KvDtype)):
+            require_one_of(f"{model} {name}", getattr(self, name), get_args(kind))
         for name in ("rotary_fraction", "rope_theta", "norm_eps"):
-            require_number(
-                f"model {self.name}: {name}",
-                getattr(self, name),
-                above=0,
-                fix="correct the model's settings",
-            )
+            require_number(f"{model} {name}", getattr(self, name), above=0, fix=fix)
         if self.num_heads % self.num_kv_heads:
             raise UserError(
-                f"model {self.name}: num_heads={self.num_heads} is not a multiple of "
-                f"num_kv_heads={self.num_kv_heads}; "
-                "correct the model file"
+                f"{model} num_heads={self.num_heads} is not a multiple of "
+                f"num_kv_heads={self.num_kv_heads}; correct the model file"
             )
 
     def require_runnable(self) -> None:
@@ -143,7 +120,7 @@ class ModelSpec:
 
     @property
     def kv_size(self) -> int:
-        """Width of the keys of one token in one layer; the values are as wide."""
+        """Width of one token's keys in one layer; the values are as wide."""
         return self.num_kv_heads * self.head_size
 
     @property
@@ -154,16 +131,12 @@ class ModelSpec:
     @cached_property
     def layer_linears(self) -> tuple[Linear, ...]:
         """The matrix products over all tokens of a batch, summed over layers (`count`)."""
+        hidden, ffn, count = self.hidden_size, self.ffn_size, self.num_layers
         return (
-            Linear("qkv_proj", self.hidden_size, self.q_size + 2 * self.kv_size, self.num_layers),
-            Linear("out_proj", self.q_size, self.hidden_size, self.num_layers),
-            Linear(
-                "ffn_up",
-                self.hidden_size,
-                self.ffn_size * (2 if self.gated_ffn else 1),
-                self.num_layers,
-            ),
-            Linear("ffn_down", self.ffn_size, self.hidden_size, self.num_layers),
+            Linear("qkv_proj", hidden, self.q_size + 2 * self.kv_size, count),
+            Linear("out_proj", self.q_size, hidden, count),
+            Linear("ffn_up", hidden, ffn * (2 if self.gated_ffn else 1), count),
+            Linear("ffn_down", ffn, hidden, count),
         )
 
     @cached_property
@@ -173,16 +146,12 @@ class ModelSpec:
 
     @cached_property
     def num_linear_params(self) -> int:
-        """Parameters of the layers' matrix products, what one iteration reads whatever its
-        batch.
-        """
+        """Parameters of the layers' products, what an iteration reads whatever its batch."""
         return sum(linear.num_params for linear in self.layer_linears)
 
     @cached_property
     def num_params(self) -> int:
-        """All matrices: layers, embedding and, unless tied, the output head (norms and biases are
-        left out).
-        """
+        """All matrices: layers, embedding and, unless tied, output head; no norms and biases."""
         heads = 1 if self.tie_embeddings else 2
         return self.num_linear_params + heads * self.lm_head.num_params
 
@@ -193,60 +162,43 @@ class ModelSpec:
         return self.num_params * dtype_bytes
 
     def kv_head_bytes(self, dtype_bytes: int) -> int:
-        """Keys, or values, of a token in one head of one layer: in 8 bits a byte an entry, and
-        their float32 scale.
-        """
+        """One token's keys in one head: d_head entries, or as many bytes and a scale in 8 bits."""
         if self.kv_dtype == "auto":
             return self.head_size * dtype_bytes
         return self.head_size + KV_SCALE_BYTES
 
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
-        """Keys and values of one token in all layers: 2 L n_kv bytes_per_head (819,200 B for the
-        paper's 13B).
-
-        With an 8-bit cache 2 L n_kv (d_head + 4), whatever `dtype_bytes` is: 422,400 B for the
-        paper's 13B.
-        """
+        """Keys and values of one token: 2 L n_kv kv_head_bytes (819,200 B for the paper's 13B)."""
         return 2 * self.num_layers * self.num_kv_heads * self.kv_head_bytes(dtype_bytes)
 
     def kv_read_bytes(self, work: Work, dtype_bytes: int) -> Any:
-        """KV cache bytes that attention must read once for this batch, context re-reads
-        included.
+        """KV bytes that attention must read once, re-reads of a prompt's earlier chunks included
+        (SARATHI, section 4.3.2).
         """
-        return (work.prefill_kv_tokens + work.decode_kv_tokens) * self.kv_bytes_per_token(
-            dtype_bytes
-        )
+        num_tokens = work.prefill_kv_tokens + work.decode_kv_tokens
+        return num_tokens * self.kv_bytes_per_token(dtype_bytes)
 
     def weight_read_bytes(self, work: Work, dtype_bytes: int) -> Any:
-        """Weight bytes read by one iteration: the layers once, the output head if any row emits."""
-        return (
-            self.num_linear_params + (work.num_emits > 0) * self.lm_head.num_params
-        ) * dtype_bytes
+        """Weights that one iteration reads: the layers' once, the output head's if a row emits."""
+        head = (work.num_emits > 0) * self.lm_head.num_params
+        return (self.num_linear_params + head) * dtype_bytes
 
     def min_bytes(self, work: Work, dtype_bytes: int) -> Any:
         """Least memory traffic of one iteration: weights read, KV read, new KV written."""
-        written = (work.num_prefill_tokens + work.num_decode_tokens) * self.kv_bytes_per_token(
-            dtype_bytes
-        )
-        return (
-            self.weight_read_bytes(work, dtype_bytes)
-            + self.kv_read_bytes(work, dtype_bytes)
-            + written
-        )
+        num_tokens = work.num_prefill_tokens + work.num_decode_tokens
+        written = num_tokens * self.kv_bytes_per_token(dtype_bytes)
+        read = self.weight_read_bytes(work, dtype_bytes) + self.kv_read_bytes(work, dtype_bytes)
+        return read + written
 
     # -- FLOPs -------------------------------------------------------------------------------------
 
     def linear_flops(self, work: Work) -> Any:
-        """2 FLOPs per parameter and token in the layers, and per emitting row in the output
-        head.
-        """
+        """2 per parameter and token in the layers, and per emitting row in the output head."""
         num_tokens = work.num_prefill_tokens + work.num_decode_tokens
         return 2 * (self.num_linear_params * num_tokens + self.lm_head.num_params * work.num_emits)
 
     def attention_flops(self, work: Work) -> Any:
-        """4 L n_heads d_head per causal query-key pair: one product for the scores, one for the
-        values.
-        """
+        """4 L n_heads d_head per causal query-key pair: the products for scores and values."""
         pairs = work.prefill_query_key_pairs + work.decode_kv_tokens
         return 4 * self.num_layers * self.q_size * pairs
 

@@ -1,31 +1,27 @@
-"""One compact decoder over packed tokens; every supported family is a setting of its
-`ModelSpec`.
-"""
+"""One compact decoder over packed tokens; every family is a setting of its `ModelSpec`."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
 from sarathi_kernels.attention.kv_cache import Cache, QuantizedCache
-from sarathi_lab.model.operations import Operations, PackedInputs, TorchOperations
+from sarathi_lab.model.operations import Operations, PackedInputs, Rotary, TorchOperations
 from sarathi_lab.model.spec import ModelSpec, RopeScaling
 
 QUANTIZED = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}  # by `ModelSpec.kv_dtype`
 
 
 class KVCache:
-    """Keys and values of all layers, paged.
+    """Keys and values of all layers: [num_layers, num_blocks, block_size, num_kv_heads, head_size].
 
-    Within a block a token's heads lie together, so that neighbouring blocks form one [tokens,
-    heads, head_size] view that attention reads in place; layers come first, so that each layer's
-    blocks do so too. In 8 bits (`spec.kv_dtype`) the float32 scales of heads lie in tensors of
-    their own, [num_layers, num_blocks, block_size, num_kv_heads].
+    So neighbouring blocks of a layer form one [tokens, heads, head_size] view that attention reads
+    in place. In 8 bits (`spec.kv_dtype`) the float32 scales of heads lie in tensors of their own,
+    [num_layers, num_blocks, block_size, num_kv_heads].
     """
 
     def __init__(
@@ -51,12 +47,9 @@ class KVCache:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All there is, each [num_layers, num_blocks, block_size, num_kv_heads, ...]: what a block
-        consists of.
-        """
-        return tuple(
-            t for t in (self.keys, self.values, self.key_scales, self.value_scales) if t is not None
-        )
+        """Parts of a block, each [num_layers, num_blocks, block_size, num_kv_heads, ...]."""
+        all_tensors = (self.keys, self.values, self.key_scales, self.value_scales)
+        return tuple(tensor for tensor in all_tensors if tensor is not None)
 
     def layers(self) -> Iterator[tuple[Cache, Cache]]:
         """Keys and values of one layer after another, as the operations take them."""
@@ -95,9 +88,7 @@ class Transformer(nn.Module):
         self.requires_grad_(False)
 
     def forward(self, inputs: PackedInputs, cache: KVCache) -> Tensor:
-        """Write the tokens' keys and values to `cache` and return the logits of `emit_rows`,
-        [num_emits, vocab].
-        """
+        """Write keys and values to `cache`; returns the logits, [num_emits, vocab_size]."""
         if self.whole_pass is not None:
             return self.whole_pass(inputs, cache)
         operations = self.operations
@@ -126,26 +117,15 @@ class Layer(nn.Module):
         super().__init__()
         self.spec = spec
         placed = {"device": device, "dtype": dtype}
-        biases = {
-            "qkv_proj": spec.qkv_bias,
-            "out_proj": spec.out_bias,
-            "ffn_up": spec.ffn_bias,
-            "ffn_down": spec.ffn_bias,
-        }
-        for linear in spec.layer_linears:
-            made = skip_init(
-                nn.Linear,
-                linear.in_features,
-                linear.out_features,
-                bias=biases[linear.name],
-                **placed,
-            )
-            self.add_module(linear.name, made)
+        biases = (spec.qkv_bias, spec.out_bias, spec.ffn_bias, spec.ffn_bias)
+        for linear, bias in zip(spec.layer_linears, biases, strict=True):
+            sizes = linear.in_features, linear.out_features
+            self.add_module(linear.name, skip_init(nn.Linear, *sizes, bias=bias, **placed))
         self.attention_norm = _norm(spec, device, dtype)
         self.ffn_norm = _norm(spec, device, dtype)
         if spec.qk_norm:
-            self.q_norm = nn.RMSNorm(spec.head_size, spec.norm_eps, device=device, dtype=dtype)
-            self.k_norm = nn.RMSNorm(spec.head_size, spec.norm_eps, device=device, dtype=dtype)
+            self.q_norm = nn.RMSNorm(spec.head_size, spec.norm_eps, **placed)
+            self.k_norm = nn.RMSNorm(spec.head_size, spec.norm_eps, **placed)
 
     def forward(
         self,
@@ -153,12 +133,11 @@ class Layer(nn.Module):
         update: Tensor | None,
         operations: Operations,
         inputs: PackedInputs,
-        rotary: Any,
+        rotary: Rotary,
         keys: Cache,
         values: Cache,
     ) -> Tensor:
-        """Add `update`, what the layer before left to add, and the attention block to `hidden`, in
-        place.
+        """Add `update`, left by the layer before, and the attention block to `hidden`, in place.
 
         Both are [num_tokens, hidden_size]. Returns what the feed-forward block adds: the next norm
         adds it on the way.
@@ -176,15 +155,14 @@ class Layer(nn.Module):
         x: Tensor,
         operations: Operations,
         inputs: PackedInputs,
-        rotary: Any,
+        rotary: Rotary,
         keys: Cache,
         values: Cache,
     ) -> Tensor:
         spec = self.spec
         with operations.range("qkv_proj"):
-            heads = self.qkv_proj(x).view(
-                len(x), -1, spec.head_size
-            )  # queries, keys and values side by side
+            # Queries, keys and values side by side.
+            heads = self.qkv_proj(x).view(len(x), -1, spec.head_size)
         with operations.range("rotary"):
             if spec.qk_norm:
                 operations.norm_heads(heads[:, : spec.num_heads], self.q_norm)
@@ -206,9 +184,7 @@ def _norm(spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> nn.Modul
 
 
 def inverse_frequencies(spec: ModelSpec) -> Tensor:
-    """Rotary angle per position of each pair, [rotary_size / 2] float32, scaled as the spec
-    says.
-    """
+    """Rotary angle per position of each pair, [rotary_size / 2] float32, scaled by the spec."""
     exponents = torch.arange(0, spec.rotary_size, 2, dtype=torch.float32) / spec.rotary_size
     frequencies = 1.0 / spec.rope_theta**exponents
     scaling = spec.rope_scaling
@@ -220,12 +196,8 @@ def inverse_frequencies(spec: ModelSpec) -> Tensor:
 
 
 def _llama3_frequencies(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
-    """Llama 3.1's scaling: wavelengths beyond the original context are stretched, short ones kept,
-    between blended.
-    """
-    turns = (
-        scaling.original_max_position * frequencies / (2 * math.pi)
-    )  # within the original context
+    """Llama 3.1's: wavelengths beyond the original context stretched, short ones kept."""
+    turns = scaling.original_max_position * frequencies / (2 * math.pi)  # in the original context
     blend = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     blend = blend.clamp(0.0, 1.0)
     return (1 - blend) * frequencies / scaling.factor + blend * frequencies

@@ -1,6 +1,4 @@
-"""Fills a `Transformer`: from a checkpoint, tensor by tensor, or with seeded random weights made on
-the device.
-"""
+"""Fills a `Transformer`: from a checkpoint, tensor by tensor, or with seeded random weights."""
 
 from __future__ import annotations
 
@@ -18,8 +16,7 @@ from sarathi_lab.model.transformer import Transformer
 def load_model(
     spec: ModelSpec, directory: Path | None, device: torch.device, dtype: torch.dtype, seed: int
 ) -> Transformer:
-    """The model on `device`: weights of the checkpoint in `directory`, or random ones from `seed`
-    without it.
+    """The model on `device`, its weights from the checkpoint in `directory`, or random from `seed`.
 
     Raises UserError for a shape that is meant for simulation only.
     """
@@ -33,28 +30,21 @@ def load_model(
 
 
 def fill_at_random(model: Transformer, seed: int) -> None:
-    """Scaled so that activations stay of order one at any width and depth (GPT-2's residual
-    scaling).
-    """
+    """Activations stay of order one at any width and depth (GPT-2's residual scaling)."""
     generator = torch.Generator(model.device).manual_seed(seed)
     depth = (2 * model.spec.num_layers) ** -0.5
     for name, parameter in model.named_parameters():
         if parameter.ndim == 1:
             parameter.fill_(0.0 if name.endswith("bias") else 1.0)
-        else:
-            fan_in = (
-                1
-                if name == "embedding.weight" and not model.spec.tie_embeddings
-                else parameter.shape[1]
-            )
-            std = fan_in**-0.5 * (depth if "out_proj" in name or "ffn_down" in name else 1.0)
-            parameter.normal_(0.0, std, generator=generator)
+            continue
+        is_looked_up = name == "embedding.weight" and not model.spec.tie_embeddings
+        std = 1.0 if is_looked_up else parameter.shape[1] ** -0.5
+        is_residual = "out_proj" in name or "ffn_down" in name
+        parameter.normal_(0.0, std * (depth if is_residual else 1.0), generator=generator)
 
 
 def fill_from(model: Transformer, directory: Path) -> None:
-    """Copy each tensor into its rows; files are mapped, so that no second copy of the weights is
-    made.
-    """
+    """Copy each tensor into its rows; files are mapped, so the weights are never there twice."""
     files = weight_files(directory)
     parameters = dict(model.named_parameters())
     for name, sources in parameter_sources(directory, model.spec):

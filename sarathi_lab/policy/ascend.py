@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
 
-from sarathi_lab.config.errors import UserError, require_bool, require_int, require_number
-from sarathi_lab.policy.base import Policy, check_budget
+from sarathi_lab.config.checked import flag, number, whole
+from sarathi_lab.config.errors import UserError, require_int
+from sarathi_lab.engine.executor import Predictor
+from sarathi_lab.engine.queues import Test
+from sarathi_lab.engine.request import Batch, Request, SequenceState
+from sarathi_lab.engine.scheduler import Scheduler
+from sarathi_lab.policy.base import Policy
 from sarathi_lab.policy.profile_table import ProfileTable, make_profile_table, read_profile_table
 from sarathi_lab.policy.vllm import (
-    LONG_SHARE,
     VllmV1,
+    at_most,
     budget_for_whole,
     check_threshold,
     check_whole_prompts,
     fits_whole,
+    long_from,
 )
-
-if TYPE_CHECKING:
-    from sarathi_lab.engine.executor import Predictor
-    from sarathi_lab.engine.request import Batch, SequenceState
-    from sarathi_lab.engine.scheduler import Scheduler
 
 BUDGET_MULTIPLE = 256  # tokens: ModelArts asks for a multiple of it
 
@@ -37,24 +37,21 @@ class AscendV09(Policy):
     it may go first. `enable_chunked_prefill` (off by default there) turns all of that off; then the
     budget is, as ModelArts asks, a multiple of 256 tokens.
 
-    Of the waiting prompts the next `waiting.LOOKAHEAD` are looked at rather than all. It has no
+    Of the waiting prompts the next `queues.LOOKAHEAD` are looked at rather than all. It has no
     swapping; what is swapped out comes back beside the decodes, and before anyone is admitted.
     """
 
-    name: ClassVar[str] = "ascend_v0_9"
-    budget_field: ClassVar[str] = "max_num_batched_tokens"
+    name = "ascend_v0_9"
+    budget_field = "max_num_batched_tokens"
     max_num_batched_tokens: int | None = None
-    enable_chunked_prefill: bool = False
+    enable_chunked_prefill: bool = flag(False)
     watermark: float = 0.01
     reserve = "prompt"
 
-    def __post_init__(self) -> None:
-        if self.enable_chunked_prefill is True:
-            object.__setattr__(self, "reserve", VllmV1.reserve)
+    def reserved_tokens(self, request: Request, num_known: int, max_model_len: int) -> int:
+        return 0 if self.enable_chunked_prefill else num_known
 
-    def validate(self, batch_size: int, max_model_len: int) -> None:
-        super().validate(batch_size, max_model_len)
-        require_bool("enable_chunked_prefill", self.enable_chunked_prefill)
+    def check_budget(self, batch_size: int, max_model_len: int) -> None:
         if not self.enable_chunked_prefill:
             check_whole_prompts(self.max_num_batched_tokens, max_model_len)
             return
@@ -91,11 +88,9 @@ class AscendV09(Policy):
         scheduler.add_decodes(batch)
         scheduler.swap_in(batch)
 
-    def _is_barred(self, batch: Batch, scheduler: Scheduler) -> Callable[[SequenceState], bool]:
-        budget, fits = (
-            budget_for_whole(self.max_num_batched_tokens, scheduler.max_model_len),
-            fits_whole(scheduler),
-        )
+    def _is_barred(self, batch: Batch, scheduler: Scheduler) -> Test:
+        budget = budget_for_whole(self.max_num_batched_tokens, scheduler.max_model_len)
+        fits = fits_whole(scheduler)
         return lambda sequence: (
             batch.num_tokens + sequence.num_pending > budget or not fits(sequence)
         )
@@ -103,9 +98,7 @@ class AscendV09(Policy):
 
 @dataclass
 class _Filling:
-    """Whether the phase in which nobody decodes is over."""
-
-    is_over: bool = False
+    is_over: bool = False  # whether the phase in which nobody decodes has passed
 
 
 @dataclass(frozen=True)
@@ -123,63 +116,53 @@ class Ascend(AscendV09):
     Its phase of prefills would hang on a full cache; here it ends.
     """
 
-    name: ClassVar[str] = "ascend"
-    max_long_partial_prefills: int | None = None
+    name = "ascend"
+    max_long_partial_prefills: int | None = whole(
+        None, minimum=1, fix="use null for no limit (0 would never run a long prompt)"
+    )
     long_prefill_token_threshold: int = 0
-    max_num_seqs: int | None = None
-    enable_pd_transfer: bool = False
-    decode_max_num_seqs: int = 0
+    max_num_seqs: int | None = whole(None, minimum=1, fix="use null for batch")
+    enable_pd_transfer: bool = flag(False)
+    decode_max_num_seqs: int = whole(0, minimum=0, fix="use 0 for max_num_seqs")
 
     def validate(self, batch_size: int, max_model_len: int) -> None:
         check_threshold(self.long_prefill_token_threshold, max_model_len)
-        require_bool("enable_pd_transfer", self.enable_pd_transfer)
-        if self.max_long_partial_prefills is not None:
-            fix = "use null for no limit (0 would never run a long prompt)"
-            require_int("max_long_partial_prefills", self.max_long_partial_prefills, 1, fix)
-        if self.max_num_seqs is not None:
-            require_int("max_num_seqs", self.max_num_seqs, 1, "use null for batch")
-        require_int("decode_max_num_seqs", self.decode_max_num_seqs, 0, "use 0 for max_num_seqs")
-        self._check_effects(batch_size)
         super().validate(batch_size, max_model_len)
+        if self.enable_chunked_prefill:
+            self._check_chunked()
+        else:
+            self._check_whole(batch_size)
 
-    def _check_effects(self, batch_size: int) -> None:
-        """Raise UserError for a parameter that others leave without effect."""
-        limited = self.max_num_seqs or batch_size
-        whole = (
+    def _check_chunked(self) -> None:
+        """Raise UserError for a parameter that chunks leave without effect."""
+        for name in (
             "max_long_partial_prefills",
             "max_num_seqs",
             "enable_pd_transfer",
             "decode_max_num_seqs",
-        )
-        named = [name for name in whole if getattr(self, name)]
-        if self.enable_chunked_prefill and named:
-            value = getattr(self, named[0])
-            raise UserError(
-                f"{named[0]}={value} has no effect with enable_chunked_prefill=true; drop one "
-                "of them"
-            )
-        if (
-            not self.enable_chunked_prefill
-            and self.long_prefill_token_threshold
-            and not self.max_long_partial_prefills
         ):
+            if value := getattr(self, name):
+                raise UserError(
+                    f"{name}={value} has no effect with enable_chunked_prefill=true; drop one of "
+                    "them"
+                )
+
+    def _check_whole(self, batch_size: int) -> None:
+        """Raise UserError for a parameter that others leave without effect."""
+        limited, decoding = self.max_num_seqs or batch_size, self.decode_max_num_seqs
+        if self.long_prefill_token_threshold and not self.max_long_partial_prefills:
             raise UserError(
-                f"long_prefill_token_threshold={self.long_prefill_token_threshold} has no "
-                "effect without "
-                "max_long_partial_prefills; add it"
+                f"long_prefill_token_threshold={self.long_prefill_token_threshold} has no effect "
+                "without max_long_partial_prefills; add it"
             )
-        if limited > batch_size or self.decode_max_num_seqs > batch_size:
-            most = max(limited, self.decode_max_num_seqs)
+        if (most := max(limited, decoding)) > batch_size:
             raise UserError(
                 f"max_num_seqs or decode_max_num_seqs={most} exceeds batch={batch_size}; raise "
                 "batch"
             )
-        if self.decode_max_num_seqs and not (
-            self.enable_pd_transfer and self.decode_max_num_seqs > limited
-        ):
+        if decoding and not (self.enable_pd_transfer and decoding > limited):
             raise UserError(
-                f"decode_max_num_seqs={self.decode_max_num_seqs} has no effect unless "
-                "enable_pd_transfer=true and "
+                f"decode_max_num_seqs={decoding} has no effect unless enable_pd_transfer=true and "
                 f"max_num_seqs={limited} is below it; change one of them"
             )
 
@@ -190,15 +173,11 @@ class Ascend(AscendV09):
         )
 
     def _admit(self, batch: Batch, scheduler: Scheduler) -> None:
-        is_filling = self._is_filling(scheduler)
-        most = self._most_running(scheduler)
+        is_filling, most = self._is_filling(scheduler), self._most_running(scheduler)
+        num_batches = scheduler.max_num_seqs // scheduler.batch_size
 
         def has_slot(_: SequenceState) -> bool:
-            return (
-                len(batch) < most
-                if is_filling
-                else len(scheduler.running) < most * self._num_batches(scheduler)
-            )
+            return len(batch) < most if is_filling else len(scheduler.running) < most * num_batches
 
         scheduler.admit(batch, pass_over=self._is_barred(batch, scheduler), may_enter=has_slot)
         if is_filling and not batch.chunks:
@@ -218,17 +197,11 @@ class Ascend(AscendV09):
         most = self.max_num_seqs or scheduler.batch_size
         return most if self._is_filling(scheduler) else max(most, self.decode_max_num_seqs)
 
-    @staticmethod
-    def _num_batches(scheduler: Scheduler) -> int:
-        return scheduler.max_num_seqs // scheduler.batch_size
-
-    def _is_barred(self, batch: Batch, scheduler: Scheduler) -> Callable[[SequenceState], bool]:
+    def _is_barred(self, batch: Batch, scheduler: Scheduler) -> Test:
         does_not_fit, most = super()._is_barred(batch, scheduler), self.max_long_partial_prefills
         if most is None:
             return does_not_fit
-        threshold = self.long_prefill_token_threshold or max(
-            1, int(LONG_SHARE * scheduler.max_model_len)
-        )
+        threshold = max(1, long_from(self.long_prefill_token_threshold, scheduler))
 
         def is_barred(sequence: SequenceState) -> bool:
             if does_not_fit(sequence):
@@ -258,10 +231,14 @@ class AscendDynamic(Policy):
     row of the table is taken.
     """
 
-    name: ClassVar[str] = "ascend_dynamic"
-    budget_field: ClassVar[str] = "max_num_batched_tokens"
+    name = "ascend_dynamic"
+    budget_field = "max_num_batched_tokens"
     max_num_batched_tokens: int = 2048
-    slo_limits_for_dynamic_batch: float = 50.0
+    slo_limits_for_dynamic_batch: float = number(
+        50.0,
+        above=0,
+        fix="use the milliseconds that an iteration may take, or policy=vllm_v1 for no limit",
+    )
     profile_table: str | ProfileTable | None = None
     long_prefill_token_threshold: int = 0
     watermark: float = 0.0
@@ -269,12 +246,7 @@ class AscendDynamic(Policy):
 
     def validate(self, batch_size: int, max_model_len: int) -> None:
         super().validate(batch_size, max_model_len)
-        check_budget("max_num_batched_tokens", self.max_num_batched_tokens, batch_size)
         check_threshold(self.long_prefill_token_threshold, max_model_len)
-        fix = "use the milliseconds that an iteration may take, or policy=vllm_v1 for no limit"
-        require_number(
-            "slo_limits_for_dynamic_batch", self.slo_limits_for_dynamic_batch, above=0, fix=fix
-        )
         if self.profile_table is None:
             raise UserError(_NO_TABLE)
         _ = self._table  # read it before anything runs
@@ -297,33 +269,25 @@ class AscendDynamic(Policy):
         return table if isinstance(table, ProfileTable) else read_profile_table(str(table))
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
-        budget, num_preemptions = self._budget(scheduler), scheduler.num_preemptions
-        threshold = self.long_prefill_token_threshold or self.max_num_batched_tokens
-
-        def size(sequence: SequenceState, left: int) -> int:
-            return min(left, threshold)
-
+        budget = self._budget(scheduler)
+        size = at_most(self.long_prefill_token_threshold or self.max_num_batched_tokens)
         scheduler.add_decodes(batch, budget)
         scheduler.continue_prefills(batch, budget, size=size)
-        if scheduler.num_preemptions == num_preemptions:
+        if not scheduler.has_preempted:
             scheduler.admit(batch, budget, size=size, may_enter=fits_whole(scheduler))
 
     def _budget(self, scheduler: Scheduler) -> int:
+        most = self.max_num_batched_tokens
         contexts = [sequence.num_known for sequence in scheduler.running if sequence.is_decoding]
         if not contexts:
-            return self.max_num_batched_tokens
+            return most
         mean = sum(contexts) / len(contexts)
         refined = self._table.budget(mean, len(contexts), self.slo_limits_for_dynamic_batch)
-        return (
-            self.max_num_batched_tokens
-            if refined is None
-            else min(refined, self.max_num_batched_tokens)
-        )
+        return most if refined is None else min(refined, most)
 
 
 _NO_TABLE = (
     "policy=ascend_dynamic needs profile_table here, as a device that is measured has no cost "
-    "model; write one by "
-    "`python -m sarathi_lab.run task=profile_table`, with hardware= as task=calibrate measured "
-    "it, and name the file"
+    "model; write one by `python -m sarathi_lab.run task=profile_table`, with hardware= as "
+    "task=calibrate measured it, and name the file"
 )

@@ -11,14 +11,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast, get_args
+from typing import Any, ClassVar, Literal, cast, get_args
 
+from sarathi_lab.config.checked import check_fields
 from sarathi_lab.config.errors import UserError, require_int, require_number, require_one_of
-
-if TYPE_CHECKING:
-    from sarathi_lab.engine.executor import Predictor
-    from sarathi_lab.engine.request import Batch, Request
-    from sarathi_lab.engine.scheduler import Scheduler
+from sarathi_lab.engine.executor import Predictor
+from sarathi_lab.engine.request import Batch, Request
+from sarathi_lab.engine.scheduler import Scheduler
 
 Reserve = Literal["max_model_len", "total", "prompt", "chunk"]
 
@@ -46,9 +45,7 @@ class Policy(ABC):
 
     @property
     def is_capped(self) -> bool:
-        """Whether no batch ever exceeds `budget` tokens, or its decodes and as many with
-        `decodes_on_top`.
-        """
+        """Whether `budget` bounds every batch, or its prompts with `decodes_on_top`."""
         return self.budget is not None
 
     @property
@@ -58,15 +55,20 @@ class Policy(ABC):
 
     def validate(self, batch_size: int, max_model_len: int) -> None:
         """Raise UserError for parameters that cannot work with this batch size and model length."""
+        check_fields(self)
         require_one_of("reserve", self.reserve, get_args(Reserve))
         fix = "use a share of the cache, a number from 0 to below 1"
         if require_number("watermark", self.watermark, minimum=0, fix=fix) >= 1:
             raise UserError(f"watermark={self.watermark} is not below 1; {fix}")
+        if self.budget_field is not None:
+            self.check_budget(batch_size, max_model_len)
+
+    def check_budget(self, batch_size: int, max_model_len: int) -> None:
+        """Raise UserError for a budget that leaves a full batch of decodes no prompt token."""
+        check_budget(str(self.budget_field), cast(int, self.budget), batch_size)
 
     def reserved_tokens(self, request: Request, num_known: int, max_model_len: int) -> int:
-        """Tokens of cache that `reserve` sets aside at the admission of a sequence with `num_known`
-        tokens known.
-        """
+        """Tokens of cache that the admission of `num_known` known tokens sets aside."""
         if self.reserve == "prompt":
             return num_known
         return {"max_model_len": max_model_len, "total": request.total_len, "chunk": 0}[
@@ -95,21 +97,10 @@ def with_budget(policy: Policy, budget: int) -> Policy:
 
 
 def check_budget(name: str, budget: int, batch_size: int) -> None:
-    """Raise UserError unless the field `name` leaves a full batch of decodes room for a prompt's
-    token.
-    """
-    require_int(
-        name, budget, 1, "use a number of tokens such as 256, or chunk=auto with executor=simulated"
-    )
-    if budget < batch_size:
+    """Raise UserError unless the field `name` leaves a full batch of decodes a prompt's token."""
+    fix = "use a number of tokens such as 256, or chunk=auto with executor=simulated"
+    if require_int(name, budget, 1, fix) < batch_size:
         raise UserError(
-            f"{name}={budget} is smaller than the {batch_size - 1} decodes and 1 prompt token "
-            "that a batch of "
-            f"{batch_size} must carry; use {name}>={batch_size} or a smaller batch"
+            f"{name}={budget} is smaller than the {batch_size - 1} decodes and 1 prompt token that "
+            f"a batch of {batch_size} must carry; use {name}>={batch_size} or a smaller batch"
         )
-
-
-def check_max_prefills(max_prefills: int | None) -> None:
-    """Raise UserError for a number of prompts that is none."""
-    if max_prefills is not None:
-        require_int("max_prefills", max_prefills, 1, "use null for no limit")

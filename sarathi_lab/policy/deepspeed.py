@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
 
-from sarathi_lab.policy.base import Policy, check_budget
-
-if TYPE_CHECKING:
-    from sarathi_lab.engine.request import Batch, SequenceState
-    from sarathi_lab.engine.scheduler import Scheduler
+from sarathi_lab.engine.request import Batch, SequenceState
+from sarathi_lab.engine.scheduler import Scheduler
+from sarathi_lab.policy.base import Policy
 
 
 @dataclass(frozen=True)
@@ -27,14 +24,10 @@ class SplitFuse(Policy):
     every request when it is stuck.
     """
 
-    name: ClassVar[str] = "splitfuse"
-    budget_field: ClassVar[str] = "max_ragged_batch_size"
+    name = "splitfuse"
+    budget_field = "max_ragged_batch_size"
     max_ragged_batch_size: int = 768
     reserve = "chunk"
-
-    def validate(self, batch_size: int, max_model_len: int) -> None:
-        super().validate(batch_size, max_model_len)
-        check_budget("max_ragged_batch_size", self.max_ragged_batch_size, batch_size)
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         self._schedule(batch, scheduler)

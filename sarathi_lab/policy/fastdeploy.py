@@ -1,19 +1,14 @@
-"""FastDeploy (PaddlePaddle), whose documents name SARATHI (arXiv 2308.16369) as the source of its
-chunked prefill.
-"""
+"""FastDeploy (PaddlePaddle), whose documents name SARATHI (arXiv 2308.16369) as its source."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
 
-from sarathi_lab.config.errors import require_int
-from sarathi_lab.policy.base import Policy, check_budget
-from sarathi_lab.policy.vllm import LONG_SHARE, check_partial_prefills, check_threshold
-
-if TYPE_CHECKING:
-    from sarathi_lab.engine.request import Batch, SequenceState
-    from sarathi_lab.engine.scheduler import Scheduler
+from sarathi_lab.config.checked import whole
+from sarathi_lab.engine.request import Batch, SequenceState
+from sarathi_lab.engine.scheduler import Scheduler
+from sarathi_lab.policy.base import Policy
+from sarathi_lab.policy.vllm import check_partial_prefills, check_threshold, long_from
 
 
 @dataclass(frozen=True)
@@ -34,37 +29,24 @@ class FastDeploy(Policy):
     versions leave for a while after a preemption is not modelled.
     """
 
-    name: ClassVar[str] = "fastdeploy"
-    budget_field: ClassVar[str] = "max_num_batched_tokens"
+    name = "fastdeploy"
+    budget_field = "max_num_batched_tokens"
     max_num_batched_tokens: int = 8192
     max_num_partial_prefills: int = 1
     max_long_partial_prefills: int = 1
     long_prefill_token_threshold: int = 0
-    static_decode_blocks: int = 2
-    prealloc_dec_block_slot_num_threshold: int = 12
+    static_decode_blocks: int = whole(2, minimum=0, fix="use 2, or 0 to take blocks one by one")
+    prealloc_dec_block_slot_num_threshold: int = whole(
+        12, minimum=0, fix="use the free slots at which a decode takes more, such as 12"
+    )
     reserve = "chunk"
 
     def validate(self, batch_size: int, max_model_len: int) -> None:
         super().validate(batch_size, max_model_len)
-        check_budget("max_num_batched_tokens", self.max_num_batched_tokens, batch_size)
         check_partial_prefills(self.max_num_partial_prefills, self.max_long_partial_prefills)
         check_threshold(self.long_prefill_token_threshold, max_model_len)
-        require_int(
-            "static_decode_blocks",
-            self.static_decode_blocks,
-            0,
-            "use 2, or 0 to take blocks one by one",
-        )
-        fix = "use the free slots at which a decode takes more, such as 12"
-        require_int(
-            "prealloc_dec_block_slot_num_threshold",
-            self.prealloc_dec_block_slot_num_threshold,
-            0,
-            fix,
-        )
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
-        num_preemptions = scheduler.num_preemptions
         self._extend_decodes(scheduler)
         for_prompts = self.max_num_batched_tokens - len(scheduler.idle_decodes)
 
@@ -74,7 +56,7 @@ class FastDeploy(Policy):
             )
 
         scheduler.catch_up(batch, self.max_num_batched_tokens, size)
-        if scheduler.num_preemptions == num_preemptions:
+        if not scheduler.has_preempted:
             self._admit(batch, scheduler)
 
     def _extend_decodes(self, scheduler: Scheduler) -> None:
@@ -87,7 +69,7 @@ class FastDeploy(Policy):
                 scheduler.make_room(sequence, self._with_decode_blocks(sequence, slots, scheduler))
 
     def _admit(self, batch: Batch, scheduler: Scheduler) -> None:
-        threshold = self.long_prefill_token_threshold or int(LONG_SHARE * scheduler.max_model_len)
+        threshold = long_from(self.long_prefill_token_threshold, scheduler)
 
         def is_long(sequence: SequenceState) -> bool:
             return sequence.request.prompt_len > threshold
@@ -107,9 +89,7 @@ class FastDeploy(Policy):
     def _with_decode_blocks(
         self, sequence: SequenceState, num_tokens: int, scheduler: Scheduler
     ) -> int:
-        """`num_tokens` and the slots of the blocks that a decode takes at once, but no more than
-        the request needs.
-        """
+        """`num_tokens` and a decode's blocks, but no more than the request needs."""
         return min(
             num_tokens + self.static_decode_blocks * scheduler.blocks.block_size,
             sequence.request.total_len,

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, ClassVar
 
-from sarathi_lab.config.errors import UserError, require_int
+from sarathi_lab.config.checked import whole
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.engine.request import Batch, SequenceState
+from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.policy.base import Policy, check_budget
 
-if TYPE_CHECKING:
-    from sarathi_lab.engine.request import Batch, SequenceState
-    from sarathi_lab.engine.scheduler import Scheduler
-
 _SPARE_TOKENS = 6  # what the original adds to each request's expected output, ADDED_OUTPUT_LEN
+_HALF = "use null for half of batch_max_tokens"
 
 
 @dataclass
@@ -40,34 +39,23 @@ class LightLLM(Policy):
     nothing is estimated while nothing runs, so that a request as large as the cache starts.
     """
 
-    name: ClassVar[str] = "lightllm"
-    budget_field: ClassVar[str] = "batch_max_tokens"
+    name = "lightllm"
+    budget_field = "batch_max_tokens"
     batch_max_tokens: int = 256
-    chunked_prefill_size: int | None = None
-    router_max_wait_tokens: int = 6
+    chunked_prefill_size: int | None = whole(None, minimum=1, fix=_HALF)
+    router_max_wait_tokens: int = whole(6, minimum=1, fix="use a number of turns such as 6")
     reserve = "chunk"
 
     def validate(self, batch_size: int, max_model_len: int) -> None:
         super().validate(batch_size, max_model_len)
-        check_budget("batch_max_tokens", self.batch_max_tokens, max(2, batch_size))
-        require_int(
-            "router_max_wait_tokens",
-            self.router_max_wait_tokens,
-            1,
-            "use a number of turns such as 6",
-        )
-        if self.chunked_prefill_size is None:
-            return
-        fix = "use null for half of batch_max_tokens"
-        if (
-            require_int("chunked_prefill_size", self.chunked_prefill_size, 1, fix)
-            > self.batch_max_tokens
-        ):
+        if self._piece > self.batch_max_tokens:
             raise UserError(
-                f"chunked_prefill_size={self.chunked_prefill_size} exceeds "
-                f"batch_max_tokens={self.batch_max_tokens}, "
-                f"so a long prompt could never start; {fix}"
+                f"chunked_prefill_size={self.chunked_prefill_size} exceeds batch_max_tokens="
+                f"{self.batch_max_tokens}, so a long prompt could never start; {_HALF}"
             )
+
+    def check_budget(self, batch_size: int, max_model_len: int) -> None:
+        check_budget("batch_max_tokens", self.batch_max_tokens, max(2, batch_size))
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         state = scheduler.state(_Turns)
@@ -90,21 +78,16 @@ class LightLLM(Policy):
             batch, self.batch_max_tokens, size=lambda sequence, left: min(left, piece)
         )
         loads = [self._load(sequence) for sequence in scheduler.running]
+        capacity = scheduler.blocks.num_blocks * scheduler.blocks.block_size
         state.turn += 1
         while may_begin and scheduler.waiting and not scheduler.swapped:
             sequence = scheduler.waiting[0]
             num_tokens = min(sequence.num_pending, piece)
             needed += num_tokens
             loads.append(self._load(sequence))
-            fits = (
-                not scheduler.running
-                or _peak(loads) < scheduler.blocks.num_blocks * scheduler.blocks.block_size
-            )
-            if (
-                not fits
-                or needed > self.batch_max_tokens
-                or not scheduler.enter(batch, sequence, num_tokens)
-            ):
+            if (scheduler.running and _peak(loads) >= capacity) or needed > self.batch_max_tokens:
+                return
+            if not scheduler.enter(batch, sequence, num_tokens):
                 return
             state.turn = 1
 
@@ -121,9 +104,7 @@ class LightLLM(Policy):
 
 
 def _peak(loads: list[tuple[int, int]]) -> int:
-    """The most tokens of cache that requests will hold at a time, each growing by one a turn until
-    its end.
-    """
+    """The most tokens of cache ever held, if each request grows by one a turn until its end."""
     loads = sorted(loads, reverse=True)
     held = accumulate(tokens for _, tokens in loads)
     return max(

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, ClassVar
 
-from sarathi_lab.config.errors import UserError, require_int
-from sarathi_lab.policy.base import Policy, check_budget
-
-if TYPE_CHECKING:
-    from sarathi_lab.engine.request import Batch
-    from sarathi_lab.engine.scheduler import Scheduler
+from sarathi_lab.config.checked import whole
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.engine.request import Batch
+from sarathi_lab.engine.scheduler import Scheduler
+from sarathi_lab.policy.base import Policy
 
 
 @dataclass
@@ -34,19 +32,15 @@ class LlamaCpp(Policy):
     tokens is the same.
     """
 
-    name: ClassVar[str] = "llama_cpp"
-    budget_field: ClassVar[str] = "n_ubatch"
+    name = "llama_cpp"
+    budget_field = "n_ubatch"
     n_ubatch: int = 512
-    n_batch: int = 2048
+    n_batch: int = whole(2048, minimum=1, fix="use a number of tokens such as 2048")
     reserve = "max_model_len"
 
     def validate(self, batch_size: int, max_model_len: int) -> None:
         super().validate(batch_size, max_model_len)
-        check_budget("n_ubatch", self.n_ubatch, batch_size)
-        if (
-            require_int("n_batch", self.n_batch, 1, "use a number of tokens such as 2048")
-            < self.n_ubatch
-        ):
+        if self.n_batch < self.n_ubatch:
             raise UserError(
                 f"n_batch={self.n_batch} is below n_ubatch={self.n_ubatch}, its piece; raise "
                 "n_batch"

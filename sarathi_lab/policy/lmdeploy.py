@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, ClassVar
 
-from sarathi_lab.config.errors import require_int
-from sarathi_lab.policy.base import Policy, check_budget
-
-if TYPE_CHECKING:
-    from sarathi_lab.engine.request import Batch, SequenceState
-    from sarathi_lab.engine.scheduler import Scheduler
+from sarathi_lab.config.checked import whole
+from sarathi_lab.engine.request import Batch, SequenceState
+from sarathi_lab.engine.scheduler import Scheduler
+from sarathi_lab.policy.base import Policy
 
 
 @dataclass(frozen=True)
@@ -25,20 +22,14 @@ class LMDeploy(Policy):
     engine also keeps the blocks of idle sessions.
     """
 
-    name: ClassVar[str] = "lmdeploy"
-    budget_field: ClassVar[str] = "max_prefill_token_num"
-    decodes_on_top: ClassVar[bool] = True
-    max_prefill_token_num: int = 256
+    name = "lmdeploy"
+    budget_field = "max_prefill_token_num"
+    decodes_on_top = True
+    max_prefill_token_num: int = whole(256, minimum=1, fix="use a number of tokens such as 256")
     reserve = "prompt"
 
-    def validate(self, batch_size: int, max_model_len: int) -> None:
-        super().validate(batch_size, max_model_len)
-        require_int(
-            "max_prefill_token_num",
-            self.max_prefill_token_num,
-            1,
-            "use a number of tokens such as 256",
-        )
+    def check_budget(self, batch_size: int, max_model_len: int) -> None:
+        """Decodes need no room in it: any number of tokens will do."""
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         scheduler.sort_running()
@@ -68,18 +59,11 @@ class LMDeployPytorch(Policy):
     Deviation: no shorter prompt overtakes a long one that is under way or next.
     """
 
-    name: ClassVar[str] = "lmdeploy_pytorch"
-    budget_field: ClassVar[str] = "max_prefill_token_num"
+    name = "lmdeploy_pytorch"
+    budget_field = "max_prefill_token_num"
     max_prefill_token_num: int = 256
-    prefill_interval: int = 16
+    prefill_interval: int = whole(16, minimum=0, fix="use a number of decode steps such as 16")
     reserve = "prompt"
-
-    def validate(self, batch_size: int, max_model_len: int) -> None:
-        super().validate(batch_size, max_model_len)
-        check_budget("max_prefill_token_num", self.max_prefill_token_num, batch_size)
-        require_int(
-            "prefill_interval", self.prefill_interval, 0, "use a number of decode steps such as 16"
-        )
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         state = scheduler.state(_Steps)

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
 
-from sarathi_lab.policy.base import Policy, check_budget
-
-if TYPE_CHECKING:
-    from sarathi_lab.engine.request import Batch, SequenceState
-    from sarathi_lab.engine.scheduler import Scheduler
+from sarathi_lab.engine.request import Batch, SequenceState
+from sarathi_lab.engine.scheduler import Scheduler
+from sarathi_lab.policy.base import Policy
 
 
 @dataclass(frozen=True)
@@ -22,14 +19,10 @@ class NanoVllm(Policy):
     before anyone is admitted.
     """
 
-    name: ClassVar[str] = "nano_vllm"
-    budget_field: ClassVar[str] = "max_num_batched_tokens"
+    name = "nano_vllm"
+    budget_field = "max_num_batched_tokens"
     max_num_batched_tokens: int = 16384
     reserve = "prompt"
-
-    def validate(self, batch_size: int, max_model_len: int) -> None:
-        super().validate(batch_size, max_model_len)
-        check_budget("max_num_batched_tokens", self.max_num_batched_tokens, batch_size)
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         def size(sequence: SequenceState, left: int) -> int:

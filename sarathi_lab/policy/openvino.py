@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass
 
-from sarathi_lab.config.errors import UserError, require_bool
-from sarathi_lab.policy.base import Policy, Reserve, check_budget
-
-if TYPE_CHECKING:
-    from sarathi_lab.engine.request import Batch
-    from sarathi_lab.engine.scheduler import Scheduler
+from sarathi_lab.config.checked import flag
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.engine.request import Batch, Request, SequenceState
+from sarathi_lab.engine.scheduler import Scheduler
+from sarathi_lab.policy.base import Policy
 
 
 @dataclass(frozen=True)
@@ -28,26 +26,21 @@ class OpenVINO(Policy):
     original drops the requests.
     """
 
-    name: ClassVar[str] = "openvino"
-    budget_field: ClassVar[str] = "max_num_batched_tokens"
+    name = "openvino"
+    budget_field = "max_num_batched_tokens"
     max_num_batched_tokens: int = 256
-    dynamic_split_fuse: bool = True
-    reserve: Reserve = field(init=False, default="chunk")
+    dynamic_split_fuse: bool = flag(True)
 
-    def __post_init__(self) -> None:
-        if not self.dynamic_split_fuse:
-            object.__setattr__(self, "reserve", "prompt")  # the dataclass is frozen
+    def reserved_tokens(self, request: Request, num_known: int, max_model_len: int) -> int:
+        return 0 if self.dynamic_split_fuse else num_known
 
     def validate(self, batch_size: int, max_model_len: int) -> None:
         super().validate(batch_size, max_model_len)
-        check_budget("max_num_batched_tokens", self.max_num_batched_tokens, batch_size)
-        require_bool("dynamic_split_fuse", self.dynamic_split_fuse)
         if not self.dynamic_split_fuse and self.max_num_batched_tokens < max_model_len:
             raise UserError(
-                f"max_num_batched_tokens={self.max_num_batched_tokens} is below "
-                f"max_model_len={max_model_len}: without "
-                "dynamic_split_fuse a longer prompt is an error; raise it, or use "
-                "dynamic_split_fuse=true"
+                f"max_num_batched_tokens={self.max_num_batched_tokens} is below max_model_len="
+                f"{max_model_len}: without dynamic_split_fuse a longer prompt is an error; raise "
+                "it, or use dynamic_split_fuse=true"
             )
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
@@ -59,13 +52,12 @@ class OpenVINO(Policy):
                 scheduler.add_decodes(batch)
                 scheduler.swap_in(batch, budget)
             return
-        blocks = scheduler.blocks
+
+        def size(sequence: SequenceState, left: int) -> int:
+            return min(left, scheduler.blocks.num_slots(sequence))
+
         scheduler.add_decodes(batch)
-        scheduler.continue_prefills(
-            batch, budget, size=lambda sequence, left: min(left, blocks.num_slots(sequence))
-        )
-        scheduler.admit(
-            batch, budget, size=lambda sequence, left: min(left, blocks.num_slots(sequence))
-        )
+        scheduler.continue_prefills(batch, budget, size=size)
+        scheduler.admit(batch, budget, size=size)
         if not batch.chunks:
             scheduler.continue_prefills(batch, budget)

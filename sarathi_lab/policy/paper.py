@@ -1,27 +1,26 @@
-"""The policies that SARATHI compares (arXiv 2308.16369): its own, request-level batching, and
-Orca.
-"""
+"""The policies that SARATHI compares (arXiv 2308.16369): its own, request-level batching, Orca."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import Any
 
-from sarathi_lab.config.errors import UserError, require_int
-from sarathi_lab.policy.base import Policy, Reserve, check_budget, check_max_prefills
+from sarathi_lab.config.checked import whole
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.engine.request import Batch
+from sarathi_lab.engine.scheduler import Scheduler
+from sarathi_lab.policy.base import Policy, Reserve
 
-if TYPE_CHECKING:
-    from sarathi_lab.engine.request import Batch
-    from sarathi_lab.engine.scheduler import Scheduler
+
+def _max_prefills() -> Any:
+    return whole(1, minimum=1, fix="use null for no limit", optional=True)
 
 
 @dataclass(frozen=True)
 class RequestLevel(Policy):
-    """Request-level batching (FasterTransformer), the paper's baseline: prefill a batch, decode it
-    to its end.
-    """
+    """Request-level batching (FasterTransformer): prefill a batch, decode it to its end."""
 
-    name: ClassVar[str] = "request_level"
+    name = "request_level"
     reserve: Reserve = "max_model_len"
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
@@ -39,17 +38,13 @@ class Orca(Policy):
     fit; if all requests then start together they end together, the paper's "Orca worst".
     """
 
-    name: ClassVar[str] = "orca"
-    max_prefills: int | None = 1
+    name = "orca"
+    max_prefills: int | None = _max_prefills()
     reserve: Reserve = "max_model_len"
 
     @property
     def most_prefills(self) -> int | None:
         return self.max_prefills
-
-    def validate(self, batch_size: int, max_model_len: int) -> None:
-        super().validate(batch_size, max_model_len)
-        check_max_prefills(self.max_prefills)
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         scheduler.add_decodes(batch)
@@ -68,11 +63,13 @@ class Sarathi(Policy):
     figures need it past the optimal P:D. `max_prefills` is for batches with a cut.
     """
 
-    name: ClassVar[str] = "sarathi"
-    budget_field: ClassVar[str] = "chunk"
+    name = "sarathi"
+    budget_field = "chunk"
     chunk: int = 256
-    min_decodes: int = 1
-    max_prefills: int | None = 1
+    min_decodes: int = whole(
+        1, minimum=0, fix="use 1 to cut while decodes ride along, 0 to always cut"
+    )
+    max_prefills: int | None = _max_prefills()
     reserve: Reserve = "max_model_len"
 
     @property
@@ -85,19 +82,11 @@ class Sarathi(Policy):
 
     def validate(self, batch_size: int, max_model_len: int) -> None:
         super().validate(batch_size, max_model_len)
-        check_max_prefills(self.max_prefills)
-        check_budget("chunk", self.chunk, batch_size)
-        require_int(
-            "min_decodes",
-            self.min_decodes,
-            0,
-            "use 1 to cut while decodes ride along, 0 to always cut",
-        )
         if self.min_decodes > max(1, batch_size - 1):
             raise UserError(
                 f"min_decodes={self.min_decodes} exceeds the {batch_size - 1} decodes that fit "
-                "beside a prompt in a "
-                f"batch of {batch_size}, so none would ever be cut; lower it, or use policy=orca"
+                f"beside a prompt in a batch of {batch_size}, so none would ever be cut; lower it, "
+                "or use policy=orca"
             )
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:

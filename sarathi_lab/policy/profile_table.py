@@ -1,6 +1,4 @@
-"""Tables of what an iteration takes by its tokens, decodes and context, as Ascend's dynamic batch
-reads them.
-"""
+"""Times of an iteration by tokens, decodes and context, as Ascend's dynamic batch reads them."""
 
 from __future__ import annotations
 
@@ -22,9 +20,7 @@ SMALLEST_CONTEXT = 128  # tokens
 
 
 class Row(NamedTuple):
-    """An iteration of `chunk_size` tokens, `d_num` of them decodes at `ctx_len` tokens each; `cost`
-    in milliseconds.
-    """
+    """An iteration of `chunk_size` tokens, `d_num` of them decodes at `ctx_len`; `cost` in ms."""
 
     chunk_size: int
     d_num: int
@@ -52,9 +48,7 @@ class ProfileTable:
         return chunk_sizes.get((contexts[at], counts[by]))
 
     def frame(self) -> pd.DataFrame:
-        """The table with the columns of vLLM-Ascend's file; p_len is the prompt's tokens, cost in
-        milliseconds.
-        """
+        """vLLM-Ascend's columns; p_len is the prompt's tokens, cost in milliseconds."""
         table = pd.DataFrame(self.rows, columns=list(Row._fields))
         return table.assign(p_len=table.chunk_size - table.d_num)[list(COLUMNS)]
 
@@ -83,16 +77,17 @@ def make_profile_table(
         for chunk_size in chunk_sizes
         if chunk_size > d_num
     ]
-    return ProfileTable(
-        tuple(Row(*shape, 1e3 * iteration_time(_batch(*shape))) for shape in shapes)
-    )
+
+    def cost(chunk_size: int, d_num: int, ctx_len: int) -> float:
+        batch = make_batch(prefill_tokens=chunk_size - d_num, num_decodes=d_num, context=ctx_len)
+        return 1e3 * iteration_time(batch)
+
+    return ProfileTable(tuple(Row(*shape, cost(*shape)) for shape in shapes))
 
 
 @lru_cache(maxsize=8)
 def read_profile_table(path: str) -> ProfileTable:
-    """The table in the CSV file `path`. Raises UserError for one that is not there, or is no such
-    table.
-    """
+    """The table in the CSV file `path`. Raises UserError if there is none."""
     needed = list(Row._fields)
     try:
         table = pd.read_csv(Path(path))
@@ -115,9 +110,7 @@ def read_profile_table(path: str) -> ProfileTable:
 def _within(
     table: ProfileTable, slo: float
 ) -> tuple[dict[tuple[int, int], int], list[int], list[int]]:
-    """The largest chunk within `slo` by context and decodes; and the contexts and decodes that have
-    one, ascending.
-    """
+    """The largest chunk within `slo` by (context, decodes), and those two, each ascending."""
     chunk_sizes: dict[tuple[int, int], int] = {}
     for row in table.rows:
         if row.cost <= slo:
@@ -133,7 +126,3 @@ def _doublings(start: int, end: int) -> list[int]:
     while values[-1] < end:
         values.append(2 * values[-1])
     return values
-
-
-def _batch(chunk_size: int, d_num: int, ctx_len: int) -> Batch:
-    return make_batch(prefill_tokens=chunk_size - d_num, num_decodes=d_num, context=ctx_len)

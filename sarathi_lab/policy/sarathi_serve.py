@@ -1,39 +1,29 @@
-"""Sarathi-Serve (OSDI '24, arXiv 2403.02310), SARATHI's successor, its dynamic chunks and its
-ablation.
-"""
+"""Sarathi-Serve (OSDI '24, arXiv 2403.02310), its dynamic chunks and its ablation."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
-from typing import TYPE_CHECKING, ClassVar
 
+from sarathi_lab.config.checked import whole
 from sarathi_lab.config.errors import UserError, require_int
+from sarathi_lab.engine.request import Batch, SequenceState
+from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.policy.base import Policy, Reserve, check_budget
-
-if TYPE_CHECKING:
-    from sarathi_lab.engine.request import Batch, SequenceState
-    from sarathi_lab.engine.scheduler import Scheduler
 
 CHUNK_MULTIPLE = 32  # tokens that the chunks of a schedule are a multiple of
 
 
 @dataclass(frozen=True)
 class SarathiServe(Policy):
-    """Stall-free batching: decodes first, then running prompts, then new ones, within `chunk`
-    tokens.
-    """
+    """Stall-free batching: decodes, then running prompts, then new ones, within `chunk` tokens."""
 
-    name: ClassVar[str] = "sarathi_serve"
-    budget_field: ClassVar[str] = "chunk"
+    name = "sarathi_serve"
+    budget_field = "chunk"
     chunk: int = 256
     watermark: float = 0.01
     reserve: Reserve = "prompt"
-
-    def validate(self, batch_size: int, max_model_len: int) -> None:
-        super().validate(batch_size, max_model_len)
-        check_budget("chunk", self.chunk, batch_size)
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         scheduler.sort_running()
@@ -55,12 +45,12 @@ class SarathiServeDynamic(Policy):
     than `chunk_schedule_max_tokens` fails an assertion there; here it stays in the last stage.
     """
 
-    name: ClassVar[str] = "sarathi_serve_dynamic"
-    budget_field: ClassVar[str] = "high_chunk_size"
+    name = "sarathi_serve_dynamic"
+    budget_field = "high_chunk_size"
     high_chunk_size: int = 256
     low_chunk_size: int = 32
     chunk_schedule_max_tokens: int = 1024
-    chunk_schedule_stages: int = 4
+    chunk_schedule_stages: int = whole(4, minimum=2, fix="use policy=sarathi_serve for one stage")
     watermark: float = 0.01
     reserve: Reserve = "prompt"
 
@@ -77,7 +67,6 @@ class SarathiServeDynamic(Policy):
     def validate(self, batch_size: int, max_model_len: int) -> None:
         super().validate(batch_size, max_model_len)
         check_budget("low_chunk_size", self.low_chunk_size, batch_size)
-        check_budget("high_chunk_size", self.high_chunk_size, batch_size)
         for name in ("low_chunk_size", "high_chunk_size"):
             if getattr(self, name) % CHUNK_MULTIPLE:
                 raise UserError(
@@ -89,17 +78,10 @@ class SarathiServeDynamic(Policy):
                 f"high_chunk_size={self.high_chunk_size}; lower it"
             )
         require_int(
-            "chunk_schedule_stages",
-            self.chunk_schedule_stages,
-            2,
-            "use policy=sarathi_serve for one stage",
-        )
-        fix = "use the length of a long prompt"
-        require_int(
             "chunk_schedule_max_tokens",
             self.chunk_schedule_max_tokens,
             self.chunk_schedule_stages,
-            fix,
+            "use the length of a long prompt",
         )
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
@@ -133,15 +115,11 @@ class ChunkedOnly(Policy):
     prompts, instead of an admission.
     """
 
-    name: ClassVar[str] = "chunked_only"
-    budget_field: ClassVar[str] = "chunk_size"
+    name = "chunked_only"
+    budget_field = "chunk_size"
     chunk_size: int = 512
     watermark: float = 0.01
     reserve: Reserve = "prompt"
-
-    def validate(self, batch_size: int, max_model_len: int) -> None:
-        super().validate(batch_size, max_model_len)
-        check_budget("chunk_size", self.chunk_size, batch_size)
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         scheduler.sort_running()

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
 
-from sarathi_lab.config.errors import UserError, require_bool, require_int, require_number
-from sarathi_lab.policy.base import Policy, check_budget
-
-if TYPE_CHECKING:
-    from sarathi_lab.engine.request import Batch, SequenceState
-    from sarathi_lab.engine.scheduler import Scheduler
+from sarathi_lab.config.checked import flag, number, share, whole
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.engine.request import Batch, SequenceState
+from sarathi_lab.engine.scheduler import Scheduler
+from sarathi_lab.policy.base import Policy
 
 
 @dataclass
@@ -43,62 +41,29 @@ class SGLang(Policy):
     without the flag that says a batch was full.
     """
 
-    name: ClassVar[str] = "sglang"
-    budget_field: ClassVar[str] = "chunked_prefill_size"
+    name = "sglang"
+    budget_field = "chunked_prefill_size"
     chunked_prefill_size: int = 256
-    max_prefill_tokens: int = 16384
-    page_size: int = 1
-    enable_mixed_chunk: bool = False
-    schedule_conservativeness: float = 1.0
-    init_new_token_ratio: float = 0.7
-    min_new_token_ratio_factor: float = 0.14
-    new_token_ratio_decay_steps: int = 600
-    retract_decode_steps: int = 20
-    clip_max_new_tokens: int = 4096
+    max_prefill_tokens: int = whole(16384, minimum=1, fix="use a number of tokens such as 16384")
+    page_size: int = whole(1, minimum=1, fix="use a number of tokens such as 1 or 16")
+    enable_mixed_chunk: bool = flag(False)
+    schedule_conservativeness: float = number(
+        1.0, minimum=0, fix="use a number such as 1.0; more admits fewer at a time"
+    )
+    init_new_token_ratio: float = share(0.7, fix="use a share from 0 to 1")
+    min_new_token_ratio_factor: float = share(0.14, fix="use a share from 0 to 1")
+    new_token_ratio_decay_steps: int = whole(600, minimum=1, fix="use a number such as 600")
+    retract_decode_steps: int = whole(20, minimum=0, fix="use a number of tokens such as 20")
+    clip_max_new_tokens: int = whole(4096, minimum=1, fix="use a number of tokens such as 4096")
     reserve = "chunk"
 
     def validate(self, batch_size: int, max_model_len: int) -> None:
         super().validate(batch_size, max_model_len)
-        check_budget("chunked_prefill_size", self.chunked_prefill_size, batch_size)
-        require_bool("enable_mixed_chunk", self.enable_mixed_chunk)
-        require_int(
-            "max_prefill_tokens", self.max_prefill_tokens, 1, "use a number of tokens such as 16384"
-        )
-        require_int("page_size", self.page_size, 1, "use a number of tokens such as 1 or 16")
         if self.chunked_prefill_size % self.page_size:
             raise UserError(
-                f"chunked_prefill_size={self.chunked_prefill_size} is not a multiple of "
-                f"page_size={self.page_size}; "
-                "prompts are cut to whole pages, so change one of them"
+                f"chunked_prefill_size={self.chunked_prefill_size} is not a multiple of page_size="
+                f"{self.page_size}; prompts are cut to whole pages, so change one of them"
             )
-        require_int(
-            "new_token_ratio_decay_steps",
-            self.new_token_ratio_decay_steps,
-            1,
-            "use a number such as 600",
-        )
-        require_int(
-            "retract_decode_steps",
-            self.retract_decode_steps,
-            0,
-            "use a number of tokens such as 20",
-        )
-        require_int(
-            "clip_max_new_tokens",
-            self.clip_max_new_tokens,
-            1,
-            "use a number of tokens such as 4096",
-        )
-        fix = "use a number such as 1.0; more admits fewer at a time"
-        require_number(
-            "schedule_conservativeness", self.schedule_conservativeness, minimum=0, fix=fix
-        )
-        for name in ("init_new_token_ratio", "min_new_token_ratio_factor"):
-            if (
-                require_number(name, getattr(self, name), minimum=0, fix="use a share from 0 to 1")
-                > 1
-            ):
-                raise UserError(f"{name}={getattr(self, name)} is above 1; use a share from 0 to 1")
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         if not scheduler.running:
@@ -136,9 +101,7 @@ class SGLang(Policy):
             )
 
     def _promised(self, batch: Batch, scheduler: Scheduler) -> float:
-        """Tokens of cache that running requests are expected to take yet, those of `batch`
-        included.
-        """
+        """Tokens of cache that running requests, and `batch`, are expected to take yet."""
         decodes = sum(
             self._output_left(sequence) for sequence in scheduler.running if sequence.is_decoding
         )
@@ -152,9 +115,7 @@ class SGLang(Policy):
         )
 
     def _retract(self, scheduler: Scheduler) -> None:
-        """Let the ratio decay while all decodes fit, else take out the least advanced and estimate
-        it anew.
-        """
+        """While all decodes fit, let the ratio decay; else retract the least advanced."""
         decodes = scheduler.idle_decodes
         if not decodes:
             return

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
 
-from sarathi_lab.config.errors import UserError, require_bool, require_int, require_number
-from sarathi_lab.policy.base import Policy, check_budget
+from sarathi_lab.config.checked import flag, number, whole
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.engine.request import Batch, SequenceState
+from sarathi_lab.engine.scheduler import Scheduler
+from sarathi_lab.policy.base import Policy
 
-if TYPE_CHECKING:
-    from sarathi_lab.engine.request import Batch, SequenceState
-    from sarathi_lab.engine.scheduler import Scheduler
+_NO_TOTAL = "use null for what the cache holds"
 
 
 @dataclass
@@ -39,49 +39,32 @@ class TGI(Policy):
     it before a new one.
     """
 
-    name: ClassVar[str] = "tgi"
-    budget_field: ClassVar[str] = "max_batch_prefill_tokens"
+    name = "tgi"
+    budget_field = "max_batch_prefill_tokens"
     max_batch_prefill_tokens: int = 256
-    chunking: bool = True
-    max_batch_total_tokens: int | None = None
-    waiting_served_ratio: float = 0.3
-    max_waiting_tokens: int = 20
+    chunking: bool = flag(True)
+    max_batch_total_tokens: int | None = whole(None, minimum=1, fix=_NO_TOTAL)
+    waiting_served_ratio: float = number(0.3, minimum=0, fix="use a number such as 0.3")
+    max_waiting_tokens: int = whole(20, minimum=0, fix="use a number of decode steps such as 20")
     reserve = "total"
 
     def validate(self, batch_size: int, max_model_len: int) -> None:
         super().validate(batch_size, max_model_len)
-        check_budget("max_batch_prefill_tokens", self.max_batch_prefill_tokens, batch_size)
-        require_bool("chunking", self.chunking)
         if not self.chunking and self.max_batch_prefill_tokens < max_model_len:
             raise UserError(
-                f"max_batch_prefill_tokens={self.max_batch_prefill_tokens} is below "
-                f"max_model_len={max_model_len}: "
-                "without chunking a prompt may not fit; raise it, or use chunking=true"
+                f"max_batch_prefill_tokens={self.max_batch_prefill_tokens} is below max_model_len="
+                f"{max_model_len}: without chunking a prompt may not fit; raise it, or use "
+                "chunking=true"
             )
-        require_number(
-            "waiting_served_ratio",
-            self.waiting_served_ratio,
-            minimum=0,
-            fix="use a number such as 0.3",
-        )
-        require_int(
-            "max_waiting_tokens",
-            self.max_waiting_tokens,
-            0,
-            "use a number of decode steps such as 20",
-        )
-        if self.max_batch_total_tokens is None:
-            return
-        fix = "use null for what the cache holds"
-        if (
-            require_int("max_batch_total_tokens", self.max_batch_total_tokens, 1, fix)
-            < max_model_len
-        ):
+        if self._total < max_model_len:
             raise UserError(
-                f"max_batch_total_tokens={self.max_batch_total_tokens} is below "
-                f"max_model_len={max_model_len}: a "
-                "request may never start; raise it, or use null for what the cache holds"
+                f"max_batch_total_tokens={self.max_batch_total_tokens} is below max_model_len="
+                f"{max_model_len}: a request may never start; raise it, or {_NO_TOTAL}"
             )
+
+    @property
+    def _total(self) -> float:
+        return math.inf if self.max_batch_total_tokens is None else self.max_batch_total_tokens
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         if self.chunking:
@@ -114,24 +97,17 @@ class TGI(Policy):
             if num_tokens > self.max_batch_prefill_tokens or free < 0 or not fits_total(sequence):
                 break
             chosen.append(sequence)
-        if scheduler.running and scheduler.state(_Pauses).waiting_tokens < self.max_waiting_tokens:
-            return (
-                chosen
-                if len(chosen) >= int(len(scheduler.running) * self.waiting_served_ratio)
-                else []
-            )
-        return chosen
+        needed = int(len(scheduler.running) * self.waiting_served_ratio)
+        is_early = scheduler.state(_Pauses).waiting_tokens < self.max_waiting_tokens
+        return [] if is_early and len(chosen) < needed else chosen
 
     def _within_total(self, scheduler: Scheduler) -> Callable[[SequenceState], bool]:
-        """Whether one more request keeps within the total, called once for each in the order of
-        admission.
-        """
-        limit = math.inf if self.max_batch_total_tokens is None else self.max_batch_total_tokens
+        """Whether one more request fits the total; to be asked once each, in order."""
         total = sum(sequence.request.total_len for sequence in scheduler.running)
 
         def fits(sequence: SequenceState) -> bool:
             nonlocal total
             total += sequence.request.total_len
-            return total <= limit
+            return total <= self._total
 
         return fits

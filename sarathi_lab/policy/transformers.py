@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
 
-from sarathi_lab.config.errors import UserError, require_number
-from sarathi_lab.policy.base import Policy, check_budget
+from sarathi_lab.config.checked import share
+from sarathi_lab.engine.request import Batch, SequenceState
+from sarathi_lab.engine.scheduler import Scheduler
+from sarathi_lab.policy.base import Policy
 
-if TYPE_CHECKING:
-    from sarathi_lab.engine.request import Batch, SequenceState
-    from sarathi_lab.engine.scheduler import Scheduler
+_MARGIN = "use a share of the cache from 0 to 1"
 
 
+@dataclass(frozen=True)
 class _Transformers(Policy):
     """What both have in common: `max_batch_tokens` for candidates in an order, each with blocks for
     its own tokens.
@@ -30,17 +30,10 @@ class _Transformers(Policy):
     attention mask can address is not modelled.
     """
 
-    budget_field: ClassVar[str] = "max_batch_tokens"
-    max_batch_tokens: int
-    safety_margin: float
+    budget_field = "max_batch_tokens"
+    max_batch_tokens: int = 256
+    safety_margin: float = share(0.0, fix=_MARGIN)
     reserve = "chunk"
-
-    def validate(self, batch_size: int, max_model_len: int) -> None:
-        super().validate(batch_size, max_model_len)
-        check_budget("max_batch_tokens", self.max_batch_tokens, batch_size)
-        fix = "use a share of the cache from 0 to 1"
-        if require_number("safety_margin", self.safety_margin, minimum=0, fix=fix) > 1:
-            raise UserError(f"safety_margin={self.safety_margin} is above 1; {fix}")
 
     @abstractmethod
     def _running(self, scheduler: Scheduler) -> list[SequenceState]:
@@ -89,13 +82,10 @@ class _Kept:
 
 @dataclass(frozen=True)
 class TransformersFIFO(_Transformers):
-    """Decodes, then prompts that were cut, then waiting ones, with a margin; see `_Transformers`
-    for the rest.
-    """
+    """Decodes, then prompts that were cut, then waiting ones, with a margin."""
 
-    name: ClassVar[str] = "transformers_fifo"
-    max_batch_tokens: int = 256
-    safety_margin: float = 0.15
+    name = "transformers_fifo"
+    safety_margin: float = share(0.15, fix=_MARGIN)
 
     def _running(self, scheduler: Scheduler) -> list[SequenceState]:
         return scheduler.idle_decodes + scheduler.idle_prefills
@@ -103,13 +93,9 @@ class TransformersFIFO(_Transformers):
 
 @dataclass(frozen=True)
 class TransformersPrefillFirst(_Transformers):
-    """Prompts that were cut, then decodes, then waiting ones, without margin; see `_Transformers`
-    for the rest.
-    """
+    """Prompts that were cut, then decodes, then waiting ones, without margin."""
 
-    name: ClassVar[str] = "transformers_prefill_first"
-    max_batch_tokens: int = 256
-    safety_margin: float = 0.0
+    name = "transformers_prefill_first"
 
     def _running(self, scheduler: Scheduler) -> list[SequenceState]:
         return scheduler.idle_prefills + scheduler.idle_decodes
@@ -129,9 +115,7 @@ def _may_admit(scheduler: Scheduler) -> bool:
 
 
 def _take_out(starved: list[SequenceState], scheduler: Scheduler) -> bool:
-    """Preempt the newest of `starved` until the cache has blocks for the others; False if there was
-    none to preempt.
-    """
+    """Preempt the newest of `starved` until the others fit; False if there was no need."""
     blocks = scheduler.blocks
     missing = [blocks.num_missing(sequence, sequence.num_computed + 1) for sequence in starved]
     has_preempted = False

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Literal, get_args
+from typing import Literal, get_args
 
-from sarathi_lab.config.errors import UserError, require_bool, require_int, require_one_of
-from sarathi_lab.policy.base import Policy, Reserve, check_budget
-
-if TYPE_CHECKING:
-    from sarathi_lab.engine.request import Batch, SequenceState
-    from sarathi_lab.engine.scheduler import Scheduler
+from sarathi_lab.config.checked import flag, whole
+from sarathi_lab.config.errors import UserError, require_one_of
+from sarathi_lab.engine.request import Batch, Request, SequenceState
+from sarathi_lab.engine.scheduler import Scheduler
+from sarathi_lab.policy.base import Policy
 
 ContextChunking = Literal["FIRST_COME_FIRST_SERVED", "EQUAL_PROGRESS", "FORCE_CHUNK"]
 CapacityScheduler = Literal["GUARANTEED_NO_EVICT", "MAX_UTILIZATION", "STATIC_BATCH"]
@@ -59,43 +58,34 @@ class TensorRTLLM(Policy):
     prompt that gets no token keeps no room beyond the iteration.
     """
 
-    name: ClassVar[str] = "trtllm"
-    budget_field: ClassVar[str] = "max_num_tokens"
+    name = "trtllm"
+    budget_field = "max_num_tokens"
     max_num_tokens: int = 256
     context_chunking_policy: ContextChunking = "FIRST_COME_FIRST_SERVED"
-    chunk_unit_size: int = 32
+    chunk_unit_size: int = whole(32, minimum=1, fix="use a number of tokens such as 32")
     capacity_scheduler_policy: CapacityScheduler = "GUARANTEED_NO_EVICT"
-    enable_batch_size_tuning: bool = False
-    enable_max_num_tokens_tuning: bool = False
-    dynamic_batch_moving_average_window: int = 128
-    reserve: Reserve = field(init=False, default="total")
+    enable_batch_size_tuning: bool = flag(False)
+    enable_max_num_tokens_tuning: bool = flag(False)
+    dynamic_batch_moving_average_window: int = whole(
+        128, minimum=1, fix="use a number of requests such as 128"
+    )
 
-    def __post_init__(self) -> None:
-        if self.capacity_scheduler_policy == "MAX_UTILIZATION":
-            object.__setattr__(self, "reserve", "prompt")  # the dataclass is frozen
+    def reserved_tokens(self, request: Request, num_known: int, max_model_len: int) -> int:
+        pauses = self.capacity_scheduler_policy == "MAX_UTILIZATION"
+        return num_known if pauses else request.total_len
 
     def validate(self, batch_size: int, max_model_len: int) -> None:
         super().validate(batch_size, max_model_len)
-        check_budget("max_num_tokens", self.max_num_tokens, batch_size)
-        require_one_of(
-            "context_chunking_policy", self.context_chunking_policy, get_args(ContextChunking)
-        )
-        require_one_of(
-            "capacity_scheduler_policy", self.capacity_scheduler_policy, get_args(CapacityScheduler)
-        )
-        require_int("chunk_unit_size", self.chunk_unit_size, 1, "use a number of tokens such as 32")
+        for name, valid in (
+            ("context_chunking_policy", ContextChunking),
+            ("capacity_scheduler_policy", CapacityScheduler),
+        ):
+            require_one_of(name, getattr(self, name), get_args(valid))
         if self.chunk_unit_size > self.max_num_tokens:
             raise UserError(
-                f"chunk_unit_size={self.chunk_unit_size} exceeds "
-                f"max_num_tokens={self.max_num_tokens}, so no prompt "
-                "could be cut; lower it"
+                f"chunk_unit_size={self.chunk_unit_size} exceeds max_num_tokens="
+                f"{self.max_num_tokens}, so no prompt could be cut; lower it"
             )
-        for name in ("enable_batch_size_tuning", "enable_max_num_tokens_tuning"):
-            require_bool(name, getattr(self, name))
-        window = self.dynamic_batch_moving_average_window
-        require_int(
-            "dynamic_batch_moving_average_window", window, 1, "use a number of requests such as 128"
-        )
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         batch_size, budget = self._limits(scheduler)
@@ -120,22 +110,18 @@ class TensorRTLLM(Policy):
         """Up to `most` waiting sequences that the cache has room for, in their order."""
         free = scheduler.blocks.num_free
         chosen = []
-        for sequence in scheduler.upcoming(
-            max(0, min(most, scheduler.max_num_seqs - len(scheduler.running)))
-        ):
-            reserved = (
-                sequence.num_known if self.reserve == "prompt" else sequence.request.total_len
+        most = min(most, scheduler.max_num_seqs - len(scheduler.running))
+        for sequence in scheduler.upcoming(max(0, most)):
+            free -= scheduler.blocks.blocks_for(
+                self.reserved_tokens(sequence.request, sequence.num_known, scheduler.max_model_len)
             )
-            free -= scheduler.blocks.blocks_for(reserved)
             if free < 0:
                 break
             chosen.append(sequence)
         return chosen
 
     def _sizes(self, pending: list[int], left: int) -> list[int]:
-        """How many of `left` tokens each prompt gets, in their order; `pending` is what it
-        lacks.
-        """
+        """How many of `left` tokens each prompt gets; `pending` is what it lacks."""
         unit = self.chunk_unit_size
         if self.context_chunking_policy == "FORCE_CHUNK":
             return _one_each([min(unit, wanted) for wanted in pending], left)
@@ -181,9 +167,7 @@ class TensorRTLLM(Policy):
 
 
 def tuned_batch_size(num_held: int) -> int:
-    """Sequences of a batch that TensorRT-LLM's tuner recommends where the cache holds `num_held`
-    mean requests.
-    """
+    """The tuner's batch where the cache holds `num_held` mean requests."""
     for limit, batch_size in _BATCH_SIZES:
         if num_held < limit:
             return batch_size
@@ -192,9 +176,7 @@ def tuned_batch_size(num_held: int) -> int:
 
 
 def tuned_num_tokens(batch_size: int, ratio: float) -> int:
-    """Tokens of an iteration that its tuner recommends for requests of `ratio` input tokens per
-    output token.
-    """
+    """The tuner's tokens of an iteration for `ratio` input tokens per output token."""
     overlapped = int(batch_size * ratio + batch_size)
     least = next((tokens for above, tokens in _LEAST_TOKENS if ratio > above), _LEAST_TOKENS[-1][1])
     return max(1 << math.ceil(math.log2(overlapped)), least)

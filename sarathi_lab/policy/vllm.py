@@ -1,20 +1,15 @@
-"""vLLM's schedulers: v0 without and with chunked prefill, v1, and the load-adaptive P-PAS over
-v1.
-"""
+"""vLLM's schedulers: v0 without and with chunked prefill, v1, and P-PAS over v1."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
 
-from sarathi_lab.config.errors import UserError, require_bool, require_int, require_number
-from sarathi_lab.engine.queues import LOOKAHEAD
-from sarathi_lab.policy.base import Policy, Reserve, check_budget
-
-if TYPE_CHECKING:
-    from sarathi_lab.engine.queues import Test
-    from sarathi_lab.engine.request import Batch, SequenceState
-    from sarathi_lab.engine.scheduler import Scheduler, Size
+from sarathi_lab.config.checked import flag, number, whole
+from sarathi_lab.config.errors import UserError, require_int
+from sarathi_lab.engine.queues import LOOKAHEAD, Test
+from sarathi_lab.engine.request import Batch, SequenceState
+from sarathi_lab.engine.scheduler import Scheduler, Size
+from sarathi_lab.policy.base import Policy, Reserve
 
 LONG_SHARE = 0.04  # of the model length: what counts as a long prompt, where that is not named
 
@@ -29,26 +24,20 @@ class PrefillFirst(Policy):
     nothing is running.
     """
 
-    name: ClassVar[str] = "prefill_first"
+    name = "prefill_first"
     max_num_batched_tokens: int | None = None
-    delay_factor: float = 0.0
+    delay_factor: float = number(0.0, minimum=0, fix="use 0 to never delay prompts")
     watermark: float = 0.01
     reserve: Reserve = "prompt"
 
     def validate(self, batch_size: int, max_model_len: int) -> None:
         super().validate(batch_size, max_model_len)
-        require_number(
-            "delay_factor", self.delay_factor, minimum=0, fix="use 0 to never delay prompts"
-        )
         check_whole_prompts(self.max_num_batched_tokens, max_model_len)
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         if not scheduler.swapped and self._may_admit(scheduler):
-            scheduler.admit(
-                batch,
-                budget_for_whole(self.max_num_batched_tokens, scheduler.max_model_len),
-                whole=True,
-            )
+            budget = budget_for_whole(self.max_num_batched_tokens, scheduler.max_model_len)
+            scheduler.admit(batch, budget, whole=True)
         if not batch.chunks:
             scheduler.add_decodes(batch)
             scheduler.swap_in(batch)
@@ -73,11 +62,11 @@ class VllmV0Chunked(Policy):
 
     Names and defaults are those of `SchedulerConfig` and `_schedule_chunked_prefill` in vLLM 0.8.
     Unlike there, nobody is admitted in an iteration that preempted, or while a sequence is swapped
-    out; of the waiting prompts the next `waiting.LOOKAHEAD` are looked at rather than all.
+    out; of the waiting prompts the next `queues.LOOKAHEAD` are looked at rather than all.
     """
 
-    name: ClassVar[str] = "vllm_v0_chunked"
-    budget_field: ClassVar[str] = "max_num_batched_tokens"
+    name = "vllm_v0_chunked"
+    budget_field = "max_num_batched_tokens"
     max_num_batched_tokens: int = 2048
     max_num_partial_prefills: int = 1
     max_long_partial_prefills: int = 1
@@ -87,29 +76,26 @@ class VllmV0Chunked(Policy):
 
     def validate(self, batch_size: int, max_model_len: int) -> None:
         super().validate(batch_size, max_model_len)
-        check_budget("max_num_batched_tokens", self.max_num_batched_tokens, batch_size)
         check_partial_prefills(self.max_num_partial_prefills, self.max_long_partial_prefills)
         check_threshold(self.long_prefill_token_threshold, max_model_len)
         if self.max_num_partial_prefills == 1 and self.long_prefill_token_threshold:
             raise UserError(
-                f"long_prefill_token_threshold={self.long_prefill_token_threshold} has no "
-                "effect on one prompt at a "
-                "time; add max_num_partial_prefills=2 or more, or use 0"
+                f"long_prefill_token_threshold={self.long_prefill_token_threshold} has no effect "
+                "on one prompt at a time; add max_num_partial_prefills=2 or more, or use 0"
             )
         if self.max_num_partial_prefills > self.max_num_batched_tokens:
             raise UserError(
-                f"max_num_partial_prefills={self.max_num_partial_prefills} leaves each less "
-                "than a token of "
-                f"max_num_batched_tokens={self.max_num_batched_tokens}; lower it"
+                f"max_num_partial_prefills={self.max_num_partial_prefills} leaves each less than a "
+                f"token of max_num_batched_tokens={self.max_num_batched_tokens}; lower it"
             )
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
-        budget, num_preemptions = self.max_num_batched_tokens, scheduler.num_preemptions
+        budget = self.max_num_batched_tokens
         long = sum(map(self._is_long(scheduler), scheduler.idle_prefills))
         share = budget // self._num_sharing(scheduler, long)
         scheduler.add_decodes(batch, budget)
-        scheduler.continue_prefills(batch, budget, size=lambda sequence, left: min(left, share))
-        if scheduler.num_preemptions == num_preemptions:
+        scheduler.continue_prefills(batch, budget, size=at_most(share))
+        if not scheduler.has_preempted:
             self._admit(batch, scheduler, share, long)
         batch.put_prefills_first()
 
@@ -127,15 +113,13 @@ class VllmV0Chunked(Policy):
         scheduler.admit(
             batch,
             self.max_num_batched_tokens,
-            size=lambda sequence, left: min(left, share),
+            size=at_most(share),
             may_enter=take_slot,
             pass_over=is_barred if self.max_num_partial_prefills > 1 else None,
         )
 
     def _num_sharing(self, scheduler: Scheduler, num_long: int) -> int:
-        """Prompts that share the budget: those that run and as many of those that wait as may join
-        them.
-        """
+        """Prompts that share the budget: those that run, and those that may join them."""
         most = self.max_num_partial_prefills
         if most == 1:
             return 1
@@ -151,7 +135,7 @@ class VllmV0Chunked(Policy):
         return max(1, min(num_sharing, most))
 
     def _is_long(self, scheduler: Scheduler) -> Test:
-        threshold = self.long_prefill_token_threshold or int(LONG_SHARE * scheduler.max_model_len)
+        threshold = long_from(self.long_prefill_token_threshold, scheduler)
         return lambda sequence: sequence.num_pending > threshold
 
 
@@ -172,36 +156,33 @@ class VllmV1(Policy):
     priority.
     """
 
-    name: ClassVar[str] = "vllm_v1"
-    budget_field: ClassVar[str] = "max_num_batched_tokens"
+    name = "vllm_v1"
+    budget_field = "max_num_batched_tokens"
     max_num_batched_tokens: int = 2048
     long_prefill_token_threshold: int = 0
-    scheduler_reserve_full_isl: bool = True
-    enable_chunked_prefill: bool = True
+    scheduler_reserve_full_isl: bool = flag(True)
+    enable_chunked_prefill: bool = flag(True)
     watermark: float = 0.0
     reserve = "chunk"
 
     def validate(self, batch_size: int, max_model_len: int) -> None:
         super().validate(batch_size, max_model_len)
-        check_budget("max_num_batched_tokens", self.max_num_batched_tokens, batch_size)
         check_threshold(self.long_prefill_token_threshold, max_model_len)
-        require_bool("scheduler_reserve_full_isl", self.scheduler_reserve_full_isl)
-        require_bool("enable_chunked_prefill", self.enable_chunked_prefill)
         if not self.enable_chunked_prefill:
             check_whole_prompts(self.max_num_batched_tokens, max_model_len)
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
-        budget, num_preemptions = self.max_num_batched_tokens, scheduler.num_preemptions
         size = self._size(batch, scheduler)
-        scheduler.catch_up(batch, budget, size)
-        if scheduler.num_preemptions == num_preemptions:
+        scheduler.catch_up(batch, self.max_num_batched_tokens, size)
+        if not scheduler.has_preempted:
             may_enter = fits_whole(scheduler) if self.scheduler_reserve_full_isl else None
-            scheduler.admit(batch, budget, size=self._whole(size), may_enter=may_enter)
+            scheduler.admit(
+                batch, self.max_num_batched_tokens, size=self._whole(size), may_enter=may_enter
+            )
 
     def _size(self, batch: Batch, scheduler: Scheduler) -> Size:
         """How many tokens a sequence takes of those that are left."""
-        threshold = self.long_prefill_token_threshold or self.max_num_batched_tokens
-        return lambda sequence, left: min(left, threshold)
+        return at_most(self.long_prefill_token_threshold or self.max_num_batched_tokens)
 
     def _whole(self, size: Size) -> Size:
         """`size`, where prompts are not cut to fit: 0 for one that would be."""
@@ -226,36 +207,27 @@ class PPas(VllmV1):
     enough for.
     """
 
-    name: ClassVar[str] = "p_pas"
+    name = "p_pas"
     max_num_batched_tokens: int = 16384
-    prefill_cap: int | None = None
-    min_active_prefills: int = 2
+    prefill_cap: int | None = whole(
+        None, minimum=1, fix="use null for an eighth of max_num_batched_tokens"
+    )
+    min_active_prefills: int = whole(2, minimum=1, fix="use 2, as the paper does")
 
     def validate(self, batch_size: int, max_model_len: int) -> None:
         super().validate(batch_size, max_model_len)
-        require_int("min_active_prefills", self.min_active_prefills, 1, "use 2, as the paper does")
-        if self.prefill_cap is None:
-            return
-        require_int(
-            "prefill_cap", self.prefill_cap, 1, "use null for an eighth of max_num_batched_tokens"
-        )
-        if self.prefill_cap >= self.max_num_batched_tokens:
+        if self.prefill_cap is not None and self.prefill_cap >= self.max_num_batched_tokens:
             raise UserError(
-                f"prefill_cap={self.prefill_cap} has no effect, as "
-                f"max_num_batched_tokens={self.max_num_batched_tokens}"
-                "; use a smaller cap, or policy=vllm_v1"
+                f"prefill_cap={self.prefill_cap} has no effect, as max_num_batched_tokens="
+                f"{self.max_num_batched_tokens}; use a smaller cap, or policy=vllm_v1"
             )
 
     def _size(self, batch: Batch, scheduler: Scheduler) -> Size:
         take, cap = super()._size(batch, scheduler), self._cap(scheduler)
 
         def size(sequence: SequenceState, left: int) -> int:
-            is_capped = not sequence.is_decoding
-            return (
-                min(take(sequence, left), cap - batch.num_prefill_tokens)
-                if is_capped
-                else take(sequence, left)
-            )
+            wanted = take(sequence, left)
+            return wanted if sequence.is_decoding else min(wanted, cap - batch.num_prefill_tokens)
 
         return size
 
@@ -267,12 +239,20 @@ class PPas(VllmV1):
         return self.prefill_cap or max(1, self.max_num_batched_tokens // 8)
 
 
+def at_most(num_tokens: int) -> Size:
+    """At most `num_tokens` tokens of a sequence at a time."""
+    return lambda sequence, left: min(left, num_tokens)
+
+
 def fits_whole(scheduler: Scheduler) -> Test:
-    """Whether the cache could take all that a waiting sequence knows, though it takes less at
-    first.
-    """
+    """Whether the cache could take all of a waiting sequence, though it takes less at first."""
     watermark = scheduler.policy.watermark
     return lambda sequence: scheduler.blocks.can_hold(sequence.num_known, watermark)
+
+
+def long_from(threshold: int, scheduler: Scheduler) -> int:
+    """Tokens above which a prompt is long; a `threshold` of 0 is 4 % of the model length."""
+    return threshold or int(LONG_SHARE * scheduler.max_model_len)
 
 
 def budget_for_whole(max_num_batched_tokens: int | None, max_model_len: int) -> int:
@@ -284,21 +264,17 @@ def check_whole_prompts(max_num_batched_tokens: int | None, max_model_len: int) 
     """Raise UserError for a budget that the longest prompt does not fit uncut."""
     if max_num_batched_tokens is None:
         return
-    require_int(
-        "max_num_batched_tokens", max_num_batched_tokens, 1, "use null for max(max_model_len, 2048)"
-    )
-    if max_num_batched_tokens < max_model_len:
+    fix = "use null for max(max_model_len, 2048)"
+    if require_int("max_num_batched_tokens", max_num_batched_tokens, 1, fix) < max_model_len:
         raise UserError(
-            f"max_num_batched_tokens={max_num_batched_tokens} is below "
-            f"max_model_len={max_model_len}: a "
-            "prompt that is never cut may not fit; raise it, or use a policy that chunks"
+            f"max_num_batched_tokens={max_num_batched_tokens} is below max_model_len="
+            f"{max_model_len}: a prompt that is never cut may not fit; raise it, or use a policy "
+            "that chunks"
         )
 
 
 def check_partial_prefills(most: object, most_long: object) -> None:
-    """Raise UserError unless 1 <= `most_long` <= `most`: prompts prefilled at a time, and the long
-    ones of them.
-    """
+    """Raise UserError unless 1 <= `most_long` <= `most`, the prompts prefilled at a time."""
     most = require_int("max_num_partial_prefills", most, 1, "use 1 for one prompt at a time")
     fix = f"use 1 to max_num_partial_prefills={most}"
     if require_int("max_long_partial_prefills", most_long, 1, fix) > most:

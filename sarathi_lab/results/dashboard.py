@@ -21,21 +21,10 @@ UNITS = 24  # of W&B's grid, in a row
 HEIGHT = 8
 CLAIMS = "claims"  # the name of the table that `sarathi_lab.tasks.dashboard` logs
 RATIOS = ("throughput", "throughput_vs_request_level", "throughput_vs_orca")
-PINNED = (
-    *("config:policy", "config:chunk", "config:pd_ratio", "config:device", "summary:throughput"),
-    *(
-        "summary:throughput_vs_request_level",
-        "summary:throughput_vs_orca",
-        "summary:ms/decode_time_marginal",
-    ),
-    *(
-        "summary:kv_reread_factor",
-        "summary:mfu",
-        "summary:mbu",
-        "summary:ms/ttft_p50",
-        "summary:ms/tbt_p99",
-    ),
-)
+PINNED = [f"config:{name}" for name in ("policy", "chunk", "pd_ratio", "device")]
+PINNED += [f"summary:{name}" for name in RATIOS]
+PINNED += [f"summary:ms/{name}" for name in ("decode_time_marginal", "ttft_p50", "tbt_p99")]
+PINNED += [f"summary:{name}" for name in ("kv_reread_factor", "mfu", "mbu")]
 AXES = {
     "chunk": "chunk [tokens]",
     "pd_ratio": "P:D",
@@ -57,25 +46,24 @@ class Question:
 
 def questions() -> list[Question]:
     """The sections, in the order in which people ask."""
+    by_policy = [*RATIOS, "decode_throughput", "decode_time_marginal", "time_over_roofline"]
+    by_chunk = ["throughput", "throughput_vs_orca", "decode_speedup"]
+    by_chunk += ["decode_time_marginal", "mfu", "tbt_p99"]
+    rereads = [("chunk", "kv_reread_factor"), ("seq_len", "kv_reread_factor")]
+    rereads += [("chunk", "kv_read_bytes_vs_request_level")]
+    waits = ["ttft_p50", "ttft_p99", "tbt_p50", "tbt_p99"]
     return [
         Question(
             "Policies side by side",
             "The same requests under each policy; a bar is the mean over the runs shown. Ratios "
             "above 1 are gains.",
-            [
-                *map(_bars, RATIOS),
-                *map(_bars, ("decode_throughput", "decode_time_marginal", "time_over_roofline")),
-            ],
+            [_bars(name) for name in by_policy],
         ),
         Question(
             "Chunk size",
             "Small chunks keep the gaps between tokens short and re-read more; large ones use "
             "the device better.",
-            [
-                _scatter("chunk", name)
-                for name in ("throughput", "throughput_vs_orca", "decode_speedup")
-            ]
-            + [_scatter("chunk", name) for name in ("decode_time_marginal", "mfu", "tbt_p99")],
+            [_scatter("chunk", name) for name in by_chunk],
         ),
         Question(
             "P:D ratio",
@@ -86,31 +74,21 @@ def questions() -> list[Question]:
             "KV re-read",
             "N chunks of a prompt read its keys and values (N + 1) / 2 times; whole prompts "
             "read them once.",
-            [
-                _scatter("chunk", "kv_reread_factor"),
-                _scatter("seq_len", "kv_reread_factor"),
-                _scatter("chunk", "kv_read_bytes_vs_request_level"),
-                _line("iteration", "kv_bytes", "KV read [bytes]"),
-            ],
+            [_scatter(*axes) for axes in rereads]
+            + [_line("iteration", "kv_bytes", "KV read [bytes]")],
         ),
         Question(
             "Latency",
             "Time to the first token against time between tokens: a gain in one is often a loss "
             "in the other.",
-            [
-                *map(_bars, ("ttft_p50", "ttft_p99", "tbt_p50", "tbt_p99")),
-                _scatter("ttft_p50", "tbt_p99"),
-                _line("time", "num_waiting", "requests waiting"),
-            ],
+            [_bars(name) for name in waits]
+            + [_scatter("ttft_p50", "tbt_p99"), _line("time", "num_waiting", "requests waiting")],
         ),
         Question(
             "Device",
             "How near each run came to what the device can do, over all of it and as it went on.",
-            [
-                *map(_bars, ("mfu", "mbu")),
-                _line("tokens", "mfu", "MFU"),
-                _line("tokens", "mbu", "MBU"),
-            ],
+            [_bars("mfu"), _bars("mbu")]
+            + [_line("tokens", name, name.upper()) for name in ("mfu", "mbu")],
         ),
         Question(
             "Claims",
@@ -137,7 +115,7 @@ def workspace(entity: str, project: str) -> ws.Workspace:
         name="Chunked prefill",
         sections=sections,
         settings=ws.WorkspaceSettings(max_runs=50),
-        runset_settings=ws.RunsetSettings(pinned_columns=list(PINNED)),
+        runset_settings=ws.RunsetSettings(pinned_columns=PINNED),
     )
 
 
@@ -150,20 +128,15 @@ def report(entity: str, project: str, claims: pd.DataFrame) -> wr.Report:
         blocks += [wr.H2(text=question.name), wr.P(text=question.text)]
         if question.name == "Claims":
             blocks.append(wr.MarkdownBlock(text=markdown(claims)))
-        runset = wr.Runset(
-            name="all runs"
-        )  # of the report's own project; naming it would ask the server for its id
+        # Of the report's own project; naming it would ask the server for its id.
+        runset = wr.Runset(name="all runs")
         blocks.append(wr.PanelGrid(runsets=[runset], panels=_placed(question.panels)))
-    description = (
-        "Which of SARATHI's claims hold, on which device: written by python -m "
-        "sarathi_lab.tasks.dashboard"
-    )
-    title = "Chunked prefill: what holds"
     return wr.Report(
         entity=entity,
         project=project,
-        title=title,
-        description=description,
+        title="Chunked prefill: what holds",
+        description="Which of SARATHI's claims hold, on which device: written by python -m "
+        "sarathi_lab.tasks.dashboard",
         blocks=blocks,
         width="fluid",
     )
@@ -212,11 +185,9 @@ def markdown(table: pd.DataFrame) -> str:
 def _cell(value: object) -> str:
     if value is None or (isinstance(value, float) and pd.isna(value)):
         return ""
-    return (
-        f"{value:.3g}"
-        if isinstance(value, float)
-        else str(value).replace("|", "\\|").replace("\n", " ")
-    )
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    return str(value).replace("|", "\\|").replace("\n", " ")
 
 
 def _shown(name: str) -> str:
@@ -232,10 +203,9 @@ def _title(name: str) -> str:
 
 
 def _bars(name: str) -> PanelTypes:
-    metric = wr.SummaryMetric(_shown(name))
     return wr.BarPlot(
         title=_title(name),
-        metrics=[metric],
+        metrics=[wr.SummaryMetric(_shown(name))],
         groupby=wr.Config("policy"),
         groupby_aggfunc="mean",
         orientation="h",
@@ -245,9 +215,8 @@ def _bars(name: str) -> PanelTypes:
 def _scatter(x: str, y: str) -> PanelTypes:
     """A point per run; `x` is one of AXES, which are settings, or a quantity like `y`."""
     across = wr.Config(x) if x in AXES else wr.SummaryMetric(_shown(x))
-    return wr.ScatterPlot(
-        title=f"{_title(y)} by {AXES.get(x) or _title(x)}", x=across, y=wr.SummaryMetric(_shown(y))
-    )
+    title = f"{_title(y)} by {AXES.get(x) or _title(x)}"
+    return wr.ScatterPlot(title=title, x=across, y=wr.SummaryMetric(_shown(y)))
 
 
 def _line(x: str, column: str, title: str) -> PanelTypes:

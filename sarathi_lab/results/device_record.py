@@ -29,6 +29,11 @@ def slug_of(device_name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", device_name.lower()).strip("-")
 
 
+def device_folder(kind: str, name: str) -> str:
+    """What folders of a device's results are called; of a `kind` as torch has them."""
+    return "cpu" if kind == "cpu" else slug_of(name)
+
+
 def device_record(description: str, gpu: str | None, cuda: str | None) -> dict[str, Any]:
     """Device, driver, versions (CUDA's included), commit and time. `gpu` is what nvidia-smi calls
     the GPU by; None: it is a CPU.

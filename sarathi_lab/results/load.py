@@ -77,9 +77,9 @@ def renamed(names: Mapping[str, Any]) -> dict[str, Any]:
 
 def load_paper(figure: str) -> pd.DataFrame:
     """The paper's points of a figure or table, such as "fig09" or "table2"; see
-    `experiments/paper/README.md`.
+    `experiments/sarathi/paper/README.md`.
     """
-    path = EXPERIMENTS / "paper" / f"{figure}.csv"
+    path = EXPERIMENTS / "sarathi" / "paper" / f"{figure}.csv"
     if not path.is_file():
         known = ", ".join(sorted(option.stem for option in path.parent.glob("*.csv")))
         raise UserError(f"figure {figure} is not there; use one of {known}")
@@ -107,19 +107,15 @@ SIMULATED = "simulated-"
 # point are the cost model's own error.
 POINT = ["figure", "panel", "series", "x", "y", "low", "high", "num_pairs", "unit", "reason"]
 COLUMNS = [*POINT, "model", "dtype", "device_name"]
-CAMPAIGN = "paper"  # the experiment whose folders hold the figures that `make campaign` measured
 
 
 def load(experiment: str, root: Path = EXPERIMENTS) -> pd.DataFrame:
     """All recorded rows of `experiment`, such as "fig09" or "orca": `device` and `is_simulated`,
     then its own columns.
 
-    A campaign's points of a figure are among them. Raises UserError if nothing is recorded.
+    Raises UserError if nothing is recorded.
     """
     tables = [_read(path) for path in _files(experiment, root)]
-    tables += [
-        rows for path in _campaign_files(root) if len(rows := _campaign_points(path, experiment))
-    ]
     if not tables:
         known = ", ".join(recorded(root)) or "none"
         raise UserError(f"experiment {experiment} has no recorded results; use one of {known}")
@@ -132,40 +128,45 @@ def recorded(root: Path = EXPERIMENTS) -> list[str]:
     """The experiments that have recorded results, in the order of their names."""
     names = {
         path.parents[2].name
-        for path in root.glob("*/results/*/*.csv")
+        for path in root.glob("*/*/results/*/*.csv")
         if path.stem == path.parents[2].name
     }
-    figures = {
-        str(name) for path in _campaign_files(root) for name in pd.read_csv(path).figure.unique()
-    }
-    return sorted(names | figures)
+    return sorted(names)
 
 
 def path_of(experiment: str, device: str, root: Path = EXPERIMENTS) -> Path:
     """Where the results of an experiment on a device belong."""
-    return root / experiment / "results" / device / f"{experiment}.csv"
+    return root / group_of(experiment) / experiment / "results" / device / f"{experiment}.csv"
 
 
-def save(table: pd.DataFrame, experiment: str, device: str, root: Path = EXPERIMENTS) -> Path:
-    """Record a table, in place of the one that was there; returns its path."""
+def group_of(experiment: str) -> str:
+    """The folder of `experiments/` that has the experiment; `lab` for one that is not there."""
+    return next((path.parent.name for path in EXPERIMENTS.glob(f"*/{experiment}")), "lab")
+
+
+def save(
+    table: pd.DataFrame,
+    experiment: str,
+    device: str,
+    root: Path = EXPERIMENTS,
+    stem: str | None = None,
+) -> Path:
+    """Record a table, in place of the one that was there; returns its path. `stem` names a further
+    table of the experiment.
+    """
     path = path_of(experiment, device, root)
+    path = path if stem is None else path.with_stem(stem)
     make_folder(path.parent, "task.record")
     table.to_csv(path, index=False, float_format="%.6g")
     return path
 
 
 def _files(experiment: str, root: Path) -> Iterator[Path]:
-    return iter(sorted((root / experiment / "results").glob(f"*/{experiment}.csv")))
-
-
-def _campaign_files(root: Path) -> Iterator[Path]:
-    return iter(sorted((root / CAMPAIGN / "results").glob("*/*-points.csv")))
+    return iter(sorted(root.glob(f"*/{experiment}/results/*/{experiment}.csv")))
 
 
 def _read(path: Path) -> pd.DataFrame:
     table = pd.read_csv(path).rename(columns={"device": "device_name"})
-    if {"quantity", "value", "q20", "q80"} <= set(table.columns):
-        table = _from_campaign(table, path.stem)
     return _labelled(table, path.parent.name)
 
 
@@ -182,30 +183,6 @@ def _completed(table: pd.DataFrame) -> pd.DataFrame:
     return table.assign(**dict.fromkeys(missing)).assign(
         is_simulated=table.is_simulated.astype(bool)
     )
-
-
-def _campaign_points(path: Path, figure: str) -> pd.DataFrame:
-    """A campaign's points of `figure`; their intervals are the spread of its repetitions."""
-    table = pd.read_csv(path)
-    table = table[table.figure == figure].rename(columns={"device": "device_name"})
-    low, high = table.y * (1 - table.uncertainty), table.y * (1 + table.uncertainty)
-    model = path.stem.removesuffix("-points")
-    return _labelled(
-        table.assign(low=low, high=high, model=model).drop(columns="source"), path.parent.name
-    )
-
-
-def _from_campaign(table: pd.DataFrame, experiment: str) -> pd.DataFrame:
-    """A campaign's table of a quantity by prompt and chunk, as points."""
-    names = {
-        "quantity": "panel",
-        "prompt_len": "series",
-        "chunk": "x",
-        "value": "y",
-        "q20": "low",
-        "q80": "high",
-    }
-    return table.rename(columns={**names, "repetitions": "num_pairs"}).assign(figure=experiment)
 
 
 PREFIX = "iterations/"  # of the history's columns, see `tracking`

@@ -9,7 +9,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from sarathi_lab.config.paths import REPOSITORY
+from sarathi_lab.config.paths import IS_CHECKOUT, REPOSITORY
 
 PACKAGES = ("sarathi-lab", "torch", "triton", "transformers", "hydra-core", "wandb")
 
@@ -34,6 +34,8 @@ def _version(package: str) -> str | None:
 @cache
 def _git_commit() -> str | None:
     """The commit, with "-dirty" if tracked files differ from it."""
+    if not IS_CHECKOUT:  # a wheel in somebody's repository would name their commit
+        return None
     command = ["git", "-C", str(REPOSITORY), "describe", "--always", "--dirty"]
     command += ["--abbrev=12", "--exclude=*"]
     try:

@@ -31,14 +31,6 @@ SWEEP_COLUMNS = {
     "tbt_p99": "TBT\nP99\n[ms]",
     "time_over_roofline": "time/\nroofline",
 }
-ADVICE_COLUMNS = {
-    "throughput": "tokens/s",
-    "throughput_vs_request_level": "x request_level",
-    "throughput_vs_orca": "x orca",
-    "kv_reread_factor": "KV re-read",
-    "tbt_p50": "TBT P50 [ms]",
-    "tbt_p99": "TBT P99 [ms]",
-}
 UNSEEN = ["sweep", "versions", "baselines", "status"]  # of the runs' labels, in sweep.csv
 _cautioned: set[tuple[str, str]] = set()  # by sweep
 

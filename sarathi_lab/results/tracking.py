@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 MODES = ("offline", "online")
 MAX_TAG = 64  # characters
 MAX_HISTORY_ROWS = 2000
-LOCAL_TIMEOUT = 60.0  # seconds for opening or closing a run, which usually take a tenth of one
+LOCAL_TIMEOUT = 60.0  # seconds for opening a run, which usually takes a tenth of one
 LEAST_ROOM = 1 << 20  # bytes; W&B's process says nothing of a full disk, and its record ends early
 # What the columns of the history are drawn over: by default the iteration's number.
 STEP_OF = {
@@ -133,7 +133,8 @@ class WandbTracker(_Blocks):
     can later.
 
     Online runs are written the same way and then sent. `timeout` is how long (seconds) sending one
-    may take. Whatever W&B fails at, or takes too long for, costs one line of warning.
+    may take. Whatever W&B fails at, or its server takes too long for, costs one line of warning;
+    only a process of W&B's on this machine that stops answering is waited for.
     """
 
     project: str
@@ -167,10 +168,11 @@ class WandbTracker(_Blocks):
 
     def track(self, run: TrackedRun) -> None:
         """Write the run, and send it if online. W&B's trouble costs a warning, once a process."""
-        with warning_of(
-            ("write", self), "results are complete without it, and later runs are not tracked"
-        ) as is_tried:
-            folder = self._write(run) if is_tried else None
+        folder = None
+        lost = "results are complete without it, and later runs are not tracked"
+        with warning_of(("write", self), lost) as is_tried:
+            if is_tried:
+                folder = self._write(run)
         if folder is None or self.mode == "offline":
             return
         sync = shlex.join(["wandb", "sync", str(self._folder)])
@@ -205,8 +207,6 @@ class WandbTracker(_Blocks):
                     silent=True,
                     x_disable_stats=True,
                     init_timeout=LOCAL_TIMEOUT,
-                    finish_timeout=LOCAL_TIMEOUT,
-                    finish_timeout_raises=True,
                     **agent,
                 ),
             )

@@ -6,9 +6,18 @@ from sarathi_lab.config.console import console
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.experiment.advisor import Advice
 from sarathi_lab.model.roofline import Peaks
-from sarathi_lab.results.report import ADVICE_COLUMNS, cell, print_device
+from sarathi_lab.results.report import cell, print_device
 from sarathi_lab.results.result import Shown, show
 from sarathi_lab.tasks.plan import Plan
+
+ADVICE_COLUMNS = {
+    "throughput": "tokens/s",
+    "throughput_vs_request_level": "x request_level",
+    "throughput_vs_orca": "x orca",
+    "kv_reread_factor": "KV re-read",
+    "tbt_p50": "TBT P50 [ms]",
+    "tbt_p99": "TBT P99 [ms]",
+}
 
 
 def announce(plan: Plan, context: RunContext, peaks: Peaks, predicted_roofline: float) -> None:

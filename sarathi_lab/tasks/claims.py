@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import sys
 import tempfile
 import time
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,12 @@ from rich.table import Table
 from sarathi_lab.config.console import console, print_place
 from sarathi_lab.config.errors import UserError, exit_code, require_number
 from sarathi_lab.config.paths import EXPERIMENTS as RECORDS
-from sarathi_lab.config.paths import OUTPUTS, REPOSITORY, make_folder
-from sarathi_lab.experiment.claims import load_claims, verdicts
-from sarathi_lab.experiment.experiments import EXPERIMENTS
+from sarathi_lab.config.paths import OUTPUTS, make_folder
+from sarathi_lab.experiment.claims import in_words, load_claims, verdicts
+from sarathi_lab.experiment.figures import FIGURES
 from sarathi_lab.results.load import SIMULATED
-from sarathi_lab.run import main as run
 
-README = REPOSITORY / "README.md"
+README = RECORDS / "README.md"
 BEGIN, END = "<!-- claims: python -m sarathi_lab claims --readme -->", "<!-- end of claims -->"
 PROFILED = "-profiled"
 STYLES = {"holds": "green", "partly": "yellow", "fails": "red", "not measured": "dim"}
@@ -42,7 +41,7 @@ def print_verdicts(table: pd.DataFrame) -> None:
             shown.add_row(
                 row["claim"],
                 row["expected"],
-                measured_in_words(row),
+                in_words(row),
                 verdict,
                 row["note"],
                 style=None,
@@ -59,14 +58,6 @@ def print_verdicts(table: pd.DataFrame) -> None:
 
 def _of(device: str) -> str:
     return " by the cost model's own error" if device.startswith(SIMULATED) else ""
-
-
-def measured_in_words(row: Mapping[Hashable, Any]) -> str:
-    """Such as "1.31 (1.25 to 1.36)"; empty if nothing was measured."""
-    value, low, high = (float(row[name]) for name in ("measured", "low", "high"))
-    if math.isnan(value):
-        return ""
-    return f"{value:.3g}" if low == high else f"{value:.3g} ({low:.3g} to {high:.3g})"
 
 
 def readme_table(table: pd.DataFrame) -> str:
@@ -100,7 +91,7 @@ def _cell(row: Mapping[Hashable, Any] | None, device: str | None = None) -> str:
     if row is None or row["verdict"] == "not measured":
         return "not measured"
     where = f", {device.removeprefix(SIMULATED)}" if device is not None else ""
-    return f"**{row['verdict']}**: {measured_in_words(row)}{where}"
+    return f"**{row['verdict']}**: {in_words(row)}{where}"
 
 
 def write_readme(table: pd.DataFrame, path: Path = README) -> None:
@@ -166,18 +157,17 @@ class Runs:
             f"hydra.run.dir={folder}/run",
         ]
         arguments += [f"task.record={self.results.absolute()}"]
+        run = import_module("sarathi_lab.run").main  # a layer above, as a shell would call it
         if is_simulated:
             return run([*arguments, "executor=simulated"]) == 0
         return run([*arguments, *self.settings, f"task.seconds={self._seconds_of(name):g}"]) == 0
 
     def _seconds_of(self, name: str) -> float:
         """Its share of the time, by what each experiment needs."""
-        own = EXPERIMENTS[name].seconds
+        own = FIGURES[name].seconds
         if self.seconds is None:
             return own
-        return max(
-            0.5, self.seconds * own / sum(EXPERIMENTS[other].seconds for other in self.names)
-        )
+        return max(0.5, self.seconds * own / sum(FIGURES[other].seconds for other in self.names))
 
     def _expected(self, job: Job) -> float:
         name, is_simulated = job
@@ -211,7 +201,7 @@ def _parser() -> argparse.ArgumentParser:
         "--simulate", action="store_true", help="first compute the same with cost models of GPUs"
     )
     parser.add_argument(
-        "--only", action="append", choices=list(EXPERIMENTS), metavar="NAME", help="one experiment"
+        "--only", action="append", choices=list(FIGURES), metavar="NAME", help="one experiment"
     )
     parser.add_argument(
         "--seconds", type=float, help=f"of measuring in all, with --run (default {FEW_MINUTES:.0f})"
@@ -232,9 +222,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _main(options: argparse.Namespace) -> int:
     does_run = options.run or options.simulate
-    results = (
-        options.results or (OUTPUTS / "claims" if does_run else RECORDS)
-    ).absolute()
+    results = (options.results or (OUTPUTS / "claims" if does_run else RECORDS)).absolute()
     if options.seconds is not None:
         require_number(
             "--seconds",
@@ -277,7 +265,7 @@ def _run(options: argparse.Namespace, results: Path) -> list[str]:
     make_folder(results, "--results")
     claimed = {claim.experiment for claim in load_claims()}
     is_record = results == RECORDS
-    names = options.only or [name for name in EXPERIMENTS if is_record or name in claimed]
+    names = options.only or [name for name in FIGURES if is_record or name in claimed]
     seconds = options.seconds or (None if is_record else FEW_MINUTES)
     return Runs(names, results, seconds, options.run, options.simulate, options.settings).run()
 

@@ -1,69 +1,47 @@
-"""All figures of the paper as PNG and PDF, from recorded results: the paper's points, simulations,
-measurements.
-
-`python -m sarathi_lab.tasks.figures`, or `make figures`; `notebooks/figures.ipynb` shows the same.
+"""The paper's figures: drawn from recorded results as PNG and PDF (`python -m sarathi_lab figures`,
+`make figures`), or recomputed on simulated GPUs (`task=figures`).
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Collection, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pandas as pd
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure as Picture
 from omegaconf import DictConfig
-from rich.table import Table
 
 from sarathi_lab.config.console import console, print_place, progress_of
 from sarathi_lab.config.errors import UserError, exit_code, require_int, require_one_of
-from sarathi_lab.config.instantiate import build, resolved
-from sarathi_lab.config.paths import CONF, EXPERIMENTS, OUTPUTS, make_folder
+from sarathi_lab.config.paths import CONF, OUTPUTS, make_folder
 from sarathi_lab.config.run_context import RunContext
+from sarathi_lab.experiment.claims import in_words, verdicts
 from sarathi_lab.experiment.errors import error_table
 from sarathi_lab.experiment.figures import (
-    COLUMNS,
     FIGURES,
-    PARTS,
-    Device,
-    Part,
-    check_fits,
-    devices_of,
+    PAPERS,
+    SERVING,
+    SIMULATED,
     paper,
-    predict,
+    points_of,
+    serving_points,
 )
-from sarathi_lab.experiment.headlines import QUESTIONS, headlines, verdict
+from sarathi_lab.experiment.registry import Sizes
+from sarathi_lab.experiment.simulate import Job, check_fits, jobs_of, predict_all
 from sarathi_lab.results import load
 from sarathi_lab.results.load import POINTS
-from sarathi_lab.results.plots import figures
-from sarathi_lab.results.plots.serving import TITLES
-from sarathi_lab.results.plots.serving import draw as draw_serving
+from sarathi_lab.results.plots import figures as plots
+from sarathi_lab.results.plots import serving as serving_plots
 from sarathi_lab.results.plots.tasks import policies
-from sarathi_lab.results.tracking import Tracker
+from sarathi_lab.results.result import Result, Shown
 
-__all__ = [
-    "FIGURES",
-    "QUESTIONS",
-    "SERVING",
-    "headlines",
-    "main",
-    "points_of",
-    "serving_points",
-    "simulate",
-    "verdict",
-]
-
-SIMULATED = EXPERIMENTS / "paper" / "results" / "simulated.csv"
 FORMATS = ("png", "pdf")
-POLICIES = (
-    "policies"  # the experiment of that name: a figure for each device that it was recorded on
-)
-SERVING = tuple(TITLES)  # experiments of serving, which are drawn as soon as something is recorded
-# each n-th of the thousand points of Fig 12's curves is recorded; more than can be seen apart
+POLICIES = "policies"  # an experiment: a figure for each device that it was recorded on
+# each n-th of the thousand points of a pipeline's curves is recorded; more than can be seen apart
 DRAWN_CURVES = 10
 
 
@@ -73,64 +51,18 @@ def main(args: Sequence[str] | None = None) -> int:
     return exit_code(lambda: _run(options), "the figures that were written are kept")
 
 
-def points_of(*names: str) -> pd.DataFrame:
-    """The points of figures (of all without names): the paper's, simulated and measured, as in
-    `figure.parquet`.
-
-    Measured ones have `low` and `high`, their interval. Raises UserError for an unknown name.
-    """
-    for name in names:
-        require_one_of("figure", name, FIGURES)
-    chosen = names or FIGURES
-    simulated = pd.read_csv(SIMULATED, keep_default_na=False, dtype={"series": str})
-    tables = [*map(paper, chosen), simulated[simulated.figure.isin(chosen)]]
-    known = load.recorded()
-    tables += [_measured(name) for name in chosen if name in known]
-    return pd.concat([table for table in tables if len(table)], ignore_index=True)
-
-
-def serving_points(name: str) -> pd.DataFrame:
-    """The recorded points of an experiment of serving, and the paper's where its folder has them
-    (`plots_serving`).
-    """
-    table = load.load(name)
-    points = table.assign(device=table.device_name + ", " + table.model.astype(str))
-    papers = EXPERIMENTS / name / "paper.csv"
-    return (
-        pd.concat([points, pd.read_csv(papers)], ignore_index=True) if papers.is_file() else points
-    )
-
-
-def simulate() -> pd.DataFrame:
+def simulate(names: Sequence[str] = PAPERS) -> pd.DataFrame:
     """All simulated points anew, about a minute; with progress."""
-    jobs = [(part, device) for part in PARTS for device in devices_of(part)]
-    tables = []
-    with progress_of("predicting", len(jobs)) as advance:
-        for part, device in jobs:
-            tables.append(predict(part, device))
-            advance(1)
-    points = pd.concat(tables, ignore_index=True)
+    jobs = [job for name in names for job in jobs_of(name)]
+    points = pd.concat(predict_all(jobs), ignore_index=True)
     rank = points.groupby(["figure", "device", "panel", "series"]).cumcount()
-    return points[(points.figure != "fig12") | (rank % DRAWN_CURVES == 0)]
-
-
-def _measured(figure: str) -> pd.DataFrame:
-    """The recorded points of a figure by devices; what a device's own simulation gave is left to
-    the paper's scale.
-    """
-    table = load.load(figure)
-    table = table[~table.is_simulated]
-    device = table.device + ", " + table.model.fillna("").astype(str)
-    names = {"panel": table.panel.fillna("").astype(str), "series": table.series.astype(str)}
-    found = table.assign(
-        **names, device=device.str.removesuffix(", "), source="measured", uncertainty=float("nan")
-    )
-    return found[[*COLUMNS, "low", "high"]]
+    is_curve = points.figure.map(lambda name: FIGURES[name].kind == "pipeline")
+    return points[~is_curve | (rank % DRAWN_CURVES == 0)]
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m sarathi_lab.tasks.figures",
+        prog="python -m sarathi_lab figures",
         description="Draw the paper's figures as PNG and PDF: its points, simulated, and "
         "measured where recorded.",
     )
@@ -138,11 +70,9 @@ def _parser() -> argparse.ArgumentParser:
         "--only",
         action="append",
         metavar="FIGURE",
-        help=f"one of {', '.join([*FIGURES, *SERVING, POLICIES])}",
+        help=f"one of {', '.join([*PAPERS, *SERVING, POLICIES])}",
     )
-    parser.add_argument(
-        "--out", type=Path, default=OUTPUTS / "figures", help="where they go"
-    )
+    parser.add_argument("--out", type=Path, default=OUTPUTS / "figures", help="where they go")
     parser.add_argument(
         "--recompute", action="store_true", help="simulate anew, and record it, before drawing"
     )
@@ -150,55 +80,46 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace) -> int:
-    known = (*FIGURES, *(name for name in (*SERVING, POLICIES) if name in load.recorded()))
+    recorded = load.recorded()
+    known = (*PAPERS, *(name for name in (*SERVING, POLICIES) if name in recorded))
     chosen = options.only or known
     for name in chosen:
         require_one_of("--only", name, known)
-    names = [name for name in chosen if name in FIGURES]
     make_folder(options.out, "--out")
     if options.recompute:
         simulate().to_csv(SIMULATED, index=False, float_format="%.5g")
         print_place("simulated", SIMULATED)
-    points = points_of(*names) if names else points_of()[:0]
     with progress_of("drawing", len(chosen)) as advance:
         for name in chosen:
-            for stem, figure in _draw(name, points):
-                _write(stem, figure, options.out)
+            for stem, picture in _pictures(name):
+                for ending in FORMATS:
+                    picture.savefig(options.out / f"{stem}.{ending}", dpi=150)
             advance(1)
-    for row in headlines(points).to_dict("records"):
-        said = f" ({row['verdict']})" if row["verdict"] else ""
-        text = f"{row['figure']:7} {row['headline']}: {row['device']} {row['value']:.3g}{said}"
-        console().print(text, highlight=False, soft_wrap=True)
+    found = verdicts()
+    for row in found[found.experiment.isin(chosen)].to_dict("records"):
+        if row["verdict"] != "not measured":
+            said = f"{row['experiment']:7} {row['claim']} ({row['expected']}): {row['device']} "
+            text = f"{said}{in_words(row)} ({row['verdict']})"
+            console().print(text, highlight=False, soft_wrap=True)
     print_place("figures", options.out)
     return 0
 
 
-def _draw(name: str, points: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
-    """The pictures of a figure or experiment, each with its file's name; `points` are those of the
-    paper's figures.
-    """
+def _pictures(name: str) -> Iterator[tuple[str, Picture]]:
+    """The pictures of a figure or experiment, each with its file's name."""
     if name == POLICIES:
         for device, runs in load.load(POLICIES).groupby("device"):
             yield f"{POLICIES}-{device}", policies(runs)
     else:
-        yield (
-            name,
-            draw_serving(name, serving_points(name))
-            if name in SERVING
-            else figures.draw(name, points),
-        )
+        yield name, draw(name)
 
 
-def _write(name: str, figure: Figure, folder: Path) -> None:
-    for ending in FORMATS:
-        figure.savefig(folder / f"{name}.{ending}", dpi=150)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
-
-
-Job = tuple[Part, Device]
+def draw(name: str) -> Picture:
+    """A figure of the paper, or an experiment of serving, from what is recorded of it."""
+    figure = FIGURES[name]
+    if figure.look is None:
+        return serving_plots.draw(name, figure.question, serving_points(name))
+    return plots.draw(figure.look, points_of(name))
 
 
 @dataclass(frozen=True)
@@ -212,71 +133,55 @@ class Figures:
     every: int = 1
 
     def __post_init__(self) -> None:
-        _require_list("task.figures", self.figures, FIGURES)
-        _require_list(
-            "task.gpus", self.gpus, sorted(path.stem for path in (CONF / "hardware").glob("*.yaml"))
-        )
+        _require_list("task.figures", self.figures, PAPERS)
+        gpus = sorted(path.stem for path in (CONF / "hardware").glob("*.yaml"))
+        _require_list("task.gpus", self.gpus, gpus)
         require_int("task.every", self.every, 1, "use 1 for all points")
 
     def check(self, cfg: DictConfig) -> None:
         """Refuse a model that a GPU can't hold."""
-        for part, device in self._jobs():
-            check_fits(part, device)
+        for job in _jobs(self._names(), self.gpus):
+            check_fits(job)
 
-    def run(self, cfg: DictConfig, place: RunContext) -> None:
-        """Write figure.parquet, errors.csv and a picture of each figure, print the error table, and
-        log all of it.
-        """
-        tracker: Tracker = build(cfg.tracking)
-        names = self._names()
-        config = {"task": "figures", "figures": names, "settings": resolved(cfg)}
-        job_type = place.experiment or "figures"
-        with tracker.run(
-            name=place.name, group=place.group, job_type=job_type, tags=names, config=config
-        ) as tracked:
-            points = pd.concat([*map(paper, names), *self._predicted()], ignore_index=True)
-            errors = error_table(points)
-            _write_tables(place.run_dir, names, points, errors)
-            found = zip(errors.row, errors.device, errors["mean"], strict=True)
-            tracked.log_summary({f"error/{row}, {device}": mean for row, device, mean in found})
-            tracked.log_tables(place.run_dir)
-        others = points[(points.source != "paper") & ~points.device.isin(errors.device)]
-        if len(errors):
-            _print_errors(errors)
-        if len(others):
-            _print_ranges(others)
-        print_place("points", place.run_dir / POINTS)
-        for name in names:
-            print_place("figure", place.run_dir / f"{name}.png")
+    def run(self, cfg: DictConfig, context: RunContext) -> Result:
+        """figure.parquet, errors.csv and a picture of each figure, with the error table."""
+        return recompute(self._names(), self.gpus, self.every)
 
     def _names(self) -> list[str]:
-        return [name for name in FIGURES if self.figures is None or name in self.figures]
-
-    def _jobs(self) -> list[Job]:
-        parts = [part for part in PARTS if part.figure in self._names()]
-        jobs = [(part, device) for part in parts for device in devices_of(part, self.gpus)]
-        # On other GPUs than the paper's, parts that differ in theirs alone are one.
-        return list(
-            {(part.figure, device.name(part)): (part, device) for part, device in jobs}.values()
-        )
-
-    def _predicted(self) -> Iterator[pd.DataFrame]:
-        """The predicted points of each job, several at a time, in the order of the jobs."""
-        jobs = self._jobs()
-        with ProcessPoolExecutor() as pool, progress_of("predicting", len(jobs)) as advance:
-            futures = [
-                pool.submit(_predict, PARTS.index(part), device, self.every)
-                for part, device in jobs
-            ]
-            for future in as_completed(futures):
-                future.result()
-                advance(1)
-        return (future.result() for future in futures)
+        return [name for name in PAPERS if self.figures is None or name in self.figures]
 
 
-def _predict(number: int, device: Device, every: int) -> pd.DataFrame:
-    """`predict` of a part by its number: functions do not travel between processes."""
-    return predict(PARTS[number], device, every)
+def _jobs(names: Sequence[str], gpus: Sequence[str] | None) -> list[Job]:
+    return [job for name in names for job in jobs_of(name, gpus)]
+
+
+def recompute(
+    names: Sequence[str], gpus: Sequence[str] | None, every: int, sizes: Sizes | None = None
+) -> Result:
+    """The points of the paper's figures beside the paper's own, their errors and pictures; `sizes`
+    (of one figure) in place of those in conf/experiment.
+    """
+    predicted = predict_all(_jobs(names, gpus), every, sizes)
+    points = pd.concat([*map(paper, names), *predicted], ignore_index=True)
+    errors = error_table(points)
+    others = points[(points.source != "paper") & ~points.device.isin(errors.device)]
+    shown: list[Shown | str] = []
+    if len(errors):
+        shown.append(_shown_errors(errors))
+    if len(others):
+        shown.append(_shown_ranges(others))
+    means = zip(errors.row, errors.device, errors["mean"], strict=True)
+    pictures: dict[str, Any] = {}
+    for name in names:
+        if (look := FIGURES[name].look) is not None:
+            pictures[name] = plots.draw(look, points[points.figure == name])
+    return Result(
+        tables={POINTS: points, "errors": errors},
+        figures=pictures,
+        summary={f"error/{row}, {device}": mean for row, device, mean in means},
+        shown=shown,
+        tags=names,
+    )
 
 
 def _require_list(name: str, values: object, valid: Collection[str]) -> None:
@@ -290,57 +195,40 @@ def _require_list(name: str, values: object, valid: Collection[str]) -> None:
         require_one_of(name, value, valid)
 
 
-def _write_tables(
-    folder: Path, names: Sequence[str], points: pd.DataFrame, errors: pd.DataFrame
-) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    points.to_parquet(folder / POINTS, index=False)
-    errors.to_csv(folder / "errors.csv", index=False)
-    for name in names:
-        figures.draw(name, points).savefig(folder / f"{name}.png", dpi=150)
-
-
-def _print_ranges(points: pd.DataFrame) -> None:
+def _shown_ranges(points: pd.DataFrame) -> Shown:
     """What is predicted for GPUs that the paper does not have: the least and the most of each line,
     and where.
     """
-    console().print("\nOn other GPUs than the paper's: least and most of each line", style="bold")
-    table = Table(box=None, padding=(0, 1))
-    for heading in ("figure", "panel", "line", "device", "least", "at", "most", "at", "unit"):
-        table.add_column(
-            heading, justify="right" if heading in ("least", "most", "at") else "left", no_wrap=True
-        )
-    for names, line in points.groupby(["figure", "panel", "series", "device"], sort=False):
-        figure, panel, series, device = map(str, names)
+    rows: list[Mapping[Any, object]] = []
+    keys = ["figure", "panel", "series", "hardware", "level", "model", "method"]
+    for names, line in points.groupby(keys, sort=False):
+        figure, panel, series, *device = map(str, names)
         ordered = line.sort_values("y")
-        ends = [f"{ordered[column].iloc[i]:.4g}" for i in (0, -1) for column in ("y", "x")]
-        table.add_row(
-            figure, panel, series, device.removeprefix("simulated "), *ends, str(line.unit.iloc[0])
-        )
-    console().print(table)
+        least, most = (f"{row.y:.4g} at {row.x:.4g}" for _, row in ordered.iloc[[0, -1]].iterrows())
+        words = ", ".join(filter(None, device))
+        row = {"figure": figure, "panel": panel, "line": series, "device": words}
+        rows.append({**row, "least": least, "most": most, "unit": str(line.unit.iloc[0])})
+    left = ("figure", "panel", "line", "device", "unit")
+    title = "On other GPUs than the paper's: least and most of each line"
+    return Shown(rows, left=left, title=title)
 
 
-def _print_errors(errors: pd.DataFrame) -> None:
+def _shown_errors(errors: pd.DataFrame) -> Shown:
     """The error table as people read it: mean and, in brackets, largest absolute relative error."""
-    console().print("\nError against the paper's points: mean (largest)", style="bold")
-    table = Table(box=None, padding=(0, 1))
-    for heading in ("", "device", "points", "error", "aim", "stated", ""):
-        is_number = heading in ("points", "error", "aim", "stated")
-        table.add_column(heading, justify="right" if is_number else "left", no_wrap=True)
-    for row in errors.to_dict("records"):
-        found = _errors(row["mean"], row["largest"], ".2%", ".1%")
-        aim = _errors(row["aim_mean"], row["aim_largest"], ".0%", ".0%")
-        device = row["device"].removeprefix("simulated ")
-        table.add_row(
-            row["row"],
-            device,
-            str(row["points"]),
-            found,
-            aim,
-            f"{row['stated']:.0%}",
-            row["verdict"],
-        )
-    console().print(table)
+    rows = [
+        {
+            "": row["row"],
+            "device": row["device"].removeprefix("simulated "),
+            "points": str(row["points"]),
+            "error": _errors(row["mean"], row["largest"], ".2%", ".1%"),
+            "aim": _errors(row["aim_mean"], row["aim_largest"], ".0%", ".0%"),
+            "stated": f"{row['stated']:.0%}",
+            " ": row["verdict"],
+        }
+        for row in errors.to_dict("records")
+    ]
+    title = "Error against the paper's points: mean (largest)"
+    return Shown(rows, left=("", "device", " "), title=title)
 
 
 def _errors(mean: float, largest: float, form: str, form_largest: str) -> str:
@@ -348,3 +236,7 @@ def _errors(mean: float, largest: float, form: str, form_largest: str) -> str:
     if pd.isna(mean):
         return ""
     return format(mean, form) if pd.isna(largest) else f"{mean:{form}} ({largest:{form_largest}})"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -21,7 +21,12 @@ from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.executor.torch.executor import TorchExecutor
-from sarathi_lab.executor.torch.teacher_forced import Cuts, Tokens, blocks_needed, forced_logits
+from sarathi_lab.executor.torch.teacher_forced import (
+    Cuts,
+    Tokens,
+    blocks_needed,
+    teacher_forced_logits,
+)
 from sarathi_lab.experiment.quality import joined
 from sarathi_lab.model.spec import KvDtype, ModelSpec
 from sarathi_lab.results import load
@@ -126,7 +131,9 @@ class Quality:
         num_cells = len(self.kv_dtypes) * len(list(self._cells()))
         rows = []
         with console.progress_of("comparing", num_cells + 1, "cells") as progress:
-            expected = [forced_logits(reference, piece[:-1], Cuts(self.length)) for piece in pieces]
+            expected = [
+                teacher_forced_logits(reference, piece[:-1], Cuts(self.length)) for piece in pieces
+            ]
             progress(1)
             for kv_dtype in self.kv_dtypes:
                 executor = self._executor(backend, replace(spec, kv_dtype=kv_dtype), checkpoint)
@@ -164,7 +171,7 @@ def _subject(cfg: DictConfig) -> tuple[TorchBackend, ModelSpec, Path]:
     if checkpoint is None:
         raise UserError(
             f"task=quality asks what trained weights say, and those of model {spec.name} are "
-            "random; name a checkpoint by model.path (experiments/kv_quality/train.py makes a "
+            "random; name a checkpoint by model.path (experiments/lab/kv_quality/train.py makes a "
             "small one)"
         )
     return backend, spec, checkpoint
@@ -193,7 +200,7 @@ def _row(
     parts = []
     for number, (piece, reference) in enumerate(zip(pieces, expected, strict=True)):
         mates = [pieces[(number + 1 + mate) % len(pieces)][:-1] for mate in range(num_mates)]
-        found = forced_logits(executor, piece[:-1], cuts, mates)
+        found = teacher_forced_logits(executor, piece[:-1], cuts, mates)
         targets = torch.from_numpy(piece[-len(found) :].astype(np.int64)).to(found.device)
         parts.append((found, reference[-len(found) :], targets))
     result, model = joined(parts), executor.model

@@ -1,6 +1,4 @@
-"""Seeded lists of requests: seed and parameters in, list out. Nothing here knows about time or
-devices.
-"""
+"""Seeded lists of requests: seed and parameters in, list out; no time, no device."""
 
 from sarathi_lab.workload.base import LoadedRequests, Workload
 

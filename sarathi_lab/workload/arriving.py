@@ -1,6 +1,4 @@
-"""How requests of known lengths arrive, and how urgent they are: settings that several workloads
-share.
-"""
+"""How requests arrive, and how urgent they are: settings that several workloads share."""
 
 from __future__ import annotations
 
@@ -11,7 +9,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sarathi_lab.config.errors import UserError, require_int, require_number, require_one_of
+from sarathi_lab.config.checked import check_fields, number, whole
+from sarathi_lab.config.errors import UserError, require_number, require_one_of
 
 ArrivalKind = Literal["closed", "poisson", "gamma", "ramp", "users"]
 
@@ -55,18 +54,31 @@ class Arriving:
     """
 
     arrivals: ArrivalKind | None = "closed"
-    rate: float | None = None
-    cv: float | None = None
-    end_rate: float | None = None
-    users: int | None = None
-    think_time: float | None = None
+    rate: float | None = number(None, above=0, fix="use requests per second, such as 2.0")
+    cv: float | None = number(None, minimum=CV_RANGE[0], fix=f"use {EXPLAINED['cv']}")
+    end_rate: float | None = number(
+        None, above=0, fix="use requests per second, above workload.rate"
+    )
+    users: int | None = whole(None, minimum=1, fix=f"use {EXPLAINED['users']}")
+    think_time: float | None = number(None, minimum=0, fix="use seconds, such as 1.0")
     priorities: Sequence[int] | None = None
     priority_shares: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
         if self.arrivals is not None:
             check_arrivals(self, self.arrivals)
+        check_fields(self, "workload.")
+        self._check_values()
         _check_priorities(self.priorities, self.priority_shares)
+
+    def _check_values(self) -> None:
+        if self.end_rate is not None and self.rate is not None and self.end_rate <= self.rate:
+            raise UserError(
+                f"workload.end_rate={self.end_rate} does not exceed workload.rate={self.rate}; "
+                "raise it, or use workload.arrivals=poisson for a rate that stays"
+            )
+        if self.cv is not None and self.cv > CV_RANGE[1]:
+            raise UserError(f"workload.cv={self.cv} exceeds {CV_RANGE[1]:g}; use {EXPLAINED['cv']}")
 
     def times(self, kind: ArrivalKind, num_requests: int, seed: int) -> NDArray[np.float64]:
         """Seconds of arrival [num_requests], ascending from 0; all 0 where users decide."""
@@ -86,9 +98,7 @@ class Arriving:
 
 
 def check_arrivals(settings: Arriving, kind: str) -> None:
-    """Raise UserError unless `settings` have what arrivals of this `kind` need, and nothing that
-    they do not read.
-    """
+    """Raise UserError unless `settings` have what this `kind` of arrivals reads, and no more."""
     require_one_of("workload.arrivals", kind, READS)
     for name, explained in EXPLAINED.items():
         value = getattr(settings, name)
@@ -101,39 +111,6 @@ def check_arrivals(settings: Arriving, kind: str) -> None:
                 )
         elif value is None and name not in OPTIONAL:
             raise UserError(f"workload.arrivals={kind} needs workload.{name}, {explained}")
-    _check_values(settings)
-
-
-def _check_values(settings: Arriving) -> None:
-    for name in ("rate", "end_rate"):
-        if (value := getattr(settings, name)) is not None:
-            require_number(
-                f"workload.{name}",
-                value,
-                above=0,
-                fix=f"use requests per second, {EXPLAINED[name]}",
-            )
-    if (
-        settings.end_rate is not None
-        and settings.rate is not None
-        and settings.end_rate <= settings.rate
-    ):
-        raise UserError(
-            f"workload.end_rate={settings.end_rate} does not exceed "
-            f"workload.rate={settings.rate}; raise it, or use "
-            "workload.arrivals=poisson for a rate that stays"
-        )
-    if settings.cv is not None:
-        low, high = CV_RANGE
-        require_number("workload.cv", settings.cv, minimum=low, fix=f"use {EXPLAINED['cv']}")
-        if settings.cv > high:
-            raise UserError(f"workload.cv={settings.cv} exceeds {high:g}; use {EXPLAINED['cv']}")
-    if settings.users is not None:
-        require_int("workload.users", settings.users, 1, f"use {EXPLAINED['users']}")
-    if settings.think_time is not None:
-        require_number(
-            "workload.think_time", settings.think_time, minimum=0, fix="use seconds, such as 1.0"
-        )
 
 
 def _check_priorities(priorities: Sequence[int] | None, shares: Sequence[float] | None) -> None:

@@ -40,15 +40,11 @@ class LoadedRequests:
 
     @property
     def has_times(self) -> bool:
-        """Whether requests arrive over time by themselves: an open loop, not a closed batch or
-        users who wait.
-        """
+        """Whether requests arrive over time by themselves (an open loop)."""
         return self.num_users is None and any(request.arrival_time > 0 for request in self.requests)
 
     def describe(self) -> str:
-        """One line for people: how many requests of which lengths, and which rows were left out
-        why.
-        """
+        """How many requests of which lengths there are, and which rows were left out why."""
         prompts = _range([request.prompt_len for request in self.requests])
         outputs = _range([request.output_len for request in self.requests])
         line = (
@@ -78,15 +74,12 @@ class Workload(Protocol):
         `encode` turns text into token ids. Raises UserError for parameters or files that give no
         requests.
         """
-        ...
 
 
 def random_prompt(
     request_id: int, prompt_len: int, vocab_size: int | None, seed: int
 ) -> NDArray[np.int32] | None:
-    """Uniform token ids [prompt_len] that depend on seed and request only; None if nobody reads
-    them.
-    """
+    """Uniform token ids [prompt_len] by seed and request only; None if nobody reads them."""
     if vocab_size is None:
         return None
     return np.random.default_rng([seed, 0, request_id]).integers(

@@ -26,9 +26,7 @@ def named_file(path: str | None, option: str) -> Path:
 
 
 def numbered_lines(file: Path) -> Iterator[tuple[int, str]]:
-    """Number, from 1, and text of every line, read as they are wanted. Raises UserError for what is
-    no text file.
-    """
+    """Number, from 1, and text of every line. Raises UserError for what is no text file."""
     number = 0
     try:
         # Lines of the file alone end here: JSON strings may hold other separators, such as U+2028,

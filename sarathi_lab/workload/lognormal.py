@@ -6,12 +6,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import ClassVar
 
 import numpy as np
 
-from sarathi_lab.config.errors import UserError, require_int, require_number
-from sarathi_lab.workload.base import Encode, LoadedRequests
+from sarathi_lab.config.checked import number, whole
+from sarathi_lab.config.errors import UserError
 from sarathi_lab.workload.synthetic import MadeUp
 
 NORMAL = NormalDist()
@@ -43,27 +42,20 @@ class Lognormal(MadeUp):
     UserError for what no lognormal has.
     """
 
-    name: ClassVar[str] = "lognormal"
-    prompt_p50: float
-    prompt_p90: float
-    output_p50: float
-    output_p90: float
-    max_len: int
+    name = "lognormal"
+    prompt_p50: float = number(above=0, fix="use tokens")
+    prompt_p90: float = number(above=0, fix="use tokens")
+    output_p50: float = number(above=0, fix="use tokens")
+    output_p90: float = number(above=0, fix="use tokens")
+    max_len: int = whole(minimum=2, fix="use the most tokens of prompt and output together")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_int(
-            "workload.max_len", self.max_len, 2, "use the most tokens of prompt and output together"
-        )
         for kind in ("prompt", "output"):
-            names = [f"{kind}_p50", f"{kind}_p90"]
-            p50, p90 = (
-                require_number(f"workload.{n}", getattr(self, n), above=0, fix="use tokens")
-                for n in names
-            )
+            p50, p90 = getattr(self, f"{kind}_p50"), getattr(self, f"{kind}_p90")
             if p90 <= p50:
                 raise UserError(
-                    f"workload.{names[1]}={p90:g} is not above workload.{names[0]}={p50:g}; "
+                    f"workload.{kind}_p90={p90:g} is not above workload.{kind}_p50={p50:g}; "
                     "raise it"
                 )
         if self.prompt_p90 + self.output_p90 >= self.max_len:
@@ -72,11 +64,7 @@ class Lognormal(MadeUp):
                 f"{self.prompt_p90 + self.output_p90:g} tokens; raise it, or shorten the requests"
             )
 
-    def generate(self, vocab_size: int | None, encode: Encode | None = None) -> LoadedRequests:
-        """`num_requests` requests; the same seed gives the same lengths, whatever the rate."""
-        return self.made(self.name, self._lengths(), vocab_size)
-
-    def _lengths(self) -> Iterator[tuple[int, int]]:
+    def lengths(self) -> Iterator[tuple[int, int]]:
         """Prompt and output lengths without end."""
         generator = np.random.default_rng([self.seed, 3])
         prompt = self._fit(

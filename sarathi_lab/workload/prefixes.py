@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sarathi_lab.config.errors import UserError, require_int
+from sarathi_lab.config.checked import whole
+from sarathi_lab.config.errors import UserError
 from sarathi_lab.workload.base import random_prompt
 
-ANY_VOCAB_SIZE = (
-    1 << 15
-)  # for prompts that nobody computes: prefixes are told apart by their tokens all the same
+# For prompts that nobody computes: prefixes are told apart by their tokens all the same.
+ANY_VOCAB_SIZE = 1 << 15
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,26 +23,14 @@ class SharedPrefixes:
     The prefix counts as part of the prompt's length; a shorter prompt is its beginning.
     """
 
-    shared_prefix_len: int = 0
-    num_prefixes: int | None = None
+    shared_prefix_len: int = whole(0, minimum=0, fix="use 0 for prompts that share nothing")
+    num_prefixes: int | None = whole(
+        None, minimum=1, fix="use null for one prefix that all prompts share"
+    )
 
     def check_prefixes(self) -> None:
-        """Raise UserError for numbers that are none, or have no effect."""
-        require_int(
-            "workload.shared_prefix_len",
-            self.shared_prefix_len,
-            0,
-            "use 0 for prompts that share nothing",
-        )
-        if self.num_prefixes is None:
-            return
-        require_int(
-            "workload.num_prefixes",
-            self.num_prefixes,
-            1,
-            "use null for one prefix that all prompts share",
-        )
-        if not self.shared_prefix_len:
+        """Raise UserError for a number without effect."""
+        if self.num_prefixes is not None and not self.shared_prefix_len:
             raise UserError(
                 f"workload.num_prefixes={self.num_prefixes} has no effect without a prefix; add "
                 "workload.shared_prefix_len=512"
@@ -51,9 +39,7 @@ class SharedPrefixes:
     def prompt(
         self, request_id: int, prompt_len: int, vocab_size: int | None, seed: int
     ) -> NDArray[np.int32] | None:
-        """Token ids [prompt_len] that depend on seed and request only; None if nobody reads or
-        compares them.
-        """
+        """Token ids [prompt_len] by seed and request only; None if nobody needs them."""
         if not self.shared_prefix_len:
             return random_prompt(request_id, prompt_len, vocab_size, seed)
         vocab_size = vocab_size or ANY_VOCAB_SIZE

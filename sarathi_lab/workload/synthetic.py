@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from sarathi_lab.config.errors import UserError, require_int, require_number, require_one_of
+from sarathi_lab.config.checked import number, whole
+from sarathi_lab.config.errors import UserError, require_one_of
 from sarathi_lab.engine.request import Request
 from sarathi_lab.workload.arriving import READS, Arriving
 from sarathi_lab.workload.base import Encode, LoadedRequests
 from sarathi_lab.workload.prefixes import SharedPrefixes
 
+_TOKENS = "use at least one prompt and one output token"
+
 
 def split_length(total_len: int, pd_ratio: float) -> tuple[int, int]:
-    """Prompt and output length of P + D = total_len and P : D nearest to `pd_ratio`, at least 1
-    token each.
-    """
+    """P and D, each at least 1, of P + D = total_len and P : D nearest to `pd_ratio`."""
     prompt_len = (
         total_len - 1 if pd_ratio >= 2 * total_len else round(total_len * pd_ratio / (pd_ratio + 1))
     )
@@ -27,44 +29,36 @@ def split_length(total_len: int, pd_ratio: float) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MadeUp(SharedPrefixes, Arriving):
-    """What the made-up workloads share: `num_requests` requests with random prompts, all from one
-    seed.
-    """
+class MadeUp(SharedPrefixes, Arriving, ABC):
+    """`num_requests` requests with random prompts, all from one seed."""
 
-    num_requests: int
-    seed: int
+    name: ClassVar[str]
+    num_requests: int = whole(minimum=1, fix="use the number of requests to serve, such as 16")
+    seed: int = whole(minimum=0, fix="use a number such as 0", name="seed")
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.arrivals is None:
             require_one_of("workload.arrivals", self.arrivals, READS)
-        require_int(
-            "workload.num_requests",
-            self.num_requests,
-            1,
-            "use the number of requests to serve, such as 16",
-        )
-        require_int("seed", self.seed, 0, "use a number such as 0")
+        super().__post_init__()
         self.check_prefixes()
 
-    def made(
-        self, name: str, lengths: Iterable[tuple[int, int]], vocab_size: int | None
-    ) -> LoadedRequests:
-        """Requests of these prompt and output lengths (tokens), of which there may be more than
-        enough.
-        """
+    @abstractmethod
+    def lengths(self) -> Iterable[tuple[int, int]]:
+        """Prompt and output tokens of each request, or of more; the same seed gives the same."""
+
+    def generate(self, vocab_size: int | None, encode: Encode | None = None) -> LoadedRequests:
+        """`num_requests` requests, whose lengths no setting of arrivals changes."""
         assert self.arrivals is not None, "checked above"
         times = self.times(self.arrivals, self.num_requests, self.seed).tolist()
         priorities = self.dealt_priorities(self.num_requests, self.seed)
         requests = []
         for i, (time, priority, (prompt_len, output_len)) in enumerate(
-            zip(times, priorities, lengths, strict=False)
+            zip(times, priorities, self.lengths(), strict=False)
         ):
             prompt = self.prompt(i, prompt_len, vocab_size, self.seed)
             requests.append(Request(i, time, prompt_len, output_len, prompt, priority))
         return LoadedRequests(
-            name, requests, num_users=self.users, think_time=self.think_time or 0.0
+            self.name, requests, num_users=self.users, think_time=self.think_time or 0.0
         )
 
 
@@ -72,53 +66,38 @@ class MadeUp(SharedPrefixes, Arriving):
 class _Synthetic(MadeUp):
     """Those whose total lengths are drawn, and split at one ratio."""
 
-    pd_ratio: float
+    pd_ratio: float = number(
+        above=0, fix="use prompt tokens per output token such as 31", name="pd_ratio"
+    )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_number(
-            "pd_ratio", self.pd_ratio, above=0, fix="use prompt tokens per output token such as 31"
-        )
+    @abstractmethod
+    def total_lens(self) -> Sequence[int]:
+        """Tokens of each request, prompt and output together."""
 
-    def _load(self, name: str, lengths: Iterable[int], vocab_size: int | None) -> LoadedRequests:
-        return self.made(
-            name, [split_length(int(total_len), self.pd_ratio) for total_len in lengths], vocab_size
-        )
+    def lengths(self) -> Iterable[tuple[int, int]]:
+        return [split_length(total_len, self.pd_ratio) for total_len in self.total_lens()]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PaperGrid(_Synthetic):
     """The paper's workload (section 5): every request has the same P and D with P + D = seq_len."""
 
-    name: ClassVar[str] = "paper_grid"
-    seq_len: int
+    name = "paper_grid"
+    seq_len: int = whole(minimum=2, fix=f"{_TOKENS}, such as 1024", name="seq_len")
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_int(
-            "seq_len", self.seq_len, 2, "use at least one prompt and one output token, such as 1024"
-        )
-
-    def generate(self, vocab_size: int | None, encode: Encode | None = None) -> LoadedRequests:
-        """`num_requests` requests of equal lengths."""
-        return self._load(self.name, [self.seq_len] * self.num_requests, vocab_size)
+    def total_lens(self) -> Sequence[int]:
+        return [self.seq_len] * self.num_requests
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Varied(_Synthetic):
     """Total lengths drawn from min_len to max_len, both included."""
 
-    min_len: int
-    max_len: int
+    min_len: int = whole(minimum=2, fix=_TOKENS)
+    max_len: int = whole(minimum=2, fix=_TOKENS)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_int(
-            "workload.min_len", self.min_len, 2, "use at least one prompt and one output token"
-        )
-        require_int(
-            "workload.max_len", self.max_len, 2, "use at least one prompt and one output token"
-        )
         if self.min_len > self.max_len:
             raise UserError(
                 f"workload.min_len={self.min_len} exceeds workload.max_len={self.max_len}; "
@@ -133,14 +112,13 @@ class _Varied(_Synthetic):
 class Uniform(_Varied):
     """Total lengths uniform from min_len to max_len."""
 
-    name: ClassVar[str] = "uniform"
+    name = "uniform"
 
-    def generate(self, vocab_size: int | None, encode: Encode | None = None) -> LoadedRequests:
-        """`num_requests` requests; the same seed gives the same lengths."""
-        lengths = self._generator().integers(
+    def total_lens(self) -> Sequence[int]:
+        drawn = self._generator().integers(
             self.min_len, self.max_len, self.num_requests, endpoint=True
         )
-        return self._load(self.name, lengths.tolist(), vocab_size)
+        return drawn.tolist()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,16 +129,11 @@ class Zipf(_Varied):
     The paper's pipeline simulation uses theta = 0.4 over 1K to 4K tokens (section 5.3).
     """
 
-    name: ClassVar[str] = "zipf"
-    theta: float = 0.4
+    name = "zipf"
+    theta: float = number(0.4, above=0, fix="use an exponent such as 0.4")
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_number("workload.theta", self.theta, above=0, fix="use an exponent such as 0.4")
-
-    def generate(self, vocab_size: int | None, encode: Encode | None = None) -> LoadedRequests:
-        """`num_requests` requests; the same seed gives the same lengths."""
+    def total_lens(self) -> Sequence[int]:
         ranks = np.arange(1, self.max_len - self.min_len + 2)
         weights = ranks ** -float(self.theta)
         drawn = self._generator().choice(ranks, self.num_requests, p=weights / weights.sum())
-        return self._load(self.name, (self.min_len + drawn - 1).tolist(), vocab_size)
+        return (self.min_len + drawn - 1).tolist()

@@ -1,6 +1,4 @@
-"""Reads tables of request lengths, and of arrival times where they have them, in the formats of
-public traces.
-"""
+"""Reads tables of request lengths, and maybe arrival times, in the formats of public traces."""
 
 from __future__ import annotations
 
@@ -110,9 +108,7 @@ def read_trace(file: Path) -> TraceTable:
 
 @lru_cache(maxsize=2)
 def _read(file: Path, mtime_ns: int, size: int) -> TraceTable:
-    """The table in `file` as it was at that time: a run, its baselines and a sweep's other runs
-    plan from the same.
-    """
+    """The table in `file` as it was then; all runs of a sweep plan from the same."""
     lines = ((number, line) for number, line in numbered_lines(file) if line.strip())
     first = next(lines, None)
     if first is None:
@@ -234,9 +230,7 @@ def _count(value: Any) -> int:
 
 
 def _ids(value: Any, prompt_len: int) -> tuple[int, ...]:
-    """At most one id for every 512 tokens of the prompt, begun ones included; some writers leave
-    the last one out.
-    """
+    """At most one id for every 512 tokens, begun ones too; some writers leave the last out."""
     if not isinstance(value, list):
         raise ValueError(f"{PREFIX_IDS} is no list")
     for item in value:

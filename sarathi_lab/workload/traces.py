@@ -10,7 +10,8 @@ from typing import ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from sarathi_lab.config.errors import UserError, require_int, require_number
+from sarathi_lab.config.checked import number, whole
+from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.request import Request
 from sarathi_lab.workload.arriving import ArrivalKind, Arriving, check_arrivals
 from sarathi_lab.workload.base import Encode, LoadedRequests, random_prompt
@@ -35,24 +36,14 @@ class Trace(Arriving):
 
     name: ClassVar[str] = "trace"
     path: str | None = None
-    seed: int
+    seed: int = whole(minimum=0, fix="use a number such as 0", name="seed")
     arrivals: ArrivalKind | None = None
-    max_requests: int | None = None
-    time_scale: float = 1.0
-    max_len: int | None = None
+    max_requests: int | None = whole(None, minimum=1, fix="use null for the whole trace")
+    time_scale: float = number(1.0, above=0, fix="use 1 for the trace's own times")
+    max_len: int | None = whole(None, minimum=2, fix="use null for what the model takes")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_int("seed", self.seed, 0, "use a number such as 0")
-        require_number(
-            "workload.time_scale", self.time_scale, above=0, fix="use 1 for the trace's own times"
-        )
-        if self.max_requests is not None:
-            require_int(
-                "workload.max_requests", self.max_requests, 1, "use null for the whole trace"
-            )
-        if self.max_len is not None:
-            require_int("workload.max_len", self.max_len, 2, "use null for what the model takes")
         if self.arrivals is None:
             self._check_own_times()
         elif self.time_scale != 1:
@@ -63,9 +54,7 @@ class Trace(Arriving):
             )
 
     def within(self, max_len: int) -> Self:
-        """The same trace for a model of at most `max_len` tokens, unless it names its own
-        `max_len`.
-        """
+        """The same trace for a model of `max_len` tokens, unless it names its own."""
         return self if self.max_len is not None else replace(self, max_len=max_len)
 
     def generate(self, vocab_size: int | None, encode: Encode | None = None) -> LoadedRequests:
@@ -101,16 +90,11 @@ class Trace(Arriving):
                     "or exchange them with "
                     "workload.arrivals"
                 )
-        if self.rate is not None:
-            require_number(
-                "workload.rate", self.rate, above=0, fix="use requests per second such as 2.0"
+        if self.rate is not None and self.time_scale != 1:
+            raise UserError(
+                f"workload.rate={self.rate} and workload.time_scale={self.time_scale} both scale "
+                "the trace's times; drop one"
             )
-            if self.time_scale != 1:
-                raise UserError(
-                    f"workload.rate={self.rate} and workload.time_scale={self.time_scale} both "
-                    "scale the trace's "
-                    "times; drop one"
-                )
 
     def _usable(self, file: Path, table: TraceTable) -> tuple[list[int], dict[str, int]]:
         """The rows to use, and how many were dropped by reason."""
@@ -176,9 +160,7 @@ def _notes(table: TraceTable) -> list[str]:
 def _prompt(
     request_id: int, prompt_len: int, ids: Sequence[int], vocab_size: int | None, seed: int
 ) -> NDArray[np.int32] | None:
-    """Token ids [prompt_len]: blocks of 512 that depend on seed and id only, then those of
-    `random_prompt`.
-    """
+    """Token ids [prompt_len]: blocks of 512 by seed and id only, then `random_prompt`'s."""
     prompt = random_prompt(request_id, prompt_len, vocab_size, seed)
     if prompt is None or vocab_size is None:
         return None

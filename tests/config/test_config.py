@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_dir
 
-from sarathi_lab.config.command_line import GROUPS, read_command_line
+from sarathi_lab.config.command_line import read_command_line
 from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.explain import GROUPS
 from sarathi_lab.config.instantiate import build
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.tasks.plan import make_plan

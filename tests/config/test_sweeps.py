@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from sarathi_lab.config.sweep_launch import duration
+from sarathi_lab.config.sweep_progress import duration
 from sarathi_lab.run import main
 
 SCRIPTED = ["task._target_=sweep_tasks.Scripted", "tracking=none", "executor=simulated", "-m"]
@@ -37,8 +37,7 @@ def start(args: list[str], output: Path, **kwargs) -> subprocess.Popen[str]:
 
 
 def wait_for(path: Path, text: str, process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and process.poll() is None:
+    while process.poll() is None:  # pytest's own time limit ends a wait that never does
         if path.is_file() and text in path.read_text():
             return
         time.sleep(0.05)
@@ -115,7 +114,7 @@ def test_ctrl_c_says_the_command_that_continues(output, capfd):
     assert main([f"resume={sweep}"]) == 2
     assert capfd.readouterr().err.startswith(f"error: resume={sweep} is still running")
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate()
     assert process.returncode == 130
     assert (
         err == f"interrupted: finished runs are kept; python -m sarathi_lab.run resume={sweep} "
@@ -191,9 +190,7 @@ def test_a_missing_plugin_is_named_with_its_command(output):
         "executor=simulated",
         f"output={output}",
     ]
-    done = subprocess.run(
-        command, env=env, capture_output=True, text=True, timeout=120, check=False
-    )
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     package = "hydra-joblib-launcher"
     assert done.returncode == 2
     assert done.stderr == (
@@ -231,7 +228,7 @@ def test_processes_have_cores_of_their_own_and_a_killed_one_is_recorded(output):
         "chunk=64,128,256,512,1024",
     ]
     process = start(args, output)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate()
     sweep = sweep_of(output)
     assert process.returncode == 2, err
     assert (
@@ -259,7 +256,7 @@ def test_ctrl_c_ends_the_processes_too(output):
     wait_for(output / "calls", "128", process)
     wait_for(sweep_of(output) / "0" / "finished.json", "seconds", process)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate()
     assert process.returncode == 130
     assert err.splitlines()[-1].startswith(
         "interrupted: finished runs are kept; python -m sarathi_lab.run resume="
@@ -274,7 +271,7 @@ def test_ctrl_c_ends_the_processes_too(output):
 
 def test_jobs_beside_each_other_run_each_baseline_once(output):
     process = start([*SIMULATED, "hydra/launcher=submitit_local", "chunk=128,256"], output)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate()
     assert process.returncode == 0, err
     sweep = sweep_of(output)
     assert "All 4 runs of this sweep" in out

@@ -322,17 +322,16 @@ def run(policy: Policy, requests: Sequence[Request], capacity: int, *, feeds_tok
     return scheduler, executor, checker
 
 
-@pytest.mark.parametrize(("capacity", "feeds_tokens"), [(1, False), (3, False), (2, True)])
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
+    executor=st.sampled_from([(1, False), (3, False), (2, True)]),  # capacity, feeds_tokens
     requests=prompts_that_share(),
     num_blocks=st.integers(11, 24),
     num_host_blocks=st.sampled_from([0, 4, 20]),
 )
-def test_every_chunk_finds_its_context(
-    policy, capacity, feeds_tokens, requests, num_blocks, num_host_blocks
-):
+def test_every_chunk_finds_its_context(policy, executor, requests, num_blocks, num_host_blocks):
+    capacity, feeds_tokens = executor
     sizes = {"num_blocks": num_blocks, "num_host_blocks": num_host_blocks}
     preemption = "swap" if num_host_blocks else "recompute"
     scheduler, _, checker = run(
@@ -358,7 +357,7 @@ def test_every_chunk_finds_its_context(
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(requests=prompts_that_share(), num_blocks=st.integers(11, 24))
 def test_making_batches_ahead_changes_no_schedule(policy, requests, num_blocks):
     requests = [

@@ -17,10 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from native_library import needs_library
 from omegaconf import OmegaConf
-from simulated import TOY
-from test_parallel import LINKED
+from simulated import LINKED, TOY
+from toy_executors import BLOCK_SIZE, SPEC, executor_of, model_on
 
-from sarathi_kernels.runtime.chip import chip_of
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.engine.ledger import Ledger
@@ -32,30 +31,13 @@ from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.executor.simulated.hardware import Parallel
 from sarathi_lab.executor.simulated.pipeline import PipelineExecutor
-from sarathi_lab.executor.torch import backend, host_pool
+from sarathi_lab.executor.torch import host_pool
 from sarathi_lab.executor.torch.backend import TorchBackend
-from sarathi_lab.executor.torch.executor import TorchExecutor
-from sarathi_lab.executor.torch.shapes import Limits
-from sarathi_lab.executor.torch.watching import HostTimeline
 from sarathi_lab.model.roofline import Peaks
-from sarathi_lab.model.spec import ModelSpec
-from sarathi_lab.model.transformer import KVCache, Transformer
-from sarathi_lab.model.weights import load_model
+from sarathi_lab.model.transformer import KVCache
 from sarathi_lab.policy import Orca, PrefillFirst, Sarathi, SarathiServe
 from sarathi_lab.results.metrics import add_costs, summarise
 
-BLOCK_SIZE = 16
-# Heads of 64, which all kernels take.
-SPEC = ModelSpec(
-    name="toy",
-    num_layers=2,
-    hidden_size=128,
-    num_heads=2,
-    num_kv_heads=1,
-    head_size=64,
-    ffn_size=96,
-    vocab_size=97,
-)
 LENGTHS = [(30, 12), (29, 12), (31, 11), (5, 3)]
 POLICIES = [
     Sarathi(chunk=16, min_decodes=0, reserve="prompt"),
@@ -72,34 +54,6 @@ def with_tokens(lengths=LENGTHS) -> list[Request]:
         Request(i, 0.0, p, d, rng.integers(0, 97, p, dtype=np.int32))
         for i, (p, d) in enumerate(lengths)
     ]
-
-
-def model_on(kind: str) -> Transformer:
-    model = load_model(SPEC, None, DEVICE, torch.float32, seed=0)
-    if kind == "native":
-        backend.use_native(model)
-    elif kind == "triton":
-        backend.use_triton(model, "series")
-    return model
-
-
-def executor_of(
-    model: Transformer,
-    kind: str,
-    num_blocks: int,
-    num_host_blocks: int,
-    block_size: int = BLOCK_SIZE,
-) -> TorchExecutor:
-    """Triton's with two batches in flight, the others one at a time."""
-    with_kernels = {"limits": Limits(SPEC, block_size, chip_of(DEVICE).num_sms), "capacity": 2}
-    return TorchExecutor(
-        model,
-        num_blocks=num_blocks,
-        block_size=block_size,
-        num_host_blocks=num_host_blocks,
-        timeline=HostTimeline(),
-        **(with_kernels if kind == "triton" else {}),
-    )
 
 
 def served(model, kind, policy, num_blocks, num_host_blocks=0, lengths=LENGTHS, **kwargs):
@@ -155,7 +109,7 @@ def filled_cache(num_blocks: int) -> KVCache:
     return cache
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 5), st.integers(0, 3)), max_size=24))
 def test_copies_are_made_in_their_order(moves):
     """Block by block, with plain indexing; a block may go out and its place be taken within one

@@ -12,7 +12,7 @@ import pytest
 import torch
 from checkpoints import DEVICE, FAMILIES, make_checkpoint
 from helpers import scheduler_for
-from test_torch_executor import requests_with_tokens
+from toy_executors import requests_with_tokens
 
 from sarathi_kernels.attention import hybrid as hybrid_attention
 from sarathi_kernels.elementwise import sampling
@@ -34,9 +34,10 @@ from sarathi_lab.model.weights import load_model
 from sarathi_lab.policy import Orca, PrefillFirst, Sarathi, SarathiServe
 
 BLOCK_SIZE = 16
-LENGTHS = [(37, 2), (7, 4), (18, 1), (5, 3)]  # few: the interpreter takes its time
+LENGTHS = [(19, 2), (5, 3), (3, 1)]  # few: the interpreter takes its time
 HEADS = {"num_attention_heads": 2, "hidden_size": 128}  # of 64, which the kernels take
-KERNEL_FAMILIES = ["llama gqa, llama3 rope", "llama biases", "mistral window", "qwen3", "gpt_neox"]
+# Grouped heads, a window, norms of heads, and (gpt_neox) biases, LayerNorm and partial rotation.
+KERNEL_FAMILIES = ["llama gqa, llama3 rope", "mistral window", "qwen3", "gpt_neox"]
 
 
 def on_kernels(
@@ -108,14 +109,26 @@ def llama(tmp_path_factory) -> Transformer:
     return model
 
 
-@pytest.mark.parametrize("policy", [Orca(), PrefillFirst(), SarathiServe(chunk=32)], ids=str)
-def test_capacity_and_padding_change_no_token_and_no_schedule(llama, policy):
-    requests = requests_with_tokens(LENGTHS)
-    plain, plain_iterations, _ = served(llama, on_kernels(llama, capacity=1), policy, requests)
+@pytest.fixture(scope="module")
+def warm(llama) -> TorchExecutor:
+    """Two batches in flight, padded to fixed shapes."""
     executor = on_kernels(llama)
-    executor.warm_up(batch_size=3, chunk_tokens=32, longest=80, is_fixed=True)
-    tokens, iterations, _ = served(llama, executor, policy, requests)
-    assert tokens == plain
+    executor.warm_up(batch_size=3, chunk_tokens=16, longest=80, is_fixed=True)
+    return executor
+
+
+@pytest.fixture(scope="module")
+def plain(llama) -> TorchExecutor:
+    """One batch at a time, of the size it has."""
+    return on_kernels(llama, capacity=1)
+
+
+@pytest.mark.parametrize("policy", [PrefillFirst(), SarathiServe(chunk=16)], ids=str)
+def test_capacity_and_padding_change_no_token_and_no_schedule(llama, warm, plain, policy):
+    requests = requests_with_tokens(LENGTHS)
+    expected, plain_iterations, _ = served(llama, plain, policy, requests)
+    tokens, iterations, _ = served(llama, warm, policy, requests)
+    assert tokens == expected
     columns = [
         "num_prefill_tokens",
         "num_decode_tokens",
@@ -138,24 +151,29 @@ def test_graphs_change_no_token(llama):
 
 
 def test_preemption_while_the_newest_token_is_on_the_device(llama):
-    requests = requests_with_tokens([(30, 7), (29, 7), (31, 7)])
+    requests = requests_with_tokens([(30, 5), (31, 5)])
     policy = SarathiServe(chunk=16, watermark=0.0)
     roomy, _, undisturbed = served(llama, on_kernels(llama), policy, requests)
     tight, _, pressed = served(
-        llama, on_kernels(llama, num_blocks=6), policy, requests, num_blocks=6
+        llama, on_kernels(llama, num_blocks=5), policy, requests, num_blocks=5
     )
     assert undisturbed.num_preemptions == 0
     assert pressed.num_preemptions > 0
     assert tight == roomy
 
 
+@pytest.fixture(scope="module")
+def tokens_in_series(llama):
+    return served(llama, on_kernels(llama), Sarathi(chunk=16), requests_with_tokens(LENGTHS))[0]
+
+
 @pytest.mark.parametrize("hybrid", ["streams", "unified", "fused"])
-def test_hybrid_variants_give_the_same_tokens(llama, hybrid):
+def test_hybrid_variants_give_the_same_tokens(llama, tokens_in_series, hybrid):
     requests = requests_with_tokens(LENGTHS)
-    expected, _, _ = served(llama, on_kernels(llama), Sarathi(chunk=16), requests)
     backend.use_triton(llama, hybrid)
     try:
-        assert served(llama, on_kernels(llama), Sarathi(chunk=16), requests)[0] == expected
+        tokens, _, _ = served(llama, on_kernels(llama), Sarathi(chunk=16), requests)
+        assert tokens == tokens_in_series
     finally:
         backend.use_triton(llama, "series")
 
@@ -172,7 +190,7 @@ def test_logits_that_are_not_numbers_stop_the_run(tmp_path, uses_kernels):
     with pytest.raises(
         RunError, match=r"request 0: the logits of its token 0 are not numbers, from layer 1 on"
     ):
-        served(model, executor, Orca(), requests_with_tokens([(37, 6)]))
+        served(model, executor, Orca(), requests_with_tokens([(7, 3)]))
 
 
 def test_a_cache_beyond_memory_says_what_to_lower(llama, monkeypatch):
@@ -183,17 +201,13 @@ def test_a_cache_beyond_memory_says_what_to_lower(llama, monkeypatch):
     monkeypatch.setattr(llama.operations, "attend", refuse)
     with pytest.raises(
         RunError,
-        match=r"out of memory during an iteration of 37 prompt tokens.*2\.00 GiB.*lower batch",
+        match=r"out of memory during an iteration of 19 prompt tokens.*2\.00 GiB.*lower batch",
     ):
         served(llama, executor, Orca(), requests_with_tokens(LENGTHS))
 
 
-def test_host_time_and_padding_are_in_the_record(llama):
-    executor = on_kernels(llama)
-    executor.warm_up(batch_size=3, chunk_tokens=16, longest=80, is_fixed=True)
-    _, iterations, _ = served(
-        llama, executor, SarathiServe(chunk=16), requests_with_tokens(LENGTHS)
-    )
+def test_host_time_and_padding_are_in_the_record(llama, warm):
+    _, iterations, _ = served(llama, warm, SarathiServe(chunk=16), requests_with_tokens(LENGTHS))
     assert (iterations.host_time > 0).all()
     tokens = iterations.num_prefill_tokens + iterations.num_decode_tokens
     padded = tokens + iterations.num_padding_tokens
@@ -218,7 +232,7 @@ def test_padding_alone_takes_an_iteration_and_touches_no_cache(llama):
 
 
 def one_decode(executor: TorchExecutor) -> Batch:
-    requests = requests_with_tokens([(20, 2)])
+    requests = requests_with_tokens([(7, 2)])
     scheduler = scheduler_for(Orca(), num_blocks=40, block_size=BLOCK_SIZE, max_model_len=80)
     scheduler.add(requests[0])
     executor.submit(scheduler.schedule(0.0))

@@ -10,7 +10,7 @@ import re
 
 import pandas as pd
 import pytest
-from simulated import SPEC, TOY, batch_of
+from simulated import LINKED, SPEC, TOY, batch_of
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
@@ -22,13 +22,6 @@ from sarathi_lab.executor.simulated.matmul import matmul_time
 from sarathi_lab.run import main
 
 SPLIT = dataclasses.replace(SPEC, num_layers=4, num_heads=2, num_kv_heads=2, head_size=1)
-LINKED = dataclasses.replace(
-    TOY,
-    link_bytes_per_second=1e6,
-    network_bytes_per_second=1e5,
-    link_efficiency=0.5,
-    link_latency=0.25,
-)
 BATCH = batch_of(
     chunk=2, start=1, decodes=1, context=5
 )  # 3 tokens of 2 elements of 2 bytes: 12 bytes

@@ -11,7 +11,7 @@ import pytest
 import torch
 from helpers import scheduler_for
 from native_library import needs_library
-from test_swapping import executor_of, model_on
+from toy_executors import executor_of, model_on
 
 from sarathi_kernels.runtime.testing import relative_error
 from sarathi_lab.engine.block_manager import BlockManager

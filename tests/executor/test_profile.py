@@ -17,13 +17,9 @@ from simulated import batch_of
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import EXPERIMENTS, REPOSITORY
+from sarathi_lab.executor.profile import COLUMNS, ROW_OPERATIONS
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
-from sarathi_lab.executor.simulated.profile import (
-    COLUMNS,
-    ROW_OPERATIONS,
-    Profile,
-    ProfiledCostModel,
-)
+from sarathi_lab.executor.simulated.profile import Profile, ProfiledCostModel
 
 TOKENS = (1, 10, 100, 200)
 SECONDS = (1.0, 2.0, 8.0, 12.0)  # a token costs 0.08 at 100 and 0.06 at 200
@@ -249,9 +245,9 @@ def test_a_model_without_a_profile_is_named_with_those_that_have_one():
 
 
 def test_the_profile_of_the_a6000_is_what_its_script_prints():
-    script = EXPERIMENTS / "cost_model" / "profile_from_figures.py"
+    script = EXPERIMENTS / "lab" / "cost_model" / "profile_from_figures.py"
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, str(script)], capture_output=True, text=True, env=environment, check=True
     )
-    assert done.stdout == (EXPERIMENTS / "cost_model" / "profile_a6000_13b.csv").read_text()
+    assert done.stdout == (EXPERIMENTS / "lab" / "cost_model" / "profile_a6000_13b.csv").read_text()

@@ -252,7 +252,8 @@ def test_impossible_hardware_is_refused(field, value):
 def test_simulation_does_not_import_torch(tmp_path):
     script = (
         "import sys; from sarathi_lab.run import main; "
-        f"code = main(['executor=simulated', 'tracking=none', 'output={tmp_path}']); "
+        "code = main(['executor=simulated', 'tracking=none', 'baselines=[]', "
+        f"'workload.num_requests=2', 'output={tmp_path}']); "
         "assert code == 0; assert 'torch' not in sys.modules, 'torch was imported'"
     )
     done = subprocess.run(

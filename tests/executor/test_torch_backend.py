@@ -177,8 +177,8 @@ def test_the_most_tokens_of_an_iteration_bound_what_is_set_aside():
     ],
 )
 def test_a_dtype_without_a_fast_path_is_said(monkeypatch, dtype, is_fast, said):
-    for name in ("bf16", "fp16"):
-        monkeypatch.setattr(torch.ops.mkldnn, f"_is_mkldnn_{name}_supported", lambda: is_fast)
+    names = ("avx512_bw", "avx512_vl", "avx512_dq", "avx512_fp16")
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: dict.fromkeys(names, is_fast))
     cautions = TorchBackend(device="cpu", kernels="torch", dtype=dtype).cautions(spec_of("tiny"))
     assert list(cautions) == (
         [f"torch has no fast {said} on this CPU; dtype=float32 may well be faster"] if said else []
@@ -204,6 +204,7 @@ def test_a_slow_cpu_works_and_says_so_once_a_sweep(monkeypatch, tmp_path, capsys
                     *SMALL,
                     "dtype=bfloat16",
                     "executor.threads=1",
+                    "workload.num_requests=1",
                     "chunk=16,32",
                     "-m",
                     f"output={tmp_path}",

@@ -9,10 +9,9 @@ import pytest
 import torch
 from checkpoints import DEVICE, FAMILIES, make_checkpoint
 from helpers import ScriptedExecutor, scheduler_for
-from hydra.utils import instantiate
-from omegaconf import OmegaConf
+from toy_executors import requests_with_tokens
 
-from sarathi_lab.config.paths import CONF
+from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.engine.request import Batch, Request
@@ -41,7 +40,6 @@ from sarathi_lab.policy import (
 )
 
 BATCH_SIZE = 3
-LENGTHS = [(19, 6), (7, 9), (12, 3), (5, 1), (23, 5)]
 POLICIES = [
     RequestLevel(),
     Orca(),
@@ -66,15 +64,6 @@ SYSTEMS = [
 ]
 
 
-def requests_with_tokens(lengths=LENGTHS, vocab_size=97, arrivals=None) -> list[Request]:
-    rng = np.random.default_rng(11)
-    times = arrivals or [0.0] * len(lengths)
-    return [
-        Request(i, time, p, d, rng.integers(0, vocab_size, p, dtype=np.int32))
-        for i, ((p, d), time) in enumerate(zip(lengths, times, strict=True))
-    ]
-
-
 def generated(requests, scheduler, model, **cache) -> dict[int, list[int]]:
     ledger = Ledger()
     run_engine(requests, scheduler, TorchExecutor(model, **cache), ledger)
@@ -82,7 +71,7 @@ def generated(requests, scheduler, model, **cache) -> dict[int, list[int]]:
     return dict(zip(table.request_id, table.output_token_ids, strict=True))
 
 
-@pytest.fixture(scope="module", params=list(FAMILIES))
+@pytest.fixture(scope="module")
 def family(request, tmp_path_factory):
     """(our model, the greedy tokens of transformers' generate for every request) of one family."""
     directory = tmp_path_factory.mktemp("checkpoint")
@@ -104,7 +93,17 @@ def family(request, tmp_path_factory):
     return load_model(spec, found, DEVICE, torch.float32, seed=0), greedy
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=str)
+# A family is a matter of shapes, a policy of schedules: all of one, some of the other.
+UNDER_ALL_POLICIES = ("llama gqa, llama3 rope", "mistral window")
+FOR_ALL_FAMILIES = (Orca(), Sarathi(chunk=3), SarathiServe(chunk=8))
+PAIRS = [
+    (family, policy)
+    for family in FAMILIES
+    for policy in (POLICIES if family in UNDER_ALL_POLICIES else FOR_ALL_FAMILIES)
+]
+
+
+@pytest.mark.parametrize(("family", "policy"), PAIRS, indirect=["family"], ids=str)
 def test_greedy_tokens_equal_generate(family, policy):
     model, greedy = family
     scheduler = scheduler_for(
@@ -117,8 +116,7 @@ def test_greedy_tokens_equal_generate(family, policy):
 
 @pytest.fixture(scope="module")
 def tiny() -> Transformer:
-    spec = instantiate(OmegaConf.load(CONF / "model" / "tiny.yaml"))
-    return load_model(spec, None, DEVICE, torch.float32, seed=0)
+    return load_model(load_option("model", "tiny"), None, DEVICE, torch.float32, seed=0)
 
 
 def test_greedy_tokens_are_the_same_under_every_system(tiny):

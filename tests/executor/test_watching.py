@@ -9,6 +9,8 @@ import json
 import pandas as pd
 import pytest
 
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.run import main
 
 SMALL = [
@@ -76,34 +78,42 @@ def test_a_run_leaves_no_profile_unless_asked(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("setting", "line"),
+    ("settings", "line"),
     [
         (
-            "executor.profile=nvtx",
+            {"profile": "nvtx"},
             "executor.profile=nvtx names ranges of a GPU, the device is a CPU",
         ),
         (
-            "executor.profile=all",
+            {"profile": "all"},
             "executor.profile=all is unknown; use one of none, nvtx, operations, trace",
         ),
         (
-            "executor.hybrid=both",
+            {"hybrid": "both"},
             "executor.hybrid=both is unknown; use one of series, streams, unified, fused",
         ),
         (
-            "executor.kernels=cuda",
+            {"kernels": "cuda"},
             "executor.kernels=cuda is unknown; use one of auto, triton, native, torch",
         ),
         (
-            "executor.overlap=false",
+            {"overlap": False},
             "executor.overlap=False is for Triton's kernels, which do not run here (device cpu",
         ),
-        ("executor.cuda_graphs=false", "executor.cuda_graphs=False is for Triton's kernels"),
-        ("executor.hybrid=fused", "executor.hybrid=fused is for Triton's kernels"),
-        ("executor.overlap=2", "executor.overlap=2 is neither true nor false"),
-        ("executor.cuda_graphs=maybe", "executor.cuda_graphs=maybe is neither true nor false"),
+        ({"cuda_graphs": False}, "executor.cuda_graphs=False is for Triton's kernels"),
+        ({"hybrid": "fused"}, "executor.hybrid=fused is for Triton's kernels"),
+        ({"overlap": 2}, "executor.overlap=2 is neither true nor false"),
+        ({"cuda_graphs": "maybe"}, "executor.cuda_graphs=maybe is neither true nor false"),
     ],
+    ids=str,
 )
-def test_settings_that_cannot_be(tmp_path, capsys, setting, line):
-    assert main([*SMALL, f"output={tmp_path}", setting]) == 2
-    assert line in capsys.readouterr().err
+def test_settings_that_cannot_be(settings, line):
+    with pytest.raises(UserError) as caught:
+        TorchBackend(device="cpu", **settings)
+    assert str(caught.value).startswith(line)
+
+
+def test_a_setting_that_cannot_be_ends_the_command_in_one_line(tmp_path, capsys):
+    assert main([*SMALL, f"output={tmp_path}", "executor.overlap=false"]) == 2
+    (error,) = capsys.readouterr().err.strip().splitlines()
+    assert "executor.overlap=False is for Triton's kernels" in error

@@ -12,7 +12,7 @@ import pytest
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.experiment.claims import COLUMNS, Claim, load_claims, verdicts
-from sarathi_lab.experiment.experiments import EXPERIMENTS
+from sarathi_lab.experiment.figures import FIGURES
 from sarathi_lab.results import load
 from sarathi_lab.tasks import claims
 from sarathi_lab.tasks.claims import main
@@ -142,7 +142,7 @@ def test_the_claims_are_well_written():
     claims = load_claims()
     assert len({claim.id for claim in claims}) == len(claims) > 15
     for claim in claims:
-        assert claim.experiment in EXPERIMENTS
+        assert claim.experiment in FIGURES
         assert claim.caveat
         assert claim.source.startswith(
             ("SARATHI, ", "Sarathi-Serve, ", "vLLM manual, ", "ModelArts manual, ")

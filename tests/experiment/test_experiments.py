@@ -5,47 +5,49 @@ number.
 from __future__ import annotations
 
 import math
+from dataclasses import astuple
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
+from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.config.paths import EXPERIMENTS as FOLDERS
 from sarathi_lab.engine.compositions import make_batch
-from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.torch.backend import TorchBackend
-from sarathi_lab.experiment.bench import Bench
-from sarathi_lab.experiment.experiments import EXPERIMENTS, decode_over_prefill, tile_step
-from sarathi_lab.experiment.gpu_serving import Load, Served
-from sarathi_lab.experiment.measure import QuietContext, measure_rounds, table_of
-from sarathi_lab.experiment.reread import chunk_at_context, prompt_in_chunks
-from sarathi_lab.experiment.served_figures import Gain
-from sarathi_lab.experiment.simulate import SimulatedDevice, simulated_points
-from sarathi_lab.experiment.sizes import SETUPS, dry_setup
-from sarathi_lab.experiment.stages import BUBBLES, COMPLETION
+from sarathi_lab.experiment.clock import CostClock, Estimate, Point
+from sarathi_lab.experiment.figures import FIGURES
+from sarathi_lab.experiment.measure import Room, load_executor, measure_units, room_of
+from sarathi_lab.experiment.measured_clock import DeviceClock
+from sarathi_lab.experiment.pipeline import BUBBLES, COMPLETION
+from sarathi_lab.experiment.registry import SETUPS
+from sarathi_lab.experiment.samples import Key, rounds, table_of
+from sarathi_lab.experiment.scenario import Scenario, Served
 from sarathi_lab.results import load
 from sarathi_lab.run import main
 
 TINY = load_option("model", "tiny")
-DRY = dry_setup("tiny")
 # The stages of fig12 are measured another way, and requests that arrive over time too.
-MEASURABLE = [name for name, own in EXPERIMENTS.items() if name != "fig12" and not own.is_serving]
+MEASURABLE = [name for name, own in FIGURES.items() if own.kind == "units"]
+
+
+def dry_units(name: str) -> list:
+    return list(FIGURES[name].units(TINY, FIGURES[name].sizes("dry")))
 
 
 @pytest.fixture(scope="module")
 def executor():
-    num_blocks = 4 * DRY.largest // 16
-    sizes = Sizes(num_blocks, 16, batch_size=DRY.most_sequences, max_model_len=DRY.longest)
-    return TorchBackend(device="cpu").build(TINY, None, sizes)
+    rooms = [room_of(FIGURES[name], TINY, FIGURES[name].sizes("dry")) for name in MEASURABLE]
+    largest = Room(*(max(sizes) for sizes in zip(*map(astuple, rooms), strict=True)))
+    return load_executor(TorchBackend(device="cpu"), TINY, largest)
 
 
-@pytest.fixture(scope="module")
-def bench() -> Bench:
-    hardware = load_option("hardware", "a6000")
-    return Bench(make_cost_model("analytic", TINY, hardware, 2), hardware)
+@pytest.fixture
+def clock() -> CostClock:
+    return CostClock(make_cost_model("analytic", TINY, load_option("hardware", "a6000"), 2))
 
 
 class HandCost:
@@ -63,87 +65,105 @@ class HandCost:
 
 
 @pytest.mark.parametrize("name", MEASURABLE)
-def test_an_experiment_has_the_same_points_measured_and_simulated(name, executor, bench):
-    own = EXPERIMENTS[name]
-    units, gains = own.timed(DRY, TINY), own.served(DRY, "tiny")
+def test_an_experiment_has_the_same_points_measured_and_simulated(name, executor, clock):
     passed: list[float] = []
-    context = QuietContext(name, "cpu", False, 0.0, Path(), Path())
-    samples = measure_rounds(executor, units, gains, context, passed.append)
+    samples = measure_units(DeviceClock(executor), dry_units(name), 0.0, passed.append)
     assert all(len(values) == 3 for values in samples.values()), (
         "three rounds at least, however short the time"
     )
     assert sum(passed) > 0
-    simulated = simulated_points(bench, units, gains)
-    keys = list(zip(simulated.figure, simulated.panel, simulated.series, simulated.x, strict=True))
-    assert set(samples) == set(keys) != set()
-    assert {key[0] for key in samples} == {name}
-    extra = simulated_points(bench, own.extra(DRY, TINY), [])
-    assert set(zip(extra.figure, extra.panel, extra.series, extra.x, strict=True)) <= set(samples)
-    assert set(table_of(samples, 10.0, 0).unit) == set(simulated.unit)
-    assert (
-        simulated.y.notna() & (simulated.low <= simulated.y) & (simulated.y <= simulated.high)
-    ).all()
+    simulated = {Key.of(point): point.y for unit in dry_units(name) for point in unit(clock)}
+    assert set(samples) == set(simulated) != set()
+    assert all(math.isfinite(y.value) and y.error >= 0 for y in simulated.values())
+    assert table_of(name, samples, 10.0, 0).unit.notna().all()
 
 
-@pytest.mark.parametrize("name", SETUPS)
-def test_every_setup_fits_the_room_that_it_asks_for(name):
-    setup = SETUPS[name]("13b" if name == "paper" else "30m")
-    for own in EXPERIMENTS.values():
-        for gain in own.served(setup, "13b"):
-            assert gain.load.batch_size * gain.load.longest <= 2 * setup.largest, gain
-            assert gain.load.longest <= setup.longest
-            assert gain.load.batch_size <= setup.most_sequences
+def test_the_papers_grid_is_cut_to_the_time_and_the_rest_has_a_reason(executor):
+    units = dry_units("fig04")
+    samples = measure_units(DeviceClock(executor), units, 1e-9, is_cut=True)
+    assert [len(values) for values in samples.values()] == [3, *([0] * (len(units) - 1))]
+
+
+def test_what_does_not_fit_has_no_number_and_the_clock_knows_why(executor):
+    clock = DeviceClock(executor)
+    huge = Scenario("sarathi", 4096, 64, 64, 128)
+    assert math.isnan(clock.gain(huge).value)
+    assert "the cache is too small" in clock.reason
+
+
+@pytest.mark.parametrize("setup", SETUPS)
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_setup_says_what_room_it_needs(name, setup):
+    room = room_of(FIGURES[name], TINY, FIGURES[name].sizes(setup))
+    assert room.kv_tokens >= room.longest - 1 or FIGURES[name].kind == "rounds"
+    assert room.batch_size >= 1
+
+
+def test_sizes_are_the_arguments_of_the_function():
+    own = FIGURES["fig08"]
+    with pytest.raises(UserError, match=r"task.sizes.small=colour is unknown; use one of seq_lens"):
+        own.sizes("small", {"small": {"colour": 1}})
+    with pytest.raises(UserError, match="of fig08 lacks seq_lens, batches; add what conf/exp"):
+        own.sizes("small", {"small": {"chunk": 64}})
 
 
 def test_ratios_by_hand():
-    bench = Bench(HandCost(), None)  # type: ignore[arg-type]
-    (step,) = tile_step(bench, TINY, 100)
-    assert step.y.value == pytest.approx(2.01 / 2.0)
-    (ratio,) = decode_over_prefill(bench, 2, 50)
-    assert ratio.y.value == pytest.approx((1.2 / 2) / (2.0 / 100))
+    clock = CostClock(HandCost())
+    found = {
+        (point.panel, point.x): point.y.value
+        for name, sizes in (
+            ("fig07", {"tokens": [], "tiles": [100]}),
+            ("fig03", {"batches": [2], "seq_len": 50}),
+        )
+        for unit in FIGURES[name].units(TINY, sizes)
+        for point in unit(clock)
+    }
+    assert found["step", 100] == pytest.approx(2.01 / 2.0)
+    assert found["ratio", 2] == pytest.approx((1.2 / 2) / (2.0 / 100))
 
 
-def test_the_price_of_chunking_is_split_without_rest(bench):
-    points = {point.panel: point.y.value for point in prompt_in_chunks(bench, TINY, 64, 16)}
+def test_the_price_of_chunking_is_split_without_rest(clock):
+    units = FIGURES["kv_reread"].units(TINY, {"prompts": [64], "chunks": [16]})
+    all_points = [point for unit in units for point in unit(clock)]
+    points = {point.panel: point.y.value for point in all_points if point.series == "64"}
     assert points["KV bytes / whole"] == points["N(N+1)/2 / N"] == 2.5
     assert points["counted / N(N+1)/2"] == 1.0
-    causes = sum(value for panel, value in points.items() if panel.startswith("price: "))
+    causes = sum(point.y.value for point in all_points if point.kind == "share")
     assert causes == pytest.approx(points["prefill time / whole"] - 1)
-    found = {point.panel: point.y.value for point in chunk_at_context(bench, TINY, 48, 16)}
+    found = {point.panel: point.y.value for point in all_points if point.x == 48}
     assert found["KV read [MB]"] == pytest.approx(64 * TINY.kv_bytes_per_token(2) / 1e6)
-    batch = make_batch(prefill_tokens=16, start=48)
-    times = bench.cost.operation_times(batch)
+    times = clock.cost.operation_times(make_batch(prefill_tokens=16, start=48))
     assert found["attention [ms]"] == pytest.approx(
         1e3 * (times["prefill_attention"] + times.get("kv_write", 0.0))
     )
 
 
+class HandClock(CostClock):
+    """Request-level batching takes twice the seconds of SARATHI, and waits differ."""
+
+    def served(self, scenario: Scenario) -> Served:
+        is_slow = scenario.policy == "request_level"
+        return Served(2.0 if is_slow else 1.0, 0.0, 9, 9.0, 0.5 if is_slow else 0.25, 0.3)
+
+
 def test_a_pair_gives_the_ratio_of_its_quantity():
-    load = Load("sarathi", 32, 4, 2, 16)
-    slow, fast = Served(2.0, 0.0, 9, 9.0, 0.5, 0.3), Served(1.0, 0.0, 9, 9.0, 0.25, 0.6)
-    gain = Gain("fig09", "", "", 0.0, load)
-    assert gain.of(slow, fast) == 2.0
-    assert gain.baseline.policy == "request_level"
-    versus = Load("sarathi_serve", 32, 4, 2, 64)
-    assert Gain("token_budget", "", "", 0.0, load, "tbt_p99", versus).of(slow, fast) == 2.0
-    assert Gain("token_budget", "", "", 0.0, load, "ttft_p50", versus).of(slow, fast) == 0.5
-    assert Gain("token_budget", "", "", 0.0, load, "ttft_p50", versus).baseline == versus
+    scenario = Scenario("sarathi", 32, 4, 2, 16)
+    clock, baseline = HandClock(HandCost()), scenario.baseline
+    assert (baseline.policy, baseline.chunk) == ("request_level", None)
+    assert clock.over(baseline, scenario, "seconds_per_request").value == 2.0
+    assert clock.over(scenario, baseline, "ttft_p50").value == 0.5
 
 
 def test_what_is_too_wide_has_a_reason_instead_of_a_number():
-    wide, noise, share = [("fig08", "", "1K", float(x)) for x in (2, 4, 6)]
-    samples = {wide: [1.0, 2.0, 3.0], noise: [2.0, math.inf, math.inf], share: [5.0, 5.1, 4.9]}
-    # A share of the whole, which may be nothing:
-    samples["kv_reread", "price: re-read", "64", 16.0] = [-0.01, 0.0, 0.02]
-    table = table_of(samples, 0.15, 0)
-    assert list(table.y.isna()) == [True, True, False, False]
+    wide, noise = (Key("", "1K", float(x)) for x in (2, 4))
+    share = Key("price: re-read", "64", 16.0, kind="share")  # of the whole, which may be nothing
+    samples = {wide: [1.0, 2.0, 3.0], noise: [2.0, math.inf, math.inf], share: [-0.01, 0.0, 0.02]}
+    table = table_of("fig08", samples, 0.15, 0)
+    assert list(table.y.isna()) == [True, True, False]
     assert list(table.reason.dropna()) == ["spread 50%, more than 15%", "below the noise"]
     assert list(table.low[:1]) == [1.0], "the interval is kept"
-
-
-def test_simulated_devices_are_named_by_their_figures():
-    assert SimulatedDevice.of("simulated a6000, profiled, 13b").folder == "simulated-a6000-profiled"
-    assert SimulatedDevice.of("simulated a100, analytic, 33b").folder == "simulated-a100"
+    noisy = rounds(lambda number: [Point("", "1K", 2, Estimate(-1.0))])
+    assert list(noisy.values()) == [[math.inf] * 3], "a time below zero is below the noise"
 
 
 # -- the task --------------------------------------------------------------------------------------
@@ -243,11 +263,12 @@ def test_bad_input_is_one_line(args, words, tmp_path, capsys):
     assert not (tmp_path / "o").exists()
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize("name", FIGURES)
 def test_every_experiment_has_its_overlay_and_its_folder(name):
     overlay = (CONF / "experiment" / f"{name}.yaml").read_text()
-    assert f"experiments/{name}/README.md" in overlay
-    readme = (FOLDERS / name / "README.md").read_text()
+    folder = f"{load.group_of(name)}/{name}"
+    assert f"experiments/{folder}/README.md" in overlay
+    readme = (FOLDERS / folder / "README.md").read_text()
     for heading in ("**Claim.**", "**Method.**", "**Command.**", "**Found.**"):
         assert heading in readme
     assert f"experiment={name}" in readme

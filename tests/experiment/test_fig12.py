@@ -11,8 +11,7 @@ import pytest
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.experiment import pipeline
-from sarathi_lab.experiment.figures import paper
-from sarathi_lab.experiment.paper_points import fig12_ratios, paper_points
+from sarathi_lab.experiment.figures import FIGURES, paper
 from sarathi_lab.results.load import load_paper
 from sarathi_lab.results.plots.figures import draw
 
@@ -23,7 +22,7 @@ NUM_REQUESTS = (
 
 @pytest.fixture(scope="module", params=["a100", "a100_fig12"])
 def reduced(request):
-    return pipeline.fig12(
+    return pipeline.run_systems(
         load_option("model", "gpt3-175b"),
         load_option("hardware", request.param),
         num_requests=NUM_REQUESTS,
@@ -74,7 +73,7 @@ def test_the_same_seed_gives_the_same_requests_and_another_does_not():
 
 
 def test_what_is_found_is_taken_at_the_papers_points(reduced):
-    curves = paper_points("fig12").query("panel != 'ratios'")
+    curves = FIGURES["fig12"].paper_points().query("panel != 'ratios'")
     found = pipeline.at_points(reduced, curves)
     assert len(found) == len(curves)
     medians = (
@@ -87,13 +86,13 @@ def test_what_is_found_is_taken_at_the_papers_points(reduced):
 
 
 def test_the_headlines_of_the_paper_follow_from_its_points():
-    ratios = fig12_ratios(paper_points("fig12"))
+    ratios = pipeline.ratios(FIGURES["fig12"].paper_points())
     assert list(ratios.values()) == pytest.approx([6.29, 1.91, 1.48, 1.29], abs=0.006)
 
 
 def test_the_picture_shows_each_device_and_the_paper():
     paper_rows = paper("fig12")
     ours = paper_rows.assign(device="simulated x, analytic, gpt3-175b", source="simulated")
-    bubbles, completion = draw("fig12", pd.concat([paper_rows, ours])).axes
+    bubbles, completion = draw(FIGURES["fig12"].look, pd.concat([paper_rows, ours])).axes
     assert len(bubbles.lines) == 2 + 2
     assert len(completion.lines) == 3 + 3

@@ -14,16 +14,16 @@ from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.executor.torch.backend import Sizes, TorchBackend
 from sarathi_lab.executor.torch.executor import TorchExecutor
-from sarathi_lab.experiment.bench import Bench, Estimate, Point
-from sarathi_lab.experiment.gpu_figures import timed_points
-from sarathi_lab.experiment.gpu_serving import Load, serve
-from sarathi_lab.experiment.measured_clock import MeasuredCostModel, composition, describe
-from sarathi_lab.experiment.served_figures import Server, dry_scale, gains
-from sarathi_lab.experiment.steady_state import lengths
-from sarathi_lab.experiment.timed_figures import Unit, in_fair_turns
+from sarathi_lab.experiment.clock import CostClock
+from sarathi_lab.experiment.measured_clock import (
+    DeviceClock,
+    MeasuredCostModel,
+    composition,
+    describe,
+)
+from sarathi_lab.experiment.scenario import Scenario, serve
 from sarathi_lab.results.intervals import coarse_to_fine, spread, summary
 from sarathi_lab.results.metrics import device_idle_fraction
-from sarathi_lab.tasks.gpu.context import Context
 
 
 def test_a_steady_window_takes_as_long_as_the_simulator_counts():
@@ -31,59 +31,43 @@ def test_a_steady_window_takes_as_long_as_the_simulator_counts():
     longer runs.
     """
     spec, hardware = load_option("model", "13b"), load_option("hardware", "h200")
-    bench = Bench(make_cost_model("analytic", spec, hardware, 2), hardware)
+    cost = make_cost_model("analytic", spec, hardware, 2)
     for policy, chunk, pd_ratio in (
         ("sarathi", 256, 28.4),
         ("orca_best", 256, 28.4),
         ("sarathi", 512, 50.0),
     ):
-        prompt_len, num_decodes = lengths(2048, pd_ratio, chunk - 9)
-        load = Load(policy, prompt_len, num_decodes, 10, chunk)
-        executor = SimulatedExecutor(bench.cost.iteration_time)
-        served = serve(executor, load, num_blocks=10_000, block_size=16, vocab_size=100)
+        scenario = Scenario.of(policy, 2048, pd_ratio, 10, chunk)
+        executor = SimulatedExecutor(cost.iteration_time)
+        served = serve(executor, scenario, num_blocks=10_000, block_size=16, vocab_size=100)
         assert served is not None
-        expected = bench.seconds(
-            bench.steady(load.make_policy(), prompt_len, num_decodes, 10)
-        ).value
+        expected = sum(CostClock(cost).request(scenario).values())
         assert served.seconds_per_request == pytest.approx(expected, rel=0.02)
         assert served.idle_share == 0
 
 
-def test_a_load_that_the_cache_cannot_hold_is_not_served():
-    load = Load("request_level", 100, 10, 4)
-    assert (
-        serve(
-            SimulatedExecutor(lambda batch: 1.0), load, num_blocks=27, block_size=16, vocab_size=9
-        )
-        is None
-    )
-    assert (
-        serve(
-            SimulatedExecutor(lambda batch: 1.0), load, num_blocks=28, block_size=16, vocab_size=9
-        )
-        is not None
-    )
+def test_a_scenario_that_the_cache_cannot_hold_is_not_served():
+    scenario = Scenario("request_level", 100, 10, 4)
+    executor = SimulatedExecutor(lambda batch: 1.0)
+    sizes = {"block_size": 16, "vocab_size": 9}
+    assert serve(executor, scenario, num_blocks=27, **sizes) is None
+    assert serve(executor, scenario, num_blocks=28, **sizes) is not None
 
 
-def test_a_load_that_the_device_has_no_memory_for_is_left_out(tmp_path, cost, monkeypatch):
-    context = Context("fig", "cpu", True, 1, tmp_path, tmp_path / "tables")
-    server = Server(cost.executor, context)
-    points = gains("13b", dry_scale("13b"))[:2]
+def test_a_scenario_that_the_device_has_no_memory_for_is_left_out(cost, monkeypatch):
+    clock, scenario = DeviceClock(cost.executor), Scenario.of("sarathi", 48, 8.0, 2, 16)
     submit = TorchExecutor.submit
 
-    def refuse_orca(executor, batch):
+    def refuse_hybrids(executor, batch):
         if batch.num_decode_tokens and batch.num_prefills:
             raise RunError("out of memory")
         submit(executor, batch)
 
-    monkeypatch.setattr(TorchExecutor, "submit", refuse_orca)
-    server.measure(points[:1], until=math.inf)
-    assert server.gain(points[0]) is None
+    monkeypatch.setattr(TorchExecutor, "submit", refuse_hybrids)
+    assert math.isnan(clock.gain(scenario).value)
+    assert "out of memory" in str(clock.reason)
     monkeypatch.undo()
-    server.measure(points[1:], until=math.inf)
-    gain = server.gain(points[1])
-    assert gain is not None
-    assert gain[0] > 0
+    assert DeviceClock(cost.executor).gain(scenario).value > 0
     assert cost.executor.num_in_flight == 0
 
 
@@ -119,16 +103,10 @@ def test_a_composition_is_measured_once_and_its_operations_sum_to_the_iteration(
     assert cost.uncertainty["matmul"] >= 0
 
 
-def test_a_batch_that_does_not_fit_has_no_time_and_gives_no_point(cost):
+def test_a_batch_that_does_not_fit_has_no_time(cost):
     too_large = make_batch(prefill_tokens=193)
     assert math.isnan(sum(cost.operation_times(too_large).values()))
     assert composition(too_large) not in cost.measurements
-    estimates = [Estimate(math.nan, 0.1), Estimate(-1.0, 0.1), Estimate(2.0, 0.1)]
-    points = timed_points(
-        {"fig08": [Point("", "1K", x, y) for x, y in enumerate(estimates)]}, "GPU, 13b"
-    )
-    assert list(points.x) == [2.0]
-    assert list(points.unit) == ["ratio"]
 
 
 def test_placed_sequences_hold_blocks_of_their_own_and_random_tokens(cost):
@@ -148,16 +126,6 @@ def test_coarse_to_fine_keeps_all_and_begins_with_the_ends(count):
             max(b - a for a, b in zip(sorted(order[:6]), sorted(order[:6])[1:], strict=False))
             <= count / 2
         )
-
-
-def test_figures_share_the_time_so_that_cheap_ones_come_to_their_end():
-    seen: list[str] = []
-    figures = [[Unit(name, lambda bench: ()) for _ in range(6)] for name in ("cheap", "dear")]
-    seconds = {"cheap": 1.0, "dear": 4.0}
-    for unit in in_fair_turns(figures, lambda: sum(seconds[name] for name in seen)):
-        seen.append(unit.figure)
-    assert seen[:8] == ["cheap", "dear", "cheap", "cheap", "cheap", "cheap", "dear", "cheap"]
-    assert seen.count("cheap") == seen.count("dear") == 6
 
 
 def test_summaries_have_a_median_and_quantiles_and_one_sample_shows_no_spread():

@@ -4,34 +4,24 @@ task end to end.
 
 from __future__ import annotations
 
-import math
 import re
 from typing import ClassVar
 
 import pandas as pd
 import pytest
 
-from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.engine.compositions import chunks_of, make_batch
 from sarathi_lab.engine.request import Batch
-from sarathi_lab.experiment.bench import Bench, Estimate, weighted
-from sarathi_lab.experiment.errors import ROWS, compare, error_table
-from sarathi_lab.experiment.figures import (
-    COLUMNS,
-    FIGURES,
-    PARTS,
-    Device,
-    devices_of,
-    paper,
-    predict,
-)
-from sarathi_lab.experiment.paper_points import KEYS, paper_points
+from sarathi_lab.experiment.clock import CostClock, Estimate, weighted
+from sarathi_lab.experiment.errors import compare, error_table
+from sarathi_lab.experiment.figures import COLUMNS, FIGURES, LABELS, PAPERS, paper
+from sarathi_lab.experiment.registry import KEYS
+from sarathi_lab.experiment.simulate import Job, jobs_of, predict
 from sarathi_lab.experiment.steady_state import lengths, steady, together
 from sarathi_lab.policy import Orca, RequestLevel, Sarathi
-from sarathi_lab.results.plots.figures import LOOKS, draw
+from sarathi_lab.results.plots.figures import draw
 from sarathi_lab.run import main
-from sarathi_lab.tasks.figures import Figures
 
 EVERY = 7
 
@@ -39,22 +29,18 @@ EVERY = 7
 @pytest.fixture(scope="module")
 def points() -> pd.DataFrame:
     """All figures, every 7th point of the long curves."""
-    predicted = [predict(part, device, EVERY) for part in PARTS for device in devices_of(part)]
-    return pd.concat([*map(paper, FIGURES), *predicted], ignore_index=True)
+    predicted = [predict(job, EVERY) for name in PAPERS for job in jobs_of(name)]
+    return pd.concat([*map(paper, PAPERS), *predicted], ignore_index=True)
 
 
 def test_every_point_of_the_paper_has_a_prediction(points):
-    assert list(points.columns) == COLUMNS
-    for part in PARTS:
-        wanted = paper_points(
-            part.figure, EVERY if part.figure in ("fig04", "fig07", "fig09", "fig11") else 1
-        )
-        if part.figure == "table4":
-            wanted = wanted[wanted.panel == part.model]
-        for device in devices_of(part):
-            own = points[points.device == device.name(part)]
-            found = wanted.merge(own[own.figure == part.figure], on=KEYS)
-            assert len(found) == len(wanted), (part.figure, device)
+    assert list(points.columns) == [*COLUMNS, *LABELS]
+    for name in PAPERS:
+        wanted = FIGURES[name].paper_points(EVERY if FIGURES[name].at else 1)
+        for job in jobs_of(name):
+            own = points[(points.device == job.device) & (points.figure == name)]
+            asked = wanted[wanted.panel == job.model] if name == "table4" else wanted
+            assert len(asked.merge(own, on=KEYS)) == len(asked), job
     assert points.y.notna().all()
     assert points.unit.notna().all()
     assert (points.y > 0).all()
@@ -116,18 +102,17 @@ def test_every_predicted_time_states_an_error(points):
     assert (predicted.uncertainty < 1).all()
 
 
-@pytest.mark.parametrize("figure", LOOKS)
+@pytest.mark.parametrize("figure", PAPERS)
 def test_every_figure_draws_a_line_for_each_series(points, figure):
-    canvas = draw(figure, points)
-    assert figure in FIGURES
     shown = points[points.figure == figure]
-    look = LOOKS[figure]
+    look = FIGURES[figure].look
+    canvas = draw(look, shown)
     panels = [panel for panel in dict.fromkeys(shown.panel) if panel not in look.left_out]
     assert [ax.get_title() for ax in canvas.axes if ax.has_data()] == [
         look.panel(name) for name in panels
     ]
     for ax, panel in zip(canvas.axes, panels, strict=False):
-        own = shown[(shown.panel == panel) & shown.series.str.endswith(look.series or "")]
+        own = shown[(shown.panel == panel) & (shown.series.isin(look.series) | (not look.series))]
         lines = own.drop_duplicates(["series", "device"])
         assert len(ax.patches if look.is_bars else ax.get_lines()) == len(lines)
         for line in ax.get_lines():
@@ -146,6 +131,7 @@ def test_errors_are_relative_and_compared_with_the_aim():
         ("fig08", "", "1K", 6.0, 99.0, "ratio", "simulated", "simulated a6000, analytic, 13b", 0.1),
     ]
     points = pd.DataFrame(rows, columns=COLUMNS)
+    points = points.assign(hardware="a6000", level="analytic", model="13b", method="")
     assert compare(points).error.tolist() == pytest.approx([0.08, -0.1])
     (row,) = error_table(points).itertuples()
     assert (row.points, row.mean, row.largest, row.stated) == pytest.approx((2, 0.09, 0.1, 0.2))
@@ -175,12 +161,12 @@ class ToyCost:
 
 
 def test_the_error_of_a_time_is_that_of_its_operations():
-    bench = Bench(ToyCost(), load_option("hardware", "a6000"))
-    alone = bench.batch(make_batch(num_decodes=1, context=5))
-    assert bench.seconds(alone) == pytest.approx((4.0, 0.2))  # 0.1 + 0.5 + 2 x 0.1 of 4 s
-    assert bench.seconds(alone, ["preproj"]) == pytest.approx((1.0, 0.1))
-    added = weighted((1.0, alone), (-1.0, bench.batch(make_batch(prefill_tokens=3))))
-    assert bench.seconds(added) == pytest.approx((1.0, 0.5))  # only the attention differs
+    clock = CostClock(ToyCost())
+    alone = clock.batch(make_batch(num_decodes=1, context=5))
+    assert clock.seconds(alone) == pytest.approx((4.0, 0.2))  # 0.1 + 0.5 + 2 x 0.1 of 4 s
+    assert clock.seconds(alone, ["preproj"]) == pytest.approx((1.0, 0.1))
+    added = weighted((1.0, alone), (-1.0, clock.batch(make_batch(prefill_tokens=3))))
+    assert clock.seconds(added) == pytest.approx((1.0, 0.5))  # only the attention differs
 
 
 # -- the steady state ------------------------------------------------------------------------------
@@ -233,11 +219,9 @@ def test_chunks_cover_the_prompt_once():
 
 
 def test_counting_and_serving_agree_where_nothing_is_left_over(points):
-    fig09 = points[
-        (points.figure == "fig09") & points.device.str.contains("profiled") & (points.x <= 3)
-    ]
-    served = fig09[~fig09.device.str.contains("counted")].set_index(KEYS).y
-    counted = fig09[fig09.device.str.contains("counted")].set_index(KEYS).y
+    fig09 = points[(points.figure == "fig09") & (points.level == "profiled") & (points.x <= 3)]
+    served = fig09[fig09.method == ""].set_index(KEYS).y
+    counted = fig09[fig09.method == "counted"].set_index(KEYS).y
     assert len(served) == len(counted) > 3
     assert (served / counted - 1).abs().max() < 0.02
 
@@ -252,7 +236,7 @@ def run(*args, tmp_path):
 def test_an_experiment_leaves_points_errors_and_a_picture(tmp_path, capsys):
     assert run("task=figures", "task.figures=[table2]", tmp_path=tmp_path) == 0
     points = pd.read_parquet(tmp_path / "run" / "figure.parquet")
-    assert list(points.columns) == COLUMNS
+    assert list(points.columns) == [*COLUMNS, *LABELS]
     assert set(points.source) == {"paper", "simulated"}
     assert set(points.figure) == {"table2"}
     errors = pd.read_csv(tmp_path / "run" / "errors.csv")
@@ -314,28 +298,26 @@ def test_bad_input_is_one_line(args, words, tmp_path, capsys):
 
 
 def test_every_figure_has_an_experiment_and_a_row_of_errors():
-    for figure in FIGURES:
-        assert (CONF / "experiment" / f"{figure}.yaml").is_file()
-        assert any(row.figure == figure for row in ROWS)
+    for name in PAPERS:
+        assert (CONF / "experiment" / f"{name}.yaml").is_file()
+        assert FIGURES[name].errors
     assert (CONF / "experiment" / "paper.yaml").is_file()
 
 
 def test_other_gpus_are_not_judged_by_the_papers_points(points):
-    other = points.assign(device=points.device.str.replace("simulated a6000", "simulated h100"))
-    assert not compare(other).device.str.contains("h100").any()
+    other = points.assign(hardware=points.hardware.str.replace("a6000", "h100"))
+    assert "h100" not in set(compare(other).hardware)
     assert len(compare(points)) > len(compare(other)) > 0
 
 
 def test_a_gpu_is_predicted_once_per_figure():
-    jobs = Figures(figures=["fig12", "table2"], gpus=["h100", "h100"])._jobs()
-    assert [(part.figure, device.hardware) for part, device in jobs] == [
-        ("fig12", "h100"),
-        ("table2", "h100"),
-    ]
+    jobs = [job for name in ("fig12", "table2") for job in jobs_of(name, ["h100", "h100"])]
+    assert [(job.figure, job.hardware) for job in jobs] == [("fig12", "h100"), ("table2", "h100")]
 
 
 def test_levels_follow_the_profiles_of_the_hardware_file():
-    by_model = {part.model: part for part in PARTS}
-    assert devices_of(by_model["13b"]) == [Device("a6000", "profiled"), Device("a6000", "analytic")]
-    assert devices_of(by_model["33b"]) == [Device("a100", "analytic")]
-    assert math.isclose(sum(1 for _ in devices_of(by_model["13b"], ["h100", "h200"])), 2)
+    profiled, analytic, of_33b = jobs_of("table4")
+    assert profiled == Job("table4", "13b", "a6000", "profiled")
+    assert analytic == Job("table4", "13b", "a6000", "analytic")
+    assert of_33b == Job("table4", "33b", "a100", "analytic")
+    assert len(jobs_of("table2", ["h100", "h200"])) == 2

@@ -8,8 +8,8 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -61,21 +61,27 @@ def run_compiler(*arguments: str, expected: int | None = 0) -> str:
     return done.stdout
 
 
-@cache
-def toys() -> dict[str, dict[str, dict[str, dict[str, object]]]]:
-    return json.loads(run_compiler(str(TESTS / "toy_kernels.py")).splitlines()[-1])
+class Toys:
+    """What was said of the toy kernels."""
+
+    def __init__(self, found: dict[str, Any]) -> None:
+        self.found = found
+
+    def rows(self, name: str) -> dict[str, dict[str, object]]:
+        """The rows of a toy kernel by capability."""
+        return self.found["rows"][name]
+
+    def complaints(self, name: str) -> dict[str, object]:
+        return {capability: row["complaint"] for capability, row in self.rows(name).items()}
 
 
-def toy(name: str) -> dict[str, dict[str, object]]:
-    """The rows of a toy kernel by capability."""
-    return toys()["rows"][name]
+@pytest.fixture(scope="module")
+def toys(made_once: Callable[[str, Callable[[], Any]], Any]) -> Toys:
+    script = str(TESTS / "toy_kernels.py")
+    return Toys(made_once("toys", lambda: json.loads(run_compiler(script).splitlines()[-1])))
 
 
-def complaints(name: str) -> dict[str, object]:
-    return {capability: row["complaint"] for capability, row in toy(name).items()}
-
-
-def test_sound_kernels_raise_no_complaint_on_any_chip() -> None:
+def test_sound_kernels_raise_no_complaint_on_any_chip(toys: Toys) -> None:
     for name in (
         "elementwise",
         "product",
@@ -83,49 +89,54 @@ def test_sound_kernels_raise_no_complaint_on_any_chip() -> None:
         "product in fp32",
         "product of descriptors",
     ):
-        assert set(complaints(name).values()) == {""}, name
+        assert set(toys.complaints(name).values()) == {""}, name
 
 
-def test_products_become_each_chips_own_matrix_instructions() -> None:
-    found = {capability: row["instructions"] for capability, row in toy("product").items()}
+def test_products_become_each_chips_own_matrix_instructions(toys: Toys) -> None:
+    found = {capability: row["instructions"] for capability, row in toys.rows("product").items()}
     assert found == {"80": "mma", "86": "mma", "90": "wgmma", "100": "tcgen05"}
     assert (
-        toy("product of few rows")["90"]["instructions"] == "mma"
+        toys.rows("product of few rows")["90"]["instructions"] == "mma"
     )  # 16 rows are too few for a warp group
-    assert toy("product in fp32")["90"]["instructions"] == ""
+    assert toys.rows("product in fp32")["90"]["instructions"] == ""
 
 
-def test_descriptors_are_read_by_the_tensor_memory_accelerator() -> None:
-    assert {row["copies"] for row in toy("product of descriptors").values()} == {"tma"}
-    assert {row["copies"] for row in toy("product").values()} == {"cp.async"}
+def test_descriptors_are_read_by_the_tensor_memory_accelerator(toys: Toys) -> None:
+    assert {row["copies"] for row in toys.rows("product of descriptors").values()} == {"tma"}
+    assert {row["copies"] for row in toys.rows("product").values()} == {"cp.async"}
 
 
-def test_spills_are_complained_of_in_hot_kernels_only() -> None:
-    assert int(str(toy("spills")["90"]["spill_bytes"])) > 100
-    assert "spill in a hot kernel" in str(complaints("spills")["90"])
-    assert toy("spills, not hot")["90"]["spill_bytes"] == toy("spills")["90"]["spill_bytes"]
-    assert complaints("spills, not hot") == {"90": ""}
+def test_spills_are_complained_of_in_hot_kernels_only(toys: Toys) -> None:
+    assert int(str(toys.rows("spills")["90"]["spill_bytes"])) > 100
+    assert "spill in a hot kernel" in str(toys.complaints("spills")["90"])
+    assert (
+        toys.rows("spills, not hot")["90"]["spill_bytes"]
+        == toys.rows("spills")["90"]["spill_bytes"]
+    )
+    assert toys.complaints("spills, not hot") == {"90": ""}
 
 
-def test_more_shared_memory_than_the_chip_has_is_complained_of() -> None:
+def test_more_shared_memory_than_the_chip_has_is_complained_of(toys: Toys) -> None:
     wrong = {
-        capability: text for capability, text in complaints("much shared memory").items() if text
+        capability: text
+        for capability, text in toys.complaints("much shared memory").items()
+        if text
     }
     assert wrong == {"86": "131072 bytes of shared memory, a block may use 101376"}
-    assert toy("much shared memory")["86"]["blocks_per_sm"] == 0
-    assert toy("much shared memory")["80"]["blocks_per_sm"] == 1
+    assert toys.rows("much shared memory")["86"]["blocks_per_sm"] == 0
+    assert toys.rows("much shared memory")["80"]["blocks_per_sm"] == 1
 
 
-def test_missing_products_and_failing_compilations_are_complained_of() -> None:
-    assert complaints("elementwise, tensor cores wanted") == {"90": "has no tl.dot"}
+def test_missing_products_and_failing_compilations_are_complained_of(toys: Toys) -> None:
+    assert toys.complaints("elementwise, tensor cores wanted") == {"90": "has no tl.dot"}
     assert (
         "does not compile: CompilationError: arange's range must be a power of 2"
-        in complaints("does not compile")["90"]
+        in toys.complaints("does not compile")["90"]
     )
 
 
-def test_arguments_are_specialised_as_a_launch_does() -> None:
-    of_one, of_48, texts, distinct = toys()["signatures"]
+def test_arguments_are_specialised_as_a_launch_does(toys: Toys) -> None:
+    of_one, of_48, texts, distinct = toys.found["signatures"]
     assert (of_one["num_elements"], of_one["extra"], of_one["scale"]) == (
         "constexpr",
         "constexpr",
@@ -135,7 +146,7 @@ def test_arguments_are_specialised_as_a_launch_does() -> None:
     assert texts[0] == "bf16 num_elements=1 extra=None BLOCK=64 warps=4 stages=3"
     assert texts[1] == "bf16/fp32 x:unaligned BLOCK=64 warps=4 stages=3"
     assert distinct == 2  # the third launch repeats the first
-    assert toys()["same"] is True, "a launch would compile something else than what was checked"
+    assert toys.found["same"] is True, "a launch would compile something else than what was checked"
 
 
 def launched(**flags: bool) -> Launch:
@@ -207,15 +218,20 @@ def test_blocks_per_sm_follows_the_scarcest_resource() -> None:
 
 
 @pytest.fixture(scope="module")
-def quick_rows(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
-    """The hot configurations, compiled now (or found in Triton's cache) by the command that a user
-    has.
+def quick_rows(
+    tmp_path_factory: pytest.TempPathFactory, made_once: Callable[[str, Callable[[], Any]], Any]
+) -> list[dict[str, str]]:
+    """A hot configuration of every kernel, compiled now (or found in Triton's cache) by the command
+    that a user has.
     """
-    path = tmp_path_factory.mktemp("compiled") / "quick.csv"
-    run_compiler(
-        "-m", "sarathi_kernels.compilation", "--quick", "--write", str(path), expected=None
-    )
-    return read_table(path)
+
+    def make() -> list[dict[str, str]]:
+        path = tmp_path_factory.mktemp("compiled") / "quick.csv"
+        command = ("-m", "sarathi_kernels.compilation", "--quick", "--write", str(path))
+        run_compiler(*command, expected=None)
+        return read_table(path)
+
+    return made_once("compiled", make)
 
 
 def complaints_of(rows: list[dict[str, str]]) -> list[str]:
@@ -262,21 +278,35 @@ def test_quick_figures_are_the_recorded_ones(quick_rows: list[dict[str, str]]) -
         assert figures[tuple(row[n] for n in identity)] == [row[n] for n in FIGURES]
 
 
-def test_no_number_of_tokens_compiles_anything_anew() -> None:
-    """Else serving would stop to compile whenever a batch is the first of 1 token, or of a multiple
-    of 16.
-    """
+@pytest.fixture(scope="module")
+def answers(made_once: Callable[[str, Callable[[], Any]], Any]) -> list[str]:
+    """What is compiled for 48, 1 and 17 tokens, and the exit code for an unknown kernel."""
     code = """
-from sarathi_kernels.runtime.chip import CHIPS
-from sarathi_kernels.compilation.table import units_of
+import sys
+from sarathi_kernels.compilation.__main__ import main
 from sarathi_kernels.compilation.configurations import record
+from sarathi_kernels.compilation.table import units_of
+from sarathi_kernels.runtime.chip import CHIPS
 for num_tokens in (48, 1, 17):
     launches = record(CHIPS[90], quick=True, num_tokens=num_tokens)
     print(sorted(unit.source.key for unit in units_of(launches, CHIPS[90])))
+sys.argv[1:] = ["--quick", "--kernel", "no_such_kernel"]
+print(main())
 """
-    of_48, of_1, of_17 = run_compiler("-c", code).splitlines()
+    return made_once("answers", lambda: run_compiler("-c", code).splitlines())
+
+
+def test_no_number_of_tokens_compiles_anything_anew(answers: list[str]) -> None:
+    """Else serving would stop to compile whenever a batch is the first of 1 token, or of a multiple
+    of 16.
+    """
+    of_48, of_1, of_17 = answers[:3]
     assert len(of_48) > 1000
     assert of_48 == of_1 == of_17
+
+
+def test_command_refuses_an_unknown_kernel(answers: list[str]) -> None:
+    assert answers[3] == "2"
 
 
 @pytest.mark.gpu
@@ -298,17 +328,6 @@ greedy(torch.zeros(3, 32000, dtype=torch.bfloat16, device="cuda"))
 print(found)
 """
     assert run_compiler("-c", code).splitlines()[-1] == "[True, True]"
-
-
-def test_command_refuses_an_unknown_kernel() -> None:
-    run_compiler(
-        "-m",
-        "sarathi_kernels.compilation.table",
-        "--quick",
-        "--kernel",
-        "no_such_kernel",
-        expected=2,
-    )
 
 
 def test_command_refuses_the_interpreter(

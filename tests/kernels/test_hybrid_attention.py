@@ -22,8 +22,10 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 VARIANTS = get_args(Variant)
 
 
-@pytest.mark.parametrize("num_splits", [1, 3])
-@pytest.mark.parametrize("name", ["hybrid", "window over tiles", "decodes", "whole prompts"])
+@pytest.mark.parametrize(
+    ("name", "num_splits"),
+    [("hybrid", 1), ("hybrid", 3), ("window over tiles", 3), ("decodes", 1), ("whole prompts", 1)],
+)
 def test_all_variants_give_the_same(name: str, num_splits: int) -> None:
     case = AWKWARD[name]
     inputs = make_inputs(case, device=DEVICE, dtype=torch.float16, num_sms=2)

@@ -22,7 +22,7 @@ from sarathi_kernels.elementwise.rotary_kv import rotate_and_store, rotate_and_s
 from sarathi_kernels.runtime.testing import poisoned, relative_error
 from sarathi_lab.executor.torch import backend
 from sarathi_lab.executor.torch.executor import TorchExecutor
-from sarathi_lab.executor.torch.teacher_forced import Cuts, forced_logits
+from sarathi_lab.executor.torch.teacher_forced import Cuts, teacher_forced_logits
 
 MAX_ERROR = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 # A kernel divides and rotates in another order than torch does, so that an entry between two steps
@@ -159,10 +159,12 @@ def test_the_engine_on_kernels_says_what_it_says_on_torch(kv_dtype, tmp_path) ->
     model = load("llama gqa, llama3 rope", tmp_path)
     model.spec = replace(model.spec, kv_dtype=kv_dtype)
     tokens = np.random.default_rng(3).integers(0, 97, (2, 40), dtype=np.int32)
-    expected = forced_logits(
+    expected = teacher_forced_logits(
         TorchExecutor(model, num_blocks=12, block_size=16), tokens[0], Cuts(17, 5), tokens[1:]
     )
     backend.use_triton(model, "series")
-    found = forced_logits(on_kernels(model, num_blocks=12), tokens[0], Cuts(17, 5), tokens[1:])
+    found = teacher_forced_logits(
+        on_kernels(model, num_blocks=12), tokens[0], Cuts(17, 5), tokens[1:]
+    )
     # What lies between two steps of the cache may be rounded to either, and later layers see it.
     assert relative_error(found, expected) < 0.02

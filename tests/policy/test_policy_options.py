@@ -8,17 +8,16 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from hydra import compose, initialize_config_dir
+from plans import plan_of, serve_plan
 
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.engine.executor import StepResult
 from sarathi_lab.engine.ledger import Ledger
-from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.policy.profile_table import make_profile_table, read_profile_table
 from sarathi_lab.run import main
-from sarathi_lab.tasks.plan import Plan, make_plan
+from sarathi_lab.tasks.plan import Plan
 
 OPTIONS = sorted(path.stem for path in (CONF / "policy").glob("*.yaml"))
 # Prompts are longer than the chunk, which is the smallest that every policy takes.
@@ -32,13 +31,10 @@ LOAD += [
 
 
 @cache
-def plan_of(option: str, executor: str, table: str) -> Plan:
-    own = [f"policy.profile_table={table}"] if option == "ascend_dynamic" else []
+def planned(option: str, executor: str, table: str) -> Plan:
+    own = {"policy.profile_table": table} if option == "ascend_dynamic" else {}
     device = ["device=cpu", "dtype=float32"] if executor == "torch" else []
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return make_plan(
-            compose("config", [f"policy={option}", f"executor={executor}", *LOAD, *own, *device])
-        )
+    return plan_of(option, f"executor={executor}", *LOAD, *device, changes=own)
 
 
 def step_time(batch: Batch) -> float:
@@ -79,27 +75,26 @@ def table(tmp_path_factory):
 @pytest.fixture(scope="module")
 def torch_executor(table):
     """One for all, as large as the largest of their batches."""
-    sizes = [plan_of(option, "torch", table) for option in OPTIONS]
+    sizes = [planned(option, "torch", table) for option in OPTIONS]
     largest = max(sizes, key=lambda plan: plan.sizes.max_batch_tokens)
     return largest.backend.build(largest.spec, None, replace(largest.sizes, chunk=None))
 
 
 @cache
 def tokens_of_orca(executor, table: str) -> dict[int, list[int]]:
-    return outcome(plan_of("orca", "torch", table), Clocked(executor))[1]
+    return outcome(planned("orca", "torch", table), Clocked(executor))[1]
 
 
 def outcome(plan: Plan, executor) -> tuple[Ledger, dict[int, list[int]]]:
-    ledger = Ledger()
-    run_engine(plan.load.requests, plan.scheduler(), executor, ledger)
+    ledger = serve_plan(plan, executor)
     table = ledger.requests()
     return ledger, dict(zip(table.request_id, map(list, table.output_token_ids), strict=True))
 
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_an_option_runs_on_both_executors_alike(option, table, torch_executor):
-    real, tokens = outcome(plan_of(option, "torch", table), Clocked(torch_executor))
-    plan = plan_of(option, "simulated", table)
+    real, tokens = outcome(planned(option, "torch", table), Clocked(torch_executor))
+    plan = planned(option, "simulated", table)
     simulated, _ = outcome(plan, SimulatedExecutor(step_time))
     iterations = simulated.iterations()
     assert real.iterations().equals(iterations)

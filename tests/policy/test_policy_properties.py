@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 import pytest
+from every_policy import MAX_LEN, POLICIES
 from helpers import ScriptedExecutor, scheduler_for
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -15,102 +16,8 @@ from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.engine.request import Request
 from sarathi_lab.engine.scheduler import Scheduler
-from sarathi_lab.policy import (
-    TGI,
-    Ascend,
-    AscendDynamic,
-    AscendV09,
-    ChunkedOnly,
-    FastDeploy,
-    LightLLM,
-    LlamaCpp,
-    LMDeploy,
-    LMDeployPytorch,
-    NanoVllm,
-    OpenVINO,
-    Orca,
-    PPas,
-    PrefillFirst,
-    RequestLevel,
-    Sarathi,
-    SarathiServe,
-    SarathiServeDynamic,
-    SGLang,
-    SplitFuse,
-    TensorRTLLM,
-    TransformersFIFO,
-    TransformersPrefillFirst,
-    VllmV0Chunked,
-    VllmV1,
-)
-from sarathi_lab.policy.profile_table import ProfileTable, Row
+from sarathi_lab.policy import SarathiServe
 
-MAX_LEN = 40
-# 8 tokens beside a decode, 6 beside up to two, nothing beside more.
-TABLE = ProfileTable((Row(8, 1, 64, 10.0), Row(6, 2, 64, 10.0), Row(12, 4, 64, 20.0)))
-POLICIES = {
-    "request_level": RequestLevel(),
-    "request_level_prompt": RequestLevel(reserve="prompt"),
-    "orca": Orca(),
-    "orca_unlimited_prompt": Orca(max_prefills=None, reserve="prompt"),
-    "prefill_first": PrefillFirst(max_num_batched_tokens=MAX_LEN, watermark=0.05),
-    "prefill_first_delay": PrefillFirst(delay_factor=1.5),
-    "sarathi": Sarathi(chunk=8, min_decodes=0),
-    "sarathi_full_house": Sarathi(chunk=8, min_decodes=3, reserve="prompt"),
-    "sarathi_paper": Sarathi(chunk=8),
-    "sarathi_many_prompt": Sarathi(chunk=8, max_prefills=None, reserve="prompt"),
-    "sarathi_serve": SarathiServe(chunk=8),
-    "sarathi_serve_chunk": SarathiServe(chunk=8, reserve="chunk", watermark=0.0),
-    "sglang": SGLang(chunked_prefill_size=8),
-    "sglang_mixed_pages": SGLang(chunked_prefill_size=8, page_size=4, enable_mixed_chunk=True),
-    "sglang_bold": SGLang(chunked_prefill_size=8, init_new_token_ratio=0.0, retract_decode_steps=2),
-    "trtllm": TensorRTLLM(max_num_tokens=8, chunk_unit_size=4),
-    "trtllm_turns_pausing": TensorRTLLM(8, "EQUAL_PROGRESS", 4, "MAX_UTILIZATION"),
-    "trtllm_forced_static": TensorRTLLM(8, "FORCE_CHUNK", 4, "STATIC_BATCH", True, True),
-    "tgi": TGI(max_batch_prefill_tokens=8),
-    "tgi_whole": TGI(MAX_LEN, chunking=False, max_batch_total_tokens=60, max_waiting_tokens=3),
-    "transformers_fifo": TransformersFIFO(max_batch_tokens=8),
-    "transformers_prefill_first": TransformersPrefillFirst(max_batch_tokens=8),
-    "transformers_prefill_first_margin": TransformersPrefillFirst(
-        max_batch_tokens=8, safety_margin=0.3
-    ),
-    "lightllm": LightLLM(batch_max_tokens=8),
-    "lightllm_eager": LightLLM(
-        batch_max_tokens=16, chunked_prefill_size=5, router_max_wait_tokens=2
-    ),
-    "lmdeploy": LMDeploy(max_prefill_token_num=6),
-    "lmdeploy_pytorch": LMDeployPytorch(max_prefill_token_num=8),
-    "lmdeploy_pytorch_eager": LMDeployPytorch(max_prefill_token_num=12, prefill_interval=1),
-    "openvino": OpenVINO(max_num_batched_tokens=8),
-    "openvino_whole": OpenVINO(max_num_batched_tokens=MAX_LEN, dynamic_split_fuse=False),
-    "llama_cpp": LlamaCpp(n_ubatch=8, n_batch=20),
-    "chunked_only": ChunkedOnly(chunk_size=8),
-    "chunked_only_chunk": ChunkedOnly(chunk_size=8, reserve="chunk"),
-    "sarathi_serve_dynamic": SarathiServeDynamic(
-        64, 32, chunk_schedule_max_tokens=20, chunk_schedule_stages=4
-    ),
-    "splitfuse": SplitFuse(max_ragged_batch_size=8),
-    "vllm_v0_chunked": VllmV0Chunked(max_num_batched_tokens=8),
-    "vllm_v0_chunked_chunk": VllmV0Chunked(max_num_batched_tokens=8, reserve="chunk"),
-    "vllm_v0_chunked_partial": VllmV0Chunked(8, 3, 1, 6),
-    "vllm_v1": VllmV1(max_num_batched_tokens=8),
-    "vllm_v1_threshold": VllmV1(
-        8, long_prefill_token_threshold=3, scheduler_reserve_full_isl=False
-    ),
-    "vllm_v1_whole": VllmV1(MAX_LEN, enable_chunked_prefill=False, watermark=0.1),
-    "p_pas": PPas(max_num_batched_tokens=16),
-    "p_pas_cap": PPas(max_num_batched_tokens=16, prefill_cap=5, min_active_prefills=1),
-    "nano_vllm": NanoVllm(max_num_batched_tokens=8),
-    "fastdeploy": FastDeploy(max_num_batched_tokens=8),
-    "fastdeploy_partial": FastDeploy(
-        8, 3, 2, 6, static_decode_blocks=1, prealloc_dec_block_slot_num_threshold=2
-    ),
-    "ascend_v0_9": AscendV09(max_num_batched_tokens=MAX_LEN),
-    "ascend_long": Ascend(max_long_partial_prefills=1, long_prefill_token_threshold=5),
-    "ascend_phases": Ascend(max_num_seqs=2, enable_pd_transfer=True, decode_max_num_seqs=3),
-    "ascend_chunked": Ascend(256, enable_chunked_prefill=True, long_prefill_token_threshold=4),
-    "ascend_dynamic": AscendDynamic(10, slo_limits_for_dynamic_batch=15, profile_table=TABLE),
-}
 # Those that let a later request pass an earlier one that has no room, or is long.
 OUT_OF_ORDER = (
     "trtllm",
@@ -156,17 +63,18 @@ class Checker(Ledger):
         self.finished_ids += [sequence.request.request_id for sequence in finished]
 
 
-@pytest.mark.parametrize(("capacity", "feeds_tokens"), [(1, False), (3, False), (2, True)])
 @pytest.mark.parametrize("name", POLICIES)
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
+    executor=st.sampled_from([(1, False), (3, False), (2, True)]),  # capacity, feeds_tokens
     queue=queues,
     num_blocks=st.integers(11, 40),
     num_host_blocks=st.integers(0, 20),
     queue_order=st.sampled_from(["fcfs", "priority", "shortest"]),
 )
-def test_invariants(name, capacity, feeds_tokens, queue, num_blocks, num_host_blocks, queue_order):
+def test_invariants(name, executor, queue, num_blocks, num_host_blocks, queue_order):
     policy = POLICIES[name]
+    capacity, feeds_tokens = executor
     requests = [Request(i, time, p, d, priority=i % 3) for i, ((p, d), time) in enumerate(queue)]
     scheduler = scheduler_for(
         policy,
@@ -205,7 +113,7 @@ def test_invariants(name, capacity, feeds_tokens, queue, num_blocks, num_host_bl
 
 
 @pytest.mark.parametrize("name", IN_ORDER)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(queue=queues)
 def test_requests_are_first_scheduled_in_order_of_arrival(name, queue):
     requests = sorted(

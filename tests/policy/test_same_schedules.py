@@ -1,8 +1,8 @@
 """The same seeds give the same schedules and simulated numbers as when `data/schedules.json` was
 recorded.
 
-`python tests/policy/test_same_schedules.py` records them anew: only after a change that is meant to
-change them.
+Run as a program (with tests/support on the path) it records them anew: only after a change that is
+meant to change them.
 """
 
 from __future__ import annotations
@@ -10,13 +10,18 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-import tempfile
+from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from plans import plan_of, serve_plan
 
+from sarathi_lab.results.metrics import add_costs, summarise
+from sarathi_lab.results.serving_metrics import latency
 from sarathi_lab.run import main
+from sarathi_lab.tasks.plan import Plan
 
 RECORDED = Path(__file__).parents[1] / "data" / "schedules.json"
 COMMON = ("executor=simulated", "tracking=none", "baselines=[]", "-m")
@@ -105,31 +110,60 @@ TIMED = [
 ]
 
 
-def _run(name: str, output: Path) -> dict[str, dict[str, object]]:
-    """What is compared of every run of a sweep, by the run's name."""
-    assert main([*SWEEPS[name], *COMMON, f"output={output}"]) == 0
-    runs: dict[str, dict[str, object]] = {}
-    for path in sorted(output.glob("*/*/*/run.json"), key=lambda path: int(path.parent.name)):
-        tables = [
-            pd.read_parquet(path.parent / f"{table}.parquet")[columns]
-            for table, columns in COUNTED.items()
-        ]
-        counted = "".join(table.astype("int64").to_csv(index=False) for table in tables)
-        summary = json.loads((path.parent / "summary.json").read_text())
-        runs[json.loads(path.read_text())["name"]] = {
-            "schedule": hashlib.sha256(counted.encode()).hexdigest()[:16],
-            **{metric: summary[metric] for metric in TIMED},
-        }
+Run = dict[str, object]
+
+
+def _run(name: str) -> dict[str, Run]:
+    """What is compared of every run of a sweep, by the run's name; planned and served in this
+    process, below the command line, with the jobs that the command makes: the last setting varies
+    fastest.
+    """
+    swept = [setting.split("=", 1) for setting in SWEEPS[name] if _is_chosen(setting)]
+    fixed = [setting for setting in SWEEPS[name] if not _is_chosen(setting)]
+    runs = {}
+    for values in product(*(choices.split(",") for _, choices in swept)):
+        chosen = dict(zip((key for key, _ in swept), values, strict=True))
+        policy = chosen.pop("policy", "sarathi")
+        run = " ".join([policy, *(f"{key}={value}" for key, value in chosen.items())])
+        runs[run] = _served(plan_of(policy, "executor=simulated", *fixed, changes=chosen))
     return runs
 
 
-@pytest.mark.parametrize("name", SWEEPS)
-def test_a_sweep_gives_what_was_recorded(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(Path(__file__).parents[2])
+def _is_chosen(setting: str) -> bool:
+    """Whether it is swept, or names the policy, which every job does."""
+    return setting.startswith("policy=") or ("," in setting and "[" not in setting)
+
+
+def _served(plan: Plan) -> Run:
+    ledger, peaks = serve_plan(plan), plan.backend.peaks()
+    requests = ledger.requests()
+    iterations = add_costs(ledger.iterations(), plan.spec, plan.backend.dtype_bytes, peaks)
+    summary = summarise(iterations, requests, peaks, None) | latency(requests)
+    return _compared({"iterations": iterations, "requests": requests}, summary)
+
+
+def _compared(tables: Mapping[str, pd.DataFrame], summary: Mapping[str, float]) -> Run:
+    counted = "".join(
+        tables[table][columns].astype("int64").to_csv(index=False)
+        for table, columns in COUNTED.items()
+    )
+    digest = hashlib.sha256(counted.encode()).hexdigest()[:16]
+    return {"schedule": digest, **{metric: summary[metric] for metric in TIMED}}
+
+
+def _run_by_command(name: str, output: Path) -> dict[str, Run]:
+    """The same from the folders that the command leaves."""
+    assert main([*SWEEPS[name], *COMMON, f"output={output}"]) == 0
+    runs = {}
+    for path in sorted(output.glob("*/*/*/run.json"), key=lambda path: int(path.parent.name)):
+        tables = {table: pd.read_parquet(path.parent / f"{table}.parquet") for table in COUNTED}
+        summary = json.loads((path.parent / "summary.json").read_text())
+        runs[json.loads(path.read_text())["name"]] = _compared(tables, summary)
+    return runs
+
+
+def _check(runs: dict[str, Run], name: str) -> None:
     expected = json.loads(RECORDED.read_text())[name]
-    runs = _run(name, tmp_path)
     assert list(runs) == list(expected)
     for run, recorded in expected.items():
         schedule = recorded.pop("schedule")
@@ -137,8 +171,21 @@ def test_a_sweep_gives_what_was_recorded(
         assert runs[run] == pytest.approx(recorded, rel=1e-9), run
 
 
+@pytest.fixture(autouse=True)
+def _in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(__file__).parents[2])
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_a_sweep_gives_what_was_recorded(name: str) -> None:
+    _check(_run(name), name)
+
+
+def test_the_command_leaves_what_was_recorded(tmp_path: Path) -> None:
+    _check(_run_by_command("priorities", tmp_path), "priorities")
+
+
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as folder:
-        found = {name: _run(name, Path(folder) / str(number)) for number, name in enumerate(SWEEPS)}
+    found = {name: _run(name) for name in SWEEPS}
     RECORDED.write_text(json.dumps(found, indent=1) + "\n")
     sys.exit()

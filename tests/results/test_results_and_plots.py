@@ -129,11 +129,11 @@ def test_single_runs_of_a_day_are_no_sweep(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "figure", sorted(path.stem for path in (EXPERIMENTS / "paper").glob("*.csv"))
+    "figure", sorted(path.stem for path in (EXPERIMENTS / "sarathi" / "paper").glob("*.csv"))
 )
 def test_every_paper_table_loads_and_is_described(figure):
     assert not load_paper(figure).isna().any().any()
-    assert f"`{figure}.csv`" in (EXPERIMENTS / "paper" / "README.md").read_text()
+    assert f"`{figure}.csv`" in (EXPERIMENTS / "sarathi" / "paper" / "README.md").read_text()
 
 
 def test_an_unknown_figure_is_refused():

@@ -5,7 +5,6 @@ methods.
 from __future__ import annotations
 
 import inspect
-import json
 import os
 import socket
 import subprocess
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from wandb_records import records_of, summary_of
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.results.tracking import (
@@ -25,20 +25,13 @@ from sarathi_lab.results.tracking import (
     WandbTracker,
 )
 
-WANDB = str(Path(sys.executable).parent / "wandb")
-RUN = {
-    "name": "a run",
-    "group": "a sweep",
-    "job_type": "run",
-    "tags": ["sarathi", "tiny"],
-    "config": {"chunk": 256},
-}
-
-
-def leet(*args: str) -> str:
-    return subprocess.run(
-        [WANDB, "leet", "inspect", *args], capture_output=True, text=True, timeout=60
-    ).stdout
+RUN = TrackedRun(
+    name="a run",
+    group="a sweep",
+    job_type="run",
+    tags=["sarathi", "tiny"],
+    config={"chunk": 256},
+)
 
 
 def the_run(folder: Path) -> Path:
@@ -60,38 +53,25 @@ def iterations(num_rows: int) -> pd.DataFrame:
     )
 
 
-def test_history_and_summary_are_what_was_logged(tracker, tmp_path):
+def test_history_and_summary_are_what_was_told(tracker, tmp_path):
     summary = {"throughput": 1234.56789, "roofline": 7.25}
-    with tracker.run(**RUN) as run:
-        run.log_iterations(iterations(5))
-        run.log_summary(summary)
-    shown = json.loads(leet("--summary", "--json", str(the_run(tmp_path))))
-    assert shown["state"] == "finished"
-    assert (shown["name"], shown["project"], shown["tags"]) == (
-        "a run",
-        "test",
-        ["sarathi", "tiny"],
-    )
+    tracker.track(replace(RUN, iterations=iterations(5), summary=summary))
+    shown = summary_of(the_run(tmp_path))
+    assert (shown["state"], shown["exit_code"]) == ("finished", 0)
+    assert (shown["name"], shown["project"], shown["tags"]) == ("a run", "test", RUN.tags)
     assert shown["config"] == {"chunk": 256}
     # The history's last row must not stand in for a summary number of the same name.
-    assert {
-        key: value for key, value in shown["summary"].items() if not key.startswith("_")
-    } == summary
-    history = [
-        row
-        for row in leet("--json", str(the_run(tmp_path))).splitlines()
-        if '"type":"history"' in row
-    ]
-    assert len(history) == 5
+    public = {key: value for key, value in shown["summary"].items() if not key.startswith("_")}
+    assert public == summary
+    assert len(records_of(the_run(tmp_path))["history"]) == 5
 
 
 def test_a_long_history_is_thinned_and_keeps_its_ends(tracker, tmp_path):
-    with tracker.run(**RUN) as run:
-        run.log_iterations(iterations(MAX_HISTORY_ROWS * 3))
-    lines = leet("--json", str(the_run(tmp_path))).splitlines()
-    history = [line for line in lines if '"type":"history"' in line]
+    tracker.track(replace(RUN, iterations=iterations(MAX_HISTORY_ROWS * 3)))
+    history = records_of(the_run(tmp_path))["history"]
     assert len(history) == MAX_HISTORY_ROWS
-    assert str(MAX_HISTORY_ROWS * 3 - 1) in history[-1]
+    assert history[0]["item"]["iteration"] == 0
+    assert history[-1]["item"]["iteration"] == MAX_HISTORY_ROWS * 3 - 1
 
 
 def test_tables_become_one_artifact_below_the_output_folder_of_their_tracker(tracker, tmp_path):
@@ -103,33 +83,20 @@ def test_tables_become_one_artifact_below_the_output_folder_of_their_tracker(tra
     )
     requests.to_parquet(tables / "requests.parquet")
     for each in (tracker, replace(tracker, dir=str(tmp_path / "other"))):
-        with each.run(**RUN) as run:
-            run.log_tables(tables)
-        shown = json.loads(
-            leet("--summary", "--json", str(*Path(each.dir).glob("wandb/offline-run-*/*.wandb")))
-        )
-        assert shown["summary"]["requests"]["nrows"] == 2
-        assert shown["summary"]["requests"]["ncols"] == 1
+        each.track(replace(RUN, folder=tables))
+        (path,) = Path(each.dir).glob("wandb/offline-run-*/*.wandb")
+        shown = summary_of(path)["summary"]["requests"]
+        assert (shown["nrows"], shown["ncols"]) == (2, 1)
         # Copies, for a later `wandb sync`, of both tables; the folder that was there before may
         # have been moved.
-        staged = {
-            path.read_bytes()
-            for path in Path(each.dir, "wandb", "data").rglob("*")
-            if path.is_file()
-        }
+        copies = Path(each.dir, "wandb", "data").rglob("*")
+        staged = {path.read_bytes() for path in copies if path.is_file()}
         assert {path.read_bytes() for path in tables.iterdir()} <= staged
 
 
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_a_block_that_raises_closes_its_run_as_failed(tracker, tmp_path, error):
-    def fail() -> None:
-        with tracker.run(**RUN) as run:
-            run.log_summary({"throughput": 1.0})
-            raise error
-
-    with pytest.raises(error):
-        fail()
-    shown = json.loads(leet("--summary", "--json", str(the_run(tmp_path))))
+def test_a_run_that_stopped_is_marked_as_failed(tracker, tmp_path):
+    tracker.track(replace(RUN, summary={"throughput": 1.0}, has_failed=True))
+    shown = summary_of(the_run(tmp_path))
     assert (shown["state"], shown["exit_code"]) == ("failed", 1)
     assert shown["summary"]["throughput"] == 1.0
 
@@ -147,52 +114,53 @@ def in_process(code: str, tmp_path: Path, **variables: str) -> subprocess.Comple
         if not name.startswith(("WANDB_", "NETRC"))
     }
     env = {**inherited, "HOME": str(tmp_path), "NETRC": str(tmp_path / "netrc"), **variables}
-    command = [
-        sys.executable,
-        "-c",
-        f"from sarathi_lab.results.tracking import WandbTracker\n{code}",
-    ]
+    command = [sys.executable, "-c", f"{IMPORTS}\n{code}"]
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=60, env=env, cwd=tmp_path
+        command, capture_output=True, text=True, timeout=120, env=env, cwd=tmp_path
     )
 
 
-@pytest.mark.parametrize(
-    ("variables", "netrc", "error"),
-    [
-        ({}, "", "nobody is logged in to W&B; run `wandb login`, or use tracking.mode=offline"),
-        ({"WANDB_API_KEY": "short"}, "", "the login is unusable"),
-        ({"WANDB_API_KEY": KEY}, "", None),
-        (
-            {"WANDB_BASE_URL": "http://127.0.0.1:9"},
-            f"machine 127.0.0.1:9 login user password {KEY}",
-            None,
-        ),
-    ],
-)
-def test_online_needs_a_login_which_is_checked_before_any_run(tmp_path, variables, netrc, error):
-    (tmp_path / "netrc").write_text(netrc)
+IMPORTS = "import os; from sarathi_lab.results.tracking import TrackedRun, WandbTracker"
+CASES = {  # variables, netrc, and what is said of them
+    "nobody": ({}, "", "nobody is logged in to W&B; run `wandb login`, or use tracking.mode=offl"),
+    "short": ({"WANDB_API_KEY": "short"}, "", "the login is unusable"),
+    "key": ({"WANDB_API_KEY": KEY}, "", None),
+    "netrc": ({}, f"machine 127.0.0.1:9 login user password {KEY}", None),
+}
+
+
+def test_online_needs_a_login_which_is_checked_before_any_run(tmp_path):
+    """Each case in a fork: W&B remembers a login as long as a process lives."""
+    for name, (_, netrc, _) in CASES.items():
+        (tmp_path / name).write_text(netrc)
+    code = f"""
+import wandb
+tracker = WandbTracker(project="test", mode="online", dir=".")
+for name, (variables, _, _) in {CASES!r}.items():
+    if (child := os.fork()) == 0:
+        os.environ.update({{"NETRC": os.path.abspath(name), **variables}})
+        try:
+            tracker.check()
+            print(name, "is fine", flush=True)
+        except Exception as error:
+            print(name, f"{{type(error).__name__}}: {{error}}", flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
     # A closed port stands in for the server: the check must not need it.
-    variables = {"WANDB_BASE_URL": "http://127.0.0.1:9", **variables}
-    done = in_process(
-        "WandbTracker(project='test', mode='online', dir='.').check()", tmp_path, **variables
-    )
-    if error is None:
-        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    else:
-        assert done.returncode == 1
-        assert f"UserError: tracking.mode=online, but {error}" in done.stderr.splitlines()[-1]
-
-
-def one_run(mode: str) -> str:
-    tracker = f"WandbTracker(project='test', mode='{mode}', dir='.')"
-    return f"with {tracker}.run(**{RUN}) as run: run.log_summary({{'mfu': 0.5}})"
+    done = in_process(code, tmp_path, WANDB_BASE_URL="http://127.0.0.1:9")
+    assert (done.returncode, done.stderr) == (0, "")
+    said = dict(line.split(" ", 1) for line in done.stdout.splitlines())
+    for name, (_, _, error) in CASES.items():
+        expected = "is fine" if error is None else f"UserError: tracking.mode=online, but {error}"
+        assert said[name].startswith(expected), name
 
 
 def test_offline_runs_print_nothing_and_send_nothing(tmp_path):
+    code = f"WandbTracker(project='test', mode='offline', dir='.').track({RUN!r})"
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
-        done = in_process(one_run("offline"), tmp_path, WANDB_BASE_URL=url, WANDB_API_KEY=KEY)
+        done = in_process(code, tmp_path, WANDB_BASE_URL=url, WANDB_API_KEY=KEY)
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
         server.settimeout(0.2)
         with pytest.raises(TimeoutError):  # nobody waits to be let in
@@ -217,14 +185,9 @@ def test_the_null_tracker_has_the_same_methods_and_leaves_nothing(tmp_path, monk
     null: Tracker = NullTracker()
     null.check()
     assert null.hint() == ""
-    with null.run(**RUN) as run:
-        run.log_iterations(iterations(2))
-        run.log_summary({})
-        run.log_tables(tmp_path)
+    null.track(replace(RUN, iterations=iterations(2), folder=tmp_path))
     assert list(tmp_path.iterdir()) == []
-    for protocol in (Tracker, TrackedRun):
-        for name, method in inspect.getmembers(protocol, inspect.isfunction):
-            if not name.startswith("_"):
-                assert inspect.signature(getattr(NullTracker, name)).parameters.keys() == (
-                    inspect.signature(method).parameters.keys()
-                )
+    for name, method in inspect.getmembers(Tracker, inspect.isfunction):
+        if not name.startswith("_"):
+            own = inspect.signature(getattr(NullTracker, name)).parameters
+            assert own.keys() == inspect.signature(method).parameters.keys()

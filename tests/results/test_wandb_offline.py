@@ -4,23 +4,19 @@ offline goes.
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
-from collections import defaultdict
-from functools import cache
 from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
 from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
+from wandb_records import records_of, summary_of
 
 from sarathi_lab.config.command_line import read_command_line
-from sarathi_lab.config.instantiate import build
 from sarathi_lab.config.paths import EXPERIMENTS
 from sarathi_lab.run import main
 
-WANDB = str(Path(sys.executable).parent / "wandb")
 SMALL = ["executor=simulated", "workload.num_requests=3", "batch=2"]
 SUMMARY = {
     *(
@@ -40,39 +36,18 @@ SUMMARY = {
 }
 
 
-@cache
-def records(path: Path) -> dict[str, list[dict]]:
-    """The records of a run by their kind, as W&B's own reader finds them."""
-    command = [WANDB, "leet", "inspect", "--json", str(path)]
-    found = defaultdict(list)
-    for line in subprocess.run(
-        command, capture_output=True, text=True, timeout=60, check=True
-    ).stdout.splitlines():
-        record = json.loads(line)
-        found[record["type"]].append(record[record["type"]])
-    return found
-
-
-@cache
-def summary(path: Path) -> dict:
-    command = [WANDB, "leet", "inspect", "--summary", "--json", str(path)]
-    return json.loads(
-        subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-    )
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> dict[str, Path]:
     """A sweep of two chunks with both baselines: name -> its record."""
     output = tmp_path_factory.mktemp("out")
     assert main([*SMALL, "chunk=128,256", "-m", f"output={output}"]) == 0
-    return {summary(path)["name"]: path for path in output.rglob("run-*.wandb")}
+    return {summary_of(path)["name"]: path for path in output.rglob("run-*.wandb")}
 
 
 def test_every_run_of_a_sweep_is_in_its_group_under_a_name_that_says_what_varies(runs):
     baselines = {"baseline orca", "baseline request_level"}
     assert runs.keys() == {*baselines, "sarathi chunk=128", "sarathi chunk=256", "sweep of chunk"}
-    opened = {name: records(path)["run"][0] for name, path in runs.items()}
+    opened = {name: records_of(path)["run"][0] for name, path in runs.items()}
     assert len({run["run_group"] for run in opened.values()}) == 1
     assert {name: run["job_type"] for name, run in opened.items()} == {
         **dict.fromkeys(runs, "serve"),
@@ -83,7 +58,7 @@ def test_every_run_of_a_sweep_is_in_its_group_under_a_name_that_says_what_varies
 
 
 def test_configs_are_flat_and_summaries_hold_what_people_compare(runs):
-    shown = summary(runs["sarathi chunk=256"])
+    shown = summary_of(runs["sarathi chunk=256"])
     config = shown["config"]
     flat = {
         "policy": "sarathi",
@@ -100,7 +75,7 @@ def test_configs_are_flat_and_summaries_hold_what_people_compare(runs):
 
 
 def test_the_history_has_its_three_x_axes(runs):
-    found = records(runs["sarathi chunk=256"])
+    found = records_of(runs["sarathi chunk=256"])
     steps = {metric["name"]: metric.get("step_metric") for metric in found["metric"]}
     assert {steps[f"iterations/{column}"] for column in ("mfu", "mbu")} == {"tokens"}
     assert steps["iterations/num_waiting"] == "time"
@@ -116,31 +91,23 @@ def test_the_history_has_its_three_x_axes(runs):
     assert all(row["time"] == row["iterations/end"] for row in rows)
 
 
-def test_a_run_uses_the_very_tables_that_its_baselines_logged(runs):
-    def artifacts(name: str) -> list[dict]:
-        return [found for found in records(runs[name])["artifact"] if found["type"] == "tables"]
-
-    (orca,) = artifacts("baseline orca")
-    used = [found for found in artifacts("sarathi chunk=256") if found.get("use_after_commit")]
-    (logged,) = [
-        found for found in artifacts("sarathi chunk=256") if not found.get("use_after_commit")
-    ]
-    assert {found["name"].rpartition("-")[0] for found in used} == {"orca", "request_level"}
-    assert (orca["name"], orca["digest"]) in {(found["name"], found["digest"]) for found in used}
-    assert logged["name"].startswith("sarathi-")
-    for artifact in (*used, logged):
-        contents = {
-            entry["path"]: Path(entry["local_path"]) for entry in artifact["manifest"]["contents"]
-        }
-        assert contents.keys() >= {"iterations.parquet", "requests.parquet"}
-        assert all(
-            path.is_file() for path in contents.values()
-        )  # `wandb sync` reads them from there
+def test_the_tables_of_equal_work_are_versions_of_one_artifact(runs):
+    artifacts = records_of(runs["sarathi chunk=256"])["artifact"]
+    (artifact,) = [found for found in artifacts if found["type"] == "tables"]
+    assert artifact["name"].startswith("sarathi-")
+    contents = {
+        entry["path"]: Path(entry["local_path"]) for entry in artifact["manifest"]["contents"]
+    }
+    assert contents.keys() >= {"iterations.parquet", "requests.parquet"}
+    assert all(path.is_file() for path in contents.values())  # `wandb sync` reads them from there
+    # What a run was compared with stands in its configuration.
+    baselines = summary_of(runs["sarathi chunk=256"])["config"]["baselines"]
+    assert baselines.keys() == {"orca", "request_level"}
 
 
 def test_tables_and_pictures_are_there_to_look_at(runs):
-    shown = summary(runs["sweep of chunk"])["summary"]["sweep"]
-    assert summary(runs["sarathi chunk=256"])["summary"]["requests"]["nrows"] == 3
+    shown = summary_of(runs["sweep of chunk"])["summary"]["sweep"]
+    assert summary_of(runs["sarathi chunk=256"])["summary"]["requests"]["nrows"] == 3
     folder = runs["sweep of chunk"].parent / "files" / "media"
     assert len(list(folder.rglob("*.png"))) == 1
     assert len(list(folder.rglob("*.table.json"))) == 1
@@ -201,7 +168,7 @@ def test_the_agents_command_makes_the_agents_run_and_leaves_its_baselines_their_
     assert done.returncode == 0, done.stderr
     opened = {
         run["display_name"]: run
-        for run in (records(path)["run"][0] for path in tmp_path.rglob("*.wandb"))
+        for run in (records_of(path)["run"][0] for path in tmp_path.rglob("*.wandb"))
     }
     (own,) = [run for name, run in opened.items() if name.startswith("sarathi chunk=128")]
     assert (own["run_id"], own["sweep_id"], own["project"], own["entity"]) == (

@@ -7,10 +7,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-import transformers
-from transformers import AutoModelForCausalLM, PretrainedConfig
-
-transformers.logging.set_verbosity_error()
 
 # Tests of model and executor run on the GPU where there is one: the same code, the other device.
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -32,28 +28,28 @@ LLAMA3_ROPE = {
 }
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
 
-FAMILIES: dict[str, tuple[type[PretrainedConfig], dict[str, object]]] = {
-    "llama": (transformers.LlamaConfig, {}),
+FAMILIES: dict[str, tuple[str, dict[str, object]]] = {  # name: class in transformers, settings
+    "llama": ("LlamaConfig", {}),
     "llama gqa, llama3 rope": (
-        transformers.LlamaConfig,
+        "LlamaConfig",
         {"num_key_value_heads": 2, "rope_parameters": LLAMA3_ROPE},
     ),
     "llama linear rope, tied": (
-        transformers.LlamaConfig,
+        "LlamaConfig",
         {"rope_parameters": LINEAR_ROPE, "tie_word_embeddings": True},
     ),
-    "llama biases": (transformers.LlamaConfig, {"attention_bias": True, "mlp_bias": True}),
-    "mistral": (transformers.MistralConfig, {"num_key_value_heads": 2, "sliding_window": None}),
-    "mistral window": (transformers.MistralConfig, {"num_key_value_heads": 2, "sliding_window": 7}),
-    "qwen2": (transformers.Qwen2Config, {"num_key_value_heads": 2}),
+    "llama biases": ("LlamaConfig", {"attention_bias": True, "mlp_bias": True}),
+    "mistral": ("MistralConfig", {"num_key_value_heads": 2, "sliding_window": None}),
+    "mistral window": ("MistralConfig", {"num_key_value_heads": 2, "sliding_window": 7}),
+    "qwen2": ("Qwen2Config", {"num_key_value_heads": 2}),
     "qwen2 tied": (
-        transformers.Qwen2Config,
+        "Qwen2Config",
         {"num_key_value_heads": 1, "tie_word_embeddings": True},
     ),
-    "qwen3": (transformers.Qwen3Config, {"num_key_value_heads": 2, "head_dim": 16}),
-    "gpt_neox": (transformers.GPTNeoXConfig, {"use_parallel_residual": False}),
+    "qwen3": ("Qwen3Config", {"num_key_value_heads": 2, "head_dim": 16}),
+    "gpt_neox": ("GPTNeoXConfig", {"use_parallel_residual": False}),
     "gpt_neox whole rotary": (
-        transformers.GPTNeoXConfig,
+        "GPTNeoXConfig",
         {
             "use_parallel_residual": False,
             "rope_parameters": {
@@ -74,11 +70,13 @@ def make_checkpoint(
 
     `sizes` go before the family's own.
     """
+    import transformers  # here, as it takes seconds
+
+    transformers.logging.set_verbosity_error()
     kind, settings = FAMILIES[family]
+    config = getattr(transformers, kind)(**{**SIZES, **settings, **sizes})
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(
-        kind(**{**SIZES, **settings, **sizes}), dtype=torch.float32
-    ).eval()
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:

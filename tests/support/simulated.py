@@ -4,6 +4,8 @@ batches.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.engine.compositions import make_batch
 from sarathi_lab.engine.request import Batch
@@ -42,6 +44,14 @@ TOY = Hardware(
     attention_launch=3.0,
     iteration_overhead=0.125,
     uncertainty={"matmul": 0.1, "attention": 0.2},
+)
+# The same among others.
+LINKED = replace(
+    TOY,
+    link_bytes_per_second=1e6,
+    network_bytes_per_second=1e5,
+    link_efficiency=0.5,
+    link_latency=0.25,
 )
 
 

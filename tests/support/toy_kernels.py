@@ -98,9 +98,9 @@ def launch_descriptors() -> None:
     )
 
 
-ALL, TENSOR_MEMORY_ACCELERATOR, HOPPER = (80, 86, 90, 100), (90, 100), (90,)
+ALL, AMPERE, TENSOR_MEMORY_ACCELERATOR, HOPPER = (80, 86, 90, 100), (80, 86), (90, 100), (90,)
 CASES: dict[str, tuple[tuple[int, ...], Callable[[], None]]] = {  # on which chips what is launched
-    "elementwise": (ALL, lambda: launch_add_one(meta(64), 64, is_hot=True)),
+    "elementwise": (HOPPER, lambda: launch_add_one(meta(64), 64, is_hot=True)),
     "elementwise, tensor cores wanted": (
         HOPPER,
         lambda: launch_add_one(meta(64), 64, uses_tensor_cores=True),
@@ -109,7 +109,7 @@ CASES: dict[str, tuple[tuple[int, ...], Callable[[], None]]] = {  # on which chi
     "product of few rows": (HOPPER, lambda: launch_product(16, 128, 64)),
     "product in fp32": (HOPPER, lambda: launch_product(32, 32, 32, dtype=torch.float32)),
     "product of descriptors": (TENSOR_MEMORY_ACCELERATOR, launch_descriptors),
-    "much shared memory": (ALL, lambda: launch_product(128, 128, 128, stages=3, warps=8)),
+    "much shared memory": (AMPERE, lambda: launch_product(128, 128, 128, stages=3, warps=8)),
     "spills": (HOPPER, lambda: launch_product(64, 128, 16, warps=1)),
     "spills, not hot": (HOPPER, lambda: launch_product(64, 128, 16, warps=1, is_hot=False)),
     "does not compile": (HOPPER, lambda: launch_product(128, 100, 64)),

@@ -6,24 +6,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 import yaml
-from composed import checked, run
+from composed import checked, kept, run
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from simulated import batch_of
 
-from sarathi_lab import run as run_module
-from sarathi_lab.config import command_line
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
-from sarathi_lab.config.paths import CONF
 from sarathi_lab.engine.executor import Sizes
+from sarathi_lab.executor.profile import ATTENTION, COLUMNS, ROW_OPERATIONS
 from sarathi_lab.executor.simulated.analytic import AnalyticCostModel
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
@@ -35,7 +32,7 @@ from sarathi_lab.executor.simulated.from_profile import (
     hardware_from_profile,
 )
 from sarathi_lab.executor.simulated.hardware import EFFICIENCIES, Hardware
-from sarathi_lab.executor.simulated.profile import ATTENTION, COLUMNS, ROW_OPERATIONS, Profile
+from sarathi_lab.executor.simulated.profile import Profile
 from sarathi_lab.executor.torch import profiling
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.executor.torch.profiling import (
@@ -63,21 +60,16 @@ def one_thread():
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
-    """A calibration of the tiny model: (its folder, the configuration that it was installed in,
-    printed text).
-    """
+    """A calibration of the tiny model: (its folder, the configuration that it was installed in)."""
     output = tmp_path_factory.mktemp("calibrate")
     conf = output / "repository" / "conf"
-    shutil.copytree(CONF, conf)
+    (conf / "hardware").mkdir(parents=True)
     with pytest.MonkeyPatch.context() as patch:
-        for module in (calibrate, command_line, run_module):
-            patch.setattr(module, "CONF", conf)
+        patch.setattr(calibrate, "CONF", conf)
         patch.setattr(profiling, "MAX_ROUNDS", 3)
         patch.setattr(profiling, "VISIT", 0.003)
         limits = ["task.seconds=30", "task.name=here", "task.install=true"]
-        assert main([*TINY, *limits, f"output={output}"]) == 0
-    (path,) = (output).glob("20*/*/here.yaml")
-    return path.parent, conf
+        return kept(output / "run", *TINY, *limits), conf
 
 
 def load(path) -> Hardware:
@@ -146,21 +138,15 @@ def test_interpolation_reproduces_the_measured_rows(measured):
 @pytest.mark.parametrize("level", ["analytic", "profiled"])
 def test_an_installed_hardware_is_an_option_of_the_command(measured, level, tmp_path, monkeypatch):
     _, conf = measured
-    for module in ("command_line", "run", "calibrate"):
-        monkeypatch.setattr(f"sarathi_lab.{module}.CONF", conf)
     monkeypatch.setattr("sarathi_lab.executor.simulated.cost_model.REPOSITORY", conf.parent)
     installed = yaml.safe_load((conf / "hardware" / "here.yaml").read_text())
     assert installed["profiles"] == {
         "tiny": "conf/hardware/here-profile.csv"
     }  # moves with the repository
-    args = [
-        "executor=simulated",
-        "hardware=here",
-        f"executor.cost_model={level}",
-        "model=tiny",
-        "dtype=float32",
-    ]
-    assert main([*args, "seq_len=256", "tracking=none", "baselines=[]", f"output={tmp_path}"]) == 0
+    device = ["executor=simulated", "hardware=here", f"hydra.searchpath=[file://{conf}]"]
+    small = ["model=tiny", "dtype=float32", "seq_len=256", "tracking=none", "baselines=[]"]
+    args = [*device, f"executor.cost_model={level}", *small, f"output={tmp_path}"]
+    assert main(args) == 0
     (summary,) = tmp_path.rglob("summary.json")
     assert json.loads(summary.read_text())["throughput"] > 0
 

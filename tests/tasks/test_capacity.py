@@ -213,8 +213,8 @@ def test_it_runs_on_a_real_device_with_a_relative_objective(tmp_path):
     lengths = {"prompt_p50": 20, "prompt_p90": 40, "output_p50": 4, "output_p90": 8, "max_len": 64}
     small = [f"workload.{name}={length}" for name, length in lengths.items()]
     limits = ["task.seeds=1", "task.precision=1.0", "task.highest=400", "task.lowest=20"]
-    device = ["model=tiny", "device=cpu", "policy=sarathi_serve", "chunk=64", "slo=relaxed"]
-    result = run(tmp_path, *SMALL, *device, *small, *limits)
+    own = ["model=tiny", "device=cpu", "executor.threads=1", "policy=sarathi_serve", "chunk=64"]
+    result = run(tmp_path, *SMALL, *own, *small, *limits, "slo=relaxed")
     assert {"capacity", "capacity_trials", "closed_rate"} <= set(result.summary)
     assert "requests/s (" in result.shown[0]
 

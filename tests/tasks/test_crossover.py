@@ -70,15 +70,15 @@ def test_the_steady_state_is_that_of_a_long_run(policy):
 
 @pytest.fixture(scope="module")
 def cells() -> pd.DataFrame:
-    return crossover([1, 10, 50], [512, 1024], [4, 16], [8, 128, 256], TIMES, kv_tokens=12_000)
+    return crossover([1, 10, 50], [256, 512], [4, 16], [8, 128, 256], TIMES, kv_tokens=6000)
 
 
 def test_cells_that_cannot_run_are_left_out(cells):
     assert set(cells.baseline) == {"request_level", "orca"}
-    assert not ((cells.batch == 16) & ((cells.seq_len == 1024) | (cells.chunk == 8))).any()
+    assert not ((cells.batch == 16) & ((cells.seq_len == 512) | (cells.chunk == 8))).any()
     assert len(cells) == 2 * 3 * (
         3 + 3 + 2
-    )  # batch 4 at both lengths, batch 16 at 512 without the chunk of 8
+    )  # batch 4 at both lengths, batch 16 at 256 without the chunk of 8
     assert len(crossover([1], [1024], [16], [128], TIMES, kv_tokens=100)) == 0
     # Prompt, decodes and the token that comes with the prompt: 1,025 a sequence.
     assert loads_that_fit([31], [1024], [4], 4100) == [(31, 1024, 4)]
@@ -97,9 +97,9 @@ def test_outcomes_are_gains_by_class(cells):
 
 def test_a_gain_is_the_ratio_of_steady_throughputs(cells):
     row = cells[
-        (cells.chunk == 256) & (cells.batch == 4) & (cells.pd_ratio == 50) & (cells.seq_len == 1024)
+        (cells.chunk == 256) & (cells.batch == 4) & (cells.pd_ratio == 50) & (cells.seq_len == 512)
     ]
-    load = (1004, 20, 4, TIMES)
+    load = (502, 10, 4, TIMES)
     for name, baseline in BASELINES.items():
         gain = steady_throughput(Sarathi(256), *load) / steady_throughput(baseline, *load) - 1
         assert row.gain[row.baseline == name].item() == pytest.approx(gain)
@@ -182,7 +182,7 @@ def test_the_task_writes_table_and_map_and_says_what_it_found(tmp_path, capsys):
 
 
 def test_hardware_model_policy_cost_model_and_picture_are_read(tmp_path):
-    one = ["task=crossover", "task.pd_ratios=[10,50]", "task.seq_lens=[1024]", "task.batches=[4]"]
+    one = ["task=crossover", "task.pd_ratios=[5,20]", "task.seq_lens=[300]", "task.batches=[8]"]
     others = (
         "hardware=a100",
         "model=7b",

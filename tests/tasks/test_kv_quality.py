@@ -26,7 +26,7 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import EXPERIMENTS
 from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.executor.torch.backend import TorchBackend
-from sarathi_lab.executor.torch.teacher_forced import Cuts, blocks_needed, forced_logits
+from sarathi_lab.executor.torch.teacher_forced import Cuts, blocks_needed, teacher_forced_logits
 from sarathi_lab.experiment.quality import agreement, joined
 from sarathi_lab.model.checkpoint import AutoModel
 from sarathi_lab.results import load
@@ -43,7 +43,7 @@ CELLS = ((Cuts(16), 0), (Cuts(33, 5), 2), (Cuts(LENGTH), 0), (Cuts(16, 5, prefix
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory) -> Path:
-    source = EXPERIMENTS / "kv_quality" / "train.py"
+    source = EXPERIMENTS / "lab" / "kv_quality" / "train.py"
     loader = importlib.util.spec_from_file_location("kv_quality_train", source)
     train = importlib.util.module_from_spec(loader)
     sys.modules[loader.name] = train  # dataclasses look their module up
@@ -53,10 +53,10 @@ def checkpoint(tmp_path_factory) -> Path:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # so small products gain nothing from more
     reached = train.train(
-        train.Recipe(**shape, length=LENGTH, batch=4, steps=250, learning_rate=1e-2), directory
+        train.Recipe(**shape, length=LENGTH, batch=4, steps=100, learning_rate=1e-2), directory
     )
     torch.set_num_threads(threads)
-    assert reached < 2.9  # nats a byte: 5.5 at random, 2.65 found here
+    assert reached < 3.1  # nats a byte: 5.5 at random, 2.89 found here
     return directory
 
 
@@ -78,14 +78,14 @@ def executor_of(checkpoint, kv_dtype: str, kernels: str = "torch"):
 @pytest.fixture(scope="module")
 def expected(checkpoint, pieces):
     executor = executor_of(checkpoint, "auto")
-    return [forced_logits(executor, piece[:-1], Cuts(LENGTH)) for piece in pieces]
+    return [teacher_forced_logits(executor, piece[:-1], Cuts(LENGTH)) for piece in pieces]
 
 
 def compared(executor, pieces, expected, cuts: Cuts, num_mates: int = 0):
     parts = []
     for number, (piece, reference) in enumerate(zip(pieces, expected, strict=True)):
         mates = [other[:-1] for other in [*pieces[number + 1 :], *pieces[:number]][:num_mates]]
-        found = forced_logits(executor, piece[:-1], cuts, mates)
+        found = teacher_forced_logits(executor, piece[:-1], cuts, mates)
         assert len(found) == (LENGTH // 2 if cuts.prefix_hit else LENGTH)
         targets = torch.from_numpy(piece[-len(found) :].astype(np.int64))
         parts.append((found, reference[-len(found) :], targets))

@@ -413,7 +413,7 @@ SHOWN = {
 
 def test_the_readme_shows_the_recorded_ratios():
     table = pd.read_csv(
-        EXPERIMENTS / "peers" / "results" / "cpu" / "peers.csv", keep_default_na=False
+        EXPERIMENTS / "lab" / "peers" / "results" / "cpu" / "peers.csv", keep_default_na=False
     )
     table["engine"] = (table.peer + " " + table.variant).str.strip()
     columns = [

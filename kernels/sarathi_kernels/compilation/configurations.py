@@ -60,7 +60,8 @@ def record(chip: Chip, *, quick: bool = False, num_tokens: int = 48) -> list[Lau
     """The launches, repeated ones included, of all operations on `chip`; `num_tokens` must make no
     difference.
 
-    `quick` leaves the hot shapes on every chip, with one of each head size and dtype on Hopper.
+    `quick` leaves one hot configuration of every kernel on every chip, with an 8-bit cache on
+    Hopper.
     """
     with recorded(chip) as recording:
         for shape in head_shapes(chip, quick):
@@ -78,17 +79,9 @@ def record(chip: Chip, *, quick: bool = False, num_tokens: int = 48) -> list[Lau
 
 def head_shapes(chip: Chip, quick: bool) -> list[HeadShape]:
     """The shapes to compile attention for on `chip`, each once."""
-    shapes = _quick_shapes(chip) if quick else _all_shapes()
-    return list(dict.fromkeys((*HOT_SHAPES, *shapes)))
-
-
-def _quick_shapes(chip: Chip) -> Iterator[HeadShape]:
-    if not chip.is_hopper:
-        return
-    yield from (HeadShape(head_size=size) for size in SUPPORTED_HEAD_SIZES)
-    yield from (HeadShape(dtype=dtype) for dtype in SUPPORTED_DTYPES)
-    yield HeadShape(block_size=BLOCK_SIZES[-1])
-    yield from (HeadShape(kv=kv) for kv in LARGEST)
+    if not quick:
+        return list(dict.fromkeys((*HOT_SHAPES, *_all_shapes())))
+    return [HeadShape(), *(HeadShape(kv=kv) for kv in list(LARGEST)[:1] if chip.is_hopper)]
 
 
 def _all_shapes() -> Iterator[HeadShape]:
@@ -123,17 +116,16 @@ def _attend(shape: HeadShape, num_tokens: int, quick: bool) -> None:
 
 
 def _work_divisions(shape: HeadShape, quick: bool) -> Iterator[tuple[Variant, int, int]]:
-    """Variant, rows of a tile and splits of a decode: all of the hot shapes, else all but of the
-    fused kernel.
-    """
-    is_hot = shape in HOT_SHAPES
+    """Variant, rows of a tile and splits of a decode; all there are for the hot shapes."""
     few, many = 1, 8
-    if is_hot or not quick:
-        yield from product(VARIANTS[:2], TILE_ROWS, (few, many))
-        yield "fused", TILE_ROWS[-1], many
-    else:
+    if quick:
         yield "series", TILE_ROWS[-1], many
-    if is_hot and not quick:
+        if shape in HOT_SHAPES:
+            yield "fused", TILE_ROWS[-1], many
+        return
+    yield from product(VARIANTS[:2], TILE_ROWS, (few, many))
+    yield "fused", TILE_ROWS[-1], many
+    if shape in HOT_SHAPES:
         yield from product(VARIANTS, TILE_ROWS, SPLITS)
 
 

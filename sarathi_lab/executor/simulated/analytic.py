@@ -1,11 +1,10 @@
-"""The `analytic` cost model: an iteration from the shapes of the model and a few figures of the
-device.
-"""
+"""The `analytic` cost model: an iteration from the model's shapes and a device's figures."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import cache
 
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.attention import decode_attention_time, prefill_attention_time
@@ -13,22 +12,19 @@ from sarathi_lab.executor.simulated.hardware import Hardware, Parallel
 from sarathi_lab.executor.simulated.matmul import matmul_time, overlapped
 from sarathi_lab.model.spec import Linear, ModelSpec
 
-CUT_BY_ROWS = (
-    "out_proj",
-    "ffn_down",
-)  # products whose partial sums are added over the devices (Megatron-LM)
+# Products whose partial sums are added over the devices (Megatron-LM).
+CUT_BY_ROWS = ("out_proj", "ffn_down")
 ALL_REDUCES = len(CUT_BY_ROWS)  # a layer
 NORMS = 2  # a layer
 
 
 class AnalyticCostModel:
-    """Seconds that `spec`, in elements of `dtype_bytes`, takes on devices of `hardware`, spread as
-    `parallel` says.
+    """Seconds of `spec`, in elements of `dtype_bytes`, on devices of `hardware`.
 
-    The devices that share a layer split heads, columns and rows as in Megatron-LM: what follows is
-    one device's share. Raises UserError for a model that does not come apart so, or hardware of
-    unknown links; ValueError for elements of another size than `hardware.dtype_bytes`: its peaks
-    are not theirs.
+    The devices of `parallel` that share a layer split heads, columns and rows as in Megatron-LM:
+    what follows is one device's share. Raises UserError for a model that does not come apart so, or
+    hardware of unknown links; ValueError for elements of another size than `hardware.dtype_bytes`:
+    its peaks are not theirs.
     """
 
     def __init__(
@@ -40,9 +36,8 @@ class AnalyticCostModel:
     ) -> None:
         if dtype_bytes != hardware.dtype_bytes:
             raise ValueError(
-                f"elements of {dtype_bytes} bytes have no peak in hardware {hardware.name}, "
-                "which holds those of "
-                f"{hardware.dtype_bytes} bytes"
+                f"elements of {dtype_bytes} bytes have no peak in hardware {hardware.name}, which "
+                f"holds those of {hardware.dtype_bytes} bytes"
             )
         self.parallel = parallel or Parallel()
         self.parallel.check(spec)
@@ -53,22 +48,17 @@ class AnalyticCostModel:
         self._network_rate = hardware.network_rate if self.parallel.pipeline > 1 else math.inf
         # Each device copies its share of a block over its own link.
         self._swapped_token_bytes = spec.kv_bytes_per_token(dtype_bytes) / self.parallel.num_devices
-        self._token_times: dict[
-            int, tuple[dict[str, float], float]
-        ] = {}  # by number of tokens, and their sum
-        self._emit_times: dict[
-            int, tuple[dict[str, float], float]
-        ] = {}  # by number of emitting rows, and their sum
+        # Computed once for each number of tokens: a run meets few different ones.
+        self._tokens = cache(self._layer_times)
+        self._emits = cache(self._emit_times)
 
     @property
     def uncertainty(self) -> Mapping[str, float]:
-        """Relative error of "matmul" and "attention" that the hardware file states."""
+        """As the hardware file states it."""
         return self.hardware.uncertainty
 
     def iteration_time(self, batch: Batch) -> float:
-        """Seconds of one iteration alone: its stages one after the other, and the sends between
-        them.
-        """
+        """Seconds of one iteration alone: its stages, one after the other, and the sends."""
         return sum(self.stage_times(batch)) + (self.parallel.pipeline - 1) * self.send_time(batch)
 
     def stage_times(self, batch: Batch) -> list[float]:
@@ -95,8 +85,7 @@ class AnalyticCostModel:
         return self._tokens(batch.num_tokens)[1] + attention
 
     def send_time(self, batch: Batch) -> float:
-        """Seconds from the end of a stage to the start of the next, on another node; 0 without a
-        pipeline.
+        """Seconds from the end of a stage to the start of the next, on another node; 0 without one.
 
         Each device sends its share of the hidden states, and gathers those of the others over the
         links of its node.
@@ -111,9 +100,7 @@ class AnalyticCostModel:
         return seconds
 
     def swap_time(self, batch: Batch) -> float:
-        """Seconds that a stage copies what its layers have in the swapped blocks, at the rate of
-        the host's link.
-        """
+        """Seconds that a stage copies its part of the swapped blocks over the host's link."""
         if not batch.num_swapped_tokens:
             return 0.0
         return batch.num_swapped_tokens * self._swapped_token_bytes / self.hardware.host_rate
@@ -126,67 +113,49 @@ class AnalyticCostModel:
         if the model is spread so, "swap" if blocks are copied.
         """
         num_layers, num_stages = self.spec.num_layers, self.parallel.pipeline
-        times = {
-            name: num_layers * time for name, time in self._tokens(batch.num_tokens)[0].items()
-        }
+        by_token, _ = self._tokens(batch.num_tokens)
+        times = {name: num_layers * time for name, time in by_token.items()}
         times["norms"] += self._final_norm_time(batch.num_tokens)
+        times["prefill_attention"] = num_layers * self._prefill_attention_time(batch)
+        times["decode_attention"] = num_layers * self._decode_attention_time(batch)
+        times |= self._emits(batch.num_emits)[0]
         waiting = num_layers * (self.layer_time(batch) - self._layer_device_time(batch))
-        return {
-            **times,
-            "prefill_attention": num_layers * self._prefill_attention_time(batch),
-            "decode_attention": num_layers * self._decode_attention_time(batch),
-            **self._emits(batch.num_emits)[0],
-            "overhead": waiting + self.hardware.iteration_overhead,
-            **({"send": (num_stages - 1) * self.send_time(batch)} if num_stages > 1 else {}),
-            **({"swap": num_stages * self.swap_time(batch)} if batch.num_swapped_tokens else {}),
-        }
+        times["overhead"] = waiting + self.hardware.iteration_overhead
+        if num_stages > 1:
+            times["send"] = (num_stages - 1) * self.send_time(batch)
+        if batch.num_swapped_tokens:
+            times["swap"] = num_stages * self.swap_time(batch)
+        return times
 
-    # -- by number of tokens: computed once, as a run meets few different ones ---------------------
+    # -- by number of tokens: seconds by operation, and their sum ----------------------------------
 
-    def _tokens(self, num_tokens: int) -> tuple[dict[str, float], float]:
-        """Seconds by operation of what depends on nothing but the number of tokens, in one layer,
-        and their sum.
-        """
-        if num_tokens not in self._token_times:
-            times = self._layer_times(num_tokens)
-            self._token_times[num_tokens] = times, sum(times.values())
-        return self._token_times[num_tokens]
-
-    def _layer_times(self, num_tokens: int) -> dict[str, float]:
+    def _layer_times(self, num_tokens: int) -> tuple[dict[str, float], float]:
+        """Of what depends on nothing but the number of tokens, in one layer."""
         hidden, tensor = self.spec.hidden_size, self.parallel.tensor
-        times = {
-            linear.name: self._linear_time(linear, num_tokens) for linear in self.spec.layer_linears
-        }
-        # Norms are fused with the residual before them: two rows read, two written, on every
-        # device.
+        linears = self.spec.layer_linears
+        times = {linear.name: self._linear_time(linear, num_tokens) for linear in linears}
+        # Norms are fused with the residual before them: two rows read, two written, everywhere.
         times["norms"] = NORMS * self._streaming_time(num_tokens * 4 * hidden)
         # Between the products of the FFN one row is read, or two with a gate, and one written.
         rows = 3 if self.spec.gated_ffn else 2
-        times["activation"] = self._streaming_time(
-            num_tokens * rows * math.ceil(self.spec.ffn_size / tensor)
-        )
+        ffn_share = math.ceil(self.spec.ffn_size / tensor)
+        times["activation"] = self._streaming_time(num_tokens * rows * ffn_share)
         times["kv_write"] = self._kv_write_time(num_tokens)
         if tensor > 1:
             times["all_reduce"] = ALL_REDUCES * self._all_reduce_time(num_tokens * hidden)
-        return times
+        return times, sum(times.values())
 
-    def _emits(self, num_emits: int) -> tuple[dict[str, float], float]:
-        """Seconds of the output head and of sampling, each device in its share of the vocabulary,
-        and their sum.
-        """
-        if num_emits not in self._emit_times:
-            vocab = math.ceil(self.spec.vocab_size / self.parallel.tensor)
-            times = {
-                "lm_head": self._linear_time(self.spec.lm_head, num_emits),
-                "sampling": self._streaming_time(num_emits * vocab),
-            }
-            self._emit_times[num_emits] = times, sum(times.values())
-        return self._emit_times[num_emits]
+    def _emit_times(self, num_emits: int) -> tuple[dict[str, float], float]:
+        """Of the output head and of sampling, each device in its share of the vocabulary."""
+        vocab = math.ceil(self.spec.vocab_size / self.parallel.tensor)
+        times = {
+            "lm_head": self._linear_time(self.spec.lm_head, num_emits),
+            "sampling": self._streaming_time(num_emits * vocab),
+        }
+        return times, sum(times.values())
 
     def _linear_time(self, linear: Linear, num_tokens: int) -> float:
-        """One device's share of one product: some of its rows or columns, in the pattern that saves
-        sends.
-        """
+        """One device's share of a product: some of its rows or columns, whichever saves sends."""
         rows, columns = linear.in_features, linear.out_features
         if linear.name in CUT_BY_ROWS:
             rows = math.ceil(rows / self.parallel.tensor)
@@ -200,24 +169,20 @@ class AnalyticCostModel:
     def _all_reduce_time(self, num_elements: int) -> float:
         """Ring: of n devices each sends 2 (n - 1) times an n-th."""
         n = self.parallel.tensor
-        return (
-            self.hardware.link_latency
-            + 2 * (n - 1) / n * num_elements * self.dtype_bytes / self._link_rate
-        )
+        sent = 2 * (n - 1) / n * num_elements * self.dtype_bytes
+        return self.hardware.link_latency + sent / self._link_rate
 
     def _kv_write_time(self, num_tokens: int) -> float:
-        """New keys and values are read as they were computed, and written as the cache holds
-        them.
-        """
+        """New keys and values are read as computed, and written as the cache holds them."""
         computed = 2 * self.spec.kv_size * self.dtype_bytes
         cached = 2 * self.spec.num_kv_heads * self.spec.kv_head_bytes(self.dtype_bytes)
         return self._moving_time(num_tokens * (computed + cached) // self.parallel.tensor)
 
     def _streaming_time(self, num_elements: int) -> float:
-        """Seconds of a kernel that does little but move elements; 0 if there are none to move."""
         return self._moving_time(num_elements * self.dtype_bytes)
 
     def _moving_time(self, num_bytes: int) -> float:
+        """Seconds of a kernel that does little but move data; 0 if there is none to move."""
         if num_bytes == 0:
             return 0.0
         return self.hardware.kernel_launch + num_bytes / self.hardware.memory_rate

@@ -1,8 +1,7 @@
-"""Time of attention over a KV cache on a GPU, one layer: prefill chunks limited by compute, decodes
-by memory.
+"""Time of one layer's attention on a GPU: chunks are bound by compute, decodes by memory.
 
-Prefills and decodes are separate calls (section 4.3.2 of SARATHI). The constants that differ by GPU
-are fields of `hardware.Hardware`, fitted by `experiments/cost_model/fit.py`.
+Prefills and decodes are separate calls (SARATHI, section 4.3.2). What differs by GPU is a field of
+`Hardware`, fitted by `experiments/lab/cost_model/fit.py`.
 """
 
 from __future__ import annotations
@@ -13,9 +12,7 @@ from functools import lru_cache
 from sarathi_lab.executor.simulated.hardware import Hardware
 from sarathi_lab.executor.simulated.matmul import num_waves, overlapped
 
-# queries of one head that a multiprocessor takes at once: between 700 and 750 tokens Fig 7 has a
-# step
-QUERY_TILE = 64
+QUERY_TILE = 64  # queries of a head that an SM takes at once: Fig 7 steps between 700 and 750
 MAX_SPLITS = 16  # parts into which the keys of one tile are cut to occupy idle multiprocessors
 
 
@@ -28,8 +25,7 @@ def prefill_attention_time(
     kv_head_bytes: int,
     hardware: Hardware,
 ) -> float:
-    """Seconds of one layer's attention of `chunks` (start, number of tokens), all in one call; 0
-    for none.
+    """Seconds of one layer's attention of `chunks` (start, num_tokens), all in one call.
 
     4 FLOPs per head entry and causal query-key pair, in whole tiles of queries: a chunk of 65
     computes 128. The keys before a chunk are dense and run at `attention_efficiency`, those within
@@ -52,24 +48,16 @@ def prefill_attention_time(
     )
     compute = 4 * num_heads * head_size * weighted_pairs / hardware.flops_per_second
     memory = kv_bytes(kv_tokens, num_kv_heads, kv_head_bytes) / hardware.kv_rate
-    return hardware.attention_launch + overlapped(compute, memory) / occupancy(
-        blocks, hardware.num_sms, max_splits
-    )
+    share = occupancy(blocks, hardware.num_sms, max_splits)
+    return hardware.attention_launch + overlapped(compute, memory) / share
 
 
 def decode_attention_time(
-    num_sequences: int,
-    kv_tokens: int,
-    *,
-    num_kv_heads: int,
-    kv_head_bytes: int,
-    hardware: Hardware,
+    num_sequences: int, kv_tokens: int, *, num_kv_heads: int, kv_head_bytes: int, hardware: Hardware
 ) -> float:
-    """Seconds of one layer's attention of `num_sequences` queries that see `kv_tokens` tokens in
-    all; 0 for none.
+    """Seconds of one layer's attention of `num_sequences` decodes that see `kv_tokens` in all.
 
-    The keys and values are read once, at the share of the bandwidth that the occupied
-    multiprocessors draw.
+    Keys and values are read once, at the share of the bandwidth that the occupied SMs draw.
     """
     if num_sequences == 0:
         return 0.0
@@ -79,16 +67,12 @@ def decode_attention_time(
 
 
 def kv_bytes(num_tokens: int, num_kv_heads: int, kv_head_bytes: int) -> int:
-    """Bytes of the keys and values of `num_tokens` tokens in one layer, `ModelSpec.kv_head_bytes` a
-    head of either.
-    """
+    """Bytes of the keys and values of `num_tokens` tokens in one layer."""
     return 2 * num_tokens * num_kv_heads * kv_head_bytes
 
 
 @lru_cache(maxsize=2**14)
 def occupancy(blocks: int, num_sms: int, max_splits: int) -> float:
-    """Share of the multiprocessors' time in use, in (0, 1], when each block may be cut into up to
-    `max_splits`.
-    """
+    """Share of the SMs' time in use, in (0, 1], with each block cut into up to `max_splits`."""
     splits = range(1, max_splits + 1)
     return max(blocks * n / (num_sms * num_waves(blocks * n, num_sms)) for n in splits)

@@ -1,6 +1,4 @@
-"""A device that is only computed: hardware figures, a cost model and a virtual clock. Imports no
-torch.
-"""
+"""A device that is only computed: hardware figures, a cost model and a virtual clock."""
 
 from __future__ import annotations
 
@@ -20,17 +18,15 @@ from sarathi_lab.executor.simulated.pipeline import PipelineExecutor
 from sarathi_lab.model.roofline import Peaks
 from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec
 
-# What dtype=auto stands for by the size that a hardware file was measured in; the paper's figures
-# fit 2-byte elements.
+# What dtype=auto stands for, by the hardware file's size of elements; the paper's fit 2 bytes.
 DEFAULT_DTYPES = {2: "float16", 4: "float32"}
 
 
 @dataclass(frozen=True)
 class SimulatedBackend:
-    """Predicts times of `hardware`, `tensor_parallel` devices a layer and `pipeline_parallel`
-    stages of layers.
+    """Predicts times of `hardware`; token ids are not computed.
 
-    Token ids are not computed.
+    `tensor_parallel` devices share a layer, `pipeline_parallel` stages the layers.
     """
 
     name: ClassVar[str] = "simulated"
@@ -47,19 +43,18 @@ class SimulatedBackend:
         held = self.hardware.dtype_bytes
         valid = ["auto", *(name for name, size in DTYPE_BYTES.items() if size == held)]
         if self.dtype not in valid:
-            known = self.dtype in DTYPE_BYTES
-            peaks = (
-                f"can't be simulated, as hardware {self.hardware.name} holds the peaks of "
-                f"{held}-byte elements"
-            )
-            why = peaks if known else "is unknown"
+            why = "is unknown"
+            if self.dtype in DTYPE_BYTES:
+                why = (
+                    f"can't be simulated, as hardware {self.hardware.name} holds the peaks of "
+                    f"{held}-byte elements"
+                )
             raise UserError(f"dtype={self.dtype} {why}; use one of {', '.join(valid)}")
 
     @property
     def device_name(self) -> str:
-        if self.parallel.num_devices == 1:
-            return f"simulated {self.hardware.name}"
-        return f"simulated {self.hardware.name}, {self.parallel.description}"
+        spread = f", {self.parallel.description}" if self.parallel.num_devices > 1 else ""
+        return f"simulated {self.hardware.name}{spread}"
 
     @property
     def parallel(self) -> Parallel:
@@ -79,8 +74,7 @@ class SimulatedBackend:
         return DTYPE_BYTES[self.dtype_name]
 
     def check(self, spec: ModelSpec, kv_tokens: int, host_kv_tokens: int = 0) -> None:
-        """Raise UserError for a model that does not fit the devices or come apart, or that nothing
-        is known of.
+        """Raise UserError for a model that does not fit or come apart, or is not known of.
 
         Host memory is taken to be as large as needed.
         """
@@ -98,31 +92,22 @@ class SimulatedBackend:
         )
 
     def cautions(self, spec: ModelSpec) -> Sequence[str]:
-        """The cost model's error on shapes that it was not fitted to, and what of it favours
-        chunks.
-        """
+        """The cost model's error on shapes not fitted to, and what of it favours chunks."""
         errors = self._cost(spec).uncertainty
         stated = ", ".join(f"{kind} {error:.0%}" for kind, error in errors.items())
         cautions = [f"the cost model's mean error on held-out shapes: {stated}"]
-        hardware = self.hardware
-        if (
-            self.cost_model == "analytic"
-            and hardware.causal_efficiency < hardware.attention_efficiency
-        ):
-            within, before = hardware.causal_efficiency, hardware.attention_efficiency
+        within, before = self.hardware.causal_efficiency, self.hardware.attention_efficiency
+        if self.cost_model == "analytic" and within < before:
             cautions.append(
-                f"hardware {hardware.name} attends within a chunk at {within:.0%} of the peak, "
-                "to tokens before it at "
-                f"{before:.0%}: so cutting a long prompt makes its attention faster here; "
-                "compare with "
-                f"hardware.causal_efficiency={before:g}"
+                f"hardware {self.hardware.name} attends within a chunk at {within:.0%} of the "
+                f"peak, to tokens before it at {before:.0%}: so cutting a long prompt makes its "
+                f"attention faster here; compare with hardware.causal_efficiency={before:g}"
             )
         if spec.kv_dtype != "auto":
             cautions.append(
                 f"the cost model counts what cache.dtype={spec.kv_dtype} saves in bytes, and "
-                "charges nothing for the "
-                "conversion, which no fit has seen: attention to long contexts is the fastest "
-                "that it can be"
+                "charges nothing for the conversion, which no fit has seen: attention to long "
+                "contexts is the fastest that it can be"
             )
         return cautions
 

@@ -16,8 +16,7 @@ from sarathi_lab.model.spec import ModelSpec
 Level = Literal["analytic", "profiled"]
 OperationTimes = Callable[[Batch], dict[str, float]]  # seconds by operation
 
-# Operations by kind, under the names that the paper's figures have for them. What is in none is
-# overhead.
+# Operations by kind, as the paper's figures call them. What is in none is overhead.
 KINDS: Mapping[str, tuple[str, ...]] = {
     "preproj": ("qkv_proj",),
     "attn": ("prefill_attention", "decode_attention", "kv_write"),
@@ -34,9 +33,7 @@ class CostModel(Protocol):
 
     @property
     def uncertainty(self) -> Mapping[str, float]:
-        """Relative error by kind of operation ("matmul", "attention") on shapes that nothing was
-        fitted to.
-        """
+        """Mean relative error of "matmul" and "attention" on shapes that nothing was fitted to."""
         ...
 
     def iteration_time(self, batch: Batch) -> float:
@@ -65,27 +62,21 @@ def make_cost_model(
         return AnalyticCostModel(spec, hardware, dtype_bytes, parallel)
     if parallel is not None and parallel.num_devices > 1:
         raise UserError(
-            "executor.cost_model=profiled holds for one device, not for "
-            f"{parallel.description}; use "
-            "executor.cost_model=analytic, or tensor_parallel=1 and pipeline_parallel=1"
+            f"executor.cost_model=profiled holds for one device, not for {parallel.description}; "
+            "use executor.cost_model=analytic, or tensor_parallel=1 and pipeline_parallel=1"
         )
     if spec.kv_dtype != "auto":
         raise UserError(
-            "executor.cost_model=profiled holds for a cache in the model's own type, in which "
-            "it was measured, "
-            f"not for cache.dtype={spec.kv_dtype}; use executor.cost_model=analytic, or "
-            "cache.dtype=auto"
+            "executor.cost_model=profiled holds for a cache in the model's own type, in which it "
+            f"was measured, not for cache.dtype={spec.kv_dtype}; use executor.cost_model=analytic, "
+            "or cache.dtype=auto"
         )
     if spec.name not in hardware.profiles:
-        known = ", ".join(hardware.profiles) or "none"
         raise UserError(
             f"executor.cost_model=profiled: hardware {hardware.name} has no profile of model "
-            f"{spec.name} (it has: "
-            f"{known}); measure one on the device with task=calibrate, or use "
-            "executor.cost_model=analytic"
+            f"{spec.name} (it has: {', '.join(hardware.profiles) or 'none'}); measure one on the "
+            "device with task=calibrate, or use executor.cost_model=analytic"
         )
-    seconds = (
-        hardware.host_bytes_per_second
-        and spec.kv_bytes_per_token(dtype_bytes) / hardware.host_bytes_per_second
-    )
+    rate = hardware.host_bytes_per_second
+    seconds = rate and spec.kv_bytes_per_token(dtype_bytes) / rate
     return ProfiledCostModel(Profile.read(REPOSITORY / hardware.profiles[spec.name]), seconds)

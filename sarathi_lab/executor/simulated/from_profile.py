@@ -1,7 +1,6 @@
-"""The figures of a `Hardware` from a profile measured on it: efficiencies and fixed costs of the
-analytic cost model.
+"""A `Hardware` from a profile measured on it: efficiencies and fixed costs of the analytic model.
 
-As in `experiments/cost_model/fit.py` they are those of the least mean |ln(predicted / measured)|:
+As in `experiments/lab/cost_model/fit.py` they are those of the least mean |ln(predicted / measured)|:
 of products and norms first, then of attention; the fixed cost of an iteration is the median of what
 the rows of `others` leave.
 """
@@ -15,16 +14,23 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from scipy.optimize import minimize
 
 from sarathi_lab.engine.compositions import make_batch
 from sarathi_lab.engine.request import Batch
+from sarathi_lab.executor.profile import ATTENTION
 from sarathi_lab.executor.simulated.analytic import AnalyticCostModel
 from sarathi_lab.executor.simulated.hardware import UNCERTAIN, Hardware
-from sarathi_lab.executor.simulated.profile import ATTENTION, Profile
+from sarathi_lab.executor.simulated.profile import Profile
 from sarathi_lab.model.spec import ModelSpec
 
-Errors = NDArray[np.float64]  # predicted / measured - 1, one entry per measurement
-Group = tuple[Errors, NDArray[np.float64]]  # errors, and their weights of sum 1
+Floats = NDArray[np.float64]
+Errors = Floats  # predicted / measured - 1, one entry per measurement
+Group = tuple[Errors, Floats]  # errors, and their weights of sum 1
+
+
+MAX_ITERATIONS = 120
+TOLERANCES = {"xatol": 1e-3, "fatol": 1e-5}  # of the logarithms, and of their mean error
 
 
 def fit(
@@ -32,63 +38,27 @@ def fit(
 ) -> Hardware:
     """`hardware` with the fields `names` at the least mean error, starting from the values it has.
 
-    The groups that `errors` gives count alike.
+    The groups that `errors` gives count alike. Nelder and Mead's simplex, over logarithms.
     """
+    start = np.log([getattr(hardware, name) for name in names])
+    limits = np.array([0.0 if name.endswith("efficiency") else math.inf for name in names])
 
-    def with_values(logs: NDArray[np.float64]) -> Hardware:
+    def with_values(logs: Floats) -> Hardware:
         return replace(hardware, **dict(zip(names, np.exp(logs).tolist(), strict=True)))
 
-    def loss(logs: NDArray[np.float64]) -> float:
-        if any(
-            log > 0 for name, log in zip(names, logs, strict=True) if name.endswith("efficiency")
-        ):
+    def loss(logs: Floats) -> float:
+        if (logs > limits).any():
             return math.inf
         groups = errors(with_values(logs))
-        return float(
-            np.mean([np.sum(weights * np.abs(np.log1p(error))) for error, weights in groups])
-        )
+        return float(np.mean([weights @ np.abs(np.log1p(error)) for error, weights in groups]))
 
-    return with_values(minimise(loss, np.log([getattr(hardware, name) for name in names])))
-
-
-def minimise(
-    loss: Callable[[NDArray[np.float64]], float], start: NDArray[np.float64], iterations: int = 120
-) -> NDArray[np.float64]:
-    """The simplex of Nelder and Mead; `start` and its neighbours are logarithms."""
-    corners = [
-        start,
-        *(start + 0.1 * (-1) ** i * row for i, row in enumerate(np.eye(len(start)), start=1)),
-    ]
-    simplex = sorted(_rated(loss, corner) for corner in corners)
-    for _ in range(iterations):
-        worst = np.array(simplex[-1][1])
-        away = np.mean([corner for _, corner in simplex[:-1]], axis=0) - worst
-        best = _rated(loss, worst + 2 * away)
-        if best < simplex[0]:
-            best = min(best, _rated(loss, worst + 3 * away))
-        elif best >= simplex[-2]:
-            best = min(best, _rated(loss, worst + 0.5 * away))
-        if best < simplex[-1]:
-            simplex[-1] = best
-        else:
-            lowest = np.array(simplex[0][1])
-            simplex[1:] = [
-                _rated(loss, 0.5 * (lowest + np.array(corner))) for _, corner in simplex[1:]
-            ]
-        simplex.sort()
-    return np.array(simplex[0][1])
+    corners = [start + 0.1 * (-1) ** i * row for i, row in enumerate(np.eye(len(start)), start=1)]
+    options = {"initial_simplex": [start, *corners], "maxiter": MAX_ITERATIONS, **TOLERANCES}
+    return with_values(minimize(loss, start, method="Nelder-Mead", options=options).x)
 
 
-def _rated(
-    loss: Callable[[NDArray[np.float64]], float], point: NDArray[np.float64]
-) -> tuple[float, tuple[float, ...]]:
-    return loss(point), tuple(point.tolist())
-
-
-def octave_weights(num_tokens: pd.Series) -> NDArray[np.float64]:
-    """Weights of sum 1 that let every doubling of tokens above 16 count alike: tables have more
-    rows of many tokens.
-    """
+def octave_weights(num_tokens: pd.Series) -> Floats:
+    """Weights of sum 1 that let every doubling of tokens above 16 count alike."""
     octave = np.ceil(np.log2(num_tokens.clip(lower=16))).to_numpy()
     _, inverse, counts = np.unique(octave, return_inverse=True, return_counts=True)
     return 1.0 / counts[inverse] / len(counts)
@@ -154,30 +124,21 @@ def hardware_from_profile(
         dtype_bytes=dtype_bytes,
         **START,
     )
-    fitted, held_out = _split(profile)
-    products = (*MATMUL, "elementwise")
-    hardware = fit(
-        hardware,
-        STREAMED,
-        lambda tried: [evenly(_errors(tried, spec, fitted, name)) for name in products],
-    )
-    hardware = fit(
-        hardware,
-        ATTENDED,
-        lambda tried: [evenly(_errors(tried, spec, fitted, name)) for name in ATTENTION],
-    )
+    rows = [profile.rows(operation) for operation in PARTS]
+    fitted, held_out = (pd.concat([part.iloc[i::2] for part in rows]) for i in (0, 1))
+    for fields, operations in ((STREAMED, (*MATMUL, "elementwise")), (ATTENDED, ATTENTION)):
+
+        def errors(tried: Hardware, operations: Sequence[str] = operations) -> list[Group]:
+            return [evenly(_errors(tried, spec, fitted, name)) for name in operations]
+
+        hardware = fit(hardware, fields, errors)
     left = _measured(fitted, "others") - _predicted(hardware, spec, fitted, "others")
-    uncertainty = {
-        kind: float(
-            np.mean(
-                np.abs(np.concatenate([_errors(hardware, spec, held_out, name) for name in names]))
-            )
-        )
-        for kind, names in (("matmul", MATMUL), ("attention", ATTENTION))
-    }
-    return replace(
-        hardware, iteration_overhead=max(0.0, float(np.median(left))), uncertainty=uncertainty
-    )
+    uncertainty = {}
+    for kind, operations in (("matmul", MATMUL), ("attention", ATTENTION)):
+        found = [_errors(hardware, spec, held_out, name) for name in operations]
+        uncertainty[kind] = float(np.abs(np.concatenate(found)).mean())
+    overhead = max(0.0, float(np.median(left)))
+    return replace(hardware, iteration_overhead=overhead, uncertainty=uncertainty)
 
 
 def batch_of_row(operation: str, num_tokens: int, kv_tokens: int) -> Batch:
@@ -189,26 +150,18 @@ def batch_of_row(operation: str, num_tokens: int, kv_tokens: int) -> Batch:
     return make_batch(prefill_tokens=num_tokens, start=max(0, kv_tokens - num_tokens))
 
 
-def _split(profile: Profile) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Every second row of each operation, and the others."""
-    rows = [profile.rows(operation) for operation in PARTS]
-    return pd.concat([part.iloc[::2] for part in rows]), pd.concat(
-        [part.iloc[1::2] for part in rows]
-    )
-
-
-def _measured(table: pd.DataFrame, operation: str) -> Errors:
+def _measured(table: pd.DataFrame, operation: str) -> Floats:
     return table.seconds[table.operation == operation].to_numpy(float)
 
 
-def _predicted(hardware: Hardware, spec: ModelSpec, table: pd.DataFrame, operation: str) -> Errors:
+def _predicted(hardware: Hardware, spec: ModelSpec, table: pd.DataFrame, operation: str) -> Floats:
     cost = AnalyticCostModel(spec, hardware, hardware.dtype_bytes)
     rows = table[table.operation == operation]
     times = []
     for num_tokens, kv_tokens in zip(rows.num_tokens, rows.kv_tokens, strict=True):
-        parts: Sequence[str] = PARTS[operation]
-        by_part = cost.operation_times(batch_of_row(operation, int(num_tokens), int(kv_tokens)))
-        times.append(sum(by_part[part] for part in parts))
+        batch = batch_of_row(operation, int(num_tokens), int(kv_tokens))
+        by_part = cost.operation_times(batch)
+        times.append(sum(by_part[part] for part in PARTS[operation]))
     return np.array(times)
 
 

@@ -8,20 +8,14 @@ from dataclasses import dataclass, field
 from sarathi_lab.config.errors import UserError, require_int, require_number
 from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec
 
+PEAKS = ("flops_per_second", "bytes_per_second", "memory_bytes")
 EFFICIENCIES = (
-    "matmul_efficiency",
-    "attention_efficiency",
-    "causal_efficiency",
-    "memory_efficiency",
-    "kv_efficiency",
-    "link_efficiency",
+    *("matmul_efficiency", "attention_efficiency", "causal_efficiency"),
+    *("memory_efficiency", "kv_efficiency", "link_efficiency"),
 )
 FIXED_COSTS = (
-    "kernel_launch",
-    "attention_launch",
-    "iteration_overhead",
-    "layer_host_time",
-    "link_latency",
+    *("kernel_launch", "attention_launch", "iteration_overhead"),
+    *("layer_host_time", "link_latency"),
 )
 LINKS = ("link_bytes_per_second", "network_bytes_per_second", "host_bytes_per_second")
 UNCERTAIN = ("matmul", "attention")  # the kinds of operation that `Hardware.uncertainty` speaks of
@@ -29,28 +23,24 @@ UNCERTAIN = ("matmul", "attention")  # the kinds of operation that `Hardware.unc
 
 @dataclass(frozen=True)
 class Hardware:
-    """One device as `cost_model.CostModel` sees it; `conf/hardware/*.yaml` gives each figure's
-    source.
+    """One device as cost models see it; `conf/hardware/*.yaml` gives each figure's source.
 
     Peaks are dense FLOP/s on elements of `dtype_bytes` bytes, bytes/s of memory and bytes of
     memory; `num_sms` multiprocessors, or cores, share them. The efficiencies are the shares of a
-    peak, in (0, 1], that real kernels reach in the best of shapes: of compute in matrix products
-    (`matmul`), attention to the tokens before a chunk (`attention`) and within it (`causal`); of
-    bandwidth in streaming (`memory`) and reading the KV cache (`kv`). Costs whatever the shape, in
-    seconds: of a kernel (`kernel_launch`), of an attention call (`attention_launch`), of an
-    iteration (`iteration_overhead`). `layer_host_time` is what the host takes to launch a layer,
-    while the device works off those before: it shows where that is not much longer.
+    peak, in (0, 1], that real kernels reach at best: of compute in matrix products (`matmul`),
+    attention to the tokens before a chunk (`attention`) and within it (`causal`); of bandwidth in
+    streaming (`memory`) and reading the KV cache (`kv`). Costs whatever the shape, in seconds: of a
+    kernel, an attention call (`attention_launch`), an iteration; `layer_host_time` is what the host
+    takes to launch a layer while the device works off those before.
 
     `uncertainty` is the mean absolute relative error by kind of operation, on shapes that the fit
-    did not see. `profiles` names tables of measured operation times (`profile.Profile`) by model,
-    as paths from the repository or absolute ones.
+    did not see. `profiles` names tables of measured operation times by model, as paths from the
+    repository or absolute ones.
 
-    What several devices need (None: not known, and one device is all that can be simulated):
-    bytes/s that a device sends over its links to the others of its node (`link`) and to another
-    node (`network`), while it receives as many; `link_efficiency` is the share of both in use,
-    `link_latency` the seconds of a transfer whatever its size. `host_bytes_per_second` is what each
-    device reaches to or from host memory, all losses included (None: not known, so nothing can be
-    swapped out).
+    Several devices need bytes/s that each sends over its links to the others of its node (`link`)
+    and to another node (`network`), while it receives as many; `link_efficiency` is the share of
+    both in use, `link_latency` the seconds of a transfer. `host_bytes_per_second` is what each
+    device reaches to or from host memory. None: not known, so what needs it can't be simulated.
     """
 
     name: str
@@ -82,46 +72,39 @@ class Hardware:
         if not isinstance(self.name, str) or not self.name:
             raise UserError(f"hardware.name={self.name} is no name; {fix}")
         require_int("hardware.num_sms", self.num_sms, 1, fix)
-        for name in ("flops_per_second", "bytes_per_second", "memory_bytes"):
+        for name in PEAKS:
             require_number(f"hardware.{name}", getattr(self, name), above=0, fix=fix)
         for name in LINKS:
-            if getattr(self, name) is not None:
-                require_number(
-                    f"hardware.{name}",
-                    getattr(self, name),
-                    above=0,
-                    fix="use bytes/s, null if unknown",
-                )
+            if (rate := getattr(self, name)) is not None:
+                unknown = "use bytes/s, null if unknown"
+                require_number(f"hardware.{name}", rate, above=0, fix=unknown)
         for name in EFFICIENCIES:
             if require_number(f"hardware.{name}", getattr(self, name), above=0, fix=fix) > 1:
                 raise UserError(f"hardware.{name}={getattr(self, name)} exceeds 1, the peak; {fix}")
         for name in FIXED_COSTS:
-            require_number(
-                f"hardware.{name}", getattr(self, name), minimum=0, fix="use seconds from 0"
-            )
-        if not isinstance(self.uncertainty, Mapping) or set(self.uncertainty) != set(UNCERTAIN):
-            raise UserError(
-                f"hardware.uncertainty={self.uncertainty} does not map "
-                f"{' and '.join(UNCERTAIN)}; {fix}"
-            )
-        for kind in UNCERTAIN:
-            require_number(
-                f"hardware.uncertainty.{kind}",
-                self.uncertainty[kind],
-                minimum=0,
-                fix="use a share from 0",
-            )
-        if not isinstance(self.profiles, Mapping) or not all(
-            isinstance(path, str) for path in self.profiles.values()
-        ):
-            raise UserError(
-                f"hardware.profiles={self.profiles} does not map models to paths of tables; {fix}"
-            )
+            seconds = getattr(self, name)
+            require_number(f"hardware.{name}", seconds, minimum=0, fix="use seconds from 0")
+        self._check_tables(fix)
         if self.dtype_bytes not in DTYPE_BYTES.values():
             sizes = ", ".join(map(str, sorted(set(DTYPE_BYTES.values()))))
             raise UserError(
                 f"hardware.dtype_bytes={self.dtype_bytes} is no size of an element; use one of "
                 f"{sizes}"
+            )
+
+    def _check_tables(self, fix: str) -> None:
+        errors, profiles = self.uncertainty, self.profiles
+        if not isinstance(errors, Mapping) or set(errors) != set(UNCERTAIN):
+            kinds = " and ".join(UNCERTAIN)
+            raise UserError(f"hardware.uncertainty={errors} does not map {kinds}; {fix}")
+        for kind in UNCERTAIN:
+            share = "use a share from 0"
+            require_number(f"hardware.uncertainty.{kind}", errors[kind], minimum=0, fix=share)
+        if not isinstance(profiles, Mapping) or not all(
+            isinstance(path, str) for path in profiles.values()
+        ):
+            raise UserError(
+                f"hardware.profiles={profiles} does not map models to paths of tables; {fix}"
             )
 
     @property
@@ -136,30 +119,24 @@ class Hardware:
 
     @property
     def link_rate(self) -> float:
-        """Bytes/s at which a device sends to the others of its node. Raises UserError if not
-        known.
-        """
-        return self.link_efficiency * self._known(
-            "link_bytes_per_second", "executor.tensor_parallel"
-        )
+        """Bytes/s to the others of its node. Raises UserError if not known."""
+        rate = self._known("link_bytes_per_second", "executor.tensor_parallel")
+        return self.link_efficiency * rate
 
     @property
     def network_rate(self) -> float:
-        """Bytes/s at which a device sends to another node. Raises UserError if not known."""
-        return self.link_efficiency * self._known(
-            "network_bytes_per_second", "executor.pipeline_parallel"
-        )
+        """Bytes/s to another node. Raises UserError if not known."""
+        rate = self._known("network_bytes_per_second", "executor.pipeline_parallel")
+        return self.link_efficiency * rate
 
     @property
     def host_rate(self) -> float:
-        """Bytes/s between a device and host memory, one way at a time. Raises UserError if not
-        known.
-        """
+        """Bytes/s to or from host memory, one way at a time. Raises UserError if not known."""
         if self.host_bytes_per_second is None:
             raise UserError(
                 f"hardware {self.name} does not say how fast its host is connected, which "
-                "preemption=swap needs; add "
-                "host_bytes_per_second to its file, or use preemption=recompute"
+                "preemption=swap needs; add host_bytes_per_second to its file, or use "
+                "preemption=recompute"
             )
         return float(self.host_bytes_per_second)
 
@@ -167,16 +144,14 @@ class Hardware:
         if (rate := getattr(self, name)) is None:
             raise UserError(
                 f"hardware {self.name} does not say how fast its devices are connected, which "
-                f"{setting} above 1 "
-                f"needs; add {name} to its file, or set {setting}=1"
+                f"{setting} above 1 needs; add {name} to its file, or set {setting}=1"
             )
         return float(rate)
 
 
 @dataclass(frozen=True)
 class Parallel:
-    """Degrees of parallelism of one copy of a model; the paper's GPT-3 runs on 8 x 8 A100 (section
-    5.3).
+    """Degrees of parallelism of one copy of a model; SARATHI's GPT-3 runs on 8 x 8 (section 5.3).
 
     `tensor` devices share every layer, by heads and columns; `pipeline` stages hold equally many
     layers each. Raises UserError for a degree below 1.
@@ -186,15 +161,10 @@ class Parallel:
     pipeline: int = 1
 
     def __post_init__(self) -> None:
-        require_int(
-            "executor.tensor_parallel",
-            self.tensor,
-            1,
-            "use the number of devices that share a layer, such as 8",
-        )
-        require_int(
-            "executor.pipeline_parallel", self.pipeline, 1, "use the number of stages, such as 8"
-        )
+        share = "use the number of devices that share a layer, such as 8"
+        require_int("executor.tensor_parallel", self.tensor, 1, share)
+        stages = "use the number of stages, such as 8"
+        require_int("executor.pipeline_parallel", self.pipeline, 1, stages)
 
     @property
     def num_devices(self) -> int:
@@ -220,8 +190,7 @@ class Parallel:
                 valid = ", ".join(str(n) for n in range(1, number + 1) if number % n == 0)
                 raise UserError(
                     f"executor.{name}={degree} does not divide the {number} {what} of model "
-                    f"{spec.name}; "
-                    f"use one of {valid}"
+                    f"{spec.name}; use one of {valid}"
                 )
 
     def _parts(self, spec: ModelSpec) -> tuple[tuple[str, int, str, int], ...]:
@@ -243,8 +212,7 @@ def check_memory(
     kv_tokens: int,
     parallel: Parallel | None = None,
 ) -> None:
-    """Raise UserError if the weights and a KV cache of `kv_tokens` tokens exceed the memory of the
-    devices.
+    """Raise UserError if weights and a KV cache of `kv_tokens` tokens exceed the devices' memory.
 
     Both are taken to be spread evenly. The message names the least number of devices that would do.
     """
@@ -254,25 +222,20 @@ def check_memory(
     num_devices = parallel.num_devices
     if weights + cache <= num_devices * hardware.memory_bytes:
         return
-    devices = (
-        f"one {hardware.name} has" if num_devices == 1 else f"{num_devices} {hardware.name} have"
-    )
+    devices, has = (num_devices, "have") if num_devices > 1 else ("one", "has")
     advice = _advice(spec, hardware, weights, cache / parallel.pipeline)
     raise UserError(
-        f"model {spec.name} needs {weights / 1e9:.1f} GB for weights and {cache / 1e9:.1f} GB "
-        f"for KV, {devices} "
-        f"{num_devices * hardware.memory_bytes / 1e9:.0f} GB{advice}; lower batch, shorten the "
-        "requests or "
-        "max_model_len, or take a smaller model or another hardware"
+        f"model {spec.name} needs {weights / 1e9:.1f} GB for weights and {cache / 1e9:.1f} GB for "
+        f"KV, {devices} {hardware.name} {has} {num_devices * hardware.memory_bytes / 1e9:.0f} GB"
+        f"{advice}; lower batch, shorten the requests or max_model_len, or take a smaller model or "
+        "another hardware"
     )
 
 
 def kv_capacity(
     spec: ModelSpec, hardware: Hardware, dtype_bytes: int, parallel: Parallel | None = None
 ) -> int:
-    """Tokens of KV cache that fit the devices beside the weights. Raises UserError if the weights
-    alone do not.
-    """
+    """Tokens of KV cache that fit beside the weights. Raises UserError if these alone do not."""
     parallel = parallel or Parallel()
     check_memory(spec, hardware, dtype_bytes, 0, parallel)
     free = parallel.num_devices * hardware.memory_bytes - spec.weight_bytes(dtype_bytes)
@@ -280,9 +243,7 @@ def kv_capacity(
 
 
 def _advice(spec: ModelSpec, hardware: Hardware, weights: float, cache_per_stage: float) -> str:
-    """The fewest devices that hold the model, and their settings; a stage brings a micro-batch, so
-    its own cache.
-    """
+    """The fewest devices that hold the model; a stage brings a micro-batch, so its own cache."""
     max_tensor = MAX_TENSOR if hardware.link_bytes_per_second else 1
     max_pipeline = spec.num_layers if hardware.network_bytes_per_second else 1
     fitting = [

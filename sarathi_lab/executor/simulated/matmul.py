@@ -1,12 +1,11 @@
-"""Time of one matrix product on a GPU: whole tiles, in whole waves over the multiprocessors, while
-memory streams.
+"""Time of one matrix product on a GPU: whole tiles, in whole waves over the SMs, beside memory.
 
 A product [rows, in] x [in, out] is cut into tiles of the output. Each tile occupies one
 multiprocessor (SM), so `tiles` of them take ceil(tiles / num_sms) waves: one row more can cost a
-tile of rows, and one tile more a whole wave (section 4.4 and Fig 7 of SARATHI). The library picks
+tile of rows, and one tile more a whole wave (SARATHI, section 4.4 and Fig 7). The library picks
 among a few tile shapes and may split the inner dimension (split-K) to occupy more SMs; the model
-takes the fastest candidate. The constants here are shared by all GPUs, those that differ are fields
-of `hardware.Hardware`; both are fitted by `experiments/cost_model/fit.py`.
+takes the fastest. These constants are shared by all GPUs, those that differ are fields of
+`Hardware`; both are fitted by `experiments/lab/cost_model/fit.py`.
 """
 
 from __future__ import annotations
@@ -16,11 +15,9 @@ from functools import lru_cache
 from sarathi_lab.executor.simulated.hardware import Hardware
 
 TILES = ((128, 256), (128, 128), (64, 128), (64, 64))  # rows x columns of the output
-TILE_ROWS = TILES[0][
-    0
-]  # tokens of the tiles that large products run in: a chunk should be a multiple (section 4.4)
+TILE_ROWS = TILES[0][0]  # of large products: a chunk should be a multiple (section 4.4)
 SPLITS = (1, 2, 4, 8)  # parts of the inner dimension
-# a tile's step along the inner dimension loads rows + columns elements: FLOPs lost for each
+# A tile's step along the inner dimension loads rows + columns elements: FLOPs lost for each.
 OPERAND_FLOPS = 20.0
 OVERLAP = 3.0  # exponent of `overlapped`; the larger, the closer to max(compute, memory)
 PARTIAL_SUM_BYTES = 8  # split-K writes and reads a 4-byte sum for each output and part
@@ -32,17 +29,15 @@ def num_waves(blocks: int, num_sms: int) -> int:
 
 
 def overlapped(compute: float, memory: float) -> float:
-    """Seconds of work that computes for `compute` and streams for `memory` seconds at the same
-    time.
+    """Seconds of work that computes and streams at the same time: a smooth maximum of the two.
 
-    A smooth maximum: near the ridge of the roofline neither hides wholly behind the other.
+    Near the ridge of the roofline neither hides wholly behind the other.
     """
     longer = max(compute, memory)
     if longer == 0:
         return 0.0
-    return float(
-        longer * ((compute / longer) ** OVERLAP + (memory / longer) ** OVERLAP) ** (1 / OVERLAP)
-    )
+    both = (compute / longer) ** OVERLAP + (memory / longer) ** OVERLAP
+    return float(longer * both ** (1 / OVERLAP))
 
 
 @lru_cache(maxsize=2**17)
@@ -51,17 +46,15 @@ def matmul_time(
 ) -> float:
     """Seconds of one product [rows, in_features] x [in_features, out_features]; 0 for no rows.
 
-    A device that holds a share of the weights (tensor parallelism) calls it with its share of the
-    columns or rows.
+    With tensor parallelism: of a device's share of the columns or rows.
     """
     if rows == 0:
         return 0.0
-    candidates = (
+    return hardware.kernel_launch + min(
         _candidate_time(rows, in_features, out_features, tile, splits, hardware, dtype_bytes)
         for tile in TILES
         for splits in SPLITS
     )
-    return hardware.kernel_launch + min(candidates)
 
 
 def _candidate_time(
@@ -84,6 +77,5 @@ def _candidate_time(
     if splits == 1:
         return overlapped(compute, num_bytes / hardware.memory_rate)
     num_bytes += splits * rows * out_features * PARTIAL_SUM_BYTES
-    return hardware.kernel_launch + overlapped(
-        compute, num_bytes / hardware.memory_rate
-    )  # a second kernel sums
+    # A second kernel sums.
+    return hardware.kernel_launch + overlapped(compute, num_bytes / hardware.memory_rate)

@@ -1,30 +1,25 @@
-"""A pipeline of stages on a virtual clock, with the bubbles between its micro-batches (section 3.3,
-Fig 12).
+"""A pipeline of stages on a virtual clock, with the bubbles between its micro-batches (SARATHI,
+section 3.3 and Fig 12).
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from sarathi_lab.config.errors import require_int
 from sarathi_lab.engine.executor import NO_TOKEN, Bubble, Cause, Span, StepResult
 from sarathi_lab.engine.request import Batch
+from sarathi_lab.executor.simulated.executor import VirtualClock
 
 
-class PipelineExecutor:
-    """An `executor.Executor` for `num_stages` stages that micro-batches pass in order of
-    submission.
+class PipelineExecutor(VirtualClock):
+    """An `Executor` for `num_stages` stages that micro-batches pass in order of submission.
 
-    `stage_times` gives the seconds that each stage spends on a batch, `send_time` those from the
-    end of one stage to the start of the next; sending keeps no stage busy. A stage starts a
-    micro-batch when it has it and is done with the previous one, the first not before its
-    submission. Raises UserError for less than one stage.
+    `stage_times` gives a batch's seconds on each stage, `send_time` those between two stages, which
+    keep none busy. A stage starts a micro-batch when it has it and is done with the previous one,
+    the first not before its submission. Raises UserError for less than one stage.
     """
-
-    feeds_tokens = False
-    num_blocks = None
 
     def __init__(
         self,
@@ -32,17 +27,11 @@ class PipelineExecutor:
         stage_times: Callable[[Batch], Sequence[float]],
         send_time: Callable[[Batch], float] = lambda batch: 0.0,
     ) -> None:
-        self.capacity = require_int(
-            "num_stages", num_stages, 1, "use the number of pipeline stages, such as 8"
-        )
+        fix = "use the number of pipeline stages, such as 8"
+        self.capacity = require_int("num_stages", num_stages, 1, fix)
         self._stage_times = stage_times
         self._send_time = send_time
         self.start()
-
-    @property
-    def now(self) -> float:
-        """Seconds since `start`: when the last collected micro-batch left the last stage."""
-        return self._now
 
     @property
     def num_in_flight(self) -> int:
@@ -50,21 +39,15 @@ class PipelineExecutor:
 
     def start(self) -> None:
         """Set the clock to zero and empty the pipeline."""
-        self._now = 0.0
+        super().start()
         self._in_flight: deque[StepResult] = deque()
-        self._free_at: list[
-            float
-        ] = []  # by stage, when it is done with its last micro-batch; empty before the first
-        self._free_slots = deque(
-            [0.0] * self.capacity
-        )  # since when each place in the pipeline is empty
+        self._free_at: list[float] = []  # by stage, when it ends its last; empty before the first
+        self._free_slots = deque([0.0] * self.capacity)  # since when each place is empty
         self._last: Batch | None = None
         self._num_submitted = 0
 
     def submit(self, batch: Batch) -> None:
-        """Send `batch` down the pipeline; what it meets there is known at once, as nothing
-        overtakes it.
-        """
+        """Send `batch` down the pipeline; what it meets is known at once, as nothing overtakes."""
         if not self._free_slots:
             raise RuntimeError(f"{self.capacity} batches are in flight; collect one first")
         seconds = self._stage_times(batch)
@@ -76,15 +59,11 @@ class PipelineExecutor:
         self._free_at = [end for _, end in spans]
         self._last = batch
         self._num_submitted += 1
-        token_ids = [NO_TOKEN] * batch.num_emits
-        self._in_flight.append(
-            StepResult(batch, spans[0][0], spans[-1][1], token_ids, spans, bubbles)
-        )
+        tokens = [NO_TOKEN] * batch.num_emits
+        self._in_flight.append(StepResult(batch, spans[0][0], spans[-1][1], tokens, spans, bubbles))
 
     def collect(self) -> StepResult:
-        """Let the clock reach the end of the oldest micro-batch; its place in the pipeline is free
-        from then on.
-        """
+        """Let the clock reach the end of the oldest micro-batch, whose place is free from then."""
         if not self._in_flight:
             raise RuntimeError("nothing is in flight; submit a batch first")
         result = self._in_flight.popleft()
@@ -96,14 +75,6 @@ class PipelineExecutor:
     def next_end(self) -> float:
         """When the oldest micro-batch leaves the last stage."""
         return self._in_flight[0].end
-
-    def wait_until(self, time: float) -> None:
-        """Let the clock jump to `time`."""
-        self._now = max(self._now, time)
-
-    def write_profile(self, directory: Path) -> dict[str, float]:
-        """Nothing is watched: what an iteration is made of is the cost model's to tell."""
-        return {}
 
     def _spans(self, seconds: Sequence[float], send_time: float) -> list[Span]:
         """When each stage starts and ends the micro-batch that is submitted now."""
@@ -128,7 +99,7 @@ class PipelineExecutor:
 
 
 def _cause(before: Batch, after: Batch) -> Cause:
-    """Which of the three bubbles of section 3.3 separates two micro-batches, by what they carry."""
+    """The bubble (section 3.3) that separates two micro-batches, by what they carry."""
     if before.num_prefill_tokens == after.num_prefill_tokens:
         return "PB3"
     return "PB1" if before.num_prefill_tokens and after.num_prefill_tokens else "PB2"

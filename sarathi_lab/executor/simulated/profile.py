@@ -1,10 +1,4 @@
-"""The `profiled` cost model: operation times measured for one model on one device, interpolated.
-
-A profile is a CSV table with the columns of `COLUMNS`; a row says that `operation`, over all layers
-and tokens of one iteration, took `seconds` for `num_tokens` new tokens that attention let read
-`kv_tokens` cached ones (0 where it plays no part). `task=calibrate` writes one;
-`experiments/cost_model/profile_from_figures.py` makes the A6000's from figures.
-"""
+"""The `profiled` cost model: operation times measured for one model on one device, interpolated."""
 
 from __future__ import annotations
 
@@ -20,18 +14,10 @@ from numpy.typing import NDArray
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.request import Batch
+from sarathi_lab.executor.profile import ATTENTION, FIX, OPERATIONS, ROW_OPERATIONS, checked
 
-COLUMNS = ("operation", "num_tokens", "kv_tokens", "seconds")
-TOKEN_OPERATIONS = ("qkv_proj", "out_proj", "ffn", "elementwise")
-# Depend on the tokens of the iteration, but the logits (with sampling) on those that emit: their
-# `num_tokens` are rows.
-ROW_OPERATIONS = (*TOKEN_OPERATIONS, "logits", "others")
-ATTENTION = ("prefill_attention", "decode_attention")
-MIN_ROWS = 3  # of an operation: fewer leave nothing to check an interpolation with
-HELD_OUT_BLOCKS = (
-    10  # neighbours that are left out together; of Fig 7's rows about those of one tile
-)
-FIX = "measure it again with task=calibrate"
+HELD_OUT_BLOCKS = 10  # of neighbours left out together; of Fig 7's rows about those of one tile
+Floats = NDArray[np.float64]
 
 
 class Profile:
@@ -45,13 +31,11 @@ class Profile:
     """
 
     def __init__(self, table: pd.DataFrame, source: str) -> None:
-        self.table = _checked(table, source)
+        self.table = checked(table, source)
 
     @classmethod
     def read(cls, path: Path) -> Profile:
-        """The profile in the CSV file `path`. Raises UserError for a file that is not one, or has
-        holes.
-        """
+        """The profile in the CSV `path`. Raises UserError for what is none, or has holes."""
         try:
             return cls(pd.read_csv(path), str(path))
         except (OSError, ValueError) as error:
@@ -65,41 +49,32 @@ class Profile:
 
     @cached_property
     def row_times(self) -> dict[str, Callable[[int], float]]:
-        """For each operation of `ROW_OPERATIONS` its seconds as a function of the iteration's
-        tokens.
-        """
+        """Seconds of each of `ROW_OPERATIONS` as a function of the iteration's tokens."""
         return {name: _interpolated(self.rows(name)) for name in ROW_OPERATIONS}
 
     @cached_property
     def prefill_attention(self) -> _Attention:
-        """Seconds by prefills, prefill tokens, query-key pairs and cached tokens read, in one
-        iteration.
-        """
-        return _prefill_attention(self.rows("prefill_attention"))
+        """By the features prefills, tokens, query-key pairs and cached tokens read."""
+        return _Attention(self.rows("prefill_attention"), "prefill_attention")
 
     @cached_property
     def decode_attention(self) -> _Attention:
-        """Seconds by decodes and cached tokens read, in one iteration."""
-        return _decode_attention(self.rows("decode_attention"))
+        """By the features cached tokens read, their mean, decodes, and one."""
+        return _Attention(self.rows("decode_attention"), "decode_attention")
 
     @cached_property
     def held_out_errors(self) -> dict[str, float]:
-        """For each operation the mean relative error of rows that are left out and predicted by the
-        others.
+        """Each operation's mean relative error on rows left out and predicted by the others.
 
-        A table is as a rule dense where times step, so that a row's neighbours tell it; rows are
-        left out in blocks.
+        In blocks: a table is as a rule dense where times step, so that a row's neighbours tell it.
         """
-        return {
-            name: _held_out_error(self.rows(name), name) for name in (*ROW_OPERATIONS, *ATTENTION)
-        }
+        return {name: _held_out_error(self.rows(name), name) for name in OPERATIONS}
 
 
 class ProfiledCostModel:
-    """Seconds of an iteration by a `Profile`; the interface of `cost_model.CostModel`.
+    """Seconds of an iteration by a `Profile`; the same methods as `AnalyticCostModel`.
 
-    `seconds_per_swapped_token` is what a token of swapped cache takes on its way; None where
-    nothing can be swapped.
+    `seconds_per_swapped_token` is None where nothing can be swapped.
     """
 
     def __init__(self, profile: Profile, seconds_per_swapped_token: float | None = None) -> None:
@@ -109,7 +84,7 @@ class ProfiledCostModel:
 
     @property
     def uncertainty(self) -> Mapping[str, float]:
-        """Relative error by kind of operation, found on rows that were held out."""
+        """Mean relative error by kind of operation on rows that were held out."""
         errors = self.profile.held_out_errors
         return {
             "matmul": max(errors[name] for name in ("qkv_proj", "out_proj", "ffn")),
@@ -117,13 +92,11 @@ class ProfiledCostModel:
         }
 
     def iteration_time(self, batch: Batch) -> float:
-        """Seconds of one iteration."""
+        """Seconds of one iteration: its operations one after the other."""
         return sum(self.operation_times(batch).values())
 
     def operation_times(self, batch: Batch) -> dict[str, float]:
-        """Seconds by operation, summed over layers; prefills and decodes attend in calls of their
-        own.
-        """
+        """Seconds by operation, over all layers; prefills and decodes attend in separate calls."""
         num_tokens = batch.num_tokens
         times = {name: row_time(num_tokens) for name, row_time in self._row_times.items()}
         times["logits"] = batch.num_emits and self._row_times["logits"](batch.num_emits)
@@ -134,101 +107,58 @@ class ProfiledCostModel:
             batch.prefill_query_key_pairs,
             batch.prefill_kv_tokens,
         )
-        decodes = batch.num_decode_tokens
+        decodes, seen = batch.num_decode_tokens, batch.decode_kv_tokens
         times["decode_attention"] = decodes and self.profile.decode_attention.time(
-            decodes, batch.decode_kv_tokens, batch.decode_kv_tokens / decodes, decodes, 1.0
+            decodes, seen, seen / decodes, decodes, 1.0
         )
         if batch.num_swapped_tokens:
-            assert self._seconds_per_swapped_token is not None, (
-                "the host's link was asked for before the run"
-            )
-            times["swap"] = batch.num_swapped_tokens * self._seconds_per_swapped_token
+            seconds = self._seconds_per_swapped_token
+            assert seconds is not None, "the host's link was asked for before the run"
+            times["swap"] = batch.num_swapped_tokens * seconds
         return times
 
 
 class _Attention:
-    """A sum of costs over `features` [rows, n], times a correction that is interpolated along
-    `axis` [rows].
-    """
+    """A sum of costs over features [rows, n], times a correction interpolated along tokens."""
 
-    def __init__(
-        self, features: NDArray[np.float64], axis: NDArray[np.float64], seconds: NDArray[np.float64]
-    ) -> None:
+    def __init__(self, rows: pd.DataFrame, operation: str) -> None:
+        features, seconds = FEATURES[operation](rows), rows.seconds.to_numpy(float)
         self._costs = _fitted(features, seconds)
-        left = pd.Series(seconds / (features @ self._costs)).groupby(axis).mean()
-        self._axis, self._left = left.index.tolist(), left.tolist()
+        left = pd.Series(seconds / (features @ self._costs))
+        left = left.groupby(rows.num_tokens.to_numpy(float)).mean()
+        self._tokens, self._left = left.index.tolist(), left.tolist()
 
-    def time(self, place: float, *features: float) -> float:
-        """Seconds; `place` is where on the axis of the correction."""
-        return self._correction(place) * sum(map(mul, self._costs, features))
+    def time(self, num_tokens: float, *features: float) -> float:
+        """Seconds of one iteration's attention."""
+        return self._correction(num_tokens) * sum(map(mul, self._costs, features))
 
-    def _correction(self, place: float) -> float:
-        """Linear between the places of the table, constant beyond them. Plain floats: numpy is
-        slower for one value.
-        """
-        i = bisect_left(self._axis, place)
-        if i == 0 or i == len(self._axis):
+    def _correction(self, num_tokens: float) -> float:
+        """Linear between the table's tokens, constant beyond. Plain floats: numpy is slower."""
+        i = bisect_left(self._tokens, num_tokens)
+        if i == 0 or i == len(self._tokens):
             return self._left[min(i, len(self._left) - 1)]
-        weight = (place - self._axis[i - 1]) / (self._axis[i] - self._axis[i - 1])
+        weight = (num_tokens - self._tokens[i - 1]) / (self._tokens[i] - self._tokens[i - 1])
         return self._left[i - 1] + weight * (self._left[i] - self._left[i - 1])
 
 
-def _checked(table: pd.DataFrame, source: str) -> pd.DataFrame:
-    """`table` if it can be interpolated, else a UserError that names the hole."""
-    if missing := [name for name in COLUMNS if name not in table]:
-        raise UserError(
-            f"profile {source} has no column {missing[0]} of {', '.join(COLUMNS)}; {FIX}"
-        )
-    operations = (*ROW_OPERATIONS, *ATTENTION)
-    if not (unknown := table[~table.operation.isin(operations)]).empty:
-        raise UserError(
-            f"profile {source}: operation {unknown.operation.iloc[0]} in line "
-            f"{unknown.index[0] + 2} is none of "
-            f"{', '.join(operations)}; {FIX}"
-        )
-    for name in operations:
-        _check_rows(table[table.operation == name], name, source)
-    numbers = table.assign(**{column: pd.to_numeric(table[column]) for column in COLUMNS[1:]})
-    _check_same_sizes(numbers, source)
-    return numbers
+def _prefill_features(rows: pd.DataFrame) -> Floats:
+    tokens, kv = rows.num_tokens.to_numpy(float), rows.kv_tokens.to_numpy(float)
+    pairs = tokens * (kv - tokens) + tokens * (tokens + 1) / 2
+    return np.stack([np.ones_like(tokens), tokens, pairs, kv], axis=1)
 
 
-def _check_same_sizes(table: pd.DataFrame, source: str) -> None:
-    """What every token passes is measured together: a size that one of these operations lacks is a
-    hole.
+def _decode_features(rows: pd.DataFrame) -> Floats:
+    """Where all decodes of a table see the same context, what does not grow with their number is
+    taken for the latency of walking along it: launching overlaps with the operations before.
     """
-    sizes = {name: set(table.num_tokens[table.operation == name]) for name in TOKEN_OPERATIONS}
-    for name, own in sizes.items():
-        if missing := sorted(set().union(*sizes.values()) - own):
-            raise UserError(
-                f"profile {source} has no row of {name} for {missing[0]:g} tokens, which "
-                f"another operation has; {FIX}"
-            )
+    tokens, kv = rows.num_tokens.to_numpy(float), rows.kv_tokens.to_numpy(float)
+    return np.stack([kv, kv / tokens, tokens, np.ones_like(tokens)], axis=1)
 
 
-def _check_rows(rows: pd.DataFrame, name: str, source: str) -> None:
-    if len(rows) < MIN_ROWS:
-        raise UserError(
-            f"profile {source} has {len(rows)} rows of {name}, {MIN_ROWS} are needed; {FIX}"
-        )
-    least = {"num_tokens": 1, "kv_tokens": 0, "seconds": 1e-12}
-    numbers = rows[list(least)].apply(pd.to_numeric, errors="coerce")
-    for column, minimum in least.items():
-        if not (bad := rows[~(numbers[column] >= minimum) | np.isinf(numbers[column])]).empty:
-            raise UserError(
-                f"profile {source}: {column}={bad[column].iloc[0]} of {name} in line "
-                f"{bad.index[0] + 2} is missing or "
-                f"not positive; {FIX}"
-            )
-    if name in ATTENTION and not (bad := rows[numbers.kv_tokens < numbers.num_tokens]).empty:
-        raise UserError(
-            f"profile {source}: kv_tokens={bad.kv_tokens.iloc[0]} of {name} in line "
-            f"{bad.index[0] + 2} are fewer than "
-            f"the tokens that see them; {FIX}"
-        )
-    sizes = ["num_tokens", "kv_tokens"] if name in ATTENTION else ["num_tokens"]
-    if numbers.duplicated(sizes).any():
-        raise UserError(f"profile {source} has two rows of {name} for the same tokens; {FIX}")
+FEATURES: Mapping[str, Callable[[pd.DataFrame], Floats]] = {
+    "prefill_attention": _prefill_features,
+    "decode_attention": _decode_features,
+}
 
 
 def _interpolated(rows: pd.DataFrame) -> Callable[[int], float]:
@@ -246,32 +176,7 @@ def _interpolated(rows: pd.DataFrame) -> Callable[[int], float]:
     return time
 
 
-def _prefill_attention(rows: pd.DataFrame) -> _Attention:
-    features = _prefill_features(rows)
-    return _Attention(features, features[:, 1], rows.seconds.to_numpy(float))
-
-
-def _decode_attention(rows: pd.DataFrame) -> _Attention:
-    return _Attention(
-        _decode_features(rows), rows.num_tokens.to_numpy(float), rows.seconds.to_numpy(float)
-    )
-
-
-def _prefill_features(rows: pd.DataFrame) -> NDArray[np.float64]:
-    tokens, kv = rows.num_tokens.to_numpy(float), rows.kv_tokens.to_numpy(float)
-    pairs = tokens * (kv - tokens) + tokens * (tokens + 1) / 2
-    return np.stack([np.ones_like(tokens), tokens, pairs, kv], axis=1)
-
-
-def _decode_features(rows: pd.DataFrame) -> NDArray[np.float64]:
-    """Where all decodes of a table see the same context, what does not grow with their number is
-    taken for the latency of walking along it: launching overlaps with the operations before.
-    """
-    tokens, kv = rows.num_tokens.to_numpy(float), rows.kv_tokens.to_numpy(float)
-    return np.stack([kv, kv / tokens, tokens, np.ones_like(tokens)], axis=1)
-
-
-def _fitted(features: NDArray[np.float64], seconds: NDArray[np.float64]) -> list[float]:
+def _fitted(features: Floats, seconds: Floats) -> list[float]:
     """Non-negative cost of each feature, by least squares of relative errors.
 
     A feature that repeats earlier ones in this table (no row has a context, all decodes have the
@@ -290,25 +195,28 @@ def _fitted(features: NDArray[np.float64], seconds: NDArray[np.float64]) -> list
             costs[chosen] = found
             break
         chosen.pop(int(np.argmin(found * scale[chosen])))
-    return [float(cost) for cost in costs]
+    return costs.tolist()
 
 
 def _held_out_error(rows: pd.DataFrame, operation: str) -> float:
     """The first and the last row are not left out: a table is not made to be extended."""
     inner = np.arange(1, len(rows) - 1)
-    errors = []
+    errors: list[float] = []
     for block in np.array_split(inner, min(HELD_OUT_BLOCKS, len(inner))):
-        others = rows.drop(rows.index[block])
-        for i in block:
-            row = rows.iloc[[i]]
-            errors.append(abs(_predicted(row, others, operation) / float(row.seconds.iloc[0]) - 1))
+        left_out = rows.iloc[block]
+        predicted = _predicted(left_out, rows.drop(rows.index[block]), operation)
+        errors += np.abs(predicted / left_out.seconds.to_numpy(float) - 1).tolist()
     return float(np.mean(errors))
 
 
-def _predicted(row: pd.DataFrame, rows: pd.DataFrame, operation: str) -> float:
+def _predicted(left_out: pd.DataFrame, rows: pd.DataFrame, operation: str) -> Floats:
+    """Seconds of each row of `left_out` by the others, `rows`."""
     if operation in ROW_OPERATIONS:
-        return float(np.interp(row.num_tokens, rows.num_tokens, rows.seconds)[0])
-    is_prefill = operation == "prefill_attention"
-    features = (_prefill_features if is_prefill else _decode_features)(row)[0].tolist()
-    attention = (_prefill_attention if is_prefill else _decode_attention)(rows)
-    return attention.time(float(row.num_tokens.iloc[0]), *features)
+        return np.interp(left_out.num_tokens, rows.num_tokens, rows.seconds)
+    attention, features = _Attention(rows, operation), FEATURES[operation](left_out)
+    return np.array(
+        [
+            attention.time(tokens, *row)
+            for tokens, row in zip(left_out.num_tokens.tolist(), features.tolist(), strict=True)
+        ]
+    )

@@ -36,13 +36,7 @@ from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.executor.torch.faults import faults_explained
 from sarathi_lab.executor.torch.graphs import CudaGraphs, NoGraphs
 from sarathi_lab.executor.torch.shapes import Limits
-from sarathi_lab.executor.torch.watching import (
-    CudaTimeline,
-    HostTimeline,
-    ProfileKind,
-    Timeline,
-    make_watch,
-)
+from sarathi_lab.executor.torch.watching import ProfileKind, make_watch, timeline_of
 from sarathi_lab.model import native_operations
 from sarathi_lab.model.operations import Hybrid
 from sarathi_lab.model.roofline import Peaks
@@ -60,12 +54,9 @@ def is_interpreting() -> bool:
 
 
 def require_supported(spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> None:
-    """Raise UserError unless the kernels run on `device`, and take the model's heads and
-    `dtype`.
-    """
+    """Raise UserError unless kernels run on `device` and take the model's heads and `dtype`."""
     try:
         from sarathi_kernels.attention.support import check_supported
-        from sarathi_kernels.runtime.chip import chip_of
         from sarathi_kernels.runtime.support import probe, require_chip
     except ImportError as error:
         raise UserError(f"Triton is not installed ({error}); {FIX}") from None
@@ -86,7 +77,7 @@ def use_triton(model: Transformer, hybrid: Hybrid) -> None:
 
 
 def why_not(spec: ModelSpec, dtype: torch.dtype) -> str | None:
-    """Why they don't compute `spec`, in words; None if they do."""
+    """Why the C++ does not compute `spec`, in words; None if it does."""
     return native_operations.why_not(spec, dtype) or _why_not_built()
 
 
@@ -100,9 +91,7 @@ def _why_not_built() -> str | None:
 
 
 def use_native(model: Transformer, *, is_whole: bool = True) -> None:
-    """Let them compute the model, each iteration in one call, or one operation at a time unless
-    `is_whole`.
-    """
+    """Let C++ compute the model, each iteration in one call or, unless `is_whole`, in several."""
     library.start(torch.get_num_threads())
     operations = native_operations.NativeOperations(model)
     model.operations = operations
@@ -111,10 +100,8 @@ def use_native(model: Transformer, *, is_whole: bool = True) -> None:
 
 WARM_UP_TOKENS = 256
 USABLE = 0.9  # share of the free memory; the rest is for activations and logits
-USABLE_WHEN_FILLED = {
-    "cuda": 0.9,
-    "cpu": 0.5,
-}  # for a cache as large as there is room: a CPU has other tasks, too
+# For a cache as large as there is room: a CPU has other tasks, too.
+USABLE_WHEN_FILLED = {"cuda": 0.9, "cpu": 0.5}
 
 
 @dataclass(frozen=True)
@@ -144,27 +131,29 @@ class TorchBackend:
 
     def __post_init__(self) -> None:
         _ = self._dtype  # a device that is not there is refused at once
-        require_one_of("executor.kernels", self.kernels, ("auto", "triton", "native", "torch"))
-        require_one_of("executor.hybrid", self.hybrid, HYBRIDS)
-        require_one_of("executor.profile", self.profile, get_args(ProfileKind))
+        choices = {
+            "kernels": ("auto", "triton", "native", "torch"),
+            "hybrid": HYBRIDS,
+            "profile": get_args(ProfileKind),
+        }
+        for name, valid in choices.items():
+            require_one_of(f"executor.{name}", getattr(self, name), valid)
         self._check_threads()
-        if self.profile == "nvtx" and self._device.type == "cpu":
+        is_cpu = self._device.type == "cpu"
+        if self.profile == "nvtx" and is_cpu:
             raise UserError(
                 "executor.profile=nvtx names ranges of a GPU, the device is a CPU; use "
                 "operations or trace"
             )
         for name in ("cuda_graphs", "overlap"):
             require_bool(f"executor.{name}", getattr(self, name))
-        if self.kernels == "native" and self._device.type != "cpu":
+        if self.kernels == "native" and not is_cpu:
             raise UserError(
                 f"executor.kernels=native needs a CPU, the device is {self.device_name}; use "
                 "triton or auto"
             )
-        if self.kernels == "triton" and self._device.type == "cpu" and not is_interpreting():
-            raise UserError(
-                "executor.kernels=triton needs a GPU, the device is a CPU; use "
-                "executor.kernels=torch"
-            )
+        if self.kernels == "triton" and is_cpu and not is_interpreting():
+            raise UserError(f"executor.kernels=triton needs a GPU, the device is a CPU; {FIX}")
         if not self.uses_kernels:
             self._refuse_what_only_kernels_read()
 
@@ -181,8 +170,7 @@ class TorchBackend:
             if (value := getattr(self, name)) != getattr(type(self), name):
                 raise UserError(
                     f"executor.{name}={value} is for Triton's kernels, which do not run here "
-                    f"(device {self._device}, "
-                    f"executor.kernels={self.kernels}); leave it out"
+                    f"(device {self._device}, executor.kernels={self.kernels}); leave it out"
                 )
 
     @property
@@ -202,9 +190,8 @@ class TorchBackend:
     def _device(self) -> torch.device:
         device = resolve_device(self.device)
         if device.type == "cuda":
-            torch.cuda.set_device(
-                device
-            )  # streams, events and Triton's launches go to the current one
+            # Streams, events and Triton's launches go to the current one.
+            torch.cuda.set_device(device)
         return device
 
     @cached_property
@@ -233,42 +220,33 @@ class TorchBackend:
         return default_model_name(self._device, self.dtype_bytes)
 
     def check(self, spec: ModelSpec, kv_tokens: int, host_kv_tokens: int = 0) -> None:
-        """Raise UserError for what can't run here: a shape, kernels, or weights and cache beyond
-        the free memory.
-        """
+        """Raise UserError for what can't run: a shape, kernels, or more than the free memory."""
         spec.require_runnable()
         if self.uses_kernels:
             require_supported(spec, self._device, self._dtype[1])
         if self.kernels == "native" and (reason := self._why_not_native(spec)):
-            raise UserError(
-                f"executor.kernels=native does not run here: {reason}; use executor.kernels=torch"
-            )
+            raise UserError(f"executor.kernels=native does not run here: {reason}; {FIX}")
         weights = spec.weight_bytes(self.dtype_bytes)
-        cache = kv_tokens * spec.kv_bytes_per_token(self.dtype_bytes)
+        token_bytes = spec.kv_bytes_per_token(self.dtype_bytes)
+        cache = kv_tokens * token_bytes
         free = free_memory_bytes(self._device)
         if weights + cache > USABLE * free:
             raise UserError(
                 f"model {spec.name} needs {weights / 1e9:.1f} GB for weights and "
-                f"{cache / 1e9:.1f} GB for KV, "
-                f"{self.device_name} has {free / 1e9:.1f} GB free, of which a tenth stays for "
-                "activations; "
-                f"{self._what_fits(spec, free)}"
+                f"{cache / 1e9:.1f} GB for KV, {self.device_name} has {free / 1e9:.1f} GB free, "
+                f"of which a tenth stays for activations; {self._what_fits(spec, free)}"
             )
-        self._check_host(
-            host_kv_tokens * spec.kv_bytes_per_token(self.dtype_bytes), weights + cache
-        )
+        self._check_host(host_kv_tokens * token_bytes, weights + cache)
 
     def _check_host(self, num_bytes: float, taken: float) -> None:
-        """Raise UserError if `num_bytes` of swapped cache exceed the host memory; on a CPU `taken`
-        is a part of it.
-        """
+        """Raise UserError if swapped cache exceeds host memory, of which a CPU has `taken` some."""
         cpu = torch.device("cpu")
         left = max(0.0, USABLE * free_memory_bytes(cpu) - (taken if self._device == cpu else 0))
         if num_bytes > left:
             raise UserError(
                 f"cache.num_host_blocks: what is swapped out needs {num_bytes / 1e9:.1f} GB of "
-                "host memory, of which "
-                f"{left / 1e9:.1f} GB are left; lower it, or use preemption=recompute"
+                f"host memory, of which {left / 1e9:.1f} GB are left; lower it, or use "
+                "preemption=recompute"
             )
 
     def _what_fits(self, spec: ModelSpec, free: int) -> str:
@@ -281,9 +259,8 @@ class TorchBackend:
                 "max_model_len"
             )
         halved = spec.weight_bytes(2) < USABLE * free and self.dtype_bytes > 2
-        return "its weights alone do not fit: " + (
-            "use dtype=bfloat16" if halved else "take a smaller model"
-        )
+        fix = "use dtype=bfloat16" if halved else "take a smaller model"
+        return f"its weights alone do not fit: {fix}"
 
     def kv_blocks(self, spec: ModelSpec, block_size: int) -> int:
         """By the free memory and the size of the weights."""
@@ -304,9 +281,7 @@ class TorchBackend:
         return measure_peaks(self._device, self._dtype[1])
 
     def size(self) -> tuple[int, int]:
-        """Bytes of the device's memory, free or not, and how many multiprocessors or CPU threads
-        compute.
-        """
+        """Bytes of the device's memory, and how many multiprocessors or CPU threads compute."""
         return device_size(self._device, num_threads(self.threads))
 
     def cautions(self, spec: ModelSpec) -> Sequence[str]:
@@ -326,9 +301,7 @@ class TorchBackend:
         return
 
     def build(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> TorchExecutor:
-        """Load the weights, make the cache and warm up. Raises RunError if memory does not
-        suffice.
-        """
+        """Load weights, make the cache and warm up. Raises RunError if memory does not suffice."""
         use_threads(self.threads)
         if self._device.type == "cpu":
             keep_freed_memory()
@@ -352,9 +325,7 @@ class TorchBackend:
         return executor
 
     def _num_blocks(self, model: Transformer, sizes: Sizes) -> int:
-        """The cache that was planned, if it fits beside a real iteration's activations, or all that
-        does.
-        """
+        """The planned cache, if it fits beside an iteration's activations, or all that does."""
         if self._device.type != "cuda" or not self.uses_kernels:
             return sizes.num_blocks
         probe = self._executor(model, num_blocks=1, block_size=sizes.block_size)
@@ -364,26 +335,20 @@ class TorchBackend:
     def _executor(
         self, model: Transformer, num_blocks: int, block_size: int, num_host_blocks: int = 0
     ) -> TorchExecutor:
-        is_cuda = self._device.type == "cuda"
-        timeline: Timeline = CudaTimeline(self._device) if is_cuda else HostTimeline()
-        watch = make_watch(self.profile, timeline)
-        if not self.uses_kernels:
-            return TorchExecutor(
-                model,
-                num_blocks=num_blocks,
-                block_size=block_size,
-                num_host_blocks=num_host_blocks,
-                timeline=timeline,
-                watch=watch,
-            )
+        uses_kernels = self.uses_kernels
+        uses_graphs = uses_kernels and self.cuda_graphs and self._device.type == "cuda"
+        timeline = timeline_of(self._device)
+        limits = None
+        if uses_kernels:
+            limits = Limits(model.spec, block_size, chip_of(self._device).num_sms)
         return TorchExecutor(
             model,
             num_blocks=num_blocks,
             block_size=block_size,
             num_host_blocks=num_host_blocks,
             timeline=timeline,
-            watch=watch,
-            limits=Limits(model.spec, block_size, chip_of(self._device).num_sms),
-            capacity=2 if self.overlap else 1,
-            graphs=CudaGraphs() if self.cuda_graphs and is_cuda else NoGraphs(),
+            watch=make_watch(self.profile, timeline),
+            limits=limits,
+            capacity=2 if uses_kernels and self.overlap else 1,
+            graphs=CudaGraphs() if uses_graphs else NoGraphs(),
         )

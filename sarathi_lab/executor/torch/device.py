@@ -8,17 +8,22 @@ import os
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from sarathi_lab.config.errors import RunError, UserError, require_int
 from sarathi_lab.executor.torch.executor import TorchExecutor
-from sarathi_lab.executor.torch.watching import CudaTimeline, HostTimeline, Timeline
+from sarathi_lab.executor.torch.watching import durations, timeline_of
 from sarathi_lab.model.roofline import Peaks
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# Sets of a CPU's instructions of which one has to be whole (x86-64, x86-64, ARM).
+FAST_PATHS: dict[torch.dtype, tuple[tuple[str, ...], ...]] = {
+    torch.bfloat16: (("avx512_bw", "avx512_vl", "avx512_dq"), ("avx_ne_convert",), ("bf16",)),
+    torch.float16: (("avx512_fp16",), ("avx_ne_convert",), ("fp16_arith",)),
+}
 GPU_MODEL = "13b"  # the paper's
 GPU_MODEL_PARAMS = 13.0e9
 FIRST_ROUNDS = 4  # of peaks, before anything is announced
@@ -27,9 +32,7 @@ ROOM = 1.2  # weights plus a fifth for cache and activations
 
 
 def resolve_device(name: str) -> torch.device:
-    """The device that `name` (auto, cpu, cuda or cuda:N) stands for here. Raises UserError if it is
-    not there.
-    """
+    """The device of `name` (auto, cpu, cuda or cuda:N). Raises UserError if it is not there."""
     kind, _, index = str(name).partition(":")
     if kind not in ("auto", "cpu", "cuda") or (index and (kind != "cuda" or not index.isdecimal())):
         raise UserError(f"device={name} is unknown; use auto, cpu, cuda or cuda:1")
@@ -58,32 +61,26 @@ def resolve_dtype(name: str, device: torch.device) -> tuple[str, torch.dtype]:
 
 
 def default_model_name(device: torch.device, dtype_bytes: int) -> str:
-    """What model=auto runs: the paper's 13B on a GPU with room for it, else a shape that runs in
-    seconds.
-    """
+    """What model=auto runs: the paper's 13B on a GPU with room for it, else one of seconds."""
     if device.type == "cpu":
         return "30m"
-    return (
-        GPU_MODEL if free_memory_bytes(device) > ROOM * GPU_MODEL_PARAMS * dtype_bytes else "120m"
-    )
+    has_room = free_memory_bytes(device) > ROOM * GPU_MODEL_PARAMS * dtype_bytes
+    return GPU_MODEL if has_room else "120m"
 
 
 def has_fast_path(dtype: torch.dtype) -> bool:
-    """Whether torch multiplies matrices of `dtype` by instructions of this CPU, as far as its
-    library oneDNN knows.
+    """Whether oneDNN, torch's library of products, has instructions of this CPU for `dtype`.
 
     Without them, products are many times slower. True where torch was built without that library.
     """
     if dtype == torch.float32 or not torch.backends.mkldnn.is_available():
         return True
-    name = "bf16" if dtype == torch.bfloat16 else "fp16"
-    return bool(getattr(torch.ops.mkldnn, f"_is_mkldnn_{name}_supported")())
+    there = torch.cpu.get_capabilities()
+    return any(all(map(there.get, needed)) for needed in FAST_PATHS[dtype])
 
 
 def device_description(device: torch.device, num_threads: int | None = None) -> str:
-    """The device in words, such as "cpu (Intel Xeon, 2 threads)" or a GPU's name; None: torch's
-    threads.
-    """
+    """Such as "cpu (Intel Xeon, 2 threads)", or a GPU's name; None: torch's threads."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"cpu ({_cpu_name()}, {num_threads or torch.get_num_threads()} threads)"
@@ -99,12 +96,10 @@ def _cpu_name() -> str:
 
 
 def keep_freed_memory() -> bool:
-    """Let the C library keep freed memory instead of giving it back; returns whether it does (glibc
-    only).
+    """Let the C library keep freed memory; returns whether it does (glibc only).
 
-    It maps large tensors afresh at every allocation, and the kernel zeroes their pages at first
-    touch: a fifth of the time of a long prefill. The process then holds its peak memory until it
-    ends.
+    Else it maps large tensors afresh at every allocation, and the kernel zeroes their pages at
+    first touch: a fifth of the time of a long prefill. The process then holds its peak memory.
     """
     if platform.libc_ver()[0] != "glibc":
         return False
@@ -115,16 +110,14 @@ def keep_freed_memory() -> bool:
 def free_memory_bytes(device: torch.device) -> int:
     """Memory that a model and its cache may take now."""
     if device.type == "cuda":
-        # What torch keeps of earlier runs is free for the next, though the driver counts it as
-        # taken.
+        # What torch keeps of earlier runs is free for the next, though taken for the driver.
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + kept
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(
-            int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")
-        )
-    except (OSError, StopIteration):
+        found = [line.split()[1] for line in lines if line.startswith("MemAvailable")]
+        return 1024 * int(found[0])
+    except (OSError, IndexError):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -140,12 +133,10 @@ _best_peaks: dict[tuple[torch.device, torch.dtype, int], Peaks] = {}
 
 
 def measure_peaks(device: torch.device, dtype: torch.dtype) -> Peaks:
-    """The best that this process has seen of large matrix products and of large copies and sums, on
-    so many threads.
+    """The best this process has seen of large products, copies and sums on as many threads.
 
-    Measured anew at every call, for a machine that others use, too, may be slow for seconds; a peak
-    only rises. A copy counts the bytes read and written. The first call takes a second or two,
-    later ones a few tenths.
+    Measured anew at every call, for a shared machine may be slow for seconds; a peak only rises. A
+    copy counts the bytes read and written. The first call takes a second or two, later ones less.
     """
     kind = (device, dtype, torch.get_num_threads())
     seen = _best_peaks.get(kind)
@@ -181,23 +172,12 @@ def _bytes_per_second(device: torch.device) -> float:
     return max(copied, read)
 
 
-def _best_time(
-    operation: Callable[[], object], device: torch.device, repetitions: int = 5
-) -> float:
-    """Seconds on the device's own clock; the host launches all repetitions before it waits."""
-    timeline: Timeline = CudaTimeline(device) if device.type == "cuda" else HostTimeline()
-    marks = [timeline.mark()]
-    for _ in range(repetitions):
-        operation()
-        marks.append(timeline.mark())
-    marks[-1].wait()
-    return min(before.seconds_until(after) for before, after in pairwise(marks))
+def _best_time(operation: Callable[[], object], device: torch.device) -> float:
+    return min(durations(operation, timeline_of(device), repetitions=5))
 
 
 def require_threads(name: str, value: object) -> int | None:
-    """Return `value` if it is None or a number of threads that this process has cores for, else
-    raise `UserError`.
-    """
+    """`value`, None or a number of threads; UserError for more than this process has cores."""
     if value is None:
         return None
     num_cores = count_cores()
@@ -215,8 +195,7 @@ def count_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-@dataclass(frozen=True)
-class _Change:
+class _Change(NamedTuple):
     own: int  # what torch took by itself
     told: int
 
@@ -225,9 +204,7 @@ _last: _Change | None = None
 
 
 def num_threads(setting: int | None) -> int:
-    """How many threads `setting` stands for; None: as many as torch takes when no setting of ours
-    told it otherwise.
-    """
+    """Threads of `setting`; None: as many as torch took before we told it otherwise."""
     if setting is not None:
         return setting
     current = torch.get_num_threads()
@@ -249,9 +226,7 @@ SPARE_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class Room:
-    """Memory for KV beside weights and the activations of an iteration of `num_tokens`, in
-    bytes.
-    """
+    """Bytes for KV beside weights and the activations of an iteration of `num_tokens`."""
 
     free: int
     block: int
@@ -265,19 +240,15 @@ class Room:
             wanted = f"{num_blocks} blocks" if num_blocks else "one block"
             raise RunError(
                 f"the KV cache of {wanted} needs {(num_blocks or 1) * self.block / 1e9:.1f} GB; "
-                "beside the weights and "
-                f"{self.activations / 1e9:.1f} GB for an iteration of {self.num_tokens} tokens, "
-                f"{self.free / 1e9:.1f} "
-                f"GB are free, room for {most} blocks; lower batch or chunk, or shorten the "
-                "requests"
+                f"beside the weights and {self.activations / 1e9:.1f} GB for an iteration of "
+                f"{self.num_tokens} tokens, {self.free / 1e9:.1f} GB are free, room for {most} "
+                "blocks; lower batch or chunk, or shorten the requests"
             )
         return num_blocks or most
 
 
 def kv_blocks_beside(probe: TorchExecutor, num_tokens: int, num_emits: int) -> Room:
-    """The room that `probe`, of one block, leaves while it computes `num_tokens` tokens and as many
-    logits.
-    """
+    """The room that `probe`, of one block, leaves while it computes so many tokens and logits."""
     device = probe.model.device
     gc.collect()
     torch.cuda.empty_cache()

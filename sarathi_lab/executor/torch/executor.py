@@ -1,6 +1,4 @@
-"""Runs batches on a real device through torch, one behind the other or, on a GPU, the next made
-while one runs.
-"""
+"""Runs batches on a real device through torch; on a GPU the next is made while one runs."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.executor import StepResult
 from sarathi_lab.engine.request import Batch, SequenceState
 from sarathi_lab.executor.torch.faults import faults_explained, in_words, nan_error
-from sarathi_lab.executor.torch.graphs import Graphs, NoGraphs, Rehearsal, throw_away
+from sarathi_lab.executor.torch.graphs import NoGraphs, Rehearsal, throw_away
 from sarathi_lab.executor.torch.host_pool import HostPool
 from sarathi_lab.executor.torch.packing import Packer, fields_of, pack
 from sarathi_lab.executor.torch.shapes import Limits, PaddedShapes, Shape
@@ -30,7 +28,6 @@ from sarathi_lab.executor.torch.watching import (
     Nothing,
     OperationTimes,
     Timeline,
-    Watch,
 )
 from sarathi_lab.model.operations import NAN_TOKEN, PackedInputs
 from sarathi_lab.model.transformer import KVCache, Transformer
@@ -40,9 +37,7 @@ MAX_EMITS = 1 << 16  # tokens sampled in one iteration
 
 @dataclass(frozen=True)
 class InFlight:
-    """A submitted batch: its time on the device, the host's own seconds, and the tokens on their
-    way.
-    """
+    """A submitted batch: its time on the device, the host's own, its tokens on their way."""
 
     batch: Batch
     start: Mark
@@ -54,7 +49,7 @@ class InFlight:
 
 
 class TorchExecutor:
-    """An `executor.Executor` for one CPU or GPU; samples greedily.
+    """An `Executor` for one CPU or GPU; samples greedily.
 
     With `capacity` 2 the host packs and launches a batch while the one before runs, and tokens go
     from one to the next on the device. With `limits` inputs are packed for kernels, else for plain
@@ -73,8 +68,8 @@ class TorchExecutor:
         sleep: Callable[[float], None] = time.sleep,
         limits: Limits | None = None,
         capacity: int = 1,
-        graphs: Graphs | None = None,
-        watch: Watch | None = None,
+        graphs: NoGraphs | None = None,
+        watch: Nothing | None = None,
     ) -> None:
         if capacity > 1 and limits is None:
             raise ValueError("tokens are fed on the device only with inputs packed for kernels")
@@ -96,9 +91,8 @@ class TorchExecutor:
         self._buffers: dict[Shape, Tensor] = {}  # where recorded work reads its inputs
         self._in_flight: deque[InFlight] = deque()
         self._rehearsal: Rehearsal | None = None
-        self._newest: dict[
-            SequenceState, int
-        ] = {}  # by sequence of the last batch, the row of its token in `_sampled`
+        # By sequence of the last batch, the row of its token in `_sampled`.
+        self._newest: dict[SequenceState, int] = {}
         self._sampled = torch.zeros(MAX_EMITS, dtype=torch.int32, device=model.device)
 
     @property
@@ -161,9 +155,7 @@ class TorchExecutor:
             self._sleep(remaining)
 
     def write_profile(self, directory: Path) -> dict[str, float]:
-        """Leave what was watched in `directory`; returns what it cost, if operations were timed
-        (METRICS.md).
-        """
+        """Leave what was watched in `directory`; returns what it cost, if operations were timed."""
         self._watch.write(directory)
         if self._rehearsal is None or not isinstance(self._watch, OperationTimes):
             return {}
@@ -195,7 +187,7 @@ class TorchExecutor:
     def _run_packed_for_torch(self, batch: Batch, begun: float) -> InFlight:
         model = self.model
         start = self._timeline.mark()
-        inputs = self._packed_for_torch(batch)
+        inputs = self.packed(batch)
         host_time = time.perf_counter() - begun
         self._swap(batch)
         token_ids = _to_host(model.operations.greedy(model(inputs, self.cache)))
@@ -203,39 +195,23 @@ class TorchExecutor:
 
     def _swap(self, batch: Batch) -> None:
         if batch.copies:
-            assert self._host_pool is not None, (
-                "blocks are swapped only where there is room for them"
-            )
+            assert self._host_pool is not None, "blocks are swapped only where there is room"
             with self._watch.range("swap"):
                 self._host_pool.make(batch.copies)
-
-    def _packed_for_torch(self, batch: Batch) -> PackedInputs:
-        model, masks = self.model, self.model.operations.wants_masks
-        return pack(
-            batch,
-            self.block_size,
-            model.spec.sliding_window,
-            model.device,
-            model.dtype,
-            with_masks=masks,
-        )
 
     def _run(self, inputs: PackedInputs) -> None:
         """Sample into `_sampled`, having taken from there what tokens the host did not know."""
         feed = inputs.feed_rows
         assert feed is not None, "inputs packed for kernels say what to feed"
-        fed = self._sampled.index_select(0, feed.clamp(min=0)).clamp_(
-            min=0
-        )  # NAN_TOKEN is none that can be looked up
+        # Not below 0: NAN_TOKEN is none that can be looked up.
+        fed = self._sampled.index_select(0, feed.clamp(min=0)).clamp_(min=0)
         inputs = replace(inputs, token_ids=torch.where(feed < 0, inputs.token_ids, fed))
         token_ids = self.model.operations.greedy(self.model(inputs, self.cache))
         self._sampled[: len(token_ids)].copy_(token_ids)
 
     @torch.inference_mode()
     def _run_again(self, batch: Batch) -> None:
-        """Compute a batch whose tokens the host knows once more, and leave its results to whoever
-        watches.
-        """
+        """Compute a batch of known tokens once more, for whoever has hooks in the model."""
         whole_pass, self.model.whole_pass = self.model.whole_pass, None  # it would call no layer
         try:
             self.model(self.packed(batch), self.cache)
@@ -243,13 +219,14 @@ class TorchExecutor:
             self.model.whole_pass = whole_pass
 
     def packed(self, batch: Batch) -> PackedInputs:
-        """The inputs of a batch whose tokens the host knows, without padding: to compute parts of
-        it by hand.
+        """The unpadded inputs of a batch of known tokens, to compute parts of it by hand.
 
         They hold until the next batch.
         """
         if self._limits is None:
-            return self._packed_for_torch(batch)
+            model, window = self.model, self.model.spec.sliding_window
+            masks = model.operations.wants_masks
+            return pack(batch, self.block_size, window, model.device, model.dtype, with_masks=masks)
         shape = self._limits.exact(batch)
         self._packer.fill(batch, shape, {})
         return self._packer.send(shape)
@@ -260,8 +237,7 @@ class TorchExecutor:
     def warm_up(
         self, *, batch_size: int, chunk_tokens: int, longest: int, is_fixed: bool = False
     ) -> None:
-        """Run throw-away iterations of the common kinds, so that the first measured one is like the
-        others.
+        """Run throw-away iterations, so that the first measured one is like the others.
 
         A chunk at the start of a prompt, one at an offset, and `batch_size` single tokens; all
         shortened to what the cache holds. With `is_fixed` no chunk is larger than `chunk_tokens`,
@@ -285,9 +261,7 @@ class TorchExecutor:
 
     @torch.inference_mode()
     def compute_padding(self, num_tokens: int, num_emits: int) -> None:
-        """Run an iteration of padding alone: it takes the memory of a real one, and touches no
-        cache.
-        """
+        """Run an iteration of padding: it takes the memory of a real one and touches no cache."""
         assert self._limits is not None, "inputs packed for kernels can be padding"
         shape = self._limits.empty(num_tokens, num_emits)
         self._packer.fill(Batch(), shape, {})
@@ -306,18 +280,15 @@ class TorchExecutor:
         most = self._limits.num_splits(1, longest)
         for tile_rows in TILE_ROWS:
             for num_splits in sorted({2**i for i in range(most.bit_length())} | {most}):
-                shape = replace(
-                    self._limits.exact(batch), tile_rows=tile_rows, num_splits=num_splits
-                )
+                exact = self._limits.exact(batch)
+                shape = replace(exact, tile_rows=tile_rows, num_splits=num_splits)
                 self._packer.fill(batch, shape, {})
                 self._run(self._packer.send(shape))
                 self._timeline.mark().wait()
 
     @contextmanager
     def recorded(self, batch: Batch) -> Iterator[None]:
-        """Within, batches of the shape of `batch` are replayed, as the engine replays those of its
-        fixed shapes.
-        """
+        """Within, batches of the shape of `batch` are replayed, as those of padded shapes are."""
         if self._limits is None or (shape := self._limits.exact(batch)) in self._buffers:
             yield
             return

@@ -1,12 +1,11 @@
-"""What can go wrong on a device while it runs, said in one line: no memory left, logits that are
-not numbers.
-"""
+"""What can go wrong on a device while it runs: no memory, logits that are not numbers."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -22,22 +21,18 @@ REFUSALS = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
 @contextmanager
 def faults_explained(device: torch.device, what: str) -> Iterator[None]:
-    """Turn what a device refuses while doing `what` into a RunError: memory, or a kernel that
-    Triton can't compile.
-    """
+    """Turn what a device refuses while doing `what`, memory or a kernel, into a RunError."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
-        raise RunError(_memory_line(device, what, str(error))) from None
     except Exception as error:
-        if any(words in str(error) for words in REFUSALS):
+        is_memory = isinstance(error, torch.OutOfMemoryError)
+        if is_memory or any(words in str(error) for words in REFUSALS):
             raise RunError(_memory_line(device, what, str(error))) from None
         if type(error).__module__.startswith("triton"):
             line = next((line for line in str(error).splitlines() if line.strip()), "no message")
             raise RunError(
                 f"Triton can't compile or launch a kernel during {what} "
-                f"({type(error).__name__}: {line.strip()}); "
-                "use executor.kernels=torch"
+                f"({type(error).__name__}: {line.strip()}); use executor.kernels=torch"
             ) from None
         raise
 
@@ -70,59 +65,36 @@ def _memory_line(device: torch.device, what: str, error: str) -> str:
 def nan_error(
     model: Transformer, batch: Batch, token_ids: list[int], run: Callable[[Batch], object]
 ) -> RunError:
-    """Names the first request of `batch` whose logits are not numbers, and the layer; `run` runs a
-    batch again.
-    """
+    """Names the first request whose logits are not numbers, and the layer; `run` runs a batch."""
     emitting = [chunk for chunk in batch.chunks if chunk.emits_token]
-    chunk = next(
-        chunk for chunk, token in zip(emitting, token_ids, strict=True) if token == NAN_TOKEN
-    )
-    where = _first_bad_layer(model, chunk, run)
-    fix = (
-        "use dtype=bfloat16 or float32"
-        if model.dtype == torch.float16
-        else "check the model's weights"
-    )
+    chunk = emitting[token_ids.index(NAN_TOKEN)]
+    is_half = model.dtype == torch.float16
+    fix = "use dtype=bfloat16 or float32" if is_half else "check the model's weights"
     return RunError(
         f"request {chunk.sequence.request.request_id}: the logits of its token "
-        f"{chunk.output_index} are not numbers, "
-        f"{where}; {fix}"
+        f"{chunk.output_index} are not numbers, {_first_bad_layer(model, chunk, run)}; {fix}"
     )
 
 
 def _first_bad_layer(model: Transformer, chunk: Chunk, run: Callable[[Batch], object]) -> str:
-    """Where numbers end, found by running the chunk once more: its keys and values are in the
-    cache, unless evicted.
-    """
-    sequence = chunk.sequence
-    if not sequence.block_ids:
+    """Where numbers end, by running the chunk again: its keys are in the cache, unless evicted."""
+    if not chunk.sequence.block_ids:
         return "in a layer that can't be told, as its cache is given to others"
     bad: list[int] = []
+
+    def check(number: int, module: nn.Module, args: tuple[Tensor, ...], update: Tensor) -> None:
+        if not bool((args[0].isfinite() & update.isfinite()).all()):
+            bad.append(number)
+
     with ExitStack() as hooks:
         for number, layer in enumerate(model.layers):
-            hooks.enter_context(_watched(layer, number, bad))
+            handle = layer.register_forward_hook(partial(check, number))
+            hooks.callback(handle.remove)
         again = Batch()
         again.chunks.append(chunk)
         again.num_prefills, again.num_prefill_tokens = 1, chunk.num_tokens
         again.num_emits = 1
         run(again)
-    return (
-        f"from layer {bad[0]} on (of {model.spec.num_layers}, from 0)"
-        if bad
-        else "from the output head on"
-    )
-
-
-@contextmanager
-def _watched(layer: nn.Module, number: int, bad: list[int]) -> Iterator[None]:
-    """Append `number` to `bad` whenever the layer leaves something infinite."""
-
-    def check(module: nn.Module, args: tuple[Tensor, ...], update: Tensor) -> None:
-        if not bool((args[0].isfinite() & update.isfinite()).all()):
-            bad.append(number)
-
-    handle = layer.register_forward_hook(check)
-    try:
-        yield
-    finally:
-        handle.remove()
+    if not bad:
+        return "from the output head on"
+    return f"from layer {bad[0]} on (of {model.spec.num_layers}, from 0)"

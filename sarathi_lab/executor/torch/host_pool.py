@@ -1,6 +1,4 @@
-"""The part of the KV cache that lies in host memory, and the copies of swapped blocks there and
-back.
-"""
+"""The part of the KV cache in host memory, and the copies of swapped blocks there and back."""
 
 from __future__ import annotations
 
@@ -15,25 +13,22 @@ from sarathi_lab.config.errors import RunError
 from sarathi_lab.engine.request import Copy
 from sarathi_lab.model.transformer import KVCache
 
-STAGED_BYTES = (
-    64 << 20
-)  # of the device's memory, at most, that blocks pass through on their way (or one block)
+# Of the device's memory, at most, that blocks pass through on their way (or one block).
+STAGED_BYTES = 64 << 20
 
 
 class HostPool:
-    """Room for `num_blocks` blocks of `cache` in host memory.
+    """Room for `num_blocks` blocks of `cache` in host memory, [num_blocks, num_layers, ...] there.
 
-    A block's layers lie together here: [num_blocks, num_layers, ...]. So neighbours move in one
-    copy, once the device has gathered them. On a GPU the pages are locked, and copies are queued
-    behind what was launched before them: they are made when the kernels launched next need them,
-    and the host does not wait.
+    So neighbours move in one copy, once the device has gathered them. On a GPU the pages are
+    locked, and copies are queued behind what was launched before them: they are made when the
+    kernels launched next need them, and the host does not wait.
     """
 
     def __init__(self, cache: KVCache, num_blocks: int) -> None:
         self._tensors = [(tensor, _on_host(tensor, num_blocks)) for tensor in cache.tensors]
-        self._most_blocks = max(
-            1, STAGED_BYTES // max(_block_bytes(tensor) for tensor in cache.tensors)
-        )
+        largest = max(tensor.nbytes // tensor.shape[1] for tensor in cache.tensors)
+        self._most_blocks = max(1, STAGED_BYTES // largest)
 
     @torch.inference_mode()
     def make(self, copies: Sequence[Copy]) -> None:
@@ -45,9 +40,7 @@ class HostPool:
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Copy a block out and back in, so that the first one that counts finds everything
-        loaded.
-        """
+        """Copy a block out and back in, so that the first one that counts finds all loaded."""
         self.make([Copy(True, 0, 0), Copy(False, 0, 0)])
 
     def _move(self, is_out: bool, copies: Sequence[Copy]) -> None:
@@ -58,9 +51,7 @@ class HostPool:
             if is_out:
                 staged = blocks.index_select(0, index)
             else:
-                staged = torch.empty(
-                    (len(copies), *blocks.shape[1:]), dtype=blocks.dtype, device=blocks.device
-                )
+                staged = blocks.new_empty((len(copies), *blocks.shape[1:]))
             for place, first, length in _neighbours(host_blocks):
                 there, here = on_host[first : first + length], staged[place : place + length]
                 (there if is_out else here).copy_(here if is_out else there, non_blocking=True)
@@ -69,9 +60,7 @@ class HostPool:
 
 
 def _on_host(tensor: Tensor, num_blocks: int) -> Tensor:
-    """Zeros for blocks of `tensor` [num_layers, num_blocks, ...]; on a GPU in locked pages, for it
-    to write to.
-    """
+    """Zeros for blocks of `tensor` [num_layers, num_blocks, ...]; for a GPU in locked pages."""
     num_layers, _, *sizes = tensor.shape
     made = torch.zeros((num_blocks, num_layers, *sizes), dtype=tensor.dtype)
     if tensor.device.type == "cuda" and num_blocks:
@@ -81,15 +70,10 @@ def _on_host(tensor: Tensor, num_blocks: int) -> Tensor:
         if runtime.cudaHostRegister(address, made.nbytes, 0) != runtime.cudaError.success:
             raise RunError(
                 f"{made.nbytes / 1e9:.1f} GB of host memory can't be locked for what is swapped "
-                "out; lower "
-                "cache.num_host_blocks, or raise the limit of locked memory (ulimit -l)"
+                "out; lower cache.num_host_blocks, or raise the limit of locked memory (ulimit -l)"
             )
         weakref.finalize(made, runtime.cudaHostUnregister, address).atexit = False
     return made
-
-
-def _block_bytes(tensor: Tensor) -> int:
-    return tensor.nbytes // tensor.shape[1]
 
 
 def _index(blocks: list[int], device: torch.device) -> Tensor:

@@ -1,20 +1,19 @@
-"""Runs single operations of the engine, each alone, in all layers, on their own weights and
-cache.
-"""
+"""Runs single operations of the engine, each alone, in all layers."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import cast
 
 import torch
+from torch import Tensor
 
 from sarathi_kernels.attention.reference import Segment, make_segment
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.torch.executor import TorchExecutor
-from sarathi_lab.model.operations import Operations, PackedInputs
+from sarathi_lab.executor.torch.watching import durations, timeline_of
+from sarathi_lab.model.operations import PackedInputs
 from sarathi_lab.model.transformer import Layer
 
 CUDA_REPETITIONS = 3  # replays whose mean is a measurement; one of LONG tokens is enough
@@ -34,7 +33,9 @@ class OperationProbe:
         self.executor = executor
         self.model = executor.model
         self.layers = cast(list[Layer], list(executor.model.layers))
-        self._replays = _Replays(self.model.device) if self.model.device.type == "cuda" else None
+        device = self.model.device
+        self._replays = _Replays(device) if device.type == "cuda" else None
+        self._timeline = timeline_of(device)
         executor.cache.keys.normal_()
         executor.cache.values.normal_()
 
@@ -48,57 +49,31 @@ class OperationProbe:
 
     @torch.inference_mode()
     def products(self, num_tokens: int) -> dict[str, float]:
-        """Seconds by operation of what depends on the number of tokens alone: products, norms and
-        residuals.
-        """
+        """Seconds by operation of what depends on the number of tokens alone."""
         hidden = self._random(num_tokens, self.model.spec.hidden_size)
         attended = self._random(num_tokens, self.model.spec.q_size)
         residual, operations = hidden.clone(), self.model.operations
+
+        def norms_and_residuals(layer: Layer) -> None:
+            operations.add_norm(residual, hidden, layer.attention_norm)
+            operations.add_norm(residual, hidden, layer.ffn_norm)
+
+        of_a_layer: dict[str, Callable[[Layer], object]] = {
+            "qkv_proj": lambda layer: layer.qkv_proj(hidden),
+            "out_proj": lambda layer: layer.out_proj(attended),
+            "ffn": lambda layer: layer.feed_forward(hidden, operations),
+            "elementwise": norms_and_residuals,
+        }
         return {
-            "qkv_proj": self._time_layers(lambda layer: layer.qkv_proj(hidden), num_tokens),
-            "out_proj": self._time_layers(lambda layer: layer.out_proj(attended), num_tokens),
-            "ffn": self._time_layers(
-                lambda layer: layer.feed_forward(hidden, operations), num_tokens
-            ),
-            "elementwise": self._time_layers(
-                lambda layer: _norms_and_residuals(layer, residual, hidden, operations), num_tokens
-            ),
+            name: self._time_layers(operation, num_tokens) for name, operation in of_a_layer.items()
         }
 
     @torch.inference_mode()
     def logits(self, num_rows: int) -> float:
         """Seconds of the output head and sampling for `num_rows` emitted tokens."""
-        hidden = self._random(num_rows, self.model.spec.hidden_size)
-        return self._time(lambda: self._sample(hidden), num_rows)
-
-    def _sample(self, rows: torch.Tensor) -> torch.Tensor:
-        return self.model.operations.greedy(self.model.lm_head(self.model.final_norm(rows)))
-
-    def _random(self, *sizes: int) -> torch.Tensor:
-        return torch.randn(sizes, device=self.model.device, dtype=self.model.dtype)
-
-    def _attend(self, query: torch.Tensor, inputs: PackedInputs) -> None:
-        """Masks, where plain torch needs them, are made once an iteration, and are part of what
-        attention costs.
-        """
-        if self.model.operations.wants_masks:
-            inputs = replace(
-                inputs, attention=[self._remade(segment) for segment in inputs.attention]
-            )
-        cache = self.executor.cache
-        for keys, values in cache.layers():
-            self.model.operations.attend(query, inputs, keys, values)
-
-    def _remade(self, segment: Segment) -> Segment:
-        model = self.model
-        return make_segment(
-            segment.start,
-            segment.num_queries,
-            segment.kv_len,
-            segment.blocks,
-            sliding_window=model.spec.sliding_window,
-            device=model.device,
-            dtype=model.dtype,
+        model, rows = self.model, self._random(num_rows, self.model.spec.hidden_size)
+        return self._time(
+            lambda: model.operations.greedy(model.lm_head(model.final_norm(rows))), num_rows
         )
 
     def iteration(self, batch: Batch) -> float:
@@ -112,6 +87,30 @@ class OperationProbe:
         self.executor.submit(batch)
         return self.executor.collect().busy
 
+    def _random(self, *sizes: int) -> Tensor:
+        return torch.randn(sizes, device=self.model.device, dtype=self.model.dtype)
+
+    def _attend(self, query: Tensor, inputs: PackedInputs) -> None:
+        """With masks, where plain torch needs them: made once an iteration, they are its cost."""
+        operations = self.model.operations
+        if operations.wants_masks:
+            segments = [self._remade(segment) for segment in inputs.attention]
+            inputs = replace(inputs, attention=segments)
+        for keys, values in self.executor.cache.layers():
+            operations.attend(query, inputs, keys, values)
+
+    def _remade(self, segment: Segment) -> Segment:
+        model = self.model
+        return make_segment(
+            segment.start,
+            segment.num_queries,
+            segment.kv_len,
+            segment.blocks,
+            sliding_window=model.spec.sliding_window,
+            device=model.device,
+            dtype=model.dtype,
+        )
+
     def _time_layers(self, operation: Callable[[Layer], object], num_tokens: int) -> float:
         def all_layers() -> None:
             for layer in self.layers:
@@ -121,21 +120,16 @@ class OperationProbe:
 
     def _time(self, work: Callable[[], object], num_tokens: int) -> float:
         """Seconds of `work` once, which is for so many tokens."""
+        if self._replays is None:
+            return durations(work, self._timeline, 1)[0]
+        replay = self._replays.of(work)
         repetitions = CUDA_REPETITIONS if num_tokens < LONG else 1
-        if self._replays is not None:
-            return self._time_on_device(self._replays.of(work), repetitions)
-        start = time.perf_counter()
-        work()
-        return time.perf_counter() - start
 
-    def _time_on_device(self, work: Callable[[], object], repetitions: int) -> float:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        for _ in range(repetitions):
-            work()
-        end.record()
-        end.synchronize()
-        return start.elapsed_time(end) / 1e3 / repetitions
+        def repeated() -> None:
+            for _ in range(repetitions):
+                replay()
+
+        return durations(repeated, self._timeline, 1)[0] / repetitions
 
 
 class _Replays:
@@ -173,10 +167,3 @@ class _Replays:
             return work
         self._newest = graph
         return graph.replay
-
-
-def _norms_and_residuals(
-    layer: Layer, hidden: torch.Tensor, update: torch.Tensor, operations: Operations
-) -> None:
-    operations.add_norm(hidden, update, layer.attention_norm)
-    operations.add_norm(hidden, update, layer.ffn_norm)

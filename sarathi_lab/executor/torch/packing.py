@@ -1,6 +1,4 @@
-"""From a batch to the tensors that kernels read: one buffer, filled once an iteration and copied at
-once.
-"""
+"""From a batch to the tensors that the model reads; for kernels one buffer, copied at once."""
 
 from __future__ import annotations
 
@@ -21,6 +19,12 @@ from sarathi_lab.engine.request import Batch, SequenceState
 from sarathi_lab.executor.torch.shapes import Shape
 from sarathi_lab.model.operations import PackedInputs
 
+Views = dict[str, NDArray[Any]]
+BY_TOKEN = ("token_ids", "positions", "slots", "feed_rows")
+BY_SEQUENCE = ("query_starts", "kv_lens", "block_table", "tiles", "decodes")
+ALIGNMENT = 32  # int32 elements: kernels are compiled for aligned pointers, once only if all are
+NUM_BUFFERS = 2  # batches in flight at most: a buffer is filled again when its batch is done
+
 
 def pack(
     batch: Batch,
@@ -31,52 +35,29 @@ def pack(
     *,
     with_masks: bool = True,
 ) -> PackedInputs:
-    """The chunks of `batch` one after the other; `dtype` is that of the attention masks, where they
-    are wanted.
-    """
-    token_ids, positions, slots, emit_rows, segments = [], [], [], [], []
-    row = 0
+    """The chunks of `batch` one after the other, int64; `dtype` is that of attention masks."""
+    fields = {name: np.empty(batch.num_tokens, dtype=np.int64) for name in BY_TOKEN}
+    _fill_tokens(fields, batch, block_size, {})
+    del fields["feed_rows"]  # the host knows all tokens
+    tensors = {name: torch.from_numpy(field).to(device) for name, field in fields.items()}
+    segments, emit_rows, row = [], [], 0
     for chunk in batch.chunks:
         end = chunk.start + chunk.num_tokens
-        where = np.arange(chunk.start, end)
-        first_block = chunk.start // block_size
-        new_blocks = np.asarray(chunk.sequence.block_ids[first_block : -(-end // block_size)])
-        token_ids.append(token_ids_of(chunk.sequence, chunk.start, end))
-        positions.append(where)
-        slots.append(
-            new_blocks[where // block_size - first_block] * block_size + where % block_size
-        )
         blocks = _context_blocks(chunk.sequence, -(-end // block_size), device)
         if with_masks:
-            window = sliding_window
-            segment = make_segment(
-                row,
-                chunk.num_tokens,
-                end,
-                blocks,
-                sliding_window=window,
-                device=device,
-                dtype=dtype,
-            )
+            masks = {"sliding_window": sliding_window, "device": device, "dtype": dtype}
+            segments.append(make_segment(row, chunk.num_tokens, end, blocks, **masks))
         else:
-            segment = Segment(row, chunk.num_tokens, end, blocks, first_key=0, mask=None)
-        segments.append(segment)
+            segments.append(Segment(row, chunk.num_tokens, end, blocks, first_key=0, mask=None))
         row += chunk.num_tokens
         if chunk.emits_token:
             emit_rows.append(row - 1)
-    return PackedInputs(
-        token_ids=torch.from_numpy(np.concatenate(token_ids)).to(device),
-        positions=torch.from_numpy(np.concatenate(positions)).to(device),
-        slots=torch.from_numpy(np.concatenate(slots)).to(device),
-        emit_rows=torch.tensor(emit_rows, dtype=torch.int64, device=device),
-        attention=segments,
-    )
+    emits = torch.tensor(emit_rows, dtype=torch.int64, device=device)
+    return PackedInputs(**tensors, emit_rows=emits, attention=segments)
 
 
 def token_ids_of(sequence: SequenceState, start: int, end: int) -> NDArray[np.int64]:
-    """Tokens `start` to `end` of a sequence; after a preemption they may span the prompt and what
-    was generated.
-    """
+    """Tokens `start` to `end`; after a preemption they may span the prompt and what followed."""
     request = sequence.request
     prompt_len = request.prompt_len
     if request.prompt_token_ids is None:
@@ -90,18 +71,12 @@ def token_ids_of(sequence: SequenceState, start: int, end: int) -> NDArray[np.in
 
 def _context_blocks(
     sequence: SequenceState, num_blocks: int, device: torch.device
-) -> slice | torch.Tensor:
+) -> slice | Tensor:
     """Neighbouring blocks as a slice, which attention reads without copying; others as an index."""
     if sequence.blocks_are_neighbours:
         first = sequence.block_ids[0]
         return slice(first, first + num_blocks)
     return torch.tensor(sequence.block_ids[:num_blocks], device=device)
-
-
-ALIGNMENT = (
-    32  # int32 elements: kernels are compiled for aligned pointers, and once only if all are
-)
-NUM_BUFFERS = 2  # batches in flight at most: a buffer is filled again when its batch is done
 
 
 @dataclass(frozen=True)
@@ -123,10 +98,7 @@ class Fields:
 def fields_of(shape: Shape) -> Fields:
     """The layout of the buffer for tensors of `shape`."""
     sizes: dict[str, tuple[int, ...]] = {
-        "token_ids": (shape.num_tokens,),
-        "feed_rows": (shape.num_tokens,),
-        "positions": (shape.num_tokens,),
-        "slots": (shape.num_tokens,),
+        **dict.fromkeys(BY_TOKEN, (shape.num_tokens,)),
         "emit_rows": (shape.num_emits,),
         "query_starts": (shape.num_sequences + 1,),
         "kv_lens": (shape.num_sequences,),
@@ -152,8 +124,7 @@ class Packer:
         self._device_buffer = torch.empty(0, dtype=torch.int32, device=device)
 
     def fill(self, batch: Batch, shape: Shape, newest: Mapping[SequenceState, int]) -> None:
-        """Write `batch` in tensors of `shape`, to the host's buffer that the batch before last has
-        read.
+        """Write `batch` in tensors of `shape`, to the buffer that the batch before last has read.
 
         A token that the host does not know yet is to be fed from the row `newest` says of the
         tokens sampled last.
@@ -164,9 +135,7 @@ class Packer:
         _fill(fields.views(pinned.numpy()), batch, shape, self.block_size, newest)
 
     def send(self, shape: Shape, into: Tensor | None = None) -> PackedInputs:
-        """Copy what was filled to `into`, or a buffer that the next call overwrites; does not wait
-        for the copy.
-        """
+        """Copy what was filled to `into`, or a buffer that the next call overwrites, unawaited."""
         size = fields_of(shape).size
         buffer = self._own_buffer(size) if into is None else into
         buffer[:size].copy_(self._hosts[self._filled].sized(size), non_blocking=True)
@@ -195,30 +164,15 @@ def inputs_in(buffer: Tensor, shape: Shape) -> PackedInputs:
     """The inputs of `shape` that lie in `buffer`, as views."""
     views = fields_of(shape).views(buffer)
     plan = AttentionPlan(
-        query_starts=views["query_starts"],
-        kv_lens=views["kv_lens"],
-        block_table=views["block_table"],
-        tiles=views["tiles"],
-        decodes=views["decodes"],
+        **{name: views.pop(name) for name in BY_SEQUENCE},
         tile_rows=shape.tile_rows,
         num_splits=shape.num_splits,
     )
-    return PackedInputs(
-        token_ids=views["token_ids"],
-        positions=views["positions"],
-        slots=views["slots"],
-        emit_rows=views["emit_rows"],
-        attention=plan,
-        feed_rows=views["feed_rows"],
-    )
+    return PackedInputs(attention=plan, **views)
 
 
 def _fill(
-    views: dict[str, NDArray[np.int32]],
-    batch: Batch,
-    shape: Shape,
-    block_size: int,
-    newest: Mapping[SequenceState, int],
+    views: Views, batch: Batch, shape: Shape, block_size: int, newest: Mapping[SequenceState, int]
 ) -> None:
     """Write `batch` to the front of every field, and padding behind it."""
     query_lens = [chunk.num_tokens for chunk in batch.chunks]
@@ -234,14 +188,9 @@ def _fill(
 
 
 def _fill_tokens(
-    views: dict[str, NDArray[np.int32]],
-    batch: Batch,
-    block_size: int,
-    newest: Mapping[SequenceState, int],
+    views: Views, batch: Batch, block_size: int, newest: Mapping[SequenceState, int]
 ) -> None:
-    token_ids, positions, slots, feed_rows = (
-        views[name] for name in ("token_ids", "positions", "slots", "feed_rows")
-    )
+    token_ids, positions, slots, feed_rows = (views[name] for name in BY_TOKEN)
     feed_rows.fill(PADDING)
     row = 0
     for sequence, start, num_tokens, _, _ in batch.chunks:
@@ -266,7 +215,7 @@ def _fill_tokens(
     token_ids[row:], positions[row:], slots[row:] = 0, 0, PADDING
 
 
-def _fill_sequences(views: dict[str, NDArray[np.int32]], batch: Batch, block_size: int) -> None:
+def _fill_sequences(views: Views, batch: Batch, block_size: int) -> None:
     kv_lens, table = views["kv_lens"], views["block_table"]
     table.fill(0)
     for i, chunk in enumerate(batch.chunks):
@@ -277,6 +226,6 @@ def _fill_sequences(views: dict[str, NDArray[np.int32]], batch: Batch, block_siz
     kv_lens[len(batch) :] = 0
 
 
-def _put(field: NDArray[np.int32], values: NDArray[Any], padding: int) -> None:
+def _put(field: NDArray[Any], values: NDArray[Any], padding: int) -> None:
     field[: len(values)] = values
     field[len(values) :] = padding

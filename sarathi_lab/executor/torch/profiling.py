@@ -1,6 +1,4 @@
-"""Times of the engine's operations, each alone, on its own weights and cache: what `task=calibrate`
-measures.
-"""
+"""Times of the engine's operations and iterations by shape, as `task=calibrate` measures them."""
 
 from __future__ import annotations
 
@@ -15,9 +13,10 @@ import pandas as pd
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.block_manager import BlockManager
-from sarathi_lab.engine.request import Batch, Request, SequenceState
-from sarathi_lab.executor.simulated.profile import COLUMNS, MIN_ROWS
+from sarathi_lab.engine.request import Batch
+from sarathi_lab.executor.profile import COLUMNS, MIN_ROWS
 from sarathi_lab.executor.torch.executor import TorchExecutor
+from sarathi_lab.executor.torch.graphs import throw_away
 from sarathi_lab.executor.torch.operation_probe import OperationProbe
 
 # Tokens of one iteration. A tile of tokens ends at a multiple of 128: its step is what two
@@ -36,8 +35,7 @@ RowKey = tuple[str, int, int]  # operation, num_tokens, kv_tokens
 
 @dataclass(frozen=True)
 class Shape:
-    """One iteration of `count` sequences with `num_tokens` new tokens each, behind `start` cached
-    ones.
+    """An iteration of `count` sequences with `num_tokens` new tokens each behind `start` cached.
 
     With `is_whole` all its operations are measured, else attention only.
     """
@@ -63,7 +61,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured: the table of `simulator.profile`, and how well."""
+    """What was measured: the table of `executor.profile`, and how well."""
 
     table: pd.DataFrame
     num_rounds: int
@@ -73,11 +71,9 @@ class Measured:
 
 
 def calibration_shapes(batch_size: int, longest: int) -> list[Shape]:
-    """What to measure for up to `batch_size` decodes and contexts of up to `longest` tokens, cheap
-    shapes first.
+    """What to measure for so many decodes and contexts of up to `longest` tokens, cheap ones first.
 
-    Iterations of up to `batch_size` tokens are decodes, larger ones a prompt: what the engine makes
-    of them, too.
+    Iterations of up to `batch_size` tokens are decodes, larger ones a prompt, as in the engine.
     """
     decodes = sorted({2**i for i in range(batch_size.bit_length())} | {batch_size})
     contexts = sorted({max(2, longest // share) for share in CONTEXT_SHARES})
@@ -94,9 +90,9 @@ def calibration_shapes(batch_size: int, longest: int) -> list[Shape]:
             {0, *(start for start in doubling if start + chunk <= longest), max(0, longest - chunk)}
         )
         shapes += [Shape(1, chunk, start) for start in starts]
-    distinct = {
-        (shape.count, shape.num_tokens, shape.start): shape for shape in reversed(shapes)
-    }  # the first wins
+    # Of equal ones the first wins.
+    keys = ((shape.count, shape.num_tokens, shape.start) for shape in reversed(shapes))
+    distinct = dict(zip(keys, reversed(shapes), strict=True))
     return sorted(distinct.values(), key=lambda shape: (shape.total_tokens, shape.kv_tokens))
 
 
@@ -113,8 +109,7 @@ def measure_profile(
     seconds: float,
     advance: Callable[[float], None],
 ) -> Measured:
-    """Measure `shapes` in rounds for about `seconds`, calling `advance` with the seconds that
-    passed.
+    """Measure `shapes` in rounds for about `seconds`; `advance` takes the seconds that passed.
 
     Every round visits every shape once, so that a slow minute of the machine spreads over all of
     them. Raises UserError if `seconds` don't suffice for the fewest sizes that a profile needs.
@@ -142,9 +137,7 @@ def measure_profile(
 
 
 def _visit(probe: OperationProbe, shape: Shape) -> Iterator[dict[str, float]]:
-    """One measurement of a long shape, several of a short one: an interruption would weigh more in
-    its median.
-    """
+    """One measurement of a long shape, several of a short one, which interruptions hurt more."""
     end = time.perf_counter() + VISIT
     for _ in range(MAX_REPETITIONS):
         yield _measure(probe, shape)
@@ -175,9 +168,7 @@ class _Clock:
 
 
 def _affordable(probe: OperationProbe, shapes: Sequence[Shape], clock: _Clock) -> list[Shape]:
-    """Run every shape once to warm up, until `MIN_ROUNDS` more of those done would exceed the
-    time.
-    """
+    """Run each shape once to warm up, until `MIN_ROUNDS` more of those done exceed the time."""
     kept: list[Shape] = []
     rows: dict[str, int] = {"prefill_attention": 0, "decode_attention": 0, "whole": 0}
     for shape in shapes:
@@ -191,18 +182,15 @@ def _affordable(probe: OperationProbe, shapes: Sequence[Shape], clock: _Clock) -
         rows["whole"] += shape.is_whole
         if min(rows.values()) == MIN_ROWS and least > clock.seconds:
             raise UserError(
-                f"task.seconds={clock.seconds:g} is too short: {MIN_ROUNDS} rounds of the "
-                "fewest sizes of model "
-                f"{probe.model.spec.name} take about {math.ceil(least)} s; use "
+                f"task.seconds={clock.seconds:g} is too short: {MIN_ROUNDS} rounds of the fewest "
+                f"sizes of model {probe.model.spec.name} take about {math.ceil(least)} s; use "
                 f"task.seconds={math.ceil(1.5 * least)}"
             )
     return kept
 
 
 def _measure(probe: OperationProbe, shape: Shape) -> dict[str, float]:
-    """Seconds by operation, over all layers of one iteration; `others` is the whole iteration less
-    the parts.
-    """
+    """Seconds by operation, over all layers; `others` is the whole iteration less the parts."""
     batch = batch_of(probe.executor, shape)
     times = {shape.attention: probe.attention(batch)}
     if not shape.is_whole:
@@ -216,28 +204,13 @@ def _measure(probe: OperationProbe, shape: Shape) -> dict[str, float]:
 
 def batch_of(executor: TorchExecutor, shape: Shape) -> Batch:
     """A batch of `shape` over the first blocks of the executor's cache, whatever is in there."""
+    blocks = BlockManager(executor.num_blocks, executor.block_size)
+    is_decode = shape.attention == "decode_attention"
     batch = Batch()
-    for sequence in _sequences(executor, shape):
+    for _ in range(shape.count):
+        sequence = throw_away(shape.num_tokens, blocks, start=shape.start, is_decode=is_decode)
         batch.add(sequence, shape.num_tokens)
     return batch
-
-
-def _sequences(executor: TorchExecutor, shape: Shape) -> list[SequenceState]:
-    blocks = BlockManager(executor.num_blocks, executor.block_size)
-    end = shape.start + shape.num_tokens
-    is_decode = shape.attention == "decode_attention"
-    prompt_len = shape.start if is_decode else end
-    sequences = []
-    for order in range(shape.count):
-        request = Request(order, 0.0, prompt_len, 2, np.zeros(prompt_len, dtype=np.int32))
-        sequence = SequenceState(request, order)
-        sequence.num_computed = shape.start
-        if is_decode:
-            sequence.output_token_ids.append(0)  # the pending token
-        if not blocks.grow(sequence, end):
-            raise RuntimeError(f"no cache blocks for {shape}")
-        sequences.append(sequence)
-    return sequences
 
 
 def time_iterations(
@@ -246,11 +219,10 @@ def time_iterations(
     repetitions: int,
     advance: Callable[[int], None],
 ) -> dict[Shape, list[float]]:
-    """Seconds of `repetitions` iterations of every shape, in turns, so that a slow minute spreads
-    over all of them.
+    """Seconds of `repetitions` iterations of every shape, in turns.
 
-    Each goes behind one of its own shape, as in the engine, where iterations resemble the ones
-    before. `advance` is told of every repetition.
+    So a slow minute spreads over all of them. Each goes behind one of its own shape, as in the
+    engine, where iterations resemble the ones before. `advance` is told of every repetition.
     """
     probe = OperationProbe(executor)
     seconds: dict[Shape, list[float]] = {shape: [] for shape in shapes}

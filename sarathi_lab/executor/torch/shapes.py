@@ -1,6 +1,4 @@
-"""Sizes of an iteration's tensors: what the batch has, or a fixed shape that it is padded to, for
-CUDA graphs.
-"""
+"""Sizes of an iteration's tensors: what the batch has, or a fixed shape that it is padded to."""
 
 from __future__ import annotations
 
@@ -12,17 +10,14 @@ from sarathi_lab.engine.request import Batch
 from sarathi_lab.model.roofline import TILE
 from sarathi_lab.model.spec import ModelSpec
 
-EXTRA_TILES = (
-    4  # part-filled tiles that a padded shape has room for: so many prompts may share its chunk
-)
+# Part-filled tiles that a padded shape has room for: so many prompts may share its chunk.
+EXTRA_TILES = 4
 LARGEST_GRAPH = 512  # decodes; larger batches keep the device busy enough without a graph
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of the tensors of one iteration, padding included; `max_blocks` is the width of the
-    block table.
-    """
+    """Sizes of one iteration's tensors, padding included; `max_blocks` of the block table."""
 
     num_tokens: int
     num_sequences: int
@@ -59,36 +54,29 @@ class Limits:
             num_splits=self.num_splits(len(contexts), max(contexts, default=0)),
         )
 
-    def decodes(self, num_decodes: int, longest: int) -> Shape:
-        """The padded shape of up to `num_decodes` decodes with contexts of up to `longest`
-        tokens.
-        """
-        return Shape(
-            num_tokens=num_decodes,
-            num_sequences=num_decodes,
-            num_emits=num_decodes,
-            num_decodes=num_decodes,
-            num_tiles=0,
-            max_blocks=self.blocks_for(longest),
-            tile_rows=TILE,
-            num_splits=self.num_splits(num_decodes, longest),
-        )
-
     def empty(self, num_tokens: int, num_emits: int) -> Shape:
         """Padding alone, as much as so many tokens."""
         return Shape(num_tokens, 0, num_emits, 0, 0, 0, TILE, 1)
 
+    def decodes(self, num_decodes: int, longest: int) -> Shape:
+        """The padded shape of up to `num_decodes` decodes that see up to `longest` tokens each."""
+        return self._padded(num_decodes, num_decodes, longest, num_tiles=0, tile_rows=TILE)
+
     def hybrid(self, num_tokens: int, batch_size: int, longest: int) -> Shape:
-        """The padded shape of batches of up to `num_tokens` tokens of which up to `batch_size` are
-        decodes.
-        """
-        tile_rows = choose_tile_rows(num_tokens, self.spec.num_heads, self.num_sms)
+        """The padded shape of up to `num_tokens` tokens, of which up to `batch_size` decodes."""
+        rows = choose_tile_rows(num_tokens, self.spec.num_heads, self.num_sms)
+        num_tiles = num_tokens // rows + EXTRA_TILES
+        return self._padded(num_tokens, batch_size, longest, num_tiles, rows)
+
+    def _padded(
+        self, num_tokens: int, batch_size: int, longest: int, num_tiles: int, tile_rows: int
+    ) -> Shape:
         return Shape(
             num_tokens=num_tokens,
             num_sequences=batch_size,
             num_emits=batch_size,
             num_decodes=batch_size,
-            num_tiles=num_tokens // tile_rows + EXTRA_TILES,
+            num_tiles=num_tiles,
             max_blocks=self.blocks_for(longest),
             tile_rows=tile_rows,
             num_splits=self.num_splits(batch_size, longest),
@@ -132,10 +120,8 @@ class PaddedShapes:
         shape = self._hybrid
         if shape is None or shape.num_tokens - exact.num_tokens >= TILE:
             return None
-        rows = shape.tile_rows
-        num_tiles = sum(
-            -(-chunk.num_tokens // rows) for chunk in batch.chunks if chunk.num_tokens > 1
-        )
+        lengths = [chunk.num_tokens for chunk in batch.chunks if chunk.num_tokens > 1]
+        num_tiles = sum(-(-num_tokens // shape.tile_rows) for num_tokens in lengths)
         return shape if _fits(exact, shape) and num_tiles <= shape.num_tiles else None
 
 

@@ -1,6 +1,4 @@
-"""Given tokens through the engine's inputs, cut and batched as a run would: what the model says of
-every next one.
-"""
+"""What the model says of given tokens (teacher forcing), cut and batched as a run would."""
 
 from __future__ import annotations
 
@@ -41,22 +39,19 @@ class Cuts:
 
 
 def blocks_needed(length: int, num_mates: int, block_size: int) -> int:
-    """Cache blocks for a text of `length` tokens, the sequence whose prefix it shares, and its
-    mates.
-    """
+    """Cache blocks for a text of `length` tokens, the one whose prefix it shares, and its mates."""
     return (2 + num_mates) * -(-length // block_size)
 
 
 @torch.inference_mode()
-def forced_logits(
+def teacher_forced_logits(
     executor: TorchExecutor, tokens: Tokens, cuts: Cuts, mates: Sequence[Tokens] = ()
 ) -> Tensor:
-    """Logits [rows, vocab_size] in float32 behind each of the last `rows` tokens: those that no
-    prefix hit spared.
+    """Logits [rows, vocab_size] in float32 behind each token that no prefix hit spared.
 
     Every batch also has the next token of each of the `mates`, texts of at least the same length
-    that have been prefilled to their first half, as a decode beside the chunk. The cache must hold
-    `blocks_needed`.
+    that have been prefilled to their first half, as a decode beside the chunk. Raises ValueError
+    if the cache does not hold `blocks_needed`.
     """
     blocks = BlockManager(executor.num_blocks, executor.block_size, shares_prefixes=cuts.prefix_hit)
     half = len(tokens) // 2
@@ -66,9 +61,8 @@ def forced_logits(
     if cuts.prefix_hit:
         _publish_prefix(executor, tokens, blocks)
     text = _sequence(tokens, 0, blocks)
-    start = text.num_computed
     rows = []
-    for first, num_tokens in cuts.of(start, len(tokens)):
+    for first, num_tokens in cuts.of(text.num_computed, len(tokens)):
         text.num_computed, text.in_flight = first, False
         batch = Batch()
         for decode in decodes:
@@ -82,9 +76,8 @@ def forced_logits(
 
 
 def _sequence(tokens: Tokens, number: int, blocks: BlockManager) -> SequenceState:
-    sequence = blocks.look_up(
-        SequenceState(Request(number, 0.0, len(tokens), 1, tokens), order=number)
-    )
+    request = Request(number, 0.0, len(tokens), 1, tokens)
+    sequence = blocks.look_up(SequenceState(request, order=number))
     if not blocks.admit(sequence, len(tokens)):
         raise ValueError(
             f"the cache does not hold {len(tokens)} more tokens; it takes `blocks_needed`"

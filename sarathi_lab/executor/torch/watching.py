@@ -1,63 +1,36 @@
-"""Looking into iterations while they run (`executor.profile`): ranges for Nsight, times by
-operation, a torch trace.
+"""Moments of a device, and looking into iterations while they run (`executor.profile`): ranges for
+Nsight, times by operation, a torch trace.
 """
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import pandas as pd
 import torch
 
-
-class Mark(Protocol):
-    """A moment on the device, which may not have come yet."""
-
-    def wait(self) -> float:
-        """Wait until it has; returns it in seconds since the timeline's zero."""
-        ...
-
-    def seconds_until(self, other: Any) -> float:
-        """Seconds to a later mark of the same timeline; both must have come."""
-        ...
-
-
-class Timeline(Protocol):
-    """A clock of the host and the moments of one device, in seconds since `reset`."""
-
-    @property
-    def now(self) -> float: ...
-
-    def reset(self) -> None:
-        """Set zero to this moment, the device being idle."""
-        ...
-
-    def mark(self) -> Mark:
-        """The moment at which the device has done all work submitted so far. Wait for marks in
-        their order.
-        """
-        ...
+ProfileKind = Literal["none", "nvtx", "operations", "trace"]
+TRACED_ITERATIONS = 30  # from the start of the run: a trace of more is too large to open
 
 
 class _Past(float):
-    """A moment that has come."""
+    """A moment that has come, in seconds since the timeline's zero."""
 
     def wait(self) -> float:
-        """See `Mark`."""
         return float(self)
 
-    def seconds_until(self, other: _Past) -> float:
-        """See `Mark`."""
+    def seconds_until(self, other: Any) -> float:
         return float(other) - float(self)
 
 
 class HostTimeline:
-    """Of a device that works while the host waits. `clock` returns seconds."""
+    """Moments of a device that works while the host waits. `clock` returns seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
@@ -65,21 +38,22 @@ class HostTimeline:
 
     @property
     def now(self) -> float:
-        """See `Timeline`."""
+        """Seconds since `reset`, on the host's clock."""
         return self._clock() - self._zero
 
     def reset(self) -> None:
-        """See `Timeline`."""
+        """Set zero to this moment, the device being idle."""
         self._zero = self._clock()
 
     def mark(self) -> _Past:
-        """Now: nothing is ever pending."""
+        """When the device has done all work submitted so far: now, as nothing is ever pending."""
         return _Past(self.now)
 
 
 class CudaTimeline:
-    """Of a GPU's current stream. Durations are the device's own, without the host's launches and
-    waits.
+    """Moments of a GPU's current stream, on its own clock: durations without launches and waits.
+
+    Wait for marks in their order.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -88,11 +62,9 @@ class CudaTimeline:
 
     @property
     def now(self) -> float:
-        """See `Timeline`."""
         return time.perf_counter() - self._zero
 
     def reset(self) -> None:
-        """See `Timeline`."""
         torch.cuda.synchronize(self._device)
         self._last = _Event(self)
         torch.cuda.synchronize(self._device)
@@ -100,67 +72,57 @@ class CudaTimeline:
         self._last_time = 0.0
 
     def mark(self) -> _Event:
-        """See `Timeline`."""
         return _Event(self)
 
     def time_of(self, event: _Event) -> float:
-        """When `event` happened, counted from the one before it: an event's own clock has only 24
-        bits.
-        """
+        """When `event` happened, from the one before it: an event's own clock has only 24 bits."""
         self._last_time += self._last.seconds_until(event)
         self._last = event
         return self._last_time
 
 
 class _Event:
+    """A moment on the device, which may not have come yet."""
+
     def __init__(self, timeline: CudaTimeline) -> None:
         self._timeline = timeline
         self._event = torch.cuda.Event(enable_timing=True)
         self._event.record()
 
     def wait(self) -> float:
-        """See `Mark`."""
+        """Wait until it has; returns it in seconds since the timeline's zero."""
         self._event.synchronize()
         return self._timeline.time_of(self)
 
-    def seconds_until(self, other: _Event) -> float:
-        """See `Mark`."""
+    def seconds_until(self, other: Any) -> float:
+        """Seconds to a later mark; both must have come."""
         return self._event.elapsed_time(other._event) / 1e3
 
 
-ProfileKind = Literal["none", "nvtx", "operations", "trace"]
-OperationMarks = tuple[str, Mark, Mark]
-TRACED_ITERATIONS = 30  # from the start of the run: a trace of more is too large to open
+Mark = _Past | _Event
+Timeline = HostTimeline | CudaTimeline
 
 
-class Watch(Protocol):
-    """Sees the operations of every iteration. With `is_apart` each must be launched by itself."""
+def timeline_of(device: torch.device) -> Timeline:
+    """The timeline of a CPU or GPU."""
+    return CudaTimeline(device) if device.type == "cuda" else HostTimeline()
 
-    is_apart: bool
 
-    def range(self, name: str) -> AbstractContextManager[object]:
-        """Around the work of operation `name`."""
-        ...
-
-    def start(self) -> None:
-        """The run begins: forget what was seen before."""
-        ...
-
-    def submitted(self) -> None:
-        """An iteration's operations have all been launched."""
-        ...
-
-    def collected(self) -> None:
-        """The oldest of them is done."""
-        ...
-
-    def write(self, directory: Path) -> None:
-        """Leave what was seen in `directory`."""
-        ...
+def durations(work: Callable[[], object], timeline: Timeline, repetitions: int) -> list[float]:
+    """Seconds of each repetition; the host launches all of them before it waits."""
+    marks = [timeline.mark()]
+    for _ in range(repetitions):
+        work()
+        marks.append(timeline.mark())
+    marks[-1].wait()
+    return [before.seconds_until(after) for before, after in pairwise(marks)]
 
 
 class Nothing:
-    """Watches nothing, and costs nothing."""
+    """Watches nothing and costs nothing; subclasses see the operations of every iteration.
+
+    With `is_apart` each operation must be launched by itself.
+    """
 
     is_apart = False
 
@@ -168,31 +130,28 @@ class Nothing:
         self._range = nullcontext()
 
     def range(self, name: str) -> AbstractContextManager[object]:
-        """See `Watch`."""
+        """Around the work of operation `name`."""
         return self._range
 
     def start(self) -> None:
-        """See `Watch`."""
+        """The run begins: forget what was seen before."""
 
     def submitted(self) -> None:
-        """See `Watch`."""
+        """An iteration's operations have all been launched."""
 
     def collected(self) -> None:
-        """See `Watch`."""
+        """The oldest of them is done."""
 
     def write(self, directory: Path) -> None:
-        """See `Watch`."""
+        """Leave what was seen in `directory`."""
 
 
 class NvtxRanges(Nothing):
-    """Names operations for NVIDIA's profilers, which watch from outside; a replayed graph would
-    have no names.
-    """
+    """Names operations for NVIDIA's profilers; a replayed graph would have no names."""
 
     is_apart = True
 
     def range(self, name: str) -> AbstractContextManager[object]:
-        """See `Watch`."""
         return torch.cuda.nvtx.range(name)
 
 
@@ -206,12 +165,11 @@ class OperationTimes(Nothing):
     def __init__(self, timeline: Timeline) -> None:
         super().__init__()
         self._timeline = timeline
-        self._marks: list[OperationMarks] = []
-        self._in_flight: deque[list[OperationMarks]] = deque()
+        self._marks: list[tuple[str, Mark, Mark]] = []
+        self._in_flight: deque[list[tuple[str, Mark, Mark]]] = deque()
         self._seconds: list[dict[str, float]] = []
 
     def range(self, name: str) -> AbstractContextManager[object]:
-        """See `Watch`."""
         return self._timed(name) if self.is_apart else super().range(name)
 
     @contextmanager
@@ -221,35 +179,29 @@ class OperationTimes(Nothing):
         self._marks.append((name, begin, self._timeline.mark()))
 
     def start(self) -> None:
-        """See `Watch`."""
         self.is_apart = True
         self._seconds.clear()
 
     def submitted(self) -> None:
-        """See `Watch`."""
         self._in_flight.append(self._marks)
         self._marks = []
 
     def collected(self) -> None:
-        """See `Watch`."""
         seconds: dict[str, float] = defaultdict(float)
         for name, begin, end in self._in_flight.popleft():
             seconds[name] += begin.seconds_until(end)
         if self.is_apart:
             self._seconds.append(dict(seconds))
 
-    def table(self) -> pd.DataFrame:
-        """A row per iteration and operation: `iteration`, `operation`, `seconds`."""
+    def write(self, directory: Path) -> None:
+        """`operations.parquet`: `iteration`, `operation`, `seconds`."""
         rows = [
             (iteration, operation, seconds)
             for iteration, by_operation in enumerate(self._seconds)
             for operation, seconds in by_operation.items()
         ]
-        return pd.DataFrame(rows, columns=["iteration", "operation", "seconds"])
-
-    def write(self, directory: Path) -> None:
-        """Leave `operations.parquet`."""
-        self.table().to_parquet(directory / "operations.parquet")
+        table = pd.DataFrame(rows, columns=["iteration", "operation", "seconds"])
+        table.to_parquet(directory / "operations.parquet")
 
 
 class Trace(Nothing):
@@ -261,18 +213,15 @@ class Trace(Nothing):
         self._left = 0
 
     def range(self, name: str) -> AbstractContextManager[object]:
-        """See `Watch`."""
         return torch.profiler.record_function(name) if self._left else super().range(name)
 
     def start(self) -> None:
-        """See `Watch`."""
         self._profiler = torch.profiler.profile()
         self._profiler.start()
         self._left = TRACED_ITERATIONS
         self.is_apart = True
 
     def collected(self) -> None:
-        """See `Watch`."""
         if self._left:
             self._left -= 1
             if not self._left:
@@ -284,7 +233,7 @@ class Trace(Nothing):
             self._profiler.stop()
 
     def write(self, directory: Path) -> None:
-        """Leave `torch_trace.json`."""
+        """`torch_trace.json`, if anything ran."""
         if self._profiler is None:
             return
         if self._left:
@@ -293,12 +242,8 @@ class Trace(Nothing):
         self._profiler.export_chrome_trace(str(directory / "torch_trace.json"))
 
 
-def make_watch(kind: ProfileKind, timeline: Timeline) -> Watch:
+def make_watch(kind: ProfileKind, timeline: Timeline) -> Nothing:
     """The watch that `executor.profile` names."""
-    watches: Mapping[str, Callable[[], Watch]] = {
-        "none": Nothing,
-        "nvtx": NvtxRanges,
-        "operations": lambda: OperationTimes(timeline),
-        "trace": Trace,
-    }
-    return watches[kind]()
+    if kind == "operations":
+        return OperationTimes(timeline)
+    return {"none": Nothing, "nvtx": NvtxRanges, "trace": Trace}[kind]()

@@ -5,9 +5,9 @@ axes out.
 from __future__ import annotations
 
 import math
-import re
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -18,51 +18,45 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 from sarathi_lab.results.plots.sweeps import MARKERS, use_style
 
-TITLES = {
-    "sarathi_serve_stalls": "Generation stalls: the longest gap between tokens over time",
-    "sarathi_serve_ablation": "Hybrid batches and chunks, apart and together (Sarathi-Serve, "
-    "Table 4)",
-    "sarathi_serve_capacity": "Capacity within a service level objective (Sarathi-Serve, Fig 10)",
-    "sarathi_serve_budget": "The token budget: time to the first token against time between tokens",
-}
-GAPS, TBT, TTFT = "longest gap [ms]", "TBT P99 [s]", "TTFT P50 [s]"
-CAPACITY = "capacity [1/s]"
+GAPS, TBT, TTFT, CAPACITY = "longest gap", "TBT P99", "TTFT P50", "capacity"
 PAPER = "paper"
 COLUMNS = 4
 
 
-def draw(name: str, points: pd.DataFrame) -> Figure:
+def draw(name: str, title: str, points: pd.DataFrame) -> Figure:
     """The picture of an experiment from its points: a row of panels a device, a panel a data set or
     quantity.
 
-    `points` has the columns of recorded results (`recorded.COLUMNS`) and `device`, in words.
+    `points` has the columns of recorded results (`load.COLUMNS`), dataset, slo and quantity,
+    `device` in words, and `source`, "paper" for marks at the bars.
     """
     use_style()
-    panel_of, endings = _LOOKS[name]
-    shown = points[points.y.notna() & points.panel.str.endswith(endings)]
-    places = list(dict.fromkeys(zip(shown.device, shown.panel.map(_place_of[name]), strict=True)))
-    places = [place for place in places if place[0] != PAPER]
-    columns = min(
-        COLUMNS,
-        max(sum(device == own for device, _ in places) for own, _ in places) if places else 1,
-    )
+    look = LOOKS[name]
+    is_shown = points.y.notna() & points.quantity.isin(look.quantities)
+    if look.unit is not None:
+        is_shown &= points.unit == look.unit
+    shown = points[is_shown].fillna({"slo": ""})
+    shown = shown.assign(place=[look.place(*key) for key in _keys(shown)])
+    own, papers = shown[shown.source != PAPER], shown[shown.source == PAPER]
+    places = list(dict.fromkeys(zip(own.device, own.place, strict=True)))
+    most = max((sum(device == other for other, _ in places) for device, _ in places), default=1)
+    columns = min(COLUMNS, most)
     rows = math.ceil(len(places) / columns) if places else 1
     size = (max(5.0, 3.3 * columns + 0.4), 3.1 * rows + 0.8)
     figure, axes = plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
     for ax in axes.flat[len(places) :]:
         ax.set_axis_off()
     for ax, (device, place) in zip(axes.flat, places, strict=False):
-        own = shown[(shown.device == device) & (shown.panel.map(_place_of[name]) == place)]
-        panel_of(own, ax)
-        _paper_marks(
-            shown[(shown.device == PAPER) & (shown.panel.map(_place_of[name]) == place)], ax
-        )
-        ax.set_title("\n".join([*textwrap.wrap(_short(str(device)), 40), place]), fontsize="small")
-    figure.suptitle(
-        "\n".join(textwrap.wrap(TITLES[name], int(8.5 * size[0]), break_on_hyphens=False))
-    )
+        look.panel(own[(own.device == device) & (own.place == place)], ax)
+        _paper_marks(papers[papers.place == place], ax)
+        ax.set_title("\n".join([*textwrap.wrap(str(device), 40), place]), fontsize="small")
+    figure.suptitle("\n".join(textwrap.wrap(title, int(8.5 * size[0]), break_on_hyphens=False)))
     plt.close(figure)
     return figure
+
+
+def _keys(points: pd.DataFrame) -> Iterator[tuple[str, str, str]]:
+    return zip(points.dataset, points.slo, points.quantity, strict=True)
 
 
 def stalls(points: pd.DataFrame, ax: Axes) -> Axes:
@@ -112,8 +106,7 @@ def budgets(points: pd.DataFrame, ax: Axes) -> Axes:
     left is better.
     """
     of = {
-        quantity: points[points.panel.str.endswith(quantity)].set_index("x").y
-        for quantity in (TTFT, TBT)
+        quantity: points[points.quantity == quantity].set_index("x").y for quantity in (TTFT, TBT)
     }
     both = pd.DataFrame(of).dropna().sort_index()
     ax.plot(both[TTFT], both[TBT], color="0.6", linewidth=0.9)
@@ -129,27 +122,28 @@ def budgets(points: pd.DataFrame, ax: Axes) -> Axes:
     return ax
 
 
-_LOOKS: Mapping[str, tuple[Callable[[pd.DataFrame, Axes], Axes], tuple[str, ...]]] = {
-    "sarathi_serve_stalls": (stalls, (GAPS,)),
-    "sarathi_serve_ablation": (bars, (TTFT, TBT)),
-    "sarathi_serve_capacity": (bars, (CAPACITY,)),
-    "sarathi_serve_budget": (budgets, (TTFT, TBT)),
-}
+@dataclass(frozen=True)
+class ServingLook:
+    """What is drawn of an experiment, a panel a data set, objective and, with `is_split`,
+    quantity.
+    """
+
+    panel: Callable[[pd.DataFrame, Axes], Axes]
+    quantities: tuple[str, ...]
+    unit: str | None = None
+    is_split: bool = False
+
+    def place(self, dataset: str, slo: str, quantity: str) -> str:
+        """The name of the panel."""
+        place = f"{dataset}, {slo}" if slo else dataset
+        return f"{place}: {quantity}" if self.is_split else place
 
 
-def _whole(panel: str) -> str:
-    return panel.partition(" [")[0]
-
-
-def _dataset(panel: str) -> str:
-    return panel.rpartition(":")[0]
-
-
-_place_of: Mapping[str, Callable[[str], str]] = {
-    "sarathi_serve_stalls": _dataset,
-    "sarathi_serve_ablation": _whole,
-    "sarathi_serve_capacity": _dataset,
-    "sarathi_serve_budget": _dataset,
+LOOKS: Mapping[str, ServingLook] = {
+    "sarathi_serve_stalls": ServingLook(stalls, (GAPS,), "ms"),
+    "sarathi_serve_ablation": ServingLook(bars, (TTFT, TBT), is_split=True),
+    "sarathi_serve_capacity": ServingLook(bars, (CAPACITY,)),
+    "sarathi_serve_budget": ServingLook(budgets, (TTFT, TBT)),
 }
 
 
@@ -163,8 +157,3 @@ def _paper_marks(points: pd.DataFrame, ax: Axes) -> None:
         ax.set_ylim(top=1.25 * ax.get_ylim()[1])  # room for the legend
         handles, labels = ax.get_legend_handles_labels()
         ax.legend(handles[:1], labels[:1], fontsize="x-small")
-
-
-def _short(device: str) -> str:
-    """The device without the name of its processor."""
-    return re.sub(r" \(.*\)", "", device)

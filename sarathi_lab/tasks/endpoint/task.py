@@ -93,16 +93,17 @@ class Endpoint:
         """The answers of the server. Raises Stopped if no request was answered."""
         texts = Texts()
         load = self._load(cfg, texts)
+        served = asyncio.run(self._meet(load))
+        self._announce(served, load, context)
+        labels = self._labels(cfg, context, load, served)
         answers: list[Answer] = []
-        served: list[Served] = []
         try:
-            asyncio.run(self._serve(load, texts, context, served, answers))
+            asyncio.run(self._send(served, load, texts, answers))
         except KeyboardInterrupt:
             if answers:
-                result = _finished_part(answers, self._labels(cfg, context, load, served[0]), cfg)
+                result = _finished_part(answers, labels, cfg)
                 write_stopped(result, context, resolved(cfg), "interrupted")
             raise
-        labels = self._labels(cfg, context, load, served[0])
         return _result(answers, labels, cfg, context)
 
     @property
@@ -119,53 +120,45 @@ class Endpoint:
             )
         return load
 
-    async def _serve(
-        self,
-        load: LoadedRequests,
-        texts: Texts,
-        context: RunContext,
-        served: list[Served],
-        answers: list[Answer],
-    ) -> None:
-        """Choose a dialect and send all; `served` and `answers` grow, and outlast Ctrl-C."""
+    def _client(self) -> Client:
         from sarathi_lab.tasks.endpoint.client import Client
 
         key = os.environ.get(self.api_key_variable, "").strip() or None
-        async with Client(
-            self._url, key, float(self.timeout), self.retries, self.model, self.body
-        ) as client:
-            found = await self._meet(client, load)
-            served.append(found)
-            self._announce(found, load, context)
-            dialect = found.dialect
-            contents = {}
-            for request in load.requests:
-                prompt = texts.prompt(request, as_token_ids=dialect.sends_token_ids)
-                contents[request.request_id] = client.content(
-                    dialect, found.info.model, prompt, request.output_len
+        return Client(self._url, key, float(self.timeout), self.retries, self.model, self.body)
+
+    async def _meet(self, load: LoadedRequests) -> Served:
+        """The server and its dialect. Raises UserError if it is away, or can't take the load."""
+        async with self._client() as client:
+            info = await client.info()
+            longest = max(request.total_len for request in load.requests)
+            if info.max_model_len is not None and longest > info.max_model_len:
+                raise UserError(
+                    f"the longest request has {longest} tokens, but {info.model} at {self._url} "
+                    f"takes {info.max_model_len}; shorten it"
                 )
-            with console.progress_of("serving", len(load.requests), "requests") as progress:
+            asked = dialects(self.api, self.prompts)
+            dialect = await client.choose(asked, info.model, PROBE_PROMPT, words(PROBE_PROMPT))
+        return Served(info, dialect, self.server or info.name)
+
+    async def _send(
+        self, served: Served, load: LoadedRequests, texts: Texts, answers: list[Answer]
+    ) -> None:
+        """Send all requests; `answers` grows as they come, and outlasts Ctrl-C."""
+        dialect, model, requests = served.dialect, served.info.model, load.requests
+        async with self._client() as client:
+            contents = {}
+            for request in requests:
+                prompt = texts.prompt(request, as_token_ids=dialect.sends_token_ids)
+                content = client.content(dialect, model, prompt, request.output_len)
+                contents[request.request_id] = content
+            with console.progress_of("serving", len(requests), "requests") as progress:
 
                 def keep(answer: Answer) -> None:
                     answers.append(answer)
                     progress(1)
 
-                await generator.drive(
-                    client, dialect.path, load.requests, contents, self.concurrency, keep
-                )
-
-    async def _meet(self, client: Client, load: LoadedRequests) -> Served:
-        """The server and its dialect. Raises UserError if it is away, or can't take the load."""
-        info = await client.info()
-        longest = max(request.total_len for request in load.requests)
-        if info.max_model_len is not None and longest > info.max_model_len:
-            raise UserError(
-                f"the longest request has {longest} tokens, but {info.model} at {self._url} takes "
-                f"{info.max_model_len}; shorten it"
-            )
-        asked = dialects(self.api, self.prompts)
-        dialect = await client.choose(asked, info.model, PROBE_PROMPT, words(PROBE_PROMPT))
-        return Served(info, dialect, self.server or info.name)
+                limit = self.concurrency
+                await generator.drive(client, dialect.path, requests, contents, limit, keep)
 
     def _announce(self, served: Served, load: LoadedRequests, context: RunContext) -> None:
         at_once = f"at most {self.concurrency} in flight"

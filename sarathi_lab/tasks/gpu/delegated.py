@@ -15,11 +15,13 @@ from sarathi_lab.config.console import console
 from sarathi_lab.config.errors import RunError, require_one_of
 from sarathi_lab.config.paths import CONF, REPOSITORY
 from sarathi_lab.config.run_context import RunContext
+from sarathi_lab.executor.torch.device import device_description
+from sarathi_lab.results.device_record import device_folder
 from sarathi_lab.results.load import path_of
 from sarathi_lab.results.result import Result
 from sarathi_lab.tasks.base import conclude
 from sarathi_lab.tasks.calibrate import PROFILE_FILE, Calibrate
-from sarathi_lab.tasks.gpu.part import GpuTask, Part, Work, current_device, device_folder
+from sarathi_lab.tasks.gpu.part import GpuTask, Part, Work, current_device
 from sarathi_lab.tasks.measure import Measure
 from sarathi_lab.tasks.peers.task import Peers
 
@@ -80,7 +82,8 @@ class GpuExperiments(GpuTask):
         own = replace(context, run_dir=context.run_dir / name, name=f"{context.name} {name}")
         folder = None
         if self.record is not None:
-            folder = path_of(name, device_folder(device), Path(self.record)).parent
+            where = device_folder(device.type, device_description(device))
+            folder = path_of(name, where, Path(self.record)).parent
         with self.recording(folder, context.task, device):
             conclude(lambda: task.run(cfg, own), cfg, own, is_run=False)
 

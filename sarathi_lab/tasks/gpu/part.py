@@ -22,7 +22,7 @@ from sarathi_lab.config.errors import RunError, UserError, require_number, requi
 from sarathi_lab.config.paths import EXPERIMENTS, make_folder, write_json
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.executor.torch.device import device_description, resolve_device
-from sarathi_lab.results.device_record import clocks_seen, device_record, slug_of
+from sarathi_lab.results.device_record import clocks_seen, device_folder, device_record
 from sarathi_lab.results.result import Result, Shown
 
 SETUPS = ("paper", "dry")
@@ -164,9 +164,9 @@ class Part(GpuTask, ABC):
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
         """Measure. What was recorded before an error, or the end of the time, stays."""
         device = current_device(cfg)
-        folder = None
+        name, folder = device_description(device), None
         if self.record is not None:
-            folder = Path(self.record) / self.home / "results" / device_folder(device)
+            folder = Path(self.record) / self.home / "results" / device_folder(device.type, name)
         failure = None
         try:
             with self.recording(folder, context.task, device) as files:
@@ -193,11 +193,6 @@ def current_device(cfg: DictConfig) -> torch.device:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     return device
-
-
-def device_folder(device: torch.device) -> str:
-    """What folders of a device's results are called."""
-    return "cpu" if device.type == "cpu" else slug_of(device_description(device))
 
 
 def _gpu_id(device: torch.device) -> str | None:

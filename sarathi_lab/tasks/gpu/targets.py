@@ -14,14 +14,14 @@ from omegaconf import DictConfig
 
 from sarathi_lab.config.errors import RunError, UserError
 from sarathi_lab.config.run_context import RunContext
+from sarathi_lab.experiment.registry import sizes_of
 from sarathi_lab.tasks.gpu.part import Part, Work
 
 LEAST_COPY = 1024  # MiB: copies that no cache helps
 MODEL = "13b"
-# What experiment gpu_targets times: decodes at a context, prefills, and chunks with the paper's 17
-# decodes beside them.
-DECODES, PREFILLS, CHUNKS = (1, 8, 32), (1024, 2048), (256, 512)
-CONTEXT, BESIDE = 1024, 17
+SIZES = sizes_of("gpu_targets")["paper"]  # the experiment that times what is judged here
+DECODES, PREFILLS, CHUNKS = SIZES["decodes"], SIZES["prefills"], SIZES["chunks"]
+CONTEXT, BESIDE = SIZES["context"], SIZES["beside"]
 PER = {"TFLOP/s": 1e12, "GB/s": 1e9}
 COMPARE: Mapping[str, Callable[[float, float], bool]] = {"<=": operator.le, ">=": operator.ge}
 

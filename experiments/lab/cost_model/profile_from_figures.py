@@ -1,0 +1,96 @@
+"""Makes the profile of LLaMA-13B on an A6000 from Figs 3 and 7 of the paper, the only figures that
+it uses.
+
+python experiments/lab/cost_model/profile_from_figures.py > experiments/lab/cost_model/profile_a6000_13b.csv
+"""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pandas as pd
+
+from sarathi_lab.config.instantiate import load_option
+from sarathi_lab.executor.profile import COLUMNS
+from sarathi_lab.model.spec import ModelSpec
+from sarathi_lab.results.load import load_paper
+
+LENGTH = 1024  # tokens of each sequence in Fig 3
+LOGIT_ROWS = (1, 64, 128)  # one tile: up to there the output head is read at the bandwidth of Fig 7
+
+
+def main() -> None:
+    spec = load_option("model", "13b")
+    table = pd.concat([_fig_07(), _fig_03(_logits_ms(spec))], ignore_index=True)
+    table[list(COLUMNS)].to_csv(sys.stdout, index=False, float_format="%.6g")
+
+
+def _fig_07() -> pd.DataFrame:
+    """One prompt of n tokens: the linear operations, and what is left of the total, in two parts.
+
+    What grows with n squared, and the constant, is attention; what grows with n is element-wise
+    work.
+    """
+    figure = load_paper("fig07")
+    n = figure.num_tokens
+    left = figure.total_compute - figure.preproj - figure.postproj - figure.ffn
+    powers = np.stack([np.ones(len(n)), n, n * (n + 1) / 2], axis=1)
+    _, per_token, _ = np.linalg.lstsq(
+        powers / left.to_numpy()[:, None], np.ones(len(n)), rcond=None
+    )[0]
+    return pd.concat(
+        [
+            _rows("qkv_proj", n, 0, figure.preproj),
+            _rows("out_proj", n, 0, figure.postproj),
+            _rows("ffn", n, 0, figure.ffn),
+            _rows("elementwise", n, 0, per_token * n),
+            _rows("prefill_attention", n, n, left - per_token * n),
+        ]
+    )
+
+
+def _logits_ms(spec: ModelSpec) -> float:
+    """Neither figure shows the output head: its weights at the bandwidth of the layers' weights at
+    2 tokens.
+    """
+    first = load_paper("fig07").iloc[0]
+    layers_ms = first.preproj + first.postproj + first.ffn
+    return float(layers_ms * spec.lm_head.num_params / spec.num_linear_params)
+
+
+def _fig_03(logits_ms: float) -> pd.DataFrame:
+    """Batches of 1 to 18: the attention of decodes, and the other operations of decodes and of
+    whole prompts.
+    """
+    figure = load_paper("fig03")
+    decode = figure[figure.phase == "decode"]
+    attention = decode[decode.op == "attn"]
+    others = figure[figure.op == "others"]
+    tokens = others.batch * others.phase.map({"prefill": LENGTH, "decode": 1})
+    rows = pd.Series(LOGIT_ROWS)
+    return pd.concat(
+        [
+            _rows(
+                "decode_attention",
+                attention.batch,
+                attention.batch * LENGTH,
+                attention.batch * attention.ms_per_token,
+            ),
+            _rows("logits", rows, 0, pd.Series(logits_ms, index=rows.index)),
+            _rows("others", tokens, 0, tokens * others.ms_per_token - logits_ms),
+        ]
+    )
+
+
+def _rows(
+    operation: str, num_tokens: pd.Series, kv_tokens: pd.Series | int, milliseconds: pd.Series
+) -> pd.DataFrame:
+    rows = pd.DataFrame(
+        {"num_tokens": num_tokens, "kv_tokens": kv_tokens, "seconds": milliseconds / 1e3}
+    )
+    return rows.assign(operation=operation).sort_values("num_tokens")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""Fields of a dataclass that say what they may hold; `check_fields` tells the user what they hold
+instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import MISSING, field, fields, is_dataclass
+from functools import partial
+from typing import Any
+
+from sarathi_lab.config.errors import UserError, require_bool, require_int, require_number
+
+Check = Callable[[str, Any], object]
+
+
+def whole(
+    default: Any = MISSING,
+    *,
+    minimum: int,
+    fix: str,
+    name: str | None = None,
+    optional: bool = False,
+) -> Any:
+    """A whole number of at least `minimum`; or None if that is the default, or with `optional`."""
+    return _field(default, partial(require_int, minimum=minimum, fix=fix), name, optional)
+
+
+def number(
+    default: Any = MISSING,
+    *,
+    fix: str,
+    above: float | None = None,
+    minimum: float | None = None,
+    name: str | None = None,
+) -> Any:
+    """A finite number, or None if that is the default."""
+    return _field(default, partial(require_number, above=above, minimum=minimum, fix=fix), name)
+
+
+def share(default: float, *, fix: str) -> Any:
+    """A number from 0 to 1."""
+
+    def check(name: str, value: Any) -> None:
+        if require_number(name, value, minimum=0, fix=fix) > 1:
+            raise UserError(f"{name}={value} is above 1; {fix}")
+
+    return _field(default, check)
+
+
+def flag(default: bool) -> Any:
+    """True or false."""
+    return _field(default, require_bool)
+
+
+def check_fields(settings: Any, prefix: str = "") -> None:
+    """Raise UserError for the first field of `settings` that does not hold what it may.
+
+    The user knows a field by the `name` it was given, else by its own behind `prefix`. What is no
+    dataclass, or has other fields, is not looked at.
+    """
+    for one in fields(settings) if is_dataclass(settings) else ():
+        value = getattr(settings, one.name)
+        if "check" in one.metadata and not (value is None and one.metadata["optional"]):
+            one.metadata["check"](one.metadata["name"] or prefix + one.name, value)
+
+
+def _field(default: Any, check: Check, name: str | None = None, optional: bool = False) -> Any:
+    metadata = {"check": check, "name": name, "optional": optional or default is None}
+    return field(default=default, metadata=metadata)

@@ -1,0 +1,202 @@
+"""Clocks that fill a figure's points: seconds of batches and of served requests, by a cost model or
+a device.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Literal, NamedTuple
+
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.engine.compositions import chunks_of, make_batch
+from sarathi_lab.engine.request import Batch
+from sarathi_lab.executor.simulated.cost_model import KINDS, CostModel
+from sarathi_lab.executor.simulated.executor import SimulatedExecutor
+from sarathi_lab.experiment.scenario import Scenario, Served, serve
+from sarathi_lab.experiment.steady_state import steady, together
+
+EVERYTHING = tuple(KINDS)
+COMPUTE = tuple(kind for kind in KINDS if kind != "others")  # what Fig 7 and Table 2 time
+FOUR = ("preproj", "attn", "postproj", "ffn")  # whose sum Fig 10 calls the total
+BLOCK_SIZE = 16  # tokens
+THROUGHPUT = "seconds_per_request"
+
+Times = Counter[str]  # seconds by operation
+
+
+class Estimate(NamedTuple):
+    """A value, and the share of it by which it may be off (of a cost model: from shapes held out of
+    the fits).
+    """
+
+    value: float
+    error: float = 0.0
+
+    def over(self, other: Estimate) -> Estimate:
+        """The ratio of two estimates, their errors taken as independent; infinite over nothing."""
+        ratio = self.value / other.value if other.value else math.inf
+        return Estimate(ratio, math.hypot(self.error, other.error))
+
+    def times(self, factor: float) -> Estimate:
+        """The estimate in another unit."""
+        return Estimate(self.value * factor, self.error)
+
+    def inverse(self) -> Estimate:
+        """One over the estimate."""
+        return Estimate(1.0, self.error).over(Estimate(self.value))
+
+
+class Point(NamedTuple):
+    """A point of a figure: which line of which panel it is on, and where.
+
+    A "share" of a whole may be nothing, other values are above zero unless noise swallowed them; of
+    a "curve" over time each round has its own. `labels` are further columns.
+    """
+
+    panel: str
+    series: str
+    x: float
+    y: Estimate
+    unit: str = "ratio"
+    kind: Literal["value", "share", "curve"] = "value"
+    labels: tuple[tuple[str, str], ...] = ()
+
+
+class Clock(ABC):
+    """Times batches by `cost`, and scenarios in the way of its kind."""
+
+    def __init__(self, cost: CostModel) -> None:
+        self.cost = cost
+
+    def batch(self, *batches: Batch) -> Times:
+        """Seconds by operation of `batches`, one after the other."""
+        return weighted(*((1.0, Counter(self.cost.operation_times(batch))) for batch in batches))
+
+    def seconds(self, times: Mapping[str, float], kinds: Iterable[str] = EVERYTHING) -> Estimate:
+        """The sum of the operations of some kinds; matrix products and attention err in their own
+        ways.
+        """
+        by_kind = {kind: sum(times.get(name, 0.0) for name in KINDS[kind]) for kind in kinds}
+        total = sum(by_kind.values())
+        off = sum(abs(seconds) * self._error(kind) for kind, seconds in by_kind.items())
+        return Estimate(total, off / abs(total) if total else 0.0)
+
+    def _error(self, kind: str) -> float:
+        """Streaming kernels and fixed costs are fitted with the products; communication was
+        compared with nothing.
+        """
+        if kind == "communication":
+            return 1.0
+        return self.cost.uncertainty["attention" if kind == "attn" else "matmul"]
+
+    @abstractmethod
+    def request(self, scenario: Scenario) -> Times:
+        """Seconds by operation and request."""
+
+    @abstractmethod
+    def gain(self, scenario: Scenario) -> Estimate:
+        """Throughput over that of request-level batching on the same requests."""
+
+    @abstractmethod
+    def served(self, scenario: Scenario) -> Served | None:
+        """What serving the scenario on the engine gives; None if it does not fit."""
+
+    def over(self, scenario: Scenario, versus: Scenario, quantity: str) -> Estimate:
+        """A quantity of `Served` (seconds) over that of another scenario."""
+        found, other = self.served(scenario), self.served(versus)
+        if found is None or other is None:
+            return Estimate(math.nan)
+        error = max(self.cost.uncertainty.values())
+        return Estimate(
+            getattr(found, quantity) / getattr(other, quantity), math.hypot(error, error)
+        )
+
+
+class CostClock(Clock):
+    """A cost model's: requests in the steady state of the engine's own loop on a virtual clock."""
+
+    def __init__(self, cost: CostModel) -> None:
+        super().__init__(cost)
+        self._requests: dict[Scenario, Times] = {}
+        self._served: dict[Scenario, Served] = {}
+
+    def request(self, scenario: Scenario) -> Times:
+        if scenario not in self._requests:
+            run = steady if scenario.is_steady else together
+            size = (scenario.prompt_len, scenario.num_decodes, scenario.batch_size)
+            self._requests[scenario] = run(self.cost.operation_times, scenario.make_policy(), *size)
+        return self._requests[scenario]
+
+    def gain(self, scenario: Scenario) -> Estimate:
+        baseline = self.seconds(self.request(scenario.baseline))
+        return baseline.over(self.seconds(self.request(scenario)))
+
+    def served(self, scenario: Scenario) -> Served:
+        if scenario not in self._served:
+            blocks = scenario.batch_size * math.ceil(scenario.longest / BLOCK_SIZE)
+            executor = SimulatedExecutor(self.cost.iteration_time)
+            room = {"num_blocks": math.ceil(1.1 * blocks) + 1, "block_size": BLOCK_SIZE}
+            found = serve(executor, scenario, **room, vocab_size=1)
+            if found is None:
+                raise UserError(
+                    f"the simulated cache does not hold {scenario}; choose a smaller setup"
+                )
+            self._served[scenario] = found
+        return self._served[scenario]
+
+
+class CountingClock(CostClock):
+    """The same by counting batches, as the paper does, instead of serving: no remainders, no
+    part-filled tiles.
+    """
+
+    def request(self, scenario: Scenario) -> Times:
+        return counted(self, scenario)
+
+
+def counted(clock: Clock, scenario: Scenario) -> Times:
+    """Seconds by operation and request from single batches, decodes at their mean context.
+
+    Under SARATHI P / (C - (B-1)) chunks each carry B-1 decodes. Left over are decodes in full
+    batches of B, or else prompt tokens at the price of whole prompts.
+    """
+    prompt_len, num_decodes, batch = (
+        scenario.prompt_len,
+        scenario.num_decodes,
+        scenario.batch_size,
+    )
+    context = prompt_len + num_decodes // 2
+    prompts = clock.batch(make_batch(prefill_tokens=prompt_len, num_prefills=batch))
+    decodes = clock.batch(make_batch(num_decodes=batch, context=context))
+    if scenario.policy == "request_level":
+        return weighted((1 / batch, prompts), (num_decodes / batch, decodes))
+    if scenario.policy != "sarathi" or scenario.chunk is None:
+        raise ValueError(f"{scenario.policy} is not counted")
+    riders = batch - 1
+    chunks = chunks_of(prompt_len, scenario.chunk - riders, num_decodes=riders, context=context)
+    # Of a batch of requests, the share of chunks that finds decodes to carry; what is left over of
+    # either.
+    share = min(1.0, num_decodes / riders / len(chunks))
+    left = num_decodes - share * len(chunks) * riders
+    return weighted(
+        (share, clock.batch(*chunks)), ((1 - share) / batch, prompts), (left / batch, decodes)
+    )
+
+
+def best_pd_ratio(chunk: int, batch_size: int) -> float:
+    """The P:D at which chunks and decodes run out together, C / (B - 1) (section 4.3.3)."""
+    return chunk / (batch_size - 1)
+
+
+def weighted(*parts: tuple[float, Times]) -> Times:
+    """The sum of some times, each as often as its weight says; operations that cancel do so with
+    their error.
+    """
+    total: Times = Counter()
+    for weight, times in parts:
+        for name, seconds in times.items():
+            total[name] += weight * seconds  # type: ignore[assignment]  # a Counter of seconds
+    return total

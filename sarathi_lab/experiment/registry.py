@@ -1,0 +1,152 @@
+"""What a figure declares: its points, sizes, paper's values, errors to stay within, and picture.
+
+A figure is a function that yields units of work, under the decorator `figure`; its keyword
+arguments are the sizes that `conf/experiment/NAME.yaml` gives for each set-up.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pandas as pd
+from omegaconf import OmegaConf
+
+from sarathi_lab.config.errors import UserError, require_one_of
+from sarathi_lab.config.paths import CONF
+from sarathi_lab.experiment.clock import Clock, Point
+from sarathi_lab.model.spec import ModelSpec
+from sarathi_lab.results.load import load_paper
+from sarathi_lab.results.plots.look import Look
+
+KEYS = ["panel", "series", "x"]
+SETUPS = ("paper", "small", "dry")  # sizes: the paper's, a CPU's, and those that take seconds
+
+Unit = Callable[[Clock], Iterable[Point]]  # some points that are made together
+Sizes = Mapping[str, Any]
+
+
+class Platform(NamedTuple):
+    """What the paper ran a figure on; `num_devices` share a layer."""
+
+    model: str
+    hardware: str
+    num_devices: int = 1
+
+
+@dataclass(frozen=True)
+class Aim:
+    """The error to stay within: mean and, unless None, largest absolute relative error of a row's
+    points.
+    """
+
+    mean: float
+    largest: float | None = None
+
+
+@dataclass(frozen=True)
+class ErrorRow:
+    """A row of the error table: the points that `where` (a pandas query) chooses, and the aim at
+    each level (None: no aim is set).
+
+    `given` names the level whose profile was made from these points, `fitted` a level or hardware
+    that has constants fitted to some of them; a `formula` predicts nothing.
+    """
+
+    name: str
+    where: str = "x == x"
+    profiled: Aim | None = None
+    analytic: Aim | None = None
+    given: str = ""
+    fitted: str = ""
+    is_formula: bool = False
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One experiment that makes points.
+
+    `seconds` is how long a CPU measures it; half an interval wider than `max_spread` of the median
+    leaves no number. `papers` are the platforms of the paper's own figure, `at` the sizes at which
+    `executor=simulated` has all of its points. `kind` says what the function is: "units" yields
+    units of work, "pipeline" and "rounds" are run by `pipeline` and `serving`.
+    """
+
+    name: str
+    make: Callable[..., Any]
+    question: str
+    seconds: float
+    look: Look | None = None
+    kind: str = "units"
+    papers: Sequence[Platform] = ()
+    paper: Callable[..., pd.DataFrame] | None = None
+    files: Sequence[str] = ("",)
+    at: Callable[[pd.DataFrame], Sizes] | None = None
+    errors: Sequence[ErrorRow] = ()
+    is_counted: bool = False  # simulated by counting batches, too
+    max_spread: float = 0.15
+
+    @property
+    def has_paper(self) -> bool:
+        """Whether the paper's own points are there, beside which it is drawn."""
+        return self.paper is not None
+
+    def paper_points(self, every: int = 1) -> pd.DataFrame:
+        """The paper's points: panel, series, x, y, unit and what they were made with.
+
+        `every` takes only each n-th point of a line.
+        """
+        assert self.paper is not None
+        points = self.paper(*(load_paper(self.name + suffix) for suffix in self.files))
+        rank = points.groupby(["panel", "series"]).cumcount()
+        return points[rank % every == 0]
+
+    def sizes(self, setup: str, own: Sizes | None = None) -> dict[str, Any]:
+        """The sizes of a set-up: `own`, or those of conf/experiment. Raises UserError for sizes
+        that the figure does not have.
+        """
+        setups = sizes_of(self.name) if own is None else own
+        require_one_of(f"task.sizes of {self.name}", setup, setups)
+        sizes = dict(setups[setup])
+        parameters = inspect.signature(self.make).parameters.values()
+        known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+        needed = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
+        for name in sizes:
+            require_one_of(f"task.sizes.{setup}", name, known)
+        if missing := [name for name in needed if name not in sizes]:
+            raise UserError(
+                f"task.sizes.{setup} of {self.name} lacks {', '.join(missing)}; add what "
+                f"conf/experiment/{self.name}.yaml has"
+            )
+        return sizes
+
+    def paper_sizes(self, every: int = 1, own: Sizes | None = None) -> dict[str, Any]:
+        """The paper's sizes with all its points, each n-th of long curves."""
+        at = {} if self.at is None else self.at(self.paper_points(every))
+        return {**self.sizes("paper", own), **at}
+
+    def units(self, spec: ModelSpec, sizes: Sizes) -> Iterator[Unit]:
+        """The units of work of a model at some sizes."""
+        return self.make(spec, **sizes)
+
+
+FIGURES: dict[str, Figure] = {}
+
+
+def figure(**declared: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a function as the figure of its own name; `declared` are the fields of `Figure`."""
+
+    def register(make: Callable[..., Any]) -> Callable[..., Any]:
+        FIGURES[make.__name__] = Figure(make.__name__, make, **declared)
+        return make
+
+    return register
+
+
+def sizes_of(name: str) -> Sizes:
+    """The sizes of every set-up in a figure's overlay."""
+    overlay = OmegaConf.to_container(OmegaConf.load(CONF / "experiment" / f"{name}.yaml"))
+    assert isinstance(overlay, dict)
+    return overlay["task"]["sizes"]

@@ -1,0 +1,89 @@
+"""A wheel has all that the commands read, and writes nothing into itself."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sarathi_lab.config.paths import REPOSITORY
+
+PARTS = ("sarathi_lab", "kernels", "conf", "experiments")
+FILES = ("pyproject.toml", "setup.py", "README.md", "LICENSE")
+SCRIPT = """
+import sys
+from pathlib import Path
+import sarathi_lab, sarathi_kernels
+for package in (sarathi_lab, sarathi_kernels):
+    assert Path(package.__file__).is_relative_to(sys.argv[1]), package.__file__
+from sarathi_lab.__main__ import main
+small = ["executor=simulated", "tracking=none", "workload.num_requests=2", "batch=2"]
+codes = [
+    main(["run", "chunk=128,256", "-m", "baselines=[orca]", *small]),
+    main(["claims"]),
+    main(["figures", "--only", "fig08"]),
+]
+assert codes == [0, 0, 0], codes
+"""
+
+
+def pip(*args: str | Path) -> None:
+    command = [sys.executable, "-m", "pip", *map(str, args), "-q", "--disable-pip-version-check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """The folder that the wheel of a copy of this checkout is installed in."""
+    folder = tmp_path_factory.mktemp("wheel")
+    unneeded = shutil.ignore_patterns("__pycache__", "*.png", "*.md", "*.egg-info", "build")
+    for part in PARTS:
+        shutil.copytree(REPOSITORY / part, folder / "source" / part, ignore=unneeded)
+    for name in (*FILES, "sarathi_lab/METRICS.md"):
+        shutil.copy(REPOSITORY / name, folder / "source" / name)
+    pip("wheel", folder / "source", "--no-deps", "--no-build-isolation", "-w", folder)
+    (wheel,) = folder.glob("*.whl")
+    pip("install", wheel, "--no-deps", "--target", folder / "installed")
+    return folder / "installed"
+
+
+def files(folder: Path, *suffixes: str) -> set[str]:
+    """The files below a folder with these suffixes."""
+    found = (path for path in folder.rglob("*") if path.suffix in suffixes)
+    return {str(path.relative_to(folder)) for path in found}
+
+
+def test_it_has_every_module_setting_and_record(installed):
+    for own, beside, suffixes in (
+        ("sarathi_lab", "sarathi_lab", (".py",)),
+        ("sarathi_kernels", "kernels/sarathi_kernels", (".py", ".cpp", ".h")),
+        ("sarathi_lab/conf", "conf", (".yaml",)),
+        ("sarathi_lab/experiments", "experiments", (".csv", ".yaml")),
+    ):
+        assert files(REPOSITORY / beside, *suffixes) - files(installed / own, *suffixes) == set()
+    commands = (installed / "bin" / "sarathi-lab").read_text()
+    assert "sarathi_lab.__main__" in commands
+
+
+def test_a_sweep_claims_and_figures_run_in_an_empty_folder(installed, tmp_path):
+    before = files(installed, ".py", ".yaml", ".csv", ".png", ".json")
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(installed)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(installed)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "All 3 runs of this sweep" in done.stdout
+    assert "fig08" in done.stdout
+    assert "holds" in done.stdout
+    assert len(list(tmp_path.rglob("run.json"))) == 3
+    assert (tmp_path / "outputs" / "figures").is_dir()
+    assert files(installed, ".py", ".yaml", ".csv", ".png", ".json") == before

@@ -1,0 +1,78 @@
+"""A model small enough for every kernel to run it on a CPU, the torch executor around it, and
+requests with tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from checkpoints import DEVICE
+
+from sarathi_kernels.runtime.chip import chip_of
+from sarathi_lab.engine.request import Request
+from sarathi_lab.executor.torch import backend
+from sarathi_lab.executor.torch.executor import TorchExecutor
+from sarathi_lab.executor.torch.shapes import Limits
+from sarathi_lab.executor.torch.watching import HostTimeline
+from sarathi_lab.model.spec import ModelSpec
+from sarathi_lab.model.transformer import Transformer
+from sarathi_lab.model.weights import load_model
+
+BLOCK_SIZE = 16
+LENGTHS = [(19, 6), (7, 9), (12, 3), (5, 1), (23, 5)]  # of prompts and outputs
+# Heads of 64, which all kernels take.
+SPEC = ModelSpec(
+    name="toy",
+    num_layers=2,
+    hidden_size=128,
+    num_heads=2,
+    num_kv_heads=1,
+    head_size=64,
+    ffn_size=96,
+    vocab_size=97,
+)
+
+
+def requests_with_tokens(
+    lengths: Sequence[tuple[int, int]] = LENGTHS,
+    vocab_size: int = 97,
+    arrivals: Sequence[float] | None = None,
+    seed: int = 11,
+) -> list[Request]:
+    """Requests of (prompt_len, output_len) with random tokens, at time 0 unless `arrivals` says."""
+    rng = np.random.default_rng(seed)
+    times = arrivals or [0.0] * len(lengths)
+    return [
+        Request(i, time, p, d, rng.integers(0, vocab_size, p, dtype=np.int32))
+        for i, ((p, d), time) in enumerate(zip(lengths, times, strict=True))
+    ]
+
+
+def model_on(kind: str) -> Transformer:
+    model = load_model(SPEC, None, DEVICE, torch.float32, seed=0)
+    if kind == "native":
+        backend.use_native(model)
+    elif kind == "triton":
+        backend.use_triton(model, "series")
+    return model
+
+
+def executor_of(
+    model: Transformer,
+    kind: str,
+    num_blocks: int,
+    num_host_blocks: int,
+    block_size: int = BLOCK_SIZE,
+) -> TorchExecutor:
+    """Triton's with two batches in flight, the others one at a time."""
+    with_kernels = {"limits": Limits(SPEC, block_size, chip_of(DEVICE).num_sms), "capacity": 2}
+    return TorchExecutor(
+        model,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        num_host_blocks=num_host_blocks,
+        timeline=HostTimeline(),
+        **(with_kernels if kind == "triton" else {}),
+    )
