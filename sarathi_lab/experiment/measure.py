@@ -40,7 +40,7 @@ LEFT_OUT = "the time was over"
 
 @dataclass(frozen=True)
 class Room:
-    """What a figure asks of the device: tokens of cache, the largest batch, the longest sequence."""
+    """What a figure asks of the device, in tokens, sequences and tokens of the longest one."""
 
     kv_tokens: int
     batch_size: int

@@ -1,4 +1,4 @@
-"""Equal requests under a policy, and what serving them takes: in the steady state or as one batch."""
+"""Equal requests under a policy, and what serving them takes, in the steady state or as a batch."""
 
 from __future__ import annotations
 

@@ -69,10 +69,11 @@ def fig09(
         for name in seq_lens
         if chunk > batches[name]
     ]
-    grid += [(next(iter(seq_lens)), chunk, pd) for pd in pd_ratios for chunk in chunks[:2]]
-    for name, chunk, pd in points or grid:
-        scenario = Scenario.of("sarathi", seq_lens[name], pd, batches[name], chunk)
-        yield partial(_gain, name, f"C={chunk}", pd, scenario)
+    first = next(iter(seq_lens))
+    grid += [(first, chunk, ratio) for ratio in pd_ratios for chunk in chunks[:2]]
+    for name, chunk, ratio in points or grid:
+        scenario = Scenario.of("sarathi", seq_lens[name], ratio, batches[name], chunk)
+        yield partial(_gain, name, f"C={chunk}", ratio, scenario)
 
 
 def _fig11_paper(by_length: pd.DataFrame, by_pd: pd.DataFrame) -> pd.DataFrame:

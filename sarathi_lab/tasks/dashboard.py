@@ -27,7 +27,7 @@ def main(args: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m sarathi_lab.tasks.dashboard",
+        prog="python -m sarathi_lab dashboard",
         description="Write a workspace and a report into a W&B project: chunk size, P:D, "
         "policies, KV re-read, claims.",
     )

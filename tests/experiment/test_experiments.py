@@ -162,7 +162,7 @@ def test_what_is_too_wide_has_a_reason_instead_of_a_number():
     assert list(table.y.isna()) == [True, True, False]
     assert list(table.reason.dropna()) == ["spread 50%, more than 15%", "below the noise"]
     assert list(table.low[:1]) == [1.0], "the interval is kept"
-    noisy = rounds(lambda number: [Point("", "1K", 2, Estimate(-1.0))])
+    noisy = rounds(lambda number: [Point("", "1K", 2, Estimate(-1.0))], most=3)
     assert list(noisy.values()) == [[math.inf] * 3], "a time below zero is below the noise"
 
 
@@ -263,7 +263,7 @@ def test_bad_input_is_one_line(args, words, tmp_path, capsys):
     assert not (tmp_path / "o").exists()
 
 
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("name", [name for name in FIGURES if name != "gpu_targets"])
 def test_every_experiment_has_its_overlay_and_its_folder(name):
     overlay = (CONF / "experiment" / f"{name}.yaml").read_text()
     folder = f"{load.group_of(name)}/{name}"

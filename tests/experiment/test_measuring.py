@@ -14,16 +14,17 @@ from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.executor.torch.backend import Sizes, TorchBackend
 from sarathi_lab.executor.torch.executor import TorchExecutor
-from sarathi_lab.experiment.bench import Bench, Estimate, Point
-from sarathi_lab.experiment.gpu_figures import timed_points
-from sarathi_lab.experiment.gpu_serving import Load, serve
-from sarathi_lab.experiment.measured_clock import MeasuredCostModel, composition, describe
-from sarathi_lab.experiment.served_figures import Server, dry_scale, gains
-from sarathi_lab.experiment.steady_state import lengths
-from sarathi_lab.experiment.timed_figures import Unit, in_fair_turns
+from sarathi_lab.experiment.clock import CostClock
+from sarathi_lab.experiment.figures import FIGURES
+from sarathi_lab.experiment.measured_clock import (
+    DeviceClock,
+    MeasuredCostModel,
+    composition,
+    describe,
+)
+from sarathi_lab.experiment.scenario import Scenario, serve
 from sarathi_lab.results.intervals import coarse_to_fine, spread, summary
 from sarathi_lab.results.metrics import device_idle_fraction
-from sarathi_lab.tasks.gpu.context import Context
 
 
 def test_a_steady_window_takes_as_long_as_the_simulator_counts():
@@ -31,60 +32,65 @@ def test_a_steady_window_takes_as_long_as_the_simulator_counts():
     longer runs.
     """
     spec, hardware = load_option("model", "13b"), load_option("hardware", "h200")
-    bench = Bench(make_cost_model("analytic", spec, hardware, 2), hardware)
+    clock = CostClock(make_cost_model("analytic", spec, hardware, 2))
     for policy, chunk, pd_ratio in (
         ("sarathi", 256, 28.4),
         ("orca_best", 256, 28.4),
         ("sarathi", 512, 50.0),
     ):
-        prompt_len, num_decodes = lengths(2048, pd_ratio, chunk - 9)
-        load = Load(policy, prompt_len, num_decodes, 10, chunk)
-        executor = SimulatedExecutor(bench.cost.iteration_time)
-        served = serve(executor, load, num_blocks=10_000, block_size=16, vocab_size=100)
+        scenario = Scenario.of(policy, 2048, pd_ratio, 10, chunk)
+        executor = SimulatedExecutor(clock.cost.iteration_time)
+        served = serve(executor, scenario, num_blocks=10_000, block_size=16, vocab_size=100)
         assert served is not None
-        expected = bench.seconds(
-            bench.steady(load.make_policy(), prompt_len, num_decodes, 10)
-        ).value
+        expected = clock.seconds(clock.request(scenario)).value
         assert served.seconds_per_request == pytest.approx(expected, rel=0.02)
         assert served.idle_share == 0
 
 
-def test_a_load_that_the_cache_cannot_hold_is_not_served():
-    load = Load("request_level", 100, 10, 4)
+def test_a_scenario_that_the_cache_cannot_hold_is_not_served():
+    scenario = Scenario("request_level", 100, 10, 4)
     assert (
         serve(
-            SimulatedExecutor(lambda batch: 1.0), load, num_blocks=27, block_size=16, vocab_size=9
+            SimulatedExecutor(lambda batch: 1.0),
+            scenario,
+            num_blocks=27,
+            block_size=16,
+            vocab_size=9,
         )
         is None
     )
     assert (
         serve(
-            SimulatedExecutor(lambda batch: 1.0), load, num_blocks=28, block_size=16, vocab_size=9
+            SimulatedExecutor(lambda batch: 1.0),
+            scenario,
+            num_blocks=28,
+            block_size=16,
+            vocab_size=9,
         )
         is not None
     )
 
 
-def test_a_load_that_the_device_has_no_memory_for_is_left_out(tmp_path, cost, monkeypatch):
-    context = Context("fig", "cpu", True, 1, tmp_path, tmp_path / "tables")
-    server = Server(cost.executor, context)
-    points = gains("13b", dry_scale("13b"))[:2]
+def test_a_scenario_that_the_device_has_no_memory_for_is_left_out(executor, monkeypatch):
+    clock = DeviceClock(executor)
+    sarathi, orca = (Scenario.of(name, 48, 4.0, 3, 16) for name in ("sarathi", "orca_best"))
     submit = TorchExecutor.submit
 
-    def refuse_orca(executor, batch):
+    def refuse_mixed(executor, batch):
         if batch.num_decode_tokens and batch.num_prefills:
             raise RunError("out of memory")
         submit(executor, batch)
 
-    monkeypatch.setattr(TorchExecutor, "submit", refuse_orca)
-    server.measure(points[:1], until=math.inf)
-    assert server.gain(points[0]) is None
+    monkeypatch.setattr(TorchExecutor, "submit", refuse_mixed)
+    assert math.isnan(clock.gain(sarathi).value)
+    assert "out of memory" in clock.reason
     monkeypatch.undo()
-    server.measure(points[1:], until=math.inf)
-    gain = server.gain(points[1])
-    assert gain is not None
-    assert gain[0] > 0
-    assert cost.executor.num_in_flight == 0
+    assert clock.gain(orca).value > 0
+    assert executor.num_in_flight == 0
+    assert {row["quantity"] for row in clock.serving_rows("tiny")} == {
+        "time per request",
+        "idle share",
+    }
 
 
 def test_idle_share_is_that_of_the_gaps():
@@ -100,11 +106,14 @@ def test_idle_share_is_that_of_the_gaps():
 
 
 @pytest.fixture(scope="module")
-def cost():
+def executor():
     backend = TorchBackend(device="cpu", dtype="float32")
-    return MeasuredCostModel(
-        backend.build(load_option("model", "tiny"), None, Sizes(12, 16, batch_size=4))
-    )
+    return backend.build(load_option("model", "tiny"), None, Sizes(12, 16, batch_size=4))
+
+
+@pytest.fixture(scope="module")
+def cost(executor):
+    return MeasuredCostModel(executor)
 
 
 def test_a_composition_is_measured_once_and_its_operations_sum_to_the_iteration(cost):
@@ -123,12 +132,10 @@ def test_a_batch_that_does_not_fit_has_no_time_and_gives_no_point(cost):
     too_large = make_batch(prefill_tokens=193)
     assert math.isnan(sum(cost.operation_times(too_large).values()))
     assert composition(too_large) not in cost.measurements
-    estimates = [Estimate(math.nan, 0.1), Estimate(-1.0, 0.1), Estimate(2.0, 0.1)]
-    points = timed_points(
-        {"fig08": [Point("", "1K", x, y) for x, y in enumerate(estimates)]}, "GPU, 13b"
-    )
-    assert list(points.x) == [2.0]
-    assert list(points.unit) == ["ratio"]
+    clock = DeviceClock(cost.executor)
+    sizes = {"lengths": [193], "batches": [1]}
+    ((point,), _) = ([*unit(clock)] for unit in FIGURES["fig04"].units(cost.spec, sizes))
+    assert math.isnan(point.y.value)
 
 
 def test_placed_sequences_hold_blocks_of_their_own_and_random_tokens(cost):
@@ -150,14 +157,15 @@ def test_coarse_to_fine_keeps_all_and_begins_with_the_ends(count):
         )
 
 
-def test_figures_share_the_time_so_that_cheap_ones_come_to_their_end():
-    seen: list[str] = []
-    figures = [[Unit(name, lambda bench: ()) for _ in range(6)] for name in ("cheap", "dear")]
-    seconds = {"cheap": 1.0, "dear": 4.0}
-    for unit in in_fair_turns(figures, lambda: sum(seconds[name] for name in seen)):
-        seen.append(unit.figure)
-    assert seen[:8] == ["cheap", "dear", "cheap", "cheap", "cheap", "cheap", "dear", "cheap"]
-    assert seen.count("cheap") == seen.count("dear") == 6
+def test_what_was_measured_anew_stays_in_the_table_of_compositions(executor):
+    clock = DeviceClock(executor)
+    batches = [make_batch(prefill_tokens=n) for n in (8, 16)]
+    for batch in batches:
+        clock.start_unit()
+        clock.batch(batch)
+    rows = pd.DataFrame(clock.cost.rows("tiny", 4))
+    assert set(rows.prefill_tokens) == {8, 16}
+    assert "iteration" in set(rows.operation)
 
 
 def test_summaries_have_a_median_and_quantiles_and_one_sample_shows_no_spread():
