@@ -87,10 +87,15 @@ class Job:
             self.composed,
             job_dir_key="hydra.sweep.dir" if is_sweep else "hydra.run.dir",
             job_subdir_key="hydra.sweep.subdir" if is_sweep else None,
-            hydra_context=HydraContext(loader, Callbacks(self.composed)),
+            hydra_context=hydra_context(loader, self.composed),
         )
         if errors:
             raise errors[0]
+
+
+def hydra_context(loader: ConfigLoader, cfg: DictConfig) -> HydraContext:
+    """What Hydra runs and launches jobs with: its loader, and the callbacks of `cfg`."""
+    return HydraContext(loader, Callbacks(cfg))
 
 
 def run_here(work: Work, cfg: DictConfig, swept: Sequence[str], job: Job | None = None) -> None:

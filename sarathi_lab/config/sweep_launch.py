@@ -11,11 +11,9 @@ from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdo
 from dataclasses import dataclass
 from pathlib import Path
 
-from hydra._internal.callbacks import Callbacks  # HydraContext wants one; there is no public way
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
-from hydra.types import HydraContext
 from omegaconf import DictConfig, open_dict
 
 from sarathi_lab.config.arguments import quoted
@@ -23,7 +21,7 @@ from sarathi_lab.config.command_line import CommandLine
 from sarathi_lab.config.console import console, print_stopped
 from sarathi_lab.config.cores import pin_process
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.config.jobs import Job, Work, run_here
+from sarathi_lab.config.jobs import Job, Work, hydra_context, run_here
 from sarathi_lab.config.paths import write_json
 from sarathi_lab.config.sweep_progress import SweepProgress
 from sarathi_lab.config.sweep_record import FAILED, FINISHED, OUTPUT, SweepRecord
@@ -141,7 +139,7 @@ class JobLauncher:
         num_processes = _num_processes(self._master.hydra.launcher)
         swept = self._command_line.swept
         launcher = Plugins.instance().instantiate_launcher(
-            hydra_context=HydraContext(self._command_line.loader, Callbacks(self._master)),
+            hydra_context=hydra_context(self._command_line.loader, self._master),
             task_function=RecordedJob(self._work, self._record, swept, num_processes=num_processes),
             config=self._master,
         )

@@ -30,7 +30,8 @@ def output(tmp_path):
 
 
 def start(args: list[str], output: Path, **kwargs) -> subprocess.Popen[str]:
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    # Cores are claimed in the folder for temporary files: one of its own leaves them all to it.
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(output.parent)}
     command = [sys.executable, "-m", "sarathi_lab.run", *args, f"output={output}"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(command, env=env, start_new_session=True, **pipes, **kwargs)
