@@ -27,7 +27,7 @@ test: setup
 
 # The paper's figures from recorded results; ARGS takes options such as "--only fig09 --out pictures".
 figures: setup
-	$(BIN)/python -m sarathi_lab.tasks.figures $(ARGS)
+	$(BIN)/python -m sarathi_lab figures $(ARGS)
 
 # Everything at once on a GPU, as a sweep: ARGS takes settings such as "task=peaks,kernels" (only these parts) or
 # "resume=true" (what is left of the last one). `make campaign --dry-run` tries it on a CPU: make leaves that option in

@@ -15,7 +15,7 @@ from filelock import FileLock
 os.environ.setdefault("WANDB_MODE", "offline")  # no test talks to a server
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # A check of IRIs that jsonschema, and so nbformat, takes if it is there: 7 s of grammars.
-sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
+sys.modules.setdefault("rfc3987_syntax", None)
 
 # What runs on the GPU where there is one, and in the interpreter elsewhere.
 KERNEL_TESTS = {
@@ -32,7 +32,8 @@ KERNEL_TESTS = {
 
 def pytest_configure(config: pytest.Config) -> None:
     """Prepare the process that runs tests: torch's threads, and Triton before it is imported."""
-    if getattr(config.option, "numprocesses", None):
+    is_worker = "PYTEST_XDIST_WORKER" in os.environ
+    if getattr(config.option, "numprocesses", None) and not is_worker:
         return  # its workers run them
     num_workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     num_threads = max(1, len(os.sched_getaffinity(0)) // num_workers)

@@ -71,7 +71,6 @@ def test_files_stay_readable():
     assert [path.name for path in modules if lines_of(path) < FEWEST_LINES] == []
 
 
-@pytest.mark.xfail(strict=True, reason="the registry of figures is not in place yet")
 def test_a_figure_is_said_in_few_places():
     naming = [path.stem for path in LAB.rglob("*.py") if "fig08" in path.read_text()]
     assert len(naming) <= 3, naming

@@ -16,7 +16,7 @@ from sarathi_lab.policy import Policy, RequestLevel, Sarathi
 NEUTRAL = 0.02  # gains and losses up to this share are neither
 OUTCOMES = ("loses", "neutral", "gains")
 
-Load = tuple[float, int, int]  # P:D, P + D in tokens, sequences of a batch
+Scenario = tuple[float, int, int]  # P:D, P + D in tokens, sequences of a batch
 
 
 def steady_throughput(
@@ -37,7 +37,7 @@ def steady_throughput(
 
 def loads_that_fit(
     pd_ratios: Sequence[float], seq_lens: Sequence[int], batches: Sequence[int], kv_tokens: float
-) -> list[Load]:
+) -> list[Scenario]:
     """All combinations whose batch of whole sequences fits a cache of `kv_tokens` tokens."""
     loads = itertools.product(pd_ratios, seq_lens, batches)
     return [load for load in loads if load[2] * (sum(lengths(load[1], load[0])) + 1) <= kv_tokens]

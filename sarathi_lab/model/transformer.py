@@ -124,8 +124,8 @@ class Layer(nn.Module):
         self.attention_norm = _norm(spec, device, dtype)
         self.ffn_norm = _norm(spec, device, dtype)
         if spec.qk_norm:
-            self.q_norm = nn.RMSNorm(spec.head_size, spec.norm_eps, **placed)
-            self.k_norm = nn.RMSNorm(spec.head_size, spec.norm_eps, **placed)
+            self.q_norm = nn.RMSNorm(spec.head_size, spec.norm_eps, device=device, dtype=dtype)
+            self.k_norm = nn.RMSNorm(spec.head_size, spec.norm_eps, device=device, dtype=dtype)
 
     def forward(
         self,

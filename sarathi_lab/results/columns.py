@@ -1,6 +1,4 @@
-"""How quantities are shown to people: heading with unit, factor from the stored SI value, and
-number format.
-"""
+"""How people see quantities: heading with unit, factor from the SI value, number format."""
 
 from __future__ import annotations
 
@@ -54,7 +52,5 @@ def heading(name: str) -> str:
 
 
 def factor(name: str) -> float:
-    """What a stored value is multiplied by to be shown; ratios to a baseline are shown as they
-    are.
-    """
+    """What a stored SI value is multiplied by to be shown; 1 for ratios to a baseline."""
     return HEADINGS.get(name, (name, 1, ""))[1]

@@ -1,6 +1,4 @@
-"""Any runs side by side: local folders, W&B offline files, W&B online. What was set, what came out,
-how it went.
-"""
+"""Any runs side by side, from local folders, W&B offline files and W&B online."""
 
 from __future__ import annotations
 
@@ -35,9 +33,7 @@ NO_SETTINGS = ("output", "baselines", "tracking.", "hydra.", "_wandb.")
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """One run: `settings` in flat names, `summary` in the names of METRICS.md, `iterations` as far
-    as they are kept.
-    """
+    """`settings` has flat names, `summary` those of METRICS.md, `iterations` what is kept."""
 
     name: str
     source: str

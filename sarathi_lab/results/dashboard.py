@@ -120,9 +120,7 @@ def workspace(entity: str, project: str) -> ws.Workspace:
 
 
 def report(entity: str, project: str, claims: pd.DataFrame) -> wr.Report:
-    """The questions as a report to show to others; `claims` (as `sarathi_lab.experiment.claims`) is
-    written out.
-    """
+    """The questions as a report, with `claims` (`sarathi_lab.experiment.claims`) as a table."""
     blocks: list[BlockTypes] = [wr.TableOfContents()]
     for question in questions():
         blocks += [wr.H2(text=question.name), wr.P(text=question.text)]
@@ -174,9 +172,7 @@ def find_project(entity: str | None, project: str, timeout: int = 60) -> str:
 
 
 def markdown(table: pd.DataFrame) -> str:
-    """A table in Markdown, numbers with three significant digits and an empty cell for what is
-    missing.
-    """
+    """A table in Markdown: three significant digits, an empty cell for what is missing."""
     rows = [list(map(str, table.columns)), ["---"] * table.shape[1]]
     rows += [[_cell(value) for value in row] for row in table.itertuples(index=False)]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
@@ -196,9 +192,7 @@ def _shown(name: str) -> str:
 
 
 def _title(name: str) -> str:
-    """The heading of a quantity, of which W&B shows the stored value unless there is one in
-    milliseconds.
-    """
+    """The heading of a quantity as W&B shows it: stored, or in milliseconds."""
     return heading(name) if factor(name) in (1, MILLISECONDS) else name
 
 

@@ -131,9 +131,7 @@ def decode_iteration(
 
 
 def _fitted(composition: Composition, num_blocks: int, block_size: int) -> Composition:
-    """With contexts shortened to what the cache holds: medians may never have been there
-    together.
-    """
+    """With contexts that fit the cache together: medians may never have been there at once."""
     num_decodes, tokens = composition.num_decodes, composition.chunk_tokens
     most_for_chunk = (num_blocks - num_decodes) * block_size  # a block for each decode at least
     chunk_start = min(composition.chunk_start, most_for_chunk - tokens)

@@ -12,9 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pandas as pd
-import torch
 
-from sarathi_lab.executor.torch.device import device_description
 from sarathi_lab.results.provenance import provenance
 
 QUERY = {
@@ -31,33 +29,35 @@ def slug_of(device_name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", device_name.lower()).strip("-")
 
 
-def device_folder(device: torch.device) -> str:
-    """What folders of a device's results are called."""
-    return "cpu" if device.type == "cpu" else slug_of(device_description(device))
+def device_folder(kind: str, name: str) -> str:
+    """What folders of a device's results are called; of a `kind` as torch has them."""
+    return "cpu" if kind == "cpu" else slug_of(name)
 
 
-def device_record(device: torch.device) -> dict[str, Any]:
-    """Device, driver, versions (CUDA's included), commit and time."""
-    record: dict[str, Any] = {"device": device_description(device), **provenance()}
-    record["versions"]["cuda"] = torch.version.cuda if device.type == "cuda" else None
-    record["driver"] = _query(device, "driver_version") if device.type == "cuda" else None
+def device_record(description: str, gpu: str | None, cuda: str | None) -> dict[str, Any]:
+    """Device, driver, versions (CUDA's included), commit and time. `gpu` is what nvidia-smi calls
+    the GPU by; None: it is a CPU.
+    """
+    record: dict[str, Any] = {"device": description, **provenance()}
+    record["versions"]["cuda"] = cuda if gpu else None
+    record["driver"] = _query(gpu, "driver_version") if gpu else None
     return record
 
 
 @contextmanager
-def clocks_seen(device: torch.device) -> Iterator[dict[str, Any]]:
+def clocks_seen(gpu: str | None) -> Iterator[dict[str, Any]]:
     """Watch the GPU through nvidia-smi, which only reads; at the end the yielded dict has least,
     median and most.
 
     It stays empty on a CPU, and where nvidia-smi is missing or says nothing.
     """
     seen: dict[str, Any] = {}
-    if device.type != "cuda":
+    if gpu is None:
         yield seen
         return
     try:
         watcher = subprocess.Popen(
-            [*_smi(device), f"--query-gpu={','.join(QUERY.values())}", "-lms", str(EVERY_MS)],
+            [*_smi(gpu), f"--query-gpu={','.join(QUERY.values())}", "-lms", str(EVERY_MS)],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
@@ -88,15 +88,12 @@ def parse_clocks(lines: list[str]) -> dict[str, Any]:
     return {**table.agg(["min", "median", "max"]).to_dict(), "samples": len(table)}
 
 
-def _smi(device: torch.device) -> list[str]:
-    """nvidia-smi for this GPU alone: its numbers need not be torch's."""
-    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
-    which = f"GPU-{uuid}" if uuid is not None else str(device.index or 0)
-    return ["nvidia-smi", "-i", which, "--format=csv,noheader,nounits"]
+def _smi(gpu: str) -> list[str]:
+    return ["nvidia-smi", "-i", gpu, "--format=csv,noheader,nounits"]
 
 
-def _query(device: torch.device, what: str) -> str | None:
-    command = [*_smi(device), f"--query-gpu={what}"]
+def _query(gpu: str, what: str) -> str | None:
+    command = [*_smi(gpu), f"--query-gpu={what}"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
     except (OSError, subprocess.SubprocessError):

@@ -95,9 +95,7 @@ def _reason(found: Interval, max_spread: float, of: float | None) -> str | None:
 
 
 def coarse_to_fine(items: Sequence[T]) -> list[T]:
-    """The same items, ends and middles first, so that those visited before time is up are spread
-    over all.
-    """
+    """The same items, ends and middles first, so that a cut list is spread over all."""
     order, known = [], set()
     for step in (2**i for i in range(len(items).bit_length(), -1, -1)):
         for index in [*range(0, len(items), step), len(items) - 1]:
@@ -108,9 +106,7 @@ def coarse_to_fine(items: Sequence[T]) -> list[T]:
 
 
 def summary(samples: Sequence[float], unit: str) -> dict[str, object]:
-    """The columns that every measured value has: median, unit, quantiles and number of
-    repetitions.
-    """
+    """The columns of every measured value: median, unit, quantiles, number of repetitions."""
     found = {name: float(np.quantile(samples, quantile)) for name, quantile in QUANTILES.items()}
     return {
         "value": found["value"],
@@ -122,9 +118,7 @@ def summary(samples: Sequence[float], unit: str) -> dict[str, object]:
 
 
 def spread(samples: Sequence[float]) -> float:
-    """Half the range of the samples over their median; not a number for one sample, which shows no
-    spread.
-    """
+    """Half the range of the samples over their median; not a number for one sample."""
     if len(samples) < 2:
         return float("nan")
     return (max(samples) - min(samples)) / 2 / float(np.median(samples))

@@ -21,9 +21,7 @@ RENAMED = {"floor": "roofline", "ceiling": "peak"}  # words in the names of olde
 
 
 def find_runs(*roots: Path) -> Iterator[Path]:
-    """Folders of finished runs below `roots`, baselines included, in the order of their names (jobs
-    2 before 10).
-    """
+    """Folders of finished runs below `roots`, baselines included, in natural order."""
     found = {path.parent for root in roots for path in Path(root).rglob(LABELS)}
     visible = (path for path in found if not any(part.startswith(".") for part in path.parts[-2:]))
     return iter(sorted(visible, key=_natural_order))
@@ -87,9 +85,7 @@ def load_paper(figure: str) -> pd.DataFrame:
 
 
 def _sweep_of(run: Path) -> Path:
-    """The folder that a run shares with its baselines; a single run's is its own: a day's are no
-    sweep.
-    """
+    """The folder that a run shares with its baselines; a single run's is its own."""
     if run.parent.name == "baselines":
         return run.parent.parent
     return (
@@ -191,9 +187,7 @@ MOST_ROWS = 2000  # of an online history, as many as are logged
 
 
 class WandbRecord(NamedTuple):
-    """What W&B holds of one run: its logged `config` and `summary`, and a row of `history` per
-    logged iteration.
-    """
+    """What W&B holds of one run; `history` has a row per logged iteration."""
 
     name: str
     source: str

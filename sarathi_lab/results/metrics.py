@@ -1,6 +1,4 @@
-"""From the ledger's tables to the summary; every name is defined in symbols in METRICS.md beside
-this file.
-"""
+"""From the ledger's tables to the summary; METRICS.md defines every name in symbols."""
 
 from __future__ import annotations
 
@@ -33,9 +31,7 @@ COMPARED = (
 def add_costs(
     iterations: pd.DataFrame, spec: ModelSpec, dtype_bytes: int, peaks: Peaks
 ) -> pd.DataFrame:
-    """The iterations with what each had to do, FLOPs, bytes and tiles, and how near the peaks it
-    came.
-    """
+    """The iterations with the FLOPs, bytes and tiles of each, and how near the peaks it came."""
     num_tokens = iterations.num_prefill_tokens + iterations.num_decode_tokens
     flops, num_bytes = spec.flops(iterations), spec.min_bytes(iterations, dtype_bytes)
     roofline = roofline_time(spec, iterations, dtype_bytes, peaks)
@@ -93,9 +89,7 @@ def prefix_metrics(requests: pd.DataFrame) -> dict[str, float]:
 def compare(
     summary: Mapping[str, float], baseline: Mapping[str, float], name: str
 ) -> dict[str, float]:
-    """Ratios of `summary` to the baseline called `name`, of every compared quantity that both
-    have.
-    """
+    """Ratios of `summary` to `baseline` of every compared quantity that both have."""
     return {
         f"{quantity}_vs_{name}": summary[quantity] / baseline[quantity]
         for quantity in COMPARED

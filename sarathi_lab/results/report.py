@@ -1,6 +1,4 @@
-"""What a person sees of a run: the announcement, the progress bar, the tables and the picture of a
-sweep.
-"""
+"""What a person sees of a run and of a sweep: device, cautions, tables, picture."""
 
 from __future__ import annotations
 
@@ -49,9 +47,7 @@ def print_device(place: RunContext, spec: ModelSpec, backend: Backend, policy: s
 
 
 def print_cautions(cautions: Iterable[str], place: RunContext) -> None:
-    """What to keep in mind of figures from a device: once a sweep, as it holds for the runs that
-    follow, too.
-    """
+    """What to keep in mind of a device's figures, printed once a sweep."""
     for caution in cautions:
         if (place.group, caution) not in _cautioned:
             _cautioned.add((place.group, caution))
@@ -75,9 +71,7 @@ def summary_table(
 
 
 def print_sweep(sweep_dir: Path, num_jobs: int) -> None:
-    """One table over all finished runs of a sweep of `num_jobs` with the baselines beside them, and
-    its picture; both are kept.
-    """
+    """Print and keep the table of a sweep of `num_jobs` with its baselines, and its picture."""
     from sarathi_lab.results.plots import sweeps  # seaborn takes a second
 
     runs = load_runs(sweep_dir)

@@ -1,6 +1,4 @@
-"""Whether a system keeps up with its load: a test for a steady state, and the end of a run that can
-have none.
-"""
+"""Whether a system keeps up: a test for a steady state, and the end of a hopeless run."""
 
 from __future__ import annotations
 
@@ -25,9 +23,7 @@ RECENT = 100  # arrivals that the rate of a saturated run is taken from
 
 @dataclass(frozen=True)
 class Trend:
-    """How the scheduling delay moves over a run: in its first and last tenth (seconds), and its
-    slope (s/s).
-    """
+    """The scheduling delay in a run's first and last tenth (seconds), and its slope (s/s)."""
 
     first: float
     last: float
@@ -68,9 +64,7 @@ def delay_trend(requests: pd.DataFrame) -> Trend | None:
 
 
 class Saturated(RunError):
-    """Stops a run that can't keep up; `time` (seconds) is when, `rate` (requests per second) what
-    arrived then.
-    """
+    """Stops a run at `time` (seconds) that can't keep up with `rate` (requests per second)."""
 
     def __init__(self, message: str, time: float, rate: float | None) -> None:
         super().__init__(message)

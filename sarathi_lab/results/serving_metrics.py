@@ -27,9 +27,7 @@ Floats = NDArray[np.float64]
 def quantiles(
     name: str, values: pd.Series | Floats, chosen: Sequence[float] = QUANTILES
 ) -> dict[str, float]:
-    """`<name>_p50` and so on, and the mean; nothing of no values. Values that are not a number do
-    not count.
-    """
+    """`<name>_p50` and so on, and the mean, of the values that are numbers; nothing of none."""
     array = np.asarray(values, dtype=float)
     array = array[~np.isnan(array)]
     if not len(array):
@@ -103,9 +101,7 @@ def serving_summary(
 
 
 def stalls(requests: pd.DataFrame, threshold: float) -> dict[str, float]:
-    """Gaps between tokens above `threshold` seconds, and the longest gap of all (Sarathi-Serve, Fig
-    1a).
-    """
+    """Gaps above `threshold` seconds, and the longest of all (Sarathi-Serve, Fig 1a)."""
     longest = np.array([np.diff(times).max() for times in requests.token_times if len(times) > 1])
     if not len(longest):
         return {}
@@ -121,9 +117,7 @@ def stalls(requests: pd.DataFrame, threshold: float) -> dict[str, float]:
 
 
 def stall_histogram(requests: pd.DataFrame, threshold: float) -> pd.DataFrame:
-    """Stalls by length: `count` of the gaps in (low, high] seconds, from `threshold` on in doubling
-    steps.
-    """
+    """Stalls by length: `count` of gaps in (low, high] seconds, in doubling steps."""
     edges = threshold * np.array(STALL_STEPS)
     between = gaps(requests)
     pairs = itertools.pairwise(edges)
@@ -183,9 +177,7 @@ def is_good(requests: pd.DataFrame, slo: Slo) -> dict[str, NDArray[np.bool_]]:
 
 
 def run_values(requests: pd.DataFrame, slo: Slo) -> dict[str, float]:
-    """By bound of `slo` the quantile of the whole run that it is for; the scheduling delay's is the
-    median.
-    """
+    """The run's quantile by bound of `slo`; of the scheduling delay the median."""
     found = {}
     for name in slo.bounds:
         own = TIMES[name](requests)
@@ -203,9 +195,7 @@ def is_met(requests: pd.DataFrame, slo: Slo) -> bool:
 def goodput(
     requests: pd.DataFrame, seconds: float, slo: Slo, classes: NDArray[np.str_]
 ) -> dict[str, float]:
-    """Share and rate of the requests that meet every bound, the share by bound and by class;
-    nothing without bounds.
-    """
+    """Share and rate of the requests within every bound, shares by bound and by class."""
     if not slo.bounds:
         return {}
     met = is_good(requests, slo)
@@ -223,16 +213,12 @@ def goodput(
 
 
 def jain_index(values: Floats) -> float:
-    """(Σ x)² / (n Σ x²): 1 if all are alike, 1/n if one has everything (Jain, Chiu and Hawe,
-    DEC-TR-301, 1984).
-    """
+    """(Σ x)² / (n Σ x²): 1 if all are alike, 1/n at worst (Jain et al., DEC-TR-301, 1984)."""
     return float(values.sum() ** 2 / (len(values) * (values**2).sum()))
 
 
 def fairness(requests: pd.DataFrame, alone: Floats, classes: NDArray[np.str_]) -> dict[str, float]:
-    """Slowdowns, latency over the time `alone` [R], Jain's index of them, and the worst class over
-    the best.
-    """
+    """Slowdowns (latency over `alone` [R]), Jain's index of them, worst class over best."""
     slowdown = whole_latency(requests) / alone
     summary = {**quantiles("slowdown", slowdown), "slowdown_jain": jain_index(slowdown)}
     means = {name: float(slowdown[is_own].mean()) for name, is_own in _masks(classes).items()}

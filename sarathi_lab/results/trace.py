@@ -22,9 +22,7 @@ COUNTS = ["num_prefill_tokens", "num_decode_tokens", "prefill_kv_tokens", "decod
 def write_trace(
     path: Path, iterations: pd.DataFrame, stages: pd.DataFrame, bubbles: pd.DataFrame
 ) -> None:
-    """Write the ledger's three tables as trace events: one row per stage, times from the start of
-    the run.
-    """
+    """Write the ledger's three tables as trace events, a row per stage."""
     events = chain(_row_names(stages), _iterations(iterations, stages), _bubbles(bubbles))
     with path.open("w") as file:  # one by one: a long run on many stages has millions
         file.write("[")

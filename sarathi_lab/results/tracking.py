@@ -84,36 +84,7 @@ class Tracker(Protocol):
         ...
 
 
-class _Block:
-    """Collects what a block of the old interface logs; goes with its last user."""
-
-    def __init__(self) -> None:
-        self.found: dict[str, Any] = {"summary": {}}
-
-    def log_iterations(self, iterations: pd.DataFrame) -> None:
-        self.found["iterations"] = iterations
-
-    def log_summary(self, summary: Mapping[str, float]) -> None:
-        self.found["summary"] |= summary
-
-    def log_tables(self, directory: Path, artifact: str | None = None) -> None:
-        self.found |= {"folder": directory, "artifact": artifact}
-
-
-class _Blocks:
-    @contextmanager
-    def run(self: Any, **about: Any) -> Iterator[_Block]:
-        """The old interface: goes with its last user."""
-        block = _Block()
-        try:
-            yield block
-        except BaseException:
-            self.track(TrackedRun(**about, **block.found, has_failed=True))
-            raise
-        self.track(TrackedRun(**about, **block.found))
-
-
-class NullTracker(_Blocks):
+class NullTracker:
     """Tracks nothing."""
 
     def check(self) -> None:
@@ -128,7 +99,7 @@ class NullTracker(_Blocks):
 
 
 @dataclass(frozen=True)
-class WandbTracker(_Blocks):
+class WandbTracker:
     """Writes W&B runs below `dir`/wandb. "offline" needs no account and sends nothing; `wandb sync`
     can later.
 
@@ -283,9 +254,7 @@ def send(folder: Path, timeout: float) -> None:
 
 
 def require_login(what: str, mend: str) -> None:
-    """Raise UserError, saying `what` needs it, unless W&B finds a well-formed key, or a token, for
-    its server.
-    """
+    """Raise UserError, saying `what` needs it, without a well-formed key for W&B's server."""
     import wandb
 
     fix = f"run `wandb login`, {mend}"
@@ -388,9 +357,7 @@ def _log_iterations(opened: wandb.Run, iterations: pd.DataFrame) -> None:
 
 
 def _log_folder(opened: wandb.Run, folder: Path, name: str) -> None:
-    """One artifact with all tables; pictures, CSV tables and the requests (without their lists) to
-    look at, too.
-    """
+    """All tables as one artifact; pictures, CSV tables and requests also to look at."""
     import wandb
 
     artifact = wandb.Artifact(name, type="tables")

@@ -1,6 +1,4 @@
-"""Which part of a run its metrics count: neither the warm-up of an empty system nor what drains at
-its end.
-"""
+"""Which part of a run its metrics count, without warm-up and drain."""
 
 from __future__ import annotations
 
@@ -20,9 +18,7 @@ FIX = "use seconds such as 30, a share of the requests such as 10%, or null"
 
 
 class Cut(NamedTuple):
-    """How much is cut off at one end: seconds, or a share of the requests in the order of
-    arrival.
-    """
+    """What is cut off at one end: seconds, or a share of the requests by arrival."""
 
     amount: float
     is_share: bool
@@ -57,9 +53,7 @@ class Window:
         return self.warmup is None and self.cooldown is None
 
     def check(self, load: LoadedRequests) -> None:
-        """Raise UserError if the requests all come at once, or all within a warm-up of so many
-        seconds.
-        """
+        """Raise UserError if no request arrives after the warm-up."""
         if self.is_whole or load.num_users is not None:
             return
         if not load.has_times:
@@ -76,9 +70,7 @@ class Window:
             )
 
     def of(self, iterations: pd.DataFrame, requests: pd.DataFrame) -> Part:
-        """The part of a run that counts, from the ledger's tables. Raises RunError if nothing is
-        left of it.
-        """
+        """The part that counts, from the ledger's tables. Raises RunError if nothing is left."""
         duration = float(iterations.end.max())
         arrivals = np.sort(requests.arrival_time.to_numpy(dtype=float))
         start, end = self._cut("warmup"), self._cut("cooldown")
@@ -126,9 +118,7 @@ class Part(NamedTuple):
         return bubbles[(bubbles.start >= self.start) & (bubbles.end <= self.end)]
 
     def throughput(self, requests: pd.DataFrame) -> dict[str, float]:
-        """Counts and rates of what came out in this part, of all `requests` of the run; names as in
-        METRICS.md.
-        """
+        """Counts and rates (METRICS.md) of what came out in this part, of all `requests`."""
         times = [np.asarray(own, dtype=float) for own in requests.token_times]
         num_output = float(self._holds(np.concatenate(times)).sum())
         started = self._holds(requests.first_token_time.to_numpy())

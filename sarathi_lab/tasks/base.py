@@ -1,12 +1,10 @@
-"""What a command line can ask for (config group `task`): to serve requests, to reproduce the paper,
-to calibrate.
-"""
+"""What a command line can ask for (config group `task`), and the one place that runs it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from omegaconf import DictConfig
 
@@ -21,9 +19,7 @@ class Task(Protocol):
 
     @property
     def reads(self) -> Collection[str] | None:
-        """The groups and top-level settings that it reads besides its own; None: all. Others are
-        refused.
-        """
+        """Groups and settings that it reads besides its own; others are refused. None: all."""
         ...
 
     @property
@@ -31,8 +27,10 @@ class Task(Protocol):
         """Whether it leaves runs that a sweep's table can compare."""
         ...
 
-    def check(self, cfg: DictConfig) -> None:
-        """Raise UserError for whatever would stop `run`, before anything is written."""
+    def check(self, cfg: DictConfig) -> Any:
+        """Raise UserError for whatever would stop `run`, before anything is written; what it
+        returns is the run's `context.prepared`.
+        """
         ...
 
     def run(self, cfg: DictConfig, context: RunContext) -> Result | None:
@@ -71,9 +69,7 @@ def conclude(
 
 
 def track_sweep(cfg: DictConfig, folder: Path, swept: Sequence[str]) -> None:
-    """Track `sweep.csv` and `sweep.png` in `folder` as a run of the sweep's group; `cfg` is one of
-    its jobs'.
-    """
+    """Track sweep.csv and sweep.png in `folder`; `cfg` is that of one of the sweep's jobs."""
     if not (folder / "sweep.csv").is_file():
         return
     tracker: Tracker = build(cfg.tracking)

@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from sarathi_lab.config import console
 from sarathi_lab.config.errors import UserError, require_bool, require_int, require_number
-from sarathi_lab.config.paths import CONF, make_folder
+from sarathi_lab.config.paths import CONF, IS_CHECKOUT, make_folder
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.executor.simulated.from_profile import hardware_from_profile
@@ -69,6 +69,11 @@ class Calibrate:
         backend, spec, _ = subject = measured_subject(cfg, "calibrate")
         backend.check(spec, BLOCK_SIZE * blocks_needed(_shapes(cfg), BLOCK_SIZE))
         installed = CONF / "hardware" / f"{self._hardware_name(backend)}.yaml"
+        if self.install and not IS_CHECKOUT:
+            raise UserError(
+                "task.install=true writes to a checkout's conf/, and this is an installed package; "
+                "drop it, and name the folder of the files by --config-dir"
+            )
         if self.install and installed.exists():
             raise UserError(
                 f"task.install=true: conf/hardware has {installed.name} already; choose another "

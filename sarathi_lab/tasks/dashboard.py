@@ -27,7 +27,7 @@ def main(args: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m sarathi_lab.tasks.dashboard",
+        prog="python -m sarathi_lab dashboard",
         description="Write a workspace and a report into a W&B project: chunk size, P:D, "
         "policies, KV re-read, claims.",
     )
@@ -79,8 +79,9 @@ def _log_claims(claims: pd.DataFrame, entity: str, project: str) -> None:
     with tempfile.TemporaryDirectory() as folder, environment({"WANDB_ENTITY": entity}):
         claims.to_csv(Path(folder) / f"{CLAIMS}.csv", index=False)
         tracker = WandbTracker(project=project, mode="online", dir="outputs")
-        about = {"name": CLAIMS, "group": CLAIMS, "job_type": CLAIMS, "artifact": CLAIMS}
-        run = TrackedRun(**about, tags=[CLAIMS], config={"task": CLAIMS}, folder=Path(folder))
+        run = TrackedRun(
+            CLAIMS, CLAIMS, CLAIMS, [CLAIMS], {"task": CLAIMS}, folder=Path(folder), artifact=CLAIMS
+        )
         tracker.track(run)
 
 

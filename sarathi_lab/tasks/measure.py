@@ -172,7 +172,7 @@ class Measure:
 
     def _device(self, backend: TorchBackend, spec: ModelSpec) -> str:
         """The folder of recorded results; on a GPU another model than the figure's has its own."""
-        device = device_folder(resolve_device(backend.device))
+        device = device_folder(resolve_device(backend.device).type, backend.device_name)
         papers = self._own.papers
         usual = papers[0].model if papers else backend.default_model
         return device if device == "cpu" or spec.name == usual else f"{device}-{spec.name}"

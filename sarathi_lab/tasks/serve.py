@@ -77,9 +77,7 @@ def serving_summary_of(
 
 
 def alone_times(plan: Plan, requests: pd.DataFrame, peaks: Peaks) -> NDArray[np.float64]:
-    """Least seconds of each request [R] alone on the idle engine; of a pipeline one stage works on
-    it at a time.
-    """
+    """Least seconds of each request [R] alone on the engine, one pipeline stage at a time."""
     return plan.backend.num_stages * request_roofline(
         plan.spec, requests, plan.backend.dtype_bytes, peaks
     )
@@ -103,9 +101,7 @@ READ_FROM_TIMES = ("slo", "stall", "prompt_classes")  # change no work, but what
 
 @dataclass(frozen=True)
 class Serve:
-    """The task of serving a workload under a policy, and under its baselines on the same
-    requests.
-    """
+    """Serves a workload under a policy, and under its baselines on the same requests."""
 
     reads: ClassVar[None] = None
     has_runs: ClassVar[bool] = True
@@ -149,9 +145,7 @@ def _ensure_baseline(cfg: DictConfig, plan: Plan, name: str, context: RunContext
 
 
 def _run_aside(cfg: DictConfig, plan: Plan, name: str, context: RunContext, run_dir: Path) -> None:
-    """Executed aside and moved when complete, so that nobody reads half a baseline, should this
-    process end before.
-    """
+    """Run a baseline in a hidden folder, moved when complete: nobody reads half of one."""
     run_dir.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=f".{run_dir.name}.", dir=run_dir.parent))
     own = replace(context, run_dir=aside, name=name)
@@ -186,9 +180,7 @@ def _baseline_name(cfg: DictConfig, plan: Plan, name: str, swept: Sequence[str])
 
 
 def _fingerprint(plan: Plan) -> str:
-    """Equal for plans that do the same work and read the same from it: what the policy does not
-    read does not count.
-    """
+    """Equal for plans that do the same work and read the same from it."""
     read = {name: plan.config[name] for name in (*SERVED, *READ_FROM_TIMES)}
     return hashlib.sha256(json.dumps(read, sort_keys=True).encode()).hexdigest()[:8]
 
@@ -277,11 +269,8 @@ def _saturation(error: RunError) -> dict[str, float]:
     """What marks a run that was stopped because it could not keep up."""
     if not isinstance(error, Saturated):
         return {}
-    found = {"saturation_time": error.time, "saturation_rate": error.rate}
-    return {
-        "is_saturated": 1.0,
-        **{name: value for name, value in found.items() if value is not None},
-    }
+    marks = {"is_saturated": 1.0, "saturation_time": error.time, "saturation_rate": error.rate}
+    return {name: value for name, value in marks.items() if value is not None}
 
 
 def _measure(
@@ -341,9 +330,7 @@ def _decode_cost(plan: Plan, executor: Executor, iterations: pd.DataFrame) -> De
 
 
 def labels_of(plan: Plan, name: str) -> dict[str, Any]:
-    """What a run is called by in tables and dashboards: flat, and null for what the policy does not
-    read.
-    """
+    """A run's flat labels in tables and dashboards; None for what the policy does not read."""
     return {
         "name": name,
         "policy": plan.policy.name,

@@ -11,8 +11,8 @@ from hydra import compose, initialize_config_dir
 
 from sarathi_lab.config.command_line import read_command_line
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.config.explain import GROUPS
-from sarathi_lab.config.instantiate import build
+from sarathi_lab.config.explain import GROUPS, options
+from sarathi_lab.config.instantiate import build, make_loader
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.tasks.plan import make_plan
 
@@ -69,6 +69,12 @@ def test_every_experiment_composes_all_its_jobs(experiment):
     assert command_line.is_sweep != has_own_task
     assert (len(command_line.jobs) > 1) != has_own_task
     command_line.check()
+
+
+def test_parts_that_workloads_share_are_no_workloads():
+    shown = options("workload", [], make_loader())
+    assert sorted(shown) == sorted(path.stem for path in (CONF / "workload").glob("*.yaml"))
+    assert not {"arrivals", "prefixes"} & set(shown)
 
 
 def test_runs_of_the_same_second_have_folders_of_their_own():

@@ -1,6 +1,4 @@
-"""The constants of the A6000's hardware file are what `experiments/lab/cost_model/fit.py` finds in the
-paper's figures.
-"""
+"""The constants of the A6000's hardware file are what `cost_model/fit.py` finds in the figures."""
 
 from __future__ import annotations
 

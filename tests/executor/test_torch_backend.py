@@ -16,8 +16,9 @@ from sarathi_lab.config.errors import RunError, UserError
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.executor.torch import backend
 from sarathi_lab.executor.torch.backend import TorchBackend
-from sarathi_lab.executor.torch.device import Room, use_threads
+from sarathi_lab.executor.torch.device import use_threads
 from sarathi_lab.executor.torch.faults import faults_explained
+from sarathi_lab.executor.torch.memory import Room
 from sarathi_lab.model.checkpoint import AutoModel
 from sarathi_lab.model.roofline import Peaks
 from sarathi_lab.run import main
@@ -124,7 +125,7 @@ def test_a_pool_beyond_what_a_real_iteration_leaves_is_refused():
 )
 def test_a_model_that_does_not_fit_says_what_would(monkeypatch, free, line):
     monkeypatch.setattr(
-        "sarathi_lab.executor.torch.backend.free_memory_bytes", lambda device: int(free)
+        "sarathi_lab.executor.torch.memory.free_memory_bytes", lambda device: int(free)
     )
     with pytest.raises(UserError, match=line):
         TorchBackend(device="cpu", dtype="bfloat16").check(spec_of("13b"), kv_tokens=50_000)
@@ -132,7 +133,7 @@ def test_a_model_that_does_not_fit_says_what_would(monkeypatch, free, line):
 
 def test_float32_weights_that_fit_in_half_are_told_so(monkeypatch):
     monkeypatch.setattr(
-        "sarathi_lab.executor.torch.backend.free_memory_bytes", lambda device: 40 * 10**9
+        "sarathi_lab.executor.torch.memory.free_memory_bytes", lambda device: 40 * 10**9
     )
     with pytest.raises(UserError, match=r"use dtype=bfloat16"):
         TorchBackend(device="cpu", dtype="float32").check(spec_of("13b"), kv_tokens=16)
@@ -143,7 +144,7 @@ def test_a_cache_of_all_memory(monkeypatch, tmp_path):
     but the weights.
     """
     monkeypatch.setattr(
-        "sarathi_lab.executor.torch.backend.free_memory_bytes", lambda device: 40_000_000
+        "sarathi_lab.executor.torch.memory.free_memory_bytes", lambda device: 40_000_000
     )
     spec = spec_of("tiny")
     plan = plan_of(*SMALL, "cache.num_blocks=auto", "chunk=16")

@@ -182,7 +182,7 @@ def test_a_sweep_gives_what_was_recorded(name: str) -> None:
 
 
 def test_the_command_leaves_what_was_recorded(tmp_path: Path) -> None:
-    _check(_run_by_command("priorities", tmp_path), "priorities")
+    _check(_run_by_command("prefixes", tmp_path), "prefixes")
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ def refuse() -> None:
 
 
 def divide() -> None:
-    1 / 0
+    _ = 1 / 0
 
 
 def fail_oddly() -> None:

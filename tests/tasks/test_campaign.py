@@ -170,12 +170,12 @@ def test_a_part_whose_process_dies_ends_no_other(tmp_path, capfd):
 def dry(tmp_path_factory):
     """The folder that a dry run records in, and what the command says at the end of each piece.
 
-    Two figures stand for all of them, which their own tests measure.
+    Two figures stand for all of them, which their own tests measure; peers have tests of their own.
     """
     folder = tmp_path_factory.mktemp("campaign")
     campaign = ["experiment=campaign_dry", "limit=null", f"output={folder}"]
     figures = "task.experiments=[table4,fig08]"
-    parts = "gpu_tests,peaks,kernels,gpu_calibration,gpu_kv_reread,gpu_peers"
+    parts = "gpu_tests,peaks,kernels,gpu_calibration,gpu_kv_reread"
     pieces = [[f"task={parts}"], ["task=gpu_figures_13b", figures], ["task=targets"]]
     codes = [main([*campaign, *piece]) for piece in pieces]
     return codes, folder / "campaign-dry"
@@ -224,15 +224,6 @@ def test_the_figures_are_recorded_as_task_measure_records_them(dry):
         assert table.y.notna().any()
 
 
-def test_peers_did_the_same_work_and_have_a_ratio(dry):
-    table = table_of(dry, "lab/peers", "peers").set_index("peer")
-    for peer in ("transformers_generate", "transformers_cb"):
-        assert table.seconds[peer] > 0
-        assert table.ratio[peer] == pytest.approx(table.seconds[peer] / table.seconds.sarathi_lab)
-    assert table.error["vllm"] == "not installed"
-    assert table.agreement.isna().all()  # every engine has weights of its own
-
-
 def test_every_target_is_judged_or_says_why_not(dry):
     table = table_of(dry, "gpu/gpu_targets", "targets")
     assert len(table) == len(TARGETS) >= 15
@@ -240,7 +231,7 @@ def test_every_target_is_judged_or_says_why_not(dry):
     assert (table.value.notna() == (table.met != "not measured")).all()
     assert table[table.met == "not measured"].reason.notna().all()
     assert (table.met == "no").eq(table.missed_by.notna()).all()
-    assert table[table.target.str.contains("throughput over")].value.notna().all()
+    assert "its part did not run or failed" in table.set_index("target").reason.iloc[-1]
 
 
 def test_the_calibration_is_a_hardware_file_that_names_its_recorded_table(dry):

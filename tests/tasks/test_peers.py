@@ -15,7 +15,6 @@ import pandas as pd
 import pytest
 import torch
 import yaml
-from sarathi_lab.tasks.peers.loads import LOADS, Load
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
@@ -25,12 +24,19 @@ from sarathi_lab.tasks.peers import measure as measure_module
 from sarathi_lab.tasks.peers import task as task_module
 from sarathi_lab.tasks.peers.checkpoint import ensure_checkpoint
 from sarathi_lab.tasks.peers.engines import OURS, PEERS, WORKERS, Engine, environment_of
-from sarathi_lab.tasks.peers.measure import NOT_INSTALLED, Conditions, Subject, measure, table_of
+from sarathi_lab.tasks.peers.measure import (
+    NOT_INSTALLED,
+    Comparison,
+    Conditions,
+    Subject,
+    table_of,
+)
 from sarathi_lab.tasks.peers.process import Worker, WorkerError
+from sarathi_lab.tasks.peers.scenarios import SCENARIOS, Scenario
 from sarathi_lab.tasks.peers.task import Peers
 
-SMALL = Load("small", num_requests=3, prompt_len=20, output_len=5)
-SHORT = Load("short", num_requests=2, prompt_len=9, output_len=3)
+SMALL = Scenario("small", num_requests=3, prompt_len=20, output_len=5)
+SHORT = Scenario("short", num_requests=2, prompt_len=9, output_len=3)
 PYTHON = sys.executable
 
 # An engine whose token i is the prompt's sum plus i, unless its `manner` says otherwise.
@@ -89,21 +95,21 @@ def tiny(tmp_path_factory):
     return Subject("tiny", directory, spec.vocab_size, spec.kv_bytes_per_token(4), "float32")
 
 
-def compare(engines, tmp_path, loads=(SMALL,), subject=None, repetitions=2, timeout=60.0):
-    """The table of the engines by name, and the lines that were said."""
+def compare(engines, tmp_path, scenarios=(SMALL,), subject=None, repetitions=2, timeout=60.0):
+    """The table of the engines by name, the lines that were said, and the outcomes."""
     subject = subject or Subject("fake", Path("nowhere"), 100, 1, "float32")
     conditions = Conditions(
         threads=1, batch=2, chunk=16, seed=0, repetitions=repetitions, timeout=timeout
     )
     said: list[str] = []
-    pairs = [(engine, PYTHON) for engine in engines]
-    outcomes = measure(pairs, subject, loads, conditions, tmp_path, PYTHON, said.append)
+    comparison = Comparison(engines, subject, scenarios, conditions, tmp_path, said.append)
+    outcomes = comparison.measure()
     return table_of(outcomes, subject).set_index(["peer", "workload"]), said, outcomes
 
 
 def test_engines_are_timed_in_turns_and_their_tokens_held_against_ours(fake, tmp_path):
     engines = [fake(OURS), fake("same"), fake("other", "differs")]
-    table, said, outcomes = compare(engines, tmp_path, loads=(SMALL, SHORT))
+    table, said, outcomes = compare(engines, tmp_path, scenarios=(SMALL, SHORT))
     assert (table.repetitions == 2).all()
     assert (table.error == "").all()
     assert table.version.eq("fake 1").all()
@@ -113,7 +119,7 @@ def test_engines_are_timed_in_turns_and_their_tokens_held_against_ours(fake, tmp
     assert table.agreement["other", "small"] == pytest.approx(4 / 5)
     assert table.agreement["other", "short"] == pytest.approx(2 / 3)
     own = next(
-        outcome for outcome in outcomes if outcome.load is SHORT and outcome.engine.peer == OURS
+        outcome for outcome in outcomes if outcome.scenario is SHORT and outcome.engine.peer == OURS
     )
     assert own.tokens == [[sum(ids) + i for i in range(3)] for ids in SHORT.prompts(100, 0)]
     expected = table.seconds["other", "small"] / table.seconds[OURS, "small"]
@@ -203,7 +209,7 @@ def test_closing_a_worker_ends_what_it_started(tmp_path):
 def test_another_interpreter_does_not_see_this_ones_packages(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "/somewhere")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    own, other = environment_of(PYTHON, PYTHON, 3), environment_of("/other/python", PYTHON, 3)
+    own, other = environment_of(PYTHON, "cpu", 3), environment_of("/other/python", "cpu", 3)
     assert own["PYTHONPATH"].endswith("/somewhere")
     assert str(CONF.parent) in own["PYTHONPATH"].split(os.pathsep)
     assert "PYTHONPATH" not in other
@@ -211,32 +217,42 @@ def test_another_interpreter_does_not_see_this_ones_packages(monkeypatch):
         assert "TRITON_INTERPRET" not in environment
         assert environment["OMP_NUM_THREADS"] == "3"
         assert environment["CUDA_VISIBLE_DEVICES"] == ""
+    assert environment_of(PYTHON, "cuda:0", 3).get("CUDA_VISIBLE_DEVICES") != ""
 
 
 # -- real engines ----------------------------------------------------------------------------------
 
 
 def test_the_lab_and_transformers_give_the_same_tokens(tiny, tmp_path):
-    options = {
+    """Of one checkpoint; then every engine in the same process with random weights of its own."""
+    nodes = {
         "policy": {"_target_": "sarathi_lab.policy.Sarathi", "chunk": 16},
-        "executor": {
-            "_target_": "sarathi_lab.executor.torch.backend.TorchBackend",
-            "device": "auto",
-            "dtype": "auto",
-        },
+        "executor": {"_target_": "sarathi_lab.executor.torch.backend.TorchBackend"},
         "block_size": 16,
     }
-    ours = Engine(OURS, "", WORKERS / "sarathi_worker.py", options=options)
-    theirs = [*PEERS["transformers_generate"], *PEERS["transformers_cb"]]
-    table, _, outcomes = compare([ours, *theirs], tmp_path, (SMALL, SHORT), tiny, 1)
-    assert table.error.eq("").all(), table.error.tolist()
-    assert (table.seconds > 0).all()
-    assert (table.agreement == 1).all()
-    tokens = outcomes[0].tokens
-    assert tokens is not None
-    assert len({tuple(ids) for ids in tokens}) > 1, (
-        "outputs that are all the same would agree by accident"
-    )
+    shape = ensure_checkpoint(load_option("model", "tiny"), tmp_path, 0, has_weights=False)
+    assert not list(shape.glob("*.safetensors"))
+    sizes = {"threads": 1, "batch": 2, "chunk": 16, "longest": SMALL.total_len}
+    settings = {"op": "load", "dtype": "float32", "device": "cpu", **sizes, **nodes}
+    prompts = SMALL.prompts(tiny.vocab_size, 0)
+    run = {"op": "run", "prompts": prompts, "output_len": SMALL.output_len}
+    tokens, own = {}, {}
+    for name in ("sarathi", "transformers_generate", "transformers_cb"):
+        command = [PYTHON, str(WORKERS / f"{name}_worker.py")]
+        worker = Worker(command, environment_of(PYTHON, "cpu", 1), tmp_path / name)
+        try:
+            loaded = {"model_dir": str(tiny.directory), "has_weights": True}
+            worker.ask({**settings, **loaded}, 120)
+            tokens[name] = worker.ask(run, 120)["tokens"]
+            worker.ask({**settings, "model_dir": str(shape), "has_weights": False}, 120)
+            own[name] = worker.ask(run, 120)["tokens"]
+        finally:
+            worker.close()
+    assert tokens["sarathi"] == tokens["transformers_generate"] == tokens["transformers_cb"]
+    assert len(set(map(tuple, tokens["sarathi"]))) > 1, "equal outputs would agree by accident"
+    for found in own.values():
+        assert [len(ids) for ids in found] == [SMALL.output_len] * SMALL.num_requests
+    assert own["transformers_generate"] != tokens["transformers_generate"]
 
 
 def test_the_checkpoint_is_that_of_its_seed_and_kept(tiny, tmp_path):
@@ -261,19 +277,22 @@ def test_the_checkpoint_is_that_of_its_seed_and_kept(tiny, tmp_path):
 
 
 def test_the_requests_and_shapes_are_those_of_the_recorded_comparison():
-    assert [(load.num_requests, load.prompt_len, load.output_len) for load in LOADS.values()] == [
+    assert [
+        (s.num_requests, s.prompt_len, s.output_len) for s in (SCENARIOS[n] for n in ("A", "B"))
+    ] == [
         (16, 512, 64),
         (8, 1024, 16),
     ]
-    prompts = LOADS["B"].prompts(4096, seed=0)
+    prompts = SCENARIOS["B"].prompts(4096, seed=0)
     assert [len(prompt) for prompt in prompts] == [1024] * 8
-    assert prompts == LOADS["B"].prompts(4096, seed=0) != LOADS["B"].prompts(4096, seed=1)
+    assert prompts == SCENARIOS["B"].prompts(4096, seed=0) != SCENARIOS["B"].prompts(4096, seed=1)
 
 
 def test_the_tasks_defaults_are_those_of_its_file():
     node = yaml.safe_load((CONF / "task" / "peers.yaml").read_text())
     del node["_target_"]
     given, own = Peers(**node), Peers()
+    assert given.random_weights is own.random_weights is False
     for name in (
         "peers",
         "models",
@@ -290,21 +309,26 @@ def test_the_tasks_defaults_are_those_of_its_file():
     assert given.python == dict.fromkeys(PEERS)
 
 
-def test_a_run_leaves_its_table_and_its_repetitions(fake, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(task_module, "our_engine", lambda variant, options: fake(OURS))
-    monkeypatch.setattr(task_module, "PEERS", {**PEERS, "vllm": (fake("vllm", "differs"),)})
-    monkeypatch.setattr(task_module, "LOADS", {"A": SMALL})
-    logged: dict[str, float] = {}
-    name = "sarathi_lab.results.tracking.NullTracker.log_summary"
-    monkeypatch.setattr(name, lambda self, summary: logged.update(summary))
-    args = [
-        "task=peers",
-        "task.peers=[vllm]",
-        "task.models=[tiny]",
-        "task.workloads=[A]",
-        "task.repetitions=2",
-    ]
-    assert main([*args, "task.threads=1", "tracking=none", f"output={tmp_path}"]) == 0
+@pytest.fixture
+def engines(fake, monkeypatch):
+    """A function that puts fake engines by name in the place of the real ones, ours included."""
+
+    def replace(ours: Engine, **peers: Engine) -> None:
+        monkeypatch.setattr(task_module, "our_engine", lambda variant, options: ours)
+        for name in PEERS:
+            monkeypatch.setitem(PEERS, name, (peers[name],) if name in peers else ())
+
+    monkeypatch.setitem(SCENARIOS, "A", SMALL)
+    return replace
+
+
+TINY = ["task=peers", "task.models=[tiny]", "task.workloads=[A]", "tracking=none"]
+
+
+def test_a_run_leaves_its_table_and_its_repetitions(fake, engines, tmp_path, capsys):
+    engines(fake(OURS), vllm=fake("vllm", "differs"))
+    args = [*TINY, "task.peers=[vllm]", "task.repetitions=2", "task.threads=1"]
+    assert main([*args, f"output={tmp_path}"]) == 0
     (path,) = tmp_path.rglob("peers.parquet")
     table = pd.read_parquet(path)
     assert list(table.peer) == [OURS, "vllm"]
@@ -315,27 +339,33 @@ def test_a_run_leaves_its_table_and_its_repetitions(fake, tmp_path, monkeypatch,
     assert len(repetitions) == 4
     medians = repetitions.groupby("peer").seconds.median()
     assert medians["vllm"] == pytest.approx(table.seconds[1])
-    assert logged["agreement/vllm, tiny float32 small"] == pytest.approx(0.8)
-    assert logged["ratio/vllm, tiny float32 small"] == pytest.approx(table.ratio[1])
+    summary = json.loads((path.parent / "summary.json").read_text())
+    assert summary["agreement/vllm, tiny float32 small"] == pytest.approx(0.8)
+    assert summary["ratio/vllm, tiny float32 small"] == pytest.approx(table.ratio[1])
     printed = capsys.readouterr().out
     assert "20.0% of its tokens are not ours" in printed
     assert "Writing model shards" not in printed
 
 
-def test_the_run_stops_if_our_own_engine_does(fake, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(task_module, "our_engine", lambda variant, options: fake(OURS, "refuses"))
-    monkeypatch.setattr(task_module, "LOADS", {"A": SMALL})
-    args = [
-        "task=peers",
-        "task.peers=[]",
-        "task.models=[tiny]",
-        "task.workloads=[A]",
-        "tracking=none",
-    ]
-    assert main([*args, f"output={tmp_path}"]) == 2
+def test_the_run_stops_if_our_own_engine_does(fake, engines, tmp_path, capsys):
+    engines(fake(OURS, "refuses"))
+    assert main([*TINY, "task.peers=[]", f"output={tmp_path}"]) == 2
     assert "the lab's own engine failed: ValueError: no such model" in capsys.readouterr().err
     (path,) = tmp_path.rglob("peers.csv")
     assert "no such model" in path.read_text()
+
+
+def test_the_campaigns_part_records_its_table(fake, engines, tmp_path):
+    monkeypatched = {name: fake(name) for name in ("transformers_generate", "transformers_cb")}
+    engines(fake(OURS), **monkeypatched, vllm=fake("vllm", devices=("cuda",)))
+    part = ["task=gpu_peers", "task.setup=dry", f"task.record={tmp_path}/records", "device=cpu"]
+    assert main([*part, "tracking=none", f"output={tmp_path}/o"]) == 0
+    folder = tmp_path / "records" / "lab" / "peers" / "results" / "cpu"
+    table = pd.read_csv(folder / "peers.csv").set_index("peer")
+    assert table.ratio["transformers_cb"] > 0
+    assert table.agreement.isna().all(), "every engine has weights of its own"
+    assert table.error["vllm"] == "installed; not run on cpu here"
+    assert json.loads((folder / "run.json").read_text())["parts"]["gpu_peers"]["error"] is None
 
 
 @pytest.mark.parametrize(
@@ -355,7 +385,7 @@ def test_the_run_stops_if_our_own_engine_does(fake, tmp_path, monkeypatch, capsy
         ("task.timeout=0", "task.timeout=0 must be"),
         ("task.python.vllm=/no/python", "task.python.vllm=/no/python can't be run"),
         ("executor=simulated", "executor=simulated serves no requests"),
-        ("executor.device=cuda", "executor.device=cuda"),
+        ("device=cuda", "finds no GPU"),
         ("executor.dtype=bfloat16", "use task.dtypes=[bfloat16]"),
         ("dtype=bfloat16", "has no effect"),
         ("cache.num_blocks=10", "cache.num_blocks=10 has no effect"),

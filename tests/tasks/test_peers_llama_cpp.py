@@ -11,6 +11,7 @@ import signal
 import stat
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +21,9 @@ from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.tasks.peers import measure as measure_module
 from sarathi_lab.tasks.peers.checkpoint import ensure_checkpoint
 from sarathi_lab.tasks.peers.engines import OURS, PEERS, WORKERS, Engine, environment_of
-from sarathi_lab.tasks.peers.loads import Load
-from sarathi_lab.tasks.peers.measure import Conditions, Subject, measure
+from sarathi_lab.tasks.peers.measure import Comparison, Conditions, Subject
 from sarathi_lab.tasks.peers.process import Worker, WorkerError
+from sarathi_lab.tasks.peers.scenarios import Scenario
 
 PYTHON = sys.executable
 LLAMA_CPP = PEERS["llama_cpp"][0]
@@ -92,7 +93,7 @@ def served(tmp_path, monkeypatch):
     (model / "llama_cpp" / "float32.gguf").touch()
     settings = {"op": "load", "model_dir": str(model), "dtype": "float32", "threads": 2}
     worker = Worker(
-        [PYTHON, str(LLAMA_CPP.script)], environment_of(PYTHON, PYTHON, 2), tmp_path / "log"
+        [PYTHON, str(LLAMA_CPP.script)], environment_of(PYTHON, "cpu", 2), tmp_path / "log"
     )
     yield worker, {**settings, "batch": 3, "chunk": 64, "longest": 511, "kv_gib": 1}, log
     worker.close()
@@ -207,7 +208,8 @@ def _is_server(process: Path, port: str) -> bool:
 
 
 @pytest.mark.skipif(
-    not LLAMA_CPP.is_installed(ITS_PYTHON), reason="xllamacpp, gguf or safetensors is not installed"
+    not replace(LLAMA_CPP, python=ITS_PYTHON).is_installed(),
+    reason="xllamacpp, gguf or safetensors is not installed",
 )
 def test_llama_cpp_gives_our_tokens(tmp_path, monkeypatch):
     monkeypatch.setattr(measure_module, "SETTLE", 0.0)
@@ -225,9 +227,10 @@ def test_llama_cpp_gives_our_tokens(tmp_path, monkeypatch):
     ours = Engine(OURS, "", WORKERS / "sarathi_worker.py", options=options)
     conditions = Conditions(threads=2, batch=2, chunk=32, seed=0, repetitions=1, timeout=120.0)
     said: list[str] = []
-    pairs = [(ours, PYTHON), (LLAMA_CPP, ITS_PYTHON)]
-    loads = [Load("small", num_requests=3, prompt_len=40, output_len=12)]
-    mine, theirs = measure(pairs, subject, loads, conditions, tmp_path, PYTHON, said.append)
+    engines = [ours, replace(LLAMA_CPP, python=ITS_PYTHON)]
+    scenarios = [Scenario("small", num_requests=3, prompt_len=40, output_len=12)]
+    comparison = Comparison(engines, subject, scenarios, conditions, tmp_path, said.append)
+    mine, theirs = comparison.measure()
     assert mine.error == theirs.error == "", said
     assert mine.tokens == theirs.tokens
     assert mine.tokens is not None

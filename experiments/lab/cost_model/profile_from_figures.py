@@ -1,7 +1,7 @@
-"""Makes the profile of LLaMA-13B on an A6000 from Figs 3 and 7 of the paper, the only figures that
-it uses.
+"""Makes the profile of LLaMA-13B on an A6000 from Figs 3 and 7 of the paper, which it uses alone.
 
-python experiments/lab/cost_model/profile_from_figures.py > experiments/lab/cost_model/profile_a6000_13b.csv
+python experiments/lab/cost_model/profile_from_figures.py > \\
+    experiments/lab/cost_model/profile_a6000_13b.csv
 """
 
 from __future__ import annotations

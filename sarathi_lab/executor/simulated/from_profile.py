@@ -1,8 +1,8 @@
 """A `Hardware` from a profile measured on it: efficiencies and fixed costs of the analytic model.
 
-As in `experiments/lab/cost_model/fit.py` they are those of the least mean |ln(predicted / measured)|:
-of products and norms first, then of attention; the fixed cost of an iteration is the median of what
-the rows of `others` leave.
+As in `experiments/lab/cost_model/fit.py` they are those of the least mean |ln(predicted /
+measured)|: of products and norms first, then of attention; the fixed cost of an iteration is the
+median of what the rows of `others` leave.
 """
 
 from __future__ import annotations
@@ -134,8 +134,8 @@ def hardware_from_profile(
         hardware = fit(hardware, fields, errors)
     left = _measured(fitted, "others") - _predicted(hardware, spec, fitted, "others")
     uncertainty = {}
-    for kind, operations in (("matmul", MATMUL), ("attention", ATTENTION)):
-        found = [_errors(hardware, spec, held_out, name) for name in operations]
+    for kind, names in (("matmul", MATMUL), ("attention", ATTENTION)):
+        found = [_errors(hardware, spec, held_out, name) for name in names]
         uncertainty[kind] = float(np.abs(np.concatenate(found)).mean())
     overhead = max(0.0, float(np.median(left)))
     return replace(hardware, iteration_overhead=overhead, uncertainty=uncertainty)

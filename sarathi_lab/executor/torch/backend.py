@@ -21,10 +21,8 @@ from sarathi_lab.executor.torch.device import (
     default_model_name,
     device_description,
     device_size,
-    free_memory_bytes,
     has_fast_path,
     keep_freed_memory,
-    kv_blocks_beside,
     measure_peaks,
     num_threads,
     require_threads,
@@ -35,6 +33,7 @@ from sarathi_lab.executor.torch.device import (
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.executor.torch.faults import faults_explained
 from sarathi_lab.executor.torch.graphs import CudaGraphs, NoGraphs
+from sarathi_lab.executor.torch.memory import Memory, kv_blocks_beside
 from sarathi_lab.executor.torch.shapes import Limits
 from sarathi_lab.executor.torch.watching import ProfileKind, make_watch, timeline_of
 from sarathi_lab.model import native_operations
@@ -99,9 +98,6 @@ def use_native(model: Transformer, *, is_whole: bool = True) -> None:
 
 
 WARM_UP_TOKENS = 256
-USABLE = 0.9  # share of the free memory; the rest is for activations and logits
-# For a cache as large as there is room: a CPU has other tasks, too.
-USABLE_WHEN_FILLED = {"cuda": 0.9, "cpu": 0.5}
 
 
 @dataclass(frozen=True)
@@ -226,54 +222,14 @@ class TorchBackend:
             require_supported(spec, self._device, self._dtype[1])
         if self.kernels == "native" and (reason := self._why_not_native(spec)):
             raise UserError(f"executor.kernels=native does not run here: {reason}; {FIX}")
-        weights = spec.weight_bytes(self.dtype_bytes)
-        token_bytes = spec.kv_bytes_per_token(self.dtype_bytes)
-        cache = kv_tokens * token_bytes
-        free = free_memory_bytes(self._device)
-        if weights + cache > USABLE * free:
-            raise UserError(
-                f"model {spec.name} needs {weights / 1e9:.1f} GB for weights and "
-                f"{cache / 1e9:.1f} GB for KV, {self.device_name} has {free / 1e9:.1f} GB free, "
-                f"of which a tenth stays for activations; {self._what_fits(spec, free)}"
-            )
-        self._check_host(host_kv_tokens * token_bytes, weights + cache)
+        self._memory(spec).check(kv_tokens, host_kv_tokens)
 
-    def _check_host(self, num_bytes: float, taken: float) -> None:
-        """Raise UserError if swapped cache exceeds host memory, of which a CPU has `taken` some."""
-        cpu = torch.device("cpu")
-        left = max(0.0, USABLE * free_memory_bytes(cpu) - (taken if self._device == cpu else 0))
-        if num_bytes > left:
-            raise UserError(
-                f"cache.num_host_blocks: what is swapped out needs {num_bytes / 1e9:.1f} GB of "
-                f"host memory, of which {left / 1e9:.1f} GB are left; lower it, or use "
-                "preemption=recompute"
-            )
-
-    def _what_fits(self, spec: ModelSpec, free: int) -> str:
-        """What to do about a model or cache that is too large."""
-        left = USABLE * free - spec.weight_bytes(self.dtype_bytes)
-        tokens = int(left // spec.kv_bytes_per_token(self.dtype_bytes))
-        if tokens > 0:
-            return (
-                f"there is room for {tokens} tokens of KV: lower batch, shorten the requests or "
-                "max_model_len"
-            )
-        halved = spec.weight_bytes(2) < USABLE * free and self.dtype_bytes > 2
-        fix = "use dtype=bfloat16" if halved else "take a smaller model"
-        return f"its weights alone do not fit: {fix}"
+    def _memory(self, spec: ModelSpec) -> Memory:
+        return Memory(self._device, self.device_name, spec, self.dtype_bytes)
 
     def kv_blocks(self, spec: ModelSpec, block_size: int) -> int:
         """By the free memory and the size of the weights."""
-        free = USABLE_WHEN_FILLED[self._device.type] * free_memory_bytes(self._device)
-        left = free - spec.weight_bytes(self.dtype_bytes)
-        num_blocks = int(left // (spec.kv_bytes_per_token(self.dtype_bytes) * block_size))
-        if num_blocks < 1:
-            self.check(spec, block_size)
-            raise UserError(
-                f"model {spec.name} leaves no room for KV on {self.device_name}; take a smaller "
-                "model"
-            )
-        return num_blocks
+        return self._memory(spec).kv_blocks(block_size)
 
     def peaks(self) -> Peaks:
         """Measured on this device; the best so far."""

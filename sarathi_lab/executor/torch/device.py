@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import os
 import platform
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from sarathi_lab.config.errors import RunError, UserError, require_int
-from sarathi_lab.executor.torch.executor import TorchExecutor
+from sarathi_lab.config.errors import UserError, require_int
+from sarathi_lab.executor.torch.memory import free_memory_bytes
 from sarathi_lab.executor.torch.watching import durations, timeline_of
 from sarathi_lab.model.roofline import Peaks
 
@@ -105,20 +103,6 @@ def keep_freed_memory() -> bool:
         return False
     mallopt = ctypes.CDLL(None).mallopt
     return bool(mallopt(M_MMAP_MAX, 0) and mallopt(M_TRIM_THRESHOLD, 2**31 - 1))
-
-
-def free_memory_bytes(device: torch.device) -> int:
-    """Memory that a model and its cache may take now."""
-    if device.type == "cuda":
-        # What torch keeps of earlier runs is free for the next, though taken for the driver.
-        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + kept
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        found = [line.split()[1] for line in lines if line.startswith("MemAvailable")]
-        return 1024 * int(found[0])
-    except (OSError, IndexError):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def device_size(device: torch.device, num_threads: int) -> tuple[int, int]:
@@ -218,48 +202,3 @@ def use_threads(setting: int | None) -> None:
     if told != torch.get_num_threads():
         torch.set_num_threads(told)
     _last = _Change(own, told)
-
-
-SPARE = 0.02  # of the memory: CUDA graphs, fragments, what libraries take when they first need it
-SPARE_BYTES = 1 << 30
-
-
-@dataclass(frozen=True)
-class Room:
-    """Bytes for KV beside weights and the activations of an iteration of `num_tokens`."""
-
-    free: int
-    block: int
-    activations: int
-    num_tokens: int
-
-    def checked(self, num_blocks: int | None) -> int:
-        """`num_blocks` if they fit, or as many as do if None. Raises RunError if they do not."""
-        most = self.free // self.block
-        if most < 1 or (num_blocks or 0) > most:
-            wanted = f"{num_blocks} blocks" if num_blocks else "one block"
-            raise RunError(
-                f"the KV cache of {wanted} needs {(num_blocks or 1) * self.block / 1e9:.1f} GB; "
-                f"beside the weights and {self.activations / 1e9:.1f} GB for an iteration of "
-                f"{self.num_tokens} tokens, {self.free / 1e9:.1f} GB are free, room for {most} "
-                "blocks; lower batch or chunk, or shorten the requests"
-            )
-        return num_blocks or most
-
-
-def kv_blocks_beside(probe: TorchExecutor, num_tokens: int, num_emits: int) -> Room:
-    """The room that `probe`, of one block, leaves while it computes so many tokens and logits."""
-    device = probe.model.device
-    gc.collect()
-    torch.cuda.empty_cache()
-    before = torch.cuda.memory_allocated(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    probe.compute_padding(num_tokens, num_emits)
-    torch.cuda.synchronize(device)
-    activations = torch.cuda.max_memory_allocated(device) - before
-    torch.cuda.empty_cache()
-    total = torch.cuda.get_device_properties(device).total_memory
-    free = free_memory_bytes(device) - activations - max(SPARE_BYTES, int(SPARE * total))
-    model = probe.model
-    block = model.spec.kv_bytes_per_token(model.dtype.itemsize) * probe.block_size
-    return Room(max(0, free), block, activations, num_tokens)

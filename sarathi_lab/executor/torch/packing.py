@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -40,13 +40,13 @@ def pack(
     _fill_tokens(fields, batch, block_size, {})
     del fields["feed_rows"]  # the host knows all tokens
     tensors = {name: torch.from_numpy(field).to(device) for name, field in fields.items()}
+    with_mask = partial(make_segment, sliding_window=sliding_window, device=device, dtype=dtype)
     segments, emit_rows, row = [], [], 0
     for chunk in batch.chunks:
         end = chunk.start + chunk.num_tokens
         blocks = _context_blocks(chunk.sequence, -(-end // block_size), device)
         if with_masks:
-            masks = {"sliding_window": sliding_window, "device": device, "dtype": dtype}
-            segments.append(make_segment(row, chunk.num_tokens, end, blocks, **masks))
+            segments.append(with_mask(row, chunk.num_tokens, end, blocks))
         else:
             segments.append(Segment(row, chunk.num_tokens, end, blocks, first_key=0, mask=None))
         row += chunk.num_tokens

@@ -1,6 +1,4 @@
-"""Pictures of runs: a table of runs in (`results.load_runs`), matplotlib Axes out. No measuring, no
-file access.
-"""
+"""Pictures of runs (`load.load_runs`, `comparison.load`). No measuring, no file access."""
 
 from __future__ import annotations
 
@@ -49,9 +47,7 @@ def varying_labels(runs: pd.DataFrame) -> list[str]:
 
 
 def sweep_overview(runs: pd.DataFrame) -> Figure:
-    """Throughput, decode time, KV re-read and latency of all runs of a sweep, the baselines beside
-    them.
-    """
+    """Throughput, decode time, KV re-read and latency of all runs of a sweep."""
     use_style()
     varying = varying_labels(runs)
     x = next(iter(varying), "policy")
@@ -93,9 +89,7 @@ def relative(runs: pd.DataFrame, name: str, *, to: str) -> pd.DataFrame:
 
 
 def metric(runs: pd.DataFrame, name: str, *, x: str, ax: Axes) -> Axes:
-    """One quantity against the label `x`: a line per series, a dashed line for what does not have
-    the label.
-    """
+    """A quantity against the label `x`: a line per series, dashed where the label is missing."""
     if name not in runs or runs[name].isna().all():
         return _empty(ax, f"no run has {heading(name)}")
     grid = _grid(runs, x)
@@ -125,9 +119,7 @@ def decode_time(runs: pd.DataFrame, *, x: str, ax: Axes) -> Axes:
 
 
 def latency(runs: pd.DataFrame, *, x: str, ax: Axes) -> Axes:
-    """Time to first token against the P99 time between tokens, one point a run: down and left is
-    better.
-    """
+    """P50 TTFT against P99 time between tokens, a point a run: down and left is better."""
     names = ["ttft_p50", "tbt_p99"]
     if not set(names) <= set(runs) or runs[names].dropna().empty:
         return _empty(ax, "no run has both TTFT and time between tokens")
@@ -180,9 +172,7 @@ def _line(ax: Axes, rows: pd.DataFrame, name: str, i: int, **style: Any) -> None
 
 @dataclass(frozen=True)
 class _Grid:
-    """Runs arranged for drawing: `lines` have the x label (column _x is its place), `levels` do
-    not.
-    """
+    """Runs to draw: `lines` have the x label (_x is its place), `levels` do not."""
 
     ticks: Sequence[str]
     lines: list[tuple[str, pd.DataFrame]]
@@ -231,9 +221,7 @@ def _finish(ax: Axes, grid: _Grid, x: str, ylabel: str) -> Axes:
 
 
 def _fit(ax: Axes) -> Axes:
-    """Fit the y axis to all that is drawn, from zero on (ratios are read off heights), with a band
-    for the legend.
-    """
+    """Fit the y axis to the data, from zero on, with a band for the legend."""
     ax.relim()
     ax.autoscale(axis="y")
     if ax.dataLim.y0 >= 0:
@@ -296,9 +284,7 @@ def curves(runs: Sequence[ComparedRun], x: str = "iteration") -> Figure:
 
 
 def ratios(metrics: pd.DataFrame) -> Figure:
-    """The ratios of `comparison.compared_metrics` as dots on a logarithmic axis: 1 is the
-    reference's value.
-    """
+    """Ratios of `comparison.compared_metrics` as dots on a logarithmic axis; 1: the reference."""
     use_style()
     table = metrics.xs("ratio", axis="columns", level=1).dropna(how="all")
     long = table.melt(ignore_index=False, var_name="run", value_name="ratio").reset_index()
@@ -317,9 +303,7 @@ def ratios(metrics: pd.DataFrame) -> Figure:
 
 
 def _with_legend(figure: Figure, ax: Axes) -> Figure:
-    """The legend of `ax` below all, in lines of half the width at most: a single run is called by
-    all its settings.
-    """
+    """The legend of `ax` below all, wrapped: a single run is called by all its settings."""
     handles, labels = ax.get_legend_handles_labels()
     wrapped = [textwrap.fill(label, LABEL_WIDTH, break_on_hyphens=False) for label in labels]
     figure.legend(handles, wrapped, loc="outside lower center", ncols=2)

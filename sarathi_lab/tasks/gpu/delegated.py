@@ -15,6 +15,7 @@ from sarathi_lab.config.console import console
 from sarathi_lab.config.errors import RunError, require_one_of
 from sarathi_lab.config.paths import CONF, REPOSITORY
 from sarathi_lab.config.run_context import RunContext
+from sarathi_lab.executor.torch.device import device_description
 from sarathi_lab.results.device_record import device_folder
 from sarathi_lab.results.load import path_of
 from sarathi_lab.results.result import Result
@@ -81,7 +82,8 @@ class GpuExperiments(GpuTask):
         own = replace(context, run_dir=context.run_dir / name, name=f"{context.name} {name}")
         folder = None
         if self.record is not None:
-            folder = path_of(name, device_folder(device), Path(self.record)).parent
+            where = device_folder(device.type, device_description(device))
+            folder = path_of(name, where, Path(self.record)).parent
         with self.recording(folder, context.task, device):
             conclude(lambda: task.run(cfg, own), cfg, own, is_run=False)
 

@@ -21,7 +21,7 @@ from sarathi_lab.config.console import console
 from sarathi_lab.config.errors import RunError, UserError, require_number, require_one_of
 from sarathi_lab.config.paths import EXPERIMENTS, make_folder, write_json
 from sarathi_lab.config.run_context import RunContext
-from sarathi_lab.executor.torch.device import resolve_device
+from sarathi_lab.executor.torch.device import device_description, resolve_device
 from sarathi_lab.results.device_record import clocks_seen, device_folder, device_record
 from sarathi_lab.results.result import Result, Shown
 
@@ -131,17 +131,18 @@ class GpuTask:
         make_folder(folder, "task.record")
         for name in _parts(folder).get(part, {}).get("files", []):
             (folder / name).unlink(missing_ok=True)
+        gpu = _gpu_id(device)
         record: dict[str, Any] = {
             "seconds_given": self.seconds,
             "is_dry": self.is_dry,
-            **device_record(device),
+            **device_record(device_description(device), gpu, torch.version.cuda),
             "error": "it was ended before it was done",
         }
         _write_part(folder, part, record)
         start = time.monotonic()
         clocks: dict[str, Any] = {}
         try:
-            with clocks_seen(device) as clocks:
+            with clocks_seen(gpu) as clocks:
                 yield files
             record["error"] = None
         except Exception as error:
@@ -163,9 +164,9 @@ class Part(GpuTask, ABC):
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
         """Measure. What was recorded before an error, or the end of the time, stays."""
         device = current_device(cfg)
-        folder = None
+        name, folder = device_description(device), None
         if self.record is not None:
-            folder = Path(self.record) / self.home / "results" / device_folder(device)
+            folder = Path(self.record) / self.home / "results" / device_folder(device.type, name)
         failure = None
         try:
             with self.recording(folder, context.task, device) as files:
@@ -192,6 +193,14 @@ def current_device(cfg: DictConfig) -> torch.device:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     return device
+
+
+def _gpu_id(device: torch.device) -> str | None:
+    """What nvidia-smi calls the device by, whose numbers need not be torch's."""
+    if device.type != "cuda":
+        return None
+    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
+    return f"GPU-{uuid}" if uuid is not None else str(device.index or 0)
 
 
 def one_line(error: Exception) -> str:

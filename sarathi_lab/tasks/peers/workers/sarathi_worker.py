@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from hydra.utils import instantiate
 from worker_protocol import serve as answer
 
 from sarathi_lab import __name__ as lab
+from sarathi_lab.config.instantiate import build
 from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.engine.loop import serve
 from sarathi_lab.engine.request import Request
@@ -29,9 +29,9 @@ class Sarathi:
         (tokens).
         """
         torch.set_num_threads(settings["threads"])
-        self.policy: Any = instantiate(settings["policy"], _convert_="all")
+        self.policy: Any = build(settings["policy"])
         chosen = {name: settings[name] for name in ("dtype", "device")}
-        backend = instantiate({**settings["executor"], **chosen}, _convert_="all")
+        backend = build({**settings["executor"], **chosen})
         directory = Path(settings["model_dir"])
         longest, block_size = settings["longest"], settings["block_size"]
         num_blocks = settings["batch"] * math.ceil(longest / block_size) / (1 - CACHE_HEADROOM)
