@@ -18,7 +18,7 @@ import yaml
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
-from sarathi_lab.config.paths import CONF, EXPERIMENTS, REPOSITORY
+from sarathi_lab.config.paths import CONF, EXPERIMENTS
 from sarathi_lab.run import main
 from sarathi_lab.tasks.peers import measure as measure_module
 from sarathi_lab.tasks.peers import task as task_module
