@@ -424,7 +424,7 @@ def test_the_readme_shows_the_recorded_ratios():
     table["column"] = table.dtype + " " + table.model + " " + table.workload
     ratios = table.pivot(index="engine", columns="column", values="ratio").astype(float)
     seconds = table[table.peer == OURS].set_index("column").seconds.astype(float)
-    readme = (EXPERIMENTS / "README.md").read_text()
+    readme = (EXPERIMENTS / "lab" / "peers" / "README.md").read_text()
     for engine, name in SHOWN.items():
         assert (
             "| ".join([f"| {name} ", *(f"{ratios.loc[engine, column]:.2f} " for column in columns)])
