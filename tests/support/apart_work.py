@@ -28,7 +28,7 @@ def refuse() -> None:
 
 
 def divide() -> None:
-    _ = 1 / 0
+    raise ZeroDivisionError("a mistake")
 
 
 def fail_oddly() -> None:

@@ -221,7 +221,7 @@ def test_the_figures_are_recorded_as_task_measure_records_them(dry):
         name = path.rpartition("/")[2]
         table = table_of(dry, path, name)
         assert (table.figure == name).all()
-        assert table.y.notna().any()
+        assert (table.y.notna() | table.reason.notna()).all()  # a noisy machine has no number
 
 
 def test_every_target_is_judged_or_says_why_not(dry):

@@ -18,7 +18,7 @@ import yaml
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
-from sarathi_lab.config.paths import CONF, EXPERIMENTS, REPOSITORY
+from sarathi_lab.config.paths import CONF, EXPERIMENTS
 from sarathi_lab.run import main
 from sarathi_lab.tasks.peers import measure as measure_module
 from sarathi_lab.tasks.peers import task as task_module
@@ -424,7 +424,7 @@ def test_the_readme_shows_the_recorded_ratios():
     table["column"] = table.dtype + " " + table.model + " " + table.workload
     ratios = table.pivot(index="engine", columns="column", values="ratio").astype(float)
     seconds = table[table.peer == OURS].set_index("column").seconds.astype(float)
-    readme = (REPOSITORY / "README.md").read_text()
+    readme = (EXPERIMENTS / "lab" / "peers" / "README.md").read_text()
     for engine, name in SHOWN.items():
         assert (
             "| ".join([f"| {name} ", *(f"{ratios.loc[engine, column]:.2f} " for column in columns)])
