@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import pandas as pd
 
@@ -403,7 +404,7 @@ def gpu_targets(
 
 
 def _whole(
-    panel: str, series: str, x: float, batch: Mapping[str, int], clock: Clock
+    panel: str, series: str, x: float, batch: Mapping[str, Any], clock: Clock
 ) -> Iterator[Point]:
     y = clock.seconds(clock.batch(make_batch(**batch))).times(1e3)
     yield Point(panel, series, x, y, "ms")

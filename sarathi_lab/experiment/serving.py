@@ -70,9 +70,12 @@ class ServingBench:
 
     def requests(self, dataset: str, number: int, seed: int) -> list[Request]:
         """`number` requests that arrive as a Poisson process of rate 1."""
-        arrivals = {"arrivals": "poisson", "rate": 1.0}
         own = replace(
-            self.datasets[dataset], num_requests=number, seed=self.seed + seed, **arrivals
+            self.datasets[dataset],
+            num_requests=number,
+            seed=self.seed + seed,
+            arrivals="poisson",
+            rate=1.0,
         )
         return list(own.generate(self.vocab_size).requests)
 

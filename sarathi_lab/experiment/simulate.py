@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -141,8 +142,13 @@ def recorded_tables(points: pd.DataFrame) -> dict[str, pd.DataFrame]:
     tables: dict[str, pd.DataFrame] = {}
     for (hardware, level), rows in own.groupby(["hardware", "level"], sort=False):
         table = _with_intervals(rows.rename(columns={"uncertainty": "error"}))
-        names = {"model": rows.model, "dtype": DTYPE, "device_name": rows.device}
-        table = table.assign(hardware=hardware, level=level, **names)
+        table = table.assign(
+            hardware=str(hardware),
+            level=str(level),
+            model=rows.model,
+            dtype=DTYPE,
+            device_name=rows.device,
+        )
         tables[folder_of(str(hardware), str(level))] = table
     return tables
 
@@ -193,10 +199,10 @@ def served(
         number = SEARCHES if "searched" in sizes else ROUNDS
         with progress_of(f"computing {figure.name} with {model}", number, "rounds") as advance:
             samples = rounds(
-                lambda seed, bench=bench: figure.make(bench, seed, **sizes),
+                partial(figure.make, bench, **sizes),
                 fewest=number,
                 most=number,
-                advance=lambda seconds, advance=advance: advance(1),
+                advance=partial(_count_round, advance),
             )
         table = table_of(figure.name, samples, math.inf, seed)
         folder = SIMULATED + backend.hardware.name
@@ -225,3 +231,8 @@ def _with_intervals(table: pd.DataFrame) -> pd.DataFrame:
     off = table.y.abs() * table.error
     table = table.assign(low=table.y - off, high=table.y + off, num_pairs=0, reason=None)
     return table[POINT]
+
+
+def _count_round(advance: Callable[[int], None], seconds: float) -> None:
+    """Progress is in rounds, whatever time they take: the clock is computed."""
+    advance(1)

@@ -206,7 +206,8 @@ def read_offline(path: Path) -> WandbRecord:
         raise UserError(
             f"{path} holds no run; it was cut off before W&B wrote anything, so leave it out"
         )
-    run, summary = found["run"][-1], {}
+    run = found["run"][-1]
+    summary: dict[str, Any] = {}
     for part in found["summary"]:
         summary |= part.get("update", {})
     rows = [row.get("item", {}) for row in found["history"]]
@@ -253,7 +254,7 @@ def _record(
     tables and pictures have steps of their own.
     """
     table = pd.DataFrame([row for row in rows if "iteration" in row])
-    columns = [name for name in table if name == "iteration" or name.startswith(PREFIX)]
+    columns = [name for name in map(str, table) if name == "iteration" or name.startswith(PREFIX)]
     history = table[columns].rename(columns=lambda name: new_name(name.removeprefix(PREFIX)))
     config, summary = (
         {name: value for name, value in names.items() if not name.startswith("_")}

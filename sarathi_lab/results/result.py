@@ -145,7 +145,7 @@ def show(shown: Iterable[Shown | str]) -> None:
         out.print(part.table(), markup=part.markup)
 
 
-def _cell(value: object, form: str) -> str:
+def _cell(value: Any, form: str) -> str:
     if isinstance(value, str):
         return value
     return "-" if pd.isna(value) else format(value, form)

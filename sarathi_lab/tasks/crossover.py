@@ -119,8 +119,8 @@ def _outcomes(table: pd.DataFrame, kv_tokens: int) -> list[str]:
             f"{kv_tokens} tokens: {_counts(cells)}; with the best chunk of each load "
             f"{_counts(at_best_chunk(cells))}"
         )
-        for which, index in (("best", cells.gain.idxmax()), ("worst", cells.gain.idxmin())):
-            cell = cells.loc[index]
+        for which, index in (("best", cells.gain.argmax()), ("worst", cells.gain.argmin())):
+            cell = cells.iloc[int(index)]
             lines.append(
                 f"    {which} {cell.gain:+.1%} at P:D {cell.pd_ratio:g}, P + D {cell.seq_len}, "
                 f"batch {cell.batch}, chunk {cell.chunk}"

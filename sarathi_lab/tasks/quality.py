@@ -106,7 +106,7 @@ class Quality:
         means = table.groupby("kv_dtype")[["nll_increase", "kl", "top1_agreement"]].mean()
         return Result(
             tables={EXPERIMENT: table},
-            summary={f"{c}/{k}": float(means.loc[k, c]) for k in means.index for c in means},
+            summary={f"{c}/{k}": float(means[c][k]) for k in means.index for c in means},
             shown=[_shown(table)],
             places=places,
             labels={"where": where},
@@ -218,7 +218,7 @@ def _shown(table: pd.DataFrame) -> Shown:
     """The means of each type of cache, and its worst cell by divergence."""
     rows = []
     for kv_dtype, cells in table.groupby("kv_dtype", sort=False):
-        worst = cells.loc[cells.kl.idxmax()]
+        worst = cells.iloc[int(cells.kl.argmax())]
         cell = f"chunk {worst.chunk}, offset {worst.offset}, mates {worst.num_mates}"
         rows.append(
             {

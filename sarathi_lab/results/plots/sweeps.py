@@ -18,8 +18,19 @@ from sarathi_lab.results.columns import factor, heading
 from sarathi_lab.results.comparison import ComparedRun
 
 # What may vary in a sweep, the best x axis first.
-LABELS = ("pd_ratio", "seq_len", "batch", "chunk", "policy", "workload", "model", "dtype")
-LABELS += ("threads", "device", "seed")
+LABELS = [
+    "pd_ratio",
+    "seq_len",
+    "batch",
+    "chunk",
+    "policy",
+    "workload",
+    "model",
+    "dtype",
+    "threads",
+    "device",
+    "seed",
+]
 AXIS_NAMES = {
     "chunk": "chunk size [tokens]",
     "pd_ratio": "P:D, prompt tokens per output token",
@@ -156,7 +167,7 @@ def kv_reread(runs: pd.DataFrame, *, ax: Axes) -> Axes:
     metric(own, "kv_reread_factor", x="chunk", ax=ax)
     chunks = sorted(own.chunk.unique())
     prompt_len = (own.num_prompt_tokens / own.num_requests).round()
-    loads = own.groupby([prompt_len, own.batch]).groups
+    loads = sorted({(tokens, batch) for tokens, batch in zip(prompt_len, own.batch, strict=True)})
     for style, (tokens, batch) in zip((":", "-."), loads, strict=False):
         theory = [(math.ceil(tokens / (chunk - batch + 1)) + 1) / 2 for chunk in chunks]
         label = f"(N+1)/2, P={tokens:.0f}, B={batch}"

@@ -67,8 +67,8 @@ class GpuExperiments(GpuTask):
             except RunError as error:
                 console().print(f"  {name}: {error}", soft_wrap=True)
                 failed.append(name)
-        error = RunError(f"not measured: {', '.join(failed)}; see above") if failed else None
-        return Result(error=error)
+        missing = RunError(f"not measured: {', '.join(failed)}; see above") if failed else None
+        return Result(error=missing)
 
     def _measure(
         self,

@@ -103,7 +103,8 @@ class Target:
 
     def row(self, tables: Tables) -> dict[str, object]:
         """Wanted, measured, and by what share it is missed; or why it was not measured."""
-        row = {"target": self.name, "wanted": f"{self.relation} {self.bound:g}", "unit": "ratio"}
+        wanted = f"{self.relation} {self.bound:g}"
+        row: dict[str, object] = {"target": self.name, "wanted": wanted, "unit": "ratio"}
         try:
             value = self.measure(tables)
         except NotMeasured as reason:

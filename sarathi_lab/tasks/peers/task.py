@@ -257,7 +257,7 @@ def _announced(conditions: Conditions) -> str:
     )
 
 
-def _repetitions(outcomes: Sequence[Outcome], table: pd.DataFrame) -> list[dict[str, Any]]:
+def _repetitions(outcomes: Sequence[Outcome], table: pd.DataFrame) -> list[dict[Any, Any]]:
     return [
         {**labels, "repetition": repetition, "seconds": seconds}
         for outcome, labels in zip(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from omegaconf import OmegaConf
 from worker_protocol import serve as answer
 
 from sarathi_lab import __name__ as lab
@@ -31,7 +32,7 @@ class Sarathi:
         torch.set_num_threads(settings["threads"])
         self.policy: Any = build(settings["policy"])
         chosen = {name: settings[name] for name in ("dtype", "device")}
-        backend = build({**settings["executor"], **chosen})
+        backend = build(OmegaConf.create({**settings["executor"], **chosen}))
         directory = Path(settings["model_dir"])
         longest, block_size = settings["longest"], settings["block_size"]
         num_blocks = settings["batch"] * math.ceil(longest / block_size) / (1 - CACHE_HEADROOM)
