@@ -79,11 +79,11 @@ class Advise:
         longest = max(request.prompt_len for request in plan.load.requests)
         loss = loss_table(longest, advice.table.chunk.tolist(), cost_of(cfg)[2])
         chosen = advice.table.set_index("chunk", drop=False).loc[advice.chunk]
-        numbers = chosen.drop(["is_as_good", "is_best"]).astype(float)
+        numbers: dict[Any, Any] = chosen.drop(["is_as_good", "is_best"]).to_dict()
         hardware = plan.config["executor"]["hardware"]["name"]
         return Result(
             tables={"advice": advice.table, "loss": loss, "flags": flags_table(rows)},
-            summary={str(name): value for name, value in numbers.items()},
+            summary={str(name): float(value) for name, value in numbers.items()},
             shown=[*_loss_shown(loss), *_flags_shown(rows)],
             labels={"device": hardware},
             tags=["advice", hardware],
