@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pandas as pd
 from omegaconf import DictConfig, OmegaConf
