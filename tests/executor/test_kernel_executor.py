@@ -4,19 +4,17 @@ no GPU.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import get_args
 
 import numpy as np
 import pytest
 import torch
-from checkpoints import DEVICE, FAMILIES, make_checkpoint
+from checkpoints import DEVICE, FAMILIES
 from helpers import scheduler_for
-from toy_executors import requests_with_tokens
+from toy_executors import BLOCK_SIZE, load_family, on_kernels, requests_with_tokens
 
 from sarathi_kernels.attention import hybrid as hybrid_attention
 from sarathi_kernels.elementwise import sampling
-from sarathi_kernels.runtime.chip import chip_of
 from sarathi_lab.config.errors import RunError
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
@@ -24,36 +22,13 @@ from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.torch import backend
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.executor.torch.executor import TorchExecutor
-from sarathi_lab.executor.torch.graphs import CudaGraphs, NoGraphs
-from sarathi_lab.executor.torch.shapes import Limits
-from sarathi_lab.executor.torch.watching import CudaTimeline, HostTimeline
 from sarathi_lab.model import operations
-from sarathi_lab.model.checkpoint import AutoModel
 from sarathi_lab.model.transformer import Transformer
-from sarathi_lab.model.weights import load_model
 from sarathi_lab.policy import Orca, PrefillFirst, Sarathi, SarathiServe
 
-BLOCK_SIZE = 16
 LENGTHS = [(19, 2), (5, 3), (3, 1)]  # few: the interpreter takes its time
-HEADS = {"num_attention_heads": 2, "hidden_size": 128}  # of 64, which the kernels take
 # Grouped heads, a window, norms of heads, and (gpt_neox) biases, LayerNorm and partial rotation.
 KERNEL_FAMILIES = ["llama gqa, llama3 rope", "mistral window", "qwen3", "gpt_neox"]
-
-
-def on_kernels(
-    model: Transformer, *, capacity: int = 2, num_blocks: int = 40, graphs: bool = True
-) -> TorchExecutor:
-    """An executor as the torch backend makes it for a GPU."""
-    is_cuda = DEVICE.type == "cuda"
-    return TorchExecutor(
-        model,
-        num_blocks=num_blocks,
-        block_size=BLOCK_SIZE,
-        timeline=CudaTimeline(DEVICE) if is_cuda else HostTimeline(),
-        limits=Limits(model.spec, BLOCK_SIZE, chip_of(DEVICE).num_sms),
-        capacity=capacity,
-        graphs=CudaGraphs() if graphs and is_cuda else NoGraphs(),
-    )
 
 
 def served(model, executor, policy, requests, num_blocks=40):
@@ -70,18 +45,11 @@ def served(model, executor, policy, requests, num_blocks=40):
     )
 
 
-def load(family: str, directory: Path) -> Transformer:
-    settings = {**HEADS, "head_dim": 64} if family == "qwen3" else HEADS
-    make_checkpoint(family, directory, **settings)
-    spec, found = AutoModel(str(directory)).resolve("unused")
-    return load_model(spec, found, DEVICE, torch.float32, seed=0)
-
-
 @pytest.fixture(scope="module", params=KERNEL_FAMILIES)
 def family(request, tmp_path_factory):
     """(a model on kernels, its requests, the tokens that plain torch gives for each)."""
     assert request.param in FAMILIES
-    model = load(request.param, tmp_path_factory.mktemp("checkpoint"))
+    model = load_family(request.param, tmp_path_factory.mktemp("checkpoint"))
     requests = requests_with_tokens(LENGTHS)
     executor = TorchExecutor(model, num_blocks=40, block_size=BLOCK_SIZE)
     expected, _, _ = served(model, executor, Orca(), requests)
@@ -104,7 +72,7 @@ def test_tokens_are_those_of_plain_torch(family):
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory) -> Transformer:
-    model = load("llama", tmp_path_factory.mktemp("checkpoint"))
+    model = load_family("llama", tmp_path_factory.mktemp("checkpoint"))
     backend.use_triton(model, "series")
     return model
 
@@ -181,7 +149,7 @@ def test_hybrid_variants_give_the_same_tokens(llama, tokens_in_series, hybrid):
 @pytest.mark.parametrize("uses_kernels", [False, True])
 def test_logits_that_are_not_numbers_stop_the_run(tmp_path, uses_kernels):
     """Named are the layer that first left numbers behind, and the request."""
-    model = load("llama", tmp_path)
+    model = load_family("llama", tmp_path)
     executor = TorchExecutor(model, num_blocks=40, block_size=BLOCK_SIZE)
     if uses_kernels:
         backend.use_triton(model, "series")

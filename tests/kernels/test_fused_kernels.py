@@ -2,59 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 import torch
-from kernel_inputs import BOUNDS, DEVICE, DTYPES, random
-from torch import Tensor
+from kernel_inputs import BOUNDS, DEVICE, DTYPES, ROTARY_CASES, RotaryCase, random, rotary_inputs
 
 from sarathi_kernels.elementwise.norm import NormKind, add_norm, add_norm_reference
 from sarathi_kernels.elementwise.rotary import rotary_tables
 from sarathi_kernels.elementwise.rotary_kv import rotate_and_store, rotate_and_store_reference
 from sarathi_kernels.runtime.testing import poisoned, relative_error
-
-
-@dataclass(frozen=True)
-class RotaryCase:
-    """Heads and sizes of one call of `rotate_and_store`."""
-
-    num_tokens: int
-    num_heads: int
-    num_kv_heads: int
-    head_size: int
-    rotary_size: int
-    block_size: int = 16
-
-
-ROTARY_CASES = [
-    RotaryCase(1, 40, 40, 128, 128),
-    RotaryCase(3, 8, 2, 64, 64),
-    RotaryCase(5, 4, 1, 80, 80, block_size=5),
-    RotaryCase(3, 6, 2, 96, 96),
-    RotaryCase(2, 3, 3, 256, 64),
-    RotaryCase(7, 2, 1, 80, 20),
-    RotaryCase(4, 1, 1, 6, 2),
-    RotaryCase(17, 2, 2, 10, 10, block_size=1),
-]
-
-
-def rotary_inputs(case: RotaryCase, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """qkv (rows further apart than they are long), cosines, sines and scattered slots of which one
-    is padding.
-    """
-    all_heads = case.num_heads + 2 * case.num_kv_heads
-    qkv = random(case.num_tokens, all_heads + 1, case.head_size, dtype=dtype)[:, :all_heads]
-    positions = torch.arange(case.num_tokens, device=DEVICE, dtype=torch.int32) * 8191
-    frequencies = 1e4 ** -(torch.arange(0, case.rotary_size, 2, device=DEVICE) / case.rotary_size)
-    cos, sin = rotary_tables(positions, frequencies, torch.float32)
-    slots = torch.randperm(
-        2 * case.num_tokens * case.block_size, generator=torch.Generator().manual_seed(1)
-    )
-    slots = slots[: case.num_tokens].to(DEVICE)
-    if case.num_tokens > 1:
-        slots[1] = -1
-    return qkv, cos, sin, slots
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

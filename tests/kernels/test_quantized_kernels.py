@@ -9,10 +9,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from kernel_inputs import DEVICE, DTYPES, random
-from test_fused_kernels import ROTARY_CASES, RotaryCase, rotary_inputs
-from test_kernel_executor import load, on_kernels
+from kernel_inputs import DEVICE, DTYPES, ROTARY_CASES, RotaryCase, random, rotary_inputs
 from torch import Tensor
+from toy_executors import load_family, on_kernels
 
 from sarathi_kernels.attention.cases import AWKWARD, AttentionInputs, make_inputs, reference
 from sarathi_kernels.attention.hybrid import Variant, hybrid_attention
@@ -156,7 +155,7 @@ def test_what_does_not_go_together_is_refused() -> None:
 @pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
 def test_the_engine_on_kernels_says_what_it_says_on_torch(kv_dtype, tmp_path) -> None:
     """Chunks at offsets beside a decode, through the packed inputs of each."""
-    model = load("llama gqa, llama3 rope", tmp_path)
+    model = load_family("llama gqa, llama3 rope", tmp_path)
     model.spec = replace(model.spec, kv_dtype=kv_dtype)
     tokens = np.random.default_rng(3).integers(0, 97, (2, 40), dtype=np.int32)
     expected = teacher_forced_logits(

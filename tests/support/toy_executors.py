@@ -1,26 +1,30 @@
-"""A model small enough for every kernel to run it on a CPU, the torch executor around it, and
+"""Models small enough for every kernel to run them on a CPU, the torch executor around them, and
 requests with tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
-from checkpoints import DEVICE
+from checkpoints import DEVICE, make_checkpoint
 
 from sarathi_kernels.runtime.chip import chip_of
 from sarathi_lab.engine.request import Request
 from sarathi_lab.executor.torch import backend
 from sarathi_lab.executor.torch.executor import TorchExecutor
+from sarathi_lab.executor.torch.graphs import CudaGraphs, NoGraphs
 from sarathi_lab.executor.torch.shapes import Limits
-from sarathi_lab.executor.torch.watching import HostTimeline
+from sarathi_lab.executor.torch.watching import CudaTimeline, HostTimeline
+from sarathi_lab.model.checkpoint import AutoModel
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.model.transformer import Transformer
 from sarathi_lab.model.weights import load_model
 
 BLOCK_SIZE = 16
+HEADS = {"num_attention_heads": 2, "hidden_size": 128}  # of 64, which the kernels take
 LENGTHS = [(19, 6), (7, 9), (12, 3), (5, 1), (23, 5)]  # of prompts and outputs
 # Heads of 64, which all kernels take.
 SPEC = ModelSpec(
@@ -75,4 +79,28 @@ def executor_of(
         num_host_blocks=num_host_blocks,
         timeline=HostTimeline(),
         **(with_kernels if kind == "triton" else {}),
+    )
+
+
+def load_family(family: str, directory: Path) -> Transformer:
+    """A random checkpoint of `checkpoints.FAMILIES`, saved to `directory` and read back."""
+    settings = {**HEADS, "head_dim": 64} if family == "qwen3" else HEADS
+    make_checkpoint(family, directory, **settings)
+    spec, found = AutoModel(str(directory)).resolve("unused")
+    return load_model(spec, found, DEVICE, torch.float32, seed=0)
+
+
+def on_kernels(
+    model: Transformer, *, capacity: int = 2, num_blocks: int = 40, graphs: bool = True
+) -> TorchExecutor:
+    """An executor as the torch backend makes it for a GPU."""
+    is_cuda = DEVICE.type == "cuda"
+    return TorchExecutor(
+        model,
+        num_blocks=num_blocks,
+        block_size=BLOCK_SIZE,
+        timeline=CudaTimeline(DEVICE) if is_cuda else HostTimeline(),
+        limits=Limits(model.spec, BLOCK_SIZE, chip_of(DEVICE).num_sms),
+        capacity=capacity,
+        graphs=CudaGraphs() if graphs and is_cuda else NoGraphs(),
     )
