@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from typing import Protocol
 
-from sarathi_lab.config.errors import require_int
+from sarathi_lab.engine.admission import SchedulingPolicy
 from sarathi_lab.engine.arrivals import Arrivals, as_arrivals
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.executor import Executor, StepResult
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.queues import QueueOrder
 from sarathi_lab.engine.request import Request, SequenceState
-from sarathi_lab.engine.scheduler import Preemption, Scheduler, SchedulingPolicy
+from sarathi_lab.engine.scheduler import Preemption, Scheduler
 
 
 class Recorder(Protocol):
@@ -24,7 +24,7 @@ class Recorder(Protocol):
 
 def serve(
     requests: Iterable[Request] | Arrivals,
-    policy: SchedulingPolicy,
+    policy: SchedulingPolicy[Scheduler],
     executor: Executor,
     *,
     batch_size: int,
@@ -104,28 +104,3 @@ def _submit_all(scheduler: Scheduler, executor: Executor) -> None:
         executor.submit(batch)
         if executor.feeds_tokens:
             scheduler.advance(batch)
-
-
-def serve_replicas(
-    requests: Sequence[Request],
-    num_replicas: int,
-    make_scheduler: Callable[[], Scheduler],
-    make_executor: Callable[[], Executor],
-) -> list[Ledger]:
-    """Serve `requests`, dealt out in turn, on `num_replicas` independent systems that all start at
-    time zero.
-
-    Returns the ledger of each. Raises UserError for less than one replica.
-    """
-    require_int(
-        "num_replicas",
-        num_replicas,
-        1,
-        "use the number of systems that share the requests, such as 8",
-    )
-    ledgers = []
-    for replica in range(num_replicas):
-        ledger = Ledger()
-        run_engine(requests[replica::num_replicas], make_scheduler(), make_executor(), ledger)
-        ledgers.append(ledger)
-    return ledgers

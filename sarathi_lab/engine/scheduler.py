@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from itertools import islice
-from operator import attrgetter
-from typing import Literal, Protocol, TypeVar, cast
+from typing import Literal, TypeVar, cast
 
-from sarathi_lab.config.errors import UserError
+from sarathi_lab.engine.admission import SchedulingPolicy, Size, check_fits, tokens_to_take
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.executor import NO_TOKEN, StepResult
 from sarathi_lab.engine.queues import (
     QueueOrder,
-    Rank,
     Test,
     WaitingQueue,
     by_arrival,
@@ -22,58 +19,10 @@ from sarathi_lab.engine.queues import (
     make_queue,
 )
 from sarathi_lab.engine.request import Batch, Copy, Queues, Request, SequenceState
+from sarathi_lab.engine.running import RunningSequences, is_idle
 
 Preemption = Literal["recompute", "swap"]
-# How many of the tokens that are left for a sequence's prompt it takes; 0 passes it over.
-Size = Callable[[SequenceState, int], int]
 State = TypeVar("State")
-
-
-class SchedulingPolicy(Protocol):
-    """What the scheduler asks of a policy; `sarathi_lab.policy.Policy` is the base of all."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def watermark(self) -> float:
-        """The share of the cache that admission leaves free."""
-
-    def validate(self, batch_size: int, max_model_len: int) -> None:
-        """Raise UserError for parameters that cannot work."""
-
-    def reserved_tokens(self, request: Request, num_known: int, max_model_len: int) -> int:
-        """Tokens of cache to set aside when a sequence with `num_known` tokens is admitted."""
-
-    def fill(self, batch: Batch, scheduler: Scheduler) -> None:
-        """Put this iteration's work into the empty `batch`, by the scheduler's moves."""
-
-
-def check_fits(
-    request: Request,
-    reserved: int,
-    blocks: BlockManager,
-    policy: SchedulingPolicy,
-    max_model_len: int,
-) -> None:
-    """Raise UserError if `request` is longer than the model or the cache allows, alone on an idle
-    engine.
-
-    `reserved` is how many tokens of cache `policy` sets aside for it at most.
-    """
-    what = f"request {request.request_id} of {request.prompt_len} + {request.output_len} tokens"
-    if request.total_len > max_model_len:
-        raise UserError(
-            f"{what} exceeds max_model_len={max_model_len}; raise it or shorten the request"
-        )
-    needed = blocks.blocks_for(max(request.total_len, reserved)) + blocks.watermark_blocks(
-        policy.watermark
-    )
-    if needed > blocks.num_blocks:
-        raise UserError(
-            f"{what} can never fit the KV cache: policy {policy.name} needs {needed} blocks of "
-            f"{blocks.block_size} tokens, num_blocks={blocks.num_blocks}; raise cache.num_blocks"
-        )
 
 
 class Scheduler:
@@ -92,7 +41,7 @@ class Scheduler:
 
     def __init__(
         self,
-        policy: SchedulingPolicy,
+        policy: SchedulingPolicy[Scheduler],
         blocks: BlockManager,
         *,
         batch_size: int,
@@ -111,20 +60,11 @@ class Scheduler:
         self.waiting: WaitingQueue = make_queue(queue_order)
         self.swapped: deque[SequenceState] = deque()
         self._states: dict[type, object] = {}  # the policy's own, by its class
-        self.running: list[SequenceState] = []
-        # The running ones that are not in flight, in the same order: of a pipeline's sequences,
-        # those of one batch.
-        self._idle: list[SequenceState] = []
-        self._num_positions = 0
-        self._is_sorted = True  # whether `running` is in the order of `rank`
+        self.running = RunningSequences(by_priority if queue_order == "priority" else by_arrival)
         self.now = 0.0
         self.last_prompt_latency = 0.0
         self.num_preemptions = self._num_added = self._preempted_before = 0
         self._copies: list[Copy] = []  # for the next batch
-        # Who gives way first: the largest.
-        self.rank: Callable[[SequenceState], Rank] = (
-            by_priority if queue_order == "priority" else by_arrival
-        )
 
     def state(self, kind: type[State]) -> State:
         """The policy's own state, from one iteration to the next: `kind()` when first asked for."""
@@ -144,23 +84,17 @@ class Scheduler:
     @property
     def has_idle_running(self) -> bool:
         """Whether some running sequence is not in flight."""
-        return any(map(self._is_idle, self._idle))
+        return any(map(is_idle, self.running.at_rest))
 
     @property
     def idle_decodes(self) -> list[SequenceState]:
         """Running sequences whose next token could be decoded now, oldest first."""
-        return [
-            sequence for sequence in self._idle if self._is_idle(sequence) and sequence.is_decoding
-        ]
+        return [sequence for sequence in self.running.idle if sequence.is_decoding]
 
     @property
     def idle_prefills(self) -> list[SequenceState]:
         """Running sequences whose prompt could be caught up now, oldest first."""
-        return [
-            sequence
-            for sequence in self._idle
-            if self._is_idle(sequence) and not sequence.is_decoding
-        ]
+        return [sequence for sequence in self.running.idle if not sequence.is_decoding]
 
     def upcoming(self, num_sequences: int) -> list[SequenceState]:
         """The next waiting sequences, in the order of admission."""
@@ -184,10 +118,10 @@ class Scheduler:
         self.now = now
         self._preempted_before = self.num_preemptions
         batch = Batch()
-        if self.rank is by_priority:  # the urgent choose first, as those behind them give way
-            self.sort_running()
+        if self.running.rank is by_priority:
+            self.sort_running()  # the urgent choose first, as those behind them give way
         self.policy.fill(batch, self)
-        self._idle = [sequence for sequence in self._idle if self._is_idle(sequence)]
+        self.running.tidy()
         if not batch.chunks:
             return None  # copies that were begun go with the next batch
         if self._copies:
@@ -203,7 +137,7 @@ class Scheduler:
         of one batch to the next lets the engine do this at submission, so that the next batch can
         be made while this one runs.
         """
-        finished = []
+        finished, resting = [], []
         for sequence, start, num_tokens, _, emits_token in batch.chunks:
             sequence.in_flight = False
             sequence.num_computed = start + num_tokens
@@ -212,11 +146,12 @@ class Scheduler:
                 if sequence.is_finished:
                     finished.append(sequence)
                     continue
-            self._idle.append(sequence)
-        self._idle.sort(key=_by_position)
+            resting.append(sequence)
+        self.running.rest(resting)
         self.blocks.publish(batch)
         for sequence in finished:
-            self._leave_running(sequence)
+            self.blocks.free(sequence)
+            self.running.leave(sequence)
         num_waiting = len(self.waiting) + len(self.swapped)
         batch.queues = Queues(
             len(self.running), num_waiting, self.blocks.num_used, self.num_preemptions
@@ -245,11 +180,11 @@ class Scheduler:
         """Give idle decodes their next token, oldest first, evicting the newest if need be."""
         chunks = batch.chunks
         limit = self.batch_size if token_budget is None else min(self.batch_size, token_budget)
-        for sequence in self._idle:
+        for sequence in self.running.at_rest:
             if len(chunks) >= limit:
                 return
             if (
-                self._is_idle(sequence)
+                is_idle(sequence)
                 and sequence.is_decoding
                 and self.make_room(sequence, sequence.num_known)
             ):
@@ -263,23 +198,23 @@ class Scheduler:
         size: Size | None = None,
     ) -> None:
         """Catch up running prompts, oldest first, until `batch` has `token_budget` tokens."""
-        for sequence in self._idle:
+        for sequence in self.running.at_rest:
             if self._is_full(batch, max_prefills):
                 return
-            if not self._is_idle(sequence) or sequence.is_decoding:
+            if not is_idle(sequence) or sequence.is_decoding:
                 continue
-            num_tokens = _num_tokens(sequence, token_budget, batch)
+            num_tokens = tokens_to_take(sequence, token_budget, batch)
             if num_tokens == 0:
                 return
             self.take(batch, sequence, num_tokens if size is None else size(sequence, num_tokens))
 
     def catch_up(self, batch: Batch, token_budget: int, size: Size | None = None) -> None:
         """Let idle sequences take what they lack in the order they run in, decodes or not."""
-        for sequence in list(self._idle):
-            left = _num_tokens(sequence, token_budget, batch)
+        for sequence in self.running.idle:
+            left = tokens_to_take(sequence, token_budget, batch)
             if left == 0 or len(batch) >= self.batch_size:
                 return
-            if self._is_idle(sequence):
+            if is_idle(sequence):
                 self.take(batch, sequence, left if size is None else size(sequence, left))
 
     def take(
@@ -300,7 +235,7 @@ class Scheduler:
             self.swapped and len(self.running) < self.max_num_seqs and len(batch) < self.batch_size
         ):
             sequence = self.swapped[0]
-            num_tokens = _num_tokens(sequence, token_budget, batch, size)
+            num_tokens = tokens_to_take(sequence, token_budget, batch, size)
             needed = self._set_aside(sequence, num_tokens)
             if num_tokens <= 0 or not self.blocks.can_hold(
                 needed, self.policy.watermark if self.running else 0.0
@@ -310,7 +245,7 @@ class Scheduler:
             assert copies is not None, "the cache can hold it"
             self._copies += copies
             self.swapped.popleft()
-            self._enter_running(sequence)
+            self.running.enter(sequence)
             batch.add(sequence, num_tokens)
 
     def admit(
@@ -327,7 +262,7 @@ class Scheduler:
 
         Those that were swapped out go first. `whole=True` admits a prompt only if all of it fits
         the budget; `may_enter` can end admission at a sequence, `pass_over` lets those behind it go
-        first, of the next `waiting.LOOKAHEAD`. How much cache is reserved at once and how much
+        first, of the next `queues.LOOKAHEAD`. How much cache is reserved at once and how much
         stays free are the policy's.
         """
         if self.swapped:
@@ -335,7 +270,7 @@ class Scheduler:
         for sequence in candidates(self.waiting, pass_over):
             if self.swapped or self._is_full(batch, max_prefills):
                 return
-            num_tokens = _num_tokens(self.blocks.look_up(sequence), token_budget, batch, size)
+            num_tokens = tokens_to_take(self.blocks.look_up(sequence), token_budget, batch, size)
             if num_tokens <= 0 or (whole and num_tokens < sequence.num_pending):
                 return
             if may_enter is not None and not may_enter(sequence):
@@ -352,7 +287,7 @@ class Scheduler:
         if not self.blocks.admit(sequence, needed, self.policy.watermark):
             return False
         self.waiting.remove(sequence)
-        self._enter_running(sequence)
+        self.running.enter(sequence)
         if sequence.first_scheduled_time is None:
             sequence.first_scheduled_time = self.now
             sequence.prefix_hit_tokens = sequence.num_computed
@@ -368,8 +303,8 @@ class Scheduler:
         it gave way, too, sequences could evict one another for ever.
         """
         while not self.blocks.grow(sequence, num_tokens):
-            victim = max(filter(self._is_idle, self.running), key=self.rank)
-            if victim is sequence and sequence is not max(self.running, key=self.rank):
+            victim = max(filter(is_idle, self.running), key=self.running.rank)
+            if victim is sequence and sequence is not max(self.running, key=self.running.rank):
                 return False
             self.preempt(victim)
             if victim is sequence:
@@ -379,7 +314,8 @@ class Scheduler:
     def preempt(self, sequence: SequenceState) -> None:
         """Take an idle sequence out: swapped if asked for and possible, else recomputed."""
         copies = self.blocks.swap_out(sequence) if self.preemption == "swap" else None
-        self._leave_running(sequence)
+        self.blocks.free(sequence)
+        self.running.leave(sequence)
         sequence.num_preemptions += 1
         self.num_preemptions += 1
         if copies is not None:
@@ -391,13 +327,7 @@ class Scheduler:
 
     def sort_running(self) -> None:
         """Order running sequences by arrival or urgency, which readmission upsets."""
-        if self._is_sorted:
-            return
-        self.running.sort(key=self.rank)
-        self._idle.sort(key=self.rank)
-        for position, sequence in enumerate(self.running):
-            sequence.position = position
-        self._is_sorted = True
+        self.running.sort_by_rank()
 
     # -- bookkeeping -------------------------------------------------------------------------------
 
@@ -412,33 +342,3 @@ class Scheduler:
         return len(batch) >= self.batch_size or (
             max_prefills is not None and batch.num_prefills >= max_prefills
         )
-
-    @staticmethod
-    def _is_idle(sequence: SequenceState) -> bool:
-        return sequence.is_running and not sequence.in_flight
-
-    def _enter_running(self, sequence: SequenceState) -> None:
-        if self.running and self.rank(sequence) < self.rank(self.running[-1]):
-            self._is_sorted = False
-        self.running.append(sequence)
-        sequence.is_running = True
-        sequence.position = self._num_positions
-        self._num_positions += 1
-
-    def _leave_running(self, sequence: SequenceState) -> None:
-        self.blocks.free(sequence)
-        self.running.remove(sequence)
-        sequence.is_running = False
-
-
-_by_position = attrgetter("position")
-
-
-def _num_tokens(
-    sequence: SequenceState, token_budget: int | None, batch: Batch, size: Size | None = None
-) -> int:
-    """Tokens to take now, never negative before `size`."""
-    left = sequence.num_pending
-    if token_budget is not None:
-        left = max(0, min(left, token_budget - batch.num_tokens))
-    return left if size is None else size(sequence, left)

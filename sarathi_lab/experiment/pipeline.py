@@ -22,13 +22,11 @@ import numpy as np
 import pandas as pd
 
 from sarathi_lab.config.errors import require_int
-from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.compositions import make_batch
 from sarathi_lab.engine.executor import Executor
 from sarathi_lab.engine.ledger import Ledger
-from sarathi_lab.engine.loop import serve_replicas
+from sarathi_lab.engine.loop import serve as serve_requests
 from sarathi_lab.engine.request import Batch, Request
-from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.executor.simulated.analytic import AnalyticCostModel
 from sarathi_lab.executor.simulated.cost_model import CostModel, make_cost_model
 from sarathi_lab.executor.simulated.hardware import Hardware, Parallel
@@ -60,14 +58,16 @@ class System:
     replicas: int = 1
     longest: int = LONGEST
 
-    def scheduler(self) -> Scheduler:
-        """A fresh scheduler with room for all micro-batches at the longest length."""
+    def serve(self, requests: Sequence[Request], executor: Executor) -> Ledger:
+        """Serve `requests` on one replica with room for all micro-batches at the longest length."""
         num_stages = self.parallel.pipeline
-        num_blocks = self.batch_size * num_stages * -(-self.longest // BLOCK_SIZE)
-        return Scheduler(
+        return serve_requests(
+            requests,
             self.policy,
-            BlockManager(num_blocks, BLOCK_SIZE),
+            executor,
             batch_size=self.batch_size,
+            num_blocks=self.batch_size * num_stages * -(-self.longest // BLOCK_SIZE),
+            block_size=BLOCK_SIZE,
             max_model_len=self.longest,
             num_micro_batches=num_stages,
         )
@@ -130,11 +130,14 @@ def serve(
     """
     system = SYSTEMS[name]
     cost = AnalyticCostModel(spec, hardware, hardware.dtype_bytes, system.parallel)
-
-    def executor() -> Executor:
-        return PipelineExecutor(system.parallel.pipeline, stage_times(cost), cost.send_time)
-
-    return serve_replicas(workload(num_requests, seed), system.replicas, system.scheduler, executor)
+    requests = workload(num_requests, seed)
+    return [
+        system.serve(
+            requests[replica :: system.replicas],
+            PipelineExecutor(system.parallel.pipeline, stage_times(cost), cost.send_time),
+        )
+        for replica in range(system.replicas)
+    ]
 
 
 def workload(
@@ -302,15 +305,11 @@ def fig12(
     def stage_times(micro_batch: Batch) -> list[float]:
         return [cost.iteration_time(micro_batch) / stages] * stages
 
-    def executor() -> Executor:
-        return PipelineExecutor(stages, stage_times)
-
     found = []
     for policy in (Sarathi(chunk=chunk), Orca()):
         system = System(policy, batch, Parallel(1, stages), longest=longest)
         requests = workload(num_requests, seed, shortest, longest)
-        (ledger,) = serve_replicas(requests, 1, system.scheduler, executor)
-        table = ledger.requests()
+        table = system.serve(requests, PipelineExecutor(stages, stage_times)).requests()
         found.append((float(np.median(table.bubble_time)), completion_time(table.finish_time)))
     for name, sarathi, orca in zip((BUBBLES, COMPLETION), *found, strict=True):
         yield Point("ratios", name, 0.0, Estimate(orca / sarathi))

@@ -36,7 +36,7 @@ class SplitFuse(Policy):
             and scheduler.running
             and not any(s.in_flight for s in scheduler.running)
         ):
-            scheduler.preempt(max(scheduler.running, key=scheduler.rank))
+            scheduler.preempt(max(scheduler.running, key=scheduler.running.rank))
             self._schedule(batch, scheduler)
 
     def _schedule(self, batch: Batch, scheduler: Scheduler) -> None:

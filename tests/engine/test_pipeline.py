@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.ledger import Ledger
-from sarathi_lab.engine.loop import run_engine, serve_replicas
+from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.engine.request import Batch, Request, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.executor.simulated.hardware import Parallel
@@ -224,18 +224,6 @@ def test_bad_use_is_refused():
         full.submit(decode())
     with pytest.raises(ValueError, match="1 stage times for 2 stages"):
         PipelineExecutor(2, lambda batch: [1.0]).submit(decode())
-
-
-def test_replicas_share_the_requests_evenly():
-    requests = requests_of(*[(4, 2)] * 7)
-    ledgers = serve_replicas(requests, 3, lambda: scheduler_for(Orca()), ScriptedExecutor)
-    assert [ledger.requests().request_id.tolist() for ledger in ledgers] == [
-        [0, 3, 6],
-        [1, 4],
-        [2, 5],
-    ]
-    with pytest.raises(UserError, match="num_replicas=0 is below 1"):
-        serve_replicas(requests, 0, lambda: scheduler_for(Orca()), ScriptedExecutor)
 
 
 def test_parallel_degrees_must_divide_the_model():

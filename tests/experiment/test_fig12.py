@@ -72,6 +72,14 @@ def test_the_same_seed_gives_the_same_requests_and_another_does_not():
         pipeline.workload(0, 0)
 
 
+def test_replicas_share_the_requests_evenly():
+    options = load_option("model", "gpt3-175b"), load_option("hardware", "a100")
+    ledgers = pipeline.serve("tp_8rep", *options, num_requests=20)
+    assert [ledger.requests().request_id.tolist() for ledger in ledgers] == [
+        list(range(replica, 20, 8)) for replica in range(8)
+    ]
+
+
 def test_what_is_found_is_taken_at_the_papers_points(reduced):
     curves = FIGURES["fig12"].paper_points().query("panel != 'ratios'")
     found = pipeline.at_points(reduced, curves)
