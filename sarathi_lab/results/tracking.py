@@ -9,9 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import subprocess
 import sys
-import tempfile
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,6 +22,7 @@ import pandas as pd
 from sarathi_lab.config.errors import UserError, require_number
 from sarathi_lab.config.paths import make_folder
 from sarathi_lab.results.columns import MILLISECONDS, factor
+from sarathi_lab.results.wandb_process import AGENT_VARIABLES, environment, of_agent, send
 
 if TYPE_CHECKING:
     import wandb
@@ -42,7 +41,6 @@ STEP_OF = {
     **dict.fromkeys(("mfu", "mbu", "time_over_roofline"), "tokens"),
 }
 UNSEEN = ["output_token_ids", "token_times"]  # lists, which no table shows
-AGENT_VARIABLES = ("WANDB_SWEEP_ID", "WANDB_RUN_ID", "WANDB_SWEEP_PARAM_PATH")
 _gave_up: set[Hashable] = set()  # what has failed once is not tried again in this process
 
 
@@ -157,7 +155,7 @@ class WandbTracker:
         self._folder.mkdir(
             parents=True, exist_ok=True
         )  # else W&B would go to a temporary folder, where nobody looks
-        agent = _agent(is_baseline=bool(run.config.get("is_baseline")))
+        agent = of_agent(is_baseline=bool(run.config.get("is_baseline")))
         with environment(self._variables()):
             import wandb  # takes half a second, which tracking=none need not wait for
 
@@ -225,34 +223,6 @@ def warning_of(key: Hashable, consequence: str) -> Iterator[bool]:
         print(f"warning: W&B: {reason}; {consequence}", file=sys.stderr)
 
 
-def send(folder: Path, timeout: float) -> None:
-    """Upload the run in `folder` by W&B's own command, which is ended after `timeout` seconds.
-
-    Raises TimeoutError or ConnectionError if the server did not take all of it.
-    """
-    command = [sys.executable, "-m", "wandb", "sync", str(folder)]
-    with tempfile.TemporaryFile("w+") as output:  # a pipe would be waited for after a timeout, too
-        try:
-            subprocess.run(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                timeout=timeout,
-                env={**os.environ, "WANDB_SILENT": "false"},
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            raise TimeoutError(f"the server did not take the run within {timeout:g} s") from None
-        output.seek(0)
-        lines = output.read().splitlines()
-    if not list(folder.glob("*.wandb.synced")):  # the exit code is 0 whatever happened
-        errors = [line.partition("ERROR")[2].strip() for line in lines if "ERROR" in line]
-        raise ConnectionError(
-            f"the server did not take the run ({next(iter(errors), 'no reason given')})"
-        )
-
-
 def require_login(what: str, mend: str) -> None:
     """Raise UserError, saying `what` needs it, without a well-formed key for W&B's server."""
     import wandb
@@ -287,39 +257,7 @@ def fetch_runs(where: str) -> list[Any]:
         ) from None
 
 
-@contextmanager
-def environment(variables: Mapping[str, str | None]) -> Iterator[None]:
-    """Set environment variables, or remove those that are None, for the length of the block."""
-    before = {name: os.environ.get(name) for name in variables}
-    _set(variables)
-    try:
-        yield
-    finally:
-        _set(before)
-
-
-def _set(variables: Mapping[str, str | None]) -> None:
-    for name, value in variables.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
-
-
 # -- in terms of W&B -------------------------------------------------------------------------------
-
-
-def _agent(*, is_baseline: bool) -> dict[str, Any]:
-    """What makes a run that of the `wandb agent` which started this process, or, of a baseline,
-    puts it beside the agent's; nothing if none did.
-    """
-    sweep_id, run_id = os.environ.get("WANDB_SWEEP_ID"), os.environ.get("WANDB_RUN_ID")
-    if not sweep_id or not run_id:
-        return {}
-    found = {"group": sweep_id, "project": os.environ.get("WANDB_PROJECT")}
-    if entity := os.environ.get("WANDB_ENTITY"):
-        found["entity"] = entity
-    return found if is_baseline else {**found, "sweep_id": sweep_id, "run_id": run_id}
 
 
 def _log(opened: wandb.Run, run: TrackedRun) -> None:

@@ -15,7 +15,8 @@ import pandas as pd
 
 from sarathi_lab.config.errors import UserError, exit_code
 from sarathi_lab.experiment.claims import verdicts
-from sarathi_lab.results.tracking import TrackedRun, WandbTracker, environment, require_login
+from sarathi_lab.results.tracking import TrackedRun, WandbTracker, require_login
+from sarathi_lab.results.wandb_process import environment
 
 CLAIMS = "claims"  # the table's name, which its panel looks for
 
