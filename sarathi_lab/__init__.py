@@ -1,3 +1,37 @@
-"""A research lab for chunked prefill: one engine, many schedulers, real and simulated devices."""
+"""A research lab for chunked prefill: one engine, many schedulers, real and simulated devices.
+
+The names below are imported when they are first used, so that a command which needs none is quick.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sarathi_lab.config.instantiate import load_option
+    from sarathi_lab.engine.loop import serve
+    from sarathi_lab.engine.request import Request
+    from sarathi_lab.model.spec import ModelSpec
+    from sarathi_lab.policy.base import Policy
+    from sarathi_lab.results.load import load_runs
 
 __version__ = "0.1.0"
+__all__ = ["ModelSpec", "Policy", "Request", "load_option", "load_runs", "serve"]
+
+_HOMES = {
+    "ModelSpec": "model.spec",
+    "Policy": "policy.base",
+    "Request": "engine.request",
+    "load_option": "config.instantiate",
+    "load_runs": "results.load",
+    "serve": "engine.loop",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

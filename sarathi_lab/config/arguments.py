@@ -86,9 +86,14 @@ def _unknown(option: str) -> UserError:
     )
 
 
+def is_searchpath(setting: str) -> bool:
+    """Whether it says where more options are."""
+    return setting.lstrip("+").startswith("hydra.searchpath=")
+
+
 def searchpath(settings: Sequence[str]) -> list[str]:
     """The folders that `hydra.searchpath` adds to conf/."""
-    own = [setting for setting in settings if setting.lstrip("+").startswith("hydra.searchpath=")]
+    own = [setting for setting in settings if is_searchpath(setting)]
     value = OverridesParser.create().parse_override(own[-1]).value() if own else []
     return list(value) if isinstance(value, list) else [str(value)]
 
@@ -100,7 +105,7 @@ def _with_folder(settings: list[str], folder: str) -> list[str]:
     if not Path(folder).is_dir():
         raise UserError(f"--config-dir {folder} is not a folder; name one that has policy/ or such")
     folders = [*searchpath(settings), f"file://{Path(folder).absolute()}"]
-    others = [one for one in settings if not one.lstrip("+").startswith("hydra.searchpath=")]
+    others = [setting for setting in settings if not is_searchpath(setting)]
     return [f"hydra.searchpath=[{','.join(map(quoted, folders))}]", *others]
 
 

@@ -78,7 +78,8 @@ def read_command_line(args: Sequence[str]) -> CommandLine:
     except HYDRA_ERRORS as error:  # a ValueError: an option that is no name
         raise explain(error, arguments.settings, loader) from None
     check_single(arguments.settings)
-    job = _checked(_resolvable(arguments.settings, master, loader), (), loader)
+    job = _resolvable(arguments.settings, master, loader)
+    check_job(job.cfg, job.settings, (), loader)
     folder = Path(str(master.hydra.run.dir))
     return CommandLine(loader, master, [job], folder, False, tuple(arguments.of_run))
 
@@ -117,10 +118,12 @@ def _sweep(
     read = {
         name for name in READ_BY if name not in varied and any(reads(job.cfg, name) for job in jobs)
     }
+    for job in jobs:
+        check_job(job.cfg, job.settings, read, loader)
     return CommandLine(
         loader,
         master,
-        jobs=[_checked(job, read, loader) for job in jobs],
+        jobs=jobs,
         results_dir=Path(str(master.hydra.sweep.dir)),
         is_sweep=True,
         arguments=tuple(arguments.of_run),
@@ -174,10 +177,4 @@ def _resolvable(settings: Sequence[str], composed: DictConfig, loader: ConfigLoa
         resolved(job.cfg)  # a broken ${...} shows here
     except HYDRA_ERRORS as error:
         raise explain(error, settings, loader) from None
-    return job
-
-
-def _checked(job: Job, read_by_others: set[str] | tuple[()], loader: ConfigLoader) -> Job:
-    """`job` itself, if its settings make sense."""
-    check_job(job.cfg, job.settings, read_by_others, loader)
     return job

@@ -12,6 +12,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from sarathi_lab.config.arguments import is_searchpath
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import class_of, parameters_of
 
@@ -64,7 +65,7 @@ def _missing_plugin(kind: str, name: str) -> str:
 
 def options(group: str, settings: Sequence[str], loader: ConfigLoader) -> list[str]:
     """The options of a group, those of the folders that `settings` add included."""
-    folders = [one for one in settings if one.lstrip("+").startswith("hydra.searchpath=")]
+    folders = [setting for setting in settings if is_searchpath(setting)]
     return loader.get_group_options(group, config_name="config", overrides=folders)
 
 

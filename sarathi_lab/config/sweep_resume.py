@@ -58,13 +58,19 @@ def _is_hydras(override: str) -> bool:
 
 
 def _read(folder: Path) -> SweepRecord:
+    if record := _find(folder.absolute()):
+        return record
+    raise UserError(
+        f"resume={folder} is not the folder of a sweep: it has no readable {RECORD}; "
+        "name one such as outputs/DATE/TIME, or use resume=true"
+    )
+
+
+def _find(folder: Path) -> SweepRecord | None:
     try:
-        return SweepRecord.read(folder.absolute())
-    except (OSError, ValueError, TypeError):
-        raise UserError(
-            f"resume={folder} is not the folder of a sweep: it has no readable {RECORD}; "
-            "name one such as outputs/DATE/TIME, or use resume=true"
-        ) from None
+        return SweepRecord.read(folder)
+    except (OSError, ValueError, TypeError):  # another program's, or none
+        return None
 
 
 def fingerprint(command_line: CommandLine) -> str:
@@ -92,31 +98,20 @@ def find_sweep(resume: str, command_line: CommandLine) -> SweepRecord:
         return _named(resume, command_line)
     output = Path(str(command_line.jobs[0].cfg.output))
     mark = fingerprint(command_line)
-    same = [
-        record
-        for record in _records(output, command_line.results_dir)
-        if record.fingerprint == mark
-    ]
+    paths = {path.absolute() for path in [*output.rglob(RECORD), command_line.results_dir / RECORD]}
+    records = [record for path in paths if (record := _find(path.parent))]
+    same = sorted(
+        (record for record in records if record.fingerprint == mark),
+        key=lambda record: record.started_at,
+    )
     unfinished = [record for record in same if not record.is_complete()]
     if unfinished:
-        return max(unfinished, key=lambda record: record.started_at)
-    found = (
-        f": {max(same, key=lambda record: record.started_at).folder} is complete" if same else ""
-    )
+        return unfinished[-1]
+    found = f": {same[-1].folder} is complete" if same else ""
     raise UserError(
         f"resume=true finds no unfinished sweep of this command below {output}{found}; drop it "
         "to start one"
     )
-
-
-def _records(output: Path, results_dir: Path) -> list[SweepRecord]:
-    records = []
-    for path in {found.absolute() for found in [*output.rglob(RECORD), results_dir / RECORD]}:
-        try:
-            records.append(SweepRecord.read(path.parent))
-        except (OSError, ValueError, TypeError):  # another program's, or none
-            continue
-    return records
 
 
 def _named(resume: str, command_line: CommandLine) -> SweepRecord:

@@ -4,7 +4,6 @@ nothing run.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,12 +24,10 @@ from sarathi_lab.policy import Policy, with_budget
 from sarathi_lab.results.saturation import SaturationLimits
 from sarathi_lab.results.slo import Targets
 from sarathi_lab.results.window import Window
+from sarathi_lab.tasks.sizes import longest_len, named_max_model_len, read_cache
 from sarathi_lab.workload import LoadedRequests
 from sarathi_lab.workload.traces import Trace
 
-# Room that a policy's default watermark (1 %) keeps free must not cost a sequence of the default
-# cache.
-CACHE_HEADROOM = 0.01
 AUTO = "auto"  # for a chunk: the one that the device's cost model predicts to be best
 
 
@@ -158,19 +155,12 @@ def _parts(cfg: DictConfig) -> Plan:
     backend = build(cfg.executor)
     spec, checkpoint = resolve_model(cfg, backend)
     load = _load(cfg, backend, spec, checkpoint)
-    max_model_len = _max_model_len(cfg, load, spec, checkpoint)
-    block_size = require_int(
-        "cache.block_size", cfg.cache.block_size, 1, "use a number of tokens such as 16"
-    )
-    fills_memory = cfg.cache.num_blocks == AUTO
-    num_blocks = (
-        backend.kv_blocks(spec, block_size)
-        if fills_memory
-        else _num_blocks(cfg, batch_size * backend.num_stages, max_model_len, block_size)
-    )
-    num_host_blocks = _num_host_blocks(cfg, num_blocks)
+    max_model_len = longest_len(cfg, load, spec, checkpoint)
+    cache = read_cache(cfg, backend, spec, batch_size * backend.num_stages, max_model_len)
     # Before a cache of that many blocks is made.
-    backend.check(spec, num_blocks * block_size, num_host_blocks * block_size)
+    backend.check(
+        spec, cache.num_blocks * cache.block_size, cache.num_host_blocks * cache.block_size
+    )
     plan = Plan(
         config=resolved(cfg),
         policy=policy,
@@ -180,17 +170,9 @@ def _parts(cfg: DictConfig) -> Plan:
         load=load,
         batch_size=batch_size,
         max_model_len=max_model_len,
-        block_size=block_size,
-        num_blocks=num_blocks,
-        fills_memory=fills_memory,
         queue_order=cfg.queue_order,
         preemption=cfg.preemption,
-        num_host_blocks=num_host_blocks,
-        shares_prefixes=require_bool(
-            "cache.prefix",
-            cfg.cache.prefix,
-            "use true to share the cache of equal prefixes, else false",
-        ),
+        **cache._asdict(),
         window=build(cfg.window),
         saturation_limits=build(cfg.stop_when_saturated),
         writes_trace=require_bool("trace", cfg.trace, "use true to write trace.json, else false"),
@@ -297,53 +279,7 @@ def _load(
 ) -> LoadedRequests:
     workload = build(cfg.workload)
     if isinstance(workload, Trace):
-        workload = workload.within(_named_max_model_len(cfg) or spec.max_position)
+        workload = workload.within(named_max_model_len(cfg) or spec.max_position)
     return workload.generate(
         spec.vocab_size if backend.computes_tokens else None, text_encoder(checkpoint)
     )
-
-
-def _max_model_len(
-    cfg: DictConfig, load: LoadedRequests, spec: ModelSpec, checkpoint: Path | None
-) -> int:
-    longest = max(request.total_len for request in load.requests)
-    if checkpoint is not None and longest > spec.max_position:
-        raise UserError(
-            f"the longest request has {longest} tokens, but {spec.name} was made for "
-            f"{spec.max_position}; shorten it"
-        )
-    return _named_max_model_len(cfg) or longest
-
-
-def _named_max_model_len(cfg: DictConfig) -> int | None:
-    if cfg.max_model_len is None:
-        return None
-    return require_int(
-        "max_model_len", cfg.max_model_len, 2, "use null for the longest request of the workload"
-    )
-
-
-def _num_host_blocks(cfg: DictConfig, num_blocks: int) -> int:
-    named = cfg.cache.num_host_blocks
-    if cfg.preemption != "swap":
-        if named is not None:
-            raise UserError(
-                f"cache.num_host_blocks={named} has no effect without preemption=swap; add it"
-            )
-        return 0
-    return (
-        num_blocks
-        if named is None
-        else require_int("cache.num_host_blocks", named, 0, "use null for num_blocks")
-    )
-
-
-def _num_blocks(cfg: DictConfig, num_sequences: int, max_model_len: int, block_size: int) -> int:
-    if cfg.cache.num_blocks is not None:
-        return require_int(
-            "cache.num_blocks",
-            cfg.cache.num_blocks,
-            1,
-            "use null for a cache that holds all batches in flight, or auto for all memory",
-        )
-    return math.ceil(num_sequences * math.ceil(max_model_len / block_size) / (1 - CACHE_HEADROOM))

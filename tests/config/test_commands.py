@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import sarathi_lab
 from sarathi_lab.__main__ import COMMANDS, main
 
 SLOW = ("torch", "pandas", "seaborn", "matplotlib", "wandb", "scipy", "transformers", "optuna")
@@ -47,6 +48,32 @@ def test_help_and_typos_import_nothing_slow(args, code, words):
     assert done.returncode == code, done.stderr
     assert words in done.stdout + done.stderr
     assert done.stdout.splitlines()[-1] == "slow: []"
+
+
+def test_the_public_names_are_imported_when_they_are_used():
+    script = (
+        "import sys, sarathi_lab\n"
+        "loaded = [name for name in sys.modules if name.startswith('sarathi_lab.')]\n"
+        "sarathi_lab.load_option('model', '13b').weight_bytes(2)\n"
+        f"print(loaded, [name for name in {SLOW} if name in sys.modules])\n"
+    )
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["[]", "[]"]
+
+
+def test_the_public_names_are_those_of_their_modules():
+    assert {name: getattr(sarathi_lab, name).__module__ for name in sarathi_lab.__all__} == {
+        "ModelSpec": "sarathi_lab.model.spec",
+        "Policy": "sarathi_lab.policy.base",
+        "Request": "sarathi_lab.engine.request",
+        "load_option": "sarathi_lab.config.instantiate",
+        "load_runs": "sarathi_lab.results.load",
+        "serve": "sarathi_lab.engine.loop",
+    }
+    assert set(sarathi_lab.__all__) < set(dir(sarathi_lab))
+    with pytest.raises(AttributeError, match="module 'sarathi_lab' has no attribute 'load_run'"):
+        sarathi_lab.load_run  # noqa: B018
 
 
 def test_bash_completes_commands_and_settings(tmp_path, capsys):

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
 import signal
 import subprocess
@@ -18,6 +17,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import yaml
+from commands import running
 from hydra.core.config_loader import ConfigLoader
 
 from sarathi_lab.config import command_line
@@ -276,15 +276,12 @@ def test_a_failing_job_leaves_the_others_and_the_exit_says_so(tmp_path, capsys):
 
 def test_ctrl_c_keeps_finished_runs_and_exits_130(tmp_path):
     """The first job takes a moment, the second much longer than the signal."""
-    command = [sys.executable, "-m", "sarathi_lab.run", "workload.num_requests=6,20000", "-m"]
-    command += ["executor=simulated", "batch=4", "baselines=[]", f"output={tmp_path}"]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ)
-    )
-    while not list(tmp_path.rglob("1/.hydra/overrides.yaml")) and process.poll() is None:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate()
+    args = ["workload.num_requests=6,20000", "-m", "executor=simulated", "batch=4", "baselines=[]"]
+    with running(*args, f"output={tmp_path}") as process:
+        while not list(tmp_path.rglob("1/.hydra/overrides.yaml")) and process.poll() is None:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate()
     assert process.returncode == 130, err
     assert "interrupted" in err
     assert "Traceback" not in err

@@ -12,9 +12,11 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
+from commands import running
 
 from sarathi_lab.config.sweep_progress import duration
 from sarathi_lab.run import main
@@ -29,12 +31,9 @@ def output(tmp_path):
     return tmp_path / "o"
 
 
-def start(args: list[str], output: Path, **kwargs) -> subprocess.Popen[str]:
+def start(args: list[str], output: Path) -> AbstractContextManager[subprocess.Popen[str]]:
     # Cores are claimed in the folder for temporary files: one of its own leaves them all to it.
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(output.parent)}
-    command = [sys.executable, "-m", "sarathi_lab.run", *args, f"output={output}"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(command, env=env, start_new_session=True, **pipes, **kwargs)
+    return running(*args, f"output={output}", TMPDIR=str(output.parent))
 
 
 def wait_for(path: Path, text: str, process: subprocess.Popen[str]) -> None:
@@ -109,13 +108,13 @@ def test_runs_that_stop_for_a_reason_of_the_users_exit_with_2(output, capfd):
 def test_ctrl_c_says_the_command_that_continues(output, capfd):
     (output / "wait-128").touch()
     args = [*SCRIPTED, "chunk=64,128"]
-    process = start(args, output)
-    wait_for(output / "calls", "128", process)
-    sweep = sweep_of(output)
-    assert main([f"resume={sweep}"]) == 2
-    assert capfd.readouterr().err.startswith(f"error: resume={sweep} is still running")
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate()
+    with start(args, output) as process:
+        wait_for(output / "calls", "128", process)
+        sweep = sweep_of(output)
+        assert main([f"resume={sweep}"]) == 2
+        assert capfd.readouterr().err.startswith(f"error: resume={sweep} is still running")
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate()
     assert process.returncode == 130
     assert (
         err == f"interrupted: finished runs are kept; python -m sarathi_lab.run resume={sweep} "
@@ -228,8 +227,8 @@ def test_processes_have_cores_of_their_own_and_a_killed_one_is_recorded(output):
         "hydra.launcher.n_jobs=2",
         "chunk=64,128,256,512,1024",
     ]
-    process = start(args, output)
-    out, err = process.communicate()
+    with start(args, output) as process:
+        out, err = process.communicate()
     sweep = sweep_of(output)
     assert process.returncode == 2, err
     assert (
@@ -251,13 +250,12 @@ def test_processes_have_cores_of_their_own_and_a_killed_one_is_recorded(output):
 
 def test_ctrl_c_ends_the_processes_too(output):
     (output / "wait-128").touch()
-    process = start(
-        [*SCRIPTED, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "chunk=64,128"], output
-    )
-    wait_for(output / "calls", "128", process)
-    wait_for(sweep_of(output) / "0" / "finished.json", "seconds", process)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-    _, err = process.communicate()
+    args = [*SCRIPTED, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "chunk=64,128"]
+    with start(args, output) as process:
+        wait_for(output / "calls", "128", process)
+        wait_for(sweep_of(output) / "0" / "finished.json", "seconds", process)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        _, err = process.communicate()
     assert process.returncode == 130
     assert err.splitlines()[-1].startswith(
         "interrupted: finished runs are kept; python -m sarathi_lab.run resume="
@@ -271,8 +269,8 @@ def test_ctrl_c_ends_the_processes_too(output):
 
 
 def test_jobs_beside_each_other_run_each_baseline_once(output):
-    process = start([*SIMULATED, "hydra/launcher=submitit_local", "chunk=128,256"], output)
-    out, err = process.communicate()
+    with start([*SIMULATED, "hydra/launcher=submitit_local", "chunk=128,256"], output) as process:
+        out, err = process.communicate()
     assert process.returncode == 0, err
     sweep = sweep_of(output)
     assert "All 4 runs of this sweep" in out

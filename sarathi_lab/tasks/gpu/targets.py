@@ -124,13 +124,14 @@ class Targets(Part):
 
     home: ClassVar[str] = "gpu/gpu_targets"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self, cfg: DictConfig) -> None:
+        """Refuse to judge nothing."""
         if self.record is None:
             raise UserError(
                 "task.record=null: task=targets judges what is recorded; name the folder, such "
                 "as task.record=experiments"
             )
+        super().check(cfg)
 
     def measure(self, cfg: DictConfig, context: RunContext, work: Work) -> None:
         """Judge, and say it line by line."""

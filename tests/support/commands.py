@@ -1,0 +1,36 @@
+"""The command in a process of its own, which never outlives its test."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+_LIBC = ctypes.CDLL(None)
+_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
+
+
+@contextlib.contextmanager
+def running(*args: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    """`python -m sarathi_lab.run` with `args`, in a process group that is killed in the end; the
+    process itself also when the tests are.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-m", "sarathi_lab.run", *args],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment},
+        start_new_session=True,
+        preexec_fn=lambda: _LIBC.prctl(_DIE_WITH_PARENT, signal.SIGKILL),
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
