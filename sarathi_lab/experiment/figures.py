@@ -76,7 +76,8 @@ def serving_points(name: str) -> pd.DataFrame:
         raise UserError(f"{name} is no experiment of serving; use one of {', '.join(SERVING)}")
     table = load.load(name)
     device = table.device + ", " + table.model.astype(str)
-    points = table.assign(device=device, source="recorded")
+    # Reading leaves columns out that are empty everywhere, as where no objective is.
+    points = table.assign(device=device, source="recorded", slo=table.get("slo", ""))
     papers = EXPERIMENTS / load.group_of(name) / name / "paper.csv"
     if not papers.is_file():
         return points
