@@ -142,6 +142,9 @@ COLUMNS = [
 ]
 
 
+OWN = ("id", "claim", "source", "unit", "experiment")  # columns that are the claim's
+
+
 def verdicts(root: Path = EXPERIMENTS, claims: Sequence[Claim] | None = None) -> pd.DataFrame:
     """A row per claim and device: `COLUMNS`.
 
@@ -167,25 +170,10 @@ def _rows(
         value, low, high, reason = _value(claim, rows)
         if reason is not None and device not in measured and device != "none":
             continue  # a GPU of another model
-        yield {
-            "id": claim.id,
-            "claim": claim.claim,
-            "source": claim.source,
-            "device": device,
-            "expected": expected_in_words(claim),
-            "measured": value,
-            "low": low,
-            "high": high,
-            "verdict": claim.judge(value, low, high),
-            "unit": claim.unit,
-            "note": reason or claim.caveat,
-            "experiment": claim.experiment,
-        }
-
-
-def expected_in_words(claim: Claim) -> str:
-    """Such as "at least 1.33"."""
-    return f"{claim.direction} {claim.expected:g}"
+        found = {"measured": value, "low": low, "high": high, "note": reason or claim.caveat}
+        words = {"device": device, "expected": f"{claim.direction} {claim.expected:g}"}
+        own_words = {name: getattr(claim, name) for name in OWN}
+        yield {**own_words, **words, **found, "verdict": claim.judge(value, low, high)}
 
 
 def _value(claim: Claim, rows: pd.DataFrame | None) -> tuple[float, float, float, str | None]:

@@ -8,7 +8,7 @@ import pandas as pd
 
 from sarathi_lab.config.errors import UserError, require_one_of
 from sarathi_lab.config.paths import EXPERIMENTS
-from sarathi_lab.experiment import iterations, pipeline, reread, serving, throughput
+from sarathi_lab.experiment import decodes, iterations, pipeline, reread, serving, throughput
 from sarathi_lab.experiment.registry import FIGURES, KEYS, Figure
 from sarathi_lab.results import load
 
@@ -17,7 +17,7 @@ __all__ = ["FIGURES", "PAPERS", "Figure", "paper", "points_of", "require", "serv
 COLUMNS = ["figure", *KEYS, "y", "unit", "source", "device", "uncertainty"]
 # What was simulated, in columns of its own; empty for the paper's points and a device's.
 LABELS = ["hardware", "level", "model", "method"]
-_ = (iterations, pipeline, reread, serving, throughput)
+_ = (decodes, iterations, pipeline, reread, serving, throughput)
 PAPERS = tuple(sorted(name for name, figure in FIGURES.items() if figure.has_paper))
 SERVING = tuple(name for name, figure in FIGURES.items() if figure.kind == "rounds")
 SIMULATED = EXPERIMENTS / "sarathi" / "paper" / "results" / "simulated.csv"
@@ -76,7 +76,8 @@ def serving_points(name: str) -> pd.DataFrame:
         raise UserError(f"{name} is no experiment of serving; use one of {', '.join(SERVING)}")
     table = load.load(name)
     device = table.device + ", " + table.model.astype(str)
-    points = table.assign(device=device, source="recorded")
+    # Reading leaves columns out that are empty everywhere, as where no objective is.
+    points = table.assign(device=device, source="recorded", slo=table.get("slo", ""))
     papers = EXPERIMENTS / load.group_of(name) / name / "paper.csv"
     if not papers.is_file():
         return points

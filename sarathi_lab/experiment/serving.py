@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -58,7 +59,7 @@ class ServingBench:
     _saturation: dict[str, float] = field(default_factory=dict)
     _slos: dict[str, Slo] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def datasets(self) -> dict[str, Lognormal]:
         """The data sets by name."""
         return datasets(self.sizes)
@@ -142,13 +143,17 @@ class ServingBench:
 
 def datasets(sizes: Mapping[str, Any]) -> dict[str, Lognormal]:
     """The data sets of some sizes: options of the group workload, or settings of a `Lognormal`."""
-    return {name: _dataset(stated) for name, stated in sizes["datasets"].items()}
+    return {
+        name: _option(stated)
+        if isinstance(stated, str)
+        else Lognormal(num_requests=1, seed=0, **stated)
+        for name, stated in sizes["datasets"].items()
+    }
 
 
-def _dataset(stated: str | Mapping[str, Any]) -> Lognormal:
-    if not isinstance(stated, str):
-        return Lognormal(num_requests=1, seed=0, **stated)
-    return load_option("workload", stated)
+@cache  # composing one takes a tenth of a second, and every point of a round asks
+def _option(name: str) -> Lognormal:
+    return load_option("workload", name)
 
 
 def longest(sizes: Mapping[str, Any]) -> int:

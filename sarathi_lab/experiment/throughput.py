@@ -9,7 +9,8 @@ import pandas as pd
 
 from sarathi_lab.engine.compositions import chunks_of
 from sarathi_lab.experiment.clock import EVERYTHING, THROUGHPUT, Clock, Point, best_pd_ratio
-from sarathi_lab.experiment.iterations import A6000, Ints, speedup
+from sarathi_lab.experiment.decodes import speedup
+from sarathi_lab.experiment.iterations import A6000, Ints
 from sarathi_lab.experiment.registry import Aim, ErrorRow, Platform, Unit, figure
 from sarathi_lab.experiment.scenario import Scenario
 from sarathi_lab.experiment.steady_state import lengths as whole_lengths

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from rich.table import Table
 
 from sarathi_lab.config.console import console, print_place
 from sarathi_lab.config.errors import UserError, exit_code, require_number
@@ -23,6 +22,7 @@ from sarathi_lab.config.paths import OUTPUTS, make_folder
 from sarathi_lab.experiment.claims import in_words, load_claims, verdicts
 from sarathi_lab.experiment.figures import FIGURES
 from sarathi_lab.results.load import SIMULATED
+from sarathi_lab.results.result import Shown, show
 
 README = RECORDS / "README.md"
 BEGIN, END = "<!-- claims: python -m sarathi_lab claims --readme -->", "<!-- end of claims -->"
@@ -32,32 +32,24 @@ STYLES = {"holds": "green", "partly": "yellow", "fails": "red", "not measured": 
 
 def print_verdicts(table: pd.DataFrame) -> None:
     """One block a device: each claim with what was expected, what was measured, and the verdict."""
+    unbroken = ("expected", "measured", "verdict")
     for device, rows in table.groupby("device", sort=False):
-        shown = Table(box=None, padding=(0, 1))
-        for heading in ("claim", "expected", "measured", "verdict", "note"):
-            shown.add_column(heading, no_wrap=heading in ("expected", "measured", "verdict"))
-        for row in rows.to_dict("records"):
-            verdict = f"[{STYLES[row['verdict']]}]{row['verdict']}[/]"
-            shown.add_row(
-                row["claim"],
-                row["expected"],
-                in_words(row),
-                verdict,
-                row["note"],
-                style=None,
-            )
-        out = console()
-        out.print(f"\nOn {device}, in brackets the 95 % interval{_of(str(device))}", style="bold")
-        out.print(shown, markup=True)
-        out.print(
-            ", ".join(
-                f"{count} {verdict}" for verdict, count in rows.verdict.value_counts().items()
-            )
-        )
-
-
-def _of(device: str) -> str:
-    return " by the cost model's own error" if device.startswith(SIMULATED) else ""
+        shown = [
+            {
+                "claim": row["claim"],
+                "expected": row["expected"],
+                "measured": in_words(row),
+                "verdict": f"[{STYLES[row['verdict']]}]{row['verdict']}[/]",
+                "note": row["note"],
+            }
+            for row in rows.to_dict("records")
+        ]
+        of = " by the cost model's own error" if str(device).startswith(SIMULATED) else ""
+        title = f"On {device}, in brackets the 95 % interval{of}"
+        left = tuple(shown[0])
+        counts = rows.verdict.value_counts().items()
+        said = ", ".join(f"{count} {verdict}" for verdict, count in counts)
+        show([Shown(shown, left=left, unbroken=unbroken, title=title, markup=True), said])
 
 
 def readme_table(table: pd.DataFrame) -> str:

@@ -108,7 +108,7 @@ def _run(options: argparse.Namespace) -> int:
 def _pictures(name: str) -> Iterator[tuple[str, Picture]]:
     """The pictures of a figure or experiment, each with its file's name."""
     if name == POLICIES:
-        for device, runs in load.load(POLICIES).groupby("device"):
+        for device, runs in load.load(POLICIES).copy().groupby("device"):
             yield f"{POLICIES}-{device}", policies(runs)
     else:
         yield name, draw(name)

@@ -10,7 +10,7 @@ import pytest
 
 from sarathi_lab.experiment.claims import COLUMNS as CLAIM_COLUMNS
 from sarathi_lab.experiment.claims import load_claims, verdict
-from sarathi_lab.experiment.figures import COLUMNS, FIGURES, PAPERS, points_of
+from sarathi_lab.experiment.figures import COLUMNS, FIGURES, PAPERS, SERVING, points_of
 from sarathi_lab.experiment.registry import KEYS
 from sarathi_lab.experiment.simulate import jobs_of, predict
 from sarathi_lab.results import load
@@ -36,6 +36,13 @@ def test_it_writes_png_and_pdf_and_the_verdicts(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "up to 10 times cheaper than alone (at least 10): simulated-a6000-profiled 9.26" in said
     assert "(holds)" in said
+
+
+@pytest.mark.parametrize("name", SERVING)
+def test_what_is_recorded_of_serving_is_drawn_for_every_device(name):
+    titles = [ax.get_title() for ax in figures.draw(name).axes if ax.has_data()]
+    devices = {title.partition(",")[0] for title in titles}
+    assert devices == set(load.load(name).device)
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,8 @@ from sarathi_lab.executor.torch.backend import Sizes, TorchBackend
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.experiment.clock import CostClock
 from sarathi_lab.experiment.figures import FIGURES
-from sarathi_lab.experiment.measured_clock import (
-    DeviceClock,
-    MeasuredCostModel,
-    composition,
-    describe,
-)
+from sarathi_lab.experiment.measured_clock import DeviceClock
+from sarathi_lab.experiment.measured_cost import MeasuredCostModel, composition, describe
 from sarathi_lab.experiment.scenario import Scenario, serve
 from sarathi_lab.results.intervals import coarse_to_fine, spread, summary
 from sarathi_lab.results.metrics import device_idle_fraction

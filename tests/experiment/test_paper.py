@@ -27,10 +27,15 @@ EVERY = 7
 
 
 @pytest.fixture(scope="module")
-def points() -> pd.DataFrame:
-    """All figures, every 7th point of the long curves."""
-    predicted = [predict(job, EVERY) for name in PAPERS for job in jobs_of(name)]
-    return pd.concat([*map(paper, PAPERS), *predicted], ignore_index=True)
+def points(made_once) -> pd.DataFrame:
+    """All figures, every 7th point of the long curves; computed by one of all workers."""
+
+    def make():
+        predicted = [predict(job, EVERY) for name in PAPERS for job in jobs_of(name)]
+        table = pd.concat([*map(paper, PAPERS), *predicted], ignore_index=True)
+        return table.to_dict("split", index=False)
+
+    return pd.DataFrame(**made_once("paper-points", make))
 
 
 def test_every_point_of_the_paper_has_a_prediction(points):
