@@ -13,13 +13,13 @@ from collections.abc import Mapping
 import pytest
 
 from sarathi_lab.config.paths import REPOSITORY
+from sarathi_lab.experiment.figures import PAPERS, SERVING
 from sarathi_lab.run import main
-from sarathi_lab.tasks.figures import FIGURES, SERVING
 
 NOTEBOOKS = REPOSITORY / "notebooks"
 LARGEST = 3_000_000  # bytes
 PICTURES = {
-    "figures": len(FIGURES) + len(SERVING) + 2,
+    "figures": len(PAPERS) + len(SERVING) + 2,
     "walkthrough": 10,
     "compare_runs": 4,
 }  # fewest; policies on two devices
