@@ -20,8 +20,7 @@ import httpx2
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.request import Request
-from sarathi_lab.tasks.endpoint.load import Answer
-from sarathi_lab.tasks.endpoint.protocol import AnswerError, Dialect, message_of, read_event
+from sarathi_lab.tasks.endpoint.protocol import Answer, AnswerError, Dialect, message_of, read_event
 
 BUSY = (429, 503)  # statuses that ask to come again later
 FORBIDDEN = (401, 403)

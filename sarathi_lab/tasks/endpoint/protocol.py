@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,42 @@ COMMON_WORDS = (
     "many state city year part number book day house"
 )
 WORDS = tuple(COMMON_WORDS.split())
+
+
+@dataclass
+class Answer:
+    """What became of one request; times in seconds since the start, one per streamed piece.
+
+    `error` is the reason of a failure, empty for an answer that came to its end.
+    """
+
+    request: Request
+    sent_time: float | None = None
+    end_time: float | None = None
+    piece_times: list[float] = field(default_factory=list)
+    pieces: list[str] = field(default_factory=list)
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    is_complete: bool = False
+    num_retries: int = 0
+    status: int | None = None
+    error: str = ""
+
+    @property
+    def prompt_len(self) -> int:
+        """Tokens as the server counted them, else as the workload has them."""
+        return self.request.prompt_len if self.prompt_tokens is None else self.prompt_tokens
+
+    @property
+    def output_len(self) -> int:
+        """Tokens as the server counted them, else streamed pieces."""
+        return len(self.pieces) if self.completion_tokens is None else self.completion_tokens
+
+    @property
+    def finish_time(self) -> float:
+        """Seconds of the last token, or of the failure."""
+        assert self.end_time is not None, "the answer has come to its end"
+        return self.end_time if self.error else self.piece_times[-1]
 
 
 class AnswerError(Exception):

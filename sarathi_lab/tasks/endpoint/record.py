@@ -14,7 +14,8 @@ import pandas as pd
 
 from sarathi_lab.engine.ledger import REQUEST_COLUMNS
 from sarathi_lab.results.metrics import latency, throughput
-from sarathi_lab.tasks.endpoint.load import Answer, is_closed
+from sarathi_lab.tasks.endpoint.load import is_closed
+from sarathi_lab.tasks.endpoint.protocol import Answer
 
 OWN_COLUMNS = ("sent_time", "wanted_output_len", "num_retries", "output_text")
 FAILURE_COLUMNS = (

@@ -21,8 +21,16 @@ from sarathi_lab.results.report import summary_table
 from sarathi_lab.results.result import Result, Stopped, show, write_stopped
 from sarathi_lab.tasks.endpoint import load as generator
 from sarathi_lab.tasks.endpoint import record
-from sarathi_lab.tasks.endpoint.load import Answer, is_closed
-from sarathi_lab.tasks.endpoint.protocol import APIS, PROMPTS, Dialect, Texts, dialects, words
+from sarathi_lab.tasks.endpoint.load import is_closed
+from sarathi_lab.tasks.endpoint.protocol import (
+    APIS,
+    PROMPTS,
+    Answer,
+    Dialect,
+    Texts,
+    dialects,
+    words,
+)
 from sarathi_lab.workload import LoadedRequests
 
 if TYPE_CHECKING:
