@@ -225,7 +225,6 @@ def test_auto_is_chosen_anew_for_every_job_of_a_sweep(tmp_path, capsys):
 
 def test_auto_is_predicted_once_a_run(tmp_path, monkeypatch):
     calls = []
-    monkeypatch.setattr(plan, "_ADVICE", {}, raising=False)
     monkeypatch.setattr(
         plan, "advise", lambda *args, **kwargs: calls.append(args) or advise(*args, **kwargs)
     )
