@@ -37,7 +37,8 @@ def main(args: Sequence[str] | None = None) -> int:
     if command == "completion":
         return print_completion(rest)
     if command in COMMANDS:
-        return import_module(COMMANDS[command][0]).main(rest)
+        handed = [import_module(COMMANDS["run"][0]).main] if command == "claims" else []
+        return import_module(COMMANDS[command][0]).main(rest, *handed)
     print("usage: python -m sarathi_lab COMMAND [--help] ...\n")
     for name, (_, purpose) in COMMANDS.items():
         print(f"  {name:<11}{purpose}")

@@ -4,12 +4,19 @@ instead.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import MISSING, field, fields, is_dataclass
 from functools import partial
 from typing import Any
 
-from sarathi_lab.config.errors import UserError, require_bool, require_int, require_number
+from sarathi_lab.config.errors import (
+    UserError,
+    require_bool,
+    require_int,
+    require_list,
+    require_number,
+    require_one_of,
+)
 
 Check = Callable[[str, Any], object]
 
@@ -51,6 +58,18 @@ def share(default: float, *, fix: str) -> Any:
 def flag(default: bool) -> Any:
     """True or false."""
     return _field(default, require_bool)
+
+
+def one_of(default: Any = MISSING, *, valid: Iterable[str]) -> Any:
+    """One of a few names."""
+    return _field(default, partial(require_one_of, valid=valid))
+
+
+def listed(default: Any = MISSING, *, each: Check, complaint: str, twice: str | None = None) -> Any:
+    """A list that is not empty, each value of which passes; or None if that is the default. What
+    names a value `twice` is refused with these words.
+    """
+    return _field(default, partial(require_list, complaint=complaint, each=each, twice=twice))
 
 
 def check_fields(settings: Any, prefix: str = "") -> None:

@@ -5,7 +5,8 @@ with 2.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 
 class UserError(Exception):
@@ -52,6 +53,22 @@ def require_one_of(name: str, value: object, valid: Iterable[str]) -> None:
     """Raise `UserError` unless `value` is one of `valid`."""
     if value not in (options := tuple(valid)):
         raise UserError(f"{name}={value} is unknown; use one of {', '.join(options)}")
+
+
+def require_list(
+    name: str,
+    values: Any,
+    complaint: str,
+    each: Callable[[str, Any], object],
+    twice: str | None = None,
+) -> None:
+    """Raise `UserError` unless `values` is a list that is not empty, each value of which passes."""
+    if not isinstance(values, Sequence) or isinstance(values, str) or not values:
+        raise UserError(f"{name}={values} {complaint}")
+    for value in values:
+        each(name, value)
+    if twice and len(set(values)) < len(values):
+        raise UserError(f"{name}={list(values)} {twice}")
 
 
 EXIT_FAILED = 1  # by what no user can mend

@@ -134,7 +134,7 @@ def report(entity: str, project: str, claims: pd.DataFrame) -> wr.Report:
         project=project,
         title="Chunked prefill: what holds",
         description="Which of SARATHI's claims hold, on which device: written by python -m "
-        "sarathi_lab.tasks.dashboard",
+        "sarathi_lab dashboard",
         blocks=blocks,
         width="fluid",
     )

@@ -2,40 +2,39 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 from omegaconf import DictConfig
 
+from sarathi_lab.config.checked import check_fields
 from sarathi_lab.config.instantiate import build, resolved
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.results.result import Result, Stopped, track_stopped, write, write_stopped
 from sarathi_lab.results.tracking import TrackedRun, Tracker
 
 
-class Task(Protocol):
+class Task(ABC):
     """One kind of work. Making one is cheap and checks its own arguments (UserError)."""
 
-    @property
-    def reads(self) -> Collection[str] | None:
-        """Groups and settings that it reads besides its own; others are refused. None: all."""
-        ...
+    # Groups and settings that it reads besides its own; others are refused. None: all.
+    reads: ClassVar[Collection[str] | None] = None
+    has_runs: ClassVar[bool] = False  # whether it leaves runs that a sweep's table can compare
 
-    @property
-    def has_runs(self) -> bool:
-        """Whether it leaves runs that a sweep's table can compare."""
-        ...
+    def __post_init__(self) -> None:
+        check_fields(self, "task.")
 
+    @abstractmethod
     def check(self, cfg: DictConfig) -> Any:
         """Raise UserError for whatever would stop `run`, before anything is written; what it
         returns is the run's `context.prepared`.
         """
-        ...
 
+    @abstractmethod
     def run(self, cfg: DictConfig, context: RunContext) -> Result | None:
         """Do the work; `run_task` saves, tracks and prints what is returned."""
-        ...
 
 
 def run_task(cfg: DictConfig, context: RunContext) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import ClassVar
 
 from omegaconf import DictConfig, OmegaConf
 
-from sarathi_lab.config import console
-from sarathi_lab.config.errors import UserError, require_bool, require_int, require_number
+from sarathi_lab.config.checked import flag, number
+from sarathi_lab.config.console import console, progress_of
+from sarathi_lab.config.errors import UserError, require_int
 from sarathi_lab.config.paths import CONF, IS_CHECKOUT, make_folder
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.engine.executor import Sizes
@@ -26,9 +26,10 @@ from sarathi_lab.executor.torch.profiling import (
     calibration_shapes,
     measure_profile,
 )
-from sarathi_lab.model.spec import ModelSpec
-from sarathi_lab.results import report
+from sarathi_lab.results.device_record import slug_of
+from sarathi_lab.results.report import print_cautions
 from sarathi_lab.results.result import Result, Shown
+from sarathi_lab.tasks.base import Task
 from sarathi_lab.tasks.subjects import BLOCK_SIZE, Subject, measured_subject
 
 PROFILE_FILE = "profile.csv"
@@ -37,35 +38,29 @@ FLOATS = "%.6g"
 
 
 @dataclass(frozen=True)
-class Calibrate:
+class Calibrate(Task):
     """Measures the chosen model's operations on the chosen device for up to `seconds`.
 
     Leaves `<name>.yaml`, a hardware file, and `profile.csv`, the table that
     executor.cost_model=profiled interpolates. Decodes are measured up to `batch` sequences,
     contexts up to `seq_len` tokens, prompts up to 2,048 whatever it is. With `install` both files
-    are put into `conf/hardware`. Raises UserError for a time that is not positive and a name that
-    can't be a file's.
+    are put into `conf/hardware`.
     """
 
-    reads: ClassVar[tuple[str, ...]] = ("executor", "model", "device", "dtype", "batch", "seq_len")
-    has_runs: ClassVar[bool] = False
-    seconds: float = 75
+    reads = ("executor", "model", "device", "dtype", "batch", "seq_len")
+    seconds: float = number(75, above=0, fix="use the seconds to measure for, such as 75")
     name: str | None = None
-    install: bool = False
+    install: bool = flag(False)
 
     def __post_init__(self) -> None:
-        require_number(
-            "task.seconds", self.seconds, above=0, fix="use the seconds to measure for, such as 75"
-        )
+        super().__post_init__()
         if self.name is not None and not re.fullmatch(r"[A-Za-z_][\w.-]*", str(self.name)):
             raise UserError(
                 f"task.name={self.name} can't name a file; use letters, digits, dots and dashes, a "
                 "letter first"
             )
-        require_bool("task.install", self.install)
 
     def check(self, cfg: DictConfig) -> Subject:
-        """Raise UserError for a device that is not real, too large a model, or a name in use."""
         backend, spec, _ = subject = measured_subject(cfg, "calibrate")
         backend.check(spec, BLOCK_SIZE * blocks_needed(_shapes(cfg), BLOCK_SIZE))
         installed = CONF / "hardware" / f"{self._hardware_name(backend)}.yaml"
@@ -85,45 +80,19 @@ class Calibrate:
         """The profile and the hardware fitted to it, with the errors on rows held out."""
         subject: Subject = context.prepared or self.check(cfg)
         backend, spec, checkpoint = subject
-        console.console().print(
-            f"\ncalibrating {backend.device_name} with model {spec.name} in {backend.dtype_name}",
-            style="bold",
-        )
-        report.print_cautions(backend.cautions(spec), context)
+        dtype, device = backend.dtype_name, backend.device_name
+        said = f"\ncalibrating {device} with model {spec.name} in {dtype}"
+        console().print(said, style="bold")
+        print_cautions(backend.cautions(spec), context)
         shapes = _shapes(cfg)
         sizes = Sizes(blocks_needed(shapes, BLOCK_SIZE), BLOCK_SIZE, batch_size=cfg.batch)
         executor = backend.build(spec, checkpoint, sizes)
-        with console.progress_of("measuring", self.seconds, "s") as progress:
+        with progress_of("measuring", self.seconds, "s") as progress:
             measured = measure_profile(executor, shapes, self.seconds, progress)
-        profile = Profile(measured.table, "of this run")
-        hardware = self._fitted(backend, spec, profile, context.run_dir.absolute() / PROFILE_FILE)
-        title = _title(backend, spec)
-        make_folder(context.run_dir, "the run's folder")
-        path = _write(hardware, context.run_dir, title)
-        if self.install:
-            path = _install(hardware, profile, spec, title)
-        errors = {**profile.held_out_errors, **hardware.uncertainty}
-        return Result(
-            tables={PROFILE_FILE: profile.table},
-            summary={f"error/{name}": error for name, error in errors.items()},
-            shown=_errors(profile, measured, hardware),
-            places=_places(path, spec, is_installed=self.install),
-            labels={"device": hardware.name},
-            tags=[hardware.name],
-            float_format=FLOATS,
-        )
-
-    def _hardware_name(self, backend: TorchBackend) -> str:
-        if self.name is not None:
-            return str(self.name)
-        return re.sub(r"[^a-z0-9]+", "-", backend.device_name.lower()).strip("-")
-
-    def _fitted(
-        self, backend: TorchBackend, spec: ModelSpec, profile: Profile, table: Path
-    ) -> Hardware:
-        peaks = backend.peaks()
+        profile, peaks = Profile(measured.table, "of this run"), backend.peaks()
         memory_bytes, num_sms = backend.size()
-        return hardware_from_profile(
+        folder = make_folder(context.run_dir, "the run's folder")
+        hardware = hardware_from_profile(
             profile,
             spec,
             name=self._hardware_name(backend),
@@ -132,26 +101,42 @@ class Calibrate:
             memory_bytes=memory_bytes,
             num_sms=num_sms,
             dtype_bytes=backend.dtype_bytes,
-            profiles={spec.name: str(table)},
+            profiles={spec.name: str(folder.absolute() / PROFILE_FILE)},
         )
+        title = (
+            f"# {device}, measured by task=calibrate with model {spec.name} in {dtype}.\n"
+            "# Peaks: the best that was measured. Efficiencies and fixed costs: fitted to every "
+            "second size of the table.\n"
+        )
+        path = _write(hardware, folder, title)
+        install = f"cp {path} {CONF / 'hardware'}/  # or repeat with task.install=true"
+        places: dict[str, Path | str] = {"file": path, "install": install}
+        if self.install:
+            table = CONF / "hardware" / f"{hardware.name}-{PROFILE_FILE}"
+            profile.table.to_csv(table, index=False, float_format=FLOATS)
+            installed = replace(hardware, profiles={spec.name: str(table.relative_to(CONF.parent))})
+            places = {"file": _write(installed, table.parent, title)}
+        use = f"python -m sarathi_lab.run executor=simulated hardware={hardware.name}"
+        errors = {**profile.held_out_errors, **hardware.uncertainty}
+        return Result(
+            tables={PROFILE_FILE: profile.table},
+            summary={f"error/{name}": error for name, error in errors.items()},
+            shown=_errors(profile, measured, hardware),
+            places={**places, "use": f"{use} executor.cost_model=profiled model={spec.name}"},
+            labels={"device": hardware.name},
+            tags=[hardware.name],
+            float_format=FLOATS,
+        )
+
+    def _hardware_name(self, backend: TorchBackend) -> str:
+        return slug_of(backend.device_name) if self.name is None else str(self.name)
 
 
 def _shapes(cfg: DictConfig) -> list[Shape]:
-    decodes = "use the largest number of decodes to measure, such as 8"
-    contexts = "use the longest context to measure, such as 1024"
-    return calibration_shapes(
-        require_int("batch", cfg.batch, 1, decodes),
-        require_int("seq_len", cfg.seq_len, 64, contexts),
-    )
-
-
-def _title(backend: TorchBackend, spec: ModelSpec) -> str:
-    return (
-        f"# {backend.device_name}, measured by task=calibrate with model {spec.name} in "
-        f"{backend.dtype_name}.\n"
-        "# Peaks: the best that was measured. Efficiencies and fixed costs: fitted to every "
-        "second size of the table.\n"
-    )
+    fix = "use the largest number of decodes to measure, such as 8"
+    batch = require_int("batch", cfg.batch, 1, fix)
+    fix = "use the longest context to measure, such as 1024"
+    return calibration_shapes(batch, require_int("seq_len", cfg.seq_len, 64, fix))
 
 
 def _write(hardware: Hardware, folder: Path, title: str) -> Path:
@@ -160,55 +145,32 @@ def _write(hardware: Hardware, folder: Path, title: str) -> Path:
         name: float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
         for name, value in asdict(hardware).items()
     }
-    figures["uncertainty"] = {
-        kind: round(error, DIGITS) for kind, error in hardware.uncertainty.items()
-    }
+    rounded = {kind: round(error, DIGITS) for kind, error in hardware.uncertainty.items()}
     target = f"_target_: {Hardware.__module__}.{Hardware.__qualname__}\n"
     path = folder / f"{hardware.name}.yaml"
+    figures["uncertainty"] = rounded
     path.write_text(title + target + OmegaConf.to_yaml(OmegaConf.create(figures)))
     return path
-
-
-def _install(hardware: Hardware, profile: Profile, spec: ModelSpec, title: str) -> Path:
-    """Write both files into conf/hardware, the table's path relative to the repository."""
-    folder = CONF / "hardware"
-    table = folder / f"{hardware.name}-{PROFILE_FILE}"
-    profile.table.to_csv(table, index=False, float_format=FLOATS)
-    profiles = {spec.name: str(table.relative_to(CONF.parent))}
-    return _write(replace(hardware, profiles=profiles), folder, title)
 
 
 def _errors(profile: Profile, measured: Measured, hardware: Hardware) -> list[str | Shown]:
     """How much was measured, and the errors of both cost models."""
     num_dropped = measured.num_dropped
     dropped = f", the {num_dropped} longest left out for lack of time" if num_dropped else ""
-    lines: list[str | Shown] = [
-        f"  {measured.num_shapes} shapes, medians of {measured.num_rounds} rounds{dropped}"
-    ]
+    lines = [f"  {measured.num_shapes} shapes, medians of {measured.num_rounds} rounds{dropped}"]
     if measured.num_clamped:
         lines.append(
             f"  in {measured.num_clamped} sizes the parts alone took longer than the whole: others "
             f"is set to {LEAST_OTHERS:g} s there"
         )
+    heading = "error of a row\nleft out (mean)"
     rows = [
-        {"": name, "rows": len(profile.rows(name)), "error of a row\nleft out (mean)": error}
+        {"": name, "rows": len(profile.rows(name)), heading: error}
         for name, error in profile.held_out_errors.items()
     ]
-    formats = {"error of a row\nleft out (mean)": ".1%"}
     uncertainty = ", ".join(f"{kind} {error:.0%}" for kind, error in hardware.uncertainty.items())
     return [
         *lines,
-        Shown(rows, left=[""], formats=formats),
+        Shown(rows, left=[""], formats={heading: ".1%"}),
         "  executor.cost_model=analytic on sizes that it was not fitted to (mean): " + uncertainty,
     ]
-
-
-def _places(path: Path, spec: ModelSpec, *, is_installed: bool) -> dict[str, Path | str]:
-    """Where the hardware file is, and the commands that use it."""
-    install = f"cp {path} {CONF / 'hardware'}/  # or repeat with task.install=true"
-    return {
-        "file": path,
-        **({} if is_installed else {"install": install}),
-        "use": f"python -m sarathi_lab.run executor=simulated hardware={path.stem} "
-        f"executor.cost_model=profiled model={spec.name}",
-    }

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import pandas as pd
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
-from sarathi_lab.config import console
-from sarathi_lab.config.errors import UserError, require_int, require_number
+from sarathi_lab.config.checked import number, whole
+from sarathi_lab.config.console import progress_of
+from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.experiment.capacity import (
     Capacities,
@@ -21,17 +22,17 @@ from sarathi_lab.experiment.capacity import (
     at_rate,
     limits_around,
 )
-from sarathi_lab.model.roofline import Peaks
 from sarathi_lab.results.intervals import FEWEST_PAIRS
 from sarathi_lab.results.metrics import add_costs, summarise
 from sarathi_lab.results.plots.tasks import rate_curves
-from sarathi_lab.results.result import Result
+from sarathi_lab.results.result import ITERATIONS, REQUESTS, Result
 from sarathi_lab.results.serving_metrics import is_met
 from sarathi_lab.results.slo import Slo
-from sarathi_lab.tasks import announce
-from sarathi_lab.tasks.plan import AUTO, Plan, make_plan
-from sarathi_lab.tasks.serve import SLO_REFERENCE, labels_of, serving_summary_of, slo_reference
+from sarathi_lab.tasks import serve
+from sarathi_lab.tasks.base import Task
+from sarathi_lab.tasks.plan import AUTO, Plan, changed, make_plan
 
+RATES = "use requests per second, or null"
 SCALED = ("poisson", "gamma", "ramp")  # arrivals that have a rate; a file's have their own gaps
 FIRST_TRIALS, LATER_TRIALS = 8, 4  # of a seed, about: the length of the progress bar
 # Columns of capacity.parquet, where a run has them.
@@ -46,35 +47,27 @@ SHOWN = {"ttft_p50": "TTFT P50", "tbt_p99": "TBT P99", "tpot_p99": "TPOT P99"}
 
 
 @dataclass(frozen=True)
-class Capacity:
+class Capacity(Task):
     """Looks for the capacity with `seeds` sets of requests, to a rate of `precision` (a share).
 
     The search is between `lowest` and `highest` requests a second (null: far around the saturation
     rate). Leaves capacity.parquet (a row per run), the tables of the first seed's run at its
-    capacity, capacity.png and summary.json. Raises UserError for settings that make no search, or
-    no objective to look for.
+    capacity, capacity.png and summary.json.
     """
 
-    reads: ClassVar[tuple[str, ...]] = (
+    reads = (
         *("policy", "workload", "executor", "model", "hardware", "slo", "device", "dtype", "seed"),
         *("chunk", "batch", "pd_ratio", "seq_len", "max_model_len", "cache", "stall"),
         "prompt_classes",
     )
-    has_runs: ClassVar[bool] = True
-    seeds: int = 3
-    precision: float = 0.05
-    lowest: float | None = None
-    highest: float | None = None
+    has_runs = True
+    seeds: int = whole(3, minimum=1, fix="use a few sets of requests, such as 3")
+    precision: float = number(0.05, above=0, fix="use a share of the rate, such as 0.05")
+    lowest: float | None = number(None, above=0, fix=RATES)
+    highest: float | None = number(None, above=0, fix=RATES)
 
     def __post_init__(self) -> None:
-        require_int("task.seeds", self.seeds, 1, "use a few sets of requests, such as 3")
-        require_number(
-            "task.precision", self.precision, above=0, fix="use a share of the rate, such as 0.05"
-        )
-        fix = "use requests per second, or null"
-        for name, rate in (("lowest", self.lowest), ("highest", self.highest)):
-            if rate is not None:
-                require_number(f"task.{name}", rate, above=0, fix=fix)
+        super().__post_init__()
         if self.lowest is not None and self.highest is not None and self.lowest >= self.highest:
             raise UserError(
                 f"task.lowest={self.lowest} is not below task.highest={self.highest}; exchange them"
@@ -105,34 +98,46 @@ class Capacity:
         longest = max(plan.max_model_len for plan in plans)
         if all(plan.max_model_len == longest for plan in plans):
             return plans
-        return [make_plan(_with(own, max_model_len=longest)) for own in configs]
+        return [make_plan(changed(own, max_model_len=longest)) for own in configs]
 
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
-        """The search's runs and the capacity found."""
+        """The search's runs and the capacity found, with the first seed's run at it."""
         plans: list[Plan] = context.prepared or self.check(cfg)
-        announce.print_plan(plans[0], context)
+        plan = plans[0]
+        serve.print_plan(plan, context)
         trials, slo, saturation, found = self._search(plans)
-        plan, peaks = plans[0], plans[0].backend.peaks()
-        table, best, summary = _results(plan, trials, slo, found, peaks)
-        summary["closed_rate"] = saturation
-        labels = {
-            **labels_of(plan, context.name),
-            "slo": plan.targets.slo.name,
-            "is_baseline": False,
-            "baselines": {},
+        peaks = plan.backend.peaks()
+
+        def costs(trial: Trial) -> pd.DataFrame:
+            return add_costs(trial.iterations, plan.spec, plan.backend.dtype_bytes, peaks)
+
+        summaries = {
+            key: summarise(costs(trial), trial.requests, peaks, None)
+            | serve.serving_summary_of(plan, trial.requests, trial.duration, peaks, slo)
+            for key, trial in trials.known.items()
         }
+        table = pd.DataFrame(
+            {"seed": trial.seed, "rate": trial.rate, "slo_met": is_met(trial.requests, slo)}
+            | {name: summaries[key].get(name, math.nan) for name in COLUMNS}
+            for key, trial in sorted(trials.known.items())
+        )
+        labels = serve.labels_of(plan, context.name) | {"slo": plan.targets.slo.name}
         named = {name: labels[name] for name in ("policy", "slo", "model", "device", "workload")}
-        tables = {"capacity.parquet": table.assign(**named)}
-        if best is not None:
-            costs = add_costs(best.iterations, plan.spec, plan.backend.dtype_bytes, peaks)
-            tables |= {"iterations.parquet": costs, "requests.parquet": best.requests}
+        tables, at_capacity = {"capacity.parquet": table.assign(**named)}, {}
+        seed, bracket = next(iter(found.brackets.items()))
+        if bracket.passing is not None:
+            best = trials.known[seed, bracket.passing]
+            at_capacity = summaries[seed, bracket.passing]
+            tables |= {ITERATIONS: costs(best), REQUESTS: best.requests}
+        summary = {**at_capacity, **found.summary, "capacity_trials": float(len(trials.known))}
+        summary["closed_rate"] = saturation
         where = f"{plan.policy.name}, {plan.spec.name} on {plan.backend.device_name}"
         return Result(
             tables=tables,
             figures={"capacity": rate_curves(table, slo, summary["capacity"], where)},
             summary=summary,
             shown=_shown(plan, slo, found, summary),
-            labels=labels,
+            labels={**labels, "is_baseline": False, "baselines": {}},
             tags=["capacity", *(str(labels[name]) for name in TAGS)],
             config=plan.config,
         )
@@ -143,20 +148,14 @@ class Capacity:
         executor = plan.backend.build(plan.spec, plan.checkpoint, plan.sizes)
         if plan.fills_memory and executor.num_blocks:
             plan = replace(plan, num_blocks=executor.num_blocks)
-        slo = plan.targets.slo.resolved(slo_reference(plan, executor).get(SLO_REFERENCE))
+        slo = plan.targets.slo.resolved(serve.slo_reference(plan, executor))
         tokens = sum(request.total_len - 1 for request in plan.load.requests)
         expected = tokens * (1 + FIRST_TRIALS + LATER_TRIALS * (len(plans) - 1))
         title = f"looking for the capacity under {slo.name}"
-        with console.progress_of(title, expected, "tokens") as progress:
-            engine = Engine(
-                executor,
-                plan.batch_size,
-                plan.max_model_len,
-                plan.num_blocks,
-                plan.block_size,
-                plan.backend.num_stages,
-                progress,
-            )
+        with progress_of(title, expected, "tokens") as progress:
+            cache = (plan.num_blocks, plan.block_size)
+            sizes = (plan.batch_size, plan.max_model_len, *cache, plan.backend.num_stages)
+            engine = Engine(executor, *sizes, progress)
             loads = {int(own.config["seed"]): own.load.requests for own in plans}
             trials = Trials(engine, plan.policy, loads, Grid(self.precision))
             saturation = trials.saturation_rate()
@@ -164,16 +163,9 @@ class Capacity:
             return trials, slo, saturation, trials.capacity(slo, saturation, limits)
 
 
-def _with(cfg: DictConfig, **settings: object) -> DictConfig:
-    own = OmegaConf.create(OmegaConf.to_container(cfg, resolve=False))
-    assert isinstance(own, DictConfig)
-    own.update(settings)
-    return own
-
-
 def _with_arrivals(cfg: DictConfig, seed: int) -> DictConfig:
     """`cfg` with another seed, and arrivals whose gaps a rate can stretch. Refuses a rate."""
-    own = _with(cfg, seed=seed)
+    own = changed(cfg, seed=seed)
     kind = own.workload.get("arrivals")
     if "rate" in own.workload and kind in ("closed", *SCALED):
         if own.workload.rate is not None:
@@ -189,35 +181,6 @@ def _with_arrivals(cfg: DictConfig, seed: int) -> DictConfig:
 
 def _shapes(plan: Plan) -> list[tuple[float, int, int]]:
     return [(r.arrival_time, r.prompt_len, r.output_len) for r in plan.load.requests]
-
-
-def _results(
-    plan: Plan, trials: Trials, slo: Slo, found: Capacities, peaks: Peaks
-) -> tuple[pd.DataFrame, Trial | None, dict[str, float]]:
-    """All runs, the first seed's run at its capacity if it has one, and the summary."""
-    bounded = replace(plan, targets=replace(plan.targets, slo=slo))
-    summaries = {key: _summary_of(bounded, trial, peaks) for key, trial in trials.known.items()}
-    rows = [
-        {"seed": trial.seed, "rate": trial.rate, "slo_met": is_met(trial.requests, slo)}
-        | {name: summaries[key].get(name, float("nan")) for name in COLUMNS}
-        for key, trial in sorted(trials.known.items())
-    ]
-    seed, bracket = next(iter(found.brackets.items()))
-    key = None if bracket.passing is None else (seed, bracket.passing)
-    summary = {
-        **(summaries[key] if key else {}),
-        **found.summary,
-        "capacity_trials": float(len(trials.known)),
-    }
-    return pd.DataFrame(rows), trials.known[key] if key else None, summary
-
-
-def _summary_of(plan: Plan, trial: Trial, peaks: Peaks) -> dict[str, float]:
-    iterations = add_costs(trial.iterations, plan.spec, plan.backend.dtype_bytes, peaks)
-    return {
-        **summarise(iterations, trial.requests, peaks, None),
-        **serving_summary_of(plan, trial.requests, trial.duration, peaks, {}),
-    }
 
 
 def _shown(plan: Plan, slo: Slo, found: Capacities, summary: Mapping[str, float]) -> list[str]:

@@ -5,53 +5,48 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import Any
 
 import pandas as pd
 from omegaconf import DictConfig
 
-from sarathi_lab.config import console
-from sarathi_lab.config.errors import UserError, require_int, require_number, require_one_of
+from sarathi_lab.config.checked import listed, one_of
+from sarathi_lab.config.console import progress_of
+from sarathi_lab.config.errors import UserError, require_int, require_number
 from sarathi_lab.config.instantiate import build
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.executor.simulated.hardware import kv_capacity
 from sarathi_lab.experiment.advisor import BASELINES
 from sarathi_lab.experiment.crossover import OUTCOMES, at_best_chunk, crossover, loads_that_fit
-from sarathi_lab.results import report
 from sarathi_lab.results.plots.tasks import crossover_map
+from sarathi_lab.results.report import print_device
 from sarathi_lab.results.result import Result
-from sarathi_lab.tasks.subjects import cost_of, policy_of_chunk, require_list
+from sarathi_lab.tasks.base import Task
+from sarathi_lab.tasks.subjects import cost_of, policy_of_chunk
 
-EXAMPLES = {"pd_ratios": 10, "seq_lens": 1024, "batches": 8, "chunks": 256}
+
+def _axis(example: int, minimum: int | None = 1) -> Any:
+    """A field that holds a list such as that of the `example`; without `minimum`, of fractions."""
+    fix = f"use a list such as [{example},{2 * example}]"
+    number = partial(require_number, above=0, fix=fix)
+    each = number if minimum is None else partial(require_int, minimum=minimum, fix=fix)
+    twice = f"names a value twice; {fix}"
+    return listed(each=each, complaint=f"names nothing to map; {fix}", twice=twice)
 
 
 @dataclass(frozen=True)
-class Crossover:
+class Crossover(Task):
     """Maps the policy's gain over P:D, P + D (tokens), batch and chunk (tokens).
 
-    `baseline` is the one of the picture; the table has all. Raises UserError for lists that are
-    empty or name a value twice, and for impossible values.
+    `baseline` is the one of the picture; the table has all.
     """
 
-    reads: ClassVar[tuple[str, ...]] = ("policy", "executor", "model", "hardware", "dtype")
-    has_runs: ClassVar[bool] = False
-    pd_ratios: Sequence[float]
-    seq_lens: Sequence[int]
-    batches: Sequence[int]
-    chunks: Sequence[int]
-    baseline: str
-
-    def __post_init__(self) -> None:
-        for name, example in EXAMPLES.items():
-            values, fix = getattr(self, name), f"use a list such as [{example},{2 * example}]"
-            require_list(f"task.{name}", values, "names nothing to map", fix, lambda *_: None)
-            if len(set(values)) < len(values):
-                raise UserError(f"task.{name}={values} names a value twice; {fix}")
-            whole = partial(require_int, minimum=2 if name == "seq_lens" else 1, fix=fix)
-            positive = partial(require_number, above=0, fix=fix)
-            for value in values:
-                (positive if name == "pd_ratios" else whole)(f"task.{name}", value)
-        require_one_of("task.baseline", self.baseline, BASELINES)
+    reads = ("policy", "executor", "model", "hardware", "dtype")
+    pd_ratios: Sequence[float] = _axis(10, minimum=None)
+    seq_lens: Sequence[int] = _axis(1024, minimum=2)
+    batches: Sequence[int] = _axis(8)
+    chunks: Sequence[int] = _axis(256)
+    baseline: str = one_of(valid=BASELINES)
 
     def check(self, cfg: DictConfig) -> None:
         """Check that some cell can run, and that the policy takes every cell that does."""
@@ -77,9 +72,9 @@ class Crossover:
         """The map, and counts of its outcomes."""
         backend, spec, predictor = cost_of(cfg)
         grid, kv_tokens = (self.pd_ratios, self.seq_lens, self.batches), _kv_tokens(cfg)
-        report.print_device(context, spec, backend, build(cfg.policy).name)
+        print_device(context, spec, backend, build(cfg.policy).name)
         num_loads = len(loads_that_fit(*grid, kv_tokens))
-        with console.progress_of("mapping", num_loads, "loads") as progress:
+        with progress_of("mapping", num_loads, "loads") as progress:
             table = crossover(
                 *grid,
                 self.chunks,
@@ -89,18 +84,14 @@ class Crossover:
                 on_load=progress,
             )
         counts = table.groupby(["outcome", "baseline"], observed=False).size()
-        title = f"{spec.name} on {backend.device_name}"
+        title, device = f"{spec.name} on {backend.device_name}", backend.hardware.name
         return Result(
             tables={"crossover": table},
             figures={"crossover": crossover_map(table, title, baseline=self.baseline)},
-            summary={
-                f"{outcome}_vs_{name}": float(counts[outcome, name])
-                for name in BASELINES
-                for outcome in OUTCOMES
-            },
+            summary={f"{o}_vs_{b}": float(counts[o, b]) for b in BASELINES for o in OUTCOMES},
             shown=_outcomes(table, kv_tokens),
-            labels={"device": backend.hardware.name},
-            tags=["crossover", backend.hardware.name],
+            labels={"device": device},
+            tags=["crossover", device],
         )
 
 

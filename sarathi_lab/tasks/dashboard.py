@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,67 +22,54 @@ CLAIMS = "claims"  # the table's name, which its panel looks for
 
 def main(args: Sequence[str]) -> int:
     """Run a command line; returns 0, 2 for a mistake of the user's, 130 for Ctrl-C."""
-    return exit_code(lambda: _main(_parser().parse_args(args)), "what was written is kept")
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m sarathi_lab dashboard",
         description="Write a workspace and a report into a W&B project: chunk size, P:D, "
         "policies, KV re-read, claims.",
     )
-    parser.add_argument(
-        "--entity", default=os.environ.get("WANDB_ENTITY"), help="user or team (default: your own)"
-    )
-    parser.add_argument(
-        "--project", default="sarathi-lab", help="as in tracking.project (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--dry-run", action="store_true", help="print both as JSON; needs no account and no network"
-    )
-    return parser
+    entity = os.environ.get("WANDB_ENTITY")
+    parser.add_argument("--entity", default=entity, help="user or team (default: your own)")
+    text = "as in tracking.project (default: %(default)s)"
+    parser.add_argument("--project", default="sarathi-lab", help=text)
+    text = "print both as JSON; needs no account and no network"
+    parser.add_argument("--dry-run", action="store_true", help=text)
+    options = parser.parse_args(args)
+    return exit_code(lambda: _main(options), "what was written is kept")
 
 
 def _main(options: argparse.Namespace) -> int:
     try:
-        from sarathi_lab.results import dashboard
+        from sarathi_lab.results.dashboard import as_json, find_project, report, workspace
     except ModuleNotFoundError as error:
         if error.name is None or not error.name.startswith("wandb_workspaces"):
             raise
         raise UserError(
             "package wandb-workspaces is missing; run pip install 'sarathi-lab[dashboard]'"
         ) from None
-    claims = verdicts()
+    claims, entity, project = verdicts(), options.entity or "", options.project
     if options.dry_run:
-        view = dashboard.workspace(options.entity or "", options.project)
-        report = dashboard.report(options.entity or "", options.project, claims)
-        shown = {"workspace": dashboard.as_json(view), "report": dashboard.as_json(report)}
-        print(json.dumps({name: json.loads(text) for name, text in shown.items()}, indent=2))
+        made = {"workspace": workspace(entity, project), "report": report(entity, project, claims)}
+        print(
+            json.dumps({name: json.loads(as_json(what)) for name, what in made.items()}, indent=2)
+        )
         return 0
     with environment({"WANDB_SILENT": "true"}):
-        return _write(options, claims)
-
-
-def _write(options: argparse.Namespace, claims: pd.DataFrame) -> int:
-    from sarathi_lab.results import dashboard
-
-    require_login("a dashboard is written to W&B", "or use --dry-run")
-    entity = dashboard.find_project(options.entity, options.project)
-    _log_claims(claims, entity, options.project)
-    _save(dashboard.workspace(entity, options.project))
-    _save(dashboard.report(entity, options.project, claims))
+        require_login("a dashboard is written to W&B", "or use --dry-run")
+        entity = find_project(options.entity, project)
+        _log_claims(claims, entity, project)
+        _save(workspace(entity, project))
+        _save(report(entity, project, claims))
     return 0
 
 
 def _log_claims(claims: pd.DataFrame, entity: str, project: str) -> None:
     """Send the verdicts as a run, whose table the panel of claims shows."""
-    with tempfile.TemporaryDirectory() as folder, environment({"WANDB_ENTITY": entity}):
-        claims.to_csv(Path(folder) / f"{CLAIMS}.csv", index=False)
-        tracker = WandbTracker(project=project, mode="online", dir="outputs")
-        run = TrackedRun(
-            CLAIMS, CLAIMS, CLAIMS, [CLAIMS], {"task": CLAIMS}, folder=Path(folder), artifact=CLAIMS
-        )
-        tracker.track(run)
+    with tempfile.TemporaryDirectory() as name, environment({"WANDB_ENTITY": entity}):
+        folder, config = Path(name), {"task": CLAIMS}
+        claims.to_csv(folder / f"{CLAIMS}.csv", index=False)
+        names = (CLAIMS, CLAIMS, CLAIMS, [CLAIMS])
+        run = TrackedRun(*names, config, folder=folder, artifact=CLAIMS)
+        WandbTracker(project=project, mode="online", dir="outputs").track(run)
 
 
 def _save(what: Any) -> None:
@@ -97,7 +83,3 @@ def _save(what: Any) -> None:
             f"W&B refused the {type(what).__name__.lower()} ({reason}); check that you may write "
             f"to {what.entity}/{what.project}, or use --dry-run"
         ) from None
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

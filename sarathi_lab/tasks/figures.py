@@ -5,18 +5,19 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure as Picture
 from omegaconf import DictConfig
 
+from sarathi_lab.config.checked import whole
 from sarathi_lab.config.console import console, print_place, progress_of
-from sarathi_lab.config.errors import UserError, exit_code, require_int, require_one_of
+from sarathi_lab.config.errors import exit_code, require_list, require_one_of
 from sarathi_lab.config.paths import CONF, OUTPUTS, make_folder
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.experiment.claims import in_words, verdicts
@@ -38,6 +39,7 @@ from sarathi_lab.results.plots import figures as plots
 from sarathi_lab.results.plots import serving as serving_plots
 from sarathi_lab.results.plots.tasks import policies
 from sarathi_lab.results.result import Result, Shown
+from sarathi_lab.tasks.base import Task
 
 FORMATS = ("png", "pdf")
 POLICIES = "policies"  # an experiment: a figure for each device that it was recorded on
@@ -45,41 +47,31 @@ POLICIES = "policies"  # an experiment: a figure for each device that it was rec
 DRAWN_CURVES = 10
 
 
-def main(args: Sequence[str] | None = None) -> int:
-    """Run a command line; returns 0, 2 for a mistake of the user's, 130 for Ctrl-C."""
-    options = _parser().parse_args(args)
-    return exit_code(lambda: _run(options), "the figures that were written are kept")
-
-
 def simulate(names: Sequence[str] = PAPERS) -> pd.DataFrame:
     """All simulated points anew, about a minute; with progress."""
-    jobs = [job for name in names for job in jobs_of(name)]
-    points = pd.concat(predict_all(jobs), ignore_index=True)
+    points = pd.concat(predict_all(_jobs(names)), ignore_index=True)
     rank = points.groupby(["figure", "device", "panel", "series"]).cumcount()
     is_curve = points.figure.map(lambda name: FIGURES[name].kind == "pipeline")
     return points[~is_curve | (rank % DRAWN_CURVES == 0)]
 
 
-def _parser() -> argparse.ArgumentParser:
+def main(args: Sequence[str]) -> int:
+    """Run a command line; returns 0, 2 for a mistake of the user's, 130 for Ctrl-C."""
     parser = argparse.ArgumentParser(
         prog="python -m sarathi_lab figures",
         description="Draw the paper's figures as PNG and PDF: its points, simulated, and "
         "measured where recorded.",
     )
-    parser.add_argument(
-        "--only",
-        action="append",
-        metavar="FIGURE",
-        help=f"one of {', '.join([*PAPERS, *SERVING, POLICIES])}",
-    )
+    text = f"one of {', '.join([*PAPERS, *SERVING, POLICIES])}"
+    parser.add_argument("--only", action="append", metavar="FIGURE", help=text)
     parser.add_argument("--out", type=Path, default=OUTPUTS / "figures", help="where they go")
-    parser.add_argument(
-        "--recompute", action="store_true", help="simulate anew, and record it, before drawing"
-    )
-    return parser
+    text = "simulate anew, and record it, before drawing"
+    parser.add_argument("--recompute", action="store_true", help=text)
+    options = parser.parse_args(args)
+    return exit_code(lambda: _main(options), "the figures that were written are kept")
 
 
-def _run(options: argparse.Namespace) -> int:
+def _main(options: argparse.Namespace) -> int:
     recorded = load.recorded()
     known = (*PAPERS, *(name for name in (*SERVING, POLICIES) if name in recorded))
     chosen = options.only or known
@@ -123,20 +115,22 @@ def draw(name: str) -> Picture:
 
 
 @dataclass(frozen=True)
-class Figures:
+class Figures(Task):
     """Recompute `figures` on `gpus`, each n-th point of the long curves (`every`)."""
 
-    reads: ClassVar[tuple[str, ...]] = ()
-    has_runs: ClassVar[bool] = False
+    reads = ()
     figures: Sequence[str] | None = None
     gpus: Sequence[str] | None = None
-    every: int = 1
+    every: int = whole(1, minimum=1, fix="use 1 for all points")
 
     def __post_init__(self) -> None:
-        _require_list("task.figures", self.figures, PAPERS)
         gpus = sorted(path.stem for path in (CONF / "hardware").glob("*.yaml"))
-        _require_list("task.gpus", self.gpus, gpus)
-        require_int("task.every", self.every, 1, "use 1 for all points")
+        for name, values, valid in (("figures", self.figures, PAPERS), ("gpus", self.gpus, gpus)):
+            if values is not None:
+                own = f"task.{name}"
+                complaint = f"is not a list; write {own}=[{valid[0]}], or null for all"
+                require_list(own, values, complaint, partial(require_one_of, valid=valid))
+        super().__post_init__()
 
     def check(self, cfg: DictConfig) -> None:
         """Refuse a model that a GPU can't hold."""
@@ -151,7 +145,7 @@ class Figures:
         return [name for name in PAPERS if self.figures is None or name in self.figures]
 
 
-def _jobs(names: Sequence[str], gpus: Sequence[str] | None) -> list[Job]:
+def _jobs(names: Sequence[str], gpus: Sequence[str] | None = None) -> list[Job]:
     return [job for name in names for job in jobs_of(name, gpus)]
 
 
@@ -165,16 +159,13 @@ def recompute(
     points = pd.concat([*map(paper, names), *predicted], ignore_index=True)
     errors = error_table(points)
     others = points[(points.source != "paper") & ~points.device.isin(errors.device)]
-    shown: list[Shown | str] = []
-    if len(errors):
-        shown.append(_shown_errors(errors))
-    if len(others):
-        shown.append(_shown_ranges(others))
+    shown = [_shown_errors(errors)] if len(errors) else []
+    shown += [_shown_ranges(others)] if len(others) else []
     means = zip(errors.row, errors.device, errors["mean"], strict=True)
-    pictures: dict[str, Any] = {}
-    for name in names:
-        if (look := FIGURES[name].look) is not None:
-            pictures[name] = plots.draw(look, points[points.figure == name])
+    looks = {name: look for name in names if (look := FIGURES[name].look) is not None}
+    pictures = {
+        name: plots.draw(look, points[points.figure == name]) for name, look in looks.items()
+    }
     return Result(
         tables={POINTS: points, "errors": errors},
         figures=pictures,
@@ -182,17 +173,6 @@ def recompute(
         shown=shown,
         tags=names,
     )
-
-
-def _require_list(name: str, values: object, valid: Collection[str]) -> None:
-    if values is None:
-        return
-    if not isinstance(values, Sequence) or isinstance(values, str) or not values:
-        raise UserError(
-            f"{name}={values} is not a list; write {name}=[{next(iter(valid))}], or null for all"
-        )
-    for value in values:
-        require_one_of(name, value, valid)
 
 
 def _shown_ranges(points: pd.DataFrame) -> Shown:
@@ -220,8 +200,8 @@ def _shown_errors(errors: pd.DataFrame) -> Shown:
             "": row["row"],
             "device": row["device"].removeprefix("simulated "),
             "points": str(row["points"]),
-            "error": _errors(row["mean"], row["largest"], ".2%", ".1%"),
-            "aim": _errors(row["aim_mean"], row["aim_largest"], ".0%", ".0%"),
+            "error": _error(row["mean"], row["largest"], 2, 1),
+            "aim": _error(row["aim_mean"], row["aim_largest"], 0, 0),
             "stated": f"{row['stated']:.0%}",
             " ": row["verdict"],
         }
@@ -231,12 +211,7 @@ def _shown_errors(errors: pd.DataFrame) -> Shown:
     return Shown(rows, left=("", "device", " "), title=title)
 
 
-def _errors(mean: float, largest: float, form: str, form_largest: str) -> str:
+def _error(mean: float, largest: float, digits: int, digits_largest: int) -> str:
     """Mean and largest error in words; NaN stands for none."""
-    if pd.isna(mean):
-        return ""
-    return format(mean, form) if pd.isna(largest) else f"{mean:{form}} ({largest:{form_largest}})"
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    words = "" if pd.isna(mean) else f"{mean:.{digits}%}"
+    return words if pd.isna(mean) or pd.isna(largest) else f"{words} ({largest:.{digits_largest}%})"

@@ -5,16 +5,18 @@ executor=simulated.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pandas as pd
 from omegaconf import DictConfig, OmegaConf
 
+from sarathi_lab.config.checked import number, one_of, whole
 from sarathi_lab.config.console import print_place
-from sarathi_lab.config.errors import UserError, require_int, require_number, require_one_of
+from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import build, load_option
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.config.run_context import RunContext
@@ -22,10 +24,10 @@ from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.executor.torch.device import resolve_device
 from sarathi_lab.experiment.figures import FIGURES, Figure, paper
-from sarathi_lab.experiment.measure import Measured, least_room, measure, room_of
+from sarathi_lab.experiment.measure import least_room, measure, room_of
 from sarathi_lab.experiment.registry import SETUPS
-from sarathi_lab.experiment.serving import MakePolicy
 from sarathi_lab.experiment.simulate import computed, recorded_tables, served
+from sarathi_lab.model.configured import resolve_model
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Policy
 from sarathi_lab.results import load
@@ -34,17 +36,20 @@ from sarathi_lab.results.load import POINTS
 from sarathi_lab.results.plots import figures as plots
 from sarathi_lab.results.plots import serving as serving_plots
 from sarathi_lab.results.result import Result, Shown
+from sarathi_lab.tasks.base import Task
 from sarathi_lab.tasks.figures import Figures, recompute
-from sarathi_lab.tasks.plan import resolve_model
+from sarathi_lab.tasks.plan import changed
 
 AUTO = "auto"
+SPREAD = "use the share of the median, such as 0.15"
 # of the hardware group: its default, which stands for the GPU that the paper used for each figure
 PAPERS_GPU = "a6000"
 STAGES = f"{load.SIMULATED}pipeline-"  # before the device whose iterations are the stages
+Tables = Mapping[str, pd.DataFrame]
 
 
 @dataclass(frozen=True)
-class Measure:
+class Measure(Task):
     """Make the points of `experiment` at the `sizes` of `setup` (null: those of conf/experiment),
     for about `seconds` (null: those it needs on a CPU).
 
@@ -54,26 +59,16 @@ class Measure:
     of the paper's long curves in simulation.
     """
 
-    reads: ClassVar[tuple[str, ...]] = ("executor", "model", "hardware", "device", "dtype", "seed")
-    has_runs: ClassVar[bool] = False
-    experiment: str
-    setup: str = AUTO
-    seconds: float | None = None
-    max_spread: float | None = None
+    reads = ("executor", "model", "hardware", "device", "dtype", "seed")
+    experiment: str = one_of(valid=FIGURES)
+    setup: str = one_of(AUTO, valid=(AUTO, *SETUPS))
+    seconds: float | None = number(None, above=0, fix="use the seconds to measure for, such as 60")
+    max_spread: float | None = number(
+        None, above=0, fix="use the share of the median, such as 0.15"
+    )
     record: str | None = None
-    every: int = 1
+    every: int = whole(1, minimum=1, fix="use 1 for all points")
     sizes: Mapping[str, Any] | None = None
-
-    def __post_init__(self) -> None:
-        require_one_of("task.experiment", self.experiment, FIGURES)
-        require_one_of("task.setup", self.setup, (AUTO, *SETUPS))
-        for name, fix in (
-            ("seconds", "use the seconds to measure for, such as 60"),
-            ("max_spread", "use the share of the median, such as 0.15"),
-        ):
-            if (value := getattr(self, name)) is not None:
-                require_number(f"task.{name}", value, above=0, fix=fix)
-        require_int("task.every", self.every, 1, "use 1 for all points")
 
     def check(self, cfg: DictConfig) -> None:
         """Refuse a model that does not fit the device, and settings that nothing here would
@@ -87,20 +82,18 @@ class Measure:
                 raise UserError(
                     f"task=measure takes random weights; drop model.path={cfg.model.path}"
                 )
-            backend.check(spec, least_room(own, spec, self._sizes(backend)))
-            return
+            return backend.check(spec, least_room(own, spec, self._sizes(backend)))
         for name in ("seconds", "max_spread"):
             self._refuse(name, "is for measuring, and executor=simulated computes")
         if own.has_paper:
-            self._check_papers(cfg, backend)
-            return
+            return self._check_papers(cfg, backend)
         self._refuse("every", f"is for the paper's curves, and {self.experiment} is none")
         if own.kind == "rounds":
             self._refuse("setup", "is for measuring: what is simulated has the paper's own sizes")
             for model, platform in self._platforms(cfg, backend):
                 spec = load_option("model", model)
                 platform.check(spec, least_room(own, spec, self._sizes(backend)))
-            return
+            return None
         spec, _ = resolve_model(cfg, backend)
         backend.check(spec, room_of(own, spec, self._sizes(backend)).kv_tokens)
         if backend.parallel.num_devices > 1:
@@ -108,6 +101,7 @@ class Measure:
                 f"task=measure simulates one device, not {backend.parallel.description}; leave "
                 "that out"
             )
+        return None
 
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
         """figure.parquet, a CSV by device and a picture; the lines are printed, the tables
@@ -117,18 +111,17 @@ class Measure:
         if isinstance(backend, TorchBackend):
             return self._measured(cfg, backend, context)
         if own.has_paper:  # with its errors and pictures
-            found = recompute([own.name], self._gpus(cfg), self.every, self.sizes)
+            found = recompute([own.name], _gpus(cfg), self.every, self.sizes)
             tables = recorded_tables(found.tables[POINTS])
             self._record(tables)
             return replace(found, tables={**found.tables, **tables}, float_format="%.6g")
+        sizes = self._sizes(backend)
         if own.kind == "rounds":
-            sizes = self._sizes(backend)
-            platforms = self._platforms(cfg, backend)
-            tables = served(own, platforms, policy_maker(cfg), int(cfg.seed), sizes)
+            platforms, make_policy = self._platforms(cfg, backend), partial(_policy, cfg)
+            tables = served(own, platforms, make_policy, int(cfg.seed), sizes)
         else:
-            spec, _ = resolve_model(cfg, backend)
-            tables = computed(own, spec, backend, self._sizes(backend))
-        return self._result(tables, "simulated", context)
+            tables = computed(own, resolve_model(cfg, backend)[0], backend, sizes)
+        return self._result(tables, "simulated", context, {})
 
     @property
     def _own(self) -> Figure:
@@ -147,28 +140,27 @@ class Measure:
     def _sizes(self, backend: Any) -> Mapping[str, Any]:
         return self._own.sizes(self._setup(backend), self.sizes)
 
-    # -- measured ----------------------------------------------------------------------------------
-
     def _measured(self, cfg: DictConfig, backend: TorchBackend, context: RunContext) -> Result:
         spec, _ = resolve_model(cfg, backend)
-        own, setup = self._own, self._setup(backend)
+        own, sizes = self._own, self._sizes(backend)
         found = measure(
             own,
             backend,
             spec,
-            self._sizes(backend),
+            sizes,
             seconds=self.seconds or own.seconds,
             max_spread=own.max_spread if self.max_spread is None else self.max_spread,
-            make_policy=policy_maker(cfg),
+            make_policy=partial(_policy, cfg),
             seed=int(cfg.seed),
-            is_cut=setup == "paper",
+            is_cut=self._setup(backend) == "paper",
         )
         table, device, source = found.table, self._device(backend, spec), "measured"
         if own.kind == "pipeline":
-            stages = self._sizes(backend)["stages"]
-            name = f"simulated pipeline of {stages} stages, times measured on {backend.device_name}"
+            stages, where = sizes["stages"], backend.device_name
+            name = f"simulated pipeline of {stages} stages, times measured on {where}"
             table, device, source = table.assign(device_name=name), STAGES + device, "simulated"
-        return self._result({device: table}, source, context, found)
+        others = {"compositions": found.compositions, "serving": found.serving}
+        return self._result({device: table}, source, context, others)
 
     def _device(self, backend: TorchBackend, spec: ModelSpec) -> str:
         """The folder of recorded results; on a GPU another model than the figure's has its own."""
@@ -177,107 +169,87 @@ class Measure:
         usual = papers[0].model if papers else backend.default_model
         return device if device == "cpu" or spec.name == usual else f"{device}-{spec.name}"
 
-    def _result(
-        self,
-        tables: Mapping[str, pd.DataFrame],
-        source: str,
-        context: RunContext,
-        found: Measured | None = None,
-    ) -> Result:
+    def _result(self, tables: Tables, source: str, context: RunContext, others: Tables) -> Result:
+        """`others` are further tables of the one device that was measured."""
+        own, kept = self._own, dict(tables)
         self._record(tables)
-        kept = dict(tables)
-        for name in ("compositions", "serving"):
-            rows = pd.DataFrame() if found is None else getattr(found, name)
+        for name, rows in others.items():
             if len(rows):
                 kept[name] = rows
-                self._record(dict.fromkeys(tables, rows), f"{self.experiment}-{name}")
-        points = pd.concat(
-            [_as_figure(table, source) for table in tables.values()], ignore_index=True
-        )
-        pictures = self._picture(points)
+                self._record(dict.fromkeys(tables, rows), f"{own.name}-{name}")
+        as_figures = [_as_figure(table, source) for table in tables.values()]
+        points = pd.concat(as_figures, ignore_index=True)
+        pictures = {}
+        if own.kind == "rounds":
+            pictures[own.name] = serving_plots.draw(own.name, own.question, points)
+        elif own.look is not None and points.y.notna().any():  # beside the paper's own points
+            certain = points.assign(uncertainty=math.nan)
+            whole = pd.concat([paper(own.name), certain], ignore_index=True)
+            pictures[own.name] = plots.draw(own.look, whole)
         places = {"points": context.run_dir / POINTS}
         if pictures:
-            places["figure"] = context.run_dir / f"{self.experiment}.png"
+            places["figure"] = context.run_dir / f"{own.name}.png"
         return Result(
             tables={POINTS: points, **kept},
             figures=pictures,
             shown=[_lines(device, table) for device, table in tables.items()],
             places=places,
-            tags=[self.experiment, *tables],
+            tags=[own.name, *tables],
             float_format="%.6g",
         )
 
-    def _picture(self, points: pd.DataFrame) -> dict[str, Any]:
-        """A figure of the paper beside the paper's own points; none of what it does not show, or
-        has no number.
-        """
-        own = self._own
-        if own.kind == "rounds":
-            return {own.name: serving_plots.draw(own.name, own.question, points)}
-        if own.look is None or points.y.isna().all():
-            return {}
-        whole = pd.concat([paper(own.name), points.assign(uncertainty=math.nan)], ignore_index=True)
-        return {own.name: plots.draw(own.look, whole)}
-
-    def _record(self, tables: Mapping[str, pd.DataFrame], stem: str | None = None) -> None:
-        if self.record is None:
-            return
-        for device, table in tables.items():
-            path = load.save(table, self.experiment, device, Path(self.record), stem)
+    def _record(self, tables: Tables, stem: str | None = None) -> None:
+        for device, table in tables.items() if self.record is not None else ():
+            path = load.save(table, self.experiment, device, Path(str(self.record)), stem)
             print_place("record", path)
-
-    # -- simulated ---------------------------------------------------------------------------------
-
-    def _gpus(self, cfg: DictConfig) -> list[str] | None:
-        """The paper's GPUs, or the one that was chosen."""
-        hardware = str(cfg.hardware.name)
-        return None if hardware == PAPERS_GPU else [hardware]
 
     def _platforms(
         self, cfg: DictConfig, backend: SimulatedBackend
-    ) -> Sequence[tuple[str, SimulatedBackend]]:
+    ) -> list[tuple[str, SimulatedBackend]]:
         """The chosen model on the chosen device; where neither was chosen those of the paper."""
-        if self._gpus(cfg) or "AutoModel" not in str(cfg.model["_target_"]):
+        if _gpus(cfg) or not _is_papers_model(cfg):
             return [(resolve_model(cfg, backend)[0].name, backend)]
         return [
-            (own.model, SimulatedBackend(load_option("hardware", own.hardware), tensor_parallel=n))
-            for own in self._own.papers
-            for n in [own.num_devices]
+            (model, SimulatedBackend(load_option("hardware", gpu), tensor_parallel=num_devices))
+            for model, gpu, num_devices in self._own.papers
         ]
 
     def _check_papers(self, cfg: DictConfig, backend: SimulatedBackend) -> None:
-        self._refuse(
-            "setup", "is for measuring: the paper's figures are recomputed at its own sizes"
-        )
+        why = "is for measuring: the paper's figures are recomputed at its own sizes"
+        self._refuse("setup", why)
         for name in ("dtype", "cost_model", "tensor_parallel", "pipeline_parallel"):
             if (value := getattr(backend, name)) != getattr(SimulatedBackend, name):
                 raise UserError(
                     f"executor.{name}={value} has no effect: {self.experiment} is recomputed as "
                     "the paper has it, at both levels of the cost model; drop it"
                 )
-        if "AutoModel" not in str(cfg.model["_target_"]):
+        if not _is_papers_model(cfg):
             raise UserError(
                 f"model={cfg.model.name} has no effect: {self.experiment} is of the paper's "
                 "models; drop it"
             )
         self._own.sizes("paper", self.sizes)
-        Figures([self.experiment], self._gpus(cfg), self.every).check(cfg)
+        Figures([self.experiment], _gpus(cfg), self.every).check(cfg)
 
 
-def policy_maker(cfg: DictConfig) -> MakePolicy:
-    """Policies of `conf/policy/` by name, with a token budget where they read one; None where there
-    is no such file.
+def _gpus(cfg: DictConfig) -> list[str] | None:
+    """The one that was chosen, or those of the paper."""
+    hardware = str(cfg.hardware.name)
+    return None if hardware == PAPERS_GPU else [hardware]
+
+
+def _is_papers_model(cfg: DictConfig) -> bool:
+    return "AutoModel" in str(cfg.model["_target_"])
+
+
+def _policy(cfg: DictConfig, name: str, budget: int) -> Policy | None:
+    """The policy of `conf/policy/`, with a token budget where it reads one; None where there is no
+    such file.
     """
-
-    def make(name: str, budget: int) -> Policy | None:
-        path = CONF / "policy" / f"{name}.yaml"
-        if not path.is_file():
-            return None
-        own: Any = OmegaConf.create(OmegaConf.to_container(cfg, resolve=False))
-        own.policy, own.chunk = OmegaConf.load(path), budget
-        return build(own.policy)
-
-    return make
+    path = CONF / "policy" / f"{name}.yaml"
+    if not path.is_file():
+        return None
+    return build(changed(cfg, policy=OmegaConf.load(path), chunk=budget).policy)
 
 
 def _as_figure(table: pd.DataFrame, source: str) -> pd.DataFrame:
@@ -292,7 +264,9 @@ def _lines(device: str, table: pd.DataFrame) -> Shown:
     rows = []
     for (panel, series), line in table.groupby(["panel", "series"], sort=False):
         known = line.dropna(subset="y").sort_values("y")
-        least, most = [_in_words(known.iloc[i]) for i in (0, -1)] if len(known) else ["", ""]
+        ends = [known.iloc[i] for i in (0, -1)] if len(known) else []
+        said = [f"{row.y:.3g} ({row.low:.3g} to {row.high:.3g}) at {row.x:g}" for row in ends]
+        least, most = said or ["", ""]
         missing = line[line.y.isna()]
         rows.append(
             {
@@ -305,15 +279,8 @@ def _lines(device: str, table: pd.DataFrame) -> Shown:
                 "missing": f"{len(missing)}: {missing.reason.iloc[0]}" if len(missing) else "",
             }
         )
-    is_measured = bool(table.num_pairs.max())
-    what = (
-        "medians, in brackets the 95 % interval"
-        if is_measured
-        else "in brackets the cost model's own error"
-    )
+    what = "in brackets the cost model's own error"
+    if table.num_pairs.max():
+        what = "medians, in brackets the 95 % interval"
     left = ("panel", "line", "unit", "missing")
     return Shown(rows, left=left, title=f"{table.figure.iloc[0]} on {device}: {what}")
-
-
-def _in_words(row: pd.Series) -> str:
-    return f"{row.y:.3g} ({row.low:.3g} to {row.high:.3g}) at {row.x:g}"

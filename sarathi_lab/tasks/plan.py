@@ -1,10 +1,9 @@
-"""From a composed configuration to a checked plan: everything a run needs, made and validated,
-nothing run.
-"""
+"""From a composed configuration to a checked plan: all that a run needs, nothing run."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -14,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from sarathi_lab.config.errors import UserError, require_bool, require_int, require_one_of
 from sarathi_lab.config.instantiate import build, option_files, read_option, resolved
 from sarathi_lab.engine.block_manager import BlockManager
-from sarathi_lab.engine.executor import Backend, Predictor, Sizes
+from sarathi_lab.engine.executor import Backend, Sizes
 from sarathi_lab.engine.queues import QueueOrder
 from sarathi_lab.engine.scheduler import Preemption, Scheduler
 from sarathi_lab.experiment.advisor import BASELINES, Advice, Prediction, advise
@@ -24,20 +23,21 @@ from sarathi_lab.policy import Policy, with_budget
 from sarathi_lab.results.saturation import SaturationLimits
 from sarathi_lab.results.slo import Targets
 from sarathi_lab.results.window import Window
-from sarathi_lab.tasks.sizes import longest_len, named_max_model_len, read_cache
 from sarathi_lab.workload import LoadedRequests
 from sarathi_lab.workload.traces import Trace
 
 AUTO = "auto"  # for a chunk: the one that the device's cost model predicts to be best
+FILLS_MEMORY = "auto"  # for cache.num_blocks
+# Room that a policy's default watermark (1 %) keeps free must not cost a sequence of the default
+# cache.
+CACHE_HEADROOM = 0.01
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One run, ready to execute. `config` is fully resolved; lengths and sizes are in tokens and
-    blocks.
+    """One run, ready to execute. `config` is fully resolved; sizes are in tokens and blocks.
 
-    `targets` is what latencies are held against, `advice` what chunk=auto was resolved by, None for
-    a named chunk.
+    `targets` is what latencies are held against, `advice` what chunk=auto was resolved by.
     """
 
     config: dict[str, Any]
@@ -64,41 +64,30 @@ class Plan:
     @property
     def sizes(self) -> Sizes:
         """What the executor is made for."""
+        policy = self.policy
+        if policy.is_capped:
+            on_top = self.batch_size if policy.decodes_on_top else 0
+            most_tokens = max(policy.budget or 0, self.batch_size) + on_top
+        else:  # the longest prompts whole, beside as many decodes as there may be
+            longest = sorted((request.total_len for request in self.load.requests), reverse=True)
+            most_tokens = sum(longest[: policy.most_prefills or self.batch_size]) + self.batch_size
         return Sizes(
             num_blocks=self.num_blocks,
             block_size=self.block_size,
             batch_size=self.batch_size,
             max_model_len=self.max_model_len,
-            max_batch_tokens=self._most_tokens(),
-            chunk=self.policy.budget,
+            max_batch_tokens=most_tokens,
+            chunk=policy.budget,
             fills_memory=self.fills_memory,
             num_host_blocks=self.num_host_blocks,
         )
 
-    def _most_tokens(self) -> int:
-        """Tokens of the largest batch that the policy may make."""
-        policy = self.policy
-        if not policy.is_capped:
-            return self._longest_prompts()
-        return max(policy.budget or 0, self.batch_size) + (
-            self.batch_size if policy.decodes_on_top else 0
-        )
-
-    def _longest_prompts(self) -> int:
-        """Tokens of the largest batch of whole prompts, beside as many decodes as there may be."""
-        longest = sorted((request.total_len for request in self.load.requests), reverse=True)
-        return sum(longest[: self.policy.most_prefills or self.batch_size]) + self.batch_size
-
     def scheduler(self) -> Scheduler:
         """A fresh scheduler with an empty cache."""
+        sizes = (self.num_blocks, self.block_size, self.num_host_blocks)
         return Scheduler(
             self.policy,
-            BlockManager(
-                self.num_blocks,
-                self.block_size,
-                self.num_host_blocks,
-                shares_prefixes=self.shares_prefixes,
-            ),
+            BlockManager(*sizes, shares_prefixes=self.shares_prefixes),
             batch_size=self.batch_size,
             max_model_len=self.max_model_len,
             num_micro_batches=self.backend.num_stages,
@@ -107,22 +96,22 @@ class Plan:
         )
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """What task=serve runs: a plan, and those of its baselines by name, on the same requests."""
+def make_plans(cfg: DictConfig) -> tuple[Plan, dict[str, Plan]]:
+    """The plan of a run, and those of its baselines by name, which differ in their policy only.
 
-    plan: Plan
-    baselines: Mapping[str, Plan]
-
-
-def prepare(cfg: DictConfig) -> Prepared:
-    """Plan a run and its baselines, which differ in their policy only. Raises UserError."""
+    Raises UserError for anything that the user can mend.
+    """
     run = _parts(cfg)
-    plan = _fitted(run)
-    others = {name: _with_policy(run, baseline_config(cfg, name)) for name in cfg.baselines}
-    # A run is not its own baseline.
-    baselines = {name: _fitted(own) for name, own in others.items() if own.policy != run.policy}
-    return Prepared(plan, baselines)
+    plan, options, baselines = _fitted(run), option_files("policy"), {}
+    for name in cfg.baselines:
+        if name not in options:
+            raise UserError(f"baselines: {name} is not a policy; use some of {', '.join(options)}")
+        node = changed(cfg, policy=read_option("policy", options[name])).policy
+        policy = build(node)
+        if policy != run.policy:  # a run is not its own baseline
+            config = {**run.config, "policy": OmegaConf.to_container(node, resolve=True)}
+            baselines[name] = _fitted(replace(run, policy=policy, config=config))
+    return plan, baselines
 
 
 def make_plan(cfg: DictConfig, chunks: Sequence[int] | None = None) -> Plan:
@@ -133,34 +122,34 @@ def make_plan(cfg: DictConfig, chunks: Sequence[int] | None = None) -> Plan:
     return _fitted(_parts(cfg), chunks)
 
 
-def baseline_config(cfg: DictConfig, name: str) -> DictConfig:
-    """`cfg` with its policy exchanged for the option `name` of the policy group."""
-    options = option_files("policy")
-    if name not in options:
-        raise UserError(f"baselines: {name} is not a policy; use some of {', '.join(options)}")
-    exchanged = OmegaConf.create(OmegaConf.to_container(cfg, resolve=False))
-    assert isinstance(exchanged, DictConfig)
-    exchanged.policy = read_option("policy", options[name])
-    return exchanged
+def changed(cfg: DictConfig, **settings: object) -> DictConfig:
+    """`cfg` with other values of settings, or other nodes."""
+    own = cfg.copy()
+    own.update(settings)
+    return own
 
 
 def _parts(cfg: DictConfig) -> Plan:
     """All parts of a run, the policy not yet fitted to the others."""
-    batch_size = require_int(
-        "batch", cfg.batch, 1, "use the number of sequences to serve at a time, such as 8"
-    )
+    fix = "use the number of sequences to serve at a time, such as 8"
+    batch_size = require_int("batch", cfg.batch, 1, fix)
     policy: Policy = build(cfg.policy)
     require_one_of("queue_order", cfg.queue_order, get_args(QueueOrder))
     require_one_of("preemption", cfg.preemption, get_args(Preemption))
-    backend = build(cfg.executor)
+    backend: Backend = build(cfg.executor)
     spec, checkpoint = resolve_model(cfg, backend)
     load = _load(cfg, backend, spec, checkpoint)
-    max_model_len = longest_len(cfg, load, spec, checkpoint)
-    cache = read_cache(cfg, backend, spec, batch_size * backend.num_stages, max_model_len)
+    longest = max(request.total_len for request in load.requests)
+    if checkpoint is not None and longest > spec.max_position:
+        raise UserError(
+            f"the longest request has {longest} tokens, but {spec.name} was made for "
+            f"{spec.max_position}; shorten it"
+        )
+    max_model_len = _named_max_model_len(cfg) or longest
+    cache = _cache(cfg, backend, spec, batch_size * backend.num_stages, max_model_len)
+    block_size = cache["block_size"]
     # Before a cache of that many blocks is made.
-    backend.check(
-        spec, cache.num_blocks * cache.block_size, cache.num_host_blocks * cache.block_size
-    )
+    backend.check(spec, cache["num_blocks"] * block_size, cache["num_host_blocks"] * block_size)
     plan = Plan(
         config=resolved(cfg),
         policy=policy,
@@ -172,20 +161,77 @@ def _parts(cfg: DictConfig) -> Plan:
         max_model_len=max_model_len,
         queue_order=cfg.queue_order,
         preemption=cfg.preemption,
-        **cache._asdict(),
+        **cache,
         window=build(cfg.window),
         saturation_limits=build(cfg.stop_when_saturated),
         writes_trace=require_bool("trace", cfg.trace, "use true to write trace.json, else false"),
-        targets=read_targets(cfg),
+        targets=_targets(cfg),
     )
-    _check_load(plan)
+    plan.window.check(load)
+    plan.saturation_limits.check(load)
+    if plan.queue_order == "priority" and len({one.priority for one in load.requests}) < 2:
+        raise UserError(
+            "queue_order=priority has no effect: all requests have the same priority; drop it, or "
+            "add workload.priorities=[0,1] (for workload=prompts: priority in the file's rows)"
+        )
     return plan
 
 
-def _with_policy(plan: Plan, cfg: DictConfig) -> Plan:
-    """`plan` with the policy of `cfg`, which differs from its own configuration in that alone."""
-    settings = OmegaConf.to_container(cfg.policy, resolve=True)
-    return replace(plan, policy=build(cfg.policy), config={**plan.config, "policy": settings})
+def _load(
+    cfg: DictConfig, backend: Backend, spec: ModelSpec, checkpoint: Path | None
+) -> LoadedRequests:
+    workload = build(cfg.workload)
+    if isinstance(workload, Trace):
+        workload = workload.within(_named_max_model_len(cfg) or spec.max_position)
+    vocab_size = spec.vocab_size if backend.computes_tokens else None
+    return workload.generate(vocab_size, text_encoder(checkpoint))
+
+
+def _named_max_model_len(cfg: DictConfig) -> int | None:
+    if cfg.max_model_len is None:
+        return None
+    fix = "use null for the longest request of the workload"
+    return require_int("max_model_len", cfg.max_model_len, 2, fix)
+
+
+def _cache(
+    cfg: DictConfig, backend: Backend, spec: ModelSpec, num_sequences: int, max_model_len: int
+) -> dict[str, Any]:
+    """The fields of a plan that say what its cache is like, with room for `num_sequences` of the
+    longest if the settings name no number of blocks.
+    """
+    cache, num_host_blocks = cfg.cache, cfg.cache.num_host_blocks
+    fix = "use a number of tokens such as 16"
+    block_size = require_int("cache.block_size", cache.block_size, 1, fix)
+    if cache.num_blocks == FILLS_MEMORY:
+        num_blocks = backend.kv_blocks(spec, block_size)
+    elif cache.num_blocks is None:
+        needed = num_sequences * math.ceil(max_model_len / block_size)
+        num_blocks = math.ceil(needed / (1 - CACHE_HEADROOM))
+    else:
+        fix = "use null for a cache that holds all batches in flight, or auto for all memory"
+        num_blocks = require_int("cache.num_blocks", cache.num_blocks, 1, fix)
+    if num_host_blocks is None:
+        num_host_blocks = num_blocks if cfg.preemption == "swap" else 0
+    elif cfg.preemption == "swap":
+        require_int("cache.num_host_blocks", num_host_blocks, 0, "use null for num_blocks")
+    else:
+        raise UserError(
+            f"cache.num_host_blocks={num_host_blocks} has no effect without preemption=swap; add it"
+        )
+    fix = "use true to share the cache of equal prefixes, else false"
+    return {
+        "block_size": block_size,
+        "num_blocks": num_blocks,
+        "fills_memory": cache.num_blocks == FILLS_MEMORY,
+        "num_host_blocks": num_host_blocks,
+        "shares_prefixes": require_bool("cache.prefix", cache.prefix, fix),
+    }
+
+
+def _targets(cfg: DictConfig) -> Targets:
+    bounds = cfg.prompt_classes
+    return Targets(build(cfg.slo), cfg.stall, list(bounds) if OmegaConf.is_list(bounds) else bounds)
 
 
 def _fitted(plan: Plan, chunks: Sequence[int] | None = None) -> Plan:
@@ -197,39 +243,19 @@ def _fitted(plan: Plan, chunks: Sequence[int] | None = None) -> Plan:
     )
     plan = replace(plan, policy=policy)
     if policy.budget == AUTO:
-        plan = _with_advice(plan, chunks)
+        advice = _advice(plan, chunks)
+        settings = {**plan.config["policy"], policy.budget_field: advice.chunk}
+        own = with_budget(policy, advice.chunk)
+        config = {**plan.config, "policy": settings}
+        plan = replace(plan, config=config, policy=own, advice=advice)
     scheduler = plan.scheduler()
     for request in plan.load.requests:
         scheduler.check_fits(request)
     return plan
 
 
-def _check_load(plan: Plan) -> None:
-    """Refuse settings that the requests give no meaning to."""
-    plan.window.check(plan.load)
-    plan.saturation_limits.check(plan.load)
-    priorities = {request.priority for request in plan.load.requests}
-    if plan.queue_order == "priority" and len(priorities) < 2:
-        raise UserError(
-            "queue_order=priority has no effect: all requests have the same priority; drop it, or "
-            "add workload.priorities=[0,1] (for workload=prompts: priority in the file's rows)"
-        )
-
-
-def _with_advice(plan: Plan, chunks: Sequence[int] | None) -> Plan:
-    """`plan` with the chunk that its device's cost model predicts to be best."""
-    advice = _advise(plan, _predictor(plan), chunks)
-    settings = {**plan.config["policy"], plan.policy.budget_field: advice.chunk}
-    config = {**plan.config, "policy": settings}
-    return replace(
-        plan, config=config, policy=with_budget(plan.policy, advice.chunk), advice=advice
-    )
-
-
-def _predictor(plan: Plan) -> Predictor:
-    """The cost model that chunk=auto is chosen by. Raises UserError where there is none to choose
-    by.
-    """
+def _advice(plan: Plan, chunks: Sequence[int] | None) -> Advice:
+    """The chunk that the device's cost model predicts to be best. Raises UserError without one."""
     if plan.backend.num_stages > 1:
         raise UserError(
             f"chunk={AUTO} is for one batch at a time, not for the {plan.backend.num_stages} of a "
@@ -246,40 +272,9 @@ def _predictor(plan: Plan) -> Predictor:
             f"chunk={AUTO} needs a cost model of {plan.backend.device_name}, which has none; name "
             "a number such as chunk=256, or add executor=simulated"
         )
-    return predictor
-
-
-def _advise(plan: Plan, predictor: Predictor, chunks: Sequence[int] | None) -> Advice:
-    prediction = Prediction(
-        plan.load.requests,
-        plan.batch_size,
-        predictor,
-        plan.max_model_len,
-        plan.num_blocks,
-        plan.block_size,
-        # Those that the run does not have need not fit the cache.
-        tuple(name for name in BASELINES if name in plan.config["baselines"]),
-    )
-    return advise(
-        prediction,
-        predictor.tile,
-        policy=lambda chunk: with_budget(plan.policy, chunk),
-        chunks=chunks,
-    )
-
-
-def read_targets(cfg: DictConfig) -> Targets:
-    """What latencies are held against. Raises UserError."""
-    bounds = cfg.prompt_classes
-    return Targets(build(cfg.slo), cfg.stall, list(bounds) if OmegaConf.is_list(bounds) else bounds)
-
-
-def _load(
-    cfg: DictConfig, backend: Backend, spec: ModelSpec, checkpoint: Path | None
-) -> LoadedRequests:
-    workload = build(cfg.workload)
-    if isinstance(workload, Trace):
-        workload = workload.within(named_max_model_len(cfg) or spec.max_position)
-    return workload.generate(
-        spec.vocab_size if backend.computes_tokens else None, text_encoder(checkpoint)
-    )
+    # Baselines that the run does not have need not fit the cache.
+    baselines = tuple(name for name in BASELINES if name in plan.config["baselines"])
+    cache = (plan.max_model_len, plan.num_blocks, plan.block_size)
+    prediction = Prediction(plan.load.requests, plan.batch_size, predictor, *cache, baselines)
+    tile, policy = predictor.tile, plan.policy
+    return advise(prediction, tile, policy=lambda c: with_budget(policy, c), chunks=chunks)

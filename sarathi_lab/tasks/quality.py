@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any, ClassVar, get_args
+from typing import Any, get_args
 
 import numpy as np
 import pandas as pd
@@ -15,7 +15,8 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
-from sarathi_lab.config import console
+from sarathi_lab.config.checked import listed, whole
+from sarathi_lab.config.console import console, progress_of
 from sarathi_lab.config.errors import UserError, require_bool, require_int, require_one_of
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.engine.executor import Sizes
@@ -28,57 +29,48 @@ from sarathi_lab.executor.torch.teacher_forced import (
     teacher_forced_logits,
 )
 from sarathi_lab.experiment.quality import joined
+from sarathi_lab.model.configured import text_encoder
 from sarathi_lab.model.spec import KvDtype, ModelSpec
 from sarathi_lab.results import load
 from sarathi_lab.results.device_record import slug_of
 from sarathi_lab.results.provenance import provenance
 from sarathi_lab.results.result import Result, Shown
-from sarathi_lab.tasks.plan import text_encoder
-from sarathi_lab.tasks.subjects import BLOCK_SIZE, measured_subject, require_list, where_of
+from sarathi_lab.tasks.base import Task
+from sarathi_lab.tasks.subjects import BLOCK_SIZE, measured_subject, where_of
 
 EXPERIMENT = "kv_quality"
 HELD_OUT = "held_out.txt"  # of the text that a checkpoint's model was not trained on
 NUM_BYTES = 256  # tokens of a model without a tokenizer
+PIECE = "use the tokens of a piece, such as 256"
 COUNTS = "use numbers of sequences such as [0,3]"
-AXES: Mapping[str, Callable[[str, Any], object]] = {
-    "chunks": partial(require_int, minimum=1, fix="use tokens such as [16,256]"),
-    "offsets": partial(require_int, minimum=0, fix="use tokens such as [0,5]"),
-    "prefix_hits": require_bool,
-    "mates": partial(require_int, minimum=0, fix=COUNTS),
-    "kv_dtypes": partial(require_one_of, valid=get_args(KvDtype)),
-}
+_axis = partial(listed, complaint="is not a list of values; use one such as those of the default")
+
+
+def _whole(minimum: int, fix: str) -> Any:
+    return partial(require_int, minimum=minimum, fix=fix)
 
 
 @dataclass(frozen=True)
-class Quality:
+class Quality(Task):
     """Compares what a trained model says, cut and cached in many ways, with uncut float32 by torch.
 
     The text is `num_texts` pieces of `length` tokens of the file `text`. The matrix has a row for
     every combination of `chunks`, `offsets`, `prefix_hits`, `mates` and `kv_dtypes`. `record` names
-    a folder such as experiments to keep it in. Raises UserError for random weights, and for lists
-    that are empty or hold what can't be.
+    a folder such as experiments to keep it in.
     """
 
-    reads: ClassVar[tuple[str, ...]] = ("executor", "model", "device", "dtype")
-    has_runs: ClassVar[bool] = False
+    reads = ("executor", "model", "device", "dtype")
     text: str | None = None
-    num_texts: int = 4
-    length: int = 256
-    chunks: Sequence[int] = (16, 64, 256)
-    offsets: Sequence[int] = (0, 5)
-    prefix_hits: Sequence[bool] = (False, True)
-    mates: Sequence[int] = (0, 3)
-    kv_dtypes: Sequence[KvDtype] = ("auto", "int8", "fp8")
+    num_texts: int = whole(4, minimum=1, fix="use a small number such as 4")
+    length: int = whole(256, minimum=4 * BLOCK_SIZE, fix=PIECE)
+    chunks: Sequence[int] = _axis((16, 64, 256), each=_whole(1, "use tokens such as [16,256]"))
+    offsets: Sequence[int] = _axis((0, 5), each=_whole(0, "use tokens such as [0,5]"))
+    prefix_hits: Sequence[bool] = _axis((False, True), each=require_bool)
+    mates: Sequence[int] = _axis((0, 3), each=_whole(0, COUNTS))
+    kv_dtypes: Sequence[KvDtype] = _axis(
+        ("auto", "int8", "fp8"), each=partial(require_one_of, valid=get_args(KvDtype))
+    )
     record: str | None = None
-
-    def __post_init__(self) -> None:
-        pieces, least = "use the tokens of a piece, such as 256", 4 * BLOCK_SIZE
-        require_int("task.num_texts", self.num_texts, 1, "use a small number such as 4")
-        require_int("task.length", self.length, least, pieces)
-        fix = "use one such as those of the default"
-        for name, check in AXES.items():
-            values = getattr(self, name)
-            require_list(f"task.{name}", values, "is not a list of values", fix, check)
 
     def check(self, cfg: DictConfig) -> None:
         """Raise UserError for weights or a text that are not there, or that do not go together."""
@@ -91,7 +83,7 @@ class Quality:
         """The matrix, also kept in `record`."""
         backend, spec, checkpoint = _subject(cfg)
         where, pieces = where_of(backend, spec), self._pieces(spec, checkpoint)
-        console.console().print(f"\nquality of {where}", style="bold")
+        console().print(f"\nquality of {where}", style="bold")
         table = self._compared(backend, spec, checkpoint, pieces).assign(
             model=spec.name,
             dtype=backend.dtype_name,
@@ -118,33 +110,26 @@ class Quality:
     def _num_blocks(self) -> int:
         return blocks_needed(self.length, max(self.mates), BLOCK_SIZE)
 
-    def _cells(self) -> Iterator[tuple[Cuts, int]]:
-        """How the text is cut, and the number of mates, of every cell of one type of cache."""
-        axes = product(self.prefix_hits, self.chunks, self.offsets, self.mates)
-        return ((Cuts(chunk, offset, hit), num_mates) for hit, chunk, offset, num_mates in axes)
-
     def _compared(
         self, backend: TorchBackend, spec: ModelSpec, checkpoint: Path, pieces: list[Tokens]
     ) -> pd.DataFrame:
+        sizes = Sizes(self._num_blocks, BLOCK_SIZE, batch_size=1 + max(self.mates))
         exact = TorchBackend(backend.device, "float32", kernels="torch", threads=backend.threads)
-        reference = self._executor(exact, spec, checkpoint)
-        num_cells = len(self.kv_dtypes) * len(list(self._cells()))
+        reference = exact.build(spec, checkpoint, sizes)
+        cells = list(product(self.prefix_hits, self.chunks, self.offsets, self.mates))
+        num_cells = len(self.kv_dtypes) * len(cells)
         rows = []
-        with console.progress_of("comparing", num_cells + 1, "cells") as progress:
-            expected = [
-                teacher_forced_logits(reference, piece[:-1], Cuts(self.length)) for piece in pieces
-            ]
+        with progress_of("comparing", num_cells + 1, "cells") as progress:
+            uncut = Cuts(self.length)
+            texts = [(own, teacher_forced_logits(reference, own[:-1], uncut)) for own in pieces]
             progress(1)
             for kv_dtype in self.kv_dtypes:
-                executor = self._executor(backend, replace(spec, kv_dtype=kv_dtype), checkpoint)
-                for cuts, num_mates in self._cells():
-                    rows.append(_row(executor, cuts, num_mates, pieces, expected))
+                executor = backend.build(replace(spec, kv_dtype=kv_dtype), checkpoint, sizes)
+                for hit, chunk, offset, num_mates in cells:
+                    cuts = Cuts(chunk, offset, hit)
+                    rows.append(_row(executor, cuts, num_mates, texts))
                     progress(1)
         return pd.DataFrame(rows)
-
-    def _executor(self, backend: TorchBackend, spec: ModelSpec, checkpoint: Path) -> TorchExecutor:
-        sizes = Sizes(self._num_blocks, BLOCK_SIZE, batch_size=1 + max(self.mates))
-        return backend.build(spec, checkpoint, sizes)
 
     def _pieces(self, spec: ModelSpec, checkpoint: Path) -> list[Tokens]:
         """`num_texts` pieces of `length` + 1 tokens, evenly spread over the file."""
@@ -155,7 +140,15 @@ class Quality:
             raise UserError(
                 f"task.text={path} can't be read ({error.strerror}); name a text file"
             ) from None
-        tokens = _tokens(content, spec, checkpoint)
+        if (encode := text_encoder(checkpoint)) is not None:
+            tokens = np.array(encode(content.decode(errors="replace")), dtype=np.int32)
+        elif spec.vocab_size == NUM_BYTES:
+            tokens = np.frombuffer(content, dtype=np.uint8).astype(np.int32)
+        else:
+            raise UserError(
+                f"model.path={checkpoint} has no tokenizer.json, and {spec.vocab_size} tokens, "
+                "which are not bytes; fetch it with its tokenizer"
+            )
         size = self.length + 1
         if len(tokens) < self.num_texts * size:
             raise UserError(
@@ -177,29 +170,13 @@ def _subject(cfg: DictConfig) -> tuple[TorchBackend, ModelSpec, Path]:
     return backend, spec, checkpoint
 
 
-def _tokens(content: bytes, spec: ModelSpec, checkpoint: Path) -> Tokens:
-    """By the checkpoint's own tokenizer, else its bytes."""
-    if (encode := text_encoder(checkpoint)) is not None:
-        return np.array(encode(content.decode(errors="replace")), dtype=np.int32)
-    if spec.vocab_size != NUM_BYTES:
-        raise UserError(
-            f"model.path={checkpoint} has no tokenizer.json, and {spec.vocab_size} tokens, which "
-            "are not bytes; fetch it with its tokenizer"
-        )
-    return np.frombuffer(content, dtype=np.uint8).astype(np.int32)
-
-
 def _row(
-    executor: TorchExecutor,
-    cuts: Cuts,
-    num_mates: int,
-    pieces: list[Tokens],
-    expected: list[Tensor],
+    executor: TorchExecutor, cuts: Cuts, num_mates: int, texts: list[tuple[Tokens, Tensor]]
 ) -> dict[str, object]:
-    """A cell of the matrix; the mates of a piece are those that follow it."""
+    """A cell of the matrix; the mates of a text are those that follow it."""
     parts = []
-    for number, (piece, reference) in enumerate(zip(pieces, expected, strict=True)):
-        mates = [pieces[(number + 1 + mate) % len(pieces)][:-1] for mate in range(num_mates)]
+    for number, (piece, reference) in enumerate(texts):
+        mates = [texts[(number + 1 + mate) % len(texts)][0][:-1] for mate in range(num_mates)]
         found = teacher_forced_logits(executor, piece[:-1], cuts, mates)
         targets = torch.from_numpy(piece[-len(found) :].astype(np.int64)).to(found.device)
         parts.append((found, reference[-len(found) :], targets))

@@ -1,11 +1,10 @@
-"""What tasks are about: a device's cost model, a policy of any chunk, a real device, and lists."""
+"""What tasks are about: a device's cost model, a policy of any chunk, a real device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
@@ -14,9 +13,9 @@ from sarathi_lab.config.instantiate import build
 from sarathi_lab.engine.executor import Predictor
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.experiment.advisor import PolicyOfChunk
+from sarathi_lab.model.configured import resolve_model
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Policy, with_budget
-from sarathi_lab.tasks.plan import resolve_model
 
 if TYPE_CHECKING:
     from sarathi_lab.executor.torch.backend import TorchBackend
@@ -76,13 +75,3 @@ def measured_subject(cfg: DictConfig, task: str) -> Subject:
 def where_of(backend: TorchBackend, spec: ModelSpec) -> str:
     """The model, its type and the device in words."""
     return f"{spec.name} in {backend.dtype_name} on {backend.device_name}"
-
-
-def require_list(
-    name: str, values: Any, complaint: str, fix: str, check: Callable[[str, Any], object]
-) -> None:
-    """Raise UserError unless `values` is a list that is not empty, each value of which passes."""
-    if not isinstance(values, Sequence) or isinstance(values, str) or not values:
-        raise UserError(f"{name}={values} {complaint}; {fix}")
-    for value in values:
-        check(name, value)

@@ -10,12 +10,12 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
+from sarathi_lab.__main__ import main
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.experiment.claims import COLUMNS, Claim, load_claims, verdicts
 from sarathi_lab.experiment.figures import FIGURES
 from sarathi_lab.results import load
 from sarathi_lab.tasks import claims
-from sarathi_lab.tasks.claims import main
 
 GAIN = Claim(
     "gain",
@@ -216,7 +216,7 @@ def test_the_readme_is_rewritten_between_its_marks(tmp_path):
 
 def test_claims_are_printed_by_device(tmp_path, capsys):
     load.save(table(1.4), "fig08", "cpu", tmp_path)
-    assert main(["--results", str(tmp_path)]) == 0
+    assert main(["claims", "--results", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     assert "On cpu, in brackets the 95 % interval" in out
     assert "1.4 (1.3 to 1.5)" in out
@@ -236,7 +236,7 @@ def test_a_run_measures_first(tmp_path, capsys):
         str(tmp_path),
         *small,
     ]
-    assert main(arguments) == 0
+    assert main(["claims", *arguments]) == 0
     out = capsys.readouterr().out
     assert "[1/2] kv_reread, measured; 0 s gone, about" in out
     assert "[2/2] kv_reread, simulated" in out
@@ -258,7 +258,7 @@ def test_an_experiment_that_fails_does_not_stop_the_others(tmp_path, capsys):
         str(tmp_path),
         "chunk=3",
     ]
-    assert main(arguments) == 1
+    assert main(["claims", *arguments]) == 1
     captured = capsys.readouterr()
     assert captured.err.count("chunk=3 has no effect") == 2
     assert "failed: table2, measured\nfailed: kv_reread, measured" in captured.out
@@ -276,7 +276,7 @@ def test_an_experiment_that_fails_does_not_stop_the_others(tmp_path, capsys):
     ],
 )
 def test_mistakes_are_one_line_and_code_2(arguments, words, capsys):
-    assert main(arguments) == 2
+    assert main(["claims", *arguments]) == 2
     err = capsys.readouterr().err
     assert words in err
     assert err.count("\n") == 1

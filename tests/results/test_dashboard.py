@@ -35,7 +35,7 @@ def in_process(tmp_path, *args: str, **variables: str) -> subprocess.CompletedPr
         if not name.startswith(("WANDB_", "NETRC"))
     }
     env = {**inherited, "HOME": str(tmp_path), "NETRC": str(tmp_path / "netrc"), **variables}
-    command = [sys.executable, "-m", "sarathi_lab.tasks.dashboard", *args]
+    command = [sys.executable, "-m", "sarathi_lab", "dashboard", *args]
     return subprocess.run(
         command, capture_output=True, text=True, timeout=120, env=env, check=False
     )

@@ -21,8 +21,8 @@ from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.results.device_record import parse_clocks, slug_of
 from sarathi_lab.run import main
 from sarathi_lab.tasks.gpu.part import Part
+from sarathi_lab.tasks.gpu.parts import read_report
 from sarathi_lab.tasks.gpu.targets import TARGETS, Tables, Target, Targets
-from sarathi_lab.tasks.gpu.tests import read_report
 
 CPU = OmegaConf.create({"device": "cpu"})
 

@@ -21,7 +21,7 @@ from sarathi_lab.engine.ledger import REQUEST_COLUMNS
 from sarathi_lab.engine.request import Request
 from sarathi_lab.results.result import Result
 from sarathi_lab.run import main
-from sarathi_lab.tasks.endpoint import load as load_module
+from sarathi_lab.tasks.endpoint import client as client_module
 from sarathi_lab.tasks.endpoint import task as task_module
 from sarathi_lab.tasks.endpoint.protocol import (
     WORDS,
@@ -371,13 +371,13 @@ def test_a_run_whose_requests_all_fail_keeps_why(tmp_path, capsys):
 
 
 def test_an_interrupted_run_keeps_what_came(tmp_path, monkeypatch):
-    whole = load_module.drive
+    whole = client_module.drive
 
     async def cut_off(client, path, requests, *rest):
         await whole(client, path, requests[:2], *rest)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(load_module, "drive", cut_off)
+    monkeypatch.setattr(client_module, "drive", cut_off)
     with scripted() as server, pytest.raises(KeyboardInterrupt):
         kept(tmp_path / "run", *settings_for(server, *GRID))
     folder = run_folder(tmp_path, "failed.json")

@@ -23,16 +23,17 @@ from sarathi_lab.run import main
 from sarathi_lab.tasks.peers import measure as measure_module
 from sarathi_lab.tasks.peers import task as task_module
 from sarathi_lab.tasks.peers.checkpoint import ensure_checkpoint
-from sarathi_lab.tasks.peers.engines import OURS, PEERS, WORKERS, Engine, environment_of
+from sarathi_lab.tasks.peers.engines import OURS, PEERS, WORKERS, Engine, environment_of, our_engine
 from sarathi_lab.tasks.peers.measure import (
     NOT_INSTALLED,
+    SCENARIOS,
     Comparison,
     Conditions,
+    Scenario,
     Subject,
     table_of,
 )
 from sarathi_lab.tasks.peers.process import Worker, WorkerError
-from sarathi_lab.tasks.peers.scenarios import SCENARIOS, Scenario
 from sarathi_lab.tasks.peers.task import Peers
 
 SMALL = Scenario("small", num_requests=3, prompt_len=20, output_len=5)
@@ -238,13 +239,15 @@ def test_the_lab_and_transformers_give_the_same_tokens(tiny, tmp_path):
     run = {"op": "run", "prompts": prompts, "output_len": SMALL.output_len}
     tokens, own = {}, {}
     for name in ("sarathi", "transformers_generate", "transformers_cb"):
-        command = [PYTHON, str(WORKERS / f"{name}_worker.py")]
+        engine = PEERS[name][0] if name in PEERS else our_engine("", nodes)
+        command = [PYTHON, str(engine.script)]
         worker = Worker(command, environment_of(PYTHON, "cpu", 1), tmp_path / name)
         try:
-            loaded = {"model_dir": str(tiny.directory), "has_weights": True}
-            worker.ask({**settings, **loaded}, 120)
+            loaded = {**settings, **engine.options}
+            of_files = {"model_dir": str(tiny.directory), "has_weights": True}
+            worker.ask({**loaded, **of_files}, 120)
             tokens[name] = worker.ask(run, 120)["tokens"]
-            worker.ask({**settings, "model_dir": str(shape), "has_weights": False}, 120)
+            worker.ask({**loaded, "model_dir": str(shape), "has_weights": False}, 120)
             own[name] = worker.ask(run, 120)["tokens"]
         finally:
             worker.close()

@@ -1,4 +1,11 @@
-"""A server of OpenAI's API on the network: its models, the dialect it takes, and its answers.
+"""A server of OpenAI's API on the network: its models, the dialect it takes, and its answers under
+a load that is free of coordinated omission.
+
+A client that waits for an answer before it sends the next request asks less of a slow server than
+of a fast one, and leaves the waiting that it causes out of the record. Here every request that
+arrives over time has a task of its own, without a limit on those in flight, and its latency counts
+from its time of arrival, also where it was sent late or again. Only requests that all arrive at
+once are limited in number.
 
 Its protocol is read here, not by openai's client: that one builds bodies when they are sent, takes
 six times as long for an event, on the loop that takes the times, lets malformed events pass, and
@@ -10,7 +17,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -20,7 +28,14 @@ import httpx2
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.request import Request
-from sarathi_lab.tasks.endpoint.protocol import Answer, AnswerError, Dialect, message_of, read_event
+from sarathi_lab.tasks.endpoint.protocol import (
+    Answer,
+    AnswerError,
+    Dialect,
+    is_closed,
+    message_of,
+    read_event,
+)
 
 BUSY = (429, 503)  # statuses that ask to come again later
 FORBIDDEN = (401, 403)
@@ -112,7 +127,12 @@ class Client:
             ) from None
         if response.status_code in FORBIDDEN:
             raise self._forbidden(response.status_code)
-        listed = _listed_model(response, self.model)
+        listed: Mapping[str, Any] = {}  # the wanted model as it is listed, else the first
+        with suppress(ValueError, KeyError, TypeError):
+            data = response.json()["data"] if response.status_code == 200 else []
+            models = [model for model in data if isinstance(model, dict)]
+            wanted = (model for model in models if model.get("id") == self.model)
+            listed = next(wanted, next(iter(models), {}))
         if self.model is None and listed.get("id") is None:
             raise UserError(
                 f"{url} lists no model (status {response.status_code}); correct task.base_url, "
@@ -208,14 +228,32 @@ class Client:
         )
 
 
-def _listed_model(response: httpx2.Response, wanted: str | None) -> Mapping[str, Any]:
-    """The wanted model as it is listed, else the first; {} if none is."""
-    try:
-        listed = response.json()["data"] if response.status_code == 200 else []
-        models = [model for model in listed if isinstance(model, dict)]
-    except (ValueError, KeyError, TypeError):
-        return {}
-    return next((model for model in models if model.get("id") == wanted), next(iter(models), {}))
+async def drive(
+    client: Client,
+    path: str,
+    requests: Sequence[Request],
+    contents: Mapping[int, bytes],
+    concurrency: int,
+    on_answer: Callable[[Answer], None],
+) -> None:
+    """Send every request at its time and call `on_answer` with each answer; the clock starts now.
+
+    `contents` are the bodies by request id, made beforehand so that making one delays no other. At
+    most `concurrency` are in flight if all arrive at once, else as many as arrive.
+    """
+    is_limited = is_closed(requests)
+    slots: AbstractAsyncContextManager[Any]
+    slots = asyncio.Semaphore(concurrency) if is_limited else nullcontext()
+
+    async def serve(request: Request) -> None:
+        await asyncio.sleep(max(0.0, request.arrival_time - client.now))
+        async with slots:
+            on_answer(await client.answer(request, path, contents[request.request_id]))
+
+    client.start()
+    async with asyncio.TaskGroup() as group:
+        for request in requests:
+            group.create_task(serve(request))
 
 
 async def _message(response: httpx2.Response) -> str:

@@ -1,8 +1,4 @@
-"""Requests to a server that speaks OpenAI's API, and the meaning of its events. No network here.
-
-Servers differ in what they take: vLLM, SGLang and TensorRT-LLM know token ids and `ignore_eos`,
-others refuse them. A `Dialect` is one choice of these.
-"""
+"""Requests to a server that speaks OpenAI's API, and the meaning of its events. No network here."""
 
 from __future__ import annotations
 
@@ -10,7 +6,7 @@ import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -65,13 +61,22 @@ class Answer:
         return self.end_time if self.error else self.piece_times[-1]
 
 
+def is_closed(requests: Sequence[Request]) -> bool:
+    """Whether all requests are there from the start."""
+    return all(request.arrival_time == 0 for request in requests)
+
+
 class AnswerError(Exception):
     """An answer that is none; the message states what the server sent instead."""
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """How requests are written: the API, prompts as token ids or text, and the extensions used."""
+    """How requests are written: the API, prompts as token ids or text, and the extensions used.
+
+    Servers differ in what they take: vLLM, SGLang and TensorRT-LLM know token ids and `ignore_eos`,
+    others refuse them.
+    """
 
     api: str
     sends_token_ids: bool
@@ -131,13 +136,16 @@ class Texts:
         return token_ids if as_token_ids else words(token_ids)
 
 
+def _key(token_ids: Any) -> bytes:
+    return np.asarray(token_ids, dtype=np.int32).tobytes()
+
+
 def words(token_ids: Sequence[int]) -> str:
     """A common word for each id: the same ids give the same text, of about as many tokens."""
     return " ".join(WORDS[token_id % len(WORDS)] for token_id in token_ids)
 
 
-@dataclass(frozen=True)
-class Event:
+class Event(NamedTuple):
     """One event of a stream; the counts are those of its `usage`, None where it has none."""
 
     text: str = ""
@@ -162,7 +170,8 @@ def read_event(data: str) -> Event:
 
 def _event(chunk: Mapping[str, Any]) -> Event:
     usage = chunk.get("usage") or {}
-    counts = [_count(usage.get(name)) for name in ("prompt_tokens", "completion_tokens")]
+    found = [usage.get(name) for name in ("prompt_tokens", "completion_tokens")]
+    counts = [None if count is None else int(count) for count in found]
     choices = chunk.get("choices") or []
     if not choices:  # the last event, for the usage alone
         return Event("", False, False, *counts)
@@ -177,10 +186,6 @@ def _event(chunk: Mapping[str, Any]) -> Event:
     return Event(str(text), is_piece, is_last, *counts)
 
 
-def _count(value: Any) -> int | None:
-    return None if value is None else int(value)
-
-
 def message_of(body: Any) -> str:
     """An error's body in one line: {"error": {"message": ...}}, {"detail": ...} or the like."""
     for _ in range(3):
@@ -189,7 +194,3 @@ def message_of(body: Any) -> str:
         named = (body[name] for name in ("error", "message", "detail") if body.get(name))
         body = next(named, str(body))
     return " ".join(str(body).split())[:200]
-
-
-def _key(token_ids: Any) -> bytes:
-    return np.asarray(token_ids, dtype=np.int32).tobytes()

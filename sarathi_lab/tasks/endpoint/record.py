@@ -14,8 +14,7 @@ import pandas as pd
 
 from sarathi_lab.engine.ledger import REQUEST_COLUMNS
 from sarathi_lab.results.metrics import latency, throughput
-from sarathi_lab.tasks.endpoint.load import is_closed
-from sarathi_lab.tasks.endpoint.protocol import Answer
+from sarathi_lab.tasks.endpoint.protocol import Answer, is_closed
 
 OWN_COLUMNS = ("sent_time", "wanted_output_len", "num_retries", "output_text")
 FAILURE_COLUMNS = (
@@ -29,50 +28,39 @@ LATE = 0.01  # seconds; a client that sends later than this is itself part of wh
 
 def requests_table(answers: Sequence[Answer]) -> pd.DataFrame:
     """One row per finished request, by request id: the ledger's columns and OWN_COLUMNS."""
-    rows = [
-        {
-            **_common(answer),
-            "first_token_time": answer.piece_times[0],
-            "finish_time": answer.piece_times[-1],
-            "prompt_len": answer.prompt_len,
-            "output_len": answer.output_len,
-            "output_token_ids": [],
-            "token_times": list(answer.piece_times),
-            "output_text": "".join(answer.pieces),
-        }
-        for answer in answers
-        if not answer.error
-    ]
-    table = pd.DataFrame(rows, columns=[*REQUEST_COLUMNS, *OWN_COLUMNS])
-    return table.sort_values("request_id", ignore_index=True)
+    finished = [answer for answer in answers if not answer.error]
+    return _table(finished, [*REQUEST_COLUMNS, *OWN_COLUMNS])
 
 
 def failures_table(answers: Sequence[Answer]) -> pd.DataFrame:
     """One row per failed request, by request id, with its `reason`."""
+    return _table([answer for answer in answers if answer.error], FAILURE_COLUMNS)
+
+
+def _table(answers: Sequence[Answer], columns: Sequence[str]) -> pd.DataFrame:
     rows = [
         {
-            **_common(answer),
+            "request_id": answer.request.request_id,
+            "arrival_time": answer.request.arrival_time,
+            "sent_time": answer.sent_time,
+            "first_token_time": next(iter(answer.piece_times), None),
+            "finish_time": answer.finish_time,
             "failed_time": answer.end_time,
-            "prompt_len": answer.request.prompt_len,
+            "prompt_len": answer.request.prompt_len if answer.error else answer.prompt_len,
+            "wanted_output_len": answer.request.output_len,
+            "output_len": answer.output_len,
+            "output_token_ids": [],
+            "token_times": list(answer.piece_times),
+            "output_text": "".join(answer.pieces),
             "num_pieces": len(answer.pieces),
+            "num_retries": answer.num_retries,
             "status": answer.status,
             "reason": answer.error,
         }
         for answer in answers
-        if answer.error
     ]
-    table = pd.DataFrame(rows, columns=list(FAILURE_COLUMNS))
+    table = pd.DataFrame(rows, columns=list(columns))
     return table.sort_values("request_id", ignore_index=True)
-
-
-def _common(answer: Answer) -> dict[str, object]:
-    return {
-        "request_id": answer.request.request_id,
-        "arrival_time": answer.request.arrival_time,
-        "sent_time": answer.sent_time,
-        "wanted_output_len": answer.request.output_len,
-        "num_retries": answer.num_retries,
-    }
 
 
 def intervals_table(answers: Sequence[Answer]) -> pd.DataFrame:
@@ -86,10 +74,9 @@ def intervals_table(answers: Sequence[Answer]) -> pd.DataFrame:
     width = max(SHORTEST_INTERVAL, duration / NUM_INTERVALS)
     edges = width * np.arange(max(1, math.ceil(duration / width)) + 1)
     edges[-1] = max(edges[-1], duration)  # against rounding
-    begun = [answer for answer in answers if answer.piece_times]
-    firsts = [answer.piece_times[0] for answer in begun]
-    prompts = [answer.prompt_len for answer in begun]
-    laters = [time for answer in begun for time in answer.piece_times[1:]]
+    begun = [(answer.piece_times[0], answer.prompt_len) for answer in answers if answer.piece_times]
+    firsts, prompts = zip(*begun, strict=True) if begun else ([], [])
+    laters = [time for answer in answers for time in answer.piece_times[1:]]
 
     def count_until(times: Sequence[float]) -> np.ndarray:
         return np.searchsorted(np.sort(times), edges[1:], side="right")
@@ -132,37 +119,22 @@ def cautions(answers: Sequence[Answer], summary: dict[str, float]) -> list[str]:
     """Limits of these figures, a sentence each."""
     finished = [answer for answer in answers if not answer.error]
     counted = [answer for answer in finished if answer.completion_tokens is not None]
-    found = []
-    if uncounted := len(finished) - len(counted):
-        found.append(
-            f"no usage from the server for {uncounted} of {len(finished)} requests: output tokens "
-            "are counted as streamed pieces, prompt tokens as wished"
-        )
     tokens = sum(answer.output_len for answer in counted)
     pieces = sum(len(answer.pieces) for answer in counted)
-    if tokens != pieces:
-        found.append(
-            f"{tokens} tokens came in {pieces} pieces: times between tokens are those between "
-            "pieces"
-        )
-    if short := sum(answer.output_len < answer.request.output_len for answer in finished):
-        found.append(
-            f"{short} of {len(finished)} answers ended before the workload's length; see "
-            "wanted_output_len"
-        )
-    if prompts := sum(answer.prompt_len != answer.request.prompt_len for answer in finished):
-        found.append(
-            f"{prompts} of {len(finished)} prompts have another number of tokens than the "
-            "workload's"
-        )
-    if (late := summary.get("send_delay_p99", 0.0)) > LATE:
-        found.append(
-            f"this client sent its requests up to {late * 1e3:.0f} ms late (P99), which counts "
-            "in latencies"
-        )
-    return found
-
-
-def reasons(failures: pd.DataFrame) -> dict[str, int]:
-    """Numbers of failed requests by reason, the commonest first."""
-    return {str(reason): int(count) for reason, count in failures.reason.value_counts().items()}
+    total, uncounted = len(finished), len(finished) - len(counted)
+    short = sum(answer.output_len < answer.request.output_len for answer in finished)
+    prompts = sum(answer.prompt_len != answer.request.prompt_len for answer in finished)
+    late = summary.get("send_delay_p99", 0.0)
+    found = {
+        f"no usage from the server for {uncounted} of {total} requests: output tokens are counted "
+        "as streamed pieces, prompt tokens as wished": uncounted > 0,
+        f"{tokens} tokens came in {pieces} pieces: times between tokens are those between "
+        "pieces": tokens != pieces,
+        f"{short} of {total} answers ended before the workload's length; see "
+        "wanted_output_len": short > 0,
+        f"{prompts} of {total} prompts have another number of tokens than the workload's": prompts
+        > 0,
+        f"this client sent its requests up to {late * 1e3:.0f} ms late (P99), which counts in "
+        "latencies": late > LATE,
+    }
+    return [caution for caution, is_due in found.items() if is_due]

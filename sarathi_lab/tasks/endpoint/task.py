@@ -7,35 +7,28 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from omegaconf import DictConfig
 
-from sarathi_lab.config import console
-from sarathi_lab.config.errors import UserError, require_int, require_number, require_one_of
+from sarathi_lab.config.checked import number, one_of, whole
+from sarathi_lab.config.console import console, progress_of
+from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import build, resolved
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.results.provenance import provenance
 from sarathi_lab.results.report import summary_table
-from sarathi_lab.results.result import Result, Stopped, show, write_stopped
-from sarathi_lab.tasks.endpoint import load as generator
-from sarathi_lab.tasks.endpoint import record
-from sarathi_lab.tasks.endpoint.load import is_closed
-from sarathi_lab.tasks.endpoint.protocol import (
-    APIS,
-    PROMPTS,
-    Answer,
-    Dialect,
-    Texts,
-    dialects,
-    words,
-)
+from sarathi_lab.results.result import ITERATIONS, REQUESTS, Result, Stopped, show, write_stopped
+from sarathi_lab.tasks.base import Task
+from sarathi_lab.tasks.endpoint import protocol, record
+from sarathi_lab.tasks.endpoint.protocol import Answer, Dialect, Texts, is_closed
 from sarathi_lab.workload import LoadedRequests
 
 if TYPE_CHECKING:
     from sarathi_lab.tasks.endpoint.client import Client, ServerInfo
 
+FAILURES = "failures.parquet"
 PROBE_PROMPT = list(range(3, 11))  # token ids of a first, small request
 READ = ("workload", "batch", "seed", "pd_ratio", "seq_len")
 
@@ -50,40 +43,30 @@ class Served:
 
 
 @dataclass(frozen=True)
-class Endpoint:
-    """Sends the workload to the server at `base_url`; `conf/task/endpoint.yaml` has the settings.
+class Endpoint(Task):
+    """Sends the workload to the server at `base_url`; its settings: `conf/task/endpoint.yaml`."""
 
-    Raises UserError for settings that name nothing.
-    """
-
-    reads: ClassVar[tuple[str, ...]] = READ
-    has_runs: ClassVar[bool] = True
+    reads = READ
+    has_runs = True
     base_url: str | None
-    concurrency: int
-    api: str = "completions"
+    concurrency: int = whole(minimum=1, fix="use the number of requests in flight, such as 8")
+    api: str = one_of("completions", valid=protocol.APIS)
     model: str | None = None
     server: str | None = None
     api_key_variable: str = "SARATHI_LAB_API_KEY"
-    prompts: str = "auto"
-    vocab_size: int = 10000
-    timeout: float = 600.0
-    retries: int = 5
+    prompts: str = one_of("auto", valid=protocol.PROMPTS)
+    vocab_size: int = whole(10000, minimum=16, fix="use at most the size of the model's vocabulary")
+    timeout: float = number(600.0, above=0, fix="use seconds such as 600")
+    retries: int = whole(5, minimum=0, fix="use a small number such as 5")
     body: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        require_one_of("task.api", self.api, APIS)
-        require_one_of("task.prompts", self.prompts, PROMPTS)
+        super().__post_init__()
         if self.api == "chat" and self.prompts == "token_ids":
             raise UserError(
                 "task.prompts=token_ids is not for task.api=chat, which takes text; use "
                 "task.prompts=auto"
             )
-        in_flight = "use the number of requests in flight, such as 8"
-        require_int("task.concurrency", self.concurrency, 1, in_flight)
-        vocabulary = "use at most the size of the model's vocabulary"
-        require_int("task.vocab_size", self.vocab_size, 16, vocabulary)
-        require_number("task.timeout", self.timeout, above=0, fix="use seconds such as 600")
-        require_int("task.retries", self.retries, 0, "use a small number such as 5")
 
     def check(self, cfg: DictConfig) -> None:
         """Refuse an address that is none and a workload without requests; asks no server."""
@@ -144,14 +127,16 @@ class Endpoint:
                     f"the longest request has {longest} tokens, but {info.model} at {self._url} "
                     f"takes {info.max_model_len}; shorten it"
                 )
-            asked = dialects(self.api, self.prompts)
-            dialect = await client.choose(asked, info.model, PROBE_PROMPT, words(PROBE_PROMPT))
+            asked, text = protocol.dialects(self.api, self.prompts), protocol.words(PROBE_PROMPT)
+            dialect = await client.choose(asked, info.model, PROBE_PROMPT, text)
         return Served(info, dialect, self.server or info.name)
 
     async def _send(
         self, served: Served, load: LoadedRequests, texts: Texts, answers: list[Answer]
     ) -> None:
         """Send all requests; `answers` grows as they come, and outlasts Ctrl-C."""
+        from sarathi_lab.tasks.endpoint.client import drive
+
         dialect, model, requests = served.dialect, served.info.model, load.requests
         async with self._client() as client:
             contents = {}
@@ -159,19 +144,19 @@ class Endpoint:
                 prompt = texts.prompt(request, as_token_ids=dialect.sends_token_ids)
                 content = client.content(dialect, model, prompt, request.output_len)
                 contents[request.request_id] = content
-            with console.progress_of("serving", len(requests), "requests") as progress:
+            with progress_of("serving", len(requests), "requests") as progress:
 
                 def keep(answer: Answer) -> None:
                     answers.append(answer)
                     progress(1)
 
                 limit = self.concurrency
-                await generator.drive(client, dialect.path, requests, contents, limit, keep)
+                await drive(client, dialect.path, requests, contents, limit, keep)
 
     def _announce(self, served: Served, load: LoadedRequests, context: RunContext) -> None:
         at_once = f"at most {self.concurrency} in flight"
         limit = at_once if is_closed(load.requests) else "sent as they arrive"
-        out = console.console()
+        out = console()
         out.print(f"\n{_run_name(served.name, context)}", style="bold")
         out.print(f"  {served.info.model} on {served.name} at {self._url}", soft_wrap=True)
         out.print(f"  {served.dialect.describe()}", soft_wrap=True)
@@ -213,11 +198,9 @@ def _run_name(server: str, context: RunContext) -> str:
 
 def _finished_part(answers: list[Answer], labels: Mapping[str, Any], cfg: DictConfig) -> Result:
     settings = resolved(cfg)
+    requests, failures = record.requests_table(answers), record.failures_table(answers)
     return Result(
-        tables={
-            "requests.parquet": record.requests_table(answers),
-            "failures.parquet": record.failures_table(answers),
-        },
+        tables={REQUESTS: requests, FAILURES: failures},
         labels=labels,
         tags=[str(labels[key]) for key in ("policy", "model", "device", "executor")],
         config={"task": "endpoint", **{name: settings[name] for name in READ}},
@@ -229,26 +212,23 @@ def _result(
 ) -> Result:
     """All tables, the summary and the cautions. Raises Stopped if all failed."""
     part = _finished_part(answers, labels, cfg)
-    reasons, total = record.reasons(part.tables["failures.parquet"]), len(answers)
+    reasons = part.tables[FAILURES].reason.value_counts()  # the commonest first
+    total, requests = len(answers), part.tables[REQUESTS]
     lines = [f"  {count} of {total} requests failed: {why}" for why, count in reasons.items()]
-    if sum(reasons.values()) == total:
+    if requests.empty:
         show(lines)
         raise Stopped(
-            f"all {total} requests failed, most of them with: {next(iter(reasons))}; see "
-            f"failures.parquet in {context.run_dir}",
+            f"all {total} requests failed, most of them with: {reasons.index[0]}; see "
+            f"{FAILURES} in {context.run_dir}",
             part,
         )
-    requests = part.tables["requests.parquet"]
     summary = record.summarise_answers(answers, requests)
     cautions = record.cautions(answers, summary)
+    lines += [f"  {caution}" for caution in cautions]
     return replace(
         part,
-        tables={**part.tables, "iterations.parquet": record.intervals_table(answers)},
+        tables={**part.tables, ITERATIONS: record.intervals_table(answers)},
         summary=summary,
-        shown=[
-            *lines,
-            *(f"  {caution}" for caution in cautions),
-            summary_table(labels["policy"], summary),
-        ],
+        shown=[*lines, summary_table(labels["policy"], summary)],
         labels={**labels, "cautions": cautions},
     )

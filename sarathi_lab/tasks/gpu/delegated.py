@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-import torch
 from omegaconf import DictConfig, OmegaConf
 
 from sarathi_lab.config.console import console
 from sarathi_lab.config.errors import RunError, require_one_of
+from sarathi_lab.config.instantiate import read_option
 from sarathi_lab.config.paths import CONF, REPOSITORY
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.executor.torch.device import device_description
@@ -24,6 +24,7 @@ from sarathi_lab.tasks.calibrate import PROFILE_FILE, Calibrate
 from sarathi_lab.tasks.gpu.part import GpuTask, Part, Work, current_device
 from sarathi_lab.tasks.measure import Measure
 from sarathi_lab.tasks.peers.task import Peers
+from sarathi_lab.tasks.plan import changed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +46,6 @@ class GpuExperiments(GpuTask):
             self._task(name, 1.0)
 
     def check(self, cfg: DictConfig) -> None:
-        """Refuse what task=measure does, too."""
         super().check(cfg)
         for name in self.experiments:
             self._task(name, self.seconds).check(self._sized(cfg))
@@ -62,52 +62,36 @@ class GpuExperiments(GpuTask):
                 console().print(f"  the time is over: {names} left out", soft_wrap=True)
                 break
             seconds = max(1.0, left / (len(self.experiments) - number))
+            task = self._task(name, 0.1 if self.is_dry else seconds)
+            own = replace(context, run_dir=context.run_dir / name, name=f"{context.name} {name}")
+            folder = None
+            if self.record is not None:
+                where = device_folder(device.type, device_description(device))
+                folder = path_of(name, where, Path(self.record)).parent
             try:
-                self._measure(name, 0.1 if self.is_dry else seconds, sized, context, device)
+                with self.recording(folder, context.task, device):
+                    conclude(lambda: task.run(sized, own), sized, own, is_run=False)  # noqa: B023
             except RunError as error:
                 console().print(f"  {name}: {error}", soft_wrap=True)
                 failed.append(name)
         missing = RunError(f"not measured: {', '.join(failed)}; see above") if failed else None
         return Result(error=missing)
 
-    def _measure(
-        self,
-        name: str,
-        seconds: float,
-        cfg: DictConfig,
-        context: RunContext,
-        device: torch.device,
-    ) -> None:
-        task = self._task(name, seconds)
-        own = replace(context, run_dir=context.run_dir / name, name=f"{context.name} {name}")
-        folder = None
-        if self.record is not None:
-            where = device_folder(device.type, device_description(device))
-            folder = path_of(name, where, Path(self.record)).parent
-        with self.recording(folder, context.task, device):
-            conclude(lambda: task.run(cfg, own), cfg, own, is_run=False)
-
     def _task(self, name: str, seconds: float) -> Measure:
         return Measure(name, setup=self.setup, seconds=seconds, record=self.record)
 
     def _sized(self, cfg: DictConfig) -> DictConfig:
-        return changed(cfg, model="tiny" if self.is_dry else self.model)
+        return changed(cfg, model=_option("model", "tiny" if self.is_dry else self.model))
 
 
 @dataclass(frozen=True)
 class GpuCalibration(Part):
     """Leaves profile.csv and hardware.yaml, which names that table where it is recorded."""
 
-    home: ClassVar[str] = "lab/calibration"
+    home = "lab/calibration"
     LOADING: ClassVar[float] = 0.4  # of the time: the model, kernels' compilation, the fit behind
-    FEWEST_SECONDS: ClassVar[dict[str, float]] = {"paper": 15.0, "dry": 2.0}
-    SIZES: ClassVar[dict[str, tuple[str, int, int]]] = {
-        "paper": ("13b", 18, 3072),  # model, most decodes, longest context
-        "dry": ("tiny", 2, 64),
-    }
 
     def check(self, cfg: DictConfig) -> None:
-        """Refuse what task=calibrate does, too."""
         super().check(cfg)
         self._task("gpu").check(self._sized(cfg))
 
@@ -115,19 +99,19 @@ class GpuCalibration(Part):
         """Run task=calibrate, and record its files."""
         name = "gpu" if work.folder is None else work.folder.name
         result = self._task(name).run(self._sized(cfg), context)
-        table = result.tables[PROFILE_FILE]
-        work.keep(Path(PROFILE_FILE).stem, table)
+        work.keep(Path(PROFILE_FILE).stem, result.tables[PROFILE_FILE])
         work.shown += result.shown
         made = context.run_dir / f"{name}.yaml"
         work.record("hardware.yaml", lambda path: path.write_text(_naming(made, path.parent)))
 
     def _task(self, name: str) -> Calibrate:
-        seconds = max(self.FEWEST_SECONDS[self.setup], (1 - self.LOADING) * self.seconds)
-        return Calibrate(seconds, name)
+        fewest = 2.0 if self.is_dry else 15.0
+        return Calibrate(max(fewest, (1 - self.LOADING) * self.seconds), name)
 
     def _sized(self, cfg: DictConfig) -> DictConfig:
-        model, batch, seq_len = self.SIZES[self.setup]
-        return changed(cfg, model=model, batch=batch, seq_len=seq_len)
+        """With the most decodes and the longest context."""
+        model, batch, seq_len = ("tiny", 2, 64) if self.is_dry else ("13b", 18, 3072)
+        return changed(cfg, model=_option("model", model), batch=batch, seq_len=seq_len)
 
 
 def _naming(made: Path, folder: Path) -> str:
@@ -148,11 +132,10 @@ class GpuPeers(Part):
     one engine at a time.
     """
 
-    home: ClassVar[str] = "lab/peers"
+    home = "lab/peers"
     PEERS: ClassVar[tuple[str, ...]] = ("transformers_generate", "transformers_cb", "vllm")
 
     def check(self, cfg: DictConfig) -> None:
-        """Refuse what task=peers does, too."""
         super().check(cfg)
         self._task.check(self._sized(cfg))
 
@@ -172,13 +155,9 @@ class GpuPeers(Part):
 
     def _sized(self, cfg: DictConfig) -> DictConfig:
         batch, chunk = (2, 16) if self.is_dry else (32, 512)
-        return changed(cfg, policy="sarathi_serve", batch=batch, chunk=chunk)
+        policy = _option("policy", "sarathi_serve")
+        return changed(cfg, policy=policy, batch=batch, chunk=chunk)
 
 
-def changed(cfg: DictConfig, **settings: str | int) -> DictConfig:
-    """`cfg` with other options of groups and other values."""
-    changed = cfg.copy()
-    for name, value in settings.items():
-        is_option = OmegaConf.is_dict(cfg[name])
-        changed[name] = OmegaConf.load(CONF / name / f"{value}.yaml") if is_option else value
-    return changed
+def _option(group: str, name: str) -> DictConfig:
+    return read_option(group, CONF / group / f"{name}.yaml")

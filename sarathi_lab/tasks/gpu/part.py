@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,42 +17,38 @@ import pandas as pd
 import torch
 from omegaconf import DictConfig
 
+from sarathi_lab.config.checked import number, one_of
 from sarathi_lab.config.console import console
-from sarathi_lab.config.errors import RunError, UserError, require_number, require_one_of
+from sarathi_lab.config.errors import RunError, UserError
 from sarathi_lab.config.paths import EXPERIMENTS, make_folder, write_json
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.executor.torch.device import device_description, resolve_device
 from sarathi_lab.results.device_record import clocks_seen, device_folder, device_record
 from sarathi_lab.results.result import Result, Shown
+from sarathi_lab.tasks.base import Task
 
-SETUPS = ("paper", "dry")
 RUN_FILE = "run.json"  # of a folder of results: each part's device, versions, clocks and end
 FLOAT_FORMAT = "%.6g"
 
 
 @dataclass
 class Work:
-    """A part at work: the device as torch names it, its share of the time in seconds, and the
-    folder that its tables are recorded in (None: not recorded).
+    """A part at work on `device` for its share of the time in seconds; `folder` is where its tables
+    are recorded (None: nowhere), `files` what it has recorded there.
     """
 
-    device: str
+    device: torch.device
     is_dry: bool
     seconds: float
     folder: Path | None
-    files: list[str]  # that it has recorded there
+    files: list[str]
     tables: dict[str, pd.DataFrame] = field(default_factory=dict)
     shown: list[Shown | str] = field(default_factory=list)  # printed in the end
     started: float = field(default_factory=time.monotonic)
 
-    @property
-    def elapsed(self) -> float:
-        """Seconds since the part began."""
-        return time.monotonic() - self.started
-
     def cuts_short(self) -> bool:
         """Whether a grid must be left unfinished; those of a dry run are tiny and are not."""
-        return not self.is_dry and self.elapsed >= self.seconds
+        return not self.is_dry and time.monotonic() - self.started >= self.seconds
 
     def log(self, text: str) -> None:
         """Print a line of progress."""
@@ -60,13 +56,11 @@ class Work:
 
     def keep(self, name: str, found: pd.DataFrame | Sequence[Mapping[str, object]]) -> None:
         """Keep a table, in place of an earlier one of that name; one without rows is not kept."""
-        table = found if isinstance(found, pd.DataFrame) else pd.DataFrame(list(found))
+        table = pd.DataFrame(found)
         if len(table):
             self.tables[name] = table
-            self.record(
-                f"{name}.csv",
-                lambda path: table.to_csv(path, index=False, float_format=FLOAT_FORMAT),
-            )
+            options: dict[str, Any] = {"index": False, "float_format": FLOAT_FORMAT}
+            self.record(f"{name}.csv", lambda path: table.to_csv(path, **options))
 
     def record(self, name: str, write: Callable[[Path], object]) -> None:
         """Let `write` make the file in the recorded folder, if there is one."""
@@ -77,24 +71,20 @@ class Work:
 
 
 @dataclass(frozen=True)
-class GpuTask:
+class GpuTask(Task):
     """A task that measures a GPU for about `seconds`.
 
     `setup` is paper, or dry: tiny sizes on a CPU. `record` names a folder such as experiments,
-    where what is found is kept as soon as it is there. Raises UserError for settings out of range.
+    where what is found is kept as soon as it is there.
     """
 
-    reads: ClassVar[tuple[str, ...]] = ("device",)
-    has_runs: ClassVar[bool] = False
-
-    seconds: float
-    setup: str = "paper"
+    reads = ("device",)
+    seconds: float = number(above=0, fix="use the seconds to measure for, such as 60")
+    setup: str = one_of("paper", valid=("paper", "dry"))
     record: str | None = None
 
     def __post_init__(self) -> None:
-        fix = "use the seconds to measure for, such as 60"
-        require_number("task.seconds", self.seconds, above=0, fix=fix)
-        require_one_of("task.setup", self.setup, SETUPS)
+        super().__post_init__()
         if self.is_dry and self.record and Path(self.record).resolve() == EXPERIMENTS:
             raise UserError(
                 f"task.record={self.record} is for measurements, not for task.setup=dry; use "
@@ -138,7 +128,7 @@ class GpuTask:
             **device_record(device_description(device), gpu, torch.version.cuda),
             "error": "it was ended before it was done",
         }
-        _write_part(folder, part, record)
+        write_json(folder / RUN_FILE, {"parts": _parts(folder) | {part: record}})
         start = time.monotonic()
         clocks: dict[str, Any] = {}
         try:
@@ -146,15 +136,16 @@ class GpuTask:
                 yield files
             record["error"] = None
         except Exception as error:
-            record["error"] = one_line(error)
+            kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+            record["error"] = f"{kind}{error}".splitlines()[0]
             raise
         finally:
             took = round(time.monotonic() - start, 2)
-            end = {"clocks": clocks, "duration": took, "files": files}
-            _write_part(folder, part, record | end)
+            record |= {"clocks": clocks, "duration": took, "files": files}
+            write_json(folder / RUN_FILE, {"parts": _parts(folder) | {part: record}})
 
 
-class Part(GpuTask, ABC):
+class Part(GpuTask):
     """One measurement, whose tables are kept in `<home>/results/<device>/` of what `record` names,
     beside run.json.
     """
@@ -164,13 +155,12 @@ class Part(GpuTask, ABC):
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
         """Measure. What was recorded before an error, or the end of the time, stays."""
         device = current_device(cfg)
-        name, folder = device_description(device), None
+        name, folder, failure = device_description(device), None, None
         if self.record is not None:
             folder = Path(self.record) / self.home / "results" / device_folder(device.type, name)
-        failure = None
         try:
             with self.recording(folder, context.task, device) as files:
-                work = Work(str(device), self.is_dry, self.seconds, folder, files)
+                work = Work(device, self.is_dry, self.seconds, folder, files)
                 self.measure(cfg, context, work)
         except RunError as error:
             failure = error
@@ -203,16 +193,6 @@ def _gpu_id(device: torch.device) -> str | None:
     return f"GPU-{uuid}" if uuid is not None else str(device.index or 0)
 
 
-def one_line(error: Exception) -> str:
-    """What went wrong; of a bug with the kind of the error."""
-    told = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-    return told.splitlines()[0]
-
-
 def _parts(folder: Path) -> dict[str, Any]:
     path = folder / RUN_FILE
     return json.loads(path.read_text())["parts"] if path.is_file() else {}
-
-
-def _write_part(folder: Path, name: str, record: Mapping[str, Any]) -> None:
-    write_json(folder / RUN_FILE, {"parts": {**_parts(folder), name: record}})

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
 
 import pandas as pd
 from omegaconf import DictConfig
@@ -20,7 +19,6 @@ from sarathi_lab.tasks.gpu.part import Part, Work
 LEAST_COPY = 1024  # MiB: copies that no cache helps
 MODEL = "13b"
 SIZES = sizes_of("gpu_targets")["paper"]  # the experiment that times what is judged here
-DECODES, PREFILLS, CHUNKS = SIZES["decodes"], SIZES["prefills"], SIZES["chunks"]
 CONTEXT, BESIDE = SIZES["context"], SIZES["beside"]
 PER = {"TFLOP/s": 1e12, "GB/s": 1e9}
 COMPARE: Mapping[str, Callable[[float, float], bool]] = {"<=": operator.le, ">=": operator.ge}
@@ -51,9 +49,7 @@ class Tables:
     def peak(self, quantity: str) -> float:
         """FLOP/s of the best product, or bytes/s of the best large copy."""
         table = self.read("gpu/peaks", "peaks")
-        rows = table[table.quantity == quantity]
-        if rows.empty:
-            raise NotMeasured(f"no {quantity} in peaks.csv")
+        rows = _some(table[table.quantity == quantity], f"no {quantity} in peaks.csv")
         if quantity == "copy":
             mib = rows["case"].str.removesuffix(" MiB").astype(int)
             rows = rows[mib >= min(LEAST_COPY, mib.max())]
@@ -69,11 +65,8 @@ class Tables:
             "kv_tokens": prefill_tokens + decodes * CONTEXT,
         }
         rows = table[(table[list(wanted)] == pd.Series(wanted)).all(axis="columns")]
-        if rows.empty:
-            raise NotMeasured(
-                f"{prefill_tokens} prompt tokens and {decodes} decodes were not timed"
-            )
-        return rows.iloc[0]
+        what = f"{prefill_tokens} prompt tokens and {decodes} decodes"
+        return _some(rows, f"{what} were not timed").iloc[0]
 
     def serving(self) -> pd.DataFrame:
         """Every load that was served on the engine."""
@@ -87,9 +80,13 @@ class Tables:
         """Benchmarks of one operation that have a time."""
         table = self.read("gpu/kernels", "kernels")
         rows = table[(table.operation == operation) & table.value.notna()]
-        if rows.empty:
-            raise NotMeasured(f"no times of {operation} in kernels.csv")
-        return rows
+        return _some(rows, f"no times of {operation} in kernels.csv")
+
+
+def _some(rows: pd.DataFrame, why: str) -> pd.DataFrame:
+    if rows.empty:
+        raise NotMeasured(why)
+    return rows
 
 
 @dataclass(frozen=True)
@@ -122,7 +119,7 @@ class Targets(Part):
     is missing, so that a resumed campaign judges again.
     """
 
-    home: ClassVar[str] = "gpu/gpu_targets"
+    home = "gpu/gpu_targets"
 
     def check(self, cfg: DictConfig) -> None:
         """Refuse to judge nothing."""
@@ -153,46 +150,40 @@ class Targets(Part):
             )
 
 
-# -- iterations ------------------------------------------------------------------------------------
+# -- what is judged -------------------------------------------------------------------------------
 
 
 def _over_bytes(tables: Tables, decodes: int) -> float:
     row = tables.iteration(0, decodes)
-    return float(row.value) / (1e3 * float(row.bytes) / tables.peak("copy"))
+    return float(row.value / (1e3 * row.bytes / tables.peak("copy")))
 
 
 def _share_of_flops(tables: Tables, num_tokens: int) -> float:
     row = tables.iteration(num_tokens, 0)
-    return float(row.flops) / (float(row.value) / 1e3) / tables.peak("matmul")
+    return float(row.flops / (row.value / 1e3) / tables.peak("matmul"))
 
 
 def _over_roofline(tables: Tables, chunk: int) -> float:
     row = tables.iteration(chunk - BESIDE, BESIDE)
     flop_time, byte_time = row.flops / tables.peak("matmul"), row.bytes / tables.peak("copy")
-    return float(row.value) / (1e3 * max(float(flop_time), float(byte_time)))
+    return float(row.value / (1e3 * max(flop_time, byte_time)))
 
 
 def _idle(tables: Tables) -> float:
     """The median over SARATHI's loads."""
     table = tables.serving()
     rows = table[(table.quantity == "idle share") & (table.policy == "sarathi")]
-    if rows.empty:
-        raise NotMeasured("no load was served under SARATHI")
-    return float(rows.value.median())
+    return float(_some(rows, "no load was served under SARATHI").value.median())
 
 
 def _over_peer(tables: Tables, peer: str) -> float:
     table = tables.read("lab/peers", "peers")
     rows = table[table.peer == peer]
-    ratios = rows.ratio.dropna()
-    if ratios.empty:
-        reasons = "; ".join(map(str, rows.error.dropna())) or "it was not run"
-        raise NotMeasured(f"{peer}: {reasons}")
-    return float(ratios.iloc[0])
+    reasons = "; ".join(map(str, rows.error.dropna())) or "it was not run"
+    return float(_some(rows.dropna(subset="ratio"), f"{peer}: {reasons}").ratio.iloc[0])
 
 
-# -- attention, by the names that the benchmarks give to operations, cases and implementations -----
-
+# Attention, by the names that the benchmarks give to operations, cases and implementations.
 PREFILL, DECODE, HYBRID = "prefill_attention", "decode_attention", "hybrid_attention"
 OURS, SERIES, FUSED, FLASHINFER = "^paged$", "^series$", "^fused$", "^flashinfer"
 SDPA = "^sdpa"  # any of its backends
@@ -220,20 +211,19 @@ def _share_of_bandwidth(tables: Tables, case: str) -> float:
     """The least of the head counts that were timed."""
     rows = tables.kernels(DECODE)
     rows = rows[rows["case"].str.endswith(case) & rows.implementation.str.contains(OURS)]
-    if rows.empty:
-        raise NotMeasured(f"{DECODE} has no case{case}")
+    rows = _some(rows, f"{DECODE} has no case{case}")
     return float(rows.bytes_per_second.min()) / tables.peak("copy")
 
 
 def _targets() -> Iterator[Target]:
-    for n in DECODES:
-        name = f"decode-only, {MODEL}, batch {n} at context {CONTEXT}"
-        what = "time / reading weights and KV once"
-        yield Target(f"{name}: {what}", "<=", 1.12, partial(_over_bytes, decodes=n))
-    for n in PREFILLS:
+    what = "time / reading weights and KV once"
+    for n in SIZES["decodes"]:
+        name = f"decode-only, {MODEL}, batch {n} at context {CONTEXT}: {what}"
+        yield Target(name, "<=", 1.12, partial(_over_bytes, decodes=n))
+    for n in SIZES["prefills"]:
         name = f"prefill of {n} tokens, {MODEL}: share of the peak's FLOP/s"
         yield Target(name, ">=", 0.85, partial(_share_of_flops, num_tokens=n))
-    for n in CHUNKS:
+    for n in SIZES["chunks"]:
         name = f"hybrid of {n} tokens, {BESIDE} of them decodes, {MODEL}: time / roofline"
         yield Target(name, "<=", 1.15, partial(_over_roofline, chunk=n))
     yield Target("device idle between iterations, steady state", "<=", 0.02, _idle)

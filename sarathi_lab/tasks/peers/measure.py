@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,12 +14,46 @@ import pandas as pd
 
 from sarathi_lab.tasks.peers.engines import OURS, Engine, environment_of
 from sarathi_lab.tasks.peers.process import Worker, WorkerError
-from sarathi_lab.tasks.peers.scenarios import Scenario
+from sarathi_lab.workload.base import random_prompt
 
 # Threads of the last engine go on spinning for a while before they sleep (vLLM's for a second), and
 # would take the next one's cores.
 SETTLE = 1.5
 NOT_INSTALLED = "not installed"
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What all engines are asked for: `num_requests` prompts of `prompt_len` seeded random tokens,
+    all there at the start, each answered by exactly `output_len`.
+    """
+
+    name: str
+    num_requests: int
+    prompt_len: int
+    output_len: int
+
+    @property
+    def total_len(self) -> int:
+        """Tokens of one sequence in the end."""
+        return self.prompt_len + self.output_len
+
+    def prompts(self, vocab_size: int, seed: int) -> list[list[int]]:
+        """Token ids, the same for the same seed."""
+        sizes = (self.prompt_len, vocab_size, seed)
+        found = (random_prompt(i, *sizes) for i in range(self.num_requests))
+        return [prompt.tolist() for prompt in found if prompt is not None]
+
+
+SCENARIOS: dict[str, Scenario] = {
+    scenario.name: scenario
+    for scenario in (
+        Scenario("A", 16, 512, 64),
+        Scenario("B", 8, 1024, 16),
+        Scenario("gpu", 32, 960, 64),  # of the campaign
+        Scenario("dry", 2, 24, 4),
+    )
+}
 
 
 @dataclass(frozen=True)
@@ -79,9 +113,7 @@ class Comparison:
     progress: Callable[[int], None] = lambda num_runs: None
 
     def __post_init__(self) -> None:
-        self.outcomes = [
-            Outcome(engine, scenario) for scenario in self.scenarios for engine in self.engines
-        ]
+        self.outcomes = [Outcome(e, scenario) for scenario in self.scenarios for e in self.engines]
 
     def measure(self) -> list[Outcome]:
         """Load the engines and run them; one that fails is out from there on.
@@ -89,10 +121,8 @@ class Comparison:
         On a CPU all stay loaded and take turns, so that a machine whose speed changes is slow for
         all. On a GPU, whose memory they would share, they come one after the other.
         """
-        together = (
-            [self.engines] if self.conditions.device == "cpu" else [[e] for e in self.engines]
-        )
-        for engines in together:
+        is_cpu = self.conditions.device == "cpu"
+        for engines in [self.engines] if is_cpu else [[engine] for engine in self.engines]:
             with ExitStack() as stack:
                 workers = {engine.name: self._load(engine, stack) for engine in engines}
                 for scenario in self.scenarios:
@@ -100,62 +130,58 @@ class Comparison:
         return self.outcomes
 
     def _load(self, engine: Engine, stack: ExitStack) -> Worker | None:
-        own = [outcome for outcome in self.outcomes if outcome.engine is engine]
-        name, device = engine.name, self.conditions.device
+        name, given, subject = engine.name, self.conditions, self.subject
         if not engine.is_installed():
-            _fail(own, NOT_INSTALLED)
+            self._fail(engine, NOT_INSTALLED)
             self.log(f"{name}: not installed for {engine.python} (pip install {engine.install})")
             return None
-        if (kind := device.partition(":")[0]) not in engine.devices:
-            _fail(own, f"installed; not run on {kind} here")
+        if (kind := given.device.partition(":")[0]) not in engine.devices:
+            self._fail(engine, f"installed; not run on {kind} here")
             return None
-        path = self.logs / f"{name.replace(' ', '-')}-{self.subject.model}-{self.subject.dtype}.log"
-        environment = environment_of(engine.python, device, self.conditions.threads)
+        path = self.logs / f"{name.replace(' ', '-')}-{subject.model}-{subject.dtype}.log"
+        environment = environment_of(engine.python, given.device, given.threads)
         worker = Worker([engine.python, str(engine.script)], environment, path)
         stack.callback(worker.close)
-        start = time.monotonic()
-        try:
-            version = str(worker.ask(self._settings(engine), self.conditions.timeout)["version"])
-        except WorkerError as error:
-            worker.kill()
-            _fail(own, str(error))
-            self.log(f"{name}: {error}")
-            return None
-        for outcome in own:
-            outcome.version = version
-        self.log(f"{name}: {version}, loaded in {time.monotonic() - start:.0f} s")
-        return worker
-
-    def _settings(self, engine: Engine) -> Mapping[str, Any]:
         longest = max(scenario.total_len for scenario in self.scenarios)
-        kv_bytes = self.conditions.batch * (longest + 128) * self.subject.kv_bytes_per_token
-        return {
+        kv_bytes = given.batch * (longest + 128) * subject.kv_bytes_per_token
+        message = {
             "op": "load",
-            "model_dir": str(self.subject.directory.absolute()),
-            "has_weights": self.subject.has_weights,
-            "dtype": self.subject.dtype,
-            "device": self.conditions.device,
-            "threads": self.conditions.threads,
-            "batch": self.conditions.batch,
-            "chunk": self.conditions.chunk,
+            "model_dir": str(subject.directory.absolute()),
+            "has_weights": subject.has_weights,
+            "dtype": subject.dtype,
+            "device": given.device,
+            "threads": given.threads,
+            "batch": given.batch,
+            "chunk": given.chunk,
             "longest": longest,
             "kv_gib": -(-kv_bytes // 2**30),
             **engine.options,
         }
+        start = time.monotonic()
+        try:
+            version = str(worker.ask(message, given.timeout)["version"])
+        except WorkerError as error:
+            worker.kill()
+            self._fail(engine, str(error))
+            self.log(f"{name}: {error}")
+            return None
+        for outcome in self.outcomes:
+            if outcome.engine is engine:
+                outcome.version = version
+        self.log(f"{name}: {version}, loaded in {time.monotonic() - start:.0f} s")
+        return worker
 
     def _take_turns(self, workers: dict[str, Worker | None], scenario: Scenario) -> None:
         """One round to warm up, which counts for the tokens alone, then the repetitions."""
         prompts = scenario.prompts(self.subject.vocab_size, self.conditions.seed)
         message = {"op": "run", "prompts": prompts, "output_len": scenario.output_len}
-        mine = [
-            outcome
-            for outcome in self.outcomes
-            if outcome.scenario is scenario and outcome.engine.name in workers
-        ]
+        own = [outcome for outcome in self.outcomes if outcome.scenario is scenario]
+        mine = [outcome for outcome in own if outcome.engine.name in workers]
         for repetition in range(self.conditions.repetitions + 1):
             for outcome in mine:
                 self.progress(1)
-                worker = workers[outcome.engine.name]
+                engine = outcome.engine
+                worker = workers[engine.name]
                 if worker is None:
                     continue
                 if self.conditions.device == "cpu":
@@ -165,13 +191,19 @@ class Comparison:
                     _take(outcome, answer, is_warm_up=repetition == 0)
                 except WorkerError as error:
                     worker.kill()
-                    workers[outcome.engine.name] = None
-                    own = [o for o in self.outcomes if o.engine is outcome.engine]
-                    _fail([outcome, *(o for o in own if not o.seconds)], str(error))
-                    self.log(f"{outcome.engine.name}: {error}")
+                    workers[engine.name] = None
+                    outcome.error = str(error)
+                    self._fail(engine, str(error))
+                    self.log(f"{engine.name}: {error}")
+
+    def _fail(self, engine: Engine, error: str) -> None:
+        """Of the engine, whatever it has not finished."""
+        for outcome in self.outcomes:
+            if outcome.engine is engine and not outcome.seconds:
+                outcome.error = error
 
 
-def _take(outcome: Outcome, answer: Mapping[str, Any], *, is_warm_up: bool) -> None:
+def _take(outcome: Outcome, answer: dict[str, Any], *, is_warm_up: bool) -> None:
     """Keep an answer. Raises WorkerError unless it is the work that was asked for."""
     scenario, tokens = outcome.scenario, answer["tokens"]
     lengths = {len(ids) for ids in tokens}
@@ -186,13 +218,8 @@ def _take(outcome: Outcome, answer: Mapping[str, Any], *, is_warm_up: bool) -> N
         outcome.seconds.append(float(answer["seconds"]))
 
 
-def _fail(outcomes: Sequence[Outcome], error: str) -> None:
-    for outcome in outcomes:
-        outcome.error = error
-
-
 def table_of(outcomes: Sequence[Outcome], subject: Subject) -> pd.DataFrame:
-    """A row per outcome.
+    """A row per outcome, with `runs`, the seconds of its repetitions.
 
     Seconds are medians, `throughput` is prompt and output tokens over them, `ratio` they over ours,
     and `agreement` the share of tokens like ours. What failed has none of them.
@@ -203,6 +230,7 @@ def table_of(outcomes: Sequence[Outcome], subject: Subject) -> pd.DataFrame:
 
 
 def _row(outcome: Outcome, subject: Subject, ours: Outcome | None) -> dict[str, Any]:
+    engine, scenario = outcome.engine, outcome.scenario
     seconds = [] if outcome.error else outcome.seconds
     low, middle, high = np.quantile(seconds, (0.2, 0.5, 0.8)) if seconds else [np.nan] * 3
     ratio = agreement = np.nan
@@ -211,18 +239,19 @@ def _row(outcome: Outcome, subject: Subject, ours: Outcome | None) -> dict[str, 
         if subject.has_weights:
             agreement = float(np.mean(np.asarray(outcome.tokens) == np.asarray(ours.tokens)))
     return {
-        "peer": outcome.engine.peer,
-        "variant": outcome.engine.variant,
+        "peer": engine.peer,
+        "variant": engine.variant,
         "version": outcome.version,
         "model": subject.model,
         "dtype": subject.dtype,
-        "workload": outcome.scenario.name,
+        "workload": scenario.name,
         "seconds": middle,
         "q20": low,
         "q80": high,
         "repetitions": len(seconds),
-        "throughput": outcome.scenario.num_requests * outcome.scenario.total_len / middle,
+        "throughput": scenario.num_requests * scenario.total_len / middle,
         "ratio": ratio,
         "agreement": agreement,
         "error": outcome.error,
+        "runs": outcome.seconds,
     }

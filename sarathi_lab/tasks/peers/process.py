@@ -46,6 +46,7 @@ class Worker:
         seconds.
         """
         assert self._process.stdin is not None
+        asked = message["op"]
         try:
             self._process.stdin.write(json.dumps(message) + "\n")
             self._process.stdin.flush()
@@ -53,19 +54,15 @@ class Worker:
         except OSError:
             line = ENDED
         except queue.Empty:
-            raise WorkerError(f"no answer to {message['op']} in {timeout:g} s") from None
+            raise WorkerError(f"no answer to {asked} in {timeout:g} s") from None
         if line is ENDED:
-            raise WorkerError(f"ended while asked to {message['op']} ({self._how_it_ended()})")
+            raise WorkerError(f"ended while asked to {asked} ({self._how_it_ended()})")
         try:
             answer = json.loads(line)
         except ValueError:
-            raise WorkerError(
-                f"answered {message['op']} with {line[:60]!r}, which is not JSON"
-            ) from None
+            raise WorkerError(f"answered {asked} with {line[:60]!r}, which is not JSON") from None
         if not isinstance(answer, dict):
-            raise WorkerError(
-                f"answered {message['op']} with {line[:60].strip()}, which is no object"
-            )
+            raise WorkerError(f"answered {asked} with {line[:60].strip()}, which is no object")
         if "error" in answer:
             raise WorkerError(str(answer["error"]))
         return answer

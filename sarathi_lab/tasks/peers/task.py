@@ -10,41 +10,32 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pandas as pd
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from sarathi_lab.config import console
-from sarathi_lab.config.errors import (
-    RunError,
-    UserError,
-    require_bool,
-    require_int,
-    require_number,
-    require_one_of,
-)
+from sarathi_lab.config.checked import flag, number, whole
+from sarathi_lab.config.console import console, progress_of
+from sarathi_lab.config.errors import RunError, UserError, require_int, require_list, require_one_of
 from sarathi_lab.config.instantiate import build, load_option
 from sarathi_lab.config.paths import CONF, make_folder
 from sarathi_lab.config.run_context import RunContext
-from sarathi_lab.executor.torch.device import (
-    device_description,
-    num_threads,
-    require_threads,
-    resolve_device,
-)
+from sarathi_lab.executor.torch import device as devices
 from sarathi_lab.model.spec import DTYPE_BYTES
 from sarathi_lab.results.provenance import provenance
 from sarathi_lab.results.result import Result, Shown
+from sarathi_lab.tasks.base import Task
+from sarathi_lab.tasks.peers import measure
 from sarathi_lab.tasks.peers.checkpoint import ensure_checkpoint, require_llama
 from sarathi_lab.tasks.peers.engines import OURS, PEERS, Engine, our_engine
-from sarathi_lab.tasks.peers.measure import Comparison, Conditions, Outcome, Subject, table_of
-from sarathi_lab.tasks.peers.scenarios import SCENARIOS
+from sarathi_lab.tasks.peers.measure import SCENARIOS, Conditions, Subject
 
 DTYPES = ("float32", "bfloat16")  # that all engines have
-REPETITIONS = ("peer", "variant", "model", "dtype", "workload")  # what tells them apart
+LABELS = ["peer", "variant", "model", "dtype", "workload"]  # what tells engines and loads apart
 WITHOUT_EFFECT = {  # settings, and what to do instead
     "executor.dtype": "; use task.dtypes=[{}]",
     "executor.threads": "; use task.threads={}, which all engines take",
@@ -54,52 +45,43 @@ WITHOUT_EFFECT = {  # settings, and what to do instead
 
 
 @dataclass(frozen=True)
-class Peers:
+class Peers(Task):
     """Times `peers` and the lab on the scenarios `workloads` of `models` in `dtypes`, and compares
     greedy tokens.
 
     `python` names the interpreter of the environment that has a peer (None: this one). `timeout` is
     in seconds, for each answer. `checkpoints` keeps the models; None makes them anew. With
-    `random_weights` every engine makes weights of its own, and tokens are not compared. Raises
-    UserError for settings that name nothing.
+    `random_weights` every engine makes weights of its own, and tokens are not compared.
     """
 
-    reads: ClassVar[tuple[str, ...]] = (
-        "policy",
-        "executor",
-        "device",
-        "chunk",
-        "batch",
-        "seed",
-        "cache",
-    )
-    has_runs: ClassVar[bool] = False
+    reads = ("policy", "executor", "device", "chunk", "batch", "seed", "cache")
     peers: Sequence[str] = tuple(PEERS)
     python: Mapping[str, str | None] = field(default_factory=dict)
     models: Sequence[str] = ("30m",)
     dtypes: Sequence[str] = ("float32",)
     workloads: Sequence[str] = ("A", "B")
-    repetitions: int = 3
+    repetitions: int = whole(3, minimum=1, fix="use a small number such as 3")
     threads: int | None = None
-    timeout: float = 900.0
+    timeout: float = number(900.0, above=0, fix="use seconds such as 900")
     checkpoints: str | None = None
-    random_weights: bool = False
+    random_weights: bool = flag(False)
 
     def __post_init__(self) -> None:
-        models = sorted(
-            path.stem for path in (CONF / "model").glob("*.yaml") if path.stem != "auto"
-        )
-        _require_list("task.peers", self.peers, tuple(PEERS), may_be_empty=True)
-        _require_list("task.models", self.models, models)
-        _require_list("task.dtypes", self.dtypes, DTYPES)
-        _require_list("task.workloads", self.workloads, tuple(SCENARIOS))
-        require_int("task.repetitions", self.repetitions, 1, "use a small number such as 3")
-        require_number("task.timeout", self.timeout, above=0, fix="use seconds such as 900")
-        require_bool("task.random_weights", self.random_weights)
-        self._check_interpreters()
-        require_threads("task.threads", self.threads)
-
-    def _check_interpreters(self) -> None:
+        models = (path.stem for path in (CONF / "model").glob("*.yaml"))
+        lists = {
+            "peers": tuple(PEERS),
+            "models": sorted(model for model in models if model != "auto"),
+            "dtypes": DTYPES,
+            "workloads": tuple(SCENARIOS),
+        }
+        for name, valid in lists.items():
+            values, setting = getattr(self, name), f"task.{name}"
+            if name == "peers" and values in ([], ()):
+                continue  # the lab alone
+            complaint = f"is not a list of names; write {setting}=[{valid[0]}]"
+            each = partial(require_one_of, valid=valid)
+            require_list(setting, values, complaint, each, twice="names one twice; drop it")
+        super().__post_init__()
         for peer, python in self.python.items():
             require_one_of("task.python", peer, PEERS)
             if python is not None and not os.access(python, os.X_OK):
@@ -108,6 +90,7 @@ class Peers:
                     f"environment that has {peer}, such as /path/to/env/bin/python, or null for "
                     "this one"
                 )
+        devices.require_threads("task.threads", self.threads)
 
     def check(self, cfg: DictConfig) -> None:
         """Refuse models, policies and executors that can't be compared."""
@@ -116,8 +99,8 @@ class Peers:
         batch = require_int("batch", cfg.batch, 1, sequences)
         tokens = f"use tokens of one iteration from batch={batch}, such as 256"
         require_int("chunk", cfg.chunk, batch, tokens)
-        block_size = cfg.cache.block_size
-        require_int("cache.block_size", block_size, 1, "use a number of tokens such as 16")
+        fix = "use a number of tokens such as 16"
+        require_int("cache.block_size", cfg.cache.block_size, 1, fix)
         build(cfg.policy).validate(batch, longest)
         for name in self.models:
             spec = load_option("model", name)
@@ -127,54 +110,63 @@ class Peers:
                     f"task.models: {name} ends at {spec.max_position} tokens, {longest} are "
                     "needed; drop it"
                 )
-        _check_executor(cfg)
+        if "device" not in cfg.executor:
+            raise UserError(
+                "executor=simulated serves no requests; use executor=torch to be compared with "
+                "engines"
+            )
+        devices.resolve_device(cfg.executor.device)
+        for name, fix in WITHOUT_EFFECT.items():
+            if (value := OmegaConf.select(cfg, name)) not in (None, "auto"):
+                raise UserError(f"{name}={value} has no effect on task=peers{fix.format(value)}")
+        build(cfg.executor)
         if self.checkpoints is not None:
             make_folder(Path(self.checkpoints), "task.checkpoints")
 
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
         """The table of engines and scenarios, with every repetition behind it."""
-        make_folder(context.run_dir, "the run's folder")
-        conditions = Conditions(
-            num_threads(self.threads),
+        run_dir = make_folder(context.run_dir, "the run's folder")
+        given = Conditions(
+            devices.num_threads(self.threads),
             cfg.batch,
             cfg.chunk,
             cfg.seed,
             self.repetitions,
             self.timeout,
-            str(resolve_device(cfg.executor.device)),
+            str(devices.resolve_device(cfg.executor.device)),
         )
-        device = device_description(torch.device(conditions.device), conditions.threads)
-        console.console().print(f"\n{context.name}", style="bold")
-        console.console().print(f"  {_announced(conditions)}", soft_wrap=True)
-        engines = self._engines(cfg)
-        tables, outcomes = [], []
+        where = f"on {given.device}"
+        if given.device == "cpu":
+            where = f"on the CPU with {given.threads} threads"
+        console().print(f"\n{context.name}", style="bold")
+        console().print(
+            f"  {where}, at most {given.batch} requests at a time, iterations of {given.chunk} "
+            f"tokens; medians of {given.repetitions} repetitions in turns",
+            soft_wrap=True,
+        )
+        engines, tables = self._engines(cfg), []
         with self._folder() as folder:
             for subject in self._subjects(Path(folder), int(cfg.seed)):
-                found = self._measured(engines, subject, conditions, context.run_dir)
-                table = table_of(found, subject).assign(
-                    device=device,
-                    threads=conditions.threads,
-                    batch=conditions.batch,
-                    chunk=conditions.chunk,
+                own = self._measured(engines, subject, given, run_dir).assign(
+                    device=devices.device_description(torch.device(given.device), given.threads),
+                    threads=given.threads,
+                    batch=given.batch,
+                    chunk=given.chunk,
                     git_commit=provenance()["git_commit"],
                 )
-                tables.append(table)
-                outcomes += _repetitions(found, table)
+                tables.append(own)
                 # Written at once: a later model may be interrupted.
-                pd.concat(tables).to_csv(context.run_dir / "peers.csv", index=False)
-        table = pd.concat(tables, ignore_index=True)
+                whole = pd.concat(tables, ignore_index=True).drop(columns="runs")
+                whole.to_csv(run_dir / "peers.csv", index=False)
+        runs = pd.concat(tables)[[*LABELS, "runs"]].rename(columns={"runs": "seconds"})
+        runs = runs.explode("seconds").dropna(subset="seconds").astype({"seconds": float})
+        runs.insert(len(LABELS), "repetition", runs.groupby(LABELS, sort=False).cumcount())
         return Result(
-            tables={
-                "peers.parquet": table,
-                "peers": table,
-                "repetitions": pd.DataFrame(
-                    outcomes, columns=[*REPETITIONS, "repetition", "seconds"]
-                ),
-            },
-            summary=_summary(table),
-            shown=list(_shown(table)),
+            tables={"peers.parquet": whole, "peers": whole, "repetitions": runs},
+            summary=_summary(whole),
+            shown=list(_shown(whole)),
             tags=["peers", *self.models, *self.dtypes],
-            error=_own_error(table, context.run_dir),
+            error=_own_error(whole, run_dir),
         )
 
     def _engines(self, cfg: DictConfig) -> list[Engine]:
@@ -205,66 +197,19 @@ class Peers:
                 yield Subject(name, directory, spec.vocab_size, kv_bytes, dtype, has_weights)
 
     def _measured(
-        self, engines: Sequence[Engine], subject: Subject, conditions: Conditions, run_dir: Path
-    ) -> list[Outcome]:
-        out = console.console()
+        self, engines: Sequence[Engine], subject: Subject, given: Conditions, run_dir: Path
+    ) -> pd.DataFrame:
+        out, logs = console(), run_dir / "workers"
         out.print(f"  {subject.model} in {subject.dtype}")
         scenarios = [SCENARIOS[name] for name in self.workloads]
         num_runs = len(engines) * len(scenarios) * (self.repetitions + 1)
-        with console.progress_of("measuring", num_runs, "runs") as progress:
-            return Comparison(
-                engines,
-                subject,
-                scenarios,
-                conditions,
-                run_dir / "workers",
-                lambda line: out.print(f"    {line}", soft_wrap=True),
-                progress,
-            ).measure()
 
+        def log(line: str) -> None:
+            out.print(f"    {line}", soft_wrap=True)
 
-def _require_list(
-    name: str, values: object, valid: Sequence[str], *, may_be_empty: bool = False
-) -> None:
-    if not isinstance(values, Sequence) or isinstance(values, str) or not (values or may_be_empty):
-        raise UserError(f"{name}={values} is not a list of names; write {name}=[{valid[0]}]")
-    for value in values:
-        require_one_of(name, value, valid)
-    if len(set(values)) < len(values):
-        raise UserError(f"{name}={list(values)} names one twice; drop it")
-
-
-def _check_executor(cfg: DictConfig) -> None:
-    """Refuse what can't serve, and settings that the task's own stand for."""
-    if "device" not in cfg.executor:
-        raise UserError(
-            "executor=simulated serves no requests; use executor=torch to be compared with engines"
-        )
-    resolve_device(cfg.executor.device)
-    for name, fix in WITHOUT_EFFECT.items():
-        if (value := OmegaConf.select(cfg, name)) not in (None, "auto"):
-            raise UserError(f"{name}={value} has no effect on task=peers{fix.format(value)}")
-    build(cfg.executor)
-
-
-def _announced(conditions: Conditions) -> str:
-    where = f"on {conditions.device}"
-    if conditions.device == "cpu":
-        where = f"on the CPU with {conditions.threads} threads"
-    return (
-        f"{where}, at most {conditions.batch} requests at a time, iterations of "
-        f"{conditions.chunk} tokens; medians of {conditions.repetitions} repetitions in turns"
-    )
-
-
-def _repetitions(outcomes: Sequence[Outcome], table: pd.DataFrame) -> list[dict[Any, Any]]:
-    return [
-        {**labels, "repetition": repetition, "seconds": seconds}
-        for outcome, labels in zip(
-            outcomes, table[list(REPETITIONS)].to_dict("records"), strict=True
-        )
-        for repetition, seconds in enumerate(outcome.seconds)
-    ]
+        with progress_of("measuring", num_runs, "runs") as progress:
+            work = (engines, subject, scenarios, given, logs, log, progress)
+            return measure.table_of(measure.Comparison(*work).measure(), subject)
 
 
 def _own_error(table: pd.DataFrame, run_dir: Path) -> RunError | None:

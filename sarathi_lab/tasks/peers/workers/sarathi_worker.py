@@ -19,7 +19,7 @@ from sarathi_lab.engine.loop import serve
 from sarathi_lab.engine.request import Request
 from sarathi_lab.model.huggingface import read_spec
 from sarathi_lab.results.provenance import provenance
-from sarathi_lab.tasks.sizes import CACHE_HEADROOM
+from sarathi_lab.tasks.plan import CACHE_HEADROOM
 
 
 class Sarathi:

@@ -1,0 +1,221 @@
+"""Parts of the campaign that measure by themselves: peaks of the device, kernels, and tests."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+from xml.etree import ElementTree
+
+import torch
+from omegaconf import DictConfig
+
+from sarathi_lab.config.errors import RunError
+from sarathi_lab.config.paths import REPOSITORY, make_folder
+from sarathi_lab.config.run_context import RunContext
+from sarathi_lab.executor.torch.device import resolve_dtype
+from sarathi_lab.experiment.measured_clock import sample
+from sarathi_lab.results.intervals import coarse_to_fine, summary
+from sarathi_lab.tasks.gpu.part import Part, Work
+
+# -- what the device can do at best ----------------------------------------------------------------
+
+MIB = 1 << 20
+SQUARES = (2048, 4096, 6144, 8192, 12288, 16384)
+LAYERS = ((5120, 15360), (5120, 5120), (5120, 20480), (20480, 5120))  # products of 13B's layers
+LAYER_TOKENS = (256, 512, 1024, 2048, 4096)
+COPIES = (64, 256, 1024, 4096)  # MiB
+DRY_SQUARES, DRY_COPIES = (64, 128), (1, 4)
+SECONDS_A_CASE = 0.25
+Job = Callable[[], object]
+
+
+class Case(NamedTuple):
+    """What is timed: `amount` is its FLOPs or bytes, `make` its function, made when it is timed."""
+
+    quantity: str
+    name: str
+    amount: float
+    unit: str
+    per: float
+    make: Callable[[], Job]
+
+
+@dataclass(frozen=True)
+class DevicePeaks(Part):
+    """Leaves peaks.csv: TFLOP/s and GB/s of matrix products and copies of several sizes."""
+
+    home = "gpu/peaks"
+
+    @torch.inference_mode()
+    def measure(self, cfg: DictConfig, context: RunContext, work: Work) -> None:
+        """Time copies, then products, as many as the time allows."""
+        dtype_name, dtype = resolve_dtype("auto", work.device)
+        copies = list(_copies(work.device, is_dry=work.is_dry))
+        products = list(_products(work.device, dtype, is_dry=work.is_dry))
+        cases = [*copies, *coarse_to_fine(products)]
+        rows: list[dict[str, object]] = []
+        for case in cases:
+            if work.cuts_short() and len(rows) > len(copies):
+                work.log(f"{len(rows)} of {len(cases)} cases: the time is over")
+                break
+            times = sample(case.make(), work.device, 0.01 if work.is_dry else SECONDS_A_CASE)
+            rates = summary([case.amount / time / case.per for time in times], case.unit)
+            labels = {"quantity": case.quantity, "case": case.name, "dtype": dtype_name}
+            rows.append({**labels, **rates})
+            work.log(f"{case.quantity} {case.name}: {rates['value']:.4g} {case.unit}")
+            work.keep("peaks", rows)
+
+
+def _products(device: torch.device, dtype: torch.dtype, *, is_dry: bool) -> Iterator[Case]:
+    """As the engine's linear layers have them, [m, k] x [n, k] transposed; normal values, as zeros
+    run faster.
+    """
+
+    def make(m: int, k: int, n: int) -> Job:
+        rows = torch.randn(m, k, device=device, dtype=dtype)
+        weight = torch.randn(n, k, device=device, dtype=dtype)
+        return lambda: torch.nn.functional.linear(rows, weight)
+
+    sizes = [(n, n, n) for n in (DRY_SQUARES if is_dry else SQUARES)]
+    sizes += [] if is_dry else [(m, k, n) for m in LAYER_TOKENS for k, n in LAYERS]
+    for m, k, n in sizes:
+        flops = 2.0 * m * k * n
+        yield Case("matmul", f"{m}x{k}x{n}", flops, "TFLOP/s", 1e12, partial(make, m, k, n))
+
+
+def _copies(device: torch.device, *, is_dry: bool) -> Iterator[Case]:
+    """Of a copy, bytes read and written both count."""
+
+    def copy(mib: int) -> Job:
+        source = torch.randn(mib * MIB // 4, device=device)
+        return partial(torch.empty_like(source).copy_, source)
+
+    def read(mib: int) -> Job:
+        return torch.randn(mib * MIB // 4, device=device).sum
+
+    for mib in DRY_COPIES if is_dry else COPIES:
+        yield Case("copy", f"{mib} MiB", 2.0 * mib * MIB, "GB/s", 1e9, partial(copy, mib))
+        yield Case("read", f"{mib} MiB", 1.0 * mib * MIB, "GB/s", 1e9, partial(read, mib))
+
+
+# -- kernels against what they replace and against others': the benchmarks of `sarathi_kernels` ----
+
+EVERY = 20  # rows between two lines of progress
+LABELS = ("operation", "case", "implementation", "dtype", "timing")
+RATES = ("flops", "num_bytes", "flops_per_second", "bytes_per_second")
+
+
+class _TimeIsOver(Exception):
+    """Ends the benchmarks, which know of no time."""
+
+
+@dataclass(frozen=True)
+class KernelBenchmarks(Part):
+    """Leaves kernels.csv: microseconds by operation, case and implementation, with FLOP/s and
+    bytes/s.
+
+    What fails leaves a row with its error, as does what is not installed.
+    """
+
+    home = "gpu/kernels"
+
+    def measure(self, cfg: DictConfig, context: RunContext, work: Work) -> None:
+        """Time all benchmarks, as far as the time allows."""
+        # Reads the interpreter's setting when imported.
+        from sarathi_kernels.benchmarks.measure import run
+
+        rows: list[dict[str, Any]] = []
+
+        def keep(row: dict[str, Any]) -> None:
+            rows.append(_as_long(row))
+            if len(rows) % EVERY == 1:
+                work.log(f"{len(rows)} benchmarks: {row['operation']}, {row['case']}")
+                work.keep("kernels", rows)
+            if work.cuts_short():
+                raise _TimeIsOver
+
+        # bfloat16 is garbage in the interpreter
+        dtype = torch.bfloat16 if work.device.type == "cuda" else torch.float16
+        try:
+            run(work.device, dtype, work.is_dry, on_row=keep)
+        except _TimeIsOver:
+            work.log(f"the time is over after {len(rows)} benchmarks")
+        finally:
+            work.keep("kernels", rows)
+        failed = sum(bool(row["error"]) for row in rows)
+        work.log(f"{len(rows)} benchmarks, {failed} without a time (see the column error)")
+
+
+def _as_long(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of the benchmarks with the columns that every table of a campaign has."""
+    names = {"value": "median_seconds", "q20": "q20", "q80": "q80"}
+    times = {
+        name: None if row[theirs] is None else 1e6 * float(row[theirs])
+        for name, theirs in names.items()
+    }
+    return {
+        **{name: row[name] for name in LABELS},
+        "value": times.pop("value"),
+        "unit": "us",
+        **times,
+        **{name: row[name] for name in ("repetitions", *RATES)},
+        "error": row["error"] or "",
+    }
+
+
+# -- the tests that need a GPU; without one, that they are found and skipped -----------------------
+
+NONE_CHOSEN = 5  # pytest's code for having found no test to run
+DRY_FILES = ("tests/kernels/test_kernels.py",)
+MOST_WORKERS = 8  # each has a CUDA context of its own
+SHOWN = 5  # names of failed tests in the error
+OPTIONS = ("-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider")
+
+
+@dataclass(frozen=True)
+class GpuTests(Part):
+    """Leaves tests.csv, a row a test: its outcome and seconds. Raises RunError if one failed."""
+
+    home = "gpu/gpu_tests"
+
+    def measure(self, cfg: DictConfig, context: RunContext, work: Work) -> None:
+        """Run pytest in a process of its own."""
+        report = make_folder(context.run_dir, "the run's folder").absolute() / "tests.xml"
+        command = [sys.executable, *OPTIONS, f"--junitxml={report}"]
+        if work.is_dry:
+            command += DRY_FILES
+        elif find_spec("xdist") is not None:  # most of their time is Triton's compiler's
+            command += ["-n", str(min(MOST_WORKERS, os.cpu_count() or 1))]
+        code = subprocess.run(command, cwd=REPOSITORY, check=False).returncode
+        rows = read_report(report) if report.is_file() else []
+        work.keep("tests", rows)
+        failed = [str(row["test"]) for row in rows if row["outcome"] == "failed"]
+        if failed:
+            more = f" and {len(failed) - SHOWN} more" if len(failed) > SHOWN else ""
+            names = ", ".join(failed[:SHOWN])
+            raise RunError(f"{len(failed)} of {len(rows)} tests failed: {names}{more}")
+        if code not in (0, NONE_CHOSEN) or (code == NONE_CHOSEN and not work.is_dry):
+            raise RunError(f"pytest ended with code {code} and no failed test; see its output")
+        work.log(f"{len(rows)} tests, none failed")
+
+
+def read_report(path: Path) -> list[dict[str, object]]:
+    """One row per test of a junit report; "skipped" and "failed" (errors included) are as pytest
+    means them.
+    """
+    rows: list[dict[str, object]] = []
+    for case in ElementTree.parse(path).iter("testcase"):
+        kinds = {child.tag for child in case}
+        outcome = "failed" if kinds & {"failure", "error"} else "passed"
+        outcome = "skipped" if "skipped" in kinds else outcome
+        name = f"{case.get('classname')}::{case.get('name')}"
+        seconds = float(case.get("time") or 0)
+        rows.append({"test": name, "outcome": outcome, "value": seconds, "unit": "s"})
+    return rows
