@@ -23,7 +23,16 @@ from sarathi_lab.run import main
 from sarathi_lab.tasks.peers import measure as measure_module
 from sarathi_lab.tasks.peers import task as task_module
 from sarathi_lab.tasks.peers.checkpoint import ensure_checkpoint
-from sarathi_lab.tasks.peers.engines import OURS, PEERS, WORKERS, Engine, environment_of, our_engine
+from sarathi_lab.tasks.peers.engines import (
+    OURS,
+    PEERS,
+    WORKERS,
+    Engine,
+    Worker,
+    WorkerError,
+    environment_of,
+    our_engine,
+)
 from sarathi_lab.tasks.peers.measure import (
     NOT_INSTALLED,
     SCENARIOS,
@@ -33,7 +42,6 @@ from sarathi_lab.tasks.peers.measure import (
     Subject,
     table_of,
 )
-from sarathi_lab.tasks.peers.process import Worker, WorkerError
 from sarathi_lab.tasks.peers.task import Peers
 
 SMALL = Scenario("small", num_requests=3, prompt_len=20, output_len=5)

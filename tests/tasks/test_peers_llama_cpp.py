@@ -20,9 +20,16 @@ import pytest
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.tasks.peers import measure as measure_module
 from sarathi_lab.tasks.peers.checkpoint import ensure_checkpoint
-from sarathi_lab.tasks.peers.engines import OURS, PEERS, WORKERS, Engine, environment_of
+from sarathi_lab.tasks.peers.engines import (
+    OURS,
+    PEERS,
+    WORKERS,
+    Engine,
+    Worker,
+    WorkerError,
+    environment_of,
+)
 from sarathi_lab.tasks.peers.measure import Comparison, Conditions, Scenario, Subject
-from sarathi_lab.tasks.peers.process import Worker, WorkerError
 
 PYTHON = sys.executable
 LLAMA_CPP = PEERS["llama_cpp"][0]

@@ -17,25 +17,19 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx2
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.request import Request
-from sarathi_lab.tasks.endpoint.protocol import (
-    Answer,
-    AnswerError,
-    Dialect,
-    is_closed,
-    message_of,
-    read_event,
-)
+from sarathi_lab.tasks.endpoint import protocol
+from sarathi_lab.tasks.endpoint.protocol import Answer, AnswerError, Dialect
 
 BUSY = (429, 503)  # statuses that ask to come again later
 FORBIDDEN = (401, 403)
@@ -48,27 +42,17 @@ SERVERS = ("vllm", "sglang", "llamacpp", "fastdeploy", "tensorrt_llm", "tgi")
 WEB_SERVERS = ("uvicorn", "hypercorn", "gunicorn", "nginx", "envoy", "istio-envoy", "cloudflare")
 
 
-@dataclass(frozen=True)
-class ServerInfo:
-    """The model's name and owner, its longest sequence (tokens), and the server's software."""
+class ServerInfo(NamedTuple):
+    """The model, its longest sequence (tokens), and the server's name."""
 
     model: str
-    owner: str
     max_model_len: int | None
-    software: str
-
-    @property
-    def name(self) -> str:
-        """The server's name: servers own the models they list, else the one that HTTP names."""
-        if self.owner.lower() in SERVERS:
-            return self.owner.lower()
-        product = self.software.partition("/")[0].strip().lower()
-        return product if product and product not in WEB_SERVERS else "server"
+    name: str
 
 
 @dataclass
 class Client:
-    """Sends requests past any proxy, each over its own connection; an async context manager.
+    """Sends requests past any proxy, each over its own connection, while it is `connected`.
 
     `timeout` is seconds for a request with its repetitions, `body` are fields of every request.
     """
@@ -80,26 +64,22 @@ class Client:
     model: str | None = None
     body: Mapping[str, Any] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
+    @asynccontextmanager
+    async def connected(self) -> AsyncIterator[Client]:
+        """Itself, for the length of the block."""
         headers = {"Accept": "text/event-stream, application/json"}
         headers["Content-Type"] = "application/json"
         if self.api_key:
             headers["Authorization"] = f"Bearer {self.api_key}"
-        self._http = httpx2.AsyncClient(
+        self.start()
+        async with httpx2.AsyncClient(
             headers=headers,
             timeout=httpx2.Timeout(None, connect=CONNECT_TIMEOUT),  # `answer` limits the whole
             # A kept connection that the server is just closing would fail a request for nothing.
             limits=httpx2.Limits(max_keepalive_connections=0),
             trust_env=False,
-        )
-        self.start()
-
-    async def __aenter__(self) -> Client:
-        await self._http.__aenter__()
-        return self
-
-    async def __aexit__(self, *error: Any) -> None:
-        await self._http.__aexit__(*error)
+        ) as self._http:
+            yield self
 
     @property
     def now(self) -> float:
@@ -140,23 +120,22 @@ class Client:
             )
         longest = listed.get("max_model_len")
         is_known = self.model in (None, listed.get("id")) and isinstance(longest, int)
-        return ServerInfo(
-            self.model or str(listed["id"]),
-            str(listed.get("owned_by") or ""),
-            longest if is_known else None,
-            response.headers.get("server", ""),
-        )
+        # Servers own the models that they list, or HTTP names them.
+        name = str(listed.get("owned_by") or "").lower()
+        if name not in SERVERS:
+            software = response.headers.get("server", "").partition("/")[0].strip().lower()
+            name = software if software and software not in WEB_SERVERS else "server"
+        return ServerInfo(self.model or str(listed["id"]), longest if is_known else None, name)
 
     async def choose(
         self, dialects: Iterable[Dialect], model: str, token_ids: list[int], text: str
     ) -> Dialect:
         """The first dialect in which the server answers a small request. Raises UserError."""
         refusal = ""
+        request = Request(0, 0.0, len(token_ids), PROBE_TOKENS, token_ids)
         for dialect in dialects:
-            content = self.content(
-                dialect, model, token_ids if dialect.sends_token_ids else text, PROBE_TOKENS
-            )
-            request = Request(0, 0.0, len(token_ids), PROBE_TOKENS, token_ids)
+            prompt = token_ids if dialect.sends_token_ids else text
+            content = self.content(dialect, model, prompt, PROBE_TOKENS)
             answer = await self.answer(request, dialect.path, content)
             if answer.is_complete:  # without a token, too: a model may end at once
                 return dialect
@@ -174,9 +153,8 @@ class Client:
         self, dialect: Dialect, model: str, prompt: str | list[int], num_tokens: int
     ) -> bytes:
         """A request's body, ready to be sent."""
-        return json.dumps(
-            {"model": model, **dialect.body(prompt, num_tokens), **self.body}
-        ).encode()
+        body = {"model": model, **dialect.body(prompt, num_tokens), **self.body}
+        return json.dumps(body).encode()
 
     async def answer(self, request: Request, path: str, content: bytes) -> Answer:
         """Send one request and read its answer to the end; a failure is the answer's `error`."""
@@ -199,26 +177,16 @@ class Client:
         """Send until the server has time for it, at most `retries` times more."""
         while True:
             async with self._http.stream("POST", url, content=content) as response:
-                answer.status = response.status_code
-                if response.status_code == 200:
-                    return await self._read(answer, response)
-                if response.status_code not in BUSY or answer.num_retries >= self.retries:
-                    raise AnswerError(f"status {response.status_code}: {await _message(response)}")
+                answer.status = status = response.status_code
+                if status == 200:
+                    async for sent in httpx2.EventSource(response):
+                        answer.take(sent.data, self.now)
+                    return
+                if status not in BUSY or answer.num_retries >= self.retries:
+                    raise AnswerError(f"status {status}: {await _message(response)}")
                 wait = _wait(response.headers.get("retry-after"), answer.num_retries)
             answer.num_retries += 1
             await asyncio.sleep(wait)
-
-    async def _read(self, answer: Answer, response: httpx2.Response) -> None:
-        async for sent in httpx2.EventSource(response):
-            event, now = read_event(sent.data), self.now
-            if event.is_piece:
-                answer.piece_times.append(now)
-                answer.pieces.append(event.text)
-            if event.prompt_tokens is not None:
-                answer.prompt_tokens = event.prompt_tokens
-            if event.completion_tokens is not None:
-                answer.completion_tokens = event.completion_tokens
-            answer.is_complete |= event.is_last
 
     def _forbidden(self, status: int | None) -> UserError:
         key = "refuses the API key" if self.api_key else "wants an API key"
@@ -241,9 +209,9 @@ async def drive(
     `contents` are the bodies by request id, made beforehand so that making one delays no other. At
     most `concurrency` are in flight if all arrive at once, else as many as arrive.
     """
-    is_limited = is_closed(requests)
+    is_closed = protocol.is_closed(requests)
     slots: AbstractAsyncContextManager[Any]
-    slots = asyncio.Semaphore(concurrency) if is_limited else nullcontext()
+    slots = asyncio.Semaphore(concurrency) if is_closed else nullcontext()
 
     async def serve(request: Request) -> None:
         await asyncio.sleep(max(0.0, request.arrival_time - client.now))
@@ -259,22 +227,19 @@ async def drive(
 async def _message(response: httpx2.Response) -> str:
     text = (await response.aread()).decode("utf-8", "replace")
     try:
-        return message_of(json.loads(text))
+        return protocol.message_of(json.loads(text))
     except (ValueError, RecursionError):
         return " ".join(text.split())[:200] or "no reason given"
 
 
 def _wait(retry_after: str | None, num_retries: int) -> float:
     """Seconds: as the server asks (a number, or a date), else twice as long each time."""
-    try:
+    with suppress(ValueError):
         return max(0.0, float(retry_after or ""))
-    except ValueError:
-        pass
-    try:
+    with suppress(ValueError, TypeError):
         date = parsedate_to_datetime(retry_after or "")
         return max(0.0, (date - datetime.now(UTC)).total_seconds())
-    except (ValueError, TypeError):
-        return min(FIRST_WAIT * 2**num_retries, LONGEST_WAIT)
+    return min(FIRST_WAIT * 2**num_retries, LONGEST_WAIT)
 
 
 def _reason(error: Exception) -> str:

@@ -44,6 +44,17 @@ class Answer:
     status: int | None = None
     error: str = ""
 
+    def take(self, data: str, now: float) -> None:
+        """Add what an event says, at `now`. Raises AnswerError."""
+        event = read_event(data)
+        if event.is_piece:
+            self.piece_times.append(now)
+            self.pieces.append(event.text)
+        for name in ("prompt_tokens", "completion_tokens"):
+            if (count := getattr(event, name)) is not None:
+                setattr(self, name, count)
+        self.is_complete |= event.is_last
+
     @property
     def prompt_len(self) -> int:
         """Tokens as the server counted them, else as the workload has them."""

@@ -127,13 +127,12 @@ def cautions(answers: Sequence[Answer], summary: dict[str, float]) -> list[str]:
     late = summary.get("send_delay_p99", 0.0)
     found = {
         f"no usage from the server for {uncounted} of {total} requests: output tokens are counted "
-        "as streamed pieces, prompt tokens as wished": uncounted > 0,
+        "as streamed pieces, prompt tokens as wished": uncounted,
         f"{tokens} tokens came in {pieces} pieces: times between tokens are those between "
         "pieces": tokens != pieces,
         f"{short} of {total} answers ended before the workload's length; see "
-        "wanted_output_len": short > 0,
-        f"{prompts} of {total} prompts have another number of tokens than the workload's": prompts
-        > 0,
+        "wanted_output_len": short,
+        f"{prompts} of {total} prompts have another number of tokens than the workload's": prompts,
         f"this client sent its requests up to {late * 1e3:.0f} ms late (P99), which counts in "
         "latencies": late > LATE,
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from sarathi_lab.config.console import console, progress_of
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import build, resolved
 from sarathi_lab.config.run_context import RunContext
+from sarathi_lab.engine.request import Request
 from sarathi_lab.results.provenance import provenance
 from sarathi_lab.results.report import summary_table
 from sarathi_lab.results.result import ITERATIONS, REQUESTS, Result, Stopped, show, write_stopped
@@ -31,15 +32,6 @@ if TYPE_CHECKING:
 FAILURES = "failures.parquet"
 PROBE_PROMPT = list(range(3, 11))  # token ids of a first, small request
 READ = ("workload", "batch", "seed", "pd_ratio", "seq_len")
-
-
-@dataclass(frozen=True)
-class Served:
-    """A server that answers: its model and name, and the dialect it is asked in."""
-
-    info: ServerInfo
-    dialect: Dialect
-    name: str
 
 
 @dataclass(frozen=True)
@@ -84,12 +76,18 @@ class Endpoint(Task):
         """The answers of the server. Raises Stopped if no request was answered."""
         texts = Texts()
         load = self._load(cfg, texts)
-        served = asyncio.run(self._meet(load))
-        self._announce(served, load, context)
-        labels = self._labels(cfg, context, load, served)
+        info, dialect = asyncio.run(self._meet(load))
+        at_once = f"at most {self.concurrency} in flight"
+        limit = at_once if is_closed(load.requests) else "sent as they arrive"
+        name, out = _run_name(info.name, context), console()
+        out.print(f"\n{name}", style="bold")
+        out.print(f"  {info.model} on {info.name} at {self._url}", soft_wrap=True)
+        out.print(f"  {dialect.describe()}", soft_wrap=True)
+        out.print(f"  {load.describe()}, {limit}", soft_wrap=True)
+        labels = {"name": name, **self._labels(cfg, load, info, dialect)}
         answers: list[Answer] = []
         try:
-            asyncio.run(self._send(served, load, texts, answers))
+            asyncio.run(self._send(info.model, dialect, load.requests, texts, answers))
         except KeyboardInterrupt:
             if answers:
                 result = _finished_part(answers, labels, cfg)
@@ -117,9 +115,9 @@ class Endpoint(Task):
         key = os.environ.get(self.api_key_variable, "").strip() or None
         return Client(self._url, key, float(self.timeout), self.retries, self.model, self.body)
 
-    async def _meet(self, load: LoadedRequests) -> Served:
+    async def _meet(self, load: LoadedRequests) -> tuple[ServerInfo, Dialect]:
         """The server and its dialect. Raises UserError if it is away, or can't take the load."""
-        async with self._client() as client:
+        async with self._client().connected() as client:
             info = await client.info()
             longest = max(request.total_len for request in load.requests)
             if info.max_model_len is not None and longest > info.max_model_len:
@@ -129,16 +127,20 @@ class Endpoint(Task):
                 )
             asked, text = protocol.dialects(self.api, self.prompts), protocol.words(PROBE_PROMPT)
             dialect = await client.choose(asked, info.model, PROBE_PROMPT, text)
-        return Served(info, dialect, self.server or info.name)
+        return info._replace(name=self.server or info.name), dialect
 
     async def _send(
-        self, served: Served, load: LoadedRequests, texts: Texts, answers: list[Answer]
+        self,
+        model: str,
+        dialect: Dialect,
+        requests: Sequence[Request],
+        texts: Texts,
+        answers: list[Answer],
     ) -> None:
         """Send all requests; `answers` grows as they come, and outlasts Ctrl-C."""
         from sarathi_lab.tasks.endpoint.client import drive
 
-        dialect, model, requests = served.dialect, served.info.model, load.requests
-        async with self._client() as client:
+        async with self._client().connected() as client:
             contents = {}
             for request in requests:
                 prompt = texts.prompt(request, as_token_ids=dialect.sends_token_ids)
@@ -153,35 +155,24 @@ class Endpoint(Task):
                 limit = self.concurrency
                 await drive(client, dialect.path, requests, contents, limit, keep)
 
-    def _announce(self, served: Served, load: LoadedRequests, context: RunContext) -> None:
-        at_once = f"at most {self.concurrency} in flight"
-        limit = at_once if is_closed(load.requests) else "sent as they arrive"
-        out = console()
-        out.print(f"\n{_run_name(served.name, context)}", style="bold")
-        out.print(f"  {served.info.model} on {served.name} at {self._url}", soft_wrap=True)
-        out.print(f"  {served.dialect.describe()}", soft_wrap=True)
-        out.print(f"  {load.describe()}, {limit}", soft_wrap=True)
-
     def _labels(
-        self, cfg: DictConfig, context: RunContext, load: LoadedRequests, served: Served
+        self, cfg: DictConfig, load: LoadedRequests, info: ServerInfo, dialect: Dialect
     ) -> dict[str, Any]:
         """Those of the lab's own runs; None for what only the server knows."""
         workload = resolved(cfg)["workload"]
         return {
-            "name": _run_name(served.name, context),
-            "policy": served.name,
+            "policy": info.name,
             "batch": self.concurrency if is_closed(load.requests) else None,
             "seed": workload.get("seed"),
             "chunk": None,
-            "pd_ratio": workload.get("pd_ratio"),
-            "seq_len": workload.get("seq_len"),
+            **{key: workload.get(key) for key in ("pd_ratio", "seq_len")},
             "workload": load.name,
-            "model": served.info.model.rstrip("/").rpartition("/")[2],
+            "model": info.model.rstrip("/").rpartition("/")[2],
             "executor": "endpoint",
             "device": urlsplit(self._url).netloc.rpartition("@")[2],
             "threads": None,
             "dtype": "unknown dtype",
-            "asked": served.dialect.describe(),
+            "asked": dialect.describe(),
             **provenance(),
             "is_baseline": False,
             "baselines": {},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,11 +16,9 @@ from sarathi_lab.config.errors import RunError, require_one_of
 from sarathi_lab.config.instantiate import read_option
 from sarathi_lab.config.paths import CONF, REPOSITORY
 from sarathi_lab.config.run_context import RunContext
-from sarathi_lab.executor.torch.device import device_description
-from sarathi_lab.results.device_record import device_folder
 from sarathi_lab.results.load import path_of
 from sarathi_lab.results.result import Result
-from sarathi_lab.tasks.base import conclude
+from sarathi_lab.tasks.base import Task, conclude
 from sarathi_lab.tasks.calibrate import PROFILE_FILE, Calibrate
 from sarathi_lab.tasks.gpu.part import GpuTask, Part, Work, current_device
 from sarathi_lab.tasks.measure import Measure
@@ -52,7 +51,7 @@ class GpuExperiments(GpuTask):
 
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
         """Measure one by one, each in a folder of its own."""
-        device, sized = current_device(cfg), self._sized(cfg)
+        (device, where), sized = current_device(cfg), self._sized(cfg)
         failed: list[str] = []
         start = time.monotonic()
         for number, name in enumerate(self.experiments):
@@ -64,10 +63,7 @@ class GpuExperiments(GpuTask):
             seconds = max(1.0, left / (len(self.experiments) - number))
             task = self._task(name, 0.1 if self.is_dry else seconds)
             own = replace(context, run_dir=context.run_dir / name, name=f"{context.name} {name}")
-            folder = None
-            if self.record is not None:
-                where = device_folder(device.type, device_description(device))
-                folder = path_of(name, where, Path(self.record)).parent
+            folder = path_of(name, where, Path(self.record)).parent if self.record else None
             try:
                 with self.recording(folder, context.task, device):
                     conclude(lambda: task.run(sized, own), sized, own, is_run=False)  # noqa: B023
@@ -84,34 +80,48 @@ class GpuExperiments(GpuTask):
         return changed(cfg, model=_option("model", "tiny" if self.is_dry else self.model))
 
 
-@dataclass(frozen=True)
-class GpuCalibration(Part):
-    """Leaves profile.csv and hardware.yaml, which names that table where it is recorded."""
+class Delegated(Part):
+    """A part whose `table` another task makes."""
 
-    home = "lab/calibration"
-    LOADING: ClassVar[float] = 0.4  # of the time: the model, kernels' compilation, the fit behind
+    table: ClassVar[str]
+
+    @abstractmethod
+    def delegated(self, cfg: DictConfig) -> tuple[Task, DictConfig]:
+        """That task, and its configuration."""
 
     def check(self, cfg: DictConfig) -> None:
         super().check(cfg)
-        self._task("gpu").check(self._sized(cfg))
+        task, own = self.delegated(cfg)
+        task.check(own)
 
     def measure(self, cfg: DictConfig, context: RunContext, work: Work) -> None:
-        """Run task=calibrate, and record its files."""
-        name = "gpu" if work.folder is None else work.folder.name
-        result = self._task(name).run(self._sized(cfg), context)
-        work.keep(Path(PROFILE_FILE).stem, result.tables[PROFILE_FILE])
+        task, own = self.delegated(cfg)
+        result = task.run(own, context)
+        assert result is not None
+        work.keep(Path(self.table).stem, result.tables[self.table])
         work.shown += result.shown
-        made = context.run_dir / f"{name}.yaml"
-        work.record("hardware.yaml", lambda path: path.write_text(_naming(made, path.parent)))
+        if result.error is not None:
+            raise result.error
 
-    def _task(self, name: str) -> Calibrate:
-        fewest = 2.0 if self.is_dry else 15.0
-        return Calibrate(max(fewest, (1 - self.LOADING) * self.seconds), name)
 
-    def _sized(self, cfg: DictConfig) -> DictConfig:
+@dataclass(frozen=True)
+class GpuCalibration(Delegated):
+    """Leaves profile.csv and hardware.yaml, which names that table where it is recorded."""
+
+    home, table = "lab/calibration", PROFILE_FILE
+    LOADING: ClassVar[float] = 0.4  # of the time: the model, kernels' compilation, the fit behind
+
+    def delegated(self, cfg: DictConfig) -> tuple[Task, DictConfig]:
         """With the most decodes and the longest context."""
         model, batch, seq_len = ("tiny", 2, 64) if self.is_dry else ("13b", 18, 3072)
-        return changed(cfg, model=_option("model", model), batch=batch, seq_len=seq_len)
+        seconds = max(2.0 if self.is_dry else 15.0, (1 - self.LOADING) * self.seconds)
+        sized = changed(cfg, model=_option("model", model), batch=batch, seq_len=seq_len)
+        return Calibrate(seconds, current_device(cfg)[1]), sized
+
+    def measure(self, cfg: DictConfig, context: RunContext, work: Work) -> None:
+        super().measure(cfg, context, work)
+        made = context.run_dir / f"{current_device(cfg)[1]}.yaml"
+        work.record("hardware.yaml", lambda path: path.write_text(_naming(made, path.parent)))
 
 
 def _naming(made: Path, folder: Path) -> str:
@@ -127,36 +137,22 @@ def _naming(made: Path, folder: Path) -> str:
 
 
 @dataclass(frozen=True)
-class GpuPeers(Part):
+class GpuPeers(Delegated):
     """Leaves peers.csv: the lab and transformers on the same requests, random weights of one shape,
     one engine at a time.
     """
 
-    home = "lab/peers"
+    home, table = "lab/peers", "peers"
     PEERS: ClassVar[tuple[str, ...]] = ("transformers_generate", "transformers_cb", "vllm")
 
-    def check(self, cfg: DictConfig) -> None:
-        super().check(cfg)
-        self._task.check(self._sized(cfg))
-
-    def measure(self, cfg: DictConfig, context: RunContext, work: Work) -> None:
-        """Run task=peers, and record its table."""
-        result = self._task.run(self._sized(cfg), context)
-        work.keep("peers", result.tables["peers"])
-        work.shown += result.shown
-        if result.error is not None:
-            raise result.error
-
-    @property
-    def _task(self) -> Peers:
-        model, dtype = ("tiny", "float32") if self.is_dry else ("llama3-8b", "bfloat16")
-        scenario = "dry" if self.is_dry else "gpu"
-        return Peers(self.PEERS, {}, [model], [dtype], [scenario], random_weights=True)
-
-    def _sized(self, cfg: DictConfig) -> DictConfig:
-        batch, chunk = (2, 16) if self.is_dry else (32, 512)
+    def delegated(self, cfg: DictConfig) -> tuple[Task, DictConfig]:
+        model, dtype, load = ("llama3-8b", "bfloat16", "gpu")
+        batch, chunk = 32, 512
+        if self.is_dry:
+            model, dtype, load, batch, chunk = ("tiny", "float32", "dry", 2, 16)
         policy = _option("policy", "sarathi_serve")
-        return changed(cfg, policy=policy, batch=batch, chunk=chunk)
+        task = Peers(self.PEERS, {}, [model], [dtype], [load], random_weights=True)
+        return task, changed(cfg, policy=policy, batch=batch, chunk=chunk)
 
 
 def _option(group: str, name: str) -> DictConfig:

@@ -1,6 +1,4 @@
-"""A part of `make campaign`: measures within its time and records what it found, where, and how it
-ended.
-"""
+"""A part of `make campaign`: measures within its time and records what it found, and its end."""
 
 from __future__ import annotations
 
@@ -146,18 +144,15 @@ class GpuTask(Task):
 
 
 class Part(GpuTask):
-    """One measurement, whose tables are kept in `<home>/results/<device>/` of what `record` names,
-    beside run.json.
-    """
+    """One measurement; tables and run.json are kept in `<record>/<home>/results/<device>/`."""
 
     home: ClassVar[str]  # the experiment whose results these are
 
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
         """Measure. What was recorded before an error, or the end of the time, stays."""
-        device = current_device(cfg)
-        name, folder, failure = device_description(device), None, None
-        if self.record is not None:
-            folder = Path(self.record) / self.home / "results" / device_folder(device.type, name)
+        device, name = current_device(cfg)
+        folder = Path(self.record) / self.home / "results" / name if self.record else None
+        failure = None
         try:
             with self.recording(folder, context.task, device) as files:
                 work = Work(device, self.is_dry, self.seconds, folder, files)
@@ -177,12 +172,14 @@ class Part(GpuTask):
         """Hand every table to `work` as soon as there is one, and mind the time."""
 
 
-def current_device(cfg: DictConfig) -> torch.device:
-    """The chosen device, made torch's current one, which events and streams belong to."""
+def current_device(cfg: DictConfig) -> tuple[torch.device, str]:
+    """The chosen device, made torch's current one, which events and streams belong to; and the
+    name of its folders of results.
+    """
     device = resolve_device(cfg.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    return device
+    return device, device_folder(device.type, device_description(device))
 
 
 def _gpu_id(device: torch.device) -> str | None:

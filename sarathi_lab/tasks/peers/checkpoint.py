@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -41,9 +39,7 @@ def require_llama(spec: ModelSpec) -> None:
 def ensure_checkpoint(
     spec: ModelSpec, folder: Path, seed: int, *, has_weights: bool = True
 ) -> Path:
-    """The checkpoint of `spec` below `folder`, made unless it is there: the weights of `seed` in
-    float32, or the configuration alone.
-    """
+    """The checkpoint of `spec` below `folder`, made unless it is there, in float32."""
     directory = folder / (f"{spec.name}-seed{seed}" if has_weights else f"{spec.name}-shape")
     shapes = {theirs: getattr(spec, ours) for ours, theirs in SHAPES.items()}
     rope = {"rope_type": "default", "rope_theta": spec.rope_theta}
@@ -57,9 +53,16 @@ def ensure_checkpoint(
                     f"{value}; remove that folder"
                 )
         return directory
+    from transformers.utils import logging
+
     unfinished = folder / f"{directory.name}.unfinished"
-    with _without_progress_bar():
+    had_bar = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
         _llama(wanted, seed if has_weights else None).save_pretrained(unfinished)
+    finally:
+        if had_bar:
+            logging.enable_progress_bar()
     return unfinished.rename(directory)
 
 
@@ -75,16 +78,3 @@ def _llama(shapes: dict[str, Any], seed: int | None) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return LlamaForCausalLM(config)
-
-
-@contextmanager
-def _without_progress_bar() -> Iterator[None]:
-    from transformers.utils import logging
-
-    was_enabled = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            logging.enable_progress_bar()

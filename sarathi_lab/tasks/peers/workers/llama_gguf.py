@@ -1,7 +1,4 @@
-"""A Llama checkpoint of transformers as the GGUF file that llama.cpp reads.
-
-Needs gguf and safetensors, which are imported only where a file is made.
-"""
+"""A Llama checkpoint of transformers as the GGUF file that llama.cpp reads."""
 
 from __future__ import annotations
 
@@ -36,12 +33,26 @@ NEWLINE = 10  # a token that the vocabulary must have
 def exported(model_dir: Path, dtype: str) -> Path:
     """The model in `dtype` (float32 or bfloat16) below its folder, made unless it is there."""
     target = model_dir / "llama_cpp" / f"{dtype}.gguf"
-    if not target.is_file():
-        target.parent.mkdir(exist_ok=True)
-        unfinished = target.with_suffix(".unfinished")
-        _write(model_dir, dtype, unfinished)
-        unfinished.rename(target)
-    return target
+    if target.is_file():
+        return target
+    import gguf
+    from safetensors.numpy import load_file
+
+    target.parent.mkdir(exist_ok=True)
+    unfinished = target.with_suffix(".unfinished")
+    config = json.loads((model_dir / "config.json").read_text())
+    writer = gguf.GGUFWriter(unfinished, "llama")
+    _describe(writer, config)
+    kinds = gguf.GGMLQuantizationType
+    matrices = {"float32": kinds.F32, "bfloat16": kinds.BF16}[dtype]
+    for name, weight in renamed(load_file(model_dir / "model.safetensors"), config):
+        kind = matrices if weight.ndim == 2 else kinds.F32
+        writer.add_tensor(name, gguf.quants.quantize(weight, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return unfinished.rename(target)
 
 
 def interleaved(weight: np.ndarray, num_heads: int) -> np.ndarray:
@@ -71,30 +82,8 @@ def renamed(
             yield f"blk.{layer[1]}.{IN_A_LAYER[layer[2]]}.weight", laid_out
 
 
-def _write(model_dir: Path, dtype: str, target: Path) -> None:
-    import gguf
-    from safetensors.numpy import load_file
-
-    config = json.loads((model_dir / "config.json").read_text())
-    writer = gguf.GGUFWriter(target, "llama")
-    _describe(writer, config)
-    matrices = {
-        "float32": gguf.GGMLQuantizationType.F32,
-        "bfloat16": gguf.GGMLQuantizationType.BF16,
-    }[dtype]
-    for name, weight in renamed(load_file(model_dir / "model.safetensors"), config):
-        kind = matrices if weight.ndim == 2 else gguf.GGMLQuantizationType.F32
-        writer.add_tensor(name, gguf.quants.quantize(weight, kind), raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
 def _describe(writer: Any, config: Mapping[str, Any]) -> None:
-    """The shape, and a vocabulary of RWKV's kind: other kinds have an end of sequence, which is
-    never answered.
-    """
+    """The shape; a vocabulary of RWKV's kind, as others' end of sequence is never answered."""
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])

@@ -1,6 +1,4 @@
-"""OpenVINO GenAI's continuous batching, of an export that is made beside the checkpoint and
-kept.
-"""
+"""OpenVINO GenAI's continuous batching, of an export that is kept beside the checkpoint."""
 
 from __future__ import annotations
 
@@ -17,32 +15,26 @@ PRECISIONS = {"float32": "f32", "bfloat16": "bf16"}
 
 class OpenVinoGenAi:
     """`split` cuts prompts to share iterations of `chunk` tokens with decodes; without it prompts
-    run whole, first.
-
-    The KV cache has the precision that OpenVINO chooses.
+    run whole, first. The KV cache has the precision that OpenVINO chooses.
     """
 
     def load(self, settings: dict[str, Any]) -> str:
         """The export is in float32; the precision of the products is a property of the pipeline."""
+        batch, whole = settings["batch"], settings["batch"] * settings["longest"]
         scheduler = genai.SchedulerConfig()
         scheduler.dynamic_split_fuse = settings["split"]
-        scheduler.max_num_batched_tokens = (
-            settings["chunk"] if settings["split"] else settings["batch"] * settings["longest"]
-        )
-        scheduler.max_num_seqs = settings["batch"]
+        scheduler.max_num_batched_tokens = settings["chunk"] if settings["split"] else whole
+        scheduler.max_num_seqs = batch
         scheduler.enable_prefix_caching = False  # every run has the same prompts
         properties = {
             "INFERENCE_PRECISION_HINT": PRECISIONS[settings["dtype"]],
             "INFERENCE_NUM_THREADS": settings["threads"],
         }
-        directory = _exported(Path(settings["model_dir"]))
-        self.pipeline = genai.ContinuousBatchingPipeline(
-            str(directory), scheduler, "CPU", properties
-        )
+        directory = str(_exported(Path(settings["model_dir"])))
+        self.pipeline = genai.ContinuousBatchingPipeline(directory, scheduler, "CPU", properties)
         return f"openvino-genai {genai.__version__}"
 
     def generate(self, prompts: list[list[int]], output_len: int) -> list[list[int]]:
-        """Token ids in and out: there is no tokenizer."""
         config = genai.GenerationConfig()
         config.max_new_tokens = output_len
         config.do_sample = False
@@ -51,10 +43,8 @@ class OpenVinoGenAi:
         config.set_eos_token_id(0)
         config.stop_token_ids = {0}
         inputs = [ov.Tensor(np.array([ids], dtype=np.int64)) for ids in prompts]
-        return [
-            list(found.m_generation_ids[0])
-            for found in self.pipeline.generate(inputs, [config] * len(inputs))
-        ]
+        found = self.pipeline.generate(inputs, [config] * len(inputs))
+        return [list(each.m_generation_ids[0]) for each in found]
 
 
 def _exported(model_dir: Path) -> Path:
@@ -62,11 +52,9 @@ def _exported(model_dir: Path) -> Path:
     if not target.is_dir():
         from optimum.intel import OVModelForCausalLM
 
-        model = OVModelForCausalLM.from_pretrained(
-            model_dir, export=True, load_in_8bit=False, compile=False
-        )
+        options = {"export": True, "load_in_8bit": False, "compile": False}
         unfinished = model_dir / "openvino.unfinished"
-        model.save_pretrained(unfinished)
+        OVModelForCausalLM.from_pretrained(model_dir, **options).save_pretrained(unfinished)
         unfinished.rename(target)
     return target
 

@@ -1,6 +1,4 @@
-"""The lab's own engine; the only worker that imports the lab, so that it is timed as the others
-are.
-"""
+"""The lab's own engine, timed as the others are; the only worker that imports the lab."""
 
 from __future__ import annotations
 
@@ -23,17 +21,16 @@ from sarathi_lab.tasks.plan import CACHE_HEADROOM
 
 
 class Sarathi:
-    """The engine loop over a torch executor, as `task=serve` runs it."""
+    """The engine loop over a torch executor, as `task=serve` runs it; besides the common settings
+    it takes `policy` and `executor` (config nodes) and `block_size` (tokens).
+    """
 
     def load(self, settings: dict[str, Any]) -> str:
-        """Besides the common settings: `policy` and `executor` (config nodes) and `block_size`
-        (tokens).
-        """
         torch.set_num_threads(settings["threads"])
         self.policy: Any = build(settings["policy"])
         chosen = {name: settings[name] for name in ("dtype", "device")}
         backend = build(OmegaConf.create({**settings["executor"], **chosen}))
-        directory = Path(settings["model_dir"])
+        directory, has_weights = Path(settings["model_dir"]), settings["has_weights"]
         longest, block_size = settings["longest"], settings["block_size"]
         num_blocks = settings["batch"] * math.ceil(longest / block_size) / (1 - CACHE_HEADROOM)
         self.sizes = {
@@ -42,19 +39,15 @@ class Sarathi:
             "batch_size": settings["batch"],
             "max_model_len": longest,
         }
-        self.executor = backend.build(
-            read_spec(directory),
-            directory if settings["has_weights"] else None,
-            Sizes(**self.sizes, chunk=self.policy.budget),
-        )
+        sizes = Sizes(**self.sizes, chunk=self.policy.budget)
+        spec, checkpoint = read_spec(directory), directory if has_weights else None
+        self.executor = backend.build(spec, checkpoint, sizes)
         found = provenance()
         return f"{lab} {found['git_commit']}, torch {found['versions']['torch']}"
 
     def generate(self, prompts: list[list[int]], output_len: int) -> list[list[int]]:
-        """All requests are there at the start."""
         requests = [Request(i, 0.0, len(ids), output_len, ids) for i, ids in enumerate(prompts)]
-        ledger = serve(requests, self.policy, self.executor, **self.sizes)
-        found = ledger.requests().sort_values("request_id")
+        found = serve(requests, self.policy, self.executor, **self.sizes).requests()
         return [[int(token) for token in tokens] for tokens in found.output_token_ids]
 
 

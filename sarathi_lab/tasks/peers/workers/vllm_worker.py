@@ -9,18 +9,13 @@ from worker_protocol import serve
 
 
 class Vllm:
-    """Iterations of `chunk` tokens and `batch` sequences, and no prompt remembered from the last
-    run.
-    """
+    """Iterations of `chunk` tokens, `batch` sequences, no prompt remembered from the last run."""
 
     def load(self, settings: dict[str, Any]) -> str:
-        """The package is imported only here, as it reads its threads and memory from the
-        environment.
-        """
         cores = sorted(os.sched_getaffinity(0))[: settings["threads"]]
         os.environ["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, cores))
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(settings["kv_gib"]))
-        import vllm
+        import vllm  # only now, as it reads its threads and memory from the environment
 
         self.llm: Any = vllm.LLM(
             settings["model_dir"],
@@ -35,18 +30,14 @@ class Vllm:
         return f"vllm {vllm.__version__}"
 
     def generate(self, prompts: list[list[int]], output_len: int) -> list[list[int]]:
-        """Token ids in and out: there is no tokenizer."""
         from vllm import SamplingParams
         from vllm.inputs import TokensPrompt
 
-        sampling = SamplingParams(
-            temperature=0.0, max_tokens=output_len, ignore_eos=True, detokenize=False
-        )
+        options = {"temperature": 0.0, "ignore_eos": True, "detokenize": False}
+        sampling = SamplingParams(max_tokens=output_len, **options)
         inputs = [TokensPrompt(prompt_token_ids=ids) for ids in prompts]
-        return [
-            list(found.outputs[0].token_ids)
-            for found in self.llm.generate(inputs, sampling, use_tqdm=False)
-        ]
+        found = self.llm.generate(inputs, sampling, use_tqdm=False)
+        return [list(each.outputs[0].token_ids) for each in found]
 
 
 if __name__ == "__main__":

@@ -20,20 +20,14 @@ class Engine(Protocol):
     """What a worker script defines."""
 
     def load(self, settings: dict[str, Any]) -> str:
-        """Load `model_dir` in `dtype` for `threads` threads, `batch` sequences of `longest` tokens;
-        the version.
-        """
-        ...
+        """Load `model_dir` in `dtype` for `batch` sequences of `longest` tokens; the version."""
 
     def generate(self, prompts: list[list[int]], output_len: int) -> list[list[int]]:
         """Exactly `output_len` greedy tokens for every prompt, in their order."""
-        ...
 
 
 def serve(engine: Engine) -> None:
-    """Answer until the input ends. What the engine prints goes to stderr, so that it can't garble
-    an answer.
-    """
+    """Answer until the input ends. What the engine prints goes to stderr, no answer's place."""
     with os.fdopen(os.dup(1), "w") as answers:
         os.dup2(2, 1)
         for line in sys.stdin:
@@ -51,5 +45,5 @@ def _answer(engine: Engine, message: dict[str, Any]) -> dict[str, Any]:
         return {"seconds": time.perf_counter() - start, "tokens": tokens}
     except Exception as error:  # whatever an engine raises is its answer
         traceback.print_exc()
-        lines = str(error).strip().splitlines() or [""]
-        return {"error": f"{type(error).__name__}: {lines[0]}"[:300]}
+        line = str(error).strip().partition("\n")[0]
+        return {"error": f"{type(error).__name__}: {line}"[:300]}
