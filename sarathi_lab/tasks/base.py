@@ -28,9 +28,7 @@ class Task(ABC):
 
     @abstractmethod
     def check(self, cfg: DictConfig) -> Any:
-        """Raise UserError for whatever would stop `run`, before anything is written; what it
-        returns is the run's `context.prepared`.
-        """
+        """Raise UserError for whatever would stop `run`; what it returns is `context.prepared`."""
 
     @abstractmethod
     def run(self, cfg: DictConfig, context: RunContext) -> Result | None:

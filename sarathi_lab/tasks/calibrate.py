@@ -17,15 +17,8 @@ from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.executor.simulated.from_profile import hardware_from_profile
 from sarathi_lab.executor.simulated.hardware import Hardware
 from sarathi_lab.executor.simulated.profile import Profile
+from sarathi_lab.executor.torch import profiling
 from sarathi_lab.executor.torch.backend import TorchBackend
-from sarathi_lab.executor.torch.profiling import (
-    LEAST_OTHERS,
-    Measured,
-    Shape,
-    blocks_needed,
-    calibration_shapes,
-    measure_profile,
-)
 from sarathi_lab.results.device_record import slug_of
 from sarathi_lab.results.report import print_cautions
 from sarathi_lab.results.result import Result, Shown
@@ -42,9 +35,8 @@ class Calibrate(Task):
     """Measures the chosen model's operations on the chosen device for up to `seconds`.
 
     Leaves `<name>.yaml`, a hardware file, and `profile.csv`, the table that
-    executor.cost_model=profiled interpolates. Decodes are measured up to `batch` sequences,
-    contexts up to `seq_len` tokens, prompts up to 2,048 whatever it is. With `install` both files
-    are put into `conf/hardware`.
+    executor.cost_model=profiled interpolates: decodes up to `batch` sequences, contexts up to
+    `seq_len` tokens, prompts up to 2,048 whatever it is.
     """
 
     reads = ("executor", "model", "device", "dtype", "batch", "seq_len")
@@ -62,7 +54,7 @@ class Calibrate(Task):
 
     def check(self, cfg: DictConfig) -> Subject:
         backend, spec, _ = subject = measured_subject(cfg, "calibrate")
-        backend.check(spec, BLOCK_SIZE * blocks_needed(_shapes(cfg), BLOCK_SIZE))
+        backend.check(spec, BLOCK_SIZE * profiling.blocks_needed(_shapes(cfg), BLOCK_SIZE))
         installed = CONF / "hardware" / f"{self._hardware_name(backend)}.yaml"
         if self.install and not IS_CHECKOUT:
             raise UserError(
@@ -77,7 +69,6 @@ class Calibrate(Task):
         return subject
 
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
-        """The profile and the hardware fitted to it, with the errors on rows held out."""
         subject: Subject = context.prepared or self.check(cfg)
         backend, spec, checkpoint = subject
         dtype, device = backend.dtype_name, backend.device_name
@@ -85,10 +76,10 @@ class Calibrate(Task):
         console().print(said, style="bold")
         print_cautions(backend.cautions(spec), context)
         shapes = _shapes(cfg)
-        sizes = Sizes(blocks_needed(shapes, BLOCK_SIZE), BLOCK_SIZE, batch_size=cfg.batch)
+        sizes = Sizes(profiling.blocks_needed(shapes, BLOCK_SIZE), BLOCK_SIZE, batch_size=cfg.batch)
         executor = backend.build(spec, checkpoint, sizes)
         with progress_of("measuring", self.seconds, "s") as progress:
-            measured = measure_profile(executor, shapes, self.seconds, progress)
+            measured = profiling.measure_profile(executor, shapes, self.seconds, progress)
         profile, peaks = Profile(measured.table, "of this run"), backend.peaks()
         memory_bytes, num_sms = backend.size()
         folder = make_folder(context.run_dir, "the run's folder")
@@ -132,15 +123,14 @@ class Calibrate(Task):
         return slug_of(backend.device_name) if self.name is None else str(self.name)
 
 
-def _shapes(cfg: DictConfig) -> list[Shape]:
+def _shapes(cfg: DictConfig) -> list[profiling.Shape]:
     fix = "use the largest number of decodes to measure, such as 8"
     batch = require_int("batch", cfg.batch, 1, fix)
     fix = "use the longest context to measure, such as 1024"
-    return calibration_shapes(batch, require_int("seq_len", cfg.seq_len, 64, fix))
+    return profiling.calibration_shapes(batch, require_int("seq_len", cfg.seq_len, 64, fix))
 
 
 def _write(hardware: Hardware, folder: Path, title: str) -> Path:
-    """Write the hardware file into `folder`; returns its path."""
     figures = {
         name: float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
         for name, value in asdict(hardware).items()
@@ -153,7 +143,9 @@ def _write(hardware: Hardware, folder: Path, title: str) -> Path:
     return path
 
 
-def _errors(profile: Profile, measured: Measured, hardware: Hardware) -> list[str | Shown]:
+def _errors(
+    profile: Profile, measured: profiling.Measured, hardware: Hardware
+) -> list[str | Shown]:
     """How much was measured, and the errors of both cost models."""
     num_dropped = measured.num_dropped
     dropped = f", the {num_dropped} longest left out for lack of time" if num_dropped else ""
@@ -161,7 +153,7 @@ def _errors(profile: Profile, measured: Measured, hardware: Hardware) -> list[st
     if measured.num_clamped:
         lines.append(
             f"  in {measured.num_clamped} sizes the parts alone took longer than the whole: others "
-            f"is set to {LEAST_OTHERS:g} s there"
+            f"is set to {profiling.LEAST_OTHERS:g} s there"
         )
     heading = "error of a row\nleft out (mean)"
     rows = [

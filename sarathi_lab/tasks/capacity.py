@@ -13,15 +13,7 @@ from sarathi_lab.config.checked import number, whole
 from sarathi_lab.config.console import progress_of
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.run_context import RunContext
-from sarathi_lab.experiment.capacity import (
-    Capacities,
-    Engine,
-    Grid,
-    Trial,
-    Trials,
-    at_rate,
-    limits_around,
-)
+from sarathi_lab.experiment import capacity as search
 from sarathi_lab.results.intervals import FEWEST_PAIRS
 from sarathi_lab.results.metrics import add_costs, summarise
 from sarathi_lab.results.plots.tasks import rate_curves
@@ -50,9 +42,7 @@ SHOWN = {"ttft_p50": "TTFT P50", "tbt_p99": "TBT P99", "tpot_p99": "TPOT P99"}
 class Capacity(Task):
     """Looks for the capacity with `seeds` sets of requests, to a rate of `precision` (a share).
 
-    The search is between `lowest` and `highest` requests a second (null: far around the saturation
-    rate). Leaves capacity.parquet (a row per run), the tables of the first seed's run at its
-    capacity, capacity.png and summary.json.
+    Leaves capacity.parquet (a row per run), and the tables of the first seed's run at its capacity.
     """
 
     reads = (
@@ -89,8 +79,12 @@ class Capacity(Task):
                 "slo=strict or slo=mlperf-llama2-70b"
             )
         for plan in plans:
-            at_rate(plan.load.requests, 1.0)  # refuses what has no gaps
-        if len(plans) > 1 and _shapes(plans[0]) == _shapes(plans[1]):
+            search.at_rate(plan.load.requests, 1.0)  # refuses what has no gaps
+        first, *others = (
+            [(r.arrival_time, r.prompt_len, r.output_len) for r in plan.load.requests]
+            for plan in plans[:2]
+        )
+        if first in others:
             raise UserError(
                 f"task.seeds={self.seeds} has no effect: workload {name} has the same requests for "
                 "every seed; use task.seeds=1"
@@ -101,14 +95,13 @@ class Capacity(Task):
         return [make_plan(changed(own, max_model_len=longest)) for own in configs]
 
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
-        """The search's runs and the capacity found, with the first seed's run at it."""
         plans: list[Plan] = context.prepared or self.check(cfg)
         plan = plans[0]
         serve.print_plan(plan, context)
         trials, slo, saturation, found = self._search(plans)
         peaks = plan.backend.peaks()
 
-        def costs(trial: Trial) -> pd.DataFrame:
+        def costs(trial: search.Trial) -> pd.DataFrame:
             return add_costs(trial.iterations, plan.spec, plan.backend.dtype_bytes, peaks)
 
         summaries = {
@@ -136,13 +129,13 @@ class Capacity(Task):
             tables=tables,
             figures={"capacity": rate_curves(table, slo, summary["capacity"], where)},
             summary=summary,
-            shown=_shown(plan, slo, found, summary),
+            shown=_shown(len(plan.load.requests), slo, found, summary),
             labels={**labels, "is_baseline": False, "baselines": {}},
             tags=["capacity", *(str(labels[name]) for name in TAGS)],
             config=plan.config,
         )
 
-    def _search(self, plans: Sequence[Plan]) -> tuple[Trials, Slo, float, Capacities]:
+    def _search(self, plans: Sequence[Plan]) -> tuple[search.Trials, Slo, float, search.Capacities]:
         """The runs, the objective in seconds, the saturation rate and what was found."""
         plan = plans[0]
         executor = plan.backend.build(plan.spec, plan.checkpoint, plan.sizes)
@@ -155,11 +148,11 @@ class Capacity(Task):
         with progress_of(title, expected, "tokens") as progress:
             cache = (plan.num_blocks, plan.block_size)
             sizes = (plan.batch_size, plan.max_model_len, *cache, plan.backend.num_stages)
-            engine = Engine(executor, *sizes, progress)
+            engine = search.Engine(executor, *sizes, progress)
             loads = {int(own.config["seed"]): own.load.requests for own in plans}
-            trials = Trials(engine, plan.policy, loads, Grid(self.precision))
+            trials = search.Trials(engine, plan.policy, loads, search.Grid(self.precision))
             saturation = trials.saturation_rate()
-            limits = limits_around(saturation, self.lowest, self.highest)
+            limits = search.limits_around(saturation, self.lowest, self.highest)
             return trials, slo, saturation, trials.capacity(slo, saturation, limits)
 
 
@@ -179,11 +172,9 @@ def _with_arrivals(cfg: DictConfig, seed: int) -> DictConfig:
     return own
 
 
-def _shapes(plan: Plan) -> list[tuple[float, int, int]]:
-    return [(r.arrival_time, r.prompt_len, r.output_len) for r in plan.load.requests]
-
-
-def _shown(plan: Plan, slo: Slo, found: Capacities, summary: Mapping[str, float]) -> list[str]:
+def _shown(
+    num_requests: int, slo: Slo, found: search.Capacities, summary: Mapping[str, float]
+) -> list[str]:
     """The rate with its interval and objective, seeds without one, and latencies at that rate."""
     num_seeds = len(found.brackets)
     few = ", too few for an interval of more than the grid" if num_seeds < FEWEST_PAIRS else ""
@@ -195,7 +186,7 @@ def _shown(plan: Plan, slo: Slo, found: Capacities, summary: Mapping[str, float]
         f"  capacity {summary['capacity']:.3g} requests/s ({interval}, {num_seeds} "
         f"seed{'s' * (num_seeds > 1)}{few}) under {slo.name}: {slo.describe()}",
         *([f"  {found.remark}"] if found.remark else []),
-        f"  {summary['capacity_trials']:.0f} runs of {len(plan.load.requests)} requests; all at "
+        f"  {summary['capacity_trials']:.0f} runs of {num_requests} requests; all at "
         f"once {summary['closed_rate']:.3g} requests/s"
         + (f"; at the capacity, {', '.join(at_capacity)}" if at_capacity else ""),
     ]

@@ -55,9 +55,7 @@ def print_verdicts(table: pd.DataFrame) -> None:
 
 
 def readme_table(table: pd.DataFrame) -> str:
-    """The verdicts in Markdown: a row per claim, a column per measured device, and one for what is
-    simulated. Of a simulated GPU the usual, analytic level is shown.
-    """
+    """The verdicts in Markdown: a row per claim, a column per device, one for the simulated."""
     devices = dict.fromkeys(map(str, table.device))
     measured = [d for d in devices if d != "none" and not d.startswith(SIMULATED)]
     lines = [f"| claim | source | expected | {' | '.join([*measured, 'simulated'])} |"]
@@ -95,9 +93,7 @@ def write_readme(table: pd.DataFrame, path: Path = README) -> None:
 
 
 def main(args: Sequence[str], run: Command) -> int:
-    """Run a command line, experiments by the command `run`; returns 0, 1 if experiments failed, 2
-    for a mistake of the user's, 130 for Ctrl-C.
-    """
+    """Returns 0, 1 if experiments failed, 2 for a mistake of the user's, 130 for Ctrl-C."""
     options = _parser().parse_args(args)
     return exit_code(lambda: _main(options, run), "experiments that finished are kept")
 
@@ -154,9 +150,7 @@ def _main(options: argparse.Namespace, run: Command) -> int:
 
 
 def _run_all(options: argparse.Namespace, results: Path, run: Command) -> list[str]:
-    """Run experiments, measured, simulated or both, recorded into `results`; returns what failed,
-    which does not stop the others.
-    """
+    """Run and record experiments; returns those that failed, which do not stop the others."""
     make_folder(results, "--results")
     claimed = {claim.experiment for claim in load_claims()}
     is_record = results == RECORDS
@@ -165,23 +159,23 @@ def _run_all(options: argparse.Namespace, results: Path, run: Command) -> list[s
     if total := options.seconds or (None if is_record else FEW_MINUTES):
         share = total / sum(seconds.values())  # by what each experiment needs
         seconds = {name: max(0.5, share * own) for name, own in seconds.items()}
-    jobs: list[tuple[str, list[str], float]] = []  # with settings, and seconds expected in all
+    jobs: list[tuple[str, str, list[str], float]] = []  # with settings, and seconds in all
     if options.run:
         for name, own in seconds.items():
-            settings = [f"experiment={name}", *options.settings, f"task.seconds={own:g}"]
-            jobs.append((f"{name}, measured", settings, own + OVERHEAD))
+            settings = [*options.settings, f"task.seconds={own:g}"]
+            jobs.append((name, "measured", settings, own + OVERHEAD))
     if options.simulate:
         for name in names:
             expected = SIMULATED_SECONDS.get(name, SIMULATED_USUALLY)
-            settings = [f"experiment={name}", "executor=simulated"]
-            jobs.append((f"{name}, simulated", settings, expected))
+            jobs.append((name, "simulated", ["executor=simulated"], expected))
     failed, start = [], time.monotonic()
     with tempfile.TemporaryDirectory(prefix="sarathi-lab-") as folder:
-        for number, (name, settings, _) in enumerate(jobs):
-            left, gone = sum(job[2] for job in jobs[number:]), time.monotonic() - start
+        for number, (name, how, settings, _) in enumerate(jobs):
+            left, gone = sum(job[3] for job in jobs[number:]), time.monotonic() - start
             times = f"{gone:.0f} s gone, about {left:.0f} s left"
-            console().print(f"\n[{number + 1}/{len(jobs)}] {name}; {times}", style="bold")
+            console().print(f"\n[{number + 1}/{len(jobs)}] {name}, {how}; {times}", style="bold")
             aside = [f"output={folder}/{number}", f"hydra.run.dir={folder}/{number}/run"]
-            if run([*settings, "tracking=none", *aside, f"task.record={results}"]):
-                failed.append(name)
+            fixed = [f"experiment={name}", "tracking=none", *aside, f"task.record={results}"]
+            if run([*fixed, *settings]):
+                failed.append(f"{name}, {how}")
     return failed

@@ -73,7 +73,6 @@ def _log_claims(claims: pd.DataFrame, entity: str, project: str) -> None:
 
 
 def _save(what: Any) -> None:
-    """Write a workspace or a report, and print its address."""
     try:
         what.save()
         print(what.url)

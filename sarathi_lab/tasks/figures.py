@@ -1,11 +1,9 @@
-"""The paper's figures: drawn from recorded results as PNG and PDF (`python -m sarathi_lab figures`,
-`make figures`), or recomputed on simulated GPUs (`task=figures`).
-"""
+"""The paper's figures, drawn from recorded results, or recomputed on simulated GPUs."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,17 +18,10 @@ from sarathi_lab.config.console import console, print_place, progress_of
 from sarathi_lab.config.errors import exit_code, require_list, require_one_of
 from sarathi_lab.config.paths import CONF, OUTPUTS, make_folder
 from sarathi_lab.config.run_context import RunContext
+from sarathi_lab.experiment import figures as registered
 from sarathi_lab.experiment.claims import in_words, verdicts
 from sarathi_lab.experiment.errors import error_table
-from sarathi_lab.experiment.figures import (
-    FIGURES,
-    PAPERS,
-    SERVING,
-    SIMULATED,
-    paper,
-    points_of,
-    serving_points,
-)
+from sarathi_lab.experiment.figures import FIGURES, PAPERS, SERVING, SIMULATED
 from sarathi_lab.experiment.registry import Sizes
 from sarathi_lab.experiment.simulate import Job, check_fits, jobs_of, predict_all
 from sarathi_lab.results import load
@@ -83,7 +74,12 @@ def _main(options: argparse.Namespace) -> int:
         print_place("simulated", SIMULATED)
     with progress_of("drawing", len(chosen)) as advance:
         for name in chosen:
-            for stem, picture in _pictures(name):
+            if name == POLICIES:
+                runs = load.load(POLICIES).copy().groupby("device")
+                pictures = {f"{POLICIES}-{device}": policies(own) for device, own in runs}
+            else:
+                pictures = {name: draw(name)}
+            for stem, picture in pictures.items():
                 for ending in FORMATS:
                     picture.savefig(options.out / f"{stem}.{ending}", dpi=150)
             advance(1)
@@ -97,21 +93,12 @@ def _main(options: argparse.Namespace) -> int:
     return 0
 
 
-def _pictures(name: str) -> Iterator[tuple[str, Picture]]:
-    """The pictures of a figure or experiment, each with its file's name."""
-    if name == POLICIES:
-        for device, runs in load.load(POLICIES).copy().groupby("device"):
-            yield f"{POLICIES}-{device}", policies(runs)
-    else:
-        yield name, draw(name)
-
-
 def draw(name: str) -> Picture:
     """A figure of the paper, or an experiment of serving, from what is recorded of it."""
     figure = FIGURES[name]
     if figure.look is None:
-        return serving_plots.draw(name, figure.question, serving_points(name))
-    return plots.draw(figure.look, points_of(name))
+        return serving_plots.draw(name, figure.question, registered.serving_points(name))
+    return plots.draw(figure.look, registered.points_of(name))
 
 
 @dataclass(frozen=True)
@@ -133,12 +120,10 @@ class Figures(Task):
         super().__post_init__()
 
     def check(self, cfg: DictConfig) -> None:
-        """Refuse a model that a GPU can't hold."""
         for job in _jobs(self._names(), self.gpus):
             check_fits(job)
 
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
-        """figure.parquet, errors.csv and a picture of each figure, with the error table."""
         return recompute(self._names(), self.gpus, self.every)
 
     def _names(self) -> list[str]:
@@ -152,19 +137,19 @@ def _jobs(names: Sequence[str], gpus: Sequence[str] | None = None) -> list[Job]:
 def recompute(
     names: Sequence[str], gpus: Sequence[str] | None, every: int, sizes: Sizes | None = None
 ) -> Result:
-    """The points of the paper's figures beside the paper's own, their errors and pictures; `sizes`
-    (of one figure) in place of those in conf/experiment.
-    """
+    """The paper's figures at `sizes` (None: conf/experiment's), with the paper's own points."""
     predicted = predict_all(_jobs(names, gpus), every, sizes)
-    points = pd.concat([*map(paper, names), *predicted], ignore_index=True)
+    points = pd.concat([*map(registered.paper, names), *predicted], ignore_index=True)
     errors = error_table(points)
     others = points[(points.source != "paper") & ~points.device.isin(errors.device)]
     shown = [_shown_errors(errors)] if len(errors) else []
     shown += [_shown_ranges(others)] if len(others) else []
     means = zip(errors.row, errors.device, errors["mean"], strict=True)
-    looks = {name: look for name in names if (look := FIGURES[name].look) is not None}
+    looks = {name: FIGURES[name].look for name in names}
     pictures = {
-        name: plots.draw(look, points[points.figure == name]) for name, look in looks.items()
+        name: plots.draw(look, points[points.figure == name])
+        for name, look in looks.items()
+        if look is not None
     }
     return Result(
         tables={POINTS: points, "errors": errors},
@@ -176,9 +161,7 @@ def recompute(
 
 
 def _shown_ranges(points: pd.DataFrame) -> Shown:
-    """What is predicted for GPUs that the paper does not have: the least and the most of each line,
-    and where.
-    """
+    """What is predicted for GPUs that the paper does not have: each line's ends, and where."""
     rows: list[Mapping[Any, object]] = []
     keys = ["figure", "panel", "series", "hardware", "level", "model", "method"]
     for names, line in points.groupby(keys, sort=False):

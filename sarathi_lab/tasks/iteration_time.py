@@ -39,10 +39,7 @@ def _sizes(default: Sequence[int], minimum: int) -> Any:
 
 @dataclass(frozen=True)
 class IterationTime(Task):
-    """Times iterations of one prompt's `tokens`, and of `decodes` sequences, behind `contexts`.
-
-    Leaves iteration_time.csv, a row per size, and its picture.
-    """
+    """Times iterations of one prompt's `tokens`, and of `decodes` sequences, behind `contexts`."""
 
     reads = ("executor", "model", "device", "dtype", "seed")
     tokens: Sequence[int] = _sizes((1, 16, 256), 1)
@@ -56,7 +53,6 @@ class IterationTime(Task):
         return subject
 
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
-        """The times by size, and their rooflines."""
         subject: Subject = context.prepared or self.check(cfg)
         backend, spec, checkpoint = subject
         where, out = where_of(backend, spec), console()

@@ -1,6 +1,4 @@
-"""The task of one experiment: measured on the device with executor=torch, computed with
-executor=simulated.
-"""
+"""The task of one experiment: measured with executor=torch, computed with executor=simulated."""
 
 from __future__ import annotations
 
@@ -28,7 +26,6 @@ from sarathi_lab.experiment.measure import least_room, measure, room_of
 from sarathi_lab.experiment.registry import SETUPS
 from sarathi_lab.experiment.simulate import computed, recorded_tables, served
 from sarathi_lab.model.configured import resolve_model
-from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Policy
 from sarathi_lab.results import load
 from sarathi_lab.results.device_record import device_folder
@@ -50,30 +47,22 @@ Tables = Mapping[str, pd.DataFrame]
 
 @dataclass(frozen=True)
 class Measure(Task):
-    """Make the points of `experiment` at the `sizes` of `setup` (null: those of conf/experiment),
-    for about `seconds` (null: those it needs on a CPU).
+    """Make the points of `experiment`; its settings: `conf/task/measure.yaml`.
 
-    Intervals wider than `max_spread` of the median (null: what the experiment states) leave a
-    reason instead of a number. `record` names a folder such as experiments, where the table is kept
-    as `<group>/<experiment>/results/<device>/<experiment>.csv`, too. `every` takes each n-th point
-    of the paper's long curves in simulation.
+    Intervals wider than `max_spread` of the median leave a reason instead of a number.
     """
 
     reads = ("executor", "model", "hardware", "device", "dtype", "seed")
     experiment: str = one_of(valid=FIGURES)
     setup: str = one_of(AUTO, valid=(AUTO, *SETUPS))
     seconds: float | None = number(None, above=0, fix="use the seconds to measure for, such as 60")
-    max_spread: float | None = number(
-        None, above=0, fix="use the share of the median, such as 0.15"
-    )
+    max_spread: float | None = number(None, above=0, fix=SPREAD)
     record: str | None = None
     every: int = whole(1, minimum=1, fix="use 1 for all points")
     sizes: Mapping[str, Any] | None = None
 
     def check(self, cfg: DictConfig) -> None:
-        """Refuse a model that does not fit the device, and settings that nothing here would
-        read.
-        """
+        """Refuse a model that does not fit the device, and settings that nothing would read."""
         backend, own = build(cfg.executor), self._own
         if isinstance(backend, TorchBackend):
             self._refuse("every", "is for the recomputed figures of executor=simulated")
@@ -104,9 +93,7 @@ class Measure(Task):
         return None
 
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
-        """figure.parquet, a CSV by device and a picture; the lines are printed, the tables
-        recorded.
-        """
+        """figure.parquet, a CSV by device, also recorded, and a picture; the lines are printed."""
         backend, own = build(cfg.executor), self._own
         if isinstance(backend, TorchBackend):
             return self._measured(cfg, backend, context)
@@ -133,9 +120,10 @@ class Measure(Task):
 
     def _setup(self, backend: Any) -> str:
         """The sizes that were asked for, or those that suit the device."""
+        if self.setup != AUTO:
+            return self.setup
         is_cpu = isinstance(backend, TorchBackend) and resolve_device(backend.device).type == "cpu"
-        usual = "small" if is_cpu else "paper"
-        return usual if self.setup == AUTO else self.setup
+        return "small" if is_cpu else "paper"
 
     def _sizes(self, backend: Any) -> Mapping[str, Any]:
         return self._own.sizes(self._setup(backend), self.sizes)
@@ -154,20 +142,17 @@ class Measure(Task):
             seed=int(cfg.seed),
             is_cut=self._setup(backend) == "paper",
         )
-        table, device, source = found.table, self._device(backend, spec), "measured"
+        device = device_folder(resolve_device(backend.device).type, backend.device_name)
+        usual = next((platform.model for platform in own.papers), backend.default_model)
+        if device != "cpu" and spec.name != usual:  # on a GPU it has a folder of its own
+            device += f"-{spec.name}"
+        table, source = found.table, "measured"
         if own.kind == "pipeline":
             stages, where = sizes["stages"], backend.device_name
             name = f"simulated pipeline of {stages} stages, times measured on {where}"
             table, device, source = table.assign(device_name=name), STAGES + device, "simulated"
         others = {"compositions": found.compositions, "serving": found.serving}
         return self._result({device: table}, source, context, others)
-
-    def _device(self, backend: TorchBackend, spec: ModelSpec) -> str:
-        """The folder of recorded results; on a GPU another model than the figure's has its own."""
-        device = device_folder(resolve_device(backend.device).type, backend.device_name)
-        papers = self._own.papers
-        usual = papers[0].model if papers else backend.default_model
-        return device if device == "cpu" or spec.name == usual else f"{device}-{spec.name}"
 
     def _result(self, tables: Tables, source: str, context: RunContext, others: Tables) -> Result:
         """`others` are further tables of the one device that was measured."""
@@ -177,8 +162,12 @@ class Measure(Task):
             if len(rows):
                 kept[name] = rows
                 self._record(dict.fromkeys(tables, rows), f"{own.name}-{name}")
-        as_figures = [_as_figure(table, source) for table in tables.values()]
-        points = pd.concat(as_figures, ignore_index=True)
+        points = pd.concat(tables.values(), ignore_index=True)
+        points = points.assign(
+            source=source,
+            device=points.device_name + ", " + points.model,
+            uncertainty=(points.high - points.low) / 2 / points.y.abs(),  # half the interval
+        )
         pictures = {}
         if own.kind == "rounds":
             pictures[own.name] = serving_plots.draw(own.name, own.question, points)
@@ -243,20 +232,10 @@ def _is_papers_model(cfg: DictConfig) -> bool:
 
 
 def _policy(cfg: DictConfig, name: str, budget: int) -> Policy | None:
-    """The policy of `conf/policy/`, with a token budget where it reads one; None where there is no
-    such file.
-    """
+    """The policy of `conf/policy/`, if there is one, with a token budget where it reads one."""
     path = CONF / "policy" / f"{name}.yaml"
-    if not path.is_file():
-        return None
-    return build(changed(cfg, policy=OmegaConf.load(path), chunk=budget).policy)
-
-
-def _as_figure(table: pd.DataFrame, source: str) -> pd.DataFrame:
-    """In the columns of `figure.parquet`; the error is half the interval over the value."""
-    error = (table.high - table.low) / 2 / table.y.abs()
-    device = table.device_name + ", " + table.model
-    return table.assign(source=source, device=device, uncertainty=error)
+    known = path.is_file()
+    return build(changed(cfg, policy=OmegaConf.load(path), chunk=budget).policy) if known else None
 
 
 def _lines(device: str, table: pd.DataFrame) -> Shown:

@@ -63,7 +63,6 @@ class Plan:
 
     @property
     def sizes(self) -> Sizes:
-        """What the executor is made for."""
         policy = self.policy
         if policy.is_capped:
             on_top = self.batch_size if policy.decodes_on_top else 0
@@ -83,7 +82,6 @@ class Plan:
         )
 
     def scheduler(self) -> Scheduler:
-        """A fresh scheduler with an empty cache."""
         sizes = (self.num_blocks, self.block_size, self.num_host_blocks)
         return Scheduler(
             self.policy,
@@ -97,10 +95,7 @@ class Plan:
 
 
 def make_plans(cfg: DictConfig) -> tuple[Plan, dict[str, Plan]]:
-    """The plan of a run, and those of its baselines by name, which differ in their policy only.
-
-    Raises UserError for anything that the user can mend.
-    """
+    """The plan of a run, and those of its baselines by name, which differ in their policy only."""
     run = _parts(cfg)
     plan, options, baselines = _fitted(run), option_files("policy"), {}
     for name in cfg.baselines:
@@ -138,20 +133,27 @@ def _parts(cfg: DictConfig) -> Plan:
     require_one_of("preemption", cfg.preemption, get_args(Preemption))
     backend: Backend = build(cfg.executor)
     spec, checkpoint = resolve_model(cfg, backend)
-    load = _load(cfg, backend, spec, checkpoint)
+    named, workload = cfg.max_model_len, build(cfg.workload)
+    if named is not None:
+        require_int("max_model_len", named, 2, "use null for the longest request of the workload")
+    if isinstance(workload, Trace):
+        workload = workload.within(named or spec.max_position)
+    vocab_size = spec.vocab_size if backend.computes_tokens else None
+    load: LoadedRequests = workload.generate(vocab_size, text_encoder(checkpoint))
     longest = max(request.total_len for request in load.requests)
     if checkpoint is not None and longest > spec.max_position:
         raise UserError(
             f"the longest request has {longest} tokens, but {spec.name} was made for "
             f"{spec.max_position}; shorten it"
         )
-    max_model_len = _named_max_model_len(cfg) or longest
+    max_model_len = named or longest
     cache = _cache(cfg, backend, spec, batch_size * backend.num_stages, max_model_len)
     block_size = cache["block_size"]
     # Before a cache of that many blocks is made.
     backend.check(spec, cache["num_blocks"] * block_size, cache["num_host_blocks"] * block_size)
+    config = resolved(cfg)
     plan = Plan(
-        config=resolved(cfg),
+        config=config,
         policy=policy,
         backend=backend,
         spec=spec,
@@ -165,7 +167,7 @@ def _parts(cfg: DictConfig) -> Plan:
         window=build(cfg.window),
         saturation_limits=build(cfg.stop_when_saturated),
         writes_trace=require_bool("trace", cfg.trace, "use true to write trace.json, else false"),
-        targets=_targets(cfg),
+        targets=Targets(build(cfg.slo), cfg.stall, config["prompt_classes"]),
     )
     plan.window.check(load)
     plan.saturation_limits.check(load)
@@ -177,29 +179,10 @@ def _parts(cfg: DictConfig) -> Plan:
     return plan
 
 
-def _load(
-    cfg: DictConfig, backend: Backend, spec: ModelSpec, checkpoint: Path | None
-) -> LoadedRequests:
-    workload = build(cfg.workload)
-    if isinstance(workload, Trace):
-        workload = workload.within(_named_max_model_len(cfg) or spec.max_position)
-    vocab_size = spec.vocab_size if backend.computes_tokens else None
-    return workload.generate(vocab_size, text_encoder(checkpoint))
-
-
-def _named_max_model_len(cfg: DictConfig) -> int | None:
-    if cfg.max_model_len is None:
-        return None
-    fix = "use null for the longest request of the workload"
-    return require_int("max_model_len", cfg.max_model_len, 2, fix)
-
-
 def _cache(
     cfg: DictConfig, backend: Backend, spec: ModelSpec, num_sequences: int, max_model_len: int
 ) -> dict[str, Any]:
-    """The fields of a plan that say what its cache is like, with room for `num_sequences` of the
-    longest if the settings name no number of blocks.
-    """
+    """A plan's fields of its cache, which has room for `num_sequences` if no size is named."""
     cache, num_host_blocks = cfg.cache, cfg.cache.num_host_blocks
     fix = "use a number of tokens such as 16"
     block_size = require_int("cache.block_size", cache.block_size, 1, fix)
@@ -229,25 +212,20 @@ def _cache(
     }
 
 
-def _targets(cfg: DictConfig) -> Targets:
-    bounds = cfg.prompt_classes
-    return Targets(build(cfg.slo), cfg.stall, list(bounds) if OmegaConf.is_list(bounds) else bounds)
-
-
 def _fitted(plan: Plan, chunks: Sequence[int] | None = None) -> Plan:
-    """`plan` with a policy that knows its device and has a chunk; raises UserError if a request
-    does not fit.
-    """
-    policy = plan.policy.on_device(
-        lambda: plan.backend.predictor(plan.spec), plan.batch_size, plan.max_model_len
-    )
+    """`plan` with a policy that knows its device and has a chunk. Refuses what does not fit."""
+    sizes = (plan.batch_size, plan.max_model_len)
+    policy = plan.policy.on_device(lambda: plan.backend.predictor(plan.spec), *sizes)
     plan = replace(plan, policy=policy)
     if policy.budget == AUTO:
         advice = _advice(plan, chunks)
         settings = {**plan.config["policy"], policy.budget_field: advice.chunk}
-        own = with_budget(policy, advice.chunk)
-        config = {**plan.config, "policy": settings}
-        plan = replace(plan, config=config, policy=own, advice=advice)
+        plan = replace(
+            plan,
+            config={**plan.config, "policy": settings},
+            policy=with_budget(policy, advice.chunk),
+            advice=advice,
+        )
     scheduler = plan.scheduler()
     for request in plan.load.requests:
         scheduler.check_fits(request)

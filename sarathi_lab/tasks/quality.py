@@ -54,9 +54,7 @@ def _whole(minimum: int, fix: str) -> Any:
 class Quality(Task):
     """Compares what a trained model says, cut and cached in many ways, with uncut float32 by torch.
 
-    The text is `num_texts` pieces of `length` tokens of the file `text`. The matrix has a row for
-    every combination of `chunks`, `offsets`, `prefix_hits`, `mates` and `kv_dtypes`. `record` names
-    a folder such as experiments to keep it in.
+    The matrix has a row for every combination of the lists; settings: `conf/task/quality.yaml`.
     """
 
     reads = ("executor", "model", "device", "dtype")
@@ -73,14 +71,12 @@ class Quality(Task):
     record: str | None = None
 
     def check(self, cfg: DictConfig) -> None:
-        """Raise UserError for weights or a text that are not there, or that do not go together."""
         backend, spec, checkpoint = _subject(cfg)
         self._pieces(spec, checkpoint)
         for kv_dtype in self.kv_dtypes:
             backend.check(replace(spec, kv_dtype=kv_dtype), self._num_blocks * BLOCK_SIZE)
 
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
-        """The matrix, also kept in `record`."""
         backend, spec, checkpoint = _subject(cfg)
         where, pieces = where_of(backend, spec), self._pieces(spec, checkpoint)
         console().print(f"\nquality of {where}", style="bold")
@@ -111,7 +107,11 @@ class Quality(Task):
         return blocks_needed(self.length, max(self.mates), BLOCK_SIZE)
 
     def _compared(
-        self, backend: TorchBackend, spec: ModelSpec, checkpoint: Path, pieces: list[Tokens]
+        self,
+        backend: TorchBackend,
+        spec: ModelSpec,
+        checkpoint: Path,
+        pieces: list[Tokens],
     ) -> pd.DataFrame:
         sizes = Sizes(self._num_blocks, BLOCK_SIZE, batch_size=1 + max(self.mates))
         exact = TorchBackend(backend.device, "float32", kernels="torch", threads=backend.threads)
@@ -171,7 +171,10 @@ def _subject(cfg: DictConfig) -> tuple[TorchBackend, ModelSpec, Path]:
 
 
 def _row(
-    executor: TorchExecutor, cuts: Cuts, num_mates: int, texts: list[tuple[Tokens, Tensor]]
+    executor: TorchExecutor,
+    cuts: Cuts,
+    num_mates: int,
+    texts: list[tuple[Tokens, Tensor]],
 ) -> dict[str, object]:
     """A cell of the matrix; the mates of a text are those that follow it."""
     parts = []

@@ -40,12 +40,10 @@ from sarathi_lab.tasks.base import Task, conclude
 from sarathi_lab.tasks.plan import Plan, make_plans
 
 Tables = dict[str, pd.DataFrame]
-# What decides a run's work; then what changes none, but what is read from it.
-SERVED = (
-    *("policy", "workload", "executor", "model", "batch", "max_model_len", "cache"),
-    *("queue_order", "preemption", "window", "stop_when_saturated"),
+READ = (  # what decides a run's work, and what is read from it
+    *("policy", "workload", "executor", "model", "batch", "max_model_len", "cache", "queue_order"),
+    *("preemption", "window", "stop_when_saturated", "slo", "stall", "prompt_classes"),
 )
-READ_FROM_TIMES = ("slo", "stall", "prompt_classes")
 ADVICE_COLUMNS = {
     "throughput": "tokens/s",
     "throughput_vs_request_level": "x request_level",
@@ -75,16 +73,14 @@ class Serve(Task):
                 folders[name] = _ensure_baseline(cfg, own, name, context)
             except RunError as error:
                 failed.append(RunError(f"baseline {name}: {error}"))
-        places = {name: os.path.relpath(path, context.run_dir) for name, path in folders.items()}
-        result = _executed(plan, context, folders, is_baseline=False, baselines=places)
+        result = _executed(plan, context, folders, is_baseline=False)
         # Only when it is kept: the run itself may well succeed where a baseline can't.
         return replace(result, error=failed[0] if failed else None)
 
 
 def _ensure_baseline(cfg: DictConfig, plan: Plan, name: str, context: RunContext) -> Path:
-    """The folder of the baseline's run, executed now if no run of the sweep did so before.
-
-    Raises RunError if it stopped, now or before.
+    """The folder of the baseline's run, executed now if no run of the sweep did so before. Raises
+    RunError if it stopped, now or then.
     """
     run_dir = context.baselines_dir / f"{name}-{_fingerprint(plan)}"
     failed_dir = run_dir.with_name(f"{run_dir.name}-failed")
@@ -97,7 +93,13 @@ def _ensure_baseline(cfg: DictConfig, plan: Plan, name: str, context: RunContext
         run_dir.parent.mkdir(parents=True, exist_ok=True)
         # In a hidden folder, moved when complete: nobody reads half of one.
         aside = Path(tempfile.mkdtemp(prefix=f".{run_dir.name}.", dir=run_dir.parent))
-        own = replace(context, run_dir=aside, name=_baseline_name(cfg, plan, name, context))
+        # It is named by what the sweep varies of its work: not another policy's parameters.
+        named = ["baseline", name]
+        for key in context.swept:
+            is_read = key != "chunk" or plan.policy.budget is not None
+            if is_read and key.partition(".")[0] != "policy":
+                named.append(f"{key}={OmegaConf.select(cfg, key)}")
+        own = replace(context, run_dir=aside, name=" ".join(named))
         try:
             conclude(lambda: _executed(plan, own, {}, is_baseline=True), cfg, own, is_run=True)
             _move_unless_there(aside, run_dir)
@@ -117,36 +119,18 @@ def _move_unless_there(aside: Path, run_dir: Path) -> None:
             raise
 
 
-def _baseline_name(cfg: DictConfig, plan: Plan, name: str, context: RunContext) -> str:
-    """The baseline and what the sweep varies of its work: not the parameters of another policy."""
-    cuts_prompts = plan.policy.budget is not None
-    read = [
-        f"{key}={OmegaConf.select(cfg, key)}"
-        for key in context.swept
-        if key.partition(".")[0] != "policy" and (key != "chunk" or cuts_prompts)
-    ]
-    return " ".join(["baseline", name, *read])
-
-
 def _fingerprint(plan: Plan) -> str:
     """Equal for plans that do the same work and read the same from it."""
-    read = {name: plan.config[name] for name in (*SERVED, *READ_FROM_TIMES)}
+    read = {name: plan.config[name] for name in READ}
     return hashlib.sha256(json.dumps(read, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def _executed(
-    plan: Plan,
-    context: RunContext,
-    finished: Mapping[str, Path],
-    *,
-    is_baseline: bool,
-    baselines: Mapping[str, str] | None = None,
+    plan: Plan, context: RunContext, finished: Mapping[str, Path], *, is_baseline: bool
 ) -> Result:
     """Run one plan and compare it with the `finished` baselines. Raises Stopped."""
-    labels = labels_of(plan, context.name) | {
-        "is_baseline": is_baseline,
-        "baselines": baselines or {},
-    }
+    places = {name: os.path.relpath(path, context.run_dir) for name, path in finished.items()}
+    labels = {**labels_of(plan, context.name), "is_baseline": is_baseline, "baselines": places}
     tags = [str(labels[key]) for key in ("policy", "model", "device", "executor")]
     tags += ["baseline"] if is_baseline else []
     artifact = f"{plan.policy.name}-{_fingerprint(plan)}"
@@ -180,7 +164,7 @@ def _measured(
     plan: Plan, ledger: Ledger, run_dir: Path
 ) -> tuple[Tables, dict[str, float], list[str]]:
     """Serve the plan, recorded in `ledger`, and what was watched in `run_dir`; returns the tables,
-    the metrics of the part that counts, and cautions. Raises RunError if no part counts.
+    the metrics of the part that counts (RunError if none does), and cautions.
     """
     backend = plan.backend
     executor = backend.build(plan.spec, plan.checkpoint, plan.sizes)
@@ -224,8 +208,8 @@ def _measured(
         summary |= {"is_steady": float(not trend.is_growing), "scheduling_delay_slope": trend.slope}
         cautions += [f"  {trend.caution()}"] if trend.is_growing else []
     if plan.writes_trace:
-        gaps = ledger.bubbles()
-        write_trace(run_dir / "trace.json", tables[ITERATIONS], ledger.stages(), gaps)
+        timeline = (tables[ITERATIONS], ledger.stages(), ledger.bubbles())
+        write_trace(run_dir / "trace.json", *timeline)
     return tables, summary | profile, cautions
 
 
@@ -288,7 +272,6 @@ def labels_of(plan: Plan, name: str) -> dict[str, Any]:
 
 
 def print_plan(plan: Plan, context: RunContext) -> None:
-    """Print model, device, policy, workload and cache."""
     print_device(context, plan.spec, plan.backend, str(plan.policy))
     cache = f"cache {plan.num_blocks} x {plan.block_size} tokens"
     console().print(f"  {plan.load.describe()}, batch {plan.batch_size}, {cache}")

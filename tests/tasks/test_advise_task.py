@@ -22,7 +22,7 @@ from sarathi_lab.experiment.chunking_loss import chunking_loss
 from sarathi_lab.experiment.server_flags import flags
 from sarathi_lab.policy import SarathiServe
 from sarathi_lab.run import main
-from sarathi_lab.tasks.advise import Advise, flags_table
+from sarathi_lab.tasks.predicted import Advise, flags_table
 
 COST = AnalyticCostModel(load_option("model", "13b"), load_option("hardware", "a6000"), 2)
 SMALL = ["task=advise", "workload.num_requests=12", "batch=6", "tracking=none"]

@@ -29,7 +29,7 @@ from sarathi_lab.experiment.steady_state import steady, together
 from sarathi_lab.policy import Orca, RequestLevel, Sarathi, SarathiServe
 from sarathi_lab.results.plots.tasks import crossover_map
 from sarathi_lab.run import main
-from sarathi_lab.tasks.crossover import Crossover
+from sarathi_lab.tasks.predicted import Crossover
 
 COST = AnalyticCostModel(load_option("model", "13b"), load_option("hardware", "a6000"), 2)
 TIMES = COST.operation_times

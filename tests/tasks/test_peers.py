@@ -22,7 +22,6 @@ from sarathi_lab.config.paths import CONF, EXPERIMENTS
 from sarathi_lab.run import main
 from sarathi_lab.tasks.peers import measure as measure_module
 from sarathi_lab.tasks.peers import task as task_module
-from sarathi_lab.tasks.peers.checkpoint import ensure_checkpoint
 from sarathi_lab.tasks.peers.engines import (
     OURS,
     PEERS,
@@ -30,6 +29,7 @@ from sarathi_lab.tasks.peers.engines import (
     Engine,
     Worker,
     WorkerError,
+    ensure_checkpoint,
     environment_of,
     our_engine,
 )
@@ -37,7 +37,6 @@ from sarathi_lab.tasks.peers.measure import (
     NOT_INSTALLED,
     SCENARIOS,
     Comparison,
-    Conditions,
     Scenario,
     Subject,
     table_of,
@@ -107,11 +106,10 @@ def tiny(tmp_path_factory):
 def compare(engines, tmp_path, scenarios=(SMALL,), subject=None, repetitions=2, timeout=60.0):
     """The table of the engines by name, the lines that were said, and the outcomes."""
     subject = subject or Subject("fake", Path("nowhere"), 100, 1, "float32")
-    conditions = Conditions(
-        threads=1, batch=2, chunk=16, seed=0, repetitions=repetitions, timeout=timeout
-    )
+    given = {"threads": 1, "batch": 2, "chunk": 16, "seed": 0}
+    given |= {"repetitions": repetitions, "timeout": timeout}
     said: list[str] = []
-    comparison = Comparison(engines, subject, scenarios, conditions, tmp_path, said.append)
+    comparison = Comparison(engines, subject, scenarios, tmp_path, said.append, **given)
     outcomes = comparison.measure()
     return table_of(outcomes, subject).set_index(["peer", "workload"]), said, outcomes
 

@@ -19,7 +19,6 @@ import pytest
 
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.tasks.peers import measure as measure_module
-from sarathi_lab.tasks.peers.checkpoint import ensure_checkpoint
 from sarathi_lab.tasks.peers.engines import (
     OURS,
     PEERS,
@@ -27,9 +26,10 @@ from sarathi_lab.tasks.peers.engines import (
     Engine,
     Worker,
     WorkerError,
+    ensure_checkpoint,
     environment_of,
 )
-from sarathi_lab.tasks.peers.measure import Comparison, Conditions, Scenario, Subject
+from sarathi_lab.tasks.peers.measure import Comparison, Scenario, Subject
 
 PYTHON = sys.executable
 LLAMA_CPP = PEERS["llama_cpp"][0]
@@ -74,12 +74,14 @@ http.server.HTTPServer((flags["--host"], int(flags["--port"])), Handler).serve_f
 
 @pytest.fixture(scope="module")
 def gguf_module():
-    """The export's module, which is no part of a package."""
-    spec = importlib.util.spec_from_file_location("llama_gguf", WORKERS / "llama_gguf.py")
+    """The worker's module, which is no part of a package."""
+    spec = importlib.util.spec_from_file_location("llama_cpp_worker", LLAMA_CPP.script)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(WORKERS)
+        spec.loader.exec_module(module)
     return module
 
 
@@ -231,11 +233,11 @@ def test_llama_cpp_gives_our_tokens(tmp_path, monkeypatch):
         "block_size": 16,
     }
     ours = Engine(OURS, "", WORKERS / "sarathi_worker.py", options=options)
-    conditions = Conditions(threads=2, batch=2, chunk=32, seed=0, repetitions=1, timeout=120.0)
+    given = {"threads": 2, "batch": 2, "chunk": 32, "seed": 0, "repetitions": 1, "timeout": 120.0}
     said: list[str] = []
     engines = [ours, replace(LLAMA_CPP, python=ITS_PYTHON)]
     scenarios = [Scenario("small", num_requests=3, prompt_len=40, output_len=12)]
-    comparison = Comparison(engines, subject, scenarios, conditions, tmp_path, said.append)
+    comparison = Comparison(engines, subject, scenarios, tmp_path, said.append, **given)
     mine, theirs = comparison.measure()
     assert mine.error == theirs.error == "", said
     assert mine.tokens == theirs.tokens

@@ -87,7 +87,6 @@ class Client:
         return time.perf_counter() - self._start
 
     def start(self) -> None:
-        """Set the clock to 0."""
         self._start = time.perf_counter()
 
     async def info(self) -> ServerInfo:
@@ -152,7 +151,6 @@ class Client:
     def content(
         self, dialect: Dialect, model: str, prompt: str | list[int], num_tokens: int
     ) -> bytes:
-        """A request's body, ready to be sent."""
         body = {"model": model, **dialect.body(prompt, num_tokens), **self.body}
         return json.dumps(body).encode()
 

@@ -96,7 +96,6 @@ class Dialect:
 
     @property
     def path(self) -> str:
-        """Below the base URL."""
         return APIS[self.api]
 
     def body(self, prompt: str | list[int], num_tokens: int) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """Answers as the tables and the summary of a run, in the names of `engine.ledger` and METRICS.md.
-
-What only the server knows stays unknown (NaN): when it first scheduled a request, and how often it
-preempted it.
+What only the server knows (when it first scheduled a request, its preemptions) is NaN.
 """
 
 from __future__ import annotations

@@ -30,8 +30,7 @@ from sarathi_lab.tasks.plan import changed
 class GpuExperiments(GpuTask):
     """Each of `experiments` with `model`, one after the other: task=measure at the paper's sizes.
 
-    Their tables are recorded as task=measure does it. One that fails ends no other; those that the
-    time does not suffice for are left out. Raises RunError in the end if some failed.
+    One that fails ends no other, RunError comes last; those without time are left out.
     """
 
     model: str
@@ -50,7 +49,6 @@ class GpuExperiments(GpuTask):
             self._task(name, self.seconds).check(self._sized(cfg))
 
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
-        """Measure one by one, each in a folder of its own."""
         (device, where), sized = current_device(cfg), self._sized(cfg)
         failed: list[str] = []
         start = time.monotonic()
@@ -138,18 +136,14 @@ def _naming(made: Path, folder: Path) -> str:
 
 @dataclass(frozen=True)
 class GpuPeers(Delegated):
-    """Leaves peers.csv: the lab and transformers on the same requests, random weights of one shape,
-    one engine at a time.
-    """
+    """Leaves peers.csv: the lab and others on the same requests and shape, one at a time."""
 
     home, table = "lab/peers", "peers"
     PEERS: ClassVar[tuple[str, ...]] = ("transformers_generate", "transformers_cb", "vllm")
 
     def delegated(self, cfg: DictConfig) -> tuple[Task, DictConfig]:
-        model, dtype, load = ("llama3-8b", "bfloat16", "gpu")
-        batch, chunk = 32, 512
-        if self.is_dry:
-            model, dtype, load, batch, chunk = ("tiny", "float32", "dry", 2, 16)
+        paper, dry = ("llama3-8b", "bfloat16", "gpu", 32, 512), ("tiny", "float32", "dry", 2, 16)
+        model, dtype, load, batch, chunk = dry if self.is_dry else paper
         policy = _option("policy", "sarathi_serve")
         task = Peers(self.PEERS, {}, [model], [dtype], [load], random_weights=True)
         return task, changed(cfg, policy=policy, batch=batch, chunk=chunk)

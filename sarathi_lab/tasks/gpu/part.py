@@ -49,7 +49,6 @@ class Work:
         return not self.is_dry and time.monotonic() - self.started >= self.seconds
 
     def log(self, text: str) -> None:
-        """Print a line of progress."""
         console().print(f"  {text}", soft_wrap=True)
 
     def keep(self, name: str, found: pd.DataFrame | Sequence[Mapping[str, object]]) -> None:
@@ -70,10 +69,9 @@ class Work:
 
 @dataclass(frozen=True)
 class GpuTask(Task):
-    """A task that measures a GPU for about `seconds`.
+    """A task that measures a GPU for about `seconds`; what is found is kept in `record` at once.
 
-    `setup` is paper, or dry: tiny sizes on a CPU. `record` names a folder such as experiments,
-    where what is found is kept as soon as it is there.
+    `setup` is paper, or dry: tiny sizes on a CPU.
     """
 
     reads = ("device",)
@@ -91,7 +89,6 @@ class GpuTask(Task):
 
     @property
     def is_dry(self) -> bool:
-        """Whether it only tries what it would do."""
         return self.setup == "dry"
 
     def check(self, cfg: DictConfig) -> None:
@@ -173,9 +170,7 @@ class Part(GpuTask):
 
 
 def current_device(cfg: DictConfig) -> tuple[torch.device, str]:
-    """The chosen device, made torch's current one, which events and streams belong to; and the
-    name of its folders of results.
-    """
+    """The chosen device, made torch's current one, and the name of its folders of results."""
     device = resolve_device(cfg.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
+import pandas as pd
 import torch
 from omegaconf import DictConfig
 
@@ -33,6 +34,7 @@ LAYER_TOKENS = (256, 512, 1024, 2048, 4096)
 COPIES = (64, 256, 1024, 4096)  # MiB
 DRY_SQUARES, DRY_COPIES = (64, 128), (1, 4)
 SECONDS_A_CASE = 0.25
+PER = {"TFLOP/s": 1e12, "GB/s": 1e9}
 Job = Callable[[], object]
 
 
@@ -43,7 +45,6 @@ class Case(NamedTuple):
     name: str
     amount: float
     unit: str
-    per: float
     make: Callable[[], Job]
 
 
@@ -55,61 +56,57 @@ class DevicePeaks(Part):
 
     @torch.inference_mode()
     def measure(self, cfg: DictConfig, context: RunContext, work: Work) -> None:
-        """Time copies, then products, as many as the time allows."""
-        dtype_name, dtype = resolve_dtype("auto", work.device)
-        copies = list(_copies(work.device, is_dry=work.is_dry))
-        products = list(_products(work.device, dtype, is_dry=work.is_dry))
-        cases = [*copies, *coarse_to_fine(products)]
+        device = work.device
+        dtype_name, dtype = resolve_dtype("auto", device)
+        copies = [
+            Case(name, f"{mib} MiB", num_bytes * mib * MIB, "GB/s", partial(make, device, mib))
+            for mib in (DRY_COPIES if work.is_dry else COPIES)
+            for name, num_bytes, make in (("copy", 2.0, _copy), ("read", 1.0, _read))
+        ]
+        sizes = [(n, n, n) for n in (DRY_SQUARES if work.is_dry else SQUARES)]
+        sizes += [] if work.is_dry else [(m, k, n) for m in LAYER_TOKENS for k, n in LAYERS]
+        products = []
+        for m, k, n in coarse_to_fine(sizes):
+            make = partial(_product, device, dtype, m, k, n)
+            products.append(Case("matmul", f"{m}x{k}x{n}", 2.0 * m * k * n, "TFLOP/s", make))
         rows: list[dict[str, object]] = []
-        for case in cases:
+        for case in [*copies, *products]:
             if work.cuts_short() and len(rows) > len(copies):
-                work.log(f"{len(rows)} of {len(cases)} cases: the time is over")
+                total = len(copies) + len(products)
+                work.log(f"{len(rows)} of {total} cases: the time is over")
                 break
-            times = sample(case.make(), work.device, 0.01 if work.is_dry else SECONDS_A_CASE)
-            rates = summary([case.amount / time / case.per for time in times], case.unit)
+            times = sample(case.make(), device, 0.01 if work.is_dry else SECONDS_A_CASE)
+            rates = summary([case.amount / time / PER[case.unit] for time in times], case.unit)
             labels = {"quantity": case.quantity, "case": case.name, "dtype": dtype_name}
             rows.append({**labels, **rates})
             work.log(f"{case.quantity} {case.name}: {rates['value']:.4g} {case.unit}")
             work.keep("peaks", rows)
 
 
-def _products(device: torch.device, dtype: torch.dtype, *, is_dry: bool) -> Iterator[Case]:
-    """As the engine's linear layers have them, [m, k] x [n, k] transposed; normal values, as zeros
-    run faster.
-    """
-
-    def make(m: int, k: int, n: int) -> Job:
-        rows = torch.randn(m, k, device=device, dtype=dtype)
-        weight = torch.randn(n, k, device=device, dtype=dtype)
-        return lambda: torch.nn.functional.linear(rows, weight)
-
-    sizes = [(n, n, n) for n in (DRY_SQUARES if is_dry else SQUARES)]
-    sizes += [] if is_dry else [(m, k, n) for m in LAYER_TOKENS for k, n in LAYERS]
-    for m, k, n in sizes:
-        flops = 2.0 * m * k * n
-        yield Case("matmul", f"{m}x{k}x{n}", flops, "TFLOP/s", 1e12, partial(make, m, k, n))
+def _product(device: torch.device, dtype: torch.dtype, m: int, k: int, n: int) -> Job:
+    """[m, k] x [n, k] transposed, as linear layers have it; normal values, as zeros run faster."""
+    rows = torch.randn(m, k, device=device, dtype=dtype)
+    weight = torch.randn(n, k, device=device, dtype=dtype)
+    return lambda: torch.nn.functional.linear(rows, weight)
 
 
-def _copies(device: torch.device, *, is_dry: bool) -> Iterator[Case]:
-    """Of a copy, bytes read and written both count."""
+def _copy(device: torch.device, mib: int) -> Job:
+    source = torch.randn(mib * MIB // 4, device=device)
+    return partial(torch.empty_like(source).copy_, source)
 
-    def copy(mib: int) -> Job:
-        source = torch.randn(mib * MIB // 4, device=device)
-        return partial(torch.empty_like(source).copy_, source)
 
-    def read(mib: int) -> Job:
-        return torch.randn(mib * MIB // 4, device=device).sum
-
-    for mib in DRY_COPIES if is_dry else COPIES:
-        yield Case("copy", f"{mib} MiB", 2.0 * mib * MIB, "GB/s", 1e9, partial(copy, mib))
-        yield Case("read", f"{mib} MiB", 1.0 * mib * MIB, "GB/s", 1e9, partial(read, mib))
+def _read(device: torch.device, mib: int) -> Job:
+    return torch.randn(mib * MIB // 4, device=device).sum
 
 
 # -- kernels against what they replace and against others': the benchmarks of `sarathi_kernels` ----
 
 EVERY = 20  # rows between two lines of progress
-LABELS = ("operation", "case", "implementation", "dtype", "timing")
-RATES = ("flops", "num_bytes", "flops_per_second", "bytes_per_second")
+TIMES = ["value", "q20", "q80"]
+AS_LONG = [  # the columns, those that every table of a campaign has among them
+    *("operation", "case", "implementation", "dtype", "timing", "value", "unit", "q20", "q80"),
+    *("repetitions", "flops", "num_bytes", "flops_per_second", "bytes_per_second", "error"),
+]
 
 
 class _TimeIsOver(Exception):
@@ -118,26 +115,26 @@ class _TimeIsOver(Exception):
 
 @dataclass(frozen=True)
 class KernelBenchmarks(Part):
-    """Leaves kernels.csv: microseconds by operation, case and implementation, with FLOP/s and
-    bytes/s.
-
-    What fails leaves a row with its error, as does what is not installed.
-    """
+    """Leaves kernels.csv, a row a benchmark, with its error where it failed or is not installed."""
 
     home = "gpu/kernels"
 
     def measure(self, cfg: DictConfig, context: RunContext, work: Work) -> None:
-        """Time all benchmarks, as far as the time allows."""
         # Reads the interpreter's setting when imported.
-        from sarathi_kernels.benchmarks.measure import run
+        from sarathi_kernels.benchmarks.measure import COLUMNS, run
 
         rows: list[dict[str, Any]] = []
 
+        def record() -> None:
+            table = pd.DataFrame(rows, columns=COLUMNS).rename(columns={"median_seconds": "value"})
+            table[TIMES] = 1e6 * table[TIMES].astype(float)
+            work.keep("kernels", table.assign(unit="us")[AS_LONG])
+
         def keep(row: dict[str, Any]) -> None:
-            rows.append(_as_long(row))
+            rows.append(row)
             if len(rows) % EVERY == 1:
                 work.log(f"{len(rows)} benchmarks: {row['operation']}, {row['case']}")
-                work.keep("kernels", rows)
+                record()
             if work.cuts_short():
                 raise _TimeIsOver
 
@@ -148,26 +145,9 @@ class KernelBenchmarks(Part):
         except _TimeIsOver:
             work.log(f"the time is over after {len(rows)} benchmarks")
         finally:
-            work.keep("kernels", rows)
+            record()
         failed = sum(bool(row["error"]) for row in rows)
         work.log(f"{len(rows)} benchmarks, {failed} without a time (see the column error)")
-
-
-def _as_long(row: dict[str, Any]) -> dict[str, Any]:
-    """A row of the benchmarks with the columns that every table of a campaign has."""
-    names = {"value": "median_seconds", "q20": "q20", "q80": "q80"}
-    times = {
-        name: None if row[theirs] is None else 1e6 * float(row[theirs])
-        for name, theirs in names.items()
-    }
-    return {
-        **{name: row[name] for name in LABELS},
-        "value": times.pop("value"),
-        "unit": "us",
-        **times,
-        **{name: row[name] for name in ("repetitions", *RATES)},
-        "error": row["error"] or "",
-    }
 
 
 # -- the tests that need a GPU; without one, that they are found and skipped -----------------------
@@ -186,7 +166,6 @@ class GpuTests(Part):
     home = "gpu/gpu_tests"
 
     def measure(self, cfg: DictConfig, context: RunContext, work: Work) -> None:
-        """Run pytest in a process of its own."""
         report = make_folder(context.run_dir, "the run's folder").absolute() / "tests.xml"
         command = [sys.executable, *OPTIONS, f"--junitxml={report}"]
         if work.is_dry:
@@ -207,9 +186,7 @@ class GpuTests(Part):
 
 
 def read_report(path: Path) -> list[dict[str, object]]:
-    """One row per test of a junit report; "skipped" and "failed" (errors included) are as pytest
-    means them.
-    """
+    """A row per test of a junit report; "failed" includes errors."""
     rows: list[dict[str, object]] = []
     for case in ElementTree.parse(path).iter("testcase"):
         kinds = {child.tag for child in case}

@@ -39,7 +39,6 @@ class Tables:
         self.missing: set[str] = set()
 
     def read(self, home: str, name: str) -> pd.DataFrame:
-        """A part's table."""
         path = self._root / home / "results" / self._device / f"{name}.csv"
         if not path.is_file():
             self.missing.add(f"{name}.csv")
@@ -115,14 +114,11 @@ class Target:
 
 @dataclass(frozen=True)
 class Targets(Part):
-    """Leaves targets.csv. Judges nothing that was not measured; raises RunError if a part's table
-    is missing, so that a resumed campaign judges again.
-    """
+    """Leaves targets.csv; RunError without a part's table, so that a resumed campaign retries."""
 
     home = "gpu/gpu_targets"
 
     def check(self, cfg: DictConfig) -> None:
-        """Refuse to judge nothing."""
         if self.record is None:
             raise UserError(
                 "task.record=null: task=targets judges what is recorded; name the folder, such "
@@ -131,7 +127,6 @@ class Targets(Part):
         super().check(cfg)
 
     def measure(self, cfg: DictConfig, context: RunContext, work: Work) -> None:
-        """Judge, and say it line by line."""
         assert self.record is not None
         assert work.folder is not None
         tables = Tables(Path(self.record), work.folder.name)
@@ -153,20 +148,15 @@ class Targets(Part):
 # -- what is judged -------------------------------------------------------------------------------
 
 
-def _over_bytes(tables: Tables, decodes: int) -> float:
-    row = tables.iteration(0, decodes)
-    return float(row.value / (1e3 * row.bytes / tables.peak("copy")))
+def _over_peaks(tables: Tables, prefill: int, decodes: int, peaks: Sequence[str]) -> float:
+    """The time of an iteration over the longest that its FLOPs and bytes take at these peaks."""
+    row = tables.iteration(prefill, decodes)
+    amounts = {"matmul": row.flops, "copy": row.bytes}
+    return float(row.value / 1e3 / max(amounts[peak] / tables.peak(peak) for peak in peaks))
 
 
 def _share_of_flops(tables: Tables, num_tokens: int) -> float:
-    row = tables.iteration(num_tokens, 0)
-    return float(row.flops / (row.value / 1e3) / tables.peak("matmul"))
-
-
-def _over_roofline(tables: Tables, chunk: int) -> float:
-    row = tables.iteration(chunk - BESIDE, BESIDE)
-    flop_time, byte_time = row.flops / tables.peak("matmul"), row.bytes / tables.peak("copy")
-    return float(row.value / (1e3 * max(flop_time, byte_time)))
+    return 1 / _over_peaks(tables, num_tokens, 0, ["matmul"])
 
 
 def _idle(tables: Tables) -> float:
@@ -191,9 +181,7 @@ PAPERS_GRID = r"^mha .* \+ (?:17 x 1024|9 x 2048|5 x 3072)$"
 
 
 def _least_speed(tables: Tables, operation: str, ours: str, theirs: str, cases: str = "") -> float:
-    """Their best time over ours, least of the cases that have both; names are regular
-    expressions.
-    """
+    """Their best time over ours, least of the cases that have both; names are patterns."""
     rows = tables.kernels(operation)
     rows = rows[rows["case"].str.contains(cases)]
     best = {
@@ -219,13 +207,15 @@ def _targets() -> Iterator[Target]:
     what = "time / reading weights and KV once"
     for n in SIZES["decodes"]:
         name = f"decode-only, {MODEL}, batch {n} at context {CONTEXT}: {what}"
-        yield Target(name, "<=", 1.12, partial(_over_bytes, decodes=n))
+        over_bytes = partial(_over_peaks, prefill=0, decodes=n, peaks=["copy"])
+        yield Target(name, "<=", 1.12, over_bytes)
     for n in SIZES["prefills"]:
         name = f"prefill of {n} tokens, {MODEL}: share of the peak's FLOP/s"
         yield Target(name, ">=", 0.85, partial(_share_of_flops, num_tokens=n))
     for n in SIZES["chunks"]:
         name = f"hybrid of {n} tokens, {BESIDE} of them decodes, {MODEL}: time / roofline"
-        yield Target(name, "<=", 1.15, partial(_over_roofline, chunk=n))
+        sizes = {"prefill": n - BESIDE, "decodes": BESIDE}
+        yield Target(name, "<=", 1.15, partial(_over_peaks, **sizes, peaks=["matmul", "copy"]))
     yield Target("device idle between iterations, steady state", "<=", 0.02, _idle)
     name = "prefill-chunk attention: speed over torch's best SDPA, least of all cases"
     speed = partial(_least_speed, operation=PREFILL, ours=OURS, theirs=SDPA)

@@ -34,11 +34,9 @@ class Scenario:
 
     @property
     def total_len(self) -> int:
-        """Tokens of one sequence in the end."""
         return self.prompt_len + self.output_len
 
     def prompts(self, vocab_size: int, seed: int) -> list[list[int]]:
-        """Token ids, the same for the same seed."""
         sizes = (self.prompt_len, vocab_size, seed)
         found = (random_prompt(i, *sizes) for i in range(self.num_requests))
         return [prompt.tolist() for prompt in found if prompt is not None]
@@ -50,23 +48,8 @@ SCENARIOS = {name: Scenario(name, *sizes) for name, sizes in SIZES.items()}
 
 
 @dataclass(frozen=True)
-class Conditions:
-    """What is the same for all engines; `timeout` is in seconds, `device` as torch names it."""
-
-    threads: int
-    batch: int
-    chunk: int
-    seed: int
-    repetitions: int
-    timeout: float
-    device: str = "cpu"
-
-
-@dataclass(frozen=True)
 class Subject:
-    """One model in one dtype, as files that all engines read; without weights, each makes random
-    ones of its own and their tokens are not compared.
-    """
+    """A model in a dtype, as files; without weights, each engine makes random ones of its own."""
 
     model: str
     directory: Path
@@ -92,15 +75,22 @@ class Outcome:
 class Comparison:
     """Engines at work on `scenarios` with one model; outcomes are there from the start.
 
-    `log` is told lines, `progress` of every run, done or left out.
+    `timeout` is in seconds for each answer, `device` as torch names it. `log` is told lines,
+    `progress` of every run, done or left out.
     """
 
     engines: Sequence[Engine]
     subject: Subject
     scenarios: Sequence[Scenario]
-    conditions: Conditions
     logs: Path
     log: Callable[[str], None]
+    threads: int
+    batch: int
+    chunk: int
+    seed: int
+    repetitions: int
+    timeout: float
+    device: str = "cpu"
     progress: Callable[[int], None] = lambda num_runs: None
 
     def __post_init__(self) -> None:
@@ -112,8 +102,8 @@ class Comparison:
         On a CPU all stay loaded and take turns, so that a machine whose speed changes is slow for
         all. On a GPU, whose memory they would share, they come one after the other.
         """
-        is_cpu = self.conditions.device == "cpu"
-        for engines in [self.engines] if is_cpu else [[engine] for engine in self.engines]:
+        each = [[engine] for engine in self.engines]
+        for engines in [self.engines] if self.device == "cpu" else each:
             with ExitStack() as stack:
                 workers = {engine.name: self._load(engine, stack) for engine in engines}
                 for scenario in self.scenarios:
@@ -121,36 +111,36 @@ class Comparison:
         return self.outcomes
 
     def _load(self, engine: Engine, stack: ExitStack) -> Worker | None:
-        name, given, subject = engine.name, self.conditions, self.subject
+        name, subject = engine.name, self.subject
         if not engine.is_installed():
             self._fail(engine, NOT_INSTALLED)
             self.log(f"{name}: not installed for {engine.python} (pip install {engine.install})")
             return None
-        if (kind := given.device.partition(":")[0]) not in engine.devices:
+        if (kind := self.device.partition(":")[0]) not in engine.devices:
             self._fail(engine, f"installed; not run on {kind} here")
             return None
         path = self.logs / f"{name.replace(' ', '-')}-{subject.model}-{subject.dtype}.log"
-        environment = environment_of(engine.python, given.device, given.threads)
+        environment = environment_of(engine.python, self.device, self.threads)
         worker = Worker([engine.python, str(engine.script)], environment, path)
         stack.callback(worker.close)
         longest = max(scenario.total_len for scenario in self.scenarios)
-        kv_bytes = given.batch * (longest + 128) * subject.kv_bytes_per_token
+        kv_bytes = self.batch * (longest + 128) * subject.kv_bytes_per_token
         message = {
             "op": "load",
             "model_dir": str(subject.directory.absolute()),
             "has_weights": subject.has_weights,
             "dtype": subject.dtype,
-            "device": given.device,
-            "threads": given.threads,
-            "batch": given.batch,
-            "chunk": given.chunk,
+            "device": self.device,
+            "threads": self.threads,
+            "batch": self.batch,
+            "chunk": self.chunk,
             "longest": longest,
             "kv_gib": -(-kv_bytes // 2**30),
             **engine.options,
         }
         start = time.monotonic()
         try:
-            version = str(worker.ask(message, given.timeout)["version"])
+            version = str(worker.ask(message, self.timeout)["version"])
         except WorkerError as error:
             worker.kill()
             self._fail(engine, str(error))
@@ -164,21 +154,21 @@ class Comparison:
 
     def _take_turns(self, workers: dict[str, Worker | None], scenario: Scenario) -> None:
         """One round to warm up, which counts for the tokens alone, then the repetitions."""
-        prompts = scenario.prompts(self.subject.vocab_size, self.conditions.seed)
+        prompts = scenario.prompts(self.subject.vocab_size, self.seed)
         message = {"op": "run", "prompts": prompts, "output_len": scenario.output_len}
         own = [outcome for outcome in self.outcomes if outcome.scenario is scenario]
         mine = [outcome for outcome in own if outcome.engine.name in workers]
-        for repetition in range(self.conditions.repetitions + 1):
+        for repetition in range(self.repetitions + 1):
             for outcome in mine:
                 self.progress(1)
                 engine = outcome.engine
                 worker = workers[engine.name]
                 if worker is None:
                     continue
-                if self.conditions.device == "cpu":
+                if self.device == "cpu":
                     time.sleep(SETTLE)
                 try:
-                    answer = worker.ask(message, self.conditions.timeout)
+                    answer = worker.ask(message, self.timeout)
                     _take(outcome, answer, is_warm_up=repetition == 0)
                 except WorkerError as error:
                     worker.kill()

@@ -26,10 +26,9 @@ from sarathi_lab.model.spec import DTYPE_BYTES
 from sarathi_lab.results.provenance import provenance
 from sarathi_lab.results.result import Result, Shown
 from sarathi_lab.tasks.base import Task
-from sarathi_lab.tasks.peers import measure
-from sarathi_lab.tasks.peers.checkpoint import ensure_checkpoint, require_llama
+from sarathi_lab.tasks.peers import engines
 from sarathi_lab.tasks.peers.engines import OURS, PEERS, Engine, our_engine
-from sarathi_lab.tasks.peers.measure import SCENARIOS, Conditions, Subject
+from sarathi_lab.tasks.peers.measure import SCENARIOS, Comparison, Subject, table_of
 
 PREFIX = "sarathi-peers-"
 NODES = ("policy", "executor")  # that our own worker builds
@@ -46,11 +45,7 @@ WITHOUT_EFFECT = {  # settings, and what to do instead
 @dataclass(frozen=True)
 class Peers(Task):
     """Times `peers` and the lab on the scenarios `workloads` of `models` in `dtypes`, and compares
-    greedy tokens.
-
-    `python` names the interpreter of the environment that has a peer (None: this one). `timeout` is
-    in seconds, for each answer. `checkpoints` keeps the models; None makes them anew. With
-    `random_weights` every engine makes weights of its own, and tokens are not compared.
+    greedy tokens; its settings: `conf/task/peers.yaml`.
     """
 
     reads = ("policy", "executor", "device", "chunk", "batch", "seed", "cache")
@@ -103,7 +98,7 @@ class Peers(Task):
         build(cfg.policy).validate(batch, longest)
         for name in self.models:
             spec = load_option("model", name)
-            require_llama(spec)
+            engines.require_llama(spec)
             if longest > spec.max_position:
                 raise UserError(
                     f"task.models: {name} ends at {spec.max_position} tokens, {longest} are "
@@ -123,38 +118,31 @@ class Peers(Task):
             make_folder(Path(self.checkpoints), "task.checkpoints")
 
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
-        """The table of engines and scenarios, with every repetition behind it."""
         run_dir = make_folder(context.run_dir, "the run's folder")
         device = devices.resolve_device(cfg.executor.device)
-        given = Conditions(
-            devices.num_threads(self.threads),
-            cfg.batch,
-            cfg.chunk,
-            cfg.seed,
-            self.repetitions,
-            self.timeout,
-            str(device),
-        )
-        out, is_cpu = console(), given.device == "cpu"
-        where = f"on the CPU with {given.threads} threads" if is_cpu else f"on {device}"
-        sizes = f"at most {given.batch} requests at a time, iterations of {given.chunk} tokens"
-        turns = f"medians of {given.repetitions} repetitions in turns"
+        given: dict[str, Any] = {
+            "threads": devices.num_threads(self.threads),
+            **{name: int(cfg[name]) for name in ("batch", "chunk", "seed")},
+            "repetitions": self.repetitions,
+            "timeout": self.timeout,
+            "device": str(device),
+        }
+        out, threads = console(), given["threads"]
+        where = f"on the CPU with {threads} threads" if device.type == "cpu" else f"on {device}"
+        sizes = f"at most {cfg.batch} requests at a time, iterations of {cfg.chunk} tokens"
+        turns = f"medians of {self.repetitions} repetitions in turns"
         out.print(f"\n{context.name}", style="bold")
         out.print(f"  {where}, {sizes}; {turns}", soft_wrap=True)
         engines, tables = self._engines(cfg), []
-        keeps = self.checkpoints is not None
-        with (
-            nullcontext(str(self.checkpoints))
-            if keeps
-            else TemporaryDirectory(prefix=PREFIX) as folder
-        ):
+        kept = self.checkpoints
+        with nullcontext(kept) if kept else TemporaryDirectory(prefix=PREFIX) as folder:
             for subject in self._subjects(Path(folder), int(cfg.seed)):
                 out.print(f"  {subject.model} in {subject.dtype}")
                 own = self._measured(engines, subject, given, run_dir / "workers").assign(
-                    device=devices.device_description(device, given.threads),
-                    threads=given.threads,
-                    batch=given.batch,
-                    chunk=given.chunk,
+                    device=devices.device_description(device, threads),
+                    threads=threads,
+                    batch=cfg.batch,
+                    chunk=cfg.chunk,
                     git_commit=provenance()["git_commit"],
                 )
                 tables.append(own)
@@ -170,12 +158,10 @@ class Peers(Task):
         return Result(
             tables={"peers.parquet": table, "peers": table, "repetitions": runs},
             summary={
-                f"{name}/{row['engine']}, {row['model']} {row['dtype']} {row['workload']}": row[
-                    name
-                ]
+                f"{name}/{row['engine']}, {row['model']} {row['dtype']} {row['workload']}": value
                 for row in named[table.error == ""].to_dict("records")
                 for name in ("seconds", "ratio", "agreement")
-                if not pd.isna(row[name])
+                if not pd.isna(value := row[name])
             },
             shown=list(_shown(named)),
             tags=["peers", *self.models, *self.dtypes],
@@ -198,13 +184,13 @@ class Peers(Task):
     def _subjects(self, folder: Path, seed: int) -> Iterator[Subject]:
         for name in self.models:
             spec, has_weights = load_option("model", name), not self.random_weights
-            directory = ensure_checkpoint(spec, folder, seed, has_weights=has_weights)
+            directory = engines.ensure_checkpoint(spec, folder, seed, has_weights=has_weights)
             for dtype in self.dtypes:
                 kv_bytes = spec.kv_bytes_per_token(DTYPE_BYTES[dtype])
                 yield Subject(name, directory, spec.vocab_size, kv_bytes, dtype, has_weights)
 
     def _measured(
-        self, engines: Sequence[Engine], subject: Subject, given: Conditions, logs: Path
+        self, engines: Sequence[Engine], subject: Subject, given: dict[str, Any], logs: Path
     ) -> pd.DataFrame:
         scenarios = [SCENARIOS[name] for name in self.workloads]
         num_runs = len(engines) * len(scenarios) * (self.repetitions + 1)
@@ -213,8 +199,10 @@ class Peers(Task):
             console().print(f"    {line}", soft_wrap=True)
 
         with progress_of("measuring", num_runs, "runs") as progress:
-            work = (engines, subject, scenarios, given, logs, log, progress)
-            return measure.table_of(measure.Comparison(*work).measure(), subject)
+            compared = Comparison(
+                engines, subject, scenarios, logs, log, **given, progress=progress
+            )
+            return table_of(compared.measure(), subject)
 
 
 def _shown(table: pd.DataFrame) -> Iterator[Shown | str]:
