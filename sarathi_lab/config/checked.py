@@ -65,11 +65,9 @@ def one_of(default: Any = MISSING, *, valid: Iterable[str]) -> Any:
     return _field(default, partial(require_one_of, valid=valid))
 
 
-def listed(default: Any = MISSING, *, each: Check, complaint: str, twice: str | None = None) -> Any:
-    """A list that is not empty, each value of which passes; or None if that is the default. What
-    names a value `twice` is refused with these words.
-    """
-    return _field(default, partial(require_list, complaint=complaint, each=each, twice=twice))
+def listed(default: Any = MISSING, *, each: Check, complaint: str, **rest: Any) -> Any:
+    """A list, each value of which passes (`require_list`); or None if that is the default."""
+    return _field(default, partial(require_list, complaint=complaint, each=each, **rest))
 
 
 def check_fields(settings: Any, prefix: str = "") -> None:

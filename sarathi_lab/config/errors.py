@@ -60,10 +60,15 @@ def require_list(
     values: Any,
     complaint: str,
     each: Callable[[str, Any], object],
-    twice: str | None = None,
+    *,
+    twice: str = "",
+    may_be_empty: bool = False,
 ) -> None:
-    """Raise `UserError` unless `values` is a list that is not empty, each value of which passes."""
-    if not isinstance(values, Sequence) or isinstance(values, str) or not values:
+    """Raise `UserError` unless `values` is a list, each value of which passes, none of them `twice`
+    if there are words for that.
+    """
+    is_list = isinstance(values, Sequence) and not isinstance(values, str)
+    if not is_list or not (values or may_be_empty):
         raise UserError(f"{name}={values} {complaint}")
     for value in values:
         each(name, value)

@@ -35,23 +35,17 @@ Command = Callable[[Sequence[str]], int]  # runs a command line; returns its exi
 
 def print_verdicts(table: pd.DataFrame) -> None:
     """One block a device: each claim with what was expected, what was measured, and the verdict."""
-    unbroken = ("expected", "measured", "verdict")
+    columns = ["claim", "expected", "measured", "verdict", "note"]
     for device, rows in table.groupby("device", sort=False):
-        shown = [
-            {
-                "claim": row["claim"],
-                "expected": row["expected"],
-                "measured": in_words(row),
-                "verdict": f"[{STYLES[row['verdict']]}]{row['verdict']}[/]",
-                "note": row["note"],
-            }
-            for row in rows.to_dict("records")
-        ]
+        told = rows.assign(
+            measured=[in_words(row) for row in rows.to_dict("records")],
+            verdict="[" + rows.verdict.map(STYLES) + "]" + rows.verdict + "[/]",
+        )[columns].to_dict("records")
         of = " by the cost model's own error" if str(device).startswith(SIMULATED) else ""
         title = f"On {device}, in brackets the 95 % interval{of}"
         counts = rows.verdict.value_counts().items()
         said = ", ".join(f"{count} {verdict}" for verdict, count in counts)
-        show([Shown(shown, [*shown[0]], unbroken=unbroken, title=title, markup=True), said])
+        show([Shown(told, columns, unbroken=columns[1:4], title=title, markup=True), said])
 
 
 def readme_table(table: pd.DataFrame) -> str:

@@ -13,9 +13,9 @@ import pandas as pd
 from matplotlib.figure import Figure as Picture
 from omegaconf import DictConfig
 
-from sarathi_lab.config.checked import whole
+from sarathi_lab.config.checked import listed, whole
 from sarathi_lab.config.console import console, print_place, progress_of
-from sarathi_lab.config.errors import exit_code, require_list, require_one_of
+from sarathi_lab.config.errors import exit_code, require_one_of
 from sarathi_lab.config.paths import CONF, OUTPUTS, make_folder
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.experiment import figures as registered
@@ -32,6 +32,7 @@ from sarathi_lab.results.plots.tasks import policies
 from sarathi_lab.results.result import Result, Shown
 from sarathi_lab.tasks.base import Task
 
+GPUS = sorted(path.stem for path in CONF.glob("hardware/*.yaml"))
 FORMATS = ("png", "pdf")
 POLICIES = "policies"  # an experiment: a figure for each device that it was recorded on
 # each n-th of the thousand points of a pipeline's curves is recorded; more than can be seen apart
@@ -101,23 +102,20 @@ def draw(name: str) -> Picture:
     return plots.draw(figure.look, registered.points_of(name))
 
 
+def _some(name: str, known: Sequence[str]) -> Any:
+    """A field that holds a list of `known` names, or None."""
+    complaint = f"is not a list; write task.{name}=[{known[0]}], or null for all"
+    return listed(None, each=partial(require_one_of, valid=known), complaint=complaint)
+
+
 @dataclass(frozen=True)
 class Figures(Task):
     """Recompute `figures` on `gpus`, each n-th point of the long curves (`every`)."""
 
     reads = ()
-    figures: Sequence[str] | None = None
-    gpus: Sequence[str] | None = None
+    figures: Sequence[str] | None = _some("figures", PAPERS)
+    gpus: Sequence[str] | None = _some("gpus", GPUS)
     every: int = whole(1, minimum=1, fix="use 1 for all points")
-
-    def __post_init__(self) -> None:
-        gpus = sorted(path.stem for path in (CONF / "hardware").glob("*.yaml"))
-        for name, values, valid in (("figures", self.figures, PAPERS), ("gpus", self.gpus, gpus)):
-            if values is not None:
-                own = f"task.{name}"
-                complaint = f"is not a list; write {own}=[{valid[0]}], or null for all"
-                require_list(own, values, complaint, partial(require_one_of, valid=valid))
-        super().__post_init__()
 
     def check(self, cfg: DictConfig) -> None:
         for job in _jobs(self._names(), self.gpus):

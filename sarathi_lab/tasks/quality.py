@@ -107,11 +107,7 @@ class Quality(Task):
         return blocks_needed(self.length, max(self.mates), BLOCK_SIZE)
 
     def _compared(
-        self,
-        backend: TorchBackend,
-        spec: ModelSpec,
-        checkpoint: Path,
-        pieces: list[Tokens],
+        self, backend: TorchBackend, spec: ModelSpec, checkpoint: Path, pieces: list[Tokens]
     ) -> pd.DataFrame:
         sizes = Sizes(self._num_blocks, BLOCK_SIZE, batch_size=1 + max(self.mates))
         exact = TorchBackend(backend.device, "float32", kernels="torch", threads=backend.threads)
@@ -171,10 +167,7 @@ def _subject(cfg: DictConfig) -> tuple[TorchBackend, ModelSpec, Path]:
 
 
 def _row(
-    executor: TorchExecutor,
-    cuts: Cuts,
-    num_mates: int,
-    texts: list[tuple[Tokens, Tensor]],
+    executor: TorchExecutor, cuts: Cuts, num_mates: int, texts: list[tuple[Tokens, Tensor]]
 ) -> dict[str, object]:
     """A cell of the matrix; the mates of a text are those that follow it."""
     parts = []

@@ -14,8 +14,9 @@ from sarathi_lab.engine.ledger import REQUEST_COLUMNS
 from sarathi_lab.results.metrics import latency, throughput
 from sarathi_lab.tasks.endpoint.protocol import Answer, is_closed
 
-OWN_COLUMNS = ("sent_time", "wanted_output_len", "num_retries", "output_text")
-FAILURE_COLUMNS = (
+# Of finished requests, those of the ledger and a client's own; and of failed ones.
+FINISHED = (*REQUEST_COLUMNS, "sent_time", "wanted_output_len", "num_retries", "output_text")
+FAILED = (
     *("request_id", "arrival_time", "sent_time", "failed_time", "prompt_len", "wanted_output_len"),
     *("num_pieces", "num_retries", "status", "reason"),
 )
@@ -24,18 +25,8 @@ SHORTEST_INTERVAL = 0.02  # seconds
 LATE = 0.01  # seconds; a client that sends later than this is itself part of what it measures
 
 
-def requests_table(answers: Sequence[Answer]) -> pd.DataFrame:
-    """One row per finished request, by request id: the ledger's columns and OWN_COLUMNS."""
-    finished = [answer for answer in answers if not answer.error]
-    return _table(finished, [*REQUEST_COLUMNS, *OWN_COLUMNS])
-
-
-def failures_table(answers: Sequence[Answer]) -> pd.DataFrame:
-    """One row per failed request, by request id, with its `reason`."""
-    return _table([answer for answer in answers if answer.error], FAILURE_COLUMNS)
-
-
-def _table(answers: Sequence[Answer], columns: Sequence[str]) -> pd.DataFrame:
+def table_of(answers: Sequence[Answer], columns: Sequence[str]) -> pd.DataFrame:
+    """A row per answer, by request id, in the columns FINISHED or FAILED."""
     rows = [
         {
             "request_id": answer.request.request_id,

@@ -189,9 +189,13 @@ def _run_name(server: str, context: RunContext) -> str:
 
 def _finished_part(answers: list[Answer], labels: Mapping[str, Any], cfg: DictConfig) -> Result:
     settings = resolved(cfg)
-    requests, failures = record.requests_table(answers), record.failures_table(answers)
+    finished = [answer for answer in answers if not answer.error]
+    failed = [answer for answer in answers if answer.error]
     return Result(
-        tables={REQUESTS: requests, FAILURES: failures},
+        tables={
+            REQUESTS: record.table_of(finished, record.FINISHED),
+            FAILURES: record.table_of(failed, record.FAILED),
+        },
         labels=labels,
         tags=[str(labels[key]) for key in ("policy", "model", "device", "executor")],
         config={"task": "endpoint", **{name: settings[name] for name in READ}},

@@ -11,8 +11,9 @@ from typing import ClassVar
 
 from omegaconf import DictConfig, OmegaConf
 
+from sarathi_lab.config.checked import one_of
 from sarathi_lab.config.console import console
-from sarathi_lab.config.errors import RunError, require_one_of
+from sarathi_lab.config.errors import RunError
 from sarathi_lab.config.instantiate import read_option
 from sarathi_lab.config.paths import CONF, REPOSITORY
 from sarathi_lab.config.run_context import RunContext
@@ -25,6 +26,8 @@ from sarathi_lab.tasks.measure import Measure
 from sarathi_lab.tasks.peers.task import Peers
 from sarathi_lab.tasks.plan import changed
 
+MODELS = sorted(path.stem for path in CONF.glob("model/*.yaml"))
+
 
 @dataclass(frozen=True, kw_only=True)
 class GpuExperiments(GpuTask):
@@ -33,13 +36,11 @@ class GpuExperiments(GpuTask):
     One that fails ends no other, RunError comes last; those without time are left out.
     """
 
-    model: str
+    model: str = one_of(valid=MODELS)
     experiments: Sequence[str]
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        models = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
-        require_one_of("task.model", self.model, models)
         for name in self.experiments:
             self._task(name, 1.0)
 

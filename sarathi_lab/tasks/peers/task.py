@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -15,9 +15,9 @@ from typing import Any
 import pandas as pd
 from omegaconf import DictConfig, OmegaConf
 
-from sarathi_lab.config.checked import flag, number, whole
+from sarathi_lab.config.checked import flag, listed, number, whole
 from sarathi_lab.config.console import console, progress_of
-from sarathi_lab.config.errors import RunError, UserError, require_int, require_list, require_one_of
+from sarathi_lab.config.errors import RunError, UserError, require_int, require_one_of
 from sarathi_lab.config.instantiate import build, load_option
 from sarathi_lab.config.paths import CONF, make_folder
 from sarathi_lab.config.run_context import RunContext
@@ -32,6 +32,7 @@ from sarathi_lab.tasks.peers.measure import SCENARIOS, Comparison, Subject, tabl
 
 PREFIX = "sarathi-peers-"
 NODES = ("policy", "executor")  # that our own worker builds
+MODELS = sorted(path.stem for path in CONF.glob("model/*.yaml") if path.stem != "auto")
 DTYPES = ("float32", "bfloat16")  # that all engines have
 LABELS = ["peer", "variant", "model", "dtype", "workload"]  # what tells engines and loads apart
 WITHOUT_EFFECT = {  # settings, and what to do instead
@@ -42,6 +43,15 @@ WITHOUT_EFFECT = {  # settings, and what to do instead
 }
 
 
+def _some(name: str, default: Iterable[str], known: Iterable[str], **rest: Any) -> Any:
+    """A field that holds a list of `known` names."""
+    valid = tuple(known)
+    each = partial(require_one_of, valid=valid)
+    complaint = f"is not a list of names; write task.{name}=[{valid[0]}]"
+    twice = "names one twice; drop it"
+    return listed(tuple(default), each=each, complaint=complaint, twice=twice, **rest)
+
+
 @dataclass(frozen=True)
 class Peers(Task):
     """Times `peers` and the lab on the scenarios `workloads` of `models` in `dtypes`, and compares
@@ -49,11 +59,11 @@ class Peers(Task):
     """
 
     reads = ("policy", "executor", "device", "chunk", "batch", "seed", "cache")
-    peers: Sequence[str] = tuple(PEERS)
+    peers: Sequence[str] = _some("peers", PEERS, PEERS, may_be_empty=True)
     python: Mapping[str, str | None] = field(default_factory=dict)
-    models: Sequence[str] = ("30m",)
-    dtypes: Sequence[str] = ("float32",)
-    workloads: Sequence[str] = ("A", "B")
+    models: Sequence[str] = _some("models", ["30m"], MODELS)
+    dtypes: Sequence[str] = _some("dtypes", ["float32"], DTYPES)
+    workloads: Sequence[str] = _some("workloads", ["A", "B"], SCENARIOS)
     repetitions: int = whole(3, minimum=1, fix="use a small number such as 3")
     threads: int | None = None
     timeout: float = number(900.0, above=0, fix="use seconds such as 900")
@@ -61,20 +71,6 @@ class Peers(Task):
     random_weights: bool = flag(False)
 
     def __post_init__(self) -> None:
-        models = (path.stem for path in (CONF / "model").glob("*.yaml"))
-        lists = {
-            "peers": tuple(PEERS),
-            "models": sorted(model for model in models if model != "auto"),
-            "dtypes": DTYPES,
-            "workloads": tuple(SCENARIOS),
-        }
-        for name, valid in lists.items():
-            values, setting = getattr(self, name), f"task.{name}"
-            if name == "peers" and values in ([], ()):
-                continue  # the lab alone
-            complaint = f"is not a list of names; write {setting}=[{valid[0]}]"
-            each = partial(require_one_of, valid=valid)
-            require_list(setting, values, complaint, each, twice="names one twice; drop it")
         super().__post_init__()
         for peer, python in self.python.items():
             require_one_of("task.python", peer, PEERS)
