@@ -18,7 +18,7 @@ from sarathi_lab.config.command_line import read_command_line
 from sarathi_lab.config.errors import RunError
 from sarathi_lab.config.paths import REPOSITORY
 from sarathi_lab.config.run_context import RunContext
-from sarathi_lab.results.device_record import parse_clocks, slug_of
+from sarathi_lab.results.provenance import parse_clocks, slug_of
 from sarathi_lab.run import main
 from sarathi_lab.tasks.gpu.part import Part
 from sarathi_lab.tasks.gpu.targets import TARGETS, Tables, Target, Targets

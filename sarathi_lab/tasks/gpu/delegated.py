@@ -16,8 +16,8 @@ from sarathi_lab.config.errors import RunError, require_one_of
 from sarathi_lab.config.paths import CONF, REPOSITORY
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.executor.torch.device import device_description
-from sarathi_lab.results.device_record import device_folder
 from sarathi_lab.results.load import path_of
+from sarathi_lab.results.provenance import device_folder
 from sarathi_lab.results.result import Result
 from sarathi_lab.tasks.base import conclude
 from sarathi_lab.tasks.calibrate import PROFILE_FILE, Calibrate
