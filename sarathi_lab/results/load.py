@@ -99,10 +99,8 @@ def load(experiment: str, root: Path = EXPERIMENTS) -> pd.DataFrame:
     """
     tables = []
     for path in sorted(root.glob(f"*/{experiment}/results/*/{experiment}.csv")):
-        device, table = (
-            path.parent.name,
-            pd.read_csv(path).rename(columns={"device": "device_name"}),
-        )
+        device = path.parent.name
+        table = pd.read_csv(path).rename(columns={"device": "device_name"})
         labels = {"device": device, "is_simulated": device.startswith(SIMULATED)}
         whole = pd.concat([pd.DataFrame(labels, index=table.index), table], axis="columns")
         tables.append(whole.dropna(axis="columns", how="all"))
