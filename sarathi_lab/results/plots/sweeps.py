@@ -300,7 +300,7 @@ def ratios(metrics: pd.DataFrame) -> Figure:
     table = metrics.xs("ratio", axis="columns", level=1).dropna(how="all")
     long = table.melt(ignore_index=False, var_name="run", value_name="ratio").reset_index()
     figure, ax = plt.subplots(figsize=(8, 0.3 * len(table) + 1.6), layout="constrained")
-    markers = list(MARKERS[: table.shape[1]])
+    markers = [MARKERS[i % len(MARKERS)] for i in range(table.shape[1])]
     sns.pointplot(
         long, x="ratio", y="metric", hue="run", linestyle="none", markers=markers, dodge=0.4, ax=ax
     )
