@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,22 +96,13 @@ def write(
     _save(result, folder, config)
     if result.summary:
         write_json(folder / "summary.json", result.summary)
-    tracker.track(
-        replace(
-            _tracked(result, context, config),
-            iterations=result.tables.get(ITERATIONS),
-            summary=result.summary,
-            folder=folder,
-            artifact=result.artifact,
-        )
-    )
+    track(result, context, config, tracker)
     if is_run:
         labels = {"task": context.task, **result.labels, "status": "finished"}
         write_json(folder / "run.json", labels)
     show(result.shown)
-    places = result.places
-    if places is None:
-        places = {} if is_run else {"results": folder}  # a run's is printed once it has ended
+    # A run's is printed once it has ended.
+    places = ({} if is_run else {"results": folder}) if result.places is None else result.places
     for what, where in places.items():
         print_place(what, where)
 
@@ -125,12 +116,29 @@ def write_stopped(
     write_json(context.run_dir / "failed.json", labels)
 
 
-def track_stopped(
-    result: Result, context: RunContext, config: Mapping[str, Any], tracker: Tracker
+def track(
+    result: Result,
+    context: RunContext,
+    config: Mapping[str, Any],
+    tracker: Tracker,
+    *,
+    has_failed: bool = False,
 ) -> None:
-    """Track a run that stopped, as failed."""
-    run = _tracked(result, context, config)
-    tracker.track(replace(run, summary=result.summary, has_failed=True))
+    """Track a result, once it is saved; of a run that has failed its labels and summary only."""
+    tracker.track(
+        TrackedRun(
+            name=context.name,
+            group=context.group,
+            job_type=context.experiment or context.task,
+            tags=result.tags or (context.task,),
+            config={"task": context.task, **result.labels, "settings": _settings(result, config)},
+            iterations=None if has_failed else result.tables.get(ITERATIONS),
+            summary=result.summary,
+            folder=None if has_failed else context.run_dir,
+            artifact=result.artifact,
+            has_failed=has_failed,
+        )
+    )
 
 
 def show(shown: Iterable[Shown | str]) -> None:
@@ -157,22 +165,11 @@ def _save(result: Result, folder: Path, config: Mapping[str, Any]) -> None:
         if name.endswith(".parquet"):
             table.to_parquet(folder / name, index=False)
         else:
-            path = folder / (name if name.endswith(".csv") else f"{name}.csv")
+            path = folder / f"{name.removesuffix('.csv')}.csv"
             table.to_csv(path, index=False, float_format=result.float_format)
     for name, figure in result.figures.items():
         figure.savefig(folder / f"{name}.png", dpi=150)
     OmegaConf.save(OmegaConf.create(_settings(result, config)), folder / "config.yaml")
-
-
-def _tracked(result: Result, context: RunContext, config: Mapping[str, Any]) -> TrackedRun:
-    """As W&B knows it, without its results."""
-    return TrackedRun(
-        name=context.name,
-        group=context.group,
-        job_type=context.experiment or context.task,
-        tags=result.tags or (context.task,),
-        config={"task": context.task, **result.labels, "settings": _settings(result, config)},
-    )
 
 
 def _settings(result: Result, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from typing import NoReturn
 import numpy as np
 import pandas as pd
 
-from sarathi_lab.config.errors import RunError, UserError, require_int, require_number
+from sarathi_lab.config.checked import check_fields, number, whole
+from sarathi_lab.config.errors import RunError, UserError
 from sarathi_lab.engine.executor import StepResult
 from sarathi_lab.engine.loop import Recorder
 from sarathi_lab.engine.request import SequenceState
@@ -56,8 +57,10 @@ def delay_trend(requests: pd.DataFrame) -> Trend | None:
     if len(ordered) < MIN_REQUESTS or arrivals[-1] <= arrivals[0]:
         return None
     delays = (ordered.first_scheduled_time - ordered.arrival_time).to_numpy(dtype=float)
-    times = [float(batch.mean()) for batch in np.array_split(arrivals, NUM_BATCHES)]
-    means = [float(batch.mean()) for batch in np.array_split(delays, NUM_BATCHES)]
+    times, means = (
+        [float(batch.mean()) for batch in np.array_split(values, NUM_BATCHES)]
+        for values in (arrivals, delays)
+    )
     slope = float(theilslopes(means, times).slope)
     test = kendalltau(times, means, alternative="greater")
     return Trend(means[0], means[-1], slope, test.pvalue < 0.01 and slope >= LEAST_SLOPE)
@@ -79,16 +82,15 @@ class SaturationLimits:
     seconds; `num_waiting` counts the waiting requests, preempted ones included.
     """
 
-    scheduling_delay: float | None = None
-    num_waiting: int | None = None
+    scheduling_delay: float | None = number(
+        None, above=0, fix="use seconds such as 30, or null to go on"
+    )
+    num_waiting: int | None = whole(
+        None, minimum=1, fix="use a number of requests such as 1000, or null to go on"
+    )
 
     def __post_init__(self) -> None:
-        if self.scheduling_delay is not None:
-            name, fix = f"{SETTING}.scheduling_delay", "use seconds such as 30, or null to go on"
-            require_number(name, self.scheduling_delay, above=0, fix=fix)
-        if self.num_waiting is not None:
-            fix = "use a number of requests such as 1000, or null to go on"
-            require_int(f"{SETTING}.num_waiting", self.num_waiting, 1, fix)
+        check_fields(self, f"{SETTING}.")
 
     @property
     def are_set(self) -> bool:
@@ -120,7 +122,6 @@ class _Guard:
         self._arrivals = np.sort([request.arrival_time for request in load.requests])
 
     def record(self, result: StepResult, finished: list[SequenceState]) -> None:
-        """Record, then look at the queue."""
         self._recorder.record(result, finished)
         most, longest = self._limits.num_waiting, self._limits.scheduling_delay
         queues = result.batch.queues

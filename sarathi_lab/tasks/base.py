@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 
 from sarathi_lab.config.instantiate import build, resolved
 from sarathi_lab.config.run_context import RunContext
-from sarathi_lab.results.result import Result, Stopped, track_stopped, write, write_stopped
+from sarathi_lab.results.result import Result, Stopped, track, write, write_stopped
 from sarathi_lab.results.tracking import TrackedRun, Tracker
 
 
@@ -60,7 +60,7 @@ def conclude(
         if isinstance(error, Stopped):
             write_stopped(done, context, config, str(error))
         if is_run:
-            track_stopped(done, context, config, tracker)
+            track(done, context, config, tracker, has_failed=True)
         raise
     if result is not None:
         write(result, context, config, tracker, is_run=is_run)
