@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import matplotlib.pyplot as plt
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
@@ -16,6 +15,7 @@ from matplotlib.figure import Figure
 
 from sarathi_lab.results.columns import factor, heading
 from sarathi_lab.results.comparison import ComparedRun
+from sarathi_lab.results.plots.style import AXIS_NAMES, finished, marker, panels
 
 # What may vary in a sweep, the best x axis first.
 LABELS = [
@@ -31,21 +31,17 @@ LABELS = [
     "device",
     "seed",
 ]
-AXIS_NAMES = {
-    "chunk": "chunk size [tokens]",
-    "pd_ratio": "P:D, prompt tokens per output token",
-    "seq_len": "sequence length P + D [tokens]",
-    "batch": "batch size",
-    "threads": "threads of the CPU",
-}
-MARKERS = tuple("os^DvPX*<>")  # by series, so that print without colour tells them apart
 LINES = ("-", "--", "-.", ":")
 LEGEND_LINE = 0.07  # height of a legend's line, of that of the axes
-
-
-def use_style() -> None:
-    """The lab's look: colour-blind safe, grid behind, readable in print."""
-    sns.set_theme(context="paper", style="whitegrid", palette="colorblind", font_scale=1.05)
+# Column of the iterations, factor and y label.
+CURVES = (
+    ("num_prefill_tokens", 1.0, "prompt tokens"),
+    ("num_decode_tokens", 1.0, "decodes"),
+    ("busy", 1e3, "iteration time [ms]"),
+    ("num_waiting", 1.0, "requests waiting"),
+)
+NUM_MARKERS = 10
+LABEL_WIDTH = 52  # characters
 
 
 def varying_labels(runs: pd.DataFrame) -> list[str]:
@@ -59,28 +55,25 @@ def varying_labels(runs: pd.DataFrame) -> list[str]:
 
 def sweep_overview(runs: pd.DataFrame) -> Figure:
     """Throughput, decode time, KV re-read and latency of all runs of a sweep."""
-    use_style()
     varying = varying_labels(runs)
     x = next(iter(varying), "policy")
-    figure, axes = plt.subplots(2, 2, figsize=(10, 7), layout="constrained")
+    figure, (top_left, top_right, bottom_left, bottom_right) = panels(2, 2, (10, 7))
     # Along P:D or lengths the work itself changes, and only ratios on the same requests say
     # something.
     is_same_work = x in ("chunk", "policy")
     shown = runs if is_same_work else relative(runs, "throughput", to="request_level")
     name = "throughput" if shown is runs else "throughput_vs_request_level"
-    metric(shown, name, x=x, ax=axes[0, 0])
-    decode_time(runs, x=x, ax=axes[0, 1])
+    metric(shown, name, x=x, ax=top_left)
+    decode_time(runs, x=x, ax=top_right)
     if x == "chunk":
-        kv_reread(runs, ax=axes[1, 0])
+        kv_reread(runs, ax=bottom_left)
     else:
-        metric(runs, "kv_reread_factor", x=x, ax=axes[1, 0])
-    latency(runs, x=x, ax=axes[1, 1])
+        metric(runs, "kv_reread_factor", x=x, ax=bottom_left)
+    latency(runs, x=x, ax=bottom_right)
     first = _own(runs).iloc[0]
     device = str(first["device"])
     device = device.rpartition(",")[0] + ")" if "threads" in varying else device
-    figure.suptitle(f"{first['model']}, {first['dtype']} on {device}")
-    plt.close(figure)  # callers hold it; an open figure would be drawn once more by a notebook
-    return figure
+    return finished(figure, f"{first['model']}, {first['dtype']} on {device}")
 
 
 def relative(runs: pd.DataFrame, name: str, *, to: str) -> pd.DataFrame:
@@ -178,7 +171,7 @@ def kv_reread(runs: pd.DataFrame, *, ax: Axes) -> Axes:
 def _line(ax: Axes, rows: pd.DataFrame, name: str, i: int, **style: Any) -> None:
     """The means of a quantity by place on the x axis, as the `i`-th series."""
     means = rows.groupby("_x")[name].mean() * factor(name)
-    ax.plot(means.index, means, marker=MARKERS[i % len(MARKERS)], color=f"C{i}", **style)
+    ax.plot(means.index, means, marker=marker(i), color=f"C{i}", **style)
 
 
 @dataclass(frozen=True)
@@ -254,26 +247,12 @@ def _empty(ax: Axes, why: str) -> Axes:
     return ax
 
 
-# Column of the iterations, factor and y label.
-CURVES = (
-    ("num_prefill_tokens", 1.0, "prompt tokens"),
-    ("num_decode_tokens", 1.0, "decodes"),
-    ("busy", 1e3, "iteration time [ms]"),
-    ("num_waiting", 1.0, "requests waiting"),
-)
-NUM_MARKERS = 10
-LABEL_WIDTH = 52  # characters
-
-
 def curves(runs: Sequence[ComparedRun], x: str = "iteration") -> Figure:
     """What each run's iterations held and took, a line per run, against `x`: "iteration", or "end"
     for the time.
     """
-    use_style()
     shown = [curve for curve in CURVES if any(curve[0] in run.iterations for run in runs)]
-    figure, axes = plt.subplots(
-        len(shown), 1, figsize=(9, 1.9 * len(shown) + 0.8), sharex=True, layout="constrained"
-    )
+    figure, axes = panels(len(shown), 1, (9, 1.9 * len(shown) + 0.8), sharex=True)
     for ax, (column, scale, words) in zip(axes, shown, strict=True):
         for i, run in enumerate(runs):
             if column in run.iterations and x in run.iterations:
@@ -282,7 +261,7 @@ def curves(runs: Sequence[ComparedRun], x: str = "iteration") -> Figure:
                     scale * run.iterations[column],
                     label=run.name,
                     linestyle=LINES[i % len(LINES)],
-                    marker=MARKERS[i % len(MARKERS)],
+                    marker=marker(i),
                     markersize=4,
                     markevery=max(1, len(run.iterations) // NUM_MARKERS),
                     color=f"C{i}",  # the same in all axes, whichever columns the runs before have
@@ -296,11 +275,10 @@ def curves(runs: Sequence[ComparedRun], x: str = "iteration") -> Figure:
 
 def ratios(metrics: pd.DataFrame) -> Figure:
     """Ratios of `comparison.compared_metrics` as dots on a logarithmic axis; 1: the reference."""
-    use_style()
     table = metrics.xs("ratio", axis="columns", level=1).dropna(how="all")
     long = table.melt(ignore_index=False, var_name="run", value_name="ratio").reset_index()
-    figure, ax = plt.subplots(figsize=(8, 0.3 * len(table) + 1.6), layout="constrained")
-    markers = [MARKERS[i % len(MARKERS)] for i in range(table.shape[1])]
+    figure, (ax,) = panels(1, 1, (8, 0.3 * len(table) + 1.6))
+    markers = list(map(marker, range(table.shape[1])))
     sns.pointplot(
         long, x="ratio", y="metric", hue="run", linestyle="none", markers=markers, dodge=0.4, ax=ax
     )
@@ -318,5 +296,4 @@ def _with_legend(figure: Figure, ax: Axes) -> Figure:
     handles, labels = ax.get_legend_handles_labels()
     wrapped = [textwrap.fill(label, LABEL_WIDTH, break_on_hyphens=False) for label in labels]
     figure.legend(handles, wrapped, loc="outside lower center", ncols=2)
-    plt.close(figure)  # callers hold it; an open figure would be drawn once more by a notebook
-    return figure
+    return finished(figure)
