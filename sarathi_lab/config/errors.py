@@ -1,5 +1,5 @@
-"""The one exception that means "the user can fix this"; `run.py` prints it as one line and exits
-with 2.
+"""The exception that means "the user can fix this", which commands print as one line, exiting with
+2; and the checks that raise it.
 """
 
 from __future__ import annotations

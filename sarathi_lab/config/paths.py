@@ -6,8 +6,8 @@ import errno
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -57,15 +57,9 @@ def try_lock(path: Path, *, shared: bool = False) -> TextIO | None:
     return _lock(path, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
 
 
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Wait for an exclusive lock on `path` and hold it for the length of the block."""
-    file = _lock(path, fcntl.LOCK_EX)
-    try:
-        yield
-    finally:
-        if file is not None:
-            file.close()
+def locked(path: Path) -> AbstractContextManager[Any]:
+    """Wait for an exclusive lock on `path` and hold it for the length of the `with` block."""
+    return _lock(path, fcntl.LOCK_EX) or nullcontext()
 
 
 def _lock(path: Path, operation: int) -> TextIO | None:

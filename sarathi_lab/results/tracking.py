@@ -245,7 +245,7 @@ def _log_iterations(opened: wandb.Run, iterations: pd.DataFrame) -> None:
     # Their last values would stand in the summary, some under the name of another quantity.
     for axis in axes:
         opened.define_metric(axis, summary="none")
-    for column in curves:
+    for column in map(str, curves):
         step = STEP_OF.get(column, "iteration")
         opened.define_metric(f"iterations/{column}", step_metric=step, summary="none")
     num_rows = min(len(iterations), MAX_HISTORY_ROWS)

@@ -9,6 +9,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -59,8 +60,8 @@ def stalls(points: pd.DataFrame, ax: Axes) -> Axes:
     """
     for i, (series, rows) in enumerate(points.groupby("series", sort=False)):
         line = rows.sort_values("x")
-        style = {"color": f"C{i}", "markersize": 3, "alpha": 0.8, "label": str(series)}
-        ax.plot(line.x, line.y, marker(i), **style)
+        style: dict[str, Any] = {"color": f"C{i}", "markersize": 3, "alpha": 0.8}
+        ax.plot(line.x, line.y, marker(i), label=str(series), **style)
     ax.set(xlabel="time [s]", ylabel="longest gap [ms]", yscale="log")
     ax.set_ylim(top=points.y.max() * 6)  # room for the legend
     ax.legend(fontsize="x-small", loc="upper right", ncols=2)

@@ -18,19 +18,8 @@ from sarathi_lab.results.comparison import ComparedRun
 from sarathi_lab.results.plots.style import AXIS_NAMES, finished, marker, panels
 
 # What may vary in a sweep, the best x axis first.
-LABELS = [
-    "pd_ratio",
-    "seq_len",
-    "batch",
-    "chunk",
-    "policy",
-    "workload",
-    "model",
-    "dtype",
-    "threads",
-    "device",
-    "seed",
-]
+LABELS = ["pd_ratio", "seq_len", "batch", "chunk", "policy"]
+LABELS += ["workload", "model", "dtype", "threads", "device", "seed"]
 LINES = ("-", "--", "-.", ":")
 LEGEND_LINE = 0.07  # height of a legend's line, of that of the axes
 # Column of the iterations, factor and y label.

@@ -156,6 +156,7 @@ def policies(runs: pd.DataFrame) -> Figure:
             ax.set_xlim(left=0)
         ax.set(xlabel=heading, ylabel="")
     handles, labels = axes[0].get_legend_handles_labels()
-    axes[0].legend_.remove()
+    if (legend := axes[0].get_legend()) is not None:
+        legend.remove()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(MIXES))
     return finished(figure)
