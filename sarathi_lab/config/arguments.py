@@ -99,9 +99,7 @@ def searchpath(settings: Sequence[str]) -> list[str]:
 
 
 def _with_folder(settings: list[str], folder: str) -> list[str]:
-    """`settings` that find the options of `folder`, as Hydra's --config-dir does; by a setting, as
-    jobs in other processes compose anew from settings.
-    """
+    """With the options of `folder` by a setting, as jobs in other processes compose anew."""
     if not Path(folder).is_dir():
         raise UserError(f"--config-dir {folder} is not a folder; name one that has policy/ or such")
     folders = [*searchpath(settings), f"file://{Path(folder).absolute()}"]

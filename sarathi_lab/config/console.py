@@ -28,9 +28,7 @@ def print_place(what: str, where: Path | str) -> None:
 
 @contextmanager
 def progress_of(what: str, total: float, unit: str = "") -> Iterator[Callable[[float], None]]:
-    """A progress bar over `total` steps; yields the function to call with the number of steps just
-    done.
-    """
+    """A progress bar over `total` steps; yields the function to call with those just done."""
     columns = (
         progress.TextColumn(f"  {what}"),
         progress.BarColumn(),

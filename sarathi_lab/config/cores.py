@@ -40,9 +40,7 @@ def pin_process(num_processes: int) -> tuple[int, ...]:
 
 
 def _physical(number: int) -> int:
-    """The first of the hardware threads that share a core with `number`: they belong to one
-    process.
-    """
+    """The first of the hardware threads that share a core: they belong to one process."""
     path = Path(f"/sys/devices/system/cpu/cpu{number}/topology/thread_siblings_list")
     try:
         return int(path.read_text().replace("-", ",").split(",")[0])

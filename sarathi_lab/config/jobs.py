@@ -48,7 +48,6 @@ class Job:
 
     @classmethod
     def of(cls, settings: Sequence[str], composed: DictConfig) -> Job:
-        """The job of a composed configuration."""
         cfg = copy.deepcopy(composed)
         with open_dict(cfg):
             del cfg["hydra"]
@@ -80,9 +79,7 @@ class Job:
                 hydra.sweep.dir, hydra.job.num, hydra.job.id = str(folder), number, number
 
     def run(self, function: Callable[[DictConfig], None], loader: ConfigLoader) -> Any:
-        """Call `function` in the job's folder, with its logs, callbacks and environment. Raises
-        what it raises.
-        """
+        """Call `function` in the job's folder, with logs and callbacks. Raises what it raises."""
         is_sweep = self.composed.hydra.mode == RunMode.MULTIRUN
         done = run_in_folder(
             function,
@@ -101,9 +98,7 @@ def hydra_context(loader: ConfigLoader, cfg: DictConfig) -> HydraContext:
 
 
 def run_here(work: Work, cfg: DictConfig, swept: Sequence[str], job: Job | None = None) -> None:
-    """Do the work of `cfg` in the folder that Hydra has made. A job of another process, or one of
-    a search, is checked first.
-    """
+    """Do the work of `cfg` in Hydra's folder, checked first if no `job` of this process was."""
     settings = HydraConfig.get()
     if job is not None and job.is_checked:
         prepared = job.take_prepared()
@@ -147,7 +142,6 @@ class RecordedJob:
     job: Job | None = None
 
     def __call__(self, cfg: DictConfig) -> None:
-        """Run the job, whose folder Hydra has made."""
         run_dir = Path(HydraConfig.get().runtime.output_dir)
         if self.job is not None:
             self._run(cfg, run_dir)
@@ -179,9 +173,7 @@ class RecordedJob:
 
 
 def _name(policy: str, settings: Sequence[str], swept: Sequence[str] | None) -> str:
-    """The policy and what sets the run apart: what its sweep varies, or what a single run was told
-    of its work.
-    """
+    """The policy and what its sweep varies, or what a single run was told of its work."""
     told = [(setting.partition("=")[0].lstrip("+"), setting) for setting in settings]
     own = [setting for key, setting in told if key == "policy._target_"]
     policy = own[-1].rpartition(".")[2] if own else policy

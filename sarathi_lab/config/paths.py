@@ -24,9 +24,7 @@ OUTPUTS = Path("outputs")  # of the current folder
 
 
 def make_folder(folder: Path, setting: str) -> Path:
-    """Make `folder`, which `setting` names, unless it is there. Raises UserError if it can't be
-    written to.
-    """
+    """Make `folder`, which `setting` names. Raises UserError if it can't be written to."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / f".writable-{os.getpid()}"
@@ -40,9 +38,7 @@ def make_folder(folder: Path, setting: str) -> Path:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write `content` to `path` in one step, so that nobody reads half of it, whenever this process
-    ends.
-    """
+    """Write `path` in one step: nobody reads half of it, whenever this process ends."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     aside.write_text(json.dumps(content, indent=2) + "\n")
     aside.replace(path)

@@ -25,9 +25,7 @@ from sarathi_lab.config.sweep_resume import fingerprint
 
 
 class Sweep:
-    """One command's part in a sweep: all of it, or what an earlier one left undone in the same
-    folder.
-    """
+    """One command's part in a sweep: all of it, or what an earlier one left undone."""
 
     def __init__(self, command_line: CommandLine, work: Work, *, is_resumed: bool) -> None:
         folder = command_line.results_dir.absolute()
@@ -45,9 +43,7 @@ class Sweep:
         return len(self.record.begun()) if self.record.is_search else self.record.num_jobs
 
     def run(self) -> None:
-        """Run what is not finished. Raises UserError if the sweep is running already,
-        KeyboardInterrupt for Ctrl-C.
-        """
+        """Run what is not finished. Raises UserError if the sweep is running already."""
         command_line = self._command_line
         with self.record.running():
             finished = self._begin()
@@ -76,9 +72,7 @@ class Sweep:
         return finished
 
     def failure(self) -> tuple[str, int] | None:
-        """What to say of the jobs that did not come to their end, and the exit code; None if all
-        did.
-        """
+        """What to say of jobs that did not come to an end, and the exit code; None if all did."""
         missing = [number for number in self._launched if not self.record.is_finished(number)]
         failures = [failure for number in missing if (failure := self.record.failure(number))]
         if not missing:
@@ -145,9 +139,7 @@ class Sweep:
             ) from error
 
     def _keep_lost(self, jobs: Mapping[int, Sequence[str]]) -> None:
-        """Record the jobs that ran when a worker was killed, one of which was its: the pool went
-        with it.
-        """
+        """Record the jobs that ran when a worker was killed, one of them its."""
         folders = [
             self.record.job_dir(number) for number in jobs if not self.record.has_ended(number)
         ]
@@ -162,7 +154,6 @@ class Sweep:
         self._progress.update()
 
     def _name(self, number: int, job: Sequence[str]) -> str:
-        """What sets the job apart in its sweep."""
         swept = self._command_line.swept
         own = [setting for setting in job if setting.partition("=")[0].lstrip("+") in swept]
         return " ".join(own) or f"run {number}"

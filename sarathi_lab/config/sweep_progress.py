@@ -62,9 +62,7 @@ class SweepProgress:
         return None if failure is None else f"failed: {failure['error']}"
 
     def _time_left(self) -> str:
-        """From the pace of the jobs that this command ran; those that it found done took it no
-        time.
-        """
+        """From the pace of the jobs that this command ran."""
         if not (num_left := self._record.num_jobs - self._done):
             return ""
         pace = (time.monotonic() - self._started) / (self._done - self._done_before)

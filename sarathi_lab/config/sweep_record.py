@@ -52,7 +52,6 @@ class SweepRecord:
         return shlex.join(["python", "-m", "sarathi_lab.run", f"resume={self.folder}"])
 
     def job_dir(self, number: int) -> Path:
-        """Where job `number` leaves its results."""
         return self.folder / str(number)
 
     def is_finished(self, number: int) -> bool:
@@ -60,14 +59,11 @@ class SweepRecord:
         return (self.job_dir(number) / FINISHED).is_file()
 
     def failure(self, number: int) -> dict[str, Any] | None:
-        """Why job `number` failed (`error`, and `traceback` of what no user can mend), None if it
-        did not.
-        """
+        """Why job `number` failed (`error`, and `traceback` of a bug), None if it did not."""
         path = self.job_dir(number) / FAILED
         return json.loads(path.read_text()) if path.is_file() else None
 
     def has_ended(self, number: int) -> bool:
-        """Whether job `number` is finished or has failed."""
         return self.is_finished(number) or self.failure(number) is not None
 
     def is_complete(self) -> bool:
@@ -95,9 +91,7 @@ class SweepRecord:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Keep others from continuing the sweep meanwhile. Raises UserError if it, or one of its
-        jobs, is running.
-        """
+        """Keep others from continuing the sweep meanwhile. UserError if it or a job of it runs."""
         alone = try_lock(self.folder / LOCK)
         if alone is None:
             raise UserError(

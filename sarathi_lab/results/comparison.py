@@ -55,9 +55,7 @@ def load(*places: str | Path) -> list[ComparedRun]:
 
 
 def differing_settings(runs: Sequence[ComparedRun]) -> pd.DataFrame:
-    """A row per setting in which the runs differ, a column per run; what a run does not have is
-    "-".
-    """
+    """A row per setting in which the runs differ, a column per run; "-" where it has none."""
     table = pd.DataFrame({run.name: pd.Series(run.settings, dtype=object) for run in runs})
     names = list(dict.fromkeys(name for run in runs for name in run.settings))
     shown = table.reindex(names).map(_shown).rename_axis("setting")

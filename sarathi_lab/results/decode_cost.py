@@ -79,9 +79,7 @@ def measure_decode_cost(
     block_size: int,
     seconds: float = 1.5,
 ) -> DecodeCost:
-    """Run the three batches in turn until `seconds` of wall time are spent (at least 3, at most 15
-    times each); on a pipeline a stage's time counts.
-    """
+    """Run the three batches in turn until `seconds` of wall time are spent, 3 to 15 times each."""
     composition = _fitted(composition, num_blocks, block_size)
     blocks = BlockManager(num_blocks, block_size)
     tokens, emits = composition.chunk_tokens, composition.chunk_emits

@@ -136,9 +136,7 @@ def save(
     root: Path = EXPERIMENTS,
     stem: str | None = None,
 ) -> Path:
-    """Record a table, in place of the one that was there; returns its path. `stem` names a further
-    table of the experiment.
-    """
+    """Record a table in place of the one before; returns its path. `stem` names a further one."""
     path = path_of(experiment, device, root).with_stem(stem or experiment)
     make_folder(path.parent, "task.record")
     table.to_csv(path, index=False, float_format="%.6g")

@@ -87,9 +87,7 @@ def clocks_seen(gpu: str | None) -> Iterator[dict[str, Any]]:
 
 
 def parse_clocks(lines: Sequence[str]) -> dict[str, Any]:
-    """Least, median and most of every column of nvidia-smi's output; lines that are not all numbers
-    are left out.
-    """
+    """Least, median and most of every column that nvidia-smi printed, of lines of numbers."""
     cells = pd.DataFrame([line.split(",") for line in lines]).reindex(columns=range(len(CLOCKS)))
     table = cells.apply(pd.to_numeric, errors="coerce").dropna().set_axis([*CLOCKS], axis="columns")
     if table.empty:

@@ -38,7 +38,6 @@ class Shown:
     markup: bool = False  # whether cells hold rich's styles, such as [green]
 
     def table(self) -> Table:
-        """For rich to print."""
         rows = list(self.rows)
         headings = list(rows[0]) if rows else []
         table = Table(box=None, padding=(0, 1), pad_edge=True)
@@ -142,7 +141,6 @@ def track(
 
 
 def show(shown: Iterable[Shown | str]) -> None:
-    """Print tables and lines."""
     out = console()
     for part in shown:
         if isinstance(part, str):

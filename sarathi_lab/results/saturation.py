@@ -32,7 +32,6 @@ class Trend:
     is_growing: bool
 
     def caution(self) -> str:
-        """One line for people."""
         return (
             f"not steady: the scheduling delay grew from {self.first:.2f} to {self.last:.2f} s "
             f"({self.slope:.3f} s a second), so it depends on the length of the run; lower the "
@@ -94,7 +93,6 @@ class SaturationLimits:
 
     @property
     def are_set(self) -> bool:
-        """Whether any limit is given."""
         return self.scheduling_delay is not None or self.num_waiting is not None
 
     def check(self, load: LoadedRequests) -> None:

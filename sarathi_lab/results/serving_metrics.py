@@ -59,7 +59,6 @@ def waits(requests: pd.DataFrame) -> dict[str, Floats]:
 
 
 def latency(requests: pd.DataFrame) -> dict[str, float]:
-    """Quantiles of the times that users wait."""
     times = waits(requests).items()
     return {key: q for name, own in times for key, q in quantiles(name, own).items()}
 
@@ -113,9 +112,7 @@ def stall_histogram(requests: pd.DataFrame, threshold: float) -> pd.DataFrame:
 
 
 def prompt_classes(requests: pd.DataFrame, bounds: Sequence[int]) -> NDArray[np.str_]:
-    """The class of each request [R]: "short" below the first bound (tokens), "long" from the second
-    on.
-    """
+    """Of each request [R]: "short" below the first bound (tokens), "long" from the second on."""
     return np.array(CLASSES)[np.searchsorted(bounds, requests.prompt_len, side="right")]
 
 

@@ -122,9 +122,7 @@ class WandbTracker(Tracker):
             self._tried(kept, send, folder, self.timeout)
 
     def _tried(self, consequence: str, work: Callable[..., T], *args: Any) -> T | None:
-        """What `work` returns. Whatever it raises becomes one line of warning, which `consequence`
-        ends, and it is not tried again.
-        """
+        """What `work` returns. What it raises is one line of warning, and it is not tried again."""
         if (self, consequence) in _gave_up:
             return None
         try:

@@ -106,9 +106,7 @@ def _styles(points: pd.DataFrame) -> Styles:
 
 
 def _lines(points: pd.DataFrame) -> dict[str, Any]:
-    """Line style by device that is not the paper; profiled solid, analytic dashed, counted instead
-    of served dotted.
-    """
+    """By device but the paper: profiled solid, analytic dashed, counted not served dotted."""
     devices = points.device[points.source == "simulated"].unique()
     return dict(zip(map(str, devices), cycle(LINES), strict=False))
 

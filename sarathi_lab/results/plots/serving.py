@@ -55,9 +55,7 @@ def draw(name: str, title: str, points: pd.DataFrame) -> Figure:
 
 
 def stalls(points: pd.DataFrame, ax: Axes) -> Axes:
-    """Milliseconds of the longest gap against the time at which it ended, marks of their own for
-    every policy.
-    """
+    """The longest gaps in milliseconds by the time they ended, a marker for every policy."""
     for i, (series, rows) in enumerate(points.groupby("series", sort=False)):
         line = rows.sort_values("x")
         style: dict[str, Any] = {"color": f"C{i}", "markersize": 3, "alpha": 0.8}
@@ -84,9 +82,7 @@ def bars(points: pd.DataFrame, ax: Axes) -> Axes:
 
 
 def budgets(points: pd.DataFrame, ax: Axes) -> Axes:
-    """Time between tokens (P99) against time to the first (P50), a point per token budget: down and
-    left is better.
-    """
+    """P99 time between tokens by P50 TTFT, a point per token budget: down and left is better."""
     both = points.pivot(index="x", columns="quantity", values="y").reindex(columns=[TTFT, TBT])
     both = both.dropna().sort_index()
     ax.plot(both[TTFT], both[TBT], color="0.6", linewidth=0.9)
@@ -102,9 +98,7 @@ def budgets(points: pd.DataFrame, ax: Axes) -> Axes:
 
 @dataclass(frozen=True)
 class ServingLook:
-    """What is drawn of an experiment, a panel a data set, objective and, with `is_split`,
-    quantity.
-    """
+    """A panel a data set, objective and, with `is_split`, quantity."""
 
     panel: Callable[[pd.DataFrame, Axes], Axes]
     quantities: tuple[str, ...]
@@ -112,7 +106,6 @@ class ServingLook:
     is_split: bool = False
 
     def place(self, dataset: str, slo: str, quantity: str) -> str:
-        """The name of the panel."""
         place = f"{dataset}, {slo}" if slo else dataset
         return f"{place}: {quantity}" if self.is_split else place
 

@@ -237,9 +237,7 @@ def _empty(ax: Axes, why: str) -> Axes:
 
 
 def curves(runs: Sequence[ComparedRun], x: str = "iteration") -> Figure:
-    """What each run's iterations held and took, a line per run, against `x`: "iteration", or "end"
-    for the time.
-    """
+    """What each run's iterations held and took, against `x`: "iteration", or "end" for the time."""
     shown = [curve for curve in CURVES if any(curve[0] in run.iterations for run in runs)]
     figure, axes = panels(len(shown), 1, (9, 1.9 * len(shown) + 0.8), sharex=True)
     for ax, (column, scale, words) in zip(axes, shown, strict=True):
