@@ -7,6 +7,7 @@ from typing import NoReturn
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from sarathi_lab.config.checked import check_fields, number, whole
 from sarathi_lab.config.errors import RunError, UserError
@@ -99,8 +100,8 @@ class SaturationLimits:
         """Raise UserError if the requests' times can't overload anything."""
         if not self.are_set or load.has_times:
             return
-        users = "users wait for their answers"
-        why = "all requests arrive at once" if load.num_users is None else users
+        is_open = load.num_users is None
+        why = "all requests arrive at once" if is_open else "users wait for their answers"
         raise UserError(
             f"{SETTING} has no effect: {why}; drop it, or add workload.arrivals=poisson and "
             "workload.rate"
@@ -108,20 +109,23 @@ class SaturationLimits:
 
     def guard(self, recorder: Recorder, load: LoadedRequests) -> Recorder:
         """`recorder`, or one that stops the run as well."""
-        return _Guard(recorder, self, load) if self.are_set else recorder
+        if not self.are_set:
+            return recorder
+        arrivals = np.sort([request.arrival_time for request in load.requests])
+        return _Guard(recorder, self, arrivals)
 
 
+@dataclass(frozen=True)
 class _Guard:
     """Passes iterations on to `recorder`; raises `Saturated` after the first beyond a limit."""
 
-    def __init__(self, recorder: Recorder, limits: SaturationLimits, load: LoadedRequests) -> None:
-        self._recorder = recorder
-        self._limits = limits
-        self._arrivals = np.sort([request.arrival_time for request in load.requests])
+    recorder: Recorder
+    limits: SaturationLimits
+    arrivals: NDArray[np.float64]
 
     def record(self, result: StepResult, finished: list[SequenceState]) -> None:
-        self._recorder.record(result, finished)
-        most, longest = self._limits.num_waiting, self._limits.scheduling_delay
+        self.recorder.record(result, finished)
+        most, longest = self.limits.num_waiting, self.limits.scheduling_delay
         queues = result.batch.queues
         assert queues is not None, "the scheduler has booked the batch"
         if most is not None and queues.num_waiting > most:
@@ -133,16 +137,15 @@ class _Guard:
                 self._stop(result.end, f"a request waited {delay:.2f} s", limit)
 
     def _stop(self, time: float, what: str, limit: str) -> NoReturn:
-        recent = self._arrivals[self._arrivals <= time][-RECENT:]
-        duration = float(recent[-1] - recent[0]) if len(recent) else 0.0
+        recent = self.arrivals[self.arrivals <= time][-RECENT:]
+        duration = float(np.ptp(recent)) if len(recent) else 0.0
         rate = (len(recent) - 1) / duration if duration > 0 else None  # none if all came at once
         told = "" if rate is None else f" at {rate:.3g} requests/s"
-        raise Saturated(
+        message = (
             f"saturated after {time:.1f} s{told}: {what}, more than {SETTING}.{limit}; lower the "
-            "rate or raise the limit",
-            time,
-            rate,
+            "rate or raise the limit"
         )
+        raise Saturated(message, time, rate)
 
 
 def _delay(sequence: SequenceState) -> float:

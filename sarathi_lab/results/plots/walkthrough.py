@@ -133,7 +133,7 @@ def _bars(ax: Axes, spans: pd.DataFrame, lane: str, height: float, style: Style)
     left, right = 1e3 * spans.start.to_numpy(), 1e3 * spans.end.to_numpy()
     bottom = spans[lane].to_numpy() - height / 2
     corners = [(left, bottom), (left, bottom + height), (right, bottom + height), (right, bottom)]
-    ax.add_collection(PolyCollection(np.array(corners).transpose(2, 0, 1), **style))
+    ax.add_collection(PolyCollection([*np.array(corners).transpose(2, 0, 1)], **style))
     ax.autoscale_view()
 
 
