@@ -16,6 +16,7 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.results.columns import MILLISECONDS, factor, heading
 
 COLUMNS = 3
+TIMEOUT = 60  # seconds
 UNITS = 24  # of W&B's grid, in a row
 HEIGHT = 8
 CLAIMS = "claims"  # the name of the table that `sarathi_lab.tasks.dashboard` logs
@@ -140,14 +141,13 @@ def plain(what: ws.Workspace | wr.Report) -> Any:
     return TypeAdapter(type(what)).dump_python(what, mode="json", exclude_none=True)
 
 
-def find_project(entity: str | None, project: str, timeout: int = 60) -> str:
+def find_project(entity: str | None, project: str) -> str:
     """The entity that owns `project`: the given one, else the user's own.
 
-    Raises UserError if it has no such project, or if the server does not say so within `timeout`
-    seconds.
+    Raises UserError if it has no such project, or if the server does not say so in a minute.
     """
     try:
-        api = wandb.Api(timeout=timeout)
+        api = wandb.Api(timeout=TIMEOUT)
         owner = entity or api.default_entity
         known = {found.name for found in api.projects(owner)} if owner else set()
     except Exception as error:  # whatever W&B's transport raises
