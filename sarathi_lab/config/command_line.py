@@ -44,11 +44,6 @@ class CommandLine:
         return tuple(override.get_key_element().lstrip("+") for override in varied)
 
     @property
-    def results_setting(self) -> str:
-        """The setting of Hydra's that names `results_dir`."""
-        return "hydra.sweep.dir" if self.is_sweep else "hydra.run.dir"
-
-    @property
     def is_apart(self) -> bool:
         """Whether jobs run in other processes, by one of Hydra's launchers."""
         return self.is_sweep and self.master.hydra.runtime.choices["hydra/launcher"] != "basic"
