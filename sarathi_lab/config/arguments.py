@@ -49,7 +49,7 @@ def read_arguments(args: Sequence[str]) -> Arguments:
     parser = _parser()
     for arg in args:
         # The parser would take -chunk for -c hunk.
-        if re.match(r"-[^-].", arg) and arg not in _names():
+        if re.match(r"-[^-].", arg) and arg not in ("-sc", "-cd"):
             raise _unknown(arg)
     try:
         parsed, unknown = parser.parse_known_intermixed_args(list(args))
@@ -77,10 +77,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--info", "-i", nargs="?", const="all")
     parser.add_argument("settings", nargs="*")
     return parser
-
-
-def _names() -> set[str]:
-    return {name for names in (*SWITCHES, *WITH_VALUE, ("-i",)) for name in names}
 
 
 def _unknown(option: str) -> UserError:

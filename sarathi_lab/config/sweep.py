@@ -89,12 +89,17 @@ class Sweep:
 
         Raises UserError if the launcher itself gives up.
         """
+        command_line = self._command_line
         self._launched += jobs
         self.record.forget(jobs)
         self._progress.expect({number: self._name(number, job) for number, job in jobs.items()})
-        if not self._command_line.is_apart:
+        if not command_line.is_apart:
             for number, settings in jobs.items():
-                self._run_here(number, settings)
+                job = command_line.job(settings)
+                job.place(self.record.folder, number)
+                recorded = RecordedJob(self._work, self.record, command_line.swept, job=job)
+                job.run(recorded, command_line.loader)
+                self._progress.update()
             return
         left = dict(jobs)
         while left:
@@ -107,14 +112,6 @@ class Sweep:
             left = {
                 number: job for number, job in left.items() if not self.record.has_ended(number)
             }
-
-    def _run_here(self, number: int, settings: Sequence[str]) -> None:
-        command_line = self._command_line
-        job = command_line.job(settings)
-        job.place(self.record.folder, number)
-        recorded = RecordedJob(self._work, self.record, command_line.swept, job=job)
-        job.run(recorded, command_line.loader)
-        self._progress.update()
 
     def _launch_apart(self, jobs: Mapping[int, Sequence[str]]) -> None:
         settings = [[*job, f"hydra.sweep.subdir={number}"] for number, job in jobs.items()]

@@ -45,8 +45,13 @@ class Shown:
             justify: Any = "left" if name in self.left else "right"
             table.add_column(str(name), justify=justify, no_wrap=name in self.unbroken)
         for row in rows:
-            table.add_row(*(_cell(row[name], self.formats.get(name, "")) for name in headings))
+            table.add_row(*(self._cell(name, row[name]) for name in headings))
         return table
+
+    def _cell(self, name: str, value: Any) -> str:
+        if isinstance(value, str):
+            return value
+        return "-" if pd.isna(value) else format(value, self.formats.get(name, ""))
 
 
 @dataclass(frozen=True)
@@ -149,12 +154,6 @@ def show(shown: Iterable[Shown | str]) -> None:
         if part.title:
             out.print(f"\n{part.title}", style="bold", soft_wrap=True)
         out.print(part.table(), markup=part.markup)
-
-
-def _cell(value: Any, form: str) -> str:
-    if isinstance(value, str):
-        return value
-    return "-" if pd.isna(value) else format(value, form)
 
 
 def _save(result: Result, folder: Path, config: Mapping[str, Any]) -> None:

@@ -54,7 +54,12 @@ def draw(look: Look, points: pd.DataFrame) -> Figure:
     num_lines = len(places) // columns
     size = (max(PANEL[0] * columns, 4.2) + 2.0, PANEL[1] * num_lines + 0.9)
     canvas, axes = panels(num_lines, columns, size)
-    styles, lines = _styles(shown), _lines(shown)
+    series = list(dict.fromkeys(shown.series))
+    colours = plt.get_cmap(COLOURS)(np.linspace(0.0, 0.85, max(2, len(series))))
+    styles = {name: (colours[i], marker(i)) for i, name in enumerate(series)}
+    # By device: profiled solid, analytic dashed, counted instead of served dotted.
+    devices = map(str, shown.device[shown.source == "simulated"].unique())
+    lines = dict(zip(devices, cycle(LINES), strict=False))
     for ax, (title, panel) in zip(axes, places, strict=True):
         if panel is None:
             ax.set_axis_off()
@@ -97,18 +102,6 @@ def _rows(points: pd.DataFrame) -> dict[str, pd.DataFrame]:
     for device, own in points[is_own].groupby("device", sort=False):
         rows["\n".join(textwrap.wrap(f"measured on {device}", 40))] = own
     return rows
-
-
-def _styles(points: pd.DataFrame) -> Styles:
-    names = list(dict.fromkeys(points.series))
-    colours = plt.get_cmap(COLOURS)(np.linspace(0.0, 0.85, max(2, len(names))))
-    return {name: (colours[i], marker(i)) for i, name in enumerate(names)}
-
-
-def _lines(points: pd.DataFrame) -> dict[str, Any]:
-    """By device but the paper: profiled solid, analytic dashed, counted not served dotted."""
-    devices = points.device[points.source == "simulated"].unique()
-    return dict(zip(map(str, devices), cycle(LINES), strict=False))
 
 
 def _panel(
