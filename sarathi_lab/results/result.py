@@ -70,7 +70,7 @@ class Result:
     places: Mapping[str, Path | str] | None = None  # printed last; None: the folder
     labels: Mapping[str, Any] = field(default_factory=dict)  # flat, to filter by in W&B; run.json
     tags: Sequence[str] = ()  # in W&B
-    config: Mapping[str, Any] | None = None  # config.yaml; None: the run's, resolved
+    config: dict[str, Any] | None = None  # config.yaml; None: the run's, resolved
     float_format: str | None = None  # of CSV files, such as "%.6g"
     error: RunError | None = None  # raised when all is kept: a part of the work failed
     artifact: str | None = None  # of W&B: results of equal work are versions of one name
@@ -84,23 +84,15 @@ class Stopped(RunError):
         self.result = result or Result()
 
 
-def write(
-    result: Result,
-    context: RunContext,
-    config: Mapping[str, Any],
-    tracker: Tracker,
-    *,
-    is_run: bool = False,
-) -> None:
-    """Save `result` in the folder of `context`, track and print it.
-
-    `config` holds the settings; a run (`is_run`) gets run.json, which marks its folder as complete.
+def write(result: Result, context: RunContext, tracker: Tracker, *, is_run: bool = False) -> None:
+    """Save `result` in the folder of `context`, track and print it; a run (`is_run`) gets run.json,
+    which marks its folder as complete.
     """
     folder = context.run_dir
-    _save(result, folder, config)
+    _save(result, folder)
     if result.summary:
         write_json(folder / "summary.json", result.summary)
-    track(result, context, config, tracker)
+    track(result, context, tracker)
     if is_run:
         labels = {"task": context.task, **result.labels, "status": "finished"}
         write_json(folder / "run.json", labels)
@@ -111,22 +103,15 @@ def write(
         print_place(what, where)
 
 
-def write_stopped(
-    result: Result, context: RunContext, config: Mapping[str, Any], error: str
-) -> None:
+def write_stopped(result: Result, context: RunContext, error: str) -> None:
     """Save what a run that stopped has done; without run.json, so that none takes it for whole."""
-    _save(result, context.run_dir, config)
+    _save(result, context.run_dir)
     labels = {"task": context.task, **result.labels, "error": error, **result.summary}
     write_json(context.run_dir / "failed.json", labels)
 
 
 def track(
-    result: Result,
-    context: RunContext,
-    config: Mapping[str, Any],
-    tracker: Tracker,
-    *,
-    has_failed: bool = False,
+    result: Result, context: RunContext, tracker: Tracker, *, has_failed: bool = False
 ) -> None:
     """Track a result, once it is saved; of a run that has failed its labels and summary only."""
     tracker.track(
@@ -135,7 +120,7 @@ def track(
             group=context.group,
             job_type=context.experiment or context.task,
             tags=result.tags or (context.task,),
-            config={"task": context.task, **result.labels, "settings": _settings(result, config)},
+            config={"task": context.task, **result.labels, "settings": result.config},
             iterations=None if has_failed else result.tables.get(ITERATIONS),
             summary=result.summary,
             folder=None if has_failed else context.run_dir,
@@ -156,7 +141,7 @@ def show(shown: Iterable[Shown | str]) -> None:
         out.print(part.table(), markup=part.markup)
 
 
-def _save(result: Result, folder: Path, config: Mapping[str, Any]) -> None:
+def _save(result: Result, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, table in result.tables.items():
         if name.endswith(".parquet"):
@@ -166,8 +151,4 @@ def _save(result: Result, folder: Path, config: Mapping[str, Any]) -> None:
             table.to_csv(path, index=False, float_format=result.float_format)
     for name, figure in result.figures.items():
         figure.savefig(folder / f"{name}.png", dpi=150)
-    OmegaConf.save(OmegaConf.create(_settings(result, config)), folder / "config.yaml")
-
-
-def _settings(result: Result, config: Mapping[str, Any]) -> dict[str, Any]:
-    return dict(config if result.config is None else result.config)
+    OmegaConf.save(OmegaConf.create(result.config), folder / "config.yaml")
