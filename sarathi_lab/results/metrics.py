@@ -112,14 +112,21 @@ def compare(
 def throughput(requests: pd.DataFrame, duration: float) -> dict[str, float]:
     """Counts and rates of finished `requests` over `duration` seconds."""
     num_prompt_tokens, num_output_tokens = requests.prompt_len.sum(), requests.output_len.sum()
+    own = rates(num_prompt_tokens, num_output_tokens, len(requests), duration)
+    return {"num_requests": len(requests), **own}
+
+
+def rates(
+    num_prompt_tokens: float, num_output_tokens: float, num_requests: float, duration: float
+) -> dict[str, float]:
+    """Of what came out in `duration` seconds, with its counts of tokens."""
     return {
-        "num_requests": len(requests),
         "num_prompt_tokens": num_prompt_tokens,
         "num_output_tokens": num_output_tokens,
         "duration": duration,
         "throughput": (num_prompt_tokens + num_output_tokens) / duration,
         "output_throughput": num_output_tokens / duration,
-        "request_throughput": len(requests) / duration,
+        "request_throughput": num_requests / duration,
     }
 
 

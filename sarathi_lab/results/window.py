@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from sarathi_lab.config.errors import RunError, UserError, require_number
+from sarathi_lab.results.metrics import rates
 from sarathi_lab.workload import LoadedRequests
 
 ROUNDING = 1e-9  # 29 % of 100 are 29, not 28.999999999999996
@@ -115,14 +116,5 @@ class Part(NamedTuple):
         num_output = float(holds(requests.token_times.explode()).sum())
         num_prompt = float(requests.prompt_len[holds(requests.first_token_time)].sum())
         num_finished = float(holds(requests.finish_time).sum())
-        seconds = self.end - self.start
-        return {
-            "window_start": self.start,
-            "window_end": self.end,
-            "duration": seconds,
-            "num_prompt_tokens": num_prompt,
-            "num_output_tokens": num_output,
-            "throughput": (num_prompt + num_output) / seconds,
-            "output_throughput": num_output / seconds,
-            "request_throughput": num_finished / seconds,
-        }
+        own = rates(num_prompt, num_output, num_finished, self.end - self.start)
+        return {"window_start": self.start, "window_end": self.end, **own}
