@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
@@ -30,6 +29,7 @@ CURVES = (
     ("num_waiting", 1.0, "requests waiting"),
 )
 NUM_MARKERS = 10
+Lines = list[tuple[str, pd.DataFrame]]
 LABEL_WIDTH = 52  # characters
 
 
@@ -85,14 +85,14 @@ def metric(runs: pd.DataFrame, name: str, *, x: str, ax: Axes) -> Axes:
     """A quantity against the label `x`: a line per series, dashed where the label is missing."""
     if name not in runs or runs[name].isna().all():
         return _empty(ax, f"no run has {heading(name)}")
-    grid = _grid(runs, x)
-    for i, (series, rows) in enumerate(grid.lines):
-        _line(ax, rows, name, i, label=series, linestyle="-" if grid.has_distances else "")
-    for i, (series, rows) in enumerate(grid.levels):
+    ticks, lines, levels = _grid(runs, x)
+    for i, (series, rows) in enumerate(lines):
+        _line(ax, rows, name, i, label=series, linestyle="" if x == "policy" else "-")
+    for i, (series, rows) in enumerate(levels):
         if not math.isnan(level := rows[name].mean() * factor(name)):
-            color = f"C{len(grid.lines) + i}"
+            color = f"C{len(lines) + i}"
             ax.axhline(level, color=color, linestyle=LINES[1:][i % 3], label=series)
-    return _finish(ax, grid, x, heading(name))
+    return _finish(ax, ticks, x, heading(name))
 
 
 def decode_time(runs: pd.DataFrame, *, x: str, ax: Axes) -> Axes:
@@ -102,13 +102,13 @@ def decode_time(runs: pd.DataFrame, *, x: str, ax: Axes) -> Axes:
     piggybacked = _own(runs).dropna(subset=list(kinds)) if {*kinds} <= {*runs} else runs.iloc[:0]
     if piggybacked.empty:
         return _empty(ax, "no run mixed chunks and decodes")
-    grid = _grid(piggybacked, x)
+    ticks, lines, _ = _grid(piggybacked, x)
     for name, (words, linestyle, fill) in kinds.items():
-        for i, (series, rows) in enumerate(grid.lines):
-            label = words if len(grid.lines) == 1 else f"{words}, {series}"
-            linestyle = linestyle if grid.has_distances else ""
-            _line(ax, rows, name, i, label=label, linestyle=linestyle, fillstyle=fill)
-    return _finish(ax, grid, x, "time per decode [ms/token]")
+        style = {"linestyle": "" if x == "policy" else linestyle, "fillstyle": fill}
+        for i, (series, rows) in enumerate(lines):
+            label = words if len(lines) == 1 else f"{words}, {series}"
+            _line(ax, rows, name, i, label=label, **style)
+    return _finish(ax, ticks, x, "time per decode [ms/token]")
 
 
 def latency(runs: pd.DataFrame, *, x: str, ax: Axes) -> Axes:
@@ -117,20 +117,21 @@ def latency(runs: pd.DataFrame, *, x: str, ax: Axes) -> Axes:
     if not set(names) <= set(runs) or runs[names].dropna().empty:
         return _empty(ax, "no run has both TTFT and time between tokens")
     runs = runs.dropna(subset=names)
-    grid = _grid(runs.assign(**{name: runs[name] * factor(name) for name in names}), x)
-    for i, (series, rows) in enumerate([*grid.lines, *grid.levels]):
-        is_level = i >= len(grid.lines)
-        rows = rows if is_level else rows.sort_values("_x")
-        style = "s" if is_level else "o-" if grid.has_distances else "o"
+    has_distances = x != "policy"
+    _, lines, levels = _grid(runs.assign(**{name: runs[name] * factor(name) for name in names}), x)
+    for i, (series, rows) in enumerate(lines):
+        rows, style = rows.sort_values("_x"), "o-" if has_distances else "o"
         ax.plot(rows.ttft_p50, rows.tbt_p99, style, color=f"C{i}", label=series)
         # Of many points along a line, its ends: it says what is between.
-        ends = rows.iloc[[0, -1]] if grid.has_distances and len(rows) >= 4 else rows
-        for _, row in ends.iterrows() if not is_level else ():
+        ends = rows.iloc[[0, -1]] if has_distances and len(rows) >= 4 else rows
+        for _, row in ends.iterrows():
             place = (row.ttft_p50, row.tbt_p99)
             ax.annotate(_text(row[x]), place, (4, 4), textcoords="offset points")
+    for i, (series, rows) in enumerate(levels, start=len(lines)):
+        ax.plot(rows.ttft_p50, rows.tbt_p99, "s", color=f"C{i}", label=series)
     ax.margins(0.12)
     ax.set(xlabel=heading("ttft_p50"), ylabel=heading("tbt_p99"))
-    if grid.has_distances:
+    if has_distances:
         title = f"points: {AXIS_NAMES.get(x, x).split(' [')[0]}"
         ax.legend(title=title, fontsize="small", title_fontsize="small")
     return ax
@@ -149,7 +150,7 @@ def kv_reread(runs: pd.DataFrame, *, ax: Axes) -> Axes:
     metric(own, "kv_reread_factor", x="chunk", ax=ax)
     chunks = sorted(own.chunk.unique())
     prompt_len = (own.num_prompt_tokens / own.num_requests).round()
-    loads = sorted({(tokens, batch) for tokens, batch in zip(prompt_len, own.batch, strict=True)})
+    loads = sorted(set(zip(prompt_len, own.batch, strict=True)))
     for style, (tokens, batch) in zip((":", "-."), loads, strict=False):
         theory = [(math.ceil(tokens / (chunk - batch + 1)) + 1) / 2 for chunk in chunks]
         label = f"(N+1)/2, P={tokens:.0f}, B={batch}"
@@ -163,18 +164,10 @@ def _line(ax: Axes, rows: pd.DataFrame, name: str, i: int, **style: Any) -> None
     ax.plot(means.index, means, marker=marker(i), color=f"C{i}", **style)
 
 
-@dataclass(frozen=True)
-class _Grid:
-    """Runs to draw: `lines` have the x label (_x is its place), `levels` do not."""
-
-    ticks: Sequence[str]
-    lines: list[tuple[str, pd.DataFrame]]
-    levels: list[tuple[str, pd.DataFrame]]
-    has_distances: bool  # between the ticks; policies have none
-
-
-def _grid(runs: pd.DataFrame, x: str) -> _Grid:
-    """Equal steps along x whatever its values: chunk sizes double, names have no distance."""
+def _grid(runs: pd.DataFrame, x: str) -> tuple[list[str], Lines, Lines]:
+    """The ticks, and the runs to draw by series: lines, which have the label x, at `_x`, and levels
+    without. Equal steps along x whatever its values: chunk sizes double, names have no distance.
+    """
     others = [label for label in varying_labels(runs) if label not in (x, "policy")]
     if "is_baseline" in runs:  # own runs get C0
         runs = runs.sort_values("is_baseline", kind="stable")
@@ -187,7 +180,7 @@ def _grid(runs: pd.DataFrame, x: str) -> _Grid:
         [(str(name), rows) for name, rows in part.groupby("_series", sort=False)]
         for part in (frame[frame[x].notna()], frame[frame[x].isna()])
     )
-    return _Grid([_text(tick) for tick in ticks], lines, levels, not of_policies)
+    return [_text(tick) for tick in ticks], lines, levels
 
 
 def _series(run: pd.Series, others: Sequence[str]) -> str:
@@ -205,9 +198,8 @@ def _text(value: object) -> str:
     return f"{value:g}" if isinstance(value, int | float) else str(value)
 
 
-def _finish(ax: Axes, grid: _Grid, x: str, ylabel: str) -> Axes:
-    crowded = sum(len(tick) for tick in grid.ticks) > 40
-    ax.set_xticks(range(len(grid.ticks)), grid.ticks, rotation=20 if crowded else 0)
+def _finish(ax: Axes, ticks: Sequence[str], x: str, ylabel: str) -> Axes:
+    ax.set_xticks(range(len(ticks)), ticks, rotation=20 if sum(map(len, ticks)) > 40 else 0)
     ax.margins(x=0.08)
     ax.set(xlabel=AXIS_NAMES.get(x, x), ylabel=ylabel)
     return _fit(ax)
