@@ -293,7 +293,7 @@ class Scheduler:
         return True
 
     def make_room(self, sequence: SequenceState, num_tokens: int) -> bool:
-        """Grow `sequence` to `num_tokens`, evicting the newest idle ones; False if it can't run now.
+        """Grow `sequence` to `num_tokens`, evicting the newest idle ones; False: it can't run now.
 
         The newest of all gives way itself. An older one waits for those in flight to come back: if
         it gave way, too, sequences could evict one another for ever.

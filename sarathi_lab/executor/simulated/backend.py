@@ -13,7 +13,6 @@ from sarathi_lab.executor.simulated.analytic import AnalyticCostModel
 from sarathi_lab.executor.simulated.cost_model import CostModel, make_cost_model
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.executor.simulated.hardware import Hardware, Parallel, check_memory, kv_capacity
-from sarathi_lab.executor.simulated.matmul import TILE_ROWS
 from sarathi_lab.executor.simulated.pipeline import PipelineExecutor
 from sarathi_lab.model.roofline import Peaks
 from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec
@@ -113,7 +112,7 @@ class SimulatedBackend:
 
     def predictor(self, spec: ModelSpec) -> Predictor:
         """The cost model of the hardware."""
-        return Predictor(self._cost(spec).operation_times, TILE_ROWS)
+        return Predictor(self._cost(spec).operation_times)
 
     def kv_blocks(self, spec: ModelSpec, block_size: int) -> int:
         """What the hardware file's memory holds beside the weights."""

@@ -15,7 +15,6 @@ from functools import lru_cache
 from sarathi_lab.executor.simulated.hardware import Hardware
 
 TILES = ((128, 256), (128, 128), (64, 128), (64, 64))  # rows x columns of the output
-TILE_ROWS = TILES[0][0]  # of large products: a chunk should be a multiple (section 4.4)
 SPLITS = (1, 2, 4, 8)  # parts of the inner dimension
 # A tile's step along the inner dimension loads rows + columns elements: FLOPs lost for each.
 OPERAND_FLOPS = 20.0
