@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -15,20 +16,15 @@ from torch import Tensor
 
 from sarathi_kernels.attention.plan import TILE_ROWS
 from sarathi_lab.engine.block_manager import BlockManager
+from sarathi_lab.engine.compositions import make_sequence
 from sarathi_lab.engine.executor import StepResult
 from sarathi_lab.engine.request import Batch, SequenceState
 from sarathi_lab.executor.torch.faults import faults_explained, in_words, nan_error
-from sarathi_lab.executor.torch.graphs import NoGraphs, Rehearsal, throw_away
+from sarathi_lab.executor.torch.graphs import NoGraphs, rehearse
 from sarathi_lab.executor.torch.host_pool import HostPool
 from sarathi_lab.executor.torch.packing import Packer, fields_of, pack
 from sarathi_lab.executor.torch.shapes import Limits, PaddedShapes, Shape
-from sarathi_lab.executor.torch.watching import (
-    HostTimeline,
-    Mark,
-    Nothing,
-    OperationTimes,
-    Timeline,
-)
+from sarathi_lab.executor.torch.watching import HostTimeline, Mark, Nothing, Timeline
 from sarathi_lab.model.operations import NAN_TOKEN, PackedInputs
 from sarathi_lab.model.transformer import KVCache, Transformer
 
@@ -54,7 +50,7 @@ class TorchExecutor:
     With `capacity` 2 the host packs and launches a batch while the one before runs, and tokens go
     from one to the next on the device. With `limits` inputs are packed for kernels, else for plain
     torch, which needs capacity 1. `num_host_blocks` in host memory take what is swapped out; a
-    batch's copies count as part of it. `sleep` waits so many seconds.
+    batch's copies count as part of it.
     """
 
     def __init__(
@@ -90,7 +86,7 @@ class TorchExecutor:
         self._shapes: PaddedShapes | None = None
         self._buffers: dict[Shape, Tensor] = {}  # where recorded work reads its inputs
         self._in_flight: deque[InFlight] = deque()
-        self._rehearsal: Rehearsal | None = None
+        self._rehearse: Callable[[], float] = lambda: math.nan  # until it is warmed up
         # By sequence of the last batch, the row of its token in `_sampled`.
         self._newest: dict[SequenceState, int] = {}
         self._sampled = torch.zeros(MAX_EMITS, dtype=torch.int32, device=model.device)
@@ -156,18 +152,14 @@ class TorchExecutor:
 
     def write_profile(self, directory: Path) -> dict[str, float]:
         """Leave what was watched in `directory`; returns what it cost, if operations were timed."""
-        self._watch.write(directory)
-        if self._rehearsal is None or not isinstance(self._watch, OperationTimes):
-            return {}
-        return {"profiling_slowdown": self._rehearsal.slowdown(self._watch)}
+        return self._watch.write(directory, self._rehearse)
 
     # -- one iteration -----------------------------------------------------------------------------
 
     def _launch(self, batch: Batch, begun: float) -> InFlight:
         if self._limits is None:
             return self._run_packed_for_torch(batch, begun)
-        padded = self._shapes.choose(batch) if self._shapes is not None else None
-        shape = padded or self._limits.exact(batch)
+        shape = self._limits.exact(batch) if self._shapes is None else self._shapes.choose(batch)
         self._packer.fill(batch, shape, self._newest)
         start = self._timeline.mark()
         self._swap(batch)
@@ -237,11 +229,10 @@ class TorchExecutor:
     def warm_up(
         self, *, batch_size: int, chunk_tokens: int, longest: int, is_fixed: bool = False
     ) -> None:
-        """Run throw-away iterations, so that the first measured one is like the others.
+        """Run throw-away iterations (`rehearse`): the first measured one shall be like the others.
 
-        A chunk at the start of a prompt, one at an offset, and `batch_size` single tokens; all
-        shortened to what the cache holds. With `is_fixed` no chunk is larger than `chunk_tokens`,
-        decodes included. Records all padded shapes for sequences of up to `longest` tokens.
+        With `is_fixed` no chunk is larger than `chunk_tokens`, decodes included. Records all padded
+        shapes for sequences of up to `longest` tokens.
         """
         if self._limits is not None:
             chunk = chunk_tokens if is_fixed else None
@@ -254,10 +245,10 @@ class TorchExecutor:
                     self._compile(longest)
         if self._host_pool is not None:
             self._host_pool.warm_up()
-        self._rehearsal = Rehearsal(
-            self, self.num_blocks, self.block_size, batch_size, chunk_tokens
+        self._rehearse = partial(
+            rehearse, self, self.num_blocks, self.block_size, batch_size, chunk_tokens
         )
-        self._rehearsal.run()
+        self._rehearse()
 
     @torch.inference_mode()
     def compute_padding(self, num_tokens: int, num_emits: int) -> None:
@@ -276,7 +267,7 @@ class TorchExecutor:
         blocks = BlockManager(self.num_blocks, self.block_size)
         batch = Batch()
         for num_tokens in (2, 1)[: self.num_blocks]:
-            batch.add(throw_away(num_tokens, blocks), num_tokens)
+            batch.add(make_sequence(0, num_tokens, emits=True, blocks=blocks), num_tokens)
         most = self._limits.num_splits(1, longest)
         for tile_rows in TILE_ROWS:
             for num_splits in sorted({2**i for i in range(most.bit_length())} | {most}):

@@ -7,16 +7,20 @@ from __future__ import annotations
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any, Literal
 
 import pandas as pd
 import torch
 
+from sarathi_lab.model.operations import unwatched
+
 ProfileKind = Literal["none", "nvtx", "operations", "trace"]
 TRACED_ITERATIONS = 30  # from the start of the run: a trace of more is too large to open
+REHEARSALS = 7  # whose median says what watching costs
 
 
 class _Past(float):
@@ -126,12 +130,9 @@ class Nothing:
 
     is_apart = False
 
-    def __init__(self) -> None:
-        self._range = nullcontext()
-
     def range(self, name: str) -> AbstractContextManager[object]:
         """Around the work of operation `name`."""
-        return self._range
+        return unwatched(name)
 
     def start(self) -> None:
         """The run begins: forget what was seen before."""
@@ -142,8 +143,11 @@ class Nothing:
     def collected(self) -> None:
         """The oldest of them is done."""
 
-    def write(self, directory: Path) -> None:
-        """Leave what was seen in `directory`."""
+    def write(self, directory: Path, rehearse: Callable[[], float]) -> dict[str, float]:
+        """Leave what was seen in `directory`; returns what it cost. `rehearse` runs common
+        iterations, and returns their seconds.
+        """
+        return {}
 
 
 class NvtxRanges(Nothing):
@@ -163,7 +167,6 @@ class OperationTimes(Nothing):
     """
 
     def __init__(self, timeline: Timeline) -> None:
-        super().__init__()
         self._timeline = timeline
         self._marks: list[tuple[str, Mark, Mark]] = []
         self._in_flight: deque[list[tuple[str, Mark, Mark]]] = deque()
@@ -193,8 +196,10 @@ class OperationTimes(Nothing):
         if self.is_apart:
             self._seconds.append(dict(seconds))
 
-    def write(self, directory: Path) -> None:
-        """`operations.parquet`: `iteration`, `operation`, `seconds`."""
+    def write(self, directory: Path, rehearse: Callable[[], float]) -> dict[str, float]:
+        """`operations.parquet`: `iteration`, `operation`, `seconds`; returns the seconds while
+        operations are told apart, over those without (medians, in turn).
+        """
         rows = [
             (iteration, operation, seconds)
             for iteration, by_operation in enumerate(self._seconds)
@@ -202,15 +207,18 @@ class OperationTimes(Nothing):
         ]
         table = pd.DataFrame(rows, columns=["iteration", "operation", "seconds"])
         table.to_parquet(directory / "operations.parquet")
+        seconds: dict[bool, list[float]] = {True: [], False: []}
+        for is_apart in (True, False) * REHEARSALS:
+            self.is_apart = is_apart
+            seconds[is_apart].append(rehearse())
+        return {"profiling_slowdown": median(seconds[True]) / median(seconds[False])}
 
 
 class Trace(Nothing):
     """A trace of the first iterations by torch's profiler, for ui.perfetto.dev."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._profiler: torch.profiler.profile | None = None
-        self._left = 0
+    _profiler: torch.profiler.profile | None = None
+    _left = 0
 
     def range(self, name: str) -> AbstractContextManager[object]:
         return torch.profiler.record_function(name) if self._left else super().range(name)
@@ -227,19 +235,17 @@ class Trace(Nothing):
             if not self._left:
                 self._stop()
 
-    def _stop(self) -> None:
-        self.is_apart = False
-        if self._profiler is not None:
-            self._profiler.stop()
-
-    def write(self, directory: Path) -> None:
+    def write(self, directory: Path, rehearse: Callable[[], float]) -> dict[str, float]:
         """`torch_trace.json`, if anything ran."""
-        if self._profiler is None:
-            return
-        if self._left:
-            self._left = 0
+        if self._profiler is not None:
             self._stop()
-        self._profiler.export_chrome_trace(str(directory / "torch_trace.json"))
+            self._profiler.export_chrome_trace(str(directory / "torch_trace.json"))
+        return {}
+
+    def _stop(self) -> None:
+        if self._profiler is not None and self.is_apart:
+            self._profiler.stop()
+        self.is_apart, self._left = False, 0
 
 
 def make_watch(kind: ProfileKind, timeline: Timeline) -> Nothing:
