@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
 from sarathi_kernels.attention.kv_cache import Cache, QuantizedCache
-from sarathi_lab.model.operations import Operations, PackedInputs, Rotary, TorchOperations
+from sarathi_lab.model.operations import Operations, PackedInputs, Rotary
 from sarathi_lab.model.spec import ModelSpec, RopeScaling
 
 QUANTIZED = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}  # by `ModelSpec.kv_dtype`
@@ -83,7 +83,7 @@ class Transformer(nn.Module):
         if spec.tie_embeddings:
             self.lm_head.weight = self.embedding.weight
         self.inverse_frequencies = inverse_frequencies(spec).to(device)
-        self.operations: Operations = TorchOperations(spec, self.inverse_frequencies, dtype)
+        self.operations = Operations(spec, self.inverse_frequencies, dtype)
         self.whole_pass: Callable[[PackedInputs, KVCache], Tensor] | None = None
         self.requires_grad_(False)
 
