@@ -43,7 +43,6 @@ class BlockManager:
         return self.num_blocks - self.num_free
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that hold `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
 
     def watermark_blocks(self, watermark: float) -> int:

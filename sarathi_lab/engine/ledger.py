@@ -69,7 +69,6 @@ class Ledger:
         self._bubbles: list[Bubble] = []
 
     def record(self, result: StepResult, finished: list[SequenceState]) -> None:
-        """Append one finished iteration and the requests that finished with it."""
         assert result.batch.queues is not None, "the scheduler has booked the batch"
         self._iterations.append(_iteration_row(result))
         spans = result.stages or [(result.start, result.end)]

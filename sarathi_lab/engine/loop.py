@@ -76,7 +76,9 @@ def run_engine(
         while arrivals.next_time <= executor.now:
             scheduler.add(arrivals.pop())
         _submit_all(scheduler, executor)
-        if executor.num_in_flight and not _arrives_first(arrivals, executor):
+        # Of a pipeline, whether a request enters before the oldest batch leaves.
+        has_room = executor.num_in_flight < executor.capacity
+        if executor.num_in_flight and not (has_room and arrivals.next_time < executor.next_end):
             result = executor.collect()
             finished = scheduler.update(result)
             recorder.record(result, finished)
@@ -86,11 +88,6 @@ def run_engine(
         else:
             left = f"{len(scheduler.waiting)} waiting requests"
             raise RuntimeError(f"policy {scheduler.policy.name} stalled with {left}")
-
-
-def _arrives_first(arrivals: Arrivals, executor: Executor) -> bool:
-    """Whether a request enters a pipeline with room before the oldest batch leaves it."""
-    return executor.num_in_flight < executor.capacity and arrivals.next_time < executor.next_end
 
 
 def _submit_all(scheduler: Scheduler, executor: Executor) -> None:

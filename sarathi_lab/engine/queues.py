@@ -51,7 +51,6 @@ class RankedQueue:
         self._by_arrival: list[SequenceState] = []
 
     def append(self, sequence: SequenceState) -> None:
-        """Queue a sequence."""
         insort(self._by_rank, sequence, key=self._descending)
         insort(self._by_arrival, sequence, key=_newest_first)
 
@@ -67,7 +66,6 @@ class RankedQueue:
             del sequences[index]
 
     def oldest(self) -> SequenceState:
-        """The one that arrived first."""
         return self._by_arrival[-1]
 
     def _descending(self, sequence: SequenceState) -> Rank:
@@ -109,7 +107,6 @@ def candidates(waiting: WaitingQueue, pass_over: Test | None) -> Iterator[Sequen
 
 
 def by_arrival(sequence: SequenceState) -> Rank:
-    """First come, first served."""
     return 0, sequence.order
 
 
@@ -155,7 +152,6 @@ class RunningSequences(list[SequenceState]):
         self._num_positions += 1
 
     def leave(self, sequence: SequenceState) -> None:
-        """Let a sequence go."""
         self.remove(sequence)
         sequence.is_running = False
 

@@ -137,9 +137,8 @@ class Queues(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Batch:
-    """The chunks of one iteration and their sums, from which FLOPs and bytes follow.
-
-    `kv_tokens` count cached tokens read by attention (context plus the chunk itself).
+    """The chunks of one iteration and their sums, from which FLOPs and bytes follow. `kv_tokens`
+    count cached tokens read by attention (context plus the chunk itself).
     """
 
     chunks: list[Chunk] = field(default_factory=list)

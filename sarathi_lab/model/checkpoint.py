@@ -26,7 +26,6 @@ HUB_FILES = ["*.json", "*.safetensors"]
 @dataclass(frozen=True)
 class Source:
     """A checkpoint tensor that fills the next rows of one of the decoder's parameters.
-
     `interleaved` tensors hold (q, k, v) head by head, as GPT-NeoX stores them.
     """
 
@@ -65,9 +64,8 @@ def _fetch(hub_id: str) -> Path:
 
 
 def weight_files(directory: Path) -> dict[str, Path]:
-    """Tensor name -> safetensors file, from the files' headers.
-
-    Raises UserError for no files, a missing shard of the index, a truncated or corrupt file.
+    """Tensor name -> safetensors file, from the files' headers. Raises UserError for no files, a
+    missing shard of the index, a truncated or corrupt file.
     """
     files = sorted(directory.glob("*.safetensors"))
     index = directory / "model.safetensors.index.json"

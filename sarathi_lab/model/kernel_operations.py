@@ -16,9 +16,8 @@ from sarathi_lab.model.spec import ModelSpec
 
 
 class KernelOperations(Operations):
-    """Every method is a launch or two; attention comes as an `AttentionPlan`.
-
-    `hybrid` is how chunks and decodes of one batch share a launch.
+    """Every method is a launch or two; attention comes as an `AttentionPlan`. `hybrid` is how
+    chunks and decodes of one batch share a launch.
     """
 
     wants_masks = False

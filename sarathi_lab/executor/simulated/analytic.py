@@ -60,7 +60,6 @@ class AnalyticCostModel:
 
     @property
     def uncertainty(self) -> Mapping[str, float]:
-        """As the hardware file states it."""
         return self.hardware.uncertainty
 
     def iteration_time(self, batch: Batch) -> float:
@@ -91,7 +90,6 @@ class AnalyticCostModel:
 
     def send_time(self, batch: Batch) -> float:
         """Seconds from the end of a stage to the start of the next, on another node; 0 without one.
-
         Each device sends its share of the hidden states, and gathers the others over its node.
         """
         if self.parallel.pipeline == 1:

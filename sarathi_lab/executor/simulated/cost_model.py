@@ -34,15 +34,11 @@ class CostModel(Protocol):
     @property
     def uncertainty(self) -> Mapping[str, float]:
         """Mean relative error of "matmul" and "attention" on shapes that nothing was fitted to."""
-        ...
 
-    def iteration_time(self, batch: Batch) -> float:
-        """Seconds of one iteration: its operations one after the other."""
-        ...
+    def iteration_time(self, batch: Batch) -> float: ...
 
     def operation_times(self, batch: Batch) -> dict[str, float]:
         """Seconds by operation, summed over layers."""
-        ...
 
 
 def make_cost_model(

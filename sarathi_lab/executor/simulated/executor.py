@@ -29,7 +29,6 @@ class SimulatedExecutor:
         return len(self._in_flight)
 
     def start(self) -> None:
-        """Set the clock to zero, with nothing in flight."""
         self.now = 0.0  # seconds since then, at the end of what was collected last
         self._in_flight: deque[StepResult] = deque()
 
@@ -41,7 +40,6 @@ class SimulatedExecutor:
         self._in_flight.append(StepResult(batch, self.now, end, [NO_TOKEN] * batch.num_emits))
 
     def collect(self) -> StepResult:
-        """Let the clock reach the end of the oldest batch in flight."""
         if not self._in_flight:
             raise RuntimeError("nothing is in flight; submit a batch first")
         result = self._in_flight.popleft()
@@ -53,7 +51,6 @@ class SimulatedExecutor:
         return self._in_flight[0].end
 
     def wait_until(self, time: float) -> None:
-        """Let the clock jump to `time`."""
         self.now = max(self.now, time)
 
     def write_profile(self, directory: Path) -> dict[str, float]:
@@ -82,7 +79,6 @@ class PipelineExecutor(SimulatedExecutor):
         self.start()
 
     def start(self) -> None:
-        """Set the clock to zero and empty the pipeline."""
         super().start()
         self._free_at: list[float] = []  # by stage, when it ends its last; empty before the first
         self._free_slots = deque([0.0] * self.capacity)  # since when each place is empty

@@ -103,7 +103,6 @@ class Hardware:
 
     @property
     def memory_rate(self) -> float:
-        """Bytes/s that streaming reaches."""
         return self.bytes_per_second * self.memory_efficiency
 
     @property
@@ -144,7 +143,6 @@ class Hardware:
 @dataclass(frozen=True)
 class Parallel:
     """Degrees of parallelism of one copy of a model; SARATHI's GPT-3 runs on 8 x 8 (section 5.3).
-
     Raises UserError for a degree below 1.
     """
 
@@ -175,7 +173,6 @@ class Parallel:
         return not any(number % degree for _, degree, _, number in self._parts(spec))
 
     def check(self, spec: ModelSpec) -> None:
-        """Raise UserError unless `divides`."""
         for name, degree, what, number in self._parts(spec):
             if number % degree:
                 valid = ", ".join(str(n) for n in range(1, number + 1) if number % n == 0)

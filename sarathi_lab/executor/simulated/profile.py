@@ -48,16 +48,14 @@ class Profile:
 
     @cached_property
     def held_out_errors(self) -> dict[str, float]:
-        """Each operation's mean relative error on rows left out and predicted by the others.
-
-        In blocks: a table is as a rule dense where times step, so that a row's neighbours tell it.
+        """Each operation's mean relative error on rows left out and predicted by the others. In
+        blocks: a table is as a rule dense where times step, so that a row's neighbours tell it.
         """
         return {name: _held_out_error(self.rows(name), name) for name in OPERATIONS}
 
 
 class ProfiledCostModel:
     """Seconds of an iteration by a `Profile`; the same methods as `AnalyticCostModel`.
-
     `seconds_per_swapped_token` is None where nothing can be swapped.
     """
 
@@ -80,7 +78,6 @@ class ProfiledCostModel:
         }
 
     def iteration_time(self, batch: Batch) -> float:
-        """Seconds of one iteration: its operations one after the other."""
         return sum(self.operation_times(batch).values())
 
     def operation_times(self, batch: Batch) -> dict[str, float]:
@@ -117,7 +114,6 @@ class _Attention:
         self._tokens, self._left = left.index.tolist(), left.tolist()
 
     def time(self, num_tokens: float, *features: float) -> float:
-        """Seconds of one iteration's attention."""
         return self._correction(num_tokens) * sum(map(mul, self._costs, features))
 
     def _correction(self, num_tokens: float) -> float:

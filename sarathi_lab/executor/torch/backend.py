@@ -201,7 +201,6 @@ class TorchBackend:
         return Memory(self._device, self.device_name, spec, self.dtype_bytes)
 
     def kv_blocks(self, spec: ModelSpec, block_size: int) -> int:
-        """By the free memory and the size of the weights."""
         return self._memory(spec).kv_blocks(block_size)
 
     def peaks(self) -> Peaks:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,24 +25,23 @@ from sarathi_lab.executor.torch.graphs import NoGraphs, rehearse
 from sarathi_lab.executor.torch.host_pool import HostPool
 from sarathi_lab.executor.torch.packing import Packer, fields_of, pack
 from sarathi_lab.executor.torch.shapes import Limits, PaddedShapes, Shape
-from sarathi_lab.executor.torch.watching import HostTimeline, Mark, Nothing, Timeline
+from sarathi_lab.executor.torch.watching import HostTimeline, Mark, Nothing
 from sarathi_lab.model.operations import NAN_TOKEN, PackedInputs
 from sarathi_lab.model.transformer import KVCache, Transformer
 
 MAX_EMITS = 1 << 16  # tokens sampled in one iteration
 
 
-@dataclass(frozen=True)
-class InFlight:
-    """A submitted batch: its time on the device, the host's own, its tokens on their way."""
+class InFlight(NamedTuple):
+    """A submitted batch: its time on the device, its tokens on their way, and what else its
+    `StepResult` has.
+    """
 
     batch: Batch
     start: Mark
     end: Mark
-    host_time: float
     token_ids: Tensor
-    num_padding: int
-    is_replayed: bool
+    known: Mapping[str, Any]
 
 
 class TorchExecutor:
@@ -60,7 +60,7 @@ class TorchExecutor:
         num_blocks: int,
         block_size: int,
         num_host_blocks: int = 0,
-        timeline: Timeline | None = None,
+        timeline: HostTimeline | None = None,
         sleep: Callable[[float], None] = time.sleep,
         limits: Limits | None = None,
         capacity: int = 1,
@@ -93,7 +93,6 @@ class TorchExecutor:
 
     @property
     def now(self) -> float:
-        """Seconds since `start`."""
         return self._timeline.now
 
     @property
@@ -101,7 +100,6 @@ class TorchExecutor:
         return len(self._in_flight)
 
     def start(self) -> None:
-        """Set the clock to zero."""
         self._in_flight.clear()  # of a run that stopped half-way
         self._newest.clear()
         self._timeline.reset()
@@ -109,10 +107,7 @@ class TorchExecutor:
 
     @torch.inference_mode()
     def submit(self, batch: Batch) -> None:
-        """Launch `batch`; on a CPU it is finished when this returns.
-
-        Raises UserError if the device's memory does not suffice.
-        """
+        """Launch `batch`; on a CPU it is finished when this returns. RunError: no memory."""
         if len(self._in_flight) >= self.capacity:
             raise RuntimeError(f"{self.capacity} batches are in flight; collect one first")
         begun = time.perf_counter()
@@ -125,20 +120,12 @@ class TorchExecutor:
         if not self._in_flight:
             raise RuntimeError("nothing is in flight; submit a batch first")
         done = self._in_flight.popleft()
-        start, end = done.start.wait(), done.end.wait()
+        start, end = self._timeline.wait(done.start), self._timeline.wait(done.end)
         self._watch.collected()
         token_ids = done.token_ids.tolist()
         if NAN_TOKEN in token_ids:
             raise nan_error(self.model, done.batch, token_ids, self._run_again)
-        return StepResult(
-            done.batch,
-            start,
-            end,
-            token_ids,
-            host_time=done.host_time,
-            num_padding_tokens=done.num_padding,
-            is_replayed=done.is_replayed,
-        )
+        return StepResult(done.batch, start, end, token_ids, **done.known)
 
     @property
     def next_end(self) -> float:
@@ -146,7 +133,6 @@ class TorchExecutor:
         return self.now
 
     def wait_until(self, time: float) -> None:
-        """Sleep until the clock reads `time`."""
         while (remaining := time - self.now) > 0:
             self._sleep(remaining)
 
@@ -171,10 +157,12 @@ class TorchExecutor:
         self._newest = {sequence: row for row, sequence in enumerate(emitting)}
         token_ids = _to_host(self._sampled[: len(emitting)])
         end = self._timeline.mark()
-        num_padding = shape.num_tokens - batch.num_tokens
-        return InFlight(
-            batch, start, end, time.perf_counter() - begun, token_ids, num_padding, is_replayed
-        )
+        known = {
+            "host_time": time.perf_counter() - begun,
+            "num_padding_tokens": shape.num_tokens - batch.num_tokens,
+            "is_replayed": is_replayed,
+        }
+        return InFlight(batch, start, end, token_ids, known)
 
     def _run_packed_for_torch(self, batch: Batch, begun: float) -> InFlight:
         model = self.model
@@ -183,7 +171,7 @@ class TorchExecutor:
         host_time = time.perf_counter() - begun
         self._swap(batch)
         token_ids = _to_host(model.operations.greedy(model(inputs, self.cache)))
-        return InFlight(batch, start, self._timeline.mark(), host_time, token_ids, 0, False)
+        return InFlight(batch, start, self._timeline.mark(), token_ids, {"host_time": host_time})
 
     def _swap(self, batch: Batch) -> None:
         if batch.copies:
@@ -211,10 +199,7 @@ class TorchExecutor:
             self.model.whole_pass = whole_pass
 
     def packed(self, batch: Batch) -> PackedInputs:
-        """The unpadded inputs of a batch of known tokens, to compute parts of it by hand.
-
-        They hold until the next batch.
-        """
+        """The unpadded inputs of a batch of known tokens, which hold until the next batch."""
         if self._limits is None:
             model, window = self.model, self.model.spec.sliding_window
             masks = model.operations.wants_masks
@@ -259,9 +244,8 @@ class TorchExecutor:
         self._run(self._packer.send(shape))
 
     def _compile(self, longest: int) -> None:
-        """Run every kernel that a batch may need, so that none is compiled in the middle of a run.
-
-        Which they are depends on the rows of a tile and the parts of a context alone.
+        """Run every kernel that a batch may need, so that none is compiled in the middle of a run:
+        which they are depends on the rows of a tile and the parts of a context alone.
         """
         assert self._limits is not None
         blocks = BlockManager(self.num_blocks, self.block_size)
@@ -275,7 +259,7 @@ class TorchExecutor:
                 shape = replace(exact, tile_rows=tile_rows, num_splits=num_splits)
                 self._packer.fill(batch, shape, {})
                 self._run(self._packer.send(shape))
-                self._timeline.mark().wait()
+                self._timeline.wait(self._timeline.mark())
 
     @contextmanager
     def recorded(self, batch: Batch) -> Iterator[None]:
@@ -300,7 +284,9 @@ class TorchExecutor:
             self._packer.fill(Batch(), shape, {})
             inputs = self._packer.send(shape, buffer)
             self._run(inputs)
-            self._timeline.mark().wait()  # the host's buffer is filled anew for the next shape
+            self._timeline.wait(
+                self._timeline.mark()
+            )  # the host's buffer is filled anew for the next shape
             self._graphs.capture(shape, partial(self._run, inputs))
             self._buffers[shape] = buffer
 

@@ -45,7 +45,11 @@ def pack(
     segments, emit_rows, row = [], [], 0
     for chunk in batch.chunks:
         end = chunk.start + chunk.num_tokens
-        blocks = _context_blocks(chunk.sequence, -(-end // block_size), device)
+        held = chunk.sequence.block_ids
+        # Neighbouring blocks as a slice, which attention reads without copying; else an index.
+        blocks: slice | Tensor = slice(held[0], held[0] + -(-end // block_size))
+        if not chunk.sequence.blocks_are_neighbours:
+            blocks = torch.tensor(held[: -(-end // block_size)], device=device)
         if with_masks:
             segments.append(with_mask(row, chunk.num_tokens, end, blocks))
         else:
@@ -68,16 +72,6 @@ def token_ids_of(sequence: SequenceState, start: int, end: int) -> NDArray[np.in
     prompt = request.prompt_token_ids[start : min(end, prompt_len)]
     output = sequence.output_token_ids[max(0, start - prompt_len) : max(0, end - prompt_len)]
     return np.concatenate([np.asarray(prompt, dtype=np.int64), np.asarray(output, dtype=np.int64)])
-
-
-def _context_blocks(
-    sequence: SequenceState, num_blocks: int, device: torch.device
-) -> slice | Tensor:
-    """Neighbouring blocks as a slice, which attention reads without copying; others as an index."""
-    if sequence.blocks_are_neighbours:
-        first = sequence.block_ids[0]
-        return slice(first, first + num_blocks)
-    return torch.tensor(sequence.block_ids[:num_blocks], device=device)
 
 
 @dataclass(frozen=True)
@@ -137,7 +131,14 @@ class Packer:
         views = fields.views(self._hosts[self._filled].sized(fields.size).numpy())
         query_lens = [chunk.num_tokens for chunk in batch.chunks]
         _fill_tokens(views, batch, self.block_size, newest)
-        _fill_sequences(views, batch, self.block_size)
+        kv_lens, table = views["kv_lens"], views["block_table"]
+        table.fill(0)
+        for i, chunk in enumerate(batch.chunks):
+            kv_len = chunk.start + chunk.num_tokens
+            num_blocks = -(-kv_len // self.block_size)
+            kv_lens[i] = kv_len
+            table[i, :num_blocks] = chunk.sequence.block_ids[:num_blocks]
+        kv_lens[len(batch) :] = 0
         ends = np.cumsum(query_lens, dtype=np.int32)
         _put(views["query_starts"][1:], ends, padding=batch.num_tokens)
         views["query_starts"][0] = 0
@@ -199,17 +200,6 @@ def _fill_tokens(
             feed_rows[row - 1] = newest[sequence]
             token_ids[row - 1] = 0
     token_ids[row:], positions[row:], slots[row:] = 0, 0, PADDING
-
-
-def _fill_sequences(views: Views, batch: Batch, block_size: int) -> None:
-    kv_lens, table = views["kv_lens"], views["block_table"]
-    table.fill(0)
-    for i, chunk in enumerate(batch.chunks):
-        kv_len = chunk.start + chunk.num_tokens
-        num_blocks = -(-kv_len // block_size)
-        kv_lens[i] = kv_len
-        table[i, :num_blocks] = chunk.sequence.block_ids[:num_blocks]
-    kv_lens[len(batch) :] = 0
 
 
 def _put(field: NDArray[Any], values: NDArray[Any], padding: int) -> None:

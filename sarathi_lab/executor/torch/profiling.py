@@ -32,7 +32,6 @@ LEAST_OTHERS = 1e-6
 @dataclass(frozen=True)
 class Shape:
     """An iteration of `count` sequences with `num_tokens` new tokens each behind `start` cached.
-
     With `is_whole` all its operations are measured, else attention only.
     """
 
@@ -68,7 +67,6 @@ class Measured:
 
 def calibration_shapes(batch_size: int, longest: int) -> list[Shape]:
     """What to measure for so many decodes and contexts of up to `longest` tokens, cheap ones first.
-
     Iterations of up to `batch_size` tokens are decodes, larger ones a prompt, as in the engine.
     """
     decodes = sorted({2**i for i in range(batch_size.bit_length())} | {batch_size})
@@ -93,7 +91,6 @@ def calibration_shapes(batch_size: int, longest: int) -> list[Shape]:
 
 
 def blocks_needed(shapes: Sequence[Shape], block_size: int) -> int:
-    """Cache blocks that the largest of `shapes` takes."""
     return max(
         shape.count * math.ceil((shape.start + shape.num_tokens) / block_size) for shape in shapes
     )

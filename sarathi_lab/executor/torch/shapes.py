@@ -58,7 +58,6 @@ class Limits:
         return Shape(num_tokens, 0, num_emits, 0, 0, 0, TILE, 1)
 
     def tile_rows(self, num_prompt_tokens: int) -> int:
-        """Rows of a tile of queries."""
         return choose_tile_rows(num_prompt_tokens, self.spec.num_heads, self.num_sms)
 
     def num_splits(self, num_decodes: int, longest: int) -> int:
