@@ -82,7 +82,7 @@ MATMUL = ("qkv_proj", "out_proj", "ffn")
 STREAMED = ("matmul_efficiency", "memory_efficiency", "kernel_launch")
 ATTENDED = ("attention_efficiency", "causal_efficiency", "kv_efficiency", "attention_launch")
 # Where the search starts: usual shares of a peak, and seconds.
-START = {
+START: dict[str, Any] = {
     "matmul_efficiency": 0.7,
     "attention_efficiency": 0.4,
     "causal_efficiency": 0.3,

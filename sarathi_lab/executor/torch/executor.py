@@ -284,9 +284,8 @@ class TorchExecutor:
             self._packer.fill(Batch(), shape, {})
             inputs = self._packer.send(shape, buffer)
             self._run(inputs)
-            self._timeline.wait(
-                self._timeline.mark()
-            )  # the host's buffer is filled anew for the next shape
+            # The host's buffer is filled anew for the next shape.
+            self._timeline.wait(self._timeline.mark())
             self._graphs.capture(shape, partial(self._run, inputs))
             self._buffers[shape] = buffer
 
