@@ -29,8 +29,8 @@ from sarathi_lab.engine.loop import serve as serve_requests
 from sarathi_lab.engine.request import Batch, Request
 from sarathi_lab.executor.simulated.analytic import AnalyticCostModel
 from sarathi_lab.executor.simulated.cost_model import CostModel, make_cost_model
+from sarathi_lab.executor.simulated.executor import PipelineExecutor
 from sarathi_lab.executor.simulated.hardware import Hardware, Parallel
-from sarathi_lab.executor.simulated.pipeline import PipelineExecutor
 from sarathi_lab.experiment.clock import BLOCK_SIZE, CostClock, Estimate, Point
 from sarathi_lab.experiment.registry import Aim, ErrorRow, Platform, figure
 from sarathi_lab.model.spec import ModelSpec

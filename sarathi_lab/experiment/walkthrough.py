@@ -23,7 +23,7 @@ from sarathi_lab.engine.executor import Sizes, StepResult
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.request import Batch, Request, SequenceState
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
-from sarathi_lab.executor.simulated.pipeline import PipelineExecutor
+from sarathi_lab.executor.simulated.executor import PipelineExecutor
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.experiment.measured_cost import (
     Composition,

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from sarathi_lab.engine.arrivals import Arrivals, ClosedLoop, TimedArrivals
+from sarathi_lab.engine.arrivals import Arrivals, ClosedLoop
 from sarathi_lab.engine.request import Request
 
 Encode = Callable[[str], list[int]]
@@ -35,7 +35,7 @@ class LoadedRequests:
     def arrivals(self) -> Arrivals:
         """The requests as they come, for one run."""
         if self.num_users is None:
-            return TimedArrivals(self.requests)
+            return Arrivals(self.requests)
         return ClosedLoop(self.requests, self.num_users, self.think_time)
 
     @property

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option, read_option
 from sarathi_lab.config.paths import CONF
-from sarathi_lab.engine.arrivals import Arrivals, ClosedLoop, TimedArrivals, as_arrivals
+from sarathi_lab.engine.arrivals import Arrivals, ClosedLoop, as_arrivals
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
@@ -155,7 +155,7 @@ def test_lists_and_sources_are_both_arrivals():
     for source in (as_arrivals(requests), ClosedLoop(requests, 2)):
         assert isinstance(source, Arrivals)
         assert as_arrivals(source) is source
-    timed = TimedArrivals(requests)
+    timed = Arrivals(requests)
     assert [timed.next_time, timed.pop().request_id, timed.next_time, timed.pop().request_id] == [
         1.0,
         1,
