@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -24,8 +25,7 @@ IterationTime = Callable[[Batch], float]  # seconds of one iteration
 PolicyOfChunk = Callable[[int], Policy]
 
 
-@dataclass(frozen=True)
-class Advice:
+class Advice(NamedTuple):
     """The chunk to take (tokens of an iteration, decodes included), and all predictions."""
 
     chunk: int
@@ -80,26 +80,21 @@ class Prediction:
         tokens), is_as_good (throughput within 1 % of the best row's) and is_best. Raises UserError
         as `Scheduler` does, for a chunk below the batch or requests that do not fit.
         """
-        return _marked(pd.DataFrame([self._row(chunk, policy) for chunk in sorted(set(chunks))]))
-
-    def _row(self, chunk: int, policy: PolicyOfChunk) -> dict[str, float]:
-        ledger = self.serve(policy(chunk))
-        iterations, throughput = ledger.iterations(), self.throughput(ledger)
-        gaps = np.concatenate([np.diff(times) for times in ledger.requests().token_times])
-        p50, p99 = np.quantile(gaps, (0.5, 0.99)) if len(gaps) else (math.nan, math.nan)
-        ratios = {
-            f"throughput_vs_{name}": throughput / value
-            for name, value in self.baseline_throughputs.items()
-        }
-        read, computed = iterations.prefill_kv_tokens, iterations.num_prefill_tokens
-        return {
-            "chunk": chunk,
-            "throughput": throughput,
-            **ratios,
-            "kv_reread_factor": read.sum() / computed.sum(),
-            "tbt_p50": p50,
-            "tbt_p99": p99,
-        }
+        rows = []
+        for chunk in sorted(set(chunks)):
+            ledger = self.serve(policy(chunk))
+            iterations, throughput = ledger.iterations(), self.throughput(ledger)
+            gaps = np.concatenate([np.diff(times) for times in ledger.requests().token_times])
+            p50, p99 = np.quantile(gaps, (0.5, 0.99)) if len(gaps) else (math.nan, math.nan)
+            ratios = {
+                f"throughput_vs_{name}": throughput / value
+                for name, value in self.baseline_throughputs.items()
+            }
+            read, computed = iterations.prefill_kv_tokens, iterations.num_prefill_tokens
+            factor = read.sum() / computed.sum()
+            waits = {"kv_reread_factor": factor, "tbt_p50": p50, "tbt_p99": p99}
+            rows.append({"chunk": chunk, "throughput": throughput, **ratios, **waits})
+        return _marked(pd.DataFrame(rows))
 
 
 def candidates(requests: Sequence[Request], batch_size: int, tile: int) -> list[int]:
@@ -135,21 +130,19 @@ def advise(
     untried = list(chunks or candidates(prediction.requests, prediction.batch_size, tile))
     while untried:
         tables.append(prediction.table(untried, policy))
-        untried = _halfway(pd.concat(tables), tile) if chunks is None else []
-    table = _marked(pd.concat(tables).sort_values("chunk", ignore_index=True))
+        tried = pd.concat(tables, ignore_index=True)
+        untried = _halfway(tried, tile) if chunks is None else []
+    table = _marked(tried.sort_values("chunk", ignore_index=True))
     best = table[table.is_as_good].sort_values(["tbt_p99", "chunk"]).iloc[0]
     return Advice(int(best.chunk), table)
 
 
 def _halfway(table: pd.DataFrame, tile: int) -> list[int]:
     """Multiples of `tile` halfway between the best chunk and its neighbours, if any lie there."""
-    best = int(table.chunk.iloc[table.throughput.argmax()])
-    tried = sorted(table.chunk)
+    best, tried = int(table.chunk[table.throughput.argmax()]), sorted(table.chunk)
     place = tried.index(best)
-    neighbours = tried[max(0, place - 1) : place] + tried[place + 1 : place + 2]
-    return [
-        int(best + other) // (2 * tile) * tile for other in neighbours if abs(best - other) > tile
-    ]
+    neighbours = tried[max(0, place - 1) : place + 2]
+    return [(best + other) // (2 * tile) * tile for other in neighbours if abs(best - other) > tile]
 
 
 def _marked(table: pd.DataFrame) -> pd.DataFrame:

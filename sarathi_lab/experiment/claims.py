@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import pandas as pd
 from omegaconf import OmegaConf
@@ -20,10 +20,12 @@ from sarathi_lab.config.paths import EXPERIMENTS
 from sarathi_lab.results import load
 
 CLAIMS = EXPERIMENTS / "claims.yaml"
-Direction = Literal["at least", "at most", "near"]
-Take = Literal["max", "min", "median", "x of max", "last / first", "decode alone / added"]
+DIRECTIONS = ("at least", "at most", "near")
+OWN = ["id", "claim", "source", "unit", "experiment"]  # columns that are the claim's
+COLUMNS = ["id", "claim", "source", "device", "expected", "measured", "low", "high"]
+COLUMNS += ["verdict", "unit", "note", "experiment"]
 Value = tuple[float, float, float]  # with the ends of its interval
-Verdict = Literal["holds", "partly", "fails", "not measured"]
+NOTHING = (math.nan, math.nan, math.nan)
 
 
 @dataclass(frozen=True)
@@ -45,104 +47,64 @@ class Claim:
     experiment: str
     where: str
     expected: float
-    direction: Direction
+    direction: str
     tolerance: float
     caveat: str
-    take: Take = "max"
+    take: str = "max"
     unit: str = "ratio"
     neutral: float | None = None
     over: str | None = None
     match: Sequence[str] = ("x",)
 
     def __post_init__(self) -> None:
-        for name, valid in (("direction", get_args(Direction)), ("take", get_args(Take))):
-            require_one_of(f"claims.yaml: {self.id}.{name}", getattr(self, name), valid)
+        require_one_of(f"claims.yaml: {self.id}.direction", self.direction, DIRECTIONS)
+        require_one_of(f"claims.yaml: {self.id}.take", self.take, TAKES)
         fix = "write the share of it, such as 0.1"
         require_number(f"claims.yaml: {self.id}.tolerance", self.tolerance, minimum=0, fix=fix)
 
-    def judge(self, value: float, low: float, high: float) -> Verdict:
-        """The verdict on a measured value with its interval.
+    def judge(self, value: float, low: float, high: float) -> str:
+        """Whether a measured value with its interval "holds", "partly", "fails" or is "not
+        measured".
 
         A claim holds only if "no effect" is outside of the interval, and one of "near" not where
         the interval is so wide (twice the tolerance) that it decides nothing.
         """
         if math.isnan(value):
             return "not measured"
-        is_beyond = self._is_beyond_neutral(low, high)
-        if self._is_met(value):
-            return "partly" if is_beyond is False or self._is_vague(low, high) else "holds"
-        if self.direction == "near" and self._is_met(low, high):
-            return "partly"
-        return "partly" if is_beyond else "fails"
-
-    def _is_met(self, low: float, high: float | None = None) -> bool:
-        """Whether some value of [low, high] is what is expected."""
-        high = low if high is None else high
-        slack = self.tolerance * abs(self.expected)
-        if self.direction == "at least":
-            return high >= self.expected - slack
-        if self.direction == "at most":
-            return low <= self.expected + slack
-        return low <= self.expected + slack and high >= self.expected - slack
-
-    def _is_vague(self, low: float, high: float) -> bool:
-        slack = 2 * self.tolerance * abs(self.expected)
-        return self.direction == "near" and (
-            low < self.expected - slack or high > self.expected + slack
-        )
-
-    def _is_beyond_neutral(self, low: float, high: float) -> bool | None:
-        """Whether the whole interval is on the claimed side of no effect; None if no such value is
-        stated.
-        """
-        if self.neutral is None:
-            return None
-        is_upward = self.direction == "at least" or (
-            self.direction == "near" and self.expected > self.neutral
-        )
-        return low > self.neutral if is_upward else high < self.neutral
+        slack, is_near = self.tolerance * abs(self.expected), self.direction == "near"
+        least = -math.inf if self.direction == "at most" else self.expected - slack
+        most = math.inf if self.direction == "at least" else self.expected + slack
+        is_beyond = None  # whether the whole interval is on the claimed side of no effect
+        if self.neutral is not None:
+            is_upward = self.expected > self.neutral if is_near else self.direction == "at least"
+            is_beyond = low > self.neutral if is_upward else high < self.neutral
+        if least <= value <= most:
+            wide = 2 * slack
+            is_vague = is_near and (low < self.expected - wide or high > self.expected + wide)
+            return "partly" if is_beyond is False or is_vague else "holds"
+        reaches = is_near and low <= most and high >= least
+        return "partly" if is_beyond or reaches else "fails"
 
 
 def load_claims(path: Path = CLAIMS) -> list[Claim]:
     """The claims of a file. Raises UserError for one that is not written as `Claim` has it."""
     try:
         entries: Any = OmegaConf.to_container(OmegaConf.load(path))
-        return [_claim(entry) for entry in entries]
     except (OSError, YAMLError, OmegaConfBaseException) as error:
         raise UserError(
             f"{path} can't be read ({str(error).splitlines()[0]}); restore it from git"
         ) from None
-
-
-def _claim(entry: dict[str, Any]) -> Claim:
-    known = [field.name for field in fields(Claim)]
-    for name in entry:
-        require_one_of(f"claims.yaml: {entry.get('id')}", name, known)
-    try:
-        return Claim(**entry)
-    except TypeError as error:
-        raise UserError(
-            f"claims.yaml: {entry.get('id')}: {str(error).partition(')')[2].strip()}; add it"
-        ) from None
-
-
-COLUMNS = [
-    "id",
-    "claim",
-    "source",
-    "device",
-    "expected",
-    "measured",
-    "low",
-    "high",
-    "verdict",
-    "unit",
-    "note",
-    "experiment",
-]
-
-
-OWN = ("id", "claim", "source", "unit", "experiment")  # columns that are the claim's
+    known, claims = [field.name for field in fields(Claim)], []
+    for entry in entries:
+        for name in entry:
+            require_one_of(f"claims.yaml: {entry.get('id')}", name, known)
+        try:
+            claims.append(Claim(**entry))
+        except TypeError as error:
+            raise UserError(
+                f"claims.yaml: {entry.get('id')}: {str(error).partition(')')[2].strip()}; add it"
+            ) from None
+    return claims
 
 
 def verdicts(root: Path = EXPERIMENTS, claims: Sequence[Claim] | None = None) -> pd.DataFrame:
@@ -165,32 +127,38 @@ def _rows(
     claim: Claim, table: pd.DataFrame | None, measured: Sequence[str]
 ) -> Iterator[dict[str, object]]:
     own = [] if table is None else [str(device) for device in table.device.unique()]
-    for device in [*measured, *(device for device in own if device not in measured)] or ["none"]:
-        rows = None if table is None else table[table.device == device]
-        value, low, high, reason = _value(claim, rows)
+    for device in dict.fromkeys([*measured, *own]) or ["none"]:
+        (value, low, high), reason = _value(claim, table, device)
         if reason is not None and device not in measured and device != "none":
             continue  # a GPU of another model
-        found = {"measured": value, "low": low, "high": high, "note": reason or claim.caveat}
-        words = {"device": device, "expected": f"{claim.direction} {claim.expected:g}"}
-        own_words = {name: getattr(claim, name) for name in OWN}
-        yield {**own_words, **words, **found, "verdict": claim.judge(value, low, high)}
+        yield {
+            **{name: getattr(claim, name) for name in OWN},
+            "device": device,
+            "expected": f"{claim.direction} {claim.expected:g}",
+            "measured": value,
+            "low": low,
+            "high": high,
+            "note": reason or claim.caveat,
+            "verdict": claim.judge(value, low, high),
+        }
 
 
-def _value(claim: Claim, rows: pd.DataFrame | None) -> tuple[float, float, float, str | None]:
+def _value(claim: Claim, table: pd.DataFrame | None, device: str) -> tuple[Value, str | None]:
     """The claim's value and interval, or not a number with the reason."""
-    nothing = (math.nan, math.nan, math.nan)
-    if rows is None or rows.empty:
-        return *nothing, "no results of this device"
+    if table is None or (rows := table[table.device == device]).empty:
+        return NOTHING, "no results of this device"
     chosen = _query(claim, claim.where, rows)
     if claim.over is not None:
-        chosen = _ratios(chosen, _query(claim, claim.over, rows), list(claim.match))
-    if chosen.empty:
-        return *nothing, "not in what was measured"
+        over = _query(claim, claim.over, rows)[[*claim.match, "y", "low", "high"]]
+        both = chosen.merge(over, on=list(claim.match), suffixes=("", "_over"))
+        chosen = both.assign(
+            y=both.y / both.y_over, low=both.low / both.high_over, high=both.high / both.low_over
+        )
     known = chosen[chosen.y.notna()]
-    if known.empty:
-        return *nothing, ", ".join(map(str, chosen.reason.dropna().unique()))
-    value = TAKES[claim.take](known)
-    return (*nothing, "not in what was measured") if value is None else (*value, None)
+    if known.empty and len(chosen):
+        return NOTHING, ", ".join(map(str, chosen.reason.dropna().unique()))
+    value = None if known.empty else TAKES[claim.take](known)
+    return (NOTHING, "not in what was measured") if value is None else (value, None)
 
 
 def _query(claim: Claim, where: str, rows: pd.DataFrame) -> pd.DataFrame:
@@ -200,14 +168,6 @@ def _query(claim: Claim, where: str, rows: pd.DataFrame) -> pd.DataFrame:
         raise UserError(
             f"claims.yaml: {claim.id}.where can't be evaluated ({error}); correct the query"
         ) from None
-
-
-def _ratios(rows: pd.DataFrame, over: pd.DataFrame, on: list[str]) -> pd.DataFrame:
-    """The rows with y over that of the other's, the interval as wide as both of theirs allow."""
-    both = rows.merge(over[[*on, "y", "low", "high"]], on=on, suffixes=("", "_over"))
-    return both.assign(
-        y=both.y / both.y_over, low=both.low / both.high_over, high=both.high / both.low_over
-    )
 
 
 def _nth(share: float) -> Callable[[pd.DataFrame], Value]:
@@ -239,14 +199,12 @@ def _alone_over_added(known: pd.DataFrame) -> Value | None:
     adds to a prompt, and as many tokens as decodes.
     """
     rows = known[known.series == "total"].drop_duplicates("panel").set_index("panel")
-    if not {"decode-only", "decode-maximal", "prefill-only"} <= set(rows.index):
+    panels = ["decode-only", "decode-maximal", "prefill-only"]
+    (decodes, _, _), (alone, both, prompt) = rows.x.reindex(panels), rows.y.reindex(panels)
+    added = both / (decodes - 1) - prompt / (decodes - 1)
+    if not added > 0:  # not all there, or below the noise
         return None
-    decodes = float(rows.x["decode-only"])
-    y = rows.y / pd.Series({"decode-only": decodes}).reindex(rows.index, fill_value=decodes - 1)
-    added = float(y["decode-maximal"] - y["prefill-only"])
-    if added <= 0:
-        return None  # below the noise
-    value = float(y["decode-only"]) / added
+    value = float(alone / decodes / added)
     return value, value, value
 
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Literal, NamedTuple
 
 from sarathi_lab.config.errors import UserError
@@ -15,16 +15,13 @@ from sarathi_lab.engine.compositions import chunks_of, make_batch
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.cost_model import KINDS, CostModel
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
-from sarathi_lab.experiment.scenario import Scenario, Served, serve
-from sarathi_lab.experiment.steady_state import steady, together
+from sarathi_lab.experiment.scenario import Scenario, Served, Times, serve, steady, together
 
 EVERYTHING = tuple(KINDS)
 COMPUTE = tuple(kind for kind in KINDS if kind != "others")  # what Fig 7 and Table 2 time
 FOUR = ("preproj", "attn", "postproj", "ffn")  # whose sum Fig 10 calls the total
 BLOCK_SIZE = 16  # tokens
 THROUGHPUT = "seconds_per_request"
-
-Times = Counter[str]  # seconds by operation
 
 
 class Estimate(NamedTuple):
@@ -44,10 +41,6 @@ class Estimate(NamedTuple):
         """The estimate in another unit."""
         return Estimate(self.value * factor, self.error)
 
-    def inverse(self) -> Estimate:
-        """One over the estimate."""
-        return Estimate(1.0, self.error).over(Estimate(self.value))
-
 
 class Point(NamedTuple):
     """A point of a figure: which line of which panel it is on, and where.
@@ -59,10 +52,15 @@ class Point(NamedTuple):
     panel: str
     series: str
     x: float
-    y: Estimate
+    y: Estimate = Estimate(0.0)
     unit: str = "ratio"
     kind: Literal["value", "share", "curve"] = "value"
     labels: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def place(self) -> Point:
+        """What tells it from others: all but the value."""
+        return self._replace(x=float(self.x), y=Estimate(0.0))
 
 
 class Clock(ABC):
@@ -73,32 +71,34 @@ class Clock(ABC):
 
     def batch(self, *batches: Batch) -> Times:
         """Seconds by operation of `batches`, one after the other."""
-        return weighted(*((1.0, Counter(self.cost.operation_times(batch))) for batch in batches))
+        return weighted(*((1.0, self.cost.operation_times(batch)) for batch in batches))
 
     def seconds(self, times: Mapping[str, float], kinds: Iterable[str] = EVERYTHING) -> Estimate:
-        """The sum of the operations of some kinds; matrix products and attention err in their own
-        ways.
+        """The sum of the operations of some kinds.
+
+        Matrix products and attention err in their own ways; streaming kernels and fixed costs are
+        fitted with the products; communication was compared with nothing.
         """
+        products = self.cost.uncertainty["matmul"]
+        errors = {"attn": self.cost.uncertainty["attention"], "communication": 1.0}
         by_kind = {kind: sum(times.get(name, 0.0) for name in KINDS[kind]) for kind in kinds}
         total = sum(by_kind.values())
-        off = sum(abs(seconds) * self._error(kind) for kind, seconds in by_kind.items())
+        off = sum(abs(value) * errors.get(kind, products) for kind, value in by_kind.items())
         return Estimate(total, off / abs(total) if total else 0.0)
 
-    def _error(self, kind: str) -> float:
-        """Streaming kernels and fixed costs are fitted with the products; communication was
-        compared with nothing.
-        """
-        if kind == "communication":
-            return 1.0
-        return self.cost.uncertainty["attention" if kind == "attn" else "matmul"]
+    def duration(self, *batches: Batch, kinds: Iterable[str] = EVERYTHING) -> Estimate:
+        """Seconds of `batches`, one after the other, in the operations of some kinds."""
+        return self.seconds(self.batch(*batches), kinds)
 
-    @abstractmethod
     def request(self, scenario: Scenario) -> Times:
-        """Seconds by operation and request."""
+        """Seconds by operation and request; by counting batches where operations can't be told
+        apart while requests are served.
+        """
+        return counted(self, scenario)
 
-    @abstractmethod
     def gain(self, scenario: Scenario) -> Estimate:
         """Throughput over that of request-level batching on the same requests."""
+        return self.over(scenario.baseline, scenario, THROUGHPUT)
 
     @abstractmethod
     def served(self, scenario: Scenario) -> Served | None:
@@ -110,9 +110,8 @@ class Clock(ABC):
         if found is None or other is None:
             return Estimate(math.nan)
         error = max(self.cost.uncertainty.values())
-        return Estimate(
-            getattr(found, quantity) / getattr(other, quantity), math.hypot(error, error)
-        )
+        ratio = getattr(found, quantity) / getattr(other, quantity)
+        return Estimate(ratio, math.hypot(error, error))
 
 
 class CostClock(Clock):
@@ -139,7 +138,7 @@ class CostClock(Clock):
             blocks = scenario.batch_size * math.ceil(scenario.longest / BLOCK_SIZE)
             executor = SimulatedExecutor(self.cost.iteration_time)
             room = {"num_blocks": math.ceil(1.1 * blocks) + 1, "block_size": BLOCK_SIZE}
-            found = serve(executor, scenario, **room, vocab_size=1)
+            found = serve(executor, scenario, **room)
             if found is None:
                 raise UserError(
                     f"the simulated cache does not hold {scenario}; choose a smaller setup"
@@ -153,8 +152,21 @@ class CountingClock(CostClock):
     part-filled tiles.
     """
 
-    def request(self, scenario: Scenario) -> Times:
-        return counted(self, scenario)
+    request = Clock.request
+
+
+Unit = Callable[[Clock], Iterable[Point]]  # some points that are made together
+
+
+def one(
+    panel: str, series: str, x: float, y: Callable[[Clock], Estimate], unit: str = "ratio"
+) -> Unit:
+    """The unit of a single point."""
+
+    def points(clock: Clock) -> Iterator[Point]:
+        yield Point(panel, series, x, y(clock), unit)
+
+    return points
 
 
 def counted(clock: Clock, scenario: Scenario) -> Times:
@@ -163,11 +175,8 @@ def counted(clock: Clock, scenario: Scenario) -> Times:
     Under SARATHI P / (C - (B-1)) chunks each carry B-1 decodes. Left over are decodes in full
     batches of B, or else prompt tokens at the price of whole prompts.
     """
-    prompt_len, num_decodes, batch = (
-        scenario.prompt_len,
-        scenario.num_decodes,
-        scenario.batch_size,
-    )
+    prompt_len, num_decodes = scenario.prompt_len, scenario.num_decodes
+    batch, riders = scenario.batch_size, scenario.batch_size - 1
     context = prompt_len + num_decodes // 2
     prompts = clock.batch(make_batch(prefill_tokens=prompt_len, num_prefills=batch))
     decodes = clock.batch(make_batch(num_decodes=batch, context=context))
@@ -175,7 +184,6 @@ def counted(clock: Clock, scenario: Scenario) -> Times:
         return weighted((1 / batch, prompts), (num_decodes / batch, decodes))
     if scenario.policy != "sarathi" or scenario.chunk is None:
         raise ValueError(f"{scenario.policy} is not counted")
-    riders = batch - 1
     chunks = chunks_of(prompt_len, scenario.chunk - riders, num_decodes=riders, context=context)
     # Of a batch of requests, the share of chunks that finds decodes to carry; what is left over of
     # either.
@@ -191,12 +199,12 @@ def best_pd_ratio(chunk: int, batch_size: int) -> float:
     return chunk / (batch_size - 1)
 
 
-def weighted(*parts: tuple[float, Times]) -> Times:
+def weighted(*parts: tuple[float, Mapping[str, float]]) -> Times:
     """The sum of some times, each as often as its weight says; operations that cancel do so with
     their error.
     """
-    total: Times = Counter()
+    total: Times = defaultdict(float)
     for weight, times in parts:
         for name, seconds in times.items():
-            total[name] += weight * seconds  # type: ignore[assignment]  # a Counter of seconds
+            total[name] += weight * seconds
     return total

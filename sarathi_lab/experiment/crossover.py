@@ -10,13 +10,11 @@ import pandas as pd
 
 from sarathi_lab.executor.simulated.cost_model import OperationTimes
 from sarathi_lab.experiment.advisor import BASELINES, PolicyOfChunk
-from sarathi_lab.experiment.steady_state import lengths, steady, together
+from sarathi_lab.experiment.scenario import lengths, steady, together
 from sarathi_lab.policy import Policy, RequestLevel, Sarathi
 
 NEUTRAL = 0.02  # gains and losses up to this share are neither
 OUTCOMES = ("loses", "neutral", "gains")
-
-Scenario = tuple[float, int, int]  # P:D, P + D in tokens, sequences of a batch
 
 
 def steady_throughput(
@@ -37,10 +35,15 @@ def steady_throughput(
 
 def loads_that_fit(
     pd_ratios: Sequence[float], seq_lens: Sequence[int], batches: Sequence[int], kv_tokens: float
-) -> list[Scenario]:
-    """All combinations whose batch of whole sequences fits a cache of `kv_tokens` tokens."""
-    loads = itertools.product(pd_ratios, seq_lens, batches)
-    return [load for load in loads if load[2] * (sum(lengths(load[1], load[0])) + 1) <= kv_tokens]
+) -> list[tuple[float, int, int]]:
+    """All combinations (P:D, P + D in tokens, sequences of a batch) whose batch of whole sequences
+    fits a cache of `kv_tokens` tokens.
+    """
+    return [
+        (pd_ratio, seq_len, batch)
+        for pd_ratio, seq_len, batch in itertools.product(pd_ratios, seq_lens, batches)
+        if batch * (sum(lengths(seq_len, pd_ratio)) + 1) <= kv_tokens
+    ]
 
 
 def crossover(
@@ -62,21 +65,18 @@ def crossover(
     chunk below its batch. `on_load` is called with 1 after each of `loads_that_fit`.
     """
     rows = []
-    for load in loads_that_fit(pd_ratios, seq_lens, batches, kv_tokens):
-        pd_ratio, seq_len, batch = load
+    for pd_ratio, seq_len, batch in loads_that_fit(pd_ratios, seq_lens, batches, kv_tokens):
         sizes = (*lengths(seq_len, pd_ratio), batch, operation_times)
         baselines = {name: steady_throughput(base, *sizes) for name, base in BASELINES.items()}
         for chunk in (chunk for chunk in chunks if chunk >= batch):
             throughput = steady_throughput(policy(chunk), *sizes)
-            rows += [
-                (*load, chunk, name, throughput / base - 1) for name, base in baselines.items()
-            ]
+            load = (pd_ratio, seq_len, batch, chunk)
+            rows += [(*load, name, throughput / base - 1) for name, base in baselines.items()]
         on_load(1)
     columns = ["pd_ratio", "seq_len", "batch", "chunk", "baseline", "gain"]
     table = pd.DataFrame(rows, columns=columns)
-    return table.assign(
-        outcome=pd.cut(table.gain, [-math.inf, -NEUTRAL, NEUTRAL, math.inf], labels=list(OUTCOMES))
-    )
+    ends = [-math.inf, -NEUTRAL, NEUTRAL, math.inf]
+    return table.assign(outcome=pd.cut(table.gain, ends, labels=list(OUTCOMES)))
 
 
 def at_best_chunk(table: pd.DataFrame) -> pd.DataFrame:

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import pandas as pd
 
 from sarathi_lab.engine.compositions import make_batch
-from sarathi_lab.experiment.clock import COMPUTE, EVERYTHING, FOUR, Clock, Estimate, Point
-from sarathi_lab.experiment.registry import KEYS, Aim, ErrorRow, Platform, Unit, figure
+from sarathi_lab.engine.request import Batch
+from sarathi_lab.experiment.clock import (
+    COMPUTE,
+    EVERYTHING,
+    FOUR,
+    Clock,
+    Estimate,
+    Point,
+    Unit,
+    one,
+)
+from sarathi_lab.experiment.registry import A6000, KEYS, Aims, ErrorRow, Ints, figure
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.results.plots.look import Look
 
-A6000 = Platform("13b", "a6000")
 OPERATIONS = {kind: (kind,) for kind in FOUR}
-Ints = Sequence[int]
 
 
 def _fig03_paper(table: pd.DataFrame) -> pd.DataFrame:
@@ -51,33 +58,27 @@ def fig03(spec: ModelSpec, *, batches: Ints, seq_len: int) -> Iterator[Unit]:
 
 
 def _token_costs(batch: int, seq_len: int, clock: Clock) -> Iterator[Point]:
-    prefills = clock.batch(make_batch(prefill_tokens=seq_len, num_prefills=batch))
-    decodes = clock.batch(make_batch(num_decodes=batch, context=seq_len))
+    prefills = make_batch(prefill_tokens=seq_len, num_prefills=batch)
+    decodes = make_batch(num_decodes=batch, context=seq_len)
     series = {**OPERATIONS, "others": ("elementwise", "others"), "total": EVERYTHING}
-    phases = {"prefill": (prefills, seq_len * batch), "decode": (decodes, batch)}
-    for panel, (times, num_tokens) in phases.items():
+    for panel, phase in (("prefill", prefills), ("decode", decodes)):
+        times = clock.batch(phase)
         for name, kinds in series.items():
-            y = clock.seconds(times, kinds).times(1e3 / num_tokens)
+            y = clock.seconds(times, kinds).times(1e3 / phase.num_tokens)
             yield Point(panel, name, batch, y, "ms/token")
-    prefilled = clock.seconds(prefills).times(1 / (seq_len * batch))
-    decoded = clock.seconds(decodes).times(1 / batch)
+    prefilled = clock.duration(prefills).times(1 / prefills.num_tokens)
+    decoded = clock.duration(decodes).times(1 / batch)
     yield Point("ratio", "decode / prefill", batch, decoded.over(prefilled))
 
 
 def _fig04_paper(speed: pd.DataFrame, intensity: pd.DataFrame) -> pd.DataFrame:
-    names = {"phase": "panel", "batch": "x"}
-    speed = speed.rename(columns={**names, "seqlen": "series", "tokens_per_ms": "y"})
-    intensity = intensity.rename(columns={**names, "op": "series", "flops_per_byte": "y"})
-    intensity = intensity[
-        intensity.series != "attn"
-    ]  # computed by the paper as if all requests were one product
-    both = [
-        speed.assign(series=speed.series.astype(str), phase=speed.panel, unit="tokens/ms"),
-        intensity.assign(
-            panel=intensity.panel + " intensity", phase=intensity.panel, unit="FLOP/B"
-        ),
-    ]
-    return pd.concat(both)[[*KEYS, "y", "unit", "phase"]]
+    # The paper computes attention's intensity as if all requests were one product.
+    intensity = intensity[intensity.op != "attn"]
+    speed = speed.assign(panel=speed.phase, series=speed.seqlen.astype(str), unit="tokens/ms")
+    intensity = intensity.assign(panel=intensity.phase + " intensity", unit="FLOP/B")
+    names = {"batch": "x", "tokens_per_ms": "y", "op": "series", "flops_per_byte": "y"}
+    both = pd.concat([table.rename(columns=names) for table in (speed, intensity)])
+    return both[[*KEYS, "y", "unit", "phase"]]
 
 
 def _fig04_at(points: pd.DataFrame) -> dict[str, object]:
@@ -108,10 +109,7 @@ def _fig04_at(points: pd.DataFrame) -> dict[str, object]:
         columns=4,
         legend="tokens a sequence,\nor matrix product",
         panels={"prefill intensity": "prefill", "decode intensity": "decode"},
-        units={
-            "prefill intensity": "FLOPs per element moved",
-            "decode intensity": "FLOPs per element moved",
-        },
+        units=dict.fromkeys(("prefill intensity", "decode intensity"), "FLOPs per element moved"),
     ),
 )
 def fig04(
@@ -130,23 +128,21 @@ def fig04(
     phases = ("prefill", "decode")
     grid = [(phase, length, batch) for phase in phases for length in lengths for batch in batches]
     for phase, length, batch in layers or grid:
-        yield partial(_layer_rate, spec, phase, length, batch)
+        rate = partial(_layer_rate, spec, phase, length, batch)
+        yield one(phase, str(length), batch, rate, "tokens/ms")
     for phase, operation, batch in products:
-        yield partial(_intensity, spec, phase, operation, batch)
+        intensity = partial(_intensity, spec, phase, operation, batch)
+        yield one(f"{phase} intensity", operation, batch, intensity, "FLOP/B")
 
 
-def _layer_rate(
-    spec: ModelSpec, phase: str, length: int, batch: int, clock: Clock
-) -> Iterator[Point]:
+def _layer_rate(spec: ModelSpec, phase: str, length: int, batch: int, clock: Clock) -> Estimate:
     prefills = make_batch(prefill_tokens=length, num_prefills=batch)
-    one = prefills if phase == "prefill" else make_batch(num_decodes=batch, context=length)
-    layer = clock.seconds(clock.batch(one), COMPUTE).times(1e3 / spec.num_layers)
-    yield Point(phase, str(length), batch, layer.inverse().times(one.num_tokens), "tokens/ms")
+    own = prefills if phase == "prefill" else make_batch(num_decodes=batch, context=length)
+    layer = clock.duration(own, kinds=COMPUTE).times(1e3 / spec.num_layers)
+    return Estimate(1.0).over(layer).times(own.num_tokens)
 
 
-def _intensity(
-    spec: ModelSpec, phase: str, operation: str, batch: int, clock: Clock
-) -> Iterator[Point]:
+def _intensity(spec: ModelSpec, phase: str, operation: str, batch: int, clock: Clock) -> Estimate:
     """FLOPs per element moved of a product [rows, k] x [k, n], at length 1024, in whole numbers as
     the paper has it.
     """
@@ -157,8 +153,7 @@ def _intensity(
         "ffn": (hidden, spec.ffn_size),
     }
     k, n = shapes[operation]
-    value = max(1.0, math.floor(1 / (1 / rows + 1 / k + 1 / n)))
-    yield Point(f"{phase} intensity", operation, batch, Estimate(value), "FLOP/B")
+    return Estimate(max(1.0, math.floor(1 / (1 / rows + 1 / k + 1 / n))))
 
 
 def _fig07_paper(table: pd.DataFrame) -> pd.DataFrame:
@@ -166,7 +161,9 @@ def _fig07_paper(table: pd.DataFrame) -> pd.DataFrame:
     return table.melt("x", var_name="series", value_name="y").assign(panel="", unit="ms")
 
 
-FIG_07_AIM = Aim(0.08, 0.20)
+# The analytic model is fitted to the odd tiles of 128 tokens (experiments/lab/cost_model/fit.py).
+FIG_07: Aims = {"analytic": (0.08, 0.20)}
+EVEN_TILES = "series == 'total' and (x - 1) // 128 % 2 == 1"
 
 
 @figure(
@@ -176,21 +173,8 @@ FIG_07_AIM = Aim(0.08, 0.20)
     paper=_fig07_paper,
     at=lambda points: {"tokens": sorted(set(points.x))},
     errors=[
-        ErrorRow(
-            "Fig 7, iteration time",
-            "series == 'total'",
-            analytic=FIG_07_AIM,
-            given="profiled",
-            fitted="analytic",
-        ),
-        # The analytic model is fitted to the others: odd tiles of 128 tokens
-        # (experiments/lab/cost_model/fit.py).
-        ErrorRow(
-            "Fig 7, even tiles",
-            "series == 'total' and (x - 1) // 128 % 2 == 1",
-            analytic=FIG_07_AIM,
-            given="profiled",
-        ),
+        ErrorRow("Fig 7, iteration time", "series == 'total'", FIG_07, "profiled", "analytic"),
+        ErrorRow("Fig 7, even tiles", EVEN_TILES, FIG_07, "profiled"),
         ErrorRow("Fig 7, by operation", "series != 'total'", given="profiled"),
     ],
     look=Look(
@@ -209,7 +193,8 @@ def fig07(spec: ModelSpec, *, tokens: Ints, tiles: Ints) -> Iterator[Unit]:
     token more than fills its tiles over that of full tiles (section 4.4).
     """
     yield from (partial(_iteration, num_tokens) for num_tokens in tokens)
-    yield from (partial(_tile_step, num_tokens) for num_tokens in tiles)
+    for num_tokens in tiles:
+        yield one("step", "one token more", num_tokens, partial(_tile_step, num_tokens))
 
 
 def _iteration(num_tokens: int, clock: Clock) -> Iterator[Point]:
@@ -219,12 +204,11 @@ def _iteration(num_tokens: int, clock: Clock) -> Iterator[Point]:
         yield Point("", name, num_tokens, clock.seconds(times, kinds).times(1e3), "ms")
 
 
-def _tile_step(num_tokens: int, clock: Clock) -> Iterator[Point]:
+def _tile_step(num_tokens: int, clock: Clock) -> Estimate:
     full, more = (
-        clock.seconds(clock.batch(make_batch(prefill_tokens=n)))
-        for n in (num_tokens, num_tokens + 1)
+        clock.duration(make_batch(prefill_tokens=n)) for n in (num_tokens, num_tokens + 1)
     )
-    yield Point("step", "one token more", num_tokens, more.over(full))
+    return more.over(full)
 
 
 @figure(question="Does the engine reach on a GPU what it should?", seconds=15)
@@ -235,17 +219,14 @@ def gpu_targets(
     prefills, and chunks with `beside` decodes.
     """
     for n in decodes:
-        batch = {"num_decodes": n, "context": context}
-        yield partial(_whole, "decodes", f"context {context}", n, batch)
+        alone = make_batch(num_decodes=n, context=context)
+        yield _whole("decodes", f"context {context}", n, alone)
     for n in prefills:
-        yield partial(_whole, "prefill", "alone", n, {"prefill_tokens": n})
+        yield _whole("prefill", "alone", n, make_batch(prefill_tokens=n))
     for n in chunks:
-        batch = {"prefill_tokens": n - beside, "num_decodes": beside, "context": context}
-        yield partial(_whole, "hybrid", f"{beside} decodes at {context}", n, batch)
+        both = make_batch(prefill_tokens=n - beside, num_decodes=beside, context=context)
+        yield _whole("hybrid", f"{beside} decodes at {context}", n, both)
 
 
-def _whole(
-    panel: str, series: str, x: float, batch: Mapping[str, Any], clock: Clock
-) -> Iterator[Point]:
-    y = clock.seconds(clock.batch(make_batch(**batch))).times(1e3)
-    yield Point(panel, series, x, y, "ms")
+def _whole(panel: str, series: str, x: int, batch: Batch) -> Unit:
+    return one(panel, series, x, lambda clock: clock.duration(batch).times(1e3), "ms")

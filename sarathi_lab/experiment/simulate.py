@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -33,8 +32,7 @@ COUNTED = "counted"  # the method of points that are counted instead of served
 ROUNDS, SEARCHES = 5, 3  # of experiments of serving; searches take long
 
 
-@dataclass(frozen=True)
-class Job:
+class Job(NamedTuple):
     """A paper's figure, or the part of it that `model` gives on `hardware` at a level of its cost
     model.
     """
@@ -48,8 +46,8 @@ class Job:
     @property
     def device(self) -> str:
         """How people call it."""
-        words = f"simulated {self.hardware}, {self.level}, {self.model}"
-        return f"{words}, {self.method}" if self.method else words
+        words = f"simulated {self.hardware}, {self.level}, {self.model}, {self.method}"
+        return words.removesuffix(", ")
 
 
 def folder_of(hardware: str, level: str) -> str:
@@ -59,19 +57,19 @@ def folder_of(hardware: str, level: str) -> str:
 
 def jobs_of(figure: str, gpus: Sequence[str] | None = None) -> list[Job]:
     """The paper's GPUs, or each of `gpus`, at every level that its file has for the model."""
-    own, jobs = FIGURES[figure], []
-    methods = ("", COUNTED) if own.is_counted else ("",)
-    for platform in own.papers:
-        for gpu in gpus or [platform.hardware]:
-            levels: tuple[Level, ...] = ("profiled", "analytic")
-            if platform.model not in load_option("hardware", gpu).profiles:
-                levels = ("analytic",)
-            jobs += [
-                Job(figure, platform.model, gpu, level, method)
-                for method in methods
-                for level in levels
-            ]
+    jobs = [
+        Job(figure, platform.model, gpu, level, method)
+        for platform in FIGURES[figure].papers
+        for gpu in gpus or [platform.hardware]
+        for method in (("", COUNTED) if FIGURES[figure].is_counted else ("",))
+        for level in _levels(platform.model, gpu)
+    ]
     return list(dict.fromkeys(jobs))
+
+
+def _levels(model: str, gpu: str) -> tuple[Level, ...]:
+    is_profiled = model in load_option("hardware", gpu).profiles
+    return ("profiled", "analytic") if is_profiled else ("analytic",)
 
 
 def check_fits(job: Job) -> None:
@@ -108,17 +106,14 @@ def predict(job: Job, every: int = 1, sizes: Mapping[str, Any] | None = None) ->
     """
     figure, spec = FIGURES[job.figure], load_option("model", job.model)
     hardware, dtype_bytes = load_option("hardware", job.hardware), DTYPE_BYTES[DTYPE]
-    points: Iterable[Point]
     if figure.kind == "pipeline":
         points = pipeline.predicted(spec, hardware, dtype_bytes, figure.paper_points(), every)
     else:
         make_clock = CountingClock if job.method == COUNTED else CostClock
         clock = make_clock(make_cost_model(job.level, spec, hardware, dtype_bytes))
         points = _made(figure, spec, clock, figure.paper_sizes(every, sizes))
-    rows = [(p.panel, p.series, float(p.x), p.y.value, p.unit, p.y.error) for p in points]
-    table = pd.DataFrame(rows, columns=[*KEYS, "y", "unit", "uncertainty"])
-    labels = {name: getattr(job, name) for name in (*LABELS, "figure", "device")}
-    return table.assign(source="simulated", **labels)[[*COLUMNS, *LABELS]]
+    labels = {**job._asdict(), "device": job.device, "source": "simulated"}
+    return _table(points).assign(**labels)[[*COLUMNS, *LABELS]]
 
 
 def predict_all(
@@ -139,18 +134,12 @@ def recorded_tables(points: pd.DataFrame) -> dict[str, pd.DataFrame]:
     Points that are counted instead of served are left out.
     """
     own = points[(points.source == "simulated") & (points.method != COUNTED)]
-    tables: dict[str, pd.DataFrame] = {}
-    for (hardware, level), rows in own.groupby(["hardware", "level"], sort=False):
-        table = _with_intervals(rows.rename(columns={"uncertainty": "error"}))
-        table = table.assign(
-            hardware=str(hardware),
-            level=str(level),
-            model=rows.model,
-            dtype=DTYPE,
-            device_name=rows.device,
+    return {
+        folder_of(*map(str, labels)): _with_intervals(rows).assign(
+            **rows[["hardware", "level", "model"]], dtype=DTYPE, device_name=rows.device
         )
-        tables[folder_of(str(hardware), str(level))] = table
-    return tables
+        for labels, rows in own.groupby(["hardware", "level"], sort=False)
+    }
 
 
 def computed(
@@ -163,17 +152,10 @@ def computed(
         backend.cost_model, spec, backend.hardware, backend.dtype_bytes, backend.parallel
     )
     with progress_of(f"computing {figure.name}", 1) as advance:
-        points = list(_made(figure, spec, CostClock(cost), sizes))
+        table = _table(_made(figure, spec, CostClock(cost), sizes)).assign(figure=figure.name)
         advance(1)
-    rows = [
-        (figure.name, p.panel, p.series, float(p.x), p.y.value, p.y.error, p.unit) for p in points
-    ]
-    table = pd.DataFrame(rows, columns=["figure", *KEYS, "y", "error", "unit"])
-    return {
-        folder_of(backend.hardware.name, backend.cost_model): _labelled(
-            _with_intervals(table), backend, spec.name
-        )
-    }
+    folder = folder_of(backend.hardware.name, backend.cost_model)
+    return {folder: _labelled(_with_intervals(table), backend, spec.name)}
 
 
 def served(
@@ -191,23 +173,34 @@ def served(
     """
     tables: dict[str, list[pd.DataFrame]] = {}
     for model, backend in backends:
-        spec = load_option("model", model)
-        num_blocks, batch = backend.kv_blocks(spec, BLOCK_SIZE), sizes["batch"]
-        executor = backend.build(spec, None, Sizes(num_blocks, BLOCK_SIZE, batch))
-        engine = Engine(executor, batch, longest(sizes), num_blocks, BLOCK_SIZE, backend.num_stages)
-        bench = ServingBench(sizes, model, engine, make_policy, None, seed)
-        number = SEARCHES if "searched" in sizes else ROUNDS
-        with progress_of(f"computing {figure.name} with {model}", number, "rounds") as advance:
-            samples = rounds(
-                partial(figure.make, bench, **sizes),
-                fewest=number,
-                most=number,
-                advance=partial(_count_round, advance),
-            )
-        table = table_of(figure.name, samples, math.inf, seed)
-        folder = SIMULATED + backend.hardware.name
-        tables.setdefault(folder, []).append(_labelled(table, backend, model))
+        table = _served(figure, model, backend, make_policy, seed, sizes)
+        tables.setdefault(SIMULATED + backend.hardware.name, []).append(table)
     return {device: pd.concat(own, ignore_index=True) for device, own in tables.items()}
+
+
+def _served(
+    figure: Figure,
+    model: str,
+    backend: SimulatedBackend,
+    make_policy: MakePolicy,
+    seed: int,
+    sizes: Mapping[str, Any],
+) -> pd.DataFrame:
+    spec, batch = load_option("model", model), sizes["batch"]
+    num_blocks = backend.kv_blocks(spec, BLOCK_SIZE)
+    number = SEARCHES if "searched" in sizes else ROUNDS
+    executor = backend.build(spec, None, Sizes(num_blocks, BLOCK_SIZE, batch))
+    engine = Engine(executor, batch, longest(sizes), num_blocks, BLOCK_SIZE, backend.num_stages)
+    bench = ServingBench(sizes, model, engine, make_policy, None, seed)
+    with progress_of(f"computing {figure.name} with {model}", number, "rounds") as advance:
+        samples = rounds(
+            partial(figure.make, bench, **sizes),
+            fewest=number,
+            most=number,
+            # In rounds, whatever time they take: the clock is computed.
+            advance=lambda seconds: advance(1),
+        )
+    return _labelled(table_of(figure.name, samples, math.inf, seed), backend, model)
 
 
 def _made(
@@ -215,6 +208,17 @@ def _made(
 ) -> Iterator[Point]:
     for unit in figure.units(spec, sizes):
         yield from unit(clock)
+
+
+def _table(points: Iterable[Point]) -> pd.DataFrame:
+    rows = [(p.panel, p.series, float(p.x), p.y.value, p.unit, p.y.error) for p in points]
+    return pd.DataFrame(rows, columns=[*KEYS, "y", "unit", "uncertainty"])
+
+
+def _with_intervals(table: pd.DataFrame) -> pd.DataFrame:
+    off = table.y.abs() * table.uncertainty
+    table = table.assign(low=table.y - off, high=table.y + off, num_pairs=0, reason=None)
+    return table[POINT]
 
 
 def _labelled(table: pd.DataFrame, backend: SimulatedBackend, model: str) -> pd.DataFrame:
@@ -225,14 +229,3 @@ def _labelled(table: pd.DataFrame, backend: SimulatedBackend, model: str) -> pd.
         dtype=backend.dtype_name,
         device_name=backend.device_name,
     )
-
-
-def _with_intervals(table: pd.DataFrame) -> pd.DataFrame:
-    off = table.y.abs() * table.error
-    table = table.assign(low=table.y - off, high=table.y + off, num_pairs=0, reason=None)
-    return table[POINT]
-
-
-def _count_round(advance: Callable[[int], None], seconds: float) -> None:
-    """Progress is in rounds, whatever time they take: the clock is computed."""
-    advance(1)

@@ -8,7 +8,7 @@ device without its noise.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -18,33 +18,26 @@ import torch
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.engine import loop
-from sarathi_lab.engine.compositions import make_batch
+from sarathi_lab.engine.compositions import make_batch, run_once
 from sarathi_lab.engine.executor import Sizes, StepResult
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.request import Batch, Request, SequenceState
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.simulated.pipeline import PipelineExecutor
 from sarathi_lab.executor.torch.backend import TorchBackend
-from sarathi_lab.experiment.measured_cost import (
-    Composition,
-    MeasuredCostModel,
-    composition,
-    describe,
-)
+from sarathi_lab.experiment.advisor import IterationTime
+from sarathi_lab.experiment.measured_clock import MeasuredCostModel, composition, describe
 from sarathi_lab.model.spec import DTYPE_BYTES
 from sarathi_lab.policy import Orca, Policy, PrefillFirst, RequestLevel, Sarathi, SarathiServe
 from sarathi_lab.workload.synthetic import split_length
 
 BATCH_SIZE = 4
+NUM_DECODES = BATCH_SIZE - 1
 BLOCK_SIZE = 16  # tokens
 LONGEST = 1024  # tokens of a sequence, and of an iteration
-REPETITIONS = 15
-NUM_DECODES = BATCH_SIZE - 1
-
-IterationTime = Callable[[Batch], float]
 
 
-def tiny_on_this_cpu(repetitions: int = REPETITIONS) -> IterationTime:
+def tiny_on_this_cpu(repetitions: int = 15) -> IterationTime:
     """Seconds of a batch of the tiny model on this CPU, measured when first asked for.
 
     The fastest of `repetitions`, not the median: an iteration takes a tenth of a millisecond, and
@@ -55,20 +48,18 @@ def tiny_on_this_cpu(repetitions: int = REPETITIONS) -> IterationTime:
     num_blocks = 2 * BATCH_SIZE * LONGEST // BLOCK_SIZE
     cache = Sizes(num_blocks, BLOCK_SIZE, BATCH_SIZE, LONGEST, LONGEST)
     executor = TorchBackend(device="cpu").build(load_option("model", "tiny"), None, cache)
-    device = MeasuredCostModel(executor)
-    known: dict[Composition, float] = {}
+    device, known = MeasuredCostModel(executor), {}
 
     def iteration_time(batch: Batch) -> float:
         key = composition(batch)
         if key not in known:
-            placed = device.placed(batch)
-            if placed is None:
+            if (placed := device.placed(batch)) is None:
                 raise UserError(
                     f"{describe(batch)} exceeds the cache of {num_blocks * BLOCK_SIZE} tokens; "
                     "use fewer"
                 )
-            device.iterate(placed)  # the first run of a shape pays for its memory
-            known[key] = min(device.iterate(placed) for _ in range(repetitions))
+            run_once(executor, placed)  # the first run of a shape pays for its memory
+            known[key] = min(run_once(executor, placed).busy for _ in range(repetitions))
         return known[key]
 
     return iteration_time
@@ -84,12 +75,15 @@ def token_costs(
     iteration_time: IterationTime, sizes: Iterable[int] = (1, 2, 4), context: int = 64
 ) -> pd.DataFrame:
     """Prompts and decodes: kind, batch (sequences), tokens, seconds, per_token (seconds)."""
-    rows = []
-    for size in sizes:
-        prompts = make_batch(prefill_tokens=context, num_prefills=size)
-        decodes = make_batch(num_decodes=size, context=context)
-        for kind, batch in (("prefill", prompts), ("decode", decodes)):
-            rows.append((kind, size, batch.num_tokens, iteration_time(batch)))
+    batches = [
+        (kind, size, batch)
+        for size in sizes
+        for kind, batch in (
+            ("prefill", make_batch(prefill_tokens=context, num_prefills=size)),
+            ("decode", make_batch(num_decodes=size, context=context)),
+        )
+    ]
+    rows = [(kind, size, own.num_tokens, iteration_time(own)) for kind, size, own in batches]
     table = pd.DataFrame(rows, columns=["kind", "batch", "tokens", "seconds"])
     return table.assign(per_token=table.seconds / table.tokens)
 
@@ -142,13 +136,8 @@ def policies(chunk: int) -> Mapping[str, Policy]:
         raise UserError(
             f"chunk={chunk} is smaller than a batch of {BATCH_SIZE}; use chunk>={BATCH_SIZE}"
         )
-    chosen = (
-        RequestLevel(),
-        PrefillFirst(),
-        Orca(),
-        Sarathi(chunk=chunk),
-        SarathiServe(chunk=chunk),
-    )
+    chunked = (Sarathi(chunk=chunk), SarathiServe(chunk=chunk))
+    chosen: tuple[Policy, ...] = (RequestLevel(), PrefillFirst(), Orca(), *chunked)
     return {policy.name: policy for policy in chosen}
 
 
@@ -157,23 +146,22 @@ class Schedule(Ledger):
 
     def __init__(self) -> None:
         super().__init__()
-        self._chunks: list[tuple[object, ...]] = []
-        self._num_iterations = 0
+        self._batches: list[tuple[float, float, Batch]] = []
 
     def record(self, result: StepResult, finished: list[SequenceState]) -> None:
-        """Keep the batch's chunks, then what every ledger keeps."""
-        when = (self._num_iterations, result.start, result.end)
-        self._chunks += [
-            (*when, c.sequence.request.request_id, c.start, c.num_tokens, c.is_decode)
-            for c in result.batch.chunks
-        ]
-        self._num_iterations += 1
+        """Keep the batch, then what every ledger keeps."""
+        self._batches.append((result.start, result.end, result.batch))
         super().record(result, finished)
 
     def chunks(self) -> pd.DataFrame:
         """One row per chunk: its iteration with start and end (seconds), request and tokens."""
+        rows = [
+            (i, start, end, c.sequence.request.request_id, c.start, c.num_tokens, c.is_decode)
+            for i, (start, end, batch) in enumerate(self._batches)
+            for c in batch.chunks
+        ]
         columns = ["iteration", "start", "end", "request_id", "first", "num_tokens", "is_decode"]
-        return pd.DataFrame(self._chunks, columns=columns)
+        return pd.DataFrame(rows, columns=columns)
 
 
 def serve(
@@ -226,11 +214,8 @@ def by_chunk(
     chunks: Iterable[int], requests: Sequence[Request], iteration_time: IterationTime
 ) -> pd.DataFrame:
     """`outcomes` of SARATHI by chunk (tokens), and `gain` over request-level batching."""
-    chosen = {str(chunk): Sarathi(chunk=chunk) for chunk in chunks}
-    served = {
-        name: serve(policy, requests, iteration_time)
-        for name, policy in {"baseline": RequestLevel(), **chosen}.items()
-    }
+    policies = {"baseline": RequestLevel(), **{str(c): Sarathi(chunk=c) for c in chunks}}
+    served = {name: serve(policy, requests, iteration_time) for name, policy in policies.items()}
     table = outcomes(served)
     table["gain"] = table.throughput / table.throughput["baseline"]
     table = table.drop("baseline").rename_axis("chunk").reset_index()

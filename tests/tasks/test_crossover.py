@@ -25,7 +25,7 @@ from sarathi_lab.experiment.crossover import (
     loads_that_fit,
     steady_throughput,
 )
-from sarathi_lab.experiment.steady_state import steady, together
+from sarathi_lab.experiment.scenario import steady, together
 from sarathi_lab.policy import Orca, RequestLevel, Sarathi, SarathiServe
 from sarathi_lab.results.plots.tasks import crossover_map
 from sarathi_lab.run import main
