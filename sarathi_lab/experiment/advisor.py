@@ -1,4 +1,4 @@
-"""The chunk to take, by prediction: candidates served by the engine's loop on a virtual clock."""
+"""The chunk to take, by prediction on a virtual clock, and the price of chunking alone."""
 
 from __future__ import annotations
 
@@ -11,13 +11,17 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
+from sarathi_lab.engine.compositions import make_batch
 from sarathi_lab.engine.ledger import Ledger
-from sarathi_lab.engine.loop import serve
 from sarathi_lab.engine.request import Batch, Request
+from sarathi_lab.executor.simulated.cost_model import KINDS, OperationTimes
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
+from sarathi_lab.experiment.capacity import Engine
 from sarathi_lab.policy import Orca, Policy, RequestLevel, Sarathi
 
 BASELINES: Mapping[str, Policy] = {"request_level": RequestLevel(), "orca": Orca()}
+MATMUL = (*KINDS["preproj"], *KINDS["postproj"], *KINDS["ffn"], "lm_head")
+ATTENTION = KINDS["attn"]
 AS_GOOD = 0.01  # a throughput that is less than this share below the best is as good
 DEFAULT_BLOCK_SIZE = 16  # tokens
 
@@ -52,15 +56,9 @@ class Prediction:
         """The record of serving all requests."""
         longest = self.max_model_len or max(request.total_len for request in self.requests)
         never_short = 2 * self.batch_size * math.ceil(longest / self.block_size)
-        return serve(
-            self.requests,
-            policy,
-            SimulatedExecutor(self.iteration_time),
-            batch_size=self.batch_size,
-            num_blocks=self.num_blocks or never_short,
-            block_size=self.block_size,
-            max_model_len=longest,
-        )
+        cache = (self.num_blocks or never_short, self.block_size)
+        executor = SimulatedExecutor(self.iteration_time)
+        return Engine(executor, self.batch_size, longest, *cache).serve(self.requests, policy)
 
     def throughput(self, ledger: Ledger) -> float:
         """Prompt plus output tokens per second."""
@@ -150,3 +148,50 @@ def _marked(table: pd.DataFrame) -> pd.DataFrame:
     return table.assign(
         is_as_good=table.throughput >= (1 - AS_GOOD) * best, is_best=table.throughput == best
     )
+
+
+@dataclass(frozen=True)
+class LossSplit:
+    """Seconds that a prompt cut into chunks takes more than whole, by cause; `whole` is its time
+    uncut.
+
+    `attention` is the cache read again by every chunk (and smaller attention kernels), `matmul` the
+    smaller matrix products (part-filled tiles and waves, weights read once per chunk: a product
+    overlaps the two, so there is no telling them apart), `fixed` what an iteration costs whatever
+    its size. A part below zero is a gain.
+    """
+
+    whole: float
+    attention: float
+    matmul: float
+    fixed: float
+
+    @property
+    def total(self) -> float:
+        """Seconds lost in all."""
+        return self.attention + self.matmul + self.fixed
+
+
+def chunking_loss(prompt_len: int, chunk: int, operation_times: OperationTimes) -> LossSplit:
+    """The extra time of a prompt of `prompt_len` tokens, prefilled alone in chunks of `chunk`
+    (section 4.2, Fig 13).
+
+    `operation_times` names its operations as `cost_model.KINDS` does; what is neither a matrix
+    product nor attention counts as fixed, so that the parts add up to the whole difference.
+    """
+
+    def seconds_in(tokens: int) -> pd.Series:
+        starts = range(0, prompt_len, tokens)
+        sizes = [(start, min(tokens, prompt_len - start)) for start in starts]
+        batches = [
+            make_batch(prefill_tokens=size, start=start, emits=start + size == prompt_len)
+            for start, size in sizes
+        ]
+        return pd.DataFrame(map(operation_times, batches)).sum()
+
+    whole = seconds_in(prompt_len)
+    extra = seconds_in(chunk).sub(whole, fill_value=0.0)
+    attention = float(extra[extra.index.isin(ATTENTION)].sum())
+    matmul = float(extra[extra.index.isin(MATMUL)].sum())
+    fixed = float(extra[~extra.index.isin((*ATTENTION, *MATMUL))].sum())
+    return LossSplit(float(whole.sum()), attention, matmul, fixed)

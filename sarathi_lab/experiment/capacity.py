@@ -63,10 +63,7 @@ def mean_rate(requests: Sequence[Request]) -> float:
 
 
 def at_rate(requests: Sequence[Request], rate: float) -> list[Request]:
-    """The same requests with gaps stretched to arrive at `rate` a second, the first one at 0.
-
-    Raises UserError for requests that have no gaps.
-    """
+    """The same requests at `rate` a second from 0. Raises UserError if they have no gaps."""
     own = mean_rate(requests)
     if not math.isfinite(own) or not own:
         raise UserError(

@@ -1,6 +1,4 @@
-"""The claims of `experiments/claims.yaml`, and how recorded results are judged by them: the one set
-of verdicts.
-"""
+"""The claims of `experiments/claims.yaml`, and recorded results judged by them."""
 
 from __future__ import annotations
 
@@ -240,9 +238,7 @@ def in_words(row: Mapping[Any, Any]) -> str:
 
 
 def verdict(experiment: str, table: pd.DataFrame) -> str:
-    """What the claims of an experiment say, in Markdown: a line per claim with everyone's number;
-    `table` is that of `verdicts`.
-    """
+    """What the claims of an experiment say in the table of `verdicts`, in Markdown."""
     own = table[table.experiment == experiment]
     lines = []
     for claim, rows in own.groupby("claim", sort=False):

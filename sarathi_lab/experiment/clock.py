@@ -1,16 +1,13 @@
-"""Clocks that fill a figure's points: seconds of batches and of served requests, by a cost model or
-a device.
-"""
+"""Clocks that fill a figure's points: seconds of batches and of served requests."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, NamedTuple
 
-from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.compositions import chunks_of, make_batch
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.cost_model import KINDS, CostModel
@@ -25,9 +22,7 @@ THROUGHPUT = "seconds_per_request"
 
 
 class Estimate(NamedTuple):
-    """A value, and the share of it by which it may be off (of a cost model: from shapes held out of
-    the fits).
-    """
+    """A value, and the share by which it may be off (of shapes held out of a model's fits)."""
 
     value: float
     error: float = 0.0
@@ -91,9 +86,7 @@ class Clock(ABC):
         return self.seconds(self.batch(*batches), kinds)
 
     def request(self, scenario: Scenario) -> Times:
-        """Seconds by operation and request; by counting batches where operations can't be told
-        apart while requests are served.
-        """
+        """Seconds by operation and request; serving does not tell operations apart."""
         return counted(self, scenario)
 
     def gain(self, scenario: Scenario) -> Estimate:
@@ -139,18 +132,13 @@ class CostClock(Clock):
             executor = SimulatedExecutor(self.cost.iteration_time)
             room = {"num_blocks": math.ceil(1.1 * blocks) + 1, "block_size": BLOCK_SIZE}
             found = serve(executor, scenario, **room)
-            if found is None:
-                raise UserError(
-                    f"the simulated cache does not hold {scenario}; choose a smaller setup"
-                )
+            assert found is not None, "there is room for more"
             self._served[scenario] = found
         return self._served[scenario]
 
 
 class CountingClock(CostClock):
-    """The same by counting batches, as the paper does, instead of serving: no remainders, no
-    part-filled tiles.
-    """
+    """Counts batches instead of serving, as the paper does: no remainders or part-filled tiles."""
 
     request = Clock.request
 
@@ -162,11 +150,7 @@ def one(
     panel: str, series: str, x: float, y: Callable[[Clock], Estimate], unit: str = "ratio"
 ) -> Unit:
     """The unit of a single point."""
-
-    def points(clock: Clock) -> Iterator[Point]:
-        yield Point(panel, series, x, y(clock), unit)
-
-    return points
+    return lambda clock: [Point(panel, series, x, y(clock), unit)]
 
 
 def counted(clock: Clock, scenario: Scenario) -> Times:
@@ -200,9 +184,7 @@ def best_pd_ratio(chunk: int, batch_size: int) -> float:
 
 
 def weighted(*parts: tuple[float, Mapping[str, float]]) -> Times:
-    """The sum of some times, each as often as its weight says; operations that cancel do so with
-    their error.
-    """
+    """The sum of times, each as often as its weight says; what cancels does so with its error."""
     total: Times = defaultdict(float)
     for weight, times in parts:
         for name, seconds in times.items():

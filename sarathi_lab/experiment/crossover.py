@@ -36,9 +36,7 @@ def steady_throughput(
 def loads_that_fit(
     pd_ratios: Sequence[float], seq_lens: Sequence[int], batches: Sequence[int], kv_tokens: float
 ) -> list[tuple[float, int, int]]:
-    """All combinations (P:D, P + D in tokens, sequences of a batch) whose batch of whole sequences
-    fits a cache of `kv_tokens` tokens.
-    """
+    """(P:D, P + D, batch) of which a batch of whole sequences fits `kv_tokens` tokens."""
     return [
         (pd_ratio, seq_len, batch)
         for pd_ratio, seq_len, batch in itertools.product(pd_ratios, seq_lens, batches)

@@ -142,9 +142,7 @@ def _table2_paper(table: pd.DataFrame) -> pd.DataFrame:
     look=Look("Table 2: a batch of prompt, decodes, and both", "", "ms", is_bars=True),
 )
 def table2(spec: ModelSpec, *, num_tokens: int, num_decodes: int) -> Iterator[Unit]:
-    """Milliseconds of a prefill-only, a decode-only and a decode-maximal batch at contexts of
-    `num_tokens`.
-    """
+    """Milliseconds of batches of a prompt, of decodes at `num_tokens` of context, and of both."""
     yield partial(_kinds_of_batch, num_tokens, num_decodes)
 
 

@@ -1,6 +1,4 @@
-"""The registry of figures and experiments, which importing this module fills; their points, and how
-far predictions are from the paper's.
-"""
+"""The registry of figures, filled by importing this; their points, and errors beside the paper."""
 
 from __future__ import annotations
 
@@ -49,9 +47,7 @@ def points_of(*names: str) -> pd.DataFrame:
 
 
 def _measured(name: str) -> pd.DataFrame:
-    """The recorded points of a figure by devices; what a device's own simulation gave is left to
-    the paper's scale.
-    """
+    """The recorded points of a figure by devices, without what a device's own simulation gave."""
     table = load.load(name)
     table = table[~table.is_simulated].copy()
     text = ["panel", "series", "model"]
@@ -63,9 +59,7 @@ def _measured(name: str) -> pd.DataFrame:
 
 
 def serving_points(name: str) -> pd.DataFrame:
-    """The recorded points of an experiment of serving, and the paper's where its folder has them
-    (`plots.serving`).
-    """
+    """The recorded points of an experiment of serving, and the paper's where it has some."""
     if name not in SERVING:
         raise UserError(f"{name} is no experiment of serving; use one of {', '.join(SERVING)}")
     table = load.load(name)

@@ -143,9 +143,7 @@ def _layer_rate(spec: ModelSpec, phase: str, length: int, batch: int, clock: Clo
 
 
 def _intensity(spec: ModelSpec, phase: str, operation: str, batch: int, clock: Clock) -> Estimate:
-    """FLOPs per element moved of a product [rows, k] x [k, n], at length 1024, in whole numbers as
-    the paper has it.
-    """
+    """FLOPs per element of [rows, k] x [k, n] at length 1024, in the paper's whole numbers."""
     rows, hidden = batch * (1024 if phase == "prefill" else 1), spec.hidden_size
     shapes = {
         "preproj": (hidden, spec.q_size + 2 * spec.kv_size),

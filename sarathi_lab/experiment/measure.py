@@ -98,9 +98,7 @@ def room_of(figure: Figure, spec: ModelSpec, sizes: Mapping[str, Any]) -> Room:
 
 
 def least_room(figure: Figure, spec: ModelSpec, sizes: Mapping[str, Any]) -> int:
-    """Tokens of cache without which nothing can be measured; requests under load may wait, so two
-    of the longest suffice.
-    """
+    """Tokens of cache without which nothing can be measured; requests under load may wait."""
     if figure.kind == "rounds":
         return 2 * serving.longest(sizes)
     return room_of(figure, spec, sizes).kv_tokens

@@ -1,6 +1,4 @@
-"""Times that are asked of the device: batches are run on the real executor a few times, requests
-are served on it.
-"""
+"""Times that are asked of the device: batches are run, and requests served, on the executor."""
 
 from __future__ import annotations
 
@@ -110,9 +108,7 @@ class MeasuredCostModel:
         self._products.clear()
 
     def placed(self, batch: Batch) -> Batch | None:
-        """The same composition on sequences that hold cache blocks and random tokens; None if the
-        cache is too small.
-        """
+        """The same on sequences with cache blocks and random tokens; None if it does not fit."""
         blocks = BlockManager(self.executor.num_blocks, self.executor.block_size)
         placed = Batch()
         for order, chunk in enumerate(batch.chunks):
@@ -134,9 +130,7 @@ class MeasuredCostModel:
         return placed
 
     def _measure(self, batch: Batch) -> Measurement:
-        """Operations first, then the whole: whatever is compiled, chosen or allocated at first use
-        is so by then.
-        """
+        """Operations first: whatever is compiled or allocated at first use is so by then."""
         tokens = batch.num_tokens
         if tokens not in self._products:
             self._products[tokens] = self._probe.products(tokens)
@@ -249,9 +243,7 @@ class DeviceClock(Clock):
         return found
 
     def _prepare(self, scenario: Scenario) -> None:
-        """Warm up for the scenario's batch, chunk and lengths, as the engine does before a run:
-        graphs are recorded.
-        """
+        """Warm up for batch, chunk and lengths, as the engine does: graphs are recorded."""
         wanted = (scenario.batch_size, scenario.chunk, scenario.longest)
         if wanted != self._prepared:
             self.executor.warm_up(
@@ -263,9 +255,7 @@ class DeviceClock(Clock):
             self._prepared = wanted
 
     def serving_rows(self, model: str) -> list[dict[str, object]]:
-        """One row per scenario and quantity: milliseconds a request, and the share of time that the
-        device was idle.
-        """
+        """A row per scenario and quantity: milliseconds a request, the share of idle time."""
         rows: list[dict[str, object]] = []
         for scenario, runs in self.runs.items():
             labels = {

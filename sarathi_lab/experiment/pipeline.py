@@ -27,12 +27,12 @@ from sarathi_lab.config.errors import require_int
 from sarathi_lab.engine.compositions import make_batch
 from sarathi_lab.engine.executor import Executor
 from sarathi_lab.engine.ledger import Ledger
-from sarathi_lab.engine.loop import serve as serve_requests
 from sarathi_lab.engine.request import Batch, Request
 from sarathi_lab.executor.simulated.analytic import AnalyticCostModel
 from sarathi_lab.executor.simulated.cost_model import CostModel, make_cost_model
 from sarathi_lab.executor.simulated.hardware import Hardware, Parallel
 from sarathi_lab.executor.simulated.pipeline import PipelineExecutor
+from sarathi_lab.experiment.capacity import Engine
 from sarathi_lab.experiment.clock import BLOCK_SIZE, CostClock, Estimate, Point
 from sarathi_lab.experiment.registry import ErrorRow, Platform, figure
 from sarathi_lab.model.spec import ModelSpec
@@ -51,9 +51,7 @@ StageTimes = Callable[[AnalyticCostModel], Callable[[Batch], Sequence[float]]]
 
 @dataclass(frozen=True)
 class System:
-    """What serves the requests: a policy on `replicas` copies of the model, each spread as
-    `parallel` says.
-    """
+    """A policy on `replicas` copies of the model, each spread as `parallel` says."""
 
     policy: Policy
     batch_size: int
@@ -63,17 +61,10 @@ class System:
 
     def serve(self, requests: Sequence[Request], executor: Executor) -> Ledger:
         """Serve `requests` on one replica with room for all micro-batches at the longest length."""
-        num_stages = self.parallel.pipeline
-        return serve_requests(
-            requests,
-            self.policy,
-            executor,
-            batch_size=self.batch_size,
-            num_blocks=self.batch_size * num_stages * -(-self.longest // BLOCK_SIZE),
-            block_size=BLOCK_SIZE,
-            max_model_len=self.longest,
-            num_micro_batches=num_stages,
-        )
+        stages = self.parallel.pipeline
+        num_blocks = self.batch_size * stages * -(-self.longest // BLOCK_SIZE)
+        sizes = (self.batch_size, self.longest, num_blocks, BLOCK_SIZE, stages)
+        return Engine(executor, *sizes).serve(requests, self.policy)
 
 
 # Under the names of the paper's points.
@@ -101,9 +92,7 @@ class Run(NamedTuple):
 def run_systems(
     spec: ModelSpec, hardware: Hardware, num_requests: int = NUM_REQUESTS, seed: int = 0
 ) -> Run:
-    """Serve the paper's requests with its three systems. Raises UserError for less than one
-    request.
-    """
+    """Serve the paper's requests with its three systems. Raises UserError for no requests."""
     ledgers = {name: serve(name, spec, hardware, num_requests, seed) for name in SYSTEMS}
     requests = {
         name: pd.concat([ledger.requests() for ledger in parts]) for name, parts in ledgers.items()
@@ -164,9 +153,7 @@ def workload(
 
 
 def completion_time(finish_times: Sequence[float] | pd.Series) -> float:
-    """Seconds until all but the last few requests are done, the paper's last point: 9,981 of
-    10,000.
-    """
+    """Seconds until all but the last few requests are done, 9,981 of the paper's 10,000."""
     return float(np.sort(finish_times)[round(COMPLETED * len(finish_times)) - 1])
 
 

@@ -85,19 +85,14 @@ class Figure:
     takes: Sequence[str] = ()
 
     def paper_points(self, every: int = 1) -> pd.DataFrame:
-        """The paper's points: panel, series, x, y, unit and what they were made with.
-
-        `every` takes only each n-th point of a line.
-        """
+        """The paper's points and what they were made with; of each line every n-th."""
         assert self.paper is not None
         points = self.paper(*(load_paper(self.name + suffix) for suffix in self.files))
         rank = points.groupby(["panel", "series"]).cumcount()
         return points[rank % every == 0]
 
     def sizes(self, setup: str, own: Sizes | None = None) -> dict[str, Any]:
-        """The sizes of a set-up: `own`, or those of conf/experiment. Raises UserError for sizes
-        that the figure does not have.
-        """
+        """The sizes of a set-up, `own` or conf/experiment's. Raises UserError for others."""
         setups = sizes_of(self.name) if own is None else own
         require_one_of(f"task.sizes of {self.name}", setup, setups)
         sizes = dict(setups[setup])

@@ -1,76 +1,22 @@
-"""The price of chunking alone: what a prompt in chunks costs more than whole, and its figure."""
+"""What chunks cost more than a whole prompt: keys and values read again, smaller products."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 
-import pandas as pd
-
 from sarathi_lab.engine.compositions import chunks_of, make_batch
-from sarathi_lab.executor.simulated.cost_model import KINDS, OperationTimes
+from sarathi_lab.experiment.advisor import chunking_loss
 from sarathi_lab.experiment.clock import Clock, Estimate, Point, Unit
 from sarathi_lab.experiment.registry import Ints, figure
 from sarathi_lab.model.spec import ModelSpec
 
-MATMUL = (*KINDS["preproj"], *KINDS["postproj"], *KINDS["ffn"], "lm_head")
-ATTENTION = KINDS["attn"]
 KV_BYTES = 2  # an element's in the panel of bytes, whatever the device computes in
-
-
-@dataclass(frozen=True)
-class LossSplit:
-    """Seconds that a prompt cut into chunks takes more than whole, by cause; `whole` is its time
-    uncut.
-
-    `attention` is the cache read again by every chunk (and smaller attention kernels), `matmul` the
-    smaller matrix products (part-filled tiles and waves, weights read once per chunk: a product
-    overlaps the two, so there is no telling them apart), `fixed` what an iteration costs whatever
-    its size. A part below zero is a gain.
-    """
-
-    whole: float
-    attention: float
-    matmul: float
-    fixed: float
-
-    @property
-    def total(self) -> float:
-        """Seconds lost in all."""
-        return self.attention + self.matmul + self.fixed
-
-
-def chunking_loss(prompt_len: int, chunk: int, operation_times: OperationTimes) -> LossSplit:
-    """The extra time of a prompt of `prompt_len` tokens, prefilled alone in chunks of `chunk`
-    (section 4.2, Fig 13).
-
-    `operation_times` names its operations as `cost_model.KINDS` does; what is neither a matrix
-    product nor attention counts as fixed, so that the parts add up to the whole difference.
-    """
-
-    def seconds_in(tokens: int) -> pd.Series:
-        starts = range(0, prompt_len, tokens)
-        sizes = [(start, min(tokens, prompt_len - start)) for start in starts]
-        batches = [
-            make_batch(prefill_tokens=size, start=start, emits=start + size == prompt_len)
-            for start, size in sizes
-        ]
-        return pd.DataFrame(map(operation_times, batches)).sum()
-
-    whole = seconds_in(prompt_len)
-    extra = seconds_in(chunk).sub(whole, fill_value=0.0)
-    attention = float(extra[extra.index.isin(ATTENTION)].sum())
-    matmul = float(extra[extra.index.isin(MATMUL)].sum())
-    fixed = float(extra[~extra.index.isin((*ATTENTION, *MATMUL))].sum())
-    return LossSplit(float(whole.sum()), attention, matmul, fixed)
 
 
 @figure(question="What does chunking cost when no decode rides along?", seconds=30)
 def kv_reread(spec: ModelSpec, *, prompts: Ints, chunks: Ints) -> Iterator[Unit]:
-    """By prompt and chunk the prompt as a whole beside itself in chunks; by chunk and context one
-    chunk alone.
-    """
+    """Prompts whole beside themselves in chunks; by chunk and context one chunk alone."""
     for prompt in prompts:
         for chunk in chunks:
             if chunk <= prompt:
@@ -106,9 +52,7 @@ def _prompt_in_chunks(prompt: int, chunk: int, clock: Clock) -> Iterator[Point]:
 
 
 def _chunk_at_context(spec: ModelSpec, start: int, chunk: int, clock: Clock) -> Iterator[Point]:
-    """Milliseconds of one chunk's attention behind `start` cached tokens, and megabytes of keys and
-    values it reads.
-    """
+    """One chunk's attention behind `start` cached tokens, and the keys and values it reads."""
     batch, series = make_batch(prefill_tokens=chunk, start=start), f"C={chunk}"
     megabytes = Estimate(float(spec.kv_read_bytes(batch, KV_BYTES)) / 1e6)
     attention = clock.duration(batch, kinds=("attn",)).times(1e3)

@@ -1,6 +1,4 @@
-"""Equal requests under a policy, and what serving them takes: the seconds of a request by the
-engine's loop on a virtual clock, or a run on any executor.
-"""
+"""Equal requests under a policy, and what serving them takes, counted or on an executor."""
 
 from __future__ import annotations
 
@@ -14,6 +12,7 @@ from sarathi_lab.engine.executor import Executor, StepResult
 from sarathi_lab.engine.request import Batch, Request, SequenceState
 from sarathi_lab.executor.simulated.cost_model import OperationTimes
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
+from sarathi_lab.experiment.capacity import Engine
 from sarathi_lab.policy import Orca, Policy, RequestLevel, Sarathi, SarathiServe
 from sarathi_lab.results.metrics import device_idle_fraction, latency
 from sarathi_lab.workload.base import random_prompt
@@ -52,9 +51,7 @@ class Scenario:
     def of(
         cls, policy: str, seq_len: int, pd_ratio: float, batch: int, chunk: int | None = None
     ) -> Scenario:
-        """Requests of about `seq_len` tokens at P:D = `pd_ratio`; SARATHI's prompts are whole
-        chunks.
-        """
+        """Requests of about `seq_len` tokens; prompts in chunks are whole ones."""
         tokens = 1 if chunk is None else chunk - (batch - 1)
         return cls(policy, *lengths(seq_len, pd_ratio, tokens), batch, chunk)
 
@@ -79,7 +76,7 @@ class Scenario:
 
     @property
     def is_steady(self) -> bool:
-        """Whether requests come as others go; else a full batch starts and ends together."""
+        """Whether requests come as others go; else a batch starts and ends together."""
         return self.policy in ("sarathi", "orca_best")
 
     @property
@@ -94,17 +91,12 @@ class Scenario:
 
 
 class Served(NamedTuple):
-    """What serving a scenario gave. `idle_share` is the part of the steady time that the device had
-    nothing to do.
-
-    `ttft_p50` and `tbt_p99` are seconds to the first token and between tokens, over all requests
-    (METRICS.md).
-    """
+    """What serving a scenario gave; waits are those of all requests (METRICS.md)."""
 
     seconds_per_request: float
-    idle_share: float
+    idle_share: float  # of the steady time
     num_iterations: int
-    ttft_p50: float
+    ttft_p50: float  # seconds
     tbt_p99: float
 
 
@@ -116,22 +108,14 @@ def serve(
     block_size: int,
     vocab_size: int | None = None,
 ) -> Served | None:
-    """Serve requests of `scenario`, without prompts if `vocab_size` is None; returns None if the
-    cache can't hold its batch.
-    """
+    """Serve requests of `scenario`; None if the cache can't hold its batch."""
     if scenario.blocks(block_size) > num_blocks:
         return None
     batch_size, steady = scenario.batch_size, scenario.is_steady
     size = (scenario.prompt_len, scenario.num_decodes, batch_size)
-    ledger = loop.serve(
-        _requests(*size, num_batches=2 if steady else 1, is_steady=steady, vocab_size=vocab_size),
-        scenario.make_policy(),
-        executor,
-        batch_size=batch_size,
-        num_blocks=num_blocks,
-        block_size=block_size,
-        max_model_len=scenario.longest,
-    )
+    made = _requests(*size, 2 if steady else 1, is_steady=steady, vocab_size=vocab_size)
+    engine = Engine(executor, batch_size, scenario.longest, num_blocks, block_size)
+    ledger = engine.serve(made, scenario.make_policy())
     iterations, requests = ledger.iterations(), ledger.requests()
     start, end, count = 0.0, float(iterations.end.max()), batch_size
     if steady:
@@ -155,26 +139,19 @@ def serve(
 def together(
     cost: OperationTimes, policy: Policy, prompt_len: int, num_decodes: int, batch_size: int
 ) -> Times:
-    """Seconds by operation and request, if `batch_size` equal requests start and end together.
-
-    Each has `num_decodes` decode iterations: the first output token comes with the prompt, and is
-    not counted here.
-    """
-    requests = _requests(prompt_len, num_decodes, batch_size, num_batches=1)
-    spent = _spent(cost, policy, requests, batch_size)
+    """Seconds by operation and request, if `batch_size` equal ones start and end together."""
+    spent = _spent(cost, policy, _requests(prompt_len, num_decodes, batch_size), batch_size)
     return {name: seconds / batch_size for name, seconds in spent.items()}
 
 
 def steady(
     cost: OperationTimes, policy: Policy, prompt_len: int, num_decodes: int, batch_size: int
 ) -> Times:
-    """Seconds by operation and request, once as many requests come as go: filling and draining the
-    batch cancel.
-    """
+    """Seconds by operation and request, once as many come as go: filling and draining cancel."""
     size = (prompt_len, num_decodes, batch_size)
     fewer, more = (
-        _spent(cost, policy, _requests(*size, num_batches=n, is_steady=True), batch_size)
-        for n in (FEWER, MORE)
+        _spent(cost, policy, _requests(*size, number, is_steady=True), batch_size)
+        for number in (FEWER, MORE)
     )
     count = (MORE - FEWER) * batch_size
     return {name: (seconds - fewer[name]) / count for name, seconds in more.items()}
@@ -184,8 +161,8 @@ def _requests(
     prompt_len: int,
     num_decodes: int,
     batch_size: int,
+    num_batches: int = 1,
     *,
-    num_batches: int,
     is_steady: bool = False,
     vocab_size: int | None = None,
 ) -> list[Request]:

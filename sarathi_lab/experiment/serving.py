@@ -153,17 +153,13 @@ def longest(sizes: Mapping[str, Any]) -> int:
 
 
 def kv_tokens(sizes: Mapping[str, Any]) -> int:
-    """Tokens of cache that a full batch of the longest requests takes, and a little more for
-    watermarks.
-    """
+    """Tokens of cache of a full batch of the longest requests, and a little for watermarks."""
     return math.ceil(1.05 * sizes["batch"] * math.ceil(longest(sizes) / BLOCK_SIZE)) * BLOCK_SIZE
 
 
 @figure(question="Do whole prompts stop the tokens of others?", seconds=40, **LOADED)
 def sarathi_serve_stalls(bench: ServingBench, seed: int, **sizes: Any) -> Iterator[Point]:
-    """The longest gaps between tokens by the time at which they ended (Fig 1a), in the first round,
-    and in all.
-    """
+    """The longest gaps between tokens, over time in the first round (Fig 1a), and of all."""
     dataset = list(sizes["datasets"])[-1]  # of the longest prompts
     policies = bench.named(SCHEDULERS, sizes["budget"])
     found = {name: bench.serve(name, own, dataset, seed) for name, own in policies.items()}
@@ -177,9 +173,7 @@ def sarathi_serve_stalls(bench: ServingBench, seed: int, **sizes: Any) -> Iterat
 
 @figure(question="Which half of Sarathi-Serve does what?", seconds=40, **LOADED)
 def sarathi_serve_ablation(bench: ServingBench, seed: int, **sizes: Any) -> Iterator[Point]:
-    """Whole prompts beside decodes, chunks apart from decodes, and chunks beside decodes
-    (Table 4).
-    """
+    """Whole prompts beside decodes, chunks apart from decodes, and beside them (Table 4)."""
     whole, budget = longest(sizes) + sizes["batch"], sizes["budget"]
     kinds = {BOTH: (CHUNKING, budget), HYBRID: (CHUNKING, whole), CHUNKED: ("chunked_only", budget)}
     made = {kind: bench.policy(*own) for kind, own in kinds.items()}
@@ -237,9 +231,7 @@ def sarathi_serve_capacity(
 def sarathi_serve_budget(
     bench: ServingBench, seed: int, *, budgets: Sequence[int], **sizes: Any
 ) -> Iterator[Point]:
-    """Time to the first token and between tokens by token budget, and over those of the largest
-    budget.
-    """
+    """Times to the first token and between tokens by budget, also over the largest's."""
     largest = max(budgets)
     for dataset in sizes["datasets"]:
         policies = {own: bench.chunking(max(own, sizes["batch"])) for own in budgets}
@@ -293,9 +285,7 @@ def _point(
 
 
 def longest_gaps(requests: pd.DataFrame, num_bins: int) -> list[tuple[float, float]]:
-    """(end of the bin, longest gap that ended in it), seconds, for those of `num_bins` bins of time
-    that have one.
-    """
+    """(end, longest gap that ended in it) in seconds of those of `num_bins` that have one."""
     ends = np.concatenate([np.empty(0), *(np.asarray(times)[1:] for times in requests.token_times)])
     gaps = np.concatenate([np.empty(0), *(np.diff(times) for times in requests.token_times)])
     edges = np.linspace(0.0, float(requests.finish_time.max()), num_bins + 1)

@@ -33,9 +33,7 @@ ROUNDS, SEARCHES = 5, 3  # of experiments of serving; searches take long
 
 
 class Job(NamedTuple):
-    """A paper's figure, or the part of it that `model` gives on `hardware` at a level of its cost
-    model.
-    """
+    """A paper's figure, or what `model` gives of it on `hardware` at a level of its cost model."""
 
     figure: str
     model: str
@@ -73,9 +71,7 @@ def _levels(model: str, gpu: str) -> tuple[Level, ...]:
 
 
 def check_fits(job: Job) -> None:
-    """Raise UserError for a device that can't hold the model's weights, or whose file is not for
-    its elements.
-    """
+    """Raise UserError for a device without room for the weights, or for other elements."""
     spec, hardware = load_option("model", job.model), load_option("hardware", job.hardware)
     dtype_bytes = DTYPE_BYTES[DTYPE]
     if hardware.dtype_bytes != dtype_bytes:
@@ -129,10 +125,7 @@ def predict_all(
 
 
 def recorded_tables(points: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """The simulated points of `figure.parquet` by the device's folder, in the columns of `load`.
-
-    Points that are counted instead of served are left out.
-    """
+    """The served points of `figure.parquet` by the device's folder, in the columns of `load`."""
     own = points[(points.source == "simulated") & (points.method != COUNTED)]
     return {
         folder_of(*map(str, labels)): _with_intervals(rows).assign(

@@ -46,11 +46,6 @@ def numbered_lines(file: Path) -> Iterator[tuple[int, str]]:
         ) from None
 
 
-def empty_file(file: Path) -> UserError:
-    """What is wrong with a file of blank lines."""
-    return UserError(f"{file} is empty; name a file with at least one request")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Prompts:
     """One JSON object a line: `prompt` (text) or `prompt_token_ids`, and `output_len`.
@@ -65,21 +60,17 @@ class Prompts:
 
     def generate(self, vocab_size: int | None, encode: Encode | None = None) -> LoadedRequests:
         """Every line is a request; blank lines are dropped and counted."""
-        file = named_file(self.path, self.name)
+        file, number = named_file(self.path, self.name), 0
         requests: list[Request] = []
-        num_lines = 0
-        for num_lines, line in numbered_lines(file):
+        for number, line in numbered_lines(file):
             if line.strip():
-                where = f"{file} line {num_lines}"
-                requests.append(
-                    _prompt_request(
-                        len(requests), json_object(line, where), vocab_size, encode, where
-                    )
-                )
+                where = f"{file} line {number}"
+                row = json_object(line, where)
+                requests.append(_prompt_request(len(requests), row, vocab_size, encode, where))
         if not requests:
-            raise empty_file(file)
-        blank = num_lines - len(requests)
-        return LoadedRequests(f"{self.name} {file.name}", requests, num_lines, {"blank": blank})
+            raise UserError(f"{file} is empty; name a file with at least one request")
+        dropped = {"blank": number - len(requests)}
+        return LoadedRequests(f"{self.name} {file.name}", requests, number, dropped)
 
 
 def json_object(line: str, where: str) -> dict[str, Any]:
@@ -117,17 +108,12 @@ def _prompt_request(
             )
     if "output_len" not in row:
         raise UserError(f"{where} has no output_len; give the tokens to generate")
-    output_len = require_int(
-        f"{where}: output_len", row.get("output_len"), 1, "give the tokens to generate"
-    )
-    arrival = row.get("arrival_time", 0.0)
-    if (
-        isinstance(arrival, bool)
-        or not isinstance(arrival, int | float)
-        or not 0 <= arrival <= sys.float_info.max
-    ):
+    fix = "give the tokens to generate"
+    output_len = require_int(f"{where}: output_len", row["output_len"], 1, fix)
+    arrival, priority = row.get("arrival_time", 0.0), row.get("priority", 0)
+    is_time = isinstance(arrival, int | float) and not isinstance(arrival, bool)
+    if not is_time or not 0 <= arrival <= sys.float_info.max:
         raise UserError(f"{where}: arrival_time={arrival} is not a time; use seconds from 0")
-    priority = row.get("priority", 0)
     if isinstance(priority, bool) or not isinstance(priority, int):
         raise UserError(
             f"{where}: priority={priority} is not a whole number; use one such as 0, lower ones "

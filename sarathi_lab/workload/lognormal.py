@@ -67,23 +67,20 @@ class Lognormal(MadeUp):
     def lengths(self) -> Iterator[tuple[int, int]]:
         """Prompt and output lengths without end."""
         generator = np.random.default_rng([self.seed, 3])
-        prompt = self._fit(
-            "prompt", self.prompt_p50, self.prompt_p90, self.max_len - self.output_p50
-        )
-        output = self._fit(
-            "output", self.output_p50, self.output_p90, self.max_len - self.prompt_p50
-        )
+        fits = [self._fit("prompt", "output"), self._fit("output", "prompt")]
         while True:
-            drawn = [max(1, round(float(generator.lognormal(*fit)))) for fit in (prompt, output)]
-            if sum(drawn) <= self.max_len:
-                yield drawn[0], drawn[1]
+            prompt_len, output_len = (
+                max(1, round(float(generator.lognormal(*fit)))) for fit in fits
+            )
+            if prompt_len + output_len <= self.max_len:
+                yield prompt_len, output_len
 
-    def _fit(self, kind: str, p50: float, p90: float, longest: float) -> tuple[float, float]:
+    def _fit(self, kind: str, other: str) -> tuple[float, float]:
+        p50, p90 = getattr(self, f"{kind}_p50"), getattr(self, f"{kind}_p90")
         try:
-            return fitted(p50, p90, longest)
+            return fitted(p50, p90, self.max_len - getattr(self, f"{other}_p50"))
         except ValueError:
             raise UserError(
                 f"workload.{kind}_p90={p90:g} is too near workload.max_len={self.max_len} for a "
-                "lognormal with median "
-                f"{p50:g}; raise max_len"
+                f"lognormal with median {p50:g}; raise max_len"
             ) from None
