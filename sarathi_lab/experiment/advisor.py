@@ -1,7 +1,8 @@
-"""The chunk to take, by prediction on a virtual clock, and the price of chunking alone."""
+"""The chunk to take, by prediction; the price of chunking alone; and where chunked prefill pays."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,11 +18,14 @@ from sarathi_lab.engine.request import Batch, Request
 from sarathi_lab.executor.simulated.cost_model import KINDS, OperationTimes
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.experiment.capacity import Engine
+from sarathi_lab.experiment.scenario import lengths, steady, together
 from sarathi_lab.policy import Orca, Policy, RequestLevel, Sarathi
 
 BASELINES: Mapping[str, Policy] = {"request_level": RequestLevel(), "orca": Orca()}
 MATMUL = (*KINDS["preproj"], *KINDS["postproj"], *KINDS["ffn"], "lm_head")
 ATTENTION = KINDS["attn"]
+NEUTRAL = 0.02  # gains and losses up to this share are neither
+OUTCOMES = ("loses", "neutral", "gains")
 AS_GOOD = 0.01  # a throughput that is less than this share below the best is as good
 DEFAULT_BLOCK_SIZE = 16  # tokens
 
@@ -41,7 +45,6 @@ class Prediction:
     """Serves `requests` on a virtual clock under any policy, with the given batch and cache.
 
     `max_model_len` None is the longest request, `num_blocks` None a cache that is never short.
-    `baselines` names those of `BASELINES` that throughputs are compared with.
     """
 
     requests: Sequence[Request]
@@ -152,13 +155,11 @@ def _marked(table: pd.DataFrame) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class LossSplit:
-    """Seconds that a prompt cut into chunks takes more than whole, by cause; `whole` is its time
-    uncut.
+    """Seconds that a prompt in chunks takes more than `whole`, by cause; below zero is a gain.
 
-    `attention` is the cache read again by every chunk (and smaller attention kernels), `matmul` the
-    smaller matrix products (part-filled tiles and waves, weights read once per chunk: a product
-    overlaps the two, so there is no telling them apart), `fixed` what an iteration costs whatever
-    its size. A part below zero is a gain.
+    `attention` is the cache read again by every chunk (and smaller kernels), `matmul` part-filled
+    tiles and waves and weights read once per chunk (a product overlaps the two), `fixed` what an
+    iteration costs whatever its size.
     """
 
     whole: float
@@ -173,11 +174,9 @@ class LossSplit:
 
 
 def chunking_loss(prompt_len: int, chunk: int, operation_times: OperationTimes) -> LossSplit:
-    """The extra time of a prompt of `prompt_len` tokens, prefilled alone in chunks of `chunk`
-    (section 4.2, Fig 13).
+    """The extra time of a prompt, prefilled alone in chunks (section 4.2, Fig 13).
 
-    `operation_times` names its operations as `cost_model.KINDS` does; what is neither a matrix
-    product nor attention counts as fixed, so that the parts add up to the whole difference.
+    What is neither a matrix product nor attention counts as fixed, so that the parts add up.
     """
 
     def seconds_in(tokens: int) -> pd.Series:
@@ -195,3 +194,65 @@ def chunking_loss(prompt_len: int, chunk: int, operation_times: OperationTimes) 
     matmul = float(extra[extra.index.isin(MATMUL)].sum())
     fixed = float(extra[~extra.index.isin((*ATTENTION, *MATMUL))].sum())
     return LossSplit(float(whole.sum()), attention, matmul, fixed)
+
+
+def steady_throughput(
+    policy: Policy,
+    prompt_len: int,
+    num_decodes: int,
+    batch_size: int,
+    operation_times: OperationTimes,
+) -> float:
+    """Prompt tokens and decode iterations per second in the steady state of equal requests."""
+    serve = together if isinstance(policy, RequestLevel) else steady
+    seconds = sum(serve(operation_times, policy, prompt_len, num_decodes, batch_size).values())
+    return (prompt_len + num_decodes) / seconds
+
+
+def loads_that_fit(
+    pd_ratios: Sequence[float], seq_lens: Sequence[int], batches: Sequence[int], kv_tokens: float
+) -> list[tuple[float, int, int]]:
+    """(P:D, P + D, batch) of which a batch of whole sequences fits `kv_tokens` tokens."""
+    return [
+        (pd_ratio, seq_len, batch)
+        for pd_ratio, seq_len, batch in itertools.product(pd_ratios, seq_lens, batches)
+        if batch * (sum(lengths(seq_len, pd_ratio)) + 1) <= kv_tokens
+    ]
+
+
+def crossover(
+    pd_ratios: Sequence[float],
+    seq_lens: Sequence[int],
+    batches: Sequence[int],
+    chunks: Sequence[int],
+    operation_times: OperationTimes,
+    *,
+    policy: PolicyOfChunk = Sarathi,
+    kv_tokens: float = math.inf,
+    on_load: Callable[[int], None] = lambda num_loads: None,
+) -> pd.DataFrame:
+    """The gain of `policy` over each baseline: a row per load, chunk and baseline.
+
+    Columns: pd_ratio, seq_len (P + D, tokens), batch, chunk (tokens), baseline, gain (ratio of
+    steady throughputs less 1) and outcome ("gains" above 2 %, "loses" below -2 %, else "neutral").
+    Left out is what cannot run: a batch of sequences beyond the `kv_tokens` of the cache, and a
+    chunk below its batch. `on_load` is called with 1 after each of `loads_that_fit`.
+    """
+    rows = []
+    for pd_ratio, seq_len, batch in loads_that_fit(pd_ratios, seq_lens, batches, kv_tokens):
+        sizes = (*lengths(seq_len, pd_ratio), batch, operation_times)
+        baselines = {name: steady_throughput(base, *sizes) for name, base in BASELINES.items()}
+        for chunk in (chunk for chunk in chunks if chunk >= batch):
+            throughput = steady_throughput(policy(chunk), *sizes)
+            load = (pd_ratio, seq_len, batch, chunk)
+            rows += [(*load, name, throughput / base - 1) for name, base in baselines.items()]
+        on_load(1)
+    columns = ["pd_ratio", "seq_len", "batch", "chunk", "baseline", "gain"]
+    table = pd.DataFrame(rows, columns=columns)
+    ends = [-math.inf, -NEUTRAL, NEUTRAL, math.inf]
+    return table.assign(outcome=pd.cut(table.gain, ends, labels=list(OUTCOMES)))
+
+
+def at_best_chunk(table: pd.DataFrame) -> pd.DataFrame:
+    """Of `crossover`'s rows those with the best chunk, one per load and baseline."""
+    return table.loc[table.groupby(["baseline", "pd_ratio", "seq_len", "batch"]).gain.idxmax()]

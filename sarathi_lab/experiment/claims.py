@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -28,15 +28,13 @@ NOTHING = (math.nan, math.nan, math.nan)
 
 @dataclass(frozen=True)
 class Claim:
-    """One claim. Its value is read from the rows of `experiment` that `where` (a pandas query)
-    chooses.
+    """One claim, read from the rows of `experiment` that `where` (a pandas query) chooses.
 
-    `take` makes one value of them: the "max", "min" or "median" of y, the x at which y is largest,
-    the y at the largest x over that at the smallest, or what a decode takes alone over what it adds
-    to a prompt (Table 2). With `over`, another query, y is that of a row over that of the other's
-    row with the same `match`. The claim holds if the value is `direction` the `expected` one within
-    the relative `tolerance`; `neutral` is the value of no effect at all, beyond which a claim that
-    misses its number holds partly. `caveat` says what the number depends on.
+    `take` makes one value of them (`TAKES`). With `over`, another query, y is that of a row over
+    that of the other's row with the same `match`. The claim holds if the value is `direction` the
+    `expected` one within the relative `tolerance`; `neutral` is the value of no effect at all,
+    beyond which a claim that misses its number holds partly. `caveat` says what the number depends
+    on.
     """
 
     id: str
@@ -61,8 +59,7 @@ class Claim:
         require_number(f"claims.yaml: {self.id}.tolerance", self.tolerance, minimum=0, fix=fix)
 
     def judge(self, value: float, low: float, high: float) -> str:
-        """Whether a measured value with its interval "holds", "partly", "fails" or is "not
-        measured".
+        """Whether a measured value with its interval holds, partly, fails, or is not there.
 
         A claim holds only if "no effect" is outside of the interval, and one of "near" not where
         the interval is so wide (twice the tolerance) that it decides nothing.
@@ -106,39 +103,26 @@ def load_claims(path: Path = CLAIMS) -> list[Claim]:
 
 
 def verdicts(root: Path = EXPERIMENTS, claims: Sequence[Claim] | None = None) -> pd.DataFrame:
-    """A row per claim and device: `COLUMNS`.
+    """A row per claim and device: `COLUMNS`; of simulated devices where they have results.
 
-    Measured devices have a row for each claim, simulated ones where they have results. `expected`
-    is in words, such as "at least 1.33"; `note` is the reason why nothing was measured, else the
-    claim's caveat.
+    `expected` is in words, `note` the reason why nothing was measured, else the claim's caveat.
     """
-    claims = load_claims() if claims is None else claims
     tables = {name: load.load(name, root) for name in load.recorded(root)}
-    measured = sorted(
-        {str(d) for table in tables.values() for d in table.device[~table.is_simulated].unique()}
-    )
-    rows = [row for claim in claims for row in _rows(claim, tables.get(claim.experiment), measured)]
+    devices = {d for table in tables.values() for d in table.device[~table.is_simulated].unique()}
+    measured, rows = sorted(map(str, devices)), []
+    for claim in load_claims() if claims is None else claims:
+        table = tables.get(claim.experiment)
+        own = [] if table is None else map(str, table.device.unique())
+        for device in dict.fromkeys([*measured, *own]) or ["none"]:
+            value, reason = _value(claim, table, device)
+            if reason is not None and device not in measured and device != "none":
+                continue  # a GPU of another model
+            found = dict(zip(("measured", "low", "high"), value, strict=True))
+            words = {"device": device, "expected": f"{claim.direction} {claim.expected:g}"}
+            judged = {"note": reason or claim.caveat, "verdict": claim.judge(*value)}
+            own_words = {name: getattr(claim, name) for name in OWN}
+            rows.append({**own_words, **words, **found, **judged})
     return pd.DataFrame(rows, columns=COLUMNS)
-
-
-def _rows(
-    claim: Claim, table: pd.DataFrame | None, measured: Sequence[str]
-) -> Iterator[dict[str, object]]:
-    own = [] if table is None else [str(device) for device in table.device.unique()]
-    for device in dict.fromkeys([*measured, *own]) or ["none"]:
-        (value, low, high), reason = _value(claim, table, device)
-        if reason is not None and device not in measured and device != "none":
-            continue  # a GPU of another model
-        yield {
-            **{name: getattr(claim, name) for name in OWN},
-            "device": device,
-            "expected": f"{claim.direction} {claim.expected:g}",
-            "measured": value,
-            "low": low,
-            "high": high,
-            "note": reason or claim.caveat,
-            "verdict": claim.judge(value, low, high),
-        }
 
 
 def _value(claim: Claim, table: pd.DataFrame | None, device: str) -> tuple[Value, str | None]:
@@ -193,9 +177,7 @@ def _last_over_first(known: pd.DataFrame) -> Value:
 
 
 def _alone_over_added(known: pd.DataFrame) -> Value | None:
-    """Of Table 2's totals: the decode-only batch has one decode more than the decode-maximal one
-    adds to a prompt, and as many tokens as decodes.
-    """
+    """Of Table 2's totals what a decode takes alone, over what it adds to a prompt."""
     rows = known[known.series == "total"].drop_duplicates("panel").set_index("panel")
     panels = ["decode-only", "decode-maximal", "prefill-only"]
     (decodes, _, _), (alone, both, prompt) = rows.x.reindex(panels), rows.y.reindex(panels)
@@ -209,8 +191,7 @@ def _alone_over_added(known: pd.DataFrame) -> Value | None:
 def _x_of_max(known: pd.DataFrame) -> Value:
     """Where y is largest, and the least and largest x whose interval still reaches the best one's.
 
-    What was computed (of no pairs) has but one place: the errors of a cost model are those of all
-    points alike.
+    The errors of a cost model are those of all points alike: they leave one place.
     """
     best = known.sort_values("y").iloc[-1]
     if not known.num_pairs.max():
@@ -223,9 +204,9 @@ TAKES: Mapping[str, Callable[[pd.DataFrame], Value | None]] = {
     "max": _nth(1.0),
     "min": _nth(0.0),
     "median": _nth(0.5),
-    "x of max": _x_of_max,
-    "last / first": _last_over_first,
-    "decode alone / added": _alone_over_added,
+    "x of max": _x_of_max,  # where y is largest
+    "last / first": _last_over_first,  # y at the largest x over that at the smallest
+    "decode alone / added": _alone_over_added,  # of Table 2
 }
 
 

@@ -20,7 +20,7 @@ from sarathi_lab.experiment.clock import (
     weighted,
 )
 from sarathi_lab.experiment.iterations import OPERATIONS
-from sarathi_lab.experiment.registry import A6000, Aims, ErrorRow, Ints, figure
+from sarathi_lab.experiment.registry import Aims, ErrorRow, Ints, figure
 from sarathi_lab.experiment.scenario import Scenario
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.results.plots.look import Look
@@ -29,11 +29,9 @@ SPEEDUP: Aims = {"profiled": (0.04, 0.12), "analytic": (0.10, 0.20)}  # aims of 
 
 
 def speedup(panel: str, series: str, x: float, seq_len: int, batch: int, chunk: int) -> Unit:
-    """Time per token of a decode-only iteration over the marginal time of a decode in a
-    decode-maximal batch.
+    """Time of a decode alone over its marginal time in a decode-maximal batch.
 
-    Marginal is the decode-maximal batch less a prefill of as many tokens, per decode (section
-    5.1.1, Table 2).
+    Marginal is that batch less a prefill of as many tokens, per decode (section 5.1.1, Table 2).
     """
     riders = batch - 1
 
@@ -50,7 +48,6 @@ def speedup(panel: str, series: str, x: float, seq_len: int, batch: int, chunk: 
 @figure(
     question="How much cheaper is a decode that rides on a chunk?",
     seconds=25,
-    papers=[A6000],
     paper=lambda table: table.rename(
         columns={"seqlen": "series", "batch": "x", "speedup": "y"}
     ).assign(panel="", unit="ratio"),
@@ -88,7 +85,6 @@ TOTALS = "in ('baseline total', 'sarathi total')"
 @figure(
     question="Where does the time go?",
     seconds=20,
-    papers=[A6000],
     paper=_fig10_paper,
     errors=[
         ErrorRow("Fig 10, totals", f"series {TOTALS}", FIG_10),
@@ -106,10 +102,7 @@ TOTALS = "in ('baseline total', 'sarathi total')"
 def fig10(
     spec: ModelSpec, *, seq_lens: Mapping[str, int], batches: Mapping[str, Ints], chunks: Ints
 ) -> Iterator[Unit]:
-    """Seconds by operation to serve B requests at P:D = C/(B-1), baseline and SARATHI.
-
-    A device, whose operations can't be told apart while it serves, counts batches.
-    """
+    """Seconds by operation to serve B requests at P:D = C/(B-1), baseline and SARATHI."""
     for chunk in chunks:
         for name, sizes in batches.items():
             for batch in sizes:
@@ -136,7 +129,6 @@ def _table2_paper(table: pd.DataFrame) -> pd.DataFrame:
 @figure(
     question="What does a decode add to a batch that holds a prompt?",
     seconds=10,
-    papers=[A6000],
     paper=_table2_paper,
     errors=[ErrorRow("Table 2", aims=SPEEDUP)],
     look=Look("Table 2: a batch of prompt, decodes, and both", "", "ms", is_bars=True),

@@ -31,10 +31,8 @@ def paper(name: str) -> pd.DataFrame:
 
 
 def points_of(*names: str) -> pd.DataFrame:
-    """The points of figures (of all the paper's without names): the paper's, simulated and
-    measured, as in `figure.parquet`.
-
-    Measured ones have `low` and `high`, their interval. Raises UserError for an unknown name.
+    """The points of figures (None: all the paper's), as in `figure.parquet`; measured ones have
+    `low` and `high`. Raises UserError for an unknown name.
     """
     for name in names:
         require_one_of("figure", name, PAPERS)
@@ -74,11 +72,9 @@ def serving_points(name: str) -> pd.DataFrame:
 
 
 def compare(points: pd.DataFrame) -> pd.DataFrame:
-    """Predicted points beside the paper's: `figure.parquet`'s columns, the paper's y as `paper`,
-    and `error`.
+    """Predicted points beside the paper's y (`paper`), and their relative, signed `error`.
 
-    `error` is relative and signed. Left out are predicted points that the paper does not show, and
-    other GPUs than its own: they need not agree.
+    Left out is what the paper does not show, and other GPUs than its own: they need not agree.
     """
     own = points[points.source == "paper"].rename(columns={"y": "paper"})
     predicted = points[points.source == "simulated"]
@@ -89,13 +85,11 @@ def compare(points: pd.DataFrame) -> pd.DataFrame:
 
 
 def error_table(points: pd.DataFrame) -> pd.DataFrame:
-    """One row per row of errors that figures declare and device: number of points, mean and largest
-    absolute relative error, the aim.
+    """A row per row of errors that figures declare and device: mean and largest absolute error.
 
     `stated` is the mean error that the cost model itself expects. `verdict` is "met", "missed", or
     "-" without an aim; "given" where the points are what the profile was made from, "formula" where
-    nothing is predicted; "partly fitted" where constants of the hardware file are fitted to some of
-    them.
+    nothing is predicted; "partly fitted" where constants are fitted to some of them.
     """
     compared = compare(points)
     rows = [

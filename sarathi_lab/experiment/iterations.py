@@ -20,7 +20,7 @@ from sarathi_lab.experiment.clock import (
     Unit,
     one,
 )
-from sarathi_lab.experiment.registry import A6000, KEYS, Aims, ErrorRow, Ints, figure
+from sarathi_lab.experiment.registry import KEYS, Aims, ErrorRow, Ints, figure
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.results.plots.look import Look
 
@@ -37,7 +37,6 @@ def _fig03_paper(table: pd.DataFrame) -> pd.DataFrame:
 @figure(
     question="Why are decodes expensive?",
     seconds=15,
-    papers=[A6000],
     paper=_fig03_paper,
     errors=[ErrorRow("Fig 3, time per token", given="profiled")],
     look=Look(
@@ -51,9 +50,7 @@ def _fig03_paper(table: pd.DataFrame) -> pd.DataFrame:
     ),
 )
 def fig03(spec: ModelSpec, *, batches: Ints, seq_len: int) -> Iterator[Unit]:
-    """Milliseconds per token by operation, prefilled alone and decoded alone, and the time of a
-    token decoded over that of one prefilled (section 3.1).
-    """
+    """Milliseconds per token by operation of prefills and decodes alone, and their ratio (3.1)."""
     yield from (partial(_token_costs, batch, seq_len) for batch in batches)
 
 
@@ -92,7 +89,6 @@ def _fig04_at(points: pd.DataFrame) -> dict[str, object]:
 @figure(
     question="What fills the device: prompts, or only large batches of decodes?",
     seconds=15,
-    papers=[A6000],
     paper=_fig04_paper,
     files=("a", "b"),
     at=_fig04_at,
@@ -167,7 +163,6 @@ EVEN_TILES = "series == 'total' and (x - 1) // 128 % 2 == 1"
 @figure(
     question="What does one token past a tile cost?",
     seconds=20,
-    papers=[A6000],
     paper=_fig07_paper,
     at=lambda points: {"tokens": sorted(set(points.x))},
     errors=[
@@ -187,8 +182,8 @@ EVEN_TILES = "series == 'total' and (x - 1) // 128 % 2 == 1"
     ),
 )
 def fig07(spec: ModelSpec, *, tokens: Ints, tiles: Ints) -> Iterator[Unit]:
-    """Milliseconds of one prefill iteration by operation against its tokens; and the time of one
-    token more than fills its tiles over that of full tiles (section 4.4).
+    """Milliseconds of a prefill by operation and tokens; and of one token more than fills its
+    tiles, over that of full tiles (section 4.4).
     """
     yield from (partial(_iteration, num_tokens) for num_tokens in tokens)
     for num_tokens in tiles:
@@ -213,9 +208,7 @@ def _tile_step(num_tokens: int, clock: Clock) -> Estimate:
 def gpu_targets(
     spec: ModelSpec, *, context: int, decodes: Ints, prefills: Ints, chunks: Ints, beside: int
 ) -> Iterator[Unit]:
-    """Milliseconds of the iterations that the targets are judged by: decodes at `context` alone,
-    prefills, and chunks with `beside` decodes.
-    """
+    """Milliseconds of the iterations that the targets are judged by."""
     for n in decodes:
         alone = make_batch(num_decodes=n, context=context)
         yield _whole("decodes", f"context {context}", n, alone)

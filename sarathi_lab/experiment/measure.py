@@ -90,7 +90,9 @@ def room_of(figure: Figure, spec: ModelSpec, sizes: Mapping[str, Any]) -> Room:
         tokens = blocks_needed(shapes, BLOCK_SIZE) * BLOCK_SIZE
         return Room(tokens, max(shape.count for shape in shapes), sizes["longest"])
     if figure.kind == "rounds":
-        return Room(serving.kv_tokens(sizes), sizes["batch"], serving.longest(sizes))
+        batch, longest = sizes["batch"], serving.longest(sizes)
+        num_blocks = math.ceil(1.05 * batch * math.ceil(longest / BLOCK_SIZE))  # with a watermark
+        return Room(num_blocks * BLOCK_SIZE, batch, longest)
     needs = _Needs()
     for unit in figure.units(spec, sizes):
         list(unit(needs))
@@ -106,9 +108,7 @@ def least_room(figure: Figure, spec: ModelSpec, sizes: Mapping[str, Any]) -> int
 
 def load_executor(backend: TorchBackend, spec: ModelSpec, room: Room) -> TorchExecutor:
     """The executor of `spec` with random weights and a cache of `room`, or of what the memory
-    holds. Iterations may have as many tokens as the cache.
-
-    Raises UserError if the weights do not fit.
+    holds. Raises UserError if the weights do not fit.
     """
     backend.check(spec, BLOCK_SIZE)
     sizes = Sizes(
@@ -166,7 +166,8 @@ def measure(
             engine = Engine(executor, sizes["batch"], serving.longest(sizes), *cache)
             vocab_size = spec.vocab_size
             bench = serving.ServingBench(sizes, spec.name, engine, make_policy, vocab_size, seed)
-            bench.warm_up()
+            for dataset in sizes["datasets"]:  # warms up
+                bench.saturation_rate(dataset)
             make = partial(figure.make, bench, **sizes)
             samples = rounds(make, seconds=seconds, advance=advance)
         else:

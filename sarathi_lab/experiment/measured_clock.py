@@ -6,7 +6,9 @@ import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -46,8 +48,7 @@ def describe(batch: Batch) -> str:
     )
 
 
-@dataclass(frozen=True)
-class Measurement:
+class Measurement(NamedTuple):
     """One composition: seconds of its iterations, and of its operations each alone."""
 
     batch: Batch
@@ -132,30 +133,26 @@ class MeasuredCostModel:
     def _measure(self, batch: Batch) -> Measurement:
         """Operations first: whatever is compiled or allocated at first use is so by then."""
         tokens = batch.num_tokens
+        seconds: list[float] = []
         if tokens not in self._products:
             self._products[tokens] = self._probe.products(tokens)
         name = "prefill_attention" if batch.num_prefills else "decode_attention"
         operations = {**self._products[tokens], name: self._probe.attention(batch)}
-        if tokens >= LONG:  # the device works longer than the host launches
-            seconds = self._iterations(batch, FEWEST_LONG)
-        else:
-            with self.executor.recorded(batch):
+        is_long = tokens >= LONG  # the device works longer than the host launches
+        fewest = FEWEST_LONG if is_long else FEWEST
+        with nullcontext() if is_long else self.executor.recorded(batch):
+            if not is_long:
                 run_once(self.executor, batch)
-                seconds = self._iterations(batch, FEWEST)
+            start = time.perf_counter()
+            while len(seconds) < fewest or (
+                len(seconds) < MOST and time.perf_counter() - start < ENOUGH
+            ):
+                seconds.append(run_once(self.executor, batch).busy)
         whole, parts = float(np.median(seconds)), sum(operations.values())
         if parts > whole:
             operations = {name: value * whole / parts for name, value in operations.items()}
         rest = max(0.0, whole - parts)
         return Measurement(batch, seconds, {**operations, "others": rest})
-
-    def _iterations(self, batch: Batch, fewest: int) -> list[float]:
-        seconds: list[float] = []
-        start = time.perf_counter()
-        while len(seconds) < fewest or (
-            len(seconds) < MOST and time.perf_counter() - start < ENOUGH
-        ):
-            seconds.append(run_once(self.executor, batch).busy)
-        return seconds
 
     def rows(self, model: str, dtype_bytes: int) -> list[dict[str, object]]:
         """One row per composition and operation, "iteration" for the whole, in milliseconds."""
@@ -224,15 +221,10 @@ class DeviceClock(Clock):
         if scenario in self._too_large:
             return None
         executor, reason, found = self.executor, "the cache is too small", None
+        cache = {"num_blocks": executor.num_blocks, "block_size": executor.block_size}
         try:
             self._prepare(scenario)
-            found = serve(
-                executor,
-                scenario,
-                num_blocks=executor.num_blocks,
-                block_size=executor.block_size,
-                vocab_size=self.cost.spec.vocab_size,
-            )
+            found = serve(executor, scenario, **cache, vocab_size=self.cost.spec.vocab_size)
         except RunError as error:
             reason = str(error)
             while executor.num_in_flight:

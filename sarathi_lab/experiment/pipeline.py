@@ -23,7 +23,6 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from sarathi_lab.config.errors import require_int
 from sarathi_lab.engine.compositions import make_batch
 from sarathi_lab.engine.executor import Executor
 from sarathi_lab.engine.ledger import Ledger
@@ -76,12 +75,11 @@ SYSTEMS: Mapping[str, System] = {
 
 
 class Run(NamedTuple):
-    """`rows` in long format (panel, series, x, y), the `summary` of a run in flat names, and
-    `bubbles` by cause.
+    """`rows` (panel, series, x, y), the `summary` in flat names, and seconds of `bubbles` by
+    system, cause and stage.
 
     Panel "a" is the CDF of a request's bubble time (x in seconds); panel "b" the time (y, seconds)
-    at which x requests were done. `bubbles` has a row per system, cause and stage: its `seconds` in
-    all.
+    at which x requests were done.
     """
 
     rows: pd.DataFrame
@@ -126,11 +124,7 @@ def serve(
     seed: int = 0,
     stage_times: StageTimes = lambda cost: cost.stage_times,
 ) -> list[Ledger]:
-    """The ledgers of the system called `name`, one for each of its replicas.
-
-    `stage_times` takes the seconds of the stages from the cost model; another function tries other
-    costs.
-    """
+    """The ledgers of a system's replicas; another `stage_times` tries other costs of stages."""
     system = SYSTEMS[name]
     cost = AnalyticCostModel(spec, hardware, hardware.dtype_bytes, system.parallel)
     requests = workload(num_requests, seed)
@@ -147,7 +141,6 @@ def workload(
     num_requests: int, seed: int, shortest: int = SHORTEST, longest: int = LONGEST
 ) -> Sequence[Request]:
     """The requests of section 5.3, all waiting from the start."""
-    require_int("num_requests", num_requests, 1, f"use a number such as {NUM_REQUESTS}")
     made = partial(Zipf, min_len=shortest, max_len=longest, theta=0.4, pd_ratio=10.0)
     return made(num_requests=num_requests, seed=seed).generate(None).requests
 
@@ -160,8 +153,7 @@ def completion_time(finish_times: Sequence[float] | pd.Series) -> float:
 def at_points(found: Run, points: pd.DataFrame) -> pd.DataFrame:
     """What `found` has where the paper has its `points` (panels "a" and "b"): rows with y.
 
-    In panel "a" x is the share of requests and y its quantile of the bubble time, in seconds. Of a
-    run of fewer requests than the paper's, the curve is stretched.
+    The curve of a run of fewer requests than the paper's is stretched.
     """
     rows = []
     for (panel, series), line in points.groupby(["panel", "series"]):
@@ -270,10 +262,7 @@ def fig12(
 def predicted(
     spec: ModelSpec, hardware: Hardware, dtype_bytes: int, paper: pd.DataFrame, every: int
 ) -> Iterator[Point]:
-    """Fig 12 by the cost model, where the paper has its points, with each n-th of its requests.
-
-    The share by which a time may be off is taken from one typical micro-batch.
-    """
+    """Fig 12 by the cost model at the paper's points, with each n-th of its requests."""
     found = run_systems(spec, hardware, NUM_REQUESTS // every)
     curves = at_points(found, paper[paper.panel != "ratios"])
     cost = make_cost_model("analytic", spec, hardware, dtype_bytes, SYSTEMS["sarathi"].parallel)

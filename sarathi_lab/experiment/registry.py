@@ -122,7 +122,11 @@ FIGURES: dict[str, Figure] = {}
 
 
 def figure(**declared: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a function as the figure of its own name; `declared` are the fields of `Figure`."""
+    """Register a function as the figure of its name; `declared` are fields of `Figure`. The paper's
+    figures are of an A6000 unless they say otherwise.
+    """
+    if "paper" in declared:
+        declared.setdefault("papers", [A6000])
 
     def register(make: Callable[..., Any]) -> Callable[..., Any]:
         FIGURES[make.__name__] = Figure(make.__name__, make, **declared)

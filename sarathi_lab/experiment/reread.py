@@ -28,10 +28,8 @@ def kv_reread(spec: ModelSpec, *, prompts: Ints, chunks: Ints) -> Iterator[Unit]
 
 
 def _prompt_in_chunks(prompt: int, chunk: int, clock: Clock) -> Iterator[Point]:
-    """Ratios of cut to whole, and the split of the price by cause as shares of the whole prompt's
-    time.
-
-    Bytes of keys and values are counted from the batches, beside the N(N+1)/2 of section 4.2.
+    """Ratios of cut to whole, bytes beside the N(N+1)/2 of section 4.2, and the price by cause as
+    shares of the whole prompt's time.
     """
     name, batches = str(prompt), chunks_of(prompt, chunk)
     whole, cut = clock.batch(*chunks_of(prompt, prompt)), clock.batch(*batches)

@@ -23,10 +23,8 @@ Times = dict[str, float]  # seconds by operation
 
 
 def lengths(seq_len: int, pd_ratio: float, chunk_tokens: int = 1) -> tuple[int, int]:
-    """Prompt length P and decode iterations D: P : D near `pd_ratio`, P + D near `seq_len`.
-
-    The prompt is a whole number of chunks of `chunk_tokens` tokens: the paper counts P / C chunks,
-    with no remainder.
+    """P and D with P : D near `pd_ratio` and P + D near `seq_len`, P of whole chunks: the paper
+    counts P / C of them, with no remainder.
     """
     num_chunks = max(1, round(seq_len * pd_ratio / (pd_ratio + 1) / chunk_tokens))
     prompt_len = num_chunks * chunk_tokens
@@ -166,9 +164,8 @@ def _requests(
     is_steady: bool = False,
     vocab_size: int | None = None,
 ) -> list[Request]:
-    """Equal requests, for the steady state behind B - 1 with outputs of evenly spread length: a
-    closed batch of equal requests would decode in step for a long time, which the paper's counting
-    (one prompt beside B - 1 decodes) has no notion of.
+    """Equal requests, for the steady state behind B - 1 with evenly spread outputs: a closed batch
+    of equal ones would decode in step for long, of which the paper's counting knows nothing.
     """
     shorter = batch_size - 1 if is_steady else 0
     outputs = [1 + max(1, round(num_decodes * (i + 1) / shorter)) for i in range(shorter)]

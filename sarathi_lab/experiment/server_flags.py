@@ -43,8 +43,6 @@ class Server:
     def settings(self, wanted: int, tokens: Mapping[str, int]) -> ServerFlag:
         """The least budget from `wanted` tokens on that the rule allows, or the most it allows;
         `tokens` are all quantities that the row may name.
-
-        The note states a rule that moves it.
         """
 
         def value(name: str | int) -> int:
@@ -76,8 +74,8 @@ def flags(
 ) -> list[ServerFlag]:
     """The settings of every server for iterations of `budget` tokens, decodes included.
 
-    `page_size` is the tokens of a cache page or block of servers that let one choose it. Raises
-    UserError for numbers below 1, and for sequences shorter than a page: no budget suits these.
+    `page_size` is that of servers that let one choose it. Raises UserError for what no budget
+    suits.
     """
     for name, number, fix in (
         ("budget", budget, "tokens such as 256"),

@@ -21,7 +21,7 @@ from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.engine.request import Request
 from sarathi_lab.experiment.capacity import Engine, Grid, Trials, at_rate, limits_around
-from sarathi_lab.experiment.clock import BLOCK_SIZE, Estimate, Point
+from sarathi_lab.experiment.clock import Estimate, Point
 from sarathi_lab.experiment.registry import Platform, figure
 from sarathi_lab.policy import Policy
 from sarathi_lab.results.decode_cost import decode_iteration
@@ -53,9 +53,7 @@ LOADED: dict[str, Any] = {
 
 @dataclass
 class ServingBench:
-    """One engine that serves `model` at `sizes`; `policy` makes policies by name, `vocab_size` is
-    None where tokens are not computed.
-    """
+    """One engine that serves `model` at `sizes`, without tokens if `vocab_size` is None."""
 
     sizes: Mapping[str, Any]
     model: str
@@ -91,11 +89,6 @@ class ServingBench:
             self._saturation[dataset] = trials.saturation_rate()
         return self._saturation[dataset]
 
-    def warm_up(self) -> None:
-        """Serve every data set once, for its saturation rate."""
-        for dataset in self.sizes["datasets"]:
-            self.saturation_rate(dataset)
-
     def chunking(self, budget: int) -> Policy:
         """Sarathi-Serve at a token budget."""
         return self.named([CHUNKING], budget)[CHUNKING]
@@ -105,8 +98,8 @@ class ServingBench:
         return {name: own for name in names if (own := self.policy(name, budget)) is not None}
 
     def slo(self, kind: str) -> Slo:
-        """An objective of the sizes, relative ones in this device's seconds: an option of the group
-        slo, of which the model may have its own, or settings.
+        """An objective of the sizes in this device's seconds: an option, maybe the model's own, or
+        settings.
         """
         if kind not in self._slos:
             stated, seconds = self.sizes["slos"][kind], None
@@ -150,11 +143,6 @@ def _option(name: str) -> Lognormal:
 def longest(sizes: Mapping[str, Any]) -> int:
     """Tokens of the longest request."""
     return max(dataset.max_len for dataset in datasets(sizes).values())
-
-
-def kv_tokens(sizes: Mapping[str, Any]) -> int:
-    """Tokens of cache of a full batch of the longest requests, and a little for watermarks."""
-    return math.ceil(1.05 * sizes["batch"] * math.ceil(longest(sizes) / BLOCK_SIZE)) * BLOCK_SIZE
 
 
 @figure(question="Do whole prompts stop the tokens of others?", seconds=40, **LOADED)
@@ -202,10 +190,8 @@ def sarathi_serve_capacity(
     searched: Sequence[str],
     **sizes: Any,
 ) -> Iterator[Point]:
-    """The highest rate of each policy within the strict and the relaxed objective (Fig 10a), and
-    Sarathi-Serve's gain.
-
-    Of the first data set, whose gains the paper states.
+    """The highest rate of each policy within the objectives (Fig 10a), and Sarathi-Serve's gain, of
+    the first data set, whose gains the paper states.
     """
     dataset = next(iter(sizes["datasets"]))
     requests = {seed: bench.requests(dataset, num_searched, seed)}

@@ -55,19 +55,16 @@ def folder_of(hardware: str, level: str) -> str:
 
 def jobs_of(figure: str, gpus: Sequence[str] | None = None) -> list[Job]:
     """The paper's GPUs, or each of `gpus`, at every level that its file has for the model."""
+    levels: tuple[Level, ...] = ("profiled", "analytic")
     jobs = [
         Job(figure, platform.model, gpu, level, method)
         for platform in FIGURES[figure].papers
         for gpu in gpus or [platform.hardware]
         for method in (("", COUNTED) if FIGURES[figure].is_counted else ("",))
-        for level in _levels(platform.model, gpu)
+        for level in levels
+        if level == "analytic" or platform.model in load_option("hardware", gpu).profiles
     ]
     return list(dict.fromkeys(jobs))
-
-
-def _levels(model: str, gpu: str) -> tuple[Level, ...]:
-    is_profiled = model in load_option("hardware", gpu).profiles
-    return ("profiled", "analytic") if is_profiled else ("analytic",)
 
 
 def check_fits(job: Job) -> None:
@@ -95,10 +92,8 @@ def check_fits(job: Job) -> None:
 
 
 def predict(job: Job, every: int = 1, sizes: Mapping[str, Any] | None = None) -> pd.DataFrame:
-    """The points of a job, in the columns of `figure.parquet`.
-
-    `every` takes each n-th of the points along the long axes only, `sizes` are those in place of
-    conf/experiment's. Raises UserError as `make_cost_model` does.
+    """The points of a job in the columns of `figure.parquet`, each n-th along the long axes, at
+    `sizes` in place of conf/experiment's. Raises UserError as `make_cost_model` does.
     """
     figure, spec = FIGURES[job.figure], load_option("model", job.model)
     hardware, dtype_bytes = load_option("hardware", job.hardware), DTYPE_BYTES[DTYPE]
@@ -158,11 +153,9 @@ def served(
     seed: int,
     sizes: Mapping[str, Any],
 ) -> dict[str, pd.DataFrame]:
-    """The tables of an experiment of serving by the devices' folders; `backends` are models with
-    theirs.
+    """The tables of an experiment of serving by the devices' folders, for models on backends.
 
-    An interval is the bootstrap of the median over the rounds, whose requests differ: it says how
-    far the seeds are apart, and none is noise.
+    An interval is that of the median over the rounds: it says how far the seeds are apart.
     """
     tables: dict[str, list[pd.DataFrame]] = {}
     for model, backend in backends:

@@ -40,7 +40,6 @@ def _fig09_paper(table: pd.DataFrame) -> pd.DataFrame:
 @figure(
     question="How much faster is SARATHI end to end, and at which P:D?",
     seconds=45,
-    papers=[A6000],
     paper=_fig09_paper,
     at=lambda points: {"points": list(zip(points.panel, points.chunk, points.x, strict=True))},
     errors=[ErrorRow("Fig 9, P:D", aims=GAIN)],
@@ -97,7 +96,6 @@ def _fig11_at(points: pd.DataFrame) -> dict[str, object]:
 @figure(
     question="Does chunking beat Orca, whose whole prompts carry decodes, too?",
     seconds=45,
-    papers=[A6000],
     paper=_fig11_paper,
     files=("a", "b"),
     at=_fig11_at,
@@ -141,7 +139,6 @@ def fig11(
 @figure(
     question="What do small chunks cost the prefill, and what remains end to end?",
     seconds=40,
-    papers=[A6000],
     paper=lambda table: table.rename(
         columns={"seqlen": "series", "chunk": "x", "speedup_vs_baseline": "y"}
     ).assign(unit="ratio"),

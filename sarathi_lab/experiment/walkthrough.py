@@ -1,8 +1,7 @@
 """Chunked prefill on a model small enough to look at: the cost of batches, and schedules.
 
-Iteration times are measured on the CPU at hand, the fastest of a few repetitions of a composition;
-the policies are served on a virtual clock that takes them, so that every picture shows the same
-device without its noise.
+Policies are served on a virtual clock that takes the fastest measured time of a composition, so
+that every picture shows the same device without its noise.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ LONGEST = 1024  # tokens of a sequence, and of an iteration
 
 
 def tiny_on_this_cpu(repetitions: int = 15) -> IterationTime:
-    """Seconds of a batch of the tiny model on this CPU, measured when first asked for.
+    """Seconds of a batch of the tiny model on one thread of this CPU, measured when first asked
+    for.
 
-    The fastest of `repetitions`, not the median: an iteration takes a tenth of a millisecond, and
-    whatever else runs only adds to it. On one thread, which sets torch's: so little work is lost
-    in waiting for a second one.
+    The fastest of `repetitions`: an iteration takes a tenth of a millisecond, and whatever else
+    runs only adds to it.
     """
     torch.set_num_threads(1)
     num_blocks = 2 * BATCH_SIZE * LONGEST // BLOCK_SIZE
@@ -75,15 +74,12 @@ def token_costs(
     iteration_time: IterationTime, sizes: Iterable[int] = (1, 2, 4), context: int = 64
 ) -> pd.DataFrame:
     """Prompts and decodes: kind, batch (sequences), tokens, seconds, per_token (seconds)."""
-    batches = [
-        (kind, size, batch)
-        for size in sizes
-        for kind, batch in (
-            ("prefill", make_batch(prefill_tokens=context, num_prefills=size)),
-            ("decode", make_batch(num_decodes=size, context=context)),
-        )
-    ]
-    rows = [(kind, size, own.num_tokens, iteration_time(own)) for kind, size, own in batches]
+    rows = []
+    for size in sizes:
+        prompts = make_batch(prefill_tokens=context, num_prefills=size)
+        decodes = make_batch(num_decodes=size, context=context)
+        for kind, batch in (("prefill", prompts), ("decode", decodes)):
+            rows.append((kind, size, batch.num_tokens, iteration_time(batch)))
     table = pd.DataFrame(rows, columns=["kind", "batch", "tokens", "seconds"])
     return table.assign(per_token=table.seconds / table.tokens)
 
@@ -91,22 +87,14 @@ def token_costs(
 def hybrid_costs(
     iteration_time: IterationTime, chunks: Iterable[int], context: int = 64
 ) -> pd.DataFrame:
-    """Seconds of a chunk, of `NUM_DECODES` decodes, and of both in one batch (Table 2).
-
-    Columns chunk (tokens of both), chunk_alone, decodes_alone, hybrid, and by decode alone and
-    added (seconds).
-    """
+    """Seconds of a chunk, of `NUM_DECODES` decodes, and of both in one batch (Table 2)."""
     with_decodes = partial(make_batch, num_decodes=NUM_DECODES, context=context)
-    rows = [
-        {
-            "chunk": chunk,
-            "chunk_alone": iteration_time(make_batch(prefill_tokens=chunk - NUM_DECODES)),
-            "decodes_alone": iteration_time(with_decodes()),
-            "hybrid": iteration_time(with_decodes(prefill_tokens=chunk - NUM_DECODES)),
-        }
-        for chunk in chunks
-    ]
-    table = pd.DataFrame(rows)
+    rows = []
+    for chunk in chunks:
+        tokens = {"prefill_tokens": chunk - NUM_DECODES}
+        batches = (make_batch(**tokens), with_decodes(), with_decodes(**tokens))
+        rows.append((chunk, *map(iteration_time, batches)))
+    table = pd.DataFrame(rows, columns=["chunk", "chunk_alone", "decodes_alone", "hybrid"])
     added = (table.hybrid - table.chunk_alone) / NUM_DECODES
     return table.assign(alone=table.decodes_alone / NUM_DECODES, added=added)
 
@@ -118,10 +106,8 @@ def prefill_times(iteration_time: IterationTime, num_tokens: Iterable[int]) -> p
 
 
 def requests_of(num_requests: int, seq_len: int, pd_ratio: float) -> list[Request]:
-    """Requests of P + D = `seq_len` tokens that all wait from the start.
-
-    Every second one has half the output: were they all alike, a batch would start and end together
-    under every policy.
+    """Requests of `seq_len` tokens that all wait, every second one with half the output: were they
+    all alike, a batch would start and end together under every policy.
     """
     prompt_len, output_len = split_length(seq_len, pd_ratio)
     return [
@@ -165,16 +151,9 @@ class Schedule(Ledger):
 
 
 def serve(
-    policy: Policy,
-    requests: Sequence[Request],
-    iteration_time: IterationTime,
-    num_stages: int = 1,
+    policy: Policy, requests: Sequence[Request], iteration_time: IterationTime, num_stages: int = 1
 ) -> Schedule:
-    """The schedule of `requests` in batches of `BATCH_SIZE` on a virtual clock.
-
-    The model's layers are cut into `num_stages` equal stages of a pipeline, with as many batches
-    in flight.
-    """
+    """The schedule of `requests` on a virtual clock, on a pipeline of `num_stages` equal stages."""
     batch_size = BATCH_SIZE * num_stages
     num_blocks = (batch_size + 1) * (max(r.total_len for r in requests) / BLOCK_SIZE + 1)
     schedule = Schedule()

@@ -132,8 +132,7 @@ class Arriving:
     def times(self, num_requests: int) -> NDArray[np.float64]:
         """Seconds of arrival [num_requests], ascending from 0; all 0 where users decide.
 
-        More requests leave the first ones' times as they were, but for a ramp, which is as long as
-        its requests last.
+        More requests leave the first ones' times as they were, but for a ramp.
         """
         if self.rate is None:  # closed, or for users to decide
             return np.zeros(num_requests)
@@ -160,8 +159,8 @@ class Arriving:
         shapes: Iterable[tuple[int, int, NDArray[np.int32] | None, Sequence[int]]],
         **read: Any,
     ) -> LoadedRequests:
-        """Requests at `times` of these prompt and output tokens, prompts and prefix ids, their
-        priorities dealt; `read` is what else a file tells.
+        """Requests at `times` of these tokens, prompts and prefix ids, with dealt priorities;
+        `read` is what else a file tells.
         """
         levels, shares = self.priorities or (0,), self.priority_shares
         chosen = [0] * len(times)

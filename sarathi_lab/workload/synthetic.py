@@ -34,8 +34,7 @@ class MadeUp(Arriving, ABC):
     """`num_requests` requests with random prompts, all from one seed.
 
     Every prompt begins with one of `num_prefixes` texts (None: one) of `shared_prefix_len` tokens,
-    as the seed says. The prefix counts as part of the prompt's length; a shorter prompt is its
-    beginning.
+    which count as part of its length; a shorter prompt is the text's beginning.
     """
 
     name: ClassVar[str]
@@ -135,18 +134,14 @@ class Uniform(_Varied):
     name = "uniform"
 
     def total_lens(self) -> Sequence[int]:
-        drawn = self._generator().integers(
-            self.min_len, self.max_len, self.num_requests, endpoint=True
-        )
-        return drawn.tolist()
+        ends = (self.min_len, self.max_len + 1)
+        return self._generator().integers(*ends, self.num_requests).tolist()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Zipf(_Varied):
-    """Total lengths by rank: P(min_len + k - 1) proportional to k^-theta, so that short ones are
-    likely.
-
-    The paper's pipeline simulation uses theta = 0.4 over 1K to 4K tokens (section 5.3).
+    """Total lengths with P(min_len + k - 1) proportional to k^-theta, so that short ones are
+    likely; the paper's pipelines take theta = 0.4 over 1K to 4K tokens (section 5.3).
     """
 
     name = "zipf"

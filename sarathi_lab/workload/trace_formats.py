@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -25,9 +25,8 @@ PREFIX_IDS = "hash_ids"
 class TraceTable:
     """The rows of a file in the order of their times, as they come among equals.
 
-    `times` are nanoseconds from any zero, None where the file has none; `prefix_ids` are those of
-    `Request`, None where the file has none. `num_early` rows were earlier than the one before them
-    in the file, `num_together` at the same time as another.
+    `times` are nanoseconds from any zero; `num_early` rows were earlier than the one before them in
+    the file, `num_together` at the same time as another.
     """
 
     times: NDArray[np.int64] | None
@@ -55,19 +54,14 @@ class TraceTable:
         return [f"{count} {words}" for words, count in counts.items() if count]
 
 
-@dataclass(frozen=True)
-class _Format:
-    """The columns, or keys, that a format is known by, and how it writes times (as nanoseconds)."""
+class _Format(NamedTuple):
+    """The columns, or keys, that a format is known by: maybe time, prompt and output tokens; and
+    how it writes times, as nanoseconds.
+    """
 
     name: str
-    time: str | None
-    prompt: str
-    output: str
-    nanoseconds: Callable[[Any], int] = int
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return (*([] if self.time is None else [self.time]), self.prompt, self.output)
+    columns: tuple[str, ...]
+    nanoseconds: Callable[[Any], int] | None = None
 
 
 def _from_date(value: Any) -> int:
@@ -90,23 +84,22 @@ def _from_number(unit: int) -> Callable[[Any], int]:
     return nanoseconds
 
 
+SECONDS, MILLISECONDS = _from_number(10**9), _from_number(10**6)
 FORMATS = (
-    _Format("Azure", "TIMESTAMP", "ContextTokens", "GeneratedTokens", _from_date),
-    _Format("BurstGPT", "Timestamp", "Request tokens", "Response tokens", _from_number(10**9)),
-    _Format("Mooncake", "timestamp", "input_length", "output_length", _from_number(10**6)),
-    _Format("lengths", None, "num_prefill_tokens", "num_decode_tokens"),
+    _Format("Azure", ("TIMESTAMP", "ContextTokens", "GeneratedTokens"), _from_date),
+    _Format("BurstGPT", ("Timestamp", "Request tokens", "Response tokens"), SECONDS),
+    _Format("Mooncake", ("timestamp", "input_length", "output_length"), MILLISECONDS),
+    _Format("lengths", ("num_prefill_tokens", "num_decode_tokens")),
 )
 
 
 def read_trace(file: Path) -> TraceTable:
-    """The table in `file`: CSV, or JSONL with an object a line; its format is recognised by columns
-    or keys.
+    """The table in `file`: CSV, or JSONL with an object a line; told apart by columns or keys.
 
     Azure's LLM inference traces (TIMESTAMP, ContextTokens, GeneratedTokens), BurstGPT (Timestamp in
     seconds, Request tokens, Response tokens), Mooncake (timestamp in milliseconds, input_length,
     output_length, and hash_ids of blocks of 512 tokens), or lengths alone (num_prefill_tokens,
-    num_decode_tokens); other columns are not read. Raises UserError for what is none of them,
-    naming the line. A file that has not changed since is not read again.
+    num_decode_tokens). Raises UserError, naming the line. An unchanged file is not read again.
     """
     try:
         state = file.stat()
@@ -138,7 +131,7 @@ def _read(file: Path, mtime_ns: int, size: int) -> TraceTable:
             else:
                 values, ids = _csv_row(_cells(line), places, len(names)), None
             *time, prompt_len, output_len = values
-            columns[0].append(form.nanoseconds(time[0]) if time else 0)
+            columns[0].append(form.nanoseconds(*time) if form.nanoseconds else 0)
             columns[1].append(_count(prompt_len))
             columns[2].append(_count(output_len))
             prefix_ids.append(() if ids is None else _ids(ids, columns[1][-1]))
@@ -154,7 +147,7 @@ def _read(file: Path, mtime_ns: int, size: int) -> TraceTable:
         )
     times, prompt_lens, output_lens = (np.frombuffer(column, dtype=np.int64) for column in columns)
     known_ids = prefix_ids if any(prefix_ids) else None
-    if form.time is None:
+    if form.nanoseconds is None:
         return TraceTable(None, prompt_lens, output_lens, known_ids)
     order = np.argsort(times, kind="stable")
     return TraceTable(
