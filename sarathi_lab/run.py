@@ -13,10 +13,10 @@ import hydra
 from omegaconf import DictConfig
 
 from sarathi_lab.config import console
-from sarathi_lab.config.arguments import read_arguments
+from sarathi_lab.config.arguments import Arguments, read_arguments
 from sarathi_lab.config.command_line import CommandLine, read_command_line
 from sarathi_lab.config.errors import EXIT_INTERRUPTED, UserError, exit_code
-from sarathi_lab.config.explain import HYDRA_ERRORS, explain
+from sarathi_lab.config.explain import HYDRA_ERRORS, explain, help_text
 from sarathi_lab.config.instantiate import build, make_loader
 from sarathi_lab.config.jobs import run_here
 from sarathi_lab.config.paths import CONF, make_folder
@@ -39,7 +39,7 @@ def main(args: Sequence[str]) -> int:
 def _main(args: Sequence[str]) -> int:
     arguments = read_arguments(args)
     if arguments.shows:
-        return _show(arguments.ordered)
+        return _show(arguments)
     own, resume = split_resume(arguments.of_run)
     command_line = read_command_line(own)
     if resume is not None:
@@ -59,14 +59,17 @@ def _main(args: Sequence[str]) -> int:
     return _run(command_line)
 
 
-def _show(args: Sequence[str]) -> int:
+def _show(arguments: Arguments) -> int:
     """Help, or the configuration: Hydra's own business, but for its tracebacks."""
-    argv, sys.argv = sys.argv, [sys.argv[0], *args]
+    argv, sys.argv = sys.argv, [sys.argv[0], *arguments.ordered]
     show = hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
     try:
-        show(lambda cfg: None)()
+        if arguments.is_help:
+            print(help_text(arguments.settings, make_loader()))
+        else:
+            show(lambda cfg: None)()
     except HYDRA_ERRORS as error:
-        raise explain(error, args, make_loader()) from None
+        raise explain(error, arguments.settings, make_loader()) from None
     finally:
         sys.argv = argv
     return 0

@@ -36,6 +36,7 @@ class Arguments:
     settings: tuple[str, ...]
     is_multirun: bool
     shows: bool
+    is_help: bool
 
     @property
     def of_run(self) -> list[str]:
@@ -59,10 +60,12 @@ def read_arguments(args: Sequence[str]) -> Arguments:
     if unknown:
         raise _unknown(unknown[0])
     shows = any(getattr(parsed, name) for name in SHOWING)
-    if parsed.config_dir and not shows:
+    if parsed.config_dir and (parsed.help or not shows):
         settings = _with_folder(settings, parsed.config_dir)
     _check_folders(settings)
-    return Arguments((*flags, *parsed.settings), tuple(settings), parsed.multirun, shows)
+    return Arguments(
+        (*flags, *parsed.settings), tuple(settings), parsed.multirun, shows, parsed.help
+    )
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -9,6 +9,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
@@ -142,9 +143,12 @@ def _stacked(heights: list[float]) -> tuple[Figure, list[Axes]]:
 
 
 def _bars(ax: Axes, spans: pd.DataFrame, lane: str, height: float, style: Style) -> None:
-    """A bar from start to end of every row, in milliseconds."""
-    width, left = 1e3 * (spans.end - spans.start), 1e3 * spans.start
-    ax.barh(spans[lane], width, height, left=left, **style)
+    """A bar from start to end of every row, in milliseconds; a thousand drawn as one collection."""
+    left, right = 1e3 * spans.start.to_numpy(), 1e3 * spans.end.to_numpy()
+    bottom = spans[lane].to_numpy() - height / 2
+    corners = [(left, bottom), (left, bottom + height), (right, bottom + height), (right, bottom)]
+    ax.add_collection(PolyCollection(np.array(corners).transpose(2, 0, 1), **style))
+    ax.autoscale_view()
 
 
 def _lanes(ax: Axes, chunks: pd.DataFrame, narrowest: float) -> None:
