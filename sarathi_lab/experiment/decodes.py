@@ -48,9 +48,7 @@ def speedup(panel: str, series: str, x: float, seq_len: int, batch: int, chunk: 
 @figure(
     question="How much cheaper is a decode that rides on a chunk?",
     seconds=25,
-    paper=lambda table: table.rename(
-        columns={"seqlen": "series", "batch": "x", "speedup": "y"}
-    ).assign(panel="", unit="ratio"),
+    columns={"seqlen": "series", "batch": "x", "speedup": "y"},
     errors=[ErrorRow("Fig 8, decode speed-up", aims=SPEEDUP)],
     look=Look(
         "Fig 8: a decode alone over a decode riding on a chunk",
@@ -70,7 +68,6 @@ def fig08(
 
 
 def _fig10_paper(table: pd.DataFrame) -> pd.DataFrame:
-    table = table.rename(columns={"batch": "x"})
     table["panel"] = table.seqlen + " C=" + table.chunk.astype(str)
     points = table.melt(
         ["panel", "system", "x"], [*FOUR, "total"], var_name="operation", value_name="y"
@@ -85,6 +82,7 @@ TOTALS = "in ('baseline total', 'sarathi total')"
 @figure(
     question="Where does the time go?",
     seconds=20,
+    columns={"batch": "x"},
     paper=_fig10_paper,
     errors=[
         ErrorRow("Fig 10, totals", f"series {TOTALS}", FIG_10),
@@ -118,17 +116,19 @@ def _operations(panel: str, seq_len: int, batch: int, chunk: int, clock: Clock) 
             yield Point(panel, f"{system} {operation}", batch, y, "s")
 
 
+MILLISECONDS = {"linear_ms": "linear", "attention_ms": "attention", "total_ms": "total"}
+
+
 def _table2_paper(table: pd.DataFrame) -> pd.DataFrame:
-    names = {"linear_ms": "linear", "attention_ms": "attention", "total_ms": "total"}
-    table = table.rename(columns={"batch": "panel", **names})
     table["x"] = table.num_prefill_tokens + table.num_decode_tokens
-    points = table.melt(["panel", "x"], [*names.values()], var_name="series", value_name="y")
+    points = table.melt(["panel", "x"], [*MILLISECONDS.values()], var_name="series", value_name="y")
     return points.assign(unit="ms")
 
 
 @figure(
     question="What does a decode add to a batch that holds a prompt?",
     seconds=10,
+    columns={"batch": "panel", **MILLISECONDS},
     paper=_table2_paper,
     errors=[ErrorRow("Table 2", aims=SPEEDUP)],
     look=Look("Table 2: a batch of prompt, decodes, and both", "", "ms", is_bars=True),

@@ -27,9 +27,7 @@ from sarathi_lab.results.plots.look import Look
 OPERATIONS = {kind: (kind,) for kind in FOUR}
 
 
-def _fig03_paper(table: pd.DataFrame) -> pd.DataFrame:
-    names = {"phase": "panel", "op": "series", "batch": "x", "ms_per_token": "y"}
-    points = table.rename(columns=names)
+def _fig03_paper(points: pd.DataFrame) -> pd.DataFrame:
     points["series"] = points.series.replace({"ffn_ln1": "ffn", "ffn_ln2": "ffn"})
     return points.groupby(KEYS, as_index=False).y.sum().assign(unit="ms/token")
 
@@ -37,6 +35,7 @@ def _fig03_paper(table: pd.DataFrame) -> pd.DataFrame:
 @figure(
     question="Why are decodes expensive?",
     seconds=15,
+    columns={"phase": "panel", "op": "series", "batch": "x", "ms_per_token": "y"},
     paper=_fig03_paper,
     errors=[ErrorRow("Fig 3, time per token", given="profiled")],
     look=Look(
@@ -70,12 +69,10 @@ def _token_costs(batch: int, seq_len: int, clock: Clock) -> Iterator[Point]:
 
 def _fig04_paper(speed: pd.DataFrame, intensity: pd.DataFrame) -> pd.DataFrame:
     # The paper computes attention's intensity as if all requests were one product.
-    intensity = intensity[intensity.op != "attn"]
+    intensity = intensity[intensity.series != "attn"]
     speed = speed.assign(panel=speed.phase, series=speed.seqlen.astype(str), unit="tokens/ms")
     intensity = intensity.assign(panel=intensity.phase + " intensity", unit="FLOP/B")
-    names = {"batch": "x", "tokens_per_ms": "y", "op": "series", "flops_per_byte": "y"}
-    both = pd.concat([table.rename(columns=names) for table in (speed, intensity)])
-    return both[[*KEYS, "y", "unit", "phase"]]
+    return pd.concat([speed, intensity])[[*KEYS, "y", "unit", "phase"]]
 
 
 def _fig04_at(points: pd.DataFrame) -> dict[str, object]:
@@ -89,8 +86,9 @@ def _fig04_at(points: pd.DataFrame) -> dict[str, object]:
 @figure(
     question="What fills the device: prompts, or only large batches of decodes?",
     seconds=15,
-    paper=_fig04_paper,
     files=("a", "b"),
+    columns={"batch": "x", "tokens_per_ms": "y", "op": "series", "flops_per_byte": "y"},
+    paper=_fig04_paper,
     at=_fig04_at,
     errors=[
         ErrorRow("Fig 4a, single layer", "unit == 'tokens/ms'"),
@@ -150,11 +148,6 @@ def _intensity(spec: ModelSpec, phase: str, operation: str, batch: int, clock: C
     return Estimate(max(1.0, math.floor(1 / (1 / rows + 1 / k + 1 / n))))
 
 
-def _fig07_paper(table: pd.DataFrame) -> pd.DataFrame:
-    table = table.rename(columns={"num_tokens": "x", "total_compute": "total"})
-    return table.melt("x", var_name="series", value_name="y").assign(panel="", unit="ms")
-
-
 # The analytic model is fitted to the odd tiles of 128 tokens (experiments/lab/cost_model/fit.py).
 FIG_07: Aims = {"analytic": (0.08, 0.20)}
 EVEN_TILES = "series == 'total' and (x - 1) // 128 % 2 == 1"
@@ -163,7 +156,8 @@ EVEN_TILES = "series == 'total' and (x - 1) // 128 % 2 == 1"
 @figure(
     question="What does one token past a tile cost?",
     seconds=20,
-    paper=_fig07_paper,
+    columns={"num_tokens": "x", "total_compute": "total"},
+    paper=lambda table: table.melt("x", var_name="series", value_name="y").assign(unit="ms"),
     at=lambda points: {"tokens": sorted(set(points.x))},
     errors=[
         ErrorRow("Fig 7, iteration time", "series == 'total'", FIG_07, "profiled", "analytic"),

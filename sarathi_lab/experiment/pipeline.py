@@ -183,9 +183,7 @@ def ratios(points: pd.DataFrame) -> dict[str, float]:
 
 
 def _paper(bubbles: pd.DataFrame, completion: pd.DataFrame) -> pd.DataFrame:
-    bubbles = bubbles.rename(columns={"cdf": "x", "bubble_s": "y"}).assign(panel="a", unit="s")
-    completion = completion.rename(columns={"num_requests": "x", "time_s": "y"})
-    curves = pd.concat([bubbles, completion.assign(panel="b", unit="s")])
+    curves = pd.concat([bubbles.assign(panel="a"), completion.assign(panel="b")]).assign(unit="s")
     table = pd.DataFrame(ratios(curves).items(), columns=["series", "y"])
     table = table.assign(panel="ratios", x=0.0, unit="ratio")
     return pd.concat([curves, table])[[*ROWS, "unit"]]
@@ -196,8 +194,9 @@ def _paper(bubbles: pd.DataFrame, completion: pd.DataFrame) -> pd.DataFrame:
     seconds=25,
     kind="pipeline",
     papers=[Platform("gpt3-175b", "a100"), Platform("gpt3-175b", "a100_fig12")],
-    paper=_paper,
     files=("a", "b"),
+    columns={"cdf": "x", "bubble_s": "y", "num_requests": "x", "time_s": "y"},
+    paper=_paper,
     errors=[
         # Two of three completion times, hence one of three ratios, are fitted.
         ErrorRow(

@@ -62,10 +62,11 @@ class Figure:
     """One experiment that makes points.
 
     `seconds` is how long a CPU measures it; half an interval wider than `max_spread` of the median
-    leaves no number. `papers` are the platforms of the paper's own figure, `paper` makes its points
-    of `files` and `at` the sizes at which `executor=simulated` has all of them. `kind` says what
-    the function is: "units" yields units of work, "pipeline" and "rounds" are run by `pipeline` and
-    `serving`. Beside its keyword arguments there are sizes that it `needs` or `takes`.
+    leaves no number. `papers` are the platforms of the paper's own figure; `paper` makes its points
+    of `files` whose `columns` were renamed, `at` the sizes at which `executor=simulated` has all of
+    them. `kind` says what the function is: "units" yields units of work, "pipeline" and "rounds"
+    are run by `pipeline` and `serving`. Beside its keyword arguments there are sizes that it
+    `needs` or `takes`.
     """
 
     name: str
@@ -75,8 +76,9 @@ class Figure:
     look: Look | None = None
     kind: str = "units"
     papers: Sequence[Platform] = ()
-    paper: Callable[..., pd.DataFrame] | None = None
     files: Sequence[str] = ("",)
+    columns: Mapping[str, str] = field(default_factory=dict)
+    paper: Callable[..., pd.DataFrame] = lambda points: points
     at: Callable[[pd.DataFrame], Sizes] | None = None
     errors: Sequence[ErrorRow] = ()
     is_counted: bool = False  # simulated by counting batches, too
@@ -84,10 +86,19 @@ class Figure:
     needs: Sequence[str] = ()
     takes: Sequence[str] = ()
 
+    @property
+    def has_paper(self) -> bool:
+        """Whether the paper's own points are there, beside which it is drawn."""
+        return bool(self.columns)
+
     def paper_points(self, every: int = 1) -> pd.DataFrame:
         """The paper's points and what they were made with; of each line every n-th."""
-        assert self.paper is not None
-        points = self.paper(*(load_paper(self.name + suffix) for suffix in self.files))
+        files = (
+            load_paper(self.name + suffix).rename(columns=self.columns) for suffix in self.files
+        )
+        points = self.paper(*files)
+        usual = {"panel": "", "unit": "ratio"}
+        points = points.assign(**{name: usual[name] for name in usual if name not in points})
         rank = points.groupby(["panel", "series"]).cumcount()
         return points[rank % every == 0]
 
@@ -125,7 +136,7 @@ def figure(**declared: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]
     """Register a function as the figure of its name; `declared` are fields of `Figure`. The paper's
     figures are of an A6000 unless they say otherwise.
     """
-    if "paper" in declared:
+    if "columns" in declared:
         declared.setdefault("papers", [A6000])
 
     def register(make: Callable[..., Any]) -> Callable[..., Any]:

@@ -157,36 +157,29 @@ def served(
 
     An interval is that of the median over the rounds: it says how far the seeds are apart.
     """
-    tables: dict[str, list[pd.DataFrame]] = {}
-    for model, backend in backends:
-        table = _served(figure, model, backend, make_policy, seed, sizes)
-        tables.setdefault(SIMULATED + backend.hardware.name, []).append(table)
-    return {device: pd.concat(own, ignore_index=True) for device, own in tables.items()}
+    batch, number = sizes["batch"], SEARCHES if "searched" in sizes else ROUNDS
 
+    def table_for(model: str, backend: SimulatedBackend) -> pd.DataFrame:
+        spec = load_option("model", model)
+        cache = (backend.kv_blocks(spec, BLOCK_SIZE), BLOCK_SIZE)
+        executor = backend.build(spec, None, Sizes(*cache, batch))
+        engine = Engine(executor, batch, longest(sizes), *cache, backend.num_stages)
+        bench = ServingBench(sizes, model, engine, make_policy, None, seed)
+        with progress_of(f"computing {figure.name} with {model}", number, "rounds") as advance:
+            samples = rounds(
+                partial(figure.make, bench, **sizes),
+                fewest=number,
+                most=number,
+                # In rounds, whatever time they take: the clock is computed.
+                advance=lambda seconds: advance(1),
+            )
+        return _labelled(table_of(figure.name, samples, math.inf, seed), backend, model)
 
-def _served(
-    figure: Figure,
-    model: str,
-    backend: SimulatedBackend,
-    make_policy: MakePolicy,
-    seed: int,
-    sizes: Mapping[str, Any],
-) -> pd.DataFrame:
-    spec, batch = load_option("model", model), sizes["batch"]
-    num_blocks = backend.kv_blocks(spec, BLOCK_SIZE)
-    number = SEARCHES if "searched" in sizes else ROUNDS
-    executor = backend.build(spec, None, Sizes(num_blocks, BLOCK_SIZE, batch))
-    engine = Engine(executor, batch, longest(sizes), num_blocks, BLOCK_SIZE, backend.num_stages)
-    bench = ServingBench(sizes, model, engine, make_policy, None, seed)
-    with progress_of(f"computing {figure.name} with {model}", number, "rounds") as advance:
-        samples = rounds(
-            partial(figure.make, bench, **sizes),
-            fewest=number,
-            most=number,
-            # In rounds, whatever time they take: the clock is computed.
-            advance=lambda seconds: advance(1),
-        )
-    return _labelled(table_of(figure.name, samples, math.inf, seed), backend, model)
+    tables = pd.concat([table_for(*own) for own in backends], ignore_index=True)
+    return {
+        f"{SIMULATED}{hardware}": rows.reset_index(drop=True)
+        for hardware, rows in tables.groupby("hardware", sort=False)
+    }
 
 
 def _made(

@@ -29,17 +29,15 @@ def _gain(panel: str, series: str, x: float, scenario: Scenario) -> Unit:
     return one(panel, series, x, lambda clock: clock.gain(scenario))
 
 
-def _fig09_paper(table: pd.DataFrame) -> pd.DataFrame:
+def _fig09_paper(points: pd.DataFrame) -> pd.DataFrame:
     panels = {"1K_b18": "1K", "2K_b10": "2K", "3K_b6": "3K"}
-    table = table.rename(columns={"pd_ratio": "x", "norm_throughput": "y"})
-    return table.assign(
-        panel=table.panel.map(panels), series="C=" + table.chunk.astype(str), unit="ratio"
-    )
+    return points.assign(panel=points.panel.map(panels), series="C=" + points.chunk.astype(str))
 
 
 @figure(
     question="How much faster is SARATHI end to end, and at which P:D?",
     seconds=45,
+    columns={"pd_ratio": "x", "norm_throughput": "y"},
     paper=_fig09_paper,
     at=lambda points: {"points": list(zip(points.panel, points.chunk, points.x, strict=True))},
     errors=[ErrorRow("Fig 9, P:D", aims=GAIN)],
@@ -79,12 +77,10 @@ def fig09(
 
 
 def _fig11_paper(by_length: pd.DataFrame, by_pd: pd.DataFrame) -> pd.DataFrame:
-    by_length = by_length.rename(columns={"norm_tp": "y"})
     by_length = by_length[by_length.series != "baseline"]
     by_length = by_length.assign(panel="a", x=by_length.seqlen.map(PAPER_LENGTHS))
-    by_pd = by_pd.rename(columns={"pd_ratio": "x", "norm_throughput": "y"})
-    by_pd["chunk"] = by_pd.series.str.extract(r"^sarathi(\d+)$", expand=False)
-    return pd.concat([by_length, by_pd.assign(panel="b")]).assign(unit="ratio")
+    chunks = by_pd.series.str.extract(r"^sarathi(\d+)$", expand=False)
+    return pd.concat([by_length, by_pd.assign(panel="b", chunk=chunks)])
 
 
 def _fig11_at(points: pd.DataFrame) -> dict[str, object]:
@@ -96,8 +92,9 @@ def _fig11_at(points: pd.DataFrame) -> dict[str, object]:
 @figure(
     question="Does chunking beat Orca, whose whole prompts carry decodes, too?",
     seconds=45,
-    paper=_fig11_paper,
     files=("a", "b"),
+    columns={"norm_tp": "y", "pd_ratio": "x", "norm_throughput": "y"},
+    paper=_fig11_paper,
     at=_fig11_at,
     errors=[ErrorRow("Fig 11, Orca", aims=GAIN)],
     look=Look(
@@ -139,9 +136,7 @@ def fig11(
 @figure(
     question="What do small chunks cost the prefill, and what remains end to end?",
     seconds=40,
-    paper=lambda table: table.rename(
-        columns={"seqlen": "series", "chunk": "x", "speedup_vs_baseline": "y"}
-    ).assign(unit="ratio"),
+    columns={"seqlen": "series", "chunk": "x", "speedup_vs_baseline": "y"},
     errors=[
         ErrorRow("Fig 13a, attention", "panel == 'a_attn'", CHUNKED),
         ErrorRow("Fig 13b, prefill", "panel == 'b_prefill'", CHUNKED),
@@ -185,11 +180,9 @@ def _chunked_prefill(name: str, length: int, chunk: int, clock: Clock) -> Iterat
 
 
 def _table4_paper(table: pd.DataFrame) -> pd.DataFrame:
-    table = table.rename(columns={"model": "panel"})
     table["x"] = table.seqlen.map(PAPER_LENGTHS)
     series = ["decode_speedup", "throughput_gain"]
-    points = table.melt(["panel", "x"], series, var_name="series", value_name="y")
-    return points.assign(unit="ratio")
+    return table.melt(["panel", "x"], series, var_name="series", value_name="y")
 
 
 OF_33B = "panel == '33b' and series =="
@@ -199,6 +192,7 @@ OF_33B = "panel == '33b' and series =="
     question="How much do decodes and whole requests gain on two models and GPUs?",
     seconds=15,
     papers=[A6000, Platform("33b", "a100")],
+    columns={"model": "panel"},
     paper=_table4_paper,
     errors=[
         ErrorRow("Table 4, 13B", "panel == '13b'", SPEEDUP),

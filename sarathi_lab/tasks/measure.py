@@ -91,7 +91,7 @@ class Measure:
             return
         for name in ("seconds", "max_spread"):
             self._refuse(name, "is for measuring, and executor=simulated computes")
-        if own.paper is not None:
+        if own.has_paper:
             self._check_papers(cfg, backend)
             return
         self._refuse("every", f"is for the paper's curves, and {self.experiment} is none")
@@ -116,7 +116,7 @@ class Measure:
         backend, own = build(cfg.executor), self._own
         if isinstance(backend, TorchBackend):
             return self._measured(cfg, backend, context)
-        if own.paper is not None:  # with its errors and pictures
+        if own.has_paper:  # with its errors and pictures
             found = recompute([own.name], self._gpus(cfg), self.every, self.sizes)
             tables = recorded_tables(found.tables[POINTS])
             self._record(tables)
