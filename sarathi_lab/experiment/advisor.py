@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-import numpy as np
 import pandas as pd
 
 from sarathi_lab.engine.compositions import make_batch
@@ -20,6 +19,7 @@ from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.experiment.capacity import Engine
 from sarathi_lab.experiment.scenario import lengths, steady, together
 from sarathi_lab.policy import Orca, Policy, RequestLevel, Sarathi
+from sarathi_lab.results.serving_metrics import latency
 
 BASELINES: Mapping[str, Policy] = {"request_level": RequestLevel(), "orca": Orca()}
 MATMUL = (*KINDS["preproj"], *KINDS["postproj"], *KINDS["ffn"], "lm_head")
@@ -84,17 +84,13 @@ class Prediction:
         rows = []
         for chunk in sorted(set(chunks)):
             ledger = self.serve(policy(chunk))
-            iterations, throughput = ledger.iterations(), self.throughput(ledger)
-            gaps = np.concatenate([np.diff(times) for times in ledger.requests().token_times])
-            p50, p99 = np.quantile(gaps, (0.5, 0.99)) if len(gaps) else (math.nan, math.nan)
-            ratios = {
-                f"throughput_vs_{name}": throughput / value
-                for name, value in self.baseline_throughputs.items()
-            }
+            iterations, waits = ledger.iterations(), latency(ledger.requests())
             read, computed = iterations.prefill_kv_tokens, iterations.num_prefill_tokens
-            factor = read.sum() / computed.sum()
-            waits = {"kv_reread_factor": factor, "tbt_p50": p50, "tbt_p99": p99}
-            rows.append({"chunk": chunk, "throughput": throughput, **ratios, **waits})
+            row = {"chunk": chunk, "throughput": self.throughput(ledger)}
+            for name, value in self.baseline_throughputs.items():
+                row[f"throughput_vs_{name}"] = row["throughput"] / value
+            row["kv_reread_factor"] = read.sum() / computed.sum()
+            rows.append(row | {name: waits.get(name, math.nan) for name in ("tbt_p50", "tbt_p99")})
         return _marked(pd.DataFrame(rows))
 
 

@@ -14,7 +14,8 @@ from sarathi_lab.executor.simulated.cost_model import OperationTimes
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.experiment.capacity import Engine
 from sarathi_lab.policy import Orca, Policy, RequestLevel, Sarathi, SarathiServe
-from sarathi_lab.results.metrics import device_idle_fraction, latency
+from sarathi_lab.results.metrics import device_idle_fraction
+from sarathi_lab.results.serving_metrics import latency
 from sarathi_lab.workload.base import random_prompt
 
 FEWER, MORE = 1, 3  # batches of requests; the difference of their costs is the steady state's

@@ -25,7 +25,7 @@ from sarathi_lab.experiment.clock import Estimate, Point
 from sarathi_lab.experiment.registry import Platform, figure
 from sarathi_lab.policy import Policy
 from sarathi_lab.results.decode_cost import decode_iteration
-from sarathi_lab.results.metrics import latency
+from sarathi_lab.results.serving_metrics import gaps, latency
 from sarathi_lab.results.slo import Slo
 from sarathi_lab.workload.lognormal import Lognormal
 
@@ -273,7 +273,7 @@ def _point(
 def longest_gaps(requests: pd.DataFrame, num_bins: int) -> list[tuple[float, float]]:
     """(end, longest gap that ended in it) in seconds of those of `num_bins` that have one."""
     ends = np.concatenate([np.empty(0), *(np.asarray(times)[1:] for times in requests.token_times)])
-    gaps = np.concatenate([np.empty(0), *(np.diff(times) for times in requests.token_times)])
+    between = gaps(requests)
     edges = np.linspace(0.0, float(requests.finish_time.max()), num_bins + 1)
     places = np.clip(np.searchsorted(edges, ends) - 1, 0, num_bins - 1)
-    return [(float(edges[i + 1]), float(gaps[places == i].max())) for i in np.unique(places)]
+    return [(float(edges[i + 1]), float(between[places == i].max())) for i in np.unique(places)]

@@ -28,6 +28,8 @@ from sarathi_lab.experiment.advisor import IterationTime
 from sarathi_lab.experiment.measured_clock import MeasuredCostModel, composition, describe
 from sarathi_lab.model.spec import DTYPE_BYTES
 from sarathi_lab.policy import Orca, Policy, PrefillFirst, RequestLevel, Sarathi, SarathiServe
+from sarathi_lab.results.metrics import throughput
+from sarathi_lab.results.serving_metrics import gaps, ttft
 from sarathi_lab.workload.synthetic import split_length
 
 BATCH_SIZE = 4
@@ -175,15 +177,15 @@ def outcomes(schedules: Mapping[str, Schedule]) -> pd.DataFrame:
     rows = {}
     for name, schedule in schedules.items():
         iterations, requests = schedule.iterations(), schedule.requests()
-        gaps = np.concatenate([np.diff(times) for times in requests.token_times])
+        between = gaps(requests)
         prompts, duration = iterations.num_prefill_tokens, iterations.end.max()
         rows[name] = {
-            "throughput": (requests.prompt_len + requests.output_len).sum() / duration,
+            "throughput": throughput(requests, duration)["throughput"],
             "duration": duration,
             "iterations": len(iterations),
             "hybrid": int(((prompts > 0) & (iterations.num_decode_tokens > 0)).sum()),
-            "ttft_p50": (requests.first_token_time - requests.arrival_time).median(),
-            "tbt_max": gaps.max() if len(gaps) else math.nan,
+            "ttft_p50": float(np.median(ttft(requests))),
+            "tbt_max": between.max() if len(between) else math.nan,
             "kv_reread_factor": iterations.prefill_kv_tokens.sum() / prompts.sum(),
         }
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("policy")

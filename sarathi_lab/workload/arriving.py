@@ -42,12 +42,9 @@ class Arriving:
 
     - "closed": all at time 0.
     - "poisson": exponential gaps of mean 1 / `rate` (requests per second).
-    - "gamma": gamma gaps of mean 1 / `rate` and coefficient of variation `cv`: shape 1 / cv^2,
-      scale cv^2 / rate.
-    - "ramp": a Poisson process whose rate rises linearly from `rate` to `end_rate` while the
-      requests last.
-    - "users": `users` users, each of whom sends the next request `think_time` seconds after its
-      last has finished.
+    - "gamma": gamma gaps of mean 1 / `rate` and coefficient of variation `cv`.
+    - "ramp": a Poisson process whose rate rises linearly to `end_rate` while the requests last.
+    - "users": `users` users, who send the next request `think_time` seconds after an answer.
 
     `arrivals` None stands for the times that a file brings. Times are made of random numbers of
     mean 1, scaled: with the same seed, rates share them. `priorities` (lower is served first where
@@ -115,19 +112,14 @@ class Arriving:
             raise UserError(f"{own} has no effect: all are equal; {fix}")
         if shares is None:
             return
-        fix = (
-            f"give one share a priority of {list(priorities)} that sum to 1, or null for equal ones"
-        )
-        if not _is_list(shares) or len(shares) != len(priorities):
-            raise UserError(
-                f"workload.priority_shares={shares} does not fit workload.priorities; {fix}"
-            )
+        name, levels = "workload.priority_shares", list(priorities)
+        fix = f"give one share a priority of {levels} that sum to 1, or null for equal ones"
+        if not _is_list(shares) or len(shares) != len(levels):
+            raise UserError(f"{name}={shares} does not fit workload.priorities; {fix}")
         for share in shares:
-            require_number("workload.priority_shares", share, above=0, fix=fix)
+            require_number(name, share, above=0, fix=fix)
         if abs(sum(shares) - 1) > SHARES_ERROR:
-            raise UserError(
-                f"workload.priority_shares={list(shares)} sum to {sum(shares):g}; {fix}"
-            )
+            raise UserError(f"{name}={list(shares)} sum to {sum(shares):g}; {fix}")
 
     def times(self, num_requests: int) -> NDArray[np.float64]:
         """Seconds of arrival [num_requests], ascending from 0; all 0 where users decide.

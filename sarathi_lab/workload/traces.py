@@ -28,9 +28,8 @@ class Trace(Arriving):
     a closed batch. Any other kind of arrivals exchanges the times. Where the file has ids of blocks
     of 512 tokens, prompts have equal tokens where ids are equal.
 
-    Rows with more than `max_len` tokens in all (None: what the model takes, see `within`), or
-    without a prompt or an output token, and those after the first `max_requests` usable ones are
-    dropped and counted. Raises UserError.
+    Rows with more than `max_len` tokens in all (None: what the model takes), or without a prompt or
+    an output token, and those after the first `max_requests` usable ones are dropped and counted.
     """
 
     name: ClassVar[str] = "trace"
