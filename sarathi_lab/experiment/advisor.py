@@ -56,7 +56,6 @@ class Prediction:
     baselines: Sequence[str] = tuple(BASELINES)
 
     def serve(self, policy: Policy) -> Ledger:
-        """The record of serving all requests."""
         longest = self.max_model_len or max(request.total_len for request in self.requests)
         never_short = 2 * self.batch_size * math.ceil(longest / self.block_size)
         cache = (self.num_blocks or never_short, self.block_size)
@@ -70,7 +69,6 @@ class Prediction:
 
     @cached_property
     def baseline_throughputs(self) -> Mapping[str, float]:
-        """Tokens per second of each baseline."""
         return {name: self.throughput(self.serve(BASELINES[name])) for name in self.baselines}
 
     def table(self, chunks: Iterable[int], policy: PolicyOfChunk = Sarathi) -> pd.DataFrame:
@@ -165,7 +163,6 @@ class LossSplit:
 
     @property
     def total(self) -> float:
-        """Seconds lost in all."""
         return self.attention + self.matmul + self.fixed
 
 

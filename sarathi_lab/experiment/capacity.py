@@ -39,7 +39,6 @@ class Engine:
     on_iteration: Callable[[int], None] = lambda num_tokens: None
 
     def serve(self, requests: Sequence[Request], policy: Policy) -> Ledger:
-        """Serve `requests` to the end, from an empty cache and a clock at zero."""
         ledger = Ledger()
         ledger.on_iteration = self.on_iteration
         return serve(
@@ -85,7 +84,6 @@ class Grid:
     precision: float
 
     def rate(self, step: int) -> float:
-        """Requests per second of a step."""
         return (1 + self.precision) ** step
 
     def step(self, rate: float) -> int:

@@ -33,7 +33,6 @@ class Estimate(NamedTuple):
         return Estimate(ratio, math.hypot(self.error, other.error))
 
     def times(self, factor: float) -> Estimate:
-        """The estimate in another unit."""
         return Estimate(self.value * factor, self.error)
 
 

@@ -65,7 +65,6 @@ class _Needs(Clock):
         self.room = Room(BLOCK_SIZE, 1, 1)
 
     def operation_times(self, batch: Batch) -> dict[str, float]:
-        """One second, whatever the batch."""
         ends = [chunk.start + chunk.num_tokens for chunk in batch.chunks]
         self._note(sum(-(-end // BLOCK_SIZE) for end in ends), len(ends), max(ends))
         return {"qkv_proj": 1.0, "prefill_attention": 1.0}
@@ -74,7 +73,6 @@ class _Needs(Clock):
         return sum(self.operation_times(batch).values())
 
     def served(self, scenario: Scenario) -> Served:
-        """One second, whatever the scenario."""
         self._note(scenario.blocks(BLOCK_SIZE), scenario.batch_size, scenario.longest)
         return Served(1.0, 0.0, 1, 1.0, 1.0)
 
@@ -84,7 +82,6 @@ class _Needs(Clock):
 
 
 def room_of(figure: Figure, spec: ModelSpec, sizes: Mapping[str, Any]) -> Room:
-    """What measuring the figure needs at some sizes."""
     if figure.kind == "pipeline":
         shapes = _shapes(sizes)
         tokens = blocks_needed(shapes, BLOCK_SIZE) * BLOCK_SIZE

@@ -125,7 +125,6 @@ class Figure:
         return {**self.sizes("paper", own), **at}
 
     def units(self, spec: ModelSpec, sizes: Sizes) -> Iterator[Unit]:
-        """The units of work of a model at some sizes."""
         return self.make(spec, **sizes)
 
 
@@ -147,6 +146,5 @@ def figure(**declared: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]
 
 
 def sizes_of(name: str) -> Sizes:
-    """The sizes of every set-up in a figure's overlay."""
     overlay: Any = OmegaConf.to_container(OmegaConf.load(CONF / "experiment" / f"{name}.yaml"))
     return overlay["task"]["sizes"]

@@ -56,7 +56,6 @@ class Scenario:
 
     @property
     def baseline(self) -> Scenario:
-        """The same requests under request-level batching."""
         return replace(self, policy="request_level", chunk=None)
 
     def make_policy(self) -> Policy:
@@ -80,7 +79,6 @@ class Scenario:
 
     @property
     def longest(self) -> int:
-        """Tokens of a request at its end."""
         return self.prompt_len + self.num_decodes + 1
 
     def blocks(self, block_size: int) -> int:

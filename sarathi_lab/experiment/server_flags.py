@@ -64,7 +64,6 @@ class Server:
 
 @cache
 def read_servers() -> tuple[Server, ...]:
-    """The rows of servers.yaml."""
     rows = yaml.safe_load(Path(__file__).with_name("servers.yaml").read_text())
     return tuple(Server(**row) for row in rows)
 

@@ -90,11 +90,9 @@ class ServingBench:
         return self._saturation[dataset]
 
     def chunking(self, budget: int) -> Policy:
-        """Sarathi-Serve at a token budget."""
         return self.named([CHUNKING], budget)[CHUNKING]
 
     def named(self, names: Sequence[str], budget: int) -> dict[str, Policy]:
-        """The policies that there are."""
         return {name: own for name in names if (own := self.policy(name, budget)) is not None}
 
     def slo(self, kind: str) -> Slo:
@@ -141,7 +139,6 @@ def _option(name: str) -> Lognormal:
 
 
 def longest(sizes: Mapping[str, Any]) -> int:
-    """Tokens of the longest request."""
     return max(dataset.max_len for dataset in datasets(sizes).values())
 
 

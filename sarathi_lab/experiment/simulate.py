@@ -43,7 +43,6 @@ class Job(NamedTuple):
 
     @property
     def device(self) -> str:
-        """How people call it."""
         words = f"simulated {self.hardware}, {self.level}, {self.model}, {self.method}"
         return words.removesuffix(", ")
 

@@ -93,8 +93,8 @@ def hybrid_costs(
     with_decodes = partial(make_batch, num_decodes=NUM_DECODES, context=context)
     rows = []
     for chunk in chunks:
-        tokens = {"prefill_tokens": chunk - NUM_DECODES}
-        batches = (make_batch(**tokens), with_decodes(), with_decodes(**tokens))
+        alone = make_batch(prefill_tokens=chunk - NUM_DECODES)
+        batches = (alone, with_decodes(), with_decodes(prefill_tokens=chunk - NUM_DECODES))
         rows.append((chunk, *map(iteration_time, batches)))
     table = pd.DataFrame(rows, columns=["chunk", "chunk_alone", "decodes_alone", "hybrid"])
     added = (table.hybrid - table.chunk_alone) / NUM_DECODES
@@ -137,7 +137,6 @@ class Schedule(Ledger):
         self._batches: list[tuple[float, float, Batch]] = []
 
     def record(self, result: StepResult, finished: list[SequenceState]) -> None:
-        """Keep the batch, then what every ledger keeps."""
         self._batches.append((result.start, result.end, result.batch))
         super().record(result, finished)
 

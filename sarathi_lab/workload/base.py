@@ -31,7 +31,6 @@ class LoadedRequests:
     think_time: float = 0.0  # seconds
 
     def arrivals(self) -> Arrivals:
-        """The requests as they come, for one run."""
         if self.num_users is None:
             return TimedArrivals(self.requests)
         return ClosedLoop(self.requests, self.num_users, self.think_time)

@@ -56,7 +56,6 @@ class Prompts:
     path: str | None = None
 
     def generate(self, vocab_size: int | None, encode: Encode | None = None) -> LoadedRequests:
-        """Every line is a request; blank lines are dropped and counted."""
         file, number = named_file(self.path, self.name), 0
         requests: list[Request] = []
         for number, line in numbered_lines(file):

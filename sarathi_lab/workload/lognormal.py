@@ -46,7 +46,6 @@ class Lognormal(MadeUp):
             )
 
     def lengths(self) -> Iterator[tuple[int, int]]:
-        """Prompt and output lengths without end."""
         generator = np.random.default_rng([self.seed, 3])
         fits = [self._fit("prompt", "output"), self._fit("output", "prompt")]
         while True:

@@ -129,8 +129,6 @@ class _Varied(_Synthetic):
 
 @dataclass(frozen=True, kw_only=True)
 class Uniform(_Varied):
-    """Total lengths uniform from min_len to max_len."""
-
     name = "uniform"
 
     def total_lens(self) -> Sequence[int]:

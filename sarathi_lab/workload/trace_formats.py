@@ -46,7 +46,6 @@ class TraceTable:
 
     @property
     def notes(self) -> list[str]:
-        """What there is to say of its times."""
         counts = {
             "rows before the row above them (sorted)": self.num_early,
             "rows at the same time as another": self.num_together,

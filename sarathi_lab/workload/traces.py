@@ -65,7 +65,6 @@ class Trace(Arriving):
         return self if self.max_len is not None else replace(self, max_len=max_len)
 
     def generate(self, vocab_size: int | None, encode: Encode | None = None) -> LoadedRequests:
-        """The usable rows in the order of arrival."""
         file = named_file(self.path, self.name)
         table = read_trace(file)
         used, dropped = self._usable(file, table)
@@ -83,7 +82,6 @@ class Trace(Arriving):
         )
 
     def _usable(self, file: Path, table: TraceTable) -> tuple[list[int], dict[str, int]]:
-        """The rows to use, and how many were dropped by reason."""
         is_empty = (table.prompt_lens < 1) | (table.output_lens < 1)
         is_long = np.zeros(len(table), dtype=bool)
         if self.max_len is not None:
@@ -104,7 +102,6 @@ class Trace(Arriving):
         return used, dropped
 
     def _times(self, file: Path, table: TraceTable, used: Sequence[int]) -> NDArray[np.float64]:
-        """Seconds of arrival of the rows in use."""
         if self.arrivals is not None:
             return self.times(len(used))
         if table.times is None:
