@@ -54,7 +54,6 @@ def speedup(panel: str, series: str, x: float, seq_len: int, batch: int, chunk: 
         "Fig 8: a decode alone over a decode riding on a chunk",
         "batch",
         "decode speed-up",
-        columns=1,
         legend="P + D",
     ),
 )

@@ -170,7 +170,6 @@ EVEN_TILES = "series == 'total' and (x - 1) // 128 % 2 == 1"
         "Fig 7: one prefill iteration by its tokens (tile quantization)",
         "prompt tokens",
         "ms per iteration",
-        columns=2,
         legend="operation",
         panels={"step": "one token past full tiles"},
         units={"step": "time / that of full tiles"},

@@ -202,7 +202,7 @@ def measure_units(
                 left.extend(chosen[place:])
                 del chosen[place:]
                 return
-            clock.start_unit()
+            clock.cost.forget()
             yield from unit(clock)
             advance(time.monotonic() - start)
 

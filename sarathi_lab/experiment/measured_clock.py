@@ -197,10 +197,6 @@ class DeviceClock(Clock):
         """Serve anew whatever is asked for from now on."""
         self._now.clear()
 
-    def start_unit(self) -> None:
-        """Time batches anew whatever is asked for from now on."""
-        self.cost.forget()
-
     def batch(self, *batches: Batch) -> Times:
         if not self._is_warm:
             self._is_warm = True

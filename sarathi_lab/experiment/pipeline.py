@@ -219,7 +219,6 @@ def _paper(bubbles: pd.DataFrame, completion: pd.DataFrame) -> pd.DataFrame:
         "Fig 12: GPT-3 on 64 GPUs, bubbles and completion",
         "requests done",
         "time [s]",
-        columns=2,
         legend="system",
         panels={"a": "a: bubbles of a request", "b": "b: completion"},
         units={"a": "share of requests"},
