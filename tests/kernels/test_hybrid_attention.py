@@ -24,7 +24,7 @@ VARIANTS = get_args(Variant)
 
 @pytest.mark.parametrize(
     ("name", "num_splits"),
-    [("hybrid", 1), ("hybrid", 3), ("window over tiles", 3), ("decodes", 1), ("whole prompts", 1)],
+    [("hybrid", 3), ("window over tiles", 3), ("decodes", 1), ("whole prompts", 1)],
 )
 def test_all_variants_give_the_same(name: str, num_splits: int) -> None:
     case = AWKWARD[name]
