@@ -18,7 +18,8 @@ from sarathi_lab.engine.executor import Backend, Predictor, Sizes
 from sarathi_lab.engine.queues import QueueOrder
 from sarathi_lab.engine.scheduler import Preemption, Scheduler
 from sarathi_lab.experiment.advisor import BASELINES, Advice, Prediction, advise
-from sarathi_lab.model.configured import resolve_model, text_encoder
+from sarathi_lab.model.checkpoint import resolve_model, text_encoder
+from sarathi_lab.model.roofline import TILE
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Policy, with_budget
 from sarathi_lab.results.saturation import SaturationLimits
@@ -262,7 +263,7 @@ def _advise(plan: Plan, predictor: Predictor, chunks: Sequence[int] | None) -> A
     )
     return advise(
         prediction,
-        predictor.tile,
+        TILE,
         policy=lambda chunk: with_budget(plan.policy, chunk),
         chunks=chunks,
     )

@@ -25,7 +25,7 @@ from sarathi_lab.engine.executor import Executor
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.engine.request import Batch
-from sarathi_lab.executor.simulated.pipeline import PipelineExecutor
+from sarathi_lab.executor.simulated.executor import PipelineExecutor
 from sarathi_lab.model.roofline import Peaks, request_roofline, roofline_time
 from sarathi_lab.results import report
 from sarathi_lab.results.decode_cost import (

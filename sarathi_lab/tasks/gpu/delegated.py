@@ -100,7 +100,8 @@ class GpuCalibration(Part):
 
     home: ClassVar[str] = "lab/calibration"
     LOADING: ClassVar[float] = 0.4  # of the time: the model, kernels' compilation, the fit behind
-    FEWEST_SECONDS: ClassVar[dict[str, float]] = {"paper": 15.0, "dry": 2.0}
+    FEWEST_SECONDS: ClassVar[float] = 15.0
+    DRY_SECONDS: ClassVar[float] = 2.0
     SIZES: ClassVar[dict[str, tuple[str, int, int]]] = {
         "paper": ("13b", 18, 3072),  # model, most decodes, longest context
         "dry": ("tiny", 2, 64),
@@ -122,8 +123,8 @@ class GpuCalibration(Part):
         work.record("hardware.yaml", lambda path: path.write_text(_naming(made, path.parent)))
 
     def _task(self, name: str) -> Calibrate:
-        seconds = max(self.FEWEST_SECONDS[self.setup], (1 - self.LOADING) * self.seconds)
-        return Calibrate(seconds, name)
+        seconds = max(self.FEWEST_SECONDS, (1 - self.LOADING) * self.seconds)
+        return Calibrate(self.DRY_SECONDS if self.is_dry else seconds, name)
 
     def _sized(self, cfg: DictConfig) -> DictConfig:
         model, batch, seq_len = self.SIZES[self.setup]
