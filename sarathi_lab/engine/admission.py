@@ -3,57 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.request import Batch, Request, SequenceState
 
-Moves = TypeVar("Moves", contravariant=True)
+if TYPE_CHECKING:
+    from sarathi_lab.engine.scheduler import Scheduler
+
 # How many of the tokens that are left for a sequence's prompt it takes; 0 passes it over.
 Size = Callable[[SequenceState, int], int]
 
 
-class SchedulingPolicy(Protocol[Moves]):
-    """What a scheduler with certain moves asks of a policy; see `sarathi_lab.policy.Policy`."""
+class SchedulingPolicy(Protocol):
+    """See `sarathi_lab.policy.Policy`."""
 
     @property
     def name(self) -> str: ...
 
     @property
-    def watermark(self) -> float:
-        """The share of the cache that admission leaves free."""
+    def watermark(self) -> float: ...
 
-    def validate(self, batch_size: int, max_model_len: int) -> None:
-        """Raise UserError for parameters that cannot work."""
+    def validate(self, batch_size: int, max_model_len: int) -> None: ...
 
-    def reserved_tokens(self, request: Request, num_known: int, max_model_len: int) -> int:
-        """Tokens of cache to set aside when a sequence with `num_known` tokens is admitted."""
+    def reserved_tokens(self, request: Request, num_known: int, max_model_len: int) -> int: ...
 
-    def fill(self, batch: Batch, scheduler: Moves) -> None:
-        """Put this iteration's work into the empty `batch`, by the scheduler's moves."""
+    def fill(self, batch: Batch, scheduler: Scheduler) -> None: ...
 
 
 def check_fits(
-    request: Request,
-    reserved: int,
-    blocks: BlockManager,
-    policy: SchedulingPolicy[Any],
-    max_model_len: int,
+    request: Request, blocks: BlockManager, policy: SchedulingPolicy, max_model_len: int
 ) -> None:
     """Raise UserError if `request` is longer than the model or the cache allows, alone on an idle
     engine.
-
-    `reserved` is how many tokens of cache `policy` sets aside for it at most.
     """
     what = f"request {request.request_id} of {request.prompt_len} + {request.output_len} tokens"
     if request.total_len > max_model_len:
         raise UserError(
             f"{what} exceeds max_model_len={max_model_len}; raise it or shorten the request"
         )
-    needed = blocks.blocks_for(max(request.total_len, reserved)) + blocks.watermark_blocks(
-        policy.watermark
-    )
+    reserved = policy.reserved_tokens(request, request.total_len, max_model_len)
+    needed = blocks.blocks_for(max(request.total_len, reserved))
+    needed += blocks.watermark_blocks(policy.watermark)
     if needed > blocks.num_blocks:
         raise UserError(
             f"{what} can never fit the KV cache: policy {policy.name} needs {needed} blocks of "

@@ -7,51 +7,35 @@ import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Protocol, runtime_checkable
 
 from sarathi_lab.engine.request import Request, SequenceState
 
 
-@runtime_checkable
-class Arrivals(Protocol):
-    """Gives requests in the order of their arrival. Made for one run: what was taken is gone."""
+class Arrivals:
+    """Requests that come at their own times, whatever becomes of those before (an open loop).
 
-    next_time: float  # seconds at which the next one arrives; infinity while none is known to come
+    Made for one run: what was taken is gone. `next_time` is when the next one arrives, in seconds;
+    infinity while none is known to come.
+    """
 
-    @property
-    def requests(self) -> Sequence[Request]:
-        """All still to come; those that wait for others to finish have no times yet."""
+    def __init__(self, requests: Iterable[Request]) -> None:
+        self.requests = deque(sorted(requests, key=lambda request: request.arrival_time))
+        self._look_ahead()
 
     def pop(self) -> Request:
         """Take the next one, with its time of arrival."""
+        request = self.requests.popleft()
+        self._look_ahead()
+        return request
 
     def finished(self, sequences: Sequence[SequenceState]) -> None:
         """Hear that these are done."""
 
-
-class TimedArrivals:
-    """Requests that come at their own times, whatever becomes of those before (an open loop)."""
-
-    def __init__(self, requests: Iterable[Request]) -> None:
-        self._left = deque(sorted(requests, key=lambda request: request.arrival_time))
-        self.next_time = self._left[0].arrival_time if self._left else math.inf
-
-    @property
-    def requests(self) -> Sequence[Request]:
-        """Those to come, in the order of arrival."""
-        return self._left
-
-    def pop(self) -> Request:
-        """Take the next one."""
-        request = self._left.popleft()
-        self.next_time = self._left[0].arrival_time if self._left else math.inf
-        return request
-
-    def finished(self, sequences: Sequence[SequenceState]) -> None:
-        """Nobody waits for an answer."""
+    def _look_ahead(self) -> None:
+        self.next_time = self.requests[0].arrival_time if self.requests else math.inf
 
 
-class ClosedLoop:
+class ClosedLoop(Arrivals):
     """`num_users` users; each sends the next request of the list `think_time` seconds after its
     last has finished.
 
@@ -62,34 +46,27 @@ class ClosedLoop:
     def __init__(
         self, requests: Iterable[Request], num_users: int, think_time: float = 0.0
     ) -> None:
-        self._left = deque(requests)
+        self.requests = deque(requests)
         self._think_time = think_time
-        self._due = [
-            0.0
-        ] * num_users  # a heap: when each user who waits for no answer sends its next request
+        # A heap: when each user who waits for no answer sends its next request.
+        self._due = [0.0] * num_users
         self._look_ahead()
-
-    @property
-    def requests(self) -> Sequence[Request]:
-        """Those that nobody has sent yet, in the order that they will be sent in."""
-        return self._left
 
     def pop(self) -> Request:
         """The next one, sent by the user who is due first."""
-        request = replace(self._left.popleft(), arrival_time=heapq.heappop(self._due))
-        self._look_ahead()
-        return request
+        time = heapq.heappop(self._due)
+        return replace(super().pop(), arrival_time=time)
 
     def finished(self, sequences: Sequence[SequenceState]) -> None:
         """Let the users who got these answers think."""
         for sequence in sequences:
-            heapq.heappush(self._due, sequence.token_times[-1] + self._think_time)
+            heapq.heappush(self._due, sequence.finish_time + self._think_time)
         self._look_ahead()
 
     def _look_ahead(self) -> None:
-        self.next_time = self._due[0] if self._due and self._left else math.inf
+        self.next_time = self._due[0] if self._due and self.requests else math.inf
 
 
 def as_arrivals(requests: Iterable[Request] | Arrivals) -> Arrivals:
     """A plain list comes at the times of its requests."""
-    return requests if isinstance(requests, Arrivals) else TimedArrivals(requests)
+    return requests if isinstance(requests, Arrivals) else Arrivals(requests)

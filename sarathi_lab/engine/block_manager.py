@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from sarathi_lab.engine.prefix_cache import PrefixCache
 from sarathi_lab.engine.request import Batch, Copy, SequenceState
 
 
 class BlockManager:
-    """`num_blocks` blocks of `block_size` tokens each; block ids index the executor's cache tensor.
+    """`num_blocks` blocks of `block_size` tokens each, which index the executor's cache, and
+    `num_host_blocks` more in host memory for what is swapped out: paged attention, as in vLLM.
 
-    `num_host_blocks` more in host memory take what is swapped out. Source of the scheme: paged
-    attention (vLLM). With `shares_prefixes` sequences share the blocks of equal beginnings
-    (`prefix`), else nothing.
+    With `shares_prefixes` sequences share the blocks of equal beginnings (`prefix`).
     """
 
     def __init__(
@@ -32,22 +29,20 @@ class BlockManager:
         self.num_host_blocks = num_host_blocks
         self.block_size = block_size
         self.prefix = PrefixCache(block_size) if shares_prefixes else None
-        # Popped from the end, so that a fresh cache hands out 0, 1, 2, …: neighbours stay
-        # neighbours.
+        # Popped from the end, so that a fresh cache hands out neighbours: 0, 1, 2, …
         self._free = list(range(num_blocks - 1, -1, -1))
         self._free_host = list(range(num_host_blocks - 1, -1, -1))
 
     @property
     def num_free(self) -> int:
         """Blocks that a sequence can have: those that are empty or cached for nobody."""
-        return len(self._free) if self.prefix is None else len(self._free) + self.prefix.num_unused
+        return len(self._free) + (0 if self.prefix is None else len(self.prefix.unused))
 
     @property
     def num_used(self) -> int:
-        return self.num_blocks - (len(self._free) if self.prefix is None else self.num_free)
+        return self.num_blocks - self.num_free
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that hold `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
 
     def watermark_blocks(self, watermark: float) -> int:
@@ -72,8 +67,10 @@ class BlockManager:
         missing = -(-num_tokens // self.block_size) - len(held)
         if missing <= 0:  # as a rule: most tokens come one at a time
             return True
-        if missing > len(self._free) and not self._evict_for(missing):
-            return False
+        if (short := missing - len(self._free)) > 0:
+            if self.prefix is None or short > len(self.prefix.unused):
+                return False
+            self._free.extend(self.prefix.evict(short))
         taken = self._free[: -missing - 1 : -1]
         del self._free[-missing:]
         expected = held[-1] + 1 if held else taken[0]
@@ -89,16 +86,14 @@ class BlockManager:
         return sequence
 
     def publish(self, batch: Batch) -> None:
-        """Let others share the full blocks that hold what `batch` computes."""
+        """Let others share the full blocks that `batch` fills."""
         if self.prefix is not None:
             for chunk in batch.chunks:
                 self.prefix.publish(chunk.sequence)
 
     def admit(self, sequence: SequenceState, num_tokens: int, watermark: float = 0.0) -> bool:
         """Give a new sequence its cached prefix, and room for `num_tokens` tokens in all beside the
-        `watermark`.
-
-        False, with nothing changed, if blocks are short.
+        `watermark`; False, with nothing changed, if blocks are short.
         """
         if self.prefix is None:
             return self.can_hold(num_tokens, watermark) and self.grow(sequence, num_tokens)
@@ -108,14 +103,6 @@ class BlockManager:
             return False
         self.prefix.share(sequence, found)
         return self.grow(sequence, num_tokens)
-
-    def _evict_for(self, num_blocks: int) -> bool:
-        """Empty `num_blocks` blocks by eviction; False, with nothing changed, if it can't."""
-        missing = num_blocks - len(self._free)
-        if self.prefix is None or missing > self.prefix.num_unused:
-            return False
-        self._free.extend(self.prefix.evict(missing))
-        return True
 
     def free(self, sequence: SequenceState) -> None:
         """Take back all blocks of `sequence`, but for what others share."""
@@ -131,39 +118,24 @@ class BlockManager:
         if num_blocks > len(self._free_host):
             return None
         sequence.host_block_ids = [self._free_host.pop() for _ in range(num_blocks)]
-        pairs = zip(sequence.block_ids, sequence.host_block_ids, strict=False)
-        copies = [Copy(True, device, host) for device, host in pairs]
+        copies = _copies(sequence, is_out=True)
         self.free(sequence)
         return copies
 
-    def swap_in(self, sequence: SequenceState, num_tokens: int) -> list[Copy] | None:
-        """Bring `sequence` back; None, with nothing changed, if `num_tokens` don't fit."""
-        if not self.grow(sequence, num_tokens):
+    def swap_in(
+        self, sequence: SequenceState, num_tokens: int, watermark: float
+    ) -> list[Copy] | None:
+        """Bring `sequence` back; None, with nothing changed, if `num_tokens` don't fit beside the
+        `watermark`.
+        """
+        if not (self.can_hold(num_tokens, watermark) and self.grow(sequence, num_tokens)):
             return None
-        pairs = zip(sequence.block_ids, sequence.host_block_ids, strict=False)
-        copies = [Copy(False, device, host) for device, host in pairs]
+        copies = _copies(sequence, is_out=False)
         self._free_host.extend(reversed(sequence.host_block_ids))
         sequence.host_block_ids = []
         return copies
 
-    def check_integrity(
-        self, sequences: Iterable[SequenceState], swapped: Iterable[SequenceState] = ()
-    ) -> None:
-        """Raise AssertionError unless every block is free, held by one of these, or shared."""
-        on_host = [block for sequence in swapped for block in sequence.host_block_ids]
-        if sorted(on_host + self._free_host) != list(range(self.num_host_blocks)):
-            raise AssertionError(
-                f"{len(on_host)} + {len(self._free_host)} are not {self.num_host_blocks} host "
-                "blocks"
-            )
-        held = [block for sequence in sequences for block in sequence.block_ids]
-        unused = [] if self.prefix is None else self.prefix.check_integrity(held)
-        everything = sorted([*(held if self.prefix is None else set(held)), *self._free, *unused])
-        if everything != list(range(self.num_blocks)):
-            raise AssertionError(
-                f"{len(held)} held + {self.num_free} free blocks are not the {self.num_blocks} "
-                "blocks"
-            )
-        for sequence in sequences:
-            if len(sequence.block_ids) * self.block_size < sequence.num_computed:
-                raise AssertionError(f"{sequence} has computed more tokens than its blocks hold")
+
+def _copies(sequence: SequenceState, is_out: bool) -> list[Copy]:
+    pairs = zip(sequence.block_ids, sequence.host_block_ids, strict=False)
+    return [Copy(is_out, device, host) for device, host in pairs]

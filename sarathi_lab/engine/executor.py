@@ -58,24 +58,19 @@ class StepResult:
 
 
 class Executor(Protocol):
-    """Runs batches and owns the clock.
-
-    `capacity` is how many batches may be in flight: 1 for a device, the number of stages for a
-    pipeline, 2 for a device whose next batch is made while one runs. Batches are collected in the
-    order of submission. With `feeds_tokens` the tokens of one batch reach the next without the
-    host, so a sequence in flight may be submitted again.
+    """Runs batches and owns the clock, in seconds since `start`; collects them in the order of
+    submission.
     """
 
-    capacity: int
-    feeds_tokens: bool
+    capacity: int  # batches in flight: of a pipeline its stages, 2 where one is made as one runs
+    feeds_tokens: bool  # from batch to batch, so a sequence in flight may be submitted again
 
     @property
     def num_blocks(self) -> int | None:
         """Blocks of its cache; None where there is no real one."""
 
     @property
-    def now(self) -> float:
-        """Seconds since `start`."""
+    def now(self) -> float: ...
 
     @property
     def num_in_flight(self) -> int: ...
@@ -101,31 +96,25 @@ class Executor(Protocol):
 
 @dataclass(frozen=True)
 class Predictor:
-    """Seconds of an iteration by operation; products come in tiles of `tile` tokens."""
+    """Seconds of an iteration: by operation, or, called, one after the other."""
 
     operation_times: Callable[[Batch], dict[str, float]]
-    tile: int
 
     def __call__(self, batch: Batch) -> float:
-        """Seconds of `batch`: its operations one after the other."""
         return sum(self.operation_times(batch).values())
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What an executor is made for: tokens and sequences of an iteration, and the cache.
+    """What an executor is made for: tokens and sequences of an iteration, and the cache."""
 
-    `chunk` is set where no batch with prompts exceeds so many tokens. With `fills_memory` the cache
-    takes what the memory holds, and `num_blocks` is what was planned with.
-    """
-
-    num_blocks: int
+    num_blocks: int  # as planned with
     block_size: int
     batch_size: int
     max_model_len: int | None = None  # None: as long as the cache
     max_batch_tokens: int | None = None  # None: whatever the warm-up runs
-    chunk: int | None = None
-    fills_memory: bool = False
+    chunk: int | None = None  # None: batches with prompts may have any number of tokens
+    fills_memory: bool = False  # with the cache, whatever `num_blocks`
     num_host_blocks: int = 0  # of the cache in host memory, for what is swapped out
 
 

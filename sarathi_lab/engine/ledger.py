@@ -69,14 +69,8 @@ class Ledger:
         self._bubbles: list[Bubble] = []
 
     def record(self, result: StepResult, finished: list[SequenceState]) -> None:
-        """Append one finished iteration and the requests that finished with it."""
         assert result.batch.queues is not None, "the scheduler has booked the batch"
         self._iterations.append(_iteration_row(result))
-        self._record_stages(result)
-        self._requests.extend(map(_request_row, finished))
-        self.on_iteration(result.batch.num_tokens + result.batch.prefix_hit_tokens)
-
-    def _record_stages(self, result: StepResult) -> None:
         spans = result.stages or [(result.start, result.end)]
         self._num_stages = len(spans)
         for span in spans:
@@ -86,9 +80,11 @@ class Ledger:
             seconds = sum(bubble.end - bubble.start for bubble in result.bubbles)
             for chunk in result.batch.chunks:
                 chunk.sequence.bubble_time += seconds
+        self._requests.extend(map(_request_row, finished))
+        self.on_iteration(result.batch.num_tokens + result.batch.prefix_hit_tokens)
 
     def iterations(self) -> pd.DataFrame:
-        """One row per iteration in the order of collection; queue lengths are those after it."""
+        """One row per iteration, as collected; queue lengths are those after it."""
         table = pd.DataFrame(self._iterations, columns=list(ITERATION_COLUMNS))
         table["num_preemptions"] = np.diff(table.num_preemptions, prepend=0)  # counted from 0
         table.insert(0, "iteration", range(len(table)))

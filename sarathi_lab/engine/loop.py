@@ -24,7 +24,7 @@ class Recorder(Protocol):
 
 def serve(
     requests: Iterable[Request] | Arrivals,
-    policy: SchedulingPolicy[Scheduler],
+    policy: SchedulingPolicy,
     executor: Executor,
     *,
     batch_size: int,
@@ -38,12 +38,11 @@ def serve(
     preemption: Preemption = "recompute",
     recorder: Recorder | None = None,
 ) -> Ledger:
-    """Serve `requests` to the end with an empty cache, the clock starting at zero; returns the
-    record.
+    """Serve `requests` with an empty cache; the rest is as in `Scheduler` and `BlockManager`.
 
-    `max_model_len` is the longest request's if None. `recorder` sees the iterations in place of a
-    fresh ledger, which is then returned empty unless it is that. The rest is as in `Scheduler` and
-    `BlockManager`. Raises UserError for what can never be served.
+    `max_model_len` is the longest request's if None. `recorder` sees the iterations in place of the
+    ledger, which is then returned empty unless it is that. Raises UserError for what can never be
+    served.
     """
     arrivals = as_arrivals(requests)
     if max_model_len is None:
@@ -77,7 +76,9 @@ def run_engine(
         while arrivals.next_time <= executor.now:
             scheduler.add(arrivals.pop())
         _submit_all(scheduler, executor)
-        if executor.num_in_flight and not _arrives_first(arrivals, executor):
+        # Of a pipeline, whether a request enters before the oldest batch leaves.
+        has_room = executor.num_in_flight < executor.capacity
+        if executor.num_in_flight and not (has_room and arrivals.next_time < executor.next_end):
             result = executor.collect()
             finished = scheduler.update(result)
             recorder.record(result, finished)
@@ -85,15 +86,8 @@ def run_engine(
         elif arrivals.next_time < math.inf:
             executor.wait_until(arrivals.next_time)
         else:
-            raise RuntimeError(
-                f"policy {scheduler.policy.name} stalled with {len(scheduler.waiting)} waiting "
-                "requests"
-            )
-
-
-def _arrives_first(arrivals: Arrivals, executor: Executor) -> bool:
-    """Whether a request enters a pipeline with room before the oldest batch leaves it."""
-    return executor.num_in_flight < executor.capacity and arrivals.next_time < executor.next_end
+            left = f"{len(scheduler.waiting)} waiting requests"
+            raise RuntimeError(f"policy {scheduler.policy.name} stalled with {left}")
 
 
 def _submit_all(scheduler: Scheduler, executor: Executor) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Iterable
 from hashlib import blake2b
+from itertools import pairwise
 
 import numpy as np
 
@@ -30,14 +31,8 @@ class PrefixCache:
         self._blocks: dict[bytes, int] = {}  # by key
         self._keys: dict[int, bytes] = {}  # by block, of those published
         self._num_holders: dict[int, int] = {}  # by block, of those published
-        self._unused: OrderedDict[int, None] = (
-            OrderedDict()
-        )  # of those published, without a holder: oldest first
-
-    @property
-    def num_unused(self) -> int:
-        """Published blocks that nobody holds: they count as free."""
-        return len(self._unused)
+        # Published blocks that nobody holds, oldest first: they count as free.
+        self.unused: OrderedDict[int, None] = OrderedDict()
 
     def find(self, sequence: SequenceState) -> list[int]:
         """Blocks that hold the first tokens of `sequence`, leaving it one token at least."""
@@ -51,17 +46,15 @@ class PrefixCache:
 
     def num_taken(self, found: Iterable[int]) -> int:
         """How many fewer blocks are free once `found` are shared: those that nobody holds yet."""
-        return sum(block in self._unused for block in found)
+        return sum(block in self.unused for block in found)
 
     def share(self, sequence: SequenceState, found: list[int]) -> None:
         """Let `sequence`, which holds no block, hold those that `find` gave."""
         for block in found:
             self._num_holders[block] += 1
-            self._unused.pop(block, None)
+            self.unused.pop(block, None)
         sequence.block_ids.extend(found)
-        sequence.blocks_are_neighbours = not found or found == list(
-            range(found[0], found[0] + len(found))
-        )
+        sequence.blocks_are_neighbours = all(b == a + 1 for a, b in pairwise(found))
         sequence.num_published = len(found)
 
     def publish(self, sequence: SequenceState) -> None:
@@ -89,32 +82,17 @@ class PrefixCache:
                 continue
             self._num_holders[block] -= 1
             if self._num_holders[block] == 0:
-                self._unused[block] = None
+                self.unused[block] = None
         sequence.num_published = 0
         return empty
 
     def evict(self, num_blocks: int) -> list[int]:
         """Forget `num_blocks` of the blocks that nobody holds, and return them."""
-        evicted = [self._unused.popitem(last=False)[0] for _ in range(num_blocks)]
+        evicted = [self.unused.popitem(last=False)[0] for _ in range(num_blocks)]
         for block in evicted:
             del self._num_holders[block]
             del self._blocks[self._keys.pop(block)]
         return evicted
-
-    def check_integrity(self, held: Iterable[int]) -> list[int]:
-        """Raise AssertionError unless `held` fits the counts; returns the unused blocks."""
-        counts = Counter(held)
-        for block in counts.keys() | self._num_holders.keys():
-            expected = self._num_holders.get(block, 1)
-            if counts[block] != expected:
-                raise AssertionError(f"block {block} has {counts[block]} holders, not {expected}")
-        if {block for block, number in self._num_holders.items() if number == 0} != set(
-            self._unused
-        ):
-            raise AssertionError("blocks without a holder are not those that count as unused")
-        if {block: key for key, block in self._blocks.items()} != self._keys:
-            raise AssertionError("keys and blocks do not tell the same")
-        return list(self._unused)
 
     def _key(self, sequence: SequenceState, index: int) -> bytes:
         """The key of one full block of known tokens, made after those before it."""
@@ -122,17 +100,14 @@ class PrefixCache:
         while len(keys) <= index:
             start = len(keys) * self.block_size
             content = _content(sequence, start, start + self.block_size)
-            keys.append(
-                blake2b((keys[-1] if keys else b"") + content, digest_size=KEY_BYTES).digest()
-            )
+            before = keys[-1] if keys else b""
+            keys.append(blake2b(before + content, digest_size=KEY_BYTES).digest())
         return keys[index]
 
 
 def _content(sequence: SequenceState, start: int, end: int) -> bytes:
-    """What tells tokens `start` to `end` from others behind the same tokens.
-
-    Their ids; or the ids of their pieces of the prompt; or, where nobody knows more, whose they
-    are.
+    """What tells tokens `start` to `end` from others behind the same tokens: their ids; or the ids
+    of their pieces of the prompt; or, where nobody knows more, whose they are.
     """
     request = sequence.request
     prompt_len, token_ids = request.prompt_len, request.prompt_token_ids

@@ -1,12 +1,14 @@
-"""The order in which waiting sequences are admitted, and who gives way when the cache is short."""
+"""The order in which waiting sequences are admitted, those that run, and who gives way when the
+cache is short.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Iterator
-from heapq import heappop, heappush
 from itertools import islice
+from operator import attrgetter
 from typing import Literal
 
 from sarathi_lab.engine.request import SequenceState
@@ -39,59 +41,49 @@ class RankedQueue:
     """A waiting queue in the order of `rank`, lowest first; preempted sequences come where their
     rank puts them.
 
-    A sorted list with the next one last: insertion moves pointers only, taking the next one moves
+    Sorted lists with the first one last: insertion moves pointers only, taking the first one moves
     nothing.
     """
 
     def __init__(self, rank: Callable[[SequenceState], Rank]) -> None:
         self._rank = rank
-        self._items: list[SequenceState] = []
-        self._by_order: dict[int, SequenceState] = {}
-        self._orders: list[int] = []  # a heap of all in `_by_order`, and of some that left
+        self._by_rank: list[SequenceState] = []
+        self._by_arrival: list[SequenceState] = []
 
     def append(self, sequence: SequenceState) -> None:
-        """Queue a sequence."""
-        insort(self._items, sequence, key=self._descending)
-        self._by_order[sequence.order] = sequence
-        if len(self._orders) > 2 * len(self._items) + 16:
-            self._orders = sorted(self._by_order)
-        else:
-            heappush(self._orders, sequence.order)
+        insort(self._by_rank, sequence, key=self._descending)
+        insort(self._by_arrival, sequence, key=_newest_first)
 
     appendleft = append
 
-    def popleft(self) -> SequenceState:
-        """Take the one of the lowest rank out."""
-        sequence = self._items.pop()
-        del self._by_order[sequence.order]
-        return sequence
-
     def remove(self, sequence: SequenceState) -> None:
         """Take any one out. Raises ValueError if it does not wait."""
-        index = bisect_left(self._items, self._descending(sequence), key=self._descending)
-        if index == len(self._items) or self._items[index] is not sequence:
-            raise ValueError(f"{sequence} does not wait")
-        del self._items[index]
-        del self._by_order[sequence.order]
+        keys = (self._descending, _newest_first)
+        for sequences, key in zip((self._by_rank, self._by_arrival), keys, strict=True):
+            index = bisect_left(sequences, key(sequence), key=key)
+            if sequences[index : index + 1] != [sequence]:
+                raise ValueError(f"{sequence} does not wait")
+            del sequences[index]
 
     def oldest(self) -> SequenceState:
-        """The one that arrived first."""
-        while self._orders[0] not in self._by_order:
-            heappop(self._orders)
-        return self._by_order[self._orders[0]]
+        return self._by_arrival[-1]
 
     def _descending(self, sequence: SequenceState) -> Rank:
         rank, order = self._rank(sequence)
         return -rank, -order
 
     def __getitem__(self, index: int) -> SequenceState:
-        return self._items[-1 - index]
+        return self._by_rank[-1 - index]
 
     def __iter__(self) -> Iterator[SequenceState]:
-        return reversed(self._items)
+        return reversed(self._by_rank)
 
     def __len__(self) -> int:
-        return len(self._items)
+        return len(self._by_rank)
+
+
+def _newest_first(sequence: SequenceState) -> Rank:
+    return 0, -sequence.order
 
 
 WaitingQueue = ArrivalQueue | RankedQueue
@@ -115,7 +107,6 @@ def candidates(waiting: WaitingQueue, pass_over: Test | None) -> Iterator[Sequen
 
 
 def by_arrival(sequence: SequenceState) -> Rank:
-    """First come, first served."""
     return 0, sequence.order
 
 
@@ -125,9 +116,65 @@ def by_priority(sequence: SequenceState) -> Rank:
 
 
 def by_remaining(sequence: SequenceState) -> Rank:
-    """Fewest tokens to prefill first, which is what a server knows of a request; first come among
-    equals.
-
-    Cached ones count, too: how many there are changes while a sequence waits.
+    """Fewest tokens to prefill first, cached or not, as how many are cached changes while a
+    sequence waits; first come among equals.
     """
     return sequence.num_known, sequence.order
+
+
+class RunningSequences(list[SequenceState]):
+    """The sequences that hold cache, in the order that they entered in, or of `rank` once sorted.
+
+    The largest by `rank` gives way first. `at_rest` are those that are not in flight, in the same
+    order (of a pipeline's sequences those of one batch); it may also have some that have left it
+    since `tidy`, which `is_idle` tells.
+    """
+
+    def __init__(self, rank: Callable[[SequenceState], Rank]) -> None:
+        super().__init__()
+        self.rank = rank
+        self.at_rest: list[SequenceState] = []
+        self._num_positions = 0
+        self._is_sorted = True
+
+    @property
+    def idle(self) -> list[SequenceState]:
+        """Those that could be scheduled now."""
+        return list(filter(is_idle, self.at_rest))
+
+    def enter(self, sequence: SequenceState) -> None:
+        """Take in a sequence, which is in flight from now on."""
+        if self and self.rank(sequence) < self.rank(self[-1]):
+            self._is_sorted = False
+        self.append(sequence)
+        sequence.is_running = True
+        sequence.position = self._num_positions
+        self._num_positions += 1
+
+    def leave(self, sequence: SequenceState) -> None:
+        self.remove(sequence)
+        sequence.is_running = False
+
+    def rest(self, sequences: list[SequenceState]) -> None:
+        """Take `sequences` back from a batch that has ended."""
+        self.at_rest += sequences
+        self.at_rest.sort(key=attrgetter("position"))
+
+    def tidy(self) -> None:
+        """Forget of `at_rest` who left or is in flight."""
+        self.at_rest = self.idle
+
+    def sort_by_rank(self) -> None:
+        """Restore the order of `rank`, which readmission upsets."""
+        if self._is_sorted:
+            return
+        self.sort(key=self.rank)
+        self.at_rest.sort(key=self.rank)
+        for position, sequence in enumerate(self):
+            sequence.position = position
+        self._is_sorted = True
+
+
+def is_idle(sequence: SequenceState) -> bool:
+    """Whether `sequence` is running, but not in flight."""
+    return sequence.is_running and not sequence.in_flight

@@ -15,25 +15,23 @@ if TYPE_CHECKING:
 class Request:
     """One wish, made by the workload and never changed.
 
-    `prompt_token_ids` is None where nobody reads tokens (simulation); `prompt_len` is always set.
     Exactly `output_len` tokens are generated: end-of-sequence is ignored, so that policies are
-    compared on the same work. Times are seconds since the start of the run. Lower `priority` is
-    served first where the queue is ordered by it. `prefix_ids` has one id per 512 tokens of the
-    prompt: equal ids with equal ids before them mean equal tokens. Tokens beyond the last id are
-    the request's own; without ids nothing is said.
+    compared on the same work.
     """
 
     request_id: int
-    arrival_time: float
+    arrival_time: float  # seconds since the start of the run
     prompt_len: int
     output_len: int
-    prompt_token_ids: Sequence[int] | NDArray[np.int32] | None = None
-    priority: int = 0
+    prompt_token_ids: Sequence[int] | NDArray[np.int32] | None = None  # None: nobody reads tokens
+    priority: int = 0  # the lower is served first where the queue is ordered by it
+    # One per 512 tokens of the prompt: equal ids with equal ids before them mean equal tokens.
+    # Tokens beyond the last id are the request's own; without ids nothing is said.
     prefix_ids: tuple[int, ...] = ()
 
     @property
     def total_len(self) -> int:
-        """Prompt plus output, in tokens: the paper's sequence length P + D."""
+        """The paper's sequence length P + D, in tokens."""
         return self.prompt_len + self.output_len
 
 
@@ -90,35 +88,28 @@ class SequenceState:
     @property
     def is_decoding(self) -> bool:
         """Whether only the newest generated token is pending; a last prompt token is prefill."""
-        prompt_len = self.request.prompt_len
-        return (
-            self.num_computed >= prompt_len
-            and prompt_len + len(self.output_token_ids) - self.num_computed == 1
-        )
+        prompt_len, num_computed = self.request.prompt_len, self.num_computed
+        num_known = prompt_len + len(self.output_token_ids)  # not asked for: this is asked most
+        return num_computed >= prompt_len and num_known - num_computed == 1
 
     @property
     def is_finished(self) -> bool:
         return len(self.output_token_ids) >= self.request.output_len
 
     def __repr__(self) -> str:
-        return (
-            f"SequenceState({self.request.request_id}: {self.num_computed}/{self.num_known} "
-            "computed)"
-        )
+        counts = f"{self.num_computed}/{self.num_known} computed"
+        return f"SequenceState({self.request.request_id}: {counts})"
 
 
 class Chunk(NamedTuple):
-    """A slice of one sequence to run now: tokens `start` to `start + num_tokens`.
-
-    `emits_token` is carried, not derived later: whether a slice ends at the newest known token can
-    only be told at the moment it is cut (a recompute chunk that leaves one token pending looks like
-    a decode afterwards).
-    """
+    """A slice of one sequence to run now: tokens `start` to `start + num_tokens`."""
 
     sequence: SequenceState
     start: int
     num_tokens: int
     is_decode: bool
+    # Whether it ends at the newest known token, which can only be told when it is cut: a recompute
+    # chunk that leaves one token pending looks like a decode afterwards.
     emits_token: bool
 
     @property
@@ -146,27 +137,22 @@ class Queues(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Batch:
-    """The chunks of one iteration and their sums, from which FLOPs and bytes follow.
-
-    Filled by a policy through the scheduler's moves; read by executors and the ledger. `kv_tokens`
-    count cached tokens read by attention (context plus the chunk itself); `query_key_pairs` counts
-    causal query-key products. `copies`, in all `num_swapped_tokens` tokens of cache, are to be made
-    in their order, before anything is computed. `prefix_hit_tokens` were found in the cache by
-    those it admits. `queues` are those that it leaves behind, set by `Scheduler.advance`.
+    """The chunks of one iteration and their sums, from which FLOPs and bytes follow. `kv_tokens`
+    count cached tokens read by attention (context plus the chunk itself).
     """
 
     chunks: list[Chunk] = field(default_factory=list)
-    copies: list[Copy] = field(default_factory=list)
-    num_swapped_tokens: int = 0
-    prefix_hit_tokens: int = 0
+    copies: list[Copy] = field(default_factory=list)  # made in order, before anything is computed
+    num_swapped_tokens: int = 0  # of cache, in all copies
+    prefix_hit_tokens: int = 0  # found in the cache by those it admits
     num_prefills: int = 0
     num_prefill_tokens: int = 0
     num_decode_tokens: int = 0  # one token a decode, so also the number of decodes
     prefill_kv_tokens: int = 0
     decode_kv_tokens: int = 0
-    prefill_query_key_pairs: int = 0
+    prefill_query_key_pairs: int = 0  # causal products
     num_emits: int = 0
-    queues: Queues | None = None
+    queues: Queues | None = None  # that it leaves behind, set by `Scheduler.advance`
 
     def __len__(self) -> int:
         return len(self.chunks)
@@ -184,10 +170,8 @@ class Batch:
         self.chunks.sort(key=lambda chunk: chunk.is_decode)
 
     def add(self, sequence: SequenceState, num_tokens: int) -> None:
-        """Take the next `num_tokens` pending tokens of `sequence`.
-
-        The sequence is marked in flight at once, so that making room for a later one can't evict
-        it.
+        """Take the next `num_tokens` pending tokens of `sequence`, which is in flight from now on:
+        making room for a later one can't evict it.
         """
         start = sequence.num_computed
         pending = sequence.num_pending

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from collections import deque
 from itertools import islice
-from typing import Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar
 
 from sarathi_lab.engine.admission import SchedulingPolicy, Size, check_fits, tokens_to_take
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.executor import NO_TOKEN, StepResult
 from sarathi_lab.engine.queues import (
     QueueOrder,
+    RunningSequences,
     Test,
     WaitingQueue,
     by_arrival,
     by_priority,
     candidates,
+    is_idle,
     make_queue,
 )
 from sarathi_lab.engine.request import Batch, Copy, Queues, Request, SequenceState
-from sarathi_lab.engine.running import RunningSequences, is_idle
 
 Preemption = Literal["recompute", "swap"]
 State = TypeVar("State")
@@ -29,9 +30,8 @@ class Scheduler:
     """Turns requests into batches; a policy decides the order of the moves, this class keeps the
     books.
 
-    `batch_size` is the most sequences one batch may carry, `num_micro_batches` how many batches the
-    executor keeps in flight; so at most their product is running. A sequence in flight is never
-    scheduled or evicted.
+    A batch carries at most `batch_size` sequences, and the executor keeps `num_micro_batches` of
+    them in flight; those in flight are never scheduled or evicted.
 
     When the cache is short, the newest running sequence gives way, or with `queue_order="priority"`
     the newest of the least urgent. `preemption="swap"` moves its cache to host memory while there
@@ -41,7 +41,7 @@ class Scheduler:
 
     def __init__(
         self,
-        policy: SchedulingPolicy[Scheduler],
+        policy: SchedulingPolicy,
         blocks: BlockManager,
         *,
         batch_size: int,
@@ -59,7 +59,7 @@ class Scheduler:
         self.preemption = preemption
         self.waiting: WaitingQueue = make_queue(queue_order)
         self.swapped: deque[SequenceState] = deque()
-        self._states: dict[type, object] = {}  # the policy's own, by its class
+        self._states: dict[type, Any] = {}  # the policy's own, by its class
         self.running = RunningSequences(by_priority if queue_order == "priority" else by_arrival)
         self.now = 0.0
         self.last_prompt_latency = 0.0
@@ -70,7 +70,7 @@ class Scheduler:
         """The policy's own state, from one iteration to the next: `kind()` when first asked for."""
         if kind not in self._states:
             self._states[kind] = kind()
-        return cast(State, self._states[kind])
+        return self._states[kind]
 
     @property
     def has_work(self) -> bool:
@@ -110,8 +110,7 @@ class Scheduler:
 
     def check_fits(self, request: Request) -> None:
         """Raise UserError if model or cache are too small for `request`, even alone."""
-        tokens = self.policy.reserved_tokens(request, request.total_len, self.max_model_len)
-        check_fits(request, tokens, self.blocks, self.policy, self.max_model_len)
+        check_fits(request, self.blocks, self.policy, self.max_model_len)
 
     def schedule(self, now: float) -> Batch | None:
         """The next batch at time `now` (seconds), or None if nothing can run."""
@@ -131,11 +130,10 @@ class Scheduler:
 
     def advance(self, batch: Batch) -> None:
         """Book what is known of a batch before it ran: how far its sequences come, and which have
-        all they asked for.
+        all they asked for. Their next tokens are counted, and filled in by `update`.
 
-        Their next tokens are counted, and filled in by `update`. An executor that feeds the tokens
-        of one batch to the next lets the engine do this at submission, so that the next batch can
-        be made while this one runs.
+        With an executor that feeds the tokens of one batch to the next, this is done at submission:
+        so the next batch can be made while this one runs.
         """
         finished, resting = [], []
         for sequence, start, num_tokens, _, emits_token in batch.chunks:
@@ -237,12 +235,12 @@ class Scheduler:
             sequence = self.swapped[0]
             num_tokens = tokens_to_take(sequence, token_budget, batch, size)
             needed = self._set_aside(sequence, num_tokens)
-            if num_tokens <= 0 or not self.blocks.can_hold(
-                needed, self.policy.watermark if self.running else 0.0
+            watermark = self.policy.watermark if self.running else 0.0
+            if (
+                num_tokens <= 0
+                or (copies := self.blocks.swap_in(sequence, needed, watermark)) is None
             ):
                 return
-            copies = self.blocks.swap_in(sequence, needed)
-            assert copies is not None, "the cache can hold it"
             self._copies += copies
             self.swapped.popleft()
             self.running.enter(sequence)
@@ -258,12 +256,11 @@ class Scheduler:
         may_enter: Test | None = None,
         pass_over: Test | None = None,
     ) -> None:
-        """Move waiting sequences to running, in the order of their queue, until one does not fit.
+        """Move waiting sequences to running, in the order of their queue, until one does not fit;
+        those that were swapped out go first.
 
-        Those that were swapped out go first. `whole=True` admits a prompt only if all of it fits
-        the budget; `may_enter` can end admission at a sequence, `pass_over` lets those behind it go
-        first, of the next `queues.LOOKAHEAD`. How much cache is reserved at once and how much
-        stays free are the policy's.
+        `whole=True` admits a prompt only if all of it fits the budget; `may_enter` can end
+        admission at a sequence, `pass_over` lets those behind it go first, of the next `LOOKAHEAD`.
         """
         if self.swapped:
             self.swap_in(batch, token_budget, size)
@@ -296,8 +293,7 @@ class Scheduler:
         return True
 
     def make_room(self, sequence: SequenceState, num_tokens: int) -> bool:
-        """Grow `sequence` to `num_tokens`, evicting the newest idle sequences; False if it can't
-        run now.
+        """Grow `sequence` to `num_tokens`, evicting the newest idle ones; False: it can't run now.
 
         The newest of all gives way itself. An older one waits for those in flight to come back: if
         it gave way, too, sequences could evict one another for ever.
@@ -318,24 +314,21 @@ class Scheduler:
         self.running.leave(sequence)
         sequence.num_preemptions += 1
         self.num_preemptions += 1
-        if copies is not None:
+        if copies is None:
+            sequence.num_computed = 0
+            self.waiting.appendleft(sequence)
+        else:
             self._copies += copies
             self.swapped.append(sequence)
-            return
-        sequence.num_computed = 0
-        self.waiting.appendleft(sequence)
 
     def sort_running(self) -> None:
         """Order running sequences by arrival or urgency, which readmission upsets."""
         self.running.sort_by_rank()
 
-    # -- bookkeeping -------------------------------------------------------------------------------
-
     def _set_aside(self, sequence: SequenceState, num_tokens: int) -> int:
         """Tokens of cache that `sequence` takes as it enters with `num_tokens` more."""
-        reserved = self.policy.reserved_tokens(
-            sequence.request, sequence.num_known, self.max_model_len
-        )
+        request, num_known = sequence.request, sequence.num_known
+        reserved = self.policy.reserved_tokens(request, num_known, self.max_model_len)
         return max(sequence.num_computed + num_tokens, reserved)
 
     def _is_full(self, batch: Batch, max_prefills: int | None) -> bool:

@@ -7,6 +7,8 @@ ones (0 where it plays no part). `task=calibrate` writes one, the `profiled` cos
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pandas as pd
 
@@ -26,46 +28,38 @@ FIX = "measure it again with task=calibrate"
 
 def checked(table: pd.DataFrame, source: str) -> pd.DataFrame:
     """`table` with numbers as such, if it can be interpolated, else a UserError naming the hole."""
+    for problem in _problems(table):
+        raise UserError(f"profile {source}{problem}; {FIX}")
+    return table.assign(**{column: pd.to_numeric(table[column]) for column in LEAST})
+
+
+def _problems(table: pd.DataFrame) -> Iterator[str]:
     if missing := [name for name in COLUMNS if name not in table]:
-        raise UserError(
-            f"profile {source} has no column {missing[0]} of {', '.join(COLUMNS)}; {FIX}"
-        )
+        yield f" has no column {missing[0]} of {', '.join(COLUMNS)}"
     if not (unknown := table[~table.operation.isin(OPERATIONS)]).empty:
-        raise UserError(
-            f"profile {source}: operation {unknown.operation.iloc[0]} in line "
-            f"{unknown.index[0] + 2} is none of {', '.join(OPERATIONS)}; {FIX}"
-        )
+        where = f"operation {unknown.operation.iloc[0]} in line {unknown.index[0] + 2}"
+        yield f": {where} is none of {', '.join(OPERATIONS)}"
     for name in OPERATIONS:
-        _check_rows(table[table.operation == name], name, source)
-    numbers = table.assign(**{column: pd.to_numeric(table[column]) for column in LEAST})
+        yield from _problems_of(name, table[table.operation == name])
     # What every token passes is measured together: a size that one of them lacks is a hole.
-    sizes = {name: set(numbers.num_tokens[table.operation == name]) for name in TOKEN_OPERATIONS}
+    tokens = pd.to_numeric(table.num_tokens)
+    sizes = {name: set(tokens[table.operation == name]) for name in TOKEN_OPERATIONS}
     for name, own in sizes.items():
         if holes := sorted(set().union(*sizes.values()) - own):
-            raise UserError(
-                f"profile {source} has no row of {name} for {holes[0]:g} tokens, which another "
-                f"operation has; {FIX}"
-            )
-    return numbers
+            yield f" has no row of {name} for {holes[0]:g} tokens, which another operation has"
 
 
-def _check_rows(rows: pd.DataFrame, name: str, source: str) -> None:
+def _problems_of(name: str, rows: pd.DataFrame) -> Iterator[str]:
     if len(rows) < MIN_ROWS:
-        raise UserError(
-            f"profile {source} has {len(rows)} rows of {name}, {MIN_ROWS} are needed; {FIX}"
-        )
+        yield f" has {len(rows)} rows of {name}, {MIN_ROWS} are needed"
     numbers = rows[list(LEAST)].apply(pd.to_numeric, errors="coerce")
     for column, minimum in LEAST.items():
         if not (bad := rows[~(numbers[column] >= minimum) | np.isinf(numbers[column])]).empty:
-            raise UserError(
-                f"profile {source}: {column}={bad[column].iloc[0]} of {name} in line "
-                f"{bad.index[0] + 2} is missing or not positive; {FIX}"
-            )
+            what = f"{column}={bad[column].iloc[0]} of {name} in line {bad.index[0] + 2}"
+            yield f": {what} is missing or not positive"
     if name in ATTENTION and not (bad := rows[numbers.kv_tokens < numbers.num_tokens]).empty:
-        raise UserError(
-            f"profile {source}: kv_tokens={bad.kv_tokens.iloc[0]} of {name} in line "
-            f"{bad.index[0] + 2} are fewer than the tokens that see them; {FIX}"
-        )
+        what = f"kv_tokens={bad.kv_tokens.iloc[0]} of {name} in line {bad.index[0] + 2}"
+        yield f": {what} are fewer than the tokens that see them"
     sizes = ["num_tokens", "kv_tokens"] if name in ATTENTION else ["num_tokens"]
     if numbers.duplicated(sizes).any():
-        raise UserError(f"profile {source} has two rows of {name} for the same tokens; {FIX}")
+        yield f" has two rows of {name} for the same tokens"

@@ -1,19 +1,23 @@
-"""The files and tensors of a Hugging Face checkpoint: found, checked and named, nothing loaded."""
+"""The model that a configuration names; of a Hugging Face checkpoint the files and tensors, found,
+checked and named, nothing loaded.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Protocol, get_args
 
+from omegaconf import DictConfig
 from safetensors import SafetensorError, safe_open
 
-from sarathi_lab.config.errors import UserError
-from sarathi_lab.config.instantiate import load_option
+from sarathi_lab.config.errors import UserError, require_one_of
+from sarathi_lab.config.instantiate import build, load_option
 from sarathi_lab.model.huggingface import read_config, read_spec
-from sarathi_lab.model.spec import ModelSpec
+from sarathi_lab.model.spec import KvDtype, ModelSpec
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 HUB_FILES = ["*.json", "*.safetensors"]
@@ -22,7 +26,6 @@ HUB_FILES = ["*.json", "*.safetensors"]
 @dataclass(frozen=True)
 class Source:
     """A checkpoint tensor that fills the next rows of one of the decoder's parameters.
-
     `interleaved` tensors hold (q, k, v) head by head, as GPT-NeoX stores them.
     """
 
@@ -61,9 +64,8 @@ def _fetch(hub_id: str) -> Path:
 
 
 def weight_files(directory: Path) -> dict[str, Path]:
-    """Tensor name -> safetensors file, from the files' headers.
-
-    Raises UserError for no files, a missing shard of the index, a truncated or corrupt file.
+    """Tensor name -> safetensors file, from the files' headers. Raises UserError for no files, a
+    missing shard of the index, a truncated or corrupt file.
     """
     files = sorted(directory.glob("*.safetensors"))
     index = directory / "model.safetensors.index.json"
@@ -120,65 +122,46 @@ def check_checkpoint(directory: Path, spec: ModelSpec) -> None:
             )
 
 
-@dataclass(frozen=True)
-class _Family:
-    """How a family of architectures names its tensors.
-
-    `qkv` and `up` are modules that make up one of the decoder's linears, their rows one after the
-    other; as many rows each but for `qkv`.
-    """
-
-    embedding: str
-    lm_head: str
-    final_norm: str
-    layer: str
-    qkv: tuple[str, ...]
-    out: str
-    up: tuple[str, ...]
-    down: str
-    interleaved: bool
-
-
-_LLAMA = _Family(
-    embedding="model.embed_tokens.weight",
-    lm_head="lm_head.weight",
-    final_norm="model.norm",
-    layer="model.layers.{}",
-    qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    out="self_attn.o_proj",
-    up=("mlp.gate_proj", "mlp.up_proj"),
-    down="mlp.down_proj",
-    interleaved=False,
-)
-_NEOX = _Family(
-    embedding="gpt_neox.embed_in.weight",
-    lm_head="embed_out.weight",
-    final_norm="gpt_neox.final_layer_norm",
-    layer="gpt_neox.layers.{}",
-    qkv=("attention.query_key_value",),
-    out="attention.dense",
-    up=("mlp.dense_h_to_4h",),
-    down="mlp.dense_4h_to_h",
-    interleaved=True,
-)
+# How two families of architectures name their tensors; of the decoder's linears, the modules that
+# make one up, their rows one after the other.
+_LLAMA: Mapping[str, Any] = {
+    "embedding": "model.embed_tokens.weight",
+    "lm_head": "lm_head.weight",
+    "final_norm": "model.norm",
+    "layer": "model.layers.{}",
+    "qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "out_proj": ("self_attn.o_proj",),
+    "ffn_up": ("mlp.gate_proj", "mlp.up_proj"),
+    "ffn_down": ("mlp.down_proj",),
+}
+_NEOX: Mapping[str, Any] = {
+    "embedding": "gpt_neox.embed_in.weight",
+    "lm_head": "embed_out.weight",
+    "final_norm": "gpt_neox.final_layer_norm",
+    "layer": "gpt_neox.layers.{}",
+    "qkv_proj": ("attention.query_key_value",),  # interleaved
+    "out_proj": ("attention.dense",),
+    "ffn_up": ("mlp.dense_h_to_4h",),
+    "ffn_down": ("mlp.dense_4h_to_h",),
+}
 
 
 def parameter_sources(directory: Path, spec: ModelSpec) -> Iterator[tuple[str, list[Source]]]:
     """Every parameter of `Transformer` and the checkpoint tensors that fill its rows, in order."""
-    family = _NEOX if read_config(directory)["model_type"] == "gpt_neox" else _LLAMA
+    names = _NEOX if read_config(directory)["model_type"] == "gpt_neox" else _LLAMA
     table = (spec.vocab_size, spec.hidden_size)
-    yield "embedding.weight", [Source(family.embedding, table)]
+    yield "embedding.weight", [Source(names["embedding"], table)]
     if not spec.tie_embeddings:
-        yield "lm_head.weight", [Source(family.lm_head, table)]
-    yield from _norm("final_norm", family.final_norm, spec)
+        yield "lm_head.weight", [Source(names["lm_head"], table)]
+    yield from _norm("final_norm", names["final_norm"], spec)
     for i in range(spec.num_layers):
-        ours, theirs = f"layers.{i}", family.layer.format(i)
+        ours, theirs = f"layers.{i}", names["layer"].format(i)
         yield from _norm(f"{ours}.attention_norm", f"{theirs}.input_layernorm", spec)
         yield from _norm(f"{ours}.ffn_norm", f"{theirs}.post_attention_layernorm", spec)
         for kind in ("q_norm", "k_norm") if spec.qk_norm else ():
             tensor = f"{theirs}.self_attn.{kind}.weight"
             yield f"{ours}.{kind}.weight", [Source(tensor, (spec.head_size,))]
-        yield from _linears(ours, theirs, family, spec)
+        yield from _linears(ours, theirs, names, spec)
 
 
 def _norm(ours: str, theirs: str, spec: ModelSpec) -> Iterator[tuple[str, list[Source]]]:
@@ -187,24 +170,23 @@ def _norm(ours: str, theirs: str, spec: ModelSpec) -> Iterator[tuple[str, list[S
 
 
 def _linears(
-    ours: str, theirs: str, family: _Family, spec: ModelSpec
+    ours: str, theirs: str, names: Mapping[str, Any], spec: ModelSpec
 ) -> Iterator[tuple[str, list[Source]]]:
     hidden, q, kv = spec.hidden_size, spec.q_size, spec.kv_size
-    qkv_rows = (q + 2 * kv,) if family.interleaved else (q, kv, kv)
-    parts = {  # modules, their rows and columns, and whether they have biases
-        "qkv_proj": (family.qkv, qkv_rows, hidden, spec.qkv_bias),
-        "out_proj": ((family.out,), (hidden,), q, spec.out_bias),
-        "ffn_up": (family.up, (spec.ffn_size,) * len(family.up), hidden, spec.ffn_bias),
-        "ffn_down": ((family.down,), (hidden,), spec.ffn_size, spec.ffn_bias),
+    parts = {  # rows of the modules, their columns, and whether they have biases
+        "qkv_proj": ((q + 2 * kv,) if names is _NEOX else (q, kv, kv), hidden, spec.qkv_bias),
+        "out_proj": ((hidden,), q, spec.out_bias),
+        "ffn_up": ((spec.ffn_size,) * len(names["ffn_up"]), hidden, spec.ffn_bias),
+        "ffn_down": ((hidden,), spec.ffn_size, spec.ffn_bias),
     }
-    for name, (modules, rows, columns, has_bias) in parts.items():
-        is_sorted = name == "qkv_proj" and family.interleaved
+    for name, (rows, columns, has_bias) in parts.items():
+        is_interleaved = name == "qkv_proj" and names is _NEOX
         for kind, width in (("weight", (columns,)), ("bias", ()))[: 1 + has_bias]:
             yield (
                 f"{ours}.{name}.{kind}",
                 [
-                    Source(f"{theirs}.{module}.{kind}", (count, *width), is_sorted)
-                    for module, count in zip(modules, rows, strict=True)
+                    Source(f"{theirs}.{module}.{kind}", (count, *width), is_interleaved)
+                    for module, count in zip(names[name], rows, strict=True)
                 ],
             )
 
@@ -227,3 +209,40 @@ class AutoModel:
         spec = read_spec(directory)
         check_checkpoint(directory, spec)
         return spec, directory
+
+
+class HasDefaultModel(Protocol):
+    @property
+    def default_model(self) -> str: ...
+
+
+def resolve_model(cfg: DictConfig, backend: HasDefaultModel) -> tuple[ModelSpec, Path | None]:
+    """The model that `cfg` names, with its cache's type, and the folder of its weights if it has
+    one. Raises UserError.
+    """
+    require_one_of("cache.dtype", cfg.cache.dtype, get_args(KvDtype))
+    model = build(cfg.model)
+    spec, checkpoint = (
+        model.resolve(backend.default_model) if isinstance(model, AutoModel) else (model, None)
+    )
+    if spec.kv_dtype != "auto":
+        raise UserError(
+            f"model.kv_dtype={spec.kv_dtype} is set by the cache; use "
+            f"cache.dtype={spec.kv_dtype} instead"
+        )
+    return replace(spec, kv_dtype=cfg.cache.dtype), checkpoint
+
+
+def text_encoder(checkpoint: Path | None) -> Callable[[str], list[int]] | None:
+    """Text to token ids by the checkpoint's own tokenizer, if it has one."""
+    if checkpoint is None or not (checkpoint / "tokenizer.json").is_file():
+        return None
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
+    except Exception as error:  # the library raises nothing more precise
+        raise UserError(
+            f"{checkpoint}/tokenizer.json can't be read ({error}); fetch the checkpoint again"
+        ) from None
+    return lambda text: tokenizer.encode(text).ids

@@ -116,17 +116,16 @@ def _rope_scaling(rope: Config, config: Config) -> RopeScaling | None:
 
 def _llama(config: Config) -> dict[str, Any]:
     bias = bool(config.get("attention_bias", False))
-    return {
-        "norm_eps": config.get("rms_norm_eps", 1e-6),
-        "qkv_bias": bias,
-        "out_bias": bias,
-        "ffn_bias": bool(config.get("mlp_bias", False)),
-    }
+    ffn_bias = bool(config.get("mlp_bias", False))
+    return {**_rms(config), "qkv_bias": bias, "out_bias": bias, "ffn_bias": ffn_bias}
+
+
+def _rms(config: Config) -> dict[str, Any]:
+    return {"norm_eps": config.get("rms_norm_eps", 1e-6)}
 
 
 def _mistral(config: Config) -> dict[str, Any]:
-    eps = config.get("rms_norm_eps", 1e-6)
-    return {"norm_eps": eps, "sliding_window": config.get("sliding_window")}
+    return {**_rms(config), "sliding_window": config.get("sliding_window")}
 
 
 def _qwen2(config: Config) -> dict[str, Any]:
@@ -134,7 +133,7 @@ def _qwen2(config: Config) -> dict[str, Any]:
         raise UserError(
             "use_sliding_window=true is not supported for Qwen models; use one with full attention"
         )
-    return {"norm_eps": config.get("rms_norm_eps", 1e-6), "qkv_bias": True}
+    return {**_rms(config), "qkv_bias": True}
 
 
 def _qwen3(config: Config) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from sarathi_kernels.attention.hybrid import hybrid_attention
 from sarathi_kernels.attention.kv_cache import Cache
-from sarathi_kernels.attention.plan import AttentionPlan
 from sarathi_kernels.elementwise.fused_activation import activation_, gated_activation
 from sarathi_kernels.elementwise.norm import NormKind, add_norm
 from sarathi_kernels.elementwise.rotary_kv import rotate_and_store
@@ -17,10 +16,11 @@ from sarathi_lab.model.spec import ModelSpec
 
 
 class KernelOperations(Operations):
-    """Every method is a launch or two; attention comes as an `AttentionPlan`.
-
-    `hybrid` is how chunks and decodes of one batch share a launch.
+    """Every method is a launch or two; attention comes as an `AttentionPlan`. `hybrid` is how
+    chunks and decodes of one batch share a launch.
     """
+
+    wants_masks = False
 
     def __init__(self, spec: ModelSpec, inverse_frequencies: Tensor, hybrid: Hybrid) -> None:
         super().__init__(spec, inverse_frequencies, torch.float32)
@@ -38,9 +38,8 @@ class KernelOperations(Operations):
         return rotate_and_store(heads, *rotary, inputs.slots, keys, values, self.spec.num_heads)
 
     def attend(self, query: Tensor, inputs: PackedInputs, keys: Cache, values: Cache) -> Tensor:
-        plan: AttentionPlan = inputs.attention
         out = torch.empty(query.shape, device=query.device, dtype=query.dtype)
-        scale, window = self._scale, self.spec.sliding_window
+        plan, scale, window = inputs.attention, self._scale, self.spec.sliding_window
         hybrid_attention(
             query, keys, values, plan, scale, variant=self.hybrid, sliding_window=window, out=out
         )

@@ -22,7 +22,7 @@ from sarathi_kernels.cpu.packing import (
 )
 from sarathi_kernels.elementwise.activation import activate_, gated_activate_
 from sarathi_kernels.elementwise.rotary import rotary_tables
-from sarathi_lab.model.operations import NAN_TOKEN, PackedInputs, TorchOperations
+from sarathi_lab.model.operations import NAN_TOKEN, Operations, PackedInputs
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.model.transformer import KVCache, Layer, Transformer
 
@@ -57,9 +57,9 @@ class NativeLinear(nn.Module):
 def _pack_all(model: Transformer) -> None:
     """Put packed weights, all in one piece of memory, in the place of the model's own."""
     linears = [
-        (layer, name, name == "ffn_up" and model.spec.gated_ffn)
+        (layer, linear.name, linear.name == "ffn_up" and model.spec.gated_ffn)
         for layer in model.layers
-        for name in ("qkv_proj", "out_proj", "ffn_up", "ffn_down")
+        for linear in model.spec.layer_linears
     ]
     linears.append((model, "lm_head", False))
     nbytes = sum(
@@ -80,7 +80,7 @@ def _pack_all(model: Transformer) -> None:
         setattr(parent, name, NativeLinear(weight))
 
 
-class NativeOperations(TorchOperations):
+class NativeOperations(Operations):
     """Products and attention in C++; the rest, which is little, is torch's.
 
     Weights are packed and take the place of the model's own, so that there is one copy of each; a

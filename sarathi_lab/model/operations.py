@@ -1,9 +1,8 @@
-"""What a layer does besides its matrix products, behind one interface; and in plain torch."""
+"""What a layer does besides its matrix products, in plain torch."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -13,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sarathi_kernels.attention.kv_cache import Cache, write_kv
-from sarathi_kernels.attention.reference import Segment, paged_attention
+from sarathi_kernels.attention.reference import paged_attention
 from sarathi_kernels.elementwise.activation import activate_, gated_activate_
 from sarathi_kernels.elementwise.rotary import apply_rotary, rotary_tables
 from sarathi_lab.model.spec import ModelSpec
@@ -50,15 +49,17 @@ def unwatched(name: str) -> AbstractContextManager[object]:
     return _UNWATCHED
 
 
-class Operations(ABC):
-    """The operations of a decoder over packed tokens and a paged cache.
+class Operations:
+    """The operations of a decoder over packed tokens and a paged cache, in plain torch; subclasses
+    do the same otherwise.
 
     `keys` and `values` are one layer's cache, [num_blocks, block_size, num_kv_heads, head_size],
     maybe in 8 bits. `range` is put around the work of each named operation, for whoever watches.
-    With `wants_masks` segments have masks. `rotary_dtype` is that of cosines and sines.
+    Attention comes as a sequence of `Segment`, with masks if `wants_masks`. `rotary_dtype` is that
+    of cosines and sines.
     """
 
-    wants_masks = False
+    wants_masks = True
 
     def __init__(
         self, spec: ModelSpec, inverse_frequencies: Tensor, rotary_dtype: torch.dtype
@@ -73,15 +74,16 @@ class Operations(ABC):
         """Cosines and sines of `positions` [num_tokens], each [num_tokens, rotary_size / 2]."""
         return rotary_tables(positions, self._inverse_frequencies, self._rotary_dtype)
 
-    @abstractmethod
     def add_norm(self, hidden: Tensor, update: Tensor | None, norm: nn.Module) -> Tensor:
         """Add `update` to `hidden` in place, both [num_tokens, hidden_size]; the normed sum."""
+        if update is not None:
+            hidden += update
+        return norm(hidden)
 
-    @abstractmethod
     def norm_heads(self, heads: Tensor, norm: nn.Module) -> None:
         """Norm each head of [num_tokens, heads, head_size], in place."""
+        heads.copy_(norm(heads))
 
-    @abstractmethod
     def rotate_and_store(
         self, heads: Tensor, inputs: PackedInputs, rotary: Rotary, keys: Cache, values: Cache
     ) -> Tensor:
@@ -90,38 +92,6 @@ class Operations(ABC):
         `heads` holds queries, keys and values side by side, [num_tokens, num_heads + 2
         num_kv_heads, head_size].
         """
-
-    @abstractmethod
-    def attend(self, query: Tensor, inputs: PackedInputs, keys: Cache, values: Cache) -> Tensor:
-        """Causal attention of [num_tokens, num_heads, head_size] to the cache; the same shape."""
-
-    @abstractmethod
-    def expand(self, x: Tensor, up: nn.Linear) -> Tensor:
-        """The product with `up` and the activation: [num_tokens, hidden_size] to [., ffn_size]."""
-
-    @abstractmethod
-    def greedy(self, logits: Tensor) -> Tensor:
-        """The likeliest token of each row of [num_emits, vocab_size]; NAN_TOKEN where a logit is
-        not a number.
-        """
-
-
-class TorchOperations(Operations):
-    """Plain torch, on any device. Attention comes as a sequence of `Segment`."""
-
-    wants_masks = True
-
-    def add_norm(self, hidden: Tensor, update: Tensor | None, norm: nn.Module) -> Tensor:
-        if update is not None:
-            hidden += update
-        return norm(hidden)
-
-    def norm_heads(self, heads: Tensor, norm: nn.Module) -> None:
-        heads.copy_(norm(heads))
-
-    def rotate_and_store(
-        self, heads: Tensor, inputs: PackedInputs, rotary: Rotary, keys: Cache, values: Cache
-    ) -> Tensor:
         num_heads, num_kv_heads = self.spec.num_heads, self.spec.num_kv_heads
         query_key, value = heads.split((num_heads + num_kv_heads, num_kv_heads), dim=1)
         query, key = apply_rotary(query_key, *rotary).split((num_heads, num_kv_heads), dim=1)
@@ -129,10 +99,11 @@ class TorchOperations(Operations):
         return query
 
     def attend(self, query: Tensor, inputs: PackedInputs, keys: Cache, values: Cache) -> Tensor:
-        segments: Sequence[Segment] = inputs.attention
-        return paged_attention(query, keys, values, segments, scale=self._scale)
+        """Causal attention of [num_tokens, num_heads, head_size] to the cache; the same shape."""
+        return paged_attention(query, keys, values, inputs.attention, scale=self._scale)
 
     def expand(self, x: Tensor, up: nn.Linear) -> Tensor:
+        """The product with `up` and the activation: [num_tokens, hidden_size] to [., ffn_size]."""
         if not self.spec.gated_ffn:
             return activate_(up(x), self.spec.activation)
         # Two products of the one weight: their results are contiguous, which the activation and the
@@ -144,5 +115,8 @@ class TorchOperations(Operations):
         return gated_activate_(gate, raised, self.spec.activation)
 
     def greedy(self, logits: Tensor) -> Tensor:
+        """The likeliest token of each row of [num_emits, vocab_size]; NAN_TOKEN where a logit is
+        not a number.
+        """
         largest, token_ids = logits.max(dim=-1)
         return token_ids.masked_fill_(largest.isnan(), NAN_TOKEN)

@@ -32,7 +32,6 @@ class Peaks:
 
 def roofline_time(spec: ModelSpec, work: Work, dtype_bytes: int, peaks: Peaks) -> Any:
     """Seconds of one iteration: max(FLOPs / peak, bytes / bandwidth), all operations overlapping.
-
     Elementwise if `work` holds arrays.
     """
     compute = spec.flops(work) / peaks.flops_per_second

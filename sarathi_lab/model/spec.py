@@ -158,7 +158,6 @@ class ModelSpec:
     # -- bytes -------------------------------------------------------------------------------------
 
     def weight_bytes(self, dtype_bytes: int) -> int:
-        """Memory of all weights."""
         return self.num_params * dtype_bytes
 
     def kv_head_bytes(self, dtype_bytes: int) -> int:

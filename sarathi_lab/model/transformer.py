@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
 from sarathi_kernels.attention.kv_cache import Cache, QuantizedCache
-from sarathi_lab.model.operations import Operations, PackedInputs, Rotary, TorchOperations
-from sarathi_lab.model.spec import ModelSpec, RopeScaling
+from sarathi_lab.model.operations import Operations, PackedInputs, Rotary
+from sarathi_lab.model.spec import ModelSpec
 
 QUANTIZED = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}  # by `ModelSpec.kv_dtype`
 
@@ -19,9 +19,8 @@ QUANTIZED = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}  # by `ModelSpec.kv
 class KVCache:
     """Keys and values of all layers: [num_layers, num_blocks, block_size, num_kv_heads, head_size].
 
-    So neighbouring blocks of a layer form one [tokens, heads, head_size] view that attention reads
-    in place. In 8 bits (`spec.kv_dtype`) the float32 scales of heads lie in tensors of their own,
-    [num_layers, num_blocks, block_size, num_kv_heads].
+    So neighbouring blocks of a layer form one view that attention reads in place. In 8 bits
+    (`spec.kv_dtype`) the float32 scales of heads lie in tensors of their own, without head_size.
     """
 
     def __init__(
@@ -54,20 +53,16 @@ class KVCache:
     def layers(self) -> Iterator[tuple[Cache, Cache]]:
         """Keys and values of one layer after another, as the operations take them."""
         if self.key_scales is None or self.value_scales is None:
-            yield from zip(self.keys, self.values, strict=True)
-            return
-        for key, key_scales, value, value_scales in zip(
-            self.keys, self.key_scales, self.values, self.value_scales, strict=True
-        ):
-            yield QuantizedCache(key, key_scales), QuantizedCache(value, value_scales)
+            return zip(self.keys, self.values, strict=True)
+        keys = map(QuantizedCache, self.keys, self.key_scales)
+        return zip(keys, map(QuantizedCache, self.values, self.value_scales), strict=True)
 
 
 class Transformer(nn.Module):
     """Decoder-only transformer; parameters are made uninitialised, `weights.load_model` fills them.
 
-    `operations` may be exchanged for others of the same results; plain torch at first. Where there
-    is a `whole_pass`, it does in one call what `forward` says, and nothing below the model is
-    called.
+    `operations` may be exchanged. Where there is a `whole_pass`, it does in one call what `forward`
+    says, and nothing below the model is called.
     """
 
     def __init__(self, spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> None:
@@ -83,7 +78,7 @@ class Transformer(nn.Module):
         if spec.tie_embeddings:
             self.lm_head.weight = self.embedding.weight
         self.inverse_frequencies = inverse_frequencies(spec).to(device)
-        self.operations: Operations = TorchOperations(spec, self.inverse_frequencies, dtype)
+        self.operations = Operations(spec, self.inverse_frequencies, dtype)
         self.whole_pass: Callable[[PackedInputs, KVCache], Tensor] | None = None
         self.requires_grad_(False)
 
@@ -142,24 +137,9 @@ class Layer(nn.Module):
         Both are [num_tokens, hidden_size]. Returns what the feed-forward block adds: the next norm
         adds it on the way.
         """
+        spec = self.spec
         with operations.range("elementwise"):
             x = operations.add_norm(hidden, update, self.attention_norm)
-        attended = self._attention(x, operations, inputs, rotary, keys, values)
-        with operations.range("elementwise"):
-            x = operations.add_norm(hidden, attended, self.ffn_norm)
-        with operations.range("ffn"):
-            return self.feed_forward(x, operations)
-
-    def _attention(
-        self,
-        x: Tensor,
-        operations: Operations,
-        inputs: PackedInputs,
-        rotary: Rotary,
-        keys: Cache,
-        values: Cache,
-    ) -> Tensor:
-        spec = self.spec
         with operations.range("qkv_proj"):
             # Queries, keys and values side by side.
             heads = self.qkv_proj(x).view(len(x), -1, spec.head_size)
@@ -171,7 +151,11 @@ class Layer(nn.Module):
         with operations.range("attention"):
             attended = operations.attend(query, inputs, keys, values)
         with operations.range("out_proj"):
-            return self.out_proj(attended.flatten(1))
+            update = self.out_proj(attended.flatten(1))
+        with operations.range("elementwise"):
+            x = operations.add_norm(hidden, update, self.ffn_norm)
+        with operations.range("ffn"):
+            return self.feed_forward(x, operations)
 
     def feed_forward(self, x: Tensor, operations: Operations) -> Tensor:
         """The block behind its norm, on [num_tokens, hidden_size]."""
@@ -192,11 +176,7 @@ def inverse_frequencies(spec: ModelSpec) -> Tensor:
         return frequencies
     if scaling.kind == "linear":
         return frequencies / scaling.factor
-    return _llama3_frequencies(frequencies, scaling)
-
-
-def _llama3_frequencies(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
-    """Llama 3.1's: wavelengths beyond the original context stretched, short ones kept."""
+    # Llama 3.1's: wavelengths beyond the original context stretched, short ones kept.
     turns = scaling.original_max_position * frequencies / (2 * math.pi)  # in the original context
     blend = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     blend = blend.clamp(0.0, 1.0)

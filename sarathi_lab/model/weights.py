@@ -6,7 +6,6 @@ from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from torch import Tensor
 
 from sarathi_lab.model.checkpoint import parameter_sources, weight_files
 from sarathi_lab.model.spec import ModelSpec
@@ -17,7 +16,6 @@ def load_model(
     spec: ModelSpec, directory: Path | None, device: torch.device, dtype: torch.dtype, seed: int
 ) -> Transformer:
     """The model on `device`, its weights from the checkpoint in `directory`, or random from `seed`.
-
     Raises UserError for a shape that is meant for simulation only.
     """
     spec.require_runnable()
@@ -52,12 +50,8 @@ def fill_from(model: Transformer, directory: Path) -> None:
         for source in sources:
             with safe_open(files[source.tensor], framework="pt") as tensors:
                 tensor = tensors.get_tensor(source.tensor)
-            if source.interleaved:
-                tensor = _sort_heads(tensor, model.spec.num_heads)
+            if source.interleaved:  # from (q, k, v) of each head to all q, all k, all v
+                by_head = tensor.view(model.spec.num_heads, 3, -1, *tensor.shape[1:])
+                tensor = by_head.transpose(0, 1).reshape(tensor.shape)
             parameters[name][row : row + len(tensor)].copy_(tensor)
             row += len(tensor)
-
-
-def _sort_heads(tensor: Tensor, num_heads: int) -> Tensor:
-    """From (q, k, v) of each head, head by head, to all q, all k, all v."""
-    return tensor.view(num_heads, 3, -1, *tensor.shape[1:]).transpose(0, 1).reshape(tensor.shape)

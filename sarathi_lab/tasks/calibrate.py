@@ -19,7 +19,7 @@ from sarathi_lab.executor.simulated.hardware import Hardware
 from sarathi_lab.executor.simulated.profile import Profile
 from sarathi_lab.executor.torch import profiling
 from sarathi_lab.executor.torch.backend import TorchBackend
-from sarathi_lab.results.device_record import slug_of
+from sarathi_lab.results.provenance import slug_of
 from sarathi_lab.results.report import print_cautions
 from sarathi_lab.results.result import Result, Shown
 from sarathi_lab.tasks.base import Task

@@ -104,11 +104,11 @@ class Capacity(Task):
         def costs(trial: search.Trial) -> pd.DataFrame:
             return add_costs(trial.iterations, plan.spec, plan.backend.dtype_bytes, peaks)
 
-        summaries = {
-            key: summarise(costs(trial), trial.requests, peaks, None)
-            | serve.serving_summary_of(plan, trial.requests, trial.duration, peaks, slo)
-            for key, trial in trials.known.items()
-        }
+        summaries = {}
+        for key, trial in trials.known.items():
+            served = (trial.requests, float(trial.iterations.end.max()))
+            summaries[key] = summarise(costs(trial), trial.requests, peaks, None)
+            summaries[key] |= serve.serving_summary_of(plan, *served, peaks, slo)
         table = pd.DataFrame(
             {"seed": trial.seed, "rate": trial.rate, "slo_met": is_met(trial.requests, slo)}
             | {name: summaries[key].get(name, math.nan) for name in COLUMNS}

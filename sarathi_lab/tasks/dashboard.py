@@ -39,7 +39,7 @@ def main(args: Sequence[str]) -> int:
 
 def _main(options: argparse.Namespace) -> int:
     try:
-        from sarathi_lab.results.dashboard import as_json, find_project, report, workspace
+        from sarathi_lab.results.dashboard import find_project, plain, report, workspace
     except ModuleNotFoundError as error:
         if error.name is None or not error.name.startswith("wandb_workspaces"):
             raise
@@ -49,9 +49,7 @@ def _main(options: argparse.Namespace) -> int:
     claims, entity, project = verdicts(), options.entity or "", options.project
     if options.dry_run:
         made = {"workspace": workspace(entity, project), "report": report(entity, project, claims)}
-        print(
-            json.dumps({name: json.loads(as_json(what)) for name, what in made.items()}, indent=2)
-        )
+        print(json.dumps({name: plain(what) for name, what in made.items()}, indent=2))
         return 0
     with environment({"WANDB_SILENT": "true"}):
         require_login("a dashboard is written to W&B", "or use --dry-run")

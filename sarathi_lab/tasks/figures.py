@@ -20,7 +20,6 @@ from sarathi_lab.config.paths import CONF, OUTPUTS, make_folder
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.experiment import figures as registered
 from sarathi_lab.experiment.claims import in_words, verdicts
-from sarathi_lab.experiment.errors import error_table
 from sarathi_lab.experiment.figures import FIGURES, PAPERS, SERVING, SIMULATED
 from sarathi_lab.experiment.registry import Sizes
 from sarathi_lab.experiment.simulate import Job, check_fits, jobs_of, predict_all
@@ -138,7 +137,7 @@ def recompute(
     """The paper's figures at `sizes` (None: conf/experiment's), with the paper's own points."""
     predicted = predict_all(_jobs(names, gpus), every, sizes)
     points = pd.concat([*map(registered.paper, names), *predicted], ignore_index=True)
-    errors = error_table(points)
+    errors = registered.error_table(points)
     others = points[(points.source != "paper") & ~points.device.isin(errors.device)]
     shown = [_shown_errors(errors)] if len(errors) else []
     shown += [_shown_ranges(others)] if len(others) else []

@@ -25,13 +25,13 @@ from sarathi_lab.experiment.figures import FIGURES, Figure, paper
 from sarathi_lab.experiment.measure import least_room, measure, room_of
 from sarathi_lab.experiment.registry import SETUPS
 from sarathi_lab.experiment.simulate import computed, recorded_tables, served
-from sarathi_lab.model.configured import resolve_model
+from sarathi_lab.model.checkpoint import resolve_model
 from sarathi_lab.policy import Policy
 from sarathi_lab.results import load
-from sarathi_lab.results.device_record import device_folder
 from sarathi_lab.results.load import POINTS
 from sarathi_lab.results.plots import figures as plots
 from sarathi_lab.results.plots import serving as serving_plots
+from sarathi_lab.results.provenance import device_folder
 from sarathi_lab.results.result import Result, Shown
 from sarathi_lab.tasks.base import Task
 from sarathi_lab.tasks.figures import Figures, recompute

@@ -17,7 +17,8 @@ from sarathi_lab.engine.executor import Backend, Sizes
 from sarathi_lab.engine.queues import QueueOrder
 from sarathi_lab.engine.scheduler import Preemption, Scheduler
 from sarathi_lab.experiment.advisor import BASELINES, Advice, Prediction, advise
-from sarathi_lab.model.configured import resolve_model, text_encoder
+from sarathi_lab.model.checkpoint import resolve_model, text_encoder
+from sarathi_lab.model.roofline import TILE
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Policy, with_budget
 from sarathi_lab.results.saturation import SaturationLimits
@@ -254,5 +255,5 @@ def _advice(plan: Plan, chunks: Sequence[int] | None) -> Advice:
     baselines = tuple(name for name in BASELINES if name in plan.config["baselines"])
     cache = (plan.max_model_len, plan.num_blocks, plan.block_size)
     prediction = Prediction(plan.load.requests, plan.batch_size, predictor, *cache, baselines)
-    tile, policy = predictor.tile, plan.policy
-    return advise(prediction, tile, policy=lambda c: with_budget(policy, c), chunks=chunks)
+    policy = plan.policy
+    return advise(prediction, TILE, policy=lambda c: with_budget(policy, c), chunks=chunks)

@@ -20,11 +20,10 @@ from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.engine.executor import Predictor
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.hardware import kv_capacity
-from sarathi_lab.experiment.advisor import BASELINES, PolicyOfChunk
-from sarathi_lab.experiment.chunking_loss import chunking_loss
-from sarathi_lab.experiment.crossover import OUTCOMES, at_best_chunk, crossover, loads_that_fit
+from sarathi_lab.experiment import advisor
+from sarathi_lab.experiment.advisor import BASELINES, OUTCOMES, PolicyOfChunk
 from sarathi_lab.experiment.server_flags import ServerFlag, flags
-from sarathi_lab.model.configured import resolve_model
+from sarathi_lab.model.checkpoint import resolve_model
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Policy, with_budget
 from sarathi_lab.policy.profile_table import make_profile_table
@@ -116,7 +115,7 @@ class Advise(Task):
         times = cost_of(cfg)[2].operation_times
         rows = []
         for chunk in advice.table.chunk.tolist():
-            split = chunking_loss(prompt_len, chunk, times)
+            split = advisor.chunking_loss(prompt_len, chunk, times)
             labels = {"prompt_len": prompt_len, "chunk": chunk}
             rows.append({**labels, **asdict(split), "loss": split.total / split.whole})
         loss = pd.DataFrame(rows)
@@ -179,7 +178,7 @@ class Crossover(Task):
 
     def check(self, cfg: DictConfig) -> None:
         policy_of, kv_tokens = policy_of_chunk(cfg), _kv_tokens(cfg)
-        loads = loads_that_fit(self.pd_ratios, self.seq_lens, self.batches, kv_tokens)
+        loads = advisor.loads_that_fit(self.pd_ratios, self.seq_lens, self.batches, kv_tokens)
         if not loads:
             raise UserError(
                 f"task.batches={self.batches} of task.seq_lens={self.seq_lens} tokens exceed the "
@@ -202,9 +201,9 @@ class Crossover(Task):
         backend, spec, predictor = cost_of(cfg)
         grid, kv_tokens = (self.pd_ratios, self.seq_lens, self.batches), _kv_tokens(cfg)
         print_device(context, spec, backend, build(cfg.policy).name)
-        num_loads = len(loads_that_fit(*grid, kv_tokens))
+        num_loads = len(advisor.loads_that_fit(*grid, kv_tokens))
         with progress_of("mapping", num_loads, "loads") as progress:
-            table = crossover(
+            table = advisor.crossover(
                 *grid,
                 self.chunks,
                 predictor.operation_times,
@@ -237,7 +236,7 @@ def _outcomes(table: pd.DataFrame, kv_tokens: int) -> list[str]:
         lines.append(
             f"  over {name}: {len(cells)} cells of {num_loads} loads that fit a cache of "
             f"{kv_tokens} tokens: {_in_words(cells)}; with the best chunk of each load "
-            f"{_in_words(at_best_chunk(cells))}"
+            f"{_in_words(advisor.at_best_chunk(cells))}"
         )
         for which, index in (("best", cells.gain.argmax()), ("worst", cells.gain.argmin())):
             cell = cells.iloc[int(index)]

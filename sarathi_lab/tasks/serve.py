@@ -23,7 +23,7 @@ from sarathi_lab.engine.executor import Executor
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.engine.request import Batch
-from sarathi_lab.executor.simulated.pipeline import PipelineExecutor
+from sarathi_lab.executor.simulated.executor import PipelineExecutor
 from sarathi_lab.experiment.advisor import Advice
 from sarathi_lab.model.roofline import Peaks, request_roofline, roofline_time
 from sarathi_lab.results import metrics
@@ -191,8 +191,8 @@ def _measured(
     if not plan.window.is_whole:
         part = plan.window.of(iterations, requests)
         rates = part.throughput(requests)
-        iterations, requests = part.iterations(iterations), part.requests(requests)
-        bubbles = part.bubbles(bubbles)
+        iterations, requests = part.spans(iterations), part.requests(requests)
+        bubbles = part.spans(bubbles)
     summary = metrics.summarise(iterations, requests, peaks, decode_cost) | rates
     slo = plan.targets.slo.resolved(reference)
     summary |= serving_summary_of(plan, requests, summary["duration"], peaks, slo)

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from sarathi_lab.config.errors import RunError
-from sarathi_lab.model.operations import TorchOperations
+from sarathi_lab.model.operations import Operations
 from sarathi_lab.run import main
 
 SMALL = [
@@ -31,7 +31,7 @@ def refusing(monkeypatch):
 
     def install(of_tokens: int, after: int) -> None:
         seen = 0
-        attend = TorchOperations.attend
+        attend = Operations.attend
 
         def refuse(self, query, inputs, keys, values):
             nonlocal seen
@@ -42,7 +42,7 @@ def refusing(monkeypatch):
                 )
             return attend(self, query, inputs, keys, values)
 
-        monkeypatch.setattr(TorchOperations, "attend", refuse)
+        monkeypatch.setattr(Operations, "attend", refuse)
 
     return install
 

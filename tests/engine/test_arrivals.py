@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option, read_option
 from sarathi_lab.config.paths import CONF
-from sarathi_lab.engine.arrivals import Arrivals, ClosedLoop, TimedArrivals, as_arrivals
+from sarathi_lab.engine.arrivals import Arrivals, ClosedLoop, as_arrivals
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
@@ -27,7 +27,7 @@ from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.model.weights import load_model
 from sarathi_lab.policy import Orca, RequestLevel, SarathiServe
 from sarathi_lab.run import main
-from sarathi_lab.workload.arriving import Arriving, arrival_times
+from sarathi_lab.workload.arriving import Arriving
 from sarathi_lab.workload.synthetic import PaperGrid
 
 # What each process needs, and how many of ten thousand requests it makes a second in the mean.
@@ -45,8 +45,7 @@ def grid(**settings) -> PaperGrid:
 
 
 def times_of(num_requests: int = 20_000, seed: int = 1, **settings) -> np.ndarray:
-    kind, rate = settings.pop("arrivals"), settings.pop("rate")
-    return arrival_times(kind, rate, num_requests, seed, **settings)
+    return Arriving(seed=seed, **settings).times(num_requests)
 
 
 def served(arrivals, executor=None, policy=None, **kwargs) -> pd.DataFrame:
@@ -155,7 +154,7 @@ def test_lists_and_sources_are_both_arrivals():
     for source in (as_arrivals(requests), ClosedLoop(requests, 2)):
         assert isinstance(source, Arrivals)
         assert as_arrivals(source) is source
-    timed = TimedArrivals(requests)
+    timed = Arrivals(requests)
     assert [timed.next_time, timed.pop().request_id, timed.next_time, timed.pop().request_id] == [
         1.0,
         1,

@@ -15,8 +15,8 @@ from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.engine.request import Batch, Request, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
+from sarathi_lab.executor.simulated.executor import PipelineExecutor
 from sarathi_lab.executor.simulated.hardware import Parallel
-from sarathi_lab.executor.simulated.pipeline import PipelineExecutor
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Orca, Sarathi, SarathiServe
 

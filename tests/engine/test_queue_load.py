@@ -168,5 +168,6 @@ def test_a_ranked_queue_forgets_those_that_left():
     empty = len(pickle.dumps(queue))
     for order in range(5000):
         queue.append(sequence(order))
-        assert queue.popleft().order == order
+        assert queue[0].order == order
+        queue.remove(queue[0])
     assert len(pickle.dumps(queue)) < empty + 500

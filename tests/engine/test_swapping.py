@@ -28,9 +28,8 @@ from sarathi_lab.engine.request import Batch, Copy, Request, SequenceState
 from sarathi_lab.executor.simulated.analytic import AnalyticCostModel
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
-from sarathi_lab.executor.simulated.executor import SimulatedExecutor
+from sarathi_lab.executor.simulated.executor import PipelineExecutor, SimulatedExecutor
 from sarathi_lab.executor.simulated.hardware import Parallel
-from sarathi_lab.executor.simulated.pipeline import PipelineExecutor
 from sarathi_lab.executor.torch import host_pool
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.model.roofline import Peaks

@@ -134,7 +134,7 @@ def test_what_the_fit_leaves_is_corrected_between_the_sizes_of_the_table():
     made = table()
     slow = (made.operation == "decode_attention") & (made.num_tokens == 8)
     made.loc[slow, "seconds"] *= 1.5  # no sum of the costs gives that
-    attention = Profile(made, "here").decode_attention
+    attention = cost(made).decode_attention
     for row in made[slow].itertuples():
         predicted = attention.time(8, row.kv_tokens, row.kv_tokens / 8, 8, 1)
         assert predicted == pytest.approx(row.seconds, rel=0.25)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from checkpoints import DEVICE, FAMILIES, make_checkpoint
 from helpers import ScriptedExecutor, scheduler_for
+from integrity import check_integrity
 from toy_executors import requests_with_tokens
 
 from sarathi_lab.config.instantiate import load_option
@@ -149,7 +150,7 @@ def test_preemption_by_recompute_loses_no_token(tiny, policy):
     assert undisturbed.num_preemptions == 0
     assert pressed.num_preemptions > 0
     assert tight == roomy
-    pressed.blocks.check_integrity([])
+    check_integrity(pressed.blocks, [])
 
 
 class Clock:

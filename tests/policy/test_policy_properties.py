@@ -11,6 +11,7 @@ from every_policy import MAX_LEN, POLICIES
 from helpers import ScriptedExecutor, scheduler_for
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from integrity import check_integrity
 
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
@@ -58,7 +59,7 @@ class Checker(Ledger):
             num_decodes = result.batch.num_decode_tokens
             budget = self.budget + (num_decodes if scheduler.policy.decodes_on_top else 0)
             assert result.batch.num_tokens <= max(budget, num_decodes)
-        scheduler.blocks.check_integrity(scheduler.running, scheduler.swapped)
+        check_integrity(scheduler.blocks, scheduler.running, scheduler.swapped)
         assert all(not sequence.block_ids for sequence in [*scheduler.waiting, *scheduler.swapped])
         self.finished_ids += [sequence.request.request_id for sequence in finished]
 

@@ -537,9 +537,7 @@ def test_a_profile_table_is_read_from_a_file_and_made_from_a_cost_model(tmp_path
     frame.to_csv(tmp_path / "table.csv", index=False)
     assert read_profile_table(str(tmp_path / "table.csv")) == made
     assert made.budget(150, 3, slo=100) == 96  # of 64, 96 and 128
-    policy = AscendDynamic(100).on_device(
-        lambda: Predictor(lambda batch: {"all": 0.001}, 128), 4, 200
-    )
+    policy = AscendDynamic(100).on_device(lambda: Predictor(lambda batch: {"all": 0.001}), 4, 200)
     assert policy.profile_table.budget(10, 1, slo=1) == 2048  # all that are tried
     assert AscendDynamic(100, profile_table=str(tmp_path / "table.csv")).on_device(
         lambda: None, 4, 200

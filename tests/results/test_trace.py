@@ -12,7 +12,7 @@ from helpers import ScriptedExecutor, requests_of, scheduler_for
 
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
-from sarathi_lab.executor.simulated.pipeline import PipelineExecutor
+from sarathi_lab.executor.simulated.executor import PipelineExecutor
 from sarathi_lab.policy import Sarathi
 from sarathi_lab.results.trace import write_trace
 from sarathi_lab.run import main

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import cache
+from typing import Any
 
 from sarathi_lab.engine.request import Batch
+from sarathi_lab.executor.profile import ATTENTION
 from sarathi_lab.executor.simulated.attention import decode_attention_time, prefill_attention_time
-from sarathi_lab.executor.simulated.hardware import Hardware, Parallel
+from sarathi_lab.executor.simulated.hardware import ONE_DEVICE, Hardware, Parallel
 from sarathi_lab.executor.simulated.matmul import matmul_time, overlapped
 from sarathi_lab.model.spec import Linear, ModelSpec
 
@@ -23,8 +25,7 @@ class AnalyticCostModel:
 
     The devices of `parallel` that share a layer split heads, columns and rows as in Megatron-LM:
     what follows is one device's share. Raises UserError for a model that does not come apart so, or
-    hardware of unknown links; ValueError for elements of another size than `hardware.dtype_bytes`:
-    its peaks are not theirs.
+    hardware of unknown links; ValueError for elements of another size than the peaks are for.
     """
 
     def __init__(
@@ -32,29 +33,33 @@ class AnalyticCostModel:
         spec: ModelSpec,
         hardware: Hardware,
         dtype_bytes: int,
-        parallel: Parallel | None = None,
+        parallel: Parallel = ONE_DEVICE,
     ) -> None:
         if dtype_bytes != hardware.dtype_bytes:
             raise ValueError(
                 f"elements of {dtype_bytes} bytes have no peak in hardware {hardware.name}, which "
                 f"holds those of {hardware.dtype_bytes} bytes"
             )
-        self.parallel = parallel or Parallel()
-        self.parallel.check(spec)
+        parallel.check(spec)
+        self.parallel = parallel
         self.spec = spec
         self.hardware = hardware
         self.dtype_bytes = dtype_bytes
-        self._link_rate = hardware.link_rate if self.parallel.tensor > 1 else math.inf
-        self._network_rate = hardware.network_rate if self.parallel.pipeline > 1 else math.inf
+        self._link_rate = hardware.link_rate if parallel.tensor > 1 else math.inf
+        self._network_rate = hardware.network_rate if parallel.pipeline > 1 else math.inf
         # Each device copies its share of a block over its own link.
-        self._swapped_token_bytes = spec.kv_bytes_per_token(dtype_bytes) / self.parallel.num_devices
+        self._swapped_token_bytes = spec.kv_bytes_per_token(dtype_bytes) / parallel.num_devices
+        self._read: dict[str, Any] = {  # by attention
+            "num_kv_heads": spec.num_kv_heads // parallel.tensor,
+            "kv_head_bytes": spec.kv_head_bytes(dtype_bytes),
+            "hardware": hardware,
+        }
         # Computed once for each number of tokens: a run meets few different ones.
         self._tokens = cache(self._layer_times)
         self._emits = cache(self._emit_times)
 
     @property
     def uncertainty(self) -> Mapping[str, float]:
-        """As the hardware file states it."""
         return self.hardware.uncertainty
 
     def iteration_time(self, batch: Batch) -> float:
@@ -62,14 +67,14 @@ class AnalyticCostModel:
         return sum(self.stage_times(batch)) + (self.parallel.pipeline - 1) * self.send_time(batch)
 
     def stage_times(self, batch: Batch) -> list[float]:
-        """Seconds of each pipeline stage, sends apart.
+        """Seconds of each pipeline stage, which hold equally many layers; sends apart.
 
-        The stages hold equally many layers; the last one adds the output head, sampling and the
-        iteration's overhead. What is swapped is copied before a stage computes.
+        The last one adds the output head, sampling and the iteration's overhead. What is swapped is
+        copied before a stage computes.
         """
         layers = self.parallel.layers_per_stage(self.spec)
         times = [layers * self.layer_time(batch)] * self.parallel.pipeline
-        times[-1] += self._final_norm_time(batch.num_tokens) + self._emits(batch.num_emits)[1]
+        times[-1] += self._norm_time(batch.num_tokens) + self._emits(batch.num_emits)[1]
         times[-1] += self.hardware.iteration_overhead
         if batch.num_swapped_tokens:
             times = [time + self.swap_time(batch) for time in times]
@@ -81,14 +86,11 @@ class AnalyticCostModel:
         return overlapped(device, host) if host else device
 
     def _layer_device_time(self, batch: Batch) -> float:
-        attention = self._prefill_attention_time(batch) + self._decode_attention_time(batch)
-        return self._tokens(batch.num_tokens)[1] + attention
+        return self._tokens(batch.num_tokens)[1] + sum(self._attention_times(batch))
 
     def send_time(self, batch: Batch) -> float:
         """Seconds from the end of a stage to the start of the next, on another node; 0 without one.
-
-        Each device sends its share of the hidden states, and gathers those of the others over the
-        links of its node.
+        Each device sends its share of the hidden states, and gathers the others over its node.
         """
         if self.parallel.pipeline == 1:
             return 0.0
@@ -101,8 +103,6 @@ class AnalyticCostModel:
 
     def swap_time(self, batch: Batch) -> float:
         """Seconds that a stage copies its part of the swapped blocks over the host's link."""
-        if not batch.num_swapped_tokens:
-            return 0.0
         return batch.num_swapped_tokens * self._swapped_token_bytes / self.hardware.host_rate
 
     def operation_times(self, batch: Batch) -> dict[str, float]:
@@ -115,9 +115,9 @@ class AnalyticCostModel:
         num_layers, num_stages = self.spec.num_layers, self.parallel.pipeline
         by_token, _ = self._tokens(batch.num_tokens)
         times = {name: num_layers * time for name, time in by_token.items()}
-        times["norms"] += self._final_norm_time(batch.num_tokens)
-        times["prefill_attention"] = num_layers * self._prefill_attention_time(batch)
-        times["decode_attention"] = num_layers * self._decode_attention_time(batch)
+        times["norms"] += self._norm_time(batch.num_tokens)
+        for name, time in zip(ATTENTION, self._attention_times(batch), strict=True):
+            times[name] = num_layers * time
         times |= self._emits(batch.num_emits)[0]
         waiting = num_layers * (self.layer_time(batch) - self._layer_device_time(batch))
         times["overhead"] = waiting + self.hardware.iteration_overhead
@@ -131,18 +131,22 @@ class AnalyticCostModel:
 
     def _layer_times(self, num_tokens: int) -> tuple[dict[str, float], float]:
         """Of what depends on nothing but the number of tokens, in one layer."""
-        hidden, tensor = self.spec.hidden_size, self.parallel.tensor
-        linears = self.spec.layer_linears
+        spec, tensor, dtype_bytes = self.spec, self.parallel.tensor, self.dtype_bytes
+        linears = spec.layer_linears
         times = {linear.name: self._linear_time(linear, num_tokens) for linear in linears}
-        # Norms are fused with the residual before them: two rows read, two written, everywhere.
-        times["norms"] = NORMS * self._streaming_time(num_tokens * 4 * hidden)
+        times["norms"] = NORMS * self._norm_time(num_tokens)
         # Between the products of the FFN one row is read, or two with a gate, and one written.
-        rows = 3 if self.spec.gated_ffn else 2
-        ffn_share = math.ceil(self.spec.ffn_size / tensor)
-        times["activation"] = self._streaming_time(num_tokens * rows * ffn_share)
-        times["kv_write"] = self._kv_write_time(num_tokens)
-        if tensor > 1:
-            times["all_reduce"] = ALL_REDUCES * self._all_reduce_time(num_tokens * hidden)
+        rows = 3 if spec.gated_ffn else 2
+        ffn_share = math.ceil(spec.ffn_size / tensor)
+        times["activation"] = self._moving_time(num_tokens * rows * ffn_share * dtype_bytes)
+        # New keys and values are read as computed, and written as the cache holds them.
+        computed = 2 * spec.kv_size * dtype_bytes
+        cached = 2 * spec.num_kv_heads * spec.kv_head_bytes(dtype_bytes)
+        times["kv_write"] = self._moving_time(num_tokens * (computed + cached) // tensor)
+        if tensor > 1:  # in a ring: of n devices each sends 2 (n - 1) times an n-th
+            sent = 2 * (tensor - 1) / tensor * (num_tokens * spec.hidden_size) * dtype_bytes
+            each = self.hardware.link_latency + sent / self._link_rate
+            times["all_reduce"] = ALL_REDUCES * each
         return times, sum(times.values())
 
     def _emit_times(self, num_emits: int) -> tuple[dict[str, float], float]:
@@ -150,7 +154,7 @@ class AnalyticCostModel:
         vocab = math.ceil(self.spec.vocab_size / self.parallel.tensor)
         times = {
             "lm_head": self._linear_time(self.spec.lm_head, num_emits),
-            "sampling": self._streaming_time(num_emits * vocab),
+            "sampling": self._moving_time(num_emits * vocab * self.dtype_bytes),
         }
         return times, sum(times.values())
 
@@ -163,23 +167,9 @@ class AnalyticCostModel:
             columns = math.ceil(columns / self.parallel.tensor)
         return matmul_time(num_tokens, rows, columns, self.hardware, self.dtype_bytes)
 
-    def _final_norm_time(self, num_tokens: int) -> float:
-        return self._streaming_time(num_tokens * 4 * self.spec.hidden_size)
-
-    def _all_reduce_time(self, num_elements: int) -> float:
-        """Ring: of n devices each sends 2 (n - 1) times an n-th."""
-        n = self.parallel.tensor
-        sent = 2 * (n - 1) / n * num_elements * self.dtype_bytes
-        return self.hardware.link_latency + sent / self._link_rate
-
-    def _kv_write_time(self, num_tokens: int) -> float:
-        """New keys and values are read as computed, and written as the cache holds them."""
-        computed = 2 * self.spec.kv_size * self.dtype_bytes
-        cached = 2 * self.spec.num_kv_heads * self.spec.kv_head_bytes(self.dtype_bytes)
-        return self._moving_time(num_tokens * (computed + cached) // self.parallel.tensor)
-
-    def _streaming_time(self, num_elements: int) -> float:
-        return self._moving_time(num_elements * self.dtype_bytes)
+    def _norm_time(self, num_tokens: int) -> float:
+        """Fused with the residual before it: two rows read, two written, on every device."""
+        return self._moving_time(num_tokens * 4 * self.spec.hidden_size * self.dtype_bytes)
 
     def _moving_time(self, num_bytes: int) -> float:
         """Seconds of a kernel that does little but move data; 0 if there is none to move."""
@@ -189,23 +179,15 @@ class AnalyticCostModel:
 
     # -- attention, one layer ----------------------------------------------------------------------
 
-    def _prefill_attention_time(self, batch: Batch) -> float:
-        if batch.num_prefills == 0:
-            return 0.0
-        return prefill_attention_time(
-            ((chunk.start, chunk.num_tokens) for chunk in batch.chunks if not chunk.is_decode),
-            num_heads=self.spec.num_heads // self.parallel.tensor,
-            num_kv_heads=self.spec.num_kv_heads // self.parallel.tensor,
-            head_size=self.spec.head_size,
-            kv_head_bytes=self.spec.kv_head_bytes(self.dtype_bytes),
-            hardware=self.hardware,
-        )
-
-    def _decode_attention_time(self, batch: Batch) -> float:
-        return decode_attention_time(
-            batch.num_decode_tokens,
-            batch.decode_kv_tokens,
-            num_kv_heads=self.spec.num_kv_heads // self.parallel.tensor,
-            kv_head_bytes=self.spec.kv_head_bytes(self.dtype_bytes),
-            hardware=self.hardware,
-        )
+    def _attention_times(self, batch: Batch) -> tuple[float, float]:
+        """Of prefills and of decodes."""
+        prefill = 0.0
+        if batch.num_prefills:
+            prefill = prefill_attention_time(
+                ((chunk.start, chunk.num_tokens) for chunk in batch.chunks if not chunk.is_decode),
+                num_heads=self.spec.num_heads // self.parallel.tensor,
+                head_size=self.spec.head_size,
+                **self._read,
+            )
+        decodes, kv_tokens = batch.num_decode_tokens, batch.decode_kv_tokens
+        return prefill, decode_attention_time(decodes, kv_tokens, **self._read)

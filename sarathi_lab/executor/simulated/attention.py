@@ -47,7 +47,7 @@ def prefill_attention_time(
         dense_pairs / hardware.attention_efficiency + masked_pairs / hardware.causal_efficiency
     )
     compute = 4 * num_heads * head_size * weighted_pairs / hardware.flops_per_second
-    memory = kv_bytes(kv_tokens, num_kv_heads, kv_head_bytes) / hardware.kv_rate
+    memory = 2 * kv_tokens * num_kv_heads * kv_head_bytes / hardware.kv_rate
     share = occupancy(blocks, hardware.num_sms, max_splits)
     return hardware.attention_launch + overlapped(compute, memory) / share
 
@@ -55,20 +55,14 @@ def prefill_attention_time(
 def decode_attention_time(
     num_sequences: int, kv_tokens: int, *, num_kv_heads: int, kv_head_bytes: int, hardware: Hardware
 ) -> float:
-    """Seconds of one layer's attention of `num_sequences` decodes that see `kv_tokens` in all.
-
-    Keys and values are read once, at the share of the bandwidth that the occupied SMs draw.
+    """Seconds of one layer's attention of `num_sequences` decodes that see `kv_tokens` in all. Keys
+    and values are read once, at the share of the bandwidth that the occupied SMs draw.
     """
     if num_sequences == 0:
         return 0.0
-    streaming = kv_bytes(kv_tokens, num_kv_heads, kv_head_bytes) / hardware.kv_rate
+    streaming = 2 * kv_tokens * num_kv_heads * kv_head_bytes / hardware.kv_rate
     share = occupancy(num_sequences * num_kv_heads, hardware.num_sms, MAX_SPLITS)
     return hardware.attention_launch + streaming / share
-
-
-def kv_bytes(num_tokens: int, num_kv_heads: int, kv_head_bytes: int) -> int:
-    """Bytes of the keys and values of `num_tokens` tokens in one layer."""
-    return 2 * num_tokens * num_kv_heads * kv_head_bytes
 
 
 @lru_cache(maxsize=2**14)

@@ -11,10 +11,8 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.executor import Executor, Predictor, Sizes
 from sarathi_lab.executor.simulated.analytic import AnalyticCostModel
 from sarathi_lab.executor.simulated.cost_model import CostModel, make_cost_model
-from sarathi_lab.executor.simulated.executor import SimulatedExecutor
+from sarathi_lab.executor.simulated.executor import PipelineExecutor, SimulatedExecutor
 from sarathi_lab.executor.simulated.hardware import Hardware, Parallel, check_memory, kv_capacity
-from sarathi_lab.executor.simulated.matmul import TILE_ROWS
-from sarathi_lab.executor.simulated.pipeline import PipelineExecutor
 from sarathi_lab.model.roofline import Peaks
 from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec
 
@@ -24,9 +22,8 @@ DEFAULT_DTYPES = {2: "float16", 4: "float32"}
 
 @dataclass(frozen=True)
 class SimulatedBackend:
-    """Predicts times of `hardware`; token ids are not computed.
-
-    `tensor_parallel` devices share a layer, `pipeline_parallel` stages the layers.
+    """Predicts times of `hardware`; token ids are not computed. `tensor_parallel` devices share a
+    layer, `pipeline_parallel` stages the layers.
     """
 
     name: ClassVar[str] = "simulated"
@@ -58,7 +55,6 @@ class SimulatedBackend:
 
     @property
     def parallel(self) -> Parallel:
-        """How the model is spread over devices."""
         return Parallel(self.tensor_parallel, self.pipeline_parallel)
 
     @property
@@ -74,9 +70,8 @@ class SimulatedBackend:
         return DTYPE_BYTES[self.dtype_name]
 
     def check(self, spec: ModelSpec, kv_tokens: int, host_kv_tokens: int = 0) -> None:
-        """Raise UserError for a model that does not fit or come apart, or is not known of.
-
-        Host memory is taken to be as large as needed.
+        """Raise UserError for a model that does not fit or come apart, or is not known of. Host
+        memory is taken to be as large as needed.
         """
         self._cost(spec)
         if host_kv_tokens:
@@ -112,8 +107,7 @@ class SimulatedBackend:
         return cautions
 
     def predictor(self, spec: ModelSpec) -> Predictor:
-        """The cost model of the hardware."""
-        return Predictor(self._cost(spec).operation_times, TILE_ROWS)
+        return Predictor(self._cost(spec).operation_times)
 
     def kv_blocks(self, spec: ModelSpec, block_size: int) -> int:
         """What the hardware file's memory holds beside the weights."""

@@ -9,7 +9,7 @@ from sarathi_lab.config.errors import UserError, require_one_of
 from sarathi_lab.config.paths import REPOSITORY
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.analytic import AnalyticCostModel
-from sarathi_lab.executor.simulated.hardware import Hardware, Parallel
+from sarathi_lab.executor.simulated.hardware import ONE_DEVICE, Hardware, Parallel
 from sarathi_lab.executor.simulated.profile import Profile, ProfiledCostModel
 from sarathi_lab.model.spec import ModelSpec
 
@@ -34,15 +34,11 @@ class CostModel(Protocol):
     @property
     def uncertainty(self) -> Mapping[str, float]:
         """Mean relative error of "matmul" and "attention" on shapes that nothing was fitted to."""
-        ...
 
-    def iteration_time(self, batch: Batch) -> float:
-        """Seconds of one iteration: its operations one after the other."""
-        ...
+    def iteration_time(self, batch: Batch) -> float: ...
 
     def operation_times(self, batch: Batch) -> dict[str, float]:
         """Seconds by operation, summed over layers."""
-        ...
 
 
 def make_cost_model(
@@ -50,7 +46,7 @@ def make_cost_model(
     spec: ModelSpec,
     hardware: Hardware,
     dtype_bytes: int,
-    parallel: Parallel | None = None,
+    parallel: Parallel = ONE_DEVICE,
 ) -> CostModel:
     """The cost model of one device, or of those that `parallel` spreads the model over.
 
@@ -60,7 +56,7 @@ def make_cost_model(
     require_one_of("executor.cost_model", level, get_args(Level))
     if level == "analytic":
         return AnalyticCostModel(spec, hardware, dtype_bytes, parallel)
-    if parallel is not None and parallel.num_devices > 1:
+    if parallel.num_devices > 1:
         raise UserError(
             f"executor.cost_model=profiled holds for one device, not for {parallel.description}; "
             "use executor.cost_model=analytic, or tensor_parallel=1 and pipeline_parallel=1"

@@ -1,71 +1,136 @@
-"""Runs batches on a virtual clock: iterations take what a cost model says, and no time passes."""
+"""Batches on a virtual clock: they take what a cost model says, and no time passes. A pipeline of
+stages has bubbles between its micro-batches (SARATHI, section 3.3 and Fig 12).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from sarathi_lab.engine.executor import NO_TOKEN, StepResult
+from sarathi_lab.config.errors import require_int
+from sarathi_lab.engine.executor import NO_TOKEN, Bubble, Cause, Span, StepResult
 from sarathi_lab.engine.request import Batch
 
 
-class VirtualClock:
-    """What all executors without a device have in common."""
+class SimulatedExecutor:
+    """An `Executor` for one simulated device; `iteration_time` gives the seconds of a batch."""
 
+    capacity = 1
     feeds_tokens = False
     num_blocks = None
 
-    def __init__(self) -> None:
-        self._now = 0.0
+    def __init__(self, iteration_time: Callable[[Batch], float]) -> None:
+        self._iteration_time = iteration_time
+        self.start()
 
     @property
-    def now(self) -> float:
-        """Seconds since `start`, at the end of what was collected last."""
-        return self._now
+    def num_in_flight(self) -> int:
+        return len(self._in_flight)
 
     def start(self) -> None:
-        """Set the clock to zero."""
-        self._now = 0.0
+        self.now = 0.0  # seconds since then, at the end of what was collected last
+        self._in_flight: deque[StepResult] = deque()
+
+    def submit(self, batch: Batch) -> None:
+        """Take `batch`, whose end is known at once; the clock stands until it is collected."""
+        if self._in_flight:
+            raise RuntimeError("a batch is in flight; collect it first")
+        end = self.now + self._iteration_time(batch)
+        self._in_flight.append(StepResult(batch, self.now, end, [NO_TOKEN] * batch.num_emits))
+
+    def collect(self) -> StepResult:
+        if not self._in_flight:
+            raise RuntimeError("nothing is in flight; submit a batch first")
+        result = self._in_flight.popleft()
+        self.now = max(self.now, result.end)
+        return result
+
+    @property
+    def next_end(self) -> float:
+        return self._in_flight[0].end
 
     def wait_until(self, time: float) -> None:
-        """Let the clock jump to `time`."""
-        self._now = max(self._now, time)
+        self.now = max(self.now, time)
 
     def write_profile(self, directory: Path) -> dict[str, float]:
         """Nothing is watched: what an iteration is made of is the cost model's to tell."""
         return {}
 
 
-class SimulatedExecutor(VirtualClock):
-    """An `Executor` for one simulated device; `iteration_time` gives the seconds of a batch."""
+class PipelineExecutor(SimulatedExecutor):
+    """An `Executor` for `num_stages` stages that micro-batches pass in order of submission.
 
-    capacity = 1
+    `stage_times` gives a batch's seconds on each stage, `send_time` those between two stages, which
+    keep none busy. A stage starts a micro-batch when it has it and is done with the previous one,
+    the first not before its submission. Raises UserError for less than one stage.
+    """
 
-    def __init__(self, iteration_time: Callable[[Batch], float]) -> None:
-        super().__init__()
-        self._iteration_time = iteration_time
-        self._in_flight: Batch | None = None
+    def __init__(
+        self,
+        num_stages: int,
+        stage_times: Callable[[Batch], Sequence[float]],
+        send_time: Callable[[Batch], float] = lambda batch: 0.0,
+    ) -> None:
+        fix = "use the number of pipeline stages, such as 8"
+        self.capacity = require_int("num_stages", num_stages, 1, fix)
+        self._stage_times = stage_times
+        self._send_time = send_time
+        self.start()
 
-    @property
-    def num_in_flight(self) -> int:
-        return int(self._in_flight is not None)
+    def start(self) -> None:
+        super().start()
+        self._free_at: list[float] = []  # by stage, when it ends its last; empty before the first
+        self._free_slots = deque([0.0] * self.capacity)  # since when each place is empty
+        self._last: Batch | None = None
+        self._num_submitted = 0
 
     def submit(self, batch: Batch) -> None:
-        """Take `batch`; the clock stands until it is collected."""
-        if self._in_flight is not None:
-            raise RuntimeError("a batch is in flight; collect it first")
-        self._in_flight = batch
+        """Send `batch` down the pipeline; what it meets is known at once, as nothing overtakes."""
+        if not self._free_slots:
+            raise RuntimeError(f"{self.capacity} batches are in flight; collect one first")
+        seconds = self._stage_times(batch)
+        if len(seconds) != self.capacity:
+            raise ValueError(f"{len(seconds)} stage times for {self.capacity} stages")
+        is_starved = self._free_slots.popleft() < self.now
+        spans = self._spans(seconds, self._send_time(batch))
+        bubbles = self._bubbles(batch, spans, is_starved)
+        self._free_at = [end for _, end in spans]
+        self._last = batch
+        self._num_submitted += 1
+        tokens = [NO_TOKEN] * batch.num_emits
+        self._in_flight.append(StepResult(batch, spans[0][0], spans[-1][1], tokens, spans, bubbles))
 
     def collect(self) -> StepResult:
-        """Let the clock pass the batch in flight."""
-        if self._in_flight is None:
-            raise RuntimeError("nothing is in flight; submit a batch first")
-        batch, self._in_flight = self._in_flight, None
-        start = self._now
-        self._now += self._iteration_time(batch)
-        return StepResult(batch, start, self._now, [NO_TOKEN] * batch.num_emits)
+        """Let the clock reach the end of the oldest micro-batch, whose place is free from then."""
+        result = super().collect()
+        self._free_slots.append(self.now)
+        return result
 
-    @property
-    def next_end(self) -> float:
-        """Not asked for: one batch at a time leaves no room for another."""
-        return self._now
+    def _spans(self, seconds: Sequence[float], send_time: float) -> list[Span]:
+        """When each stage starts and ends the micro-batch that is submitted now."""
+        spans = []
+        free_at = self._free_at or [0.0] * self.capacity
+        ready = self.now
+        for duration, free in zip(seconds, free_at, strict=True):
+            start = max(ready, free)
+            spans.append((start, start + duration))
+            ready = start + duration + send_time
+        return spans
+
+    def _bubbles(self, batch: Batch, spans: Sequence[Span], is_starved: bool) -> Sequence[Bubble]:
+        if self._last is None:
+            return []
+        cause: Cause = "starved" if is_starved else _cause(self._last, batch)
+        return [
+            Bubble(stage, free, start, cause, self._num_submitted)
+            for stage, (free, (start, _)) in enumerate(zip(self._free_at, spans, strict=True))
+            if start > free
+        ]
+
+
+def _cause(before: Batch, after: Batch) -> Cause:
+    """The bubble (section 3.3) that separates two micro-batches, by what they carry."""
+    if before.num_prefill_tokens == after.num_prefill_tokens:
+        return "PB3"
+    return "PB1" if before.num_prefill_tokens and after.num_prefill_tokens else "PB2"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -27,8 +28,6 @@ from sarathi_lab.model.spec import ModelSpec
 Floats = NDArray[np.float64]
 Errors = Floats  # predicted / measured - 1, one entry per measurement
 Group = tuple[Errors, Floats]  # errors, and their weights of sum 1
-
-
 MAX_ITERATIONS = 120
 TOLERANCES = {"xatol": 1e-3, "fatol": 1e-5}  # of the logarithms, and of their mean error
 
@@ -36,9 +35,8 @@ TOLERANCES = {"xatol": 1e-3, "fatol": 1e-5}  # of the logarithms, and of their m
 def fit(
     hardware: Hardware, names: Sequence[str], errors: Callable[[Hardware], list[Group]]
 ) -> Hardware:
-    """`hardware` with the fields `names` at the least mean error, starting from the values it has.
-
-    The groups that `errors` gives count alike. Nelder and Mead's simplex, over logarithms.
+    """`hardware` with the fields `names` at the least mean error, starting from the values it has;
+    the groups that `errors` gives count alike. Nelder and Mead's simplex, over logarithms.
     """
     start = np.log([getattr(hardware, name) for name in names])
     limits = np.array([0.0 if name.endswith("efficiency") else math.inf for name in names])
@@ -84,7 +82,7 @@ MATMUL = ("qkv_proj", "out_proj", "ffn")
 STREAMED = ("matmul_efficiency", "memory_efficiency", "kernel_launch")
 ATTENDED = ("attention_efficiency", "causal_efficiency", "kv_efficiency", "attention_launch")
 # Where the search starts: usual shares of a peak, and seconds.
-START = {
+START: dict[str, Any] = {
     "matmul_efficiency": 0.7,
     "attention_efficiency": 0.4,
     "causal_efficiency": 0.3,
@@ -96,34 +94,13 @@ START = {
 }
 
 
-def hardware_from_profile(
-    profile: Profile,
-    spec: ModelSpec,
-    *,
-    name: str,
-    flops_per_second: float,
-    bytes_per_second: float,
-    memory_bytes: float,
-    num_sms: int,
-    dtype_bytes: int,
-    profiles: Mapping[str, str],
-) -> Hardware:
-    """The device that `profile` of `spec` was measured on; peaks in FLOP/s and bytes/s.
+def hardware_from_profile(profile: Profile, spec: ModelSpec, **known: Any) -> Hardware:
+    """The device that `profile` of `spec` was measured on; `known` are its other fields.
 
     Every second row of an operation is fitted, the others say how uncertain the fit is (mean
     absolute relative error).
     """
-    hardware = Hardware(
-        name=name,
-        flops_per_second=flops_per_second,
-        bytes_per_second=bytes_per_second,
-        memory_bytes=memory_bytes,
-        num_sms=num_sms,
-        uncertainty=dict.fromkeys(UNCERTAIN, 0.0),
-        profiles=profiles,
-        dtype_bytes=dtype_bytes,
-        **START,
-    )
+    hardware = Hardware(**known, uncertainty=dict.fromkeys(UNCERTAIN, 0.0), **START)
     rows = [profile.rows(operation) for operation in PARTS]
     fitted, held_out = (pd.concat([part.iloc[i::2] for part in rows]) for i in (0, 1))
     for fields, operations in ((STREAMED, (*MATMUL, "elementwise")), (ATTENDED, ATTENTION)):
@@ -132,12 +109,12 @@ def hardware_from_profile(
             return [evenly(_errors(tried, spec, fitted, name)) for name in operations]
 
         hardware = fit(hardware, fields, errors)
-    left = _measured(fitted, "others") - _predicted(hardware, spec, fitted, "others")
+    predicted, measured = _times(hardware, spec, fitted, "others")
     uncertainty = {}
     for kind, names in (("matmul", MATMUL), ("attention", ATTENTION)):
         found = [_errors(hardware, spec, held_out, name) for name in names]
         uncertainty[kind] = float(np.abs(np.concatenate(found)).mean())
-    overhead = max(0.0, float(np.median(left)))
+    overhead = max(0.0, float(np.median(measured - predicted)))
     return replace(hardware, iteration_overhead=overhead, uncertainty=uncertainty)
 
 
@@ -150,20 +127,20 @@ def batch_of_row(operation: str, num_tokens: int, kv_tokens: int) -> Batch:
     return make_batch(prefill_tokens=num_tokens, start=max(0, kv_tokens - num_tokens))
 
 
-def _measured(table: pd.DataFrame, operation: str) -> Floats:
-    return table.seconds[table.operation == operation].to_numpy(float)
-
-
-def _predicted(hardware: Hardware, spec: ModelSpec, table: pd.DataFrame, operation: str) -> Floats:
+def _times(
+    hardware: Hardware, spec: ModelSpec, table: pd.DataFrame, operation: str
+) -> tuple[Floats, Floats]:
+    """Seconds of the rows of `operation`, predicted and measured."""
     cost = AnalyticCostModel(spec, hardware, hardware.dtype_bytes)
     rows = table[table.operation == operation]
-    times = []
+    predicted = []
     for num_tokens, kv_tokens in zip(rows.num_tokens, rows.kv_tokens, strict=True):
         batch = batch_of_row(operation, int(num_tokens), int(kv_tokens))
         by_part = cost.operation_times(batch)
-        times.append(sum(by_part[part] for part in PARTS[operation]))
-    return np.array(times)
+        predicted.append(sum(by_part[part] for part in PARTS[operation]))
+    return np.array(predicted), rows.seconds.to_numpy(float)
 
 
 def _errors(hardware: Hardware, spec: ModelSpec, table: pd.DataFrame, operation: str) -> Errors:
-    return _predicted(hardware, spec, table, operation) / _measured(table, operation) - 1
+    predicted, measured = _times(hardware, spec, table, operation)
+    return predicted / measured - 1

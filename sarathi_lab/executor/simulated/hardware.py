@@ -18,6 +18,7 @@ FIXED_COSTS = (
     *("layer_host_time", "link_latency"),
 )
 LINKS = ("link_bytes_per_second", "network_bytes_per_second", "host_bytes_per_second")
+LINK_FIX = "use bytes/s, null if unknown"
 UNCERTAIN = ("matmul", "attention")  # the kinds of operation that `Hardware.uncertainty` speaks of
 
 
@@ -72,27 +73,21 @@ class Hardware:
         if not isinstance(self.name, str) or not self.name:
             raise UserError(f"hardware.name={self.name} is no name; {fix}")
         require_int("hardware.num_sms", self.num_sms, 1, fix)
-        for name in PEAKS:
-            require_number(f"hardware.{name}", getattr(self, name), above=0, fix=fix)
-        for name in LINKS:
-            if (rate := getattr(self, name)) is not None:
-                unknown = "use bytes/s, null if unknown"
-                require_number(f"hardware.{name}", rate, above=0, fix=unknown)
+        known_links = tuple(name for name in LINKS if getattr(self, name) is not None)
+        for names, link_fix in ((PEAKS + EFFICIENCIES, fix), (known_links, LINK_FIX)):
+            for name in names:
+                require_number(f"hardware.{name}", getattr(self, name), above=0, fix=link_fix)
         for name in EFFICIENCIES:
-            if require_number(f"hardware.{name}", getattr(self, name), above=0, fix=fix) > 1:
+            if getattr(self, name) > 1:
                 raise UserError(f"hardware.{name}={getattr(self, name)} exceeds 1, the peak; {fix}")
         for name in FIXED_COSTS:
             seconds = getattr(self, name)
             require_number(f"hardware.{name}", seconds, minimum=0, fix="use seconds from 0")
-        self._check_tables(fix)
-        if self.dtype_bytes not in DTYPE_BYTES.values():
-            sizes = ", ".join(map(str, sorted(set(DTYPE_BYTES.values()))))
+        if self.dtype_bytes not in (sizes := sorted(set(DTYPE_BYTES.values()))):
             raise UserError(
                 f"hardware.dtype_bytes={self.dtype_bytes} is no size of an element; use one of "
-                f"{sizes}"
+                f"{', '.join(map(str, sizes))}"
             )
-
-    def _check_tables(self, fix: str) -> None:
         errors, profiles = self.uncertainty, self.profiles
         if not isinstance(errors, Mapping) or set(errors) != set(UNCERTAIN):
             kinds = " and ".join(UNCERTAIN)
@@ -100,16 +95,14 @@ class Hardware:
         for kind in UNCERTAIN:
             share = "use a share from 0"
             require_number(f"hardware.uncertainty.{kind}", errors[kind], minimum=0, fix=share)
-        if not isinstance(profiles, Mapping) or not all(
-            isinstance(path, str) for path in profiles.values()
-        ):
+        paths = profiles.values() if isinstance(profiles, Mapping) else [None]
+        if not all(isinstance(path, str) for path in paths):
             raise UserError(
                 f"hardware.profiles={profiles} does not map models to paths of tables; {fix}"
             )
 
     @property
     def memory_rate(self) -> float:
-        """Bytes/s that streaming reaches."""
         return self.bytes_per_second * self.memory_efficiency
 
     @property
@@ -120,14 +113,12 @@ class Hardware:
     @property
     def link_rate(self) -> float:
         """Bytes/s to the others of its node. Raises UserError if not known."""
-        rate = self._known("link_bytes_per_second", "executor.tensor_parallel")
-        return self.link_efficiency * rate
+        return self._rate("link_bytes_per_second", "executor.tensor_parallel")
 
     @property
     def network_rate(self) -> float:
         """Bytes/s to another node. Raises UserError if not known."""
-        rate = self._known("network_bytes_per_second", "executor.pipeline_parallel")
-        return self.link_efficiency * rate
+        return self._rate("network_bytes_per_second", "executor.pipeline_parallel")
 
     @property
     def host_rate(self) -> float:
@@ -140,25 +131,23 @@ class Hardware:
             )
         return float(self.host_bytes_per_second)
 
-    def _known(self, name: str, setting: str) -> float:
+    def _rate(self, name: str, setting: str) -> float:
         if (rate := getattr(self, name)) is None:
             raise UserError(
                 f"hardware {self.name} does not say how fast its devices are connected, which "
                 f"{setting} above 1 needs; add {name} to its file, or set {setting}=1"
             )
-        return float(rate)
+        return self.link_efficiency * rate
 
 
 @dataclass(frozen=True)
 class Parallel:
     """Degrees of parallelism of one copy of a model; SARATHI's GPT-3 runs on 8 x 8 (section 5.3).
-
-    `tensor` devices share every layer, by heads and columns; `pipeline` stages hold equally many
-    layers each. Raises UserError for a degree below 1.
+    Raises UserError for a degree below 1.
     """
 
-    tensor: int = 1
-    pipeline: int = 1
+    tensor: int = 1  # devices that share every layer, by heads and columns
+    pipeline: int = 1  # stages that hold equally many layers each
 
     def __post_init__(self) -> None:
         share = "use the number of devices that share a layer, such as 8"
@@ -184,7 +173,6 @@ class Parallel:
         return not any(number % degree for _, degree, _, number in self._parts(spec))
 
     def check(self, spec: ModelSpec) -> None:
-        """Raise UserError unless `divides`."""
         for name, degree, what, number in self._parts(spec):
             if number % degree:
                 valid = ", ".join(str(n) for n in range(1, number + 1) if number % n == 0)
@@ -202,6 +190,7 @@ class Parallel:
         )
 
 
+ONE_DEVICE = Parallel()
 MAX_TENSOR = 8  # devices of a node; a suggestion goes no further within a layer
 
 
@@ -210,13 +199,11 @@ def check_memory(
     hardware: Hardware,
     dtype_bytes: int,
     kv_tokens: int,
-    parallel: Parallel | None = None,
+    parallel: Parallel = ONE_DEVICE,
 ) -> None:
-    """Raise UserError if weights and a KV cache of `kv_tokens` tokens exceed the devices' memory.
-
-    Both are taken to be spread evenly. The message names the least number of devices that would do.
+    """Raise UserError if weights and a KV cache of `kv_tokens` tokens, spread evenly, exceed the
+    devices' memory; it names the least number of devices that would do.
     """
-    parallel = parallel or Parallel()
     weights = spec.weight_bytes(dtype_bytes)
     cache = kv_tokens * spec.kv_bytes_per_token(dtype_bytes)
     num_devices = parallel.num_devices
@@ -233,10 +220,9 @@ def check_memory(
 
 
 def kv_capacity(
-    spec: ModelSpec, hardware: Hardware, dtype_bytes: int, parallel: Parallel | None = None
+    spec: ModelSpec, hardware: Hardware, dtype_bytes: int, parallel: Parallel = ONE_DEVICE
 ) -> int:
     """Tokens of KV cache that fit beside the weights. Raises UserError if these alone do not."""
-    parallel = parallel or Parallel()
     check_memory(spec, hardware, dtype_bytes, 0, parallel)
     free = parallel.num_devices * hardware.memory_bytes - spec.weight_bytes(dtype_bytes)
     return int(free // spec.kv_bytes_per_token(dtype_bytes))

@@ -11,11 +11,11 @@ takes the fastest. These constants are shared by all GPUs, those that differ are
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import product
 
 from sarathi_lab.executor.simulated.hardware import Hardware
 
 TILES = ((128, 256), (128, 128), (64, 128), (64, 64))  # rows x columns of the output
-TILE_ROWS = TILES[0][0]  # of large products: a chunk should be a multiple (section 4.4)
 SPLITS = (1, 2, 4, 8)  # parts of the inner dimension
 # A tile's step along the inner dimension loads rows + columns elements: FLOPs lost for each.
 OPERAND_FLOPS = 20.0
@@ -29,9 +29,8 @@ def num_waves(blocks: int, num_sms: int) -> int:
 
 
 def overlapped(compute: float, memory: float) -> float:
-    """Seconds of work that computes and streams at the same time: a smooth maximum of the two.
-
-    Near the ridge of the roofline neither hides wholly behind the other.
+    """Seconds of work that computes and streams at the same time: a smooth maximum of the two. Near
+    the ridge of the roofline neither hides wholly behind the other.
     """
     longer = max(compute, memory)
     if longer == 0:
@@ -44,38 +43,24 @@ def overlapped(compute: float, memory: float) -> float:
 def matmul_time(
     rows: int, in_features: int, out_features: int, hardware: Hardware, dtype_bytes: int
 ) -> float:
-    """Seconds of one product [rows, in_features] x [in_features, out_features]; 0 for no rows.
-
-    With tensor parallelism: of a device's share of the columns or rows.
+    """Seconds of one product [rows, in_features] x [in_features, out_features]; 0 for no rows. With
+    tensor parallelism: of a device's share of the columns or rows.
     """
     if rows == 0:
         return 0.0
-    return hardware.kernel_launch + min(
-        _candidate_time(rows, in_features, out_features, tile, splits, hardware, dtype_bytes)
-        for tile in TILES
-        for splits in SPLITS
-    )
-
-
-def _candidate_time(
-    rows: int,
-    in_features: int,
-    out_features: int,
-    tile: tuple[int, int],
-    splits: int,
-    hardware: Hardware,
-    dtype_bytes: int,
-) -> float:
-    """Seconds with one tile shape and number of splits, without the launch of the first kernel."""
-    tile_rows, tile_columns = tile
-    tiles = -(-rows // tile_rows) * -(-out_features // tile_columns)
-    flops_per_step = 2 * tile_rows * tile_columns + OPERAND_FLOPS * (tile_rows + tile_columns)
     sm_rate = hardware.flops_per_second * hardware.matmul_efficiency / hardware.num_sms
-    waves = num_waves(tiles * splits, hardware.num_sms)
-    compute = waves * (in_features / splits) * flops_per_step / sm_rate
-    num_bytes = (in_features * out_features + rows * (in_features + out_features)) * dtype_bytes
-    if splits == 1:
-        return overlapped(compute, num_bytes / hardware.memory_rate)
-    num_bytes += splits * rows * out_features * PARTIAL_SUM_BYTES
-    # A second kernel sums.
-    return hardware.kernel_launch + overlapped(compute, num_bytes / hardware.memory_rate)
+    moved = (in_features * out_features + rows * (in_features + out_features)) * dtype_bytes
+
+    def seconds(tile: tuple[int, int], splits: int) -> float:
+        """Without the launch of the first kernel; where it is split, a second one sums."""
+        tile_rows, tile_columns = tile
+        tiles = -(-rows // tile_rows) * -(-out_features // tile_columns)
+        flops_per_step = 2 * tile_rows * tile_columns + OPERAND_FLOPS * (tile_rows + tile_columns)
+        waves = num_waves(tiles * splits, hardware.num_sms)
+        compute = waves * (in_features / splits) * flops_per_step / sm_rate
+        if splits == 1:
+            return overlapped(compute, moved / hardware.memory_rate)
+        num_bytes = moved + splits * rows * out_features * PARTIAL_SUM_BYTES
+        return hardware.kernel_launch + overlapped(compute, num_bytes / hardware.memory_rate)
+
+    return hardware.kernel_launch + min(seconds(*pair) for pair in product(TILES, SPLITS))

@@ -43,44 +43,30 @@ class Profile:
 
     def rows(self, operation: str) -> pd.DataFrame:
         """The table's rows of one operation, by tokens."""
-        return self.table[self.table.operation == operation].sort_values(
-            ["num_tokens", "kv_tokens"]
-        )
-
-    @cached_property
-    def row_times(self) -> dict[str, Callable[[int], float]]:
-        """Seconds of each of `ROW_OPERATIONS` as a function of the iteration's tokens."""
-        return {name: _interpolated(self.rows(name)) for name in ROW_OPERATIONS}
-
-    @cached_property
-    def prefill_attention(self) -> _Attention:
-        """By the features prefills, tokens, query-key pairs and cached tokens read."""
-        return _Attention(self.rows("prefill_attention"), "prefill_attention")
-
-    @cached_property
-    def decode_attention(self) -> _Attention:
-        """By the features cached tokens read, their mean, decodes, and one."""
-        return _Attention(self.rows("decode_attention"), "decode_attention")
+        rows = self.table[self.table.operation == operation]
+        return rows.sort_values(["num_tokens", "kv_tokens"])
 
     @cached_property
     def held_out_errors(self) -> dict[str, float]:
-        """Each operation's mean relative error on rows left out and predicted by the others.
-
-        In blocks: a table is as a rule dense where times step, so that a row's neighbours tell it.
+        """Each operation's mean relative error on rows left out and predicted by the others. In
+        blocks: a table is as a rule dense where times step, so that a row's neighbours tell it.
         """
         return {name: _held_out_error(self.rows(name), name) for name in OPERATIONS}
 
 
 class ProfiledCostModel:
     """Seconds of an iteration by a `Profile`; the same methods as `AnalyticCostModel`.
-
     `seconds_per_swapped_token` is None where nothing can be swapped.
     """
 
     def __init__(self, profile: Profile, seconds_per_swapped_token: float | None = None) -> None:
         self.profile = profile
         self._seconds_per_swapped_token = seconds_per_swapped_token
-        self._row_times = profile.row_times
+        # Seconds by the iteration's tokens, and by `_features`.
+        self._row_times = {name: _interpolated(profile.rows(name)) for name in ROW_OPERATIONS}
+        self.prefill_attention, self.decode_attention = (
+            _Attention(profile.rows(name), name) for name in ATTENTION
+        )
 
     @property
     def uncertainty(self) -> Mapping[str, float]:
@@ -92,7 +78,6 @@ class ProfiledCostModel:
         }
 
     def iteration_time(self, batch: Batch) -> float:
-        """Seconds of one iteration: its operations one after the other."""
         return sum(self.operation_times(batch).values())
 
     def operation_times(self, batch: Batch) -> dict[str, float]:
@@ -100,7 +85,7 @@ class ProfiledCostModel:
         num_tokens = batch.num_tokens
         times = {name: row_time(num_tokens) for name, row_time in self._row_times.items()}
         times["logits"] = batch.num_emits and self._row_times["logits"](batch.num_emits)
-        times["prefill_attention"] = batch.num_prefills and self.profile.prefill_attention.time(
+        times["prefill_attention"] = batch.num_prefills and self.prefill_attention.time(
             batch.num_prefill_tokens,
             1.0,
             batch.num_prefill_tokens,
@@ -108,7 +93,7 @@ class ProfiledCostModel:
             batch.prefill_kv_tokens,
         )
         decodes, seen = batch.num_decode_tokens, batch.decode_kv_tokens
-        times["decode_attention"] = decodes and self.profile.decode_attention.time(
+        times["decode_attention"] = decodes and self.decode_attention.time(
             decodes, seen, seen / decodes, decodes, 1.0
         )
         if batch.num_swapped_tokens:
@@ -122,14 +107,13 @@ class _Attention:
     """A sum of costs over features [rows, n], times a correction interpolated along tokens."""
 
     def __init__(self, rows: pd.DataFrame, operation: str) -> None:
-        features, seconds = FEATURES[operation](rows), rows.seconds.to_numpy(float)
+        features, seconds = _features(rows, operation), rows.seconds.to_numpy(float)
         self._costs = _fitted(features, seconds)
         left = pd.Series(seconds / (features @ self._costs))
         left = left.groupby(rows.num_tokens.to_numpy(float)).mean()
         self._tokens, self._left = left.index.tolist(), left.tolist()
 
     def time(self, num_tokens: float, *features: float) -> float:
-        """Seconds of one iteration's attention."""
         return self._correction(num_tokens) * sum(map(mul, self._costs, features))
 
     def _correction(self, num_tokens: float) -> float:
@@ -141,24 +125,18 @@ class _Attention:
         return self._left[i - 1] + weight * (self._left[i] - self._left[i - 1])
 
 
-def _prefill_features(rows: pd.DataFrame) -> Floats:
-    tokens, kv = rows.num_tokens.to_numpy(float), rows.kv_tokens.to_numpy(float)
-    pairs = tokens * (kv - tokens) + tokens * (tokens + 1) / 2
-    return np.stack([np.ones_like(tokens), tokens, pairs, kv], axis=1)
+def _features(rows: pd.DataFrame, operation: str) -> Floats:
+    """Of prefills: their number, tokens, query-key pairs and cached tokens read. Of decodes: cached
+    tokens read, their mean, decodes, and one.
 
-
-def _decode_features(rows: pd.DataFrame) -> Floats:
-    """Where all decodes of a table see the same context, what does not grow with their number is
-    taken for the latency of walking along it: launching overlaps with the operations before.
+    Where all decodes of a table see the same context, what does not grow with their number is taken
+    for the latency of walking along it: launching overlaps with the operations before.
     """
     tokens, kv = rows.num_tokens.to_numpy(float), rows.kv_tokens.to_numpy(float)
-    return np.stack([kv, kv / tokens, tokens, np.ones_like(tokens)], axis=1)
-
-
-FEATURES: Mapping[str, Callable[[pd.DataFrame], Floats]] = {
-    "prefill_attention": _prefill_features,
-    "decode_attention": _decode_features,
-}
+    if operation == "decode_attention":
+        return np.stack([kv, kv / tokens, tokens, np.ones_like(tokens)], axis=1)
+    pairs = tokens * (kv - tokens) + tokens * (tokens + 1) / 2
+    return np.stack([np.ones_like(tokens), tokens, pairs, kv], axis=1)
 
 
 def _interpolated(rows: pd.DataFrame) -> Callable[[int], float]:
@@ -213,10 +191,6 @@ def _predicted(left_out: pd.DataFrame, rows: pd.DataFrame, operation: str) -> Fl
     """Seconds of each row of `left_out` by the others, `rows`."""
     if operation in ROW_OPERATIONS:
         return np.interp(left_out.num_tokens, rows.num_tokens, rows.seconds)
-    attention, features = _Attention(rows, operation), FEATURES[operation](left_out)
-    return np.array(
-        [
-            attention.time(tokens, *row)
-            for tokens, row in zip(left_out.num_tokens.tolist(), features.tolist(), strict=True)
-        ]
-    )
+    features = _features(left_out, operation).T.tolist()
+    times = map(_Attention(rows, operation).time, left_out.num_tokens.tolist(), *features)
+    return np.array(list(times))

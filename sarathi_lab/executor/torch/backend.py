@@ -17,19 +17,8 @@ from sarathi_kernels.cpu.build import NotBuilt
 from sarathi_kernels.runtime.chip import chip_of
 from sarathi_lab.config.errors import UserError, require_bool, require_one_of
 from sarathi_lab.engine.executor import Sizes
-from sarathi_lab.executor.torch.device import (
-    default_model_name,
-    device_description,
-    device_size,
-    has_fast_path,
-    keep_freed_memory,
-    measure_peaks,
-    num_threads,
-    require_threads,
-    resolve_device,
-    resolve_dtype,
-    use_threads,
-)
+from sarathi_lab.executor.torch import device as devices
+from sarathi_lab.executor.torch.device import has_fast_path, measure_peaks, num_threads
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.executor.torch.faults import faults_explained
 from sarathi_lab.executor.torch.graphs import CudaGraphs, NoGraphs
@@ -45,11 +34,7 @@ from sarathi_lab.model.weights import load_model
 
 HYBRIDS = get_args(Hybrid)
 FIX = "use executor.kernels=torch"
-
-
-def is_interpreting() -> bool:
-    """Whether kernels run in Triton's interpreter, which needs no GPU and has no hurry."""
-    return os.environ.get("TRITON_INTERPRET") == "1"
+WARM_UP_TOKENS = 256
 
 
 def require_supported(spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> None:
@@ -75,11 +60,6 @@ def use_triton(model: Transformer, hybrid: Hybrid) -> None:
     model.operations = KernelOperations(model.spec, model.inverse_frequencies, hybrid)
 
 
-def why_not(spec: ModelSpec, dtype: torch.dtype) -> str | None:
-    """Why the C++ does not compute `spec`, in words; None if it does."""
-    return native_operations.why_not(spec, dtype) or _why_not_built()
-
-
 @cache
 def _why_not_built() -> str | None:
     try:
@@ -95,9 +75,6 @@ def use_native(model: Transformer, *, is_whole: bool = True) -> None:
     operations = native_operations.NativeOperations(model)
     model.operations = operations
     model.whole_pass = operations.whole_pass if is_whole else None
-
-
-WARM_UP_TOKENS = 256
 
 
 @dataclass(frozen=True)
@@ -134,8 +111,12 @@ class TorchBackend:
         }
         for name, valid in choices.items():
             require_one_of(f"executor.{name}", getattr(self, name), valid)
-        self._check_threads()
         is_cpu = self._device.type == "cpu"
+        if devices.require_threads("executor.threads", self.threads) is not None and not is_cpu:
+            raise UserError(
+                f"executor.threads={self.threads} is for a CPU, the device is {self.device_name}; "
+                "leave it out"
+            )
         if self.profile == "nvtx" and is_cpu:
             raise UserError(
                 "executor.profile=nvtx names ranges of a GPU, the device is a CPU; use "
@@ -148,21 +129,11 @@ class TorchBackend:
                 f"executor.kernels=native needs a CPU, the device is {self.device_name}; use "
                 "triton or auto"
             )
-        if self.kernels == "triton" and is_cpu and not is_interpreting():
+        # Triton's interpreter needs no GPU.
+        is_interpreting = os.environ.get("TRITON_INTERPRET") == "1"
+        if self.kernels == "triton" and is_cpu and not is_interpreting:
             raise UserError(f"executor.kernels=triton needs a GPU, the device is a CPU; {FIX}")
-        if not self.uses_kernels:
-            self._refuse_what_only_kernels_read()
-
-    def _check_threads(self) -> None:
-        threads = require_threads("executor.threads", self.threads)
-        if threads is not None and self._device.type != "cpu":
-            raise UserError(
-                f"executor.threads={threads} is for a CPU, the device is {self.device_name}; "
-                "leave it out"
-            )
-
-    def _refuse_what_only_kernels_read(self) -> None:
-        for name in ("overlap", "cuda_graphs", "hybrid"):
+        for name in () if self.uses_kernels else ("overlap", "cuda_graphs", "hybrid"):
             if (value := getattr(self, name)) != getattr(type(self), name):
                 raise UserError(
                     f"executor.{name}={value} is for Triton's kernels, which do not run here "
@@ -180,11 +151,13 @@ class TorchBackend:
 
     def _why_not_native(self, spec: ModelSpec) -> str | None:
         """Why C++ does not compute `spec`, though it is wanted; None if it does, or is not."""
-        return why_not(spec, self._dtype[1]) if self._wants_native else None
+        if not self._wants_native:
+            return None
+        return native_operations.why_not(spec, self._dtype[1]) or _why_not_built()
 
     @cached_property
     def _device(self) -> torch.device:
-        device = resolve_device(self.device)
+        device = devices.resolve_device(self.device)
         if device.type == "cuda":
             # Streams, events and Triton's launches go to the current one.
             torch.cuda.set_device(device)
@@ -192,11 +165,11 @@ class TorchBackend:
 
     @cached_property
     def _dtype(self) -> tuple[str, torch.dtype]:
-        return resolve_dtype(self.dtype, self._device)
+        return devices.resolve_dtype(self.dtype, self._device)
 
     @property
     def device_name(self) -> str:
-        return device_description(self._device, num_threads(self.threads))
+        return devices.device_description(self._device, num_threads(self.threads))
 
     @property
     def num_threads(self) -> int | None:
@@ -213,7 +186,7 @@ class TorchBackend:
 
     @property
     def default_model(self) -> str:
-        return default_model_name(self._device, self.dtype_bytes)
+        return devices.default_model_name(self._device, self.dtype_bytes)
 
     def check(self, spec: ModelSpec, kv_tokens: int, host_kv_tokens: int = 0) -> None:
         """Raise UserError for what can't run: a shape, kernels, or more than the free memory."""
@@ -228,17 +201,16 @@ class TorchBackend:
         return Memory(self._device, self.device_name, spec, self.dtype_bytes)
 
     def kv_blocks(self, spec: ModelSpec, block_size: int) -> int:
-        """By the free memory and the size of the weights."""
         return self._memory(spec).kv_blocks(block_size)
 
     def peaks(self) -> Peaks:
         """Measured on this device; the best so far."""
-        use_threads(self.threads)
+        devices.use_threads(self.threads)
         return measure_peaks(self._device, self._dtype[1])
 
     def size(self) -> tuple[int, int]:
         """Bytes of the device's memory, and how many multiprocessors or CPU threads compute."""
-        return device_size(self._device, num_threads(self.threads))
+        return devices.device_size(self._device, num_threads(self.threads))
 
     def cautions(self, spec: ModelSpec) -> Sequence[str]:
         """What makes a CPU slower than it could be; nothing else, as what runs here is measured."""
@@ -253,14 +225,13 @@ class TorchBackend:
         return cautions
 
     def predictor(self, spec: ModelSpec) -> None:
-        """A real device is measured, not predicted."""
-        return
+        """None: a real device is measured, not predicted."""
 
     def build(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> TorchExecutor:
         """Load weights, make the cache and warm up. Raises RunError if memory does not suffice."""
-        use_threads(self.threads)
+        devices.use_threads(self.threads)
         if self._device.type == "cpu":
-            keep_freed_memory()
+            devices.keep_freed_memory()
         else:
             gc.collect()  # a run that stopped may have left its memory in a cycle
             torch.cuda.empty_cache()

@@ -7,7 +7,6 @@ import os
 import platform
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
@@ -37,16 +36,11 @@ def resolve_device(name: str) -> torch.device:
     if kind == "cpu" or (kind == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise UserError(
-            f"device={name}, but torch {torch.__version__} finds no GPU; use device=cpu or "
-            "device=auto"
-        )
-    number = int(index or 0)
-    if number >= torch.cuda.device_count():
-        raise UserError(
-            f"device={name}, but there are only {torch.cuda.device_count()} GPUs; count from cuda:0"
-        )
-    return torch.device("cuda", number)
+        why = f"torch {torch.__version__} finds no GPU; use device=cpu or device=auto"
+        raise UserError(f"device={name}, but {why}")
+    if int(index or 0) >= (count := torch.cuda.device_count()):
+        raise UserError(f"device={name}, but there are only {count} GPUs; count from cuda:0")
+    return torch.device("cuda", int(index or 0))
 
 
 def resolve_dtype(name: str, device: torch.device) -> tuple[str, torch.dtype]:
@@ -67,9 +61,8 @@ def default_model_name(device: torch.device, dtype_bytes: int) -> str:
 
 
 def has_fast_path(dtype: torch.dtype) -> bool:
-    """Whether oneDNN, torch's library of products, has instructions of this CPU for `dtype`.
-
-    Without them, products are many times slower. True where torch was built without that library.
+    """Whether oneDNN, torch's library of products, has instructions of this CPU for `dtype`, else
+    they are many times slower. True where torch was built without that library.
     """
     if dtype == torch.float32 or not torch.backends.mkldnn.is_available():
         return True
@@ -140,8 +133,7 @@ def measure_peaks(device: torch.device, dtype: torch.dtype) -> Peaks:
 
 def _flops_per_second(device: torch.device, dtype: torch.dtype) -> float:
     size = 8192 if device.type == "cuda" else 1024
-    left = torch.rand(size, size, device=device, dtype=torch.float32).to(dtype)
-    right = torch.rand(size, size, device=device, dtype=torch.float32).to(dtype)
+    left, right = (torch.rand(size, size, device=device).to(dtype) for _ in range(2))
     out = torch.empty_like(left)
     return 2.0 * size**3 / _best_time(lambda: torch.matmul(left, right, out=out), device)
 
@@ -164,7 +156,9 @@ def require_threads(name: str, value: object) -> int | None:
     """`value`, None or a number of threads; UserError for more than this process has cores."""
     if value is None:
         return None
-    num_cores = count_cores()
+    # The cores that this process may use; all of them on a system that does not say.
+    has_affinity = hasattr(os, "sched_getaffinity")
+    num_cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
     fix = f"use a number from 1 to {num_cores}, or null for as many as torch takes"
     threads = require_int(name, value, 1, fix)
     if threads > num_cores:
@@ -174,17 +168,7 @@ def require_threads(name: str, value: object) -> int | None:
     return threads
 
 
-def count_cores() -> int:
-    """The cores that this process may use; all of them on a system that does not say."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-class _Change(NamedTuple):
-    own: int  # what torch took by itself
-    told: int
-
-
-_last: _Change | None = None
+_last: tuple[int, int] | None = None  # threads that torch took by itself, and those it was told
 
 
 def num_threads(setting: int | None) -> int:
@@ -192,13 +176,13 @@ def num_threads(setting: int | None) -> int:
     if setting is not None:
         return setting
     current = torch.get_num_threads()
-    return _last.own if _last is not None and _last.told == current else current
+    own, told = _last or (current, current)
+    return own if told == current else current
 
 
 def use_threads(setting: int | None) -> None:
     """Let torch compute on `num_threads(setting)` threads from now on."""
     global _last
-    own, told = num_threads(None), num_threads(setting)
-    if told != torch.get_num_threads():
-        torch.set_num_threads(told)
-    _last = _Change(own, told)
+    _last = num_threads(None), num_threads(setting)
+    if _last[1] != torch.get_num_threads():
+        torch.set_num_threads(_last[1])

@@ -2,50 +2,46 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from sarathi_kernels.attention.plan import TILE_ROWS
 from sarathi_lab.engine.block_manager import BlockManager
+from sarathi_lab.engine.compositions import make_sequence
 from sarathi_lab.engine.executor import StepResult
 from sarathi_lab.engine.request import Batch, SequenceState
 from sarathi_lab.executor.torch.faults import faults_explained, in_words, nan_error
-from sarathi_lab.executor.torch.graphs import NoGraphs, Rehearsal, throw_away
+from sarathi_lab.executor.torch.graphs import NoGraphs, rehearse
 from sarathi_lab.executor.torch.host_pool import HostPool
 from sarathi_lab.executor.torch.packing import Packer, fields_of, pack
 from sarathi_lab.executor.torch.shapes import Limits, PaddedShapes, Shape
-from sarathi_lab.executor.torch.watching import (
-    HostTimeline,
-    Mark,
-    Nothing,
-    OperationTimes,
-    Timeline,
-)
+from sarathi_lab.executor.torch.watching import HostTimeline, Mark, Nothing
 from sarathi_lab.model.operations import NAN_TOKEN, PackedInputs
 from sarathi_lab.model.transformer import KVCache, Transformer
 
 MAX_EMITS = 1 << 16  # tokens sampled in one iteration
 
 
-@dataclass(frozen=True)
-class InFlight:
-    """A submitted batch: its time on the device, the host's own, its tokens on their way."""
+class InFlight(NamedTuple):
+    """A submitted batch: its time on the device, its tokens on their way, and what else its
+    `StepResult` has.
+    """
 
     batch: Batch
     start: Mark
     end: Mark
-    host_time: float
     token_ids: Tensor
-    num_padding: int
-    is_replayed: bool
+    known: Mapping[str, Any]
 
 
 class TorchExecutor:
@@ -54,7 +50,7 @@ class TorchExecutor:
     With `capacity` 2 the host packs and launches a batch while the one before runs, and tokens go
     from one to the next on the device. With `limits` inputs are packed for kernels, else for plain
     torch, which needs capacity 1. `num_host_blocks` in host memory take what is swapped out; a
-    batch's copies count as part of it. `sleep` waits so many seconds.
+    batch's copies count as part of it.
     """
 
     def __init__(
@@ -64,7 +60,7 @@ class TorchExecutor:
         num_blocks: int,
         block_size: int,
         num_host_blocks: int = 0,
-        timeline: Timeline | None = None,
+        timeline: HostTimeline | None = None,
         sleep: Callable[[float], None] = time.sleep,
         limits: Limits | None = None,
         capacity: int = 1,
@@ -90,14 +86,13 @@ class TorchExecutor:
         self._shapes: PaddedShapes | None = None
         self._buffers: dict[Shape, Tensor] = {}  # where recorded work reads its inputs
         self._in_flight: deque[InFlight] = deque()
-        self._rehearsal: Rehearsal | None = None
+        self._rehearse: Callable[[], float] = lambda: math.nan  # until it is warmed up
         # By sequence of the last batch, the row of its token in `_sampled`.
         self._newest: dict[SequenceState, int] = {}
         self._sampled = torch.zeros(MAX_EMITS, dtype=torch.int32, device=model.device)
 
     @property
     def now(self) -> float:
-        """Seconds since `start`."""
         return self._timeline.now
 
     @property
@@ -105,7 +100,6 @@ class TorchExecutor:
         return len(self._in_flight)
 
     def start(self) -> None:
-        """Set the clock to zero."""
         self._in_flight.clear()  # of a run that stopped half-way
         self._newest.clear()
         self._timeline.reset()
@@ -113,10 +107,7 @@ class TorchExecutor:
 
     @torch.inference_mode()
     def submit(self, batch: Batch) -> None:
-        """Launch `batch`; on a CPU it is finished when this returns.
-
-        Raises UserError if the device's memory does not suffice.
-        """
+        """Launch `batch`; on a CPU it is finished when this returns. RunError: no memory."""
         if len(self._in_flight) >= self.capacity:
             raise RuntimeError(f"{self.capacity} batches are in flight; collect one first")
         begun = time.perf_counter()
@@ -129,20 +120,12 @@ class TorchExecutor:
         if not self._in_flight:
             raise RuntimeError("nothing is in flight; submit a batch first")
         done = self._in_flight.popleft()
-        start, end = done.start.wait(), done.end.wait()
+        start, end = self._timeline.wait(done.start), self._timeline.wait(done.end)
         self._watch.collected()
         token_ids = done.token_ids.tolist()
         if NAN_TOKEN in token_ids:
             raise nan_error(self.model, done.batch, token_ids, self._run_again)
-        return StepResult(
-            done.batch,
-            start,
-            end,
-            token_ids,
-            host_time=done.host_time,
-            num_padding_tokens=done.num_padding,
-            is_replayed=done.is_replayed,
-        )
+        return StepResult(done.batch, start, end, token_ids, **done.known)
 
     @property
     def next_end(self) -> float:
@@ -150,24 +133,19 @@ class TorchExecutor:
         return self.now
 
     def wait_until(self, time: float) -> None:
-        """Sleep until the clock reads `time`."""
         while (remaining := time - self.now) > 0:
             self._sleep(remaining)
 
     def write_profile(self, directory: Path) -> dict[str, float]:
         """Leave what was watched in `directory`; returns what it cost, if operations were timed."""
-        self._watch.write(directory)
-        if self._rehearsal is None or not isinstance(self._watch, OperationTimes):
-            return {}
-        return {"profiling_slowdown": self._rehearsal.slowdown(self._watch)}
+        return self._watch.write(directory, self._rehearse)
 
     # -- one iteration -----------------------------------------------------------------------------
 
     def _launch(self, batch: Batch, begun: float) -> InFlight:
         if self._limits is None:
             return self._run_packed_for_torch(batch, begun)
-        padded = self._shapes.choose(batch) if self._shapes is not None else None
-        shape = padded or self._limits.exact(batch)
+        shape = self._limits.exact(batch) if self._shapes is None else self._shapes.choose(batch)
         self._packer.fill(batch, shape, self._newest)
         start = self._timeline.mark()
         self._swap(batch)
@@ -179,10 +157,12 @@ class TorchExecutor:
         self._newest = {sequence: row for row, sequence in enumerate(emitting)}
         token_ids = _to_host(self._sampled[: len(emitting)])
         end = self._timeline.mark()
-        num_padding = shape.num_tokens - batch.num_tokens
-        return InFlight(
-            batch, start, end, time.perf_counter() - begun, token_ids, num_padding, is_replayed
-        )
+        known = {
+            "host_time": time.perf_counter() - begun,
+            "num_padding_tokens": shape.num_tokens - batch.num_tokens,
+            "is_replayed": is_replayed,
+        }
+        return InFlight(batch, start, end, token_ids, known)
 
     def _run_packed_for_torch(self, batch: Batch, begun: float) -> InFlight:
         model = self.model
@@ -191,7 +171,7 @@ class TorchExecutor:
         host_time = time.perf_counter() - begun
         self._swap(batch)
         token_ids = _to_host(model.operations.greedy(model(inputs, self.cache)))
-        return InFlight(batch, start, self._timeline.mark(), host_time, token_ids, 0, False)
+        return InFlight(batch, start, self._timeline.mark(), token_ids, {"host_time": host_time})
 
     def _swap(self, batch: Batch) -> None:
         if batch.copies:
@@ -219,10 +199,7 @@ class TorchExecutor:
             self.model.whole_pass = whole_pass
 
     def packed(self, batch: Batch) -> PackedInputs:
-        """The unpadded inputs of a batch of known tokens, to compute parts of it by hand.
-
-        They hold until the next batch.
-        """
+        """The unpadded inputs of a batch of known tokens, which hold until the next batch."""
         if self._limits is None:
             model, window = self.model, self.model.spec.sliding_window
             masks = model.operations.wants_masks
@@ -237,11 +214,10 @@ class TorchExecutor:
     def warm_up(
         self, *, batch_size: int, chunk_tokens: int, longest: int, is_fixed: bool = False
     ) -> None:
-        """Run throw-away iterations, so that the first measured one is like the others.
+        """Run throw-away iterations (`rehearse`): the first measured one shall be like the others.
 
-        A chunk at the start of a prompt, one at an offset, and `batch_size` single tokens; all
-        shortened to what the cache holds. With `is_fixed` no chunk is larger than `chunk_tokens`,
-        decodes included. Records all padded shapes for sequences of up to `longest` tokens.
+        With `is_fixed` no chunk is larger than `chunk_tokens`, decodes included. Records all padded
+        shapes for sequences of up to `longest` tokens.
         """
         if self._limits is not None:
             chunk = chunk_tokens if is_fixed else None
@@ -254,10 +230,10 @@ class TorchExecutor:
                     self._compile(longest)
         if self._host_pool is not None:
             self._host_pool.warm_up()
-        self._rehearsal = Rehearsal(
-            self, self.num_blocks, self.block_size, batch_size, chunk_tokens
+        self._rehearse = partial(
+            rehearse, self, self.num_blocks, self.block_size, batch_size, chunk_tokens
         )
-        self._rehearsal.run()
+        self._rehearse()
 
     @torch.inference_mode()
     def compute_padding(self, num_tokens: int, num_emits: int) -> None:
@@ -268,15 +244,14 @@ class TorchExecutor:
         self._run(self._packer.send(shape))
 
     def _compile(self, longest: int) -> None:
-        """Run every kernel that a batch may need, so that none is compiled in the middle of a run.
-
-        Which they are depends on the rows of a tile and the parts of a context alone.
+        """Run every kernel that a batch may need, so that none is compiled in the middle of a run:
+        which they are depends on the rows of a tile and the parts of a context alone.
         """
         assert self._limits is not None
         blocks = BlockManager(self.num_blocks, self.block_size)
         batch = Batch()
         for num_tokens in (2, 1)[: self.num_blocks]:
-            batch.add(throw_away(num_tokens, blocks), num_tokens)
+            batch.add(make_sequence(0, num_tokens, emits=True, blocks=blocks), num_tokens)
         most = self._limits.num_splits(1, longest)
         for tile_rows in TILE_ROWS:
             for num_splits in sorted({2**i for i in range(most.bit_length())} | {most}):
@@ -284,7 +259,7 @@ class TorchExecutor:
                 shape = replace(exact, tile_rows=tile_rows, num_splits=num_splits)
                 self._packer.fill(batch, shape, {})
                 self._run(self._packer.send(shape))
-                self._timeline.mark().wait()
+                self._timeline.wait(self._timeline.mark())
 
     @contextmanager
     def recorded(self, batch: Batch) -> Iterator[None]:
@@ -309,7 +284,8 @@ class TorchExecutor:
             self._packer.fill(Batch(), shape, {})
             inputs = self._packer.send(shape, buffer)
             self._run(inputs)
-            self._timeline.mark().wait()  # the host's buffer is filled anew for the next shape
+            # The host's buffer is filled anew for the next shape.
+            self._timeline.wait(self._timeline.mark())
             self._graphs.capture(shape, partial(self._run, inputs))
             self._buffers[shape] = buffer
 

@@ -38,7 +38,6 @@ def faults_explained(device: torch.device, what: str) -> Iterator[None]:
 
 
 def in_words(batch: Batch) -> str:
-    """The batch as messages call it."""
     return (
         f"an iteration of {batch.num_prefill_tokens} prompt tokens and "
         f"{batch.num_decode_tokens} decodes"

@@ -1,21 +1,16 @@
-"""Iterations recorded once and replayed, and iterations that are thrown away."""
+"""Iterations recorded once and replayed, and those that are thrown away to warm up."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from statistics import median
 
-import numpy as np
 import torch
 
 from sarathi_lab.engine.block_manager import BlockManager
+from sarathi_lab.engine.compositions import make_batch, make_sequence, run_once
 from sarathi_lab.engine.executor import Executor
-from sarathi_lab.engine.request import Batch, Request, SequenceState
+from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.torch.shapes import Shape
-from sarathi_lab.executor.torch.watching import Nothing
-
-REPETITIONS = 7
 
 
 class NoGraphs:
@@ -60,64 +55,23 @@ class CudaGraphs(NoGraphs):
         self._graphs.pop(shape, None)
 
 
-@dataclass(frozen=True)
-class Rehearsal:
-    """The common iterations of up to `batch_size` sequences, cut to what the cache holds."""
-
-    executor: Executor
-    num_blocks: int
-    block_size: int
-    batch_size: int
-    chunk_tokens: int
-
-    def run(self) -> float:
-        """A chunk at the start of a prompt, one at an offset, and single decodes; their seconds."""
-        half = max(1, min(self.chunk_tokens, self.num_blocks * self.block_size // 2))
-        blocks = BlockManager(self.num_blocks, self.block_size)
-        seconds = 0.0
-        if 2 * half <= self.num_blocks * self.block_size:
-            prompt = throw_away(2 * half, blocks)
-            for start in (0, half):
-                prompt.num_computed = start
-                seconds += self._run_once([prompt], half)
-            blocks.free(prompt)
-        decodes = [throw_away(1, blocks) for _ in range(min(self.batch_size, self.num_blocks))]
-        return seconds + self._run_once(decodes, 1)
-
-    def slowdown(self, watch: Nothing) -> float:
-        """Seconds while `watch` tells operations apart, over those without (medians, in turn)."""
-        seconds: dict[bool, list[float]] = {True: [], False: []}
-        for _ in range(REPETITIONS):
-            for is_apart in (True, False):
-                watch.is_apart = is_apart
-                seconds[is_apart].append(self.run())
-        return median(seconds[True]) / median(seconds[False])
-
-    def _run_once(self, sequences: list[SequenceState], num_tokens: int) -> float:
-        batch = Batch()
-        for sequence in sequences:
-            batch.add(sequence, num_tokens)
-        self.executor.submit(batch)
-        result = self.executor.collect()
-        for sequence in sequences:
-            sequence.in_flight = False
-        return result.busy
-
-
-def throw_away(
-    num_tokens: int, blocks: BlockManager, *, start: int = 0, is_decode: bool = False
-) -> SequenceState:
-    """A sequence of zeros whose next `num_tokens` tokens, behind `start` cached ones, have blocks.
-
-    They are the prompt's, or the pending token of a decode. Raises RuntimeError for no room.
+def rehearse(
+    executor: Executor, num_blocks: int, block_size: int, batch_size: int, chunk_tokens: int
+) -> float:
+    """Run a chunk at the start of a prompt, one at an offset and `batch_size` single tokens, cut to
+    what the cache holds; their seconds.
     """
-    end = start + num_tokens
-    prompt_len = start if is_decode else end
-    zeros = np.zeros(prompt_len, dtype=np.int32)
-    sequence = SequenceState(Request(0, 0.0, prompt_len, 2, zeros), order=0)
-    sequence.num_computed = start
-    if is_decode:
-        sequence.output_token_ids.append(0)
-    if not blocks.grow(sequence, end):
-        raise RuntimeError(f"no cache blocks for {end} tokens")
-    return sequence
+    half = max(1, min(chunk_tokens, num_blocks * block_size // 2))
+    blocks = BlockManager(num_blocks, block_size)
+    seconds = 0.0
+    if 2 * half <= num_blocks * block_size:
+        prompt = make_sequence(0, 2 * half, emits=True, blocks=blocks)
+        for start in (0, half):
+            prompt.num_computed = start
+            batch = Batch()
+            batch.add(prompt, half)
+            seconds += run_once(executor, batch).busy
+        blocks.free(prompt)
+    num_prefills = min(batch_size, num_blocks)
+    singles = make_batch(prefill_tokens=1, num_prefills=num_prefills, emits=True, blocks=blocks)
+    return seconds + run_once(executor, singles).busy

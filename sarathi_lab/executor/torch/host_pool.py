@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -44,7 +45,7 @@ class HostPool:
         self.make([Copy(True, 0, 0), Copy(False, 0, 0)])
 
     def _move(self, is_out: bool, copies: Sequence[Copy]) -> None:
-        host_blocks = [copy.host_block for copy in copies]
+        neighbours = _neighbours([copy.host_block for copy in copies])
         for on_device, on_host in self._tensors:
             blocks = on_device.transpose(0, 1)  # as on the host
             index = _index([copy.device_block for copy in copies], on_device.device)
@@ -52,7 +53,7 @@ class HostPool:
                 staged = blocks.index_select(0, index)
             else:
                 staged = blocks.new_empty((len(copies), *blocks.shape[1:]))
-            for place, first, length in _neighbours(host_blocks):
+            for place, first, length in neighbours:
                 there, here = on_host[first : first + length], staged[place : place + length]
                 (there if is_out else here).copy_(here if is_out else there, non_blocking=True)
             if not is_out:
@@ -81,10 +82,8 @@ def _index(blocks: list[int], device: torch.device) -> Tensor:
     return index.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else index
 
 
-def _neighbours(blocks: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+def _neighbours(blocks: Sequence[int]) -> list[tuple[int, int, int]]:
     """Runs of `blocks` that count up by one: where each begins, its first block, its length."""
-    begin = 0
-    for i in range(1, len(blocks) + 1):
-        if i == len(blocks) or blocks[i] != blocks[i - 1] + 1:
-            yield begin, blocks[begin], i - begin
-            begin = i
+    begins = [0, *(np.flatnonzero(np.diff(blocks) != 1) + 1).tolist()]
+    ends = [*begins[1:], len(blocks)]
+    return [(begin, blocks[begin], end - begin) for begin, end in zip(begins, ends, strict=True)]

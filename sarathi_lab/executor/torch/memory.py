@@ -46,12 +46,10 @@ class Memory:
 
     @property
     def weights(self) -> int:
-        """Bytes of the model."""
         return self.spec.weight_bytes(self.dtype_bytes)
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of KV of one token."""
         return self.spec.kv_bytes_per_token(self.dtype_bytes)
 
     def check(self, kv_tokens: int, host_kv_tokens: int) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import cast
 
 import torch
 from torch import Tensor
 
-from sarathi_kernels.attention.reference import Segment, make_segment
+from sarathi_kernels.attention.reference import make_segment
+from sarathi_lab.engine.compositions import run_once
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.executor.torch.watching import durations, timeline_of
@@ -22,11 +25,10 @@ LONG = 2048
 
 class OperationProbe:
     """Runs one operation at a time, in all layers, each with its own weights and cache: caches see
-    what they would.
+    what they would. Batches must be of sequences that hold cache blocks.
 
-    Batches must be of sequences that hold cache blocks. Times are seconds over all layers of one
-    iteration; on a GPU the device's own, of replayed CUDA graphs, and the mean of several where
-    they are short.
+    Times are seconds over all layers of one iteration; on a GPU the device's own, of replayed CUDA
+    graphs, and the mean of several where they are short.
     """
 
     def __init__(self, executor: TorchExecutor) -> None:
@@ -58,6 +60,10 @@ class OperationProbe:
             operations.add_norm(residual, hidden, layer.attention_norm)
             operations.add_norm(residual, hidden, layer.ffn_norm)
 
+        def in_all_layers(operation: Callable[[Layer], object]) -> None:
+            for layer in self.layers:
+                operation(layer)
+
         of_a_layer: dict[str, Callable[[Layer], object]] = {
             "qkv_proj": lambda layer: layer.qkv_proj(hidden),
             "out_proj": lambda layer: layer.out_proj(attended),
@@ -65,7 +71,8 @@ class OperationProbe:
             "elementwise": norms_and_residuals,
         }
         return {
-            name: self._time_layers(operation, num_tokens) for name, operation in of_a_layer.items()
+            name: self._time(partial(in_all_layers, operation), num_tokens)
+            for name, operation in of_a_layer.items()
         }
 
     @torch.inference_mode()
@@ -78,14 +85,10 @@ class OperationProbe:
 
     def iteration(self, batch: Batch) -> float:
         """Seconds of the whole iteration of `batch`."""
-        if batch.num_tokens >= LONG:  # the device works longer than the host launches
-            return self._collected(batch)
-        with self.executor.recorded(batch):
-            return self._collected(batch)
-
-    def _collected(self, batch: Batch) -> float:
-        self.executor.submit(batch)
-        return self.executor.collect().busy
+        # Where it is LONG, the device works longer than the host launches.
+        is_long = batch.num_tokens >= LONG
+        with nullcontext() if is_long else self.executor.recorded(batch):
+            return run_once(self.executor, batch).busy
 
     def _random(self, *sizes: int) -> Tensor:
         return torch.randn(sizes, device=self.model.device, dtype=self.model.dtype)
@@ -94,36 +97,24 @@ class OperationProbe:
         """With masks, where plain torch needs them: made once an iteration, they are its cost."""
         operations = self.model.operations
         if operations.wants_masks:
-            segments = [self._remade(segment) for segment in inputs.attention]
+            remade = partial(
+                make_segment,
+                sliding_window=self.model.spec.sliding_window,
+                device=self.model.device,
+                dtype=self.model.dtype,
+            )
+            segments = [
+                remade(old.start, old.num_queries, old.kv_len, old.blocks)
+                for old in inputs.attention
+            ]
             inputs = replace(inputs, attention=segments)
         for keys, values in self.executor.cache.layers():
             operations.attend(query, inputs, keys, values)
 
-    def _remade(self, segment: Segment) -> Segment:
-        model = self.model
-        return make_segment(
-            segment.start,
-            segment.num_queries,
-            segment.kv_len,
-            segment.blocks,
-            sliding_window=model.spec.sliding_window,
-            device=model.device,
-            dtype=model.dtype,
-        )
-
-    def _time_layers(self, operation: Callable[[Layer], object], num_tokens: int) -> float:
-        def all_layers() -> None:
-            for layer in self.layers:
-                operation(layer)
-
-        return self._time(all_layers, num_tokens)
-
     def _time(self, work: Callable[[], object], num_tokens: int) -> float:
         """Seconds of `work` once, which is for so many tokens."""
-        if self._replays is None:
-            return durations(work, self._timeline, 1)[0]
-        replay = self._replays.of(work)
-        repetitions = CUDA_REPETITIONS if num_tokens < LONG else 1
+        repetitions = CUDA_REPETITIONS if self._replays and num_tokens < LONG else 1
+        replay = self._replays.of(work) if self._replays else work
 
         def repeated() -> None:
             for _ in range(repetitions):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -44,7 +45,11 @@ def pack(
     segments, emit_rows, row = [], [], 0
     for chunk in batch.chunks:
         end = chunk.start + chunk.num_tokens
-        blocks = _context_blocks(chunk.sequence, -(-end // block_size), device)
+        held = chunk.sequence.block_ids
+        # Neighbouring blocks as a slice, which attention reads without copying; else an index.
+        blocks: slice | Tensor = slice(held[0], held[0] + -(-end // block_size))
+        if not chunk.sequence.blocks_are_neighbours:
+            blocks = torch.tensor(held[: -(-end // block_size)], device=device)
         if with_masks:
             segments.append(with_mask(row, chunk.num_tokens, end, blocks))
         else:
@@ -69,16 +74,6 @@ def token_ids_of(sequence: SequenceState, start: int, end: int) -> NDArray[np.in
     return np.concatenate([np.asarray(prompt, dtype=np.int64), np.asarray(output, dtype=np.int64)])
 
 
-def _context_blocks(
-    sequence: SequenceState, num_blocks: int, device: torch.device
-) -> slice | Tensor:
-    """Neighbouring blocks as a slice, which attention reads without copying; others as an index."""
-    if sequence.blocks_are_neighbours:
-        first = sequence.block_ids[0]
-        return slice(first, first + num_blocks)
-    return torch.tensor(sequence.block_ids[:num_blocks], device=device)
-
-
 @dataclass(frozen=True)
 class Fields:
     """Where each field lies in the buffer: name, first element, sizes."""
@@ -89,7 +84,7 @@ class Fields:
     def views(self, buffer: Any) -> dict[str, Any]:
         """Each field of a flat tensor or array, in its shape."""
         return {
-            name: buffer[start : start + int(np.prod(sizes))].reshape(sizes)
+            name: buffer[start : start + math.prod(sizes)].reshape(sizes)
             for name, start, sizes in self.places
         }
 
@@ -109,7 +104,7 @@ def fields_of(shape: Shape) -> Fields:
     places, start = [], 0
     for name, size in sizes.items():
         places.append((name, start, size))
-        start += -(-int(np.prod(size)) // ALIGNMENT) * ALIGNMENT
+        start += -(-math.prod(size) // ALIGNMENT) * ALIGNMENT
     return Fields(tuple(places), start)
 
 
@@ -118,73 +113,65 @@ class Packer:
 
     def __init__(self, block_size: int, device: torch.device) -> None:
         self.block_size = block_size
-        self.device = device
-        self._hosts = [_HostBuffer(device) for _ in range(NUM_BUFFERS)]
+        # The device reads pinned memory while the host goes on.
+        is_pinned = device.type == "cuda"
+        self._hosts = [_Buffer(pin_memory=is_pinned) for _ in range(NUM_BUFFERS)]
         self._filled = 0
-        self._device_buffer = torch.empty(0, dtype=torch.int32, device=device)
+        self._on_device = _Buffer(device=device)
 
     def fill(self, batch: Batch, shape: Shape, newest: Mapping[SequenceState, int]) -> None:
-        """Write `batch` in tensors of `shape`, to the buffer that the batch before last has read.
+        """Write `batch` in tensors of `shape`, and padding behind it, to the buffer that the batch
+        before last has read.
 
         A token that the host does not know yet is to be fed from the row `newest` says of the
         tokens sampled last.
         """
         self._filled = (self._filled + 1) % NUM_BUFFERS
         fields = fields_of(shape)
-        pinned = self._hosts[self._filled].sized(fields.size)
-        _fill(fields.views(pinned.numpy()), batch, shape, self.block_size, newest)
+        views = fields.views(self._hosts[self._filled].sized(fields.size).numpy())
+        query_lens = [chunk.num_tokens for chunk in batch.chunks]
+        _fill_tokens(views, batch, self.block_size, newest)
+        kv_lens, table = views["kv_lens"], views["block_table"]
+        table.fill(0)
+        for i, chunk in enumerate(batch.chunks):
+            kv_len = chunk.start + chunk.num_tokens
+            num_blocks = -(-kv_len // self.block_size)
+            kv_lens[i] = kv_len
+            table[i, :num_blocks] = chunk.sequence.block_ids[:num_blocks]
+        kv_lens[len(batch) :] = 0
+        ends = np.cumsum(query_lens, dtype=np.int32)
+        _put(views["query_starts"][1:], ends, padding=batch.num_tokens)
+        views["query_starts"][0] = 0
+        emitting = [chunk.emits_token for chunk in batch.chunks]
+        _put(views["emit_rows"], ends[emitting] - 1, padding=0)
+        _put(views["decodes"], np.flatnonzero(np.array(query_lens) == 1), padding=PADDING)
+        _put(views["tiles"], tiles_of(query_lens, shape.tile_rows), padding=PADDING)
 
     def send(self, shape: Shape, into: Tensor | None = None) -> PackedInputs:
         """Copy what was filled to `into`, or a buffer that the next call overwrites, unawaited."""
-        size = fields_of(shape).size
-        buffer = self._own_buffer(size) if into is None else into
-        buffer[:size].copy_(self._hosts[self._filled].sized(size), non_blocking=True)
-        return inputs_in(buffer, shape)
+        fields = fields_of(shape)
+        buffer = self._on_device.sized(fields.size) if into is None else into
+        buffer.copy_(self._hosts[self._filled].sized(fields.size), non_blocking=True)
+        views = fields.views(buffer)
+        plan = AttentionPlan(
+            **{name: views.pop(name) for name in BY_SEQUENCE},
+            tile_rows=shape.tile_rows,
+            num_splits=shape.num_splits,
+        )
+        return PackedInputs(attention=plan, **views)
 
-    def _own_buffer(self, size: int) -> Tensor:
-        if len(self._device_buffer) < size:
-            self._device_buffer = torch.empty(2 * size, dtype=torch.int32, device=self.device)
-        return self._device_buffer
 
+class _Buffer:
+    """An int32 tensor that grows when it must."""
 
-class _HostBuffer:
-    """Memory that the device can read while the host goes on; it grows when it must."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._pinned = device.type == "cuda"
-        self._buffer = torch.empty(0, dtype=torch.int32)
+    def __init__(self, **where: Any) -> None:
+        self._where = where
+        self._tensor = torch.empty(0, dtype=torch.int32)
 
     def sized(self, size: int) -> Tensor:
-        if len(self._buffer) < size:
-            self._buffer = torch.empty(2 * size, dtype=torch.int32, pin_memory=self._pinned)
-        return self._buffer[:size]
-
-
-def inputs_in(buffer: Tensor, shape: Shape) -> PackedInputs:
-    """The inputs of `shape` that lie in `buffer`, as views."""
-    views = fields_of(shape).views(buffer)
-    plan = AttentionPlan(
-        **{name: views.pop(name) for name in BY_SEQUENCE},
-        tile_rows=shape.tile_rows,
-        num_splits=shape.num_splits,
-    )
-    return PackedInputs(attention=plan, **views)
-
-
-def _fill(
-    views: Views, batch: Batch, shape: Shape, block_size: int, newest: Mapping[SequenceState, int]
-) -> None:
-    """Write `batch` to the front of every field, and padding behind it."""
-    query_lens = [chunk.num_tokens for chunk in batch.chunks]
-    _fill_tokens(views, batch, block_size, newest)
-    _fill_sequences(views, batch, block_size)
-    ends = np.cumsum(query_lens, dtype=np.int32)
-    _put(views["query_starts"][1:], ends, padding=batch.num_tokens)
-    views["query_starts"][0] = 0
-    emitting = [chunk.emits_token for chunk in batch.chunks]
-    _put(views["emit_rows"], ends[emitting] - 1, padding=0)
-    _put(views["decodes"], np.flatnonzero(np.array(query_lens) == 1), padding=PADDING)
-    _put(views["tiles"], tiles_of(query_lens, shape.tile_rows), padding=PADDING)
+        if len(self._tensor) < size:
+            self._tensor = torch.empty(2 * size, dtype=torch.int32, **self._where)
+        return self._tensor[:size]
 
 
 def _fill_tokens(
@@ -213,17 +200,6 @@ def _fill_tokens(
             feed_rows[row - 1] = newest[sequence]
             token_ids[row - 1] = 0
     token_ids[row:], positions[row:], slots[row:] = 0, 0, PADDING
-
-
-def _fill_sequences(views: Views, batch: Batch, block_size: int) -> None:
-    kv_lens, table = views["kv_lens"], views["block_table"]
-    table.fill(0)
-    for i, chunk in enumerate(batch.chunks):
-        kv_len = chunk.start + chunk.num_tokens
-        num_blocks = -(-kv_len // block_size)
-        kv_lens[i] = kv_len
-        table[i, :num_blocks] = chunk.sequence.block_ids[:num_blocks]
-    kv_lens[len(batch) :] = 0
 
 
 def _put(field: NDArray[Any], values: NDArray[Any], padding: int) -> None:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import pandas as pd
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.block_manager import BlockManager
+from sarathi_lab.engine.compositions import make_batch
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.profile import COLUMNS, MIN_ROWS
 from sarathi_lab.executor.torch.executor import TorchExecutor
-from sarathi_lab.executor.torch.graphs import throw_away
 from sarathi_lab.executor.torch.operation_probe import OperationProbe
 
 # Tokens of one iteration. A tile of tokens ends at a multiple of 128: its step is what two
@@ -30,13 +28,10 @@ MAX_EMITS = 128  # rows of logits: a batch emits one token a sequence
 # seconds: where the parts alone take longer than the whole, what is left is not below this
 LEAST_OTHERS = 1e-6
 
-RowKey = tuple[str, int, int]  # operation, num_tokens, kv_tokens
-
 
 @dataclass(frozen=True)
 class Shape:
     """An iteration of `count` sequences with `num_tokens` new tokens each behind `start` cached.
-
     With `is_whole` all its operations are measured, else attention only.
     """
 
@@ -72,7 +67,6 @@ class Measured:
 
 def calibration_shapes(batch_size: int, longest: int) -> list[Shape]:
     """What to measure for so many decodes and contexts of up to `longest` tokens, cheap ones first.
-
     Iterations of up to `batch_size` tokens are decodes, larger ones a prompt, as in the engine.
     """
     decodes = sorted({2**i for i in range(batch_size.bit_length())} | {batch_size})
@@ -97,7 +91,6 @@ def calibration_shapes(batch_size: int, longest: int) -> list[Shape]:
 
 
 def blocks_needed(shapes: Sequence[Shape], block_size: int) -> int:
-    """Cache blocks that the largest of `shapes` takes."""
     return max(
         shape.count * math.ceil((shape.start + shape.num_tokens) / block_size) for shape in shapes
     )
@@ -117,7 +110,7 @@ def measure_profile(
     probe = OperationProbe(executor)
     clock = _Clock(seconds, advance)
     kept = _affordable(probe, shapes, clock)
-    samples: dict[RowKey, list[float]] = defaultdict(list)
+    samples: list[tuple[str, int, int, float]] = []
     num_rounds = 0
     while num_rounds < MIN_ROUNDS or (num_rounds < MAX_ROUNDS and not clock.is_over):
         for shape in kept:
@@ -126,12 +119,11 @@ def measure_profile(
             for times in _visit(probe, shape):
                 for operation, value in times.items():
                     kv_tokens = shape.kv_tokens if operation == shape.attention else 0
-                    samples[operation, shape.total_tokens, kv_tokens].append(value)
+                    samples.append((operation, shape.total_tokens, kv_tokens, value))
             clock.tick()
         num_rounds += 1
-    medians = [(*key, float(np.median(values))) for key, values in sorted(samples.items())]
-    table = pd.DataFrame(medians, columns=list(COLUMNS))
-    table["seconds"] = table.seconds.clip(lower=LEAST_OTHERS)
+    medians = pd.DataFrame(samples, columns=list(COLUMNS)).groupby(list(COLUMNS[:-1])).median()
+    table = medians.clip(lower=LEAST_OTHERS).reset_index()
     clamped = (table.operation == "others") & (table.seconds <= LEAST_OTHERS)
     return Measured(table, num_rounds, len(kept), len(shapes) - len(kept), int(clamped.sum()))
 
@@ -146,31 +138,27 @@ def _visit(probe: OperationProbe, shape: Shape) -> Iterator[dict[str, float]]:
 
 
 class _Clock:
-    """How much of the time is gone."""
+    """How much of the time is gone, as of the last tick."""
 
     def __init__(self, seconds: float, advance: Callable[[float], None]) -> None:
         self.seconds = seconds
         self._advance = advance
-        self._start = self._last = time.perf_counter()
-
-    @property
-    def elapsed(self) -> float:
-        return time.perf_counter() - self._start
+        self._start = time.perf_counter()
+        self.elapsed = 0.0
 
     @property
     def is_over(self) -> bool:
         return self.elapsed >= self.seconds
 
     def tick(self) -> None:
-        now = time.perf_counter()
-        self._advance(now - self._last)
-        self._last = now
+        before, self.elapsed = self.elapsed, time.perf_counter() - self._start
+        self._advance(self.elapsed - before)
 
 
 def _affordable(probe: OperationProbe, shapes: Sequence[Shape], clock: _Clock) -> list[Shape]:
     """Run each shape once to warm up, until `MIN_ROUNDS` more of those done exceed the time."""
     kept: list[Shape] = []
-    rows: dict[str, int] = {"prefill_attention": 0, "decode_attention": 0, "whole": 0}
+    rows = {"prefill_attention": 0, "decode_attention": 0, "whole": 0}
     for shape in shapes:
         _measure(probe, shape)
         clock.tick()
@@ -205,12 +193,15 @@ def _measure(probe: OperationProbe, shape: Shape) -> dict[str, float]:
 def batch_of(executor: TorchExecutor, shape: Shape) -> Batch:
     """A batch of `shape` over the first blocks of the executor's cache, whatever is in there."""
     blocks = BlockManager(executor.num_blocks, executor.block_size)
-    is_decode = shape.attention == "decode_attention"
-    batch = Batch()
-    for _ in range(shape.count):
-        sequence = throw_away(shape.num_tokens, blocks, start=shape.start, is_decode=is_decode)
-        batch.add(sequence, shape.num_tokens)
-    return batch
+    if shape.attention == "decode_attention":
+        return make_batch(num_decodes=shape.count, context=shape.start + 1, blocks=blocks)
+    return make_batch(
+        prefill_tokens=shape.num_tokens,
+        start=shape.start,
+        num_prefills=shape.count,
+        emits=True,
+        blocks=blocks,
+    )
 
 
 def time_iterations(
@@ -219,10 +210,10 @@ def time_iterations(
     repetitions: int,
     advance: Callable[[int], None],
 ) -> dict[Shape, list[float]]:
-    """Seconds of `repetitions` iterations of every shape, in turns.
+    """Seconds of `repetitions` iterations of every shape, in turns: a slow minute spreads over all.
 
-    So a slow minute spreads over all of them. Each goes behind one of its own shape, as in the
-    engine, where iterations resemble the ones before. `advance` is told of every repetition.
+    Each goes behind one of its own shape, as in the engine, where iterations resemble the ones
+    before. `advance` is told of every repetition.
     """
     probe = OperationProbe(executor)
     seconds: dict[Shape, list[float]] = {shape: [] for shape in shapes}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sarathi_kernels.attention.plan import choose_num_splits, choose_tile_rows
@@ -42,14 +41,14 @@ class Limits:
         lengths = [(chunk.num_tokens, chunk.start + chunk.num_tokens) for chunk in batch.chunks]
         contexts = [end for num_tokens, end in lengths if num_tokens == 1]
         prompts = [num_tokens for num_tokens, _ in lengths if num_tokens > 1]
-        tile_rows = choose_tile_rows(sum(prompts), self.spec.num_heads, self.num_sms)
+        tile_rows = self.tile_rows(sum(prompts))
         return Shape(
             num_tokens=batch.num_tokens,
             num_sequences=len(batch),
             num_emits=batch.num_emits,
             num_decodes=len(contexts),
             num_tiles=sum(-(-num_tokens // tile_rows) for num_tokens in prompts),
-            max_blocks=self.blocks_for(max(end for _, end in lengths)),
+            max_blocks=-(-max(end for _, end in lengths) // self.block_size),
             tile_rows=tile_rows,
             num_splits=self.num_splits(len(contexts), max(contexts, default=0)),
         )
@@ -58,33 +57,8 @@ class Limits:
         """Padding alone, as much as so many tokens."""
         return Shape(num_tokens, 0, num_emits, 0, 0, 0, TILE, 1)
 
-    def decodes(self, num_decodes: int, longest: int) -> Shape:
-        """The padded shape of up to `num_decodes` decodes that see up to `longest` tokens each."""
-        return self._padded(num_decodes, num_decodes, longest, num_tiles=0, tile_rows=TILE)
-
-    def hybrid(self, num_tokens: int, batch_size: int, longest: int) -> Shape:
-        """The padded shape of up to `num_tokens` tokens, of which up to `batch_size` decodes."""
-        rows = choose_tile_rows(num_tokens, self.spec.num_heads, self.num_sms)
-        num_tiles = num_tokens // rows + EXTRA_TILES
-        return self._padded(num_tokens, batch_size, longest, num_tiles, rows)
-
-    def _padded(
-        self, num_tokens: int, batch_size: int, longest: int, num_tiles: int, tile_rows: int
-    ) -> Shape:
-        return Shape(
-            num_tokens=num_tokens,
-            num_sequences=batch_size,
-            num_emits=batch_size,
-            num_decodes=batch_size,
-            num_tiles=num_tiles,
-            max_blocks=self.blocks_for(longest),
-            tile_rows=tile_rows,
-            num_splits=self.num_splits(batch_size, longest),
-        )
-
-    def blocks_for(self, num_tokens: int) -> int:
-        """Cache blocks that hold so many tokens."""
-        return -(-num_tokens // self.block_size)
+    def tile_rows(self, num_prompt_tokens: int) -> int:
+        return choose_tile_rows(num_prompt_tokens, self.spec.num_heads, self.num_sms)
 
     def num_splits(self, num_decodes: int, longest: int) -> int:
         """Parts that each decode's context is cut into."""
@@ -92,7 +66,8 @@ class Limits:
 
 
 class PaddedShapes:
-    """The few shapes that batches of a run are padded to; those that fit none keep their own.
+    """The few shapes that batches of a run are padded to, `all`, the largest first; those that fit
+    none keep their own.
 
     Decode-only batches go to the next of 1, 2, 4, 8, 16, 24, … sequences up to `batch_size`; hybrid
     batches to `chunk` tokens, which is what SARATHI gives them anyway, unless that would add a
@@ -102,27 +77,36 @@ class PaddedShapes:
 
     def __init__(self, limits: Limits, *, batch_size: int, chunk: int | None, longest: int) -> None:
         self._limits = limits
-        longest = 1 << (longest - 1).bit_length()
-        self._decodes = [limits.decodes(size, longest) for size in bucket_sizes(batch_size)]
-        self._hybrid = None if chunk is None else limits.hybrid(chunk, batch_size, longest)
+        self._longest = 1 << (longest - 1).bit_length()
+        self._decodes = [self._padded(size, size, 0, TILE) for size in bucket_sizes(batch_size)]
+        self._hybrid: Shape | None = None
+        if chunk is not None:
+            rows = limits.tile_rows(chunk)
+            self._hybrid = self._padded(chunk, batch_size, chunk // rows + EXTRA_TILES, rows)
+        self.all = [*([self._hybrid] if self._hybrid else []), *reversed(self._decodes)]
 
-    @property
-    def all(self) -> Sequence[Shape]:
-        """Every padded shape, the largest first."""
-        hybrid = [] if self._hybrid is None else [self._hybrid]
-        return [*hybrid, *reversed(self._decodes)]
+    def _padded(self, num_tokens: int, batch_size: int, num_tiles: int, tile_rows: int) -> Shape:
+        return Shape(
+            num_tokens=num_tokens,
+            num_sequences=batch_size,
+            num_emits=batch_size,
+            num_decodes=batch_size,
+            num_tiles=num_tiles,
+            max_blocks=-(-self._longest // self._limits.block_size),
+            tile_rows=tile_rows,
+            num_splits=self._limits.num_splits(batch_size, self._longest),
+        )
 
-    def choose(self, batch: Batch) -> Shape | None:
-        """The padded shape for `batch`, None if there is none."""
-        exact = self._limits.exact(batch)
+    def choose(self, batch: Batch) -> Shape:
+        """The padded shape for `batch`, or its own."""
+        exact, hybrid = self._limits.exact(batch), self._hybrid
         if batch.num_prefills == 0:
-            return next((shape for shape in self._decodes if _fits(exact, shape)), None)
-        shape = self._hybrid
-        if shape is None or shape.num_tokens - exact.num_tokens >= TILE:
-            return None
+            return next((shape for shape in self._decodes if _fits(exact, shape)), exact)
+        if hybrid is None or hybrid.num_tokens - exact.num_tokens >= TILE:
+            return exact
         lengths = [chunk.num_tokens for chunk in batch.chunks if chunk.num_tokens > 1]
-        num_tiles = sum(-(-num_tokens // shape.tile_rows) for num_tokens in lengths)
-        return shape if _fits(exact, shape) and num_tiles <= shape.num_tiles else None
+        num_tiles = sum(-(-num_tokens // hybrid.tile_rows) for num_tokens in lengths)
+        return hybrid if _fits(exact, hybrid) and num_tiles <= hybrid.num_tiles else exact
 
 
 def _fits(exact: Shape, shape: Shape) -> bool:

@@ -86,7 +86,6 @@ def _sequence(tokens: Tokens, number: int, blocks: BlockManager) -> SequenceStat
 
 
 def _compute(executor: TorchExecutor, sequence: SequenceState, num_tokens: int) -> None:
-    """Prefill the first `num_tokens` tokens at once."""
     batch = Batch()
     batch.add(sequence, num_tokens)
     _logits(executor, batch, 1)

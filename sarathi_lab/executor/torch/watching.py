@@ -7,26 +7,23 @@ from __future__ import annotations
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any, Literal
 
 import pandas as pd
 import torch
 
+from sarathi_lab.model.operations import unwatched
+
 ProfileKind = Literal["none", "nvtx", "operations", "trace"]
 TRACED_ITERATIONS = 30  # from the start of the run: a trace of more is too large to open
+REHEARSALS = 7  # whose median says what watching costs
 
 
-class _Past(float):
-    """A moment that has come, in seconds since the timeline's zero."""
-
-    def wait(self) -> float:
-        return float(self)
-
-    def seconds_until(self, other: Any) -> float:
-        return float(other) - float(self)
+Mark = Any  # a moment of a timeline
 
 
 class HostTimeline:
@@ -34,7 +31,7 @@ class HostTimeline:
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
-        self._zero = clock()
+        self.reset()
 
     @property
     def now(self) -> float:
@@ -45,93 +42,72 @@ class HostTimeline:
         """Set zero to this moment, the device being idle."""
         self._zero = self._clock()
 
-    def mark(self) -> _Past:
+    def mark(self) -> Mark:
         """When the device has done all work submitted so far: now, as nothing is ever pending."""
-        return _Past(self.now)
+        return self.now
+
+    def wait(self, mark: Mark) -> float:
+        """Wait until it has come, in the order of marks; its seconds since `reset`."""
+        return mark
+
+    def seconds(self, before: Mark, after: Mark) -> float:
+        """From one mark to a later one, both of which have come."""
+        return after - before
 
 
-class CudaTimeline:
-    """Moments of a GPU's current stream, on its own clock: durations without launches and waits.
-
-    Wait for marks in their order.
-    """
+class CudaTimeline(HostTimeline):
+    """Moments of a GPU's current stream, on its own clock: durations without launches and waits."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self.reset()
-
-    @property
-    def now(self) -> float:
-        return time.perf_counter() - self._zero
+        super().__init__()
 
     def reset(self) -> None:
         torch.cuda.synchronize(self._device)
-        self._last = _Event(self)
+        self._last, self._last_time = self.mark(), 0.0
         torch.cuda.synchronize(self._device)
-        self._zero = time.perf_counter()
-        self._last_time = 0.0
+        super().reset()
 
-    def mark(self) -> _Event:
-        return _Event(self)
+    def mark(self) -> Mark:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
 
-    def time_of(self, event: _Event) -> float:
-        """When `event` happened, from the one before it: an event's own clock has only 24 bits."""
-        self._last_time += self._last.seconds_until(event)
-        self._last = event
+    def wait(self, mark: Mark) -> float:
+        """Counted from the one before it: an event's own clock has only 24 bits."""
+        mark.synchronize()
+        self._last_time += self.seconds(self._last, mark)
+        self._last = mark
         return self._last_time
 
-
-class _Event:
-    """A moment on the device, which may not have come yet."""
-
-    def __init__(self, timeline: CudaTimeline) -> None:
-        self._timeline = timeline
-        self._event = torch.cuda.Event(enable_timing=True)
-        self._event.record()
-
-    def wait(self) -> float:
-        """Wait until it has; returns it in seconds since the timeline's zero."""
-        self._event.synchronize()
-        return self._timeline.time_of(self)
-
-    def seconds_until(self, other: Any) -> float:
-        """Seconds to a later mark; both must have come."""
-        return self._event.elapsed_time(other._event) / 1e3
+    def seconds(self, before: Mark, after: Mark) -> float:
+        return before.elapsed_time(after) / 1e3
 
 
-Mark = _Past | _Event
-Timeline = HostTimeline | CudaTimeline
-
-
-def timeline_of(device: torch.device) -> Timeline:
-    """The timeline of a CPU or GPU."""
+def timeline_of(device: torch.device) -> HostTimeline:
     return CudaTimeline(device) if device.type == "cuda" else HostTimeline()
 
 
-def durations(work: Callable[[], object], timeline: Timeline, repetitions: int) -> list[float]:
+def durations(work: Callable[[], object], timeline: HostTimeline, repetitions: int) -> list[float]:
     """Seconds of each repetition; the host launches all of them before it waits."""
     marks = [timeline.mark()]
     for _ in range(repetitions):
         work()
         marks.append(timeline.mark())
-    marks[-1].wait()
-    return [before.seconds_until(after) for before, after in pairwise(marks)]
+    timeline.wait(marks[-1])
+    return [timeline.seconds(before, after) for before, after in pairwise(marks)]
 
 
 class Nothing:
-    """Watches nothing and costs nothing; subclasses see the operations of every iteration.
-
-    With `is_apart` each operation must be launched by itself.
+    """Watches nothing and costs nothing; subclasses see the operations of every iteration. With
+    `is_apart` each operation must be launched by itself.
     """
 
     is_apart = False
 
-    def __init__(self) -> None:
-        self._range = nullcontext()
-
     def range(self, name: str) -> AbstractContextManager[object]:
         """Around the work of operation `name`."""
-        return self._range
+        return unwatched(name)
 
     def start(self) -> None:
         """The run begins: forget what was seen before."""
@@ -142,8 +118,11 @@ class Nothing:
     def collected(self) -> None:
         """The oldest of them is done."""
 
-    def write(self, directory: Path) -> None:
-        """Leave what was seen in `directory`."""
+    def write(self, directory: Path, rehearse: Callable[[], float]) -> dict[str, float]:
+        """Leave what was seen in `directory`; returns what it cost. `rehearse` runs common
+        iterations, and returns their seconds.
+        """
+        return {}
 
 
 class NvtxRanges(Nothing):
@@ -162,8 +141,7 @@ class OperationTimes(Nothing):
     its own: it slows the run.
     """
 
-    def __init__(self, timeline: Timeline) -> None:
-        super().__init__()
+    def __init__(self, timeline: HostTimeline) -> None:
         self._timeline = timeline
         self._marks: list[tuple[str, Mark, Mark]] = []
         self._in_flight: deque[list[tuple[str, Mark, Mark]]] = deque()
@@ -189,12 +167,14 @@ class OperationTimes(Nothing):
     def collected(self) -> None:
         seconds: dict[str, float] = defaultdict(float)
         for name, begin, end in self._in_flight.popleft():
-            seconds[name] += begin.seconds_until(end)
+            seconds[name] += self._timeline.seconds(begin, end)
         if self.is_apart:
             self._seconds.append(dict(seconds))
 
-    def write(self, directory: Path) -> None:
-        """`operations.parquet`: `iteration`, `operation`, `seconds`."""
+    def write(self, directory: Path, rehearse: Callable[[], float]) -> dict[str, float]:
+        """`operations.parquet`: `iteration`, `operation`, `seconds`; returns the seconds while
+        operations are told apart, over those without (medians, in turn).
+        """
         rows = [
             (iteration, operation, seconds)
             for iteration, by_operation in enumerate(self._seconds)
@@ -202,15 +182,18 @@ class OperationTimes(Nothing):
         ]
         table = pd.DataFrame(rows, columns=["iteration", "operation", "seconds"])
         table.to_parquet(directory / "operations.parquet")
+        seconds: dict[bool, list[float]] = {True: [], False: []}
+        for is_apart in (True, False) * REHEARSALS:
+            self.is_apart = is_apart
+            seconds[is_apart].append(rehearse())
+        return {"profiling_slowdown": median(seconds[True]) / median(seconds[False])}
 
 
 class Trace(Nothing):
     """A trace of the first iterations by torch's profiler, for ui.perfetto.dev."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._profiler: torch.profiler.profile | None = None
-        self._left = 0
+    _profiler: torch.profiler.profile | None = None
+    _left = 0
 
     def range(self, name: str) -> AbstractContextManager[object]:
         return torch.profiler.record_function(name) if self._left else super().range(name)
@@ -227,23 +210,20 @@ class Trace(Nothing):
             if not self._left:
                 self._stop()
 
-    def _stop(self) -> None:
-        self.is_apart = False
-        if self._profiler is not None:
-            self._profiler.stop()
-
-    def write(self, directory: Path) -> None:
+    def write(self, directory: Path, rehearse: Callable[[], float]) -> dict[str, float]:
         """`torch_trace.json`, if anything ran."""
-        if self._profiler is None:
-            return
-        if self._left:
-            self._left = 0
+        if self._profiler is not None:
             self._stop()
-        self._profiler.export_chrome_trace(str(directory / "torch_trace.json"))
+            self._profiler.export_chrome_trace(str(directory / "torch_trace.json"))
+        return {}
+
+    def _stop(self) -> None:
+        if self._profiler is not None and self.is_apart:
+            self._profiler.stop()
+        self.is_apart, self._left = False, 0
 
 
-def make_watch(kind: ProfileKind, timeline: Timeline) -> Nothing:
-    """The watch that `executor.profile` names."""
+def make_watch(kind: ProfileKind, timeline: HostTimeline) -> Nothing:
     if kind == "operations":
         return OperationTimes(timeline)
     return {"none": Nothing, "nvtx": NvtxRanges, "trace": Trace}[kind]()

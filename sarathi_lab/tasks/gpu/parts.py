@@ -21,7 +21,7 @@ from sarathi_lab.config.errors import RunError
 from sarathi_lab.config.paths import REPOSITORY, make_folder
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.executor.torch.device import resolve_dtype
-from sarathi_lab.experiment.measured_clock import sample
+from sarathi_lab.executor.torch.watching import durations, timeline_of
 from sarathi_lab.results.intervals import coarse_to_fine, summary
 from sarathi_lab.tasks.gpu.part import Part, Work
 
@@ -34,6 +34,7 @@ LAYER_TOKENS = (256, 512, 1024, 2048, 4096)
 COPIES = (64, 256, 1024, 4096)  # MiB
 DRY_SQUARES, DRY_COPIES = (64, 128), (1, 4)
 SECONDS_A_CASE = 0.25
+WARM_UPS, FEWEST, MOST = 2, 3, 200  # repetitions of a case
 PER = {"TFLOP/s": 1e12, "GB/s": 1e9}
 Job = Callable[[], object]
 
@@ -75,7 +76,10 @@ class DevicePeaks(Part):
                 total = len(copies) + len(products)
                 work.log(f"{len(rows)} of {total} cases: the time is over")
                 break
-            times = sample(case.make(), device, 0.01 if work.is_dry else SECONDS_A_CASE)
+            repeat = partial(durations, case.make(), timeline_of(device))
+            first = repeat(WARM_UPS + 1)[-1]
+            seconds = 0.01 if work.is_dry else SECONDS_A_CASE
+            times = repeat(max(FEWEST, min(MOST, int(seconds / max(first, 1e-7)))))
             rates = summary([case.amount / time / PER[case.unit] for time in times], case.unit)
             labels = {"quantity": case.quantity, "case": case.name, "dtype": dtype_name}
             rows.append({**labels, **rates})

@@ -1,0 +1,50 @@
+"""What has to hold of the books of a cache at any time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from sarathi_lab.engine.block_manager import BlockManager
+from sarathi_lab.engine.prefix_cache import PrefixCache
+from sarathi_lab.engine.request import SequenceState
+
+
+def check_integrity(
+    blocks: BlockManager, sequences: Iterable[SequenceState], swapped: Iterable[SequenceState] = ()
+) -> None:
+    """Raise AssertionError unless every block is free, held by one of these, or shared."""
+    on_host = [block for sequence in swapped for block in sequence.host_block_ids]
+    if sorted(on_host + blocks._free_host) != list(range(blocks.num_host_blocks)):
+        raise AssertionError(
+            f"{len(on_host)} + {len(blocks._free_host)} are not {blocks.num_host_blocks} host "
+            "blocks"
+        )
+    sequences = list(sequences)
+    held = [block for sequence in sequences for block in sequence.block_ids]
+    unused = [] if blocks.prefix is None else _unused_blocks(blocks.prefix, held)
+    everything = [*(held if blocks.prefix is None else set(held)), *blocks._free, *unused]
+    if sorted(everything) != list(range(blocks.num_blocks)):
+        raise AssertionError(
+            f"{len(held)} held + {blocks.num_free} free blocks are not the {blocks.num_blocks} "
+            "blocks"
+        )
+    for sequence in sequences:
+        if len(sequence.block_ids) * blocks.block_size < sequence.num_computed:
+            raise AssertionError(f"{sequence} has computed more tokens than its blocks hold")
+
+
+def _unused_blocks(prefix: PrefixCache, held: Iterable[int]) -> list[int]:
+    """Raise AssertionError unless `held` fits the counts; returns the unused blocks."""
+    counts = Counter(held)
+    for block in counts.keys() | prefix._num_holders.keys():
+        expected = prefix._num_holders.get(block, 1)
+        if counts[block] != expected:
+            raise AssertionError(f"block {block} has {counts[block]} holders, not {expected}")
+    if {block for block, number in prefix._num_holders.items() if number == 0} != set(
+        prefix.unused
+    ):
+        raise AssertionError("blocks without a holder are not those that count as unused")
+    if {block: key for key, block in prefix._blocks.items()} != prefix._keys:
+        raise AssertionError("keys and blocks do not tell the same")
+    return list(prefix.unused)
