@@ -218,8 +218,16 @@ class DeviceClock(Clock):
             return None
         executor, reason, found = self.executor, "the cache is too small", None
         cache = {"num_blocks": executor.num_blocks, "block_size": executor.block_size}
+        wanted = (scenario.batch_size, scenario.chunk, scenario.longest)
         try:
-            self._prepare(scenario)
+            if wanted != self._prepared:  # as the engine does before a run: graphs are recorded
+                executor.warm_up(
+                    batch_size=scenario.batch_size,
+                    chunk_tokens=scenario.chunk or WARM_UP_TOKENS,
+                    longest=scenario.longest,
+                    is_fixed=scenario.chunk is not None,
+                )
+                self._prepared = wanted
             found = serve(executor, scenario, **cache, vocab_size=self.cost.spec.vocab_size)
         except RunError as error:
             reason = str(error)
@@ -229,18 +237,6 @@ class DeviceClock(Clock):
             self._too_large.add(scenario)
             self.cost.reason = reason
         return found
-
-    def _prepare(self, scenario: Scenario) -> None:
-        """Warm up for batch, chunk and lengths, as the engine does: graphs are recorded."""
-        wanted = (scenario.batch_size, scenario.chunk, scenario.longest)
-        if wanted != self._prepared:
-            self.executor.warm_up(
-                batch_size=scenario.batch_size,
-                chunk_tokens=scenario.chunk or WARM_UP_TOKENS,
-                longest=scenario.longest,
-                is_fixed=scenario.chunk is not None,
-            )
-            self._prepared = wanted
 
     def serving_rows(self, model: str) -> list[dict[str, object]]:
         """A row per scenario and quantity: milliseconds a request, the share of idle time."""

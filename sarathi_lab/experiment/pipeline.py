@@ -1,15 +1,11 @@
 """Fig 12: bubbles and completion of GPT-3 on 64 A100, SARATHI and Orca on a pipeline beside
 replicas without one.
 
-Set-up of section 5.3: a backlog of 10,000 requests of 1K to 4K tokens (Zipf 0.4) at P:D = 10. The
-pipeline is 8 stages of 8 devices with micro-batches of 27 requests; the alternative is 8 replicas
-of 8 devices, each with batches of 11. The cost model, policies and the engine's loop are those of
-every other run.
+Set-up of section 5.3: a backlog of 10,000 requests of 1K to 4K tokens (Zipf 0.4) at P:D = 10 on 8
+stages of 8 devices with micro-batches of 27, or on 8 replicas of 8 devices with batches of 11.
 
-On a device of one's own the iterations of its model are measured by operation and interpolated, and
-a pipeline, each stage with an equal share of the layers, is simulated with these times; sending
-takes none. So the times are measured, the pipeline is not. Replicas, which need tensor parallelism,
-are left out.
+On a device of one's own the iterations of its model are measured by operation, and a pipeline of
+equal stages is simulated with these times; sending takes none. Replicas are left out.
 """
 
 from __future__ import annotations
