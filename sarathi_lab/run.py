@@ -51,7 +51,8 @@ def _main(args: Sequence[str]) -> int:
     command_line.check()
     # Only now may anything be written.
     make_folder(Path(str(command_line.jobs[0].cfg.output)), "output")
-    make_folder(command_line.results_dir, command_line.results_setting)
+    setting = "hydra.sweep.dir" if command_line.is_sweep else "hydra.run.dir"
+    make_folder(command_line.results_dir, setting)
     for job in command_line.jobs:
         build(job.cfg.tracking).check()
     if command_line.is_sweep:

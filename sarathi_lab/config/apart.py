@@ -38,9 +38,15 @@ def call_apart(function: Callable[..., None], *args: Any, limit: float) -> None:
         error = receiver.recv()
     except EOFError:
         process.join(GRACE)
-        raise RunError(f"its process {_how_it_ended(process)}") from None
+        code = process.exitcode or 0
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+        raise RunError(f"its process {how}") from None
     finally:
-        _end(process, is_ended=is_ended)
+        if not is_ended:
+            _signal(process, signal.SIGTERM)
+        process.join(GRACE)
+        _signal(process, signal.SIGKILL)  # threads and processes that a library left behind
+        process.join()
     if error is not None:
         raise error
 
@@ -67,19 +73,6 @@ def _portable(error: Exception) -> Exception:
         kind = RunError if isinstance(error, UserError) else RuntimeError
         return kind(str(error))
     return error
-
-
-def _how_it_ended(process: SpawnProcess) -> str:
-    code = process.exitcode or 0
-    return f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-
-
-def _end(process: SpawnProcess, *, is_ended: bool) -> None:
-    if not is_ended:
-        _signal(process, signal.SIGTERM)
-    process.join(GRACE)
-    _signal(process, signal.SIGKILL)  # threads and processes that a library left behind
-    process.join()
 
 
 def _signal(process: SpawnProcess, number: signal.Signals) -> None:

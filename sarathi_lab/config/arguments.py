@@ -49,7 +49,7 @@ def read_arguments(args: Sequence[str]) -> Arguments:
     parser = _parser()
     for arg in args:
         # The parser would take -chunk for -c hunk.
-        if re.match(r"-[^-].", arg) and arg not in _names():
+        if re.match(r"-[^-].", arg) and arg not in ("-sc", "-cd"):
             raise _unknown(arg)
     try:
         parsed, unknown = parser.parse_known_intermixed_args(list(args))
@@ -79,10 +79,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _names() -> set[str]:
-    return {name for names in (*SWITCHES, *WITH_VALUE, ("-i",)) for name in names}
-
-
 def _unknown(option: str) -> UserError:
     return UserError(
         f"option {option} is unknown; settings are written name=value, --help lists the options"
@@ -102,9 +98,7 @@ def searchpath(settings: Sequence[str]) -> list[str]:
 
 
 def _with_folder(settings: list[str], folder: str) -> list[str]:
-    """`settings` that find the options of `folder`, as Hydra's --config-dir does; by a setting, as
-    jobs in other processes compose anew from settings.
-    """
+    """With the options of `folder` by a setting, as jobs in other processes compose anew."""
     if not Path(folder).is_dir():
         raise UserError(f"--config-dir {folder} is not a folder; name one that has policy/ or such")
     folders = [*searchpath(settings), f"file://{Path(folder).absolute()}"]

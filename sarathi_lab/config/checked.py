@@ -49,7 +49,6 @@ def share(default: float, *, fix: str) -> Any:
 
 
 def flag(default: bool) -> Any:
-    """True or false."""
     return _field(default, require_bool)
 
 

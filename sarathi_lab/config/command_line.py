@@ -18,7 +18,7 @@ from omegaconf import DictConfig
 from sarathi_lab.config.arguments import Arguments, read_arguments
 from sarathi_lab.config.effects import READ_BY, check_job, check_single, check_sweep, reads
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.config.explain import HYDRA_ERRORS, explain
+from sarathi_lab.config.explain import explained
 from sarathi_lab.config.instantiate import build, make_loader, resolved
 from sarathi_lab.config.jobs import Job
 from sarathi_lab.config.sweep_search import OptunaSearch
@@ -44,11 +44,6 @@ class CommandLine:
         return tuple(override.get_key_element().lstrip("+") for override in varied)
 
     @property
-    def results_setting(self) -> str:
-        """The setting of Hydra's that names `results_dir`."""
-        return "hydra.sweep.dir" if self.is_sweep else "hydra.run.dir"
-
-    @property
     def is_apart(self) -> bool:
         """Whether jobs run in other processes, by one of Hydra's launchers."""
         return self.is_sweep and self.master.hydra.runtime.choices["hydra/launcher"] != "basic"
@@ -63,22 +58,20 @@ class CommandLine:
     def job(self, settings: Sequence[str]) -> Job:
         """The job of these settings: the checked one if there is one, else composed now."""
         same = (job for job in self.jobs if job.settings == tuple(settings) and job.is_checked)
-        return next(same, None) or compose_job(settings, self.master, self.loader)
+        return next(same, None) or _compose_job(settings, self.master, self.loader)
 
 
 def read_command_line(args: Sequence[str]) -> CommandLine:
     """Compose all jobs of a command line and check their settings. Raises UserError."""
     arguments = read_arguments(args)
     loader = make_loader()
-    try:
+    with explained(arguments.settings, loader):
         parsed = OverridesParser.create(loader).parse_overrides(list(arguments.settings))
         master, is_sweep = _compose_master(arguments, parsed, loader)
         if is_sweep:
             return _sweep(arguments, parsed, master, loader)
-    except HYDRA_ERRORS as error:  # a ValueError: an option that is no name
-        raise explain(error, arguments.settings, loader) from None
-    check_single(arguments.settings)
-    job = _resolvable(arguments.settings, master, loader)
+        check_single(arguments.settings)
+        job = _resolvable(arguments.settings, master)
     check_job(job.cfg, job.settings, (), loader)
     folder = Path(str(master.hydra.run.dir))
     return CommandLine(loader, master, [job], folder, False, tuple(arguments.of_run))
@@ -87,9 +80,7 @@ def read_command_line(args: Sequence[str]) -> CommandLine:
 def _compose_master(
     arguments: Arguments, parsed: Sequence[Override], loader: ConfigLoader
 ) -> tuple[DictConfig, bool]:
-    """The configuration that a sweep's jobs share, or that of the single run; and which it is: an
-    experiment may ask for a sweep, too.
-    """
+    """What a sweep's jobs share, or the single run; an experiment may ask for a sweep, too."""
     settings = list(arguments.settings)
     if arguments.is_multirun or any(override.is_sweep_override() for override in parsed):
         mode = ["hydra.mode=MULTIRUN"] if arguments.is_multirun else []
@@ -111,7 +102,7 @@ def _sweep(
     check_sweep(master.hydra.overrides.hydra)
     search = _make_search(master)
     jobs = [
-        compose_job(job, master, loader)
+        _compose_job(job, master, loader)
         for job in (search.extremes(settings) if search else _combinations(settings))
     ]
     varied = {override.get_key_element() for override in settings if override.is_sweep_override()}
@@ -162,19 +153,13 @@ def _combinations(settings: Sequence[Override]) -> list[list[str]]:
     return [list(job) for job in product(*values.values())]
 
 
-def compose_job(settings: Sequence[str], master: DictConfig, loader: ConfigLoader) -> Job:
+def _compose_job(settings: Sequence[str], master: DictConfig, loader: ConfigLoader) -> Job:
     """A job of the sweep that `master` describes. Raises UserError."""
-    try:
-        composed = loader.load_sweep_config(master, list(settings))
-    except HYDRA_ERRORS as error:
-        raise explain(error, settings, loader) from None  # with its own settings, not the sweep's
-    return _resolvable(settings, composed, loader)
+    with explained(settings, loader):  # its own settings, not the sweep's
+        return _resolvable(settings, loader.load_sweep_config(master, list(settings)))
 
 
-def _resolvable(settings: Sequence[str], composed: DictConfig, loader: ConfigLoader) -> Job:
+def _resolvable(settings: Sequence[str], composed: DictConfig) -> Job:
     job = Job.of(settings, composed)
-    try:
-        resolved(job.cfg)  # a broken ${...} shows here
-    except HYDRA_ERRORS as error:
-        raise explain(error, settings, loader) from None
+    resolved(job.cfg)  # a broken ${...} shows here
     return job

@@ -8,15 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from rich import progress
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
 WIDTH_WITHOUT_TERMINAL = 132
 
@@ -35,18 +28,16 @@ def print_place(what: str, where: Path | str) -> None:
 
 @contextmanager
 def progress_of(what: str, total: float, unit: str = "") -> Iterator[Callable[[float], None]]:
-    """A progress bar over `total` steps; yields the function to call with the number of steps just
-    done.
-    """
+    """A progress bar over `total` steps; yields the function to call with those just done."""
     columns = (
-        TextColumn(f"  {what}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn(unit),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
+        progress.TextColumn(f"  {what}"),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TextColumn(unit),
+        progress.TimeElapsedColumn(),
+        progress.TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console(), auto_refresh=False, transient=True) as bar:
+    with progress.Progress(*columns, console=console(), auto_refresh=False, transient=True) as bar:
         task = bar.add_task("", total=total)
         done, shown = 0.0, 0.0
 
@@ -59,8 +50,3 @@ def progress_of(what: str, total: float, unit: str = "") -> Iterator[Callable[[f
                 bar.update(task, completed=min(done, total), refresh=True)
 
         yield advance
-
-
-def print_stopped(error: Exception) -> None:
-    """Why a run did not come to its end; the next one of its sweep begins."""
-    console().print(f"  stopped: {error}", soft_wrap=True)

@@ -4,58 +4,43 @@ from __future__ import annotations
 
 import os
 import tempfile
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TextIO
 
 from sarathi_lab.config.paths import try_lock
 
-
-@dataclass(frozen=True)
-class Cores:
-    """The cores of this process; empty if there were too few. The open files keep other processes
-    from them.
-    """
-
-    numbers: tuple[int, ...]
-    claims: tuple[TextIO, ...]
+_claims: list[TextIO] = []  # open files that keep other processes from this one's cores
 
 
 @cache
-def pin_process(num_processes: int) -> Cores:
-    """Bind this process, once, to the `num_processes`-th part of the cores it may use.
+def pin_process(num_processes: int) -> tuple[int, ...]:
+    """Bind this process, once, to the `num_processes`-th part of the cores it may use; returns
+    their numbers.
 
-    It stays unbound where other sweeps on the machine have taken too many, or where the system
-    binds no processes.
+    It stays unbound, and they are none, where other sweeps on the machine have taken too many, or
+    where the system binds no processes.
     """
     if not hasattr(os, "sched_setaffinity"):
-        return Cores((), ())
-    share = max(1, len(os.sched_getaffinity(0)) // num_processes)
-    cores = _claim(share, Path(tempfile.gettempdir()) / f"sarathi-lab-cores-{os.getuid()}")
-    if cores.numbers:
-        os.sched_setaffinity(0, cores.numbers)
-    return cores
-
-
-def _claim(share: int, folder: Path) -> Cores:
+        return ()
+    usable = os.sched_getaffinity(0)
+    share = max(1, len(usable) // num_processes)
+    folder = Path(tempfile.gettempdir()) / f"sarathi-lab-cores-{os.getuid()}"
     numbers: list[int] = []
-    claims: list[TextIO] = []
-    for number in sorted(os.sched_getaffinity(0), key=lambda number: (_physical(number), number)):
-        if (claim := try_lock(folder / str(number))) is not None:
+    for number in sorted(usable, key=lambda number: (_physical(number), number)):
+        if len(numbers) < share and (claim := try_lock(folder / str(number))) is not None:
             numbers.append(number)
-            claims.append(claim)
-        if len(numbers) == share:
-            return Cores(tuple(numbers), tuple(claims))
-    for claim in claims:
-        claim.close()
-    return Cores((), ())
+            _claims.append(claim)
+    if len(numbers) < share:
+        for claim in _claims:
+            claim.close()
+        return ()
+    os.sched_setaffinity(0, numbers)
+    return tuple(numbers)
 
 
 def _physical(number: int) -> int:
-    """The first of the hardware threads that share a core with `number`: they belong to one
-    process.
-    """
+    """The first of the hardware threads that share a core: they belong to one process."""
     path = Path(f"/sys/devices/system/cpu/cpu{number}/topology/thread_siblings_list")
     try:
         return int(path.read_text().replace("-", ",").split(",")[0])

@@ -55,22 +55,25 @@ def check_sweep(settings: Sequence[str]) -> None:
 def check_job(
     cfg: DictConfig, settings: Sequence[str], read_by_others: Collection[str], loader: ConfigLoader
 ) -> None:
-    """Refuse `settings` that the job of `cfg` gives no meaning to; a sweep's other jobs may read
-    what it does not.
-    """
+    """Refuse `settings` without a meaning for the job of `cfg`, nor for a sweep's other jobs."""
     parsed = OverridesParser.create().parse_overrides(list(settings))
     _check_top_level(cfg)
-    _check_experiment(parsed, settings, loader)
+    # Hydra passes over an overlay that is not there, because having none is fine.
+    asked = [one.value() for one in parsed if one.key_or_group == "experiment"]
+    valid = options("experiment", settings, loader) if asked else []
+    for name in asked:
+        if name is not None and name not in valid:
+            raise unknown_option("experiment", str(name), valid)
     fit_targets(cfg, settings)
-    _check_task_reads(cfg, parsed)
-    _check_read(cfg, parsed, read_by_others)
+    for override in parsed:
+        _check_is_read(cfg, override, read_by_others)
 
 
 def _check_top_level(cfg: DictConfig) -> None:
     known = {*GROUPS, *map(str, OmegaConf.load(CONF / "config.yaml")), "hydra"} - {"defaults"}
     for key in map(str, cfg):
         if key not in known:
-            raise UserError(unknown_name(key, [*known - {"hydra"}, "experiment"], "a setting"))
+            raise unknown_name(key, [*known - {"hydra"}, "experiment"], "a setting")
     if not str(cfg.output).strip():
         raise UserError("output is empty; name a folder, such as output=outputs")
     if cfg.limit is not None:
@@ -80,18 +83,6 @@ def _check_top_level(cfg: DictConfig) -> None:
             f"baselines={cfg.baselines} is not a list; write baselines=[orca], or baselines=[] "
             "for none"
         )
-
-
-def _check_experiment(
-    overrides: Sequence[Override], settings: Sequence[str], loader: ConfigLoader
-) -> None:
-    """Refuse an overlay that is not there: Hydra passes over it, because having none is fine."""
-    for override in overrides:
-        name = override.value()
-        if override.key_or_group == "experiment" and name is not None:
-            valid = options("experiment", settings, loader)
-            if name not in valid:
-                raise UserError(unknown_option("experiment", str(name), valid))
 
 
 def fit_targets(cfg: DictConfig, settings: Sequence[str]) -> None:
@@ -107,8 +98,7 @@ def fit_targets(cfg: DictConfig, settings: Sequence[str]) -> None:
             name = f"{group}.{key}"
             is_old = f"{group}._target_" in named and name not in named
             if not is_old:
-                names = [f"{group}.{one}" for one in valid]
-                raise UserError(unknown_name(name, names, "a parameter"))
+                raise unknown_name(name, [f"{group}.{one}" for one in valid], "a parameter")
             with open_dict(cfg[group]):
                 del cfg[group][key]
 
@@ -119,33 +109,20 @@ def reads(cfg: DictConfig, name: str) -> bool:
     return any(f"${{{name}}}" in text for text in texts)
 
 
-def _check_task_reads(cfg: DictConfig, overrides: Sequence[Override]) -> None:
-    task = class_of(cfg, "task")
+def _check_is_read(cfg: DictConfig, override: Override, read_by_others: Collection[str]) -> None:
+    """Refuse what the task does not read, and a short name that no chosen option reads."""
+    name, task = override.key_or_group.partition(".")[0], class_of(cfg, "task")
     own: Collection[str] | None = getattr(task, "reads", None)
-    if own is None:
-        return
-    for override in overrides:
-        name = override.key_or_group.partition(".")[0]
-        if name not in (*own, *READ_BY_ALL_TASKS):
-            listed = ", ".join(sorted([*parameter_names(cfg, "task"), *own]))
-            raise UserError(
-                f"{override.input_line} has no effect: task={task.__name__.lower()} does not read "
-                f"{name}; drop it (it reads {listed})"
-            )
-
-
-def _check_read(
-    cfg: DictConfig, overrides: Sequence[Override], read_by_others: Collection[str]
-) -> None:
-    """Refuse a short name that is overridden but read by none of the chosen options."""
-    for override in overrides:
-        name = override.key_or_group.partition(".")[0]
-        if name not in READ_BY or name in read_by_others or reads(cfg, name):
-            continue
+    if own is not None and name not in (*own, *READ_BY_ALL_TASKS):
+        targets = f"task={task.__name__.lower()}"
+        readable = sorted([*parameter_names(cfg, "task"), *own])
+    elif name in READ_BY and name not in read_by_others and not reads(cfg, name):
         groups = READ_BY[name]
         targets = " and ".join(f"{group}={class_of(cfg, group).__name__}" for group in groups)
         readable = [parameter for group in groups for parameter in parameter_names(cfg, group)]
-        raise UserError(
-            f"{override.input_line} has no effect: {targets} does not read {name}; drop it "
-            f"(it reads {', '.join(readable) or 'nothing'})"
-        )
+    else:
+        return
+    raise UserError(
+        f"{override.input_line} has no effect: {targets} does not read {name}; drop it "
+        f"(it reads {', '.join(readable) or 'nothing'})"
+    )

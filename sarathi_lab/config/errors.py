@@ -1,5 +1,5 @@
-"""The one exception that means "the user can fix this"; `run.py` prints it as one line and exits
-with 2.
+"""The exception that means "the user can fix this", which commands print as one line, exiting with
+2; and the checks that raise it.
 """
 
 from __future__ import annotations
@@ -35,10 +35,7 @@ def require_int(name: str, value: object, minimum: int, fix: str) -> int:
 def require_number(
     name: str, value: object, *, fix: str, above: float | None = None, minimum: float | None = None
 ) -> float:
-    """Return `value` as a float if it is a finite number above `above` and not below `minimum`.
-
-    Raises UserError otherwise.
-    """
+    """Return `value` as a float if it is finite, above `above`, from `minimum`; else UserError."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise UserError(f"{name}={value} is not a number; {fix}")
     if above is not None and not above < value < float("inf"):
@@ -60,9 +57,7 @@ EXIT_INTERRUPTED = 130
 
 
 def exit_code(command: Callable[[], int], kept: str) -> int:
-    """The code that `command` returns; 2 for a mistake of the user's, 130 for Ctrl-C, which says
-    what is `kept`.
-    """
+    """What `command` returns; 2 for a user's mistake, 130 for Ctrl-C, which says what is `kept`."""
     try:
         return command()
     except UserError as error:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -35,6 +37,15 @@ USAGE = """usage: python -m sarathi_lab.run [GROUP=OPTION ...] [SETTING=VALUE[,V
 """
 
 
+@contextmanager
+def explained(settings: Sequence[str], loader: ConfigLoader) -> Iterator[None]:
+    """Raise UserError for what Hydra or OmegaConf says of `settings` in the block."""
+    try:
+        yield
+    except HYDRA_ERRORS as error:
+        raise explain(error, settings, loader) from None
+
+
 def explain(error: Exception, settings: Sequence[str], loader: ConfigLoader) -> UserError:
     """One line for what Hydra or OmegaConf says of `settings`."""
     message, cause = str(error), str(error.__cause__ or "")
@@ -52,10 +63,9 @@ def explain(error: Exception, settings: Sequence[str], loader: ConfigLoader) -> 
     if found := re.search(r"Could not find 'hydra/(launcher|sweeper)/([^']+)'", message):
         return UserError(_missing_plugin(*found.groups()))
     if found := re.search(rf"Could not find '({'|'.join(GROUPS)})/(.+?)'", message):
-        valid = options(found[1], settings, loader)
-        return UserError(unknown_option(found[1], found[2], valid))
+        return unknown_option(found[1], found[2], options(found[1], settings, loader))
     if found := re.search(r"Could not override '([\w.@/]+)'", message + cause):
-        return UserError(_unknown_key(found[1], settings, loader))
+        return _unknown_key(found[1], settings, loader)
     lines = [line.strip() for line in f"{message}\n{cause}".splitlines() if line.strip()]
     first = lines[0] if lines else type(error).__name__
     return UserError(f"{' '.join(settings)}: {first}; --help shows the settings")
@@ -96,15 +106,16 @@ def help_text(settings: Sequence[str], loader: ConfigLoader) -> str:
     return "\n".join([USAGE, "groups and their options:", *listed, "", "settings:", *shown])
 
 
-def unknown_option(group: str, option: str, valid: Sequence[str]) -> str:
-    """One line for an option that the group does not have."""
-    return f"{group}={option} is unknown{_suggest(option, valid)}; use one of {', '.join(valid)}"
+def unknown_option(group: str, option: str, valid: Sequence[str]) -> UserError:
+    """For an option that the group does not have."""
+    close = _suggest(option, valid)
+    return UserError(f"{group}={option} is unknown{close}; use one of {', '.join(valid)}")
 
 
-def unknown_name(key: str, valid: Sequence[str], what: str) -> str:
-    """One line for a key that is not `what`."""
+def unknown_name(key: str, valid: Sequence[str], what: str) -> UserError:
+    """For a key that is not `what`."""
     fix = f"use one of {', '.join(sorted(valid))}" if valid else "it has none; drop it"
-    return f"{key} is not {what}{_suggest(key, valid)}; {fix}"
+    return UserError(f"{key} is not {what}{_suggest(key, valid)}; {fix}")
 
 
 def _suggest(word: str, words: Sequence[str]) -> str:
@@ -112,7 +123,7 @@ def _suggest(word: str, words: Sequence[str]) -> str:
     return f" (did you mean {close[0]}?)" if close else ""
 
 
-def _unknown_key(key: str, settings: Sequence[str], loader: ConfigLoader) -> str:
+def _unknown_key(key: str, settings: Sequence[str], loader: ConfigLoader) -> UserError:
     chosen = rf"({'|'.join(GROUPS)})=[\w.-]+|hydra\.searchpath=.*"
     choices = [setting for setting in settings if re.fullmatch(chosen, setting)]
     cfg = loader.load_configuration("config", choices, RunMode.RUN)
@@ -124,19 +135,18 @@ def _unknown_key(key: str, settings: Sequence[str], loader: ConfigLoader) -> str
     is_typo = bool(difflib.get_close_matches(key, names, cutoff=0.9))
     # Importing the class takes a second: only where a typo is not the likelier mistake.
     if not is_typo and group in GROUPS and parameter in (parameters_of(class_of(cfg, group)) or ()):
-        return f"{key} is at its default, which the option's file does not list; write +{key}=VALUE"
+        return UserError(
+            f"{key} is at its default, which the option's file does not list; write +{key}=VALUE"
+        )
     owner = str(cfg[group].get("_target_", group)).rpartition(".")[2]
     return unknown_name(key, names, f"a parameter of {owner}")
 
 
 def parameter_names(cfg: DictConfig, group: str) -> list[str]:
-    """A group's parameters under the names that a user types: the short one where it is an
-    interpolation.
-    """
-    raw = OmegaConf.to_container(cfg[group], resolve=False)
-    assert isinstance(raw, dict)
+    """A group's parameters as a user types them: the short name where it is an interpolation."""
+    raw: Any = OmegaConf.to_container(cfg[group], resolve=False)
     return [
         short[1] if (short := re.fullmatch(r"\$\{(\w+)\}", str(value))) else f"{group}.{key}"
-        for key, value in ((str(key), value) for key, value in raw.items())
+        for key, value in raw.items()
         if key != "_target_"
     ]

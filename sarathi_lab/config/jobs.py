@@ -1,10 +1,16 @@
-"""One job: its configuration, its check, and its run in the folder that Hydra makes."""
+"""One job: its configuration, its check, its run in the folder that Hydra makes, and how it ended
+there.
+"""
 
 from __future__ import annotations
 
 import copy
+import time
+import traceback
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +22,14 @@ from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, open_dict, read_write
 
 from sarathi_lab.config.apart import call_apart
+from sarathi_lab.config.console import console
+from sarathi_lab.config.cores import pin_process
 from sarathi_lab.config.effects import fit_targets
+from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import build
+from sarathi_lab.config.paths import write_json
 from sarathi_lab.config.run_context import RunContext
+from sarathi_lab.config.sweep_record import FINISHED, OUTPUT, SweepRecord, record_failure
 
 Work = Callable[[DictConfig, RunContext], None]  # does what a configuration asks for
 # What does not make a run another one.
@@ -37,7 +48,6 @@ class Job:
 
     @classmethod
     def of(cls, settings: Sequence[str], composed: DictConfig) -> Job:
-        """The job of a composed configuration."""
         cfg = copy.deepcopy(composed)
         with open_dict(cfg):
             del cfg["hydra"]
@@ -68,29 +78,18 @@ class Job:
             else:
                 hydra.sweep.dir, hydra.job.num, hydra.job.id = str(folder), number, number
 
-    def run(self, function: Callable[[DictConfig], None], loader: ConfigLoader) -> None:
-        """Call `function` in the job's folder, with its logs, callbacks and environment. Raises
-        what it raises.
-        """
+    def run(self, function: Callable[[DictConfig], None], loader: ConfigLoader) -> Any:
+        """Call `function` in the job's folder, with logs and callbacks. Raises what it raises."""
         is_sweep = self.composed.hydra.mode == RunMode.MULTIRUN
-        errors: list[Exception] = []
-
-        def caught(cfg: DictConfig) -> None:
-            try:
-                function(cfg)
-            except Exception as error:
-                errors.append(error)
-                raise
-
-        run_in_folder(
-            caught,
+        done = run_in_folder(
+            function,
             self.composed,
             job_dir_key="hydra.sweep.dir" if is_sweep else "hydra.run.dir",
             job_subdir_key="hydra.sweep.subdir" if is_sweep else None,
             hydra_context=hydra_context(loader, self.composed),
         )
-        if errors:
-            raise errors[0]
+        with redirect_stderr(StringIO()):  # where Hydra names the settings before it raises
+            return done.return_value
 
 
 def hydra_context(loader: ConfigLoader, cfg: DictConfig) -> HydraContext:
@@ -99,9 +98,7 @@ def hydra_context(loader: ConfigLoader, cfg: DictConfig) -> HydraContext:
 
 
 def run_here(work: Work, cfg: DictConfig, swept: Sequence[str], job: Job | None = None) -> None:
-    """Do the work of `cfg` in the folder that Hydra has made. A job of another process, or one of
-    a search, is checked first.
-    """
+    """Do the work of `cfg` in Hydra's folder, checked first if no `job` of this process was."""
     settings = HydraConfig.get()
     if job is not None and job.is_checked:
         prepared = job.take_prepared()
@@ -128,10 +125,55 @@ def run_here(work: Work, cfg: DictConfig, swept: Sequence[str], job: Job | None 
         call_apart(work, cfg, replace(context, prepared=None), limit=cfg.limit)
 
 
-def _name(policy: str, settings: Sequence[str], swept: Sequence[str] | None) -> str:
-    """The policy and what sets the run apart: what its sweep varies, or what a single run was told
-    of its work.
+@dataclass(frozen=True)
+class RecordedJob:
+    """A sweep's job, which leaves finished.json or failed.json in its folder and raises nothing but
+    Ctrl-C.
+
+    In another process than the one that checked it, which has its `job`, it prints to output.txt,
+    as the texts of several would mix. One of `num_processes` on this machine takes cores of its
+    own; 0: all cores, or those that a cluster gave it.
     """
+
+    work: Work
+    record: SweepRecord
+    swept: tuple[str, ...]
+    num_processes: int = 0
+    job: Job | None = None
+
+    def __call__(self, cfg: DictConfig) -> None:
+        run_dir = Path(HydraConfig.get().runtime.output_dir)
+        if self.job is not None:
+            self._run(cfg, run_dir)
+            return
+        with (
+            (run_dir / OUTPUT).open("w", buffering=1) as output,
+            redirect_stdout(output),
+            redirect_stderr(output),
+            self.record.job_running(),
+        ):
+            self._run(cfg, run_dir)
+
+    def _run(self, cfg: DictConfig, run_dir: Path) -> None:
+        start = time.monotonic()
+        try:
+            if self.num_processes:
+                cores = ", ".join(map(str, pin_process(self.num_processes)))
+                print(f"cores {cores}" if cores else "no cores of its own: too few are free")
+            run_here(self.work, cfg, self.swept, self.job)
+        except UserError as error:
+            console().print(f"  stopped: {error}", soft_wrap=True)
+            record_failure(run_dir, error=str(error))
+        except Exception as error:
+            traceback.print_exc()
+            told = f"{type(error).__name__}: {error}".splitlines()[0]
+            record_failure(run_dir, error=told, traceback=traceback.format_exc())
+        else:
+            write_json(run_dir / FINISHED, {"seconds": time.monotonic() - start})
+
+
+def _name(policy: str, settings: Sequence[str], swept: Sequence[str] | None) -> str:
+    """The policy and what its sweep varies, or what a single run was told of its work."""
     told = [(setting.partition("=")[0].lstrip("+"), setting) for setting in settings]
     own = [setting for key, setting in told if key == "policy._target_"]
     policy = own[-1].rpartition(".")[2] if own else policy

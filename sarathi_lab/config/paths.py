@@ -6,8 +6,8 @@ import errno
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -24,9 +24,7 @@ OUTPUTS = Path("outputs")  # of the current folder
 
 
 def make_folder(folder: Path, setting: str) -> Path:
-    """Make `folder`, which `setting` names, unless it is there. Raises UserError if it can't be
-    written to.
-    """
+    """Make `folder`, which `setting` names. Raises UserError if it can't be written to."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / f".writable-{os.getpid()}"
@@ -40,9 +38,7 @@ def make_folder(folder: Path, setting: str) -> Path:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write `content` to `path` in one step, so that nobody reads half of it, whenever this process
-    ends.
-    """
+    """Write `path` in one step: nobody reads half of it, whenever this process ends."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     aside.write_text(json.dumps(content, indent=2) + "\n")
     aside.replace(path)
@@ -57,15 +53,9 @@ def try_lock(path: Path, *, shared: bool = False) -> TextIO | None:
     return _lock(path, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
 
 
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Wait for an exclusive lock on `path` and hold it for the length of the block."""
-    file = _lock(path, fcntl.LOCK_EX)
-    try:
-        yield
-    finally:
-        if file is not None:
-            file.close()
+def locked(path: Path) -> AbstractContextManager[Any]:
+    """Wait for an exclusive lock on `path` and hold it for the length of the `with` block."""
+    return _lock(path, fcntl.LOCK_EX) or nullcontext()
 
 
 def _lock(path: Path, operation: int) -> TextIO | None:

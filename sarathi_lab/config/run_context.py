@@ -10,9 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class RunContext:
-    """Where a run's results go and what they are called; `prepared` is what the task's `check` has
-    returned.
-    """
+    """Where a run's results go and what they are called; `prepared` is from the task's `check`."""
 
     run_dir: Path
     baselines_dir: Path

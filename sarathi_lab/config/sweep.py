@@ -1,24 +1,31 @@
-"""Runs what a sweep has left to do, and says at the end how it went."""
+"""Runs what a sweep has left to do, here or by one of Hydra's launchers, and says at the end how it
+went.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from datetime import UTC, datetime
 
+from hydra.core.plugins import Plugins
+from hydra.errors import HydraException
+from omegaconf import open_dict
+
 from sarathi_lab.config import console
+from sarathi_lab.config.arguments import quoted
 from sarathi_lab.config.command_line import CommandLine
-from sarathi_lab.config.errors import EXIT_FAILED, EXIT_USER_ERROR
-from sarathi_lab.config.jobs import Work
-from sarathi_lab.config.sweep_launch import JobLauncher
+from sarathi_lab.config.errors import EXIT_FAILED, EXIT_USER_ERROR, UserError
+from sarathi_lab.config.jobs import RecordedJob, Work, hydra_context
 from sarathi_lab.config.sweep_progress import SweepProgress
-from sarathi_lab.config.sweep_record import SweepRecord
+from sarathi_lab.config.sweep_record import OUTPUT, SweepRecord, record_failure
 from sarathi_lab.config.sweep_resume import fingerprint
 
 
 class Sweep:
-    """One command's part in a sweep: all of it, or what an earlier one left undone in the same
-    folder.
-    """
+    """One command's part in a sweep: all of it, or what an earlier one left undone."""
 
     def __init__(self, command_line: CommandLine, work: Work, *, is_resumed: bool) -> None:
         folder = command_line.results_dir.absolute()
@@ -36,29 +43,24 @@ class Sweep:
         return len(self.record.begun()) if self.record.is_search else self.record.num_jobs
 
     def run(self) -> None:
-        """Run what is not finished. Raises UserError if the sweep is running already,
-        KeyboardInterrupt for Ctrl-C.
-        """
-        record, command_line = self.record, self._command_line
-        with record.running():
+        """Run what is not finished. Raises UserError if the sweep is running already."""
+        command_line = self._command_line
+        with self.record.running():
             finished = self._begin()
-            progress = SweepProgress(record, len(finished))
-            launcher = JobLauncher(command_line, self._work, record, progress)
-
-            def launch(jobs: Mapping[int, Sequence[str]]) -> None:
-                self._launched += jobs
-                record.forget(jobs)
-                launcher.launch(jobs)
-
+            self._progress = SweepProgress(self.record, num_done=len(finished))
             if command_line.search is not None:
-                command_line.search.run(record, command_line.settings, launch)
+                command_line.search.run(self.record, command_line.settings, self._launch)
                 return
             jobs = enumerate(command_line.jobs)
-            launch({number: job.settings for number, job in jobs if number not in finished})
+            self._launch({number: job.settings for number, job in jobs if number not in finished})
 
     def _begin(self) -> list[int]:
         """Leave the sweep's record; returns the jobs that an earlier command finished."""
-        record = self.record
+        record, hydra = self.record, self._command_line.master.hydra
+        with open_dict(hydra):
+            own = ["hydra.mode=MULTIRUN", f"hydra.sweep.dir={quoted(str(record.folder))}"]
+            hydra.overrides.hydra.extend(own)
+            hydra.sweep.dir = str(record.folder)
         if not self._is_resumed:
             record.write()
             return []
@@ -70,9 +72,7 @@ class Sweep:
         return finished
 
     def failure(self) -> tuple[str, int] | None:
-        """What to say of the jobs that did not come to their end, and the exit code; None if all
-        did.
-        """
+        """What to say of jobs that did not come to an end, and the exit code; None if all did."""
         missing = [number for number in self._launched if not self.record.is_finished(number)]
         failures = [failure for number in missing if (failure := self.record.failure(number))]
         if not missing:
@@ -83,6 +83,77 @@ class Sweep:
         first = str(failures[0]["error"])
         told = first if len(missing) == 1 else f"{len(missing)} runs stopped, the first as: {first}"
         return told, EXIT_FAILED if is_bug else EXIT_USER_ERROR
+
+    def _launch(self, jobs: Mapping[int, Sequence[str]]) -> None:
+        """Run `jobs` (settings by number) and wait for all; how each ended is in its folder.
+
+        Raises UserError if the launcher itself gives up.
+        """
+        command_line = self._command_line
+        self._launched += jobs
+        self.record.forget(jobs)
+        self._progress.expect({number: self._name(number, job) for number, job in jobs.items()})
+        if not command_line.is_apart:
+            for number, settings in jobs.items():
+                job = command_line.job(settings)
+                job.place(self.record.folder, number)
+                recorded = RecordedJob(self._work, self.record, command_line.swept, job=job)
+                job.run(recorded, command_line.loader)
+                self._progress.update()
+            return
+        left = dict(jobs)
+        while left:
+            try:
+                with self._progress.watching(), _interrupts_kept_from_children():
+                    self._launch_apart(left)
+                return
+            except BrokenProcessPool:
+                self._keep_lost(left)
+            left = {
+                number: job for number, job in left.items() if not self.record.has_ended(number)
+            }
+
+    def _launch_apart(self, jobs: Mapping[int, Sequence[str]]) -> None:
+        settings = [[*job, f"hydra.sweep.subdir={number}"] for number, job in jobs.items()]
+        command_line, num_processes = self._command_line, 0  # those on a cluster take its cores
+        if (num_jobs := command_line.master.hydra.launcher.get("n_jobs")) is not None:
+            import joblib
+
+            num_processes = joblib.effective_n_jobs(num_jobs)
+        launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=hydra_context(command_line.loader, command_line.master),
+            task_function=RecordedJob(self._work, self.record, command_line.swept, num_processes),
+            config=command_line.master,
+        )
+        try:
+            launcher.launch(settings, initial_job_idx=0)
+        except (BrokenProcessPool, HydraException):
+            raise
+        except Exception as error:
+            told = str(error).strip().splitlines()[0]
+            raise UserError(
+                f"the launcher gave up ({type(error).__name__}: {told}); jobs it queued may run on"
+            ) from error
+
+    def _keep_lost(self, jobs: Mapping[int, Sequence[str]]) -> None:
+        """Record the jobs that ran when a worker was killed, one of them its."""
+        folders = [
+            self.record.job_dir(number) for number in jobs if not self.record.has_ended(number)
+        ]
+        lost = [folder for folder in folders if (folder / OUTPUT).is_file()]
+        if not lost:
+            raise UserError(
+                "the launcher's processes ended before any job began; see the messages above"
+            )
+        error = "its process was killed, or another's beside it; the system may have been out of "
+        for folder in lost:
+            record_failure(folder, error=f"{error}memory")
+        self._progress.update()
+
+    def _name(self, number: int, job: Sequence[str]) -> str:
+        swept = self._command_line.swept
+        own = [setting for setting in job if setting.partition("=")[0].lstrip("+") in swept]
+        return " ".join(own) or f"run {number}"
 
 
 def _new_record(command_line: CommandLine) -> SweepRecord:
@@ -95,3 +166,15 @@ def _new_record(command_line: CommandLine) -> SweepRecord:
         is_search=search is not None,
         started_at=datetime.now(UTC).isoformat(),
     )
+
+
+@contextmanager
+def _interrupts_kept_from_children() -> Iterator[None]:
+    """Start processes that a terminal's Ctrl-C does not reach: the launcher ends them, as one that
+    is still importing would print a traceback. This process hears it in another thread.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -22,25 +22,19 @@ class SweepProgress:
         self._done_before = self._done = num_done
         self._started = time.monotonic()
         self._pending: dict[int, str] = {}
-        self._lock = threading.Lock()
 
     def expect(self, jobs: Mapping[int, str]) -> None:
         """Wait for these jobs, too: their numbers, and what to call them."""
-        with self._lock:
-            self._pending |= jobs
+        self._pending |= jobs
 
     def update(self) -> None:
         """Print a line for every job that has ended since the last call."""
-        with self._lock:
-            for number in sorted(self._pending):
-                if (outcome := self._outcome(number)) is not None:
-                    name = self._pending.pop(number)
-                    self._done += 1
-                    line = (
-                        f"[{self._done}/{self._record.num_jobs}] {name} "
-                        f"{outcome}{self._time_left()}"
-                    )
-                    console().print(line, soft_wrap=True)
+        for number in sorted(self._pending):
+            if (outcome := self._outcome(number)) is not None:
+                name = self._pending.pop(number)
+                self._done += 1
+                place = f"[{self._done}/{self._record.num_jobs}]"
+                console().print(f"{place} {name} {outcome}{self._time_left()}", soft_wrap=True)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -68,16 +62,11 @@ class SweepProgress:
         return None if failure is None else f"failed: {failure['error']}"
 
     def _time_left(self) -> str:
-        """From the pace of the jobs that this command ran; those that it found done took it no
-        time.
-        """
-        num_left = self._record.num_jobs - self._done
-        elapsed = time.monotonic() - self._started
-        return (
-            f", about {duration(elapsed / (self._done - self._done_before) * num_left)} left"
-            if num_left
-            else ""
-        )
+        """From the pace of the jobs that this command ran."""
+        if not (num_left := self._record.num_jobs - self._done):
+            return ""
+        pace = (time.monotonic() - self._started) / (self._done - self._done_before)
+        return f", about {duration(pace * num_left)} left"
 
 
 def duration(seconds: float) -> str:

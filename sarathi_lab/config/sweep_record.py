@@ -8,8 +8,8 @@ import json
 import shlex
 import shutil
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -43,10 +43,8 @@ class SweepRecord:
     def write(self) -> None:
         """Leave it in the folder, which is made if it is missing."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_json(
-            self.folder / RECORD,
-            {key: value for key, value in asdict(self).items() if key != "folder"},
-        )
+        content = {key: value for key, value in vars(self).items() if key != "folder"}
+        write_json(self.folder / RECORD, content)
 
     @property
     def resume_command(self) -> str:
@@ -54,7 +52,6 @@ class SweepRecord:
         return shlex.join(["python", "-m", "sarathi_lab.run", f"resume={self.folder}"])
 
     def job_dir(self, number: int) -> Path:
-        """Where job `number` leaves its results."""
         return self.folder / str(number)
 
     def is_finished(self, number: int) -> bool:
@@ -62,11 +59,12 @@ class SweepRecord:
         return (self.job_dir(number) / FINISHED).is_file()
 
     def failure(self, number: int) -> dict[str, Any] | None:
-        """Why job `number` failed (`error`, and `traceback` of what no user can mend), None if it
-        did not.
-        """
+        """Why job `number` failed (`error`, and `traceback` of a bug), None if it did not."""
         path = self.job_dir(number) / FAILED
         return json.loads(path.read_text()) if path.is_file() else None
+
+    def has_ended(self, number: int) -> bool:
+        return self.is_finished(number) or self.failure(number) is not None
 
     def is_complete(self) -> bool:
         """Whether nothing is left to do."""
@@ -74,20 +72,15 @@ class SweepRecord:
             return (self.folder / BEST).is_file()
         return all(self.is_finished(number) for number in range(self.num_jobs))
 
-    def unfinished(self) -> list[int]:
-        """The jobs that have begun but did not come to their end."""
-        return [number for number in self.begun() if not self.is_finished(number)]
-
     def begun(self) -> list[int]:
         """The numbers of the jobs that have a folder."""
         return sorted(int(path.name) for path in self.folder.iterdir() if path.name.isdecimal())
 
     def clear_unfinished(self) -> None:
         """Remove what jobs and baselines without an end have left, so that they begin anew."""
-        for number in self.unfinished():
-            shutil.rmtree(self.job_dir(number), ignore_errors=True)
+        jobs = [self.job_dir(number) for number in self.begun() if not self.is_finished(number)]
         baselines = self.folder / "baselines"
-        for path in (*baselines.glob("*-failed"), *baselines.glob(".*")):
+        for path in (*jobs, *baselines.glob("*-failed"), *baselines.glob(".*")):
             shutil.rmtree(path, ignore_errors=True)
 
     def forget(self, numbers: Collection[int]) -> None:
@@ -98,9 +91,7 @@ class SweepRecord:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Keep others from continuing the sweep meanwhile. Raises UserError if it, or one of its
-        jobs, is running.
-        """
+        """Keep others from continuing the sweep meanwhile. UserError if it or a job of it runs."""
         alone = try_lock(self.folder / LOCK)
         if alone is None:
             raise UserError(
@@ -110,12 +101,12 @@ class SweepRecord:
         with self.job_running():
             yield
 
-    @contextmanager
-    def job_running(self) -> Iterator[None]:
+    def job_running(self) -> AbstractContextManager[Any]:
         """The same for one job, which may outlive the command that started it."""
-        lock = try_lock(self.folder / LOCK, shared=True)
-        try:
-            yield
-        finally:
-            if lock is not None:
-                lock.close()
+        return try_lock(self.folder / LOCK, shared=True) or nullcontext()
+
+
+def record_failure(run_dir: Path, **why: str) -> None:
+    """Say that the job in `run_dir` failed, unless the run itself has said more."""
+    if not (run_dir / FAILED).is_file():
+        write_json(run_dir / FAILED, why)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,14 +19,12 @@ LATEST = "true"
 
 
 def split_resume(args: Sequence[str]) -> tuple[list[str], str | None]:
-    """The command line without `resume=...`, and what that says: "true", a folder, or None. Raises
-    UserError.
-    """
-    asked = [arg.partition("=")[2].strip("'\"") for arg in args if _is_resume(arg)]
-    rest = [arg for arg in args if not _is_resume(arg)]
+    """The command line without `resume=...`, and its value: "true", a folder, None. UserError."""
+    asked = [arg for arg in args if re.match(r"\+*resume=", arg)]
+    rest = [arg for arg in args if arg not in asked]
     if len(asked) > 1:
         raise UserError(f"resume is given {len(asked)} times; name one sweep")
-    value = asked[0] if asked else "false"
+    value = asked[0].partition("=")[2].strip("'\"") if asked else "false"
     if value.lower() == LATEST:
         return rest, LATEST
     if value in ("", "null"):
@@ -37,14 +36,8 @@ def split_resume(args: Sequence[str]) -> tuple[list[str], str | None]:
     return _with_recorded(rest, Path(value)), value
 
 
-def _is_resume(arg: str) -> bool:
-    return arg.partition("=")[0].lstrip("+") == "resume" and "=" in arg
-
-
 def _with_recorded(args: Sequence[str], folder: Path) -> list[str]:
-    """The sweep's own command line if `args` ask for no other; launchers and the like may
-    differ.
-    """
+    """The sweep's own command line if `args` ask for no other; launchers may differ."""
     record = _read(folder)
     overrides = [arg for arg in args if not arg.startswith("-")]
     if not all(map(_is_hydras, overrides)):
@@ -75,10 +68,9 @@ def _find(folder: Path) -> SweepRecord | None:
 
 def fingerprint(command_line: CommandLine) -> str:
     """Equal for command lines whose jobs do the same work, wherever they leave the results."""
-    jobs = [resolved(job.cfg) for job in command_line.jobs]
-    for job in jobs:
-        for name in ("output", "tracking", "resume", "limit"):
-            job.pop(name, None)
+    aside = ("output", "tracking", "resume", "limit")
+    settings = [resolved(job.cfg) for job in command_line.jobs]
+    jobs = [{name: job[name] for name in job if name not in aside} for job in settings]
     search = None if command_line.search is None else command_line.search.identity()
     text = json.dumps([jobs, search], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -100,10 +92,8 @@ def find_sweep(resume: str, command_line: CommandLine) -> SweepRecord:
     mark = fingerprint(command_line)
     paths = {path.absolute() for path in [*output.rglob(RECORD), command_line.results_dir / RECORD]}
     records = [record for path in paths if (record := _find(path.parent))]
-    same = sorted(
-        (record for record in records if record.fingerprint == mark),
-        key=lambda record: record.started_at,
-    )
+    same = [record for record in records if record.fingerprint == mark]
+    same.sort(key=lambda record: record.started_at)
     unfinished = [record for record in same if not record.is_complete()]
     if unfinished:
         return unfinished[-1]

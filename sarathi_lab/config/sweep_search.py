@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
 
+from sarathi_lab.config.checked import check_fields, whole
 from sarathi_lab.config.console import console
-from sarathi_lab.config.errors import UserError, require_int, require_one_of
+from sarathi_lab.config.errors import UserError, require_one_of
 from sarathi_lab.config.paths import write_json
 from sarathi_lab.config.sweep_record import BEST, SweepRecord
 
@@ -39,18 +40,13 @@ class OptunaSearch:
 
     objective: str
     direction: Literal["maximize", "minimize"]
-    n_trials: int
-    parallel: int
-    seed: int
+    n_trials: int = whole(minimum=1, fix="use the number of trials, such as 20")
+    parallel: int = whole(minimum=1, fix="use the number of trials at a time, such as 1")
+    seed: int = whole(minimum=0, fix="use a number such as 0")
     params: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
-        for name, minimum, fix in (
-            ("n_trials", 1, "the number of trials, such as 20"),
-            ("parallel", 1, "the number of trials at a time, such as 1"),
-            ("seed", 0, "a number such as 0"),
-        ):
-            require_int(f"hydra.sweeper.{name}", getattr(self, name), minimum, f"use {fix}")
+        check_fields(self, "hydra.sweeper.")
         require_one_of("hydra.sweeper.direction", self.direction, ("maximize", "minimize"))
         if importlib.util.find_spec("optuna") is None:
             raise UserError(
@@ -59,21 +55,16 @@ class OptunaSearch:
             )
 
     def check_objective(self, quantities: Iterable[str]) -> None:
-        """Refuse an objective that summary.json can't have, which holds `quantities` and their
-        ratios to baselines.
-        """
+        """Refuse what summary.json can't have: `quantities` and their ratios to baselines."""
         require_one_of("hydra.sweeper.objective", self.objective.partition("_vs_")[0], quantities)
 
     def identity(self) -> dict[str, Any]:
         """What makes it another search: all but how many run at a time."""
-        return {
-            key: value for key, value in asdict(self).items() if key not in ("parallel", "params")
-        }
+        own = asdict(self)
+        return {key: own[key] for key in own if key not in ("parallel", "params")}
 
     def extremes(self, overrides: Sequence[Override]) -> list[list[str]]:
-        """The jobs at the ends of the search space, to check before anything runs. Raises
-        UserError.
-        """
+        """The jobs at the ends of the search space, to check before anything runs."""
         if not any(override.is_sweep_override() for override in overrides):
             raise UserError(
                 "hydra/sweeper=optuna_search has nothing to search; add a space such as "
@@ -87,6 +78,8 @@ class OptunaSearch:
 
         `launch` runs jobs, by number and settings, and returns when all have ended.
         """
+        from optuna.trial import TrialState
+
         study = self._study(record)
         space = {o.get_key_element(): _distribution(o) for o in overrides if o.is_sweep_override()}
         fixed = [
@@ -94,7 +87,7 @@ class OptunaSearch:
             for o in overrides
             if not o.is_sweep_override()
         ]
-        known = self._retry_unfinished(study)
+        known = _retry_unfinished(study)
         num_left = self.n_trials - sum(trial.value is not None for trial in study.trials)
         while num_left > 0:
             trials = [study.ask(space) for _ in range(min(self.parallel, num_left))]
@@ -105,7 +98,11 @@ class OptunaSearch:
             }
             launch(jobs)
             for trial in trials:
-                self._tell(study, trial, record, known)
+                key = _key(trial.params)
+                if key not in known:
+                    known[key] = self._value(record, trial.number)
+                state = TrialState.FAIL if known[key] is None else TrialState.COMPLETE
+                study.tell(trial, known[key], state)
             num_left -= len(trials)
         self._report(study, record)
 
@@ -123,54 +120,18 @@ class OptunaSearch:
         study.sampler = optuna.samplers.TPESampler(seed=self.seed + len(study.trials))
         return study
 
-    def _retry_unfinished(self, study: optuna.Study) -> dict[str, float]:
-        """Queue the values of trials without a result, and return the results of the others by
-        their values.
-        """
-        from optuna.trial import TrialState
-
-        known = {
-            _key(trial.params): trial.value for trial in study.trials if trial.value is not None
-        }
-        lost = {
-            _key(trial.params): trial.params
-            for trial in study.trials
-            if trial.value is None and trial.params
-        }
-        for trial in study.trials:
-            if trial.state == TrialState.RUNNING:
-                study.tell(trial.number, state=TrialState.FAIL)
-        for key in lost.keys() - known.keys():
-            study.enqueue_trial(lost[key])
-        return known
-
-    def _tell(
-        self, study: optuna.Study, trial: optuna.Trial, record: SweepRecord, known: dict[str, float]
-    ) -> None:
-        from optuna.trial import TrialState
-
-        key = _key(trial.params)
-        if key not in known:
-            known[key] = self._value(record, trial.number)
-        if math.isnan(known[key]):
-            study.tell(trial, state=TrialState.FAIL)
-        else:
-            study.tell(trial, known[key])
-
-    def _value(self, record: SweepRecord, number: int) -> float:
-        """What the run of a trial came to; NaN if it failed, so that this command does not try its
-        values again.
-        """
+    def _value(self, record: SweepRecord, number: int) -> float | None:
+        """What the run of a trial came to; None if it failed."""
         if not record.is_finished(number):
-            return math.nan
+            return None
         path = record.job_dir(number) / "summary.json"
         summary = json.loads(path.read_text())
         if self.objective not in summary:
-            known = ", ".join(summary)
             raise UserError(
-                f"hydra.sweeper.objective={self.objective} is not in {path}; use one of {known}"
+                f"hydra.sweeper.objective={self.objective} is not in {path}; use one of "
+                f"{', '.join(summary)}"
             )
-        return summary[self.objective]
+        return None if math.isnan(value := summary[self.objective]) else value
 
     def _report(self, study: optuna.Study, record: SweepRecord) -> None:
         finished = [trial for trial in study.trials if trial.value is not None]
@@ -183,13 +144,24 @@ class OptunaSearch:
             style="bold",
         )
         if len(finished) >= self.n_trials:
-            content = {
-                "params": best.params,
-                "objective": self.objective,
-                "value": best.value,
-                "trials": len(finished),
-            }
-            write_json(record.folder / BEST, content)
+            content = {"params": best.params, "objective": self.objective, "value": best.value}
+            write_json(record.folder / BEST, {**content, "trials": len(finished)})
+
+
+def _retry_unfinished(study: optuna.Study) -> dict[str, float | None]:
+    """Queue the values of trials without a result; returns others' results by their values."""
+    from optuna.trial import TrialState
+
+    trials = study.trials
+    known = {_key(trial.params): trial.value for trial in trials if trial.value is not None}
+    lost = {_key(trial.params): trial.params for trial in trials if trial.value is None}
+    for trial in trials:
+        if trial.state == TrialState.RUNNING:
+            study.tell(trial.number, state=TrialState.FAIL)
+    for key, params in lost.items():
+        if params and key not in known:
+            study.enqueue_trial(params)
+    return known
 
 
 def _key(params: Mapping[str, Any]) -> str:
@@ -197,9 +169,7 @@ def _key(params: Mapping[str, Any]) -> str:
 
 
 def _ends(override: Override) -> list[str]:
-    """The values of a choice, the first and the last of what is a range, or the only value of what
-    is no space.
-    """
+    """All values of a choice, the first and last of a range, the only one of what is no space."""
     if not override.is_sweep_override():
         return [override.get_value_element_as_str()]
     if isinstance(space := override.value(), IntervalSweep):
@@ -209,23 +179,18 @@ def _ends(override: Override) -> list[str]:
 
 
 def _distribution(override: Override) -> optuna.distributions.BaseDistribution:
-    """The search space that a setting spans: a,b,c or choice(...); range(start,stop,step);
-    interval(low,high).
-    """
+    """The space of a,b,c or choice(...); of range(start,stop,step); of interval(low,high)."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     space = override.value()
     if isinstance(space, ChoiceSweep):
         return CategoricalDistribution(list(override.sweep_string_iterator()))
+    options: dict[str, Any]
     if isinstance(space, RangeSweep):
         values = sorted(space.range())
-        if isinstance(space.step, int) and all(isinstance(value, int) for value in values):
-            return IntDistribution(values[0], values[-1], step=abs(space.step))
-        return FloatDistribution(values[0], values[-1], step=abs(space.step))
-    assert isinstance(space, IntervalSweep)
-    assert space.start is not None
-    assert space.end is not None
-    is_log = "log" in space.tags
-    if isinstance(space.start, int) and isinstance(space.end, int):
-        return IntDistribution(space.start, space.end, log=is_log)
-    return FloatDistribution(space.start, space.end, log=is_log)
+        low, high, options = values[0], values[-1], {"step": abs(space.step)}
+    else:
+        assert isinstance(space, IntervalSweep)
+        low, high, options = space.start, space.end, {"log": "log" in space.tags}
+    is_whole = all(isinstance(value, int) for value in (low, high, options.get("step", 1)))
+    return (IntDistribution if is_whole else FloatDistribution)(low, high, **options)

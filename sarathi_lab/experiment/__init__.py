@@ -1,3 +1,1 @@
-"""The experiments behind the claims: the same points measured on a device, in pairs, or computed by
-a cost model.
-"""
+"""The experiments behind the claims: the same points measured in pairs, or computed."""

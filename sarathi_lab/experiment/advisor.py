@@ -1,22 +1,31 @@
-"""The chunk to take, by prediction: candidates served by the engine's loop on a virtual clock."""
+"""The chunk to take, by prediction; the price of chunking alone; and where chunked prefill pays."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
-import numpy as np
 import pandas as pd
 
+from sarathi_lab.engine.compositions import make_batch
 from sarathi_lab.engine.ledger import Ledger
-from sarathi_lab.engine.loop import serve
 from sarathi_lab.engine.request import Batch, Request
+from sarathi_lab.executor.simulated.cost_model import KINDS, OperationTimes
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
+from sarathi_lab.experiment.capacity import Engine
+from sarathi_lab.experiment.scenario import lengths, steady, together
 from sarathi_lab.policy import Orca, Policy, RequestLevel, Sarathi
+from sarathi_lab.results.serving_metrics import latency
 
 BASELINES: Mapping[str, Policy] = {"request_level": RequestLevel(), "orca": Orca()}
+MATMUL = (*KINDS["preproj"], *KINDS["postproj"], *KINDS["ffn"], "lm_head")
+ATTENTION = KINDS["attn"]
+NEUTRAL = 0.02  # gains and losses up to this share are neither
+OUTCOMES = ("loses", "neutral", "gains")
 AS_GOOD = 0.01  # a throughput that is less than this share below the best is as good
 DEFAULT_BLOCK_SIZE = 16  # tokens
 
@@ -24,8 +33,7 @@ IterationTime = Callable[[Batch], float]  # seconds of one iteration
 PolicyOfChunk = Callable[[int], Policy]
 
 
-@dataclass(frozen=True)
-class Advice:
+class Advice(NamedTuple):
     """The chunk to take (tokens of an iteration, decodes included), and all predictions."""
 
     chunk: int
@@ -37,7 +45,6 @@ class Prediction:
     """Serves `requests` on a virtual clock under any policy, with the given batch and cache.
 
     `max_model_len` None is the longest request, `num_blocks` None a cache that is never short.
-    `baselines` names those of `BASELINES` that throughputs are compared with.
     """
 
     requests: Sequence[Request]
@@ -49,18 +56,11 @@ class Prediction:
     baselines: Sequence[str] = tuple(BASELINES)
 
     def serve(self, policy: Policy) -> Ledger:
-        """The record of serving all requests."""
         longest = self.max_model_len or max(request.total_len for request in self.requests)
         never_short = 2 * self.batch_size * math.ceil(longest / self.block_size)
-        return serve(
-            self.requests,
-            policy,
-            SimulatedExecutor(self.iteration_time),
-            batch_size=self.batch_size,
-            num_blocks=self.num_blocks or never_short,
-            block_size=self.block_size,
-            max_model_len=longest,
-        )
+        cache = (self.num_blocks or never_short, self.block_size)
+        executor = SimulatedExecutor(self.iteration_time)
+        return Engine(executor, self.batch_size, longest, *cache).serve(self.requests, policy)
 
     def throughput(self, ledger: Ledger) -> float:
         """Prompt plus output tokens per second."""
@@ -69,7 +69,6 @@ class Prediction:
 
     @cached_property
     def baseline_throughputs(self) -> Mapping[str, float]:
-        """Tokens per second of each baseline."""
         return {name: self.throughput(self.serve(BASELINES[name])) for name in self.baselines}
 
     def table(self, chunks: Iterable[int], policy: PolicyOfChunk = Sarathi) -> pd.DataFrame:
@@ -80,26 +79,17 @@ class Prediction:
         tokens), is_as_good (throughput within 1 % of the best row's) and is_best. Raises UserError
         as `Scheduler` does, for a chunk below the batch or requests that do not fit.
         """
-        return _marked(pd.DataFrame([self._row(chunk, policy) for chunk in sorted(set(chunks))]))
-
-    def _row(self, chunk: int, policy: PolicyOfChunk) -> dict[str, float]:
-        ledger = self.serve(policy(chunk))
-        iterations, throughput = ledger.iterations(), self.throughput(ledger)
-        gaps = np.concatenate([np.diff(times) for times in ledger.requests().token_times])
-        p50, p99 = np.quantile(gaps, (0.5, 0.99)) if len(gaps) else (math.nan, math.nan)
-        ratios = {
-            f"throughput_vs_{name}": throughput / value
-            for name, value in self.baseline_throughputs.items()
-        }
-        read, computed = iterations.prefill_kv_tokens, iterations.num_prefill_tokens
-        return {
-            "chunk": chunk,
-            "throughput": throughput,
-            **ratios,
-            "kv_reread_factor": read.sum() / computed.sum(),
-            "tbt_p50": p50,
-            "tbt_p99": p99,
-        }
+        rows = []
+        for chunk in sorted(set(chunks)):
+            ledger = self.serve(policy(chunk))
+            iterations, waits = ledger.iterations(), latency(ledger.requests())
+            read, computed = iterations.prefill_kv_tokens, iterations.num_prefill_tokens
+            row = {"chunk": chunk, "throughput": self.throughput(ledger)}
+            for name, value in self.baseline_throughputs.items():
+                row[f"throughput_vs_{name}"] = row["throughput"] / value
+            row["kv_reread_factor"] = read.sum() / computed.sum()
+            rows.append(row | {name: waits.get(name, math.nan) for name in ("tbt_p50", "tbt_p99")})
+        return _marked(pd.DataFrame(rows))
 
 
 def candidates(requests: Sequence[Request], batch_size: int, tile: int) -> list[int]:
@@ -135,21 +125,19 @@ def advise(
     untried = list(chunks or candidates(prediction.requests, prediction.batch_size, tile))
     while untried:
         tables.append(prediction.table(untried, policy))
-        untried = _halfway(pd.concat(tables), tile) if chunks is None else []
-    table = _marked(pd.concat(tables).sort_values("chunk", ignore_index=True))
+        tried = pd.concat(tables, ignore_index=True)
+        untried = _halfway(tried, tile) if chunks is None else []
+    table = _marked(tried.sort_values("chunk", ignore_index=True))
     best = table[table.is_as_good].sort_values(["tbt_p99", "chunk"]).iloc[0]
     return Advice(int(best.chunk), table)
 
 
 def _halfway(table: pd.DataFrame, tile: int) -> list[int]:
     """Multiples of `tile` halfway between the best chunk and its neighbours, if any lie there."""
-    best = int(table.chunk.iloc[table.throughput.argmax()])
-    tried = sorted(table.chunk)
+    best, tried = int(table.chunk[table.throughput.argmax()]), sorted(table.chunk)
     place = tried.index(best)
-    neighbours = tried[max(0, place - 1) : place] + tried[place + 1 : place + 2]
-    return [
-        int(best + other) // (2 * tile) * tile for other in neighbours if abs(best - other) > tile
-    ]
+    neighbours = tried[max(0, place - 1) : place + 2]
+    return [(best + other) // (2 * tile) * tile for other in neighbours if abs(best - other) > tile]
 
 
 def _marked(table: pd.DataFrame) -> pd.DataFrame:
@@ -157,3 +145,107 @@ def _marked(table: pd.DataFrame) -> pd.DataFrame:
     return table.assign(
         is_as_good=table.throughput >= (1 - AS_GOOD) * best, is_best=table.throughput == best
     )
+
+
+@dataclass(frozen=True)
+class LossSplit:
+    """Seconds that a prompt in chunks takes more than `whole`, by cause; below zero is a gain.
+
+    `attention` is the cache read again by every chunk (and smaller kernels), `matmul` part-filled
+    tiles and waves and weights read once per chunk (a product overlaps the two), `fixed` what an
+    iteration costs whatever its size.
+    """
+
+    whole: float
+    attention: float
+    matmul: float
+    fixed: float
+
+    @property
+    def total(self) -> float:
+        return self.attention + self.matmul + self.fixed
+
+
+def chunking_loss(prompt_len: int, chunk: int, operation_times: OperationTimes) -> LossSplit:
+    """The extra time of a prompt, prefilled alone in chunks (section 4.2, Fig 13).
+
+    What is neither a matrix product nor attention counts as fixed, so that the parts add up.
+    """
+
+    def seconds_in(tokens: int) -> pd.Series:
+        starts = range(0, prompt_len, tokens)
+        sizes = [(start, min(tokens, prompt_len - start)) for start in starts]
+        batches = [
+            make_batch(prefill_tokens=size, start=start, emits=start + size == prompt_len)
+            for start, size in sizes
+        ]
+        return pd.DataFrame(map(operation_times, batches)).sum()
+
+    whole = seconds_in(prompt_len)
+    extra = seconds_in(chunk).sub(whole, fill_value=0.0)
+    attention = float(extra[extra.index.isin(ATTENTION)].sum())
+    matmul = float(extra[extra.index.isin(MATMUL)].sum())
+    fixed = float(extra[~extra.index.isin((*ATTENTION, *MATMUL))].sum())
+    return LossSplit(float(whole.sum()), attention, matmul, fixed)
+
+
+def steady_throughput(
+    policy: Policy,
+    prompt_len: int,
+    num_decodes: int,
+    batch_size: int,
+    operation_times: OperationTimes,
+) -> float:
+    """Prompt tokens and decode iterations per second in the steady state of equal requests."""
+    serve = together if isinstance(policy, RequestLevel) else steady
+    seconds = sum(serve(operation_times, policy, prompt_len, num_decodes, batch_size).values())
+    return (prompt_len + num_decodes) / seconds
+
+
+def loads_that_fit(
+    pd_ratios: Sequence[float], seq_lens: Sequence[int], batches: Sequence[int], kv_tokens: float
+) -> list[tuple[float, int, int]]:
+    """(P:D, P + D, batch) of which a batch of whole sequences fits `kv_tokens` tokens."""
+    return [
+        (pd_ratio, seq_len, batch)
+        for pd_ratio, seq_len, batch in itertools.product(pd_ratios, seq_lens, batches)
+        if batch * (sum(lengths(seq_len, pd_ratio)) + 1) <= kv_tokens
+    ]
+
+
+def crossover(
+    pd_ratios: Sequence[float],
+    seq_lens: Sequence[int],
+    batches: Sequence[int],
+    chunks: Sequence[int],
+    operation_times: OperationTimes,
+    *,
+    policy: PolicyOfChunk = Sarathi,
+    kv_tokens: float = math.inf,
+    on_load: Callable[[int], None] = lambda num_loads: None,
+) -> pd.DataFrame:
+    """The gain of `policy` over each baseline: a row per load, chunk and baseline.
+
+    Columns: pd_ratio, seq_len (P + D, tokens), batch, chunk (tokens), baseline, gain (ratio of
+    steady throughputs less 1) and outcome ("gains" above 2 %, "loses" below -2 %, else "neutral").
+    Left out is what cannot run: a batch of sequences beyond the `kv_tokens` of the cache, and a
+    chunk below its batch. `on_load` is called with 1 after each of `loads_that_fit`.
+    """
+    rows = []
+    for pd_ratio, seq_len, batch in loads_that_fit(pd_ratios, seq_lens, batches, kv_tokens):
+        sizes = (*lengths(seq_len, pd_ratio), batch, operation_times)
+        baselines = {name: steady_throughput(base, *sizes) for name, base in BASELINES.items()}
+        for chunk in (chunk for chunk in chunks if chunk >= batch):
+            throughput = steady_throughput(policy(chunk), *sizes)
+            load = (pd_ratio, seq_len, batch, chunk)
+            rows += [(*load, name, throughput / base - 1) for name, base in baselines.items()]
+        on_load(1)
+    columns = ["pd_ratio", "seq_len", "batch", "chunk", "baseline", "gain"]
+    table = pd.DataFrame(rows, columns=columns)
+    ends = [-math.inf, -NEUTRAL, NEUTRAL, math.inf]
+    return table.assign(outcome=pd.cut(table.gain, ends, labels=list(OUTCOMES)))
+
+
+def at_best_chunk(table: pd.DataFrame) -> pd.DataFrame:
+    """Of `crossover`'s rows those with the best chunk, one per load and baseline."""
+    return table.loc[table.groupby(["baseline", "pd_ratio", "seq_len", "batch"]).gain.idxmax()]

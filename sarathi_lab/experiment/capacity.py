@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -38,7 +39,6 @@ class Engine:
     on_iteration: Callable[[int], None] = lambda num_tokens: None
 
     def serve(self, requests: Sequence[Request], policy: Policy) -> Ledger:
-        """Serve `requests` to the end, from an empty cache and a clock at zero."""
         ledger = Ledger()
         ledger.on_iteration = self.on_iteration
         return serve(
@@ -58,16 +58,13 @@ def mean_rate(requests: Sequence[Request]) -> float:
     """(R - 1) / (a_R - a_1) requests per second; infinite if all arrive at once."""
     times = [request.arrival_time for request in requests]
     span = max(times) - min(times)
-    return (len(times) - 1) / span if span > 0 else float("inf")
+    return (len(times) - 1) / span if span > 0 else math.inf
 
 
 def at_rate(requests: Sequence[Request], rate: float) -> list[Request]:
-    """The same requests with gaps stretched to arrive at `rate` a second, the first one at 0.
-
-    Raises UserError for requests that have no gaps.
-    """
+    """The same requests at `rate` a second from 0. Raises UserError if they have no gaps."""
     own = mean_rate(requests)
-    if not np.isfinite(own) or not own:
+    if not math.isfinite(own) or not own:
         raise UserError(
             f"the workload's {len(requests)} requests come all at once, so there is no rate to "
             "change; use a workload with arrivals, such as workload.arrivals=poisson, and at least "
@@ -80,11 +77,6 @@ def at_rate(requests: Sequence[Request], rate: float) -> list[Request]:
     ]
 
 
-def all_at_once(requests: Sequence[Request]) -> list[Request]:
-    """The same requests, all arriving at 0."""
-    return [replace(request, arrival_time=0.0) for request in requests]
-
-
 @dataclass(frozen=True)
 class Grid:
     """Rates (1 + `precision`)^k requests/s for whole k: those of all policies and objectives."""
@@ -92,7 +84,6 @@ class Grid:
     precision: float
 
     def rate(self, step: int) -> float:
-        """Requests per second of a step."""
         return (1 + self.precision) ** step
 
     def step(self, rate: float) -> int:
@@ -100,16 +91,11 @@ class Grid:
         return math.floor(math.log(rate) / math.log1p(self.precision) + ROUNDING)
 
 
-@dataclass(frozen=True)
-class Bracket:
+class Bracket(NamedTuple):
     """Neighbouring steps, one passing and the next failing; None where the limits were reached."""
 
     passing: int | None
     failing: int | None
-
-    @property
-    def is_whole(self) -> bool:
-        return self.passing is not None and self.failing is not None
 
 
 def highest_passing(
@@ -126,31 +112,22 @@ def highest_passing(
     while step != end:
         other = min(step + stride, end) if is_up else max(step - stride, end)
         if passes(other) != is_up:
-            return _halved(passes, min(step, other), max(step, other))
+            passing, failing = sorted((step, other))
+            while failing - passing > 1:
+                middle = (passing + failing) // 2
+                passing, failing = (middle, failing) if passes(middle) else (passing, middle)
+            return Bracket(passing, failing)
         step, stride = other, 2 * stride
     return Bracket(step, None) if is_up else Bracket(None, step)
 
 
-def _halved(passes: Callable[[int], bool], passing: int, failing: int) -> Bracket:
-    while failing - passing > 1:
-        middle = (passing + failing) // 2
-        passing, failing = (middle, failing) if passes(middle) else (passing, middle)
-    return Bracket(passing, failing)
-
-
-@dataclass(frozen=True)
-class Trial:
+class Trial(NamedTuple):
     """One run: its seed and requests per second, and its tables."""
 
     seed: int
     rate: float
     iterations: pd.DataFrame
     requests: pd.DataFrame
-
-    @property
-    def duration(self) -> float:
-        """Seconds until the last token."""
-        return float(self.iterations.end.max())
 
 
 @dataclass
@@ -176,23 +153,22 @@ class Trials:
 
     def saturation_rate(self) -> float:
         """Requests per second of the first seed's, all arriving at once."""
-        requests = next(iter(self.loads.values()))
-        ledger = self.engine.serve(all_at_once(requests), self.policy)
+        requests = [replace(one, arrival_time=0.0) for one in next(iter(self.loads.values()))]
+        ledger = self.engine.serve(requests, self.policy)
         return len(requests) / float(ledger.iterations().end.max())
-
-    def meets(self, slo: Slo, seed: int, step: int) -> bool:
-        """Whether the run of a seed at a step meets `slo`."""
-        return is_met(self.at(seed, step).requests, slo)
 
     def capacity(self, slo: Slo, start: float, limits: tuple[float, float]) -> Capacities:
         """The highest rate of each seed that meets `slo`, from `start` within `limits` (1/s)."""
-        lowest, highest = (self.grid.step(rate) for rate in limits)
-        step, brackets = self.grid.step(start), {}
+        lowest, highest = map(self.grid.step, limits)
+        at, brackets = self.grid.step(start), {}
         for seed in self.loads:
-            bracket = highest_passing(partial(self.meets, slo, seed), step, lowest, highest)
-            brackets[seed] = bracket
-            step = lowest if bracket.passing is None else bracket.passing
+            meets = partial(self._meets, slo, seed)
+            brackets[seed] = bracket = highest_passing(meets, at, lowest, highest)
+            at = lowest if bracket.passing is None else bracket.passing
         return Capacities(self.grid, lowest, highest, brackets)
+
+    def _meets(self, slo: Slo, seed: int, step: int) -> bool:
+        return is_met(self.at(seed, step).requests, slo)
 
 
 @dataclass(frozen=True)
@@ -214,12 +190,11 @@ class Capacities:
     def summary(self) -> dict[str, float]:
         """The median over the seeds and its interval, which the grid's next rate ends."""
         low, high = bootstrap(self.values)
-        num_whole = sum(bracket.is_whole for bracket in self.brackets.values())
         return {
             "capacity": float(np.median(self.values)),
             "capacity_low": low,
             "capacity_high": high * (1 + self.grid.precision),
-            "capacity_seeds": float(num_whole),
+            "capacity_seeds": float(sum(None not in bracket for bracket in self.brackets.values())),
         }
 
     @property

@@ -1,14 +1,12 @@
-"""The claims of `experiments/claims.yaml`, and how recorded results are judged by them: the one set
-of verdicts.
-"""
+"""The claims of `experiments/claims.yaml`, and recorded results judged by them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import pandas as pd
 from omegaconf import OmegaConf
@@ -20,23 +18,23 @@ from sarathi_lab.config.paths import EXPERIMENTS
 from sarathi_lab.results import load
 
 CLAIMS = EXPERIMENTS / "claims.yaml"
-Direction = Literal["at least", "at most", "near"]
-Take = Literal["max", "min", "median", "x of max", "last / first", "decode alone / added"]
+DIRECTIONS = ("at least", "at most", "near")
+OWN = ["id", "claim", "source", "unit", "experiment"]  # columns that are the claim's
+COLUMNS = ["id", "claim", "source", "device", "expected", "measured", "low", "high"]
+COLUMNS += ["verdict", "unit", "note", "experiment"]
 Value = tuple[float, float, float]  # with the ends of its interval
-Verdict = Literal["holds", "partly", "fails", "not measured"]
+NOTHING = (math.nan, math.nan, math.nan)
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One claim. Its value is read from the rows of `experiment` that `where` (a pandas query)
-    chooses.
+    """One claim, read from the rows of `experiment` that `where` (a pandas query) chooses.
 
-    `take` makes one value of them: the "max", "min" or "median" of y, the x at which y is largest,
-    the y at the largest x over that at the smallest, or what a decode takes alone over what it adds
-    to a prompt (Table 2). With `over`, another query, y is that of a row over that of the other's
-    row with the same `match`. The claim holds if the value is `direction` the `expected` one within
-    the relative `tolerance`; `neutral` is the value of no effect at all, beyond which a claim that
-    misses its number holds partly. `caveat` says what the number depends on.
+    `take` makes one value of them (`TAKES`). With `over`, another query, y is that of a row over
+    that of the other's row with the same `match`. The claim holds if the value is `direction` the
+    `expected` one within the relative `tolerance`; `neutral` is the value of no effect at all,
+    beyond which a claim that misses its number holds partly. `caveat` says what the number depends
+    on.
     """
 
     id: str
@@ -45,152 +43,104 @@ class Claim:
     experiment: str
     where: str
     expected: float
-    direction: Direction
+    direction: str
     tolerance: float
     caveat: str
-    take: Take = "max"
+    take: str = "max"
     unit: str = "ratio"
     neutral: float | None = None
     over: str | None = None
     match: Sequence[str] = ("x",)
 
     def __post_init__(self) -> None:
-        for name, valid in (("direction", get_args(Direction)), ("take", get_args(Take))):
-            require_one_of(f"claims.yaml: {self.id}.{name}", getattr(self, name), valid)
+        require_one_of(f"claims.yaml: {self.id}.direction", self.direction, DIRECTIONS)
+        require_one_of(f"claims.yaml: {self.id}.take", self.take, TAKES)
         fix = "write the share of it, such as 0.1"
         require_number(f"claims.yaml: {self.id}.tolerance", self.tolerance, minimum=0, fix=fix)
 
-    def judge(self, value: float, low: float, high: float) -> Verdict:
-        """The verdict on a measured value with its interval.
+    def judge(self, value: float, low: float, high: float) -> str:
+        """Whether a measured value with its interval holds, partly, fails, or is not there.
 
         A claim holds only if "no effect" is outside of the interval, and one of "near" not where
         the interval is so wide (twice the tolerance) that it decides nothing.
         """
         if math.isnan(value):
             return "not measured"
-        is_beyond = self._is_beyond_neutral(low, high)
-        if self._is_met(value):
-            return "partly" if is_beyond is False or self._is_vague(low, high) else "holds"
-        if self.direction == "near" and self._is_met(low, high):
-            return "partly"
-        return "partly" if is_beyond else "fails"
-
-    def _is_met(self, low: float, high: float | None = None) -> bool:
-        """Whether some value of [low, high] is what is expected."""
-        high = low if high is None else high
-        slack = self.tolerance * abs(self.expected)
-        if self.direction == "at least":
-            return high >= self.expected - slack
-        if self.direction == "at most":
-            return low <= self.expected + slack
-        return low <= self.expected + slack and high >= self.expected - slack
-
-    def _is_vague(self, low: float, high: float) -> bool:
-        slack = 2 * self.tolerance * abs(self.expected)
-        return self.direction == "near" and (
-            low < self.expected - slack or high > self.expected + slack
-        )
-
-    def _is_beyond_neutral(self, low: float, high: float) -> bool | None:
-        """Whether the whole interval is on the claimed side of no effect; None if no such value is
-        stated.
-        """
-        if self.neutral is None:
-            return None
-        is_upward = self.direction == "at least" or (
-            self.direction == "near" and self.expected > self.neutral
-        )
-        return low > self.neutral if is_upward else high < self.neutral
+        slack, is_near = self.tolerance * abs(self.expected), self.direction == "near"
+        least = -math.inf if self.direction == "at most" else self.expected - slack
+        most = math.inf if self.direction == "at least" else self.expected + slack
+        is_beyond = None  # whether the whole interval is on the claimed side of no effect
+        if self.neutral is not None:
+            is_upward = self.expected > self.neutral if is_near else self.direction == "at least"
+            is_beyond = low > self.neutral if is_upward else high < self.neutral
+        if least <= value <= most:
+            wide = 2 * slack
+            is_vague = is_near and (low < self.expected - wide or high > self.expected + wide)
+            return "partly" if is_beyond is False or is_vague else "holds"
+        reaches = is_near and low <= most and high >= least
+        return "partly" if is_beyond or reaches else "fails"
 
 
 def load_claims(path: Path = CLAIMS) -> list[Claim]:
     """The claims of a file. Raises UserError for one that is not written as `Claim` has it."""
     try:
         entries: Any = OmegaConf.to_container(OmegaConf.load(path))
-        return [_claim(entry) for entry in entries]
     except (OSError, YAMLError, OmegaConfBaseException) as error:
         raise UserError(
             f"{path} can't be read ({str(error).splitlines()[0]}); restore it from git"
         ) from None
-
-
-def _claim(entry: dict[str, Any]) -> Claim:
-    known = [field.name for field in fields(Claim)]
-    for name in entry:
-        require_one_of(f"claims.yaml: {entry.get('id')}", name, known)
-    try:
-        return Claim(**entry)
-    except TypeError as error:
-        raise UserError(
-            f"claims.yaml: {entry.get('id')}: {str(error).partition(')')[2].strip()}; add it"
-        ) from None
-
-
-COLUMNS = [
-    "id",
-    "claim",
-    "source",
-    "device",
-    "expected",
-    "measured",
-    "low",
-    "high",
-    "verdict",
-    "unit",
-    "note",
-    "experiment",
-]
-
-
-OWN = ("id", "claim", "source", "unit", "experiment")  # columns that are the claim's
+    known, claims = [field.name for field in fields(Claim)], []
+    for entry in entries:
+        for name in entry:
+            require_one_of(f"claims.yaml: {entry.get('id')}", name, known)
+        try:
+            claims.append(Claim(**entry))
+        except TypeError as error:
+            raise UserError(
+                f"claims.yaml: {entry.get('id')}: {str(error).partition(')')[2].strip()}; add it"
+            ) from None
+    return claims
 
 
 def verdicts(root: Path = EXPERIMENTS, claims: Sequence[Claim] | None = None) -> pd.DataFrame:
-    """A row per claim and device: `COLUMNS`.
+    """A row per claim and device: `COLUMNS`; of simulated devices where they have results.
 
-    Measured devices have a row for each claim, simulated ones where they have results. `expected`
-    is in words, such as "at least 1.33"; `note` is the reason why nothing was measured, else the
-    claim's caveat.
+    `expected` is in words, `note` the reason why nothing was measured, else the claim's caveat.
     """
-    claims = load_claims() if claims is None else claims
     tables = {name: load.load(name, root) for name in load.recorded(root)}
-    measured = sorted(
-        {str(d) for table in tables.values() for d in table.device[~table.is_simulated].unique()}
-    )
-    rows = [row for claim in claims for row in _rows(claim, tables.get(claim.experiment), measured)]
+    devices = {d for table in tables.values() for d in table.device[~table.is_simulated].unique()}
+    measured, rows = sorted(map(str, devices)), []
+    for claim in load_claims() if claims is None else claims:
+        table = tables.get(claim.experiment)
+        own = [] if table is None else map(str, table.device.unique())
+        for device in dict.fromkeys([*measured, *own]) or ["none"]:
+            value, reason = _value(claim, table, device)
+            if reason is not None and device not in measured and device != "none":
+                continue  # a GPU of another model
+            found = dict(zip(("measured", "low", "high"), value, strict=True))
+            words = {"device": device, "expected": f"{claim.direction} {claim.expected:g}"}
+            judged = {"note": reason or claim.caveat, "verdict": claim.judge(*value)}
+            own_words = {name: getattr(claim, name) for name in OWN}
+            rows.append({**own_words, **words, **found, **judged})
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def _rows(
-    claim: Claim, table: pd.DataFrame | None, measured: Sequence[str]
-) -> Iterator[dict[str, object]]:
-    own = [] if table is None else [str(device) for device in table.device.unique()]
-    for device in [*measured, *(device for device in own if device not in measured)] or ["none"]:
-        rows = None if table is None else table[table.device == device]
-        value, low, high, reason = _value(claim, rows)
-        if reason is not None and device not in measured and device != "none":
-            continue  # a GPU of another model
-        found = {"measured": value, "low": low, "high": high, "note": reason or claim.caveat}
-        words = {"device": device, "expected": f"{claim.direction} {claim.expected:g}"}
-        own_words = {name: getattr(claim, name) for name in OWN}
-        yield {**own_words, **words, **found, "verdict": claim.judge(value, low, high)}
-
-
-def _value(claim: Claim, rows: pd.DataFrame | None) -> tuple[float, float, float, str | None]:
+def _value(claim: Claim, table: pd.DataFrame | None, device: str) -> tuple[Value, str | None]:
     """The claim's value and interval, or not a number with the reason."""
-    nothing = (math.nan, math.nan, math.nan)
-    if rows is None or rows.empty:
-        return *nothing, "no results of this device"
+    if table is None or (rows := table[table.device == device]).empty:
+        return NOTHING, "no results of this device"
     chosen = _query(claim, claim.where, rows)
     if claim.over is not None:
-        chosen = _ratios(chosen, _query(claim, claim.over, rows), list(claim.match))
-    if chosen.empty:
-        return *nothing, "not in what was measured"
+        over = _query(claim, claim.over, rows)[[*claim.match, "y", "low", "high"]]
+        both = chosen.merge(over, on=list(claim.match), suffixes=("", "_over"))
+        chosen = both.assign(
+            y=both.y / both.y_over, low=both.low / both.high_over, high=both.high / both.low_over
+        )
     known = chosen[chosen.y.notna()]
-    if known.empty:
-        return *nothing, ", ".join(map(str, chosen.reason.dropna().unique()))
-    value = TAKES[claim.take](known)
-    return (*nothing, "not in what was measured") if value is None else (*value, None)
+    if known.empty and len(chosen):
+        return NOTHING, ", ".join(map(str, chosen.reason.dropna().unique()))
+    value = None if known.empty else TAKES[claim.take](known)
+    return (NOTHING, "not in what was measured") if value is None else (value, None)
 
 
 def _query(claim: Claim, where: str, rows: pd.DataFrame) -> pd.DataFrame:
@@ -200,14 +150,6 @@ def _query(claim: Claim, where: str, rows: pd.DataFrame) -> pd.DataFrame:
         raise UserError(
             f"claims.yaml: {claim.id}.where can't be evaluated ({error}); correct the query"
         ) from None
-
-
-def _ratios(rows: pd.DataFrame, over: pd.DataFrame, on: list[str]) -> pd.DataFrame:
-    """The rows with y over that of the other's, the interval as wide as both of theirs allow."""
-    both = rows.merge(over[[*on, "y", "low", "high"]], on=on, suffixes=("", "_over"))
-    return both.assign(
-        y=both.y / both.y_over, low=both.low / both.high_over, high=both.high / both.low_over
-    )
 
 
 def _nth(share: float) -> Callable[[pd.DataFrame], Value]:
@@ -235,26 +177,21 @@ def _last_over_first(known: pd.DataFrame) -> Value:
 
 
 def _alone_over_added(known: pd.DataFrame) -> Value | None:
-    """Of Table 2's totals: the decode-only batch has one decode more than the decode-maximal one
-    adds to a prompt, and as many tokens as decodes.
-    """
+    """Of Table 2's totals what a decode takes alone, over what it adds to a prompt."""
     rows = known[known.series == "total"].drop_duplicates("panel").set_index("panel")
-    if not {"decode-only", "decode-maximal", "prefill-only"} <= set(rows.index):
+    panels = ["decode-only", "decode-maximal", "prefill-only"]
+    (decodes, _, _), (alone, both, prompt) = rows.x.reindex(panels), rows.y.reindex(panels)
+    added = both / (decodes - 1) - prompt / (decodes - 1)
+    if not added > 0:  # not all there, or below the noise
         return None
-    decodes = float(rows.x["decode-only"])
-    y = rows.y / pd.Series({"decode-only": decodes}).reindex(rows.index, fill_value=decodes - 1)
-    added = float(y["decode-maximal"] - y["prefill-only"])
-    if added <= 0:
-        return None  # below the noise
-    value = float(y["decode-only"]) / added
+    value = float(alone / decodes / added)
     return value, value, value
 
 
 def _x_of_max(known: pd.DataFrame) -> Value:
     """Where y is largest, and the least and largest x whose interval still reaches the best one's.
 
-    What was computed (of no pairs) has but one place: the errors of a cost model are those of all
-    points alike.
+    The errors of a cost model are those of all points alike: they leave one place.
     """
     best = known.sort_values("y").iloc[-1]
     if not known.num_pairs.max():
@@ -267,9 +204,9 @@ TAKES: Mapping[str, Callable[[pd.DataFrame], Value | None]] = {
     "max": _nth(1.0),
     "min": _nth(0.0),
     "median": _nth(0.5),
-    "x of max": _x_of_max,
-    "last / first": _last_over_first,
-    "decode alone / added": _alone_over_added,
+    "x of max": _x_of_max,  # where y is largest
+    "last / first": _last_over_first,  # y at the largest x over that at the smallest
+    "decode alone / added": _alone_over_added,  # of Table 2
 }
 
 
@@ -282,9 +219,7 @@ def in_words(row: Mapping[Any, Any]) -> str:
 
 
 def verdict(experiment: str, table: pd.DataFrame) -> str:
-    """What the claims of an experiment say, in Markdown: a line per claim with everyone's number;
-    `table` is that of `verdicts`.
-    """
+    """What the claims of an experiment say in the table of `verdicts`, in Markdown."""
     own = table[table.experiment == experiment]
     lines = []
     for claim, rows in own.groupby("claim", sort=False):

@@ -1,22 +1,18 @@
-"""Clocks that fill a figure's points: seconds of batches and of served requests, by a cost model or
-a device.
-"""
+"""Clocks that fill a figure's points: seconds of batches and of served requests."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, NamedTuple
 
-from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.compositions import chunks_of, make_batch
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.cost_model import KINDS, CostModel
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
-from sarathi_lab.experiment.scenario import Scenario, Served, serve
-from sarathi_lab.experiment.steady_state import steady, together
+from sarathi_lab.experiment.scenario import Scenario, Served, Times, serve, steady, together
 
 EVERYTHING = tuple(KINDS)
 COMPUTE = tuple(kind for kind in KINDS if kind != "others")  # what Fig 7 and Table 2 time
@@ -24,13 +20,9 @@ FOUR = ("preproj", "attn", "postproj", "ffn")  # whose sum Fig 10 calls the tota
 BLOCK_SIZE = 16  # tokens
 THROUGHPUT = "seconds_per_request"
 
-Times = Counter[str]  # seconds by operation
-
 
 class Estimate(NamedTuple):
-    """A value, and the share of it by which it may be off (of a cost model: from shapes held out of
-    the fits).
-    """
+    """A value, and the share by which it may be off (of shapes held out of a model's fits)."""
 
     value: float
     error: float = 0.0
@@ -41,12 +33,7 @@ class Estimate(NamedTuple):
         return Estimate(ratio, math.hypot(self.error, other.error))
 
     def times(self, factor: float) -> Estimate:
-        """The estimate in another unit."""
         return Estimate(self.value * factor, self.error)
-
-    def inverse(self) -> Estimate:
-        """One over the estimate."""
-        return Estimate(1.0, self.error).over(Estimate(self.value))
 
 
 class Point(NamedTuple):
@@ -59,10 +46,15 @@ class Point(NamedTuple):
     panel: str
     series: str
     x: float
-    y: Estimate
+    y: Estimate = Estimate(0.0)
     unit: str = "ratio"
     kind: Literal["value", "share", "curve"] = "value"
     labels: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def place(self) -> Point:
+        """What tells it from others: all but the value."""
+        return self._replace(x=float(self.x), y=Estimate(0.0))
 
 
 class Clock(ABC):
@@ -73,32 +65,32 @@ class Clock(ABC):
 
     def batch(self, *batches: Batch) -> Times:
         """Seconds by operation of `batches`, one after the other."""
-        return weighted(*((1.0, Counter(self.cost.operation_times(batch))) for batch in batches))
+        return weighted(*((1.0, self.cost.operation_times(batch)) for batch in batches))
 
     def seconds(self, times: Mapping[str, float], kinds: Iterable[str] = EVERYTHING) -> Estimate:
-        """The sum of the operations of some kinds; matrix products and attention err in their own
-        ways.
+        """The sum of the operations of some kinds.
+
+        Matrix products and attention err in their own ways; streaming kernels and fixed costs are
+        fitted with the products; communication was compared with nothing.
         """
+        products = self.cost.uncertainty["matmul"]
+        errors = {"attn": self.cost.uncertainty["attention"], "communication": 1.0}
         by_kind = {kind: sum(times.get(name, 0.0) for name in KINDS[kind]) for kind in kinds}
         total = sum(by_kind.values())
-        off = sum(abs(seconds) * self._error(kind) for kind, seconds in by_kind.items())
+        off = sum(abs(value) * errors.get(kind, products) for kind, value in by_kind.items())
         return Estimate(total, off / abs(total) if total else 0.0)
 
-    def _error(self, kind: str) -> float:
-        """Streaming kernels and fixed costs are fitted with the products; communication was
-        compared with nothing.
-        """
-        if kind == "communication":
-            return 1.0
-        return self.cost.uncertainty["attention" if kind == "attn" else "matmul"]
+    def duration(self, *batches: Batch, kinds: Iterable[str] = EVERYTHING) -> Estimate:
+        """Seconds of `batches`, one after the other, in the operations of some kinds."""
+        return self.seconds(self.batch(*batches), kinds)
 
-    @abstractmethod
     def request(self, scenario: Scenario) -> Times:
-        """Seconds by operation and request."""
+        """Seconds by operation and request; serving does not tell operations apart."""
+        return counted(self, scenario)
 
-    @abstractmethod
     def gain(self, scenario: Scenario) -> Estimate:
         """Throughput over that of request-level batching on the same requests."""
+        return self.over(scenario.baseline, scenario, THROUGHPUT)
 
     @abstractmethod
     def served(self, scenario: Scenario) -> Served | None:
@@ -110,9 +102,8 @@ class Clock(ABC):
         if found is None or other is None:
             return Estimate(math.nan)
         error = max(self.cost.uncertainty.values())
-        return Estimate(
-            getattr(found, quantity) / getattr(other, quantity), math.hypot(error, error)
-        )
+        ratio = getattr(found, quantity) / getattr(other, quantity)
+        return Estimate(ratio, math.hypot(error, error))
 
 
 class CostClock(Clock):
@@ -139,22 +130,26 @@ class CostClock(Clock):
             blocks = scenario.batch_size * math.ceil(scenario.longest / BLOCK_SIZE)
             executor = SimulatedExecutor(self.cost.iteration_time)
             room = {"num_blocks": math.ceil(1.1 * blocks) + 1, "block_size": BLOCK_SIZE}
-            found = serve(executor, scenario, **room, vocab_size=1)
-            if found is None:
-                raise UserError(
-                    f"the simulated cache does not hold {scenario}; choose a smaller setup"
-                )
+            found = serve(executor, scenario, **room)
+            assert found is not None, "there is room for more"
             self._served[scenario] = found
         return self._served[scenario]
 
 
 class CountingClock(CostClock):
-    """The same by counting batches, as the paper does, instead of serving: no remainders, no
-    part-filled tiles.
-    """
+    """Counts batches instead of serving, as the paper does: no remainders or part-filled tiles."""
 
-    def request(self, scenario: Scenario) -> Times:
-        return counted(self, scenario)
+    request = Clock.request
+
+
+Unit = Callable[[Clock], Iterable[Point]]  # some points that are made together
+
+
+def one(
+    panel: str, series: str, x: float, y: Callable[[Clock], Estimate], unit: str = "ratio"
+) -> Unit:
+    """The unit of a single point."""
+    return lambda clock: [Point(panel, series, x, y(clock), unit)]
 
 
 def counted(clock: Clock, scenario: Scenario) -> Times:
@@ -163,11 +158,8 @@ def counted(clock: Clock, scenario: Scenario) -> Times:
     Under SARATHI P / (C - (B-1)) chunks each carry B-1 decodes. Left over are decodes in full
     batches of B, or else prompt tokens at the price of whole prompts.
     """
-    prompt_len, num_decodes, batch = (
-        scenario.prompt_len,
-        scenario.num_decodes,
-        scenario.batch_size,
-    )
+    prompt_len, num_decodes = scenario.prompt_len, scenario.num_decodes
+    batch, riders = scenario.batch_size, scenario.batch_size - 1
     context = prompt_len + num_decodes // 2
     prompts = clock.batch(make_batch(prefill_tokens=prompt_len, num_prefills=batch))
     decodes = clock.batch(make_batch(num_decodes=batch, context=context))
@@ -175,7 +167,6 @@ def counted(clock: Clock, scenario: Scenario) -> Times:
         return weighted((1 / batch, prompts), (num_decodes / batch, decodes))
     if scenario.policy != "sarathi" or scenario.chunk is None:
         raise ValueError(f"{scenario.policy} is not counted")
-    riders = batch - 1
     chunks = chunks_of(prompt_len, scenario.chunk - riders, num_decodes=riders, context=context)
     # Of a batch of requests, the share of chunks that finds decodes to carry; what is left over of
     # either.
@@ -191,12 +182,10 @@ def best_pd_ratio(chunk: int, batch_size: int) -> float:
     return chunk / (batch_size - 1)
 
 
-def weighted(*parts: tuple[float, Times]) -> Times:
-    """The sum of some times, each as often as its weight says; operations that cancel do so with
-    their error.
-    """
-    total: Times = Counter()
+def weighted(*parts: tuple[float, Mapping[str, float]]) -> Times:
+    """The sum of times, each as often as its weight says; what cancels does so with its error."""
+    total: Times = defaultdict(float)
     for weight, times in parts:
         for name, seconds in times.items():
-            total[name] += weight * seconds  # type: ignore[assignment]  # a Counter of seconds
+            total[name] += weight * seconds
     return total

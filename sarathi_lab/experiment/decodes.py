@@ -14,51 +14,46 @@ from sarathi_lab.experiment.clock import (
     Clock,
     Estimate,
     Point,
+    Unit,
     best_pd_ratio,
+    one,
     weighted,
 )
-from sarathi_lab.experiment.iterations import A6000, OPERATIONS, Ints
-from sarathi_lab.experiment.registry import Aim, ErrorRow, Unit, figure
+from sarathi_lab.experiment.iterations import OPERATIONS
+from sarathi_lab.experiment.registry import Aims, ErrorRow, Ints, figure
 from sarathi_lab.experiment.scenario import Scenario
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.results.plots.look import Look
 
+SPEEDUP: Aims = {"profiled": (0.04, 0.12), "analytic": (0.10, 0.20)}  # aims of decode speed-ups
 
-def decode_speedup(clock: Clock, seq_len: int, batch: int, chunk: int) -> Estimate:
-    """Time per token of a decode-only iteration over the marginal time of a decode in a
-    decode-maximal batch.
 
-    Marginal is the decode-maximal batch less a prefill of as many tokens, per decode (section
-    5.1.1, Table 2).
+def speedup(panel: str, series: str, x: float, seq_len: int, batch: int, chunk: int) -> Unit:
+    """Time of a decode alone over its marginal time in a decode-maximal batch.
+
+    Marginal is that batch less a prefill of as many tokens, per decode (section 5.1.1, Table 2).
     """
     riders = batch - 1
-    alone = clock.seconds(clock.batch(make_batch(num_decodes=batch, context=seq_len)))
-    hybrid = make_batch(prefill_tokens=chunk - riders, num_decodes=riders, context=seq_len)
-    prefill = make_batch(prefill_tokens=chunk)
-    added = weighted((1.0, clock.batch(hybrid)), (-1.0, clock.batch(prefill)))
-    return alone.times(1 / batch).over(clock.seconds(added).times(1 / riders))
 
+    def y(clock: Clock) -> Estimate:
+        alone = clock.duration(make_batch(num_decodes=batch, context=seq_len))
+        hybrid = make_batch(prefill_tokens=chunk - riders, num_decodes=riders, context=seq_len)
+        prefill = make_batch(prefill_tokens=chunk)
+        added = weighted((1.0, clock.batch(hybrid)), (-1.0, clock.batch(prefill)))
+        return alone.times(1 / batch).over(clock.seconds(added).times(1 / riders))
 
-def speedup(
-    panel: str, series: str, x: float, seq_len: int, batch: int, chunk: int, clock: Clock
-) -> Iterator[Point]:
-    """The one point of a decode speed-up."""
-    yield Point(panel, series, x, decode_speedup(clock, seq_len, batch, chunk))
+    return one(panel, series, x, y)
 
 
 @figure(
     question="How much cheaper is a decode that rides on a chunk?",
     seconds=25,
-    papers=[A6000],
-    paper=lambda table: table.rename(
-        columns={"seqlen": "series", "batch": "x", "speedup": "y"}
-    ).assign(panel="", unit="ratio"),
-    errors=[ErrorRow("Fig 8, decode speed-up", "x == x", Aim(0.04, 0.12), Aim(0.10, 0.20))],
+    columns={"seqlen": "series", "batch": "x", "speedup": "y"},
+    errors=[ErrorRow("Fig 8, decode speed-up", aims=SPEEDUP)],
     look=Look(
         "Fig 8: a decode alone over a decode riding on a chunk",
         "batch",
         "decode speed-up",
-        columns=1,
         legend="P + D",
     ),
 )
@@ -68,11 +63,10 @@ def fig08(
     """Decode speed-up by batch and length at one chunk."""
     for name, sizes in batches.items():
         for batch in sizes:
-            yield partial(speedup, "", name, batch, seq_lens[name], batch, chunk)
+            yield speedup("", name, batch, seq_lens[name], batch, chunk)
 
 
 def _fig10_paper(table: pd.DataFrame) -> pd.DataFrame:
-    table = table.rename(columns={"batch": "x"})
     table["panel"] = table.seqlen + " C=" + table.chunk.astype(str)
     points = table.melt(
         ["panel", "system", "x"], [*FOUR, "total"], var_name="operation", value_name="y"
@@ -80,19 +74,18 @@ def _fig10_paper(table: pd.DataFrame) -> pd.DataFrame:
     return points.assign(series=points.system + " " + points.operation, unit="s")
 
 
+FIG_10: Aims = {"profiled": (0.02, 0.08), "analytic": (0.06, 0.15)}
+TOTALS = "in ('baseline total', 'sarathi total')"
+
+
 @figure(
     question="Where does the time go?",
     seconds=20,
-    papers=[A6000],
+    columns={"batch": "x"},
     paper=_fig10_paper,
     errors=[
-        ErrorRow(
-            "Fig 10, totals",
-            "series in ('baseline total', 'sarathi total')",
-            Aim(0.02, 0.08),
-            Aim(0.06, 0.15),
-        ),
-        ErrorRow("Fig 10, by operation", "series not in ('baseline total', 'sarathi total')"),
+        ErrorRow("Fig 10, totals", f"series {TOTALS}", FIG_10),
+        ErrorRow("Fig 10, by operation", f"series not {TOTALS}"),
     ],
     look=Look(
         "Fig 10: time to serve B requests at P:D = C/(B-1)",
@@ -106,10 +99,7 @@ def _fig10_paper(table: pd.DataFrame) -> pd.DataFrame:
 def fig10(
     spec: ModelSpec, *, seq_lens: Mapping[str, int], batches: Mapping[str, Ints], chunks: Ints
 ) -> Iterator[Unit]:
-    """Seconds by operation to serve B requests at P:D = C/(B-1), baseline and SARATHI.
-
-    A device, whose operations can't be told apart while it serves, counts batches.
-    """
+    """Seconds by operation to serve B requests at P:D = C/(B-1), baseline and SARATHI."""
     for chunk in chunks:
         for name, sizes in batches.items():
             for batch in sizes:
@@ -125,26 +115,25 @@ def _operations(panel: str, seq_len: int, batch: int, chunk: int, clock: Clock) 
             yield Point(panel, f"{system} {operation}", batch, y, "s")
 
 
+MILLISECONDS = {"linear_ms": "linear", "attention_ms": "attention", "total_ms": "total"}
+
+
 def _table2_paper(table: pd.DataFrame) -> pd.DataFrame:
-    names = {"linear_ms": "linear", "attention_ms": "attention", "total_ms": "total"}
-    table = table.rename(columns={"batch": "panel", **names})
     table["x"] = table.num_prefill_tokens + table.num_decode_tokens
-    points = table.melt(["panel", "x"], [*names.values()], var_name="series", value_name="y")
+    points = table.melt(["panel", "x"], [*MILLISECONDS.values()], var_name="series", value_name="y")
     return points.assign(unit="ms")
 
 
 @figure(
     question="What does a decode add to a batch that holds a prompt?",
     seconds=10,
-    papers=[A6000],
+    columns={"batch": "panel", **MILLISECONDS},
     paper=_table2_paper,
-    errors=[ErrorRow("Table 2", "x == x", Aim(0.04, 0.12), Aim(0.10, 0.20))],
+    errors=[ErrorRow("Table 2", aims=SPEEDUP)],
     look=Look("Table 2: a batch of prompt, decodes, and both", "", "ms", is_bars=True),
 )
 def table2(spec: ModelSpec, *, num_tokens: int, num_decodes: int) -> Iterator[Unit]:
-    """Milliseconds of a prefill-only, a decode-only and a decode-maximal batch at contexts of
-    `num_tokens`.
-    """
+    """Milliseconds of batches of a prompt, of decodes at `num_tokens` of context, and of both."""
     yield partial(_kinds_of_batch, num_tokens, num_decodes)
 
 

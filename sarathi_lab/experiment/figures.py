@@ -1,32 +1,26 @@
-"""The registry of figures and experiments: importing this module fills it."""
+"""The registry of figures, filled by importing this; their points, and errors beside the paper."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import pandas as pd
 
 from sarathi_lab.config.errors import UserError, require_one_of
 from sarathi_lab.config.paths import EXPERIMENTS
-from sarathi_lab.experiment import decodes, iterations, pipeline, reread, serving, throughput
-from sarathi_lab.experiment.registry import FIGURES, KEYS, Figure
+from sarathi_lab.experiment import decodes, iterations, pipeline, serving, throughput
+from sarathi_lab.experiment.registry import FIGURES, KEYS, ErrorRow, Figure
 from sarathi_lab.results import load
 
-__all__ = ["FIGURES", "PAPERS", "Figure", "paper", "points_of", "require", "serving_points"]
+__all__ = ["FIGURES", "PAPERS", "Figure", "paper", "points_of", "serving_points"]
 
 COLUMNS = ["figure", *KEYS, "y", "unit", "source", "device", "uncertainty"]
 # What was simulated, in columns of its own; empty for the paper's points and a device's.
 LABELS = ["hardware", "level", "model", "method"]
-_ = (decodes, iterations, pipeline, reread, serving, throughput)
+ERRORS = ["row", "device", "points", "mean", "largest", "stated"]
+ERRORS += ["aim_mean", "aim_largest", "verdict"]
+_ = (decodes, iterations, pipeline, serving, throughput)
 PAPERS = tuple(sorted(name for name, figure in FIGURES.items() if figure.has_paper))
 SERVING = tuple(name for name, figure in FIGURES.items() if figure.kind == "rounds")
 SIMULATED = EXPERIMENTS / "sarathi" / "paper" / "results" / "simulated.csv"
-
-
-def require(name: str, setting: str = "figure") -> Figure:
-    """A figure by its name. Raises UserError for an unknown one."""
-    require_one_of(setting, name, FIGURES)
-    return FIGURES[name]
 
 
 def paper(name: str) -> pd.DataFrame:
@@ -37,14 +31,12 @@ def paper(name: str) -> pd.DataFrame:
 
 
 def points_of(*names: str) -> pd.DataFrame:
-    """The points of figures (of all the paper's without names): the paper's, simulated and
-    measured, as in `figure.parquet`.
-
-    Measured ones have `low` and `high`, their interval. Raises UserError for an unknown name.
+    """The points of figures (None: all the paper's), as in `figure.parquet`; measured ones have
+    `low` and `high`. Raises UserError for an unknown name.
     """
     for name in names:
         require_one_of("figure", name, PAPERS)
-    chosen: Sequence[str] = names or PAPERS
+    chosen = names or PAPERS
     simulated = pd.read_csv(SIMULATED, keep_default_na=False, dtype={"series": str})
     known = load.recorded()
     tables = [*map(paper, chosen), simulated[simulated.figure.isin(chosen)]]
@@ -53,25 +45,19 @@ def points_of(*names: str) -> pd.DataFrame:
 
 
 def _measured(name: str) -> pd.DataFrame:
-    """The recorded points of a figure by devices; what a device's own simulation gave is left to
-    the paper's scale.
-    """
+    """The recorded points of a figure by devices, without what a device's own simulation gave."""
     table = load.load(name)
-    table = table[~table.is_simulated]
-    model = table.model.fillna("").astype(str)
-    text = {column: table[column].fillna("").astype(str) for column in ("panel", "series")}
-    device = (table.device + ", " + model).str.removesuffix(", ")
-    found = table.assign(
-        **text, device=device, model=model, source="measured", uncertainty=float("nan")
-    )
+    table = table[~table.is_simulated].copy()
+    text = ["panel", "series", "model"]
+    table[text] = table[text].fillna("").astype(str)
+    table["device"] = (table.device + ", " + table.model).str.removesuffix(", ")
+    found = table.assign(source="measured", uncertainty=float("nan"))
     found = found.assign(**dict.fromkeys(["hardware", "level", "method"], ""))
     return found[[*COLUMNS, *LABELS, "low", "high"]]
 
 
 def serving_points(name: str) -> pd.DataFrame:
-    """The recorded points of an experiment of serving, and the paper's where its folder has them
-    (`plots.serving`).
-    """
+    """The recorded points of an experiment of serving, and the paper's where it has some."""
     if name not in SERVING:
         raise UserError(f"{name} is no experiment of serving; use one of {', '.join(SERVING)}")
     table = load.load(name)
@@ -83,3 +69,51 @@ def serving_points(name: str) -> pd.DataFrame:
         return points
     own = pd.read_csv(papers).assign(source="paper")
     return pd.concat([points, own], ignore_index=True)
+
+
+def compare(points: pd.DataFrame) -> pd.DataFrame:
+    """Predicted points beside the paper's y (`paper`), and their relative, signed `error`.
+
+    Left out is what the paper does not show, and other GPUs than its own: they need not agree.
+    """
+    own = points[points.source == "paper"].rename(columns={"y": "paper"})
+    predicted = points[points.source == "simulated"]
+    papers = {(name, on.hardware) for name in PAPERS for on in FIGURES[name].papers}
+    is_papers = [pair in papers for pair in zip(predicted.figure, predicted.hardware, strict=True)]
+    both = predicted[is_papers].merge(own[["figure", *KEYS, "paper"]], on=["figure", *KEYS])
+    return both.assign(error=both.y / both.paper - 1)
+
+
+def error_table(points: pd.DataFrame) -> pd.DataFrame:
+    """A row per row of errors that figures declare and device: mean and largest absolute error.
+
+    `stated` is the mean error that the cost model itself expects. `verdict` is "met", "missed", or
+    "-" without an aim; "given" where the points are what the profile was made from, "formula" where
+    nothing is predicted; "partly fitted" where constants are fitted to some of them.
+    """
+    compared = compare(points)
+    rows = [
+        (row.name, str(device), *_judged(row, group))
+        for name in PAPERS
+        for row in FIGURES[name].errors
+        if len(of_figure := compared[compared.figure == name])
+        for device, group in of_figure.query(row.where).groupby("device", sort=False)
+    ]
+    return pd.DataFrame(rows, columns=ERRORS)
+
+
+def _judged(row: ErrorRow, group: pd.DataFrame) -> tuple[object, ...]:
+    errors, level = group.error.abs(), str(group.level.iloc[0])
+    mean, largest = errors.mean(), errors.max()
+    aim_mean, aim_largest = row.aims.get(level, (None, None))
+    verdict = "-"
+    if row.given == level:
+        verdict = "given"
+    elif row.is_formula:
+        verdict = "formula"
+    elif aim_mean is not None:
+        is_met = mean <= aim_mean and (aim_largest is None or largest <= aim_largest)
+        verdict = "met" if is_met else "missed"
+        if row.fitted in (level, group.hardware.iloc[0]):
+            verdict += ", partly fitted"
+    return len(group), mean, largest, group.uncertainty.mean(), aim_mean, aim_largest, verdict

@@ -1,28 +1,35 @@
-"""Figures that time single batches: the cost of a token, tiles, and the targets of a GPU."""
+"""Figures that time batches: the cost of a token, tiles, a GPU's targets, and prompts in chunks."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import pandas as pd
 
-from sarathi_lab.engine.compositions import make_batch
-from sarathi_lab.experiment.clock import COMPUTE, EVERYTHING, FOUR, Clock, Estimate, Point
-from sarathi_lab.experiment.registry import KEYS, Aim, ErrorRow, Platform, Unit, figure
+from sarathi_lab.engine.compositions import chunks_of, make_batch
+from sarathi_lab.engine.request import Batch
+from sarathi_lab.experiment.advisor import chunking_loss
+from sarathi_lab.experiment.clock import (
+    COMPUTE,
+    EVERYTHING,
+    FOUR,
+    Clock,
+    Estimate,
+    Point,
+    Unit,
+    one,
+)
+from sarathi_lab.experiment.registry import KEYS, Aims, ErrorRow, Ints, figure
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.results.plots.look import Look
 
-A6000 = Platform("13b", "a6000")
+KV_BYTES = 2  # an element's in the panel of bytes, whatever the device computes in
 OPERATIONS = {kind: (kind,) for kind in FOUR}
-Ints = Sequence[int]
 
 
-def _fig03_paper(table: pd.DataFrame) -> pd.DataFrame:
-    names = {"phase": "panel", "op": "series", "batch": "x", "ms_per_token": "y"}
-    points = table.rename(columns=names)
+def _fig03_paper(points: pd.DataFrame) -> pd.DataFrame:
     points["series"] = points.series.replace({"ffn_ln1": "ffn", "ffn_ln2": "ffn"})
     return points.groupby(KEYS, as_index=False).y.sum().assign(unit="ms/token")
 
@@ -30,7 +37,7 @@ def _fig03_paper(table: pd.DataFrame) -> pd.DataFrame:
 @figure(
     question="Why are decodes expensive?",
     seconds=15,
-    papers=[A6000],
+    columns={"phase": "panel", "op": "series", "batch": "x", "ms_per_token": "y"},
     paper=_fig03_paper,
     errors=[ErrorRow("Fig 3, time per token", given="profiled")],
     look=Look(
@@ -44,40 +51,30 @@ def _fig03_paper(table: pd.DataFrame) -> pd.DataFrame:
     ),
 )
 def fig03(spec: ModelSpec, *, batches: Ints, seq_len: int) -> Iterator[Unit]:
-    """Milliseconds per token by operation, prefilled alone and decoded alone, and the time of a
-    token decoded over that of one prefilled (section 3.1).
-    """
+    """Milliseconds per token by operation of prefills and decodes alone, and their ratio (3.1)."""
     yield from (partial(_token_costs, batch, seq_len) for batch in batches)
 
 
 def _token_costs(batch: int, seq_len: int, clock: Clock) -> Iterator[Point]:
-    prefills = clock.batch(make_batch(prefill_tokens=seq_len, num_prefills=batch))
-    decodes = clock.batch(make_batch(num_decodes=batch, context=seq_len))
+    prefills = make_batch(prefill_tokens=seq_len, num_prefills=batch)
+    decodes = make_batch(num_decodes=batch, context=seq_len)
     series = {**OPERATIONS, "others": ("elementwise", "others"), "total": EVERYTHING}
-    phases = {"prefill": (prefills, seq_len * batch), "decode": (decodes, batch)}
-    for panel, (times, num_tokens) in phases.items():
+    for panel, phase in (("prefill", prefills), ("decode", decodes)):
+        times = clock.batch(phase)
         for name, kinds in series.items():
-            y = clock.seconds(times, kinds).times(1e3 / num_tokens)
+            y = clock.seconds(times, kinds).times(1e3 / phase.num_tokens)
             yield Point(panel, name, batch, y, "ms/token")
-    prefilled = clock.seconds(prefills).times(1 / (seq_len * batch))
-    decoded = clock.seconds(decodes).times(1 / batch)
+    prefilled = clock.duration(prefills).times(1 / prefills.num_tokens)
+    decoded = clock.duration(decodes).times(1 / batch)
     yield Point("ratio", "decode / prefill", batch, decoded.over(prefilled))
 
 
 def _fig04_paper(speed: pd.DataFrame, intensity: pd.DataFrame) -> pd.DataFrame:
-    names = {"phase": "panel", "batch": "x"}
-    speed = speed.rename(columns={**names, "seqlen": "series", "tokens_per_ms": "y"})
-    intensity = intensity.rename(columns={**names, "op": "series", "flops_per_byte": "y"})
-    intensity = intensity[
-        intensity.series != "attn"
-    ]  # computed by the paper as if all requests were one product
-    both = [
-        speed.assign(series=speed.series.astype(str), phase=speed.panel, unit="tokens/ms"),
-        intensity.assign(
-            panel=intensity.panel + " intensity", phase=intensity.panel, unit="FLOP/B"
-        ),
-    ]
-    return pd.concat(both)[[*KEYS, "y", "unit", "phase"]]
+    # The paper computes attention's intensity as if all requests were one product.
+    intensity = intensity[intensity.series != "attn"]
+    speed = speed.assign(panel=speed.phase, series=speed.seqlen.astype(str), unit="tokens/ms")
+    intensity = intensity.assign(panel=intensity.phase + " intensity", unit="FLOP/B")
+    return pd.concat([speed, intensity])[[*KEYS, "y", "unit", "phase"]]
 
 
 def _fig04_at(points: pd.DataFrame) -> dict[str, object]:
@@ -91,9 +88,9 @@ def _fig04_at(points: pd.DataFrame) -> dict[str, object]:
 @figure(
     question="What fills the device: prompts, or only large batches of decodes?",
     seconds=15,
-    papers=[A6000],
-    paper=_fig04_paper,
     files=("a", "b"),
+    columns={"batch": "x", "tokens_per_ms": "y", "op": "series", "flops_per_byte": "y"},
+    paper=_fig04_paper,
     at=_fig04_at,
     errors=[
         ErrorRow("Fig 4a, single layer", "unit == 'tokens/ms'"),
@@ -108,10 +105,7 @@ def _fig04_at(points: pd.DataFrame) -> dict[str, object]:
         columns=4,
         legend="tokens a sequence,\nor matrix product",
         panels={"prefill intensity": "prefill", "decode intensity": "decode"},
-        units={
-            "prefill intensity": "FLOPs per element moved",
-            "decode intensity": "FLOPs per element moved",
-        },
+        units=dict.fromkeys(("prefill intensity", "decode intensity"), "FLOPs per element moved"),
     ),
 )
 def fig04(
@@ -130,26 +124,22 @@ def fig04(
     phases = ("prefill", "decode")
     grid = [(phase, length, batch) for phase in phases for length in lengths for batch in batches]
     for phase, length, batch in layers or grid:
-        yield partial(_layer_rate, spec, phase, length, batch)
+        rate = partial(_layer_rate, spec, phase, length, batch)
+        yield one(phase, str(length), batch, rate, "tokens/ms")
     for phase, operation, batch in products:
-        yield partial(_intensity, spec, phase, operation, batch)
+        intensity = partial(_intensity, spec, phase, operation, batch)
+        yield one(f"{phase} intensity", operation, batch, intensity, "FLOP/B")
 
 
-def _layer_rate(
-    spec: ModelSpec, phase: str, length: int, batch: int, clock: Clock
-) -> Iterator[Point]:
+def _layer_rate(spec: ModelSpec, phase: str, length: int, batch: int, clock: Clock) -> Estimate:
     prefills = make_batch(prefill_tokens=length, num_prefills=batch)
-    one = prefills if phase == "prefill" else make_batch(num_decodes=batch, context=length)
-    layer = clock.seconds(clock.batch(one), COMPUTE).times(1e3 / spec.num_layers)
-    yield Point(phase, str(length), batch, layer.inverse().times(one.num_tokens), "tokens/ms")
+    own = prefills if phase == "prefill" else make_batch(num_decodes=batch, context=length)
+    layer = clock.duration(own, kinds=COMPUTE).times(1e3 / spec.num_layers)
+    return Estimate(1.0).over(layer).times(own.num_tokens)
 
 
-def _intensity(
-    spec: ModelSpec, phase: str, operation: str, batch: int, clock: Clock
-) -> Iterator[Point]:
-    """FLOPs per element moved of a product [rows, k] x [k, n], at length 1024, in whole numbers as
-    the paper has it.
-    """
+def _intensity(spec: ModelSpec, phase: str, operation: str, batch: int, clock: Clock) -> Estimate:
+    """FLOPs per element of [rows, k] x [k, n] at length 1024, in the paper's whole numbers."""
     rows, hidden = batch * (1024 if phase == "prefill" else 1), spec.hidden_size
     shapes = {
         "preproj": (hidden, spec.q_size + 2 * spec.kv_size),
@@ -157,47 +147,29 @@ def _intensity(
         "ffn": (hidden, spec.ffn_size),
     }
     k, n = shapes[operation]
-    value = max(1.0, math.floor(1 / (1 / rows + 1 / k + 1 / n)))
-    yield Point(f"{phase} intensity", operation, batch, Estimate(value), "FLOP/B")
+    return Estimate(max(1.0, math.floor(1 / (1 / rows + 1 / k + 1 / n))))
 
 
-def _fig07_paper(table: pd.DataFrame) -> pd.DataFrame:
-    table = table.rename(columns={"num_tokens": "x", "total_compute": "total"})
-    return table.melt("x", var_name="series", value_name="y").assign(panel="", unit="ms")
-
-
-FIG_07_AIM = Aim(0.08, 0.20)
+# The analytic model is fitted to the odd tiles of 128 tokens (experiments/lab/cost_model/fit.py).
+FIG_07: Aims = {"analytic": (0.08, 0.20)}
+EVEN_TILES = "series == 'total' and (x - 1) // 128 % 2 == 1"
 
 
 @figure(
     question="What does one token past a tile cost?",
     seconds=20,
-    papers=[A6000],
-    paper=_fig07_paper,
+    columns={"num_tokens": "x", "total_compute": "total"},
+    paper=lambda table: table.melt("x", var_name="series", value_name="y").assign(unit="ms"),
     at=lambda points: {"tokens": sorted(set(points.x))},
     errors=[
-        ErrorRow(
-            "Fig 7, iteration time",
-            "series == 'total'",
-            analytic=FIG_07_AIM,
-            given="profiled",
-            fitted="analytic",
-        ),
-        # The analytic model is fitted to the others: odd tiles of 128 tokens
-        # (experiments/lab/cost_model/fit.py).
-        ErrorRow(
-            "Fig 7, even tiles",
-            "series == 'total' and (x - 1) // 128 % 2 == 1",
-            analytic=FIG_07_AIM,
-            given="profiled",
-        ),
+        ErrorRow("Fig 7, iteration time", "series == 'total'", FIG_07, "profiled", "analytic"),
+        ErrorRow("Fig 7, even tiles", EVEN_TILES, FIG_07, "profiled"),
         ErrorRow("Fig 7, by operation", "series != 'total'", given="profiled"),
     ],
     look=Look(
         "Fig 7: one prefill iteration by its tokens (tile quantization)",
         "prompt tokens",
         "ms per iteration",
-        columns=2,
         legend="operation",
         panels={"step": "one token past full tiles"},
         units={"step": "time / that of full tiles"},
@@ -205,11 +177,12 @@ FIG_07_AIM = Aim(0.08, 0.20)
     ),
 )
 def fig07(spec: ModelSpec, *, tokens: Ints, tiles: Ints) -> Iterator[Unit]:
-    """Milliseconds of one prefill iteration by operation against its tokens; and the time of one
-    token more than fills its tiles over that of full tiles (section 4.4).
+    """Milliseconds of a prefill by operation and tokens; and of one token more than fills its
+    tiles, over that of full tiles (section 4.4).
     """
     yield from (partial(_iteration, num_tokens) for num_tokens in tokens)
-    yield from (partial(_tile_step, num_tokens) for num_tokens in tiles)
+    for num_tokens in tiles:
+        yield one("step", "one token more", num_tokens, partial(_tile_step, num_tokens))
 
 
 def _iteration(num_tokens: int, clock: Clock) -> Iterator[Point]:
@@ -219,33 +192,71 @@ def _iteration(num_tokens: int, clock: Clock) -> Iterator[Point]:
         yield Point("", name, num_tokens, clock.seconds(times, kinds).times(1e3), "ms")
 
 
-def _tile_step(num_tokens: int, clock: Clock) -> Iterator[Point]:
+def _tile_step(num_tokens: int, clock: Clock) -> Estimate:
     full, more = (
-        clock.seconds(clock.batch(make_batch(prefill_tokens=n)))
-        for n in (num_tokens, num_tokens + 1)
+        clock.duration(make_batch(prefill_tokens=n)) for n in (num_tokens, num_tokens + 1)
     )
-    yield Point("step", "one token more", num_tokens, more.over(full))
+    return more.over(full)
 
 
 @figure(question="Does the engine reach on a GPU what it should?", seconds=15)
 def gpu_targets(
     spec: ModelSpec, *, context: int, decodes: Ints, prefills: Ints, chunks: Ints, beside: int
 ) -> Iterator[Unit]:
-    """Milliseconds of the iterations that the targets are judged by: decodes at `context` alone,
-    prefills, and chunks with `beside` decodes.
-    """
+    """Milliseconds of the iterations that the targets are judged by."""
     for n in decodes:
-        batch = {"num_decodes": n, "context": context}
-        yield partial(_whole, "decodes", f"context {context}", n, batch)
+        alone = make_batch(num_decodes=n, context=context)
+        yield _whole("decodes", f"context {context}", n, alone)
     for n in prefills:
-        yield partial(_whole, "prefill", "alone", n, {"prefill_tokens": n})
+        yield _whole("prefill", "alone", n, make_batch(prefill_tokens=n))
     for n in chunks:
-        batch = {"prefill_tokens": n - beside, "num_decodes": beside, "context": context}
-        yield partial(_whole, "hybrid", f"{beside} decodes at {context}", n, batch)
+        both = make_batch(prefill_tokens=n - beside, num_decodes=beside, context=context)
+        yield _whole("hybrid", f"{beside} decodes at {context}", n, both)
 
 
-def _whole(
-    panel: str, series: str, x: float, batch: Mapping[str, Any], clock: Clock
-) -> Iterator[Point]:
-    y = clock.seconds(clock.batch(make_batch(**batch))).times(1e3)
-    yield Point(panel, series, x, y, "ms")
+def _whole(panel: str, series: str, x: int, batch: Batch) -> Unit:
+    return one(panel, series, x, lambda clock: clock.duration(batch).times(1e3), "ms")
+
+
+@figure(question="What does chunking cost when no decode rides along?", seconds=30)
+def kv_reread(spec: ModelSpec, *, prompts: Ints, chunks: Ints) -> Iterator[Unit]:
+    """Prompts whole beside themselves in chunks; by chunk and context one chunk alone."""
+    for prompt in prompts:
+        for chunk in chunks:
+            if chunk <= prompt:
+                yield partial(_prompt_in_chunks, prompt, chunk)
+    longest = max(prompts)
+    for chunk in chunks[:3]:
+        for start in sorted({0, longest // 4, longest // 2, longest - chunk}):
+            yield partial(_chunk_at_context, spec, start, chunk)
+
+
+def _prompt_in_chunks(prompt: int, chunk: int, clock: Clock) -> Iterator[Point]:
+    """Ratios of cut to whole, bytes beside the N(N+1)/2 of section 4.2, and the price by cause as
+    shares of the whole prompt's time.
+    """
+    name, batches = str(prompt), chunks_of(prompt, chunk)
+    whole, cut = clock.batch(*chunks_of(prompt, prompt)), clock.batch(*batches)
+    loss = chunking_loss(prompt, chunk, clock.cost.operation_times)
+    formula = (len(batches) + 1) / 2
+    read = sum(batch.prefill_kv_tokens for batch in batches) / prompt
+    slower = clock.seconds(cut, ("attn",)).over(clock.seconds(whole, ("attn",)))
+    error = clock.seconds(whole).error
+    yield Point("KV bytes / whole", name, chunk, Estimate(read))
+    yield Point("N(N+1)/2 / N", name, chunk, Estimate(formula))
+    yield Point("counted / N(N+1)/2", name, chunk, Estimate(read / formula))
+    yield Point("attention time / whole", name, chunk, slower)
+    yield Point("prefill time / whole", name, chunk, Estimate(1 + loss.total / loss.whole, error))
+    causes = {"re-read": loss.attention, "smaller products": loss.matmul, "fixed cost": loss.fixed}
+    for cause, seconds in causes.items():
+        share = Estimate(seconds / loss.whole, error)
+        yield Point(f"price: {cause}", name, chunk, share, kind="share")
+
+
+def _chunk_at_context(spec: ModelSpec, start: int, chunk: int, clock: Clock) -> Iterator[Point]:
+    """One chunk's attention behind `start` cached tokens, and the keys and values it reads."""
+    batch, series = make_batch(prefill_tokens=chunk, start=start), f"C={chunk}"
+    megabytes = Estimate(float(spec.kv_read_bytes(batch, KV_BYTES)) / 1e6)
+    attention = clock.duration(batch, kinds=("attn",)).times(1e3)
+    yield Point("attention [ms]", series, start, attention, "ms")
+    yield Point("KV read [MB]", series, start, megabytes, "MB")

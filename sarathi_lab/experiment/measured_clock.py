@@ -1,40 +1,192 @@
-"""A clock that asks the device: batches are timed on the real executor, requests are served."""
+"""Times that are asked of the device: batches are run, and requests served, on the executor."""
 
 from __future__ import annotations
 
+import math
 import time
-from collections import defaultdict
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
-from itertools import pairwise
+from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from sarathi_lab.config.errors import RunError
+from sarathi_lab.engine.block_manager import BlockManager
+from sarathi_lab.engine.compositions import make_sequence, run_once
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.torch.backend import WARM_UP_TOKENS
 from sarathi_lab.executor.torch.executor import TorchExecutor
-from sarathi_lab.experiment.clock import THROUGHPUT, Clock, Estimate, Times, counted
-from sarathi_lab.experiment.measured_cost import MeasuredCostModel
-from sarathi_lab.experiment.scenario import Scenario, Served, serve
-from sarathi_lab.results.intervals import summary
+from sarathi_lab.executor.torch.operation_probe import LONG, OperationProbe
+from sarathi_lab.experiment.clock import Clock
+from sarathi_lab.experiment.scenario import Scenario, Served, Times, serve
+from sarathi_lab.results.intervals import spread, summary
 
+FEWEST, FEWEST_LONG, MOST = 3, 2, 5  # timed iterations of a composition
+ENOUGH = 0.05  # seconds of timed iterations, after which FEWEST suffice
+PARTS = ("qkv_proj", "out_proj", "ffn", "elementwise", "prefill_attention", "others")
 WARM_UP_DECODES = 4
+
+Composition = tuple[tuple[int, int, bool, int], ...]  # start, tokens, is decode, how many of them
+
+
+def composition(batch: Batch) -> Composition:
+    """What a batch is made of, in the order of its chunks; equal for batches of equal cost."""
+    counts = Counter((chunk.start, chunk.num_tokens, chunk.is_decode) for chunk in batch.chunks)
+    return tuple((*key, count) for key, count in counts.items())
+
+
+def describe(batch: Batch) -> str:
+    """The composition in words, such as "239 at 512 + 17 decodes at 1024"."""
+    return " + ".join(
+        f"{count} decodes at {start + 1}"
+        if is_decode
+        else f"{f'{count} x ' if count > 1 else ''}{tokens} at {start}"
+        for start, tokens, is_decode, count in composition(batch)
+    )
+
+
+class Measurement(NamedTuple):
+    """One composition: seconds of its iterations, and of its operations each alone."""
+
+    batch: Batch
+    seconds: list[float]
+    operations: Times
+
+
+class MeasuredCostModel:
+    """A `CostModel` whose times are measured when they are first asked for.
+
+    Operations are timed alone, over all layers; `others` is the rest of the whole iteration, so
+    that their sum is what the iteration took. Where the operations alone take longer than the whole
+    they are scaled to it. A batch that the device can't hold has the time "not a number"; `reason`
+    says why the last one was left out.
+    """
+
+    def __init__(self, executor: TorchExecutor, seed: int = 0) -> None:
+        self.executor = executor
+        self.spec = executor.model.spec
+        self.measurements: dict[Composition, Measurement] = {}
+        self.reason: str | None = None
+        self._kept: dict[Composition, Measurement] = {}
+        self._spreads: list[float] = []
+        # Fills the cache with random values: zeros run faster.
+        self._probe = OperationProbe(executor)
+        self._products: dict[int, Times] = {}
+        self._random = np.random.default_rng(seed)
+
+    @property
+    def uncertainty(self) -> Mapping[str, float]:
+        """The spread of repeated iterations, in the median over what was measured so far."""
+        typical = float(np.median(self._spreads)) if self._spreads else math.nan
+        return {"matmul": typical, "attention": typical}
+
+    def iteration_time(self, batch: Batch) -> float:
+        """Median seconds of the whole iteration."""
+        return sum(self.operation_times(batch).values())
+
+    def operation_times(self, batch: Batch) -> Times:
+        """Seconds by operation, summed over layers."""
+        key = composition(batch)
+        if key not in self.measurements:
+            placed, found = self.placed(batch), None
+            try:
+                found = None if placed is None else self._measure(placed)
+            except (torch.OutOfMemoryError, RunError) as error:
+                self.reason = f"{describe(batch)}: {error}"
+            if found is None:
+                return dict.fromkeys(PARTS, math.nan)
+            self.measurements[key] = found
+            self._spreads.append(spread(found.seconds))
+        return self.measurements[key].operations
+
+    def forget(self) -> None:
+        """Measure anew whatever is asked for from now on; `rows` keeps what was measured."""
+        self._kept |= self.measurements
+        self.measurements.clear()
+        self._products.clear()
+
+    def placed(self, batch: Batch) -> Batch | None:
+        """The same on sequences with cache blocks and random tokens; None if it does not fit."""
+        blocks = BlockManager(self.executor.num_blocks, self.executor.block_size)
+        placed = Batch()
+        for order, chunk in enumerate(batch.chunks):
+            end = chunk.start + chunk.num_tokens
+            if not blocks.can_hold(end):
+                return None
+            prompt_len = chunk.start if chunk.is_decode else end + (not chunk.emits_token)
+            tokens = self._random.integers(0, self.spec.vocab_size, prompt_len, dtype=np.int32)
+            sequence = make_sequence(
+                chunk.start,
+                chunk.num_tokens,
+                is_decode=chunk.is_decode,
+                emits=chunk.emits_token,
+                order=order,
+                token_ids=tokens,
+                blocks=blocks,
+            )
+            placed.add(sequence, chunk.num_tokens)
+        return placed
+
+    def _measure(self, batch: Batch) -> Measurement:
+        """Operations first: whatever is compiled or allocated at first use is so by then."""
+        tokens = batch.num_tokens
+        seconds: list[float] = []
+        if tokens not in self._products:
+            self._products[tokens] = self._probe.products(tokens)
+        name = "prefill_attention" if batch.num_prefills else "decode_attention"
+        operations = {**self._products[tokens], name: self._probe.attention(batch)}
+        is_long = tokens >= LONG  # the device works longer than the host launches
+        fewest = FEWEST_LONG if is_long else FEWEST
+        with nullcontext() if is_long else self.executor.recorded(batch):
+            if not is_long:
+                run_once(self.executor, batch)
+            start = time.perf_counter()
+            while len(seconds) < fewest or (
+                len(seconds) < MOST and time.perf_counter() - start < ENOUGH
+            ):
+                seconds.append(run_once(self.executor, batch).busy)
+        whole, parts = float(np.median(seconds)), sum(operations.values())
+        if parts > whole:
+            operations = {name: value * whole / parts for name, value in operations.items()}
+        rest = max(0.0, whole - parts)
+        return Measurement(batch, seconds, {**operations, "others": rest})
+
+    def rows(self, model: str, dtype_bytes: int) -> list[dict[str, object]]:
+        """One row per composition and operation, "iteration" for the whole, in milliseconds."""
+        rows: list[dict[str, object]] = []
+        for found in (self._kept | self.measurements).values():
+            batch = found.batch
+            shape = {
+                "model": model,
+                "composition": describe(batch),
+                "prefill_tokens": batch.num_prefill_tokens,
+                "decodes": batch.num_decode_tokens,
+                "kv_tokens": batch.prefill_kv_tokens + batch.decode_kv_tokens,
+                "flops": float(self.spec.flops(batch)),
+                "bytes": float(self.spec.min_bytes(batch, dtype_bytes)),
+            }
+            whole = summary([1e3 * seconds for seconds in found.seconds], "ms")
+            rows.append({**shape, "operation": "iteration", **whole})
+            rows += [
+                {**shape, "operation": name, "value": 1e3 * seconds, "unit": "ms"}
+                for name, seconds in found.operations.items()
+            ]
+        return rows
 
 
 class DeviceClock(Clock):
     """A device's: every batch and scenario is measured once in a round, the first of each kind
-    after a warm-up that does not count.
-
-    What cache or memory are too small for is not a number; `reason` says why.
+    after a warm-up that does not count; what cache or memory are too small for is not a number.
     """
 
     cost: MeasuredCostModel
 
-    def __init__(self, executor: TorchExecutor, seed: int = 0) -> None:
-        super().__init__(MeasuredCostModel(executor, seed=seed, say=self._leave_out))
+    def __init__(self, executor: TorchExecutor) -> None:
+        super().__init__(MeasuredCostModel(executor))
         self.executor = executor
-        self.reason: str | None = None
         self.runs: defaultdict[Scenario, list[Served]] = defaultdict(list)
         self._now: dict[Scenario, Served | None] = {}
         self._too_large: set[Scenario] = set()
@@ -45,10 +197,6 @@ class DeviceClock(Clock):
         """Serve anew whatever is asked for from now on."""
         self._now.clear()
 
-    def start_unit(self) -> None:
-        """Time batches anew whatever is asked for from now on."""
-        self.cost.forget()
-
     def batch(self, *batches: Batch) -> Times:
         if not self._is_warm:
             self._is_warm = True
@@ -56,47 +204,34 @@ class DeviceClock(Clock):
             self.cost.forget()
         return super().batch(*batches)
 
-    def request(self, scenario: Scenario) -> Times:
-        """By counting batches: operations can't be told apart while requests are served."""
-        return counted(self, scenario)
-
-    def gain(self, scenario: Scenario) -> Estimate:
-        return self.over(scenario.baseline, scenario, THROUGHPUT)
-
     def served(self, scenario: Scenario) -> Served | None:
         if scenario not in self._now:
             if not self.runs and not self._too_large:
                 self._run(replace(scenario, num_decodes=WARM_UP_DECODES))
-            self._now[scenario] = self._run(scenario)
-            if (found := self._now[scenario]) is not None:
+            self._now[scenario] = found = self._run(scenario)
+            if found is not None:
                 self.runs[scenario].append(found)
         return self._now[scenario]
 
     def _run(self, scenario: Scenario) -> Served | None:
         if scenario in self._too_large:
             return None
-        executor, reason = self.executor, "the cache is too small"
-        sizes = {"num_blocks": executor.num_blocks, "block_size": executor.block_size}
+        executor, reason, found = self.executor, "the cache is too small", None
+        cache = {"num_blocks": executor.num_blocks, "block_size": executor.block_size}
         try:
             self._prepare(scenario)
-            vocab_size = executor.model.spec.vocab_size
-            if (found := serve(executor, scenario, **sizes, vocab_size=vocab_size)) is not None:
-                return found
+            found = serve(executor, scenario, **cache, vocab_size=self.cost.spec.vocab_size)
         except RunError as error:
             reason = str(error)
             while executor.num_in_flight:
                 executor.collect()
-        self._too_large.add(scenario)
-        self._leave_out(f"{scenario}: {reason}")
-        return None
-
-    def _leave_out(self, text: str) -> None:
-        self.reason = text.partition(": ")[2]
+        if found is None:
+            self._too_large.add(scenario)
+            self.cost.reason = reason
+        return found
 
     def _prepare(self, scenario: Scenario) -> None:
-        """Warm up for the scenario's batch, chunk and lengths, as the engine does before a run:
-        graphs are recorded.
-        """
+        """Warm up for batch, chunk and lengths, as the engine does: graphs are recorded."""
         wanted = (scenario.batch_size, scenario.chunk, scenario.longest)
         if wanted != self._prepared:
             self.executor.warm_up(
@@ -108,9 +243,7 @@ class DeviceClock(Clock):
             self._prepared = wanted
 
     def serving_rows(self, model: str) -> list[dict[str, object]]:
-        """One row per scenario and quantity: milliseconds a request, and the share of time that the
-        device was idle.
-        """
+        """A row per scenario and quantity: milliseconds a request, the share of idle time."""
         rows: list[dict[str, object]] = []
         for scenario, runs in self.runs.items():
             labels = {
@@ -127,39 +260,3 @@ class DeviceClock(Clock):
             rows.append({**labels, "quantity": "time per request", **times})
             rows.append({**labels, "quantity": "idle share", **idle})
         return rows
-
-
-WARM_UPS = 2
-
-
-def sample(
-    work: Callable[[], object], device: torch.device, seconds: float, most: int = 200
-) -> list[float]:
-    """Seconds of each repetition of `work`, for about `seconds` (at least 3, at most `most`
-    repetitions).
-
-    On a GPU they are launched without waits in between and timed by events on the device.
-    """
-    for _ in range(WARM_UPS):
-        work()
-    start = time.perf_counter()
-    _once(work, device)
-    first = time.perf_counter() - start
-    repetitions = max(3, min(most, int(seconds / max(first, 1e-7))))
-    if device.type != "cuda":
-        return [_once(work, device) for _ in range(repetitions)]
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(repetitions + 1)]
-    marks[0].record()
-    for mark in marks[1:]:
-        work()
-        mark.record()
-    torch.cuda.synchronize(device)
-    return [a.elapsed_time(b) / 1e3 for a, b in pairwise(marks)]
-
-
-def _once(work: Callable[[], object], device: torch.device) -> float:
-    start = time.perf_counter()
-    work()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - start

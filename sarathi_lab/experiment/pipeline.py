@@ -17,22 +17,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from sarathi_lab.config.errors import require_int
 from sarathi_lab.engine.compositions import make_batch
 from sarathi_lab.engine.executor import Executor
 from sarathi_lab.engine.ledger import Ledger
-from sarathi_lab.engine.loop import serve as serve_requests
 from sarathi_lab.engine.request import Batch, Request
 from sarathi_lab.executor.simulated.analytic import AnalyticCostModel
 from sarathi_lab.executor.simulated.cost_model import CostModel, make_cost_model
 from sarathi_lab.executor.simulated.executor import PipelineExecutor
 from sarathi_lab.executor.simulated.hardware import Hardware, Parallel
+from sarathi_lab.experiment.capacity import Engine
 from sarathi_lab.experiment.clock import BLOCK_SIZE, CostClock, Estimate, Point
-from sarathi_lab.experiment.registry import Aim, ErrorRow, Platform, figure
+from sarathi_lab.experiment.registry import ErrorRow, Platform, figure
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Orca, Policy, Sarathi
 from sarathi_lab.results.plots.look import Look
@@ -43,14 +44,13 @@ COMPLETED = 0.9981  # the last of the paper's points is the 9,981st of 10,000 re
 SHORTEST, LONGEST = 1024, 4096
 ROWS = ["panel", "series", "x", "y"]
 PIPELINES = ("sarathi", "tp_pp_orca")
+BUBBLES, COMPLETION = "bubbles, orca / sarathi", "completion, orca / sarathi"
 StageTimes = Callable[[AnalyticCostModel], Callable[[Batch], Sequence[float]]]
 
 
 @dataclass(frozen=True)
 class System:
-    """What serves the requests: a policy on `replicas` copies of the model, each spread as
-    `parallel` says.
-    """
+    """A policy on `replicas` copies of the model, each spread as `parallel` says."""
 
     policy: Policy
     batch_size: int
@@ -60,17 +60,10 @@ class System:
 
     def serve(self, requests: Sequence[Request], executor: Executor) -> Ledger:
         """Serve `requests` on one replica with room for all micro-batches at the longest length."""
-        num_stages = self.parallel.pipeline
-        return serve_requests(
-            requests,
-            self.policy,
-            executor,
-            batch_size=self.batch_size,
-            num_blocks=self.batch_size * num_stages * -(-self.longest // BLOCK_SIZE),
-            block_size=BLOCK_SIZE,
-            max_model_len=self.longest,
-            num_micro_batches=num_stages,
-        )
+        stages = self.parallel.pipeline
+        num_blocks = self.batch_size * stages * -(-self.longest // BLOCK_SIZE)
+        sizes = (self.batch_size, self.longest, num_blocks, BLOCK_SIZE, stages)
+        return Engine(executor, *sizes).serve(requests, self.policy)
 
 
 # Under the names of the paper's points.
@@ -81,14 +74,12 @@ SYSTEMS: Mapping[str, System] = {
 }
 
 
-@dataclass(frozen=True)
-class Run:
-    """`rows` in long format (panel, series, x, y), the `summary` of a run in flat names, and
-    `bubbles` by cause.
+class Run(NamedTuple):
+    """`rows` (panel, series, x, y), the `summary` in flat names, and seconds of `bubbles` by
+    system, cause and stage.
 
     Panel "a" is the CDF of a request's bubble time (x in seconds); panel "b" the time (y, seconds)
-    at which x requests were done. `bubbles` has a row per system, cause and stage: its `seconds` in
-    all.
+    at which x requests were done.
     """
 
     rows: pd.DataFrame
@@ -99,20 +90,30 @@ class Run:
 def run_systems(
     spec: ModelSpec, hardware: Hardware, num_requests: int = NUM_REQUESTS, seed: int = 0
 ) -> Run:
-    """Serve the paper's requests with its three systems. Raises UserError for less than one
-    request.
-    """
+    """Serve the paper's requests with its three systems. Raises UserError for no requests."""
     ledgers = {name: serve(name, spec, hardware, num_requests, seed) for name in SYSTEMS}
     requests = {
         name: pd.concat([ledger.requests() for ledger in parts]) for name, parts in ledgers.items()
     }
-    rows = [_cdf(name, requests[name].bubble_time) for name in PIPELINES]
-    rows += [_completion(name, requests[name].finish_time) for name in SYSTEMS]
-    return Run(
-        pd.concat(rows, ignore_index=True),
-        _summary(requests),
-        pd.concat([_bubbles(name, ledgers[name][0]) for name in PIPELINES], ignore_index=True),
-    )
+    done = np.arange(1, num_requests + 1)
+    shares = done / num_requests
+    curves = [("a", name, np.sort(requests[name].bubble_time), shares) for name in PIPELINES]
+    curves += [("b", name, done, np.sort(requests[name].finish_time)) for name in SYSTEMS]
+    rows = [pd.DataFrame(dict(zip(ROWS, curve, strict=True))) for curve in curves]
+    medians = {name: float(requests[name].bubble_time.median()) for name in PIPELINES}
+    times = {name: completion_time(table.finish_time) for name, table in requests.items()}
+    summary = {
+        **{f"bubble_median_{name}": seconds for name, seconds in medians.items()},
+        "bubble_ratio": medians["tp_pp_orca"] / medians["sarathi"],
+        **{f"completion_{name}": seconds for name, seconds in times.items()},
+        "tp_pp_orca_over_sarathi": times["tp_pp_orca"] / times["sarathi"],
+        "tp_8rep_over_sarathi": times["tp_8rep"] / times["sarathi"],
+        "tp_pp_orca_over_tp_8rep": times["tp_pp_orca"] / times["tp_8rep"],
+    }
+    gaps = pd.concat([ledgers[name][0].bubbles().assign(series=name) for name in PIPELINES])
+    gaps = gaps.assign(seconds=gaps.end - gaps.start)
+    bubbles = gaps.groupby(["series", "cause", "stage"]).seconds.sum().reset_index()
+    return Run(pd.concat(rows, ignore_index=True), summary, bubbles)
 
 
 def serve(
@@ -123,11 +124,7 @@ def serve(
     seed: int = 0,
     stage_times: StageTimes = lambda cost: cost.stage_times,
 ) -> list[Ledger]:
-    """The ledgers of the system called `name`, one for each of its replicas.
-
-    `stage_times` takes the seconds of the stages from the cost model; another function tries other
-    costs.
-    """
+    """The ledgers of a system's replicas; another `stage_times` tries other costs of stages."""
     system = SYSTEMS[name]
     cost = AnalyticCostModel(spec, hardware, hardware.dtype_bytes, system.parallel)
     requests = workload(num_requests, seed)
@@ -144,31 +141,19 @@ def workload(
     num_requests: int, seed: int, shortest: int = SHORTEST, longest: int = LONGEST
 ) -> Sequence[Request]:
     """The requests of section 5.3, all waiting from the start."""
-    require_int("num_requests", num_requests, 1, f"use a number such as {NUM_REQUESTS}")
-    lengths = Zipf(
-        num_requests=num_requests,
-        pd_ratio=10.0,
-        seed=seed,
-        min_len=shortest,
-        max_len=longest,
-        theta=0.4,
-    )
-    return lengths.generate(None).requests
+    made = partial(Zipf, min_len=shortest, max_len=longest, theta=0.4, pd_ratio=10.0)
+    return made(num_requests=num_requests, seed=seed).generate(None).requests
 
 
 def completion_time(finish_times: Sequence[float] | pd.Series) -> float:
-    """Seconds until all but the last few requests are done, the paper's last point: 9,981 of
-    10,000.
-    """
+    """Seconds until all but the last few requests are done, 9,981 of the paper's 10,000."""
     return float(np.sort(finish_times)[round(COMPLETED * len(finish_times)) - 1])
 
 
 def at_points(found: Run, points: pd.DataFrame) -> pd.DataFrame:
-    """What `found` has where the paper has its `points` (panels "a" and "b" of
-    `the paper`): rows with y.
+    """What `found` has where the paper has its `points` (panels "a" and "b"): rows with y.
 
-    In panel "a" x is the share of requests and y its quantile of the bubble time, in seconds. Of a
-    run of fewer requests than the paper's, the curve is stretched.
+    The curve of a run of fewer requests than the paper's is stretched.
     """
     rows = []
     for (panel, series), line in points.groupby(["panel", "series"]):
@@ -180,43 +165,6 @@ def at_points(found: Run, points: pd.DataFrame) -> pd.DataFrame:
             y = np.interp(line.x, own.x * stretch, own.y * stretch)
         rows.append(line[["panel", "series", "x"]].assign(y=y))
     return pd.concat(rows, ignore_index=True)
-
-
-def _cdf(series: str, bubble_times: pd.Series) -> pd.DataFrame:
-    x = np.sort(bubble_times)
-    return _rows("a", series, x, np.arange(1, len(x) + 1) / len(x))
-
-
-def _completion(series: str, finish_times: pd.Series) -> pd.DataFrame:
-    y = np.sort(finish_times)
-    return _rows("b", series, np.arange(1, len(y) + 1), y)
-
-
-def _rows(panel: str, series: str, x: np.ndarray, y: np.ndarray) -> pd.DataFrame:
-    return pd.DataFrame({"panel": panel, "series": series, "x": x, "y": y}, columns=ROWS)
-
-
-def _summary(requests: Mapping[str, pd.DataFrame]) -> dict[str, float]:
-    bubbles = {name: float(requests[name].bubble_time.median()) for name in PIPELINES}
-    times = {name: completion_time(table.finish_time) for name, table in requests.items()}
-    return {
-        **{f"bubble_median_{name}": seconds for name, seconds in bubbles.items()},
-        "bubble_ratio": bubbles["tp_pp_orca"] / bubbles["sarathi"],
-        **{f"completion_{name}": seconds for name, seconds in times.items()},
-        "tp_pp_orca_over_sarathi": times["tp_pp_orca"] / times["sarathi"],
-        "tp_8rep_over_sarathi": times["tp_8rep"] / times["sarathi"],
-        "tp_pp_orca_over_tp_8rep": times["tp_pp_orca"] / times["tp_8rep"],
-    }
-
-
-def _bubbles(series: str, ledger: Ledger) -> pd.DataFrame:
-    bubbles = ledger.bubbles()
-    seconds = (bubbles.end - bubbles.start).groupby([bubbles.cause, bubbles.stage]).sum()
-    return (
-        seconds.rename("seconds")
-        .reset_index()
-        .assign(series=series)[["series", "cause", "stage", "seconds"]]
-    )
 
 
 def ratios(points: pd.DataFrame) -> dict[str, float]:
@@ -234,17 +182,11 @@ def ratios(points: pd.DataFrame) -> dict[str, float]:
     }
 
 
-BUBBLES, COMPLETION = "bubbles, orca / sarathi", "completion, orca / sarathi"
-
-
 def _paper(bubbles: pd.DataFrame, completion: pd.DataFrame) -> pd.DataFrame:
-    bubbles = bubbles.rename(columns={"cdf": "x", "bubble_s": "y"}).assign(panel="a", unit="s")
-    completion = completion.rename(columns={"num_requests": "x", "time_s": "y"})
-    completion = completion.assign(panel="b", unit="s")
-    found = ratios(pd.concat([bubbles, completion]))
-    table = pd.DataFrame({"series": found.keys(), "y": found.values()})
+    curves = pd.concat([bubbles.assign(panel="a"), completion.assign(panel="b")]).assign(unit="s")
+    table = pd.DataFrame(ratios(curves).items(), columns=["series", "y"])
     table = table.assign(panel="ratios", x=0.0, unit="ratio")
-    return pd.concat([bubbles, completion, table])[[*ROWS, "unit"]]
+    return pd.concat([curves, table])[[*ROWS, "unit"]]
 
 
 @figure(
@@ -252,20 +194,21 @@ def _paper(bubbles: pd.DataFrame, completion: pd.DataFrame) -> pd.DataFrame:
     seconds=25,
     kind="pipeline",
     papers=[Platform("gpt3-175b", "a100"), Platform("gpt3-175b", "a100_fig12")],
-    paper=_paper,
     files=("a", "b"),
+    columns={"cdf": "x", "bubble_s": "y", "num_requests": "x", "time_s": "y"},
+    paper=_paper,
     errors=[
         # Two of three completion times, hence one of three ratios, are fitted.
         ErrorRow(
             "Fig 12, bubble ratio",
             f"series == '{BUBBLES}'",
-            analytic=Aim(0.15),
+            {"analytic": (0.15, None)},
             fitted="a100_fig12",
         ),
         ErrorRow(
             "Fig 12, completion ratios",
             f"panel == 'ratios' and series != '{BUBBLES}'",
-            analytic=Aim(0.07, 0.07),
+            {"analytic": (0.07, 0.07)},
             fitted="a100_fig12",
         ),
         ErrorRow("Fig 12a, bubbles", "panel == 'a' and x >= 0.01"),
@@ -276,7 +219,6 @@ def _paper(bubbles: pd.DataFrame, completion: pd.DataFrame) -> pd.DataFrame:
         "Fig 12: GPT-3 on 64 GPUs, bubbles and completion",
         "requests done",
         "time [s]",
-        columns=2,
         legend="system",
         panels={"a": "a: bubbles of a request", "b": "b: completion"},
         units={"a": "share of requests"},
@@ -318,16 +260,12 @@ def fig12(
 def predicted(
     spec: ModelSpec, hardware: Hardware, dtype_bytes: int, paper: pd.DataFrame, every: int
 ) -> Iterator[Point]:
-    """Fig 12 by the cost model, where the paper has its points, with each n-th of its requests.
-
-    The share by which a time may be off is taken from one typical micro-batch.
-    """
+    """Fig 12 by the cost model at the paper's points, with each n-th of its requests."""
     found = run_systems(spec, hardware, NUM_REQUESTS // every)
     curves = at_points(found, paper[paper.panel != "ratios"])
     cost = make_cost_model("analytic", spec, hardware, dtype_bytes, SYSTEMS["sarathi"].parallel)
-    clock = CostClock(cost)
     typical = make_batch(prefill_tokens=230, start=1000, num_decodes=26, context=2000)
-    error = clock.seconds(clock.batch(typical)).error
+    error = CostClock(cost).duration(typical).error
     for panel, series, x, y in zip(curves.panel, curves.series, curves.x, curves.y, strict=True):
         yield Point(panel, series, x, Estimate(y, error), "s")
     for name, ratio in ratios(curves).items():

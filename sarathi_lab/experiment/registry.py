@@ -7,8 +7,8 @@ arguments are the sizes that `conf/experiment/NAME.yaml` gives for each set-up.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 
 from sarathi_lab.config.errors import UserError, require_one_of
 from sarathi_lab.config.paths import CONF
-from sarathi_lab.experiment.clock import Clock, Point
+from sarathi_lab.experiment.clock import Unit
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.results.load import load_paper
 from sarathi_lab.results.plots.look import Look
@@ -24,8 +24,10 @@ from sarathi_lab.results.plots.look import Look
 KEYS = ["panel", "series", "x"]
 SETUPS = ("paper", "small", "dry")  # sizes: the paper's, a CPU's, and those that take seconds
 
-Unit = Callable[[Clock], Iterable[Point]]  # some points that are made together
+Ints = Sequence[int]
 Sizes = Mapping[str, Any]
+# By level the error to stay within: mean and, unless None, largest absolute relative error.
+Aims = Mapping[str, tuple[float, float | None]]
 
 
 class Platform(NamedTuple):
@@ -36,20 +38,12 @@ class Platform(NamedTuple):
     num_devices: int = 1
 
 
-@dataclass(frozen=True)
-class Aim:
-    """The error to stay within: mean and, unless None, largest absolute relative error of a row's
-    points.
-    """
-
-    mean: float
-    largest: float | None = None
+A6000 = Platform("13b", "a6000")
 
 
 @dataclass(frozen=True)
 class ErrorRow:
-    """A row of the error table: the points that `where` (a pandas query) chooses, and the aim at
-    each level (None: no aim is set).
+    """A row of the error table: the points that `where` (a pandas query) chooses, and the aims.
 
     `given` names the level whose profile was made from these points, `fitted` a level or hardware
     that has constants fitted to some of them; a `formula` predicts nothing.
@@ -57,8 +51,7 @@ class ErrorRow:
 
     name: str
     where: str = "x == x"
-    profiled: Aim | None = None
-    analytic: Aim | None = None
+    aims: Aims = field(default_factory=dict)
     given: str = ""
     fitted: str = ""
     is_formula: bool = False
@@ -69,9 +62,11 @@ class Figure:
     """One experiment that makes points.
 
     `seconds` is how long a CPU measures it; half an interval wider than `max_spread` of the median
-    leaves no number. `papers` are the platforms of the paper's own figure, `at` the sizes at which
-    `executor=simulated` has all of its points. `kind` says what the function is: "units" yields
-    units of work, "pipeline" and "rounds" are run by `pipeline` and `serving`.
+    leaves no number. `papers` are the platforms of the paper's own figure; `paper` makes its points
+    of `files` whose `columns` were renamed, `at` the sizes at which `executor=simulated` has all of
+    them. `kind` says what the function is: "units" yields units of work, "pipeline" and "rounds"
+    are run by `pipeline` and `serving`. Beside its keyword arguments there are sizes that it
+    `needs` or `takes`.
     """
 
     name: str
@@ -81,41 +76,43 @@ class Figure:
     look: Look | None = None
     kind: str = "units"
     papers: Sequence[Platform] = ()
-    paper: Callable[..., pd.DataFrame] | None = None
     files: Sequence[str] = ("",)
+    columns: Mapping[str, str] = field(default_factory=dict)
+    paper: Callable[..., pd.DataFrame] = lambda points: points
     at: Callable[[pd.DataFrame], Sizes] | None = None
     errors: Sequence[ErrorRow] = ()
     is_counted: bool = False  # simulated by counting batches, too
     max_spread: float = 0.15
+    needs: Sequence[str] = ()
+    takes: Sequence[str] = ()
 
     @property
     def has_paper(self) -> bool:
         """Whether the paper's own points are there, beside which it is drawn."""
-        return self.paper is not None
+        return bool(self.columns)
 
     def paper_points(self, every: int = 1) -> pd.DataFrame:
-        """The paper's points: panel, series, x, y, unit and what they were made with.
-
-        `every` takes only each n-th point of a line.
-        """
-        assert self.paper is not None
-        points = self.paper(*(load_paper(self.name + suffix) for suffix in self.files))
+        """The paper's points and what they were made with; of each line every n-th."""
+        files = (
+            load_paper(self.name + suffix).rename(columns=self.columns) for suffix in self.files
+        )
+        points = self.paper(*files)
+        usual = {"panel": "", "unit": "ratio"}
+        points = points.assign(**{name: usual[name] for name in usual if name not in points})
         rank = points.groupby(["panel", "series"]).cumcount()
         return points[rank % every == 0]
 
     def sizes(self, setup: str, own: Sizes | None = None) -> dict[str, Any]:
-        """The sizes of a set-up: `own`, or those of conf/experiment. Raises UserError for sizes
-        that the figure does not have.
-        """
+        """The sizes of a set-up, `own` or conf/experiment's. Raises UserError for others."""
         setups = sizes_of(self.name) if own is None else own
         require_one_of(f"task.sizes of {self.name}", setup, setups)
         sizes = dict(setups[setup])
         parameters = inspect.signature(self.make).parameters.values()
-        known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
-        needed = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
+        named = {p.name: p.default is p.empty for p in parameters if p.kind is p.KEYWORD_ONLY}
+        is_needed = named | dict.fromkeys(self.needs, True) | dict.fromkeys(self.takes, False)
         for name in sizes:
-            require_one_of(f"task.sizes.{setup}", name, known)
-        if missing := [name for name in needed if name not in sizes]:
+            require_one_of(f"task.sizes.{setup}", name, is_needed)
+        if missing := [name for name, is_due in is_needed.items() if is_due and name not in sizes]:
             raise UserError(
                 f"task.sizes.{setup} of {self.name} lacks {', '.join(missing)}; add what "
                 f"conf/experiment/{self.name}.yaml has"
@@ -128,7 +125,6 @@ class Figure:
         return {**self.sizes("paper", own), **at}
 
     def units(self, spec: ModelSpec, sizes: Sizes) -> Iterator[Unit]:
-        """The units of work of a model at some sizes."""
         return self.make(spec, **sizes)
 
 
@@ -136,7 +132,11 @@ FIGURES: dict[str, Figure] = {}
 
 
 def figure(**declared: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a function as the figure of its own name; `declared` are the fields of `Figure`."""
+    """Register a function as the figure of its name; `declared` are fields of `Figure`. The paper's
+    figures are of an A6000 unless they say otherwise.
+    """
+    if "columns" in declared:
+        declared.setdefault("papers", [A6000])
 
     def register(make: Callable[..., Any]) -> Callable[..., Any]:
         FIGURES[make.__name__] = Figure(make.__name__, make, **declared)
@@ -146,7 +146,5 @@ def figure(**declared: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]
 
 
 def sizes_of(name: str) -> Sizes:
-    """The sizes of every set-up in a figure's overlay."""
-    overlay = OmegaConf.to_container(OmegaConf.load(CONF / "experiment" / f"{name}.yaml"))
-    assert isinstance(overlay, dict)
+    overlay: Any = OmegaConf.to_container(OmegaConf.load(CONF / "experiment" / f"{name}.yaml"))
     return overlay["task"]["sizes"]

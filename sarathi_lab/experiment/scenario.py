@@ -1,19 +1,35 @@
-"""Equal requests under a policy, and what serving them takes, in the steady state or as a batch."""
+"""Equal requests under a policy, and what serving them takes, counted or on an executor."""
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from dataclasses import dataclass, replace
-
-import pandas as pd
+from typing import NamedTuple
 
 from sarathi_lab.engine import loop
-from sarathi_lab.engine.executor import Executor
-from sarathi_lab.engine.request import Request
-from sarathi_lab.experiment.steady_state import lengths
+from sarathi_lab.engine.executor import Executor, StepResult
+from sarathi_lab.engine.request import Batch, Request, SequenceState
+from sarathi_lab.executor.simulated.cost_model import OperationTimes
+from sarathi_lab.executor.simulated.executor import SimulatedExecutor
+from sarathi_lab.experiment.capacity import Engine
 from sarathi_lab.policy import Orca, Policy, RequestLevel, Sarathi, SarathiServe
-from sarathi_lab.results.metrics import device_idle_fraction, latency
+from sarathi_lab.results.metrics import device_idle_fraction
+from sarathi_lab.results.serving_metrics import latency
 from sarathi_lab.workload.base import random_prompt
+
+FEWER, MORE = 1, 3  # batches of requests; the difference of their costs is the steady state's
+
+Times = dict[str, float]  # seconds by operation
+
+
+def lengths(seq_len: int, pd_ratio: float, chunk_tokens: int = 1) -> tuple[int, int]:
+    """P and D with P : D near `pd_ratio` and P + D near `seq_len`, P of whole chunks: the paper
+    counts P / C of them, with no remainder.
+    """
+    num_chunks = max(1, round(seq_len * pd_ratio / (pd_ratio + 1) / chunk_tokens))
+    prompt_len = num_chunks * chunk_tokens
+    return prompt_len, max(1, round(prompt_len / pd_ratio))
 
 
 @dataclass(frozen=True)
@@ -34,15 +50,12 @@ class Scenario:
     def of(
         cls, policy: str, seq_len: int, pd_ratio: float, batch: int, chunk: int | None = None
     ) -> Scenario:
-        """Requests of about `seq_len` tokens at P:D = `pd_ratio`; SARATHI's prompts are whole
-        chunks.
-        """
+        """Requests of about `seq_len` tokens; prompts in chunks are whole ones."""
         tokens = 1 if chunk is None else chunk - (batch - 1)
         return cls(policy, *lengths(seq_len, pd_ratio, tokens), batch, chunk)
 
     @property
     def baseline(self) -> Scenario:
-        """The same requests under request-level batching."""
         return replace(self, policy="request_level", chunk=None)
 
     def make_policy(self) -> Policy:
@@ -61,14 +74,11 @@ class Scenario:
 
     @property
     def is_steady(self) -> bool:
-        """Whether requests come as others go; else a full batch starts and ends together (see
-        `steady_state`).
-        """
+        """Whether requests come as others go; else a batch starts and ends together."""
         return self.policy in ("sarathi", "orca_best")
 
     @property
     def longest(self) -> int:
-        """Tokens of a request at its end."""
         return self.prompt_len + self.num_decodes + 1
 
     def blocks(self, block_size: int) -> int:
@@ -77,68 +87,117 @@ class Scenario:
         return math.ceil(blocks / (1 - self.make_policy().watermark))
 
 
-@dataclass(frozen=True)
-class Served:
-    """What serving a scenario gave. `idle_share` is the part of the steady time that the device had
-    nothing to do.
-
-    `ttft_p50` and `tbt_p99` are seconds to the first token and between tokens, over all requests
-    (METRICS.md).
-    """
+class Served(NamedTuple):
+    """What serving a scenario gave; waits are those of all requests (METRICS.md)."""
 
     seconds_per_request: float
-    idle_share: float
+    idle_share: float  # of the steady time
     num_iterations: int
-    duration: float
-    ttft_p50: float
+    ttft_p50: float  # seconds
     tbt_p99: float
 
 
 def serve(
-    executor: Executor, scenario: Scenario, *, num_blocks: int, block_size: int, vocab_size: int
+    executor: Executor,
+    scenario: Scenario,
+    *,
+    num_blocks: int,
+    block_size: int,
+    vocab_size: int | None = None,
 ) -> Served | None:
     """Serve requests of `scenario`; None if the cache can't hold its batch."""
     if scenario.blocks(block_size) > num_blocks:
         return None
-    ledger = loop.serve(
-        _requests(scenario, vocab_size),
-        scenario.make_policy(),
-        executor,
-        batch_size=scenario.batch_size,
-        num_blocks=num_blocks,
-        block_size=block_size,
-        max_model_len=scenario.longest,
-    )
+    batch_size, steady = scenario.batch_size, scenario.is_steady
+    size = (scenario.prompt_len, scenario.num_decodes, batch_size)
+    made = _requests(*size, 2 if steady else 1, is_steady=steady, vocab_size=vocab_size)
+    engine = Engine(executor, batch_size, scenario.longest, num_blocks, block_size)
+    ledger = engine.serve(made, scenario.make_policy())
     iterations, requests = ledger.iterations(), ledger.requests()
-    duration, latencies = float(iterations.end.max()), latency(requests)
-    common = (len(iterations), duration, latencies["ttft_p50"], latencies.get("tbt_p99", math.nan))
-    if not scenario.is_steady:
-        return Served(duration / scenario.batch_size, device_idle_fraction(iterations), *common)
-    start, end, count = steady_window(requests, scenario.batch_size)
+    start, end, count = 0.0, float(iterations.end.max()), batch_size
+    if steady:
+        # From the admission that the last shorter request makes room for until a whole batch was
+        # admitted since: B - 1 shorter requests and the first whole one start at once, and what
+        # happens in between repeats with every batch.
+        admitted = requests.first_scheduled_time.to_numpy()
+        first = 2 * batch_size - 2
+        start, end, count = admitted[first], admitted[-1], len(admitted) - 1 - first
     within = iterations[(iterations.start >= start) & (iterations.start < end)]
-    return Served((end - start) / count, device_idle_fraction(within), *common)
+    waits = latency(requests)
+    return Served(
+        float(end - start) / count,
+        device_idle_fraction(within),
+        len(iterations),
+        waits["ttft_p50"],
+        waits.get("tbt_p99", math.nan),
+    )
 
 
-def steady_window(requests: pd.DataFrame, batch_size: int) -> tuple[float, float, int]:
-    """Start, end and requests of the steady state: from the admission that the last shorter request
-    makes room for until a whole batch was admitted since. What happens in between repeats with
-    every batch.
+def together(
+    cost: OperationTimes, policy: Policy, prompt_len: int, num_decodes: int, batch_size: int
+) -> Times:
+    """Seconds by operation and request, if `batch_size` equal ones start and end together."""
+    spent = _spent(cost, policy, _requests(prompt_len, num_decodes, batch_size), batch_size)
+    return {name: seconds / batch_size for name, seconds in spent.items()}
+
+
+def steady(
+    cost: OperationTimes, policy: Policy, prompt_len: int, num_decodes: int, batch_size: int
+) -> Times:
+    """Seconds by operation and request, once as many come as go: filling and draining cancel."""
+    size = (prompt_len, num_decodes, batch_size)
+    fewer, more = (
+        _spent(cost, policy, _requests(*size, number, is_steady=True), batch_size)
+        for number in (FEWER, MORE)
+    )
+    count = (MORE - FEWER) * batch_size
+    return {name: (seconds - fewer[name]) / count for name, seconds in more.items()}
+
+
+def _requests(
+    prompt_len: int,
+    num_decodes: int,
+    batch_size: int,
+    num_batches: int = 1,
+    *,
+    is_steady: bool = False,
+    vocab_size: int | None = None,
+) -> list[Request]:
+    """Equal requests, for the steady state behind B - 1 with evenly spread outputs: a closed batch
+    of equal ones would decode in step for long, of which the paper's counting knows nothing.
     """
-    admitted = requests.sort_values("request_id").first_scheduled_time.to_numpy()
-    first = 2 * batch_size - 2  # B - 1 shorter requests and the first whole one start at once
-    return float(admitted[first]), float(admitted[-1]), len(admitted) - 1 - first
-
-
-def _requests(scenario: Scenario, vocab_size: int) -> list[Request]:
-    """For the steady state B - 1 requests with outputs of evenly spread length, then whole ones
-    (`steady_state`).
-    """
-    decodes, batch, outputs = scenario.num_decodes, scenario.batch_size, []
-    if scenario.is_steady:
-        outputs = [1 + max(1, round(decodes * (i + 1) / (batch - 1))) for i in range(batch - 1)]
-    outputs += [decodes + 1] * batch * (2 if scenario.is_steady else 1)
-    prompt_len = scenario.prompt_len
+    shorter = batch_size - 1 if is_steady else 0
+    outputs = [1 + max(1, round(num_decodes * (i + 1) / shorter)) for i in range(shorter)]
+    outputs += [num_decodes + 1] * batch_size * num_batches
     return [
         Request(i, 0.0, prompt_len, output_len, random_prompt(i, prompt_len, vocab_size, 0))
         for i, output_len in enumerate(outputs)
     ]
+
+
+class _Unrecorded:
+    """Keeps no record, which would take as long as the loop."""
+
+    def record(self, result: StepResult, finished: list[SequenceState]) -> None: ...
+
+
+def _spent(cost: OperationTimes, policy: Policy, requests: list[Request], batch_size: int) -> Times:
+    """Seconds by operation of serving all, with a cache that holds a batch of the longest."""
+    spent: Times = defaultdict(float)
+
+    def iteration_time(batch: Batch) -> float:
+        times = cost(batch)
+        for name, seconds in times.items():
+            spent[name] += seconds
+        return sum(times.values())
+
+    loop.serve(
+        requests,
+        policy,
+        SimulatedExecutor(iteration_time),
+        batch_size=batch_size,
+        num_blocks=math.ceil(batch_size / (1 - policy.watermark)),
+        block_size=max(request.total_len for request in requests),
+        recorder=_Unrecorded(),
+    )
+    return spent

@@ -6,6 +6,7 @@ their rules are listed in servers.yaml.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -27,25 +28,6 @@ class ServerFlag:
 
 
 @dataclass(frozen=True)
-class Scenario:
-    """Sequences of a batch, tokens of the longest sequence, and tokens of a cache page."""
-
-    batch_size: int
-    max_model_len: int
-    page_size: int
-
-    def tokens(self) -> dict[str, int]:
-        """All quantities that servers.yaml may name."""
-        num_decodes = self.batch_size - 1  # the most beside a prompt
-        return {
-            **vars(self),
-            "num_decodes": num_decodes,
-            "all_tokens": self.batch_size * self.max_model_len,
-            "page_beside_decodes": self.page_size + num_decodes,
-        }
-
-
-@dataclass(frozen=True)
 class Server:
     """A row of servers.yaml: flag templates, and the rule of the budget as bounds and a unit."""
 
@@ -58,12 +40,10 @@ class Server:
     unit: str | int = 1
     maximum: str | int | None = None
 
-    def settings(self, wanted: int, scenario: Scenario) -> ServerFlag:
-        """The least budget from `wanted` tokens on that the rule allows, or the most it allows.
-
-        The note states a rule that moves it.
+    def settings(self, wanted: int, tokens: Mapping[str, int]) -> ServerFlag:
+        """The least budget from `wanted` tokens on that the rule allows, or the most it allows;
+        `tokens` are all quantities that the row may name.
         """
-        tokens = scenario.tokens()
 
         def value(name: str | int) -> int:
             return name if isinstance(name, int) else tokens[name]
@@ -72,21 +52,18 @@ class Server:
         budget = -(-max(wanted, *map(value, self.minimum)) // unit) * unit
         if self.maximum is not None:
             budget = min(budget, value(self.maximum) // unit * unit)
-
-        def filled(template: str) -> str:
-            return template.format(budget=budget, **tokens)
-
-        moved = "rounded up" if budget > wanted else "lowered"
-        why = (
-            "" if budget == wanted else f"{moved} from {wanted} to {budget}: {filled(self.rule)}; "
+        *flags, rule, remark = (
+            template.format(budget=budget, **tokens)
+            for template in (*self.flags, self.rule, self.remark)
         )
-        flags = tuple(map(filled, self.flags))
-        return ServerFlag(self.name, flags, budget, why + filled(self.remark), self.source)
+        if budget != wanted:
+            moved = "rounded up" if budget > wanted else "lowered"
+            remark = f"{moved} from {wanted} to {budget}: {rule}; {remark}"
+        return ServerFlag(self.name, tuple(flags), budget, remark, self.source)
 
 
 @cache
 def read_servers() -> tuple[Server, ...]:
-    """The rows of servers.yaml."""
     rows = yaml.safe_load(Path(__file__).with_name("servers.yaml").read_text())
     return tuple(Server(**row) for row in rows)
 
@@ -96,17 +73,28 @@ def flags(
 ) -> list[ServerFlag]:
     """The settings of every server for iterations of `budget` tokens, decodes included.
 
-    `page_size` is the tokens of a cache page or block of servers that let one choose it. Raises
-    UserError for numbers below 1, and for sequences shorter than a page: no budget suits these.
+    `page_size` is that of servers that let one choose it. Raises UserError for what no budget
+    suits.
     """
-    require_int("budget", budget, 1, "use a number of tokens such as 256")
-    require_int("batch_size", batch_size, 1, "use a number of sequences such as 8")
-    require_int("page_size", page_size, 1, "use a number of tokens such as 64")
-    require_int("max_model_len", max_model_len, 1, "use a number of tokens such as 4096")
+    for name, number, fix in (
+        ("budget", budget, "tokens such as 256"),
+        ("batch_size", batch_size, "sequences such as 8"),
+        ("page_size", page_size, "tokens such as 64"),
+        ("max_model_len", max_model_len, "tokens such as 4096"),
+    ):
+        require_int(name, number, 1, f"use a number of {fix}")
     if max_model_len < page_size:
         raise UserError(
             f"max_model_len={max_model_len} is less than one page of {page_size}; use a smaller "
             "page_size"
         )
-    scenario = Scenario(batch_size, max_model_len, page_size)
-    return [server.settings(budget, scenario) for server in read_servers()]
+    num_decodes = batch_size - 1  # the most beside a prompt
+    tokens = {
+        "batch_size": batch_size,
+        "max_model_len": max_model_len,
+        "page_size": page_size,
+        "num_decodes": num_decodes,
+        "all_tokens": batch_size * max_model_len,
+        "page_beside_decodes": page_size + num_decodes,
+    }
+    return [server.settings(budget, tokens) for server in read_servers()]

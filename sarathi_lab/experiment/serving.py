@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -21,11 +21,11 @@ from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.engine.request import Request
 from sarathi_lab.experiment.capacity import Engine, Grid, Trials, at_rate, limits_around
-from sarathi_lab.experiment.clock import BLOCK_SIZE, Estimate, Point
+from sarathi_lab.experiment.clock import Estimate, Point
 from sarathi_lab.experiment.registry import Platform, figure
 from sarathi_lab.policy import Policy
 from sarathi_lab.results.decode_cost import decode_iteration
-from sarathi_lab.results.metrics import latency
+from sarathi_lab.results.serving_metrics import gaps, latency
 from sarathi_lab.results.slo import Slo
 from sarathi_lab.workload.lognormal import Lognormal
 
@@ -40,15 +40,20 @@ LONG, TBT, TTFT = ("longest_gap", "longest gap"), ("tbt_p99", "TBT P99"), ("ttft
 ANY = "any"  # model, in `rates`
 # By name and token budget; None where there is no such policy.
 MakePolicy = Callable[[str, int], Policy | None]
-Waits = Mapping[str, Mapping[str, float]]
-LOADED: dict[str, Any] = {"kind": "rounds", "max_spread": 0.5, "papers": [YI]}
+Waits = Mapping[str, float]
+LOADED: dict[str, Any] = {
+    "kind": "rounds",
+    "max_spread": 0.5,
+    "papers": [YI],
+    # What `ServingBench` reads of the sizes.
+    "needs": ("datasets", "num_requests", "batch", "budget"),
+    "takes": ("batches", "rates"),
+}
 
 
 @dataclass
 class ServingBench:
-    """One engine that serves `model` at `sizes`; `policy` makes policies by name, `vocab_size` is
-    None where tokens are not computed.
-    """
+    """One engine that serves `model` at `sizes`, without tokens if `vocab_size` is None."""
 
     sizes: Mapping[str, Any]
     model: str
@@ -59,11 +64,6 @@ class ServingBench:
     _saturation: dict[str, float] = field(default_factory=dict)
     _slos: dict[str, Slo] = field(default_factory=dict)
 
-    @cached_property
-    def datasets(self) -> dict[str, Lognormal]:
-        """The data sets by name."""
-        return datasets(self.sizes)
-
     def engine_of(self, policy: str) -> Engine:
         """The engine with the batch that the policy has at these sizes."""
         own = self.sizes.get("batches", {}).get(policy, self.sizes["batch"])
@@ -71,13 +71,8 @@ class ServingBench:
 
     def requests(self, dataset: str, number: int, seed: int) -> list[Request]:
         """`number` requests that arrive as a Poisson process of rate 1."""
-        own = replace(
-            self.datasets[dataset],
-            num_requests=number,
-            seed=self.seed + seed,
-            arrivals="poisson",
-            rate=1.0,
-        )
+        arriving = partial(replace, num_requests=number, arrivals="poisson", rate=1.0)
+        own: Lognormal = arriving(datasets(self.sizes)[dataset], seed=self.seed + seed)
         return list(own.generate(self.vocab_size).requests)
 
     def rate(self, dataset: str) -> float:
@@ -87,52 +82,39 @@ class ServingBench:
         return LOAD * self.saturation_rate(dataset) if stated is None else stated
 
     def saturation_rate(self, dataset: str) -> float:
-        """Requests per second of the chunking policy, all there at once; served for it the first
-        time.
-        """
+        """Requests per second of the chunking policy, all there at once; served the first time."""
         if dataset not in self._saturation:
-            policy = self.chunking(self.sizes["budget"])
             requests = {0: self.requests(dataset, self.sizes["num_requests"], 0)}
-            trials = Trials(self.engine, policy, requests, Grid(1.0))
+            trials = Trials(self.engine, self.chunking(self.sizes["budget"]), requests, Grid(1.0))
             self._saturation[dataset] = trials.saturation_rate()
         return self._saturation[dataset]
 
-    def warm_up(self) -> None:
-        """Serve every data set once, for its saturation rate."""
-        for dataset in self.datasets:
-            self.saturation_rate(dataset)
-
     def chunking(self, budget: int) -> Policy:
-        """Sarathi-Serve at a token budget."""
-        policy = self.policy(CHUNKING, budget)
-        assert policy is not None
-        return policy
+        return self.named([CHUNKING], budget)[CHUNKING]
 
     def named(self, names: Sequence[str], budget: int) -> dict[str, Policy]:
-        """The policies that there are."""
-        found = {name: self.policy(name, budget) for name in names}
-        return {name: policy for name, policy in found.items() if policy is not None}
+        return {name: own for name in names if (own := self.policy(name, budget)) is not None}
 
     def slo(self, kind: str) -> Slo:
-        """An objective of the sizes, relative ones in this device's seconds: an option of the group
-        slo, of which the model may have its own, or settings.
+        """An objective of the sizes in this device's seconds: an option, maybe the model's own, or
+        settings.
         """
         if kind not in self._slos:
-            self._slos[kind] = self._resolved(kind, self.sizes["slos"][kind])
+            stated, seconds = self.sizes["slos"][kind], None
+            if isinstance(stated, str):
+                own = f"{self.model}-{stated}"
+                is_own = (CONF / "slo" / f"{own}.yaml").is_file()
+                slo = load_option("slo", own if is_own else stated)
+            else:
+                slo = Slo(name=kind, **stated)
+            if slo.is_relative:
+                batch = min(slo.decode_batch, self.sizes["batch"])
+                context = min(slo.decode_context, longest(self.sizes))
+                engine = self.engine
+                room = {"num_blocks": engine.num_blocks, "block_size": engine.block_size}
+                seconds = decode_iteration(engine.executor, batch, context, **room)
+            self._slos[kind] = slo.resolved(seconds)
         return self._slos[kind]
-
-    def _resolved(self, kind: str, stated: str | Mapping[str, Any]) -> Slo:
-        if isinstance(stated, str):
-            own = f"{self.model}-{stated}"
-            slo = load_option("slo", own if _is_option("slo", own) else stated)
-        else:
-            slo = Slo(name=kind, **stated)
-        if not slo.is_relative:
-            return slo.resolved(None)
-        batch = min(slo.decode_batch, self.sizes["batch"])
-        context = min(slo.decode_context, longest(self.sizes))
-        cache = {"num_blocks": self.engine.num_blocks, "block_size": self.engine.block_size}
-        return slo.resolved(decode_iteration(self.engine.executor, batch, context, **cache))
 
     def serve(self, name: str, policy: Policy, dataset: str, seed: int) -> pd.DataFrame:
         """The requests of a round at the data set's rate under a policy: their table."""
@@ -157,38 +139,14 @@ def _option(name: str) -> Lognormal:
 
 
 def longest(sizes: Mapping[str, Any]) -> int:
-    """Tokens of the longest request."""
     return max(dataset.max_len for dataset in datasets(sizes).values())
 
 
-def kv_tokens(sizes: Mapping[str, Any]) -> int:
-    """Tokens of cache that a full batch of the longest requests takes, and a little more for
-    watermarks.
-    """
-    return math.ceil(1.05 * sizes["batch"] * math.ceil(longest(sizes) / BLOCK_SIZE)) * BLOCK_SIZE
-
-
-def _is_option(group: str, name: str) -> bool:
-    return (CONF / group / f"{name}.yaml").is_file()
-
-
 @figure(question="Do whole prompts stop the tokens of others?", seconds=40, **LOADED)
-def sarathi_serve_stalls(
-    bench: ServingBench,
-    seed: int,
-    *,
-    datasets: Mapping[str, Any],
-    num_requests: int,
-    batch: int,
-    budget: int,
-    batches: Mapping[str, int] | None = None,
-    rates: Mapping[str, Any] | None = None,
-) -> Iterator[Point]:
-    """The longest gaps between tokens by the time at which they ended (Fig 1a), in the first round,
-    and in all.
-    """
-    dataset = list(datasets)[-1]  # of the longest prompts
-    policies = bench.named(SCHEDULERS, budget)
+def sarathi_serve_stalls(bench: ServingBench, seed: int, **sizes: Any) -> Iterator[Point]:
+    """The longest gaps between tokens, over time in the first round (Fig 1a), and of all."""
+    dataset = list(sizes["datasets"])[-1]  # of the longest prompts
+    policies = bench.named(SCHEDULERS, sizes["budget"])
     found = {name: bench.serve(name, own, dataset, seed) for name, own in policies.items()}
     if seed == 0:
         for name, requests in found.items():
@@ -199,24 +157,12 @@ def sarathi_serve_stalls(
 
 
 @figure(question="Which half of Sarathi-Serve does what?", seconds=40, **LOADED)
-def sarathi_serve_ablation(
-    bench: ServingBench,
-    seed: int,
-    *,
-    datasets: Mapping[str, Any],
-    num_requests: int,
-    batch: int,
-    budget: int,
-    batches: Mapping[str, int] | None = None,
-    rates: Mapping[str, Any] | None = None,
-) -> Iterator[Point]:
-    """Whole prompts beside decodes, chunks apart from decodes, and chunks beside decodes
-    (Table 4).
-    """
-    whole = longest(bench.sizes) + batch
+def sarathi_serve_ablation(bench: ServingBench, seed: int, **sizes: Any) -> Iterator[Point]:
+    """Whole prompts beside decodes, chunks apart from decodes, and beside them (Table 4)."""
+    whole, budget = longest(sizes) + sizes["batch"], sizes["budget"]
     kinds = {BOTH: (CHUNKING, budget), HYBRID: (CHUNKING, whole), CHUNKED: ("chunked_only", budget)}
     made = {kind: bench.policy(*own) for kind, own in kinds.items()}
-    for dataset in datasets:
+    for dataset in sizes["datasets"]:
         waits = {
             kind: _waits(bench.serve(CHUNKING, policy, dataset, seed))
             for kind, policy in made.items()
@@ -234,24 +180,17 @@ def sarathi_serve_capacity(
     bench: ServingBench,
     seed: int,
     *,
-    datasets: Mapping[str, Any],
-    num_requests: int,
     num_searched: int,
-    batch: int,
-    budget: int,
     slos: Mapping[str, Any],
     slo_budgets: Mapping[str, int],
     precision: float,
     searched: Sequence[str],
-    batches: Mapping[str, int] | None = None,
-    rates: Mapping[str, Any] | None = None,
+    **sizes: Any,
 ) -> Iterator[Point]:
-    """The highest rate of each policy within the strict and the relaxed objective (Fig 10a), and
-    Sarathi-Serve's gain.
-
-    Of the first data set, whose gains the paper states.
+    """The highest rate of each policy within the objectives (Fig 10a), and Sarathi-Serve's gain, of
+    the first data set, whose gains the paper states.
     """
-    dataset = next(iter(datasets))
+    dataset = next(iter(sizes["datasets"]))
     requests = {seed: bench.requests(dataset, num_searched, seed)}
     known: dict[tuple[str, Policy], Trials] = {}  # has served some rates for another objective
     saturation = bench.saturation_rate(dataset)
@@ -273,42 +212,34 @@ def sarathi_serve_capacity(
 
 @figure(question="Which token budget, when requests arrive over time?", seconds=60, **LOADED)
 def sarathi_serve_budget(
-    bench: ServingBench,
-    seed: int,
-    *,
-    datasets: Mapping[str, Any],
-    num_requests: int,
-    batch: int,
-    budget: int,
-    budgets: Sequence[int],
-    batches: Mapping[str, int] | None = None,
-    rates: Mapping[str, Any] | None = None,
+    bench: ServingBench, seed: int, *, budgets: Sequence[int], **sizes: Any
 ) -> Iterator[Point]:
-    """Time to the first token and between tokens by token budget, and over those of the largest
-    budget.
-    """
-    for dataset in datasets:
+    """Times to the first token and between tokens by budget, also over the largest's."""
+    largest = max(budgets)
+    for dataset in sizes["datasets"]:
+        policies = {own: bench.chunking(max(own, sizes["batch"])) for own in budgets}
         waits = {
-            own: _waits(bench.serve(CHUNKING, bench.chunking(max(own, batch)), dataset, seed))
-            for own in budgets
+            own: _waits(bench.serve(CHUNKING, policy, dataset, seed))
+            for own, policy in policies.items()
         }
-        largest = waits[max(budgets)]
         for own, wait in waits.items():
             for key, words in (TBT, TTFT):
                 yield _point(dataset, words, "s", CHUNKING, wait[key], own)
-                if own != max(budgets):
-                    ratio = wait[key] / largest[key]
-                    yield _point(
-                        dataset, f"{words} / largest budget", "ratio", CHUNKING, ratio, own
-                    )
+                if own != largest:
+                    ratio, quantity = wait[key] / waits[largest][key], f"{words} / largest budget"
+                    yield _point(dataset, quantity, "ratio", CHUNKING, ratio, own)
 
 
-def _waits(requests: pd.DataFrame) -> dict[str, float]:
+def _waits(requests: pd.DataFrame) -> Waits:
     return {**latency(requests), "longest_gap": max(gap for _, gap in longest_gaps(requests, 1))}
 
 
 def _compared(
-    dataset: str, waits: Waits, quantities: Sequence[tuple[str, str]], to: str, called: str
+    dataset: str,
+    waits: Mapping[str, Waits],
+    quantities: Sequence[tuple[str, str]],
+    to: str,
+    called: str,
 ) -> Iterator[Point]:
     """Seconds of every series, and over those of the series `to`."""
     for key, words in quantities:
@@ -337,11 +268,9 @@ def _point(
 
 
 def longest_gaps(requests: pd.DataFrame, num_bins: int) -> list[tuple[float, float]]:
-    """(end of the bin, longest gap that ended in it), seconds, for those of `num_bins` bins of time
-    that have one.
-    """
+    """(end, longest gap that ended in it) in seconds of those of `num_bins` that have one."""
     ends = np.concatenate([np.empty(0), *(np.asarray(times)[1:] for times in requests.token_times)])
-    gaps = np.concatenate([np.empty(0), *(np.diff(times) for times in requests.token_times)])
+    between = gaps(requests)
     edges = np.linspace(0.0, float(requests.finish_time.max()), num_bins + 1)
     places = np.clip(np.searchsorted(edges, ends) - 1, 0, num_bins - 1)
-    return [(float(edges[i + 1]), float(gaps[places == i].max())) for i in np.unique(places)]
+    return [(float(edges[i + 1]), float(between[places == i].max())) for i in np.unique(places)]

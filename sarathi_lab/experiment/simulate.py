@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -33,11 +32,8 @@ COUNTED = "counted"  # the method of points that are counted instead of served
 ROUNDS, SEARCHES = 5, 3  # of experiments of serving; searches take long
 
 
-@dataclass(frozen=True)
-class Job:
-    """A paper's figure, or the part of it that `model` gives on `hardware` at a level of its cost
-    model.
-    """
+class Job(NamedTuple):
+    """A paper's figure, or what `model` gives of it on `hardware` at a level of its cost model."""
 
     figure: str
     model: str
@@ -47,9 +43,8 @@ class Job:
 
     @property
     def device(self) -> str:
-        """How people call it."""
-        words = f"simulated {self.hardware}, {self.level}, {self.model}"
-        return f"{words}, {self.method}" if self.method else words
+        words = f"simulated {self.hardware}, {self.level}, {self.model}, {self.method}"
+        return words.removesuffix(", ")
 
 
 def folder_of(hardware: str, level: str) -> str:
@@ -59,25 +54,20 @@ def folder_of(hardware: str, level: str) -> str:
 
 def jobs_of(figure: str, gpus: Sequence[str] | None = None) -> list[Job]:
     """The paper's GPUs, or each of `gpus`, at every level that its file has for the model."""
-    own, jobs = FIGURES[figure], []
-    methods = ("", COUNTED) if own.is_counted else ("",)
-    for platform in own.papers:
-        for gpu in gpus or [platform.hardware]:
-            levels: tuple[Level, ...] = ("profiled", "analytic")
-            if platform.model not in load_option("hardware", gpu).profiles:
-                levels = ("analytic",)
-            jobs += [
-                Job(figure, platform.model, gpu, level, method)
-                for method in methods
-                for level in levels
-            ]
+    levels: tuple[Level, ...] = ("profiled", "analytic")
+    jobs = [
+        Job(figure, platform.model, gpu, level, method)
+        for platform in FIGURES[figure].papers
+        for gpu in gpus or [platform.hardware]
+        for method in (("", COUNTED) if FIGURES[figure].is_counted else ("",))
+        for level in levels
+        if level == "analytic" or platform.model in load_option("hardware", gpu).profiles
+    ]
     return list(dict.fromkeys(jobs))
 
 
 def check_fits(job: Job) -> None:
-    """Raise UserError for a device that can't hold the model's weights, or whose file is not for
-    its elements.
-    """
+    """Raise UserError for a device without room for the weights, or for other elements."""
     spec, hardware = load_option("model", job.model), load_option("hardware", job.hardware)
     dtype_bytes = DTYPE_BYTES[DTYPE]
     if hardware.dtype_bytes != dtype_bytes:
@@ -101,24 +91,19 @@ def check_fits(job: Job) -> None:
 
 
 def predict(job: Job, every: int = 1, sizes: Mapping[str, Any] | None = None) -> pd.DataFrame:
-    """The points of a job, in the columns of `figure.parquet`.
-
-    `every` takes each n-th of the points along the long axes only, `sizes` are those in place of
-    conf/experiment's. Raises UserError as `make_cost_model` does.
+    """The points of a job in the columns of `figure.parquet`, each n-th along the long axes, at
+    `sizes` in place of conf/experiment's. Raises UserError as `make_cost_model` does.
     """
     figure, spec = FIGURES[job.figure], load_option("model", job.model)
     hardware, dtype_bytes = load_option("hardware", job.hardware), DTYPE_BYTES[DTYPE]
-    points: Iterable[Point]
     if figure.kind == "pipeline":
         points = pipeline.predicted(spec, hardware, dtype_bytes, figure.paper_points(), every)
     else:
         make_clock = CountingClock if job.method == COUNTED else CostClock
         clock = make_clock(make_cost_model(job.level, spec, hardware, dtype_bytes))
         points = _made(figure, spec, clock, figure.paper_sizes(every, sizes))
-    rows = [(p.panel, p.series, float(p.x), p.y.value, p.unit, p.y.error) for p in points]
-    table = pd.DataFrame(rows, columns=[*KEYS, "y", "unit", "uncertainty"])
-    labels = {name: getattr(job, name) for name in (*LABELS, "figure", "device")}
-    return table.assign(source="simulated", **labels)[[*COLUMNS, *LABELS]]
+    labels = {**job._asdict(), "device": job.device, "source": "simulated"}
+    return _table(points).assign(**labels)[[*COLUMNS, *LABELS]]
 
 
 def predict_all(
@@ -134,23 +119,14 @@ def predict_all(
 
 
 def recorded_tables(points: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """The simulated points of `figure.parquet` by the device's folder, in the columns of `load`.
-
-    Points that are counted instead of served are left out.
-    """
+    """The served points of `figure.parquet` by the device's folder, in the columns of `load`."""
     own = points[(points.source == "simulated") & (points.method != COUNTED)]
-    tables: dict[str, pd.DataFrame] = {}
-    for (hardware, level), rows in own.groupby(["hardware", "level"], sort=False):
-        table = _with_intervals(rows.rename(columns={"uncertainty": "error"}))
-        table = table.assign(
-            hardware=str(hardware),
-            level=str(level),
-            model=rows.model,
-            dtype=DTYPE,
-            device_name=rows.device,
+    return {
+        folder_of(*map(str, labels)): _with_intervals(rows).assign(
+            **rows[["hardware", "level", "model"]], dtype=DTYPE, device_name=rows.device
         )
-        tables[folder_of(str(hardware), str(level))] = table
-    return tables
+        for labels, rows in own.groupby(["hardware", "level"], sort=False)
+    }
 
 
 def computed(
@@ -163,17 +139,10 @@ def computed(
         backend.cost_model, spec, backend.hardware, backend.dtype_bytes, backend.parallel
     )
     with progress_of(f"computing {figure.name}", 1) as advance:
-        points = list(_made(figure, spec, CostClock(cost), sizes))
+        table = _table(_made(figure, spec, CostClock(cost), sizes)).assign(figure=figure.name)
         advance(1)
-    rows = [
-        (figure.name, p.panel, p.series, float(p.x), p.y.value, p.y.error, p.unit) for p in points
-    ]
-    table = pd.DataFrame(rows, columns=["figure", *KEYS, "y", "error", "unit"])
-    return {
-        folder_of(backend.hardware.name, backend.cost_model): _labelled(
-            _with_intervals(table), backend, spec.name
-        )
-    }
+    folder = folder_of(backend.hardware.name, backend.cost_model)
+    return {folder: _labelled(_with_intervals(table), backend, spec.name)}
 
 
 def served(
@@ -183,31 +152,33 @@ def served(
     seed: int,
     sizes: Mapping[str, Any],
 ) -> dict[str, pd.DataFrame]:
-    """The tables of an experiment of serving by the devices' folders; `backends` are models with
-    theirs.
+    """The tables of an experiment of serving by the devices' folders, for models on backends.
 
-    An interval is the bootstrap of the median over the rounds, whose requests differ: it says how
-    far the seeds are apart, and none is noise.
+    An interval is that of the median over the rounds: it says how far the seeds are apart.
     """
-    tables: dict[str, list[pd.DataFrame]] = {}
-    for model, backend in backends:
+    batch, number = sizes["batch"], SEARCHES if "searched" in sizes else ROUNDS
+
+    def table_for(model: str, backend: SimulatedBackend) -> pd.DataFrame:
         spec = load_option("model", model)
-        num_blocks, batch = backend.kv_blocks(spec, BLOCK_SIZE), sizes["batch"]
-        executor = backend.build(spec, None, Sizes(num_blocks, BLOCK_SIZE, batch))
-        engine = Engine(executor, batch, longest(sizes), num_blocks, BLOCK_SIZE, backend.num_stages)
+        cache = (backend.kv_blocks(spec, BLOCK_SIZE), BLOCK_SIZE)
+        executor = backend.build(spec, None, Sizes(*cache, batch))
+        engine = Engine(executor, batch, longest(sizes), *cache, backend.num_stages)
         bench = ServingBench(sizes, model, engine, make_policy, None, seed)
-        number = SEARCHES if "searched" in sizes else ROUNDS
         with progress_of(f"computing {figure.name} with {model}", number, "rounds") as advance:
             samples = rounds(
                 partial(figure.make, bench, **sizes),
                 fewest=number,
                 most=number,
-                advance=partial(_count_round, advance),
+                # In rounds, whatever time they take: the clock is computed.
+                advance=lambda seconds: advance(1),
             )
-        table = table_of(figure.name, samples, math.inf, seed)
-        folder = SIMULATED + backend.hardware.name
-        tables.setdefault(folder, []).append(_labelled(table, backend, model))
-    return {device: pd.concat(own, ignore_index=True) for device, own in tables.items()}
+        return _labelled(table_of(figure.name, samples, math.inf, seed), backend, model)
+
+    tables = pd.concat([table_for(*own) for own in backends], ignore_index=True)
+    return {
+        f"{SIMULATED}{hardware}": rows.reset_index(drop=True)
+        for hardware, rows in tables.groupby("hardware", sort=False)
+    }
 
 
 def _made(
@@ -215,6 +186,17 @@ def _made(
 ) -> Iterator[Point]:
     for unit in figure.units(spec, sizes):
         yield from unit(clock)
+
+
+def _table(points: Iterable[Point]) -> pd.DataFrame:
+    rows = [(p.panel, p.series, float(p.x), p.y.value, p.unit, p.y.error) for p in points]
+    return pd.DataFrame(rows, columns=[*KEYS, "y", "unit", "uncertainty"])
+
+
+def _with_intervals(table: pd.DataFrame) -> pd.DataFrame:
+    off = table.y.abs() * table.uncertainty
+    table = table.assign(low=table.y - off, high=table.y + off, num_pairs=0, reason=None)
+    return table[POINT]
 
 
 def _labelled(table: pd.DataFrame, backend: SimulatedBackend, model: str) -> pd.DataFrame:
@@ -225,14 +207,3 @@ def _labelled(table: pd.DataFrame, backend: SimulatedBackend, model: str) -> pd.
         dtype=backend.dtype_name,
         device_name=backend.device_name,
     )
-
-
-def _with_intervals(table: pd.DataFrame) -> pd.DataFrame:
-    off = table.y.abs() * table.error
-    table = table.assign(low=table.y - off, high=table.y + off, num_pairs=0, reason=None)
-    return table[POINT]
-
-
-def _count_round(advance: Callable[[int], None], seconds: float) -> None:
-    """Progress is in rounds, whatever time they take: the clock is computed."""
-    advance(1)

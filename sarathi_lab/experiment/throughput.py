@@ -8,40 +8,39 @@ from functools import partial
 import pandas as pd
 
 from sarathi_lab.engine.compositions import chunks_of
-from sarathi_lab.experiment.clock import EVERYTHING, THROUGHPUT, Clock, Point, best_pd_ratio
-from sarathi_lab.experiment.decodes import speedup
-from sarathi_lab.experiment.iterations import A6000, Ints
-from sarathi_lab.experiment.registry import Aim, ErrorRow, Platform, Unit, figure
+from sarathi_lab.experiment.clock import THROUGHPUT, Clock, Point, Unit, best_pd_ratio, one
+from sarathi_lab.experiment.decodes import SPEEDUP, speedup
+from sarathi_lab.experiment.registry import A6000, Aims, ErrorRow, Ints, Platform, figure
 from sarathi_lab.experiment.scenario import Scenario
-from sarathi_lab.experiment.steady_state import lengths as whole_lengths
+from sarathi_lab.experiment.scenario import lengths as whole_lengths
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.results.plots.look import Look
 
 # Of P:D = C/(B-1), at which chunks and decodes run out together (section 4.3.3).
 SHARES_OF_OPTIMUM = (0.25, 0.5, 1.0, 2.0, 4.0)
+GAIN: Aims = {"profiled": (0.01, 0.04), "analytic": (0.04, 0.10)}  # aims of Fig 9 and 11
+WHOLE: Aims = {"profiled": (0.04, 0.10), "analytic": (0.08, 0.20)}  # of Fig 13, end to end
+CHUNKED: Aims = {"profiled": (0.15, 0.40), "analytic": (0.15, 0.40)}  # of prefills in chunks
 PAPER_LENGTHS = {"1K": 1024, "2K": 2048, "3K": 3072}
 Lengths = Mapping[str, int]
 
 
-def _gain(panel: str, series: str, x: float, scenario: Scenario, clock: Clock) -> Iterator[Point]:
-    yield Point(panel, series, x, clock.gain(scenario))
+def _gain(panel: str, series: str, x: float, scenario: Scenario) -> Unit:
+    return one(panel, series, x, lambda clock: clock.gain(scenario))
 
 
-def _fig09_paper(table: pd.DataFrame) -> pd.DataFrame:
+def _fig09_paper(points: pd.DataFrame) -> pd.DataFrame:
     panels = {"1K_b18": "1K", "2K_b10": "2K", "3K_b6": "3K"}
-    table = table.rename(columns={"pd_ratio": "x", "norm_throughput": "y"})
-    return table.assign(
-        panel=table.panel.map(panels), series="C=" + table.chunk.astype(str), unit="ratio"
-    )
+    return points.assign(panel=points.panel.map(panels), series="C=" + points.chunk.astype(str))
 
 
 @figure(
     question="How much faster is SARATHI end to end, and at which P:D?",
     seconds=45,
-    papers=[A6000],
+    columns={"pd_ratio": "x", "norm_throughput": "y"},
     paper=_fig09_paper,
     at=lambda points: {"points": list(zip(points.panel, points.chunk, points.x, strict=True))},
-    errors=[ErrorRow("Fig 9, P:D", "x == x", Aim(0.01, 0.04), Aim(0.04, 0.10))],
+    errors=[ErrorRow("Fig 9, P:D", aims=GAIN)],
     is_counted=True,
     look=Look(
         "Fig 9: throughput of SARATHI over request-level batching by P:D",
@@ -73,17 +72,15 @@ def fig09(
     first = next(iter(seq_lens))
     grid += [(first, chunk, ratio) for ratio in pd_ratios for chunk in chunks[:2]]
     for name, chunk, ratio in points or grid:
-        scenario = Scenario.of("sarathi", seq_lens[name], ratio, batches[name], chunk)
-        yield partial(_gain, name, f"C={chunk}", ratio, scenario)
+        own = Scenario.of("sarathi", seq_lens[name], ratio, batches[name], chunk)
+        yield _gain(name, f"C={chunk}", ratio, own)
 
 
 def _fig11_paper(by_length: pd.DataFrame, by_pd: pd.DataFrame) -> pd.DataFrame:
-    by_length = by_length.rename(columns={"norm_tp": "y"})
     by_length = by_length[by_length.series != "baseline"]
     by_length = by_length.assign(panel="a", x=by_length.seqlen.map(PAPER_LENGTHS))
-    by_pd = by_pd.rename(columns={"pd_ratio": "x", "norm_throughput": "y"})
-    by_pd["chunk"] = by_pd.series.str.extract(r"^sarathi(\d+)$", expand=False)
-    return pd.concat([by_length, by_pd.assign(panel="b")]).assign(unit="ratio")
+    chunks = by_pd.series.str.extract(r"^sarathi(\d+)$", expand=False)
+    return pd.concat([by_length, by_pd.assign(panel="b", chunk=chunks)])
 
 
 def _fig11_at(points: pd.DataFrame) -> dict[str, object]:
@@ -95,16 +92,15 @@ def _fig11_at(points: pd.DataFrame) -> dict[str, object]:
 @figure(
     question="Does chunking beat Orca, whose whole prompts carry decodes, too?",
     seconds=45,
-    papers=[A6000],
-    paper=_fig11_paper,
     files=("a", "b"),
+    columns={"norm_tp": "y", "pd_ratio": "x", "norm_throughput": "y"},
+    paper=_fig11_paper,
     at=_fig11_at,
-    errors=[ErrorRow("Fig 11, Orca", "x == x", Aim(0.01, 0.04), Aim(0.04, 0.10))],
+    errors=[ErrorRow("Fig 11, Orca", aims=GAIN)],
     look=Look(
         "Fig 11: Orca and SARATHI over request-level batching",
         "P:D",
         "throughput / baseline",
-        columns=2,
         legend="policy",
         panels={"a": "a: by sequence length", "b": "b: by P:D"},
         xs={"a": "P + D [tokens]"},
@@ -126,27 +122,24 @@ def fig11(
         pd_ratio = best_pd_ratio(chunks[0], batches[name])
         for policy in ("orca_worst", "orca_best", "sarathi"):
             chunk = chunks[0] if policy == "sarathi" else None
-            scenario = Scenario.of(policy, seq_len, pd_ratio, batches[name], chunk)
-            yield partial(_gain, "a", policy, seq_len, scenario)
+            own = Scenario.of(policy, seq_len, pd_ratio, batches[name], chunk)
+            yield _gain("a", policy, seq_len, own)
     first = next(iter(seq_lens))
     grid = [(chunk, pd_ratio) for pd_ratio in pd_ratios for chunk in (*chunks[:2], None)]
     for chunk, pd_ratio in by_pd or grid:
         policy = "orca_best" if chunk is None else "sarathi"
-        scenario = Scenario.of(policy, seq_lens[first], pd_ratio, batches[first], chunk)
-        yield partial(_gain, "b", f"{policy}{chunk}" if chunk else policy, pd_ratio, scenario)
+        own = Scenario.of(policy, seq_lens[first], pd_ratio, batches[first], chunk)
+        yield _gain("b", f"{policy}{chunk or ''}", pd_ratio, own)
 
 
 @figure(
     question="What do small chunks cost the prefill, and what remains end to end?",
     seconds=40,
-    papers=[A6000],
-    paper=lambda table: table.rename(
-        columns={"seqlen": "series", "chunk": "x", "speedup_vs_baseline": "y"}
-    ).assign(unit="ratio"),
+    columns={"seqlen": "series", "chunk": "x", "speedup_vs_baseline": "y"},
     errors=[
-        ErrorRow("Fig 13a, attention", "panel == 'a_attn'", Aim(0.15, 0.40), Aim(0.15, 0.40)),
-        ErrorRow("Fig 13b, prefill", "panel == 'b_prefill'", Aim(0.15, 0.40), Aim(0.15, 0.40)),
-        ErrorRow("Fig 13c, end to end", "panel == 'c_overall'", Aim(0.04, 0.10), Aim(0.08, 0.20)),
+        ErrorRow("Fig 13a, attention", "panel == 'a_attn'", CHUNKED),
+        ErrorRow("Fig 13b, prefill", "panel == 'b_prefill'", CHUNKED),
+        ErrorRow("Fig 13c, end to end", "panel == 'c_overall'", WHOLE),
     ],
     look=Look(
         "Fig 13: speed with chunks over speed without",
@@ -173,51 +166,46 @@ def fig13(
             yield partial(_chunked_prefill, name, length, chunk)
     for name, length in seq_lens.items():
         for chunk in chunks:
-            batch = batches[name]
-            if chunk > batch:
-                pd_ratio = best_pd_ratio(chunk, batch)
-                scenario = Scenario.of("sarathi", length, pd_ratio, batch, chunk)
-                yield partial(_gain, "c_overall", name, chunk, scenario)
+            if chunk > (batch := batches[name]):
+                own = Scenario.of("sarathi", length, best_pd_ratio(chunk, batch), batch, chunk)
+                yield _gain("c_overall", name, chunk, own)
 
 
 def _chunked_prefill(name: str, length: int, chunk: int, clock: Clock) -> Iterator[Point]:
     whole, cut = (clock.batch(*chunks_of(length, tokens)) for tokens in (length, chunk))
-    for panel, kinds in (("a_attn", ("attn",)), ("b_prefill", EVERYTHING)):
-        kept = clock.seconds(whole, kinds).over(clock.seconds(cut, kinds))
-        yield Point(panel, name, chunk, kept)
+    attention = clock.seconds(whole, ("attn",)).over(clock.seconds(cut, ("attn",)))
+    yield Point("a_attn", name, chunk, attention)
+    yield Point("b_prefill", name, chunk, clock.seconds(whole).over(clock.seconds(cut)))
 
 
 def _table4_paper(table: pd.DataFrame) -> pd.DataFrame:
-    table = table.rename(columns={"model": "panel"})
     table["x"] = table.seqlen.map(PAPER_LENGTHS)
     series = ["decode_speedup", "throughput_gain"]
-    points = table.melt(["panel", "x"], series, var_name="series", value_name="y")
-    return points.assign(unit="ratio")
+    return table.melt(["panel", "x"], series, var_name="series", value_name="y")
+
+
+OF_33B = "panel == '33b' and series =="
 
 
 @figure(
     question="How much do decodes and whole requests gain on two models and GPUs?",
     seconds=15,
     papers=[A6000, Platform("33b", "a100")],
+    columns={"model": "panel"},
     paper=_table4_paper,
     errors=[
-        ErrorRow("Table 4, 13B", "panel == '13b'", Aim(0.04, 0.12), Aim(0.10, 0.20)),
+        ErrorRow("Table 4, 13B", "panel == '13b'", SPEEDUP),
         ErrorRow(
-            "Table 4, 33B, throughput",
-            "panel == '33b' and series == 'throughput_gain'",
-            analytic=Aim(0.05),
+            "Table 4, 33B, throughput", f"{OF_33B} 'throughput_gain'", {"analytic": (0.05, None)}
         ),
         ErrorRow(
-            "Table 4, 33B, speed-up",
-            "panel == '33b' and series == 'decode_speedup'",
-            analytic=Aim(0.20),
+            "Table 4, 33B, speed-up", f"{OF_33B} 'decode_speedup'", {"analytic": (0.20, None)}
         ),
     ],
     look=Look(
         "Table 4: chunk 256, decodes and end to end",
         "P + D [tokens]",
         "speed-up",
-        columns=2,
         legend="of what",
         panels={"13b": "13B on an A6000", "33b": "33B on an A100"},
     ),
@@ -235,33 +223,23 @@ def table4(
     own = settings.get(spec.name, next(iter(settings.values())))
     for name, batch, pd_ratio in own:
         length = seq_lens[name]
-        yield partial(speedup, spec.name, "decode_speedup", length, length, batch, chunk)
-        scenario = Scenario.of("sarathi", length, pd_ratio, batch, chunk)
-        yield partial(_gain, spec.name, "throughput_gain", length, scenario)
+        yield speedup(spec.name, "decode_speedup", length, length, batch, chunk)
+        whole = Scenario.of("sarathi", length, pd_ratio, batch, chunk)
+        yield _gain(spec.name, "throughput_gain", length, whole)
 
 
 # -- beyond the paper's figures: served on the engine, also in simulation --------------------------
 
 
-def _served(
+def _over(
     panel: str,
     series: str,
     x: float,
     scenario: Scenario,
     versus: Scenario,
-    quantity: str,
-    clock: Clock,
-) -> Iterator[Point]:
-    yield Point(panel, series, x, clock.over(scenario, versus, quantity))
-
-
-def _served_gain(
-    panel: str, series: str, x: float, seq_len: int, pd_ratio: float, batch: int, chunk: int
+    quantity: str = THROUGHPUT,
 ) -> Unit:
-    """Throughput over request-level batching by serving requests."""
-    scenario = Scenario.of("sarathi", seq_len, pd_ratio, batch, chunk)
-    # The baseline's seconds over SARATHI's.
-    return partial(_served, panel, series, x, scenario.baseline, scenario, THROUGHPUT)
+    return one(panel, series, x, lambda clock: clock.over(scenario, versus, quantity))
 
 
 @figure(question="Is the best P:D of a chunk C near C/(B-1)?", seconds=45)
@@ -270,37 +248,41 @@ def chunk_optimum(spec: ModelSpec, *, seq_len: int, batch: int, chunks: Ints) ->
     for chunk in chunks:
         for share in SHARES_OF_OPTIMUM:
             pd_ratio = share * best_pd_ratio(chunk, batch)
-            panel = f"{seq_len} B={batch}"
-            yield _served_gain(panel, f"C={chunk}", share, seq_len, pd_ratio, batch, chunk)
+            own = Scenario.of("sarathi", seq_len, pd_ratio, batch, chunk)
+            yield _over(f"{seq_len} B={batch}", f"C={chunk}", share, own.baseline, own)
 
 
 @figure(question="What do longer sequences leave of the gain?", seconds=25)
 def sequence_length(spec: ModelSpec, *, lengths: Ints, batch: int, chunk: int) -> Iterator[Unit]:
     """Decode speed-up and throughput gain against length at one batch."""
-    panel, pd_ratio = f"B={batch} C={chunk}", best_pd_ratio(chunk, batch)
-    for length in lengths:
-        yield partial(speedup, panel, "decode_speedup", length, length, batch, chunk)
-    for length in lengths:
-        yield _served_gain(panel, "throughput_gain", length, length, pd_ratio, batch, chunk)
+    sizes = [(length, length, batch) for length in lengths]
+    yield from _speedups_and_gains(f"B={batch} C={chunk}", sizes, chunk)
 
 
 @figure(question="What do larger batches leave of the gain?", seconds=25)
 def batch_size(spec: ModelSpec, *, seq_len: int, batches: Ints, chunk: int) -> Iterator[Unit]:
     """Decode speed-up and throughput gain against batch at one length."""
-    panel = f"{seq_len} C={chunk}"
-    for batch in batches:
-        yield partial(speedup, panel, "decode_speedup", batch, seq_len, batch, chunk)
-    for batch in batches:
-        pd_ratio = best_pd_ratio(chunk, batch)
-        yield _served_gain(panel, "throughput_gain", batch, seq_len, pd_ratio, batch, chunk)
+    sizes = [(batch, seq_len, batch) for batch in batches]
+    yield from _speedups_and_gains(f"{seq_len} C={chunk}", sizes, chunk)
+
+
+def _speedups_and_gains(
+    panel: str, sizes: Sequence[tuple[int, int, int]], chunk: int
+) -> Iterator[Unit]:
+    """At sizes of x, length and batch."""
+    for x, seq_len, batch in sizes:
+        yield speedup(panel, "decode_speedup", x, seq_len, batch, chunk)
+    for x, seq_len, batch in sizes:
+        own = Scenario.of("sarathi", seq_len, best_pd_ratio(chunk, batch), batch, chunk)
+        yield _over(panel, "throughput_gain", x, own.baseline, own)
 
 
 @figure(question="What does the token budget do to waiting?", seconds=20)
 def token_budget(spec: ModelSpec, *, seq_len: int, batch: int, budgets: Ints) -> Iterator[Unit]:
     """Time to the first token and between tokens by token budget, over those of the largest."""
     size = (*whole_lengths(seq_len, 4.0), batch)
-    *smaller, largest = (Scenario("sarathi_serve", *size, budget) for budget in budgets)
-    for budget, scenario in zip(budgets, smaller, strict=False):
-        for quantity in ("tbt_p99", "ttft_p50", "seconds_per_request"):
-            panel = f"{seq_len} B={batch}"
-            yield partial(_served, panel, quantity, budget, scenario, largest, quantity)
+    largest = Scenario("sarathi_serve", *size, budgets[-1])
+    for budget in budgets[:-1]:
+        own = Scenario("sarathi_serve", *size, budget)
+        for quantity in ("tbt_p99", "ttft_p50", THROUGHPUT):
+            yield _over(f"{seq_len} B={batch}", quantity, budget, own, largest, quantity)

@@ -1,14 +1,13 @@
 """Chunked prefill on a model small enough to look at: the cost of batches, and schedules.
 
-Iteration times are measured on the CPU at hand, the fastest of a few repetitions of a composition;
-the policies are served on a virtual clock that takes them, so that every picture shows the same
-device without its noise.
+Policies are served on a virtual clock that takes the fastest measured time of a composition, so
+that every picture shows the same device without its noise.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -18,57 +17,50 @@ import torch
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.engine import loop
-from sarathi_lab.engine.compositions import make_batch
+from sarathi_lab.engine.compositions import make_batch, run_once
 from sarathi_lab.engine.executor import Sizes, StepResult
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.request import Batch, Request, SequenceState
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.simulated.executor import PipelineExecutor
 from sarathi_lab.executor.torch.backend import TorchBackend
-from sarathi_lab.experiment.measured_cost import (
-    Composition,
-    MeasuredCostModel,
-    composition,
-    describe,
-)
+from sarathi_lab.experiment.advisor import IterationTime
+from sarathi_lab.experiment.measured_clock import MeasuredCostModel, composition, describe
 from sarathi_lab.model.spec import DTYPE_BYTES
 from sarathi_lab.policy import Orca, Policy, PrefillFirst, RequestLevel, Sarathi, SarathiServe
+from sarathi_lab.results.metrics import throughput
+from sarathi_lab.results.serving_metrics import gaps, ttft
 from sarathi_lab.workload.synthetic import split_length
 
 BATCH_SIZE = 4
+NUM_DECODES = BATCH_SIZE - 1
 BLOCK_SIZE = 16  # tokens
 LONGEST = 1024  # tokens of a sequence, and of an iteration
-REPETITIONS = 15
-NUM_DECODES = BATCH_SIZE - 1
-
-IterationTime = Callable[[Batch], float]
 
 
-def tiny_on_this_cpu(repetitions: int = REPETITIONS) -> IterationTime:
-    """Seconds of a batch of the tiny model on this CPU, measured when first asked for.
+def tiny_on_this_cpu(repetitions: int = 15) -> IterationTime:
+    """Seconds of a batch of the tiny model on one thread of this CPU, measured when first asked
+    for.
 
-    The fastest of `repetitions`, not the median: an iteration takes a tenth of a millisecond, and
-    whatever else runs only adds to it. On one thread, which sets torch's: so little work is lost
-    in waiting for a second one.
+    The fastest of `repetitions`: an iteration takes a tenth of a millisecond, and whatever else
+    runs only adds to it.
     """
     torch.set_num_threads(1)
     num_blocks = 2 * BATCH_SIZE * LONGEST // BLOCK_SIZE
     cache = Sizes(num_blocks, BLOCK_SIZE, BATCH_SIZE, LONGEST, LONGEST)
     executor = TorchBackend(device="cpu").build(load_option("model", "tiny"), None, cache)
-    device = MeasuredCostModel(executor)
-    known: dict[Composition, float] = {}
+    device, known = MeasuredCostModel(executor), {}
 
     def iteration_time(batch: Batch) -> float:
         key = composition(batch)
         if key not in known:
-            placed = device.placed(batch)
-            if placed is None:
+            if (placed := device.placed(batch)) is None:
                 raise UserError(
                     f"{describe(batch)} exceeds the cache of {num_blocks * BLOCK_SIZE} tokens; "
                     "use fewer"
                 )
-            device.iterate(placed)  # the first run of a shape pays for its memory
-            known[key] = min(device.iterate(placed) for _ in range(repetitions))
+            run_once(executor, placed)  # the first run of a shape pays for its memory
+            known[key] = min(run_once(executor, placed).busy for _ in range(repetitions))
         return known[key]
 
     return iteration_time
@@ -97,22 +89,14 @@ def token_costs(
 def hybrid_costs(
     iteration_time: IterationTime, chunks: Iterable[int], context: int = 64
 ) -> pd.DataFrame:
-    """Seconds of a chunk, of `NUM_DECODES` decodes, and of both in one batch (Table 2).
-
-    Columns chunk (tokens of both), chunk_alone, decodes_alone, hybrid, and by decode alone and
-    added (seconds).
-    """
+    """Seconds of a chunk, of `NUM_DECODES` decodes, and of both in one batch (Table 2)."""
     with_decodes = partial(make_batch, num_decodes=NUM_DECODES, context=context)
-    rows = [
-        {
-            "chunk": chunk,
-            "chunk_alone": iteration_time(make_batch(prefill_tokens=chunk - NUM_DECODES)),
-            "decodes_alone": iteration_time(with_decodes()),
-            "hybrid": iteration_time(with_decodes(prefill_tokens=chunk - NUM_DECODES)),
-        }
-        for chunk in chunks
-    ]
-    table = pd.DataFrame(rows)
+    rows = []
+    for chunk in chunks:
+        alone = make_batch(prefill_tokens=chunk - NUM_DECODES)
+        batches = (alone, with_decodes(), with_decodes(prefill_tokens=chunk - NUM_DECODES))
+        rows.append((chunk, *map(iteration_time, batches)))
+    table = pd.DataFrame(rows, columns=["chunk", "chunk_alone", "decodes_alone", "hybrid"])
     added = (table.hybrid - table.chunk_alone) / NUM_DECODES
     return table.assign(alone=table.decodes_alone / NUM_DECODES, added=added)
 
@@ -124,10 +108,8 @@ def prefill_times(iteration_time: IterationTime, num_tokens: Iterable[int]) -> p
 
 
 def requests_of(num_requests: int, seq_len: int, pd_ratio: float) -> list[Request]:
-    """Requests of P + D = `seq_len` tokens that all wait from the start.
-
-    Every second one has half the output: were they all alike, a batch would start and end together
-    under every policy.
+    """Requests of `seq_len` tokens that all wait, every second one with half the output: were they
+    all alike, a batch would start and end together under every policy.
     """
     prompt_len, output_len = split_length(seq_len, pd_ratio)
     return [
@@ -142,13 +124,8 @@ def policies(chunk: int) -> Mapping[str, Policy]:
         raise UserError(
             f"chunk={chunk} is smaller than a batch of {BATCH_SIZE}; use chunk>={BATCH_SIZE}"
         )
-    chosen = (
-        RequestLevel(),
-        PrefillFirst(),
-        Orca(),
-        Sarathi(chunk=chunk),
-        SarathiServe(chunk=chunk),
-    )
+    chunked = (Sarathi(chunk=chunk), SarathiServe(chunk=chunk))
+    chosen: tuple[Policy, ...] = (RequestLevel(), PrefillFirst(), Orca(), *chunked)
     return {policy.name: policy for policy in chosen}
 
 
@@ -157,36 +134,27 @@ class Schedule(Ledger):
 
     def __init__(self) -> None:
         super().__init__()
-        self._chunks: list[tuple[object, ...]] = []
-        self._num_iterations = 0
+        self._batches: list[tuple[float, float, Batch]] = []
 
     def record(self, result: StepResult, finished: list[SequenceState]) -> None:
-        """Keep the batch's chunks, then what every ledger keeps."""
-        when = (self._num_iterations, result.start, result.end)
-        self._chunks += [
-            (*when, c.sequence.request.request_id, c.start, c.num_tokens, c.is_decode)
-            for c in result.batch.chunks
-        ]
-        self._num_iterations += 1
+        self._batches.append((result.start, result.end, result.batch))
         super().record(result, finished)
 
     def chunks(self) -> pd.DataFrame:
         """One row per chunk: its iteration with start and end (seconds), request and tokens."""
+        rows = [
+            (i, start, end, c.sequence.request.request_id, c.start, c.num_tokens, c.is_decode)
+            for i, (start, end, batch) in enumerate(self._batches)
+            for c in batch.chunks
+        ]
         columns = ["iteration", "start", "end", "request_id", "first", "num_tokens", "is_decode"]
-        return pd.DataFrame(self._chunks, columns=columns)
+        return pd.DataFrame(rows, columns=columns)
 
 
 def serve(
-    policy: Policy,
-    requests: Sequence[Request],
-    iteration_time: IterationTime,
-    num_stages: int = 1,
+    policy: Policy, requests: Sequence[Request], iteration_time: IterationTime, num_stages: int = 1
 ) -> Schedule:
-    """The schedule of `requests` in batches of `BATCH_SIZE` on a virtual clock.
-
-    The model's layers are cut into `num_stages` equal stages of a pipeline, with as many batches
-    in flight.
-    """
+    """The schedule of `requests` on a virtual clock, on a pipeline of `num_stages` equal stages."""
     batch_size = BATCH_SIZE * num_stages
     num_blocks = (batch_size + 1) * (max(r.total_len for r in requests) / BLOCK_SIZE + 1)
     schedule = Schedule()
@@ -208,15 +176,15 @@ def outcomes(schedules: Mapping[str, Schedule]) -> pd.DataFrame:
     rows = {}
     for name, schedule in schedules.items():
         iterations, requests = schedule.iterations(), schedule.requests()
-        gaps = np.concatenate([np.diff(times) for times in requests.token_times])
+        between = gaps(requests)
         prompts, duration = iterations.num_prefill_tokens, iterations.end.max()
         rows[name] = {
-            "throughput": (requests.prompt_len + requests.output_len).sum() / duration,
+            "throughput": throughput(requests, duration)["throughput"],
             "duration": duration,
             "iterations": len(iterations),
             "hybrid": int(((prompts > 0) & (iterations.num_decode_tokens > 0)).sum()),
-            "ttft_p50": (requests.first_token_time - requests.arrival_time).median(),
-            "tbt_max": gaps.max() if len(gaps) else math.nan,
+            "ttft_p50": float(np.median(ttft(requests))),
+            "tbt_max": between.max() if len(between) else math.nan,
             "kv_reread_factor": iterations.prefill_kv_tokens.sum() / prompts.sum(),
         }
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("policy")
@@ -226,11 +194,8 @@ def by_chunk(
     chunks: Iterable[int], requests: Sequence[Request], iteration_time: IterationTime
 ) -> pd.DataFrame:
     """`outcomes` of SARATHI by chunk (tokens), and `gain` over request-level batching."""
-    chosen = {str(chunk): Sarathi(chunk=chunk) for chunk in chunks}
-    served = {
-        name: serve(policy, requests, iteration_time)
-        for name, policy in {"baseline": RequestLevel(), **chosen}.items()
-    }
+    policies = {"baseline": RequestLevel(), **{str(c): Sarathi(chunk=c) for c in chunks}}
+    served = {name: serve(policy, requests, iteration_time) for name, policy in policies.items()}
     table = outcomes(served)
     table["gain"] = table.throughput / table.throughput["baseline"]
     table = table.drop("baseline").rename_axis("chunk").reset_index()

@@ -43,9 +43,7 @@ MILLISECONDS = 1e3  # the factor of times that people read in milliseconds
 
 
 def heading(name: str) -> str:
-    """Heading of a quantity or of its ratio to a baseline ("throughput_vs_orca"); an unknown name
-    is its own.
-    """
+    """Heading of a quantity, of its ratio to a baseline ("throughput_vs_orca"), or the name."""
     quantity, is_ratio, baseline = name.partition("_vs_")
     words = HEADINGS.get(quantity, (quantity, 1, ""))[0]
     return f"{words.split(' [')[0]} / {baseline}" if is_ratio else words

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,18 +18,15 @@ from omegaconf import OmegaConf
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.results.columns import HEADINGS
-from sarathi_lab.results.load import (
-    WandbRecord,
-    find_runs,
-    load_iterations,
-    load_summary,
-    read_offline,
-    read_online,
-)
+from sarathi_lab.results.load import find_runs, load_iterations, load_summary, new_name
+from sarathi_lab.results.tracking import fetch_runs
 
 # Of a run's own, so that two runs always differ in them.
 OWN = ("started_at", "name", "path", "sweep", "status", "predicted_roofline", "cautions")
 READERS = 4
+TIMEOUT = 120  # seconds for reading one
+PREFIX = "iterations/"  # of the history's columns, see `tracking`
+MOST_ROWS = 2000  # of an online history, as many as are logged
 SERVED = "throughput"  # in the summary of every run that served requests
 NO_SETTINGS = ("output", "baselines", "tracking.", "hydra.", "_wandb.")
 
@@ -55,9 +55,7 @@ def load(*places: str | Path) -> list[ComparedRun]:
 
 
 def differing_settings(runs: Sequence[ComparedRun]) -> pd.DataFrame:
-    """A row per setting in which the runs differ, a column per run; what a run does not have is
-    "-".
-    """
+    """A row per setting in which the runs differ, a column per run; "-" where it has none."""
     table = pd.DataFrame({run.name: pd.Series(run.settings, dtype=object) for run in runs})
     names = list(dict.fromkeys(name for run in runs for name in run.settings))
     shown = table.reindex(names).map(_shown).rename_axis("setting")
@@ -87,24 +85,29 @@ def compared_metrics(runs: Sequence[ComparedRun], reference: str | None = None) 
     return pd.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis("metric")
 
 
-def _load(place: str | Path) -> Iterator[ComparedRun]:
+def _load(place: str | Path) -> list[ComparedRun]:
     path = Path(place)
     if path.exists():
-        folders = list(find_runs(path))
+        if folders := find_runs(path):
+            return [_local(folder) for folder in folders]
         files = [path] if path.suffix == ".wandb" else sorted(path.rglob("*.wandb"))
-        if folders:
-            return map(_local, folders)
-        if files:
-            with ThreadPoolExecutor(READERS) as pool:  # each waits for a process of its own
-                return _served(list(pool.map(read_offline, files)), place)
+        if not files:
+            raise UserError(
+                f"{place} holds no finished run and no .wandb file; name a folder such as outputs"
+            )
+        with ThreadPoolExecutor(READERS) as pool:  # each waits for a process of its own
+            runs = list(pool.map(_offline, files))
+    elif str(place).count("/") in (1, 2) and not str(place).startswith((".", "/", "~")):
+        runs = [_online(run) for run in fetch_runs(str(place))]
+    else:
         raise UserError(
-            f"{place} holds no finished run and no .wandb file; name a folder such as outputs"
+            f"{place} is not there; name a folder, a .wandb file, or entity/project/run on W&B"
         )
-    if str(place).count("/") in (1, 2) and not str(place).startswith((".", "/", "~")):
-        return _served(read_online(str(place)), place)
-    raise UserError(
-        f"{place} is not there; name a folder, a .wandb file, or entity/project/run on W&B"
-    )
+    # A sweep's own table, for one, is a run to W&B, too.
+    served = [run for run in runs if SERVED in run.summary]
+    if not served:
+        raise UserError(f"{place} holds no run that served requests; name another")
+    return served
 
 
 def _local(folder: Path) -> ComparedRun:
@@ -121,20 +124,59 @@ def _local(folder: Path) -> ComparedRun:
     return ComparedRun(labels["name"], str(folder), _settings(config, labels), summary, iterations)
 
 
-def _served(records: Iterable[WandbRecord], place: str | Path) -> Iterator[ComparedRun]:
-    """Those that served requests: a sweep's own table, for one, is a run to W&B, too."""
-    runs = [_from_wandb(record) for record in records if SERVED in record.summary]
-    if not runs:
-        raise UserError(f"{place} holds no run that served requests; name another")
-    return iter(runs)
+def _offline(path: Path) -> ComparedRun:
+    """A run from its `.wandb` file, by W&B's own reader: a record in JSON a line."""
+    command = [str(Path(sys.executable).with_name("wandb")), "leet", "inspect", "--json", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+    if done.returncode:
+        reason = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["no reason given"]
+        raise UserError(
+            f"W&B can't read {path} ({reason[0]}); name a .wandb file, or a folder that holds some"
+        )
+    found = defaultdict(list)
+    for record in map(json.loads, done.stdout.splitlines()):
+        found[record["type"]].append(record[record["type"]])
+    if not found["run"]:
+        raise UserError(
+            f"{path} holds no run; it was cut off before W&B wrote anything, so leave it out"
+        )
+    run = found["run"][-1]
+    updates = [part.get("update", {}) for part in found["summary"]]
+    return _from_wandb(
+        name=run.get("display_name") or run["run_id"],
+        source=str(path),
+        config=run.get("config", {}).get("update", {}),
+        summary={name: value for update in updates for name, value in update.items()},
+        rows=[row.get("item", {}) for row in found["history"]],
+    )
 
 
-def _from_wandb(record: WandbRecord) -> ComparedRun:
-    """The labels stand beside the settings in the config."""
-    labels = {name: value for name, value in record.config.items() if name != "settings"}
-    settings = _settings(record.config.get("settings", {}), labels)
-    numbers = {n: float(v) for n, v in record.summary.items() if isinstance(v, int | float)}
-    return ComparedRun(record.name, record.source, settings, numbers, record.history)
+def _online(run: Any) -> ComparedRun:
+    rows = run.history(samples=MOST_ROWS, pandas=False)
+    return _from_wandb(run.name, "/".join(run.path), run.config, run.summary, rows)
+
+
+def _from_wandb(
+    name: str,
+    source: str,
+    config: Mapping[str, Any],
+    summary: Mapping[str, Any],
+    rows: Sequence[Mapping[str, Any]],
+) -> ComparedRun:
+    """Without what W&B keeps for itself. The labels stand beside the settings in `config`; of
+    `rows` those of iterations count: tables and pictures have steps of their own.
+    """
+    labels = {key: config[key] for key in config if key != "settings" and not key.startswith("_")}
+    settings = _settings(config.get("settings", {}), labels)
+    numbers = {
+        new_name(key): float(value)
+        for key, value in summary.items()
+        if isinstance(value, int | float) and not key.startswith("_")
+    }
+    table = pd.DataFrame([row for row in rows if "iteration" in row])
+    columns = [key for key in map(str, table) if key == "iteration" or key.startswith(PREFIX)]
+    history = table[columns].rename(columns=lambda key: new_name(key.removeprefix(PREFIX)))
+    return ComparedRun(name, source, settings, numbers, history)
 
 
 def _settings(config: Mapping[Any, Any], labels: Mapping[str, Any]) -> dict[str, object]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 import wandb
@@ -17,6 +16,7 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.results.columns import MILLISECONDS, factor, heading
 
 COLUMNS = 3
+TIMEOUT = 60  # seconds
 UNITS = 24  # of W&B's grid, in a row
 HEIGHT = 8
 CLAIMS = "claims"  # the name of the table that `sarathi_lab.tasks.dashboard` logs
@@ -35,8 +35,7 @@ AXES = {
 }
 
 
-@dataclass(frozen=True)
-class Question:
+class Question(NamedTuple):
     """One section: its name, what the reader should look for, and its panels."""
 
     name: str
@@ -100,15 +99,12 @@ def questions() -> list[Question]:
 
 def workspace(entity: str, project: str) -> ws.Workspace:
     """The questions as a workspace, the quantities that people compare pinned beside the runs."""
-    sections = [
-        ws.Section(
-            name=question.name,
-            panels=list(question.panels),
-            is_open=True,
-            layout_settings=ws.SectionLayoutSettings(columns=COLUMNS, rows=_rows(question)),
+    sections = []
+    for name, _, panels in questions():
+        layout = ws.SectionLayoutSettings(columns=COLUMNS, rows=-(-len(panels) // COLUMNS))
+        sections.append(
+            ws.Section(name=name, panels=list(panels), is_open=True, layout_settings=layout)
         )
-        for question in questions()
-    ]
     return ws.Workspace(
         entity=entity,
         project=project,
@@ -122,13 +118,13 @@ def workspace(entity: str, project: str) -> ws.Workspace:
 def report(entity: str, project: str, claims: pd.DataFrame) -> wr.Report:
     """The questions as a report, with `claims` (`sarathi_lab.experiment.claims`) as a table."""
     blocks: list[BlockTypes] = [wr.TableOfContents()]
-    for question in questions():
-        blocks += [wr.H2(text=question.name), wr.P(text=question.text)]
-        if question.name == "Claims":
+    for name, text, panels in questions():
+        blocks += [wr.H2(text=name), wr.P(text=text)]
+        if name == "Claims":
             blocks.append(wr.MarkdownBlock(text=markdown(claims)))
         # Of the report's own project; naming it would ask the server for its id.
         runset = wr.Runset(name="all runs")
-        blocks.append(wr.PanelGrid(runsets=[runset], panels=_placed(question.panels)))
+        blocks.append(wr.PanelGrid(runsets=[runset], panels=_placed(panels)))
     return wr.Report(
         entity=entity,
         project=project,
@@ -140,19 +136,18 @@ def report(entity: str, project: str, claims: pd.DataFrame) -> wr.Report:
     )
 
 
-def as_json(what: ws.Workspace | wr.Report) -> str:
-    """All that it holds, in JSON."""
-    return TypeAdapter(type(what)).dump_json(what, exclude_none=True).decode()
+def plain(what: ws.Workspace | wr.Report) -> Any:
+    """All that it holds, as JSON has it."""
+    return TypeAdapter(type(what)).dump_python(what, mode="json", exclude_none=True)
 
 
-def find_project(entity: str | None, project: str, timeout: int = 60) -> str:
+def find_project(entity: str | None, project: str) -> str:
     """The entity that owns `project`: the given one, else the user's own.
 
-    Raises UserError if it has no such project, or if the server does not say so within `timeout`
-    seconds.
+    Raises UserError if it has no such project, or if the server does not say so in a minute.
     """
     try:
-        api = wandb.Api(timeout=timeout)
+        api = wandb.Api(timeout=TIMEOUT)
         owner = entity or api.default_entity
         known = {found.name for found in api.projects(owner)} if owner else set()
     except Exception as error:  # whatever W&B's transport raises
@@ -222,10 +217,6 @@ def _line(x: str, column: str, title: str) -> PanelTypes:
         title_y=title,
         max_runs_to_show=20,
     )
-
-
-def _rows(question: Question) -> int:
-    return -(-len(question.panels) // COLUMNS)
 
 
 def _placed(panels: Sequence[Any]) -> list[PanelTypes]:

@@ -20,8 +20,8 @@ from sarathi_lab.engine.compositions import make_batch, make_sequence, run_once
 from sarathi_lab.engine.executor import Executor
 from sarathi_lab.engine.request import Batch
 
-MIN_REPETITIONS = 3
-MAX_REPETITIONS = 15
+REPETITIONS = 5
+MIN_REPETITIONS, MAX_REPETITIONS = 3, 15
 
 
 @dataclass(frozen=True)
@@ -99,12 +99,11 @@ def measure_decode_cost(
             batch.add(chunk, chunk_tokens)
         return run_once(executor, batch).busy
 
-    alone: list[float] = []
-    marginal: list[float] = []
+    alone, marginal = [], []
     deadline = time.monotonic() + seconds
-    while len(alone) < MIN_REPETITIONS or (
-        time.monotonic() < deadline and len(alone) < MAX_REPETITIONS
-    ):
+    for repetition in range(MAX_REPETITIONS):
+        if repetition >= MIN_REPETITIONS and time.monotonic() >= deadline:
+            break
         alone_chunk, hybrid = busy(0, tokens), busy(len(decodes), tokens)
         alone.append(busy(len(decodes), 0) / len(decodes))
         marginal.append((hybrid - alone_chunk) / len(decodes))
@@ -112,13 +111,7 @@ def measure_decode_cost(
 
 
 def decode_iteration(
-    executor: Executor,
-    num_decodes: int,
-    context: int,
-    *,
-    num_blocks: int,
-    block_size: int,
-    repetitions: int = 5,
+    executor: Executor, num_decodes: int, context: int, *, num_blocks: int, block_size: int
 ) -> float:
     """Median seconds of `num_decodes` decodes in an iteration that each see `context` tokens, or as
     many as fit; on a pipeline from the first stage to the last.
@@ -126,7 +119,7 @@ def decode_iteration(
     context = max(2, min(context, num_blocks // num_decodes * block_size))
     blocks = BlockManager(num_blocks, block_size)
     batch = make_batch(num_decodes=num_decodes, context=context, blocks=blocks)
-    results = [run_once(executor, batch) for _ in range(repetitions + 1)]  # the first warms up
+    results = [run_once(executor, batch) for _ in range(REPETITIONS + 1)]  # the first warms up
     return median(result.end - result.start for result in results[1:])
 
 

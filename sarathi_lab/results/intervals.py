@@ -16,11 +16,6 @@ from typing import TypeVar
 import numpy as np
 
 T = TypeVar("T")
-
-
-QUANTILES = {"value": 0.5, "q20": 0.2, "q80": 0.8}
-
-
 LEVEL = 0.95
 RESAMPLES = 2000
 FEWEST_PAIRS = 3  # below, an interval says nothing
@@ -96,25 +91,16 @@ def _reason(found: Interval, max_spread: float, of: float | None) -> str | None:
 
 def coarse_to_fine(items: Sequence[T]) -> list[T]:
     """The same items, ends and middles first, so that a cut list is spread over all."""
-    order, known = [], set()
-    for step in (2**i for i in range(len(items).bit_length(), -1, -1)):
-        for index in [*range(0, len(items), step), len(items) - 1]:
-            if 0 <= index < len(items) and index not in known:
-                known.add(index)
-                order.append(items[index])
-    return order
+    steps = (2**i for i in range(len(items).bit_length(), -1, -1))
+    indices = range(len(items))
+    order = dict.fromkeys(index for step in steps for index in (*indices[::step], *indices[-1:]))
+    return [items[index] for index in order]
 
 
 def summary(samples: Sequence[float], unit: str) -> dict[str, object]:
     """The columns of every measured value: median, unit, quantiles, number of repetitions."""
-    found = {name: float(np.quantile(samples, quantile)) for name, quantile in QUANTILES.items()}
-    return {
-        "value": found["value"],
-        "unit": unit,
-        "q20": found["q20"],
-        "q80": found["q80"],
-        "repetitions": len(samples),
-    }
+    value, q20, q80 = (float(np.quantile(samples, share)) for share in (0.5, 0.2, 0.8))
+    return {"value": value, "unit": unit, "q20": q20, "q80": q80, "repetitions": len(samples)}
 
 
 def spread(samples: Sequence[float]) -> float:

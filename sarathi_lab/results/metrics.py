@@ -13,8 +13,7 @@ from sarathi_lab.results.decode_cost import DecodeCost
 from sarathi_lab.results.serving_metrics import QUANTILES, latency, quantiles
 
 WAITS = ("ttft", "tbt", "tpot", "latency", "normalised_latency", "bubble_time")
-# What a run is compared by: name -> the ratio is reported as <name>_vs_<baseline>, run divided by
-# baseline.
+# What a run is compared by: ratios are reported as <name>_vs_<baseline>, run divided by baseline.
 COMPARED = (
     "throughput",
     "output_throughput",
@@ -58,16 +57,29 @@ def summarise(
     `iterations` is `add_costs`' table; `decode_cost` is None for policies that never mix chunks and
     decodes.
     """
+    busy, roofline = iterations.busy.sum(), iterations.roofline.sum()
     summary = {
         "num_iterations": len(iterations),
         **throughput(requests, iterations.end.max()),
         **_decode(iterations, decode_cost),
-        **_kv(iterations),
+        "kv_read_bytes": iterations.kv_bytes.sum(),
+        "kv_reread_factor": (
+            iterations.prefill_kv_tokens.sum() / iterations.num_prefill_tokens.sum()
+        ),
         **latency(requests),
-        **_efficiency(iterations, peaks),
-        "num_preemptions": float(iterations.num_preemptions.sum()),
-        "num_swapped_blocks": float(iterations.num_swapped_blocks.sum()),
-        "swap_bytes": float(iterations.swap_bytes.sum()),
+        "busy_time": busy,
+        "roofline": roofline,
+        "time_over_roofline": busy / roofline,
+        **_time_over_roofline_by_kind(iterations),
+        "peak_flops_per_second": peaks.flops_per_second,
+        "peak_bytes_per_second": peaks.bytes_per_second,
+        "mfu": iterations.flops.sum() / (busy * peaks.flops_per_second),
+        "mbu": iterations.min_bytes.sum() / (busy * peaks.bytes_per_second),
+        "tile_efficiency": iterations.useful_tiles.sum() / iterations.computed_tiles.sum(),
+        **_overheads(iterations),
+        "num_preemptions": iterations.num_preemptions.sum(),
+        "num_swapped_blocks": iterations.num_swapped_blocks.sum(),
+        "swap_bytes": iterations.swap_bytes.sum(),
     }
     return {name: float(value) for name, value in summary.items() if np.isfinite(value)}
 
@@ -100,14 +112,21 @@ def compare(
 def throughput(requests: pd.DataFrame, duration: float) -> dict[str, float]:
     """Counts and rates of finished `requests` over `duration` seconds."""
     num_prompt_tokens, num_output_tokens = requests.prompt_len.sum(), requests.output_len.sum()
+    own = rates(num_prompt_tokens, num_output_tokens, len(requests), duration)
+    return {"num_requests": len(requests), **own}
+
+
+def rates(
+    num_prompt_tokens: float, num_output_tokens: float, num_requests: float, duration: float
+) -> dict[str, float]:
+    """Of what came out in `duration` seconds, with its counts of tokens."""
     return {
-        "num_requests": len(requests),
         "num_prompt_tokens": num_prompt_tokens,
         "num_output_tokens": num_output_tokens,
         "duration": duration,
         "throughput": (num_prompt_tokens + num_output_tokens) / duration,
         "output_throughput": num_output_tokens / duration,
-        "request_throughput": len(requests) / duration,
+        "request_throughput": num_requests / duration,
     }
 
 
@@ -118,9 +137,11 @@ def _decode(iterations: pd.DataFrame, cost: DecodeCost | None) -> dict[str, floa
     summary: dict[str, float] = {"num_decode_tokens": alone + hybrid}
     seconds = iterations.busy[decode_only].sum()
     if cost is not None:
-        summary["num_piggybacked_decodes"] = cost.composition.num_decodes
-        summary["decode_time_alone"] = cost.alone
-        summary["decode_time_marginal"] = cost.marginal
+        summary |= {
+            "num_piggybacked_decodes": cost.composition.num_decodes,
+            "decode_time_alone": cost.alone,
+            "decode_time_marginal": cost.marginal,
+        }
         if cost.marginal > 0:
             summary["decode_speedup"] = cost.alone / cost.marginal
         seconds += hybrid * cost.marginal
@@ -130,27 +151,6 @@ def _decode(iterations: pd.DataFrame, cost: DecodeCost | None) -> dict[str, floa
     if seconds > 0 and is_known:
         summary["decode_throughput"] = (alone + hybrid) / seconds
     return summary
-
-
-def _kv(iterations: pd.DataFrame) -> dict[str, float]:
-    factor = iterations.prefill_kv_tokens.sum() / iterations.num_prefill_tokens.sum()
-    return {"kv_read_bytes": iterations.kv_bytes.sum(), "kv_reread_factor": factor}
-
-
-def _efficiency(iterations: pd.DataFrame, peaks: Peaks) -> dict[str, float]:
-    busy, roofline = iterations.busy.sum(), iterations.roofline.sum()
-    return {
-        "busy_time": busy,
-        "roofline": roofline,
-        "time_over_roofline": busy / roofline,
-        **_time_over_roofline_by_kind(iterations),
-        "peak_flops_per_second": peaks.flops_per_second,
-        "peak_bytes_per_second": peaks.bytes_per_second,
-        "mfu": iterations.flops.sum() / (busy * peaks.flops_per_second),
-        "mbu": iterations.min_bytes.sum() / (busy * peaks.bytes_per_second),
-        "tile_efficiency": iterations.useful_tiles.sum() / iterations.computed_tiles.sum(),
-        **_overheads(iterations),
-    }
 
 
 def _time_over_roofline_by_kind(iterations: pd.DataFrame) -> dict[str, float]:

@@ -37,12 +37,8 @@ def print_device(place: RunContext, spec: ModelSpec, backend: Backend, policy: s
     """The name of a run, and which model is on which device under which policy."""
     out = console()
     out.print(f"\n{place.name}", style="bold")
-    out.print(
-        f"  {spec.name} ({spec.num_params / 1e6:,.0f}M parameters, {backend.dtype_name}) on "
-        f"{backend.device_name}, "
-        f"policy {policy}",
-        soft_wrap=True,
-    )
+    model = f"{spec.name} ({spec.num_params / 1e6:,.0f}M parameters, {backend.dtype_name})"
+    out.print(f"  {model} on {backend.device_name}, policy {policy}", soft_wrap=True)
     print_cautions(backend.cautions(spec), place)
 
 
@@ -78,19 +74,14 @@ def print_sweep(sweep_dir: Path, num_jobs: int) -> None:
     if runs.empty:
         console().print(f"no finished runs in {sweep_dir}")
         return
-    baselines = runs[runs.is_baseline].sort_values(
-        ["policy", *sweeps.varying_labels(runs)], kind="stable"
-    )
+    order = ["policy", *sweeps.varying_labels(runs)]
+    baselines = runs[runs.is_baseline].sort_values(order, kind="stable")
     runs = pd.concat([baselines, runs[~runs.is_baseline]])
-    num_missing = num_jobs - int((~runs.is_baseline).sum())
-    which = (
-        f"The {len(runs)} finished runs, {num_missing} missing,"
-        if num_missing
-        else f"All {len(runs)} runs"
-    )
-    show(
-        [_sweep_table(runs, f"{which} of this sweep (ratios: run / baseline on the same requests)")]
-    )
+    which = f"All {len(runs)} runs"
+    if num_missing := num_jobs - int((~runs.is_baseline).sum()):
+        which = f"The {len(runs)} finished runs, {num_missing} missing,"
+    title = f"{which} of this sweep (ratios: run / baseline on the same requests)"
+    show([_sweep_table(runs, title)])
     table, picture = sweep_dir / "sweep.csv", sweep_dir / "sweep.png"
     places = [os.path.relpath(path, sweep_dir) for path in runs.path]
     runs.assign(path=places).drop(columns=UNSEEN, errors="ignore").to_csv(table, index=False)

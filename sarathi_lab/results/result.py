@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +38,6 @@ class Shown:
     markup: bool = False  # whether cells hold rich's styles, such as [green]
 
     def table(self) -> Table:
-        """For rich to print."""
         rows = list(self.rows)
         headings = list(rows[0]) if rows else []
         table = Table(box=None, padding=(0, 1), pad_edge=True)
@@ -46,8 +45,13 @@ class Shown:
             justify: Any = "left" if name in self.left else "right"
             table.add_column(str(name), justify=justify, no_wrap=name in self.unbroken)
         for row in rows:
-            table.add_row(*(_cell(row[name], self.formats.get(name, "")) for name in headings))
+            table.add_row(*(self._cell(name, row[name]) for name in headings))
         return table
+
+    def _cell(self, name: str, value: Any) -> str:
+        if isinstance(value, str):
+            return value
+        return "-" if pd.isna(value) else format(value, self.formats.get(name, ""))
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,7 @@ class Result:
     places: Mapping[str, Path | str] | None = None  # printed last; None: the folder
     labels: Mapping[str, Any] = field(default_factory=dict)  # flat, to filter by in W&B; run.json
     tags: Sequence[str] = ()  # in W&B
-    config: Mapping[str, Any] | None = None  # config.yaml; None: the run's, resolved
+    config: dict[str, Any] | None = None  # config.yaml; None: the run's, resolved
     float_format: str | None = None  # of CSV files, such as "%.6g"
     error: RunError | None = None  # raised when all is kept: a part of the work failed
     artifact: str | None = None  # of W&B: results of equal work are versions of one name
@@ -80,61 +84,53 @@ class Stopped(RunError):
         self.result = result or Result()
 
 
-def write(
-    result: Result,
-    context: RunContext,
-    config: Mapping[str, Any],
-    tracker: Tracker,
-    *,
-    is_run: bool = False,
-) -> None:
-    """Save `result` in the folder of `context`, track and print it.
-
-    `config` holds the settings; a run (`is_run`) gets run.json, which marks its folder as complete.
+def write(result: Result, context: RunContext, tracker: Tracker, *, is_run: bool = False) -> None:
+    """Save `result` in the folder of `context`, track and print it; a run (`is_run`) gets run.json,
+    which marks its folder as complete.
     """
     folder = context.run_dir
-    _save(result, folder, config)
+    _save(result, folder)
     if result.summary:
         write_json(folder / "summary.json", result.summary)
-    tracker.track(
-        replace(
-            _tracked(result, context, config),
-            iterations=result.tables.get(ITERATIONS),
-            summary=result.summary,
-            folder=folder,
-            artifact=result.artifact,
-        )
-    )
+    track(result, context, tracker)
     if is_run:
         labels = {"task": context.task, **result.labels, "status": "finished"}
         write_json(folder / "run.json", labels)
     show(result.shown)
-    places = result.places
-    if places is None:
-        places = {} if is_run else {"results": folder}  # a run's is printed once it has ended
+    # A run's is printed once it has ended.
+    places = ({} if is_run else {"results": folder}) if result.places is None else result.places
     for what, where in places.items():
         print_place(what, where)
 
 
-def write_stopped(
-    result: Result, context: RunContext, config: Mapping[str, Any], error: str
-) -> None:
+def write_stopped(result: Result, context: RunContext, error: str) -> None:
     """Save what a run that stopped has done; without run.json, so that none takes it for whole."""
-    _save(result, context.run_dir, config)
+    _save(result, context.run_dir)
     labels = {"task": context.task, **result.labels, "error": error, **result.summary}
     write_json(context.run_dir / "failed.json", labels)
 
 
-def track_stopped(
-    result: Result, context: RunContext, config: Mapping[str, Any], tracker: Tracker
+def track(
+    result: Result, context: RunContext, tracker: Tracker, *, has_failed: bool = False
 ) -> None:
-    """Track a run that stopped, as failed."""
-    run = _tracked(result, context, config)
-    tracker.track(replace(run, summary=result.summary, has_failed=True))
+    """Track a result, once it is saved; of a run that has failed its labels and summary only."""
+    tracker.track(
+        TrackedRun(
+            name=context.name,
+            group=context.group,
+            job_type=context.experiment or context.task,
+            tags=result.tags or (context.task,),
+            config={"task": context.task, **result.labels, "settings": result.config},
+            iterations=None if has_failed else result.tables.get(ITERATIONS),
+            summary=result.summary,
+            folder=None if has_failed else context.run_dir,
+            artifact=result.artifact,
+            has_failed=has_failed,
+        )
+    )
 
 
 def show(shown: Iterable[Shown | str]) -> None:
-    """Print tables and lines."""
     out = console()
     for part in shown:
         if isinstance(part, str):
@@ -145,35 +141,14 @@ def show(shown: Iterable[Shown | str]) -> None:
         out.print(part.table(), markup=part.markup)
 
 
-def _cell(value: Any, form: str) -> str:
-    if isinstance(value, str):
-        return value
-    return "-" if pd.isna(value) else format(value, form)
-
-
-def _save(result: Result, folder: Path, config: Mapping[str, Any]) -> None:
+def _save(result: Result, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, table in result.tables.items():
         if name.endswith(".parquet"):
             table.to_parquet(folder / name, index=False)
         else:
-            path = folder / (name if name.endswith(".csv") else f"{name}.csv")
+            path = folder / f"{name.removesuffix('.csv')}.csv"
             table.to_csv(path, index=False, float_format=result.float_format)
     for name, figure in result.figures.items():
         figure.savefig(folder / f"{name}.png", dpi=150)
-    OmegaConf.save(OmegaConf.create(_settings(result, config)), folder / "config.yaml")
-
-
-def _tracked(result: Result, context: RunContext, config: Mapping[str, Any]) -> TrackedRun:
-    """As W&B knows it, without its results."""
-    return TrackedRun(
-        name=context.name,
-        group=context.group,
-        job_type=context.experiment or context.task,
-        tags=result.tags or (context.task,),
-        config={"task": context.task, **result.labels, "settings": _settings(result, config)},
-    )
-
-
-def _settings(result: Result, config: Mapping[str, Any]) -> dict[str, Any]:
-    return dict(config if result.config is None else result.config)
+    OmegaConf.save(OmegaConf.create(result.config), folder / "config.yaml")

@@ -7,8 +7,10 @@ from typing import NoReturn
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
-from sarathi_lab.config.errors import RunError, UserError, require_int, require_number
+from sarathi_lab.config.checked import check_fields, number, whole
+from sarathi_lab.config.errors import RunError, UserError
 from sarathi_lab.engine.executor import StepResult
 from sarathi_lab.engine.loop import Recorder
 from sarathi_lab.engine.request import SequenceState
@@ -31,7 +33,6 @@ class Trend:
     is_growing: bool
 
     def caution(self) -> str:
-        """One line for people."""
         return (
             f"not steady: the scheduling delay grew from {self.first:.2f} to {self.last:.2f} s "
             f"({self.slope:.3f} s a second), so it depends on the length of the run; lower the "
@@ -56,8 +57,10 @@ def delay_trend(requests: pd.DataFrame) -> Trend | None:
     if len(ordered) < MIN_REQUESTS or arrivals[-1] <= arrivals[0]:
         return None
     delays = (ordered.first_scheduled_time - ordered.arrival_time).to_numpy(dtype=float)
-    times = [float(batch.mean()) for batch in np.array_split(arrivals, NUM_BATCHES)]
-    means = [float(batch.mean()) for batch in np.array_split(delays, NUM_BATCHES)]
+    times, means = (
+        [float(batch.mean()) for batch in np.array_split(values, NUM_BATCHES)]
+        for values in (arrivals, delays)
+    )
     slope = float(theilslopes(means, times).slope)
     test = kendalltau(times, means, alternative="greater")
     return Trend(means[0], means[-1], slope, test.pvalue < 0.01 and slope >= LEAST_SLOPE)
@@ -79,28 +82,26 @@ class SaturationLimits:
     seconds; `num_waiting` counts the waiting requests, preempted ones included.
     """
 
-    scheduling_delay: float | None = None
-    num_waiting: int | None = None
+    scheduling_delay: float | None = number(
+        None, above=0, fix="use seconds such as 30, or null to go on"
+    )
+    num_waiting: int | None = whole(
+        None, minimum=1, fix="use a number of requests such as 1000, or null to go on"
+    )
 
     def __post_init__(self) -> None:
-        if self.scheduling_delay is not None:
-            name, fix = f"{SETTING}.scheduling_delay", "use seconds such as 30, or null to go on"
-            require_number(name, self.scheduling_delay, above=0, fix=fix)
-        if self.num_waiting is not None:
-            fix = "use a number of requests such as 1000, or null to go on"
-            require_int(f"{SETTING}.num_waiting", self.num_waiting, 1, fix)
+        check_fields(self, f"{SETTING}.")
 
     @property
     def are_set(self) -> bool:
-        """Whether any limit is given."""
         return self.scheduling_delay is not None or self.num_waiting is not None
 
     def check(self, load: LoadedRequests) -> None:
         """Raise UserError if the requests' times can't overload anything."""
         if not self.are_set or load.has_times:
             return
-        users = "users wait for their answers"
-        why = "all requests arrive at once" if load.num_users is None else users
+        is_open = load.num_users is None
+        why = "all requests arrive at once" if is_open else "users wait for their answers"
         raise UserError(
             f"{SETTING} has no effect: {why}; drop it, or add workload.arrivals=poisson and "
             "workload.rate"
@@ -108,21 +109,23 @@ class SaturationLimits:
 
     def guard(self, recorder: Recorder, load: LoadedRequests) -> Recorder:
         """`recorder`, or one that stops the run as well."""
-        return _Guard(recorder, self, load) if self.are_set else recorder
+        if not self.are_set:
+            return recorder
+        arrivals = np.sort([request.arrival_time for request in load.requests])
+        return _Guard(recorder, self, arrivals)
 
 
+@dataclass(frozen=True)
 class _Guard:
     """Passes iterations on to `recorder`; raises `Saturated` after the first beyond a limit."""
 
-    def __init__(self, recorder: Recorder, limits: SaturationLimits, load: LoadedRequests) -> None:
-        self._recorder = recorder
-        self._limits = limits
-        self._arrivals = np.sort([request.arrival_time for request in load.requests])
+    recorder: Recorder
+    limits: SaturationLimits
+    arrivals: NDArray[np.float64]
 
     def record(self, result: StepResult, finished: list[SequenceState]) -> None:
-        """Record, then look at the queue."""
-        self._recorder.record(result, finished)
-        most, longest = self._limits.num_waiting, self._limits.scheduling_delay
+        self.recorder.record(result, finished)
+        most, longest = self.limits.num_waiting, self.limits.scheduling_delay
         queues = result.batch.queues
         assert queues is not None, "the scheduler has booked the batch"
         if most is not None and queues.num_waiting > most:
@@ -134,16 +137,15 @@ class _Guard:
                 self._stop(result.end, f"a request waited {delay:.2f} s", limit)
 
     def _stop(self, time: float, what: str, limit: str) -> NoReturn:
-        recent = self._arrivals[self._arrivals <= time][-RECENT:]
-        duration = float(recent[-1] - recent[0]) if len(recent) else 0.0
+        recent = self.arrivals[self.arrivals <= time][-RECENT:]
+        duration = float(np.ptp(recent)) if len(recent) else 0.0
         rate = (len(recent) - 1) / duration if duration > 0 else None  # none if all came at once
         told = "" if rate is None else f" at {rate:.3g} requests/s"
-        raise Saturated(
+        message = (
             f"saturated after {time:.1f} s{told}: {what}, more than {SETTING}.{limit}; lower the "
-            "rate or raise the limit",
-            time,
-            rate,
+            "rate or raise the limit"
         )
+        raise Saturated(message, time, rate)
 
 
 def _delay(sequence: SequenceState) -> float:

@@ -8,7 +8,6 @@ out of what they return.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -36,49 +35,32 @@ def quantiles(
     return {f"{name}_mean": float(array.mean()), **found}
 
 
-def ttft(requests: pd.DataFrame) -> Floats:
-    """Time to the first token, by request [R]."""
-    return (requests.first_token_time - requests.arrival_time).to_numpy(dtype=float)
-
-
 def gaps(requests: pd.DataFrame) -> Floats:
     """Times between tokens of all requests one after the other [sum of (tokens - 1)]."""
     return np.concatenate([np.empty(0), *(np.diff(times) for times in requests.token_times)])
 
 
-def tpot(requests: pd.DataFrame) -> Floats:
-    """Time per output token after the first [R]; not a number for a request of one token."""
-    steps = (requests.output_len - 1).to_numpy(dtype=float)
-    seconds = (requests.finish_time - requests.first_token_time).to_numpy(dtype=float)
-    return np.divide(seconds, steps, out=np.full(len(requests), np.nan), where=steps > 0)
-
-
-def whole_latency(requests: pd.DataFrame) -> Floats:
-    """From arrival to the last token [R]."""
-    return (requests.finish_time - requests.arrival_time).to_numpy(dtype=float)
-
-
-def scheduling_delay(requests: pd.DataFrame) -> Floats:
-    """From arrival to the first batch [R]."""
-    return (requests.first_scheduled_time - requests.arrival_time).to_numpy(dtype=float)
-
-
-# The times that objectives bound.
-TIMES = {"ttft": ttft, "tbt": gaps, "tpot": tpot, "scheduling_delay": scheduling_delay}
+def waits(requests: pd.DataFrame) -> dict[str, Floats]:
+    """The times that users wait, by request [R], but those between tokens (`tbt`), which are
+    `gaps`. A request of one token has no time per output token (`tpot`).
+    """
+    output_len = requests.output_len.to_numpy(dtype=float)
+    whole = (requests.finish_time - requests.arrival_time).to_numpy(dtype=float)
+    decoding = (requests.finish_time - requests.first_token_time).to_numpy(dtype=float)
+    delay = requests.first_scheduled_time - requests.arrival_time
+    return {
+        "ttft": (requests.first_token_time - requests.arrival_time).to_numpy(dtype=float),
+        "tbt": gaps(requests),
+        "tpot": decoding / np.where(output_len > 1, output_len - 1, np.nan),
+        "latency": whole,
+        "normalised_latency": whole / output_len,
+        "scheduling_delay": delay.to_numpy(dtype=float),
+    }
 
 
 def latency(requests: pd.DataFrame) -> dict[str, float]:
-    """Quantiles of the times that users wait."""
-    whole = whole_latency(requests)
-    times = {
-        "ttft": ttft(requests),
-        "tbt": gaps(requests),
-        "tpot": tpot(requests),
-        "latency": whole,
-        "normalised_latency": whole / requests.output_len.to_numpy(dtype=float),
-        "scheduling_delay": scheduling_delay(requests),
-    }
-    return {key: q for name, own in times.items() for key, q in quantiles(name, own).items()}
+    times = waits(requests).items()
+    return {key: q for name, own in times for key, q in quantiles(name, own).items()}
 
 
 def serving_summary(
@@ -92,9 +74,12 @@ def serving_summary(
     if requests.empty:
         return {}
     classes = prompt_classes(requests, targets.prompt_classes)
-    summary = {**stalls(requests, targets.stall), **by_class(requests, classes)}
-    summary |= goodput(requests, seconds, targets.slo, classes)
-    return summary | (fairness(requests, alone, classes) if alone is not None else {})
+    return {
+        **stalls(requests, targets.stall),
+        **by_class(requests, classes),
+        **goodput(requests, seconds, targets.slo, classes),
+        **(fairness(requests, alone, classes) if alone is not None else {}),
+    }
 
 
 # -- generation stalls -----------------------------------------------------------------------------
@@ -102,36 +87,32 @@ def serving_summary(
 
 def stalls(requests: pd.DataFrame, threshold: float) -> dict[str, float]:
     """Gaps above `threshold` seconds, and the longest of all (Sarathi-Serve, Fig 1a)."""
-    longest = np.array([np.diff(times).max() for times in requests.token_times if len(times) > 1])
-    if not len(longest):
-        return {}
     between = gaps(requests)
+    if not len(between):
+        return {}
     above = between[between > threshold]
+    stalled = [(np.diff(times) > threshold).any() for times in requests.token_times]
     return {
         "stall_threshold": threshold,
         "num_stalls": float(len(above)),
         "stall_time": float(above.sum()),
-        "stalled_share": float((longest > threshold).sum() / len(requests)),
-        "longest_gap": float(longest.max()),
+        "stalled_share": float(np.mean(stalled)),
+        "longest_gap": float(between.max()),
     }
 
 
 def stall_histogram(requests: pd.DataFrame, threshold: float) -> pd.DataFrame:
     """Stalls by length: `count` of gaps in (low, high] seconds, in doubling steps."""
     edges = threshold * np.array(STALL_STEPS)
-    between = gaps(requests)
-    pairs = itertools.pairwise(edges)
-    counts = [int(((between > low) & (between <= high)).sum()) for low, high in pairs]
-    return pd.DataFrame({"low": edges[:-1], "high": edges[1:], "count": counts})
+    counts = np.bincount(np.searchsorted(edges, gaps(requests)), minlength=len(edges))
+    return pd.DataFrame({"low": edges[:-1], "high": edges[1:], "count": counts[1:]})
 
 
 # -- classes of prompts ----------------------------------------------------------------------------
 
 
 def prompt_classes(requests: pd.DataFrame, bounds: Sequence[int]) -> NDArray[np.str_]:
-    """The class of each request [R]: "short" below the first bound (tokens), "long" from the second
-    on.
-    """
+    """Of each request [R]: "short" below the first bound (tokens), "long" from the second on."""
     return np.array(CLASSES)[np.searchsorted(bounds, requests.prompt_len, side="right")]
 
 
@@ -139,10 +120,10 @@ def by_class(requests: pd.DataFrame, classes: NDArray[np.str_]) -> dict[str, flo
     """Latencies of each class that has requests; nothing if all are of one."""
     summary: dict[str, float] = {}
     for name, is_own in _masks(classes).items():
-        own = requests[is_own]
-        summary[f"num_requests_{name}"] = float(len(own))
+        times = waits(requests[is_own])
+        summary[f"num_requests_{name}"] = float(is_own.sum())
         for quantity in ("ttft", "tbt", "tpot"):
-            summary |= quantiles(f"{quantity}_{name}", TIMES[quantity](own), CLASS_QUANTILES)
+            summary |= quantiles(f"{quantity}_{name}", times[quantity], CLASS_QUANTILES)
     return summary
 
 
@@ -155,33 +136,27 @@ def _masks(classes: NDArray[np.str_]) -> dict[str, NDArray[np.bool_]]:
 # -- service level objectives ----------------------------------------------------------------------
 
 
-def request_values(requests: pd.DataFrame, slo: Slo) -> dict[str, Floats]:
-    """By bound that `slo` has for single requests what each is held against [R]; a gap stands for
-    those of its request by the objective's quantile of them. Not a number where a request has no
-    such time.
-    """
-    found = {name: TIMES[name](requests) for name in ("ttft", "tpot") if name in slo.bounds}
-    if slo.tbt is not None:
-        between = [np.diff(times) for times in requests.token_times]
-        found["tbt"] = np.array(
-            [np.quantile(own, slo.quantile) if len(own) else np.nan for own in between]
-        )
-    return found
-
-
 def is_good(requests: pd.DataFrame, slo: Slo) -> dict[str, NDArray[np.bool_]]:
-    """By bound whether each request meets it [R], and under "all" whether it meets all."""
-    values = request_values(requests, slo)
-    met = {name: np.isnan(own) | (own <= slo.bounds[name]) for name, own in values.items()}
+    """By bound for single requests whether each meets it [R], as does one without such a time, and
+    under "all" whether it meets all. A gap stands for those of its request by the objective's
+    quantile of them.
+    """
+    values = waits(requests)
+    if slo.tbt is not None:
+        own_gaps = [np.diff(times) for times in requests.token_times]
+        values["tbt"] = np.array(
+            [np.quantile(own, slo.quantile) if len(own) else np.nan for own in own_gaps]
+        )
+    bounds = {name: bound for name, bound in slo.bounds.items() if name != "scheduling_delay"}
+    met = {name: ~(values[name] > bound) for name, bound in bounds.items()}
     return {**met, "all": np.all([np.ones(len(requests), dtype=bool), *met.values()], axis=0)}
 
 
 def run_values(requests: pd.DataFrame, slo: Slo) -> dict[str, float]:
     """The run's quantile by bound of `slo`; of the scheduling delay the median."""
-    found = {}
+    values, found = waits(requests), {}
     for name in slo.bounds:
-        own = TIMES[name](requests)
-        if len(own := own[~np.isnan(own)]):
+        if len(own := values[name][~np.isnan(values[name])]):
             quantile = 0.5 if name == "scheduling_delay" else slo.quantile
             found[name] = float(np.quantile(own, quantile))
     return found
@@ -219,10 +194,11 @@ def jain_index(values: Floats) -> float:
 
 def fairness(requests: pd.DataFrame, alone: Floats, classes: NDArray[np.str_]) -> dict[str, float]:
     """Slowdowns (latency over `alone` [R]), Jain's index of them, worst class over best."""
-    slowdown = whole_latency(requests) / alone
-    summary = {**quantiles("slowdown", slowdown), "slowdown_jain": jain_index(slowdown)}
+    slowdown = waits(requests)["latency"] / alone
     means = {name: float(slowdown[is_own].mean()) for name, is_own in _masks(classes).items()}
-    summary |= {f"slowdown_{name}_mean": mean for name, mean in means.items()}
-    if means:
-        summary["slowdown_class_ratio"] = max(means.values()) / min(means.values())
-    return summary
+    return {
+        **quantiles("slowdown", slowdown),
+        "slowdown_jain": jain_index(slowdown),
+        **{f"slowdown_{name}_mean": mean for name, mean in means.items()},
+        **({"slowdown_class_ratio": max(means.values()) / min(means.values())} if means else {}),
+    }

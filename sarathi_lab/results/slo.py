@@ -6,9 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sarathi_lab.config.errors import UserError, require_int, require_number
+from sarathi_lab.config.checked import check_fields, number, whole
+from sarathi_lab.config.errors import UserError, require_int
 
 BOUNDS = ("ttft", "tbt", "tpot", "scheduling_delay")
+SECONDS = "use seconds, or null for no bound"
+SHARE = "use a share of the tokens or requests, such as 0.99"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,36 +27,29 @@ class Slo:
     """
 
     name: str
-    ttft: float | None = None
-    tbt: float | None = None
-    tpot: float | None = None
-    scheduling_delay: float | None = None
-    quantile: float = 0.99
-    tbt_factor: float | None = None
-    decode_batch: int = 32
-    decode_context: int = 4096
+    ttft: float | None = number(None, above=0, fix=SECONDS)
+    tbt: float | None = number(None, above=0, fix=SECONDS)
+    tpot: float | None = number(None, above=0, fix=SECONDS)
+    scheduling_delay: float | None = number(None, above=0, fix=SECONDS)
+    quantile: float = number(0.99, above=0, fix=SHARE)
+    tbt_factor: float | None = number(
+        None, above=0, fix="use how many decode iterations a gap may take, such as 5"
+    )
+    decode_batch: int = whole(32, minimum=1, fix="use a number of sequences such as 32")
+    decode_context: int = whole(4096, minimum=2, fix="use a number of tokens such as 4096")
 
     def __post_init__(self) -> None:
-        for name, bound in self.bounds.items():
-            require_number(f"slo.{name}", bound, above=0, fix="use seconds, or null for no bound")
-        fix = "use a share of the tokens or requests, such as 0.99"
-        if require_number("slo.quantile", self.quantile, above=0, fix=fix) > 1:
-            raise UserError(f"slo.quantile={self.quantile} exceeds 1; {fix}")
-        if self.tbt_factor is not None:
-            fix = "use how many decode iterations a gap may take, such as 5"
-            require_number("slo.tbt_factor", self.tbt_factor, above=0, fix=fix)
-            if self.tbt is not None:
-                both = f"slo.tbt={self.tbt} and slo.tbt_factor={self.tbt_factor}"
-                raise UserError(f"{both} are two bounds; drop one")
-        fix = "use a number of sequences such as 32"
-        require_int("slo.decode_batch", self.decode_batch, 1, fix)
-        fix = "use a number of tokens such as 4096"
-        require_int("slo.decode_context", self.decode_context, 2, fix)
+        check_fields(self, "slo.")
+        if self.quantile > 1:
+            raise UserError(f"slo.quantile={self.quantile} exceeds 1; {SHARE}")
+        if self.tbt_factor is not None and self.tbt is not None:
+            both = f"slo.tbt={self.tbt} and slo.tbt_factor={self.tbt_factor}"
+            raise UserError(f"{both} are two bounds; drop one")
 
     @property
     def bounds(self) -> Mapping[str, float]:
         """The bounds that there are, by name."""
-        return {name: getattr(self, name) for name in BOUNDS if getattr(self, name) is not None}
+        return {name: bound for name in BOUNDS if (bound := getattr(self, name)) is not None}
 
     @property
     def is_relative(self) -> bool:
@@ -85,12 +81,13 @@ class Targets:
     """
 
     slo: Slo = field(default_factory=lambda: Slo(name="none"))
-    stall: float = 0.2
+    stall: float = number(
+        0.2, above=0, fix="use the seconds from which a gap is a stall, such as 0.2"
+    )
     prompt_classes: Sequence[int] = (512, 2048)
 
     def __post_init__(self) -> None:
-        fix = "use the seconds from which a gap is a stall, such as 0.2"
-        require_number("stall", self.stall, above=0, fix=fix)
+        check_fields(self)
         fix = "use the tokens from which prompts are of medium length, and long, such as [512,2048]"
         bounds: Any = self.prompt_classes
         if not isinstance(bounds, Sequence) or isinstance(bounds, str) or len(bounds) != 2:

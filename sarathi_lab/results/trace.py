@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pandas as pd
 
@@ -23,36 +22,29 @@ def write_trace(
     path: Path, iterations: pd.DataFrame, stages: pd.DataFrame, bubbles: pd.DataFrame
 ) -> None:
     """Write the ledger's three tables as trace events, a row per stage."""
-    events = chain(_row_names(stages), _iterations(iterations, stages), _bubbles(bubbles))
     with path.open("w") as file:  # one by one: a long run on many stages has millions
         file.write("[")
-        for i, event in enumerate(events):
+        for i, event in enumerate(_events(iterations, stages, bubbles)):
             file.write((",\n" if i else "\n") + json.dumps(event))
         file.write("\n]\n")
 
 
-def _row_names(stages: pd.DataFrame) -> Iterator[dict[str, Any]]:
-    row = {"ph": "M", "name": "thread_name", "pid": 0}
+def _events(
+    iterations: pd.DataFrame, stages: pd.DataFrame, bubbles: pd.DataFrame
+) -> Iterator[dict[str, Any]]:
     for stage in sorted(stages.stage.unique().tolist()):
-        yield {**row, "tid": stage, "args": {"name": f"stage {stage}"}}
-
-
-def _iterations(iterations: pd.DataFrame, stages: pd.DataFrame) -> Iterator[dict[str, Any]]:
+        row = {"ph": "M", "name": "thread_name", "pid": 0, "tid": stage}
+        yield {**row, "args": {"name": f"stage {stage}"}}
     counts: Any = iterations.set_index("iteration")[COUNTS].to_dict("index")
-    rows: Iterable[Any] = stages.itertuples(index=False)
-    for row in rows:
-        count = counts[row.iteration]
+    for span in cast(Iterable[Any], stages.itertuples(index=False)):
+        count = counts[span.iteration]
         parts = [("prefill", count["num_prefill_tokens"]), ("decode", count["num_decode_tokens"])]
         work = " + ".join(f"{number} {kind}" for kind, number in parts if number)
-        name = f"iteration {row.iteration}: {work}"
-        yield _event(name, "iteration", row, {"iteration": row.iteration, **count})
-
-
-def _bubbles(bubbles: pd.DataFrame) -> Iterator[dict[str, Any]]:
-    rows: Iterable[Any] = bubbles.itertuples(index=False)
-    for row in rows:
-        args = {"cause": row.cause, "before": row.iteration - 1, "after": row.iteration}
-        yield _event(f"bubble {row.cause}", "bubble", row, args)
+        name = f"iteration {span.iteration}: {work}"
+        yield _event(name, "iteration", span, {"iteration": span.iteration, **count})
+    for gap in cast(Iterable[Any], bubbles.itertuples(index=False)):
+        args = {"cause": gap.cause, "before": gap.iteration - 1, "after": gap.iteration}
+        yield _event(f"bubble {gap.cause}", "bubble", gap, args)
 
 
 def _event(name: str, category: str, row: Any, args: dict[str, Any]) -> dict[str, Any]:

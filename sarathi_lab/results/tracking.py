@@ -1,4 +1,4 @@
-"""Weights & Biases behind a small interface, and a null tracker with the same methods.
+"""Weights & Biases behind a small interface, and the null tracker.
 
 A run is written offline in one go when it has ended, so that no measurement shares its time with
 W&B, and sent afterwards by `wandb sync`, a process of its own.
@@ -10,11 +10,10 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -27,7 +26,6 @@ from sarathi_lab.results.wandb_process import AGENT_VARIABLES, environment, of_a
 if TYPE_CHECKING:
     import wandb
 
-MODES = ("offline", "online")
 MAX_TAG = 64  # characters
 MAX_HISTORY_ROWS = 2000
 LOCAL_TIMEOUT = 60.0  # seconds for opening a run, which usually takes a tenth of one
@@ -41,6 +39,7 @@ STEP_OF = {
     **dict.fromkeys(("mfu", "mbu", "time_over_roofline"), "tokens"),
 }
 UNSEEN = ["output_token_ids", "token_times"]  # lists, which no table shows
+T = TypeVar("T")
 _gave_up: set[Hashable] = set()  # what has failed once is not tried again in this process
 
 
@@ -66,38 +65,22 @@ class TrackedRun:
     has_failed: bool = False
 
 
-class Tracker(Protocol):
-    """Takes runs that have ended; `conf/tracking/*.yaml` picks one."""
+class Tracker:
+    """Takes runs that have ended and keeps nothing of them; `conf/tracking/*.yaml` picks one."""
 
     def check(self) -> None:
         """Raise UserError if runs could not be taken."""
-        ...
 
     def hint(self) -> str:
         """The command that shows the tracked runs, empty if there are none."""
-        ...
-
-    def track(self, run: TrackedRun) -> None:
-        """Keep `run`. Never raises for a tracker's own trouble."""
-        ...
-
-
-class NullTracker:
-    """Tracks nothing."""
-
-    def check(self) -> None:
-        """Nothing can go wrong."""
-
-    def hint(self) -> str:
-        """Nothing to show."""
         return ""
 
     def track(self, run: TrackedRun) -> None:
-        """Forget."""
+        """Keep `run`. Never raises for a tracker's own trouble."""
 
 
 @dataclass(frozen=True)
-class WandbTracker:
+class WandbTracker(Tracker):
     """Writes W&B runs below `dir`/wandb. "offline" needs no account and sends nothing; `wandb sync`
     can later.
 
@@ -112,49 +95,48 @@ class WandbTracker:
     timeout: float = 60.0
 
     def __post_init__(self) -> None:
-        if self.mode not in MODES:
+        if self.mode not in ("offline", "online"):
             raise UserError(
-                f"tracking.mode={self.mode} is unknown; use {' or '.join(MODES)}, or tracking=none"
+                f"tracking.mode={self.mode} is unknown; use offline or online, or tracking=none"
             )
-        require_number(
-            "tracking.timeout", self.timeout, above=0, fix="use a number of seconds such as 60"
-        )
+        fix = "use a number of seconds such as 60"
+        require_number("tracking.timeout", self.timeout, above=0, fix=fix)
 
     def check(self) -> None:
-        """Make the folder. Raises UserError if it can't be written, or for online runs without a
-        login.
-
-        Does not ask the server whether it takes the key.
-        """
+        """Refuses online runs without a login, too; the server is not asked whether it takes it."""
         make_folder(Path(self.dir), "tracking.dir")
         if self.mode == "online":
             with environment(self._variables()):
                 require_login("tracking.mode=online", "or use tracking.mode=offline")
 
     def hint(self) -> str:
-        """W&B's own viewer of local runs."""
         return shlex.join(["wandb", "leet", str(self._folder)])
 
     def track(self, run: TrackedRun) -> None:
         """Write the run, and send it if online. W&B's trouble costs a warning, once a process."""
-        folder = None
         lost = "results are complete without it, and later runs are not tracked"
-        with warning_of(("write", self), lost) as is_tried:
-            if is_tried:
-                folder = self._write(run)
-        if folder is None or self.mode == "offline":
-            return
-        sync = shlex.join(["wandb", "sync", str(self._folder)])
-        kept = f"it and later runs stay here, and {sync} sends them"
-        with warning_of(("send", self), kept) as is_tried:
-            if is_tried:
-                send(folder, self.timeout)
+        folder = self._tried(lost, self._write, run)
+        if folder is not None and self.mode == "online":
+            sync = shlex.join(["wandb", "sync", str(self._folder)])
+            kept = f"it and later runs stay here, and {sync} sends them"
+            self._tried(kept, send, folder, self.timeout)
+
+    def _tried(self, consequence: str, work: Callable[..., T], *args: Any) -> T | None:
+        """What `work` returns. What it raises is one line of warning, and it is not tried again."""
+        if (self, consequence) in _gave_up:
+            return None
+        try:
+            return work(*args)
+        except (Exception, SystemExit) as error:  # a measurement must not end for it
+            _gave_up.add((self, consequence))
+            reason = str(error).strip().partition("\n")[0] or type(error).__name__
+            print(f"warning: W&B: {reason}; {consequence}", file=sys.stderr)
+            return None
 
     def _write(self, run: TrackedRun) -> Path:
         """Returns the folder of the W&B run. Raises what W&B does."""
-        self._folder.mkdir(
-            parents=True, exist_ok=True
-        )  # else W&B would go to a temporary folder, where nobody looks
+        # Else W&B would go to a temporary folder, where nobody looks.
+        self._folder.mkdir(parents=True, exist_ok=True)
         agent = of_agent(is_baseline=bool(run.config.get("is_baseline")))
         with environment(self._variables()):
             import wandb  # takes half a second, which tracking=none need not wait for
@@ -163,7 +145,7 @@ class WandbTracker:
                 name=run.name,
                 group=agent.pop("group", run.group),
                 job_type=run.job_type,
-                tags=shortened(run.tags),
+                tags=list(dict.fromkeys(tag[:MAX_TAG] for tag in run.tags if tag)),
                 config=dict(run.config),
                 project=agent.pop("project", None) or self.project,
                 mode="offline",
@@ -204,25 +186,6 @@ class WandbTracker:
         }
 
 
-def shortened(tags: Sequence[str]) -> list[str]:
-    """The tags, each once and as long as W&B takes them."""
-    return list(dict.fromkeys(tag[:MAX_TAG] for tag in tags if tag))
-
-
-@contextmanager
-def warning_of(key: Hashable, consequence: str) -> Iterator[bool]:
-    """Turn whatever the block raises into one line of warning, which `consequence` ends.
-
-    Yields whether to try at all: what has failed once under a `key` is not tried again.
-    """
-    try:
-        yield key not in _gave_up
-    except (Exception, SystemExit) as error:  # of whatever kind: a measurement must not end for it
-        _gave_up.add(key)
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        print(f"warning: W&B: {reason}; {consequence}", file=sys.stderr)
-
-
 def require_login(what: str, mend: str) -> None:
     """Raise UserError, saying `what` needs it, without a well-formed key for W&B's server."""
     import wandb
@@ -246,11 +209,7 @@ def fetch_runs(where: str) -> list[Any]:
     try:
         api = wandb.Api()
         return [api.run(where)] if where.count("/") == 2 else list(api.runs(where))
-    except (
-        wandb.Error,
-        ValueError,
-        OSError,
-    ) as error:  # ValueError: what the Api says of a project that is not there
+    except (wandb.Error, ValueError, OSError) as error:  # ValueError: of a project not there
         reason = str(error).partition("\n")[0]
         raise UserError(
             f"W&B gives no runs of {where} ({reason}); check the path and `wandb login`"
@@ -278,20 +237,19 @@ def _log_iterations(opened: wandb.Run, iterations: pd.DataFrame) -> None:
     """Every iteration, or 2,000 evenly spaced ones of a longer run (the artifact has all), with
     `iteration`, `time` (seconds) and `tokens` (computed so far) as x axes.
     """
+    tokens = (iterations.num_prefill_tokens + iterations.num_decode_tokens).cumsum()
+    axes = iterations[["iteration"]].assign(time=iterations.end, tokens=tokens)
+    curves = iterations.drop(columns="iteration")
     # Their last values would stand in the summary, some under the name of another quantity.
-    for axis in ("iteration", "time", "tokens"):
+    for axis in axes:
         opened.define_metric(axis, summary="none")
-    for column in iterations.columns.drop("iteration"):
+    for column in map(str, curves):
         step = STEP_OF.get(column, "iteration")
         opened.define_metric(f"iterations/{column}", step_metric=step, summary="none")
-    tokens = (iterations.num_prefill_tokens + iterations.num_decode_tokens).cumsum()
-    chosen = np.unique(
-        np.linspace(0, len(iterations) - 1, min(len(iterations), MAX_HISTORY_ROWS)).astype(int)
-    )
-    rows = iterations.iloc[chosen].to_dict("records")
-    for row, num_tokens in zip(rows, tokens.iloc[chosen], strict=True):
-        axes = {"iteration": row.pop("iteration"), "time": row["end"], "tokens": num_tokens}
-        opened.log({**axes, **{f"iterations/{column}": value for column, value in row.items()}})
+    num_rows = min(len(iterations), MAX_HISTORY_ROWS)
+    chosen = np.linspace(0, len(iterations) - 1, num_rows, dtype=int)
+    for row in axes.join(curves.add_prefix("iterations/")).iloc[chosen].to_dict("records"):
+        opened.log(row)
 
 
 def _log_folder(opened: wandb.Run, folder: Path, name: str) -> None:
@@ -299,7 +257,7 @@ def _log_folder(opened: wandb.Run, folder: Path, name: str) -> None:
     import wandb
 
     artifact = wandb.Artifact(name, type="tables")
-    for path in sorted(path for path in folder.iterdir() if path.suffix in (".parquet", ".csv")):
+    for path in sorted([*folder.glob("*.parquet"), *folder.glob("*.csv")]):
         artifact.add_file(str(path), skip_cache=True)
     opened.log_artifact(artifact)
     for path in sorted(folder.glob("*.csv")):

@@ -14,8 +14,7 @@ from sarathi_lab.config.errors import UserError, require_int
 from sarathi_lab.config.instantiate import build
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.engine.executor import Predictor
-from sarathi_lab.experiment.advisor import BASELINES
-from sarathi_lab.experiment.chunking_loss import chunking_loss
+from sarathi_lab.experiment.advisor import BASELINES, chunking_loss
 from sarathi_lab.experiment.server_flags import ServerFlag, flags
 from sarathi_lab.results.result import Result, Shown
 from sarathi_lab.tasks import announce

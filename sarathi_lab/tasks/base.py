@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -10,7 +11,7 @@ from omegaconf import DictConfig
 
 from sarathi_lab.config.instantiate import build, resolved
 from sarathi_lab.config.run_context import RunContext
-from sarathi_lab.results.result import Result, Stopped, track_stopped, write, write_stopped
+from sarathi_lab.results.result import Result, Stopped, track, write, write_stopped
 from sarathi_lab.results.tracking import TrackedRun, Tracker
 
 
@@ -52,20 +53,24 @@ def conclude(
     Of a run that ends by an error, what it did before is kept if it says so (`Stopped`), and it is
     tracked as failed.
     """
-    config, tracker = resolved(cfg), build(cfg.tracking)
+    tracker: Tracker = build(cfg.tracking)
     try:
         result = work()
     except Exception as error:
-        done = error.result if isinstance(error, Stopped) else Result()
+        done = _with_settings(error.result if isinstance(error, Stopped) else Result(), cfg)
         if isinstance(error, Stopped):
-            write_stopped(done, context, config, str(error))
+            write_stopped(done, context, str(error))
         if is_run:
-            track_stopped(done, context, config, tracker)
+            track(done, context, tracker, has_failed=True)
         raise
     if result is not None:
-        write(result, context, config, tracker, is_run=is_run)
+        write(_with_settings(result, cfg), context, tracker, is_run=is_run)
         if result.error is not None:
             raise result.error
+
+
+def _with_settings(result: Result, cfg: DictConfig) -> Result:
+    return replace(result, config=resolved(cfg)) if result.config is None else result
 
 
 def track_sweep(cfg: DictConfig, folder: Path, swept: Sequence[str]) -> None:

@@ -216,7 +216,7 @@ def _summary_of(plan: Plan, trial: Trial, peaks: Peaks) -> dict[str, float]:
     iterations = add_costs(trial.iterations, plan.spec, plan.backend.dtype_bytes, peaks)
     return {
         **summarise(iterations, trial.requests, peaks, None),
-        **serving_summary_of(plan, trial.requests, trial.duration, peaks, {}),
+        **serving_summary_of(plan, trial.requests, float(trial.iterations.end.max()), peaks, {}),
     }
 
 

@@ -15,8 +15,13 @@ from sarathi_lab.config.errors import UserError, require_int, require_number, re
 from sarathi_lab.config.instantiate import build
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.executor.simulated.hardware import kv_capacity
-from sarathi_lab.experiment.advisor import BASELINES
-from sarathi_lab.experiment.crossover import OUTCOMES, at_best_chunk, crossover, loads_that_fit
+from sarathi_lab.experiment.advisor import (
+    BASELINES,
+    OUTCOMES,
+    at_best_chunk,
+    crossover,
+    loads_that_fit,
+)
 from sarathi_lab.results import report
 from sarathi_lab.results.plots.tasks import crossover_map
 from sarathi_lab.results.result import Result

@@ -57,8 +57,8 @@ def _main(options: argparse.Namespace) -> int:
     if options.dry_run:
         view = dashboard.workspace(options.entity or "", options.project)
         report = dashboard.report(options.entity or "", options.project, claims)
-        shown = {"workspace": dashboard.as_json(view), "report": dashboard.as_json(report)}
-        print(json.dumps({name: json.loads(text) for name, text in shown.items()}, indent=2))
+        shown = {"workspace": dashboard.plain(view), "report": dashboard.plain(report)}
+        print(json.dumps(shown, indent=2))
         return 0
     with environment({"WANDB_SILENT": "true"}):
         return _write(options, claims)

@@ -20,12 +20,12 @@ from sarathi_lab.config.errors import UserError, exit_code, require_int, require
 from sarathi_lab.config.paths import CONF, OUTPUTS, make_folder
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.experiment.claims import in_words, verdicts
-from sarathi_lab.experiment.errors import error_table
 from sarathi_lab.experiment.figures import (
     FIGURES,
     PAPERS,
     SERVING,
     SIMULATED,
+    error_table,
     paper,
     points_of,
     serving_points,

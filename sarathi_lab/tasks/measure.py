@@ -29,10 +29,10 @@ from sarathi_lab.experiment.simulate import computed, recorded_tables, served
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Policy
 from sarathi_lab.results import load
-from sarathi_lab.results.device_record import device_folder
 from sarathi_lab.results.load import POINTS
 from sarathi_lab.results.plots import figures as plots
 from sarathi_lab.results.plots import serving as serving_plots
+from sarathi_lab.results.provenance import device_folder
 from sarathi_lab.results.result import Result, Shown
 from sarathi_lab.tasks.figures import Figures, recompute
 from sarathi_lab.tasks.plan import resolve_model

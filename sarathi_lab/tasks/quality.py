@@ -30,8 +30,7 @@ from sarathi_lab.executor.torch.teacher_forced import (
 from sarathi_lab.experiment.quality import joined
 from sarathi_lab.model.spec import KvDtype, ModelSpec
 from sarathi_lab.results import load
-from sarathi_lab.results.device_record import slug_of
-from sarathi_lab.results.provenance import provenance
+from sarathi_lab.results.provenance import provenance, slug_of
 from sarathi_lab.results.result import Result, Shown
 from sarathi_lab.tasks.plan import text_encoder
 from sarathi_lab.tasks.subjects import BLOCK_SIZE, measured_subject, require_list, where_of

@@ -249,9 +249,9 @@ def _summarise(
         part = plan.window.of(iterations, requests)
         rates = part.throughput(requests)
         iterations, requests, bubbles = (
-            part.iterations(iterations),
+            part.spans(iterations),
             part.requests(requests),
-            part.bubbles(bubbles),
+            part.spans(bubbles),
         )
     summary = summarise(iterations, requests, peaks, decode_cost) | rates
     summary |= serving_summary_of(plan, requests, summary["duration"], peaks, profile)

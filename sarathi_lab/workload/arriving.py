@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sarathi_lab.config.checked import check_fields, number, whole
 from sarathi_lab.config.errors import UserError, require_number, require_one_of
+from sarathi_lab.engine.request import Request
+from sarathi_lab.workload.base import LoadedRequests
 
 ArrivalKind = Literal["closed", "poisson", "gamma", "ramp", "users"]
 
@@ -40,12 +42,9 @@ class Arriving:
 
     - "closed": all at time 0.
     - "poisson": exponential gaps of mean 1 / `rate` (requests per second).
-    - "gamma": gamma gaps of mean 1 / `rate` and coefficient of variation `cv`: shape 1 / cv^2,
-      scale cv^2 / rate.
-    - "ramp": a Poisson process whose rate rises linearly from `rate` to `end_rate` while the
-      requests last.
-    - "users": `users` users, each of whom sends the next request `think_time` seconds after its
-      last has finished.
+    - "gamma": gamma gaps of mean 1 / `rate` and coefficient of variation `cv`.
+    - "ramp": a Poisson process whose rate rises linearly to `end_rate` while the requests last.
+    - "users": `users` users, who send the next request `think_time` seconds after an answer.
 
     `arrivals` None stands for the times that a file brings. Times are made of random numbers of
     mean 1, scaled: with the same seed, rates share them. `priorities` (lower is served first where
@@ -63,15 +62,12 @@ class Arriving:
     think_time: float | None = number(None, minimum=0, fix="use seconds, such as 1.0")
     priorities: Sequence[int] | None = None
     priority_shares: Sequence[float] | None = None
+    seed: int = whole(minimum=0, fix="use a number such as 0", name="seed")
 
     def __post_init__(self) -> None:
         if self.arrivals is not None:
-            check_arrivals(self, self.arrivals)
+            self.check_arrivals(self.arrivals)
         check_fields(self, "workload.")
-        self._check_values()
-        _check_priorities(self.priorities, self.priority_shares)
-
-    def _check_values(self) -> None:
         if self.end_rate is not None and self.rate is not None and self.end_rate <= self.rate:
             raise UserError(
                 f"workload.end_rate={self.end_rate} does not exceed workload.rate={self.rate}; "
@@ -79,115 +75,100 @@ class Arriving:
             )
         if self.cv is not None and self.cv > CV_RANGE[1]:
             raise UserError(f"workload.cv={self.cv} exceeds {CV_RANGE[1]:g}; use {EXPLAINED['cv']}")
+        self._check_priorities()
 
-    def times(self, kind: ArrivalKind, num_requests: int, seed: int) -> NDArray[np.float64]:
-        """Seconds of arrival [num_requests], ascending from 0; all 0 where users decide."""
-        return arrival_times(
-            kind, self.rate, num_requests, seed, cv=self.cv, end_rate=self.end_rate
-        )
+    def check_arrivals(self, kind: str) -> None:
+        """Raise UserError unless there is what this `kind` of arrivals reads, and no more."""
+        require_one_of("workload.arrivals", kind, READS)
+        for name, explained in EXPLAINED.items():
+            value = getattr(self, name)
+            if name not in READS[kind]:
+                if value is not None:
+                    reader = next(other for other, read in READS.items() if name in read)
+                    raise UserError(
+                        f"workload.{name}={value} has no effect on {kind} arrivals; drop it or use "
+                        f"workload.arrivals={reader}"
+                    )
+            elif value is None and name not in OPTIONAL:
+                raise UserError(f"workload.arrivals={kind} needs workload.{name}, {explained}")
 
-    def dealt_priorities(self, num_requests: int, seed: int) -> list[int]:
-        """The priority of each request; 0 where none were asked for."""
-        if self.priorities is None:
-            return [0] * num_requests
-        shares = np.asarray(self.priority_shares or [1.0] * len(self.priorities), dtype=float)
-        drawn = np.random.default_rng([seed, 4]).choice(
-            len(shares), num_requests, p=shares / shares.sum()
-        )
-        return [self.priorities[i] for i in drawn.tolist()]
-
-
-def check_arrivals(settings: Arriving, kind: str) -> None:
-    """Raise UserError unless `settings` have what this `kind` of arrivals reads, and no more."""
-    require_one_of("workload.arrivals", kind, READS)
-    for name, explained in EXPLAINED.items():
-        value = getattr(settings, name)
-        if name not in READS[kind]:
-            if value is not None:
-                reader = next(other for other, read in READS.items() if name in read)
+    def _check_priorities(self) -> None:
+        priorities, shares = self.priorities, self.priority_shares
+        if priorities is None:
+            if shares is not None:
                 raise UserError(
-                    f"workload.{name}={value} has no effect on {kind} arrivals; drop it or use "
-                    f"workload.arrivals={reader}"
+                    f"workload.priority_shares={shares} has no effect without workload.priorities; "
+                    "add workload.priorities=[0,1]"
                 )
-        elif value is None and name not in OPTIONAL:
-            raise UserError(f"workload.arrivals={kind} needs workload.{name}, {explained}")
+            return
+        fix = "use whole numbers, lower ones first served, such as [0,1]"
+        if not _is_list(priorities) or not priorities:
+            raise UserError(f"workload.priorities={priorities} is not a list; {fix}")
+        own = f"workload.priorities={list(priorities)}"
+        for priority in priorities:
+            if isinstance(priority, bool) or not isinstance(priority, int):
+                raise UserError(f"{own}: {priority} is not a whole number; {fix}")
+        if len(set(priorities)) < 2:
+            raise UserError(f"{own} has no effect: all are equal; {fix}")
+        if shares is None:
+            return
+        name, levels = "workload.priority_shares", list(priorities)
+        fix = f"give one share a priority of {levels} that sum to 1, or null for equal ones"
+        if not _is_list(shares) or len(shares) != len(levels):
+            raise UserError(f"{name}={shares} does not fit workload.priorities; {fix}")
+        for share in shares:
+            require_number(name, share, above=0, fix=fix)
+        if abs(sum(shares) - 1) > SHARES_ERROR:
+            raise UserError(f"{name}={list(shares)} sum to {sum(shares):g}; {fix}")
 
+    def times(self, num_requests: int) -> NDArray[np.float64]:
+        """Seconds of arrival [num_requests], ascending from 0; all 0 where users decide.
 
-def _check_priorities(priorities: Sequence[int] | None, shares: Sequence[float] | None) -> None:
-    if priorities is None:
-        if shares is not None:
-            raise UserError(
-                f"workload.priority_shares={shares} has no effect without workload.priorities; add "
-                "workload.priorities=[0,1]"
+        More requests leave the first ones' times as they were, but for a ramp.
+        """
+        if self.rate is None:  # closed, or for users to decide
+            return np.zeros(num_requests)
+        # A stream of its own: the same seed gives the same prompts at every rate.
+        generator = np.random.default_rng([self.seed, 1])
+        if self.cv is None:
+            gaps = generator.standard_exponential(num_requests)
+        else:
+            gaps = generator.standard_gamma(1 / self.cv**2, num_requests) * self.cv**2
+        if self.end_rate is None:
+            gaps *= 1 / self.rate
+            return np.cumsum(gaps) - gaps[0]  # the clock starts with the first request
+        # When a process of rate r(t) = r0 + (r1 - r0) t / L has `expected` arrivals behind it: the
+        # root of its integral; L = 2 n / (r0 + r1), in which n requests are expected (time change
+        # of a Poisson process: Cinlar, 1975, ch. 4.7).
+        expected = np.cumsum(gaps) - gaps[0]
+        slope = (self.end_rate**2 - self.rate**2) / (2 * num_requests)
+        return 2 * expected / (self.rate + np.sqrt(self.rate**2 + 2 * slope * expected))
+
+    def loaded(
+        self,
+        name: str,
+        times: NDArray[np.float64],
+        shapes: Iterable[tuple[int, int, NDArray[np.int32] | None, Sequence[int]]],
+        **read: Any,
+    ) -> LoadedRequests:
+        """Requests at `times` of these tokens, prompts and prefix ids, with dealt priorities;
+        `read` is what else a file tells.
+        """
+        levels, shares = self.priorities or (0,), self.priority_shares
+        chosen = [0] * len(times)
+        if len(levels) > 1:
+            weights = np.asarray(shares or [1.0] * len(levels), dtype=float)
+            dice = np.random.default_rng([self.seed, 4])
+            chosen = dice.choice(len(levels), len(times), p=weights / weights.sum()).tolist()
+        requests = [
+            Request(i, time, prompt_len, output_len, prompt, levels[level], tuple(prefix_ids))
+            for i, (time, level, (prompt_len, output_len, prompt, prefix_ids)) in enumerate(
+                zip(times.tolist(), chosen, shapes, strict=False)
             )
-        return
-    fix = "use whole numbers, lower ones first served, such as [0,1]"
-    if isinstance(priorities, str) or not isinstance(priorities, Sequence) or not priorities:
-        raise UserError(f"workload.priorities={priorities} is not a list; {fix}")
-    for priority in priorities:
-        if isinstance(priority, bool) or not isinstance(priority, int):
-            raise UserError(
-                f"workload.priorities={list(priorities)}: {priority} is not a whole number; {fix}"
-            )
-    if len(set(priorities)) < 2:
-        raise UserError(
-            f"workload.priorities={list(priorities)} has no effect: all are equal; {fix}"
-        )
-    if shares is not None:
-        _check_shares(priorities, shares)
+        ]
+        think_time = self.think_time or 0.0
+        return LoadedRequests(name, requests, num_users=self.users, think_time=think_time, **read)
 
 
-def _check_shares(priorities: Sequence[int], shares: Sequence[float]) -> None:
-    fix = f"give one share a priority of {list(priorities)} that sum to 1, or null for equal ones"
-    if (
-        isinstance(shares, str)
-        or not isinstance(shares, Sequence)
-        or len(shares) != len(priorities)
-    ):
-        raise UserError(
-            f"workload.priority_shares={shares} does not fit workload.priorities; {fix}"
-        )
-    for share in shares:
-        require_number("workload.priority_shares", share, above=0, fix=fix)
-    if abs(sum(shares) - 1) > SHARES_ERROR:
-        raise UserError(f"workload.priority_shares={list(shares)} sum to {sum(shares):g}; {fix}")
-
-
-def arrival_times(
-    kind: ArrivalKind,
-    rate: float | None,
-    num_requests: int,
-    seed: int,
-    *,
-    cv: float | None = None,
-    end_rate: float | None = None,
-) -> NDArray[np.float64]:
-    """Seconds [num_requests] at which requests arrive, ascending from 0, by the checked settings of
-    `Arriving`.
-
-    More requests leave the first ones' times as they were, but for a ramp, which is as long as its
-    requests last.
-    """
-    if rate is None:  # closed, or for users to decide
-        return np.zeros(num_requests)
-    # A stream of its own: the same seed gives the same prompts at every rate.
-    generator = np.random.default_rng([seed, 1])
-    if cv is None:
-        gaps = generator.standard_exponential(num_requests)
-    else:
-        gaps = generator.standard_gamma(1 / cv**2, num_requests) * cv**2
-    if end_rate is not None:
-        return _ramp_times(np.cumsum(gaps) - gaps[0], rate, end_rate)
-    gaps *= 1 / rate
-    return np.cumsum(gaps) - gaps[0]  # the clock starts with the first request
-
-
-def _ramp_times(expected: NDArray[np.float64], rate: float, end_rate: float) -> NDArray[np.float64]:
-    """When a process of rate r(t) = r0 + (r1 - r0) t / L has `expected` arrivals behind it: the
-    root of its integral.
-
-    L = 2 n / (r0 + r1), in which n requests are expected (time change of a Poisson process: Cinlar,
-    1975, ch. 4.7).
-    """
-    slope = (end_rate**2 - rate**2) / (2 * len(expected))
-    return 2 * expected / (rate + np.sqrt(rate**2 + 2 * slope * expected))
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str)

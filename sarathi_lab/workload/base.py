@@ -17,11 +17,9 @@ Encode = Callable[[str], list[int]]
 
 @dataclass(frozen=True)
 class LoadedRequests:
-    """The requests of a run and, for those from a file, what became of every row: read = used +
-    dropped.
+    """The requests of a run and, from a file, what became of every row: read = used + dropped.
 
-    With `num_users` the requests have no times of their own: users send them in this order, each
-    the next one `think_time` seconds after its last has finished.
+    With `num_users` the requests have no times of their own: users send them in this order.
     """
 
     name: str
@@ -33,7 +31,6 @@ class LoadedRequests:
     think_time: float = 0.0  # seconds
 
     def arrivals(self) -> Arrivals:
-        """The requests as they come, for one run."""
         if self.num_users is None:
             return Arrivals(self.requests)
         return ClosedLoop(self.requests, self.num_users, self.think_time)
@@ -47,10 +44,8 @@ class LoadedRequests:
         """How many requests of which lengths there are, and which rows were left out why."""
         prompts = _range([request.prompt_len for request in self.requests])
         outputs = _range([request.output_len for request in self.requests])
-        line = (
-            f"workload {self.name}: {len(self.requests)} requests of {prompts} prompt + "
-            f"{outputs} output tokens"
-        )
+        number, tokens = len(self.requests), f"{prompts} prompt + {outputs} output tokens"
+        line = f"workload {self.name}: {number} requests of {tokens}"
         if self.num_users is not None:
             line += f" from {self.num_users} users who think {self.think_time:g} s"
         line += "".join(f", {note}" for note in self.notes)
@@ -58,21 +53,17 @@ class LoadedRequests:
             return line
         reasons = "".join(f", {count} {reason}" for reason, count in self.dropped.items() if count)
         num_dropped = sum(self.dropped.values())
-        return (
-            f"{line}; {self.rows_read} rows read = {len(self.requests)} used + {num_dropped} "
-            f"dropped{reasons}"
-        )
+        rows = f"{self.rows_read} rows read = {number} used + {num_dropped} dropped"
+        return f"{line}; {rows}{reasons}"
 
 
 class Workload(Protocol):
     """Makes the requests of a run; see `conf/workload/`."""
 
     def generate(self, vocab_size: int | None, encode: Encode | None = None) -> LoadedRequests:
-        """All requests. Without `vocab_size` only lengths are wanted, and prompts stay None where
-        they can.
+        """All requests, prompts None where they can be if nobody needs them (`vocab_size` None).
 
-        `encode` turns text into token ids. Raises UserError for parameters or files that give no
-        requests.
+        `encode` turns text into token ids. Raises UserError for what gives no requests.
         """
 
 
@@ -82,9 +73,8 @@ def random_prompt(
     """Uniform token ids [prompt_len] by seed and request only; None if nobody reads them."""
     if vocab_size is None:
         return None
-    return np.random.default_rng([seed, 0, request_id]).integers(
-        0, vocab_size, prompt_len, dtype=np.int32
-    )
+    dice = np.random.default_rng([seed, 0, request_id])
+    return dice.integers(0, vocab_size, prompt_len, dtype=np.int32)
 
 
 def _range(lengths: Sequence[int]) -> str:

@@ -37,49 +37,36 @@ def numbered_lines(file: Path) -> Iterator[tuple[int, str]]:
     except FileNotFoundError:
         raise UserError(f"workload.path={file} is missing; name an existing file") from None
     except UnicodeDecodeError:
-        raise UserError(
-            f"{file} is not UTF-8 text (after line {number}); name a text file"
-        ) from None
+        place = f"after line {number}"
+        raise UserError(f"{file} is not UTF-8 text ({place}); name a text file") from None
     except OSError as error:
-        raise UserError(
-            f"workload.path={file} can't be read ({error.strerror}); name a readable file"
-        ) from None
-
-
-def empty_file(file: Path) -> UserError:
-    """What is wrong with a file of blank lines."""
-    return UserError(f"{file} is empty; name a file with at least one request")
+        reason = f"can't be read ({error.strerror})"
+        raise UserError(f"workload.path={file} {reason}; name a readable file") from None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prompts:
     """One JSON object a line: `prompt` (text) or `prompt_token_ids`, and `output_len`.
 
-    Maybe `arrival_time` (seconds) and `priority` (lower is served first where
-    queue_order=priority). Text is encoded by the checkpoint's tokenizer where there is one, else as
-    its UTF-8 bytes.
+    Maybe `arrival_time` (seconds) and `priority` (lower first). Text is encoded by the checkpoint's
+    tokenizer where there is one, else as its UTF-8 bytes.
     """
 
     name: ClassVar[str] = "prompts"
     path: str | None = None
 
     def generate(self, vocab_size: int | None, encode: Encode | None = None) -> LoadedRequests:
-        """Every line is a request; blank lines are dropped and counted."""
-        file = named_file(self.path, self.name)
+        file, number = named_file(self.path, self.name), 0
         requests: list[Request] = []
-        num_lines = 0
-        for num_lines, line in numbered_lines(file):
+        for number, line in numbered_lines(file):
             if line.strip():
-                where = f"{file} line {num_lines}"
-                requests.append(
-                    _prompt_request(
-                        len(requests), json_object(line, where), vocab_size, encode, where
-                    )
-                )
+                where = f"{file} line {number}"
+                row = json_object(line, where)
+                requests.append(_prompt_request(len(requests), row, vocab_size, encode, where))
         if not requests:
-            raise empty_file(file)
-        blank = num_lines - len(requests)
-        return LoadedRequests(f"{self.name} {file.name}", requests, num_lines, {"blank": blank})
+            raise UserError(f"{file} is empty; name a file with at least one request")
+        dropped = {"blank": number - len(requests)}
+        return LoadedRequests(f"{self.name} {file.name}", requests, number, dropped)
 
 
 def json_object(line: str, where: str) -> dict[str, Any]:
@@ -98,9 +85,9 @@ def _prompt_request(
 ) -> Request:
     if ("prompt" in row) == ("prompt_token_ids" in row):
         raise UserError(f"{where} needs either prompt or prompt_token_ids; give one of them")
-    token_ids = (
-        _text_tokens(row["prompt"], encode, where) if "prompt" in row else row["prompt_token_ids"]
-    )
+    token_ids = row.get("prompt_token_ids")
+    if "prompt" in row:
+        token_ids = _text_tokens(row["prompt"], encode, where)
     if not isinstance(token_ids, list) or not token_ids:
         raise UserError(f"{where} has an empty prompt; give at least one token")
     for token_id in token_ids:
@@ -117,22 +104,14 @@ def _prompt_request(
             )
     if "output_len" not in row:
         raise UserError(f"{where} has no output_len; give the tokens to generate")
-    output_len = require_int(
-        f"{where}: output_len", row.get("output_len"), 1, "give the tokens to generate"
-    )
+    fix = "give the tokens to generate"
+    output_len = require_int(f"{where}: output_len", row["output_len"], 1, fix)
     arrival = row.get("arrival_time", 0.0)
-    if (
-        isinstance(arrival, bool)
-        or not isinstance(arrival, int | float)
-        or not 0 <= arrival <= sys.float_info.max
-    ):
+    is_time = isinstance(arrival, int | float) and not isinstance(arrival, bool)
+    if not is_time or not 0 <= arrival <= sys.float_info.max:
         raise UserError(f"{where}: arrival_time={arrival} is not a time; use seconds from 0")
-    priority = row.get("priority", 0)
-    if isinstance(priority, bool) or not isinstance(priority, int):
-        raise UserError(
-            f"{where}: priority={priority} is not a whole number; use one such as 0, lower ones "
-            "first"
-        )
+    fix = "use one such as 0, lower ones first"
+    priority = require_int(f"{where}: priority", row.get("priority", 0), -sys.maxsize, fix)
     prompt = np.asarray(token_ids, dtype=np.int32)
     return Request(request_id, float(arrival), len(token_ids), output_len, prompt, priority)
 

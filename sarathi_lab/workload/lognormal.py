@@ -17,29 +17,10 @@ NORMAL = NormalDist()
 MOST_STEPS, SETTLED = 10_000, 1e-9
 
 
-def fitted(p50: float, p90: float, longest: float) -> tuple[float, float]:
-    """Mean and deviation of the logarithm of a lognormal whose median is `p50` and P90 is `p90`
-    once what is above `longest` is left out: F(p50) = F(longest) / 2 and F(p90) = 0.9 F(longest).
-    Raises ValueError if there is none.
-    """
-    share, deviation = 1.0, 0.0
-    for _ in range(MOST_STEPS):
-        middle, upper = NORMAL.inv_cdf(0.5 * share), NORMAL.inv_cdf(0.9 * share)
-        before, deviation = deviation, math.log(p90 / p50) / (upper - middle)
-        mean = math.log(p50) - deviation * middle
-        share = NORMAL.cdf((math.log(longest) - mean) / deviation)
-        if abs(deviation - before) < SETTLED * deviation:
-            return mean, deviation
-        if share < 0.05:  # ever wider: no lognormal falls off so late
-            break
-    raise ValueError(f"no lognormal with median {p50} and P90 {p90} below {longest}")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Lognormal(MadeUp):
     """Prompt and output lengths drawn apart from lognormals of these medians and P90 (tokens);
-    requests of more than `max_len` tokens in all are drawn anew, which the fit allows for. Raises
-    UserError for what no lognormal has.
+    requests of more than `max_len` tokens in all are drawn anew, which the fit allows for.
     """
 
     name = "lognormal"
@@ -65,25 +46,32 @@ class Lognormal(MadeUp):
             )
 
     def lengths(self) -> Iterator[tuple[int, int]]:
-        """Prompt and output lengths without end."""
         generator = np.random.default_rng([self.seed, 3])
-        prompt = self._fit(
-            "prompt", self.prompt_p50, self.prompt_p90, self.max_len - self.output_p50
-        )
-        output = self._fit(
-            "output", self.output_p50, self.output_p90, self.max_len - self.prompt_p50
-        )
+        fits = [self._fit("prompt", "output"), self._fit("output", "prompt")]
         while True:
-            drawn = [max(1, round(float(generator.lognormal(*fit)))) for fit in (prompt, output)]
-            if sum(drawn) <= self.max_len:
-                yield drawn[0], drawn[1]
+            prompt_len, output_len = (
+                max(1, round(float(generator.lognormal(*fit)))) for fit in fits
+            )
+            if prompt_len + output_len <= self.max_len:
+                yield prompt_len, output_len
 
-    def _fit(self, kind: str, p50: float, p90: float, longest: float) -> tuple[float, float]:
-        try:
-            return fitted(p50, p90, longest)
-        except ValueError:
-            raise UserError(
-                f"workload.{kind}_p90={p90:g} is too near workload.max_len={self.max_len} for a "
-                "lognormal with median "
-                f"{p50:g}; raise max_len"
-            ) from None
+    def _fit(self, kind: str, other: str) -> tuple[float, float]:
+        """Mean and deviation of the logarithm of a lognormal with the stated median and P90 once
+        what is above the longest is left out: F(p50) = F(longest) / 2, F(p90) = 0.9 F(longest).
+        """
+        p50, p90 = getattr(self, f"{kind}_p50"), getattr(self, f"{kind}_p90")
+        longest = self.max_len - getattr(self, f"{other}_p50")
+        share, deviation = 1.0, 0.0
+        for _ in range(MOST_STEPS):
+            middle, upper = NORMAL.inv_cdf(0.5 * share), NORMAL.inv_cdf(0.9 * share)
+            before, deviation = deviation, math.log(p90 / p50) / (upper - middle)
+            mean = math.log(p50) - deviation * middle
+            share = NORMAL.cdf((math.log(longest) - mean) / deviation)
+            if abs(deviation - before) < SETTLED * deviation:
+                return mean, deviation
+            if share < 0.05:  # ever wider: no lognormal falls off so late
+                break
+        raise UserError(
+            f"workload.{kind}_p90={p90:g} is too near workload.max_len={self.max_len} for a "
+            f"lognormal with median {p50:g}; raise max_len"
+        )

@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sarathi_lab.config.checked import number, whole
 from sarathi_lab.config.errors import UserError, require_one_of
-from sarathi_lab.engine.request import Request
 from sarathi_lab.workload.arriving import READS, Arriving
-from sarathi_lab.workload.base import Encode, LoadedRequests
-from sarathi_lab.workload.prefixes import SharedPrefixes
+from sarathi_lab.workload.base import Encode, LoadedRequests, random_prompt
 
+# For prompts that nobody computes: prefixes are told apart by their tokens all the same.
+ANY_VOCAB_SIZE = 1 << 15
 _TOKENS = "use at least one prompt and one output token"
 
 
@@ -29,18 +30,29 @@ def split_length(total_len: int, pd_ratio: float) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MadeUp(SharedPrefixes, Arriving, ABC):
-    """`num_requests` requests with random prompts, all from one seed."""
+class MadeUp(Arriving, ABC):
+    """`num_requests` requests with random prompts, all from one seed.
+
+    Every prompt begins with one of `num_prefixes` texts (None: one) of `shared_prefix_len` tokens,
+    which count as part of its length; a shorter prompt is the text's beginning.
+    """
 
     name: ClassVar[str]
+    shared_prefix_len: int = whole(0, minimum=0, fix="use 0 for prompts that share nothing")
+    num_prefixes: int | None = whole(
+        None, minimum=1, fix="use null for one prefix that all prompts share"
+    )
     num_requests: int = whole(minimum=1, fix="use the number of requests to serve, such as 16")
-    seed: int = whole(minimum=0, fix="use a number such as 0", name="seed")
 
     def __post_init__(self) -> None:
         if self.arrivals is None:
             require_one_of("workload.arrivals", self.arrivals, READS)
         super().__post_init__()
-        self.check_prefixes()
+        if self.num_prefixes is not None and not self.shared_prefix_len:
+            raise UserError(
+                f"workload.num_prefixes={self.num_prefixes} has no effect without a prefix; add "
+                "workload.shared_prefix_len=512"
+            )
 
     @abstractmethod
     def lengths(self) -> Iterable[tuple[int, int]]:
@@ -48,18 +60,25 @@ class MadeUp(SharedPrefixes, Arriving, ABC):
 
     def generate(self, vocab_size: int | None, encode: Encode | None = None) -> LoadedRequests:
         """`num_requests` requests, whose lengths no setting of arrivals changes."""
-        assert self.arrivals is not None, "checked above"
-        times = self.times(self.arrivals, self.num_requests, self.seed).tolist()
-        priorities = self.dealt_priorities(self.num_requests, self.seed)
-        requests = []
-        for i, (time, priority, (prompt_len, output_len)) in enumerate(
-            zip(times, priorities, self.lengths(), strict=False)
-        ):
-            prompt = self.prompt(i, prompt_len, vocab_size, self.seed)
-            requests.append(Request(i, time, prompt_len, output_len, prompt, priority))
-        return LoadedRequests(
-            self.name, requests, num_users=self.users, think_time=self.think_time or 0.0
+        shapes = (
+            (*lengths, self._prompt(i, lengths[0], vocab_size), ())
+            for i, lengths in enumerate(self.lengths())
         )
+        return self.loaded(self.name, self.times(self.num_requests), shapes)
+
+    def _prompt(
+        self, request_id: int, prompt_len: int, vocab_size: int | None
+    ) -> NDArray[np.int32] | None:
+        """Token ids [prompt_len] by seed and request only; None if nobody needs them."""
+        if not self.shared_prefix_len:
+            return random_prompt(request_id, prompt_len, vocab_size, self.seed)
+        vocab_size = vocab_size or ANY_VOCAB_SIZE
+        dice = np.random.default_rng([self.seed, 10, request_id])
+        texts = np.random.default_rng([self.seed, 11, int(dice.integers(self.num_prefixes or 1))])
+        prefix = texts.integers(0, vocab_size, self.shared_prefix_len, dtype=np.int32)[:prompt_len]
+        own = random_prompt(request_id, prompt_len, vocab_size, self.seed)
+        assert own is not None, "there is a vocabulary"
+        return np.concatenate([prefix, own[len(prefix) :]])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,23 +129,17 @@ class _Varied(_Synthetic):
 
 @dataclass(frozen=True, kw_only=True)
 class Uniform(_Varied):
-    """Total lengths uniform from min_len to max_len."""
-
     name = "uniform"
 
     def total_lens(self) -> Sequence[int]:
-        drawn = self._generator().integers(
-            self.min_len, self.max_len, self.num_requests, endpoint=True
-        )
-        return drawn.tolist()
+        ends = (self.min_len, self.max_len + 1)
+        return self._generator().integers(*ends, self.num_requests).tolist()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Zipf(_Varied):
-    """Total lengths by rank: P(min_len + k - 1) proportional to k^-theta, so that short ones are
-    likely.
-
-    The paper's pipeline simulation uses theta = 0.4 over 1K to 4K tokens (section 5.3).
+    """Total lengths with P(min_len + k - 1) proportional to k^-theta, so that short ones are
+    likely; the paper's pipelines take theta = 0.4 over 1K to 4K tokens (section 5.3).
     """
 
     name = "zipf"

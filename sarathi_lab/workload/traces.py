@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from sarathi_lab.config.checked import number, whole
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.engine.request import Request
-from sarathi_lab.workload.arriving import ArrivalKind, Arriving, check_arrivals
+from sarathi_lab.workload.arriving import ArrivalKind, Arriving
 from sarathi_lab.workload.base import Encode, LoadedRequests, random_prompt
 from sarathi_lab.workload.files import named_file
 from sarathi_lab.workload.trace_formats import PREFIX_BLOCK, TraceTable, read_trace
@@ -29,14 +28,12 @@ class Trace(Arriving):
     a closed batch. Any other kind of arrivals exchanges the times. Where the file has ids of blocks
     of 512 tokens, prompts have equal tokens where ids are equal.
 
-    Rows with more than `max_len` tokens in all (None: what the model takes, see `within`), or
-    without a prompt or an output token, and those after the first `max_requests` usable ones are
-    dropped and counted. Raises UserError.
+    Rows with more than `max_len` tokens in all (None: what the model takes), or without a prompt or
+    an output token, and those after the first `max_requests` usable ones are dropped and counted.
     """
 
     name: ClassVar[str] = "trace"
     path: str | None = None
-    seed: int = whole(minimum=0, fix="use a number such as 0", name="seed")
     arrivals: ArrivalKind | None = None
     max_requests: int | None = whole(None, minimum=1, fix="use null for the whole trace")
     time_scale: float = number(1.0, above=0, fix="use 1 for the trace's own times")
@@ -44,51 +41,18 @@ class Trace(Arriving):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.arrivals is None:
-            self._check_own_times()
-        elif self.time_scale != 1:
-            raise UserError(
-                f"workload.time_scale={self.time_scale} has no effect on {self.arrivals} "
-                "arrivals; drop it, or use "
-                "workload.arrivals=null for the trace's own times"
-            )
-
-    def within(self, max_len: int) -> Self:
-        """The same trace for a model of `max_len` tokens, unless it names its own."""
-        return self if self.max_len is not None else replace(self, max_len=max_len)
-
-    def generate(self, vocab_size: int | None, encode: Encode | None = None) -> LoadedRequests:
-        """The usable rows in the order of arrival."""
-        file = named_file(self.path, self.name)
-        table = read_trace(file)
-        used, dropped = self._usable(file, table)
-        times = self._times(file, table, used).tolist()
-        priorities = self.dealt_priorities(len(used), self.seed)
-        requests = []
-        for i, row in enumerate(used):
-            prompt_len, output_len = int(table.prompt_lens[row]), int(table.output_lens[row])
-            ids = table.prefix_ids[row] if table.prefix_ids is not None else ()
-            prompt = _prompt(i, prompt_len, ids, vocab_size, self.seed)
-            requests.append(
-                Request(i, times[i], prompt_len, output_len, prompt, priorities[i], ids)
-            )
-        return LoadedRequests(
-            f"{self.name} {file.name}",
-            requests,
-            len(table),
-            dropped,
-            _notes(table),
-            num_users=self.users,
-            think_time=self.think_time or 0.0,
-        )
-
-    def _check_own_times(self) -> None:
+        if self.arrivals is not None:
+            if self.time_scale != 1:
+                raise UserError(
+                    f"workload.time_scale={self.time_scale} has no effect on {self.arrivals} "
+                    "arrivals; drop it, or use workload.arrivals=null for the trace's own times"
+                )
+            return
         for name in ("cv", "end_rate", "users", "think_time"):
             if (value := getattr(self, name)) is not None:
                 raise UserError(
                     f"workload.{name}={value} has no effect on the trace's own times; drop it, "
-                    "or exchange them with "
-                    "workload.arrivals"
+                    "or exchange them with workload.arrivals"
                 )
         if self.rate is not None and self.time_scale != 1:
             raise UserError(
@@ -96,8 +60,28 @@ class Trace(Arriving):
                 "the trace's times; drop one"
             )
 
+    def within(self, max_len: int) -> Self:
+        """The same trace for a model of `max_len` tokens, unless it names its own."""
+        return self if self.max_len is not None else replace(self, max_len=max_len)
+
+    def generate(self, vocab_size: int | None, encode: Encode | None = None) -> LoadedRequests:
+        file = named_file(self.path, self.name)
+        table = read_trace(file)
+        used, dropped = self._usable(file, table)
+        shapes = (
+            (prompt_len, output_len, self._prompt(i, prompt_len, ids, vocab_size), ids)
+            for i, (prompt_len, output_len, ids) in enumerate(map(table.row, used))
+        )
+        return self.loaded(
+            f"{self.name} {file.name}",
+            self._times(file, table, used),
+            shapes,
+            rows_read=len(table),
+            dropped=dropped,
+            notes=table.notes,
+        )
+
     def _usable(self, file: Path, table: TraceTable) -> tuple[list[int], dict[str, int]]:
-        """The rows to use, and how many were dropped by reason."""
         is_empty = (table.prompt_lens < 1) | (table.output_lens < 1)
         is_long = np.zeros(len(table), dtype=bool)
         if self.max_len is not None:
@@ -118,56 +102,36 @@ class Trace(Arriving):
         return used, dropped
 
     def _times(self, file: Path, table: TraceTable, used: Sequence[int]) -> NDArray[np.float64]:
-        """Seconds of arrival of the rows in use."""
         if self.arrivals is not None:
-            return self.times(self.arrivals, len(used), self.seed)
+            return self.times(len(used))
         if table.times is None:
             if self.time_scale != 1:
                 raise UserError(
                     f"workload.time_scale={self.time_scale} has no effect: {file} has no times; "
-                    "drop it, or make some "
-                    "with workload.arrivals=poisson and workload.rate"
+                    "drop it, or make some with workload.arrivals=poisson and workload.rate"
                 )
-            check_arrivals(self, "closed")  # whoever gave a rate wants other arrivals
-            return self.times("closed", len(used), self.seed)
+            self.check_arrivals("closed")  # whoever gave a rate wants other arrivals
+            return np.zeros(len(used))
         times = (table.times[used] - table.times[0]) / 1e9
-        return times * (
-            self.time_scale if self.rate is None else _mean_rate(file, times, self.rate) / self.rate
-        )
+        if self.rate is None:
+            return times * self.time_scale
+        duration = times[-1] - times[0]
+        if duration <= 0:
+            raise UserError(
+                f"workload.rate={self.rate} can't rescale {file}: its {len(times)} usable rows "
+                "share one time; drop it, or make other times with workload.arrivals=poisson"
+            )
+        return times * (float((len(times) - 1) / duration) / self.rate)
 
-
-def _mean_rate(file: Path, times: NDArray[np.float64], wanted: float) -> float:
-    """Requests per second from the first to the last."""
-    duration = times[-1] - times[0]
-    if duration <= 0:
-        raise UserError(
-            f"workload.rate={wanted} can't rescale {file}: its {len(times)} usable rows share "
-            "one time; drop it, or "
-            "make other times with workload.arrivals=poisson"
-        )
-    return float((len(times) - 1) / duration)
-
-
-def _notes(table: TraceTable) -> list[str]:
-    notes = []
-    if table.num_early:
-        notes.append(f"{table.num_early} rows before the row above them (sorted)")
-    if table.num_together:
-        notes.append(f"{table.num_together} rows at the same time as another")
-    return notes
-
-
-def _prompt(
-    request_id: int, prompt_len: int, ids: Sequence[int], vocab_size: int | None, seed: int
-) -> NDArray[np.int32] | None:
-    """Token ids [prompt_len]: blocks of 512 by seed and id only, then `random_prompt`'s."""
-    prompt = random_prompt(request_id, prompt_len, vocab_size, seed)
-    if prompt is None or vocab_size is None:
-        return None
-    for i, block_id in enumerate(ids):
-        block = np.random.default_rng([seed, 5, block_id]).integers(
-            0, vocab_size, PREFIX_BLOCK, dtype=np.int32
-        )
-        start = i * PREFIX_BLOCK
-        prompt[start : start + PREFIX_BLOCK] = block[: prompt_len - start]
-    return prompt
+    def _prompt(
+        self, request_id: int, prompt_len: int, ids: Sequence[int], vocab_size: int | None
+    ) -> NDArray[np.int32] | None:
+        """Token ids [prompt_len]: blocks of 512 by seed and id only, then `random_prompt`'s."""
+        prompt = random_prompt(request_id, prompt_len, vocab_size, self.seed)
+        if prompt is None or vocab_size is None:
+            return None
+        for start, block_id in zip(range(0, prompt_len, PREFIX_BLOCK), ids, strict=False):
+            dice = np.random.default_rng([self.seed, 5, block_id])
+            block = dice.integers(0, vocab_size, PREFIX_BLOCK, dtype=np.int32)
+            prompt[start : start + PREFIX_BLOCK] = block[: prompt_len - start]
+        return prompt

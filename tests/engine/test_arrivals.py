@@ -27,7 +27,7 @@ from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.model.weights import load_model
 from sarathi_lab.policy import Orca, RequestLevel, SarathiServe
 from sarathi_lab.run import main
-from sarathi_lab.workload.arriving import Arriving, arrival_times
+from sarathi_lab.workload.arriving import Arriving
 from sarathi_lab.workload.synthetic import PaperGrid
 
 # What each process needs, and how many of ten thousand requests it makes a second in the mean.
@@ -45,8 +45,7 @@ def grid(**settings) -> PaperGrid:
 
 
 def times_of(num_requests: int = 20_000, seed: int = 1, **settings) -> np.ndarray:
-    kind, rate = settings.pop("arrivals"), settings.pop("rate")
-    return arrival_times(kind, rate, num_requests, seed, **settings)
+    return Arriving(seed=seed, **settings).times(num_requests)
 
 
 def served(arrivals, executor=None, policy=None, **kwargs) -> pd.DataFrame:

@@ -5,7 +5,6 @@ number.
 from __future__ import annotations
 
 import math
-from dataclasses import astuple
 from pathlib import Path
 
 import pandas as pd
@@ -24,7 +23,7 @@ from sarathi_lab.experiment.measure import Room, load_executor, measure_units, r
 from sarathi_lab.experiment.measured_clock import DeviceClock
 from sarathi_lab.experiment.pipeline import BUBBLES, COMPLETION
 from sarathi_lab.experiment.registry import SETUPS
-from sarathi_lab.experiment.samples import Key, rounds, table_of
+from sarathi_lab.experiment.samples import rounds, table_of
 from sarathi_lab.experiment.scenario import Scenario, Served
 from sarathi_lab.results import load
 from sarathi_lab.run import main
@@ -41,7 +40,7 @@ def dry_units(name: str) -> list:
 @pytest.fixture(scope="module")
 def executor():
     rooms = [room_of(FIGURES[name], TINY, FIGURES[name].sizes("dry")) for name in MEASURABLE]
-    largest = Room(*(max(sizes) for sizes in zip(*map(astuple, rooms), strict=True)))
+    largest = Room(*map(max, *rooms))
     return load_executor(TorchBackend(device="cpu"), TINY, largest)
 
 
@@ -72,7 +71,7 @@ def test_an_experiment_has_the_same_points_measured_and_simulated(name, executor
         "three rounds at least, however short the time"
     )
     assert sum(passed) > 0
-    simulated = {Key.of(point): point.y for unit in dry_units(name) for point in unit(clock)}
+    simulated = {point.place: point.y for unit in dry_units(name) for point in unit(clock)}
     assert set(samples) == set(simulated) != set()
     assert all(math.isfinite(y.value) and y.error >= 0 for y in simulated.values())
     assert table_of(name, samples, 10.0, 0).unit.notna().all()
@@ -88,7 +87,7 @@ def test_what_does_not_fit_has_no_number_and_the_clock_knows_why(executor):
     clock = DeviceClock(executor)
     huge = Scenario("sarathi", 4096, 64, 64, 128)
     assert math.isnan(clock.gain(huge).value)
-    assert "the cache is too small" in clock.reason
+    assert "the cache is too small" in clock.cost.reason
 
 
 @pytest.mark.parametrize("setup", SETUPS)
@@ -143,7 +142,7 @@ class HandClock(CostClock):
 
     def served(self, scenario: Scenario) -> Served:
         is_slow = scenario.policy == "request_level"
-        return Served(2.0 if is_slow else 1.0, 0.0, 9, 9.0, 0.5 if is_slow else 0.25, 0.3)
+        return Served(2.0 if is_slow else 1.0, 0.0, 9, 0.5 if is_slow else 0.25, 0.3)
 
 
 def test_a_pair_gives_the_ratio_of_its_quantity():
@@ -155,8 +154,8 @@ def test_a_pair_gives_the_ratio_of_its_quantity():
 
 
 def test_what_is_too_wide_has_a_reason_instead_of_a_number():
-    wide, noise = (Key("", "1K", float(x)) for x in (2, 4))
-    share = Key("price: re-read", "64", 16.0, kind="share")  # of the whole, which may be nothing
+    wide, noise = (Point("", "1K", float(x)) for x in (2, 4))
+    share = Point("price: re-read", "64", 16.0, kind="share")  # of the whole, which may be nothing
     samples = {wide: [1.0, 2.0, 3.0], noise: [2.0, math.inf, math.inf], share: [-0.01, 0.0, 0.02]}
     table = table_of("fig08", samples, 0.15, 0)
     assert list(table.y.isna()) == [True, True, False]

@@ -16,8 +16,12 @@ from sarathi_lab.executor.torch.backend import Sizes, TorchBackend
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.experiment.clock import CostClock
 from sarathi_lab.experiment.figures import FIGURES
-from sarathi_lab.experiment.measured_clock import DeviceClock
-from sarathi_lab.experiment.measured_cost import MeasuredCostModel, composition, describe
+from sarathi_lab.experiment.measured_clock import (
+    DeviceClock,
+    MeasuredCostModel,
+    composition,
+    describe,
+)
 from sarathi_lab.experiment.scenario import Scenario, serve
 from sarathi_lab.results.intervals import coarse_to_fine, spread, summary
 from sarathi_lab.results.metrics import device_idle_fraction
@@ -79,7 +83,7 @@ def test_a_scenario_that_the_device_has_no_memory_for_is_left_out(executor, monk
 
     monkeypatch.setattr(TorchExecutor, "submit", refuse_mixed)
     assert math.isnan(clock.gain(sarathi).value)
-    assert "out of memory" in clock.reason
+    assert "out of memory" in clock.cost.reason
     monkeypatch.undo()
     assert clock.gain(orca).value > 0
     assert executor.num_in_flight == 0
@@ -157,7 +161,7 @@ def test_what_was_measured_anew_stays_in_the_table_of_compositions(executor):
     clock = DeviceClock(executor)
     batches = [make_batch(prefill_tokens=n) for n in (8, 16)]
     for batch in batches:
-        clock.start_unit()
+        clock.cost.forget()
         clock.batch(batch)
     rows = pd.DataFrame(clock.cost.rows("tiny", 4))
     assert set(rows.prefill_tokens) == {8, 16}

@@ -79,7 +79,7 @@ def test_what_a_part_counts_by_hand():
     """
     part = Part(2.0, 6.0)
     assert part.requests(REQUESTS).prompt_len.tolist() == [20, 30]
-    assert part.iterations(ITERATIONS).start.tolist() == [2, 3, 4, 5]
+    assert part.spans(ITERATIONS).start.tolist() == [2, 3, 4, 5]
     assert part.throughput(REQUESTS) == {
         "window_start": 2.0,
         "window_end": 6.0,

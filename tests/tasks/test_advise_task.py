@@ -17,8 +17,7 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.executor.simulated.analytic import AnalyticCostModel
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
-from sarathi_lab.experiment.advisor import Prediction, advise
-from sarathi_lab.experiment.chunking_loss import chunking_loss
+from sarathi_lab.experiment.advisor import Prediction, advise, chunking_loss
 from sarathi_lab.experiment.server_flags import flags
 from sarathi_lab.policy import SarathiServe
 from sarathi_lab.run import main

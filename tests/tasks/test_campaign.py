@@ -18,12 +18,13 @@ from sarathi_lab.config.command_line import read_command_line
 from sarathi_lab.config.errors import RunError
 from sarathi_lab.config.paths import REPOSITORY
 from sarathi_lab.config.run_context import RunContext
-from sarathi_lab.results.device_record import parse_clocks, slug_of
+from sarathi_lab.results.provenance import parse_clocks, slug_of
 from sarathi_lab.run import main
 from sarathi_lab.tasks.gpu.part import Part
 from sarathi_lab.tasks.gpu.targets import TARGETS, Tables, Target, Targets
 from sarathi_lab.tasks.gpu.tests import read_report
 
+PEAKS = ["experiment=campaign_dry", "task=peaks"]  # of all parts: each has the same settings
 CPU = OmegaConf.create({"device": "cpu"})
 
 
@@ -60,11 +61,11 @@ def test_one_part_can_be_chosen_and_a_dry_run_never_goes_into_the_records():
         (["experiment=campaign", "device=cuda"], "finds no GPU"),
         (["task=peaks", "task.setup=dry", "task.record=experiments"], "not for task.setup=dry"),
         (["task=peaks", "task.setup=small"], "task.setup=small is unknown"),
-        (["experiment=campaign_dry", "task.seconds=-3"], "task.seconds=-3 must be a finite"),
+        ([*PEAKS, "task.seconds=-3"], "task.seconds=-3 must be a finite"),
         (["task=targets", "task.setup=dry"], "task.record=null: task=targets judges"),
         (["task=gpu_kv_reread", "task.model=99b", "task.setup=dry"], "task.model=99b is unknown"),
-        (["experiment=campaign_dry", "limit=0"], "limit=0 must be a finite number above 0"),
-        (["experiment=campaign_dry", "chunk=64"], "chunk=64 has no effect"),
+        ([*PEAKS, "limit=0"], "limit=0 must be a finite number above 0"),
+        ([*PEAKS, "chunk=64"], "chunk=64 has no effect"),
     ],
 )
 def test_mistakes_are_one_line_and_code_2(arguments, message, capsys, monkeypatch, tmp_path):

@@ -18,7 +18,6 @@ from sarathi_lab.experiment.capacity import (
     Engine,
     Grid,
     Trials,
-    all_at_once,
     at_rate,
     highest_passing,
     limits_around,
@@ -51,7 +50,6 @@ def test_the_bracket_is_found_from_wherever_the_search_begins(start, last):
 def test_limits_that_all_pass_or_all_fail_are_told():
     assert highest_passing(lambda step: True, 0, -5, 5) == Bracket(5, None)
     assert highest_passing(lambda step: False, 0, -5, 5) == Bracket(None, -5)
-    assert not Bracket(None, -5).is_whole
 
 
 def test_a_start_next_to_the_answer_takes_few_rates():
@@ -78,7 +76,6 @@ def test_arrivals_are_stretched_to_the_rate_and_stay_paired():
         (1, 5, 2),
         (2, 6, 3),
     ]
-    assert [request.arrival_time for request in all_at_once(requests)] == [0.0] * 3
     with pytest.raises(UserError, match=r"2 requests come all at once.*workload.arrivals=poisson"):
         at_rate(requests_of((4, 1), (4, 1)), 1.0)
 

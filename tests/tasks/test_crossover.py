@@ -18,14 +18,15 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.executor.simulated.analytic import AnalyticCostModel
 from sarathi_lab.executor.simulated.hardware import kv_capacity
-from sarathi_lab.experiment.advisor import BASELINES, Prediction
-from sarathi_lab.experiment.crossover import (
+from sarathi_lab.experiment.advisor import (
+    BASELINES,
+    Prediction,
     at_best_chunk,
     crossover,
     loads_that_fit,
     steady_throughput,
 )
-from sarathi_lab.experiment.steady_state import steady, together
+from sarathi_lab.experiment.scenario import steady, together
 from sarathi_lab.policy import Orca, RequestLevel, Sarathi, SarathiServe
 from sarathi_lab.results.plots.tasks import crossover_map
 from sarathi_lab.run import main

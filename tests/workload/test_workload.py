@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import CONF
-from sarathi_lab.workload.arriving import arrival_times
+from sarathi_lab.workload.arriving import Arriving
 from sarathi_lab.workload.files import Prompts
 from sarathi_lab.workload.lognormal import Lognormal
 from sarathi_lab.workload.synthetic import PaperGrid, Uniform, Zipf, split_length
@@ -69,13 +69,13 @@ def test_uniform_covers_its_range_and_zipf_prefers_short_ones():
 
 
 def test_poisson_arrivals_keep_their_rate_and_start_at_zero():
-    times = arrival_times("poisson", 4.0, 5000, seed=1)
+    times = Arriving(arrivals="poisson", rate=4.0, seed=1).times(5000)
     assert times[0] == 0.0
     assert np.all(np.diff(times) > 0)
     assert 5000 / times[-1] == pytest.approx(4.0, rel=0.05)
     # Twice the rate is the same pattern at twice the speed, so that rates are compared on equal
     # terms.
-    assert np.allclose(arrival_times("poisson", 8.0, 5000, seed=1), times / 2)
+    assert np.allclose(Arriving(arrivals="poisson", rate=8.0, seed=1).times(5000), times / 2)
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,6 @@ class Look:
     names: Mapping[str, str] = field(default_factory=dict)
 
     def panel(self, name: str) -> str:
-        """What people call a panel."""
         return self.panels.get(name, self.prefix + name)
 
     def series_name(self, series: str) -> str:

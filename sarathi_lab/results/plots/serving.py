@@ -6,17 +6,17 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter
 
-from sarathi_lab.results.plots.sweeps import MARKERS, use_style
+from sarathi_lab.results.plots.style import finished, marker, panels, tick_in_steps
 
 GAPS, TBT, TTFT, CAPACITY = "longest gap", "TBT P99", "TTFT P50", "capacity"
 PAPER = "paper"
@@ -30,50 +30,36 @@ def draw(name: str, title: str, points: pd.DataFrame) -> Figure:
     `points` has the columns of recorded results (`load.COLUMNS`), dataset, slo and quantity,
     `device` in words, and `source`, "paper" for marks at the bars.
     """
-    use_style()
     look = LOOKS[name]
     is_shown = points.y.notna() & points.quantity.isin(look.quantities)
     if look.unit is not None:
         is_shown &= points.unit == look.unit
     shown = points[is_shown].fillna({"slo": ""})
-    shown = shown.assign(place=[look.place(*key) for key in _keys(shown)])
+    keys = zip(shown.dataset, shown.slo, shown.quantity, strict=True)
+    shown = shown.assign(place=[look.place(*key) for key in keys])
     own, papers = shown[shown.source != PAPER], shown[shown.source == PAPER]
     places = list(dict.fromkeys(zip(own.device, own.place, strict=True)))
-    most = max((sum(device == other for other, _ in places) for device, _ in places), default=1)
+    most = max(Counter(device for device, _ in places).values(), default=1)
     columns = min(COLUMNS, most)
     rows = math.ceil(len(places) / columns) if places else 1
     size = (max(5.0, 3.3 * columns + 0.4), 3.1 * rows + 0.8)
-    figure, axes = plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
-    for ax in axes.flat[len(places) :]:
+    figure, axes = panels(rows, columns, size)
+    for ax in axes[len(places) :]:
         ax.set_axis_off()
-    for ax, (device, place) in zip(axes.flat, places, strict=False):
+    for ax, (device, place) in zip(axes, places, strict=False):
         look.panel(own[(own.device == device) & (own.place == place)], ax)
         _paper_marks(papers[papers.place == place], ax)
         ax.set_title("\n".join([*textwrap.wrap(str(device), 40), place]), fontsize="small")
-    figure.suptitle("\n".join(textwrap.wrap(title, int(8.5 * size[0]), break_on_hyphens=False)))
-    plt.close(figure)
-    return figure
-
-
-def _keys(points: pd.DataFrame) -> Iterator[tuple[str, str, str]]:
-    return zip(points.dataset, points.slo, points.quantity, strict=True)
+    width = int(8.5 * size[0])
+    return finished(figure, "\n".join(textwrap.wrap(title, width, break_on_hyphens=False)))
 
 
 def stalls(points: pd.DataFrame, ax: Axes) -> Axes:
-    """Milliseconds of the longest gap against the time at which it ended, marks of their own for
-    every policy.
-    """
+    """The longest gaps in milliseconds by the time they ended, a marker for every policy."""
     for i, (series, rows) in enumerate(points.groupby("series", sort=False)):
         line = rows.sort_values("x")
-        ax.plot(
-            line.x,
-            line.y,
-            MARKERS[i % len(MARKERS)],
-            color=f"C{i}",
-            markersize=3,
-            alpha=0.8,
-            label=str(series),
-        )
+        style: dict[str, Any] = {"color": f"C{i}", "markersize": 3, "alpha": 0.8}
+        ax.plot(line.x, line.y, marker(i), label=str(series), **style)
     ax.set(xlabel="time [s]", ylabel="longest gap [ms]", yscale="log")
     ax.set_ylim(top=points.y.max() * 6)  # room for the legend
     ax.legend(fontsize="x-small", loc="upper right", ncols=2)
@@ -87,46 +73,32 @@ def bars(points: pd.DataFrame, ax: Axes) -> Axes:
     ax.bar(places, rows.y, 0.6, color=[f"C{i}" for i in places])
     if {"low", "high"} <= set(rows):
         ax.vlines(places, rows.low, rows.high, color="black", linewidth=0.9)
-    ax.set_xticks(
-        places,
-        [str(name).replace("_", "\n").replace(" ", "\n") for name in rows.series],
-        fontsize="x-small",
-    )
-    ax.set_ylabel(
-        {"1/s": "requests per second", "s": "seconds"}.get(
-            str(rows.unit.iloc[0]), str(rows.unit.iloc[0])
-        )
-    )
+    names = [str(name).replace("_", "\n").replace(" ", "\n") for name in rows.series]
+    ax.set_xticks(places, names, fontsize="x-small")
+    unit = str(rows.unit.iloc[0])
+    ax.set_ylabel({"1/s": "requests per second", "s": "seconds"}.get(unit, unit))
     ax.grid(axis="x", visible=False)
     return ax
 
 
 def budgets(points: pd.DataFrame, ax: Axes) -> Axes:
-    """Time between tokens (P99) against time to the first (P50), a point per token budget: down and
-    left is better.
-    """
-    of = {
-        quantity: points[points.quantity == quantity].set_index("x").y for quantity in (TTFT, TBT)
-    }
-    both = pd.DataFrame(of).dropna().sort_index()
+    """P99 time between tokens by P50 TTFT, a point per token budget: down and left is better."""
+    both = points.pivot(index="x", columns="quantity", values="y").reindex(columns=[TTFT, TBT])
+    both = both.dropna().sort_index()
     ax.plot(both[TTFT], both[TBT], color="0.6", linewidth=0.9)
     for i, (budget, row) in enumerate(both.iterrows()):
-        ax.plot(row[TTFT], row[TBT], MARKERS[i % len(MARKERS)], color=f"C{i}", label=f"{budget:g}")
+        ax.plot(row[TTFT], row[TBT], marker(i), color=f"C{i}", label=f"{budget:g}")
     ax.set(xlabel="TTFT P50 [s]", ylabel="TBT P99 [s]", xscale="log", yscale="log")
     ax.margins(0.1)
     for axis in (ax.xaxis, ax.yaxis):
-        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        axis.set_major_formatter("{x:g}")
-        axis.set_minor_formatter(NullFormatter())
+        tick_in_steps(axis)
     ax.legend(title="budget", fontsize="x-small", title_fontsize="x-small", loc="best")
     return ax
 
 
 @dataclass(frozen=True)
 class ServingLook:
-    """What is drawn of an experiment, a panel a data set, objective and, with `is_split`,
-    quantity.
-    """
+    """A panel a data set, objective and, with `is_split`, quantity."""
 
     panel: Callable[[pd.DataFrame, Axes], Axes]
     quantities: tuple[str, ...]
@@ -134,7 +106,6 @@ class ServingLook:
     is_split: bool = False
 
     def place(self, dataset: str, slo: str, quantity: str) -> str:
-        """The name of the panel."""
         place = f"{dataset}, {slo}" if slo else dataset
         return f"{place}: {quantity}" if self.is_split else place
 

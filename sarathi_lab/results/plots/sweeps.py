@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import matplotlib.pyplot as plt
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
@@ -16,36 +14,23 @@ from matplotlib.figure import Figure
 
 from sarathi_lab.results.columns import factor, heading
 from sarathi_lab.results.comparison import ComparedRun
+from sarathi_lab.results.plots.style import AXIS_NAMES, finished, marker, panels
 
 # What may vary in a sweep, the best x axis first.
-LABELS = [
-    "pd_ratio",
-    "seq_len",
-    "batch",
-    "chunk",
-    "policy",
-    "workload",
-    "model",
-    "dtype",
-    "threads",
-    "device",
-    "seed",
-]
-AXIS_NAMES = {
-    "chunk": "chunk size [tokens]",
-    "pd_ratio": "P:D, prompt tokens per output token",
-    "seq_len": "sequence length P + D [tokens]",
-    "batch": "batch size",
-    "threads": "threads of the CPU",
-}
-MARKERS = tuple("os^DvPX*<>")  # by series, so that print without colour tells them apart
+LABELS = ["pd_ratio", "seq_len", "batch", "chunk", "policy"]
+LABELS += ["workload", "model", "dtype", "threads", "device", "seed"]
 LINES = ("-", "--", "-.", ":")
 LEGEND_LINE = 0.07  # height of a legend's line, of that of the axes
-
-
-def use_style() -> None:
-    """The lab's look: colour-blind safe, grid behind, readable in print."""
-    sns.set_theme(context="paper", style="whitegrid", palette="colorblind", font_scale=1.05)
+# Column of the iterations, factor and y label.
+CURVES = (
+    ("num_prefill_tokens", 1.0, "prompt tokens"),
+    ("num_decode_tokens", 1.0, "decodes"),
+    ("busy", 1e3, "iteration time [ms]"),
+    ("num_waiting", 1.0, "requests waiting"),
+)
+NUM_MARKERS = 10
+Lines = list[tuple[str, pd.DataFrame]]
+LABEL_WIDTH = 52  # characters
 
 
 def varying_labels(runs: pd.DataFrame) -> list[str]:
@@ -59,28 +44,25 @@ def varying_labels(runs: pd.DataFrame) -> list[str]:
 
 def sweep_overview(runs: pd.DataFrame) -> Figure:
     """Throughput, decode time, KV re-read and latency of all runs of a sweep."""
-    use_style()
     varying = varying_labels(runs)
     x = next(iter(varying), "policy")
-    figure, axes = plt.subplots(2, 2, figsize=(10, 7), layout="constrained")
+    figure, (top_left, top_right, bottom_left, bottom_right) = panels(2, 2, (10, 7))
     # Along P:D or lengths the work itself changes, and only ratios on the same requests say
     # something.
     is_same_work = x in ("chunk", "policy")
     shown = runs if is_same_work else relative(runs, "throughput", to="request_level")
     name = "throughput" if shown is runs else "throughput_vs_request_level"
-    metric(shown, name, x=x, ax=axes[0, 0])
-    decode_time(runs, x=x, ax=axes[0, 1])
+    metric(shown, name, x=x, ax=top_left)
+    decode_time(runs, x=x, ax=top_right)
     if x == "chunk":
-        kv_reread(runs, ax=axes[1, 0])
+        kv_reread(runs, ax=bottom_left)
     else:
-        metric(runs, "kv_reread_factor", x=x, ax=axes[1, 0])
-    latency(runs, x=x, ax=axes[1, 1])
+        metric(runs, "kv_reread_factor", x=x, ax=bottom_left)
+    latency(runs, x=x, ax=bottom_right)
     first = _own(runs).iloc[0]
     device = str(first["device"])
     device = device.rpartition(",")[0] + ")" if "threads" in varying else device
-    figure.suptitle(f"{first['model']}, {first['dtype']} on {device}")
-    plt.close(figure)  # callers hold it; an open figure would be drawn once more by a notebook
-    return figure
+    return finished(figure, f"{first['model']}, {first['dtype']} on {device}")
 
 
 def relative(runs: pd.DataFrame, name: str, *, to: str) -> pd.DataFrame:
@@ -103,14 +85,14 @@ def metric(runs: pd.DataFrame, name: str, *, x: str, ax: Axes) -> Axes:
     """A quantity against the label `x`: a line per series, dashed where the label is missing."""
     if name not in runs or runs[name].isna().all():
         return _empty(ax, f"no run has {heading(name)}")
-    grid = _grid(runs, x)
-    for i, (series, rows) in enumerate(grid.lines):
-        _line(ax, rows, name, i, label=series, linestyle="-" if grid.has_distances else "")
-    for i, (series, rows) in enumerate(grid.levels):
+    ticks, lines, levels = _grid(runs, x)
+    for i, (series, rows) in enumerate(lines):
+        _line(ax, rows, name, i, label=series, linestyle="" if x == "policy" else "-")
+    for i, (series, rows) in enumerate(levels):
         if not math.isnan(level := rows[name].mean() * factor(name)):
-            color = f"C{len(grid.lines) + i}"
+            color = f"C{len(lines) + i}"
             ax.axhline(level, color=color, linestyle=LINES[1:][i % 3], label=series)
-    return _finish(ax, grid, x, heading(name))
+    return _finish(ax, ticks, x, heading(name))
 
 
 def decode_time(runs: pd.DataFrame, *, x: str, ax: Axes) -> Axes:
@@ -120,13 +102,13 @@ def decode_time(runs: pd.DataFrame, *, x: str, ax: Axes) -> Axes:
     piggybacked = _own(runs).dropna(subset=list(kinds)) if {*kinds} <= {*runs} else runs.iloc[:0]
     if piggybacked.empty:
         return _empty(ax, "no run mixed chunks and decodes")
-    grid = _grid(piggybacked, x)
+    ticks, lines, _ = _grid(piggybacked, x)
     for name, (words, linestyle, fill) in kinds.items():
-        for i, (series, rows) in enumerate(grid.lines):
-            label = words if len(grid.lines) == 1 else f"{words}, {series}"
-            linestyle = linestyle if grid.has_distances else ""
-            _line(ax, rows, name, i, label=label, linestyle=linestyle, fillstyle=fill)
-    return _finish(ax, grid, x, "time per decode [ms/token]")
+        style = {"linestyle": "" if x == "policy" else linestyle, "fillstyle": fill}
+        for i, (series, rows) in enumerate(lines):
+            label = words if len(lines) == 1 else f"{words}, {series}"
+            _line(ax, rows, name, i, label=label, **style)
+    return _finish(ax, ticks, x, "time per decode [ms/token]")
 
 
 def latency(runs: pd.DataFrame, *, x: str, ax: Axes) -> Axes:
@@ -135,20 +117,21 @@ def latency(runs: pd.DataFrame, *, x: str, ax: Axes) -> Axes:
     if not set(names) <= set(runs) or runs[names].dropna().empty:
         return _empty(ax, "no run has both TTFT and time between tokens")
     runs = runs.dropna(subset=names)
-    grid = _grid(runs.assign(**{name: runs[name] * factor(name) for name in names}), x)
-    for i, (series, rows) in enumerate([*grid.lines, *grid.levels]):
-        is_level = i >= len(grid.lines)
-        rows = rows if is_level else rows.sort_values("_x")
-        style = "s" if is_level else "o-" if grid.has_distances else "o"
+    has_distances = x != "policy"
+    _, lines, levels = _grid(runs.assign(**{name: runs[name] * factor(name) for name in names}), x)
+    for i, (series, rows) in enumerate(lines):
+        rows, style = rows.sort_values("_x"), "o-" if has_distances else "o"
         ax.plot(rows.ttft_p50, rows.tbt_p99, style, color=f"C{i}", label=series)
         # Of many points along a line, its ends: it says what is between.
-        ends = rows.iloc[[0, -1]] if grid.has_distances and len(rows) >= 4 else rows
-        for _, row in ends.iterrows() if not is_level else ():
+        ends = rows.iloc[[0, -1]] if has_distances and len(rows) >= 4 else rows
+        for _, row in ends.iterrows():
             place = (row.ttft_p50, row.tbt_p99)
             ax.annotate(_text(row[x]), place, (4, 4), textcoords="offset points")
+    for i, (series, rows) in enumerate(levels, start=len(lines)):
+        ax.plot(rows.ttft_p50, rows.tbt_p99, "s", color=f"C{i}", label=series)
     ax.margins(0.12)
     ax.set(xlabel=heading("ttft_p50"), ylabel=heading("tbt_p99"))
-    if grid.has_distances:
+    if has_distances:
         title = f"points: {AXIS_NAMES.get(x, x).split(' [')[0]}"
         ax.legend(title=title, fontsize="small", title_fontsize="small")
     return ax
@@ -167,7 +150,7 @@ def kv_reread(runs: pd.DataFrame, *, ax: Axes) -> Axes:
     metric(own, "kv_reread_factor", x="chunk", ax=ax)
     chunks = sorted(own.chunk.unique())
     prompt_len = (own.num_prompt_tokens / own.num_requests).round()
-    loads = sorted({(tokens, batch) for tokens, batch in zip(prompt_len, own.batch, strict=True)})
+    loads = sorted(set(zip(prompt_len, own.batch, strict=True)))
     for style, (tokens, batch) in zip((":", "-."), loads, strict=False):
         theory = [(math.ceil(tokens / (chunk - batch + 1)) + 1) / 2 for chunk in chunks]
         label = f"(N+1)/2, P={tokens:.0f}, B={batch}"
@@ -178,21 +161,13 @@ def kv_reread(runs: pd.DataFrame, *, ax: Axes) -> Axes:
 def _line(ax: Axes, rows: pd.DataFrame, name: str, i: int, **style: Any) -> None:
     """The means of a quantity by place on the x axis, as the `i`-th series."""
     means = rows.groupby("_x")[name].mean() * factor(name)
-    ax.plot(means.index, means, marker=MARKERS[i % len(MARKERS)], color=f"C{i}", **style)
+    ax.plot(means.index, means, marker=marker(i), color=f"C{i}", **style)
 
 
-@dataclass(frozen=True)
-class _Grid:
-    """Runs to draw: `lines` have the x label (_x is its place), `levels` do not."""
-
-    ticks: Sequence[str]
-    lines: list[tuple[str, pd.DataFrame]]
-    levels: list[tuple[str, pd.DataFrame]]
-    has_distances: bool  # between the ticks; policies have none
-
-
-def _grid(runs: pd.DataFrame, x: str) -> _Grid:
-    """Equal steps along x whatever its values: chunk sizes double, names have no distance."""
+def _grid(runs: pd.DataFrame, x: str) -> tuple[list[str], Lines, Lines]:
+    """The ticks, and the runs to draw by series: lines, which have the label x, at `_x`, and levels
+    without. Equal steps along x whatever its values: chunk sizes double, names have no distance.
+    """
     others = [label for label in varying_labels(runs) if label not in (x, "policy")]
     if "is_baseline" in runs:  # own runs get C0
         runs = runs.sort_values("is_baseline", kind="stable")
@@ -205,7 +180,7 @@ def _grid(runs: pd.DataFrame, x: str) -> _Grid:
         [(str(name), rows) for name, rows in part.groupby("_series", sort=False)]
         for part in (frame[frame[x].notna()], frame[frame[x].isna()])
     )
-    return _Grid([_text(tick) for tick in ticks], lines, levels, not of_policies)
+    return [_text(tick) for tick in ticks], lines, levels
 
 
 def _series(run: pd.Series, others: Sequence[str]) -> str:
@@ -223,9 +198,8 @@ def _text(value: object) -> str:
     return f"{value:g}" if isinstance(value, int | float) else str(value)
 
 
-def _finish(ax: Axes, grid: _Grid, x: str, ylabel: str) -> Axes:
-    crowded = sum(len(tick) for tick in grid.ticks) > 40
-    ax.set_xticks(range(len(grid.ticks)), grid.ticks, rotation=20 if crowded else 0)
+def _finish(ax: Axes, ticks: Sequence[str], x: str, ylabel: str) -> Axes:
+    ax.set_xticks(range(len(ticks)), ticks, rotation=20 if sum(map(len, ticks)) > 40 else 0)
     ax.margins(x=0.08)
     ax.set(xlabel=AXIS_NAMES.get(x, x), ylabel=ylabel)
     return _fit(ax)
@@ -254,26 +228,10 @@ def _empty(ax: Axes, why: str) -> Axes:
     return ax
 
 
-# Column of the iterations, factor and y label.
-CURVES = (
-    ("num_prefill_tokens", 1.0, "prompt tokens"),
-    ("num_decode_tokens", 1.0, "decodes"),
-    ("busy", 1e3, "iteration time [ms]"),
-    ("num_waiting", 1.0, "requests waiting"),
-)
-NUM_MARKERS = 10
-LABEL_WIDTH = 52  # characters
-
-
 def curves(runs: Sequence[ComparedRun], x: str = "iteration") -> Figure:
-    """What each run's iterations held and took, a line per run, against `x`: "iteration", or "end"
-    for the time.
-    """
-    use_style()
+    """What each run's iterations held and took, against `x`: "iteration", or "end" for the time."""
     shown = [curve for curve in CURVES if any(curve[0] in run.iterations for run in runs)]
-    figure, axes = plt.subplots(
-        len(shown), 1, figsize=(9, 1.9 * len(shown) + 0.8), sharex=True, layout="constrained"
-    )
+    figure, axes = panels(len(shown), 1, (9, 1.9 * len(shown) + 0.8), sharex=True)
     for ax, (column, scale, words) in zip(axes, shown, strict=True):
         for i, run in enumerate(runs):
             if column in run.iterations and x in run.iterations:
@@ -282,7 +240,7 @@ def curves(runs: Sequence[ComparedRun], x: str = "iteration") -> Figure:
                     scale * run.iterations[column],
                     label=run.name,
                     linestyle=LINES[i % len(LINES)],
-                    marker=MARKERS[i % len(MARKERS)],
+                    marker=marker(i),
                     markersize=4,
                     markevery=max(1, len(run.iterations) // NUM_MARKERS),
                     color=f"C{i}",  # the same in all axes, whichever columns the runs before have
@@ -296,11 +254,10 @@ def curves(runs: Sequence[ComparedRun], x: str = "iteration") -> Figure:
 
 def ratios(metrics: pd.DataFrame) -> Figure:
     """Ratios of `comparison.compared_metrics` as dots on a logarithmic axis; 1: the reference."""
-    use_style()
     table = metrics.xs("ratio", axis="columns", level=1).dropna(how="all")
     long = table.melt(ignore_index=False, var_name="run", value_name="ratio").reset_index()
-    figure, ax = plt.subplots(figsize=(8, 0.3 * len(table) + 1.6), layout="constrained")
-    markers = list(MARKERS[: table.shape[1]])
+    figure, (ax,) = panels(1, 1, (8, 0.3 * len(table) + 1.6))
+    markers = list(map(marker, range(table.shape[1])))
     sns.pointplot(
         long, x="ratio", y="metric", hue="run", linestyle="none", markers=markers, dodge=0.4, ax=ax
     )
@@ -318,5 +275,4 @@ def _with_legend(figure: Figure, ax: Axes) -> Figure:
     handles, labels = ax.get_legend_handles_labels()
     wrapped = [textwrap.fill(label, LABEL_WIDTH, break_on_hyphens=False) for label in labels]
     figure.legend(handles, wrapped, loc="outside lower center", ncols=2)
-    plt.close(figure)  # callers hold it; an open figure would be drawn once more by a notebook
-    return figure
+    return finished(figure)

@@ -10,9 +10,15 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter
 
-from sarathi_lab.results.plots.sweeps import AXIS_NAMES, MARKERS, use_style
+from sarathi_lab.results.plots.style import (
+    AXIS_NAMES,
+    finished,
+    marker,
+    panels,
+    tick_in_steps,
+    use_style,
+)
 from sarathi_lab.results.slo import Slo
 
 # By bound: the column of capacity.parquet that it is for, and its name.
@@ -39,25 +45,23 @@ def rate_curves(table: pd.DataFrame, slo: Slo, capacity: float, where: str) -> F
 
     `table` has the columns of capacity.parquet; `where` names policy, model and device.
     """
-    use_style()
     names = [name for name in BOUNDED if name in slo.bounds]
-    size = (4.6 * len(names), 3.6)
-    figure, axes = plt.subplots(1, len(names), figsize=size, layout="constrained", squeeze=False)
-    for ax, name in zip(axes[0], names, strict=True):
+    figure, axes = panels(1, len(names), (4.6 * len(names), 3.6))
+    for ax, name in zip(axes, names, strict=True):
         column, label = BOUNDED[name]
         _bounded_quantile(table, column, 1e3 * slo.bounds[name], ax)
         if capacity > 0:
             ax.axvline(capacity, color="0.4", linestyle=":", label=f"capacity {capacity:.3g}/s")
         ax.set(xlabel="requests per second", ylabel=label)
-    axes[0][0].legend(fontsize="small")
-    return _titled(figure, f"{where}, {slo.name}")
+    axes[0].legend(fontsize="small")
+    return finished(figure, f"{where}, {slo.name}")
 
 
 def _bounded_quantile(table: pd.DataFrame, column: str, bound: float, ax: Axes) -> None:
     """Milliseconds of `column` over the rate with its `bound` (ms), a line per seed."""
     for i, (seed, rows) in enumerate(table.groupby("seed")):
-        line, marker = rows.sort_values("rate"), MARKERS[i % len(MARKERS)]
-        style: dict[str, Any] = {"color": f"C{i}", "marker": marker, "linestyle": ""}
+        line = rows.sort_values("rate")
+        style: dict[str, Any] = {"color": f"C{i}", "marker": marker(i), "linestyle": ""}
         ax.plot(line.rate, 1e3 * line[column], color=f"C{i}", linewidth=0.9)
         met, failed = line[line.slo_met], line[~line.slo_met]
         ax.plot(met.rate, 1e3 * met[column], label=f"seed {seed}", **style)
@@ -93,7 +97,7 @@ def crossover_map(
     for ax in grid.axes.flat:
         ax.set(xlabel=AXIS_NAMES["pd_ratio"].split(",")[0], ylabel=AXIS_NAMES[y])
     grid.figure.set_layout_engine("constrained")
-    return _titled(grid.figure, f"{where}: gain in steady throughput over {baseline} [%]")
+    return finished(grid.figure, f"{where}: gain in steady throughput over {baseline} [%]")
 
 
 def _heat_panel(data: pd.DataFrame, *, y: str, limit: float, **_: object) -> None:
@@ -112,8 +116,7 @@ def _heat_panel(data: pd.DataFrame, *, y: str, limit: float, **_: object) -> Non
 
 def iteration_times(table: pd.DataFrame, where: str) -> Figure:
     """Milliseconds over tokens, a line per context, the roofline dotted; `where` is the title."""
-    use_style()
-    figure, axes = plt.subplots(1, 2, figsize=(10, 4.2), layout="constrained", sharey=True)
+    figure, axes = panels(1, 2, (10, 4.2), sharey=True)
     for ax, (kind, xlabel) in zip(axes, KINDS.items(), strict=True):
         rows = table[table.kind == kind].sort_values("tokens")
         for i, (context, line) in enumerate(rows.groupby("context")):
@@ -128,7 +131,7 @@ def iteration_times(table: pd.DataFrame, where: str) -> Figure:
     axes[0].set_ylabel("iteration time [ms]")
     axes[0].plot([], [], linestyle=":", color="0.4", label="roofline")
     axes[0].legend(fontsize="small")
-    return _titled(figure, where)
+    return finished(figure, where)
 
 
 def kind_of(run: pd.Series) -> str:
@@ -140,30 +143,20 @@ def kind_of(run: pd.Series) -> str:
 
 def policies(runs: pd.DataFrame) -> Figure:
     """Latency and throughput of a sweep's policies (`name`), by the gaps between tokens."""
-    use_style()
     runs = runs.assign(kind=runs.apply(kind_of, axis="columns")).sort_values("tbt_p99")
-    size = (13, 0.24 * len(runs) + 1.6)
-    figure, axes = plt.subplots(1, len(PANELS), figsize=size, sharey=True, layout="constrained")
+    figure, axes = panels(1, len(PANELS), (13, 0.24 * len(runs) + 1.6), sharey=True)
     style = {"hue": "kind", "hue_order": MIXES, "style": "kind", "style_order": MIXES, "s": 45}
     for ax, (column, factor, heading) in zip(axes, PANELS, strict=True):
         table = runs.assign(shown=factor * runs[column])
         sns.scatterplot(table, x="shown", y="name", ax=ax, legend=ax is axes[0], zorder=3, **style)
         if table.shown.max() > 4 * table.shown.min():
             ax.set_xscale("log")
-            ax.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-            ax.xaxis.set_major_formatter("{x:g}")
-            ax.xaxis.set_minor_formatter(NullFormatter())
+            tick_in_steps(ax.xaxis)
         else:
             ax.set_xlim(left=0)
         ax.set(xlabel=heading, ylabel="")
     handles, labels = axes[0].get_legend_handles_labels()
-    axes[0].legend_.remove()
+    if (legend := axes[0].get_legend()) is not None:
+        legend.remove()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(MIXES))
-    return _titled(figure, "")
-
-
-def _titled(figure: Figure, title: str) -> Figure:
-    if title:
-        figure.suptitle(title)
-    plt.close(figure)  # the caller holds it; an open figure would be drawn once more by a notebook
-    return figure
+    return finished(figure)

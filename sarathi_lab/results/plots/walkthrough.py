@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -13,7 +12,7 @@ from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from sarathi_lab.results.plots.sweeps import AXIS_NAMES, use_style
+from sarathi_lab.results.plots.style import AXIS_NAMES, finished, panels
 
 # Dark and light, so that print without colour tells them apart; hatched besides.
 Style = dict[str, Any]
@@ -27,8 +26,7 @@ NARROWEST = 0.012  # share of the time axis into which a digit fits
 
 def cost_bars(tokens: pd.DataFrame, hybrids: pd.DataFrame) -> Figure:
     """Left `walkthrough.token_costs`, right `hybrid_costs`: a decode alone and on a chunk."""
-    use_style()
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+    figure, (left, right) = panels(1, 2, (9, 3.4))
     alone = tokens.pivot(index="batch", columns="kind", values="per_token")
     kinds = {"prefill": (alone.prefill, PREFILL), "decode": (alone.decode, DECODE)}
     _pairs(left, alone.index, kinds)
@@ -37,7 +35,9 @@ def cost_bars(tokens: pd.DataFrame, hybrids: pd.DataFrame) -> Figure:
     added = {"decode alone": (hybrids.alone, DECODE), "decode on a chunk": (hybrids.added, HYBRID)}
     _pairs(right, hybrids.chunk, added)
     right.set(xlabel=AXIS_NAMES["chunk"], ylabel="ms per decode", title="what a decode adds")
-    return _finished(figure, left, right)
+    _add_legend(left)
+    _add_legend(right)
+    return finished(figure)
 
 
 def _pairs(ax: Axes, labels: Iterable[float], bars: Mapping[str, tuple[pd.Series, Style]]) -> None:
@@ -50,16 +50,14 @@ def _pairs(ax: Axes, labels: Iterable[float], bars: Mapping[str, tuple[pd.Series
 
 def tile_steps(tables: Mapping[str, pd.DataFrame], tile: int) -> Figure:
     """`walkthrough.prefill_times` by device, with a line at every multiple of `tile` tokens."""
-    use_style()
-    size = (4.5 * len(tables), 3.2)
-    figure, axes = plt.subplots(1, len(tables), figsize=size, layout="constrained", squeeze=False)
-    for ax, (name, table) in zip(axes.flat, tables.items(), strict=True):
+    figure, axes = panels(1, len(tables), (4.5 * len(tables), 3.2))
+    for ax, (name, table) in zip(axes, tables.items(), strict=True):
         ax.plot(table.tokens, 1e3 * table.seconds, marker="o", markersize=3)
         for edge in range(tile, int(table.tokens.max()) + 1, tile):
             ax.axvline(edge, color="black", linestyle=":", linewidth=0.8)
         ax.set(title=name, xlabel="prompt tokens", ylabel="ms per iteration")
         ax.set_ylim(bottom=0)
-    return _finished(figure)
+    return finished(figure)
 
 
 def timelines(schedules: Mapping[str, pd.DataFrame]) -> Figure:
@@ -80,27 +78,24 @@ def timelines(schedules: Mapping[str, pd.DataFrame]) -> Figure:
 
 def batches(chunks: pd.DataFrame) -> Figure:
     """The tokens of every iteration of a schedule, prompt tokens below and decodes on top."""
-    use_style()
     tokens = chunks.pivot_table("num_tokens", "iteration", "is_decode", aggfunc="sum")
     tokens = tokens.reindex(columns=[False, True]).fillna(0)
-    figure, ax = plt.subplots(figsize=(10, 2.8), layout="constrained")
+    figure, (ax,) = panels(1, 1, (10, 2.8))
     ax.bar(tokens.index, tokens[False], 0.8, label="prompt tokens", **PREFILL)
     ax.bar(tokens.index, tokens[True], 0.8, bottom=tokens[False], label="decodes", **DECODE)
     ax.set(xlabel="iteration", ylabel="tokens in the batch")
-    return _finished(figure, ax)
+    _add_legend(ax)
+    return finished(figure)
 
 
 def pipeline(stages: Mapping[str, pd.DataFrame], iterations: Mapping[str, pd.DataFrame]) -> Figure:
     """A pipeline's stages over time by policy (the ledger's tables); gaps are bubbles."""
     figure, axes = _stacked([2.0] * len(stages))
     for ax, (name, spans) in zip(axes, stages.items(), strict=True):
-        table = iterations[name].set_index("iteration")
-        kinds = np.select(
-            [table.num_decode_tokens == 0, table.num_prefill_tokens == 0],
-            ["prefill", "decodes"],
-            "hybrid",
-        )
-        own_kind = spans.iteration.map(dict(zip(table.index, kinds, strict=True)))
+        table = iterations[name]
+        is_pure = [table.num_decode_tokens == 0, table.num_prefill_tokens == 0]
+        kinds = pd.Series(np.select(is_pure, ["prefill", "decodes"], "hybrid"), table.iteration)
+        own_kind = spans.iteration.map(kinds)
         for kind, style in KEYS.items():
             _bars(ax, spans[own_kind == kind], "stage", 0.8, style)
         idle = 1 - (spans.end - spans.start).sum() / (spans.end.max() * spans.stage.nunique())
@@ -113,8 +108,7 @@ def pipeline(stages: Mapping[str, pd.DataFrame], iterations: Mapping[str, pd.Dat
 
 def chunk_choice(table: pd.DataFrame) -> Figure:
     """Throughput, the longest time between tokens and KV re-read by chunk (`by_chunk`)."""
-    use_style()
-    figure, axes = plt.subplots(1, 3, figsize=(10, 3), layout="constrained")
+    figure, axes = panels(1, 3, (10, 3))
     shown = {
         "throughput / request-level": table.gain,
         "longest time between tokens [ms]": 1e3 * table.tbt_max,
@@ -125,21 +119,13 @@ def chunk_choice(table: pd.DataFrame) -> Figure:
         ax.set_xticks(range(len(table)), [str(chunk) for chunk in table.chunk])
         ax.set(xlabel=AXIS_NAMES["chunk"], ylabel=name)
     axes[0].axhline(1.0, color="black", linestyle=":")
-    return _finished(figure)
+    return finished(figure)
 
 
 def _stacked(heights: list[float]) -> tuple[Figure, list[Axes]]:
     """Axes below each other, of these heights in inches, with one time axis."""
-    use_style()
-    figure, axes = plt.subplots(
-        len(heights),
-        figsize=(10, sum(heights) + 0.9),
-        sharex=True,
-        layout="constrained",
-        squeeze=False,
-        height_ratios=heights,
-    )
-    return figure, list(axes.flat)
+    size = (10, sum(heights) + 0.9)
+    return panels(len(heights), 1, size, sharex=True, height_ratios=heights)
 
 
 def _bars(ax: Axes, spans: pd.DataFrame, lane: str, height: float, style: Style) -> None:
@@ -147,7 +133,7 @@ def _bars(ax: Axes, spans: pd.DataFrame, lane: str, height: float, style: Style)
     left, right = 1e3 * spans.start.to_numpy(), 1e3 * spans.end.to_numpy()
     bottom = spans[lane].to_numpy() - height / 2
     corners = [(left, bottom), (left, bottom + height), (right, bottom + height), (right, bottom)]
-    ax.add_collection(PolyCollection(np.array(corners).transpose(2, 0, 1), **style))
+    ax.add_collection(PolyCollection([*np.array(corners).transpose(2, 0, 1)], **style))
     ax.autoscale_view()
 
 
@@ -169,13 +155,9 @@ def _over_time(figure: Figure, axes: list[Axes], keys: tuple[str, ...]) -> Figur
     axes[-1].set_xlabel("time [ms]")
     patches = [Patch(label=key, **KEYS[key]) for key in keys]
     figure.legend(handles=patches, loc="outside lower center", ncols=len(keys))
-    return _finished(figure)
+    return finished(figure)
 
 
-def _finished(figure: Figure, *with_legend: Axes) -> Figure:
-    for ax in with_legend:
-        room = 6 if ax.get_yscale() == "log" else 1.3  # for the legend
-        ax.set_ylim(top=ax.get_ylim()[1] * room)
-        ax.legend(loc="upper right", ncols=2)
-    plt.close(figure)  # callers hold it; an open figure would be drawn once more by a notebook
-    return figure
+def _add_legend(ax: Axes) -> None:
+    ax.set_ylim(top=ax.get_ylim()[1] * (6 if ax.get_yscale() == "log" else 1.3))  # room for it
+    ax.legend(loc="upper right", ncols=2)

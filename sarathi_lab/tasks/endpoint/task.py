@@ -110,7 +110,7 @@ class Endpoint:
         except KeyboardInterrupt:
             if answers:
                 result = _finished_part(answers, labels, cfg)
-                write_stopped(result, context, resolved(cfg), "interrupted")
+                write_stopped(result, context, "interrupted")
             raise
         return _result(answers, labels, cfg, context)
 

@@ -16,8 +16,8 @@ from sarathi_lab.config.errors import RunError, require_one_of
 from sarathi_lab.config.paths import CONF, REPOSITORY
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.executor.torch.device import device_description
-from sarathi_lab.results.device_record import device_folder
 from sarathi_lab.results.load import path_of
+from sarathi_lab.results.provenance import device_folder
 from sarathi_lab.results.result import Result
 from sarathi_lab.tasks.base import conclude
 from sarathi_lab.tasks.calibrate import PROFILE_FILE, Calibrate
@@ -100,7 +100,8 @@ class GpuCalibration(Part):
 
     home: ClassVar[str] = "lab/calibration"
     LOADING: ClassVar[float] = 0.4  # of the time: the model, kernels' compilation, the fit behind
-    FEWEST_SECONDS: ClassVar[dict[str, float]] = {"paper": 15.0, "dry": 2.0}
+    FEWEST_SECONDS: ClassVar[float] = 15.0
+    DRY_SECONDS: ClassVar[float] = 2.0
     SIZES: ClassVar[dict[str, tuple[str, int, int]]] = {
         "paper": ("13b", 18, 3072),  # model, most decodes, longest context
         "dry": ("tiny", 2, 64),
@@ -122,8 +123,8 @@ class GpuCalibration(Part):
         work.record("hardware.yaml", lambda path: path.write_text(_naming(made, path.parent)))
 
     def _task(self, name: str) -> Calibrate:
-        seconds = max(self.FEWEST_SECONDS[self.setup], (1 - self.LOADING) * self.seconds)
-        return Calibrate(seconds, name)
+        seconds = max(self.FEWEST_SECONDS, (1 - self.LOADING) * self.seconds)
+        return Calibrate(self.DRY_SECONDS if self.is_dry else seconds, name)
 
     def _sized(self, cfg: DictConfig) -> DictConfig:
         model, batch, seq_len = self.SIZES[self.setup]

@@ -22,7 +22,7 @@ from sarathi_lab.config.errors import RunError, UserError, require_number, requi
 from sarathi_lab.config.paths import EXPERIMENTS, make_folder, write_json
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.executor.torch.device import device_description, resolve_device
-from sarathi_lab.results.device_record import clocks_seen, device_folder, device_record
+from sarathi_lab.results.provenance import clocks_seen, device_folder, device_record
 from sarathi_lab.results.result import Result, Shown
 
 SETUPS = ("paper", "dry")

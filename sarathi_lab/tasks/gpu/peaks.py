@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.executor.torch.device import resolve_dtype
-from sarathi_lab.experiment.measured_clock import sample
+from sarathi_lab.executor.torch.watching import durations, timeline_of
 from sarathi_lab.results.intervals import coarse_to_fine, summary
 from sarathi_lab.tasks.gpu.part import Part, Work
 
@@ -22,6 +22,7 @@ LAYER_TOKENS = (256, 512, 1024, 2048, 4096)
 COPIES = (64, 256, 1024, 4096)  # MiB
 DRY_SQUARES, DRY_COPIES = (64, 128), (1, 4)
 SECONDS_A_CASE = 0.25
+WARM_UPS, FEWEST, MOST = 2, 3, 200  # repetitions of a case
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,10 @@ class DevicePeaks(Part):
 
 @torch.inference_mode()
 def _row(case: Case, device: torch.device, dtype: str, seconds: float) -> dict[str, object]:
-    times = sample(case.make(), device, seconds)
+    work, timeline = case.make(), timeline_of(device)
+    first = durations(work, timeline, WARM_UPS + 1)[-1]
+    fitting = int(seconds / max(first, 1e-7))
+    times = durations(work, timeline, max(FEWEST, min(MOST, fitting)))
     rates = [case.amount / time / case.per for time in times]
     labels = {"quantity": case.quantity, "case": case.name, "dtype": dtype}
     return {**labels, **summary(rates, case.unit)}

@@ -1,0 +1,57 @@
+"""What all pictures share: the look, panels, axes' names, and how a picture is handed over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import matplotlib.pyplot as plt
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
+
+AXIS_NAMES = {
+    "chunk": "chunk size [tokens]",
+    "pd_ratio": "P:D, prompt tokens per output token",
+    "seq_len": "sequence length P + D [tokens]",
+    "batch": "batch size",
+    "threads": "threads of the CPU",
+}
+MARKERS = tuple("os^DvPX*<>")  # by series, so that print without colour tells them apart
+
+
+def use_style() -> None:
+    """The lab's look: colour-blind safe, grid behind, readable in print."""
+    sns.set_theme(context="paper", style="whitegrid", palette="colorblind", font_scale=1.05)
+
+
+def panels(
+    rows: int, columns: int, size: tuple[float, float], **options: Any
+) -> tuple[Figure, list[Axes]]:
+    """A figure of `size` (inches) in the lab's look, and its axes, row by row."""
+    use_style()
+    figure, axes = plt.subplots(
+        rows, columns, figsize=size, layout="constrained", squeeze=False, **options
+    )
+    return figure, list(axes.flat)
+
+
+def marker(i: int) -> str:
+    """That of the `i`-th series."""
+    return MARKERS[i % len(MARKERS)]
+
+
+def tick_in_steps(axis: Axis) -> None:
+    """Name 1, 2 and 5 of every decade on a logarithmic axis."""
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter(NullFormatter())
+
+
+def finished(figure: Figure, title: str = "") -> Figure:
+    """The figure, closed: callers hold it, and a notebook would draw an open one once more."""
+    if title:
+        figure.suptitle(title)
+    plt.close(figure)
+    return figure
