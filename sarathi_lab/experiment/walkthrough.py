@@ -29,7 +29,7 @@ from sarathi_lab.experiment.measured_clock import MeasuredCostModel, composition
 from sarathi_lab.model.spec import DTYPE_BYTES
 from sarathi_lab.policy import Orca, Policy, PrefillFirst, RequestLevel, Sarathi, SarathiServe
 from sarathi_lab.results.metrics import throughput
-from sarathi_lab.results.serving_metrics import gaps, ttft
+from sarathi_lab.results.serving_metrics import waits
 from sarathi_lab.workload.synthetic import split_length
 
 BATCH_SIZE = 4
@@ -176,15 +176,15 @@ def outcomes(schedules: Mapping[str, Schedule]) -> pd.DataFrame:
     rows = {}
     for name, schedule in schedules.items():
         iterations, requests = schedule.iterations(), schedule.requests()
-        between = gaps(requests)
+        waited = waits(requests)
         prompts, duration = iterations.num_prefill_tokens, iterations.end.max()
         rows[name] = {
             "throughput": throughput(requests, duration)["throughput"],
             "duration": duration,
             "iterations": len(iterations),
             "hybrid": int(((prompts > 0) & (iterations.num_decode_tokens > 0)).sum()),
-            "ttft_p50": float(np.median(ttft(requests))),
-            "tbt_max": between.max() if len(between) else math.nan,
+            "ttft_p50": float(np.median(waited["ttft"])),
+            "tbt_max": max(waited["tbt"], default=math.nan),
             "kv_reread_factor": iterations.prefill_kv_tokens.sum() / prompts.sum(),
         }
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("policy")
