@@ -126,8 +126,7 @@ class Backend(Protocol):
         """The option of the config group: "torch" or "simulated"."""
 
     @property
-    def device_name(self) -> str:
-        """The device in words, as tables and tags show it."""
+    def device_name(self) -> str: ...
 
     @property
     def dtype_name(self) -> str:
@@ -164,4 +163,4 @@ class Backend(Protocol):
         """Blocks that fit beside the weights; an estimate where only loading can tell."""
 
     def build(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> Executor:
-        """Load the weights and return a warmed-up executor of `sizes`."""
+        """A warmed-up executor of `sizes`, with the weights of `checkpoint`."""

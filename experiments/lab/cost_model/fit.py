@@ -25,7 +25,7 @@ from sarathi_lab.engine.compositions import make_batch
 from sarathi_lab.executor.simulated import matmul
 from sarathi_lab.executor.simulated.analytic import AnalyticCostModel
 from sarathi_lab.executor.simulated.attention import decode_attention_time, prefill_attention_time
-from sarathi_lab.executor.simulated.from_profile import Errors, Group, evenly, fit, octave_weights
+from sarathi_lab.executor.simulated.from_profile import Errors, Group, evenly, fit
 from sarathi_lab.executor.simulated.hardware import Hardware
 from sarathi_lab.executor.simulated.matmul import matmul_time
 
@@ -84,6 +84,14 @@ SHARED = [  # the constants of matmul.py, one change at a time
         )
     },
 ]
+
+
+def octave_weights(num_tokens: pd.Series) -> np.ndarray:
+    """Weights of sum 1 that let every doubling of tokens above 16 count alike."""
+    octave = np.ceil(np.log2(num_tokens.clip(lower=16))).to_numpy()
+    _, inverse, counts = np.unique(octave, return_inverse=True, return_counts=True)
+    return 1.0 / counts[inverse] / len(counts)
+
 
 # -- the paper's A6000 -----------------------------------------------------------------------------
 

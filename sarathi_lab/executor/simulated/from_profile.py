@@ -55,13 +55,6 @@ def fit(
     return with_values(minimize(loss, start, method="Nelder-Mead", options=options).x)
 
 
-def octave_weights(num_tokens: pd.Series) -> Floats:
-    """Weights of sum 1 that let every doubling of tokens above 16 count alike."""
-    octave = np.ceil(np.log2(num_tokens.clip(lower=16))).to_numpy()
-    _, inverse, counts = np.unique(octave, return_inverse=True, return_counts=True)
-    return 1.0 / counts[inverse] / len(counts)
-
-
 def evenly(errors: Errors) -> Group:
     """A group in which every measurement counts alike."""
     return errors, np.full(len(errors), 1.0 / len(errors))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
@@ -74,38 +73,32 @@ def token_ids_of(sequence: SequenceState, start: int, end: int) -> NDArray[np.in
     return np.concatenate([np.asarray(prompt, dtype=np.int64), np.asarray(output, dtype=np.int64)])
 
 
-@dataclass(frozen=True)
 class Fields:
-    """Where each field lies in the buffer: name, first element, sizes."""
+    """Where each field lies in the buffer for tensors of `shape`, which has `size` elements."""
 
-    places: tuple[tuple[str, int, tuple[int, ...]], ...]
-    size: int
+    def __init__(self, shape: Shape) -> None:
+        sizes: dict[str, tuple[int, ...]] = {
+            **dict.fromkeys(BY_TOKEN, (shape.num_tokens,)),
+            "emit_rows": (shape.num_emits,),
+            "query_starts": (shape.num_sequences + 1,),
+            "kv_lens": (shape.num_sequences,),
+            "decodes": (shape.num_decodes,),
+            "tiles": (shape.num_tiles, 2),
+            "block_table": (shape.num_sequences, shape.max_blocks),
+        }
+        self.size = 0
+        self._places: list[tuple[str, slice, tuple[int, ...]]] = []
+        for name, lengths in sizes.items():
+            num_elements = math.prod(lengths)
+            self._places.append((name, slice(self.size, self.size + num_elements), lengths))
+            self.size += -(-num_elements // ALIGNMENT) * ALIGNMENT
 
     def views(self, buffer: Any) -> dict[str, Any]:
         """Each field of a flat tensor or array, in its shape."""
-        return {
-            name: buffer[start : start + math.prod(sizes)].reshape(sizes)
-            for name, start, sizes in self.places
-        }
+        return {name: buffer[place].reshape(lengths) for name, place, lengths in self._places}
 
 
-@lru_cache(maxsize=256)
-def fields_of(shape: Shape) -> Fields:
-    """The layout of the buffer for tensors of `shape`."""
-    sizes: dict[str, tuple[int, ...]] = {
-        **dict.fromkeys(BY_TOKEN, (shape.num_tokens,)),
-        "emit_rows": (shape.num_emits,),
-        "query_starts": (shape.num_sequences + 1,),
-        "kv_lens": (shape.num_sequences,),
-        "decodes": (shape.num_decodes,),
-        "tiles": (shape.num_tiles, 2),
-        "block_table": (shape.num_sequences, shape.max_blocks),
-    }
-    places, start = [], 0
-    for name, size in sizes.items():
-        places.append((name, start, size))
-        start += -(-math.prod(size) // ALIGNMENT) * ALIGNMENT
-    return Fields(tuple(places), start)
+fields_of = lru_cache(maxsize=256)(Fields)
 
 
 class Packer:

@@ -58,8 +58,14 @@ def teacher_forced_logits(
     decodes = [_sequence(mate, number + 1, blocks) for number, mate in enumerate(mates)]
     for decode in decodes:
         _compute(executor, decode, half)
-    if cuts.prefix_hit:
-        _publish_prefix(executor, tokens, blocks)
+    if blocks.prefix is not None:
+        num_tokens = half // executor.block_size * executor.block_size
+        if num_tokens == 0:
+            size = executor.block_size
+            raise ValueError(f"the first half of {len(tokens)} tokens has no whole block of {size}")
+        other = _sequence(tokens[:num_tokens], -1, blocks)
+        _compute(executor, other, num_tokens)
+        blocks.prefix.publish(other)
     text = _sequence(tokens, 0, blocks)
     rows = []
     for first, num_tokens in cuts.of(text.num_computed, len(tokens)):
@@ -90,19 +96,6 @@ def _compute(executor: TorchExecutor, sequence: SequenceState, num_tokens: int) 
     batch.add(sequence, num_tokens)
     _logits(executor, batch, 1)
     sequence.num_computed, sequence.in_flight = num_tokens, False
-
-
-def _publish_prefix(executor: TorchExecutor, tokens: Tokens, blocks: BlockManager) -> None:
-    """Leave the whole blocks of the first half of `tokens` in the prefix cache."""
-    num_tokens = len(tokens) // 2 // executor.block_size * executor.block_size
-    if num_tokens == 0:
-        raise ValueError(
-            f"the first half of {len(tokens)} tokens has no whole block of {executor.block_size}"
-        )
-    other = _sequence(tokens[:num_tokens], -1, blocks)
-    _compute(executor, other, num_tokens)
-    assert blocks.prefix is not None, "it was asked for"
-    blocks.prefix.publish(other)
 
 
 def _logits(executor: TorchExecutor, batch: Batch, num_rows: int) -> Tensor:
