@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.executor import Executor, StepResult
@@ -16,17 +17,19 @@ def make_sequence(
     is_decode: bool = False,
     emits: bool = False,
     order: int = 0,
+    token_ids: NDArray[np.int32] | None = None,
     blocks: BlockManager | None = None,
 ) -> SequenceState:
     """A sequence with `start` tokens computed, about to take `num_tokens` more.
 
     A decode takes its newest generated token; a prompt is unfinished, or ends there with `emits`.
-    With `blocks` it holds cache for all of that, and has tokens, which are zeros. Raises
-    RuntimeError if blocks are short.
+    With `blocks` it holds cache for all of that, and its tokens are zeros unless `token_ids` names
+    the prompt's. Raises RuntimeError if blocks are short.
     """
     end = start + num_tokens
     prompt_len = start if is_decode else end + (not emits)
-    token_ids = None if blocks is None else np.zeros(prompt_len, dtype=np.int32)
+    if blocks is not None and token_ids is None:
+        token_ids = np.zeros(prompt_len, dtype=np.int32)
     sequence = SequenceState(Request(order, 0.0, prompt_len, 2, token_ids), order)
     sequence.num_computed = start
     if is_decode:
