@@ -23,7 +23,7 @@ run: setup
 	$(BIN)/python -m sarathi_lab.run chunk=256,512,1024 -m
 
 test: setup
-	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadscope --no-loadscope-reorder
 
 # The paper's figures from recorded results; ARGS takes options such as "--only fig09 --out pictures".
 figures: setup

@@ -30,6 +30,8 @@ KERNEL_TESTS = {
     "test_tiled_matmul",
 }
 
+SLOWEST = {"test_notebooks", "test_sweeps", "test_run", "test_paper", "test_kernel_executor"}
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Prepare the process that runs tests: torch's threads, and Triton before it is imported."""
@@ -48,8 +50,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses by the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what only a GPU can show; with a GPU, count all tests of kernels as such."""
+    """Skip what only a GPU can show; with a GPU, count all tests of kernels as such. The slowest
+    modules come first, so that none of them is left to one worker in the end.
+    """
     import torch
+
+    items.sort(key=lambda item: item.path.stem not in SLOWEST)
 
     if torch.cuda.is_available():
         for item in items:
@@ -65,6 +71,7 @@ def pytest_collection_finish() -> None:
     """Keep the garbage collector from what has been imported: it makes composing half as fast."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 
 import pytest
+from helpers import drawing_once
 
 from sarathi_lab.config.paths import REPOSITORY
 from sarathi_lab.experiment.figures import PAPERS, SERVING
@@ -80,7 +81,8 @@ def executed(tmp_path_factory, made_once):
         command = ["chunk=8,16", "-m", *SMALL, "tracking=wandb", f"output={folder}"]
         assert main(command) == 0
         sweep = next(path.parent.parent for path in folder.glob("*/*/0/run.json"))
-        return execute_all({**os.environ, "SARATHI_LAB_RUNS": f"{sweep},{folder / 'wandb'}"})
+        runs = {"SARATHI_LAB_RUNS": f"{sweep},{folder / 'wandb'}"}
+        return execute_all({**os.environ, **drawing_once(folder / "ipython"), **runs})
 
     return made_once("notebooks", make)
 

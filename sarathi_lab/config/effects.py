@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
+from functools import cache
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -70,10 +71,10 @@ def check_job(
 
 
 def _check_top_level(cfg: DictConfig) -> None:
-    known = {*GROUPS, *map(str, OmegaConf.load(CONF / "config.yaml")), "hydra"} - {"defaults"}
+    known = _top_level()
     for key in map(str, cfg):
-        if key not in known:
-            raise unknown_name(key, [*known - {"hydra"}, "experiment"], "a setting")
+        if key not in known | {"hydra"}:
+            raise unknown_name(key, [*known, "experiment"], "a setting")
     if not str(cfg.output).strip():
         raise UserError("output is empty; name a folder, such as output=outputs")
     if cfg.limit is not None:
@@ -83,6 +84,14 @@ def _check_top_level(cfg: DictConfig) -> None:
             f"baselines={cfg.baselines} is not a list; write baselines=[orca], or baselines=[] "
             "for none"
         )
+
+
+@cache  # read once, not once a job
+def _top_level() -> frozenset[str]:
+    return frozenset({*GROUPS, *map(str, OmegaConf.load(CONF / "config.yaml"))}) - {
+        "defaults",
+        "hydra",
+    }
 
 
 def fit_targets(cfg: DictConfig, settings: Sequence[str]) -> None:

@@ -95,6 +95,7 @@ def parse_clocks(lines: Sequence[str]) -> dict[str, Any]:
     return {**table.agg(["min", "median", "max"]).to_dict(), "samples": len(table)}
 
 
+@cache
 def _version(package: str) -> str | None:
     try:
         return version(package)

@@ -50,12 +50,12 @@ def delay_trend(requests: pd.DataFrame) -> Trend | None:
     With an offered load of rho > 1 times what is served, the delay grows by rho - 1 seconds a
     second.
     """
-    from scipy.stats import kendalltau, theilslopes  # takes a second
-
     ordered = requests.sort_values("arrival_time", kind="stable")
     arrivals = ordered.arrival_time.to_numpy(dtype=float)
     if len(ordered) < MIN_REQUESTS or arrivals[-1] <= arrivals[0]:
         return None
+    from scipy.stats import kendalltau, theilslopes  # which most runs don't need: takes a second
+
     delays = (ordered.first_scheduled_time - ordered.arrival_time).to_numpy(dtype=float)
     times, means = (
         [float(batch.mean()) for batch in np.array_split(values, NUM_BATCHES)]

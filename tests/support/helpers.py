@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from sarathi_lab.engine.block_manager import BlockManager
@@ -104,3 +105,13 @@ def serve(
     executor = executor or ScriptedExecutor()
     run_engine(requests, scheduler, executor, Ledger())
     return executor
+
+
+def drawing_once(folder: Path) -> dict[str, str]:
+    """The environment of kernels that show a picture as it is laid out, not cropped once more: they
+    draw it once instead of twice. `folder` is for their settings.
+    """
+    settings = folder / "profile_default" / "ipython_kernel_config.py"
+    settings.parent.mkdir(parents=True)
+    settings.write_text("c.InlineBackend.print_figure_kwargs = {'bbox_inches': None}\n")
+    return {"IPYTHONDIR": str(folder)}

@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+import nbformat
+from helpers import drawing_once
 from playwright.sync_api import Page, sync_playwright
 
 from sarathi_lab.config.paths import REPOSITORY
@@ -41,10 +43,15 @@ def run_in_lab(notebook: Path, browser: str, folder: Path) -> LabPage:
     screenshots stay there.
     """
     copy = folder / notebook.name
-    convert = [sys.executable, "-m", "nbconvert", "--clear-output", "--to", "notebook"]
-    subprocess.run([*convert, "--output", copy, notebook], check=True, capture_output=True)
+    content = nbformat.read(notebook, as_version=4)
+    for cell in content.cells:
+        if cell.cell_type == "code":
+            cell.update(outputs=[], execution_count=None)
+    nbformat.write(content, copy)
     with _lab(folder) as url, sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=browser, args=["--no-sandbox"])
+        chromium = playwright.chromium.launch(
+            executable_path=browser, args=["--no-sandbox", "--disable-gpu"]
+        )
         page = chromium.new_page(viewport={"width": 1400, "height": 1000})
         page.goto(f"{url}/lab/tree/{copy.name}?reset", timeout=START * 1000)
         _run_all(page)
@@ -83,10 +90,10 @@ def _lab(folder: Path) -> Iterator[str]:
     tracker.write_text('{"windowingMode": "none"}')
     paths = [str(REPOSITORY), str(REPOSITORY / "kernels"), os.environ.get("PYTHONPATH", "")]
     own = {
-        name: str(folder / name.lower())
-        for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")
+        name: str(folder / name.lower()) for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR")
     }
     environment = {**os.environ, **own, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    environment |= drawing_once(folder / "ipythondir")
     environment["JUPYTERLAB_SETTINGS_DIR"] = str(folder / "settings")
     with (folder / "lab.log").open("w") as log:
         server = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)

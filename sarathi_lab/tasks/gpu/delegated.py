@@ -6,6 +6,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -65,7 +66,7 @@ class GpuExperiments(GpuTask):
             folder = path_of(name, where, Path(self.record)).parent if self.record else None
             try:
                 with self.recording(folder, context.task, device):
-                    conclude(lambda: task.run(sized, own), sized, own, is_run=False)  # noqa: B023
+                    conclude(partial(task.run, sized, own), sized, own, is_run=False)
             except RunError as error:
                 console().print(f"  {name}: {error}", soft_wrap=True)
                 failed.append(name)
