@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol, TypeVar
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.request import Batch, Request, SequenceState
 
-if TYPE_CHECKING:
-    from sarathi_lab.engine.scheduler import Scheduler
-
+Moves = TypeVar("Moves", contravariant=True)
 # How many of the tokens that are left for a sequence's prompt it takes; 0 passes it over.
 Size = Callable[[SequenceState, int], int]
 
 
-class SchedulingPolicy(Protocol):
-    """See `sarathi_lab.policy.Policy`."""
+class SchedulingPolicy(Protocol[Moves]):
+    """What a scheduler with certain moves asks of a policy; see `sarathi_lab.policy.Policy`."""
 
     @property
     def name(self) -> str: ...
@@ -29,11 +27,11 @@ class SchedulingPolicy(Protocol):
 
     def reserved_tokens(self, request: Request, num_known: int, max_model_len: int) -> int: ...
 
-    def fill(self, batch: Batch, scheduler: Scheduler) -> None: ...
+    def fill(self, batch: Batch, scheduler: Moves) -> None: ...
 
 
 def check_fits(
-    request: Request, blocks: BlockManager, policy: SchedulingPolicy, max_model_len: int
+    request: Request, blocks: BlockManager, policy: SchedulingPolicy[Any], max_model_len: int
 ) -> None:
     """Raise UserError if `request` is longer than the model or the cache allows, alone on an idle
     engine.

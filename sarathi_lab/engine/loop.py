@@ -24,7 +24,7 @@ class Recorder(Protocol):
 
 def serve(
     requests: Iterable[Request] | Arrivals,
-    policy: SchedulingPolicy,
+    policy: SchedulingPolicy[Scheduler],
     executor: Executor,
     *,
     batch_size: int,

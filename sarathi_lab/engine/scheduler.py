@@ -41,7 +41,7 @@ class Scheduler:
 
     def __init__(
         self,
-        policy: SchedulingPolicy,
+        policy: SchedulingPolicy[Scheduler],
         blocks: BlockManager,
         *,
         batch_size: int,
