@@ -115,11 +115,11 @@ def test_graphs_change_no_token(llama):
 
 
 def test_preemption_while_the_newest_token_is_on_the_device(llama):
-    requests = requests_with_tokens([(30, 5), (31, 5)])
+    requests = requests_with_tokens([(14, 5), (15, 5)])
     policy = SarathiServe(chunk=16, watermark=0.0)
     roomy, _, undisturbed = served(llama, on_kernels(llama), policy, requests)
     tight, _, pressed = served(
-        llama, on_kernels(llama, num_blocks=5), policy, requests, num_blocks=5
+        llama, on_kernels(llama, num_blocks=3), policy, requests, num_blocks=3
     )
     assert undisturbed.num_preemptions == 0
     assert pressed.num_preemptions > 0
