@@ -91,12 +91,12 @@ class MeasuredCostModel:
         """Seconds by operation, summed over layers."""
         key = composition(batch)
         if key not in self.measurements:
-            placed, found = self.placed(batch), None
             try:
-                found = None if placed is None else self._measure(placed)
+                if (placed := self.placed(batch)) is None:
+                    raise RunError("the cache is too small")
+                found = self._measure(placed)
             except (torch.OutOfMemoryError, RunError) as error:
                 self.reason = f"{describe(batch)}: {error}"
-            if found is None:
                 return dict.fromkeys(PARTS, math.nan)
             self.measurements[key] = found
             self._spreads.append(spread(found.seconds))

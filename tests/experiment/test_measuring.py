@@ -132,6 +132,7 @@ def test_a_batch_that_does_not_fit_has_no_time_and_gives_no_point(cost):
     too_large = make_batch(prefill_tokens=193)
     assert math.isnan(sum(cost.operation_times(too_large).values()))
     assert composition(too_large) not in cost.measurements
+    assert cost.reason == "193 at 0: the cache is too small"
     clock = DeviceClock(cost.executor)
     sizes = {"lengths": [193], "batches": [1]}
     ((point,), _) = ([*unit(clock)] for unit in FIGURES["fig04"].units(cost.spec, sizes))
