@@ -43,8 +43,9 @@ def marker(i: int) -> str:
 
 
 def tick_in_steps(axis: Axis) -> None:
-    """Name 1, 2 and 5 of every decade on a logarithmic axis."""
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    """Name 1, 2 and 5 of every decade on a logarithmic axis, or 1 where there are many decades."""
+    low, high = axis.get_view_interval()
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 500 * low else (1.0,)))
     axis.set_major_formatter("{x:g}")
     axis.set_minor_formatter(NullFormatter())
 
