@@ -16,7 +16,7 @@ from sarathi_lab.config import console
 from sarathi_lab.config.arguments import Arguments, read_arguments
 from sarathi_lab.config.command_line import CommandLine, read_command_line
 from sarathi_lab.config.errors import EXIT_INTERRUPTED, UserError, exit_code
-from sarathi_lab.config.explain import HYDRA_ERRORS, explain, help_text
+from sarathi_lab.config.explain import explained, help_text
 from sarathi_lab.config.instantiate import build, make_loader
 from sarathi_lab.config.jobs import run_here
 from sarathi_lab.config.paths import CONF, make_folder
@@ -62,17 +62,17 @@ def _main(args: Sequence[str]) -> int:
 
 def _show(arguments: Arguments) -> int:
     """Help, or the configuration: Hydra's own business, but for its tracebacks."""
-    argv, sys.argv = sys.argv, [sys.argv[0], *arguments.ordered]
-    show = hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
-    try:
+    loader = make_loader()
+    with explained(arguments.settings, loader):
         if arguments.is_help:
-            print(help_text(arguments.settings, make_loader()))
-        else:
+            print(help_text(arguments.settings, loader))
+            return 0
+        show = hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
+        argv, sys.argv = sys.argv, [sys.argv[0], *arguments.ordered]
+        try:
             show(lambda cfg: None)()
-    except HYDRA_ERRORS as error:
-        raise explain(error, arguments.settings, make_loader()) from None
-    finally:
-        sys.argv = argv
+        finally:
+            sys.argv = argv
     return 0
 
 

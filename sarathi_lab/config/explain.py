@@ -43,10 +43,10 @@ def explained(settings: Sequence[str], loader: ConfigLoader) -> Iterator[None]:
     try:
         yield
     except HYDRA_ERRORS as error:
-        raise explain(error, settings, loader) from None
+        raise _explain(error, settings, loader) from None
 
 
-def explain(error: Exception, settings: Sequence[str], loader: ConfigLoader) -> UserError:
+def _explain(error: Exception, settings: Sequence[str], loader: ConfigLoader) -> UserError:
     """One line for what Hydra or OmegaConf says of `settings`."""
     message, cause = str(error), str(error.__cause__ or "")
     if isinstance(error, OverrideParseException):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pytest
 from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 
 from sarathi_lab.config.command_line import read_command_line
 from sarathi_lab.config.errors import UserError
@@ -56,6 +57,13 @@ def test_every_experiment_composes_all_its_jobs(experiment):
     assert command_line.is_sweep != has_own_task
     assert (len(command_line.jobs) > 1) != has_own_task
     command_line.check()
+
+
+def test_the_experiment_over_policies_names_every_policy_once():
+    """Of which the test above composes two."""
+    overlay = OmegaConf.load(CONF / "experiment" / "policies.yaml")
+    named = str(overlay.hydra.sweeper.params.policy).split(",")
+    assert sorted(named) == sorted(path.stem for path in (CONF / "policy").glob("*.yaml"))
 
 
 def test_parts_that_workloads_share_are_no_workloads():

@@ -174,6 +174,7 @@ def test_host_time_and_padding_are_in_the_record(llama, warm):
     _, iterations, _ = served(llama, warm, SarathiServe(chunk=16), requests_with_tokens(LENGTHS))
     assert (iterations.host_time > 0).all()
     tokens = iterations.num_prefill_tokens + iterations.num_decode_tokens
+    assert iterations.num_padding_tokens.sum() > 0
     padded = tokens + iterations.num_padding_tokens
     hybrids = iterations.num_prefills > 0
     assert set(padded[hybrids]) == {16}
