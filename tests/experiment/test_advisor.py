@@ -19,7 +19,6 @@ from simulated import batch_of
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.engine.request import Batch
-from sarathi_lab.executor.simulated.analytic import AnalyticCostModel
 from sarathi_lab.executor.simulated.cost_model import KINDS, make_cost_model
 from sarathi_lab.experiment.advisor import (
     ATTENTION,
@@ -36,7 +35,8 @@ from sarathi_lab.tasks import plan
 from sarathi_lab.workload.synthetic import Uniform
 
 TILE = 128
-COST = AnalyticCostModel(
+COST = make_cost_model(
+    "analytic",
     load_option("model", "13b"),
     load_option("hardware", "a6000"),
     2,

@@ -15,7 +15,6 @@ from omegaconf import OmegaConf
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
-from sarathi_lab.executor.simulated.analytic import AnalyticCostModel
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.experiment.advisor import Prediction, advise, chunking_loss
 from sarathi_lab.experiment.server_flags import flags
@@ -23,7 +22,7 @@ from sarathi_lab.policy import SarathiServe
 from sarathi_lab.run import main
 from sarathi_lab.tasks.predicted import Advise, flags_table
 
-COST = AnalyticCostModel(load_option("model", "13b"), load_option("hardware", "a6000"), 2)
+COST = make_cost_model("analytic", load_option("model", "13b"), load_option("hardware", "a6000"), 2)
 SMALL = ["task=advise", "workload.num_requests=12", "batch=6", "tracking=none"]
 TABLES = ("advice", "loss", "flags")
 
