@@ -24,7 +24,7 @@ from sarathi_lab.config.paths import EXPERIMENTS
 from sarathi_lab.engine.compositions import make_batch
 from sarathi_lab.executor.simulated import matmul
 from sarathi_lab.executor.simulated.attention import decode_attention_time, prefill_attention_time
-from sarathi_lab.executor.simulated.cost_model import CostModel
+from sarathi_lab.executor.simulated.cost_model import CostModel, make_cost_model
 from sarathi_lab.executor.simulated.from_profile import Errors, Group, evenly, fit
 from sarathi_lab.executor.simulated.hardware import Hardware
 from sarathi_lab.executor.simulated.matmul import matmul_time
