@@ -31,13 +31,22 @@ def read_tables(folder: str, *, model: str = "", tensor: int = 1) -> OperationTa
     tried = [place for top in candidates for place in (top / f"tp{tensor}", top)]
     chosen = next((place for place in tried if _files(place)), None)
     if chosen is None:
-        raise UserError(
-            f"hardware.tables={folder} has no table of {', '.join(f'{name}.csv' for name in FILES)}"
-            "; name a folder with some, or one whose subfolders are named after models"
-        )
+        raise UserError(f"hardware.tables={folder} has no tables of {_missing(root, model)}")
     frames = {path.stem: _read(path) for path in _files(chosen)}
     degree = re.fullmatch(r"tp(\d+)", chosen.name)
     return OperationTables(str(chosen), frames, _meta(chosen), int(degree[1]) if degree else 1)
+
+
+def _missing(root: Path, model: str) -> str:
+    """What a folder lacks, and what to do about it."""
+    others = sorted(place.name for place in root.iterdir() if place.is_dir() and _files(place))
+    if model and others:
+        return (
+            f"model {model} (it has: {', '.join(others)}); measure one on the device with "
+            "task=calibrate, or use executor.cost_model=analytic"
+        )
+    files = ", ".join(f"{name}.csv" for name in FILES)
+    return f"operations: none of {files}; name a folder with some, or one of folders by model"
 
 
 def _found(folder: str) -> Path:
