@@ -10,6 +10,7 @@ from typing import Any
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.profile import ATTENTION
 from sarathi_lab.executor.simulated.attention import decode_attention_time, prefill_attention_time
+from sarathi_lab.executor.simulated.communication import all_reduce_time
 from sarathi_lab.executor.simulated.hardware import ONE_DEVICE, Hardware, Parallel
 from sarathi_lab.executor.simulated.matmul import matmul_time, overlapped
 from sarathi_lab.model.spec import Linear, ModelSpec
@@ -143,10 +144,9 @@ class AnalyticCostModel:
         computed = 2 * spec.kv_size * dtype_bytes
         cached = 2 * spec.num_kv_heads * spec.kv_head_bytes(dtype_bytes)
         times["kv_write"] = self._moving_time(num_tokens * (computed + cached) // tensor)
-        if tensor > 1:  # in a ring: of n devices each sends 2 (n - 1) times an n-th
-            sent = 2 * (tensor - 1) / tensor * (num_tokens * spec.hidden_size) * dtype_bytes
-            each = self.hardware.link_latency + sent / self._link_rate
-            times["all_reduce"] = ALL_REDUCES * each
+        if tensor > 1:
+            num_bytes = num_tokens * spec.hidden_size * dtype_bytes
+            times["all_reduce"] = ALL_REDUCES * all_reduce_time(num_bytes, tensor, self.hardware)
         return times, sum(times.values())
 
     def _emit_times(self, num_emits: int) -> tuple[dict[str, float], float]:
