@@ -6,11 +6,11 @@ import math
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 from sarathi_lab.engine.compositions import chunks_of, make_batch
 from sarathi_lab.engine.request import Batch
-from sarathi_lab.executor.simulated.cost_model import KINDS, CostModel
+from sarathi_lab.executor.simulated.cost_model import KINDS
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.experiment.scenario import Scenario, Served, Times, serve, steady, together
 
@@ -57,10 +57,21 @@ class Point(NamedTuple):
         return self._replace(x=float(self.x), y=Estimate(0.0))
 
 
+class IterationTimes(Protocol):
+    """Seconds of a batch, predicted by a `CostModel` or measured."""
+
+    @property
+    def uncertainty(self) -> Mapping[str, float]: ...
+
+    def iteration_time(self, batch: Batch) -> float: ...
+
+    def operation_times(self, batch: Batch) -> dict[str, float]: ...
+
+
 class Clock(ABC):
     """Times batches by `cost`, and scenarios in the way of its kind."""
 
-    def __init__(self, cost: CostModel) -> None:
+    def __init__(self, cost: IterationTimes) -> None:
         self.cost = cost
 
     def batch(self, *batches: Batch) -> Times:
@@ -109,7 +120,7 @@ class Clock(ABC):
 class CostClock(Clock):
     """A cost model's: requests in the steady state of the engine's own loop on a virtual clock."""
 
-    def __init__(self, cost: CostModel) -> None:
+    def __init__(self, cost: IterationTimes) -> None:
         super().__init__(cost)
         self._requests: dict[Scenario, Times] = {}
         self._served: dict[Scenario, Served] = {}

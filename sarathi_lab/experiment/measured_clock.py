@@ -57,7 +57,7 @@ class Measurement(NamedTuple):
 
 
 class MeasuredCostModel:
-    """A `CostModel` whose times are measured when they are first asked for.
+    """`IterationTimes` that are measured when they are first asked for.
 
     Operations are timed alone, over all layers; `others` is the rest of the whole iteration, so
     that their sum is what the iteration took. Where the operations alone take longer than the whole

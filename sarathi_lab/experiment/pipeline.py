@@ -23,7 +23,6 @@ from sarathi_lab.engine.compositions import make_batch
 from sarathi_lab.engine.executor import Executor
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.request import Batch, Request
-from sarathi_lab.executor.simulated.analytic import AnalyticCostModel
 from sarathi_lab.executor.simulated.cost_model import CostModel, make_cost_model
 from sarathi_lab.executor.simulated.executor import PipelineExecutor
 from sarathi_lab.executor.simulated.hardware import Hardware, Parallel
@@ -41,7 +40,7 @@ SHORTEST, LONGEST = 1024, 4096
 ROWS = ["panel", "series", "x", "y"]
 PIPELINES = ("sarathi", "tp_pp_orca")
 BUBBLES, COMPLETION = "bubbles, orca / sarathi", "completion, orca / sarathi"
-StageTimes = Callable[[AnalyticCostModel], Callable[[Batch], Sequence[float]]]
+StageTimes = Callable[[CostModel], Callable[[Batch], Sequence[float]]]
 
 
 @dataclass(frozen=True)
@@ -122,7 +121,7 @@ def serve(
 ) -> list[Ledger]:
     """The ledgers of a system's replicas; another `stage_times` tries other costs of stages."""
     system = SYSTEMS[name]
-    cost = AnalyticCostModel(spec, hardware, hardware.dtype_bytes, system.parallel)
+    cost = make_cost_model("analytic", spec, hardware, hardware.dtype_bytes, system.parallel)
     requests = workload(num_requests, seed)
     return [
         system.serve(

@@ -25,7 +25,6 @@ from sarathi_lab.config.paths import CONF
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.engine.request import Batch, Copy, Request, SequenceState
-from sarathi_lab.executor.simulated.analytic import AnalyticCostModel
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.simulated.executor import PipelineExecutor, SimulatedExecutor
@@ -171,7 +170,7 @@ def swapped_batch(num_blocks: int) -> Batch:
 
 
 def test_swapping_takes_the_bytes_over_the_hosts_link():
-    cost = AnalyticCostModel(SPEC, HOSTED, 2)
+    cost = make_cost_model("analytic", SPEC, HOSTED, 2)
     seconds = 12 * SPEC.kv_bytes_per_token(2) / 1000
     with_swap, without = (cost.iteration_time(swapped_batch(num_blocks)) for num_blocks in (3, 0))
     assert with_swap - without == pytest.approx(seconds)
@@ -182,8 +181,8 @@ def test_swapping_takes_the_bytes_over_the_hosts_link():
 
 
 def test_each_device_swaps_its_share():
-    cost = AnalyticCostModel(
-        replace(SPEC, num_kv_heads=2), HOSTED, 2, Parallel(tensor=2, pipeline=2)
+    cost = make_cost_model(
+        "analytic", replace(SPEC, num_kv_heads=2), HOSTED, 2, Parallel(tensor=2, pipeline=2)
     )
     share = 12 * cost.spec.kv_bytes_per_token(2) / 4 / 1000
     stages = zip(

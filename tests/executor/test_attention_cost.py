@@ -12,12 +12,12 @@ import pytest
 from simulated import MEASURED, TOY, batch_of
 
 from sarathi_lab.config.instantiate import load_option
-from sarathi_lab.executor.simulated.analytic import AnalyticCostModel
 from sarathi_lab.executor.simulated.attention import (
     decode_attention_time,
     occupancy,
     prefill_attention_time,
 )
+from sarathi_lab.executor.simulated.cost_model import make_cost_model
 
 HEADS = {"num_heads": 4, "num_kv_heads": 2, "head_size": 8, "kv_head_bytes": 16}
 KV = {"num_kv_heads": 2, "kv_head_bytes": 16}
@@ -96,7 +96,9 @@ def test_chunking_reads_the_cache_again():
     """Fig 13a: a prompt cut into chunks spends more time in attention, the more the smaller they
     are.
     """
-    cost = AnalyticCostModel(load_option("model", "13b"), load_option("hardware", "a6000"), 2)
+    cost = make_cost_model(
+        "analytic", load_option("model", "13b"), load_option("hardware", "a6000"), 2
+    )
 
     def attention(chunk: int) -> float:
         batches = [batch_of(chunk=chunk, start=start) for start in range(0, 2048, chunk)]

@@ -26,8 +26,8 @@ from sarathi_lab.config.errors import RunError, UserError
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.engine.request import Batch, Request, SequenceState
-from sarathi_lab.executor.simulated.analytic import AnalyticCostModel
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
+from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.simulated.hardware import kv_capacity
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.model.spec import KV_SCALE_BYTES
@@ -294,7 +294,7 @@ def test_about_twice_as_many_tokens_fit_and_long_contexts_decode_faster():
         batch.add(sequence, 1)
     assert batch.num_decode_tokens == 16
     before, after = (
-        AnalyticCostModel(each, gpu, 2).operation_times(batch) for each in (spec, narrow)
+        make_cost_model("analytic", each, gpu, 2).operation_times(batch) for each in (spec, narrow)
     )
     launches = spec.num_layers * gpu.attention_launch
     assert (before["decode_attention"] - launches) / (

@@ -13,7 +13,7 @@ import pytest
 from simulated import GPUS, MEASURED, TOY, batch_of
 
 from sarathi_lab.config.instantiate import load_option
-from sarathi_lab.executor.simulated.analytic import AnalyticCostModel
+from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.simulated.matmul import matmul_time, num_waves, overlapped
 from sarathi_lab.results.load import load_paper
 
@@ -117,7 +117,8 @@ def fig_7() -> tuple[pd.DataFrame, pd.DataFrame]:
     in them.
     """
     measured = load_paper("fig07").set_index("num_tokens")
-    cost = AnalyticCostModel(
+    cost = make_cost_model(
+        "analytic",
         load_option("model", "13b"),
         dataclasses.replace(load_option("hardware", "a6000"), iteration_overhead=0.0),
         2,

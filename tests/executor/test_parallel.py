@@ -15,8 +15,8 @@ from simulated import LINKED, SPEC, TOY, batch_of
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import REPOSITORY
-from sarathi_lab.executor.simulated.analytic import AnalyticCostModel
 from sarathi_lab.executor.simulated.attention import decode_attention_time, prefill_attention_time
+from sarathi_lab.executor.simulated.cost_model import CostModel, make_cost_model
 from sarathi_lab.executor.simulated.hardware import Parallel, check_memory
 from sarathi_lab.executor.simulated.matmul import matmul_time
 from sarathi_lab.run import main
@@ -27,10 +27,9 @@ BATCH = batch_of(
 )  # 3 tokens of 2 elements of 2 bytes: 12 bytes
 
 
-def cost(tensor: int = 1, pipeline: int = 1, **changes: float) -> AnalyticCostModel:
-    return AnalyticCostModel(
-        SPLIT, dataclasses.replace(LINKED, **changes), 2, Parallel(tensor, pipeline)
-    )
+def cost(tensor: int = 1, pipeline: int = 1, **changes: float) -> CostModel:
+    hardware = dataclasses.replace(LINKED, **changes)
+    return make_cost_model("analytic", SPLIT, hardware, 2, Parallel(tensor, pipeline))
 
 
 def test_two_devices_a_layer_halve_columns_rows_and_heads():
@@ -54,7 +53,9 @@ def test_two_devices_a_layer_halve_columns_rows_and_heads():
 def test_large_products_take_half_the_time_on_two_devices():
     spec, gpu = load_option("model", "13b"), load_option("hardware", "a100")
     one, two = (
-        AnalyticCostModel(spec, gpu, 2, Parallel(tensor)).operation_times(batch_of(chunk=4096))
+        make_cost_model("analytic", spec, gpu, 2, Parallel(tensor)).operation_times(
+            batch_of(chunk=4096)
+        )
         for tensor in (1, 2)
     )
     for name in ("qkv_proj", "ffn_up", "out_proj", "ffn_down", "prefill_attention"):
@@ -67,7 +68,9 @@ def test_an_all_reduce_moves_what_a_ring_does(tensor):
     twice a layer.
     """
     gpu, spec = load_option("hardware", "a100"), load_option("model", "gpt3-175b")
-    times = AnalyticCostModel(spec, gpu, 2, Parallel(tensor)).operation_times(batch_of(chunk=256))
+    times = make_cost_model("analytic", spec, gpu, 2, Parallel(tensor)).operation_times(
+        batch_of(chunk=256)
+    )
     num_bytes = 2 * (tensor - 1) / tensor * 256 * 12288 * 2
     seconds = gpu.link_latency + num_bytes / (gpu.link_efficiency * gpu.link_bytes_per_second)
     assert times["all_reduce"] == pytest.approx(96 * 2 * seconds)
@@ -148,16 +151,16 @@ def test_impossible_links_are_refused(field, value):
 
 
 def test_unknown_links_are_refused_only_where_they_are_needed():
-    AnalyticCostModel(SPLIT, TOY, 2)
+    make_cost_model("analytic", SPLIT, TOY, 2)
     with pytest.raises(
         UserError,
         match=r"hardware toy .* executor\.tensor_parallel above 1 .* link_bytes_per_second",
     ):
-        AnalyticCostModel(SPLIT, TOY, 2, Parallel(tensor=2))
+        make_cost_model("analytic", SPLIT, TOY, 2, Parallel(tensor=2))
     with pytest.raises(
         UserError, match=r"executor\.pipeline_parallel above 1 .* network_bytes_per_second"
     ):
-        AnalyticCostModel(SPLIT, TOY, 2, Parallel(pipeline=2))
+        make_cost_model("analytic", SPLIT, TOY, 2, Parallel(pipeline=2))
 
 
 def test_memory_is_that_of_all_devices_and_the_message_names_settings_that_fit():

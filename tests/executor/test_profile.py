@@ -18,8 +18,8 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import EXPERIMENTS, REPOSITORY
 from sarathi_lab.executor.profile import COLUMNS, ROW_OPERATIONS
-from sarathi_lab.executor.simulated.cost_model import make_cost_model
-from sarathi_lab.executor.simulated.profile import Profile, ProfiledCostModel
+from sarathi_lab.executor.simulated.cost_model import CostModel, make_cost_model
+from sarathi_lab.executor.simulated.profile import Profile, ProfiledOperations
 
 TOKENS = (1, 10, 100, 200)
 SECONDS = (1.0, 2.0, 8.0, 12.0)  # a token costs 0.08 at 100 and 0.06 at 200
@@ -52,8 +52,9 @@ def table(noise: float = 0.0) -> pd.DataFrame:
     return made
 
 
-def cost(made: pd.DataFrame) -> ProfiledCostModel:
-    return ProfiledCostModel(Profile(made, "here"))
+def cost(made: pd.DataFrame) -> CostModel:
+    spec = load_option("model", "13b")
+    return CostModel(ProfiledOperations(Profile(made, "here"), spec), spec, 2)
 
 
 @pytest.mark.parametrize("tokens", TOKENS)
@@ -134,7 +135,9 @@ def test_what_the_fit_leaves_is_corrected_between_the_sizes_of_the_table():
     made = table()
     slow = (made.operation == "decode_attention") & (made.num_tokens == 8)
     made.loc[slow, "seconds"] *= 1.5  # no sum of the costs gives that
-    attention = cost(made).decode_attention
+    attention = ProfiledOperations(
+        Profile(made, "here"), load_option("model", "13b")
+    ).decode_attention
     for row in made[slow].itertuples():
         predicted = attention.time(8, row.kv_tokens, row.kv_tokens / 8, 8, 1)
         assert predicted == pytest.approx(row.seconds, rel=0.25)
@@ -164,7 +167,7 @@ def test_held_out_errors_are_those_of_the_table():
     noisy = Profile(table(noise=0.2), "here").held_out_errors
     assert 0.05 < noisy["prefill_attention"] < 0.5
     assert 0.05 < noisy["decode_attention"] < 0.5
-    stated = ProfiledCostModel(Profile(table(noise=0.2), "here")).uncertainty
+    stated = cost(table(noise=0.2)).uncertainty
     assert stated["attention"] == max(noisy["prefill_attention"], noisy["decode_attention"])
     assert stated["matmul"] == max(noisy[name] for name in ("qkv_proj", "out_proj", "ffn"))
 

@@ -16,8 +16,8 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
-from sarathi_lab.executor.simulated.analytic import AnalyticCostModel
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
+from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.executor.simulated.hardware import check_memory
 from sarathi_lab.executor.simulated.matmul import matmul_time
@@ -36,7 +36,7 @@ def test_operation_times_by_hand():
     # all else is microseconds, so the table without launches is the one to work out.
     batch = batch_of(chunk=2, start=1, decodes=1, context=5)
     free = dataclasses.replace(TOY, kernel_launch=0.0, attention_launch=0.0)
-    times = AnalyticCostModel(SPEC, free, dtype_bytes=2).operation_times(batch)
+    times = make_cost_model("analytic", SPEC, free, dtype_bytes=2).operation_times(batch)
     assert times == pytest.approx(
         {
             **{name: matmul_time(3, *shape, free, 2) for name, shape in SHAPES.items()},
@@ -66,18 +66,18 @@ def test_operation_times_by_hand():
         "prefill_attention": 3,
     }
     launches |= {"decode_attention": 3, "overhead": 0, **dict.fromkeys(SHAPES, 1)}
-    with_launches = AnalyticCostModel(SPEC, TOY, dtype_bytes=2).operation_times(batch)
+    with_launches = make_cost_model("analytic", SPEC, TOY, dtype_bytes=2).operation_times(batch)
     assert with_launches == pytest.approx(
         {name: times[name] + launches[name] for name in times}, abs=1e-3
     )
 
 
 def test_work_that_is_not_there_costs_nothing():
-    times = AnalyticCostModel(SPEC, TOY, dtype_bytes=2).operation_times(batch_of(chunk=5))
+    times = make_cost_model("analytic", SPEC, TOY, dtype_bytes=2).operation_times(batch_of(chunk=5))
     assert (
         times["lm_head"] == times["sampling"] == times["decode_attention"] == 0.0
     )  # the prompt is unfinished
-    times = AnalyticCostModel(SPEC, TOY, dtype_bytes=2).operation_times(
+    times = make_cost_model("analytic", SPEC, TOY, dtype_bytes=2).operation_times(
         batch_of(decodes=5, context=3)
     )
     assert times["prefill_attention"] == 0.0
@@ -111,7 +111,9 @@ def test_every_rate_has_an_effect(field, batch, at_least):
     if field == "num_sms":  # fewer SMs each do more: what changes is how whole waves fit
         slower = dataclasses.replace(base, num_sms=61)
     times = [
-        AnalyticCostModel(load_option("model", "13b"), gpu, 2).iteration_time(batch_of(**batch))
+        make_cost_model("analytic", load_option("model", "13b"), gpu, 2).iteration_time(
+            batch_of(**batch)
+        )
         for gpu in (slower, base)
     ]
     assert times[0] > at_least * times[1]
@@ -131,21 +133,25 @@ def test_every_fixed_cost_has_an_effect(field, calls):
         batch_of(decodes=1, context=100),
     )
     longer = dataclasses.replace(base, **{field: getattr(base, field) + 1.0})
-    added = AnalyticCostModel(spec, longer, 2).iteration_time(batch) - AnalyticCostModel(
-        spec, base, 2
+    added = make_cost_model("analytic", spec, longer, 2).iteration_time(batch) - make_cost_model(
+        "analytic", spec, base, 2
     ).iteration_time(batch)
     assert added == pytest.approx(calls, rel=1e-3)
 
 
 def test_one_token_past_the_tile_costs_a_tile():
-    cost = AnalyticCostModel(load_option("model", "13b"), load_option("hardware", "a6000"), 2)
+    cost = make_cost_model(
+        "analytic", load_option("model", "13b"), load_option("hardware", "a6000"), 2
+    )
     at, past, next_tile = (cost.iteration_time(batch_of(chunk=n)) for n in (512, 513, 640))
     assert past > 1.15 * at  # Fig 7: +28 %
     assert next_tile < 1.06 * past  # +4.5 %, attention included
 
 
 def test_more_tokens_never_cost_less():
-    cost = AnalyticCostModel(load_option("model", "13b"), load_option("hardware", "a6000"), 2)
+    cost = make_cost_model(
+        "analytic", load_option("model", "13b"), load_option("hardware", "a6000"), 2
+    )
     times = [
         cost.iteration_time(batch_of(chunk=n, decodes=3, context=500)) for n in range(1, 1200, 7)
     ]
@@ -162,7 +168,9 @@ TABLE_2 = [
 
 
 def test_table_2_within_ten_percent():
-    cost = AnalyticCostModel(load_option("model", "13b"), load_option("hardware", "a6000"), 2)
+    cost = make_cost_model(
+        "analytic", load_option("model", "13b"), load_option("hardware", "a6000"), 2
+    )
     errors = [abs(cost.iteration_time(batch) / seconds - 1) for batch, seconds in TABLE_2]
     assert sum(errors) / len(errors) < 0.07  # never fitted
     assert max(errors) < 0.1
@@ -176,11 +184,13 @@ def test_wider_elements_are_refused_as_the_peaks_are_of_16_bits(name):
     ):
         SimulatedBackend(load_option("hardware", name), "float32")
     with pytest.raises(ValueError, match="4 bytes"):
-        AnalyticCostModel(SPEC, load_option("hardware", name), dtype_bytes=4)
+        make_cost_model("analytic", SPEC, load_option("hardware", name), dtype_bytes=4)
 
 
 def test_piggybacked_decodes_are_nearly_free():
-    cost = AnalyticCostModel(load_option("model", "13b"), load_option("hardware", "a6000"), 2)
+    cost = make_cost_model(
+        "analytic", load_option("model", "13b"), load_option("hardware", "a6000"), 2
+    )
     alone = cost.iteration_time(batch_of(decodes=4, context=1024)) / 4
     hybrid = cost.iteration_time(batch_of(chunk=1021, decodes=3, context=1024))
     marginal = (hybrid - cost.iteration_time(batch_of(chunk=1021))) / 3
@@ -266,7 +276,9 @@ def test_simulation_does_not_import_torch(tmp_path):
 
 
 def test_a_thousand_requests_in_seconds():
-    cost = AnalyticCostModel(load_option("model", "13b"), load_option("hardware", "a6000"), 2)
+    cost = make_cost_model(
+        "analytic", load_option("model", "13b"), load_option("hardware", "a6000"), 2
+    )
     requests = requests_of(*[(992, 32)] * 1000)
     scheduler = scheduler_for(
         Sarathi(chunk=256), batch_size=18, num_blocks=1200, block_size=16, max_model_len=1024

@@ -15,7 +15,6 @@ from omegaconf import OmegaConf
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
-from sarathi_lab.executor.simulated.analytic import AnalyticCostModel
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.experiment.advisor import Prediction, advise, chunking_loss
 from sarathi_lab.experiment.server_flags import flags
@@ -23,7 +22,7 @@ from sarathi_lab.policy import SarathiServe
 from sarathi_lab.run import main
 from sarathi_lab.tasks.predicted import Advise, flags_table
 
-COST = AnalyticCostModel(load_option("model", "13b"), load_option("hardware", "a6000"), 2)
+COST = make_cost_model("analytic", load_option("model", "13b"), load_option("hardware", "a6000"), 2)
 SMALL = ["task=advise", "workload.num_requests=12", "batch=6", "tracking=none"]
 TABLES = ("advice", "loss", "flags")
 
@@ -69,6 +68,7 @@ def test_every_setting_that_it_reads_has_an_effect(tmp_path):
         "task.chunks=[256,1024]",
         "task.page_size=32",
         "baselines=[orca]",
+        "slo=strict",
     )
     for i, other in enumerate(others):
         tables = advised(tmp_path / str(i), other)
@@ -103,7 +103,8 @@ def test_the_predictions_of_the_chosen_chunk_are_the_summary(tmp_path):
     result = run(tmp_path, *SMALL, "task.chunks=[256,1024]")
     (row,) = result.tables["advice"].query(f"chunk == {result.summary['chunk']}").to_dict("records")
     assert row["is_as_good"]
-    assert result.summary == {name: row[name] for name in row if not name.startswith("is_")}
+    predicted = {name: row[name] for name in row if not name.startswith("is_")}
+    assert result.summary == {**predicted, "chunking_pays": True}
     assert list(result.tables) == list(TABLES)
     assert result.config["policy"]["chunk"] == result.summary["chunk"]
 

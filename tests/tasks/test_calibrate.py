@@ -21,7 +21,6 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.executor.profile import ATTENTION, COLUMNS, ROW_OPERATIONS
-from sarathi_lab.executor.simulated.analytic import AnalyticCostModel
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.simulated.from_profile import (
@@ -211,7 +210,7 @@ def test_more_seconds_measure_more(monkeypatch):
 def test_the_fit_finds_the_hardware_that_made_a_table():
     spec = load_option("model", "30m")
     truth = dataclasses.replace(load_option("hardware", "a40"), dtype_bytes=4)
-    cost = AnalyticCostModel(spec, truth, 4)
+    cost = make_cost_model("analytic", spec, truth, 4)
     rows = []
     for shape in calibration_shapes(4, 256):
         for operation in (

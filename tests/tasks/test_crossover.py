@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
-from sarathi_lab.executor.simulated.analytic import AnalyticCostModel
+from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.simulated.hardware import kv_capacity
 from sarathi_lab.experiment.advisor import (
     BASELINES,
@@ -32,7 +32,7 @@ from sarathi_lab.results.plots.tasks import crossover_map
 from sarathi_lab.run import main
 from sarathi_lab.tasks.predicted import Crossover
 
-COST = AnalyticCostModel(load_option("model", "13b"), load_option("hardware", "a6000"), 2)
+COST = make_cost_model("analytic", load_option("model", "13b"), load_option("hardware", "a6000"), 2)
 TIMES = COST.operation_times
 
 
@@ -166,7 +166,9 @@ def test_the_task_writes_table_and_map_and_says_what_it_found(tmp_path, capsys):
     assert path.with_name("crossover.png").stat().st_size > 10_000
     assert path.with_name("config.yaml").is_file()
     table = pd.read_csv(path)
-    cost = AnalyticCostModel(load_option("model", "llama3-8b"), load_option("hardware", "h100"), 2)
+    cost = make_cost_model(
+        "analytic", load_option("model", "llama3-8b"), load_option("hardware", "h100"), 2
+    )
     expected = crossover([10, 50], [512], [4, 16], [128, 512], cost.operation_times)
     assert table.gain.to_list() == pytest.approx(expected.gain.to_list())
     summary = json.loads(path.with_name("summary.json").read_text())

@@ -23,8 +23,8 @@ from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import EXPERIMENTS
 from sarathi_lab.engine.compositions import make_batch
 from sarathi_lab.executor.simulated import matmul
-from sarathi_lab.executor.simulated.analytic import AnalyticCostModel
 from sarathi_lab.executor.simulated.attention import decode_attention_time, prefill_attention_time
+from sarathi_lab.executor.simulated.cost_model import CostModel, make_cost_model
 from sarathi_lab.executor.simulated.from_profile import Errors, Group, evenly, fit
 from sarathi_lab.executor.simulated.hardware import Hardware
 from sarathi_lab.executor.simulated.matmul import matmul_time
@@ -96,8 +96,8 @@ def octave_weights(num_tokens: pd.Series) -> np.ndarray:
 # -- the paper's A6000 -----------------------------------------------------------------------------
 
 
-def paper_cost(hardware: Hardware) -> AnalyticCostModel:
-    return AnalyticCostModel(load_option("model", "13b"), hardware, hardware.dtype_bytes)
+def paper_cost(hardware: Hardware) -> CostModel:
+    return make_cost_model("analytic", load_option("model", "13b"), hardware, hardware.dtype_bytes)
 
 
 def fig7_errors(hardware: Hardware, table: pd.DataFrame) -> pd.DataFrame:

@@ -24,7 +24,7 @@ from scipy.optimize import root
 
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.engine.request import Batch
-from sarathi_lab.executor.simulated.analytic import AnalyticCostModel
+from sarathi_lab.executor.simulated.cost_model import CostModel
 from sarathi_lab.executor.simulated.matmul import overlapped
 from sarathi_lab.experiment.pipeline import SYSTEMS, StageTimes, completion_time, serve
 from sarathi_lab.results.load import load_paper
@@ -98,7 +98,7 @@ def _beside(host: float, together: Callable[[float, float], float]) -> StageTime
     the host.
     """
 
-    def stage_times(cost: AnalyticCostModel) -> Callable[[Batch], list[float]]:
+    def stage_times(cost: CostModel) -> Callable[[Batch], list[float]]:
         num_layers = cost.parallel.layers_per_stage(cost.spec)
 
         def times(batch: Batch) -> list[float]:

@@ -9,7 +9,6 @@ from typing import ClassVar
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.executor import Executor, Predictor, Sizes
-from sarathi_lab.executor.simulated.analytic import AnalyticCostModel
 from sarathi_lab.executor.simulated.cost_model import CostModel, make_cost_model
 from sarathi_lab.executor.simulated.executor import PipelineExecutor, SimulatedExecutor
 from sarathi_lab.executor.simulated.hardware import Hardware, Parallel, check_memory, kv_capacity
@@ -116,7 +115,7 @@ class SimulatedBackend:
     def build(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> Executor:
         """The virtual clock over the cost model; cache and batch sizes cost nothing here."""
         cost = self._cost(spec)
-        if isinstance(cost, AnalyticCostModel) and self.num_stages > 1:
+        if self.num_stages > 1:
             return PipelineExecutor(self.num_stages, cost.stage_times, cost.send_time)
         return SimulatedExecutor(cost.iteration_time)
 

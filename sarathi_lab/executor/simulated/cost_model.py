@@ -1,16 +1,20 @@
-"""What the simulator asks of a cost model, and the two levels that there are."""
+"""Seconds of an iteration, composed of one layer's operations; two levels tell those."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Literal, Protocol, get_args
 
 from sarathi_lab.config.errors import UserError, require_one_of
 from sarathi_lab.config.paths import REPOSITORY
 from sarathi_lab.engine.request import Batch
-from sarathi_lab.executor.simulated.analytic import AnalyticCostModel
+from sarathi_lab.executor.profile import ATTENTION
+from sarathi_lab.executor.simulated.analytic import AnalyticOperations
 from sarathi_lab.executor.simulated.hardware import ONE_DEVICE, Hardware, Parallel
-from sarathi_lab.executor.simulated.profile import Profile, ProfiledCostModel
+from sarathi_lab.executor.simulated.matmul import overlapped
+from sarathi_lab.executor.simulated.profile import Profile, ProfiledOperations
 from sarathi_lab.model.spec import ModelSpec
 
 Level = Literal["analytic", "profiled"]
@@ -28,17 +32,134 @@ KINDS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-class CostModel(Protocol):
-    """Seconds of an iteration on some device."""
+class Operations(Protocol):
+    """Seconds by operation of one layer, or of what an iteration does once, on one device: its
+    share where several devices share a layer.
+    """
+
+    iteration_overhead: float  # seconds of an iteration beside its operations
 
     @property
     def uncertainty(self) -> Mapping[str, float]:
         """Mean relative error of "matmul" and "attention" on shapes that nothing was fitted to."""
 
-    def iteration_time(self, batch: Batch) -> float: ...
+    def token_times(self, num_tokens: int) -> Mapping[str, float]:
+        """Of one layer: what depends on nothing but the number of tokens, all-reduces included."""
+
+    def attention_times(self, batch: Batch) -> tuple[float, float]:
+        """Of one layer: attention of prefills, and of decodes."""
+
+    def once_times(self, num_tokens: int) -> Mapping[str, float]:
+        """Of an iteration: what its tokens pass once, whatever the layers."""
+
+    def emit_times(self, num_emits: int) -> Mapping[str, float]:
+        """Of an iteration: the output head and sampling."""
+
+
+class CostModel:
+    """Seconds of an iteration of `spec`, in elements of `dtype_bytes`, by `operations` of a layer.
+
+    `parallel` spreads the model over devices of `hardware`, whose links carry what they send and
+    swap; without `hardware` it is one device that neither sends nor swaps. Raises UserError for a
+    model that does not come apart so, or hardware of unknown links; ValueError for elements of
+    another size than the hardware's figures are for.
+    """
+
+    def __init__(
+        self,
+        operations: Operations,
+        spec: ModelSpec,
+        dtype_bytes: int,
+        hardware: Hardware | None = None,
+        parallel: Parallel = ONE_DEVICE,
+    ) -> None:
+        parallel.check(spec)
+        self.operations = operations
+        self.spec = spec
+        self.parallel = parallel
+        self.dtype_bytes = dtype_bytes
+        self.hardware = hardware
+        self._layer_host_time = hardware.layer_host_time if hardware else 0.0
+        if hardware and parallel.pipeline > 1:
+            self._latency, self._network_rate = hardware.link_latency, hardware.network_rate
+            self._link_rate = hardware.link_rate if parallel.tensor > 1 else math.inf
+        # Each device copies its share of a block over its own link.
+        self._swapped_token_bytes = spec.kv_bytes_per_token(dtype_bytes) / parallel.num_devices
+        # Computed once for each number of tokens: a run meets few different ones.
+        self._token_sum = cache(lambda number: sum(operations.token_times(number).values()))
+        self._once_sum = cache(lambda number: sum(operations.once_times(number).values()))
+        self._emit_sum = cache(lambda number: sum(operations.emit_times(number).values()))
+
+    @property
+    def uncertainty(self) -> Mapping[str, float]:
+        return self.operations.uncertainty
+
+    def iteration_time(self, batch: Batch) -> float:
+        """Seconds of one iteration alone: its stages, one after the other, and the sends."""
+        return sum(self.stage_times(batch)) + (self.parallel.pipeline - 1) * self.send_time(batch)
+
+    def stage_times(self, batch: Batch) -> list[float]:
+        """Seconds of each pipeline stage, which hold equally many layers; sends apart.
+
+        The last one adds the output head, sampling and the iteration's overhead. What is swapped is
+        copied before a stage computes.
+        """
+        layers = self.parallel.layers_per_stage(self.spec)
+        times = [layers * self.layer_time(batch)] * self.parallel.pipeline
+        times[-1] += self._once_sum(batch.num_tokens) + self._emit_sum(batch.num_emits)
+        times[-1] += self.operations.iteration_overhead
+        if batch.num_swapped_tokens:
+            times = [time + self.swap_time(batch) for time in times]
+        return times
+
+    def layer_time(self, batch: Batch) -> float:
+        """Seconds of one layer, on the device and its host at the same time."""
+        device, host = self._layer_device_time(batch), self._layer_host_time
+        return overlapped(device, host) if host else device
+
+    def _layer_device_time(self, batch: Batch) -> float:
+        return self._token_sum(batch.num_tokens) + sum(self.operations.attention_times(batch))
+
+    def send_time(self, batch: Batch) -> float:
+        """Seconds from the end of a stage to the start of the next, on another node; 0 without one.
+        Each device sends its share of the hidden states, and gathers the others over its node.
+        """
+        if self.parallel.pipeline == 1:
+            return 0.0
+        num_bytes = batch.num_tokens * self.spec.hidden_size * self.dtype_bytes
+        share = 1 / self.parallel.tensor
+        seconds = self._latency + share * num_bytes / self._network_rate
+        if self.parallel.tensor > 1:
+            seconds += self._latency + (1 - share) * num_bytes / self._link_rate
+        return seconds
+
+    def swap_time(self, batch: Batch) -> float:
+        """Seconds that a stage copies its part of the swapped blocks over the host's link."""
+        assert self.hardware is not None, "the host's link was asked for before the run"
+        return batch.num_swapped_tokens * self._swapped_token_bytes / self.hardware.host_rate
 
     def operation_times(self, batch: Batch) -> dict[str, float]:
-        """Seconds by operation, summed over layers."""
+        """Seconds by operation, summed over layers and stages; they add up to `iteration_time`.
+
+        Linear operations run once over the tokens of all sequences (they are what SARATHI fuses),
+        attention apart for prefills and decodes (section 4.3.2). "all_reduce" and "send" are there
+        if the model is spread so, "swap" if blocks are copied.
+        """
+        num_layers, num_stages = self.spec.num_layers, self.parallel.pipeline
+        by_token = self.operations.token_times(batch.num_tokens)
+        times = {name: num_layers * time for name, time in by_token.items()}
+        for name, time in zip(ATTENTION, self.operations.attention_times(batch), strict=True):
+            times[name] = num_layers * time
+        once = self.operations.once_times(batch.num_tokens)
+        for name, time in (*once.items(), *self.operations.emit_times(batch.num_emits).items()):
+            times[name] = times.get(name, 0.0) + time
+        waiting = num_layers * (self.layer_time(batch) - self._layer_device_time(batch))
+        times["overhead"] = waiting + self.operations.iteration_overhead
+        if num_stages > 1:
+            times["send"] = (num_stages - 1) * self.send_time(batch)
+        if batch.num_swapped_tokens:
+            times["swap"] = num_stages * self.swap_time(batch)
+        return times
 
 
 def make_cost_model(
@@ -54,8 +175,21 @@ def make_cost_model(
     spread it.
     """
     require_one_of("executor.cost_model", level, get_args(Level))
+    if dtype_bytes != hardware.dtype_bytes:
+        raise ValueError(
+            f"elements of {dtype_bytes} bytes have no peak in hardware {hardware.name}, which "
+            f"holds those of {hardware.dtype_bytes} bytes"
+        )
+    parallel.check(spec)
+    operations: Operations
     if level == "analytic":
-        return AnalyticCostModel(spec, hardware, dtype_bytes, parallel)
+        operations = AnalyticOperations(spec, hardware, dtype_bytes, parallel)
+    else:
+        operations = _profiled(spec, hardware, parallel)
+    return CostModel(operations, spec, dtype_bytes, hardware, parallel)
+
+
+def _profiled(spec: ModelSpec, hardware: Hardware, parallel: Parallel) -> ProfiledOperations:
     if parallel.num_devices > 1:
         raise UserError(
             f"executor.cost_model=profiled holds for one device, not for {parallel.description}; "
@@ -73,6 +207,4 @@ def make_cost_model(
             f"{spec.name} (it has: {', '.join(hardware.profiles) or 'none'}); measure one on the "
             "device with task=calibrate, or use executor.cost_model=analytic"
         )
-    rate = hardware.host_bytes_per_second
-    seconds = rate and spec.kv_bytes_per_token(dtype_bytes) / rate
-    return ProfiledCostModel(Profile.read(REPOSITORY / hardware.profiles[spec.name]), seconds)
+    return ProfiledOperations(Profile.read(REPOSITORY / hardware.profiles[spec.name]), spec)

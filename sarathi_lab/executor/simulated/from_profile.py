@@ -20,7 +20,7 @@ from scipy.optimize import minimize
 from sarathi_lab.engine.compositions import make_batch
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.profile import ATTENTION
-from sarathi_lab.executor.simulated.analytic import AnalyticCostModel
+from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.simulated.hardware import UNCERTAIN, Hardware
 from sarathi_lab.executor.simulated.profile import Profile
 from sarathi_lab.model.spec import ModelSpec
@@ -124,7 +124,7 @@ def _times(
     hardware: Hardware, spec: ModelSpec, table: pd.DataFrame, operation: str
 ) -> tuple[Floats, Floats]:
     """Seconds of the rows of `operation`, predicted and measured."""
-    cost = AnalyticCostModel(spec, hardware, hardware.dtype_bytes)
+    cost = make_cost_model("analytic", spec, hardware, hardware.dtype_bytes)
     rows = table[table.operation == operation]
     predicted = []
     for num_tokens, kv_tokens in zip(rows.num_tokens, rows.kv_tokens, strict=True):

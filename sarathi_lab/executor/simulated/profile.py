@@ -1,4 +1,4 @@
-"""The `profiled` cost model: operation times measured for one model on one device, interpolated."""
+"""The `profiled` operations: times measured for one model on one device, interpolated."""
 
 from __future__ import annotations
 
@@ -14,7 +14,15 @@ from numpy.typing import NDArray
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.request import Batch
-from sarathi_lab.executor.profile import ATTENTION, FIX, OPERATIONS, ROW_OPERATIONS, checked
+from sarathi_lab.executor.profile import (
+    ATTENTION,
+    FIX,
+    OPERATIONS,
+    ROW_OPERATIONS,
+    TOKEN_OPERATIONS,
+    checked,
+)
+from sarathi_lab.model.spec import ModelSpec
 
 HELD_OUT_BLOCKS = 10  # of neighbours left out together; of Fig 7's rows about those of one tile
 Floats = NDArray[np.float64]
@@ -54,14 +62,16 @@ class Profile:
         return {name: _held_out_error(self.rows(name), name) for name in OPERATIONS}
 
 
-class ProfiledCostModel:
-    """Seconds of an iteration by a `Profile`; the same methods as `AnalyticCostModel`.
-    `seconds_per_swapped_token` is None where nothing can be swapped.
+class ProfiledOperations:
+    """`Operations` of `spec` by a `Profile` of it, whose rows are over all layers and complete:
+    what an iteration costs beside them is the operation "others".
     """
 
-    def __init__(self, profile: Profile, seconds_per_swapped_token: float | None = None) -> None:
+    iteration_overhead = 0.0
+
+    def __init__(self, profile: Profile, spec: ModelSpec) -> None:
         self.profile = profile
-        self._seconds_per_swapped_token = seconds_per_swapped_token
+        self._num_layers = spec.num_layers
         # Seconds by the iteration's tokens, and by `_features`.
         self._row_times = {name: _interpolated(profile.rows(name)) for name in ROW_OPERATIONS}
         self.prefill_attention, self.decode_attention = (
@@ -77,15 +87,20 @@ class ProfiledCostModel:
             "attention": max(errors[name] for name in ATTENTION),
         }
 
-    def iteration_time(self, batch: Batch) -> float:
-        return sum(self.operation_times(batch).values())
+    def token_times(self, num_tokens: int) -> Mapping[str, float]:
+        return {
+            name: self._row_times[name](num_tokens) / self._num_layers for name in TOKEN_OPERATIONS
+        }
 
-    def operation_times(self, batch: Batch) -> dict[str, float]:
-        """Seconds by operation, over all layers; prefills and decodes attend in separate calls."""
-        num_tokens = batch.num_tokens
-        times = {name: row_time(num_tokens) for name, row_time in self._row_times.items()}
-        times["logits"] = batch.num_emits and self._row_times["logits"](batch.num_emits)
-        times["prefill_attention"] = batch.num_prefills and self.prefill_attention.time(
+    def once_times(self, num_tokens: int) -> Mapping[str, float]:
+        return {"others": self._row_times["others"](num_tokens)}
+
+    def emit_times(self, num_emits: int) -> Mapping[str, float]:
+        return {"logits": self._row_times["logits"](num_emits) if num_emits else 0.0}
+
+    def attention_times(self, batch: Batch) -> tuple[float, float]:
+        """Prefills and decodes attend in separate calls."""
+        prefill = batch.num_prefills and self.prefill_attention.time(
             batch.num_prefill_tokens,
             1.0,
             batch.num_prefill_tokens,
@@ -93,14 +108,8 @@ class ProfiledCostModel:
             batch.prefill_kv_tokens,
         )
         decodes, seen = batch.num_decode_tokens, batch.decode_kv_tokens
-        times["decode_attention"] = decodes and self.decode_attention.time(
-            decodes, seen, seen / decodes, decodes, 1.0
-        )
-        if batch.num_swapped_tokens:
-            seconds = self._seconds_per_swapped_token
-            assert seconds is not None, "the host's link was asked for before the run"
-            times["swap"] = batch.num_swapped_tokens * seconds
-        return times
+        decode = decodes and self.decode_attention.time(decodes, seen, seen / decodes, decodes, 1.0)
+        return prefill / self._num_layers, decode / self._num_layers
 
 
 class _Attention:
