@@ -19,7 +19,8 @@ from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.experiment.capacity import Engine
 from sarathi_lab.experiment.scenario import lengths, steady, together
 from sarathi_lab.policy import Orca, Policy, RequestLevel, Sarathi
-from sarathi_lab.results.serving_metrics import latency
+from sarathi_lab.results.serving_metrics import is_met, latency
+from sarathi_lab.results.slo import Slo
 
 BASELINES: Mapping[str, Policy] = {"request_level": RequestLevel(), "orca": Orca()}
 MATMUL = (*KINDS["preproj"], *KINDS["postproj"], *KINDS["ffn"], "lm_head")
@@ -34,17 +35,22 @@ PolicyOfChunk = Callable[[int], Policy]
 
 
 class Advice(NamedTuple):
-    """The chunk to take (tokens of an iteration, decodes included), and all predictions."""
+    """The chunk to take (tokens of an iteration, decodes included), all predictions, the objective
+    that it was chosen for, and why prompts had better not be cut, if so.
+    """
 
     chunk: int
     table: pd.DataFrame
+    objective: str
+    do_not_chunk: str | None = None
 
 
 @dataclass(frozen=True)
 class Prediction:
     """Serves `requests` on a virtual clock under any policy, with the given batch and cache.
 
-    `max_model_len` None is the longest request, `num_blocks` None a cache that is never short.
+    `max_model_len` None is the longest request, `num_blocks` None a cache that is never short;
+    without `slo`, whose bounds are in seconds, only throughput counts.
     """
 
     requests: Sequence[Request]
@@ -54,6 +60,7 @@ class Prediction:
     num_blocks: int | None = None
     block_size: int = DEFAULT_BLOCK_SIZE
     baselines: Sequence[str] = tuple(BASELINES)
+    slo: Slo | None = None
 
     def serve(self, policy: Policy) -> Ledger:
         longest = self.max_model_len or max(request.total_len for request in self.requests)
@@ -68,27 +75,34 @@ class Prediction:
         return tokens / float(ledger.iterations().end.max())
 
     @cached_property
+    def baseline_ledgers(self) -> Mapping[str, Ledger]:
+        return {name: self.serve(BASELINES[name]) for name in self.baselines}
+
+    @cached_property
     def baseline_throughputs(self) -> Mapping[str, float]:
-        return {name: self.throughput(self.serve(BASELINES[name])) for name in self.baselines}
+        return {name: self.throughput(ledger) for name, ledger in self.baseline_ledgers.items()}
 
     def table(self, chunks: Iterable[int], policy: PolicyOfChunk = Sarathi) -> pd.DataFrame:
         """The prediction of each chunk under `policy`: a row per chunk, ascending.
 
         Columns, by the names of METRICS.md: chunk (tokens), throughput (tokens/s), its ratios to
         the baselines, kv_reread_factor, tbt_p50 and tbt_p99 (seconds; NaN if no request has two
-        tokens), is_as_good (throughput within 1 % of the best row's) and is_best. Raises UserError
-        as `Scheduler` does, for a chunk below the batch or requests that do not fit.
+        tokens), slo_met (with an objective), is_as_good (throughput within 1 % of the best row's,
+        among those that meet the objective) and is_best. Raises UserError as `Scheduler` does, for
+        a chunk below the batch or requests that do not fit.
         """
         rows = []
         for chunk in sorted(set(chunks)):
             ledger = self.serve(policy(chunk))
-            iterations, waits = ledger.iterations(), latency(ledger.requests())
+            iterations, requests = ledger.iterations(), ledger.requests()
+            waits = latency(requests)
             read, computed = iterations.prefill_kv_tokens, iterations.num_prefill_tokens
             row = {"chunk": chunk, "throughput": self.throughput(ledger)}
             for name, value in self.baseline_throughputs.items():
                 row[f"throughput_vs_{name}"] = row["throughput"] / value
             row["kv_reread_factor"] = read.sum() / computed.sum()
-            rows.append(row | {name: waits.get(name, math.nan) for name in ("tbt_p50", "tbt_p99")})
+            row |= {name: waits.get(name, math.nan) for name in ("tbt_p50", "tbt_p99")}
+            rows.append(row | ({} if self.slo is None else {"slo_met": is_met(requests, self.slo)}))
         return _marked(pd.DataFrame(rows))
 
 
@@ -115,7 +129,8 @@ def advise(
     policy: PolicyOfChunk = Sarathi,
     chunks: Sequence[int] | None = None,
 ) -> Advice:
-    """The chunk with the highest throughput that `prediction` finds for `policy`.
+    """The chunk with the highest throughput that `prediction` finds for `policy`, among those that
+    meet its objective where any does.
 
     It is one of `chunks`, if they are given. Else it is found to a `tile`: the gaps beside the best
     of `candidates` are halved until they are a tile wide. Of the chunks within 1 % of the best, the
@@ -129,22 +144,55 @@ def advise(
         untried = _halfway(tried, tile) if chunks is None else []
     table = _marked(tried.sort_values("chunk", ignore_index=True))
     best = table[table.is_as_good].sort_values(["tbt_p99", "chunk"]).iloc[0]
-    return Advice(int(best.chunk), table)
+    objective = "the most tokens/s"
+    if (slo := prediction.slo) is not None:
+        under = f"under slo={slo.name} ({slo.describe()})"
+        missed = "" if _eligible(table).slo_met.all() else ", which no chunk meets"
+        objective = f"{objective} {under}{missed}"
+    return Advice(int(best.chunk), table, objective, _whole_is_better(prediction, best))
+
+
+def _whole_is_better(prediction: Prediction, best: pd.Series) -> str | None:
+    """Why prompts had better be left whole than cut as in the row `best`, None if they had not: the
+    rule among chunks, with the baselines, which cut nothing, as further candidates.
+    """
+    longest = max(request.prompt_len for request in prediction.requests)
+    for name, throughput in prediction.baseline_throughputs.items():
+        requests = prediction.baseline_ledgers[name].requests()
+        ratio = throughput / best.throughput
+        gap = latency(requests).get("tbt_p99", math.inf)
+        is_better = ratio * (1 - AS_GOOD) > 1 or (ratio >= 1 - AS_GOOD and gap <= best.tbt_p99)
+        if is_better and (prediction.slo is None or is_met(requests, prediction.slo)):
+            return (
+                f"{name}, with whole prompts, serves {ratio:.2f} times the tokens/s of the best "
+                f"chunk, {best.chunk:.0f}, with {1e3 * gap:.0f} ms between tokens at P99 where it "
+                f"has {1e3 * best.tbt_p99:.0f}"
+            )
+    if best.chunk >= longest:
+        return f"a chunk of {best.chunk:.0f} holds the longest prompt, {longest} tokens, whole"
+    return None
+
+
+def _eligible(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows that meet the objective; all of them where there is none, or none meets it."""
+    met = table.loc[table.slo_met] if "slo_met" in table else table
+    return table if met.empty else met
 
 
 def _halfway(table: pd.DataFrame, tile: int) -> list[int]:
     """Multiples of `tile` halfway between the best chunk and its neighbours, if any lie there."""
-    best, tried = int(table.chunk[table.throughput.argmax()]), sorted(table.chunk)
+    met, tried = _eligible(table), sorted(table.chunk)
+    best = int(met.chunk.iloc[met.throughput.argmax()])
     place = tried.index(best)
     neighbours = tried[max(0, place - 1) : place + 2]
     return [(best + other) // (2 * tile) * tile for other in neighbours if abs(best - other) > tile]
 
 
 def _marked(table: pd.DataFrame) -> pd.DataFrame:
-    best = table.throughput.max()
-    return table.assign(
-        is_as_good=table.throughput >= (1 - AS_GOOD) * best, is_best=table.throughput == best
-    )
+    throughput = _eligible(table).throughput
+    good = throughput[throughput >= (1 - AS_GOOD) * throughput.max()].index
+    best = throughput[throughput == throughput.max()].index
+    return table.assign(is_as_good=table.index.isin(good), is_best=table.index.isin(best))
 
 
 @dataclass(frozen=True)

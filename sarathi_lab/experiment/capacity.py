@@ -187,13 +187,20 @@ class Capacities:
         return [0.0 if step is None else self.grid.rate(step) for step in steps]
 
     @property
+    def is_lower_bound(self) -> bool:
+        """Whether the median is the highest rate tried, which passed."""
+        return bool(np.median(self.values) >= self.grid.rate(self.highest))
+
+    @property
     def summary(self) -> dict[str, float]:
-        """The median over the seeds and its interval, which the grid's next rate ends."""
+        """The median over the seeds and its interval, which the grid's next rate ends: never, where
+        the highest rate tried passed.
+        """
         low, high = bootstrap(self.values)
         return {
             "capacity": float(np.median(self.values)),
             "capacity_low": low,
-            "capacity_high": high * (1 + self.grid.precision),
+            "capacity_high": math.inf if self.is_lower_bound else high * (1 + self.grid.precision),
             "capacity_seeds": float(sum(None not in bracket for bracket in self.brackets.values())),
         }
 

@@ -151,3 +151,39 @@ def _kinds_of_batch(num_tokens: int, num_decodes: int, clock: Clock) -> Iterator
         times = clock.batch(batch)
         for name, kinds in (("linear", linear), ("attention", ("attn",)), ("total", COMPUTE)):
             yield Point(panel, name, batch.num_tokens, clock.seconds(times, kinds).times(1e3), "ms")
+
+
+@figure(
+    question="What does one attention call over prefills and decodes together cost?", seconds=30
+)
+def hybrid_attention(
+    spec: ModelSpec, *, chunks: Ints, decodes: Ints, contexts: Ints
+) -> Iterator[Unit]:
+    """Attention of a chunk and decodes over that of either alone, and what it leaves of the decode
+    speed-up (section 5.1.1), as it is and with a call for each (section 4.3.2).
+    """
+    for chunk in chunks:
+        for context in contexts:
+            for number in decodes:
+                yield partial(_hybrid_attention, chunk, context, number)
+
+
+def _hybrid_attention(chunk: int, context: int, number: int, clock: Clock) -> Iterator[Point]:
+    """The chunk's own context is half of the decodes', as of a prompt in the middle of its way."""
+    start = context // 2
+    prefill = make_batch(prefill_tokens=chunk, start=start)
+    decodes = make_batch(num_decodes=number, context=context)
+    both = clock.batch(
+        make_batch(prefill_tokens=chunk, start=start, num_decodes=number, context=context)
+    )
+    alone, whole = clock.batch(decodes), clock.batch(prefill)
+    apart = clock.seconds(weighted((1.0, whole), (1.0, alone)), ("attn",))
+    together = clock.seconds(both, ("attn",))
+    added = clock.seconds(weighted((1.0, both), (-1.0, whole)))
+    added_apart = Estimate(added.value - together.value + apart.value, added.error)
+    series = f"chunk {chunk}, context {context}"
+    yield Point("attention / apart", series, number, together.over(apart))
+    yield Point("decode speed-up", series, number, clock.seconds(alone).over(added))
+    yield Point(
+        "decode speed-up, apart", series, number, clock.seconds(alone).over(added_apart)
+    )

@@ -176,8 +176,8 @@ def served(
 
     tables = pd.concat([table_for(*own) for own in backends], ignore_index=True)
     return {
-        f"{SIMULATED}{hardware}": rows.reset_index(drop=True)
-        for hardware, rows in tables.groupby("hardware", sort=False)
+        folder_of(*map(str, labels)): rows.reset_index(drop=True)
+        for labels, rows in tables.groupby(["hardware", "level"], sort=False)
     }
 
 

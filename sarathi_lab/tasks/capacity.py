@@ -22,7 +22,7 @@ from sarathi_lab.results.serving_metrics import is_met
 from sarathi_lab.results.slo import Slo
 from sarathi_lab.tasks import serve
 from sarathi_lab.tasks.base import Task
-from sarathi_lab.tasks.plan import AUTO, Plan, changed, make_plan
+from sarathi_lab.tasks.plan import AUTO, Plan, changed, make_plan, slo_reference
 
 RATES = "use requests per second, or null"
 SCALED = ("poisson", "gamma", "ramp")  # arrivals that have a rate; a file's have their own gaps
@@ -141,7 +141,7 @@ class Capacity(Task):
         executor = plan.backend.build(plan.spec, plan.checkpoint, plan.sizes)
         if plan.fills_memory and executor.num_blocks:
             plan = replace(plan, num_blocks=executor.num_blocks)
-        slo = plan.targets.slo.resolved(serve.slo_reference(plan, executor))
+        slo = plan.targets.slo.resolved(slo_reference(plan, executor))
         tokens = sum(request.total_len - 1 for request in plan.load.requests)
         expected = tokens * (1 + FIRST_TRIALS + LATER_TRIALS * (len(plans) - 1))
         title = f"looking for the capacity under {slo.name}"
@@ -178,12 +178,13 @@ def _shown(
     """The rate with its interval and objective, seeds without one, and latencies at that rate."""
     num_seeds = len(found.brackets)
     few = ", too few for an interval of more than the grid" if num_seeds < FEWEST_PAIRS else ""
+    at_least = "at least " if found.is_lower_bound else ""
     interval = f"{summary['capacity_low']:.3g} to {summary['capacity_high']:.3g}"
     at_capacity = [
         f"{words} {1e3 * summary[name]:.0f} ms" for name, words in SHOWN.items() if name in summary
     ]
     return [
-        f"  capacity {summary['capacity']:.3g} requests/s ({interval}, {num_seeds} "
+        f"  capacity {at_least}{summary['capacity']:.3g} requests/s ({interval}, {num_seeds} "
         f"seed{'s' * (num_seeds > 1)}{few}) under {slo.name}: {slo.describe()}",
         *([f"  {found.remark}"] if found.remark else []),
         f"  {summary['capacity_trials']:.0f} runs of {num_requests} requests; all at "

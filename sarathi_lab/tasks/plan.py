@@ -13,14 +13,16 @@ from omegaconf import DictConfig, OmegaConf
 from sarathi_lab.config.errors import UserError, require_bool, require_int, require_one_of
 from sarathi_lab.config.instantiate import build, option_files, read_option, resolved
 from sarathi_lab.engine.block_manager import BlockManager
-from sarathi_lab.engine.executor import Backend, Sizes
+from sarathi_lab.engine.executor import Backend, Executor, Sizes
 from sarathi_lab.engine.queues import QueueOrder
 from sarathi_lab.engine.scheduler import Preemption, Scheduler
+from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.experiment.advisor import BASELINES, Advice, Prediction, advise
 from sarathi_lab.model.checkpoint import resolve_model, text_encoder
 from sarathi_lab.model.roofline import TILE
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Policy, with_budget
+from sarathi_lab.results.decode_cost import decode_iteration
 from sarathi_lab.results.saturation import SaturationLimits
 from sarathi_lab.results.slo import Targets
 from sarathi_lab.results.window import Window
@@ -254,6 +256,20 @@ def _advice(plan: Plan, chunks: Sequence[int] | None) -> Advice:
     # Baselines that the run does not have need not fit the cache.
     baselines = tuple(name for name in BASELINES if name in plan.config["baselines"])
     cache = (plan.max_model_len, plan.num_blocks, plan.block_size)
+    slo = plan.targets.slo.resolved(slo_reference(plan, SimulatedExecutor(predictor)))
     prediction = Prediction(plan.load.requests, plan.batch_size, predictor, *cache, baselines)
+    prediction = replace(prediction, slo=slo if slo.bounds else None)
     policy = plan.policy
     return advise(prediction, TILE, policy=lambda c: with_budget(policy, c), chunks=chunks)
+
+
+def slo_reference(plan: Plan, executor: Executor) -> float | None:
+    """The decode iteration that a relative objective refers to (seconds), of at most the run's own
+    batch and length; None for bounds in seconds. Runs a few iterations.
+    """
+    slo = plan.targets.slo
+    if not slo.is_relative:
+        return None
+    size = (min(slo.decode_batch, plan.batch_size), min(slo.decode_context, plan.max_model_len))
+    cache = {"num_blocks": plan.num_blocks, "block_size": plan.block_size}
+    return decode_iteration(executor, *size, **cache)

@@ -85,7 +85,7 @@ class Advise(Task):
 
     reads = (
         *("policy", "workload", "executor", "model", "hardware", "batch", "pd_ratio", "seq_len"),
-        *("seed", "dtype", "baselines", "max_model_len", "cache"),
+        *("slo", "seed", "dtype", "baselines", "max_model_len", "cache"),
     )
     chunks: Sequence[int] | None = listed(None, each=CHUNK, complaint=f"names no chunk; {CHUNKS}")
     page_size: int = whole(64, minimum=1, fix="use a number of tokens such as 64")
@@ -132,6 +132,7 @@ class Advise(Task):
         title = f"  cutting alone: {uncut}; in chunks"
         chosen = advice.table.set_index("chunk", drop=False).loc[advice.chunk]
         numbers = chosen.drop(["is_as_good", "is_best"]).to_dict()
+        numbers["chunking_pays"] = advice.do_not_chunk is None
         hardware = plan.config["executor"]["hardware"]["name"]
         return Result(
             tables={"advice": advice.table, "loss": loss, "flags": flags_table(servers)},
@@ -145,7 +146,11 @@ class Advise(Task):
     def _flags(self, plan: Plan) -> list[ServerFlag]:
         assert plan.advice is not None
         sizes = {"batch_size": plan.batch_size, "max_model_len": plan.max_model_len}
-        return flags(plan.advice.chunk, **sizes, page_size=self.page_size)
+        chunk = plan.advice.chunk
+        if plan.advice.do_not_chunk:  # servers leave a prompt whole that fits their budget
+            longest = max(request.prompt_len for request in plan.load.requests)
+            chunk = max(chunk, longest + plan.batch_size - 1)
+        return flags(chunk, **sizes, page_size=self.page_size)
 
 
 def flags_table(rows: Sequence[ServerFlag]) -> pd.DataFrame:

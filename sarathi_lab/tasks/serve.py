@@ -19,7 +19,6 @@ from sarathi_lab.config.console import console, progress_of
 from sarathi_lab.config.errors import RunError
 from sarathi_lab.config.paths import locked
 from sarathi_lab.config.run_context import RunContext
-from sarathi_lab.engine.executor import Executor
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.engine.request import Batch
@@ -27,7 +26,7 @@ from sarathi_lab.executor.simulated.executor import PipelineExecutor
 from sarathi_lab.experiment.advisor import Advice
 from sarathi_lab.model.roofline import Peaks, request_roofline, roofline_time
 from sarathi_lab.results import metrics
-from sarathi_lab.results.decode_cost import decode_iteration, fullest_hybrid, measure_decode_cost
+from sarathi_lab.results.decode_cost import fullest_hybrid, measure_decode_cost
 from sarathi_lab.results.load import load_summary
 from sarathi_lab.results.provenance import provenance
 from sarathi_lab.results.report import cell, print_device, summary_table
@@ -37,7 +36,7 @@ from sarathi_lab.results.serving_metrics import serving_summary, stall_histogram
 from sarathi_lab.results.slo import Slo
 from sarathi_lab.results.trace import write_trace
 from sarathi_lab.tasks.base import Task, conclude
-from sarathi_lab.tasks.plan import Plan, make_plans
+from sarathi_lab.tasks.plan import Plan, make_plans, slo_reference
 
 Tables = dict[str, pd.DataFrame]
 READ = (  # what decides a run's work, and what is read from it
@@ -213,18 +212,6 @@ def _measured(
     return tables, summary | profile, cautions
 
 
-def slo_reference(plan: Plan, executor: Executor) -> float | None:
-    """The decode iteration that a relative objective refers to (seconds), of at most the run's own
-    batch and length; None for bounds in seconds. Runs a few iterations.
-    """
-    slo = plan.targets.slo
-    if not slo.is_relative:
-        return None
-    size = (min(slo.decode_batch, plan.batch_size), min(slo.decode_context, plan.max_model_len))
-    cache = {"num_blocks": plan.num_blocks, "block_size": plan.block_size}
-    return decode_iteration(executor, *size, **cache)
-
-
 def serving_summary_of(
     plan: Plan, requests: pd.DataFrame, seconds: float, peaks: Peaks, slo: Slo
 ) -> dict[str, float]:
@@ -284,8 +271,11 @@ def print_advice(advice: Advice) -> None:
         {
             "chunk": f"{row['chunk']} {'*' if row['is_as_good'] else ' '}",
             **{ADVICE_COLUMNS[name]: cell(name, row[name]) for name in columns},
+            **({"SLO": "met" if row["slo_met"] else "missed"} if "slo_met" in row else {}),
         }
         for row in advice.table.to_dict("records")
     ]
-    best = f"  chunk=auto is {advice.chunk}, by these predictions"
-    show([f"{best} (* within 1 % of the most tokens/s)", Shown(rows)])
+    title = f"  chunk=auto is {advice.chunk}, for {advice.objective}, by these predictions"
+    show([f"{title} (* within 1 % of the best)", Shown(rows)])
+    if advice.do_not_chunk:
+        show([f"  do not chunk here: {advice.do_not_chunk}"])

@@ -4,6 +4,7 @@ cutting.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 
@@ -30,6 +31,7 @@ from sarathi_lab.experiment.advisor import (
     chunking_loss,
 )
 from sarathi_lab.policy import RequestLevel, Sarathi, SarathiServe
+from sarathi_lab.results.slo import Slo
 from sarathi_lab.run import main
 from sarathi_lab.tasks import plan
 from sarathi_lab.workload.synthetic import Uniform
@@ -344,3 +346,30 @@ def test_the_loss_knows_every_operation_of_the_cost_models(level):
     assert split.attention > 0
     assert split.matmul > 0
     assert chunking_loss(2048, 128, cost.operation_times).total > split.total
+
+
+def test_where_whole_prompts_serve_more_it_says_not_to_chunk():
+    def by_iteration(batch: Batch) -> float:  # whatever it holds: fewer iterations are better
+        return 1.0
+
+    prediction = Prediction(requests_of(*[(100, 2)] * 8), 4, by_iteration)
+    advice = advise(prediction, 16, chunks=[16, 32])
+    assert advice.objective == "the most tokens/s"
+    assert advice.do_not_chunk.startswith("request_level, with whole prompts, serves ")
+    whole = advise(dataclasses.replace(prediction, baselines=()), 16, chunks=[16, 128])
+    assert whole.do_not_chunk == "a chunk of 128 holds the longest prompt, 100 tokens, whole"
+
+
+def test_an_objective_rules_out_chunks_and_whole_prompts_that_miss_it():
+    def by_token(batch: Batch) -> float:
+        return 1.0 + batch.num_tokens / 10
+
+    requests, slo = requests_of(*[(100, 20)] * 8), Slo(name="gaps", tbt=5.0)
+    gaps = Prediction(requests, 4, by_token, baselines=["orca"], slo=slo)
+    advice = advise(gaps, 16, chunks=[16, 32, 64])
+    assert advice.table.slo_met.tolist() == [True, True, False]
+    assert advice.chunk == 32 < advice.table.chunk[advice.table.throughput.argmax()]
+    assert "under slo=gaps (P99 TBT 5000 ms)" in advice.objective
+    assert advice.do_not_chunk is None
+    none = advise(dataclasses.replace(gaps, slo=Slo(name="gaps", tbt=0.1)), 16, chunks=[16, 32])
+    assert none.objective.endswith(", which no chunk meets")

@@ -68,6 +68,7 @@ def test_every_setting_that_it_reads_has_an_effect(tmp_path):
         "task.chunks=[256,1024]",
         "task.page_size=32",
         "baselines=[orca]",
+        "slo=strict",
     )
     for i, other in enumerate(others):
         tables = advised(tmp_path / str(i), other)
@@ -102,7 +103,8 @@ def test_the_predictions_of_the_chosen_chunk_are_the_summary(tmp_path):
     result = run(tmp_path, *SMALL, "task.chunks=[256,1024]")
     (row,) = result.tables["advice"].query(f"chunk == {result.summary['chunk']}").to_dict("records")
     assert row["is_as_good"]
-    assert result.summary == {name: row[name] for name in row if not name.startswith("is_")}
+    predicted = {name: row[name] for name in row if not name.startswith("is_")}
+    assert result.summary == {**predicted, "chunking_pays": True}
     assert list(result.tables) == list(TABLES)
     assert result.config["policy"]["chunk"] == result.summary["chunk"]
 

@@ -4,6 +4,8 @@ task.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -126,10 +128,13 @@ def test_what_the_limits_cut_off_is_said():
         == f"even {Grid(0.05).rate(above.highest):.3g}/s, the highest rate tried, passes with 2 "
         "of 2 seeds"
     )
+    assert above.is_lower_bound
+    assert above.summary["capacity_high"] == math.inf
     below = trials.capacity(Slo(name="x", ttft=0.5), 1.0, (0.5, 2.0))
     assert below.values == [0.0, 0.0]
     assert "the lowest rate tried, fails with 2 of 2 seeds" in below.remark
     assert below.summary["capacity_seeds"] == 0.0
+    assert not below.is_lower_bound
 
 
 def test_limits_follow_the_saturation_rate_unless_told():
