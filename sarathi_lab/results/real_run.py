@@ -24,6 +24,7 @@ import pandas as pd
 from sarathi_lab.config.errors import UserError
 
 BLOCK_SIZE = 16  # vLLM's default
+NULL_BLOCKS = 1  # of vLLM's blocks, which it never hands out
 ENGINE_TIMES = ("queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts")
 COUNTS = ("input_toks", "output_toks")
 NEEDED = (*COUNTS, "arrival_time", *ENGINE_TIMES)
@@ -77,12 +78,17 @@ class RealRun:
         return float(self.requests.finish_time.max())
 
     @property
+    def num_blocks(self) -> int | None:
+        """Blocks that requests can have; None if not known."""
+        return None if self.num_gpu_blocks is None else self.num_gpu_blocks - NULL_BLOCKS
+
+    @property
     def blocks_used(self) -> pd.Series | None:
         """Blocks in use over time, if both their share and their number are known."""
         share = self.timeline.kv_cache_pct
-        if self.num_gpu_blocks is None or not share.any():
+        if self.num_blocks is None or not share.any():
             return None
-        return share / 100 * self.num_gpu_blocks
+        return share / 100 * self.num_blocks
 
 
 def read_run(folder: str | Path) -> RealRun:

@@ -17,12 +17,11 @@ from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import serve
 from sarathi_lab.engine.request import Request
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
-from sarathi_lab.executor.simulated.hardware import kv_capacity
 from sarathi_lab.model.checkpoint import resolve_model
 from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec
 from sarathi_lab.policy import VllmV1
 from sarathi_lab.results.plots.validation import validation
-from sarathi_lab.results.real_run import RealRun, read_run
+from sarathi_lab.results.real_run import NULL_BLOCKS, RealRun, read_run
 from sarathi_lab.results.report import print_cautions
 from sarathi_lab.results.result import ITERATIONS, REQUESTS, Result, Shown
 from sarathi_lab.results.validation import mean_errors, over_time, validation_table
@@ -30,7 +29,6 @@ from sarathi_lab.tasks.base import Task
 from sarathi_lab.tasks.plan import changed
 
 AUTO = "auto"  # of hardware, host, model and dtype: what the run says
-NULL_BLOCKS = 1  # of vLLM's blocks, which it never hands out
 MEMORY_SHARE = 0.9  # of the device that vLLM takes by default
 SHOWN = {"quantile": "", "unit": "", "real": ".4g", "simulated": ".4g", "error": "+.1%"}
 
@@ -232,10 +230,8 @@ def _of_run(backend: SimulatedBackend, run: RealRun, *, is_named: bool) -> Simul
 
 def _num_blocks(run: RealRun, backend: SimulatedBackend, spec: ModelSpec) -> int:
     """As the run says; else those that its share of a device's memory holds beside the weights."""
-    if run.num_gpu_blocks is not None:
-        return run.num_gpu_blocks - NULL_BLOCKS
+    if run.num_blocks is not None:
+        return run.num_blocks
     share = run.gpu_memory_utilization or MEMORY_SHARE
     hardware = replace(backend.hardware, memory_bytes=share * backend.hardware.memory_bytes)
-    held = replace(spec, num_experts=spec.num_experts // backend.replicas)
-    tokens = kv_capacity(held, hardware, backend.dtype_bytes, backend.parallel)
-    return tokens // run.block_size - NULL_BLOCKS
+    return replace(backend, hardware=hardware).kv_blocks(spec, run.block_size) - NULL_BLOCKS

@@ -25,7 +25,8 @@ DEFAULT_DTYPES = {2: "float16", 4: "float32"}
 class SimulatedBackend:
     """Predicts times of `hardware`; token ids are not computed. `tensor_parallel` devices share a
     layer, `pipeline_parallel` stages the layers. A `host` that states its seconds takes them in
-    place of the hardware's `iteration_overhead`.
+    place of the hardware's `iteration_overhead`. `replicas` run in lockstep and share the experts
+    of a mixture (`engine.replicas`).
     """
 
     name: ClassVar[str] = "simulated"
@@ -37,6 +38,7 @@ class SimulatedBackend:
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     host: Host = NO_HOST
+    replicas: int = 1
 
     def __post_init__(self) -> None:
         _ = self.parallel  # degrees below 1 are refused at once
@@ -84,7 +86,8 @@ class SimulatedBackend:
         self._cost(spec)
         if host_kv_tokens:
             _ = self.hardware.host_rate  # unknown, it is refused at once
-        check_memory(spec, self.hardware, self.dtype_bytes, kv_tokens, self.parallel)
+        held = replace(spec, num_experts=spec.num_experts // self.replicas)
+        check_memory(held, self.hardware, self.dtype_bytes, kv_tokens, self.parallel)
 
     def peaks(self) -> Peaks:
         """The peaks that the hardware file states, of all devices together."""
@@ -126,7 +129,8 @@ class SimulatedBackend:
 
     def kv_blocks(self, spec: ModelSpec, block_size: int) -> int:
         """What the hardware file's memory holds beside the weights."""
-        return kv_capacity(spec, self.hardware, self.dtype_bytes, self.parallel) // block_size
+        held = replace(spec, num_experts=spec.num_experts // self.replicas)
+        return kv_capacity(held, self.hardware, self.dtype_bytes, self.parallel) // block_size
 
     def build(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> Executor:
         """The virtual clock over the cost model; cache and batch sizes cost nothing here."""
@@ -139,4 +143,6 @@ class SimulatedBackend:
         hardware = self.hardware
         if self.host.is_stated:
             hardware = replace(hardware, iteration_overhead=0.0)
-        return make_cost_model(self.cost_model, spec, hardware, self.dtype_bytes, self.parallel)
+        return make_cost_model(
+            self.cost_model, spec, hardware, self.dtype_bytes, self.parallel, self.replicas
+        )

@@ -41,7 +41,7 @@ def validation(run: RealRun, requests: pd.DataFrame, both: pd.DataFrame, where: 
     axes[5].set_ylabel("KV blocks in use")
     if both.real_blocks.isna().all():
         note = "the run did not record them"
-        axes[5].text(0.02, 0.95, note, transform=axes[5].transAxes, va="top", fontsize="small")
+        axes[5].text(0.5, 0.03, note, transform=axes[5].transAxes, ha="center", fontsize="small")
     return finished(figure, where)
 
 
