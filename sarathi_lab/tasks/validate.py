@@ -1,4 +1,4 @@
-"""The task `validate`: a pinned run of a real server, replayed and held against what it measured."""
+"""The task `validate`: a pinned run of a real server, replayed and held against its times."""
 
 from __future__ import annotations
 
@@ -108,8 +108,8 @@ class Validate(Task):
         run = read_run(self._folder)
         if run.data_parallel_size > 1 and not run.enable_expert_parallel:
             raise UserError(
-                f"{run.source}: data_parallel_size={run.data_parallel_size} is simulated only where "
-                "the replicas share experts (enable_expert_parallel); take another run"
+                f"{run.source}: data_parallel_size={run.data_parallel_size} is simulated only "
+                "where replicas share experts (enable_expert_parallel); take another run"
             )
         own = _configured(cfg, run)
         backend = build(own.executor)
@@ -127,7 +127,9 @@ class Validate(Task):
         run, backend = replay.run, replay.backend
         where = f"{replay.spec.name} on {backend.device_name}"
         console().print(f"\nreplaying {run.source}: {where}", style="bold", soft_wrap=True)
-        print_cautions([*backend.cautions(replay.spec), *replay.describe()], context)
+        print_cautions(backend.cautions(replay.spec), context)
+        for line in replay.describe():
+            console().print(f"  {line}", soft_wrap=True)
         ledger = Ledger()
         total = int((run.requests.prompt_len + run.requests.output_len - 1).sum())
         with progress_of("replaying", total, "tokens") as advance:
@@ -155,7 +157,9 @@ def _configured(cfg: DictConfig, run: RealRun) -> DictConfig:
     """`cfg` with what the run says wherever it has `AUTO`."""
     settings: dict[str, object] = {}
     if cfg.hardware.name == AUTO:
-        named = {key: value for key, value in cfg.hardware.items() if key not in ("name", "_target_")}
+        named = {
+            key: value for key, value in cfg.hardware.items() if key not in ("name", "_target_")
+        }
         settings["hardware"] = _matching("hardware", run.hardware, run.source, named)
         if cfg.hardware.tables is not None:
             settings["executor"] = OmegaConf.merge(cfg.executor, {"cost_model": "profiled"})
@@ -165,7 +169,9 @@ def _configured(cfg: DictConfig, run: RealRun) -> DictConfig:
         settings["model"] = _matching("model", run.model.rpartition("/")[2], run.source, {})
     if cfg.dtype == AUTO and run.dtype != AUTO:
         if run.dtype not in DTYPE_BYTES:
-            raise UserError(f"{run.source}: dtype={run.dtype} can't be simulated; add dtype=bfloat16")
+            raise UserError(
+                f"{run.source}: dtype={run.dtype} can't be simulated; add dtype=bfloat16"
+            )
         settings["dtype"] = run.dtype
     return changed(cfg, **settings)
 

@@ -80,7 +80,8 @@ class Experts:
 
 def _by_experts(rows: pd.DataFrame) -> list[tuple[float, np.ndarray, np.ndarray]]:
     """Tokens and seconds, ascending, for each number of activated experts."""
+    groups = rows.sort_values("tokens").groupby(rows.activated_experts.astype(float))
     return [
-        (float(number), own.tokens.to_numpy(float), MICROSECOND * own[TIME].to_numpy(float))
-        for number, own in rows.sort_values("tokens").groupby("activated_experts")
+        (float(str(number)), own.tokens.to_numpy(float), MICROSECOND * own[TIME].to_numpy(float))
+        for number, own in groups
     ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -11,7 +13,8 @@ from sarathi_lab.results.plots.style import finished, panels
 from sarathi_lab.results.real_run import RealRun
 from sarathi_lab.results.serving_metrics import waits
 
-REAL, SIMULATED = {"color": "0.25"}, {"color": "C1", "linestyle": "--"}
+REAL: dict[str, Any] = {"color": "0.25"}
+SIMULATED: dict[str, Any] = {"color": "C1", "linestyle": "--"}
 WAITS = {
     "ttft": (1.0, "time to first token [s]"),
     "tpot": (1e3, "time per output token [ms]"),
