@@ -41,6 +41,7 @@ class AnalyticOperations:
         if parallel.tensor > 1:
             _ = hardware.link_rate  # unknown, it is refused at once
         self._read: dict[str, Any] = {  # by attention
+            "num_heads": spec.num_heads // parallel.tensor,
             "num_kv_heads": spec.num_kv_heads // parallel.tensor,
             "kv_head_bytes": spec.kv_head_bytes(dtype_bytes),
             "hardware": hardware,
@@ -85,7 +86,6 @@ class AnalyticOperations:
         if batch.num_prefills:
             prefill = prefill_attention_time(
                 ((chunk.start, chunk.num_tokens) for chunk in batch.chunks if not chunk.is_decode),
-                num_heads=self.spec.num_heads // self.parallel.tensor,
                 head_size=self.spec.head_size,
                 **self._read,
             )
