@@ -184,6 +184,4 @@ def _hybrid_attention(chunk: int, context: int, number: int, clock: Clock) -> It
     series = f"chunk {chunk}, context {context}"
     yield Point("attention / apart", series, number, together.over(apart))
     yield Point("decode speed-up", series, number, clock.seconds(alone).over(added))
-    yield Point(
-        "decode speed-up, apart", series, number, clock.seconds(alone).over(added_apart)
-    )
+    yield Point("decode speed-up, apart", series, number, clock.seconds(alone).over(added_apart))

@@ -18,7 +18,7 @@ from sarathi_lab.config.errors import RunError
 from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.cost_model import CostModel
-from sarathi_lab.executor.simulated.profile import Profile, ProfiledOperations
+from sarathi_lab.executor.simulated.profiled import ProfiledOperations
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.executor.torch.profiling import (
@@ -152,7 +152,7 @@ def measure(
     with progress_of(f"measuring {figure.name} with {spec.name}", seconds, "s") as advance:
         if figure.kind == "pipeline":
             found = measure_profile(executor, _shapes(sizes), seconds, advance)
-            operations = ProfiledOperations(Profile(found.table, "of this run"), spec)
+            operations = ProfiledOperations(found.tables(spec), spec, backend.dtype_bytes)
             cost = CostModel(operations, spec, backend.dtype_bytes)
             # One sample a set of requests.
             samples = rounds(

@@ -17,6 +17,7 @@ from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.cost_model import Level, make_cost_model
 from sarathi_lab.executor.simulated.hardware import Parallel
+from sarathi_lab.executor.table_files import read_tables
 from sarathi_lab.experiment import pipeline
 from sarathi_lab.experiment.capacity import Engine
 from sarathi_lab.experiment.clock import BLOCK_SIZE, CostClock, CountingClock, Point
@@ -61,9 +62,18 @@ def jobs_of(figure: str, gpus: Sequence[str] | None = None) -> list[Job]:
         for gpu in gpus or [platform.hardware]
         for method in (("", COUNTED) if FIGURES[figure].is_counted else ("",))
         for level in levels
-        if level == "analytic" or platform.model in load_option("hardware", gpu).profiles
+        if level == "analytic" or _is_profiled(gpu, platform.model)
     ]
     return list(dict.fromkeys(jobs))
+
+
+def _is_profiled(gpu: str, model: str) -> bool:
+    """Whether the GPU's tables were measured with this very model."""
+    folder = load_option("hardware", gpu).tables
+    if folder is None:
+        return False
+    tables = read_tables(folder, model=model)
+    return tables.has_own_model and tables.is_of(load_option("model", model))
 
 
 def check_fits(job: Job) -> None:

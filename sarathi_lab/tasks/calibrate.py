@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -16,7 +17,8 @@ from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.executor.simulated.from_profile import hardware_from_profile
 from sarathi_lab.executor.simulated.hardware import Hardware
-from sarathi_lab.executor.simulated.profile import Profile
+from sarathi_lab.executor.simulated.profiled import ProfiledOperations
+from sarathi_lab.executor.tables import write_tables
 from sarathi_lab.executor.torch import profiling
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.results.provenance import slug_of
@@ -25,7 +27,7 @@ from sarathi_lab.results.result import Result, Shown
 from sarathi_lab.tasks.base import Task
 from sarathi_lab.tasks.subjects import BLOCK_SIZE, Subject, measured_subject
 
-PROFILE_FILE = "profile.csv"
+TABLES = Path("experiments", "lab", "cost_model", "tables")  # of a checkout
 DIGITS = 4  # of the figures in the hardware file
 FLOATS = "%.6g"
 
@@ -34,7 +36,7 @@ FLOATS = "%.6g"
 class Calibrate(Task):
     """Measures the chosen model's operations on the chosen device for up to `seconds`.
 
-    Leaves `<name>.yaml`, a hardware file, and `profile.csv`, the table that
+    Leaves `<name>.yaml`, a hardware file, and the operation tables that it names, which
     executor.cost_model=profiled interpolates: decodes up to `batch` sequences, contexts up to
     `seq_len` tokens, prompts up to 2,048 whatever it is.
     """
@@ -80,11 +82,12 @@ class Calibrate(Task):
         executor = backend.build(spec, checkpoint, sizes)
         with progress_of("measuring", self.seconds, "s") as progress:
             measured = profiling.measure_profile(executor, shapes, self.seconds, progress)
-        profile, peaks = Profile(measured.table, "of this run"), backend.peaks()
+        tables = measured.tables(spec, device=device, dtype=dtype)
+        peaks = backend.peaks()
         memory_bytes, num_sms = backend.size()
         folder = make_folder(context.run_dir, "the run's folder")
         hardware = hardware_from_profile(
-            profile,
+            tables,
             spec,
             name=self._hardware_name(backend),
             flops_per_second=peaks.flops_per_second,
@@ -92,7 +95,7 @@ class Calibrate(Task):
             memory_bytes=memory_bytes,
             num_sms=num_sms,
             dtype_bytes=backend.dtype_bytes,
-            profiles={spec.name: str(folder.absolute() / PROFILE_FILE)},
+            tables=str(folder.absolute()),
         )
         title = (
             f"# {device}, measured by task=calibrate with model {spec.name} in {dtype}.\n"
@@ -100,19 +103,21 @@ class Calibrate(Task):
             "second size of the table.\n"
         )
         path = _write(hardware, folder, title)
+        write_tables(folder, {}, tables.meta)
         install = f"cp {path} {CONF / 'hardware'}/  # or repeat with task.install=true"
         places: dict[str, Path | str] = {"file": path, "install": install}
         if self.install:
-            table = CONF / "hardware" / f"{hardware.name}-{PROFILE_FILE}"
-            profile.table.to_csv(table, index=False, float_format=FLOATS)
-            installed = replace(hardware, profiles={spec.name: str(table.relative_to(CONF.parent))})
-            places = {"file": _write(installed, table.parent, title)}
+            home = TABLES / hardware.name
+            write_tables(CONF.parent / home / spec.name, tables.frames, tables.meta)
+            installed = replace(hardware, tables=str(home))
+            places = {"file": _write(installed, CONF / "hardware", title)}
         use = f"python -m sarathi_lab.run executor=simulated hardware={hardware.name}"
-        errors = {**profile.held_out_errors, **hardware.uncertainty}
+        profiled = ProfiledOperations(tables, spec, backend.dtype_bytes)
+        errors = {**profiled.errors, **hardware.uncertainty}
         return Result(
-            tables={PROFILE_FILE: profile.table},
+            tables={f"{name}.csv": frame for name, frame in tables.frames.items()},
             summary={f"error/{name}": error for name, error in errors.items()},
-            shown=_errors(profile, measured, hardware),
+            shown=_errors(profiled.errors, measured, hardware),
             places={**places, "use": f"{use} executor.cost_model=profiled model={spec.name}"},
             labels={"device": hardware.name},
             tags=[hardware.name],
@@ -144,7 +149,7 @@ def _write(hardware: Hardware, folder: Path, title: str) -> Path:
 
 
 def _errors(
-    profile: Profile, measured: profiling.Measured, hardware: Hardware
+    held_out: Mapping[str, float], measured: profiling.Measured, hardware: Hardware
 ) -> list[str | Shown]:
     """How much was measured, and the errors of both cost models."""
     num_dropped = measured.num_dropped
@@ -157,8 +162,8 @@ def _errors(
         )
     heading = "error of a row\nleft out (mean)"
     rows = [
-        {"": name, "rows": len(profile.rows(name)), heading: error}
-        for name, error in profile.held_out_errors.items()
+        {"": name, "rows": int((measured.table.operation == name).sum()), heading: error}
+        for name, error in held_out.items()
     ]
     uncertainty = ", ".join(f"{kind} {error:.0%}" for kind, error in hardware.uncertainty.items())
     return [

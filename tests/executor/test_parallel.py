@@ -280,7 +280,7 @@ def test_the_announcement_names_the_devices(tmp_path, capsys):
         ),
         (
             [*SPREAD, "executor.cost_model=profiled"],
-            ["executor.cost_model=profiled", "8 x 8 devices", "analytic"],
+            ["executor.cost_model=profiled", "names no operation tables", "analytic"],
         ),
     ],
 )

@@ -20,7 +20,6 @@ from simulated import batch_of
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.engine.executor import Sizes
-from sarathi_lab.executor.profile import ATTENTION, COLUMNS, ROW_OPERATIONS
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.simulated.from_profile import (
@@ -29,12 +28,15 @@ from sarathi_lab.executor.simulated.from_profile import (
     STREAMED,
     batch_of_row,
     hardware_from_profile,
+    rows_of,
 )
 from sarathi_lab.executor.simulated.hardware import EFFICIENCIES, Hardware
-from sarathi_lab.executor.simulated.profile import Profile
+from sarathi_lab.executor.table_files import read_tables
+from sarathi_lab.executor.tables import ATTENTION, OperationTables, frames_of
 from sarathi_lab.executor.torch import profiling
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.executor.torch.profiling import (
+    COLUMNS,
     Shape,
     blocks_needed,
     calibration_shapes,
@@ -43,6 +45,7 @@ from sarathi_lab.executor.torch.profiling import (
 from sarathi_lab.run import main
 from sarathi_lab.tasks import calibrate
 
+ROW_OPERATIONS = ("qkv_proj", "out_proj", "ffn", "elementwise", "logits", "others")
 TINY = ["task=calibrate", "model=tiny", "device=cpu", "batch=4", "seq_len=256", "tracking=none"]
 
 
@@ -75,23 +78,22 @@ def load(path) -> Hardware:
     return instantiate(OmegaConf.load(path), _convert_="all")
 
 
-def test_the_table_is_a_profile_with_every_operation(measured):
-    folder, _ = measured
-    table = Profile.read(folder / "profile.csv").table
-    assert list(table) == list(COLUMNS)
-    assert set(table.operation) == {*ROW_OPERATIONS, *ATTENTION}
-    attention = table[table.operation.isin(ATTENTION)]
-    assert (attention.kv_tokens >= attention.num_tokens).all()
-    assert (table[table.operation.isin(ROW_OPERATIONS)].kv_tokens == 0).all()
-    decodes = table[table.operation == "decode_attention"]
-    assert set(decodes.num_tokens) == {1, 2, 4}
-    assert set(decodes.kv_tokens / decodes.num_tokens) == {16, 64, 128, 256}
+def test_the_tables_hold_every_operation(measured):
+    tables = read_tables(str(measured[0]), model="tiny")
+    assert set(tables.layers) == set(ROW_OPERATIONS)
+    assert tables.is_of(load_option("model", "tiny"))
+    assert tables.dtype_bytes == 4
+    attention = tables.frames["attention"]
+    assert ((attention.prefill_chunk > 0) != (attention.n_decode > 0)).all()
+    decodes = attention[attention.n_decode > 0]
+    assert set(decodes.n_decode) == {1, 2, 4}
+    assert set(decodes.kv_decode) == {16, 64, 128, 256}
 
 
 def test_more_tokens_and_longer_contexts_cost_more(measured):
     folder, _ = measured
-    profile = Profile.read(folder / "profile.csv")
-    ffn = profile.rows("ffn").set_index("num_tokens").seconds
+    _, rows = read_tables(str(folder)).layers["ffn"]
+    ffn = rows.set_index("size").seconds
     assert ffn[ffn.index.max()] > 3 * ffn[1]
     batches = [batch_of(chunk=64), batch_of(chunk=1024), batch_of(chunk=1024, start=1024)]
     cost = make_cost_model("profiled", load_option("model", "tiny"), load(folder / "here.yaml"), 4)
@@ -108,7 +110,7 @@ def test_the_hardware_file_states_what_it_was_measured_in(measured):
     assert hardware.name == "here"
     assert hardware.dtype_bytes == 4
     assert all(0 < getattr(hardware, name) <= 1 for name in EFFICIENCIES)
-    assert hardware.profiles == {"tiny": str(folder / "profile.csv")}
+    assert hardware.tables == str(folder)
     assert hardware.uncertainty["matmul"] > 0
 
 
@@ -124,12 +126,10 @@ def test_float32_is_simulated_on_hardware_measured_in_it_only(measured):
 
 
 def test_interpolation_reproduces_the_measured_rows(measured):
-    profile = Profile.read(measured[0] / "profile.csv")
-    cost = make_cost_model(
-        "profiled", load_option("model", "tiny"), load(measured[0] / "here.yaml"), 4
-    )
+    tables, spec = read_tables(str(measured[0])), load_option("model", "tiny")
+    cost = make_cost_model("profiled", spec, load(measured[0] / "here.yaml"), 4)
     for operation in ROW_OPERATIONS:
-        for row in profile.rows(operation).itertuples():
+        for row in rows_of(tables, operation, spec).itertuples():
             times = cost.operation_times(batch_of_row(operation, int(row.num_tokens), 0))
             assert times[operation] == pytest.approx(row.seconds)
 
@@ -137,11 +137,10 @@ def test_interpolation_reproduces_the_measured_rows(measured):
 @pytest.mark.parametrize("level", ["analytic", "profiled"])
 def test_an_installed_hardware_is_an_option_of_the_command(measured, level, tmp_path, monkeypatch):
     _, conf = measured
-    monkeypatch.setattr("sarathi_lab.executor.simulated.cost_model.REPOSITORY", conf.parent)
+    monkeypatch.setattr("sarathi_lab.executor.table_files.REPOSITORY", conf.parent)
     installed = yaml.safe_load((conf / "hardware" / "here.yaml").read_text())
-    assert installed["profiles"] == {
-        "tiny": "conf/hardware/here-profile.csv"
-    }  # moves with the repository
+    # Moves with the repository.
+    assert installed["tables"] == "experiments/lab/cost_model/tables/here"
     device = ["executor=simulated", "hardware=here", f"hydra.searchpath=[file://{conf}]"]
     small = ["model=tiny", "dtype=float32", "seq_len=256", "tracking=none", "baselines=[]"]
     args = [*device, f"executor.cost_model={level}", *small, f"output={tmp_path}"]
@@ -231,10 +230,10 @@ def test_the_fit_finds_the_hardware_that_made_a_table():
         "memory_bytes",
         "num_sms",
         "dtype_bytes",
-        "profiles",
     )
     known = {name: getattr(truth, name) for name in names}
-    found = hardware_from_profile(Profile(table, "here"), spec, **known)
+    meta = {"model": spec.name, "layers": spec.num_layers}
+    found = hardware_from_profile(OperationTables("", frames_of(table), meta), spec, **known)
     assert found.iteration_overhead == pytest.approx(truth.iteration_overhead, rel=0.05)
     for name in (
         "memory_efficiency",
@@ -247,7 +246,8 @@ def test_the_fit_finds_the_hardware_that_made_a_table():
     noisy = table.assign(
         seconds=table.seconds * np.exp(0.3 * np.random.default_rng(0).standard_normal(len(table)))
     )
-    assert hardware_from_profile(Profile(noisy, "here"), spec, **known).uncertainty["matmul"] > 0.1
+    noisy_tables = OperationTables("", frames_of(noisy), meta)
+    assert hardware_from_profile(noisy_tables, spec, **known).uncertainty["matmul"] > 0.1
 
 
 @pytest.mark.parametrize(
@@ -315,8 +315,8 @@ def test_too_short_a_time_is_refused_with_the_least(tmp_path):
         ("memory_bytes", -1.0, "memory_bytes=-1.0 must be a finite number above 0"),
         ("dtype_bytes", 3, "dtype_bytes=3 is no size of an element; use one of 2, 4"),
         ("dtype_bytes", None, "dtype_bytes=None"),
-        ("profiles", ["tiny.csv"], "profiles=.* does not map models to paths"),
-        ("profiles", {"tiny": 3}, "profiles=.* does not map models to paths"),
+        ("tables", ["tiny"], "tables=.* is no path of a folder"),
+        ("tables", "", "tables= is no path of a folder"),
     ],
 )
 def test_an_impossible_hardware_file_is_refused(measured, field, value, words):

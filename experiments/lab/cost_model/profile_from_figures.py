@@ -1,21 +1,28 @@
-"""Makes the profile of LLaMA-13B on an A6000 from Figs 3 and 7 of the paper, which it uses alone.
+"""Makes operation tables of LLaMA-13B on an A6000 from Figs 3 and 7 of the paper, which it uses
+alone.
 
-python experiments/lab/cost_model/profile_from_figures.py > \\
-    experiments/lab/cost_model/profile_a6000_13b.csv
+python experiments/lab/cost_model/profile_from_figures.py [FOLDER]
 """
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from sarathi_lab.config.instantiate import load_option
-from sarathi_lab.executor.profile import COLUMNS
+from sarathi_lab.executor.tables import frames_of, write_tables
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.results.load import load_paper
 
+TABLES = Path(__file__).parent / "tables" / "a6000" / "13b"
+SOURCE = "Figs 3 and 7 of the SARATHI paper (arXiv 2308.16369)"
+TITLE = """\
+# LLaMA-13B on an NVIDIA A6000, by experiments/lab/cost_model/profile_from_figures.py. A row is over
+# all layers; cache writes and the last norm are part of others.
+"""
 LENGTH = 1024  # tokens of each sequence in Fig 3
 LOGIT_ROWS = (1, 64, 128)  # one tile: up to there the output head is read at the bandwidth of Fig 7
 
@@ -23,7 +30,9 @@ LOGIT_ROWS = (1, 64, 128)  # one tile: up to there the output head is read at th
 def main() -> None:
     spec = load_option("model", "13b")
     table = pd.concat([_fig_07(), _fig_03(_logits_ms(spec))], ignore_index=True)
-    table[list(COLUMNS)].to_csv(sys.stdout, index=False, float_format="%.6g")
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else TABLES
+    meta = {"source": SOURCE, "dtype": "float16", "model": spec.name, "layers": spec.num_layers}
+    write_tables(folder, frames_of(table), meta | {"included": ["kv_write", "norms"]}, TITLE)
 
 
 def _fig_07() -> pd.DataFrame:

@@ -7,14 +7,13 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Literal, Protocol, get_args
 
-from sarathi_lab.config.errors import UserError, require_one_of
-from sarathi_lab.config.paths import REPOSITORY
+from sarathi_lab.config.errors import require_one_of
 from sarathi_lab.engine.request import Batch
-from sarathi_lab.executor.profile import ATTENTION
 from sarathi_lab.executor.simulated.analytic import AnalyticOperations
 from sarathi_lab.executor.simulated.hardware import ONE_DEVICE, Hardware, Parallel
 from sarathi_lab.executor.simulated.matmul import overlapped
-from sarathi_lab.executor.simulated.profile import Profile, ProfiledOperations
+from sarathi_lab.executor.simulated.profiled import profiled_operations
+from sarathi_lab.executor.tables import ATTENTION
 from sarathi_lab.model.spec import ModelSpec
 
 Level = Literal["analytic", "profiled"]
@@ -26,8 +25,8 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "attn": ("prefill_attention", "decode_attention", "kv_write"),
     "postproj": ("out_proj",),
     "ffn": ("ffn_up", "ffn_down", "activation", "ffn"),
-    "elementwise": ("norms", "elementwise"),
-    "others": ("lm_head", "sampling", "logits", "overhead", "others"),
+    "elementwise": ("norms", "final_norm", "qk_norm", "rotary", "elementwise"),
+    "others": ("embedding", "lm_head", "sampling", "logits", "overhead", "others"),
     "communication": ("all_reduce", "send", "swap"),
 }
 
@@ -185,26 +184,5 @@ def make_cost_model(
     if level == "analytic":
         operations = AnalyticOperations(spec, hardware, dtype_bytes, parallel)
     else:
-        operations = _profiled(spec, hardware, parallel)
+        operations = profiled_operations(spec, hardware, dtype_bytes, parallel)
     return CostModel(operations, spec, dtype_bytes, hardware, parallel)
-
-
-def _profiled(spec: ModelSpec, hardware: Hardware, parallel: Parallel) -> ProfiledOperations:
-    if parallel.num_devices > 1:
-        raise UserError(
-            f"executor.cost_model=profiled holds for one device, not for {parallel.description}; "
-            "use executor.cost_model=analytic, or tensor_parallel=1 and pipeline_parallel=1"
-        )
-    if spec.kv_dtype != "auto":
-        raise UserError(
-            "executor.cost_model=profiled holds for a cache in the model's own type, in which it "
-            f"was measured, not for cache.dtype={spec.kv_dtype}; use executor.cost_model=analytic, "
-            "or cache.dtype=auto"
-        )
-    if spec.name not in hardware.profiles:
-        raise UserError(
-            f"executor.cost_model=profiled: hardware {hardware.name} has no profile of model "
-            f"{spec.name} (it has: {', '.join(hardware.profiles) or 'none'}); measure one on the "
-            "device with task=calibrate, or use executor.cost_model=analytic"
-        )
-    return ProfiledOperations(Profile.read(REPOSITORY / hardware.profiles[spec.name]), spec)

@@ -1,4 +1,5 @@
-"""A `Hardware` from a profile measured on it: efficiencies and fixed costs of the analytic model.
+"""A `Hardware` from tables that task=calibrate measured on it: efficiencies and fixed costs of the
+analytic model.
 
 As in `experiments/lab/cost_model/fit.py` they are those of the least mean |ln(predicted /
 measured)|: of products and norms first, then of attention; the fixed cost of an iteration is the
@@ -19,10 +20,9 @@ from scipy.optimize import minimize
 
 from sarathi_lab.engine.compositions import make_batch
 from sarathi_lab.engine.request import Batch
-from sarathi_lab.executor.profile import ATTENTION
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.simulated.hardware import UNCERTAIN, Hardware
-from sarathi_lab.executor.simulated.profile import Profile
+from sarathi_lab.executor.tables import ATTENTION, MICROSECOND, TIME, OperationTables
 from sarathi_lab.model.spec import ModelSpec
 
 Floats = NDArray[np.float64]
@@ -60,7 +60,7 @@ def evenly(errors: Errors) -> Group:
     return errors, np.full(len(errors), 1.0 / len(errors))
 
 
-# The operations of a profile, by what the analytic cost model calls their parts.
+# The operations of calibrated tables, by what the analytic cost model calls their parts.
 PARTS: Mapping[str, tuple[str, ...]] = {
     "qkv_proj": ("qkv_proj",),
     "out_proj": ("out_proj",),
@@ -87,14 +87,15 @@ START: dict[str, Any] = {
 }
 
 
-def hardware_from_profile(profile: Profile, spec: ModelSpec, **known: Any) -> Hardware:
-    """The device that `profile` of `spec` was measured on; `known` are its other fields.
+def hardware_from_profile(measured: OperationTables, spec: ModelSpec, **known: Any) -> Hardware:
+    """The device that tables of `spec` were `measured` on by task=calibrate; `known` are its other
+    fields.
 
     Every second row of an operation is fitted, the others say how uncertain the fit is (mean
     absolute relative error).
     """
     hardware = Hardware(**known, uncertainty=dict.fromkeys(UNCERTAIN, 0.0), **START)
-    rows = [profile.rows(operation) for operation in PARTS]
+    rows = [rows_of(measured, operation, spec) for operation in PARTS]
     fitted, held_out = (pd.concat([part.iloc[i::2] for part in rows]) for i in (0, 1))
     for fields, operations in ((STREAMED, (*MATMUL, "elementwise")), (ATTENDED, ATTENTION)):
 
@@ -102,17 +103,33 @@ def hardware_from_profile(profile: Profile, spec: ModelSpec, **known: Any) -> Ha
             return [evenly(_errors(tried, spec, fitted, name)) for name in operations]
 
         hardware = fit(hardware, fields, errors)
-    predicted, measured = _times(hardware, spec, fitted, "others")
+    predicted, seconds = _times(hardware, spec, fitted, "others")
     uncertainty = {}
     for kind, names in (("matmul", MATMUL), ("attention", ATTENTION)):
         found = [_errors(hardware, spec, held_out, name) for name in names]
         uncertainty[kind] = float(np.abs(np.concatenate(found)).mean())
-    overhead = max(0.0, float(np.median(measured - predicted)))
+    overhead = max(0.0, float(np.median(seconds - predicted)))
     return replace(hardware, iteration_overhead=overhead, uncertainty=uncertainty)
 
 
+def rows_of(tables: OperationTables, operation: str, spec: ModelSpec) -> pd.DataFrame:
+    """Rows of one operation by size: tokens, cached tokens read, and seconds over all layers."""
+    if operation not in ATTENTION:
+        layer, rows = tables.layers[operation]
+        seconds = rows.seconds * (spec.num_layers if layer.per == "layer" else 1)
+        made = pd.DataFrame({"num_tokens": rows["size"], "kv_tokens": 0, "seconds": seconds})
+    else:
+        rows, is_decode = tables.frames["attention"], operation == "decode_attention"
+        rows = rows[(rows.n_decode > 0) == is_decode]
+        tokens = rows.n_decode if is_decode else rows.prefill_chunk
+        seen = rows.n_decode * rows.kv_decode if is_decode else rows.kv_prefill + tokens
+        seconds = rows[TIME] * MICROSECOND * spec.num_layers / tables.num_layers
+        made = pd.DataFrame({"num_tokens": tokens, "kv_tokens": seen, "seconds": seconds})
+    return made.assign(operation=operation).sort_values(["num_tokens", "kv_tokens"])
+
+
 def batch_of_row(operation: str, num_tokens: int, kv_tokens: int) -> Batch:
-    """A batch whose `operation` is the one that the row of a profile was measured for."""
+    """A batch whose `operation` is the one that a row of `rows_of` was measured for."""
     if operation == "decode_attention":
         return make_batch(num_decodes=num_tokens, context=kv_tokens // num_tokens)
     if operation == "logits":  # of the operations of these decodes, what depends on those that emit

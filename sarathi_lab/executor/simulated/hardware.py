@@ -51,8 +51,8 @@ class Hardware:
     seconds in which a call of decodes puts the queries of several grouped heads in order.
 
     `uncertainty` is the mean absolute relative error by kind of operation, on shapes that the fit
-    did not see. `profiles` names tables of measured operation times by model, as paths from the
-    repository or absolute ones.
+    did not see. `tables` is a folder of measured operation times (`executor.tables`), as a path
+    from the current folder or the repository or an absolute one.
 
     Several devices need bytes/s that each sends over its links to the others of its node (`link`)
     and to another node (`network`), while it receives as many; `link_efficiency` is the share of
@@ -78,7 +78,7 @@ class Hardware:
     iteration_overhead: float
     # Costs are cached by hardware, and don't depend on the next two.
     uncertainty: Mapping[str, float] = field(compare=False)
-    profiles: Mapping[str, str] = field(default_factory=dict, compare=False)
+    tables: str | None = field(default=None, compare=False)
     dtype_bytes: int = 2
     layer_host_time: float = 0.0
     link_bytes_per_second: float | None = None
@@ -123,18 +123,15 @@ class Hardware:
                 f"hardware.dtype_bytes={self.dtype_bytes} is no size of an element; use one of "
                 f"{', '.join(map(str, sizes))}"
             )
-        errors, profiles = self.uncertainty, self.profiles
+        errors = self.uncertainty
         if not isinstance(errors, Mapping) or set(errors) != set(UNCERTAIN):
             kinds = " and ".join(UNCERTAIN)
             raise UserError(f"hardware.uncertainty={errors} does not map {kinds}; {fix}")
         for kind in UNCERTAIN:
             share = "use a share from 0"
             require_number(f"hardware.uncertainty.{kind}", errors[kind], minimum=0, fix=share)
-        paths = profiles.values() if isinstance(profiles, Mapping) else [None]
-        if not all(isinstance(path, str) for path in paths):
-            raise UserError(
-                f"hardware.profiles={profiles} does not map models to paths of tables; {fix}"
-            )
+        if self.tables is not None and not (self.tables and isinstance(self.tables, str)):
+            raise UserError(f"hardware.tables={self.tables} is no path of a folder; {fix}")
 
     def _given(self, names: tuple[str, ...]) -> list[str]:
         """Those of `names` that have a value; None is checked where it is not allowed."""

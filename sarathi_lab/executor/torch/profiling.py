@@ -13,9 +13,10 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.compositions import make_batch
 from sarathi_lab.engine.request import Batch
-from sarathi_lab.executor.profile import COLUMNS, MIN_ROWS
+from sarathi_lab.executor.tables import OperationTables, frames_of
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.executor.torch.operation_probe import OperationProbe
+from sarathi_lab.model.spec import ModelSpec
 
 # Tokens of one iteration. A tile of tokens ends at a multiple of 128: its step is what two
 # neighbours show.
@@ -24,6 +25,10 @@ CHUNKS = (16, 64, 128, 256, 512, 1024)  # that attention is measured for at offs
 CONTEXT_SHARES = (16, 4, 2, 1)  # decodes see the longest context divided by these
 MIN_ROUNDS, MAX_ROUNDS = 3, 40  # of visits to every shape; times are medians over all
 VISIT, MAX_REPETITIONS = 0.03, 10  # seconds, and measurements, after which a visit ends
+COLUMNS = ("operation", "num_tokens", "kv_tokens", "seconds")
+MIN_ROWS = 3  # of an operation: fewer leave nothing to check an interpolation with
+# What the rows of `others` hold beside the fixed cost: nothing of it is by formula.
+INCLUDED = ("kv_write", "norms")
 MAX_EMITS = 128  # rows of logits: a batch emits one token a sequence
 # seconds: where the parts alone take longer than the whole, what is left is not below this
 LEAST_OTHERS = 1e-6
@@ -56,13 +61,18 @@ class Shape:
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured: the table of `executor.profile`, and how well."""
+    """What was measured, and how well: rows with `COLUMNS`, over all layers."""
 
     table: pd.DataFrame
     num_rounds: int
     num_shapes: int
     num_dropped: int  # the longest shapes, which the time did not suffice for
     num_clamped: int  # rows of others at LEAST_OTHERS
+
+    def tables(self, spec: ModelSpec, **about: str) -> OperationTables:
+        """The operation tables of `spec`; `about` is what else their meta.yaml says."""
+        meta = {"model": spec.name, **about, "layers": spec.num_layers, "included": [*INCLUDED]}
+        return OperationTables("measured", frames_of(self.table), meta)
 
 
 def calibration_shapes(batch_size: int, longest: int) -> list[Shape]:

@@ -18,10 +18,11 @@ from sarathi_lab.config.errors import RunError
 from sarathi_lab.config.instantiate import read_option
 from sarathi_lab.config.paths import CONF, REPOSITORY
 from sarathi_lab.config.run_context import RunContext
+from sarathi_lab.executor.tables import META
 from sarathi_lab.results.load import path_of
 from sarathi_lab.results.result import Result
 from sarathi_lab.tasks.base import Task, conclude
-from sarathi_lab.tasks.calibrate import PROFILE_FILE, Calibrate
+from sarathi_lab.tasks.calibrate import Calibrate
 from sarathi_lab.tasks.gpu.part import GpuTask, Part, Work, current_device
 from sarathi_lab.tasks.measure import Measure
 from sarathi_lab.tasks.peers.task import Peers
@@ -81,9 +82,9 @@ class GpuExperiments(GpuTask):
 
 
 class Delegated(Part):
-    """A part whose `table` another task makes."""
+    """A part whose `tables` another task makes."""
 
-    table: ClassVar[str]
+    tables: ClassVar[tuple[str, ...]]
 
     @abstractmethod
     def delegated(self, cfg: DictConfig) -> tuple[Task, DictConfig]:
@@ -98,7 +99,8 @@ class Delegated(Part):
         task, own = self.delegated(cfg)
         result = task.run(own, context)
         assert result is not None
-        work.keep(Path(self.table).stem, result.tables[self.table])
+        for table in self.tables:
+            work.keep(Path(table).stem, result.tables[table])
         work.shown += result.shown
         if result.error is not None:
             raise result.error
@@ -106,9 +108,9 @@ class Delegated(Part):
 
 @dataclass(frozen=True)
 class GpuCalibration(Delegated):
-    """Leaves profile.csv and hardware.yaml, which names that table where it is recorded."""
+    """Leaves operation tables and hardware.yaml, which names the folder that they are in."""
 
-    home, table = "lab/calibration", PROFILE_FILE
+    home, tables = "lab/calibration", ("dense.csv", "per_sequence.csv", "attention.csv")
     LOADING: ClassVar[float] = 0.4  # of the time: the model, kernels' compilation, the fit behind
 
     def delegated(self, cfg: DictConfig) -> tuple[Task, DictConfig]:
@@ -121,17 +123,19 @@ class GpuCalibration(Delegated):
     def measure(self, cfg: DictConfig, context: RunContext, work: Work) -> None:
         super().measure(cfg, context, work)
         made = context.run_dir / f"{current_device(cfg)[1]}.yaml"
+        meta = (context.run_dir / META).read_text()
+        work.record(META, lambda path: path.write_text(meta))
         work.record("hardware.yaml", lambda path: path.write_text(_naming(made, path.parent)))
 
 
 def _naming(made: Path, folder: Path) -> str:
-    """The text of the hardware file `made`, with the table in `folder` as its own."""
+    """The text of the hardware file `made`, with the tables in `folder` as its own."""
     text = made.read_text()
-    profile = (folder / PROFILE_FILE).absolute()
-    if profile.is_relative_to(REPOSITORY):
-        profile = profile.relative_to(REPOSITORY)
+    tables = folder.absolute()
+    if tables.is_relative_to(REPOSITORY):
+        tables = tables.relative_to(REPOSITORY)
     hardware = OmegaConf.create(text)
-    hardware.profiles = dict.fromkeys(hardware.profiles, str(profile))
+    hardware.tables = str(tables)
     title = "".join(line for line in text.splitlines(keepends=True) if line.startswith("#"))
     return title + OmegaConf.to_yaml(hardware)
 
@@ -140,7 +144,7 @@ def _naming(made: Path, folder: Path) -> str:
 class GpuPeers(Delegated):
     """Leaves peers.csv: the lab and others on the same requests and shape, one at a time."""
 
-    home, table = "lab/peers", "peers"
+    home, tables = "lab/peers", ("peers",)
     PEERS: ClassVar[tuple[str, ...]] = ("transformers_generate", "transformers_cb", "vllm")
 
     def delegated(self, cfg: DictConfig) -> tuple[Task, DictConfig]:
