@@ -40,7 +40,7 @@ START = {
     "iteration_overhead": 1e-3,
 }
 MATMUL = ("matmul_efficiency", "memory_efficiency", "kernel_launch")
-GPU_NAMES = {"a40": "a40", "a100": "a100-80gb"}  # in the measured table
+GPU_NAMES = {"a40": "a40", "a100_2023": "a100-80gb"}  # in the measured table
 FITTED_TABLE = {
     ("internlm-20b", 1),
     ("llama-2-70b", 2),
@@ -241,6 +241,7 @@ def attention_errors(hardware: Hardware, table: pd.DataFrame) -> Errors:
             seconds.append(prefill_attention_time([(context, chunk)], **shape))
         else:
             shape = {
+                "num_heads": TABLE_HEADS["num_heads"],
                 "num_kv_heads": TABLE_HEADS["num_kv_heads"],
                 "hardware": hardware,
                 "kv_head_bytes": kv_head_bytes,
@@ -377,7 +378,7 @@ def main() -> None:
         report("carried over from the A6000", gemm_errors(carried, split_gemm(gemm, name)[1]))
     if args.attention is not None:
         attention = pd.read_csv(args.attention)
-        hardware = fit_attention(unfitted("a100"), attention)
+        hardware = fit_attention(unfitted("a100_2023"), attention)
         names = ("attention_efficiency", "causal_efficiency", "kv_efficiency", "attention_launch")
         show(hardware, names, "attention fitted to the measured table")
         report_attention(hardware, attention)
