@@ -32,6 +32,7 @@ READ_BY = {
     "device": ("executor",),
     "dtype": ("executor",),
     "hardware": ("executor",),
+    "host": ("executor",),
 }
 READ_BY_ALL_TASKS = ("task", "experiment", "tracking", "output", "resume", "limit", "hydra")
 WITHOUT_EFFECT = ("hydra.sweep.subdir", "hydra.sweeper.max_batch_size")

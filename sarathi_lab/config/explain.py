@@ -21,7 +21,7 @@ from sarathi_lab.config.instantiate import class_of, parameters_of
 from sarathi_lab.config.paths import CONF
 
 HYDRA_ERRORS = (HydraException, OmegaConfBaseException, ValueError)
-GROUPS = ("task", "policy", "workload", "executor", "model", "hardware", "slo", "tracking")
+GROUPS = ("task", "policy", "workload", "executor", "model", "hardware", "host", "slo", "tracking")
 LAUNCHERS = {
     "joblib": "hydra-joblib-launcher",
     "submitit_local": "hydra-submitit-launcher",

@@ -12,6 +12,7 @@ from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.executor import Executor, StepResult
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.queues import QueueOrder
+from sarathi_lab.engine.replicas import LockstepReplicas
 from sarathi_lab.engine.request import Request, SequenceState
 from sarathi_lab.engine.scheduler import Preemption, Scheduler
 
@@ -36,26 +37,32 @@ def serve(
     shares_prefixes: bool = False,
     queue_order: QueueOrder = "fcfs",
     preemption: Preemption = "recompute",
+    num_replicas: int = 1,
     recorder: Recorder | None = None,
 ) -> Ledger:
     """Serve `requests` with an empty cache; the rest is as in `Scheduler` and `BlockManager`.
 
-    `max_model_len` is the longest request's if None. `recorder` sees the iterations in place of the
-    ledger, which is then returned empty unless it is that. Raises UserError for what can never be
-    served.
+    `max_model_len` is the longest request's if None. `num_replicas` engines of these sizes run in
+    lockstep, for an executor that knows of a batch's `parts`. `recorder` sees the iterations in
+    place of the ledger, which is then returned empty unless it is that. Raises UserError for what
+    can never be served.
     """
     arrivals = as_arrivals(requests)
     if max_model_len is None:
         max_model_len = max((request.total_len for request in arrivals.requests), default=1)
-    scheduler = Scheduler(
-        policy,
-        BlockManager(num_blocks, block_size, num_host_blocks, shares_prefixes=shares_prefixes),
-        batch_size=batch_size,
-        max_model_len=max_model_len,
-        num_micro_batches=num_micro_batches,
-        queue_order=queue_order,
-        preemption=preemption,
-    )
+    schedulers = [
+        Scheduler(
+            policy,
+            BlockManager(num_blocks, block_size, num_host_blocks, shares_prefixes=shares_prefixes),
+            batch_size=batch_size,
+            max_model_len=max_model_len,
+            num_micro_batches=num_micro_batches,
+            queue_order=queue_order,
+            preemption=preemption,
+        )
+        for _ in range(num_replicas)
+    ]
+    scheduler = LockstepReplicas(schedulers) if num_replicas > 1 else schedulers[0]
     ledger = recorder if isinstance(recorder, Ledger) else Ledger()
     run_engine(arrivals, scheduler, executor, recorder or ledger)
     return ledger
@@ -63,7 +70,7 @@ def serve(
 
 def run_engine(
     requests: Iterable[Request] | Arrivals,
-    scheduler: Scheduler,
+    scheduler: Scheduler | LockstepReplicas,
     executor: Executor,
     recorder: Recorder,
 ) -> None:
@@ -90,7 +97,7 @@ def run_engine(
             raise RuntimeError(f"policy {scheduler.policy.name} stalled with {left}")
 
 
-def _submit_all(scheduler: Scheduler, executor: Executor) -> None:
+def _submit_all(scheduler: Scheduler | LockstepReplicas, executor: Executor) -> None:
     while executor.num_in_flight < executor.capacity:
         batch = scheduler.schedule(executor.now)
         if batch is None:

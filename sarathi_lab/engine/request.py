@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -126,6 +127,13 @@ class Copy(NamedTuple):
     host_block: int
 
 
+SUMS = (  # of a batch
+    *("num_swapped_tokens", "prefix_hit_tokens", "num_prefills", "num_prefill_tokens"),
+    *("num_decode_tokens", "prefill_kv_tokens", "decode_kv_tokens", "prefill_query_key_pairs"),
+    "num_emits",
+)
+
+
 class Queues(NamedTuple):
     """How many sequences run and wait, blocks are taken, and preemptions there were so far."""
 
@@ -153,6 +161,14 @@ class Batch:
     prefill_query_key_pairs: int = 0  # causal products
     num_emits: int = 0
     queues: Queues | None = None  # that it leaves behind, set by `Scheduler.advance`
+    parts: tuple[Batch, ...] = ()  # of replicas of the engine in lockstep, one each, maybe empty
+
+    @classmethod
+    def of(cls, parts: tuple[Batch, ...]) -> Batch:
+        """The `parts` as one batch, with the chunks and the sums of all."""
+        chunks = [chunk for part in parts for chunk in part.chunks]
+        sums = {name: sum(map(attrgetter(name), parts)) for name in SUMS}
+        return cls(chunks, parts=parts, **sums)
 
     def __len__(self) -> int:
         return len(self.chunks)

@@ -63,6 +63,9 @@ class ModelSpec:
     `gated_ffn` and `norm="rms"` make the Llama block; without the gate and with `norm="layer"` and
     biases it is SARATHI's plain block (section 2.1: FFN H -> 4H -> H with GeLU, 12 H^2 parameters a
     layer). FLOPs and bytes count the whole context, also where a `sliding_window` spares some.
+
+    With `num_experts` the FFN of a layer is a mixture (simulation only): a router chooses
+    `experts_per_token` of them for each token, and `ffn_size` is the width of one.
     """
 
     name: str
@@ -87,6 +90,8 @@ class ModelSpec:
     rotary_fraction: float = 1.0  # share of each head that is rotated, from its start
     sliding_window: int | None = None
     tie_embeddings: bool = False
+    num_experts: int = 0  # 0: one FFN for all tokens
+    experts_per_token: int = 0
     simulation_only: bool = False
     kv_dtype: KvDtype = "auto"  # of the cache: as the rest, or 8 bits with a scale
 
@@ -102,6 +107,13 @@ class ModelSpec:
             raise UserError(
                 f"{model} num_heads={self.num_heads} is not a multiple of "
                 f"num_kv_heads={self.num_kv_heads}; correct the model file"
+            )
+        if self.num_experts and not (
+            0 < self.experts_per_token <= self.num_experts and self.simulation_only
+        ):
+            raise UserError(
+                f"{model} num_experts={self.num_experts} needs experts_per_token from 1 to it, and "
+                f"simulation_only: true; {fix}"
             )
 
     def require_runnable(self) -> None:
@@ -131,10 +143,23 @@ class ModelSpec:
     @cached_property
     def layer_linears(self) -> tuple[Linear, ...]:
         """The matrix products over all tokens of a batch, summed over layers (`count`)."""
-        hidden, ffn, count = self.hidden_size, self.ffn_size, self.num_layers
-        return (
+        hidden, count = self.hidden_size, self.num_layers
+        attention = (
             Linear("qkv_proj", hidden, self.q_size + 2 * self.kv_size, count),
             Linear("out_proj", self.q_size, hidden, count),
+        )
+        if self.num_experts:
+            return (*attention, Linear("router", hidden, self.num_experts, count))
+        return (*attention, *self._ffn(count))
+
+    @cached_property
+    def expert_linears(self) -> tuple[Linear, ...]:
+        """The products of all experts, each over the tokens that chose it; none without experts."""
+        return self._ffn(self.num_layers * self.num_experts) if self.num_experts else ()
+
+    def _ffn(self, count: int) -> tuple[Linear, ...]:
+        hidden, ffn = self.hidden_size, self.ffn_size
+        return (
             Linear("ffn_up", hidden, ffn * (2 if self.gated_ffn else 1), count),
             Linear("ffn_down", ffn, hidden, count),
         )
@@ -146,8 +171,19 @@ class ModelSpec:
 
     @cached_property
     def num_linear_params(self) -> int:
-        """Parameters of the layers' products, what an iteration reads whatever its batch."""
-        return sum(linear.num_params for linear in self.layer_linears)
+        """Parameters of the layers' products, what an iteration reads whatever its batch but for
+        experts that nobody chose.
+        """
+        return sum(linear.num_params for linear in (*self.layer_linears, *self.expert_linears))
+
+    @cached_property
+    def num_expert_params(self) -> int:
+        """Those of them that are experts'."""
+        return sum(linear.num_params for linear in self.expert_linears)
+
+    def share_of_experts(self, num_tokens: Any) -> Any:
+        """Share of a layer's experts that so many tokens choose in the mean, each at random."""
+        return 1 - (1 - self.experts_per_token / self.num_experts) ** num_tokens
 
     @cached_property
     def num_params(self) -> int:
@@ -180,7 +216,11 @@ class ModelSpec:
     def weight_read_bytes(self, work: Work, dtype_bytes: int) -> Any:
         """Weights that one iteration reads: the layers' once, the output head's if a row emits."""
         head = (work.num_emits > 0) * self.lm_head.num_params
-        return (self.num_linear_params + head) * dtype_bytes
+        if not self.num_experts:
+            return (self.num_linear_params + head) * dtype_bytes
+        chosen = self.share_of_experts(work.num_prefill_tokens + work.num_decode_tokens)
+        experts = self.num_expert_params
+        return (self.num_linear_params - experts + chosen * experts + head) * dtype_bytes
 
     def min_bytes(self, work: Work, dtype_bytes: int) -> Any:
         """Least memory traffic of one iteration: weights read, KV read, new KV written."""
@@ -192,9 +232,15 @@ class ModelSpec:
     # -- FLOPs -------------------------------------------------------------------------------------
 
     def linear_flops(self, work: Work) -> Any:
-        """2 per parameter and token in the layers, and per emitting row in the output head."""
+        """2 per parameter and token in the layers (of the experts of those chosen), and per
+        emitting row in the output head.
+        """
         num_tokens = work.num_prefill_tokens + work.num_decode_tokens
-        return 2 * (self.num_linear_params * num_tokens + self.lm_head.num_params * work.num_emits)
+        params = self.num_linear_params
+        if self.num_experts:
+            unused = self.num_experts - self.experts_per_token
+            params -= self.num_expert_params * unused // self.num_experts
+        return 2 * (params * num_tokens + self.lm_head.num_params * work.num_emits)
 
     def attention_flops(self, work: Work) -> Any:
         """4 L n_heads d_head per causal query-key pair: the products for scores and values."""

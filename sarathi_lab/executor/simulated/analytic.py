@@ -41,6 +41,7 @@ class AnalyticOperations:
         if parallel.tensor > 1:
             _ = hardware.link_rate  # unknown, it is refused at once
         self._read: dict[str, Any] = {  # by attention
+            "num_heads": spec.num_heads // parallel.tensor,
             "num_kv_heads": spec.num_kv_heads // parallel.tensor,
             "kv_head_bytes": spec.kv_head_bytes(dtype_bytes),
             "hardware": hardware,
@@ -58,7 +59,8 @@ class AnalyticOperations:
         # Between the products of the FFN one row is read, or two with a gate, and one written.
         rows = 3 if spec.gated_ffn else 2
         ffn_share = math.ceil(spec.ffn_size / tensor)
-        times["activation"] = self._moving_time(num_tokens * rows * ffn_share * dtype_bytes)
+        if not spec.num_experts:  # their activation is a part of them
+            times["activation"] = self._moving_time(num_tokens * rows * ffn_share * dtype_bytes)
         # New keys and values are read as computed, and written as the cache holds them.
         computed = 2 * spec.kv_size * dtype_bytes
         cached = 2 * spec.num_kv_heads * spec.kv_head_bytes(dtype_bytes)
@@ -85,7 +87,6 @@ class AnalyticOperations:
         if batch.num_prefills:
             prefill = prefill_attention_time(
                 ((chunk.start, chunk.num_tokens) for chunk in batch.chunks if not chunk.is_decode),
-                num_heads=self.spec.num_heads // self.parallel.tensor,
                 head_size=self.spec.head_size,
                 **self._read,
             )

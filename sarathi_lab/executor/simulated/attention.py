@@ -31,7 +31,8 @@ def prefill_attention_time(
     it are masked and run at `causal_efficiency`; each tile adds `query_ramp` keys for its start and
     end. Each chunk reads its whole context from the cache again, which is what chunking costs.
     """
-    query_tiles = dense_pairs = masked_pairs = kv_tokens = queries = 0
+    query_tiles = masked_pairs = kv_tokens = queries = 0
+    dense_pairs: float = 0
     for start, num_tokens in chunks:
         tiles = -(-num_tokens // QUERY_TILE)
         query_tiles += tiles
@@ -59,7 +60,13 @@ def prefill_attention_time(
 
 
 def decode_attention_time(
-    num_sequences: int, kv_tokens: int, *, num_kv_heads: int, kv_head_bytes: int, hardware: Hardware
+    num_sequences: int,
+    kv_tokens: int,
+    *,
+    num_heads: int,
+    num_kv_heads: int,
+    kv_head_bytes: int,
+    hardware: Hardware,
 ) -> float:
     """Seconds of one layer's attention of `num_sequences` decodes that see `kv_tokens` in all. Keys
     and values are read once, at the share of the bandwidth that the occupied SMs draw, while each
@@ -69,11 +76,12 @@ def decode_attention_time(
         return 0.0
     blocks = num_sequences * num_kv_heads
     streaming = 2 * kv_tokens * num_kv_heads * kv_head_bytes / hardware.kv_rate
-    share = occupancy(blocks, hardware.num_sms, hardware.decode_splits)
+    grouped = num_heads > num_kv_heads
+    share = occupancy(blocks, hardware.num_sms, hardware.splits_of_decodes(grouped))
     working = hardware.decode_block_time * blocks / hardware.num_sms
-    launch = hardware.decode_launch
-    if launch is None:
-        launch = hardware.attention_launch
+    launch = hardware.launch_of_decodes
+    if grouped and num_sequences > 1 and num_kv_heads > 1:
+        launch += hardware.regroup_time
     return launch + overlapped(working, streaming / share)
 
 

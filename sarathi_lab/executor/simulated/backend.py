@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.executor import Executor, Predictor, Sizes
+from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.cost_model import CostModel, make_cost_model
 from sarathi_lab.executor.simulated.executor import PipelineExecutor, SimulatedExecutor
 from sarathi_lab.executor.simulated.hardware import Hardware, Parallel, check_memory, kv_capacity
+from sarathi_lab.executor.simulated.host import NO_HOST, Host
 from sarathi_lab.model.roofline import Peaks
 from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec
 
@@ -22,7 +24,9 @@ DEFAULT_DTYPES = {2: "float16", 4: "float32"}
 @dataclass(frozen=True)
 class SimulatedBackend:
     """Predicts times of `hardware`; token ids are not computed. `tensor_parallel` devices share a
-    layer, `pipeline_parallel` stages the layers.
+    layer, `pipeline_parallel` stages the layers. A `host` that states its seconds takes them in
+    place of the hardware's `iteration_overhead`. `replicas` run in lockstep and share the experts
+    of a mixture (`engine.replicas`).
     """
 
     name: ClassVar[str] = "simulated"
@@ -33,9 +37,16 @@ class SimulatedBackend:
     cost_model: str = "analytic"
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
+    host: Host = NO_HOST
+    replicas: int = 1
 
     def __post_init__(self) -> None:
         _ = self.parallel  # degrees below 1 are refused at once
+        if self.host.is_stated and self.num_stages > 1:
+            raise UserError(
+                f"host={self.host.name} is known for one batch at a time, not for a pipeline of "
+                f"{self.num_stages} stages; use host=none"
+            )
         held = self.hardware.dtype_bytes
         valid = ["auto", *(name for name, size in DTYPE_BYTES.items() if size == held)]
         if self.dtype not in valid:
@@ -75,7 +86,8 @@ class SimulatedBackend:
         self._cost(spec)
         if host_kv_tokens:
             _ = self.hardware.host_rate  # unknown, it is refused at once
-        check_memory(spec, self.hardware, self.dtype_bytes, kv_tokens, self.parallel)
+        held = replace(spec, num_experts=spec.num_experts // self.replicas)
+        check_memory(held, self.hardware, self.dtype_bytes, kv_tokens, self.parallel)
 
     def peaks(self) -> Peaks:
         """The peaks that the hardware file states, of all devices together."""
@@ -106,20 +118,31 @@ class SimulatedBackend:
         return cautions
 
     def predictor(self, spec: ModelSpec) -> Predictor:
-        return Predictor(self._cost(spec).operation_times)
+        cost = self._cost(spec)
+
+        def operation_times(batch: Batch) -> dict[str, float]:
+            times = cost.operation_times(batch)
+            times["overhead"] += self.host.exposed(batch, sum(times.values()))
+            return times
+
+        return Predictor(operation_times)
 
     def kv_blocks(self, spec: ModelSpec, block_size: int) -> int:
         """What the hardware file's memory holds beside the weights."""
-        return kv_capacity(spec, self.hardware, self.dtype_bytes, self.parallel) // block_size
+        held = replace(spec, num_experts=spec.num_experts // self.replicas)
+        return kv_capacity(held, self.hardware, self.dtype_bytes, self.parallel) // block_size
 
     def build(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> Executor:
         """The virtual clock over the cost model; cache and batch sizes cost nothing here."""
         cost = self._cost(spec)
         if self.num_stages > 1:
             return PipelineExecutor(self.num_stages, cost.stage_times, cost.send_time)
-        return SimulatedExecutor(cost.iteration_time)
+        return SimulatedExecutor(cost.iteration_time, self.host)
 
     def _cost(self, spec: ModelSpec) -> CostModel:
+        hardware = self.hardware
+        if self.host.is_stated:
+            hardware = replace(hardware, iteration_overhead=0.0)
         return make_cost_model(
-            self.cost_model, spec, self.hardware, self.dtype_bytes, self.parallel
+            self.cost_model, spec, hardware, self.dtype_bytes, self.parallel, self.replicas
         )

@@ -11,17 +11,26 @@ from pathlib import Path
 from sarathi_lab.config.errors import require_int
 from sarathi_lab.engine.executor import NO_TOKEN, Bubble, Cause, Span, StepResult
 from sarathi_lab.engine.request import Batch
+from sarathi_lab.executor.simulated.host import NO_HOST, Host
 
 
 class SimulatedExecutor:
-    """An `Executor` for one simulated device; `iteration_time` gives the seconds of a batch."""
+    """An `Executor` for one simulated device; `iteration_time` gives the seconds of a batch, and
+    `host` those that schedule and launch it.
+
+    A host that overlaps has a batch ready when the one before ends, if it is quick enough; so a
+    request that comes meanwhile waits for one batch more.
+    """
 
     capacity = 1
     feeds_tokens = False
     num_blocks = None
 
-    def __init__(self, iteration_time: Callable[[Batch], float]) -> None:
+    def __init__(self, iteration_time: Callable[[Batch], float], host: Host = NO_HOST) -> None:
         self._iteration_time = iteration_time
+        self._host = host
+        if host.overlaps:
+            self.capacity, self.feeds_tokens = 2, True
         self.start()
 
     @property
@@ -31,13 +40,18 @@ class SimulatedExecutor:
     def start(self) -> None:
         self.now = 0.0  # seconds since then, at the end of what was collected last
         self._in_flight: deque[StepResult] = deque()
+        self._launched = 0.0  # when the host was done with the last batch
 
     def submit(self, batch: Batch) -> None:
         """Take `batch`, whose end is known at once; the clock stands until it is collected."""
-        if self._in_flight:
-            raise RuntimeError("a batch is in flight; collect it first")
-        end = self.now + self._iteration_time(batch)
-        self._in_flight.append(StepResult(batch, self.now, end, [NO_TOKEN] * batch.num_emits))
+        if len(self._in_flight) >= self.capacity:
+            raise RuntimeError(f"{self.capacity} in flight; collect a batch first")
+        host_time = self._host.seconds(batch)
+        self._launched = max(self.now, self._launched) + host_time
+        start = max(self._launched, self._in_flight[-1].end if self._in_flight else 0.0)
+        end = start + self._iteration_time(batch)
+        tokens = [NO_TOKEN] * batch.num_emits
+        self._in_flight.append(StepResult(batch, start, end, tokens, host_time=host_time))
 
     def collect(self) -> StepResult:
         if not self._in_flight:

@@ -14,13 +14,15 @@ EFFICIENCIES = (
     *("memory_efficiency", "kv_efficiency", "link_efficiency", "prompt_efficiency"),
 )
 FIXED_COSTS = (
-    *("kernel_launch", "attention_launch", "decode_launch", "decode_block_time"),
+    *("kernel_launch", "attention_launch", "decode_launch"),
+    *("decode_block_time", "regroup_time"),
     *("iteration_overhead", "layer_host_time"),
     *("link_latency", "link_step", "two_shot_latency"),
 )
+COUNTS = ("num_sms", "chunk_splits", "decode_splits", "ungrouped_splits")
 SLOWDOWNS = ("query_ramp", "link_sharing")
 LINKS = ("link_bytes_per_second", "network_bytes_per_second", "host_bytes_per_second")
-OPTIONAL = ("prompt_efficiency", "decode_launch", *LINKS)  # may be None
+OPTIONAL = ("prompt_efficiency", "decode_launch", "ungrouped_splits", *LINKS)  # may be None
 LINK_FIX = "use bytes/s, null if unknown"
 UNCERTAIN = ("matmul", "attention")  # the kinds of operation that `Hardware.uncertainty` speaks of
 
@@ -43,8 +45,10 @@ class Hardware:
     tile of queries could attend to in the time of its start and end; `prompt_efficiency`, the share
     of bandwidth at which a prompt's call moves queries, keys, values and outputs (None: keys and
     values alone, as from the cache); `chunk_splits` and `decode_splits`, the parts into which the
-    keys of one tile may be cut to occupy idle multiprocessors; `decode_block_time`, the seconds of
-    one multiprocessor for a sequence and KV head of decodes, however short.
+    keys of one tile may be cut to occupy idle multiprocessors, `ungrouped_splits` the same of
+    decodes with a KV head for each head (None: no other number); `decode_block_time`, the seconds
+    of one multiprocessor for a sequence and KV head of decodes, however short; `regroup_time`, the
+    seconds in which a call of decodes puts the queries of several grouped heads in order.
 
     `uncertainty` is the mean absolute relative error by kind of operation, on shapes that the fit
     did not see. `tables` is a folder of measured operation times (`executor.tables`), as a path
@@ -91,27 +95,29 @@ class Hardware:
     chunk_splits: int = 16
     decode_splits: int = 16
     decode_launch: float | None = None
+    ungrouped_splits: int | None = None
     decode_block_time: float = 0.0
+    regroup_time: float = 0.0
 
     def __post_init__(self) -> None:
         fix = "correct the hardware file"
         if not isinstance(self.name, str) or not self.name:
             raise UserError(f"hardware.name={self.name} is no name; {fix}")
-        for name in ("num_sms", "chunk_splits", "decode_splits"):
+        for name in self._given(COUNTS):
             require_int(f"hardware.{name}", getattr(self, name), 1, fix)
         if not isinstance(self.partial_waves, bool):
             raise UserError(
                 f"hardware.partial_waves={self.partial_waves} is not true or false; {fix}"
             )
-        for names, peak_fix in ((PEAKS + EFFICIENCIES, fix), (LINKS, LINK_FIX)):
-            for name in self._given(names):
-                require_number(f"hardware.{name}", getattr(self, name), above=0, fix=peak_fix)
+        for name in self._given((*PEAKS, *EFFICIENCIES, *LINKS)):
+            peak_fix = LINK_FIX if name in LINKS else fix
+            require_number(f"hardware.{name}", getattr(self, name), above=0, fix=peak_fix)
         for name in self._given(EFFICIENCIES):
             if getattr(self, name) > 1:
                 raise UserError(f"hardware.{name}={getattr(self, name)} exceeds 1, the peak; {fix}")
-        for names, cost_fix in ((FIXED_COSTS, "use seconds from 0"), (SLOWDOWNS, "use 0 or more")):
-            for name in self._given(names):
-                require_number(f"hardware.{name}", getattr(self, name), minimum=0, fix=cost_fix)
+        for name in self._given((*FIXED_COSTS, *SLOWDOWNS)):
+            cost_fix = "use seconds from 0" if name in FIXED_COSTS else "use 0 or more"
+            require_number(f"hardware.{name}", getattr(self, name), minimum=0, fix=cost_fix)
         if self.dtype_bytes not in (sizes := sorted(set(DTYPE_BYTES.values()))):
             raise UserError(
                 f"hardware.dtype_bytes={self.dtype_bytes} is no size of an element; use one of "
@@ -139,6 +145,17 @@ class Hardware:
     def kv_rate(self) -> float:
         """Bytes/s at which attention reads the KV cache with all multiprocessors at work."""
         return self.bytes_per_second * self.kv_efficiency
+
+    @property
+    def launch_of_decodes(self) -> float:
+        """Seconds of a call of decodes, whatever they read."""
+        return self.attention_launch if self.decode_launch is None else self.decode_launch
+
+    def splits_of_decodes(self, grouped: bool) -> int:
+        """Parts into which a sequence's keys may be cut, by whether heads share KV heads."""
+        if grouped or self.ungrouped_splits is None:
+            return self.decode_splits
+        return self.ungrouped_splits
 
     @property
     def link_rate(self) -> float:

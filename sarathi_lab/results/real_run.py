@@ -1,0 +1,245 @@
+"""A pinned run of a real server, read from its folder: how it was set up, and what it measured.
+
+The folder has what LLMServingSim keeps of a vLLM run (github.com/casys-kaist/LLMServingSim):
+
+- `meta.json`: `vllm_version`, `model`, `engine_kwargs`; maybe `kv_cache` and `resolved_config`;
+- `requests.jsonl`, a request a line: `input_toks`, `output_toks`; `arrival_time`, seconds of the
+  client's clock; `queued_ts`, `scheduled_ts`, `first_token_ts`, `last_token_ts`, seconds of the
+  engine's;
+- `config.json`, if there is one: which `hardware`, and how its devices are linked;
+- `timeseries.csv`, if there is one: `t`, `running`, `waiting`, `kv_cache_pct` once in a while.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from sarathi_lab.config.errors import UserError
+
+BLOCK_SIZE = 16  # vLLM's default
+NULL_BLOCKS = 1  # of vLLM's blocks, which it never hands out
+ENGINE_TIMES = ("queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts")
+COUNTS = ("input_toks", "output_toks")
+NEEDED = (*COUNTS, "arrival_time", *ENGINE_TIMES)
+# Columns of the ledger's table that a run tells.
+OF_LEDGER = {
+    "arrival_time": "arrival_time",
+    "scheduled_ts": "first_scheduled_time",
+    "first_token_ts": "first_token_time",
+    "last_token_ts": "finish_time",
+    "input_toks": "prompt_len",
+    "output_toks": "output_len",
+}
+SERIES = ("t", "running", "waiting", "kv_cache_pct")
+FIX = "name the folder of a run, with meta.json and requests.jsonl"
+
+
+@dataclass(frozen=True)
+class RealRun:
+    """How a server was set up, None where its files do not say; and what it measured.
+
+    `requests` has the ledger's columns that a run can tell, with times in seconds since the first
+    arrival. The engine's clock is set so that the request that it heard of soonest was queued when
+    it arrived: what all requests take to the engine and back is in neither these times nor in
+    simulated ones. `timeline` has `SERIES`, seconds since about then, and may be empty.
+    """
+
+    source: str
+    server: str
+    version: str
+    model: str
+    hardware: str | None
+    dtype: str
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    max_model_len: int | None
+    block_size: int
+    num_gpu_blocks: int | None
+    gpu_memory_utilization: float | None
+    enable_prefix_caching: bool | None
+    async_scheduling: bool | None
+    tensor_parallel_size: int
+    data_parallel_size: int
+    enable_expert_parallel: bool
+    link: tuple[float, float] | None  # bytes/s and seconds
+    requests: pd.DataFrame
+    timeline: pd.DataFrame
+
+    @property
+    def duration(self) -> float:
+        """Seconds from the first arrival to the last token."""
+        return float(self.requests.finish_time.max())
+
+    @property
+    def num_blocks(self) -> int | None:
+        """Blocks that requests can have; None if not known."""
+        return None if self.num_gpu_blocks is None else self.num_gpu_blocks - NULL_BLOCKS
+
+    @property
+    def blocks_used(self) -> pd.Series | None:
+        """Blocks in use over time, if both their share and their number are known."""
+        share = self.timeline.kv_cache_pct
+        if self.num_blocks is None or not share.any():
+            return None
+        return share / 100 * self.num_blocks
+
+
+def read_run(folder: str | Path) -> RealRun:
+    """The run in `folder`. Raises UserError that names the file and what is wrong in it."""
+    place = Path(folder).expanduser()
+    if not place.is_dir():
+        raise UserError(f"task.run={folder} is no folder; {FIX}")
+    meta = _json(place / "meta.json")
+    config = _json(place / "config.json") if (place / "config.json").is_file() else {}
+    engine = _part(meta, "engine_kwargs", place / "meta.json")
+    cache, resolved = _maybe(meta, "kv_cache"), _maybe(meta, "resolved_config")
+    scheduler = _maybe(resolved, "scheduler_config")
+    instance = _first_instance(config)
+
+    def named(key: str, *others: Mapping[str, Any], default: Any = None) -> Any:
+        values = (one[key] for one in (engine, *others) if one.get(key) is not None)
+        return next(values, default)
+
+    def needed(key: str, *others: Mapping[str, Any]) -> Any:
+        if (value := named(key, *others)) is None:
+            raise UserError(f"{place / 'meta.json'} has no {key}; add it to engine_kwargs")
+        return value
+
+    return RealRun(
+        source=str(place),
+        server="vllm",
+        version=str(meta.get("vllm_version", "")),
+        model=str(needed("model", meta)),
+        hardware=instance.get("hardware") or _maybe(meta, "hardware").get("device_name"),
+        dtype=str(named("dtype", default="auto")),
+        max_num_batched_tokens=needed("max_num_batched_tokens", scheduler),
+        max_num_seqs=needed("max_num_seqs", scheduler),
+        max_model_len=named("max_model_len", _maybe(resolved, "model_config")),
+        block_size=named("block_size", cache, default=BLOCK_SIZE),
+        num_gpu_blocks=cache.get("num_gpu_blocks"),
+        gpu_memory_utilization=named(
+            "gpu_memory_utilization", cache, default=_maybe(instance, "npu_mem").get("mem_util")
+        ),
+        enable_prefix_caching=named("enable_prefix_caching", cache),
+        async_scheduling=named("async_scheduling", scheduler),
+        tensor_parallel_size=named("tensor_parallel_size", default=1),
+        data_parallel_size=named("data_parallel_size", default=1),
+        enable_expert_parallel=bool(named("enable_expert_parallel", default=False)),
+        link=_link(config),
+        requests=_requests(place / "requests.jsonl"),
+        timeline=_timeline(place / "timeseries.csv"),
+    )
+
+
+def _requests(path: Path) -> pd.DataFrame:
+    rows = list(_lines(path))
+    if not rows:
+        raise UserError(f"{path} is empty; {FIX}")
+    table = pd.DataFrame(rows)
+    if missing := [name for name in NEEDED if name not in table]:
+        raise UserError(
+            f"{path} has no {missing[0]}; a request needs {', '.join(NEEDED)}: record them"
+        )
+    for name in NEEDED:
+        numbers = pd.to_numeric(table[name], errors="coerce")
+        least = 1 if name in COUNTS else 0
+        bad = ~(numbers >= least) | np.isinf(numbers)
+        _refuse(path, table, name, bad, f"is no number from {least}")
+        table[name] = numbers
+    for before, after in pairwise(ENGINE_TIMES):
+        _refuse(path, table, after, table[after] < table[before], f"is before {before}")
+    arrival = table.arrival_time - table.arrival_time.min()
+    offset = (table.queued_ts - arrival).min()
+    for name in ENGINE_TIMES:
+        table[name] -= offset
+    table = table.assign(arrival_time=arrival).sort_values("arrival_time", ignore_index=True)
+    found = table[list(OF_LEDGER)].rename(columns=OF_LEDGER)
+    found.insert(0, "request_id", range(len(found)))
+    nobody_knows: list[Any] = [[] for _ in rows]
+    return found.assign(token_times=nobody_knows)
+
+
+def _refuse(path: Path, table: pd.DataFrame, name: str, bad: Any, why: str) -> None:
+    if bad.any():
+        row = int(np.argmax(np.asarray(bad)))
+        raise UserError(
+            f"{path} line {row + 1}: {name}={table[name].iloc[row]} {why}; correct or remove it"
+        )
+
+
+def _timeline(path: Path) -> pd.DataFrame:
+    if not path.is_file():
+        return pd.DataFrame(columns=list(SERIES), dtype=float)
+    try:
+        table = pd.read_csv(path)
+    except (OSError, ValueError) as error:
+        first = str(error).splitlines()[0]
+        raise UserError(f"{path} can't be read ({first}); correct it, or delete it") from None
+    if missing := [name for name in SERIES if name not in table]:
+        raise UserError(f"{path} has no column {missing[0]}; add it, or delete the file")
+    numbers = table[list(SERIES)].apply(pd.to_numeric, errors="coerce")
+    for name in SERIES:
+        _refuse(path, table, name, ~(numbers[name] >= 0), "is no number from 0")
+    return numbers
+
+
+def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
+    for number, line in enumerate(_text(path).splitlines(), start=1):
+        if line.strip():
+            yield _object(line, f"{path} line {number}")
+
+
+def _json(path: Path) -> Mapping[str, Any]:
+    return _object(_text(path), str(path))
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8 text"
+        raise UserError(f"{path} can't be read ({reason}); {FIX}") from None
+
+
+def _object(text: str, where: str) -> Mapping[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where} is not JSON ({error}); record the run again") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{where} is not a JSON object; record the run again")
+    return value
+
+
+def _part(of: Mapping[str, Any], key: str, path: Path) -> Mapping[str, Any]:
+    if not isinstance(of.get(key), dict):
+        raise UserError(f"{path} has no {key}, the arguments of the engine; record the run again")
+    return dict(of[key])
+
+
+def _maybe(of: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    return value if isinstance(value := of.get(key), dict) else {}
+
+
+def _first_instance(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The first engine that LLMServingSim's configuration lists."""
+    try:
+        return dict(config["nodes"][0]["instances"][0])
+    except (KeyError, IndexError, TypeError, ValueError):
+        return {}
+
+
+def _link(config: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Of devices to one another: from GB/s and nanoseconds."""
+    rate, latency = config.get("link_bw"), config.get("link_latency")
+    if not (isinstance(rate, int | float) and isinstance(latency, int | float)):
+        return None
+    return (rate * 1e9, latency * 1e-9) if rate > 0 and latency >= 0 else None
