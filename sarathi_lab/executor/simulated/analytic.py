@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from sarathi_lab.engine.request import Batch
@@ -22,7 +23,8 @@ class AnalyticOperations:
     """`Operations` of `spec`, in elements of `dtype_bytes`, on one device of `hardware`.
 
     The devices of `parallel` that share a layer split heads, columns and rows as in Megatron-LM:
-    what follows is one device's share. Raises UserError for hardware of unknown links.
+    what follows is one device's share. Raises UserError for hardware of unknown links, or without
+    the peak of 8-bit products where the weights are such.
     """
 
     def __init__(
@@ -38,6 +40,13 @@ class AnalyticOperations:
         self.parallel = parallel
         self.iteration_overhead = hardware.iteration_overhead
         self._link_rate = hardware.link_rate if parallel.tensor > 1 else math.inf
+        self._in_fp8: Hardware | None = None  # as products in 8 bits see it
+        if spec.weight_dtype == "fp8":
+            self._in_fp8 = replace(
+                hardware,
+                flops_per_second=hardware.fp8_peak,
+                matmul_efficiency=hardware.fp8_efficiency,
+            )
         self._read: dict[str, Any] = {  # by attention
             "num_kv_heads": spec.num_kv_heads // parallel.tensor,
             "kv_head_bytes": spec.kv_head_bytes(dtype_bytes),
@@ -51,7 +60,7 @@ class AnalyticOperations:
     def token_times(self, num_tokens: int) -> Mapping[str, float]:
         spec, tensor, dtype_bytes = self.spec, self.parallel.tensor, self.dtype_bytes
         linears = spec.layer_linears
-        times = {linear.name: self._linear_time(linear, num_tokens) for linear in linears}
+        times = {linear.name: self._layer_linear_time(linear, num_tokens) for linear in linears}
         times["norms"] = NORMS * self._norm_time(num_tokens)
         # Between the products of the FFN one row is read, or two with a gate, and one written.
         rows = 3 if spec.gated_ffn else 2
@@ -75,7 +84,9 @@ class AnalyticOperations:
         """Each device in its share of the vocabulary."""
         vocab = math.ceil(self.spec.vocab_size / self.parallel.tensor)
         return {
-            "lm_head": self._linear_time(self.spec.lm_head, num_emits),
+            "lm_head": matmul_time(
+                num_emits, *self._share(self.spec.lm_head), self.hardware, self.dtype_bytes
+            ),
             "sampling": self._moving_time(num_emits * vocab * self.dtype_bytes),
         }
 
@@ -91,14 +102,24 @@ class AnalyticOperations:
         decodes, kv_tokens = batch.num_decode_tokens, batch.decode_kv_tokens
         return prefill, decode_attention_time(decodes, kv_tokens, **self._read)
 
-    def _linear_time(self, linear: Linear, num_tokens: int) -> float:
-        """One device's share of a product: some of its rows or columns, whichever saves sends."""
+    def _layer_linear_time(self, linear: Linear, num_tokens: int) -> float:
+        """One device's share of a product, in 8 bits after the activations are converted to these
+        where the weights are such.
+        """
+        rows, columns = self._share(linear)
+        if self._in_fp8 is None:
+            return matmul_time(num_tokens, rows, columns, self.hardware, self.dtype_bytes)
+        converted = num_tokens * rows * (self.dtype_bytes + 1)  # read, and written in 8 bits
+        return matmul_time(num_tokens, rows, columns, self._in_fp8, 1) + self._moving_time(
+            converted
+        )
+
+    def _share(self, linear: Linear) -> tuple[int, int]:
+        """One device's rows and columns of a product, of which it has as saves sends."""
         rows, columns = linear.in_features, linear.out_features
         if linear.name in CUT_BY_ROWS:
-            rows = math.ceil(rows / self.parallel.tensor)
-        else:
-            columns = math.ceil(columns / self.parallel.tensor)
-        return matmul_time(num_tokens, rows, columns, self.hardware, self.dtype_bytes)
+            return math.ceil(rows / self.parallel.tensor), columns
+        return rows, math.ceil(columns / self.parallel.tensor)
 
     def _norm_time(self, num_tokens: int) -> float:
         """Fused with the residual before it: two rows read, two written, on every device."""

@@ -11,13 +11,14 @@ from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec
 PEAKS = ("flops_per_second", "bytes_per_second", "memory_bytes")
 EFFICIENCIES = (
     *("matmul_efficiency", "attention_efficiency", "causal_efficiency"),
-    *("memory_efficiency", "kv_efficiency", "link_efficiency"),
+    *("memory_efficiency", "kv_efficiency", "link_efficiency", "fp8_efficiency"),
 )
 FIXED_COSTS = (
     *("kernel_launch", "attention_launch", "iteration_overhead"),
     *("layer_host_time", "link_latency"),
 )
 LINKS = ("link_bytes_per_second", "network_bytes_per_second", "host_bytes_per_second")
+WEIGHTS = "executor.weights"  # the setting that asks for products in 8 bits
 LINK_FIX = "use bytes/s, null if unknown"
 UNCERTAIN = ("matmul", "attention")  # the kinds of operation that `Hardware.uncertainty` speaks of
 
@@ -41,7 +42,9 @@ class Hardware:
     Several devices need bytes/s that each sends over its links to the others of its node (`link`)
     and to another node (`network`), while it receives as many; `link_efficiency` is the share of
     both in use, `link_latency` the seconds of a transfer. `host_bytes_per_second` is what each
-    device reaches to or from host memory. None: not known, so what needs it can't be simulated.
+    device reaches to or from host memory. `fp8_flops_per_second` is the peak of products in 8 bits
+    and `fp8_efficiency` the share of it that these reach at best. None: not known, so what needs it
+    can't be simulated.
     """
 
     name: str
@@ -65,6 +68,8 @@ class Hardware:
     link_bytes_per_second: float | None = None
     network_bytes_per_second: float | None = None
     host_bytes_per_second: float | None = None
+    fp8_flops_per_second: float | None = None
+    fp8_efficiency: float = 1.0
     link_efficiency: float = 1.0
     link_latency: float = 0.0
 
@@ -73,7 +78,8 @@ class Hardware:
         if not isinstance(self.name, str) or not self.name:
             raise UserError(f"hardware.name={self.name} is no name; {fix}")
         require_int("hardware.num_sms", self.num_sms, 1, fix)
-        known_links = tuple(name for name in LINKS if getattr(self, name) is not None)
+        optional = (*LINKS, "fp8_flops_per_second")
+        known_links = tuple(name for name in optional if getattr(self, name) is not None)
         for names, link_fix in ((PEAKS + EFFICIENCIES, fix), (known_links, LINK_FIX)):
             for name in names:
                 require_number(f"hardware.{name}", getattr(self, name), above=0, fix=link_fix)
@@ -127,6 +133,16 @@ class Hardware:
                 "preemption=recompute"
             )
         return float(self.host_bytes_per_second)
+
+    @property
+    def fp8_peak(self) -> float:
+        """FLOP/s of products of 8-bit weights and activations. Raises UserError if not known."""
+        if self.fp8_flops_per_second is None:
+            raise UserError(
+                f"hardware {self.name} has no peak of products in 8 bits, which {WEIGHTS}=fp8 "
+                f"needs; add fp8_flops_per_second to its file, or set {WEIGHTS}=auto"
+            )
+        return self.fp8_flops_per_second
 
     def _rate(self, name: str, setting: str) -> float:
         if (rate := getattr(self, name)) is None:
