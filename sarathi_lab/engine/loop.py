@@ -43,9 +43,9 @@ def serve(
     """Serve `requests` with an empty cache; the rest is as in `Scheduler` and `BlockManager`.
 
     `max_model_len` is the longest request's if None. `num_replicas` engines of these sizes run in
-    lockstep, for an executor that knows of a batch's `parts`. `recorder` sees the iterations in place of the
-    ledger, which is then returned empty unless it is that. Raises UserError for what can never be
-    served.
+    lockstep, for an executor that knows of a batch's `parts`. `recorder` sees the iterations in
+    place of the ledger, which is then returned empty unless it is that. Raises UserError for what
+    can never be served.
     """
     arrivals = as_arrivals(requests)
     if max_model_len is None:

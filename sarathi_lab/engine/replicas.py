@@ -17,8 +17,8 @@ class LockstepReplicas:
 
     So do replicas that share the experts of a mixture (vLLM's data parallelism with expert
     parallelism): a layer's experts wait for the tokens of all. The batches of one iteration are the
-    `parts` of one. A request goes to the replica with the fewest, those that wait counted four times,
-    for good.
+    `parts` of one. A request goes for good to the replica with the fewest, where those that wait
+    count four times.
     """
 
     def __init__(self, replicas: Sequence[Scheduler]) -> None:

@@ -167,7 +167,8 @@ class Batch:
     def of(cls, parts: tuple[Batch, ...]) -> Batch:
         """The `parts` as one batch, with the chunks and the sums of all."""
         chunks = [chunk for part in parts for chunk in part.chunks]
-        return cls(chunks, parts=parts, **{name: sum(map(attrgetter(name), parts)) for name in SUMS})
+        sums = {name: sum(map(attrgetter(name), parts)) for name in SUMS}
+        return cls(chunks, parts=parts, **sums)
 
     def __len__(self) -> int:
         return len(self.chunks)

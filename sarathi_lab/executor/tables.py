@@ -126,8 +126,8 @@ class OperationTables:
         """Whether `meta.yaml` names this model, or its shapes as one of `tp_degrees` divides them
         (LLMServingSim's `hf_overrides`).
         """
-        if _plain(str(self.meta.get("model", ""))) == _plain(spec.name):
-            return True
+        if _plain(str(self.meta.get("model", ""))).startswith(_plain(spec.name)):
+            return True  # maybe one that is tuned further
         engine = self.meta.get("engine_effective")
         shapes = engine.get("hf_overrides") if isinstance(engine, Mapping) else None
         if not isinstance(shapes, Mapping):

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ import pandas as pd
 from sarathi_lab.config.errors import UserError
 
 BLOCK_SIZE = 16  # vLLM's default
+NULL_BLOCKS = 1  # of vLLM's blocks, which it never hands out
 ENGINE_TIMES = ("queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts")
 COUNTS = ("input_toks", "output_toks")
 NEEDED = (*COUNTS, "arrival_time", *ENGINE_TIMES)
@@ -77,12 +79,17 @@ class RealRun:
         return float(self.requests.finish_time.max())
 
     @property
+    def num_blocks(self) -> int | None:
+        """Blocks that requests can have; None if not known."""
+        return None if self.num_gpu_blocks is None else self.num_gpu_blocks - NULL_BLOCKS
+
+    @property
     def blocks_used(self) -> pd.Series | None:
         """Blocks in use over time, if both their share and their number are known."""
         share = self.timeline.kv_cache_pct
-        if self.num_gpu_blocks is None or not share.any():
+        if self.num_blocks is None or not share.any():
             return None
-        return share / 100 * self.num_gpu_blocks
+        return share / 100 * self.num_blocks
 
 
 def read_run(folder: str | Path) -> RealRun:
@@ -90,9 +97,8 @@ def read_run(folder: str | Path) -> RealRun:
     place = Path(folder).expanduser()
     if not place.is_dir():
         raise UserError(f"task.run={folder} is no folder; {FIX}")
-    meta, config = _json(place / "meta.json"), {}
-    if (place / "config.json").is_file():
-        config = _json(place / "config.json")
+    meta = _json(place / "meta.json")
+    config = _json(place / "config.json") if (place / "config.json").is_file() else {}
     engine = _part(meta, "engine_kwargs", place / "meta.json")
     cache, resolved = _maybe(meta, "kv_cache"), _maybe(meta, "resolved_config")
     scheduler = _maybe(resolved, "scheduler_config")
@@ -148,7 +154,7 @@ def _requests(path: Path) -> pd.DataFrame:
         bad = ~(numbers >= least) | np.isinf(numbers)
         _refuse(path, table, name, bad, f"is no number from {least}")
         table[name] = numbers
-    for before, after in zip(ENGINE_TIMES, ENGINE_TIMES[1:], strict=False):
+    for before, after in pairwise(ENGINE_TIMES):
         _refuse(path, table, after, table[after] < table[before], f"is before {before}")
     arrival = table.arrival_time - table.arrival_time.min()
     offset = (table.queued_ts - arrival).min()
@@ -157,7 +163,8 @@ def _requests(path: Path) -> pd.DataFrame:
     table = table.assign(arrival_time=arrival).sort_values("arrival_time", ignore_index=True)
     found = table[list(OF_LEDGER)].rename(columns=OF_LEDGER)
     found.insert(0, "request_id", range(len(found)))
-    return found.assign(token_times=[[]] * len(found))
+    nobody_knows: list[Any] = [[] for _ in rows]
+    return found.assign(token_times=nobody_knows)
 
 
 def _refuse(path: Path, table: pd.DataFrame, name: str, bad: Any, why: str) -> None:
@@ -233,5 +240,6 @@ def _first_instance(config: Mapping[str, Any]) -> Mapping[str, Any]:
 def _link(config: Mapping[str, Any]) -> tuple[float, float] | None:
     """Of devices to one another: from GB/s and nanoseconds."""
     rate, latency = config.get("link_bw"), config.get("link_latency")
-    known = isinstance(rate, int | float) and isinstance(latency, int | float)
-    return (rate * 1e9, latency * 1e-9) if known and rate > 0 and latency >= 0 else None
+    if not (isinstance(rate, int | float) and isinstance(latency, int | float)):
+        return None
+    return (rate * 1e9, latency * 1e-9) if rate > 0 and latency >= 0 else None

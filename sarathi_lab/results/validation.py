@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from sarathi_lab.results.metrics import throughput
 from sarathi_lab.results.real_run import RealRun
-from sarathi_lab.results.serving_metrics import QUANTILES, quantiles, waits
+from sarathi_lab.results.serving_metrics import QUANTILES, Floats, quantiles, waits
 
 WAITS = ("ttft", "tpot", "latency")  # seconds of a request, as METRICS.md defines them
 RATES = {"output_throughput": "tokens/s", "request_throughput": "requests/s", "duration": "s"}
@@ -47,7 +48,7 @@ def _rows(
 
 
 def _quantiles(
-    metric: str, unit: str, real: pd.Series, simulated: pd.Series
+    metric: str, unit: str, real: pd.Series | Floats, simulated: pd.Series | Floats
 ) -> Iterator[tuple[str, str, str, float, float]]:
     first, second = quantiles("", real), quantiles("", simulated)
     for name in (MEAN, *(f"p{int(q * 100)}" for q in QUANTILES)):
@@ -60,7 +61,11 @@ def over_time(run: RealRun, iterations: pd.DataFrame) -> pd.DataFrame:
     of each row of the run's timeline.
     """
     line = run.timeline
-    found = {"time": line.t, "real_running": line.running, "real_waiting": line.waiting}
+    found: dict[str, Any] = {
+        "time": line.t,
+        "real_running": line.running,
+        "real_waiting": line.waiting,
+    }
     found["real_blocks"] = np.nan if run.blocks_used is None else run.blocks_used
     last = np.searchsorted(iterations.end, line.t, side="right") - 1
     for name in ("running", "waiting", "blocks_used"):

@@ -1,4 +1,4 @@
-"""The task `validate`: a pinned run of a real server, replayed and held against what it measured."""
+"""The task `validate`: a pinned run of a real server, replayed and held against its times."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import serve
 from sarathi_lab.engine.request import Request
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
-from sarathi_lab.executor.simulated.hardware import kv_capacity
 from sarathi_lab.model.checkpoint import resolve_model
 from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec
 from sarathi_lab.policy import VllmV1
 from sarathi_lab.results.plots.validation import validation
-from sarathi_lab.results.real_run import RealRun, read_run
+from sarathi_lab.results.real_run import NULL_BLOCKS, RealRun, read_run
 from sarathi_lab.results.report import print_cautions
 from sarathi_lab.results.result import ITERATIONS, REQUESTS, Result, Shown
 from sarathi_lab.results.validation import mean_errors, over_time, validation_table
@@ -30,7 +29,6 @@ from sarathi_lab.tasks.base import Task
 from sarathi_lab.tasks.plan import changed
 
 AUTO = "auto"  # of hardware, host, model and dtype: what the run says
-NULL_BLOCKS = 1  # of vLLM's blocks, which it never hands out
 MEMORY_SHARE = 0.9  # of the device that vLLM takes by default
 SHOWN = {"quantile": "", "unit": "", "real": ".4g", "simulated": ".4g", "error": "+.1%"}
 
@@ -110,8 +108,8 @@ class Validate(Task):
         run = read_run(self._folder)
         if run.data_parallel_size > 1 and not run.enable_expert_parallel:
             raise UserError(
-                f"{run.source}: data_parallel_size={run.data_parallel_size} is simulated only where "
-                "the replicas share experts (enable_expert_parallel); take another run"
+                f"{run.source}: data_parallel_size={run.data_parallel_size} is simulated only "
+                "where replicas share experts (enable_expert_parallel); take another run"
             )
         own = _configured(cfg, run)
         backend = build(own.executor)
@@ -129,7 +127,9 @@ class Validate(Task):
         run, backend = replay.run, replay.backend
         where = f"{replay.spec.name} on {backend.device_name}"
         console().print(f"\nreplaying {run.source}: {where}", style="bold", soft_wrap=True)
-        print_cautions([*backend.cautions(replay.spec), *replay.describe()], context)
+        print_cautions(backend.cautions(replay.spec), context)
+        for line in replay.describe():
+            console().print(f"  {line}", soft_wrap=True)
         ledger = Ledger()
         total = int((run.requests.prompt_len + run.requests.output_len - 1).sum())
         with progress_of("replaying", total, "tokens") as advance:
@@ -157,7 +157,9 @@ def _configured(cfg: DictConfig, run: RealRun) -> DictConfig:
     """`cfg` with what the run says wherever it has `AUTO`."""
     settings: dict[str, object] = {}
     if cfg.hardware.name == AUTO:
-        named = {key: value for key, value in cfg.hardware.items() if key not in ("name", "_target_")}
+        named = {
+            key: value for key, value in cfg.hardware.items() if key not in ("name", "_target_")
+        }
         settings["hardware"] = _matching("hardware", run.hardware, run.source, named)
         if cfg.hardware.tables is not None:
             settings["executor"] = OmegaConf.merge(cfg.executor, {"cost_model": "profiled"})
@@ -167,7 +169,9 @@ def _configured(cfg: DictConfig, run: RealRun) -> DictConfig:
         settings["model"] = _matching("model", run.model.rpartition("/")[2], run.source, {})
     if cfg.dtype == AUTO and run.dtype != AUTO:
         if run.dtype not in DTYPE_BYTES:
-            raise UserError(f"{run.source}: dtype={run.dtype} can't be simulated; add dtype=bfloat16")
+            raise UserError(
+                f"{run.source}: dtype={run.dtype} can't be simulated; add dtype=bfloat16"
+            )
         settings["dtype"] = run.dtype
     return changed(cfg, **settings)
 
@@ -232,10 +236,8 @@ def _of_run(backend: SimulatedBackend, run: RealRun, *, is_named: bool) -> Simul
 
 def _num_blocks(run: RealRun, backend: SimulatedBackend, spec: ModelSpec) -> int:
     """As the run says; else those that its share of a device's memory holds beside the weights."""
-    if run.num_gpu_blocks is not None:
-        return run.num_gpu_blocks - NULL_BLOCKS
+    if run.num_blocks is not None:
+        return run.num_blocks
     share = run.gpu_memory_utilization or MEMORY_SHARE
     hardware = replace(backend.hardware, memory_bytes=share * backend.hardware.memory_bytes)
-    held = replace(spec, num_experts=spec.num_experts // backend.replicas)
-    tokens = kv_capacity(held, hardware, backend.dtype_bytes, backend.parallel)
-    return tokens // run.block_size - NULL_BLOCKS
+    return replace(backend, hardware=hardware).kv_blocks(spec, run.block_size) - NULL_BLOCKS

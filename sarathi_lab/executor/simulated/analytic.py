@@ -65,7 +65,8 @@ class AnalyticOperations:
         # Between the products of the FFN one row is read, or two with a gate, and one written.
         rows = 3 if spec.gated_ffn else 2
         ffn_share = math.ceil(spec.ffn_size / tensor)
-        times["activation"] = self._moving_time(num_tokens * rows * ffn_share * dtype_bytes)
+        if not spec.num_experts:  # their activation is a part of them
+            times["activation"] = self._moving_time(num_tokens * rows * ffn_share * dtype_bytes)
         # New keys and values are read as computed, and written as the cache holds them.
         computed = 2 * spec.kv_size * dtype_bytes
         cached = 2 * spec.num_kv_heads * spec.kv_head_bytes(dtype_bytes)

@@ -32,7 +32,8 @@ class SimulatedBackend:
     """Predicts times of `hardware`; token ids are not computed. `tensor_parallel` devices share a
     layer, `pipeline_parallel` stages the layers. A `host` that states its seconds takes them in
     place of the hardware's `iteration_overhead`. `weights="fp8"` has the weights and activations of
-    a layer's products in 8 bits (W8A8).
+    a layer's products in 8 bits (W8A8). `replicas` run in lockstep and share the experts of a
+    mixture (`engine.replicas`).
     """
 
     name: ClassVar[str] = "simulated"
@@ -45,6 +46,7 @@ class SimulatedBackend:
     pipeline_parallel: int = 1
     host: Host = NO_HOST
     weights: WeightDtype = "auto"
+    replicas: int = 1
 
     def __post_init__(self) -> None:
         require_one_of(WEIGHTS, self.weights, get_args(WeightDtype))
@@ -149,11 +151,18 @@ class SimulatedBackend:
         hardware = self.hardware
         if self.host.is_stated:
             hardware = replace(hardware, iteration_overhead=0.0)
-        held = self._held(spec)
-        return make_cost_model(self.cost_model, held, hardware, self.dtype_bytes, self.parallel)
+        spec = self._in_weights(spec)
+        return make_cost_model(
+            self.cost_model, spec, hardware, self.dtype_bytes, self.parallel, self.replicas
+        )
 
     def _held(self, spec: ModelSpec) -> ModelSpec:
-        """`spec` with its weights as they are held here. Raises UserError for 8 bits and experts."""
+        """What one replica holds of `spec`."""
+        spec = self._in_weights(spec)
+        return replace(spec, num_experts=spec.num_experts // self.replicas)
+
+    def _in_weights(self, spec: ModelSpec) -> ModelSpec:
+        """`spec` with weights as they are here. Raises UserError for experts in 8 bits."""
         if self.weights == "fp8" and spec.num_experts:
             raise UserError(
                 f"{WEIGHTS}=fp8 is not known of a mixture of experts such as model {spec.name}; use "

@@ -10,6 +10,7 @@ from typing import Literal, Protocol, get_args
 from sarathi_lab.config.errors import require_one_of
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.analytic import AnalyticOperations
+from sarathi_lab.executor.simulated.experts import Experts
 from sarathi_lab.executor.simulated.hardware import ONE_DEVICE, Hardware, Parallel
 from sarathi_lab.executor.simulated.matmul import overlapped
 from sarathi_lab.executor.simulated.profiled import profiled_operations
@@ -24,7 +25,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "preproj": ("qkv_proj",),
     "attn": ("prefill_attention", "decode_attention", "kv_write"),
     "postproj": ("out_proj",),
-    "ffn": ("ffn_up", "ffn_down", "activation", "ffn"),
+    "ffn": ("ffn_up", "ffn_down", "activation", "ffn", "router", "experts"),
     "elementwise": ("norms", "final_norm", "qk_norm", "rotary", "elementwise"),
     "others": ("embedding", "lm_head", "sampling", "logits", "overhead", "others"),
     "communication": ("all_reduce", "send", "swap"),
@@ -62,6 +63,8 @@ class CostModel:
     swap; without `hardware` it is one device that neither sends nor swaps. Raises UserError for a
     model that does not come apart so, or hardware of unknown links; ValueError for elements of
     another size than the hardware's figures are for.
+
+    `experts` are those of a mixture's layers.
     """
 
     def __init__(
@@ -71,8 +74,10 @@ class CostModel:
         dtype_bytes: int,
         hardware: Hardware | None = None,
         parallel: Parallel = ONE_DEVICE,
+        experts: Experts | None = None,
     ) -> None:
         parallel.check(spec)
+        self.experts = experts
         self.operations = operations
         self.spec = spec
         self.parallel = parallel
@@ -94,7 +99,15 @@ class CostModel:
         return self.operations.uncertainty
 
     def iteration_time(self, batch: Batch) -> float:
-        """Seconds of one iteration alone: its stages, one after the other, and the sends."""
+        """Seconds of one iteration alone: its stages, one after the other, and the sends.
+
+        Replicas in lockstep (`Batch.parts`) wait for the slowest, and for the experts that they
+        share, over the tokens of all.
+        """
+        if batch.parts:
+            assert self.experts is not None, "replicas share nothing else"
+            own = max(self.iteration_time(part) - self._expert_time(part) for part in batch.parts)
+            return own + self._expert_time(batch)
         return sum(self.stage_times(batch)) + (self.parallel.pipeline - 1) * self.send_time(batch)
 
     def stage_times(self, batch: Batch) -> list[float]:
@@ -117,7 +130,13 @@ class CostModel:
         return overlapped(device, host) if host else device
 
     def _layer_device_time(self, batch: Batch) -> float:
-        return self._token_sum(batch.num_tokens) + sum(self.operations.attention_times(batch))
+        seconds = self._token_sum(batch.num_tokens) + sum(self.operations.attention_times(batch))
+        return seconds + self.experts.seconds(batch.num_tokens) if self.experts else seconds
+
+    def _expert_time(self, batch: Batch) -> float:
+        """Seconds of all layers' experts."""
+        assert self.experts is not None
+        return self.spec.num_layers * self.experts.seconds(batch.num_tokens)
 
     def send_time(self, batch: Batch) -> float:
         """Seconds from the end of a stage to the start of the next, on another node; 0 without one.
@@ -149,6 +168,8 @@ class CostModel:
         times = {name: num_layers * time for name, time in by_token.items()}
         for name, time in zip(ATTENTION, self.operations.attention_times(batch), strict=True):
             times[name] = num_layers * time
+        if self.experts:
+            times["experts"] = self._expert_time(batch)
         once = self.operations.once_times(batch.num_tokens)
         for name, time in (*once.items(), *self.operations.emit_times(batch.num_emits).items()):
             times[name] = times.get(name, 0.0) + time
@@ -167,8 +188,10 @@ def make_cost_model(
     hardware: Hardware,
     dtype_bytes: int,
     parallel: Parallel = ONE_DEVICE,
+    replicas: int = 1,
 ) -> CostModel:
-    """The cost model of one device, or of those that `parallel` spreads the model over.
+    """The cost model of one device, or of those that `parallel` spreads the model over; of a
+    mixture of experts `replicas` hold a share of these each.
 
     Raises UserError for a level that is unknown, has no table for the model or its cache, or can't
     spread it.
@@ -181,8 +204,13 @@ def make_cost_model(
         )
     parallel.check(spec)
     operations: Operations
+    rows = None
     if level == "analytic":
         operations = AnalyticOperations(spec, hardware, dtype_bytes, parallel)
     else:
         operations = profiled_operations(spec, hardware, dtype_bytes, parallel)
-    return CostModel(operations, spec, dtype_bytes, hardware, parallel)
+        rows = operations.tables.frames.get("moe")
+    experts = None
+    if spec.num_experts:
+        experts = Experts(spec, hardware, dtype_bytes, replicas, rows)
+    return CostModel(operations, spec, dtype_bytes, hardware, parallel, experts)

@@ -40,13 +40,15 @@ class SimulatedExecutor:
     def start(self) -> None:
         self.now = 0.0  # seconds since then, at the end of what was collected last
         self._in_flight: deque[StepResult] = deque()
+        self._launched = 0.0  # when the host was done with the last batch
 
     def submit(self, batch: Batch) -> None:
         """Take `batch`, whose end is known at once; the clock stands until it is collected."""
         if len(self._in_flight) >= self.capacity:
             raise RuntimeError(f"{self.capacity} in flight; collect a batch first")
         host_time = self._host.seconds(batch)
-        start = max(self.now + host_time, self._in_flight[-1].end if self._in_flight else 0.0)
+        self._launched = max(self.now, self._launched) + host_time
+        start = max(self._launched, self._in_flight[-1].end if self._in_flight else 0.0)
         end = start + self._iteration_time(batch)
         tokens = [NO_TOKEN] * batch.num_emits
         self._in_flight.append(StepResult(batch, start, end, tokens, host_time=host_time))

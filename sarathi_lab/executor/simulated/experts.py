@@ -9,6 +9,7 @@ import pandas as pd
 
 from sarathi_lab.executor.simulated.hardware import Hardware
 from sarathi_lab.executor.simulated.matmul import overlapped
+from sarathi_lab.executor.tables import MICROSECOND, TIME
 from sarathi_lab.model.spec import ModelSpec
 
 KERNELS = 2  # launched for a layer's experts: the products before and after the activation
@@ -18,8 +19,8 @@ class Experts:
     """Seconds of one layer's experts of `spec` by the tokens of all replicas of the model.
 
     Each of `devices` holds its share of the experts. A token's choice is taken as random, so that
-    as many experts are read as the mean of such choices. `rows` are measured (columns tokens,
-    activated_experts, seconds), all experts on one device: a device that holds a share of them
+    as many experts are read as the mean of such choices. `rows` are measured (`moe` of
+    `tables.FILES`), all experts on one device: a device that holds a share of them
     takes what one with all of them takes for that share of the tokens, as it has as many products
     of a token and an expert. Without rows it is a roofline, which nothing was fitted to.
 
@@ -79,7 +80,8 @@ class Experts:
 
 def _by_experts(rows: pd.DataFrame) -> list[tuple[float, np.ndarray, np.ndarray]]:
     """Tokens and seconds, ascending, for each number of activated experts."""
+    groups = rows.sort_values("tokens").groupby(rows.activated_experts.astype(float))
     return [
-        (float(number), own.tokens.to_numpy(float), own.seconds.to_numpy(float))
-        for number, own in rows.sort_values("tokens").groupby("activated_experts")
+        (float(str(number)), own.tokens.to_numpy(float), MICROSECOND * own[TIME].to_numpy(float))
+        for number, own in groups
     ]

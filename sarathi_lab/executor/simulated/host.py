@@ -38,7 +38,7 @@ class Host:
         return (self.iteration or 0.0) + self.sequence * len(batch)
 
     def exposed(self, batch: Batch, device: float) -> float:
-        """Seconds that an iteration of `device` seconds takes longer by, as others run around it."""
+        """Seconds by which an iteration of `device` seconds takes longer, among others alike."""
         host = self.seconds(batch)
         return max(0.0, host - device) if self.overlaps else host
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -11,7 +13,8 @@ from sarathi_lab.results.plots.style import finished, panels
 from sarathi_lab.results.real_run import RealRun
 from sarathi_lab.results.serving_metrics import waits
 
-REAL, SIMULATED = {"color": "0.25"}, {"color": "C1", "linestyle": "--"}
+REAL: dict[str, Any] = {"color": "0.25"}
+SIMULATED: dict[str, Any] = {"color": "C1", "linestyle": "--"}
 WAITS = {
     "ttft": (1.0, "time to first token [s]"),
     "tpot": (1e3, "time per output token [ms]"),
@@ -41,7 +44,7 @@ def validation(run: RealRun, requests: pd.DataFrame, both: pd.DataFrame, where: 
     axes[5].set_ylabel("KV blocks in use")
     if both.real_blocks.isna().all():
         note = "the run did not record them"
-        axes[5].text(0.02, 0.95, note, transform=axes[5].transAxes, va="top", fontsize="small")
+        axes[5].text(0.5, 0.03, note, transform=axes[5].transAxes, ha="center", fontsize="small")
     return finished(figure, where)
 
 

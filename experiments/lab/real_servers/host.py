@@ -1,0 +1,46 @@
+"""Which host the pinned runs speak for: errors of their replays by how a host is taken.
+
+`python experiments/lab/real_servers/host.py`, from the repository; half a minute.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+
+from sarathi_lab.config.command_line import read_command_line
+from sarathi_lab.config.instantiate import build
+from sarathi_lab.engine.ledger import Ledger
+from sarathi_lab.executor.simulated.host import Host
+from sarathi_lab.results.validation import mean_errors, validation_table
+
+HERE = Path(__file__).parent
+SERIAL = (0.0, 0.25e-3, 0.5e-3, 1e-3)  # seconds an iteration
+HOSTS = [
+    Host("ahead of the device", iteration=0.0, overlaps=True),
+    *(Host(f"{1e3 * seconds:g} ms between iterations", iteration=seconds) for seconds in SERIAL),
+]
+
+
+def errors(folder: Path, host: Host) -> dict[str, float]:
+    """Relative errors of the replay of the run in `folder` with `host`."""
+    settings = ["task=validate", f"task.run={folder / 'run'}", f"hardware.tables={folder / 'tp1'}"]
+    cfg = read_command_line(settings).jobs[0].cfg
+    replay = build(cfg.task).check(cfg)
+    ledger = Ledger()
+    replace(replay, backend=replace(replay.backend, host=host)).serve(ledger)
+    table = validation_table(replay.run, ledger.requests(), ledger.iterations())
+    median = table[(table["quantile"] == "p50") & (table.metric == "ttft")].error
+    return {**mean_errors(table), "ttft_p50": float(median.iloc[0])}
+
+
+if __name__ == "__main__":
+    folders = [path.parent for path in sorted(HERE.glob("*/run"))]
+    rows = [
+        {"run": folder.name, "host": host.name, **errors(folder, host)}
+        for folder in folders
+        for host in HOSTS
+    ]
+    print(pd.DataFrame(rows).to_string(index=False, float_format="{:+.1%}".format))

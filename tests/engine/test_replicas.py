@@ -1,0 +1,90 @@
+"""Replicas of an engine in lockstep, mixtures of experts, and hosts that schedule ahead."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from helpers import requests_of
+from hypothesis import given
+from hypothesis import strategies as st
+from simulated import LINKED, SPEC, batch_of
+
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.engine.loop import serve
+from sarathi_lab.engine.request import Batch
+from sarathi_lab.executor.simulated.cost_model import make_cost_model
+from sarathi_lab.executor.simulated.executor import SimulatedExecutor
+from sarathi_lab.executor.simulated.host import Host
+from sarathi_lab.policy import VllmV1
+
+EXPERTS = replace(SPEC, num_experts=8, experts_per_token=2, simulation_only=True)
+LENGTHS = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 8)), min_size=1, max_size=12)
+SIZES = {"batch_size": 3, "num_blocks": 30, "block_size": 4}
+
+
+@given(LENGTHS, st.integers(1, 3), st.booleans())
+def test_every_request_is_served_once_and_no_token_twice(lengths, replicas, overlaps):
+    executor = SimulatedExecutor(lambda batch: 1.0, Host("h", 0.0, overlaps=overlaps))
+    ledger = serve(
+        requests_of(*lengths),
+        VllmV1(max_num_batched_tokens=16),
+        executor,
+        num_replicas=replicas,
+        **SIZES,
+    )
+    requests, iterations = ledger.requests(), ledger.iterations()
+    assert list(requests.request_id) == list(range(len(lengths)))
+    assert [len(times) for times in requests.token_times] == [d for _, d in lengths]
+    assert iterations.num_emits.sum() == sum(d for _, d in lengths)
+    assert (iterations.num_emits <= 3 * replicas).all()
+    assert iterations.num_blocks_used.iloc[-1] == 0
+
+
+def test_a_host_ahead_of_its_device_hides_what_is_shorter():
+    def duration(device: float, host: Host) -> float:
+        executor = SimulatedExecutor(lambda batch: device, host)
+        ledger = serve(requests_of((4, 10)), VllmV1(max_num_batched_tokens=16), executor, **SIZES)
+        return float(ledger.iterations().end.max())
+
+    serial = Host("serial", iteration=0.25, sequence=0.25)
+    ahead = replace(serial, overlaps=True)
+    assert duration(2.0, serial) == 10 * (2.0 + 0.5)
+    assert duration(2.0, ahead) == 10 * 2.0 + 0.5
+    assert duration(0.25, ahead) >= 10 * 0.5
+    batch = batch_of(decodes=1)
+    assert (serial.exposed(batch, 2.0), ahead.exposed(batch, 2.0)) == (0.5, 0.0)
+    assert ahead.exposed(batch, 0.25) == 0.25
+
+
+def test_replicas_wait_for_the_slowest_and_share_the_experts():
+    cost = make_cost_model("analytic", EXPERTS, LINKED, 2, replicas=2)
+    parts = (batch_of(decodes=1), batch_of(chunk=200), Batch())
+    alone = [cost.iteration_time(part) for part in parts]
+    own = [
+        time - cost.experts.seconds(part.num_tokens)
+        for time, part in zip(alone, parts, strict=True)
+    ]
+    both = Batch.of(parts)
+    assert both.num_tokens == 201
+    assert cost.iteration_time(both) == pytest.approx(max(own) + cost.experts.seconds(201))
+    assert sum(cost.operation_times(parts[1]).values()) == pytest.approx(alone[1])
+
+
+@given(st.integers(1, 500))
+def test_a_mixture_reads_the_experts_that_are_chosen(tokens):
+    share = EXPERTS.share_of_experts(tokens)
+    assert EXPERTS.experts_per_token / EXPERTS.num_experts - 1e-9 <= share <= 1
+    work = batch_of(decodes=tokens)
+    dense = replace(EXPERTS, num_experts=0, experts_per_token=0)
+    assert EXPERTS.weight_read_bytes(work, 2) <= EXPERTS.weight_bytes(2)
+    ffn = 2 * sum(linear.num_params for linear in dense.layer_linears[2:])
+    router = 2 * EXPERTS.layer_linears[2].num_params
+    flops = EXPERTS.linear_flops(work) - dense.linear_flops(work)
+    assert flops == tokens * (ffn * (EXPERTS.experts_per_token - 1) + router)
+
+
+def test_mixtures_are_for_simulation_and_choose_some_experts():
+    for wrong in ({"experts_per_token": 0}, {"experts_per_token": 9}, {"simulation_only": False}):
+        with pytest.raises(UserError, match="num_experts=8 needs"):
+            replace(EXPERTS, **wrong)

@@ -1,0 +1,125 @@
+"""Real servers' runs, replayed: the pinned ones as gates, and what is said of bad ones."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pandas as pd
+import pytest
+from composed import checked, config_of, kept, run
+
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.instantiate import build
+from sarathi_lab.config.paths import REPOSITORY
+from sarathi_lab.results.real_run import read_run
+
+RUNS = REPOSITORY / "experiments" / "lab" / "real_servers"
+DENSE, MIXTURE = RUNS / "rtx-4090-llama-3.1-8b", RUNS / "rtx-pro-6000-qwen3-30b-a3b"
+ANALYTIC = ["hardware=a100", "model=llama3.1-8b"]
+
+
+@pytest.mark.parametrize(("folder", "most"), [(DENSE, 0.05), (MIXTURE, 0.08)])
+def test_the_replay_of_a_pinned_run_is_off_by_little(folder, most, tmp_path):
+    settings = [f"task.run={folder / 'run'}", f"hardware.tables={folder / 'tp1'}"]
+    errors = run(tmp_path, "task=validate", *settings).summary
+    assert set(errors) == {"error/ttft", "error/tpot", "error/latency"}
+    assert max(map(abs, errors.values())) <= most
+
+
+@pytest.fixture
+def short_run(tmp_path):
+    """The first 12 requests of a pinned run, and three seconds of its timeline."""
+    folder = tmp_path / "run"
+    shutil.copytree(DENSE / "run", folder)
+    for name, number in (("requests.jsonl", 12), ("timeseries.csv", 4)):
+        lines = (folder / name).read_text().splitlines(keepends=True)
+        (folder / name).write_text("".join(lines[:number]))
+    return folder
+
+
+def test_what_it_took_from_the_run_and_what_it_leaves(short_run, tmp_path, capsys):
+    """With another GPU's formulas, so that nothing of tables is needed."""
+    settings = ["task=validate", f"task.run={short_run}", *ANALYTIC, "tracking=none"]
+    folder = kept(tmp_path / "kept", *settings)
+    table = pd.read_csv(folder / "validation.csv")
+    assert list(table.columns) == ["metric", "quantile", "unit", "real", "simulated", "error"]
+    waits = table[table.metric.isin(["ttft", "tpot", "latency", "blocks_used"])]
+    assert (waits.groupby("metric")["quantile"].agg(list).map(len) == 4).all()
+    assert np.allclose(table.error, table.simulated / table.real - 1, equal_nan=True)
+    assert {"output_throughput", "duration", "num_preemptions"} < set(table.metric)
+    assert len(pd.read_csv(folder / "over_time.csv")) == 3
+    assert (folder / "validation.png").read_bytes().startswith(b"\x89PNG")
+    said = capsys.readouterr().out
+    for word in ("a100", "vllm 0.19.0", "2048 tokens", "256 sequences", "2587 x 16", "prefixes"):
+        assert word in said
+
+
+def test_settings_are_the_runs_unless_named(short_run):
+    cfg = config_of("task=validate", f"task.run={short_run}", "hardware=a100")
+    replay = build(cfg.task).check(cfg)
+    assert (replay.spec.name, replay.backend.dtype_name) == ("llama3.1-8b", "bfloat16")
+    assert replay.backend.host.overlaps
+    assert replay.shares_prefixes
+    cfg = config_of(
+        "task=validate", f"task.run={short_run}", "hardware=a100", "model=7b", "host=none"
+    )
+    replay = build(cfg.task).check(cfg)
+    assert (replay.spec.name, replay.backend.host.overlaps) == ("7b", False)
+
+
+def test_the_engines_clock_is_set_by_whoever_was_queued_soonest(short_run):
+    requests = read_run(short_run).requests
+    assert requests.arrival_time.min() == 0
+    assert (requests.first_scheduled_time >= requests.arrival_time).all()
+    assert (requests.finish_time > requests.first_token_time).all()
+
+
+def edited(folder, **values):
+    """Set values of the second request."""
+    path = folder / "requests.jsonl"
+    lines = path.read_text().splitlines()
+    lines[1] = json.dumps({**json.loads(lines[1]), **values})
+    path.write_text("\n".join(lines))
+
+
+BROKEN = {
+    "no meta": (
+        lambda f: (f / "meta.json").unlink(),
+        ["meta.json can't be read", "name the folder"],
+    ),
+    "no json": (lambda f: (f / "meta.json").write_text("{"), ["meta.json is not JSON"]),
+    "no engine": (lambda f: (f / "meta.json").write_text("{}"), ["has no engine_kwargs"]),
+    "no requests": (lambda f: (f / "requests.jsonl").write_text("\n"), ["requests.jsonl is empty"]),
+    "no column": (
+        lambda f: (f / "requests.jsonl").write_text('{"input_toks": 3}'),
+        ["has no output_toks", "record"],
+    ),
+    "negative": (lambda f: edited(f, queued_ts=-1.0), ["line 2: queued_ts=-1.0", "from 0"]),
+    "no token": (lambda f: edited(f, output_toks=0), ["line 2: output_toks=0", "from 1"]),
+    "backwards": (lambda f: edited(f, last_token_ts=1.0), ["line 2: last_token_ts=1.0 is before"]),
+    "not a time": (lambda f: edited(f, arrival_time="now"), ["line 2: arrival_time=now"]),
+    "no series": (lambda f: (f / "timeseries.csv").write_text("t\n1\n"), ["no column running"]),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_run_is_refused_in_one_line(name, short_run):
+    spoil, words = BROKEN[name]
+    spoil(short_run)
+    with pytest.raises(UserError) as error:
+        checked("task=validate", f"task.run={short_run}", *ANALYTIC)
+    assert all(word in str(error.value) for word in words)
+    assert "\n" not in str(error.value)
+
+
+def test_what_else_is_refused(short_run):
+    for settings, word in (
+        ([f"task.run={short_run}", "executor=torch"], "in simulation"),
+        ([f"task.run={short_run / 'none'}"], "is no folder"),
+    ):
+        with pytest.raises(UserError, match=word):
+            checked("task=validate", *settings, *ANALYTIC)
+    with pytest.raises(UserError, match=r"add task\.run=FOLDER"):
+        checked("task=validate")
