@@ -9,6 +9,7 @@ from typing import Any
 
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.attention import decode_attention_time, prefill_attention_time
+from sarathi_lab.executor.simulated.communication import all_reduce_time
 from sarathi_lab.executor.simulated.hardware import ONE_DEVICE, Hardware, Parallel
 from sarathi_lab.executor.simulated.matmul import matmul_time
 from sarathi_lab.model.spec import Linear, ModelSpec
@@ -39,7 +40,8 @@ class AnalyticOperations:
         self.dtype_bytes = dtype_bytes
         self.parallel = parallel
         self.iteration_overhead = hardware.iteration_overhead
-        self._link_rate = hardware.link_rate if parallel.tensor > 1 else math.inf
+        if parallel.tensor > 1:
+            _ = hardware.link_rate  # unknown, it is refused at once
         self._in_fp8: Hardware | None = None  # as products in 8 bits see it
         if spec.weight_dtype == "fp8":
             self._in_fp8 = replace(
@@ -48,6 +50,7 @@ class AnalyticOperations:
                 matmul_efficiency=hardware.fp8_efficiency,
             )
         self._read: dict[str, Any] = {  # by attention
+            "num_heads": spec.num_heads // parallel.tensor,
             "num_kv_heads": spec.num_kv_heads // parallel.tensor,
             "kv_head_bytes": spec.kv_head_bytes(dtype_bytes),
             "hardware": hardware,
@@ -71,10 +74,9 @@ class AnalyticOperations:
         computed = 2 * spec.kv_size * dtype_bytes
         cached = 2 * spec.num_kv_heads * spec.kv_head_bytes(dtype_bytes)
         times["kv_write"] = self._moving_time(num_tokens * (computed + cached) // tensor)
-        if tensor > 1:  # in a ring: of n devices each sends 2 (n - 1) times an n-th
-            sent = 2 * (tensor - 1) / tensor * (num_tokens * spec.hidden_size) * dtype_bytes
-            each = self.hardware.link_latency + sent / self._link_rate
-            times["all_reduce"] = ALL_REDUCES * each
+        if tensor > 1:
+            num_bytes = num_tokens * spec.hidden_size * dtype_bytes
+            times["all_reduce"] = ALL_REDUCES * all_reduce_time(num_bytes, tensor, self.hardware)
         return times
 
     def once_times(self, num_tokens: int) -> Mapping[str, float]:
@@ -96,7 +98,6 @@ class AnalyticOperations:
         if batch.num_prefills:
             prefill = prefill_attention_time(
                 ((chunk.start, chunk.num_tokens) for chunk in batch.chunks if not chunk.is_decode),
-                num_heads=self.spec.num_heads // self.parallel.tensor,
                 head_size=self.spec.head_size,
                 **self._read,
             )

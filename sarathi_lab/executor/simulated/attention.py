@@ -13,7 +13,6 @@ from sarathi_lab.executor.simulated.hardware import Hardware
 from sarathi_lab.executor.simulated.matmul import num_waves, overlapped
 
 QUERY_TILE = 64  # queries of a head that an SM takes at once: Fig 7 steps between 700 and 750
-MAX_SPLITS = 16  # parts into which the keys of one tile are cut to occupy idle multiprocessors
 
 
 def prefill_attention_time(
@@ -29,40 +28,60 @@ def prefill_attention_time(
 
     4 FLOPs per head entry and causal query-key pair, in whole tiles of queries: a chunk of 65
     computes 128. The keys before a chunk are dense and run at `attention_efficiency`, those within
-    it are masked and run at `causal_efficiency`. Each chunk reads its whole context from the cache
-    again, which is what chunking costs.
+    it are masked and run at `causal_efficiency`; each tile adds `query_ramp` keys for its start and
+    end. Each chunk reads its whole context from the cache again, which is what chunking costs.
     """
-    query_tiles = dense_pairs = masked_pairs = kv_tokens = 0
+    query_tiles = dense_pairs = masked_pairs = kv_tokens = queries = 0
     for start, num_tokens in chunks:
         tiles = -(-num_tokens // QUERY_TILE)
         query_tiles += tiles
         dense_pairs += tiles * QUERY_TILE * start
         masked_pairs += QUERY_TILE * QUERY_TILE * tiles * (tiles + 1) // 2
         kv_tokens += start + num_tokens
+        queries += num_tokens
     if query_tiles == 0:
         return 0.0
     blocks = query_tiles * num_heads
-    max_splits = MAX_SPLITS if blocks < hardware.num_sms else 1
+    max_splits = hardware.chunk_splits if blocks < hardware.num_sms else 1
+    dense_pairs += query_tiles * QUERY_TILE * hardware.query_ramp
     weighted_pairs = (
         dense_pairs / hardware.attention_efficiency + masked_pairs / hardware.causal_efficiency
     )
     compute = 4 * num_heads * head_size * weighted_pairs / hardware.flops_per_second
-    memory = 2 * kv_tokens * num_kv_heads * kv_head_bytes / hardware.kv_rate
+    kv_bytes = 2 * kv_tokens * num_kv_heads * kv_head_bytes
+    query_bytes = 2 * queries * num_heads * head_size * hardware.dtype_bytes  # and their outputs
+    memory = kv_bytes / hardware.kv_rate
+    if hardware.prompt_efficiency is not None:
+        rate = hardware.prompt_efficiency * hardware.bytes_per_second
+        memory = (kv_bytes + query_bytes) / rate
     share = occupancy(blocks, hardware.num_sms, max_splits)
     return hardware.attention_launch + overlapped(compute, memory) / share
 
 
 def decode_attention_time(
-    num_sequences: int, kv_tokens: int, *, num_kv_heads: int, kv_head_bytes: int, hardware: Hardware
+    num_sequences: int,
+    kv_tokens: int,
+    *,
+    num_heads: int,
+    num_kv_heads: int,
+    kv_head_bytes: int,
+    hardware: Hardware,
 ) -> float:
     """Seconds of one layer's attention of `num_sequences` decodes that see `kv_tokens` in all. Keys
-    and values are read once, at the share of the bandwidth that the occupied SMs draw.
+    and values are read once, at the share of the bandwidth that the occupied SMs draw, while each
+    sequence and KV head keeps an SM for `decode_block_time` at least.
     """
     if num_sequences == 0:
         return 0.0
+    blocks = num_sequences * num_kv_heads
     streaming = 2 * kv_tokens * num_kv_heads * kv_head_bytes / hardware.kv_rate
-    share = occupancy(num_sequences * num_kv_heads, hardware.num_sms, MAX_SPLITS)
-    return hardware.attention_launch + streaming / share
+    grouped = num_heads > num_kv_heads
+    share = occupancy(blocks, hardware.num_sms, hardware.splits_of_decodes(grouped))
+    working = hardware.decode_block_time * blocks / hardware.num_sms
+    launch = hardware.launch_of_decodes
+    if grouped and num_sequences > 1 and num_kv_heads > 1:
+        launch += hardware.regroup_time
+    return launch + overlapped(working, streaming / share)
 
 
 @lru_cache(maxsize=2**14)

@@ -8,16 +8,25 @@ from dataclasses import dataclass, field
 from sarathi_lab.config.errors import UserError, require_int, require_number
 from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec
 
-PEAKS = ("flops_per_second", "bytes_per_second", "memory_bytes")
+PEAKS = ("flops_per_second", "bytes_per_second", "memory_bytes", "fp8_flops_per_second")
 EFFICIENCIES = (
     *("matmul_efficiency", "attention_efficiency", "causal_efficiency"),
-    *("memory_efficiency", "kv_efficiency", "link_efficiency", "fp8_efficiency"),
+    *("memory_efficiency", "kv_efficiency", "link_efficiency", "prompt_efficiency"),
+    "fp8_efficiency",
 )
 FIXED_COSTS = (
-    *("kernel_launch", "attention_launch", "iteration_overhead"),
-    *("layer_host_time", "link_latency"),
+    *("kernel_launch", "attention_launch", "decode_launch"),
+    *("decode_block_time", "regroup_time"),
+    *("iteration_overhead", "layer_host_time"),
+    *("link_latency", "link_step", "two_shot_latency"),
 )
+COUNTS = ("num_sms", "chunk_splits", "decode_splits", "ungrouped_splits")
+SLOWDOWNS = ("query_ramp", "link_sharing")
 LINKS = ("link_bytes_per_second", "network_bytes_per_second", "host_bytes_per_second")
+OPTIONAL = (  # may be None
+    *("prompt_efficiency", "decode_launch", "ungrouped_splits", "fp8_flops_per_second"),
+    *LINKS,
+)
 WEIGHTS = "executor.weights"  # the setting that asks for products in 8 bits
 LINK_FIX = "use bytes/s, null if unknown"
 UNCERTAIN = ("matmul", "attention")  # the kinds of operation that `Hardware.uncertainty` speaks of
@@ -32,8 +41,19 @@ class Hardware:
     peak, in (0, 1], that real kernels reach at best: of compute in matrix products (`matmul`),
     attention to the tokens before a chunk (`attention`) and within it (`causal`); of bandwidth in
     streaming (`memory`) and reading the KV cache (`kv`). Costs whatever the shape, in seconds: of a
-    kernel, an attention call (`attention_launch`), an iteration; `layer_host_time` is what the host
-    takes to launch a layer while the device works off those before.
+    kernel, an attention call (`attention_launch`, of decodes alone `decode_launch` unless None), an
+    iteration; `layer_host_time` is what the host takes to launch a layer while the device works off
+    those before.
+
+    What sets generations of kernels apart, by default that of the paper's: `partial_waves`, whether
+    products spread the tiles of a last wave over all multiprocessors; `query_ramp`, the keys that a
+    tile of queries could attend to in the time of its start and end; `prompt_efficiency`, the share
+    of bandwidth at which a prompt's call moves queries, keys, values and outputs (None: keys and
+    values alone, as from the cache); `chunk_splits` and `decode_splits`, the parts into which the
+    keys of one tile may be cut to occupy idle multiprocessors, `ungrouped_splits` the same of
+    decodes with a KV head for each head (None: no other number); `decode_block_time`, the seconds
+    of one multiprocessor for a sequence and KV head of decodes, however short; `regroup_time`, the
+    seconds in which a call of decodes puts the queries of several grouped heads in order.
 
     `uncertainty` is the mean absolute relative error by kind of operation, on shapes that the fit
     did not see. `tables` is a folder of measured operation times (`executor.tables`), as a path
@@ -41,10 +61,12 @@ class Hardware:
 
     Several devices need bytes/s that each sends over its links to the others of its node (`link`)
     and to another node (`network`), while it receives as many; `link_efficiency` is the share of
-    both in use, `link_latency` the seconds of a transfer. `host_bytes_per_second` is what each
-    device reaches to or from host memory. `fp8_flops_per_second` is the peak of products in 8 bits
-    and `fp8_efficiency` the share of it that these reach at best. None: not known, so what needs it
-    can't be simulated.
+    both in use, `link_latency` the seconds of a transfer. In an all-reduce each device beyond two
+    adds `link_step` seconds and divides the rate by 1 + `link_sharing` times their number;
+    `two_shot_latency` is what summing by parts takes longer than sending all to all, 0: always by
+    parts. `host_bytes_per_second` is what each device reaches to or from host memory.
+    `fp8_flops_per_second` is the peak of products in 8 bits and `fp8_efficiency` the share of it
+    that these reach at best. None: not known, so what needs it can't be simulated.
     """
 
     name: str
@@ -72,23 +94,38 @@ class Hardware:
     fp8_efficiency: float = 1.0
     link_efficiency: float = 1.0
     link_latency: float = 0.0
+    link_step: float = 0.0
+    link_sharing: float = 0.0
+    two_shot_latency: float = 0.0
+    partial_waves: bool = False
+    query_ramp: float = 0.0
+    prompt_efficiency: float | None = None
+    chunk_splits: int = 16
+    decode_splits: int = 16
+    decode_launch: float | None = None
+    ungrouped_splits: int | None = None
+    decode_block_time: float = 0.0
+    regroup_time: float = 0.0
 
     def __post_init__(self) -> None:
         fix = "correct the hardware file"
         if not isinstance(self.name, str) or not self.name:
             raise UserError(f"hardware.name={self.name} is no name; {fix}")
-        require_int("hardware.num_sms", self.num_sms, 1, fix)
-        optional = (*LINKS, "fp8_flops_per_second")
-        known_links = tuple(name for name in optional if getattr(self, name) is not None)
-        for names, link_fix in ((PEAKS + EFFICIENCIES, fix), (known_links, LINK_FIX)):
-            for name in names:
-                require_number(f"hardware.{name}", getattr(self, name), above=0, fix=link_fix)
-        for name in EFFICIENCIES:
+        for name in self._given(COUNTS):
+            require_int(f"hardware.{name}", getattr(self, name), 1, fix)
+        if not isinstance(self.partial_waves, bool):
+            raise UserError(
+                f"hardware.partial_waves={self.partial_waves} is not true or false; {fix}"
+            )
+        for names, peak_fix in ((PEAKS + EFFICIENCIES, fix), (LINKS, LINK_FIX)):
+            for name in self._given(names):
+                require_number(f"hardware.{name}", getattr(self, name), above=0, fix=peak_fix)
+        for name in self._given(EFFICIENCIES):
             if getattr(self, name) > 1:
                 raise UserError(f"hardware.{name}={getattr(self, name)} exceeds 1, the peak; {fix}")
-        for name in FIXED_COSTS:
-            seconds = getattr(self, name)
-            require_number(f"hardware.{name}", seconds, minimum=0, fix="use seconds from 0")
+        for names, cost_fix in ((FIXED_COSTS, "use seconds from 0"), (SLOWDOWNS, "use 0 or more")):
+            for name in self._given(names):
+                require_number(f"hardware.{name}", getattr(self, name), minimum=0, fix=cost_fix)
         if self.dtype_bytes not in (sizes := sorted(set(DTYPE_BYTES.values()))):
             raise UserError(
                 f"hardware.dtype_bytes={self.dtype_bytes} is no size of an element; use one of "
@@ -104,6 +141,10 @@ class Hardware:
         if self.tables is not None and not (self.tables and isinstance(self.tables, str)):
             raise UserError(f"hardware.tables={self.tables} is no path of a folder; {fix}")
 
+    def _given(self, names: tuple[str, ...]) -> list[str]:
+        """Those of `names` that have a value; None is checked where it is not allowed."""
+        return [name for name in names if name not in OPTIONAL or getattr(self, name) is not None]
+
     @property
     def memory_rate(self) -> float:
         return self.bytes_per_second * self.memory_efficiency
@@ -112,6 +153,17 @@ class Hardware:
     def kv_rate(self) -> float:
         """Bytes/s at which attention reads the KV cache with all multiprocessors at work."""
         return self.bytes_per_second * self.kv_efficiency
+
+    @property
+    def launch_of_decodes(self) -> float:
+        """Seconds of a call of decodes, whatever they read."""
+        return self.attention_launch if self.decode_launch is None else self.decode_launch
+
+    def splits_of_decodes(self, grouped: bool) -> int:
+        """Parts into which a sequence's keys may be cut, by whether heads share KV heads."""
+        if grouped or self.ungrouped_splits is None:
+            return self.decode_splits
+        return self.ungrouped_splits
 
     @property
     def link_rate(self) -> float:

@@ -2,9 +2,10 @@
 
 A product [rows, in] x [in, out] is cut into tiles of the output. Each tile occupies one
 multiprocessor (SM), so `tiles` of them take ceil(tiles / num_sms) waves: one row more can cost a
-tile of rows, and one tile more a whole wave (SARATHI, section 4.4 and Fig 7). The library picks
-among a few tile shapes and may split the inner dimension (split-K) to occupy more SMs; the model
-takes the fastest. These constants are shared by all GPUs, those that differ are fields of
+tile of rows, and one tile more a whole wave (SARATHI, section 4.4 and Fig 7). Kernels that spread
+their last tiles over all SMs take part of a wave for them (`Hardware.partial_waves`). The library
+picks among a few tile shapes and may split the inner dimension (split-K) to occupy more SMs; the
+model takes the fastest. These constants are shared by all GPUs, those that differ are fields of
 `Hardware`; both are fitted by `experiments/lab/cost_model/fit.py`.
 """
 
@@ -56,7 +57,9 @@ def matmul_time(
         tile_rows, tile_columns = tile
         tiles = -(-rows // tile_rows) * -(-out_features // tile_columns)
         flops_per_step = 2 * tile_rows * tile_columns + OPERAND_FLOPS * (tile_rows + tile_columns)
-        waves = num_waves(tiles * splits, hardware.num_sms)
+        waves: float = num_waves(tiles * splits, hardware.num_sms)
+        if hardware.partial_waves:
+            waves = max(1.0, tiles * splits / hardware.num_sms)
         compute = waves * (in_features / splits) * flops_per_step / sm_rate
         if splits == 1:
             return overlapped(compute, moved / hardware.memory_rate)

@@ -1,0 +1,260 @@
+"""Fit today's GPUs to the measured tables that `silicon` reads: `fit.py --silicon` calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import silicon
+
+from sarathi_lab.config.instantiate import load_option
+from sarathi_lab.executor.simulated.attention import decode_attention_time, prefill_attention_time
+from sarathi_lab.executor.simulated.communication import all_reduce_time
+from sarathi_lab.executor.simulated.from_profile import Errors, Group, evenly, fit
+from sarathi_lab.executor.simulated.hardware import Hardware
+from sarathi_lab.executor.simulated.matmul import matmul_time
+
+PRODUCTS = ("matmul_efficiency", "memory_efficiency", "kernel_launch")
+# Where the smallest weight takes ten times a launch, no product shows it: a norm of one token does,
+# in the vLLM runs of the RTX 4090 (the L40S's generation) and the RTX PRO 6000.
+KERNEL_LAUNCH = {"l40s": 1.85e-6, "rtx-4090": 1.85e-6, "rtx-pro-6000": 2.12e-6}
+PROMPTS = ("causal_efficiency", "prompt_efficiency", "query_ramp", "attention_launch")
+DECODES = ("kv_efficiency", "decode_launch", "decode_block_time", "regroup_time")
+REDUCES = ("link_latency", "link_efficiency", "link_step", "two_shot_latency")
+SHARED_LINKS = ("l40s", "rtx-pro-6000")  # on PCIe: what more devices take from each other's rate
+START = {
+    "matmul_efficiency": 0.9,
+    "memory_efficiency": 0.85,
+    "kernel_launch": 3e-6,
+    "causal_efficiency": 0.6,
+    "prompt_efficiency": 0.4,
+    "query_ramp": 200.0,
+    "attention_efficiency": 0.6,
+    "attention_launch": 10e-6,
+    "kv_efficiency": 0.8,
+    "decode_launch": 10e-6,
+    "decode_block_time": 3e-6,
+    "regroup_time": 1e-6,
+}
+START_REDUCES = {
+    "link_latency": 5e-6,
+    "link_efficiency": 0.6,
+    "link_step": 0.1e-6,
+    "two_shot_latency": 5e-6,
+}
+DECODE_SPLITS = (16, 32, 64)
+UNGROUPED_SPLITS = (1, 2, 3, 4, 6, 16, 64)
+SAMPLE = 1500  # products that a fit sees of its half: a few constants need no more
+# Upper ends of the regions of errors.
+REGIONS = {
+    "products": ("tokens", (16, 128, 256, 512, 1024, 4096, silicon.MAX_TOKENS)),
+    "prompts": ("length", (128, 512, 2048, 8192, 16384)),
+    "decodes": ("length", (127, 512, 4096, 131072)),
+    "reduces": ("devices", (2, 4, 8)),
+}
+
+Predict = Callable[[Hardware, pd.DataFrame], list[float]]
+
+
+def product_times(hardware: Hardware, rows: pd.DataFrame) -> list[float]:
+    shapes = zip(*(rows[name] for name in ("tokens", "in_features", "out_features")), strict=True)
+    return [matmul_time(*map(int, shape), hardware, silicon.BYTES) for shape in shapes]
+
+
+def prompt_times(hardware: Hardware, rows: pd.DataFrame) -> list[float]:
+    return [
+        prefill_attention_time(
+            [(row.start, row.length)] * row.batch,
+            num_heads=row.heads,
+            num_kv_heads=row.kv_heads,
+            head_size=row.head_size,
+            kv_head_bytes=row.head_size * silicon.BYTES,
+            hardware=hardware,
+        )
+        for row in rows.itertuples()
+    ]
+
+
+def decode_times(hardware: Hardware, rows: pd.DataFrame) -> list[float]:
+    return [
+        decode_attention_time(
+            row.batch,
+            row.batch * row.length,
+            num_heads=row.heads,
+            num_kv_heads=row.kv_heads,
+            kv_head_bytes=row.head_size * silicon.BYTES,
+            hardware=hardware,
+        )
+        for row in rows.itertuples()
+    ]
+
+
+def reduce_times(hardware: Hardware, rows: pd.DataFrame) -> list[float]:
+    return [all_reduce_time(row.num_bytes, int(row.devices), hardware) for row in rows.itertuples()]
+
+
+TIMES: dict[str, Predict] = {
+    "products": product_times,
+    "prompts": prompt_times,
+    "decodes": decode_times,
+    "reduces": reduce_times,
+}
+
+
+def errors(kind: str, hardware: Hardware, rows: pd.DataFrame) -> Errors:
+    """Relative errors of the predicted times of one kind of operation."""
+    return np.array(TIMES[kind](hardware, rows)) / rows.seconds.to_numpy(float) - 1
+
+
+def measured(folder: Path, gpu: str, engine: str, hardware: Hardware) -> dict[str, pd.DataFrame]:
+    """The rows that count, by kind of operation."""
+    prompts, _ = silicon.prompts(folder, gpu, engine)
+    decodes, _ = silicon.decodes(folder, gpu, engine)
+    cached = silicon.in_cache(decodes, gpu, hardware.bytes_per_second)
+    cached |= silicon.too_fast(decodes, gpu, hardware.bytes_per_second)
+    return {
+        "products": silicon.products(folder, gpu, engine),
+        "prompts": prompts.assign(start=0),
+        "decodes": decodes[~cached],
+        "reduces": silicon.reduces(folder, gpu, engine),
+    }
+
+
+def measured_in_run(runs: Path, gpu: str) -> dict[str, pd.DataFrame]:
+    """The same of a GPU that only a vLLM server's operation tables tell of."""
+    chunks, decodes = silicon.run_attention(runs, gpu)
+    return {"products": silicon.run_products(runs), "prompts": chunks, "decodes": decodes}
+
+
+def fit_hardware(hardware: Hardware, tables: dict[str, pd.DataFrame]) -> Hardware:
+    """`hardware` with what is fitted to the fitted halves of `tables`; its `chunk_splits` stay."""
+    halves = {kind: rows[rows.fitted] for kind, rows in tables.items() if len(rows)}
+    hardware = replace(hardware, **START)
+    products = halves["products"]
+    halves["products"] = products.sample(min(SAMPLE, len(products)), random_state=0)
+    waves = [{"partial_waves": on} for on in (False, True)]
+    names = PRODUCTS
+    if launch := KERNEL_LAUNCH.get(hardware.name):
+        hardware, names = replace(hardware, kernel_launch=launch), PRODUCTS[:2]
+    hardware = _best(hardware, "products", halves, names, waves)
+    hardware = _best(hardware, "prompts", halves, PROMPTS, [{}])
+    splits = [{"decode_splits": number} for number in DECODE_SPLITS]
+    hardware = _best(hardware, "decodes", halves, DECODES, splits)
+    ungrouped = [{"ungrouped_splits": number} for number in UNGROUPED_SPLITS]
+    hardware = _best(hardware, "decodes", halves, (), ungrouped)
+    if "reduces" not in halves:
+        return hardware
+    shared = hardware.name in SHARED_LINKS
+    names = (*REDUCES, *(("link_sharing",) if shared else ()))
+    start = {**START_REDUCES, "link_sharing": 0.2 if shared else 0.0}
+    return _best(replace(hardware, **start), "reduces", halves, names, [{}])
+
+
+def _best(
+    hardware: Hardware,
+    kind: str,
+    halves: dict[str, pd.DataFrame],
+    names: Sequence[str],
+    changes: Sequence[dict[str, int | bool]],
+) -> Hardware:
+    """The fit with the change of least error on the fitted half."""
+
+    def tied(tried: Hardware) -> Hardware:
+        """Pairs of a prompt run at one efficiency: masks are by whole tiles."""
+        return replace(tried, attention_efficiency=tried.causal_efficiency)
+
+    def error(tried: Hardware) -> float:
+        return float(np.abs(np.log1p(errors(kind, tried, halves[kind]))).mean())
+
+    def groups(tried: Hardware) -> list[Group]:
+        return [evenly(errors(kind, tied(tried), halves[kind]))]
+
+    tried = [replace(hardware, **change) for change in changes]
+    return min((tied(fit(one, names, groups) if names else one) for one in tried), key=error)
+
+
+def before(hardware: Hardware) -> Hardware:
+    """`hardware` with the constants of the A100 of 2023, which stood for all later GPUs, too."""
+    old = load_option("hardware", "a100_2023")
+    choices = ("partial_waves", "chunk_splits", "decode_splits", "ungrouped_splits")
+    names = (*START, *REDUCES, "link_sharing", *choices)
+    return replace(hardware, **{name: getattr(old, name) for name in names})
+
+
+def report(hardware: Hardware, tables: dict[str, pd.DataFrame]) -> None:
+    """Mean errors on the held-out halves, before and after, and by region of shapes."""
+    for kind, rows in tables.items():
+        if rows.empty:
+            continue
+        held_out = rows[~rows.fitted]
+        old = np.abs(errors(kind, before(hardware), held_out)).mean()
+        found = pd.Series(np.abs(errors(kind, hardware, held_out)), index=held_out.index)
+        size, ends = REGIONS[kind]
+        regions = pd.cut(held_out[size], [0, *ends], labels=[str(end) for end in ends])
+        by_region = found.groupby(regions, observed=True).mean()
+        shown = "  ".join(f"<={end} {error:.1%}" for end, error in by_region.items())
+        print(
+            f"  {kind:9} held out: before {old:6.1%}  mean {found.mean():5.1%}  median "
+            f"{found.median():5.1%}  largest {found.max():7.1%}  ({len(found)} rows)\n"
+            f"            by {size}: {shown}",
+            flush=True,
+        )
+
+
+def report_others(folder: Path, gpu: str, hardware: Hardware) -> None:
+    """What was not fitted: other engines' tables, heads of 64, decodes from cache."""
+    for engine in silicon.ENGINES[1:]:
+        tables = measured(folder, gpu, engine, hardware)
+        means = [
+            f"{kind} {np.abs(errors(kind, hardware, rows)).mean():.1%}"
+            for kind, rows in tables.items()
+            if len(rows)
+        ]
+        print(f"  {engine} {silicon.read(folder, gpu, 'gemm_perf', engine)[1]}: {', '.join(means)}")
+    prompts, _ = silicon.prompts(folder, gpu, head_size=64)
+    decodes, _ = silicon.decodes(folder, gpu)
+    cached = decodes[silicon.in_cache(decodes, gpu, hardware.bytes_per_second)]
+    for kind, what, rows in (
+        ("prompts", "heads of 64", prompts.assign(start=0)),
+        ("decodes", "read from the cache by the replay", cached),
+    ):
+        if len(rows):
+            print(f"  {kind}, {what}: {np.abs(errors(kind, hardware, rows)).mean():.1%}")
+
+
+def report_chunks(runs: Path, gpu: str, hardware: Hardware) -> None:
+    """Chunks after a context and decodes as a vLLM server ran them."""
+    chunks, decodes = silicon.run_attention(runs, gpu)
+    for kind, rows in (("prompts", chunks[chunks.start > 0]), ("decodes", decodes)):
+        found = np.abs(errors(kind, hardware, rows))
+        print(f"  {kind} of a server, after a context: {found.mean():.1%} ({len(found)} rows)")
+
+
+def show(hardware: Hardware) -> None:
+    splits = ("chunk_splits", "decode_splits", "ungrouped_splits")
+    names = (*START, *REDUCES, "link_sharing", "partial_waves", *splits)
+    values = ((name, getattr(hardware, name)) for name in names)
+    print("  " + "  ".join(f"{name} {value:.3g}" for name, value in values))
+
+
+def main(folder: Path, runs: Path | None, gpus: Sequence[str]) -> None:
+    for gpu in gpus:
+        hardware = load_option("hardware", gpu)
+        if gpu in silicon.FOLDERS:
+            tables = measured(folder, gpu, "vllm", hardware)
+            version = silicon.read(folder, gpu, "gemm_perf", "vllm")[1]
+        elif runs is not None:
+            tables, version = measured_in_run(runs, gpu), "0.19.0"
+        else:
+            continue
+        print(f"\n{gpu}: vLLM {version}", flush=True)
+        hardware = fit_hardware(hardware, tables)
+        show(hardware)
+        report(hardware, tables)
+        if gpu in silicon.FOLDERS:
+            report_others(folder, gpu, hardware)
+        if runs is not None and gpu in silicon.RUNS:
+            report_chunks(runs, gpu, hardware)
