@@ -188,7 +188,7 @@ def _paper(bubbles: pd.DataFrame, completion: pd.DataFrame) -> pd.DataFrame:
     question="Do equal chunks close the bubbles of a pipeline?",
     seconds=25,
     kind="pipeline",
-    papers=[Platform("gpt3-175b", "a100"), Platform("gpt3-175b", "a100_fig12")],
+    papers=[Platform("gpt3-175b", "a100_2023"), Platform("gpt3-175b", "a100_fig12")],
     files=("a", "b"),
     columns={"cdf": "x", "bubble_s": "y", "num_requests": "x", "time_s": "y"},
     paper=_paper,

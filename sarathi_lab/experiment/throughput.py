@@ -190,7 +190,7 @@ OF_33B = "panel == '33b' and series =="
 @figure(
     question="How much do decodes and whole requests gain on two models and GPUs?",
     seconds=15,
-    papers=[A6000, Platform("33b", "a100")],
+    papers=[A6000, Platform("33b", "a100_2023")],
     columns={"model": "panel"},
     paper=_table4_paper,
     errors=[

@@ -20,7 +20,7 @@ from sarathi_lab.executor.simulated.attention import (
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
 
 HEADS = {"num_heads": 4, "num_kv_heads": 2, "head_size": 8, "kv_head_bytes": 16}
-KV = {"num_kv_heads": 2, "kv_head_bytes": 16}
+KV = {"num_heads": 4, "num_kv_heads": 2, "kv_head_bytes": 16}
 A100_SHARE = {"num_heads": 32, "num_kv_heads": 4, "head_size": 128, "kv_head_bytes": 256}
 
 
@@ -114,7 +114,7 @@ def test_a100_rows_that_the_fit_did_not_see():
     table = pd.read_csv(MEASURED / "attention_ms_a100_tp2_64q_8kv_d128.csv")
     prefill = table.query("phase == 'prefill' and prefill_chunk_size in (128, 384, 1024)")
     decode = table.query("phase == 'decode' and batch_size in (2, 8, 32, 80)")
-    gpu = load_option("hardware", "a100")
+    gpu = load_option("hardware", "a100_2023")
     chunks = zip(prefill.kv_cache_size, prefill.prefill_chunk_size, strict=True)
     predicted = [prefill_attention_time([chunk], hardware=gpu, **A100_SHARE) for chunk in chunks]
     kv = {name: A100_SHARE[name] for name in KV}

@@ -158,7 +158,7 @@ def test_fig_7_steps_where_the_paper_has_them(fig_7, tokens):
     ("name", "gpu", "tp_by_model", "target"),
     [
         ("a40", "a40", {"internlm-20b": 2}, 0.08),
-        ("a100", "a100-80gb", {"internlm-20b": 2, "llama-2-70b": 1}, 0.04),
+        ("a100_2023", "a100-80gb", {"internlm-20b": 2, "llama-2-70b": 1}, 0.04),
     ],
 )
 def test_shapes_that_the_fit_did_not_see(name, gpu, tp_by_model, target):

@@ -40,8 +40,8 @@ def test_two_devices_a_layer_halve_columns_rows_and_heads():
         assert two[name] == pytest.approx(4 * matmul_time(3, *half[name], LINKED, 2))
         assert one[name] == pytest.approx(4 * matmul_time(3, *whole[name], LINKED, 2))
     assert two["lm_head"] == matmul_time(1, 2, 5, LINKED, 2)
-    device = {"num_kv_heads": 1, "kv_head_bytes": 2, "hardware": LINKED}
-    prefill = prefill_attention_time([(1, 2)], num_heads=1, head_size=1, **device)
+    device = {"num_heads": 1, "num_kv_heads": 1, "kv_head_bytes": 2, "hardware": LINKED}
+    prefill = prefill_attention_time([(1, 2)], head_size=1, **device)
     assert two["prefill_attention"] == pytest.approx(4 * prefill)
     assert two["decode_attention"] == pytest.approx(4 * decode_attention_time(1, 5, **device))
     launch = LINKED.kernel_launch
@@ -67,7 +67,7 @@ def test_an_all_reduce_moves_what_a_ring_does(tensor):
     """GPT-3's hidden states of 256 tokens, 6.3 MB: each of n devices sends 2 (n - 1) / n of them,
     twice a layer.
     """
-    gpu, spec = load_option("hardware", "a100"), load_option("model", "gpt3-175b")
+    gpu, spec = load_option("hardware", "a100_2023"), load_option("model", "gpt3-175b")
     times = make_cost_model("analytic", spec, gpu, 2, Parallel(tensor)).operation_times(
         batch_of(chunk=256)
     )

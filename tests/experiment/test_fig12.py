@@ -20,7 +20,7 @@ NUM_REQUESTS = (
 )
 
 
-@pytest.fixture(scope="module", params=["a100", "a100_fig12"])
+@pytest.fixture(scope="module", params=["a100_2023", "a100_fig12"])
 def reduced(request):
     return pipeline.run_systems(
         load_option("model", "gpt3-175b"),

@@ -105,7 +105,7 @@ def test_the_pipelines_of_fig_12_in_small(points):
     ratios = fitted.xs("ratios", level="panel").error.abs()
     assert ratios.max() < 0.3
     assert fitted.xs("b", level="panel").query("x > 2000").error.abs().mean() < 0.2
-    as_is = found.xs("simulated a100, analytic, gpt3-175b").xs("ratios", level="panel").y
+    as_is = found.xs("simulated a100_2023, analytic, gpt3-175b").xs("ratios", level="panel").y
     assert (as_is > 1).all()
 
 
@@ -334,5 +334,5 @@ def test_levels_follow_the_profiles_of_the_hardware_file():
     profiled, analytic, of_33b = jobs_of("table4")
     assert profiled == Job("table4", "13b", "a6000", "profiled")
     assert analytic == Job("table4", "13b", "a6000", "analytic")
-    assert of_33b == Job("table4", "33b", "a100", "analytic")
+    assert of_33b == Job("table4", "33b", "a100_2023", "analytic")
     assert len(jobs_of("table2", ["h100", "h200"])) == 2

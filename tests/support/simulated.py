@@ -13,7 +13,10 @@ from sarathi_lab.executor.simulated.hardware import Hardware
 from sarathi_lab.model.spec import ModelSpec
 
 MEASURED = CONF.parent.parent / "shared" / "measured"  # tables that are not part of the project
-GPUS = ("a6000", "a40", "a100", "h100", "h200")
+GPUS = (
+    *("a6000", "a40", "a100_2023", "a100", "h100", "h200", "b200"),
+    *("l40s", "rtx-4090", "rtx-pro-6000"),
+)
 
 # One layer of four 2 x 2-ish products: small enough to work out by hand.
 SPEC = ModelSpec(

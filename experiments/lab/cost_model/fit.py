@@ -3,9 +3,11 @@ not see.
 
     python experiments/lab/cost_model/fit.py
     python experiments/lab/cost_model/fit.py --gemm gemm_ms.csv --attention attention_ms.csv
+    python experiments/lab/cost_model/fit.py --silicon --runs FOLDER --gpus h100,rtx-4090
 
-The A6000 is fitted to the paper's Figs 3 and 7. The A40 and A100 need measured tables (README.md
-names their columns).
+The A6000 is fitted to the paper's Figs 3 and 7. The A40 and A100 of the paper's time need measured
+tables (README.md names their columns). Today's GPUs need those of the package aiconfigurator-core,
+the RTX 4090 the operation tables of a vLLM server.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ START = {
     "iteration_overhead": 1e-3,
 }
 MATMUL = ("matmul_efficiency", "memory_efficiency", "kernel_launch")
-GPU_NAMES = {"a40": "a40", "a100": "a100-80gb"}  # in the measured table
+GPU_NAMES = {"a40": "a40", "a100_2023": "a100-80gb"}  # in the measured table
 FITTED_TABLE = {
     ("internlm-20b", 1),
     ("llama-2-70b", 2),
@@ -241,6 +243,7 @@ def attention_errors(hardware: Hardware, table: pd.DataFrame) -> Errors:
             seconds.append(prefill_attention_time([(context, chunk)], **shape))
         else:
             shape = {
+                "num_heads": TABLE_HEADS["num_heads"],
                 "num_kv_heads": TABLE_HEADS["num_kv_heads"],
                 "hardware": hardware,
                 "kv_head_bytes": kv_head_bytes,
@@ -345,6 +348,15 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--gemm", type=Path, help="measured matrix products, for the A40 and A100")
     parser.add_argument("--attention", type=Path, help="measured attention, for the A100")
     parser.add_argument(
+        "--silicon",
+        type=Path,
+        nargs="?",
+        const=Path(),
+        help="fit today's GPUs instead, to this folder or that of the installed package (minutes)",
+    )
+    parser.add_argument("--runs", type=Path, help="vLLM servers' operation tables, for --silicon")
+    parser.add_argument("--gpus", help="only these of --silicon, such as h100,rtx-4090")
+    parser.add_argument(
         "--shared",
         action="store_true",
         help="compare other constants of matmul.py instead (minutes)",
@@ -359,8 +371,18 @@ def parse_args() -> argparse.Namespace:
     return args
 
 
+def fit_today(args: argparse.Namespace) -> None:
+    import fit_silicon  # beside this file, and in need of pyarrow
+
+    gpus = None if args.gpus is None else args.gpus.split(",")
+    fit_silicon.main(None if args.silicon == Path() else args.silicon, args.runs, gpus)
+
+
 def main() -> None:
     args = parse_args()
+    if args.silicon is not None or args.runs is not None:
+        fit_today(args)
+        return
     fig3, fig7, table2 = (pd.read_csv(args.paper / f"{name}.csv") for name in PAPER_TABLES)
     gemm = None if args.gemm is None else pd.read_csv(args.gemm)
     if args.shared:
@@ -377,7 +399,7 @@ def main() -> None:
         report("carried over from the A6000", gemm_errors(carried, split_gemm(gemm, name)[1]))
     if args.attention is not None:
         attention = pd.read_csv(args.attention)
-        hardware = fit_attention(unfitted("a100"), attention)
+        hardware = fit_attention(unfitted("a100_2023"), attention)
         names = ("attention_efficiency", "causal_efficiency", "kv_efficiency", "attention_launch")
         show(hardware, names, "attention fitted to the measured table")
         report_attention(hardware, attention)

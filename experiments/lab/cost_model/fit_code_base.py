@@ -8,7 +8,7 @@ Fitted to two completion times of Fig 12b, of SARATHI on the pipeline and of the
 host's seconds a layer and the overhead per iteration. Orca on the pipeline and all bubbles take no
 part. `--host` says how a layer's seconds on the host and on the device make one: "added", "bound"
 (the larger) or "overlapped" (a smooth maximum, as the cost model has it). `--links` says what
-all-reduces and sends cost: "priced" as in a100.yaml, "peak" at the datasheet's bandwidth and
+all-reduces and sends cost: "priced" as in a100_2023.yaml, "peak" at the datasheet's bandwidth and
 without a latency, or "free". The defaults are those of a100_fig12.yaml.
 """
 
@@ -84,7 +84,7 @@ def _finish_times(
     many seconds more.
     """
     layer, iteration = map(float, costs)
-    hardware = load_option("hardware", "a100")
+    hardware = load_option("hardware", "a100_2023")
     hardware = replace(hardware, iteration_overhead=iteration)
     hardware = replace(hardware, **LINKS[links])
     spec = load_option("model", "gpt3-175b")

@@ -240,21 +240,30 @@ def show(hardware: Hardware) -> None:
     print("  " + "  ".join(f"{name} {value:.3g}" for name, value in values))
 
 
-def main(folder: Path, runs: Path | None, gpus: Sequence[str]) -> None:
-    for gpu in gpus:
+def main(folder: Path | None, runs: Path | None, gpus: Sequence[str] | None = None) -> None:
+    """Fit and report those of `gpus`, by default all, that the tables in `folder`, or of the
+    installed package, and in `runs` tell of.
+    """
+    folder = folder or silicon.find_folder()
+    known = [*(silicon.FOLDERS if folder else ()), *(("rtx-4090",) if runs else ())]
+    if unknown := set(gpus or known) - set(known):
+        raise SystemExit(
+            f"--gpus={','.join(sorted(unknown))} is not in the tables; use {', '.join(known)}, pip "
+            f"install aiconfigurator-core, or name folders with --silicon and --runs"
+        )
+    for gpu in gpus or known:
         hardware = load_option("hardware", gpu)
-        if gpu in silicon.FOLDERS:
+        if folder and gpu in silicon.FOLDERS:
             tables = measured(folder, gpu, "vllm", hardware)
             version = silicon.read(folder, gpu, "gemm_perf", "vllm")[1]
-        elif runs is not None:
-            tables, version = measured_in_run(runs, gpu), "0.19.0"
         else:
-            continue
+            assert runs is not None, "the RTX 4090 is known by a run alone"
+            tables, version = measured_in_run(runs, gpu), "0.19.0"
         print(f"\n{gpu}: vLLM {version}", flush=True)
         hardware = fit_hardware(hardware, tables)
         show(hardware)
         report(hardware, tables)
-        if gpu in silicon.FOLDERS:
+        if folder and gpu in silicon.FOLDERS:
             report_others(folder, gpu, hardware)
-        if runs is not None and gpu in silicon.RUNS:
+        if runs and gpu in silicon.RUNS:
             report_chunks(runs, gpu, hardware)

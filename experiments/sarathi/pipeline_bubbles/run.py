@@ -17,7 +17,7 @@ from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import EXPERIMENTS
 from sarathi_lab.experiment.pipeline import NUM_REQUESTS, run_systems
 
-HARDWARE = ("a100", "a100_fig12")  # as measured elsewhere, and with the costs of the code base
+HARDWARE = ("a100_2023", "a100_fig12")  # as measured elsewhere, and with the costs of the code base
 
 
 def main() -> None:

@@ -31,7 +31,8 @@ def prefill_attention_time(
     it are masked and run at `causal_efficiency`; each tile adds `query_ramp` keys for its start and
     end. Each chunk reads its whole context from the cache again, which is what chunking costs.
     """
-    query_tiles = dense_pairs = masked_pairs = kv_tokens = queries = 0
+    query_tiles = masked_pairs = kv_tokens = queries = 0
+    dense_pairs: float = 0
     for start, num_tokens in chunks:
         tiles = -(-num_tokens // QUERY_TILE)
         query_tiles += tiles

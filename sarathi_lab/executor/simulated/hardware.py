@@ -117,15 +117,15 @@ class Hardware:
             raise UserError(
                 f"hardware.partial_waves={self.partial_waves} is not true or false; {fix}"
             )
-        for names, peak_fix in ((PEAKS + EFFICIENCIES, fix), (LINKS, LINK_FIX)):
-            for name in self._given(names):
-                require_number(f"hardware.{name}", getattr(self, name), above=0, fix=peak_fix)
+        for name in self._given((*PEAKS, *EFFICIENCIES, *LINKS)):
+            peak_fix = LINK_FIX if name in LINKS else fix
+            require_number(f"hardware.{name}", getattr(self, name), above=0, fix=peak_fix)
         for name in self._given(EFFICIENCIES):
             if getattr(self, name) > 1:
                 raise UserError(f"hardware.{name}={getattr(self, name)} exceeds 1, the peak; {fix}")
-        for names, cost_fix in ((FIXED_COSTS, "use seconds from 0"), (SLOWDOWNS, "use 0 or more")):
-            for name in self._given(names):
-                require_number(f"hardware.{name}", getattr(self, name), minimum=0, fix=cost_fix)
+        for name in self._given((*FIXED_COSTS, *SLOWDOWNS)):
+            cost_fix = "use seconds from 0" if name in FIXED_COSTS else "use 0 or more"
+            require_number(f"hardware.{name}", getattr(self, name), minimum=0, fix=cost_fix)
         if self.dtype_bytes not in (sizes := sorted(set(DTYPE_BYTES.values()))):
             raise UserError(
                 f"hardware.dtype_bytes={self.dtype_bytes} is no size of an element; use one of "
