@@ -142,7 +142,7 @@ def main(args: list[str]) -> None:
     points = points[~points.id.isin(known)]
     for done, (_, point) in enumerate(points.iterrows(), start=1):
         rows.append(row_of(point, chosen.level, chosen.host))
-        if not rows[-1]["reason"] and done % EVERY == 0 or done == len(points):
+        if (not rows[-1]["reason"] and done % EVERY == 0) or done == len(points):
             pd.DataFrame(rows).to_csv(path, index=False, float_format="%.5g")
     table = pd.DataFrame(rows)
     table.to_csv(path, index=False, float_format="%.5g")
