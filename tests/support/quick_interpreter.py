@@ -1,6 +1,6 @@
-"""Triton's interpreter without what it does for nothing, half of its time: it computes sums of whole
-numbers once more in 64 bits for an assertion that it then leaves out, as it has no debug mode, and
-looks through its whole language at every call of a function for what it has replaced before.
+"""Triton's interpreter without what it does for nothing, half of its time: it computes sums of
+integers once more in 64 bits for an assertion that it then leaves out, as it is not in debug mode,
+and looks through its whole language at every call of a function for what it has replaced before.
 """
 
 from __future__ import annotations
