@@ -53,6 +53,9 @@ class ProfiledOperations:
             if WHOLE not in tables.layers:
                 self.iteration_overhead = self._formula.iteration_overhead
         self._own, self._shaped = self._attention(spec)
+        self._in_one_call = hardware.hybrid_call if hardware else None
+        if self._in_one_call is None:
+            self._in_one_call = self._own is not None and self._own.has_mixed
         self.errors |= self._own.errors if self._own else {}
 
     @property
@@ -84,10 +87,10 @@ class ProfiledOperations:
 
     def attention_times(self, batch: Batch) -> tuple[float, float]:
         if self._own is not None:
-            return self._own.times(batch, in_one_call=self._own.has_mixed)
+            return self._own.times(batch, self._in_one_call)
         assert self._formula is not None, "checked when it was made"
         if self._shaped is not None:
-            return self._shaped.times(batch)
+            return self._shaped.times(batch, self._in_one_call)
         return self._formula.attention_times(batch)
 
     def _times(self, per: str, number: int, formula: Mapping[str, float]) -> Mapping[str, float]:
@@ -145,7 +148,7 @@ class ProfiledOperations:
         mine = rows[(rows[list(SHAPE)] == list(own)).all(axis=1)]
         if (mine.kv_prefill > 0).any():
             return AttentionTable(mine, _at(formula)), None
-        return None, ShapedAttention(rows, own, formula.attention_times, self._formula_of)
+        return None, ShapedAttention(rows, own, formula, self._formula_of)
 
     def _formula_of(self, heads: Heads) -> Formula:
         """The formula for one device of that shape."""
@@ -161,7 +164,10 @@ def _at(formula: AnalyticOperations) -> Formula:
     def seconds(
         chunk: float, before: float, decodes: float, context: float, num_chunks: int
     ) -> float:
-        return sum(formula.attention_times(sums_of(chunk, before, decodes, context, num_chunks)))
+        batch = sums_of(chunk, before, decodes, context, num_chunks)
+        if chunk and decodes:
+            return formula.hybrid_attention(batch)
+        return sum(formula.separate_attention(batch))
 
     return seconds
 
