@@ -42,6 +42,7 @@ class ProfiledOperations:
         self._left_out = set(tables.included)
         self.errors: dict[str, float] = {}  # by operation, of rows left out
         self.iteration_overhead = 0.0
+        self.products: ProductTable | None = None
         self._formula: AnalyticOperations | None = None
         for layer, rows in tables.layers.values():
             self._add(layer.operation, layer.per, curve(*_floats(rows)), layer.replaces)
@@ -112,6 +113,7 @@ class ProfiledOperations:
         if rows is None or rows.empty:
             return
         table = ProductTable(rows.assign(seconds=rows[TIME] * MICROSECOND), formula.product_time)
+        self.products = table
         for linear in formula.spec.layer_linears:
             if linear.name not in self._left_out:
                 self._add(linear.name, "layer", table.curve(*formula.share_of(linear)))
