@@ -12,6 +12,7 @@ from sarathi_lab.engine.executor import Executor, Predictor, Sizes
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.cost_model import CostModel, make_cost_model
 from sarathi_lab.executor.simulated.executor import PipelineExecutor, SimulatedExecutor
+from sarathi_lab.executor.simulated.experts import ALONE, Sharing
 from sarathi_lab.executor.simulated.hardware import Hardware, Parallel, check_memory, kv_capacity
 from sarathi_lab.executor.simulated.host import NO_HOST, Host
 from sarathi_lab.model.roofline import Peaks
@@ -25,8 +26,8 @@ DEFAULT_DTYPES = {2: "float16", 4: "float32"}
 class SimulatedBackend:
     """Predicts times of `hardware`; token ids are not computed. `tensor_parallel` devices share a
     layer, `pipeline_parallel` stages the layers. A `host` that states its seconds takes them in
-    place of the hardware's `iteration_overhead`. `replicas` run in lockstep and share the experts
-    of a mixture (`engine.replicas`).
+    place of the hardware's `iteration_overhead`. Replicas run in lockstep and share the experts of
+    a mixture (`engine.replicas`, `sharing`).
     """
 
     name: ClassVar[str] = "simulated"
@@ -38,7 +39,7 @@ class SimulatedBackend:
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     host: Host = NO_HOST
-    replicas: int = 1
+    sharing: Sharing = ALONE
 
     def __post_init__(self) -> None:
         _ = self.parallel  # degrees below 1 are refused at once
@@ -86,7 +87,7 @@ class SimulatedBackend:
         self._cost(spec)
         if host_kv_tokens:
             _ = self.hardware.host_rate  # unknown, it is refused at once
-        held = replace(spec, num_experts=spec.num_experts // self.replicas)
+        held = replace(spec, num_experts=spec.num_experts // self.sharing.replicas)
         check_memory(held, self.hardware, self.dtype_bytes, kv_tokens, self.parallel)
 
     def peaks(self) -> Peaks:
@@ -129,7 +130,7 @@ class SimulatedBackend:
 
     def kv_blocks(self, spec: ModelSpec, block_size: int) -> int:
         """What the hardware file's memory holds beside the weights."""
-        held = replace(spec, num_experts=spec.num_experts // self.replicas)
+        held = replace(spec, num_experts=spec.num_experts // self.sharing.replicas)
         return kv_capacity(held, self.hardware, self.dtype_bytes, self.parallel) // block_size
 
     def build(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> Executor:
@@ -144,5 +145,5 @@ class SimulatedBackend:
         if self.host.is_stated:
             hardware = replace(hardware, iteration_overhead=0.0)
         return make_cost_model(
-            self.cost_model, spec, hardware, self.dtype_bytes, self.parallel, self.replicas
+            self.cost_model, spec, hardware, self.dtype_bytes, self.parallel, self.sharing
         )
