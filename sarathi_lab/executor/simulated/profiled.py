@@ -75,6 +75,24 @@ class ProfiledOperations:
             "attention": max(attention, default=known.get("attention", 0.0)),
         }
 
+    @property
+    def caution(self) -> str:
+        """What the times are of, what comes from another shape, and what no table has."""
+        formula = self._formula
+        computed = [] if formula is None else [*formula.token_times(1), *formula.emit_times(1)]
+        missing = [name for name in computed if name not in self._left_out]
+        parts = [f"operation times are of {self.tables.source}"]
+        if self._own is None and self._shaped is None:
+            missing.append("attention")
+        if self._shaped is not None:
+            near = {f"{base.num_heads}/{base.num_kv_heads}" for base in self._shaped.bases.values()}
+            parts.append(f"attention by that of {' and '.join(sorted(near))} query/KV heads")
+        if missing:
+            parts.append(f"by formula, as no table has them: {', '.join(missing)}")
+        if formula is not None:
+            parts.append("past a table's edge the edge is scaled by the formula")
+        return "; ".join(parts)
+
     def token_times(self, num_tokens: int) -> Mapping[str, float]:
         formula = self._formula.token_times(num_tokens) if self._formula else {}
         return self._times("layer", num_tokens, formula)
