@@ -74,7 +74,9 @@ class AnalyticOperations:
         # Between the products of the FFN one row is read, or two with a gate, and one written.
         rows = 3 if spec.gated_ffn else 2
         ffn_share = math.ceil(spec.ffn_size / tensor)
-        if not spec.num_experts:  # their activation is a part of them
+        if spec.num_experts:  # whose activation is a part of them; the router's choice is not
+            times["router"] += self._moving_time(num_tokens * spec.num_experts * dtype_bytes)
+        else:
             times["activation"] = self._moving_time(num_tokens * rows * ffn_share * dtype_bytes)
         # New keys and values are read as computed, and written as the cache holds them.
         computed = 2 * spec.kv_size * dtype_bytes

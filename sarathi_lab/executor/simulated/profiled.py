@@ -55,9 +55,9 @@ class ProfiledOperations:
             if WHOLE not in tables.layers:
                 self.iteration_overhead = self._formula.iteration_overhead
         self._own, self._shaped = self._attention(spec)
-        self._in_one_call = hardware.hybrid_call if hardware else None
-        if self._in_one_call is None:
-            self._in_one_call = self._own is not None and self._own.has_mixed
+        asked = hardware.hybrid_call if hardware else None
+        has_mixed = self._own is not None and self._own.has_mixed
+        self._in_one_call = has_mixed if asked is None else asked
         self.errors |= self._own.errors if self._own else {}
 
     @property
