@@ -111,7 +111,7 @@ class CostModel:
                 self.iteration_time(part) - self._expert_time(number)
                 for part, number in zip(batch.parts, tokens, strict=True)
             )
-            return own + self._expert_time(self.experts.sharing.num_computed(tokens))
+            return own + self._expert_time(*tokens)
         return sum(self.stage_times(batch)) + (self.parallel.pipeline - 1) * self.send_time(batch)
 
     def stage_times(self, batch: Batch) -> list[float]:
@@ -135,12 +135,12 @@ class CostModel:
 
     def _layer_device_time(self, batch: Batch) -> float:
         seconds = self._token_sum(batch.num_tokens) + sum(self.operations.attention_times(batch))
-        return seconds + self.experts.seconds(batch.num_tokens) if self.experts else seconds
+        return seconds + self.experts.seconds((batch.num_tokens,)) if self.experts else seconds
 
-    def _expert_time(self, num_tokens: int) -> float:
-        """Seconds of all layers' experts."""
+    def _expert_time(self, *tokens: int) -> float:
+        """Seconds of all layers' experts, for replicas with so many tokens."""
         assert self.experts is not None
-        return self.spec.num_layers * self.experts.seconds(num_tokens)
+        return self.spec.num_layers * self.experts.seconds(tokens)
 
     def send_time(self, batch: Batch) -> float:
         """Seconds from the end of a stage to the start of the next, on another node; 0 without one.

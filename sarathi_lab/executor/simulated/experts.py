@@ -26,17 +26,17 @@ class Sharing(NamedTuple):
     replicas: int = 1
     graph_tokens: int = 0
 
-    def num_computed(self, tokens: Sequence[int]) -> int:
-        """Tokens that the experts compute for replicas with so many."""
+    def computed(self, tokens: Sequence[int]) -> Sequence[int]:
+        """What the experts compute for replicas with so many `tokens`."""
         largest = -(-max(tokens) // GRAPH_STEP) * GRAPH_STEP
-        return len(tokens) * largest if largest <= self.graph_tokens else sum(tokens)
+        return [largest] * len(tokens) if largest <= self.graph_tokens else tokens
 
 
 ALONE = Sharing()
 
 
 class Experts:
-    """Seconds of one layer's experts of `spec` by the tokens of all replicas of the model.
+    """Seconds of one layer's experts of `spec` by the tokens of each replica of the model.
 
     Each replica of `sharing` is a device with its share of the experts. A token's choice is taken
     as random, so that as many experts are read as the mean of such choices. `rows` are measured
@@ -63,16 +63,21 @@ class Experts:
         self.devices = sharing.replicas
         self._curves = [] if rows is None else _by_experts(rows)
         self._link_rate = hardware.link_rate if self.devices > 1 else 1.0
-        self.seconds = cache(self._seconds)
+        self._compute = cache(self._compute_time)
 
-    def _seconds(self, num_tokens: int) -> float:
+    def seconds(self, tokens: Sequence[int]) -> float:
+        """Of replicas with so many `tokens`; alone of one, as if the others had none."""
+        tokens = self.sharing.computed(tokens) if len(tokens) > 1 else tokens
+        return self._compute(sum(tokens)) + self._exchange(sum(tokens))
+
+    def _compute_time(self, num_tokens: int) -> float:
         if num_tokens == 0:
             return 0.0
         share = self.spec.share_of_experts(num_tokens)
         chosen = share * self.spec.num_experts / self.devices
         tokens = num_tokens / self.devices
         measured = self._curves and self._interpolated(tokens, chosen)
-        return (measured or self._formula(tokens, chosen)) + self._exchange(num_tokens)
+        return measured or self._formula(tokens, chosen)
 
     def _interpolated(self, tokens: float, chosen: float) -> float:
         """Linear between the numbers of experts, and of tokens; beyond in proportion to these."""
