@@ -93,14 +93,19 @@ class AnalyticOperations:
         decodes, kv_tokens = batch.num_decode_tokens, batch.decode_kv_tokens
         return prefill, decode_attention_time(decodes, kv_tokens, **self._read)
 
-    def _linear_time(self, linear: Linear, num_tokens: int) -> float:
-        """One device's share of a product: some of its rows or columns, whichever saves sends."""
+    def share_of(self, linear: Linear) -> tuple[int, int]:
+        """Rows and columns of a weight on one device: cut by those that save sends."""
         rows, columns = linear.in_features, linear.out_features
         if linear.name in CUT_BY_ROWS:
-            rows = math.ceil(rows / self.parallel.tensor)
-        else:
-            columns = math.ceil(columns / self.parallel.tensor)
+            return math.ceil(rows / self.parallel.tensor), columns
+        return rows, math.ceil(columns / self.parallel.tensor)
+
+    def product_time(self, num_tokens: int, rows: int, columns: int) -> float:
+        """Seconds of one product [num_tokens, rows] x [rows, columns]."""
         return matmul_time(num_tokens, rows, columns, self.hardware, self.dtype_bytes)
+
+    def _linear_time(self, linear: Linear, num_tokens: int) -> float:
+        return self.product_time(num_tokens, *self.share_of(linear))
 
     def _norm_time(self, num_tokens: int) -> float:
         """Fused with the residual before it: two rows read, two written, on every device."""
