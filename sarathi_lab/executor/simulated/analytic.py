@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from sarathi_lab.engine.request import Batch
@@ -23,7 +24,8 @@ class AnalyticOperations:
     """`Operations` of `spec`, in elements of `dtype_bytes`, on one device of `hardware`.
 
     The devices of `parallel` that share a layer split heads, columns and rows as in Megatron-LM:
-    what follows is one device's share. Raises UserError for hardware of unknown links.
+    what follows is one device's share. Raises UserError for hardware of unknown links, or without
+    the peak of 8-bit products where the weights are such.
     """
 
     def __init__(
@@ -40,6 +42,13 @@ class AnalyticOperations:
         self.iteration_overhead = hardware.iteration_overhead
         if parallel.tensor > 1:
             _ = hardware.link_rate  # unknown, it is refused at once
+        self._in_fp8: Hardware | None = None  # as products in 8 bits see it
+        if spec.weight_dtype == "fp8":
+            self._in_fp8 = replace(
+                hardware,
+                flops_per_second=hardware.fp8_peak,
+                matmul_efficiency=hardware.fp8_efficiency,
+            )
         self._read: dict[str, Any] = {  # by attention
             "num_heads": spec.num_heads // parallel.tensor,
             "num_kv_heads": spec.num_kv_heads // parallel.tensor,
@@ -53,8 +62,10 @@ class AnalyticOperations:
 
     def token_times(self, num_tokens: int) -> Mapping[str, float]:
         spec, tensor, dtype_bytes = self.spec, self.parallel.tensor, self.dtype_bytes
-        linears = spec.layer_linears
-        times = {linear.name: self._linear_time(linear, num_tokens) for linear in linears}
+        times = {
+            linear.name: self.layer_product_time(num_tokens, *self.share_of(linear))
+            for linear in spec.layer_linears
+        }
         times["norms"] = NORMS * self._norm_time(num_tokens)
         # Between the products of the FFN one row is read, or two with a gate, and one written.
         rows = 3 if spec.gated_ffn else 2
@@ -78,7 +89,7 @@ class AnalyticOperations:
         """Each device in its share of the vocabulary."""
         vocab = math.ceil(self.spec.vocab_size / self.parallel.tensor)
         return {
-            "lm_head": self._linear_time(self.spec.lm_head, num_emits),
+            "lm_head": self.product_time(num_emits, *self.share_of(self.spec.lm_head)),
             "sampling": self._moving_time(num_emits * vocab * self.dtype_bytes),
         }
 
@@ -104,8 +115,15 @@ class AnalyticOperations:
         """Seconds of one product [num_tokens, rows] x [rows, columns]."""
         return matmul_time(num_tokens, rows, columns, self.hardware, self.dtype_bytes)
 
-    def _linear_time(self, linear: Linear, num_tokens: int) -> float:
-        return self.product_time(num_tokens, *self.share_of(linear))
+    def layer_product_time(self, num_tokens: int, rows: int, columns: int) -> float:
+        """The same of a layer's weights: in 8 bits, after the activations are converted to these,
+        where the weights are such.
+        """
+        if self._in_fp8 is None:
+            return self.product_time(num_tokens, rows, columns)
+        converted = num_tokens * rows * (self.dtype_bytes + 1)  # read, and written in 8 bits
+        product = matmul_time(num_tokens, rows, columns, self._in_fp8, 1)
+        return product + self._moving_time(converted)
 
     def _norm_time(self, num_tokens: int) -> float:
         """Fused with the residual before it: two rows read, two written, on every device."""

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from sarathi_lab.config.errors import UserError, require_int, require_number
 from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec
 
-PEAKS = ("flops_per_second", "bytes_per_second", "memory_bytes")
+PEAKS = ("flops_per_second", "bytes_per_second", "memory_bytes", "fp8_flops_per_second")
 EFFICIENCIES = (
     *("matmul_efficiency", "attention_efficiency", "causal_efficiency"),
     *("memory_efficiency", "kv_efficiency", "link_efficiency", "prompt_efficiency"),
+    "fp8_efficiency",
 )
 FIXED_COSTS = (
     *("kernel_launch", "attention_launch", "decode_launch"),
@@ -22,7 +23,11 @@ FIXED_COSTS = (
 COUNTS = ("num_sms", "chunk_splits", "decode_splits", "ungrouped_splits")
 SLOWDOWNS = ("query_ramp", "link_sharing")
 LINKS = ("link_bytes_per_second", "network_bytes_per_second", "host_bytes_per_second")
-OPTIONAL = ("prompt_efficiency", "decode_launch", "ungrouped_splits", *LINKS)  # may be None
+OPTIONAL = (  # may be None
+    *("prompt_efficiency", "decode_launch", "ungrouped_splits", "fp8_flops_per_second"),
+    *LINKS,
+)
+WEIGHTS = "executor.weights"  # the setting that asks for products in 8 bits
 LINK_FIX = "use bytes/s, null if unknown"
 UNCERTAIN = ("matmul", "attention")  # the kinds of operation that `Hardware.uncertainty` speaks of
 
@@ -60,8 +65,9 @@ class Hardware:
     both in use, `link_latency` the seconds of a transfer. In an all-reduce each device beyond two
     adds `link_step` seconds and divides the rate by 1 + `link_sharing` times their number;
     `two_shot_latency` is what summing by parts takes longer than sending all to all, 0: always by
-    parts. `host_bytes_per_second` is what each device reaches to or from host memory. None: not
-    known, so what needs it can't be simulated.
+    parts. `host_bytes_per_second` is what each device reaches to or from host memory.
+    `fp8_flops_per_second` is the peak of products in 8 bits and `fp8_efficiency` the share of it
+    that these reach at best. None: not known, so what needs it can't be simulated.
     """
 
     name: str
@@ -85,6 +91,8 @@ class Hardware:
     link_bytes_per_second: float | None = None
     network_bytes_per_second: float | None = None
     host_bytes_per_second: float | None = None
+    fp8_flops_per_second: float | None = None
+    fp8_efficiency: float = 1.0
     link_efficiency: float = 1.0
     link_latency: float = 0.0
     link_step: float = 0.0
@@ -179,6 +187,16 @@ class Hardware:
                 "preemption=recompute"
             )
         return float(self.host_bytes_per_second)
+
+    @property
+    def fp8_peak(self) -> float:
+        """FLOP/s of products of 8-bit weights and activations. Raises UserError if not known."""
+        if self.fp8_flops_per_second is None:
+            raise UserError(
+                f"hardware {self.name} has no peak of products in 8 bits, which {WEIGHTS}=fp8 "
+                f"needs; add fp8_flops_per_second to its file, or set {WEIGHTS}=auto"
+            )
+        return self.fp8_flops_per_second
 
     def _rate(self, name: str, setting: str) -> float:
         if (rate := getattr(self, name)) is None:

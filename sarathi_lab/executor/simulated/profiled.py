@@ -14,6 +14,7 @@ from sarathi_lab.executor.simulated.attention_shapes import Heads, ShapedAttenti
 from sarathi_lab.executor.simulated.attention_tables import AttentionTable, Formula, sums_of
 from sarathi_lab.executor.simulated.hardware import ONE_DEVICE, Hardware, Parallel
 from sarathi_lab.executor.simulated.interpolation import Floats, curve, curve_error
+from sarathi_lab.executor.simulated.product_tables import Formula as ProductFormula
 from sarathi_lab.executor.simulated.product_tables import ProductTable
 from sarathi_lab.executor.table_files import read_tables
 from sarathi_lab.executor.tables import DTYPE_SIZES, MICROSECOND, SHAPE, TIME, OperationTables
@@ -103,18 +104,26 @@ class ProfiledOperations:
 
     def _add_products(self, formula: AnalyticOperations) -> None:
         """Products of the model's shapes, where no layer of a table has them."""
+        spec, share_of = formula.spec, formula.share_of
+        own = self._products(formula.dtype_bytes, formula.product_time)
+        if own and spec.lm_head.name not in self._left_out:
+            self._add(spec.lm_head.name, "emit", own.curve(*share_of(spec.lm_head)))
+        if spec.weight_dtype == "fp8":
+            own = self._products(DTYPE_SIZES["fp8"], formula.layer_product_time)
+        if own:
+            self.errors["products"] = own.error
+            for linear in spec.layer_linears:
+                if linear.name not in self._left_out:
+                    self._add(linear.name, "layer", own.curve(*share_of(linear)))
+
+    def _products(self, dtype_bytes: int, formula: ProductFormula) -> ProductTable | None:
+        """Those of elements of so many bytes, if there are such."""
         rows = self.tables.frames.get("products")
         if rows is not None:
-            rows = rows[rows.dtype.map(DTYPE_SIZES.get) == formula.dtype_bytes]
+            rows = rows[rows.dtype.map(DTYPE_SIZES.get) == dtype_bytes]
         if rows is None or rows.empty:
-            return
-        table = ProductTable(rows.assign(seconds=rows[TIME] * MICROSECOND), formula.product_time)
-        for linear in formula.spec.layer_linears:
-            if linear.name not in self._left_out:
-                self._add(linear.name, "layer", table.curve(*formula.share_of(linear)))
-        if (head := formula.spec.lm_head).name not in self._left_out:
-            self._add(head.name, "emit", table.curve(*formula.share_of(head)))
-        self.errors["products"] = table.error
+            return None
+        return ProductTable(rows.assign(seconds=rows[TIME] * MICROSECOND), formula)
 
     def _add_all_reduce(self, formula: AnalyticOperations) -> None:
         """All-reduces of a layer over the hidden states, if a table has as many devices."""
