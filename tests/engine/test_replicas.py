@@ -15,6 +15,7 @@ from sarathi_lab.engine.loop import serve
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
+from sarathi_lab.executor.simulated.experts import Sharing
 from sarathi_lab.executor.simulated.host import Host
 from sarathi_lab.policy import VllmV1
 
@@ -58,7 +59,7 @@ def test_a_host_ahead_of_its_device_hides_what_is_shorter():
 
 
 def test_replicas_wait_for_the_slowest_and_share_the_experts():
-    cost = make_cost_model("analytic", EXPERTS, LINKED, 2, replicas=2)
+    cost = make_cost_model("analytic", EXPERTS, LINKED, 2, sharing=Sharing(2))
     parts = (batch_of(decodes=1), batch_of(chunk=200), Batch())
     alone = [cost.iteration_time(part) for part in parts]
     own = [
@@ -88,3 +89,8 @@ def test_mixtures_are_for_simulation_and_choose_some_experts():
     for wrong in ({"experts_per_token": 0}, {"experts_per_token": 9}, {"simulation_only": False}):
         with pytest.raises(UserError, match="num_experts=8 needs"):
             replace(EXPERTS, **wrong)
+
+
+def test_replicas_that_replay_a_graph_compute_as_many_tokens_as_the_fullest():
+    sharing = Sharing(2, graph_tokens=256)
+    assert [sharing.num_computed(own) for own in ((3, 0), (250, 9), (257, 9))] == [16, 512, 266]

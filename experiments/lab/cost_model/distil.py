@@ -9,7 +9,7 @@ the engine chooses on that GPU.
 
 Products are kept for a grid of shapes; of each shape the numbers of tokens that a straight line
 between its neighbours misses by more than `TOLERANCE`. Attention is kept whole for `HEADS`. What is
-left out checks what is kept: its mean errors are stated as `uncertainty`, by `held_out_errors`.
+left out checks what is kept: check_tables.py states the errors.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def main() -> None:
     parser.add_argument("--source", type=Path, help="the folder systems/data of the package")
     parser.add_argument("--gpu", nargs="+", choices=list(GPUS), default=list(GPUS))
     given = parser.parse_args()
-    source = given.source or _installed()
+    source = given.source or installed()
     for name in given.gpu:
         frames = frames_of_gpu(source, GPUS[name])
         write_tables(TABLES / name, frames, _meta(GPUS[name]), TITLE)
@@ -94,7 +94,7 @@ def frames_of_gpu(source: Path, gpu: Gpu) -> dict[str, pd.DataFrame]:
     }
 
 
-def _installed() -> Path:
+def installed() -> Path:
     spec = importlib.util.find_spec("aiconfigurator_core")
     if spec is None or spec.origin is None:
         raise SystemExit(f"{PACKAGE} is not installed; pip install -e '.[silicon]', or --source")

@@ -12,6 +12,7 @@ from sarathi_lab.engine.executor import Executor, Predictor, Sizes
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.cost_model import CostModel, make_cost_model
 from sarathi_lab.executor.simulated.executor import PipelineExecutor, SimulatedExecutor
+from sarathi_lab.executor.simulated.experts import ALONE, Sharing
 from sarathi_lab.executor.simulated.hardware import (
     WEIGHTS,
     Hardware,
@@ -32,8 +33,8 @@ class SimulatedBackend:
     """Predicts times of `hardware`; token ids are not computed. `tensor_parallel` devices share a
     layer, `pipeline_parallel` stages the layers. A `host` that states its seconds takes them in
     place of the hardware's `iteration_overhead`. `weights="fp8"` has the weights and activations of
-    a layer's products in 8 bits (W8A8). `replicas` run in lockstep and share the experts of a
-    mixture (`engine.replicas`).
+    a layer's products in 8 bits (W8A8). Replicas run in lockstep and share the experts of a mixture
+    (`engine.replicas`, `sharing`).
     """
 
     name: ClassVar[str] = "simulated"
@@ -46,7 +47,7 @@ class SimulatedBackend:
     pipeline_parallel: int = 1
     host: Host = NO_HOST
     weights: WeightDtype = "auto"
-    replicas: int = 1
+    sharing: Sharing = ALONE
 
     def __post_init__(self) -> None:
         require_one_of(WEIGHTS, self.weights, get_args(WeightDtype))
@@ -153,13 +154,13 @@ class SimulatedBackend:
             hardware = replace(hardware, iteration_overhead=0.0)
         spec = self._in_weights(spec)
         return make_cost_model(
-            self.cost_model, spec, hardware, self.dtype_bytes, self.parallel, self.replicas
+            self.cost_model, spec, hardware, self.dtype_bytes, self.parallel, self.sharing
         )
 
     def _held(self, spec: ModelSpec) -> ModelSpec:
         """What one replica holds of `spec`."""
         spec = self._in_weights(spec)
-        return replace(spec, num_experts=spec.num_experts // self.replicas)
+        return replace(spec, num_experts=spec.num_experts // self.sharing.replicas)
 
     def _in_weights(self, spec: ModelSpec) -> ModelSpec:
         """`spec` with weights as they are here. Raises UserError for experts in 8 bits."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -13,15 +15,33 @@ from sarathi_lab.executor.tables import MICROSECOND, TIME
 from sarathi_lab.model.spec import ModelSpec
 
 KERNELS = 2  # launched for a layer's experts: the products before and after the activation
+GRAPH_STEP = 8  # tokens between the sizes of recorded CUDA graphs: vLLM's, up to 256
+
+
+class Sharing(NamedTuple):
+    """Replicas that share the experts, each with as many. Where all of them replay a recorded CUDA
+    graph, of `graph_tokens` at most, they compute as many tokens as the fullest, in whole steps.
+    """
+
+    replicas: int = 1
+    graph_tokens: int = 0
+
+    def num_computed(self, tokens: Sequence[int]) -> int:
+        """Tokens that the experts compute for replicas with so many."""
+        largest = -(-max(tokens) // GRAPH_STEP) * GRAPH_STEP
+        return len(tokens) * largest if largest <= self.graph_tokens else sum(tokens)
+
+
+ALONE = Sharing()
 
 
 class Experts:
     """Seconds of one layer's experts of `spec` by the tokens of all replicas of the model.
 
-    Each of `devices` holds its share of the experts. A token's choice is taken as random, so that
-    as many experts are read as the mean of such choices. `rows` are measured (`moe` of
-    `tables.FILES`), all experts on one device: a device that holds a share of them
-    takes what one with all of them takes for that share of the tokens, as it has as many products
+    Each replica of `sharing` is a device with its share of the experts. A token's choice is taken
+    as random, so that as many experts are read as the mean of such choices. `rows` are measured
+    (`moe` of `tables.FILES`), all experts on one device: a device that holds a share of them takes
+    what one with all of them takes for that share of the tokens, as it has as many products
     of a token and an expert. Without rows it is a roofline, which nothing was fitted to.
 
     Several devices gather the tokens of all with the router's logits, and scatter the sums: in a
@@ -33,15 +53,16 @@ class Experts:
         spec: ModelSpec,
         hardware: Hardware,
         dtype_bytes: int,
-        devices: int = 1,
+        sharing: Sharing = ALONE,
         rows: pd.DataFrame | None = None,
     ) -> None:
         self.spec = spec
         self.hardware = hardware
         self.dtype_bytes = dtype_bytes
-        self.devices = devices
+        self.sharing = sharing
+        self.devices = sharing.replicas
         self._curves = [] if rows is None else _by_experts(rows)
-        self._link_rate = hardware.link_rate if devices > 1 else 1.0
+        self._link_rate = hardware.link_rate if self.devices > 1 else 1.0
         self.seconds = cache(self._seconds)
 
     def _seconds(self, num_tokens: int) -> float:

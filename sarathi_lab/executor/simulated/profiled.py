@@ -43,6 +43,7 @@ class ProfiledOperations:
         self._left_out = set(tables.included)
         self.errors: dict[str, float] = {}  # by operation, of rows left out
         self.iteration_overhead = 0.0
+        self.products: ProductTable | None = None
         self._formula: AnalyticOperations | None = None
         for layer, rows in tables.layers.values():
             self._add(layer.operation, layer.per, curve(*_floats(rows)), layer.replaces)
@@ -54,6 +55,9 @@ class ProfiledOperations:
             if WHOLE not in tables.layers:
                 self.iteration_overhead = self._formula.iteration_overhead
         self._own, self._shaped = self._attention(spec)
+        self._in_one_call = hardware.hybrid_call if hardware else None
+        if self._in_one_call is None:
+            self._in_one_call = self._own is not None and self._own.has_mixed
         self.errors |= self._own.errors if self._own else {}
 
     @property
@@ -85,10 +89,10 @@ class ProfiledOperations:
 
     def attention_times(self, batch: Batch) -> tuple[float, float]:
         if self._own is not None:
-            return self._own.times(batch, in_one_call=self._own.has_mixed)
+            return self._own.times(batch, self._in_one_call)
         assert self._formula is not None, "checked when it was made"
         if self._shaped is not None:
-            return self._shaped.times(batch)
+            return self._shaped.times(batch, self._in_one_call)
         return self._formula.attention_times(batch)
 
     def _times(self, per: str, number: int, formula: Mapping[str, float]) -> Mapping[str, float]:
@@ -105,7 +109,7 @@ class ProfiledOperations:
     def _add_products(self, formula: AnalyticOperations) -> None:
         """Products of the model's shapes, where no layer of a table has them."""
         spec, share_of = formula.spec, formula.share_of
-        own = self._products(formula.dtype_bytes, formula.product_time)
+        own = self.products = self._products(formula.dtype_bytes, formula.product_time)
         if own and spec.lm_head.name not in self._left_out:
             self._add(spec.lm_head.name, "emit", own.curve(*share_of(spec.lm_head)))
         if spec.weight_dtype == "fp8":
@@ -154,7 +158,7 @@ class ProfiledOperations:
         mine = rows[(rows[list(SHAPE)] == list(own)).all(axis=1)]
         if (mine.kv_prefill > 0).any():
             return AttentionTable(mine, _at(formula)), None
-        return None, ShapedAttention(rows, own, formula.attention_times, self._formula_of)
+        return None, ShapedAttention(rows, own, formula, self._formula_of)
 
     def _formula_of(self, heads: Heads) -> Formula:
         """The formula for one device of that shape."""
@@ -170,7 +174,10 @@ def _at(formula: AnalyticOperations) -> Formula:
     def seconds(
         chunk: float, before: float, decodes: float, context: float, num_chunks: int
     ) -> float:
-        return sum(formula.attention_times(sums_of(chunk, before, decodes, context, num_chunks)))
+        batch = sums_of(chunk, before, decodes, context, num_chunks)
+        if chunk and decodes:
+            return formula.hybrid_attention(batch)
+        return sum(formula.separate_attention(batch))
 
     return seconds
 
