@@ -21,6 +21,7 @@ from sarathi_lab.executor.simulated.hardware import (
     kv_capacity,
 )
 from sarathi_lab.executor.simulated.host import NO_HOST, Host
+from sarathi_lab.executor.simulated.profiled import ProfiledOperations
 from sarathi_lab.model.roofline import Peaks
 from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec, WeightDtype
 
@@ -108,7 +109,8 @@ class SimulatedBackend:
 
     def cautions(self, spec: ModelSpec) -> Sequence[str]:
         """The cost model's error on shapes not fitted to, and what of it favours chunks."""
-        errors = self._cost(spec).uncertainty
+        cost = self._cost(spec)
+        errors = cost.uncertainty
         stated = ", ".join(f"{kind} {error:.0%}" for kind, error in errors.items())
         cautions = [f"the cost model's mean error on held-out shapes: {stated}"]
         within, before = self.hardware.causal_efficiency, self.hardware.attention_efficiency
@@ -118,6 +120,8 @@ class SimulatedBackend:
                 f"peak, to tokens before it at {before:.0%}: so cutting a long prompt makes its "
                 f"attention faster here; compare with hardware.causal_efficiency={before:g}"
             )
+        if isinstance(cost.operations, ProfiledOperations):
+            cautions.append(cost.operations.caution)
         if spec.kv_dtype != "auto":
             cautions.append(
                 f"the cost model counts what cache.dtype={spec.kv_dtype} saves in bytes, and "

@@ -55,9 +55,9 @@ class ProfiledOperations:
             if WHOLE not in tables.layers:
                 self.iteration_overhead = self._formula.iteration_overhead
         self._own, self._shaped = self._attention(spec)
-        self._in_one_call = hardware.hybrid_call if hardware else None
-        if self._in_one_call is None:
-            self._in_one_call = self._own is not None and self._own.has_mixed
+        asked = hardware.hybrid_call if hardware else None
+        has_mixed = self._own is not None and self._own.has_mixed
+        self._in_one_call = has_mixed if asked is None else asked
         self.errors |= self._own.errors if self._own else {}
 
     @property
@@ -74,6 +74,24 @@ class ProfiledOperations:
             "matmul": max(products, default=known.get("matmul", 0.0)),
             "attention": max(attention, default=known.get("attention", 0.0)),
         }
+
+    @property
+    def caution(self) -> str:
+        """What the times are of, what comes from another shape, and what no table has."""
+        formula = self._formula
+        computed = [] if formula is None else [*formula.token_times(1), *formula.emit_times(1)]
+        missing = [name for name in computed if name not in self._left_out]
+        parts = [f"operation times are of {self.tables.source}"]
+        if self._own is None and self._shaped is None:
+            missing.append("attention")
+        if self._shaped is not None:
+            near = {f"{base.num_heads}/{base.num_kv_heads}" for base in self._shaped.bases.values()}
+            parts.append(f"attention by that of {' and '.join(sorted(near))} query/KV heads")
+        if missing:
+            parts.append(f"by formula, as no table has them: {', '.join(missing)}")
+        if formula is not None:
+            parts.append("past a table's edge the edge is scaled by the formula")
+        return "; ".join(parts)
 
     def token_times(self, num_tokens: int) -> Mapping[str, float]:
         formula = self._formula.token_times(num_tokens) if self._formula else {}
