@@ -104,7 +104,8 @@ def checked(table: pd.DataFrame, name: str, source: str) -> pd.DataFrame:
 
 
 def _counts(table: pd.DataFrame, file: File) -> dict[str, int]:
-    return {**file.counts, **{name: 1 for name in file.optional if name in table}}
+    least = {name: int(name != "num_prefills") for name in file.optional if name in table}
+    return {**file.counts, **least}
 
 
 def _problems(table: pd.DataFrame, file: File) -> Iterator[str]:

@@ -31,7 +31,7 @@ from sarathi_lab.results.plots.tasks import policies
 from sarathi_lab.results.result import Result, Shown
 from sarathi_lab.tasks.base import Task
 
-GPUS = sorted(path.stem for path in CONF.glob("hardware/*.yaml"))
+GPUS = sorted(path.stem for path in CONF.glob("hardware/*.yaml") if path.stem != "auto")
 FORMATS = ("png", "pdf")
 POLICIES = "policies"  # an experiment: a figure for each device that it was recorded on
 # each n-th of the thousand points of a pipeline's curves is recorded; more than can be seen apart

@@ -100,11 +100,11 @@ class Validate(Task):
     reads = ("executor", "hardware", "host", "model", "dtype")
 
     def __init__(self, run: str | None = None) -> None:
-        if run is None or not str(run):
-            raise UserError("task=validate needs the folder of a real run; add task.run=FOLDER")
-        self._folder = str(run)
+        self._folder = run
 
     def check(self, cfg: DictConfig) -> Replay:
+        if not self._folder:
+            raise UserError("task=validate needs the folder of a real run; add task.run=FOLDER")
         run = read_run(self._folder)
         if run.data_parallel_size > 1 and not run.enable_expert_parallel:
             raise UserError(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.support.simulated import SPEC, TOY, batch_of
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
+from tests.support.simulated import SPEC, TOY, batch_of
 
 # As fast at products of 8 bits as at others, and launched for nothing.
 GPU = replace(

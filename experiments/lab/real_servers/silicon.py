@@ -40,7 +40,11 @@ POLICIES: dict[str, Policy] = {
 HOSTS = {"vllm": "vllm_0_12", "trtllm": "trtllm_1_0", "sglang": "sglang_0_5"}
 BLOCK_SIZE = 16
 MEMORY_SHARE = 0.9
-ROUNDS = 3  # answers of each user that count, after one whose length is random
+ROUNDS = 3  # answers of each user that count, after a first one
+# Whether users' first answers end together, so that all prompts come at once again and again: as
+# times to the first token tell of SGLang's points (a prompt's own time times the users), not of
+# the others'.
+TOGETHER = {"vllm": False, "trtllm": False, "sglang": True}
 SEED = 0
 EVERY = 20  # points between two writings
 
@@ -60,7 +64,7 @@ def reason_against(point: pd.Series) -> str:
 
 
 def simulated(point: pd.Series, level: str, host: str | None = None) -> dict[str, float]:
-    """Mean seconds to the first token and a token, of users whose first answers end apart."""
+    """Mean seconds to the first token and a token."""
     spec = load_option("model", MODELS[point.model_path])
     hardware = load_option("hardware", GPUS[point.system])
     backend = SimulatedBackend(
@@ -72,8 +76,10 @@ def simulated(point: pd.Series, level: str, host: str | None = None) -> dict[str
     room = replace(hardware, memory_bytes=MEMORY_SHARE * hardware.memory_bytes)
     num_blocks = replace(backend, hardware=room).kv_blocks(spec, BLOCK_SIZE)
     users, (prompt, output) = int(point.concurrency), (int(point.isl), int(point.osl))
-    first = np.random.default_rng(SEED).integers(1, output + 1, users).tolist()
-    lengths = [*first, *[output] * (ROUNDS * users)]
+    first = np.random.default_rng(SEED).integers(1, output + 1, users)
+    if TOGETHER[point.backend]:
+        first[:] = output
+    lengths = [*first.tolist(), *[output] * (ROUNDS * users)]
     requests = [Request(i, 0.0, prompt, length) for i, length in enumerate(lengths)]
     ledger = serve(
         ClosedLoop(requests, users),

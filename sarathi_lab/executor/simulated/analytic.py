@@ -62,8 +62,10 @@ class AnalyticOperations:
 
     def token_times(self, num_tokens: int) -> Mapping[str, float]:
         spec, tensor, dtype_bytes = self.spec, self.parallel.tensor, self.dtype_bytes
-        linears = spec.layer_linears
-        times = {linear.name: self._layer_linear_time(linear, num_tokens) for linear in linears}
+        times = {
+            linear.name: self.layer_product_time(num_tokens, *self.share_of(linear))
+            for linear in spec.layer_linears
+        }
         times["norms"] = NORMS * self._norm_time(num_tokens)
         # Between the products of the FFN one row is read, or two with a gate, and one written.
         rows = 3 if spec.gated_ffn else 2
@@ -87,9 +89,7 @@ class AnalyticOperations:
         """Each device in its share of the vocabulary."""
         vocab = math.ceil(self.spec.vocab_size / self.parallel.tensor)
         return {
-            "lm_head": matmul_time(
-                num_emits, *self._share(self.spec.lm_head), self.hardware, self.dtype_bytes
-            ),
+            "lm_head": self.product_time(num_emits, *self.share_of(self.spec.lm_head)),
             "sampling": self._moving_time(num_emits * vocab * self.dtype_bytes),
         }
 
@@ -104,24 +104,26 @@ class AnalyticOperations:
         decodes, kv_tokens = batch.num_decode_tokens, batch.decode_kv_tokens
         return prefill, decode_attention_time(decodes, kv_tokens, **self._read)
 
-    def _layer_linear_time(self, linear: Linear, num_tokens: int) -> float:
-        """One device's share of a product, in 8 bits after the activations are converted to these
-        where the weights are such.
-        """
-        rows, columns = self._share(linear)
-        if self._in_fp8 is None:
-            return matmul_time(num_tokens, rows, columns, self.hardware, self.dtype_bytes)
-        converted = num_tokens * rows * (self.dtype_bytes + 1)  # read, and written in 8 bits
-        return matmul_time(num_tokens, rows, columns, self._in_fp8, 1) + self._moving_time(
-            converted
-        )
-
-    def _share(self, linear: Linear) -> tuple[int, int]:
-        """One device's rows and columns of a product, of which it has as saves sends."""
+    def share_of(self, linear: Linear) -> tuple[int, int]:
+        """Rows and columns of a weight on one device: cut by those that save sends."""
         rows, columns = linear.in_features, linear.out_features
         if linear.name in CUT_BY_ROWS:
             return math.ceil(rows / self.parallel.tensor), columns
         return rows, math.ceil(columns / self.parallel.tensor)
+
+    def product_time(self, num_tokens: int, rows: int, columns: int) -> float:
+        """Seconds of one product [num_tokens, rows] x [rows, columns]."""
+        return matmul_time(num_tokens, rows, columns, self.hardware, self.dtype_bytes)
+
+    def layer_product_time(self, num_tokens: int, rows: int, columns: int) -> float:
+        """The same of a layer's weights: in 8 bits, after the activations are converted to these,
+        where the weights are such.
+        """
+        if self._in_fp8 is None:
+            return self.product_time(num_tokens, rows, columns)
+        converted = num_tokens * rows * (self.dtype_bytes + 1)  # read, and written in 8 bits
+        product = matmul_time(num_tokens, rows, columns, self._in_fp8, 1)
+        return product + self._moving_time(converted)
 
     def _norm_time(self, num_tokens: int) -> float:
         """Fused with the residual before it: two rows read, two written, on every device."""

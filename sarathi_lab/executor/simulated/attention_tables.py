@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from sarathi_lab.engine.request import Batch
+from sarathi_lab.engine.request import Batch, Chunk
 from sarathi_lab.executor.simulated.interpolation import Costs, Grid, costs_error, grid_of
 
 Floats = NDArray[np.float64]
 PREFILL, DECODE = ("prefill_chunk", "kv_prefill"), ("n_decode", "kv_decode")
-# Seconds of one chunk (tokens, cached tokens before it) and equal decodes (number, tokens each).
-Formula = Callable[[float, float, float, float], float]
+# Seconds of equal chunks (tokens, cached tokens before each) and decodes (number, tokens each), and
+# of how many chunks.
+Formula = Callable[[float, float, float, float, int], float]
 
 
 class AttentionTable:
@@ -83,14 +84,36 @@ class AttentionTable:
         seconds = grid.time(edge)
         if edge == list(point):
             return seconds
-        nothing = (0.0,) * (4 - len(point))
-        sizes = [(*nothing, *at) if is_decode else (*at, *nothing) for at in (point, edge)]
-        outside, at_edge = (self._formula(*size) for size in sizes)
-        return seconds * outside / at_edge
+        return seconds * self._at(point, is_decode) / self._at(edge, is_decode)
 
-    def _fitted(self, chunk: float, before: float, decodes: float, context: float) -> float:
+    def _at(self, point: Sequence[float], is_decode: bool) -> float:
+        """By formula, where a point is of prompts alone, decodes alone, or both."""
+        chunk, before, decodes, context = (
+            point if len(point) == 4 else (0.0, 0.0, *point) if is_decode else (*point, 0.0, 0.0)
+        )
+        return self._formula(chunk, before, decodes, context, 1)
+
+    def _fitted(
+        self, chunk: float, before: float, decodes: float, context: float, num_chunks: int
+    ) -> float:
         prefill = self._prompts.fitted(chunk, before) if chunk else 0.0
         return prefill + (self._decodes.fitted(decodes, context) if decodes else 0.0)
+
+
+def sums_of(
+    chunk: float, before: float, decodes: float, context: float, num_chunks: int = 1
+) -> Batch:
+    """What formulas read of a batch of equal chunks and equal decodes: no sequences."""
+    batch = Batch()
+    tokens, start, batch.num_decode_tokens = round(chunk), round(before), round(decodes)
+    batch.decode_kv_tokens = round(decodes * context)
+    if tokens:
+        one = Chunk(None, start, tokens, is_decode=False, emits_token=False)  # type: ignore[arg-type]
+        batch.chunks = [one] * num_chunks
+        batch.num_prefills, batch.num_prefill_tokens = num_chunks, num_chunks * tokens
+        batch.prefill_kv_tokens = num_chunks * (start + tokens)
+        batch.prefill_query_key_pairs = num_chunks * (tokens * start + tokens * (tokens + 1) // 2)
+    return batch
 
 
 def equivalent_chunk(tokens: int, pairs: int) -> tuple[float, float]:

@@ -165,7 +165,7 @@ class SimulatedBackend:
         """`spec` with weights as they are here. Raises UserError for experts in 8 bits."""
         if self.weights == "fp8" and spec.num_experts:
             raise UserError(
-                f"{WEIGHTS}=fp8 is not known of a mixture of experts such as model {spec.name}; use "
-                f"{WEIGHTS}=auto"
+                f"{WEIGHTS}=fp8 is not known of a mixture of experts such as model {spec.name}; "
+                f"use {WEIGHTS}=auto"
             )
         return replace(spec, weight_dtype=self.weights)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -82,24 +83,59 @@ class Grid:
 
 
 def grid_of(table: pd.DataFrame, columns: Sequence[str]) -> Grid | None:
-    """The grid of most rows: values of `columns` that few rows have are left out, until every
-    combination has its time, in `seconds`. None if less than half of the rows are left or an axis
-    has a single value.
+    """The grid of most rows (`full_grid`), of their `seconds`. None if less than half of the rows
+    are on it or an axis has a single value.
     """
-    rows = table[[*columns, "seconds"]]
-    while len(rows) > len(table) / 2:
+    rows = full_grid(table[[*columns, "seconds"]], columns)
+    axes = [np.unique(rows[column].to_numpy(float)) for column in columns]
+    if len(rows) <= len(table) / 2 or min(len(axis) for axis in axes) < 2:
+        return None
+    ordered = rows.sort_values(list(columns)).seconds.to_numpy(float)
+    return Grid(axes, ordered.reshape([len(axis) for axis in axes]))
+
+
+def full_grid(rows: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
+    """`rows` without those whose value of one of `columns` few others share, until each combination
+    of values is there.
+    """
+    while True:
         values = [rows[column].value_counts() for column in columns]
-        expected = float(np.prod([len(counts) for counts in values]))
-        if len(rows) == expected:
-            if min(len(counts) for counts in values) < 2:
-                return None
-            axes = [np.sort(counts.index.to_numpy(float)) for counts in values]
-            ordered = rows.sort_values(list(columns)).seconds.to_numpy(float)
-            return Grid(axes, ordered.reshape([len(axis) for axis in axes]))
+        expected = math.prod(len(counts) for counts in values)
+        if len(rows) >= expected:
+            return rows
         share = [counts * len(counts) / expected for counts in values]
         worst = min(range(len(columns)), key=lambda i: (share[i].min(), -len(share[i])))
         rows = rows[rows[columns[worst]] != share[worst].idxmin()]
-    return None
+
+
+class RatioGrid:
+    """Measured over computed seconds at two sizes, linear in all logarithms; outside, and where the
+    longer sizes of an axis have no row, that of the nearest edge.
+    """
+
+    def __init__(self, ratios: pd.DataFrame) -> None:
+        """`ratios` by the first size (rows) and the second (columns)."""
+        filled = ratios.sort_index().sort_index(axis=1)
+        filled = filled.ffill(axis=1).bfill(axis=1).ffill().bfill()
+        self._axes = [np.log(axis.to_numpy(float)).tolist() for axis in filled.axes]
+        self._logs = np.log(filled.to_numpy(float)).tolist()
+
+    def ratio(self, first: float, second: float) -> float:
+        (i, upper), (j, right) = (
+            _place(axis, math.log(size))
+            for axis, size in zip(self._axes, (first, second), strict=True)
+        )
+        rows = self._logs[i], self._logs[min(i + 1, len(self._logs) - 1)]
+        low, high = (row[j] + right * (row[min(j + 1, len(row) - 1)] - row[j]) for row in rows)
+        return math.exp(low + upper * (high - low))
+
+
+def _place(axis: Sequence[float], x: float) -> tuple[int, float]:
+    """The interval of an ascending axis that `x` is in, or nearest to, and where, from 0 to 1."""
+    i = min(max(bisect_right(axis, x) - 1, 0), max(len(axis) - 2, 0))
+    if len(axis) == 1:
+        return 0, 0.0
+    return i, min(max((x - axis[i]) / (axis[i + 1] - axis[i]), 0.0), 1.0)
 
 
 def _grid_error(axes: Sequence[Floats], seconds: Floats) -> float:

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import pandas as pd
 
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.engine.request import Batch, Chunk
-from sarathi_lab.executor.simulated.analytic import AnalyticOperations
-from sarathi_lab.executor.simulated.attention_tables import AttentionTable
+from sarathi_lab.engine.request import Batch
+from sarathi_lab.executor.simulated.analytic import ALL_REDUCES, AnalyticOperations
+from sarathi_lab.executor.simulated.attention_shapes import Heads, ShapedAttention
+from sarathi_lab.executor.simulated.attention_tables import AttentionTable, Formula, sums_of
 from sarathi_lab.executor.simulated.hardware import ONE_DEVICE, Hardware, Parallel
-from sarathi_lab.executor.simulated.interpolation import curve, curve_error
+from sarathi_lab.executor.simulated.interpolation import Floats, curve, curve_error
+from sarathi_lab.executor.simulated.product_tables import Formula as ProductFormula
+from sarathi_lab.executor.simulated.product_tables import ProductTable
 from sarathi_lab.executor.table_files import read_tables
-from sarathi_lab.executor.tables import MICROSECOND, TIME, OperationTables
+from sarathi_lab.executor.tables import DTYPE_SIZES, MICROSECOND, SHAPE, TIME, OperationTables
 from sarathi_lab.model.spec import ModelSpec
 
-MATMUL = ("qkv_proj", "out_proj", "ffn", "ffn_up", "ffn_down")
+PRODUCTS = ("qkv_proj", "out_proj", "ffn", "ffn_up", "ffn_down", "products")
 WHOLE = "others"  # of tables that hold all that an iteration costs
+Curve = Callable[[int], float]
 
 
 class ProfiledOperations:
     """`Operations` of `spec` by `tables`; what they have no rows of is by formula, if there is
-    `hardware`. Raises UserError for tables of another model, or of another degree of tensor
-    parallelism.
+    `hardware`, which tables of shapes need.
     """
 
     def __init__(
@@ -33,37 +39,35 @@ class ProfiledOperations:
         parallel: Parallel = ONE_DEVICE,
     ) -> None:
         self.tables = tables
-        self._curves: dict[str, dict[str, Callable[[int], float]]] = {
-            "layer": {},
-            "iteration": {},
-            "emit": {},
-        }
+        self._curves: dict[str, dict[str, Curve]] = {"layer": {}, "iteration": {}, "emit": {}}
         self._left_out = set(tables.included)
         self.errors: dict[str, float] = {}  # by operation, of rows left out
-        for layer, rows in tables.layers.values():
-            sizes, seconds = rows["size"].to_numpy(float), rows["seconds"].to_numpy(float)
-            self._curves[layer.per][layer.operation] = curve(sizes, seconds)
-            self._left_out.update((layer.operation, *layer.replaces))
-            self.errors[layer.operation] = curve_error(sizes, seconds)
-        self._formula: AnalyticOperations | None = None
         self.iteration_overhead = 0.0
+        self._formula: AnalyticOperations | None = None
+        for layer, rows in tables.layers.values():
+            self._add(layer.operation, layer.per, curve(*_floats(rows)), layer.replaces)
+            self.errors[layer.operation] = curve_error(*_floats(rows))
         if hardware is not None:
             self._formula = AnalyticOperations(spec, hardware, dtype_bytes, parallel)
+            self._add_products(self._formula)
+            self._add_all_reduce(self._formula)
             if WHOLE not in tables.layers:
                 self.iteration_overhead = self._formula.iteration_overhead
-        self._attention = self._attention_table()
-        self.errors |= self._attention.errors if self._attention else {}
+        self._own, self._shaped = self._attention(spec)
+        self.errors |= self._own.errors if self._own else {}
 
     @property
     def uncertainty(self) -> Mapping[str, float]:
-        """Mean relative error by kind of operation on rows that were held out."""
+        """Mean relative error by kind of operation on rows that were held out, as stated with the
+        tables or found in them.
+        """
+        known = dict(self._formula.uncertainty) if self._formula else {}
         if stated := self.tables.meta.get("uncertainty"):
-            return dict(stated)
-        known = self._formula.uncertainty if self._formula else {}
-        matmul = [self.errors[name] for name in self.errors if name in MATMUL]
+            return known | dict(stated)
+        products = [error for name, error in self.errors.items() if name in PRODUCTS]
         attention = [error for name, error in self.errors.items() if name.endswith("_attention")]
         return {
-            "matmul": max(matmul, default=known.get("matmul", 0.0)),
+            "matmul": max(products, default=known.get("matmul", 0.0)),
             "attention": max(attention, default=known.get("attention", 0.0)),
         }
 
@@ -80,10 +84,12 @@ class ProfiledOperations:
         return self._times("emit", num_emits, formula)
 
     def attention_times(self, batch: Batch) -> tuple[float, float]:
-        if self._attention is None:
-            assert self._formula is not None, "checked when it was made"
-            return self._formula.attention_times(batch)
-        return self._attention.times(batch, in_one_call=self._attention.has_mixed)
+        if self._own is not None:
+            return self._own.times(batch, in_one_call=self._own.has_mixed)
+        assert self._formula is not None, "checked when it was made"
+        if self._shaped is not None:
+            return self._shaped.times(batch)
+        return self._formula.attention_times(batch)
 
     def _times(self, per: str, number: int, formula: Mapping[str, float]) -> Mapping[str, float]:
         """By formula what no row holds, and by the curves the rest."""
@@ -92,30 +98,85 @@ class ProfiledOperations:
             name: time(number) if number else 0.0 for name, time in self._curves[per].items()
         }
 
-    def _attention_table(self) -> AttentionTable | None:
-        if (rows := self.tables.frames.get("attention")) is None:
+    def _add(self, name: str, per: str, time: Curve, replaces: Sequence[str] = ()) -> None:
+        self._curves[per][name] = time
+        self._left_out.update((name, *replaces))
+
+    def _add_products(self, formula: AnalyticOperations) -> None:
+        """Products of the model's shapes, where no layer of a table has them."""
+        spec, share_of = formula.spec, formula.share_of
+        own = self._products(formula.dtype_bytes, formula.product_time)
+        if own and spec.lm_head.name not in self._left_out:
+            self._add(spec.lm_head.name, "emit", own.curve(*share_of(spec.lm_head)))
+        if spec.weight_dtype == "fp8":
+            own = self._products(DTYPE_SIZES["fp8"], formula.layer_product_time)
+        if own:
+            self.errors["products"] = own.error
+            for linear in spec.layer_linears:
+                if linear.name not in self._left_out:
+                    self._add(linear.name, "layer", own.curve(*share_of(linear)))
+
+    def _products(self, dtype_bytes: int, formula: ProductFormula) -> ProductTable | None:
+        """Those of elements of so many bytes, if there are such."""
+        rows = self.tables.frames.get("products")
+        if rows is not None:
+            rows = rows[rows.dtype.map(DTYPE_SIZES.get) == dtype_bytes]
+        if rows is None or rows.empty:
             return None
-        seconds = rows[TIME] * MICROSECOND / self.tables.num_layers
-        formula = self._attention_at if self._formula else None
-        return AttentionTable(rows.assign(seconds=seconds), formula)
+        return ProductTable(rows.assign(seconds=rows[TIME] * MICROSECOND), formula)
 
-    def _attention_at(self, chunk: float, before: float, decodes: float, context: float) -> float:
-        """Seconds of one chunk and equal decodes, by formula."""
+    def _add_all_reduce(self, formula: AnalyticOperations) -> None:
+        """All-reduces of a layer over the hidden states, if a table has as many devices."""
+        rows, tensor = self.tables.frames.get("communication"), formula.parallel.tensor
+        if rows is None or tensor == 1:
+            return
+        rows = rows[(rows.operation == "all_reduce") & (rows.devices == tensor)]
+        if rows.empty:
+            return
+        rows = rows.sort_values("bytes").assign(size=rows.bytes, seconds=rows[TIME] * MICROSECOND)
+        by_bytes = curve(*_floats(rows))
+        token_bytes = formula.spec.hidden_size * formula.dtype_bytes
+        self._add("all_reduce", "layer", lambda n: ALL_REDUCES * by_bytes(n * token_bytes))
+        self.errors["all_reduce"] = curve_error(*_floats(rows))
+
+    def _attention(self, spec: ModelSpec) -> tuple[AttentionTable | None, ShapedAttention | None]:
+        """By rows of the model's own shape, if there are such with contexts or mixed batches, or
+        by those of the nearest.
+        """
+        rows, formula = self.tables.frames.get("attention"), self._formula
+        if rows is None:
+            return None, None
+        rows = rows.assign(seconds=rows[TIME] * MICROSECOND / self.tables.num_layers)
+        if formula is None or SHAPE[0] not in rows:
+            return AttentionTable(rows, None if formula is None else _at(formula)), None
+        degree = formula.parallel.tensor
+        own = Heads(spec.num_heads // degree, spec.num_kv_heads // degree, spec.head_size)
+        mine = rows[(rows[list(SHAPE)] == list(own)).all(axis=1)]
+        if (mine.kv_prefill > 0).any():
+            return AttentionTable(mine, _at(formula)), None
+        return None, ShapedAttention(rows, own, formula.attention_times, self._formula_of)
+
+    def _formula_of(self, heads: Heads) -> Formula:
+        """The formula for one device of that shape."""
         assert self._formula is not None
-        return sum(self._formula.attention_times(_sums(chunk, before, decodes, context)))
+        of = self._formula
+        spec = replace(of.spec, **heads._asdict())
+        return _at(AnalyticOperations(spec, of.hardware, of.dtype_bytes))
 
 
-def _sums(chunk: float, before: float, decodes: float, context: float) -> Batch:
-    """What formulas read of a batch of one chunk and equal decodes: no sequences."""
-    batch = Batch()
-    tokens, start, batch.num_decode_tokens = round(chunk), round(before), round(decodes)
-    batch.decode_kv_tokens = round(decodes * context)
-    if tokens:
-        batch.chunks.append(Chunk(None, start, tokens, is_decode=False, emits_token=False))  # type: ignore[arg-type]
-        batch.num_prefills, batch.num_prefill_tokens = 1, tokens
-        batch.prefill_kv_tokens = start + tokens
-        batch.prefill_query_key_pairs = tokens * start + tokens * (tokens + 1) // 2
-    return batch
+def _at(formula: AnalyticOperations) -> Formula:
+    """Seconds of equal chunks and equal decodes, by formula."""
+
+    def seconds(
+        chunk: float, before: float, decodes: float, context: float, num_chunks: int
+    ) -> float:
+        return sum(formula.attention_times(sums_of(chunk, before, decodes, context, num_chunks)))
+
+    return seconds
+
+
+def _floats(rows: pd.DataFrame) -> tuple[Floats, Floats]:
+    return rows["size"].to_numpy(float), rows["seconds"].to_numpy(float)
 
 
 def profiled_operations(
