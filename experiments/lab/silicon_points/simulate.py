@@ -34,6 +34,11 @@ from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import SGLang, TensorRTLLM, VllmV1
 
+COLUMNS = (
+    *("id", "gpu", "model", "backend", "version", "weights", "tp", "isl", "osl", "concurrency"),
+    *("cost_model", "real_ttft", "real_tpot", "sim_ttft", "sim_tpot", "first_ttft", "later_ttft"),
+    *("spread_ttft", "spread_tpot"),
+)
 RESULTS = Path(__file__).parent / "results" / "points.csv"
 GPUS = {"h100_sxm": "h100", "b200_sxm": "b200"}
 MODELS = {
@@ -43,10 +48,12 @@ MODELS = {
 }
 MIXTURES = ("DeepSeek", "MiniMax", "gpt-oss", "A17B", "A22B", "Kimi", "GLM")
 WEIGHTS = {"": "auto", "fp8": "fp8"}  # by gemm_quant_mode; a row that names none is in 16 bits
-HOSTS = {"vllm": "vllm_0_19", "sglang": "none", "trtllm": "none"}
+HOSTS = {"vllm": "vllm_0_12", "sglang": "sglang_0_5", "trtllm": "trtllm_1_0"}
+AHEAD = "vllm_0_19"  # InferenceMAX asks vLLM to schedule ahead
 ROUNDS = 10  # requests for each of the concurrent ones; the benchmarks count all
 COUNTED = 2  # simulated of them: the first, of users who all come at once, and a later one
 BLOCK_SIZE = 16
+EVERY = 50  # points between two lines of progress
 MEMORY_SHARE = 0.9  # of a device's memory, for weights and cache
 BUDGET = 8192  # tokens of an iteration
 # InferenceMAX's own settings (70b_fp8_*.sh of October 2025), by how its rows' ids begin.
@@ -71,6 +78,7 @@ class Point:
     concurrency: int
     real_ttft: float  # ms
     real_tpot: float  # ms
+    cost_model: str = "analytic"
 
     @property
     def is_inference_max(self) -> bool:
@@ -100,6 +108,11 @@ class Point:
             for i, (prompt, output) in enumerate(zip(prompts, outputs, strict=True))
         ]
 
+    @property
+    def host(self) -> str:
+        ahead = self.is_inference_max and self.backend == "vllm"
+        return AHEAD if ahead else HOSTS[self.backend]
+
     def backend_and_spec(self) -> tuple[SimulatedBackend, ModelSpec]:
         hardware = load_option("hardware", self.gpu)
         hardware = replace(hardware, memory_bytes=MEMORY_SHARE * hardware.memory_bytes)
@@ -107,7 +120,8 @@ class Point:
             hardware,
             tensor_parallel=self.tp,
             weights=self.weights,
-            host=load_option("host", HOSTS[self.backend]),
+            host=load_option("host", self.host),
+            cost_model=self.cost_model,
         )
         kv_dtype = "fp8" if self.weights == "fp8" else "auto"
         return backend, replace(load_option("model", self.model), kv_dtype=kv_dtype)
@@ -232,6 +246,13 @@ def served(
     return np.array(waits.rows)
 
 
+def known() -> set[tuple[str, str]]:
+    """Id and cost model of what the results have."""
+    if not RESULTS.exists():
+        return set()
+    return set(pd.read_csv(RESULTS)[["id", "cost_model"]].itertuples(index=False, name=None))
+
+
 def run(points: Sequence[Point], processes: int) -> Counter[str]:
     """Simulate `points` and append each to the results as it is done; why others can't be."""
     reasons = Counter[str]()
@@ -240,9 +261,10 @@ def run(points: Sequence[Point], processes: int) -> Counter[str]:
             if isinstance(row, str):
                 reasons[row] += 1
             else:
-                kept = pd.DataFrame([row]).round(3)
+                kept = pd.DataFrame([row], columns=COLUMNS).round(3)
                 kept.to_csv(RESULTS, mode="a", header=not RESULTS.exists(), index=False)
-            print(f"\r{done} of {len(points)}", end="", flush=True)
+            if done % EVERY == 0:
+                print(f"{done} of {len(points)}", flush=True)
     return reasons
 
 
@@ -252,6 +274,7 @@ def main() -> None:
     )
     parser.add_argument("points", type=Path)
     parser.add_argument("--only", default="", help="points whose id has this")
+    parser.add_argument("--cost-model", default="analytic", choices=["analytic", "profiled"])
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--report", action="store_true", help="simulate nothing")
     own = parser.parse_args()
@@ -259,11 +282,12 @@ def main() -> None:
         points, reasons = chosen(csv.DictReader(file))
     if not own.report:
         RESULTS.parent.mkdir(exist_ok=True)
-        done = set(pd.read_csv(RESULTS).id) if RESULTS.exists() else set()
-        left = [point for point in points if point.id not in done and own.only in point.id]
+        done = known()
+        tried = (replace(point, cost_model=own.cost_model) for point in points if own.only in point.id)
+        left = [point for point in tried if (point.id, point.cost_model) not in done]
         left.sort(key=lambda point: -point.concurrency * point.osl)  # the longest first
         for reason, count in run(left, own.processes).items():
-            print(f"\n{count}: {reason}")
+            print(f"{count}: {reason}")
     write_report(pd.read_csv(RESULTS), len(points), reasons)
 
 
