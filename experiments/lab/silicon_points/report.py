@@ -5,28 +5,32 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from sarathi_lab.results.plots.style import finished, marker, panels, tick_in_steps
 
 FOLDER = Path(__file__).parent / "results"
 SERIES = ["gpu", "model", "backend", "weights"]
 METRICS = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "end to end"}
+LEVEL = "analytic"  # of the picture
 FEW = 10  # a series of fewer points gets no panel
 
 
 def write_report(results: pd.DataFrame, num_points: int, reasons: Counter[str]) -> None:
     """Print coverage and errors, and write `errors.csv` and `points.png` beside the results."""
     table = with_errors(results)
-    print(f"\n{len(table)} simulated of {num_points} that could be tried; the others:")
+    for level, own in table.groupby("cost_model"):
+        print(f"\n{level}: {len(own)} points of {num_points}")
+        for by in (SERIES, ["backend", "weights", "concurrency"], ["backend", "weights", "tp"]):
+            print("\n" + summary(own, by).to_string(index=False, float_format="{:.2f}".format))
+    print("\nnot tried:")
     for reason, count in reasons.most_common():
         print(f"  {count:5} {reason}")
-    errors = pd.concat([summary(table, by) for by in (SERIES, ["backend", "concurrency"], ["tp"])])
+    errors = summary(table, ["cost_model", *SERIES])
     errors.to_csv(FOLDER / "errors.csv", index=False, float_format="%.3f")
-    for by in (SERIES, [*SERIES, "concurrency"], [*SERIES, "tp"]):
-        print("\n" + summary(table, by).to_string(index=False, float_format="{:.2f}".format))
-    picture(table).savefig(FOLDER / "points.png", dpi=110)
+    own = table[table.cost_model == LEVEL]
+    picture(own).savefig(FOLDER / "points.png", dpi=100)
 
 
 def with_errors(results: pd.DataFrame) -> pd.DataFrame:
@@ -43,7 +47,9 @@ def with_errors(results: pd.DataFrame) -> pd.DataFrame:
 
 
 def summary(table: pd.DataFrame, by: list[str]) -> pd.DataFrame:
-    """By group: points, and of each metric the median and mean absolute error, and the bias."""
+    """By group: points, and of each metric the median and mean absolute error and the median error
+    (bias); where users were spread, too, the bias then and the share of points between the two.
+    """
 
     def row(group: pd.DataFrame) -> pd.Series:
         values: dict[str, float] = {"points": len(group)}
@@ -52,12 +58,16 @@ def summary(table: pd.DataFrame, by: list[str]) -> pd.DataFrame:
             values[f"{metric}_median"] = error.abs().median()
             values[f"{metric}_mean"] = error.abs().mean()
             values[f"{metric}_bias"] = error.median()
+        spread = group.spread_ttft_error.dropna()
+        values["ttft_spread_bias"] = spread.median()
+        between = (group.spread_ttft <= group.real_ttft) & (group.real_ttft <= group.sim_ttft)
+        values["ttft_between"] = between[spread.index].mean()
         return pd.Series(values)
 
     return table.groupby(by, dropna=False).apply(row, include_groups=False).reset_index()
 
 
-def picture(table: pd.DataFrame):
+def picture(table: pd.DataFrame) -> Figure:
     """Simulated over real by concurrency and tensor parallelism, a column a series."""
     series = [(name, own) for name, own in table.groupby(SERIES) if len(own) >= FEW]
     figure, axes = panels(2, len(series), (3.1 * len(series), 6), sharex=True, sharey="row")

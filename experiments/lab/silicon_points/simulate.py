@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import heapq
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -195,7 +194,6 @@ class SpreadUsers(ClosedLoop):
 
     def __init__(self, requests: Iterable[Request], num_users: int, span: float) -> None:
         super().__init__(requests, num_users)
-        self.span = span
         self._due = [span * i / num_users for i in range(num_users)]
         self._look_ahead()
 
@@ -209,7 +207,9 @@ def simulate(point: Point) -> dict[str, object] | str:
     backend, spec = point.backend_and_spec()
     try:
         num_blocks = backend.kv_blocks(spec, BLOCK_SIZE)
-        burst = served(point, backend, spec, num_blocks, ClosedLoop(point.requests, point.concurrency))
+        burst = served(
+            point, backend, spec, num_blocks, ClosedLoop(point.requests, point.concurrency)
+        )
     except UserError as error:
         return str(error)
     first, later = (burst[own].mean(axis=0) for own in (burst[:, 0] == 0, burst[:, 0] > 0))
@@ -217,9 +217,10 @@ def simulate(point: Point) -> dict[str, object] | str:
     row: dict[str, object] = dict(vars(point))
     row |= in_ms("sim", both) | {"first_ttft": 1e3 * first[1], "later_ttft": 1e3 * later[1]}
     if not point.is_inference_max:
-        users = SpreadUsers(point.requests, point.concurrency, both[1] + point.osl * both[2])
+        spreading = both[1] + point.osl * both[2]
+        users = SpreadUsers(point.requests, point.concurrency, spreading)
         spread = served(point, backend, spec, num_blocks, users)
-        row |= in_ms("spread", spread[spread[:, 0] >= users.span].mean(axis=0))
+        row |= in_ms("spread", spread[spread[:, 0] >= spreading].mean(axis=0))
     return row
 
 
@@ -283,7 +284,9 @@ def main() -> None:
     if not own.report:
         RESULTS.parent.mkdir(exist_ok=True)
         done = known()
-        tried = (replace(point, cost_model=own.cost_model) for point in points if own.only in point.id)
+        tried = (
+            replace(point, cost_model=own.cost_model) for point in points if own.only in point.id
+        )
         left = [point for point in tried if (point.id, point.cost_model) not in done]
         left.sort(key=lambda point: -point.concurrency * point.osl)  # the longest first
         for reason, count in run(left, own.processes).items():
