@@ -13,6 +13,7 @@ from sarathi_lab.executor.simulated.hardware import Hardware
 from sarathi_lab.executor.simulated.matmul import num_waves, overlapped
 
 QUERY_TILE = 64  # queries of a head that an SM takes at once: Fig 7 steps between 700 and 750
+FILL_KEYS = 256  # keys of a head on each SM with which decodes reach their bandwidth
 
 
 def prefill_attention_time(
@@ -69,8 +70,9 @@ def decode_attention_time(
     hardware: Hardware,
 ) -> float:
     """Seconds of one layer's attention of `num_sequences` decodes that see `kv_tokens` in all. Keys
-    and values are read once, at the share of the bandwidth that the occupied SMs draw, while each
-    sequence and KV head keeps an SM for `decode_block_time` at least.
+    and values are read once, at the share of the bandwidth that the occupied SMs draw, and after
+    `decode_fill` if there is enough to reach it, while each sequence and KV head keeps an SM for
+    `decode_block_time` at least.
     """
     if num_sequences == 0:
         return 0.0
@@ -82,7 +84,8 @@ def decode_attention_time(
     launch = hardware.launch_of_decodes
     if grouped and num_sequences > 1 and num_kv_heads > 1:
         launch += hardware.regroup_time
-    return launch + overlapped(working, streaming / share)
+    filled = min(1.0, kv_tokens * num_kv_heads / (hardware.num_sms * FILL_KEYS))
+    return launch + overlapped(working, hardware.decode_fill * filled + streaming / share)
 
 
 @lru_cache(maxsize=2**14)

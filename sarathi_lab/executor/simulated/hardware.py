@@ -16,7 +16,7 @@ EFFICIENCIES = (
 )
 FIXED_COSTS = (
     *("kernel_launch", "attention_launch", "decode_launch"),
-    *("decode_block_time", "regroup_time"),
+    *("decode_block_time", "decode_fill", "regroup_time"),
     *("iteration_overhead", "layer_host_time"),
     *("link_latency", "link_step", "two_shot_latency"),
 )
@@ -52,7 +52,8 @@ class Hardware:
     values alone, as from the cache); `chunk_splits` and `decode_splits`, the parts into which the
     keys of one tile may be cut to occupy idle multiprocessors, `ungrouped_splits` the same of
     decodes with a KV head for each head (None: no other number); `decode_block_time`, the seconds
-    of one multiprocessor for a sequence and KV head of decodes, however short; `regroup_time`, the
+    of one multiprocessor for a sequence and KV head of decodes, however short; `decode_fill`, those
+    until decodes read at their full rate; `regroup_time`, the
     seconds in which a call of decodes puts the queries of several grouped heads in order.
 
     `uncertainty` is the mean absolute relative error by kind of operation, on shapes that the fit
@@ -105,6 +106,7 @@ class Hardware:
     decode_launch: float | None = None
     ungrouped_splits: int | None = None
     decode_block_time: float = 0.0
+    decode_fill: float = 0.0
     regroup_time: float = 0.0
 
     def __post_init__(self) -> None:
