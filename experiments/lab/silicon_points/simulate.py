@@ -39,7 +39,7 @@ COLUMNS = (
     *("spread_ttft", "spread_tpot"),
 )
 RESULTS = Path(__file__).parent / "results" / "points.csv"
-GPUS = {"h100_sxm": "h100", "b200_sxm": "b200"}
+GPUS = {"h100_sxm": "h100", "h200_sxm": "h200", "b200_sxm": "b200"}
 MODELS = {
     "meta-llama/Llama-3.1-8B-Instruct": "llama3.1-8b",
     "meta-llama/Llama-3.1-70B": "llama3.1-70b",
