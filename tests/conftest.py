@@ -7,7 +7,6 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -47,15 +46,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
     if not torch.cuda.is_available():
         os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel is defined
-        if find_spec("triton"):
-            from quick_interpreter import quicken_interpreter
-
-            quicken_interpreter()
-    from reading_once import read_options_once
-
     from sarathi_lab.executor.torch import device
 
-    read_options_once()
     # Peaks of a CPU in milliseconds; test_torch_device measures those of users.
     device.PRODUCT_SIZE["cpu"], device.STREAM_BYTES["cpu"] = 256, 8 << 20
 

@@ -309,7 +309,7 @@ def test_the_announcement_names_the_devices(tmp_path, capsys):
             ["hardware a100", "link_bytes_per_second"],
         ),
         (
-            [*SPREAD, "executor.cost_model=profiled"],
+            [*SPREAD, "executor.cost_model=profiled", "hardware.tables=null"],
             ["executor.cost_model=profiled", "names no operation tables", "analytic"],
         ),
     ],

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from sarathi_lab.engine.request import Batch
-from sarathi_lab.executor.simulated.attention import decode_attention_time, prefill_attention_time
+from sarathi_lab.executor.simulated.attention import (
+    decode_attention_time,
+    hybrid_attention_time,
+    prefill_attention_time,
+)
 from sarathi_lab.executor.simulated.communication import all_reduce_time
 from sarathi_lab.executor.simulated.hardware import ONE_DEVICE, Hardware, Parallel
 from sarathi_lab.executor.simulated.matmul import matmul_time
@@ -70,7 +74,9 @@ class AnalyticOperations:
         # Between the products of the FFN one row is read, or two with a gate, and one written.
         rows = 3 if spec.gated_ffn else 2
         ffn_share = math.ceil(spec.ffn_size / tensor)
-        if not spec.num_experts:  # their activation is a part of them
+        if spec.num_experts:  # whose activation is a part of them; the router's choice is not
+            times["router"] += self._moving_time(num_tokens * spec.num_experts * dtype_bytes)
+        else:
             times["activation"] = self._moving_time(num_tokens * rows * ffn_share * dtype_bytes)
         # New keys and values are read as computed, and written as the cache holds them.
         computed = 2 * spec.kv_size * dtype_bytes
@@ -94,15 +100,31 @@ class AnalyticOperations:
         }
 
     def attention_times(self, batch: Batch) -> tuple[float, float]:
+        """In one call, what decodes add to the prefills' is theirs."""
+        prefill, decode = self.separate_attention(batch)
+        if self.hardware.hybrid_call and prefill and decode:
+            return prefill, max(0.0, self.hybrid_attention(batch) - prefill)
+        return prefill, decode
+
+    def separate_attention(self, batch: Batch) -> tuple[float, float]:
+        """Seconds of one layer's calls over prefills and over decodes."""
         prefill = 0.0
         if batch.num_prefills:
             prefill = prefill_attention_time(
-                ((chunk.start, chunk.num_tokens) for chunk in batch.chunks if not chunk.is_decode),
-                head_size=self.spec.head_size,
-                **self._read,
+                _prefills(batch), head_size=self.spec.head_size, **self._read
             )
         decodes, kv_tokens = batch.num_decode_tokens, batch.decode_kv_tokens
         return prefill, decode_attention_time(decodes, kv_tokens, **self._read)
+
+    def hybrid_attention(self, batch: Batch) -> float:
+        """Seconds of one layer's call over all of `batch`, which has decodes."""
+        return hybrid_attention_time(
+            _prefills(batch),
+            batch.num_decode_tokens,
+            batch.decode_kv_tokens,
+            head_size=self.spec.head_size,
+            **self._read,
+        )
 
     def share_of(self, linear: Linear) -> tuple[int, int]:
         """Rows and columns of a weight on one device: cut by those that save sends."""
@@ -134,3 +156,8 @@ class AnalyticOperations:
         if num_bytes == 0:
             return 0.0
         return self.hardware.kernel_launch + num_bytes / self.hardware.memory_rate
+
+
+def _prefills(batch: Batch) -> Iterator[tuple[int, int]]:
+    """Start and tokens of each chunk that is no decode."""
+    return ((chunk.start, chunk.num_tokens) for chunk in batch.chunks if not chunk.is_decode)

@@ -12,6 +12,7 @@ from sarathi_lab.engine.executor import Executor, Predictor, Sizes
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.cost_model import CostModel, make_cost_model
 from sarathi_lab.executor.simulated.executor import PipelineExecutor, SimulatedExecutor
+from sarathi_lab.executor.simulated.experts import ALONE, Sharing
 from sarathi_lab.executor.simulated.hardware import (
     WEIGHTS,
     Hardware,
@@ -20,6 +21,7 @@ from sarathi_lab.executor.simulated.hardware import (
     kv_capacity,
 )
 from sarathi_lab.executor.simulated.host import NO_HOST, Host
+from sarathi_lab.executor.simulated.profiled import ProfiledOperations
 from sarathi_lab.model.roofline import Peaks
 from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec, WeightDtype
 
@@ -32,8 +34,8 @@ class SimulatedBackend:
     """Predicts times of `hardware`; token ids are not computed. `tensor_parallel` devices share a
     layer, `pipeline_parallel` stages the layers. A `host` that states its seconds takes them in
     place of the hardware's `iteration_overhead`. `weights="fp8"` has the weights and activations of
-    a layer's products in 8 bits (W8A8). `replicas` run in lockstep and share the experts of a
-    mixture (`engine.replicas`).
+    a layer's products in 8 bits (W8A8). Replicas run in lockstep and share the experts of a mixture
+    (`engine.replicas`, `sharing`).
     """
 
     name: ClassVar[str] = "simulated"
@@ -46,7 +48,7 @@ class SimulatedBackend:
     pipeline_parallel: int = 1
     host: Host = NO_HOST
     weights: WeightDtype = "auto"
-    replicas: int = 1
+    sharing: Sharing = ALONE
 
     def __post_init__(self) -> None:
         require_one_of(WEIGHTS, self.weights, get_args(WeightDtype))
@@ -107,7 +109,8 @@ class SimulatedBackend:
 
     def cautions(self, spec: ModelSpec) -> Sequence[str]:
         """The cost model's error on shapes not fitted to, and what of it favours chunks."""
-        errors = self._cost(spec).uncertainty
+        cost = self._cost(spec)
+        errors = cost.uncertainty
         stated = ", ".join(f"{kind} {error:.0%}" for kind, error in errors.items())
         cautions = [f"the cost model's mean error on held-out shapes: {stated}"]
         within, before = self.hardware.causal_efficiency, self.hardware.attention_efficiency
@@ -117,6 +120,8 @@ class SimulatedBackend:
                 f"peak, to tokens before it at {before:.0%}: so cutting a long prompt makes its "
                 f"attention faster here; compare with hardware.causal_efficiency={before:g}"
             )
+        if isinstance(cost.operations, ProfiledOperations):
+            cautions.append(cost.operations.caution)
         if spec.kv_dtype != "auto":
             cautions.append(
                 f"the cost model counts what cache.dtype={spec.kv_dtype} saves in bytes, and "
@@ -153,13 +158,13 @@ class SimulatedBackend:
             hardware = replace(hardware, iteration_overhead=0.0)
         spec = self._in_weights(spec)
         return make_cost_model(
-            self.cost_model, spec, hardware, self.dtype_bytes, self.parallel, self.replicas
+            self.cost_model, spec, hardware, self.dtype_bytes, self.parallel, self.sharing
         )
 
     def _held(self, spec: ModelSpec) -> ModelSpec:
         """What one replica holds of `spec`."""
         spec = self._in_weights(spec)
-        return replace(spec, num_experts=spec.num_experts // self.replicas)
+        return replace(spec, num_experts=spec.num_experts // self.sharing.replicas)
 
     def _in_weights(self, spec: ModelSpec) -> ModelSpec:
         """`spec` with weights as they are here. Raises UserError for experts in 8 bits."""

@@ -25,7 +25,7 @@ SLOWDOWNS = ("query_ramp", "link_sharing")
 LINKS = ("link_bytes_per_second", "network_bytes_per_second", "host_bytes_per_second")
 OPTIONAL = (  # may be None
     *("prompt_efficiency", "decode_launch", "ungrouped_splits", "fp8_flops_per_second"),
-    *LINKS,
+    *("hybrid_call", *LINKS),
 )
 WEIGHTS = "executor.weights"  # the setting that asks for products in 8 bits
 LINK_FIX = "use bytes/s, null if unknown"
@@ -55,6 +55,8 @@ class Hardware:
     of one multiprocessor for a sequence and KV head of decodes, however short; `decode_fill`, those
     until decodes read at their full rate; `regroup_time`, the
     seconds in which a call of decodes puts the queries of several grouped heads in order.
+    `hybrid_call` is whether prefills and decodes of a batch attend in one call, as in vLLM, where a
+    decode takes a tile of queries of each head (None: only where operation tables have such calls).
 
     `uncertainty` is the mean absolute relative error by kind of operation, on shapes that the fit
     did not see. `tables` is a folder of measured operation times (`executor.tables`), as a path
@@ -108,6 +110,7 @@ class Hardware:
     decode_block_time: float = 0.0
     decode_fill: float = 0.0
     regroup_time: float = 0.0
+    hybrid_call: bool | None = None
 
     def __post_init__(self) -> None:
         fix = "correct the hardware file"
@@ -115,10 +118,10 @@ class Hardware:
             raise UserError(f"hardware.name={self.name} is no name; {fix}")
         for name in self._given(COUNTS):
             require_int(f"hardware.{name}", getattr(self, name), 1, fix)
-        if not isinstance(self.partial_waves, bool):
-            raise UserError(
-                f"hardware.partial_waves={self.partial_waves} is not true or false; {fix}"
-            )
+        for name in ("partial_waves", "hybrid_call"):
+            value = getattr(self, name)
+            if not isinstance(value, bool) and (name not in OPTIONAL or value is not None):
+                raise UserError(f"hardware.{name}={value} is not true or false; {fix}")
         for name in self._given((*PEAKS, *EFFICIENCIES, *LINKS)):
             peak_fix = LINK_FIX if name in LINKS else fix
             require_number(f"hardware.{name}", getattr(self, name), above=0, fix=peak_fix)
