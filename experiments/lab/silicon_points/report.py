@@ -30,7 +30,8 @@ def write_report(results: pd.DataFrame, num_points: int, reasons: Counter[str]) 
     errors = summary(table, ["cost_model", *SERIES])
     errors.to_csv(FOLDER / "errors.csv", index=False, float_format="%.3f")
     own = table[table.cost_model == LEVEL]
-    picture(own).savefig(FOLDER / "points.png", dpi=100)
+    if own.groupby(SERIES).size().max() >= FEW:
+        picture(own).savefig(FOLDER / "points.png", dpi=100)
 
 
 def with_errors(results: pd.DataFrame) -> pd.DataFrame:
