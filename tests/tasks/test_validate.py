@@ -25,10 +25,7 @@ def test_the_replay_of_a_pinned_run_is_off_by_little(folder, most, tmp_path):
     settings = [f"task.run={folder / 'run'}", f"hardware.tables={folder / 'tp1'}"]
     errors = run(tmp_path, "task=validate", *settings).summary
     assert set(errors) == {"error/ttft", "error/tpot", "error/latency"}
-    # The mixture's mean first token hangs on the 40 requests that wait for a place: 1 % more time
-    # between tokens moves it by 5 %.
-    assert max(abs(errors["error/tpot"]), abs(errors["error/latency"])) <= most
-    assert sum(map(abs, errors.values())) / len(errors) <= most
+    assert max(map(abs, errors.values())) <= most
 
 
 @pytest.fixture
