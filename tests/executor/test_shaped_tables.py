@@ -17,6 +17,7 @@ from sarathi_lab.config.paths import EXPERIMENTS
 from sarathi_lab.executor.simulated.analytic import AnalyticOperations
 from sarathi_lab.executor.simulated.attention import uneven
 from sarathi_lab.executor.simulated.attention_tables import sums_of
+from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.simulated.hardware import Parallel
 from sarathi_lab.executor.simulated.product_tables import ProductTable
@@ -125,6 +126,18 @@ def test_a_kept_table_holds_for_any_model_and_degree():
         assert 0.7 < ratio < 1.4
     assert times["yi-34b", 4] < times["yi-34b", 2]
     assert "all_reduce" in cost.operation_times(batch)
+
+
+def test_a_run_says_which_tables_it_stands_on():
+    spec, gpu = load_option("model", "yi-34b"), load_option("hardware", "h100")
+    (said,) = (
+        line
+        for line in SimulatedBackend(gpu, cost_model="profiled").cautions(spec)
+        if "operation times" in line
+    )
+    assert said.startswith("operation times are of experiments/lab/cost_model/tables/h100; ")
+    assert "attention by that of 64/8 query/KV heads" in said  # for 56/8
+    assert "by formula, as no table has them: norms, activation, kv_write, sampling" in said
 
 
 # -- one call over prefills and decodes ------------------------------------------------------------
