@@ -94,6 +94,8 @@ def ratios(shown: Mapping[str, pd.DataFrame], title: str) -> Figure:
         for ax, name in zip(own_axes, names, strict=True):
             _panel(ax, series[name])
         own_axes[0].set_ylabel(label)
+        if table.ratio.between(0.5, 2).all():  # too few decades for ticks
+            own_axes[0].set_yscale("linear")
     for ax, (gpu, model, backend, weights) in zip(axes, names, strict=False):
         ax.set_title(f"{model}\n{backend}, {'8' if weights == 'fp8' else '16'}-bit, {gpu}")
     for ax in axes[-len(names) :]:
