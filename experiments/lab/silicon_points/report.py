@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from sarathi_lab.results.plots.style import finished, marker, panels, tick_in_steps
@@ -69,28 +71,45 @@ def summary(table: pd.DataFrame, by: list[str]) -> pd.DataFrame:
 
 
 def picture(table: pd.DataFrame) -> Figure:
-    """Simulated over real by concurrency and tensor parallelism, a column a series."""
-    series = [(name, own) for name, own in table.groupby(SERIES) if len(own) >= FEW]
-    figure, axes = panels(2, len(series), (3.1 * len(series), 6), sharex=True, sharey="row")
-    degrees = sorted(table.tp.unique())
-    for column, (name, own) in enumerate(series):
-        for ax, metric in zip(axes[column :: len(series)], ("ttft", "tpot"), strict=True):
-            ax.axhline(1, color="0.3", linewidth=1)
-            for i, tp in enumerate(degrees):
-                some = own[own.tp == tp]
-                x = some.concurrency * 2 ** (0.12 * (i - (len(degrees) - 1) / 2))
-                ratio = some[f"sim_{metric}"] / some[f"real_{metric}"]
-                ax.plot(
-                    x, ratio, marker(i), color=f"C{i}", markersize=4, alpha=0.7, label=f"tp {tp}"
-                )
-            ax.set(xscale="log", yscale="log")
-            for axis in (ax.xaxis, ax.yaxis):
-                tick_in_steps(axis)
-        gpu, model, backend, weights = name
-        bits = "8-bit" if weights == "fp8" else "16-bit"
-        axes[column].set_title(f"{model}\n{backend}, {bits}, {gpu}")
-        axes[len(series) + column].set_xlabel("concurrency")
-    axes[0].set_ylabel("TTFT, simulated / real")
-    axes[len(series)].set_ylabel("TPOT, simulated / real")
+    """TTFT above, TPOT below."""
+    shown = {
+        f"{name}, simulated / real": table.assign(
+            ratio=table[f"sim_{metric}"] / table[f"real_{metric}"]
+        )
+        for metric, name in (("ttft", "TTFT"), ("tpot", "TPOT"))
+    }
+    return ratios(shown, "Simulated servers over measured ones")
+
+
+def ratios(shown: Mapping[str, pd.DataFrame], title: str) -> Figure:
+    """A row for each of `shown`, tables with a column `ratio`, by what that is: over concurrency
+    and by tensor parallelism, a column a series.
+    """
+    names = [name for name, own in next(iter(shown.values())).groupby(SERIES) if len(own) >= FEW]
+    size = (2.6 * len(names), 0.8 + 2.7 * len(shown))
+    figure, axes = panels(len(shown), len(names), size, sharex=True, sharey="row")
+    for row, (label, table) in enumerate(shown.items()):
+        own_axes = axes[row * len(names) : (row + 1) * len(names)]
+        series = dict(list(table.groupby(SERIES)))
+        for ax, name in zip(own_axes, names, strict=True):
+            _panel(ax, series[name])
+        own_axes[0].set_ylabel(label)
+        if table.ratio.between(0.5, 2).all():  # too few decades for ticks
+            own_axes[0].set_yscale("linear")
+    for ax, (gpu, model, backend, weights) in zip(axes, names, strict=False):
+        ax.set_title(f"{model}\n{backend}, {'8' if weights == 'fp8' else '16'}-bit, {gpu}")
+    for ax in axes[-len(names) :]:
+        ax.set_xlabel("users")
     axes[0].legend(fontsize="small")
-    return finished(figure, "Simulated servers over measured ones (aiconfigurator-core's points)")
+    return finished(figure, title)
+
+
+def _panel(ax: Axes, table: pd.DataFrame) -> None:
+    ax.axhline(1, color="0.3", linewidth=1)
+    for i, tp in enumerate((1, 2, 4, 8)):
+        own = table[table.tp == tp]
+        x = own.concurrency * 2 ** (0.12 * (i - 1.5))  # apart, so that none hides another
+        ax.plot(x, own.ratio, marker(i), color=f"C{i}", markersize=4, alpha=0.7, label=f"tp {tp}")
+    ax.set(xscale="log", yscale="log")
+    for axis in (ax.xaxis, ax.yaxis):
+        tick_in_steps(axis)

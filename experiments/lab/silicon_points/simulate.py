@@ -52,6 +52,7 @@ HOSTS = {"vllm": "vllm_0_12", "sglang": "sglang_0_5", "trtllm": "trtllm_1_0"}
 AHEAD = "vllm_0_19"  # InferenceMAX asks vLLM to schedule ahead
 ROUNDS = 10  # requests for each of the concurrent ones; the benchmarks count all
 COUNTED = 2  # simulated of them: the first, of users who all come at once, and a later one
+USERS = "silicon_concurrency="  # where a row says that its batch_size is that
 BLOCK_SIZE = 16
 EVERY = 50  # points between two lines of progress
 MEMORY_SHARE = 0.9  # of a device's memory, for weights and cache
@@ -148,6 +149,8 @@ def why_not(row: dict[str, str]) -> str:
         return "GPU without a hardware file (GB200)"
     if row["gemm_quant_mode"] not in WEIGHTS or row["model_path"] not in MODELS:
         return "4-bit weights"
+    if USERS not in row["silicon_data_source"]:
+        return "how many users is not stated"
     return ""
 
 
