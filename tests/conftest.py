@@ -46,6 +46,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
     if not torch.cuda.is_available():
         os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel is defined
+    from sarathi_lab.executor.torch import device
+
+    # Peaks of a CPU in milliseconds; test_torch_device measures those of users.
+    device.PRODUCT_SIZE["cpu"], device.STREAM_BYTES["cpu"] = 256, 8 << 20
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses by the marks

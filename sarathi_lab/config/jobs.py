@@ -4,7 +4,6 @@ there.
 
 from __future__ import annotations
 
-import copy
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -19,7 +18,7 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import run_job as run_in_folder
 from hydra.types import HydraContext, RunMode
-from omegaconf import DictConfig, open_dict, read_write
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from sarathi_lab.config.apart import call_apart
 from sarathi_lab.config.console import console
@@ -48,9 +47,8 @@ class Job:
 
     @classmethod
     def of(cls, settings: Sequence[str], composed: DictConfig) -> Job:
-        cfg = copy.deepcopy(composed)
-        with open_dict(cfg):
-            del cfg["hydra"]
+        cfg = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
+        OmegaConf.set_struct(cfg, True)
         return cls(tuple(settings), composed, cfg)
 
     def check(self) -> None:

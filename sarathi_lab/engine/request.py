@@ -208,3 +208,14 @@ class Batch:
             self.num_prefill_tokens += num_tokens
             self.prefill_kv_tokens += start + num_tokens
             self.prefill_query_key_pairs += num_tokens * start + num_tokens * (num_tokens + 1) // 2
+
+    def add_decode(self, sequence: SequenceState) -> None:
+        """Take the next token of `sequence`, which is decoding and not in flight: what `add` does,
+        but nothing is asked again, as most chunks of a run are these.
+        """
+        start = sequence.num_computed
+        sequence.in_flight = True
+        self.chunks.append(Chunk(sequence, start, 1, True, True))
+        self.num_emits += 1
+        self.num_decode_tokens += 1
+        self.decode_kv_tokens += start + 1

@@ -91,6 +91,11 @@ class Scheduler:
         """Running sequences whose next token could be decoded now, oldest first."""
         return [sequence for sequence in self.running.idle if sequence.is_decoding]
 
+    def num_idle_decodes(self, most: int) -> int:
+        """How many `idle_decodes` there are, counted no further than `most`."""
+        decodes = (one for one in self.running.at_rest if is_idle(one) and one.is_decoding)
+        return sum(1 for _ in islice(decodes, most))
+
     @property
     def idle_prefills(self) -> list[SequenceState]:
         """Running sequences whose prompt could be caught up now, oldest first."""
@@ -140,8 +145,9 @@ class Scheduler:
             sequence.in_flight = False
             sequence.num_computed = start + num_tokens
             if emits_token:
-                sequence.output_token_ids.append(NO_TOKEN)
-                if sequence.is_finished:
+                token_ids = sequence.output_token_ids
+                token_ids.append(NO_TOKEN)
+                if len(token_ids) >= sequence.request.output_len:
                     finished.append(sequence)
                     continue
             resting.append(sequence)
@@ -159,14 +165,15 @@ class Scheduler:
         """Book a finished batch (and `advance`, if not done); returns the sequences it finished."""
         if result.batch.queues is None:
             self.advance(result.batch)
-        finished = []
+        finished, end = [], result.end
         token_ids = iter(result.token_ids)
         for chunk in result.batch.chunks:
             if chunk.emits_token:
                 sequence = chunk.sequence
+                times = sequence.token_times
                 sequence.output_token_ids[chunk.output_index] = next(token_ids)
-                sequence.token_times.append(result.end)
-                if len(sequence.token_times) == sequence.request.output_len:
+                times.append(end)
+                if len(times) == sequence.request.output_len:
                     finished.append(sequence)
         if result.batch.num_prefills:
             self.last_prompt_latency = result.end - result.start
@@ -182,11 +189,12 @@ class Scheduler:
             if len(chunks) >= limit:
                 return
             if (
-                is_idle(sequence)
+                sequence.is_running
+                and not sequence.in_flight
                 and sequence.is_decoding
-                and self.make_room(sequence, sequence.num_known)
+                and self.make_room(sequence, sequence.num_computed + 1)
             ):
-                batch.add(sequence, 1)
+                batch.add_decode(sequence)
 
     def continue_prefills(
         self,

@@ -217,8 +217,8 @@ class HasDefaultModel(Protocol):
 
 
 def resolve_model(cfg: DictConfig, backend: HasDefaultModel) -> tuple[ModelSpec, Path | None]:
-    """The model that `cfg` names, with its cache's type, and the folder of its weights if it has
-    one. Raises UserError.
+    """The model that `cfg` names, with the types of its cache and weights, and the folder of these
+    if it has one. Raises UserError.
     """
     require_one_of("cache.dtype", cfg.cache.dtype, get_args(KvDtype))
     model = build(cfg.model)
@@ -230,7 +230,8 @@ def resolve_model(cfg: DictConfig, backend: HasDefaultModel) -> tuple[ModelSpec,
             f"model.kv_dtype={spec.kv_dtype} is set by the cache; use "
             f"cache.dtype={spec.kv_dtype} instead"
         )
-    return replace(spec, kv_dtype=cfg.cache.dtype), checkpoint
+    weight_dtype = cfg.executor.get("weights", "auto")  # a setting of simulated devices alone
+    return replace(spec, kv_dtype=cfg.cache.dtype, weight_dtype=weight_dtype), checkpoint
 
 
 def text_encoder(checkpoint: Path | None) -> Callable[[str], list[int]] | None:

@@ -12,6 +12,7 @@ from sarathi_lab.config.errors import UserError, require_int, require_number, re
 Norm = Literal["rms", "layer"]
 Activation = Literal["silu", "gelu", "gelu_tanh"]
 KvDtype = Literal["auto", "int8", "fp8"]
+WeightDtype = Literal["auto", "fp8"]
 DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 KV_SCALE_BYTES = 4  # the float32 that stands beside every head of 8-bit keys or values
 SIZES = (
@@ -94,12 +95,16 @@ class ModelSpec:
     experts_per_token: int = 0
     simulation_only: bool = False
     kv_dtype: KvDtype = "auto"  # of the cache: as the rest, or 8 bits with a scale
+    weight_dtype: WeightDtype = "auto"  # of the layers' products: as the rest, or 8 bits
 
     def __post_init__(self) -> None:
         model, fix = f"model {self.name}:", "correct the model's settings"
         for name in SIZES:
             require_int(f"{model} {name}", getattr(self, name), 1, fix)
-        for name, kind in (("norm", Norm), ("activation", Activation), ("kv_dtype", KvDtype)):
+        for name, kind in (
+            *(("norm", Norm), ("activation", Activation)),
+            *(("kv_dtype", KvDtype), ("weight_dtype", WeightDtype)),
+        ):
             require_one_of(f"{model} {name}", getattr(self, name), get_args(kind))
         for name in ("rotary_fraction", "rope_theta", "norm_eps"):
             require_number(f"{model} {name}", getattr(self, name), above=0, fix=fix)
@@ -193,8 +198,13 @@ class ModelSpec:
 
     # -- bytes -------------------------------------------------------------------------------------
 
+    def linear_bytes(self, dtype_bytes: int) -> int:
+        """Bytes of one parameter of the layers' products; embedding and output head keep theirs."""
+        return dtype_bytes if self.weight_dtype == "auto" else 1
+
     def weight_bytes(self, dtype_bytes: int) -> int:
-        return self.num_params * dtype_bytes
+        heads = self.num_params - self.num_linear_params
+        return self.num_linear_params * self.linear_bytes(dtype_bytes) + heads * dtype_bytes
 
     def kv_head_bytes(self, dtype_bytes: int) -> int:
         """One token's keys in one head: d_head entries, or as many bytes and a scale in 8 bits."""
@@ -215,12 +225,13 @@ class ModelSpec:
 
     def weight_read_bytes(self, work: Work, dtype_bytes: int) -> Any:
         """Weights that one iteration reads: the layers' once, the output head's if a row emits."""
-        head = (work.num_emits > 0) * self.lm_head.num_params
+        head = (work.num_emits > 0) * self.lm_head.num_params * dtype_bytes
         if not self.num_experts:
-            return (self.num_linear_params + head) * dtype_bytes
+            return self.num_linear_params * self.linear_bytes(dtype_bytes) + head
         chosen = self.share_of_experts(work.num_prefill_tokens + work.num_decode_tokens)
         experts = self.num_expert_params
-        return (self.num_linear_params - experts + chosen * experts + head) * dtype_bytes
+        read = self.num_linear_params - experts + chosen * experts
+        return read * self.linear_bytes(dtype_bytes) + head
 
     def min_bytes(self, work: Work, dtype_bytes: int) -> Any:
         """Least memory traffic of one iteration: weights read, KV read, new KV written."""

@@ -90,7 +90,7 @@ class Sarathi(Policy):
             )
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
-        missing = self.min_decodes - len(scheduler.idle_decodes)
+        missing = self.min_decodes - scheduler.num_idle_decodes(self.min_decodes)
         if missing > 0 and not scheduler.swapped:
             scheduler.continue_prefills(batch, max_prefills=missing)
             scheduler.admit(batch, max_prefills=missing)

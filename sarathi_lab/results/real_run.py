@@ -69,6 +69,7 @@ class RealRun:
     tensor_parallel_size: int
     data_parallel_size: int
     enable_expert_parallel: bool
+    graph_tokens: int  # of the largest recorded CUDA graph; 0 without any
     link: tuple[float, float] | None  # bytes/s and seconds
     requests: pd.DataFrame
     timeline: pd.DataFrame
@@ -113,6 +114,7 @@ def read_run(folder: str | Path) -> RealRun:
             raise UserError(f"{place / 'meta.json'} has no {key}; add it to engine_kwargs")
         return value
 
+    max_num_seqs = needed("max_num_seqs", scheduler)
     return RealRun(
         source=str(place),
         server="vllm",
@@ -121,7 +123,7 @@ def read_run(folder: str | Path) -> RealRun:
         hardware=instance.get("hardware") or _maybe(meta, "hardware").get("device_name"),
         dtype=str(named("dtype", default="auto")),
         max_num_batched_tokens=needed("max_num_batched_tokens", scheduler),
-        max_num_seqs=needed("max_num_seqs", scheduler),
+        max_num_seqs=max_num_seqs,
         max_model_len=named("max_model_len", _maybe(resolved, "model_config")),
         block_size=named("block_size", cache, default=BLOCK_SIZE),
         num_gpu_blocks=cache.get("num_gpu_blocks"),
@@ -133,6 +135,7 @@ def read_run(folder: str | Path) -> RealRun:
         tensor_parallel_size=named("tensor_parallel_size", default=1),
         data_parallel_size=named("data_parallel_size", default=1),
         enable_expert_parallel=bool(named("enable_expert_parallel", default=False)),
+        graph_tokens=_graph_tokens(bool(engine.get("enforce_eager")), max_num_seqs, resolved),
         link=_link(config),
         requests=_requests(place / "requests.jsonl"),
         timeline=_timeline(place / "timeseries.csv"),
@@ -235,6 +238,14 @@ def _first_instance(config: Mapping[str, Any]) -> Mapping[str, Any]:
         return dict(config["nodes"][0]["instances"][0])
     except (KeyError, IndexError, TypeError, ValueError):
         return {}
+
+
+def _graph_tokens(is_eager: bool, max_num_seqs: int, resolved: Mapping[str, Any]) -> int:
+    """As recorded, else vLLM's default: twice the sequences, 512 at most."""
+    if is_eager:
+        return 0
+    stated = _maybe(resolved, "compilation_config").get("max_cudagraph_capture_size")
+    return int(min(2 * max_num_seqs, 512) if stated is None else stated)
 
 
 def _link(config: Mapping[str, Any]) -> tuple[float, float] | None:

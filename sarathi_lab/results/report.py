@@ -68,7 +68,7 @@ def summary_table(
 
 def print_sweep(sweep_dir: Path, num_jobs: int) -> None:
     """Print and keep the table of a sweep of `num_jobs` with its baselines, and its picture."""
-    from sarathi_lab.results.plots import sweeps  # seaborn takes a second
+    from sarathi_lab.results.plots import sweeps  # matplotlib takes a second
 
     runs = load_runs(sweep_dir)
     if runs.empty:

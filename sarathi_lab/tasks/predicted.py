@@ -201,7 +201,7 @@ class Crossover(Task):
             policy_of(chunk).validate(batch, length)
 
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
-        from sarathi_lab.results.plots.tasks import crossover_map  # seaborn takes a second
+        from sarathi_lab.results.plots.tasks import crossover_map  # matplotlib takes a second
 
         backend, spec, predictor = cost_of(cfg)
         grid, kv_tokens = (self.pd_ratios, self.seq_lens, self.batches), _kv_tokens(cfg)

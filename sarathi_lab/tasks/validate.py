@@ -17,6 +17,7 @@ from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import serve
 from sarathi_lab.engine.request import Request
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
+from sarathi_lab.executor.simulated.experts import Sharing
 from sarathi_lab.model.checkpoint import resolve_model
 from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec
 from sarathi_lab.policy import VllmV1
@@ -65,7 +66,7 @@ class Replay:
             block_size=run.block_size,
             max_model_len=run.max_model_len,
             shares_prefixes=self.shares_prefixes,
-            num_replicas=self.backend.replicas,
+            num_replicas=self.backend.sharing.replicas,
             recorder=ledger,
         )
 
@@ -81,11 +82,12 @@ class Replay:
             f"{'' if run.num_gpu_blocks else ', as the hardware has room for'}"
             f"{', prefixes shared' if self.shares_prefixes else ''}",
         ]
-        if self.backend.replicas > 1:
+        if (replicas := self.backend.sharing.replicas) > 1:
+            hardware = self.backend.hardware
             lines.append(
-                f"{self.backend.replicas} replicas in lockstep, which share the experts; no table "
-                f"has their exchange: {self.backend.hardware.link_rate / 1e9:.3g} GB/s and "
-                f"{self.backend.hardware.link_latency * 1e6:.3g} µs a transfer are taken"
+                f"{replicas} replicas in lockstep, which share the experts; no table has their "
+                f"exchange: {hardware.link_rate / 1e9:.3g} GB/s and "
+                f"{hardware.link_latency * 1e6:.3g} µs a transfer are taken"
             )
         return lines
 
@@ -230,7 +232,7 @@ def _of_run(backend: SimulatedBackend, run: RealRun, *, is_named: bool) -> Simul
         backend,
         hardware=hardware,
         tensor_parallel=run.tensor_parallel_size,
-        replicas=run.data_parallel_size,
+        sharing=Sharing(run.data_parallel_size, run.graph_tokens),
     )
 
 

@@ -4,6 +4,8 @@ mode.
 
 from __future__ import annotations
 
+from itertools import zip_longest
+
 import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
@@ -27,18 +29,39 @@ NEEDS_FILE = {("workload", "prompts"), ("workload", "trace"), ("task", "validate
 TOO_LARGE = {("model", "gpt3-175b"), ("model", "llama3.1-70b")}
 
 
-@pytest.mark.parametrize(("group", "option"), OPTIONS)
-def test_every_option_instantiates_and_makes_a_plan_in_simulation(group, option):
-    assert (CONF / group / f"{option}.yaml").read_text().startswith(("_target_", "#"))
-    executor = [] if group == "executor" else ["executor=simulated"]
-    large = ["hardware=h200", "cache.num_blocks=200"] if group == "model" else []
-    large += ["hardware=a100", "model=mistral-7b"] if (group, option) in LONG_PROMPTS else []
-    if (group, option) == ("executor", "torch"):
-        executor = ["model=tiny"]
+# Groups that say nothing of each other: an option of each is composed and planned together.
+TOGETHER = ("policy", "task", "slo", "hardware", "tracking")
+ALONE = [one for one in OPTIONS if one[0] not in TOGETHER or one in NEEDS_FILE]
+COLUMNS = [[one for one in OPTIONS if one[0] == group and one not in ALONE] for group in TOGETHER]
+CHOICES = [
+    *([one] for one in ALONE),
+    *([one for one in row if one is not None] for row in zip_longest(*COLUMNS)),
+]
+
+
+def test_every_option_is_chosen():
+    assert sorted(one for chosen in CHOICES for one in chosen) == sorted(OPTIONS)
+
+
+@pytest.mark.parametrize("chosen", CHOICES, ids=lambda chosen: " ".join(map("=".join, chosen)))
+def test_every_option_instantiates_and_makes_a_plan_in_simulation(chosen):
+    groups = dict(chosen)
+    executor = [] if "executor" in groups else ["executor=simulated"]
+    if "model" in groups:
+        room = ["hardware=h200", "cache.num_blocks=200"]
+    elif LONG_PROMPTS & {*chosen}:
+        room = ["hardware=a100", "model=mistral-7b"]
+    elif "hardware" in groups:
+        room = ["model=7b"]  # which the smallest GPU holds
+    else:
+        room = ["model=tiny"] if groups.get("executor") == "torch" else []
+    options = [f"{group}={option}" for group, option in chosen]
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        cfg = compose("config", [f"{group}={option}", *executor, *large])
-    assert build(cfg[group]) is not None
-    if (group, option) not in NEEDS_FILE | TOO_LARGE:
+        cfg = compose("config", [*options, *executor, *room])
+    for group, option in chosen:
+        assert (CONF / group / f"{option}.yaml").read_text().startswith(("_target_", "#"))
+        assert build(cfg[group]) is not None
+    if not (NEEDS_FILE | TOO_LARGE) & {*chosen}:
         assert make_plan(cfg).load.requests
 
 

@@ -8,8 +8,6 @@ import io
 import json
 import re
 import signal
-import subprocess
-import sys
 import time
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -19,6 +17,7 @@ import pytest
 import yaml
 from commands import running
 from hydra.core.config_loader import ConfigLoader
+from wandb_records import summary_of
 
 from sarathi_lab.config import command_line
 from sarathi_lab.config.instantiate import make_loader
@@ -229,21 +228,6 @@ def test_all_policies_give_the_same_tokens(tmp_path, capsys):
     assert all(other == tokens[0] for other in tokens[1:])
 
 
-def inspect_wandb(path: Path) -> dict:
-    """What `wandb leet inspect --summary` says of an offline run."""
-    command = [
-        str(Path(sys.executable).parent / "wandb"),
-        "leet",
-        "inspect",
-        "--summary",
-        "--json",
-        str(path),
-    ]
-    return json.loads(
-        subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-    )
-
-
 def test_the_wandb_run_shows_what_the_terminal_and_the_summary_show(tmp_path, capsys):
     args = [argument for argument in TINY if argument != "tracking=none"]
     assert main([*args, "chunk=16", "baselines=[orca]", f"output={tmp_path}"]) == 0
@@ -251,7 +235,7 @@ def test_the_wandb_run_shows_what_the_terminal_and_the_summary_show(tmp_path, ca
     assert len(runs) == 2  # the run and its baseline
     (run,) = [path for path in run_folders(tmp_path) if "baselines" not in path.parts]
     summary = json.loads((run / "summary.json").read_text())
-    shown = {found["name"]: found for found in map(inspect_wandb, runs)}
+    shown = {found["name"]: found for found in map(summary_of, runs)}
     tracked = shown[
         "sarathi model=tiny workload.num_requests=4 batch=3 seq_len=64 pd_ratio=7 device=cpu "
         "chunk=16"
@@ -287,5 +271,5 @@ def test_ctrl_c_keeps_finished_runs_and_exits_130(tmp_path):
     assert "Traceback" not in err
     assert [folder.name for folder in run_folders(tmp_path)] == ["0"]
     assert "The 1 finished runs, 1 missing, of this sweep" in out
-    states = [inspect_wandb(path)["state"] for path in tmp_path.rglob("run-*.wandb")]
+    states = [summary_of(path)["state"] for path in tmp_path.rglob("run-*.wandb")]
     assert states == ["finished"]

@@ -15,6 +15,7 @@ from sarathi_lab.engine.loop import serve
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
+from sarathi_lab.executor.simulated.experts import Sharing
 from sarathi_lab.executor.simulated.host import Host
 from sarathi_lab.policy import VllmV1
 
@@ -58,16 +59,16 @@ def test_a_host_ahead_of_its_device_hides_what_is_shorter():
 
 
 def test_replicas_wait_for_the_slowest_and_share_the_experts():
-    cost = make_cost_model("analytic", EXPERTS, LINKED, 2, replicas=2)
+    cost = make_cost_model("analytic", EXPERTS, LINKED, 2, sharing=Sharing(2))
     parts = (batch_of(decodes=1), batch_of(chunk=200), Batch())
     alone = [cost.iteration_time(part) for part in parts]
     own = [
-        time - cost.experts.seconds(part.num_tokens)
+        time - cost.experts.seconds((part.num_tokens,))
         for time, part in zip(alone, parts, strict=True)
     ]
     both = Batch.of(parts)
     assert both.num_tokens == 201
-    assert cost.iteration_time(both) == pytest.approx(max(own) + cost.experts.seconds(201))
+    assert cost.iteration_time(both) == pytest.approx(max(own) + cost.experts.seconds((1, 200, 0)))
     assert sum(cost.operation_times(parts[1]).values()) == pytest.approx(alone[1])
 
 
@@ -88,3 +89,9 @@ def test_mixtures_are_for_simulation_and_choose_some_experts():
     for wrong in ({"experts_per_token": 0}, {"experts_per_token": 9}, {"simulation_only": False}):
         with pytest.raises(UserError, match="num_experts=8 needs"):
             replace(EXPERTS, **wrong)
+
+
+def test_replicas_that_replay_a_graph_compute_as_many_tokens_as_the_fullest():
+    sharing = Sharing(2, graph_tokens=256)
+    for own, computed in (((3, 0), (8, 8)), ((250, 9), (256, 256)), ((257, 9), (257, 9))):
+        assert tuple(sharing.computed(own)) == computed

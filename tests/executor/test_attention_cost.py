@@ -126,3 +126,64 @@ def test_a100_rows_that_the_fit_did_not_see():
     errors = np.abs(np.array(predicted) * 1e3 / pd.concat([prefill.ms, decode.ms]).to_numpy() - 1)
     assert np.median(errors) < 0.15
     assert errors.mean() < gpu.uncertainty["attention"] + 0.01
+
+
+# -- what sets today's kernels apart: none of it is on by default ----------------------------------
+
+FAST = dataclasses.replace(TOY, bytes_per_second=1e15)
+
+
+def test_each_tile_of_queries_starts_and_ends():
+    ramped = dataclasses.replace(FAST, query_ramp=50.0)
+    one, two = (
+        prefill_attention_time([(100, tokens)], hardware=ramped, **HEADS)
+        - prefill_attention_time([(100, tokens)], hardware=FAST, **HEADS)
+        for tokens in (64, 128)
+    )
+    assert one == pytest.approx(128 * 64 * 50 / 0.5 / 8e9)  # as 50 keys before the chunk
+    assert two == pytest.approx(2 * one)
+
+
+def test_prompts_move_queries_and_outputs_too():
+    slow = dataclasses.replace(TOY, flops_per_second=1e18, prompt_efficiency=0.1)
+    num_bytes = 2 * 164 * 2 * 16 + 2 * 64 * 4 * 8 * 2
+    time = prefill_attention_time([(100, 64)], hardware=slow, **HEADS)
+    assert time == pytest.approx(3 + num_bytes / (0.1 * 2e9))
+
+
+def test_keys_of_a_chunk_are_cut_only_as_far_as_kernels_do():
+    shape = {**HEADS, "num_heads": 1, "num_kv_heads": 1}
+    whole = dataclasses.replace(FAST, chunk_splits=1)
+    one, cut = (
+        prefill_attention_time([(1000, 64)], hardware=gpu, **shape) for gpu in (whole, FAST)
+    )
+    assert one - 3 == pytest.approx(4 * (cut - 3))  # one of four SMs
+
+
+def test_a_sequence_keeps_a_multiprocessor_however_short():
+    gpu = dataclasses.replace(FAST, decode_block_time=1e-3)
+    assert decode_attention_time(100, 100, hardware=gpu, **KV) - 3 == pytest.approx(
+        100 * 2 / 4 * 1e-3, rel=1e-6
+    )
+    slow = dataclasses.replace(TOY, decode_block_time=1e-9)  # hidden behind the memory
+    assert decode_attention_time(2, 10**6, hardware=slow, **KV) == pytest.approx(3 + 0.128)
+
+
+def test_decodes_need_keys_to_reach_their_rate():
+    gpu = dataclasses.replace(TOY, decode_fill=1.0)
+    none, half, full = (
+        decode_attention_time(2, tokens, hardware=gpu, **KV)
+        - decode_attention_time(2, tokens, hardware=TOY, **KV)
+        for tokens in (0, 256, 10**6)  # 2 heads on 4 SMs: 128 of 256 keys each, and more
+    )
+    assert (none, half, full) == pytest.approx((0, 0.5, 1.0))
+
+
+def test_queries_of_grouped_heads_are_put_in_order():
+    gpu = dataclasses.replace(TOY, regroup_time=0.5, decode_launch=7.0, ungrouped_splits=1)
+    grouped = decode_attention_time(2, 1000, hardware=gpu, **KV)
+    alone = decode_attention_time(1, 1000, hardware=gpu, **KV)
+    assert grouped - 7.5 == pytest.approx(alone - 7.0) == pytest.approx(128e-6)
+    # A KV head for each of two heads: nothing to group, and one sequence occupies 2 of 4 SMs.
+    ungrouped = decode_attention_time(1, 1000, hardware=gpu, **{**KV, "num_heads": 2})
+    assert ungrouped - 7.0 == pytest.approx(2 * 128e-6)

@@ -115,7 +115,7 @@ def test_graphs_change_no_token(llama):
 
 
 def test_preemption_while_the_newest_token_is_on_the_device(llama):
-    requests = requests_with_tokens([(14, 5), (15, 5)])
+    requests = requests_with_tokens([(14, 4), (15, 4)])
     policy = SarathiServe(chunk=16, watermark=0.0)
     roomy, _, undisturbed = served(llama, on_kernels(llama), policy, requests)
     tight, _, pressed = served(

@@ -282,7 +282,7 @@ def test_bytes_of_a_token():
 
 
 def test_about_twice_as_many_tokens_fit_and_long_contexts_decode_faster():
-    spec, gpu = load_option("model", "llama3-8b"), load_option("hardware", "h100")
+    spec, gpu = load_option("model", "llama3-8b"), load_option("hardware", "a6000")
     narrow = dataclasses.replace(spec, kv_dtype="int8")
     ratio = kv_capacity(narrow, gpu, 2) / kv_capacity(spec, gpu, 2)
     assert ratio == pytest.approx(256 / 132, rel=1e-3)

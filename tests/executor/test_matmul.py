@@ -54,6 +54,13 @@ def test_the_fastest_tile_in_whole_waves(rows, milliseconds):
     )
 
 
+def test_a_last_wave_may_be_spread_over_all_multiprocessors():
+    # 129 rows: 12 tiles of 64 x 64 are three waves, or 6 of 64 x 128 one and a half
+    spread = dataclasses.replace(WAVES, partial_waves=True)
+    assert matmul_time(129, 100, 256, spread, 2) == pytest.approx(1.0 + 1.5 * 2.0224e-3, rel=1e-6)
+    assert matmul_time(64, 100, 128, spread, 2) == matmul_time(64, 100, 128, WAVES, 2)  # no less
+
+
 def test_split_k_occupies_idle_multiprocessors_for_a_second_launch():
     # [64, 1e6] x [1e6, 64]: one tile of 64 x 64 leaves 3 of 4 SMs idle; in 4 parts each has a
     # quarter of the steps

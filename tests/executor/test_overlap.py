@@ -56,7 +56,7 @@ def served(requests, policy, num_blocks, *, overlapped):
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     lengths=st.lists(st.tuples(st.integers(1, 24), st.integers(1, 16)), min_size=1, max_size=10),
     num_blocks=st.integers(11, 30),

@@ -8,6 +8,7 @@ import dataclasses
 import json
 import re
 
+import numpy as np
 import pandas as pd
 import pytest
 from simulated import LINKED, SPEC, TOY, batch_of
@@ -16,6 +17,7 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import REPOSITORY
 from sarathi_lab.executor.simulated.attention import decode_attention_time, prefill_attention_time
+from sarathi_lab.executor.simulated.communication import all_reduce_time
 from sarathi_lab.executor.simulated.cost_model import CostModel, make_cost_model
 from sarathi_lab.executor.simulated.hardware import Parallel, check_memory
 from sarathi_lab.executor.simulated.matmul import matmul_time
@@ -74,6 +76,27 @@ def test_an_all_reduce_moves_what_a_ring_does(tensor):
     num_bytes = 2 * (tensor - 1) / tensor * 256 * 12288 * 2
     seconds = gpu.link_latency + num_bytes / (gpu.link_efficiency * gpu.link_bytes_per_second)
     assert times["all_reduce"] == pytest.approx(96 * 2 * seconds)
+
+
+def test_small_all_reduces_are_sent_to_all_and_large_ones_summed_by_parts():
+    gpu = dataclasses.replace(LINKED, two_shot_latency=1.0, link_step=0.125)
+    rate = 5e5
+    assert all_reduce_time(1000, 4, gpu) == pytest.approx(0.25 + 2 * 0.125 + 3 * 1000 / rate)
+    assert all_reduce_time(10**7, 4, gpu) == pytest.approx(0.5 + 1.0 + 1.5 * 10**7 / rate)
+    shared = dataclasses.replace(gpu, link_sharing=0.5)
+    assert all_reduce_time(1000, 2, shared) == all_reduce_time(1000, 2, gpu)
+    assert all_reduce_time(1000, 4, shared) == pytest.approx(0.5 + 3 * 1000 / (rate / 2))
+    assert all_reduce_time(1000, 1, gpu) == 0.0
+
+
+@pytest.mark.parametrize("name", ["a100", "h100", "h200", "b200", "l40s", "rtx-pro-6000"])
+def test_more_bytes_or_devices_never_take_less(name):
+    gpu = load_option("hardware", name)
+    times = np.array(
+        [[all_reduce_time(2**power, n, gpu) for power in range(8, 30)] for n in (2, 4, 8)]
+    )
+    assert (np.diff(times, axis=0) >= 0).all()
+    assert (np.diff(times, axis=1) >= 0).all()
 
 
 def test_all_reduce_and_send_by_hand():
@@ -143,9 +166,16 @@ def test_the_host_shows_where_the_device_is_not_much_slower():
         ("link_efficiency", 1.5),
         ("link_latency", -1.0),
         ("layer_host_time", -1e-3),
+        ("two_shot_latency", -1.0),
+        ("link_sharing", -0.5),
+        ("prompt_efficiency", 1.5),
+        ("decode_launch", -1.0),
+        ("chunk_splits", 0),
+        ("ungrouped_splits", 1.5),
+        ("partial_waves", 1),
     ],
 )
-def test_impossible_links_are_refused(field, value):
+def test_impossible_figures_are_refused(field, value):
     with pytest.raises(UserError, match=f"hardware.{field}={value}"):
         dataclasses.replace(LINKED, **{field: value})
 
@@ -279,7 +309,7 @@ def test_the_announcement_names_the_devices(tmp_path, capsys):
             ["hardware a100", "link_bytes_per_second"],
         ),
         (
-            [*SPREAD, "executor.cost_model=profiled"],
+            [*SPREAD, "executor.cost_model=profiled", "hardware.tables=null"],
             ["executor.cost_model=profiled", "names no operation tables", "analytic"],
         ),
     ],

@@ -107,6 +107,8 @@ def test_the_pipelines_of_fig_12_in_small(points):
     assert fitted.xs("b", level="panel").query("x > 2000").error.abs().mean() < 0.2
     as_is = found.xs("simulated a100_2023, analytic, gpt3-175b").xs("ratios", level="panel").y
     assert (as_is > 1).all()
+    assert as_is.xs("bubbles, orca / sarathi").item() > 2
+    assert as_is.xs("completion, orca / sarathi").item() > 1.4
 
 
 def test_every_predicted_time_states_an_error(points):

@@ -109,7 +109,8 @@ def test_the_hardware_file_states_what_it_was_measured_in(measured):
     hardware = load(folder / "here.yaml")
     assert hardware.name == "here"
     assert hardware.dtype_bytes == 4
-    assert all(0 < getattr(hardware, name) <= 1 for name in EFFICIENCIES)
+    reached = [getattr(hardware, name) for name in EFFICIENCIES]
+    assert all(0 < share <= 1 for share in reached if share is not None)
     assert hardware.tables == str(folder)
     assert hardware.uncertainty["matmul"] > 0
 

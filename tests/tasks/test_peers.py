@@ -244,17 +244,21 @@ def test_the_lab_and_transformers_give_the_same_tokens(tiny, tmp_path):
     prompts = SMALL.prompts(tiny.vocab_size, 0)
     run = {"op": "run", "prompts": prompts, "output_len": SMALL.output_len}
     tokens, own = {}, {}
-    for name in ("sarathi", "transformers_generate", "transformers_cb"):
-        engine = PEERS[name][0] if name in PEERS else our_engine("", nodes)
-        command = [PYTHON, str(engine.script)]
-        worker = Worker(command, environment_of(PYTHON, "cpu", 1), tmp_path / name)
+    for names in (("sarathi",), ("transformers_generate", "transformers_cb")):  # by their worker
+        engines = {
+            name: PEERS[name][0] if name in PEERS else our_engine("", nodes) for name in names
+        }
+        (script,) = {engine.script for engine in engines.values()}
+        command = [PYTHON, str(script)]
+        worker = Worker(command, environment_of(PYTHON, "cpu", 1), tmp_path / names[0])
         try:
-            loaded = {**settings, **engine.options}
-            of_files = {"model_dir": str(tiny.directory), "has_weights": True}
-            worker.ask({**loaded, **of_files}, 120)
-            tokens[name] = worker.ask(run, 120)["tokens"]
-            worker.ask({**loaded, "model_dir": str(shape), "has_weights": False}, 120)
-            own[name] = worker.ask(run, 120)["tokens"]
+            for name, engine in engines.items():
+                loaded = {**settings, **engine.options}
+                of_files = {"model_dir": str(tiny.directory), "has_weights": True}
+                worker.ask({**loaded, **of_files}, 120)
+                tokens[name] = worker.ask(run, 120)["tokens"]
+                worker.ask({**loaded, "model_dir": str(shape), "has_weights": False}, 120)
+                own[name] = worker.ask(run, 120)["tokens"]
         finally:
             worker.close()
     assert tokens["sarathi"] == tokens["transformers_generate"] == tokens["transformers_cb"]

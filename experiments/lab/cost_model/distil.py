@@ -5,11 +5,11 @@
 
 The source is PyPI package aiconfigurator-core (extra `silicon`; Apache-2.0), or the FOLDER with its
 data, `systems/data`. A table holds vLLM's kernels: the library's products, and the attention that
-the engine chooses on that GPU.
+the engine chooses on that GPU. The RTX 4090's are a server's in experiments/lab/real_servers.
 
 Products are kept for a grid of shapes; of each shape the numbers of tokens that a straight line
 between its neighbours misses by more than `TOLERANCE`. Attention is kept whole for `HEADS`. What is
-left out checks what is kept: its mean errors are stated as `uncertainty`, by `held_out_errors`.
+left out checks what is kept: check_tables.py states the errors.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from sarathi_lab.executor.tables import SHAPE, TIME, write_tables
+from sarathi_lab.config.instantiate import load_option
+from sarathi_lab.config.paths import EXPERIMENTS
+from sarathi_lab.executor.table_files import read_tables
+from sarathi_lab.executor.tables import LAYERS, SHAPE, TIME, write_tables
 
 Floats = NDArray[np.float64]
 TABLES = Path(__file__).parent / "tables"
@@ -52,6 +55,18 @@ HEADS = (
 DISTURBED = 0.8
 
 
+RUN_META = {
+    "source": "LLMServingSim 5daddb2, RTX4090/meta-llama/Llama-3.1-8B/bf16/tp1",
+    "licence": "MIT",
+    "device": "NVIDIA GeForce RTX 4090",
+    "engine": "vLLM 0.19.0",
+    "units": f"{TIME}: microseconds",
+    "note": "Kernels of one layer in a running engine, eager; attention writes the cache.",
+    "included": ["kv_write"],
+    "uncertainty": {"attention": 0.046},  # of the 5,843 calls that are left out
+}
+
+
 class Gpu(NamedTuple):
     """Names of a GPU: the package's, the device's, and the version of vLLM."""
 
@@ -70,15 +85,29 @@ GPUS = {
 }
 
 
+# Sizes that are kept of a server's mixed batches: chunk, context before it, decodes, and context.
+MIXED = {
+    "prefill_chunk": (0, 16, 64, 256, 512, 1024, 2048),
+    "kv_prefill": (0, 128, 512, 1024, 2048, 4096, 8192, 16384),
+    "n_decode": (0, 1, 4, 8, 16, 32, 64, 128, 256),
+    "kv_decode": (0, 16, 128, 512, 1024, 2048, 4096, 8192, 16384),
+}
+RUN = "rtx-4090"
+SERVER = EXPERIMENTS / "lab" / "real_servers" / "rtx-4090-llama-3.1-8b"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--source", type=Path, help="the folder systems/data of the package")
-    parser.add_argument("--gpu", nargs="+", choices=list(GPUS), default=list(GPUS))
+    parser.add_argument("--gpu", nargs="+", choices=[*GPUS, RUN], default=[*GPUS, RUN])
     given = parser.parse_args()
-    source = given.source or _installed()
     for name in given.gpu:
-        frames = frames_of_gpu(source, GPUS[name])
-        write_tables(TABLES / name, frames, _meta(GPUS[name]), TITLE)
+        if name == RUN:
+            frames, meta = frames_of_run(), RUN_META
+        else:
+            frames = frames_of_gpu(given.source or installed(), GPUS[name])
+            meta = _meta(GPUS[name])
+        write_tables(TABLES / name, frames, meta, TITLE)
         sizes = {file: (TABLES / name / f"{file}.csv").stat().st_size for file in frames}
         print(
             name, {file: f"{len(frames[file])} rows, {sizes[file] / 1e3:.0f} kB" for file in frames}
@@ -94,7 +123,29 @@ def frames_of_gpu(source: Path, gpu: Gpu) -> dict[str, pd.DataFrame]:
     }
 
 
-def _installed() -> Path:
+def frames_of_run() -> dict[str, pd.DataFrame]:
+    """Products and attention of one server's model with their shapes, so that they hold for others:
+    the attention of `MIXED` sizes.
+    """
+    tables, spec = read_tables(str(SERVER)), load_option("model", "llama3-8b")
+    products = []
+    for linear in (*spec.layer_linears, spec.lm_head):
+        name = next(name for name in tables.layers if LAYERS[name].operation == linear.name)
+        rows = tables.layers[name][1]
+        shape = {"in_features": linear.in_features, "out_features": linear.out_features}
+        times = rows.seconds.to_numpy(float) * 1e6
+        rows = pd.DataFrame({"dtype": "bfloat16", "tokens": rows["size"], **shape, TIME: times})
+        products.append(rows[_knots(rows.tokens.to_numpy(float), times)])
+    calls = tables.frames["attention"]
+    calls = calls[np.all([calls[name].isin(sizes) for name, sizes in MIXED.items()], axis=0)]
+    heads = dict(zip(SHAPE, (spec.num_heads, spec.num_kv_heads, spec.head_size), strict=True))
+    return {
+        "products": pd.concat(products, ignore_index=True),
+        "attention": calls.assign(**heads)[[*SHAPE, *MIXED, TIME]],
+    }
+
+
+def installed() -> Path:
     spec = importlib.util.find_spec("aiconfigurator_core")
     if spec is None or spec.origin is None:
         raise SystemExit(f"{PACKAGE} is not installed; pip install -e '.[silicon]', or --source")

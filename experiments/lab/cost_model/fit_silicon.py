@@ -22,7 +22,7 @@ PRODUCTS = ("matmul_efficiency", "memory_efficiency", "kernel_launch")
 # in the vLLM runs of the RTX 4090 (the L40S's generation) and the RTX PRO 6000.
 KERNEL_LAUNCH = {"l40s": 1.85e-6, "rtx-4090": 1.85e-6, "rtx-pro-6000": 2.12e-6}
 PROMPTS = ("causal_efficiency", "prompt_efficiency", "query_ramp", "attention_launch")
-DECODES = ("kv_efficiency", "decode_launch", "decode_block_time", "regroup_time")
+DECODES = (*("kv_efficiency", "decode_launch", "decode_block_time", "decode_fill", "regroup_time"),)
 REDUCES = ("link_latency", "link_efficiency", "link_step", "two_shot_latency")
 SHARED_LINKS = ("l40s", "rtx-pro-6000")  # on PCIe: what more devices take from each other's rate
 START = {
@@ -38,6 +38,7 @@ START = {
     "decode_launch": 10e-6,
     "decode_block_time": 3e-6,
     "regroup_time": 1e-6,
+    "decode_fill": 1e-6,
 }
 START_REDUCES = {
     "link_latency": 5e-6,
@@ -130,7 +131,8 @@ def measured_in_run(runs: Path, gpu: str) -> dict[str, pd.DataFrame]:
 
 
 def fit_hardware(hardware: Hardware, tables: dict[str, pd.DataFrame]) -> Hardware:
-    """`hardware` with what is fitted to the fitted halves of `tables`; its `chunk_splits` stay."""
+    """`hardware` with what is fitted to the fitted halves of `tables`; its `chunk_splits` stay,
+    and what the tables do not tell of."""
     halves = {kind: rows[rows.fitted] for kind, rows in tables.items() if len(rows)}
     hardware = replace(hardware, **START)
     products = halves["products"]
@@ -139,21 +141,22 @@ def fit_hardware(hardware: Hardware, tables: dict[str, pd.DataFrame]) -> Hardwar
     names = PRODUCTS
     if launch := KERNEL_LAUNCH.get(hardware.name):
         hardware, names = replace(hardware, kernel_launch=launch), PRODUCTS[:2]
-    hardware = _best(hardware, "products", halves, names, waves)
-    hardware = _best(hardware, "prompts", halves, PROMPTS, [{}])
+    hardware = best_fit(hardware, "products", halves, names, waves)
+    hardware = best_fit(hardware, "prompts", halves, PROMPTS, [{}])
     splits = [{"decode_splits": number} for number in DECODE_SPLITS]
-    hardware = _best(hardware, "decodes", halves, DECODES, splits)
-    ungrouped = [{"ungrouped_splits": number} for number in UNGROUPED_SPLITS]
-    hardware = _best(hardware, "decodes", halves, (), ungrouped)
+    hardware = best_fit(hardware, "decodes", halves, DECODES, splits)
+    if (halves["decodes"].heads == halves["decodes"].kv_heads).any():
+        ungrouped = [{"ungrouped_splits": number} for number in UNGROUPED_SPLITS]
+        hardware = best_fit(hardware, "decodes", halves, (), ungrouped)
     if "reduces" not in halves:
         return hardware
     shared = hardware.name in SHARED_LINKS
     names = (*REDUCES, *(("link_sharing",) if shared else ()))
     start = {**START_REDUCES, "link_sharing": 0.2 if shared else 0.0}
-    return _best(replace(hardware, **start), "reduces", halves, names, [{}])
+    return best_fit(replace(hardware, **start), "reduces", halves, names, [{}])
 
 
-def _best(
+def best_fit(
     hardware: Hardware,
     kind: str,
     halves: dict[str, pd.DataFrame],
@@ -245,11 +248,15 @@ def main(folder: Path | None, runs: Path | None, gpus: Sequence[str] | None = No
     installed package, and in `runs` tell of.
     """
     folder = folder or silicon.find_folder()
+    for path in (folder, runs):
+        if path is not None and not path.is_dir():
+            raise SystemExit(f"{path} is not there; name the folder of the measured tables")
     known = [*(silicon.FOLDERS if folder else ()), *(("rtx-4090",) if runs else ())]
-    if unknown := set(gpus or known) - set(known):
+    unknown = sorted(set(gpus or known) - set(known))
+    if unknown or not known:
         raise SystemExit(
-            f"--gpus={','.join(sorted(unknown))} is not in the tables; use {', '.join(known)}, pip "
-            f"install aiconfigurator-core, or name folders with --silicon and --runs"
+            f"no tables of {', '.join(unknown) or 'any GPU'}, but of: {', '.join(known) or 'none'}"
+            "; pip install aiconfigurator-core, or name folders with --silicon and --runs"
         )
     for gpu in gpus or known:
         hardware = load_option("hardware", gpu)

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from sarathi_lab.engine.request import Batch
-from sarathi_lab.executor.simulated.attention import decode_attention_time, prefill_attention_time
+from sarathi_lab.executor.simulated.attention import (
+    decode_attention_time,
+    hybrid_attention_time,
+    prefill_attention_time,
+)
 from sarathi_lab.executor.simulated.communication import all_reduce_time
 from sarathi_lab.executor.simulated.hardware import ONE_DEVICE, Hardware, Parallel
 from sarathi_lab.executor.simulated.matmul import matmul_time
@@ -23,7 +28,8 @@ class AnalyticOperations:
     """`Operations` of `spec`, in elements of `dtype_bytes`, on one device of `hardware`.
 
     The devices of `parallel` that share a layer split heads, columns and rows as in Megatron-LM:
-    what follows is one device's share. Raises UserError for hardware of unknown links.
+    what follows is one device's share. Raises UserError for hardware of unknown links, or without
+    the peak of 8-bit products where the weights are such.
     """
 
     def __init__(
@@ -40,6 +46,13 @@ class AnalyticOperations:
         self.iteration_overhead = hardware.iteration_overhead
         if parallel.tensor > 1:
             _ = hardware.link_rate  # unknown, it is refused at once
+        self._in_fp8: Hardware | None = None  # as products in 8 bits see it
+        if spec.weight_dtype == "fp8":
+            self._in_fp8 = replace(
+                hardware,
+                flops_per_second=hardware.fp8_peak,
+                matmul_efficiency=hardware.fp8_efficiency,
+            )
         self._read: dict[str, Any] = {  # by attention
             "num_heads": spec.num_heads // parallel.tensor,
             "num_kv_heads": spec.num_kv_heads // parallel.tensor,
@@ -53,13 +66,17 @@ class AnalyticOperations:
 
     def token_times(self, num_tokens: int) -> Mapping[str, float]:
         spec, tensor, dtype_bytes = self.spec, self.parallel.tensor, self.dtype_bytes
-        linears = spec.layer_linears
-        times = {linear.name: self._linear_time(linear, num_tokens) for linear in linears}
+        times = {
+            linear.name: self.layer_product_time(num_tokens, *self.share_of(linear))
+            for linear in spec.layer_linears
+        }
         times["norms"] = NORMS * self._norm_time(num_tokens)
         # Between the products of the FFN one row is read, or two with a gate, and one written.
         rows = 3 if spec.gated_ffn else 2
         ffn_share = math.ceil(spec.ffn_size / tensor)
-        if not spec.num_experts:  # their activation is a part of them
+        if spec.num_experts:  # whose activation is a part of them; the router's choice is not
+            times["router"] += self._moving_time(num_tokens * spec.num_experts * dtype_bytes)
+        else:
             times["activation"] = self._moving_time(num_tokens * rows * ffn_share * dtype_bytes)
         # New keys and values are read as computed, and written as the cache holds them.
         computed = 2 * spec.kv_size * dtype_bytes
@@ -78,20 +95,36 @@ class AnalyticOperations:
         """Each device in its share of the vocabulary."""
         vocab = math.ceil(self.spec.vocab_size / self.parallel.tensor)
         return {
-            "lm_head": self._linear_time(self.spec.lm_head, num_emits),
+            "lm_head": self.product_time(num_emits, *self.share_of(self.spec.lm_head)),
             "sampling": self._moving_time(num_emits * vocab * self.dtype_bytes),
         }
 
     def attention_times(self, batch: Batch) -> tuple[float, float]:
+        """In one call, what decodes add to the prefills' is theirs."""
+        prefill, decode = self.separate_attention(batch)
+        if self.hardware.hybrid_call and prefill and decode:
+            return prefill, max(0.0, self.hybrid_attention(batch) - prefill)
+        return prefill, decode
+
+    def separate_attention(self, batch: Batch) -> tuple[float, float]:
+        """Seconds of one layer's calls over prefills and over decodes."""
         prefill = 0.0
         if batch.num_prefills:
             prefill = prefill_attention_time(
-                ((chunk.start, chunk.num_tokens) for chunk in batch.chunks if not chunk.is_decode),
-                head_size=self.spec.head_size,
-                **self._read,
+                _prefills(batch), head_size=self.spec.head_size, **self._read
             )
         decodes, kv_tokens = batch.num_decode_tokens, batch.decode_kv_tokens
         return prefill, decode_attention_time(decodes, kv_tokens, **self._read)
+
+    def hybrid_attention(self, batch: Batch) -> float:
+        """Seconds of one layer's call over all of `batch`, which has decodes."""
+        return hybrid_attention_time(
+            _prefills(batch),
+            batch.num_decode_tokens,
+            batch.decode_kv_tokens,
+            head_size=self.spec.head_size,
+            **self._read,
+        )
 
     def share_of(self, linear: Linear) -> tuple[int, int]:
         """Rows and columns of a weight on one device: cut by those that save sends."""
@@ -104,8 +137,15 @@ class AnalyticOperations:
         """Seconds of one product [num_tokens, rows] x [rows, columns]."""
         return matmul_time(num_tokens, rows, columns, self.hardware, self.dtype_bytes)
 
-    def _linear_time(self, linear: Linear, num_tokens: int) -> float:
-        return self.product_time(num_tokens, *self.share_of(linear))
+    def layer_product_time(self, num_tokens: int, rows: int, columns: int) -> float:
+        """The same of a layer's weights: in 8 bits, after the activations are converted to these,
+        where the weights are such.
+        """
+        if self._in_fp8 is None:
+            return self.product_time(num_tokens, rows, columns)
+        converted = num_tokens * rows * (self.dtype_bytes + 1)  # read, and written in 8 bits
+        product = matmul_time(num_tokens, rows, columns, self._in_fp8, 1)
+        return product + self._moving_time(converted)
 
     def _norm_time(self, num_tokens: int) -> float:
         """Fused with the residual before it: two rows read, two written, on every device."""
@@ -116,3 +156,8 @@ class AnalyticOperations:
         if num_bytes == 0:
             return 0.0
         return self.hardware.kernel_launch + num_bytes / self.hardware.memory_rate
+
+
+def _prefills(batch: Batch) -> Iterator[tuple[int, int]]:
+    """Start and tokens of each chunk that is no decode."""
+    return ((chunk.start, chunk.num_tokens) for chunk in batch.chunks if not chunk.is_decode)

@@ -1,7 +1,7 @@
 """Time of one layer's attention on a GPU: chunks are bound by compute, decodes by memory.
 
-Prefills and decodes are separate calls (SARATHI, section 4.3.2). What differs by GPU is a field of
-`Hardware`, fitted by `experiments/lab/cost_model/fit.py`.
+Prefills and decodes are separate calls (SARATHI, section 4.3.2), or one, as in vLLM. What differs
+by GPU is a field of `Hardware`, fitted by `experiments/lab/cost_model/fit.py`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,11 @@ from sarathi_lab.executor.simulated.hardware import Hardware
 from sarathi_lab.executor.simulated.matmul import num_waves, overlapped
 
 QUERY_TILE = 64  # queries of a head that an SM takes at once: Fig 7 steps between 700 and 750
+FILL_KEYS = 256  # keys of a head on each SM with which decodes reach their bandwidth
+
+# Exponent of `uneven`: chosen among four by the mixed batches of two GPUs, as
+# experiments/lab/hybrid_attention/README.md says.
+UNEVENNESS = 1.5
 
 
 def prefill_attention_time(
@@ -69,8 +74,9 @@ def decode_attention_time(
     hardware: Hardware,
 ) -> float:
     """Seconds of one layer's attention of `num_sequences` decodes that see `kv_tokens` in all. Keys
-    and values are read once, at the share of the bandwidth that the occupied SMs draw, while each
-    sequence and KV head keeps an SM for `decode_block_time` at least.
+    and values are read once, at the share of the bandwidth that the occupied SMs draw, and after
+    `decode_fill` if there is enough to reach it, while each sequence and KV head keeps an SM for
+    `decode_block_time` at least.
     """
     if num_sequences == 0:
         return 0.0
@@ -82,7 +88,58 @@ def decode_attention_time(
     launch = hardware.launch_of_decodes
     if grouped and num_sequences > 1 and num_kv_heads > 1:
         launch += hardware.regroup_time
-    return launch + overlapped(working, streaming / share)
+    filled = min(1.0, kv_tokens * num_kv_heads / (hardware.num_sms * FILL_KEYS))
+    return launch + overlapped(working, hardware.decode_fill * filled + streaming / share)
+
+
+def hybrid_attention_time(
+    chunks: Iterable[tuple[int, int]],
+    num_decodes: int,
+    decode_kv_tokens: int,
+    *,
+    num_heads: int,
+    num_kv_heads: int,
+    head_size: int,
+    kv_head_bytes: int,
+    hardware: Hardware,
+) -> float:
+    """Seconds of one layer's attention of `chunks` (start, num_tokens) and of `num_decodes` decodes
+    that see `decode_kv_tokens` in all, in one call.
+
+    As in flash-attention 2, a decode is a chunk of one token there: each of its heads takes a whole
+    tile of queries, which is computed over all its keys, and nobody splits these. So the call takes
+    long if all of its tiles do, or one (`uneven`): the mean decode's, or the last of a chunk.
+    """
+    query_tiles, longest = num_decodes, -(-decode_kv_tokens // num_decodes)
+    dense_keys: float = decode_kv_tokens
+    masked_keys, kv_tokens, queries = 0.0, decode_kv_tokens, num_decodes
+    for start, num_tokens in chunks:
+        tiles = -(-num_tokens // QUERY_TILE)
+        query_tiles += tiles
+        dense_keys += tiles * start
+        masked_keys += QUERY_TILE * tiles * (tiles + 1) / 2
+        kv_tokens += start + num_tokens
+        queries += num_tokens
+        longest = max(longest, start + num_tokens)
+    dense_keys += query_tiles * hardware.query_ramp
+    weighted = dense_keys / hardware.attention_efficiency + masked_keys / hardware.causal_efficiency
+    key_time = 4 * QUERY_TILE * head_size / hardware.flops_per_second  # of a tile, on all SMs
+    compute = uneven(
+        num_heads * weighted * key_time,
+        hardware.num_sms * longest / hardware.attention_efficiency * key_time,
+    )
+    kv_bytes = 2 * kv_tokens * num_kv_heads * kv_head_bytes
+    query_bytes = 2 * queries * num_heads * head_size * hardware.dtype_bytes
+    rate = (hardware.prompt_efficiency or hardware.kv_efficiency) * hardware.bytes_per_second
+    return hardware.attention_launch + overlapped(compute, (kv_bytes + query_bytes) / rate)
+
+
+def uneven(all_pieces: float, longest: float) -> float:
+    """Seconds of pieces of work of different length that take `all_pieces` seconds if they fill all
+    multiprocessors to the end, and `longest` for the longest alone: more than either, less than
+    both one after the other, which a list of pieces never exceeds.
+    """
+    return float((all_pieces**UNEVENNESS + longest**UNEVENNESS) ** (1 / UNEVENNESS))
 
 
 @lru_cache(maxsize=2**14)

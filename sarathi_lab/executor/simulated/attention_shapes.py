@@ -9,6 +9,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from sarathi_lab.engine.request import Batch
+from sarathi_lab.executor.simulated.analytic import AnalyticOperations
 from sarathi_lab.executor.simulated.attention_tables import Formula
 from sarathi_lab.executor.simulated.interpolation import RatioGrid
 from sarathi_lab.executor.tables import SHAPE
@@ -52,7 +53,7 @@ class ShapedAttention:
         self,
         rows: pd.DataFrame,
         own: Heads,
-        formula: Callable[[Batch], tuple[float, float]],
+        formula: AnalyticOperations,
         formula_of: Callable[[Heads], Formula],
     ) -> None:
         self._formula = formula
@@ -78,9 +79,12 @@ class ShapedAttention:
             self._decode_share = own.num_kv_heads / base.num_kv_heads
             self.bases["decode_attention"] = base
 
-    def times(self, batch: Batch) -> tuple[float, float]:
-        """Seconds of prompts and of decodes, in separate calls."""
-        prefill, decode = self._formula(batch)
+    def times(self, batch: Batch, in_one_call: bool) -> tuple[float, float]:
+        """Seconds of prompts and of decodes. `in_one_call` the second is what decodes add to the
+        call over both, which takes longer than two by as much as the formula says.
+        """
+        by_formula = self._formula.separate_attention(batch)
+        prefill, decode = by_formula
         tokens, decodes = batch.num_prefill_tokens, batch.num_decode_tokens
         if tokens and "prefill_attention" in self.bases:
             number, length = equivalent_prompts(tokens, batch.prefill_query_key_pairs)
@@ -88,7 +92,10 @@ class ShapedAttention:
         if decodes and "decode_attention" in self.bases:
             context = batch.decode_kv_tokens / decodes
             decode *= self._decodes.ratio(decodes * self._decode_share, context)
-        return prefill, decode
+        if not (in_one_call and prefill and decode):
+            return prefill, decode
+        longer = self._formula.hybrid_attention(batch) / sum(by_formula)
+        return prefill, max(0.0, longer * (prefill + decode) - prefill)
 
 
 def equivalent_prompts(tokens: int, pairs: int) -> tuple[float, float]:

@@ -54,17 +54,21 @@ class AttentionTable:
 
     def times(self, batch: Batch, in_one_call: bool) -> tuple[float, float]:
         """Seconds of prompts and of decodes. `in_one_call` the second is what decodes add to the
-        call over both.
+        call over both; where no row is of such calls, by the formula's ratio.
         """
         tokens, decodes = batch.num_prefill_tokens, batch.num_decode_tokens
         context = batch.decode_kv_tokens / decodes if decodes else 0.0
         prefill = self._prefill(batch) if tokens else 0.0
         if not decodes:
             return prefill, 0.0
-        if not tokens or not in_one_call or self._mixed is None:
+        if not tokens or not in_one_call:
             return prefill, self._decode(decodes, context)
-        chunk, before = equivalent_chunk(tokens, batch.prefill_query_key_pairs)
-        both = self._on(self._mixed, (chunk, before, decodes, context))
+        point = (*equivalent_chunk(tokens, batch.prefill_query_key_pairs), decodes, context)
+        if self._mixed is not None:
+            both = self._on(self._mixed, point)
+        else:
+            apart = self._at(point[:2], is_decode=False) + self._at(point[2:], is_decode=True)
+            both = (prefill + self._decode(decodes, context)) * self._at(point, False) / apart
         return min(prefill, both), max(0.0, both - prefill)
 
     def _prefill(self, batch: Batch) -> float:

@@ -5,17 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, get_args
 
-from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.errors import UserError, require_one_of
 from sarathi_lab.engine.executor import Executor, Predictor, Sizes
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.cost_model import CostModel, make_cost_model
 from sarathi_lab.executor.simulated.executor import PipelineExecutor, SimulatedExecutor
-from sarathi_lab.executor.simulated.hardware import Hardware, Parallel, check_memory, kv_capacity
+from sarathi_lab.executor.simulated.experts import ALONE, Sharing
+from sarathi_lab.executor.simulated.hardware import (
+    WEIGHTS,
+    Hardware,
+    Parallel,
+    check_memory,
+    kv_capacity,
+)
 from sarathi_lab.executor.simulated.host import NO_HOST, Host
+from sarathi_lab.executor.simulated.profiled import ProfiledOperations
 from sarathi_lab.model.roofline import Peaks
-from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec
+from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec, WeightDtype
 
 # What dtype=auto stands for, by the hardware file's size of elements; the paper's fit 2 bytes.
 DEFAULT_DTYPES = {2: "float16", 4: "float32"}
@@ -25,8 +33,9 @@ DEFAULT_DTYPES = {2: "float16", 4: "float32"}
 class SimulatedBackend:
     """Predicts times of `hardware`; token ids are not computed. `tensor_parallel` devices share a
     layer, `pipeline_parallel` stages the layers. A `host` that states its seconds takes them in
-    place of the hardware's `iteration_overhead`. `replicas` run in lockstep and share the experts
-    of a mixture (`engine.replicas`).
+    place of the hardware's `iteration_overhead`. `weights="fp8"` has the weights and activations of
+    a layer's products in 8 bits (W8A8). Replicas run in lockstep and share the experts of a mixture
+    (`engine.replicas`, `sharing`).
     """
 
     name: ClassVar[str] = "simulated"
@@ -38,9 +47,11 @@ class SimulatedBackend:
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     host: Host = NO_HOST
-    replicas: int = 1
+    weights: WeightDtype = "auto"
+    sharing: Sharing = ALONE
 
     def __post_init__(self) -> None:
+        require_one_of(WEIGHTS, self.weights, get_args(WeightDtype))
         _ = self.parallel  # degrees below 1 are refused at once
         if self.host.is_stated and self.num_stages > 1:
             raise UserError(
@@ -86,20 +97,20 @@ class SimulatedBackend:
         self._cost(spec)
         if host_kv_tokens:
             _ = self.hardware.host_rate  # unknown, it is refused at once
-        held = replace(spec, num_experts=spec.num_experts // self.replicas)
+        held = self._held(spec)
         check_memory(held, self.hardware, self.dtype_bytes, kv_tokens, self.parallel)
 
     def peaks(self) -> Peaks:
         """The peaks that the hardware file states, of all devices together."""
         hardware, num_devices = self.hardware, self.parallel.num_devices
         source = f"of hardware {hardware.name}" + (f" x {num_devices}" if num_devices > 1 else "")
-        return Peaks(
-            num_devices * hardware.flops_per_second, num_devices * hardware.bytes_per_second, source
-        )
+        flops = hardware.fp8_peak if self.weights == "fp8" else hardware.flops_per_second
+        return Peaks(num_devices * flops, num_devices * hardware.bytes_per_second, source)
 
     def cautions(self, spec: ModelSpec) -> Sequence[str]:
         """The cost model's error on shapes not fitted to, and what of it favours chunks."""
-        errors = self._cost(spec).uncertainty
+        cost = self._cost(spec)
+        errors = cost.uncertainty
         stated = ", ".join(f"{kind} {error:.0%}" for kind, error in errors.items())
         cautions = [f"the cost model's mean error on held-out shapes: {stated}"]
         within, before = self.hardware.causal_efficiency, self.hardware.attention_efficiency
@@ -109,6 +120,8 @@ class SimulatedBackend:
                 f"peak, to tokens before it at {before:.0%}: so cutting a long prompt makes its "
                 f"attention faster here; compare with hardware.causal_efficiency={before:g}"
             )
+        if isinstance(cost.operations, ProfiledOperations):
+            cautions.append(cost.operations.caution)
         if spec.kv_dtype != "auto":
             cautions.append(
                 f"the cost model counts what cache.dtype={spec.kv_dtype} saves in bytes, and "
@@ -129,7 +142,7 @@ class SimulatedBackend:
 
     def kv_blocks(self, spec: ModelSpec, block_size: int) -> int:
         """What the hardware file's memory holds beside the weights."""
-        held = replace(spec, num_experts=spec.num_experts // self.replicas)
+        held = self._held(spec)
         return kv_capacity(held, self.hardware, self.dtype_bytes, self.parallel) // block_size
 
     def build(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> Executor:
@@ -143,6 +156,21 @@ class SimulatedBackend:
         hardware = self.hardware
         if self.host.is_stated:
             hardware = replace(hardware, iteration_overhead=0.0)
+        spec = self._in_weights(spec)
         return make_cost_model(
-            self.cost_model, spec, hardware, self.dtype_bytes, self.parallel, self.replicas
+            self.cost_model, spec, hardware, self.dtype_bytes, self.parallel, self.sharing
         )
+
+    def _held(self, spec: ModelSpec) -> ModelSpec:
+        """What one replica holds of `spec`."""
+        spec = self._in_weights(spec)
+        return replace(spec, num_experts=spec.num_experts // self.sharing.replicas)
+
+    def _in_weights(self, spec: ModelSpec) -> ModelSpec:
+        """`spec` with weights as they are here. Raises UserError for experts in 8 bits."""
+        if self.weights == "fp8" and spec.num_experts:
+            raise UserError(
+                f"{WEIGHTS}=fp8 is not known of a mixture of experts such as model {spec.name}; "
+                f"use {WEIGHTS}=auto"
+            )
+        return replace(spec, weight_dtype=self.weights)

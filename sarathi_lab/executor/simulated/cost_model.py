@@ -10,7 +10,7 @@ from typing import Literal, Protocol, get_args
 from sarathi_lab.config.errors import require_one_of
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.analytic import AnalyticOperations
-from sarathi_lab.executor.simulated.experts import Experts
+from sarathi_lab.executor.simulated.experts import ALONE, Experts, Sharing
 from sarathi_lab.executor.simulated.hardware import ONE_DEVICE, Hardware, Parallel
 from sarathi_lab.executor.simulated.matmul import overlapped
 from sarathi_lab.executor.simulated.profiled import profiled_operations
@@ -106,8 +106,12 @@ class CostModel:
         """
         if batch.parts:
             assert self.experts is not None, "replicas share nothing else"
-            own = max(self.iteration_time(part) - self._expert_time(part) for part in batch.parts)
-            return own + self._expert_time(batch)
+            tokens = [part.num_tokens for part in batch.parts]
+            own = max(
+                self.iteration_time(part) - self._expert_time(number)
+                for part, number in zip(batch.parts, tokens, strict=True)
+            )
+            return own + self._expert_time(*tokens)
         return sum(self.stage_times(batch)) + (self.parallel.pipeline - 1) * self.send_time(batch)
 
     def stage_times(self, batch: Batch) -> list[float]:
@@ -131,12 +135,12 @@ class CostModel:
 
     def _layer_device_time(self, batch: Batch) -> float:
         seconds = self._token_sum(batch.num_tokens) + sum(self.operations.attention_times(batch))
-        return seconds + self.experts.seconds(batch.num_tokens) if self.experts else seconds
+        return seconds + self.experts.seconds((batch.num_tokens,)) if self.experts else seconds
 
-    def _expert_time(self, batch: Batch) -> float:
-        """Seconds of all layers' experts."""
+    def _expert_time(self, *tokens: int) -> float:
+        """Seconds of all layers' experts, for replicas with so many tokens."""
         assert self.experts is not None
-        return self.spec.num_layers * self.experts.seconds(batch.num_tokens)
+        return self.spec.num_layers * self.experts.seconds(tokens)
 
     def send_time(self, batch: Batch) -> float:
         """Seconds from the end of a stage to the start of the next, on another node; 0 without one.
@@ -169,7 +173,7 @@ class CostModel:
         for name, time in zip(ATTENTION, self.operations.attention_times(batch), strict=True):
             times[name] = num_layers * time
         if self.experts:
-            times["experts"] = self._expert_time(batch)
+            times["experts"] = self._expert_time(batch.num_tokens)
         once = self.operations.once_times(batch.num_tokens)
         for name, time in (*once.items(), *self.operations.emit_times(batch.num_emits).items()):
             times[name] = times.get(name, 0.0) + time
@@ -188,10 +192,10 @@ def make_cost_model(
     hardware: Hardware,
     dtype_bytes: int,
     parallel: Parallel = ONE_DEVICE,
-    replicas: int = 1,
+    sharing: Sharing = ALONE,
 ) -> CostModel:
-    """The cost model of one device, or of those that `parallel` spreads the model over; of a
-    mixture of experts `replicas` hold a share of these each.
+    """The cost model of one device, or of those that `parallel` spreads the model over; a
+    mixture's experts are spread over the replicas of `sharing`.
 
     Raises UserError for a level that is unknown, has no table for the model or its cache, or can't
     spread it.
@@ -212,5 +216,5 @@ def make_cost_model(
         rows = operations.tables.frames.get("moe")
     experts = None
     if spec.num_experts:
-        experts = Experts(spec, hardware, dtype_bytes, replicas, rows)
+        experts = Experts(spec, hardware, dtype_bytes, sharing, rows)
     return CostModel(operations, spec, dtype_bytes, hardware, parallel, experts)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -13,15 +15,33 @@ from sarathi_lab.executor.tables import MICROSECOND, TIME
 from sarathi_lab.model.spec import ModelSpec
 
 KERNELS = 2  # launched for a layer's experts: the products before and after the activation
+GRAPH_STEP = 8  # tokens between the sizes of recorded CUDA graphs: vLLM's, up to 256
+
+
+class Sharing(NamedTuple):
+    """Replicas that share the experts, each with as many. Where all of them replay a recorded CUDA
+    graph, of `graph_tokens` at most, they compute as many tokens as the fullest, in whole steps.
+    """
+
+    replicas: int = 1
+    graph_tokens: int = 0
+
+    def computed(self, tokens: Sequence[int]) -> Sequence[int]:
+        """What the experts compute for replicas with so many `tokens`."""
+        largest = -(-max(tokens) // GRAPH_STEP) * GRAPH_STEP
+        return [largest] * len(tokens) if largest <= self.graph_tokens else tokens
+
+
+ALONE = Sharing()
 
 
 class Experts:
-    """Seconds of one layer's experts of `spec` by the tokens of all replicas of the model.
+    """Seconds of one layer's experts of `spec` by the tokens of each replica of the model.
 
-    Each of `devices` holds its share of the experts. A token's choice is taken as random, so that
-    as many experts are read as the mean of such choices. `rows` are measured (`moe` of
-    `tables.FILES`), all experts on one device: a device that holds a share of them
-    takes what one with all of them takes for that share of the tokens, as it has as many products
+    Each replica of `sharing` is a device with its share of the experts. A token's choice is taken
+    as random, so that as many experts are read as the mean of such choices. `rows` are measured
+    (`moe` of `tables.FILES`), all experts on one device: a device that holds a share of them takes
+    what one with all of them takes for that share of the tokens, as it has as many products
     of a token and an expert. Without rows it is a roofline, which nothing was fitted to.
 
     Several devices gather the tokens of all with the router's logits, and scatter the sums: in a
@@ -33,25 +53,31 @@ class Experts:
         spec: ModelSpec,
         hardware: Hardware,
         dtype_bytes: int,
-        devices: int = 1,
+        sharing: Sharing = ALONE,
         rows: pd.DataFrame | None = None,
     ) -> None:
         self.spec = spec
         self.hardware = hardware
         self.dtype_bytes = dtype_bytes
-        self.devices = devices
+        self.sharing = sharing
+        self.devices = sharing.replicas
         self._curves = [] if rows is None else _by_experts(rows)
-        self._link_rate = hardware.link_rate if devices > 1 else 1.0
-        self.seconds = cache(self._seconds)
+        self._link_rate = hardware.link_rate if self.devices > 1 else 1.0
+        self._compute = cache(self._compute_time)
 
-    def _seconds(self, num_tokens: int) -> float:
+    def seconds(self, tokens: Sequence[int]) -> float:
+        """Of replicas with so many `tokens`; alone of one, as if the others had none."""
+        tokens = self.sharing.computed(tokens) if len(tokens) > 1 else tokens
+        return self._compute(sum(tokens)) + self._exchange(sum(tokens))
+
+    def _compute_time(self, num_tokens: int) -> float:
         if num_tokens == 0:
             return 0.0
         share = self.spec.share_of_experts(num_tokens)
         chosen = share * self.spec.num_experts / self.devices
         tokens = num_tokens / self.devices
         measured = self._curves and self._interpolated(tokens, chosen)
-        return (measured or self._formula(tokens, chosen)) + self._exchange(num_tokens)
+        return measured or self._formula(tokens, chosen)
 
     def _interpolated(self, tokens: float, chosen: float) -> float:
         """Linear between the numbers of experts, and of tokens; beyond in proportion to these."""

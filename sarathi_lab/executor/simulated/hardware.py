@@ -8,21 +8,26 @@ from dataclasses import dataclass, field
 from sarathi_lab.config.errors import UserError, require_int, require_number
 from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec
 
-PEAKS = ("flops_per_second", "bytes_per_second", "memory_bytes")
+PEAKS = ("flops_per_second", "bytes_per_second", "memory_bytes", "fp8_flops_per_second")
 EFFICIENCIES = (
     *("matmul_efficiency", "attention_efficiency", "causal_efficiency"),
     *("memory_efficiency", "kv_efficiency", "link_efficiency", "prompt_efficiency"),
+    "fp8_efficiency",
 )
 FIXED_COSTS = (
     *("kernel_launch", "attention_launch", "decode_launch"),
-    *("decode_block_time", "regroup_time"),
+    *("decode_block_time", "decode_fill", "regroup_time"),
     *("iteration_overhead", "layer_host_time"),
     *("link_latency", "link_step", "two_shot_latency"),
 )
 COUNTS = ("num_sms", "chunk_splits", "decode_splits", "ungrouped_splits")
 SLOWDOWNS = ("query_ramp", "link_sharing")
 LINKS = ("link_bytes_per_second", "network_bytes_per_second", "host_bytes_per_second")
-OPTIONAL = ("prompt_efficiency", "decode_launch", "ungrouped_splits", *LINKS)  # may be None
+OPTIONAL = (  # may be None
+    *("prompt_efficiency", "decode_launch", "ungrouped_splits", "fp8_flops_per_second"),
+    *("hybrid_call", *LINKS),
+)
+WEIGHTS = "executor.weights"  # the setting that asks for products in 8 bits
 LINK_FIX = "use bytes/s, null if unknown"
 UNCERTAIN = ("matmul", "attention")  # the kinds of operation that `Hardware.uncertainty` speaks of
 
@@ -47,8 +52,11 @@ class Hardware:
     values alone, as from the cache); `chunk_splits` and `decode_splits`, the parts into which the
     keys of one tile may be cut to occupy idle multiprocessors, `ungrouped_splits` the same of
     decodes with a KV head for each head (None: no other number); `decode_block_time`, the seconds
-    of one multiprocessor for a sequence and KV head of decodes, however short; `regroup_time`, the
+    of one multiprocessor for a sequence and KV head of decodes, however short; `decode_fill`, those
+    until decodes read at their full rate; `regroup_time`, the
     seconds in which a call of decodes puts the queries of several grouped heads in order.
+    `hybrid_call` is whether prefills and decodes of a batch attend in one call, as in vLLM, where a
+    decode takes a tile of queries of each head (None: only where operation tables have such calls).
 
     `uncertainty` is the mean absolute relative error by kind of operation, on shapes that the fit
     did not see. `tables` is a folder of measured operation times (`executor.tables`), as a path
@@ -59,8 +67,9 @@ class Hardware:
     both in use, `link_latency` the seconds of a transfer. In an all-reduce each device beyond two
     adds `link_step` seconds and divides the rate by 1 + `link_sharing` times their number;
     `two_shot_latency` is what summing by parts takes longer than sending all to all, 0: always by
-    parts. `host_bytes_per_second` is what each device reaches to or from host memory. None: not
-    known, so what needs it can't be simulated.
+    parts. `host_bytes_per_second` is what each device reaches to or from host memory.
+    `fp8_flops_per_second` is the peak of products in 8 bits and `fp8_efficiency` the share of it
+    that these reach at best. None: not known, so what needs it can't be simulated.
     """
 
     name: str
@@ -84,6 +93,8 @@ class Hardware:
     link_bytes_per_second: float | None = None
     network_bytes_per_second: float | None = None
     host_bytes_per_second: float | None = None
+    fp8_flops_per_second: float | None = None
+    fp8_efficiency: float = 1.0
     link_efficiency: float = 1.0
     link_latency: float = 0.0
     link_step: float = 0.0
@@ -97,7 +108,9 @@ class Hardware:
     decode_launch: float | None = None
     ungrouped_splits: int | None = None
     decode_block_time: float = 0.0
+    decode_fill: float = 0.0
     regroup_time: float = 0.0
+    hybrid_call: bool | None = None
 
     def __post_init__(self) -> None:
         fix = "correct the hardware file"
@@ -105,10 +118,10 @@ class Hardware:
             raise UserError(f"hardware.name={self.name} is no name; {fix}")
         for name in self._given(COUNTS):
             require_int(f"hardware.{name}", getattr(self, name), 1, fix)
-        if not isinstance(self.partial_waves, bool):
-            raise UserError(
-                f"hardware.partial_waves={self.partial_waves} is not true or false; {fix}"
-            )
+        for name in ("partial_waves", "hybrid_call"):
+            value = getattr(self, name)
+            if not isinstance(value, bool) and (name not in OPTIONAL or value is not None):
+                raise UserError(f"hardware.{name}={value} is not true or false; {fix}")
         for name in self._given((*PEAKS, *EFFICIENCIES, *LINKS)):
             peak_fix = LINK_FIX if name in LINKS else fix
             require_number(f"hardware.{name}", getattr(self, name), above=0, fix=peak_fix)
@@ -177,6 +190,16 @@ class Hardware:
                 "preemption=recompute"
             )
         return float(self.host_bytes_per_second)
+
+    @property
+    def fp8_peak(self) -> float:
+        """FLOP/s of products of 8-bit weights and activations. Raises UserError if not known."""
+        if self.fp8_flops_per_second is None:
+            raise UserError(
+                f"hardware {self.name} has no peak of products in 8 bits, which {WEIGHTS}=fp8 "
+                f"needs; add fp8_flops_per_second to its file, or set {WEIGHTS}=auto"
+            )
+        return self.fp8_flops_per_second
 
     def _rate(self, name: str, setting: str) -> float:
         if (rate := getattr(self, name)) is None:

@@ -14,6 +14,7 @@ from sarathi_lab.executor.simulated.attention_shapes import Heads, ShapedAttenti
 from sarathi_lab.executor.simulated.attention_tables import AttentionTable, Formula, sums_of
 from sarathi_lab.executor.simulated.hardware import ONE_DEVICE, Hardware, Parallel
 from sarathi_lab.executor.simulated.interpolation import Floats, curve, curve_error
+from sarathi_lab.executor.simulated.product_tables import Formula as ProductFormula
 from sarathi_lab.executor.simulated.product_tables import ProductTable
 from sarathi_lab.executor.table_files import read_tables
 from sarathi_lab.executor.tables import DTYPE_SIZES, MICROSECOND, SHAPE, TIME, OperationTables
@@ -42,6 +43,7 @@ class ProfiledOperations:
         self._left_out = set(tables.included)
         self.errors: dict[str, float] = {}  # by operation, of rows left out
         self.iteration_overhead = 0.0
+        self.products: ProductTable | None = None
         self._formula: AnalyticOperations | None = None
         for layer, rows in tables.layers.values():
             self._add(layer.operation, layer.per, curve(*_floats(rows)), layer.replaces)
@@ -53,6 +55,9 @@ class ProfiledOperations:
             if WHOLE not in tables.layers:
                 self.iteration_overhead = self._formula.iteration_overhead
         self._own, self._shaped = self._attention(spec)
+        asked = hardware.hybrid_call if hardware else None
+        has_mixed = self._own is not None and self._own.has_mixed
+        self._in_one_call = has_mixed if asked is None else asked
         self.errors |= self._own.errors if self._own else {}
 
     @property
@@ -70,6 +75,24 @@ class ProfiledOperations:
             "attention": max(attention, default=known.get("attention", 0.0)),
         }
 
+    @property
+    def caution(self) -> str:
+        """What the times are of, what comes from another shape, and what no table has."""
+        formula = self._formula
+        computed = [] if formula is None else [*formula.token_times(1), *formula.emit_times(1)]
+        missing = [name for name in computed if name not in self._left_out]
+        parts = [f"operation times are of {self.tables.source}"]
+        if self._own is None and self._shaped is None:
+            missing.append("attention")
+        if self._shaped is not None:
+            near = {f"{base.num_heads}/{base.num_kv_heads}" for base in self._shaped.bases.values()}
+            parts.append(f"attention by that of {' and '.join(sorted(near))} query/KV heads")
+        if missing:
+            parts.append(f"by formula, as no table has them: {', '.join(missing)}")
+        if formula is not None:
+            parts.append("past a table's edge the edge is scaled by the formula")
+        return "; ".join(parts)
+
     def token_times(self, num_tokens: int) -> Mapping[str, float]:
         formula = self._formula.token_times(num_tokens) if self._formula else {}
         return self._times("layer", num_tokens, formula)
@@ -84,10 +107,10 @@ class ProfiledOperations:
 
     def attention_times(self, batch: Batch) -> tuple[float, float]:
         if self._own is not None:
-            return self._own.times(batch, in_one_call=self._own.has_mixed)
+            return self._own.times(batch, self._in_one_call)
         assert self._formula is not None, "checked when it was made"
         if self._shaped is not None:
-            return self._shaped.times(batch)
+            return self._shaped.times(batch, self._in_one_call)
         return self._formula.attention_times(batch)
 
     def _times(self, per: str, number: int, formula: Mapping[str, float]) -> Mapping[str, float]:
@@ -103,18 +126,26 @@ class ProfiledOperations:
 
     def _add_products(self, formula: AnalyticOperations) -> None:
         """Products of the model's shapes, where no layer of a table has them."""
+        spec, share_of = formula.spec, formula.share_of
+        own = self.products = self._products(formula.dtype_bytes, formula.product_time)
+        if own and spec.lm_head.name not in self._left_out:
+            self._add(spec.lm_head.name, "emit", own.curve(*share_of(spec.lm_head)))
+        if spec.weight_dtype == "fp8":
+            own = self._products(DTYPE_SIZES["fp8"], formula.layer_product_time)
+        if own:
+            self.errors["products"] = own.error
+            for linear in spec.layer_linears:
+                if linear.name not in self._left_out:
+                    self._add(linear.name, "layer", own.curve(*share_of(linear)))
+
+    def _products(self, dtype_bytes: int, formula: ProductFormula) -> ProductTable | None:
+        """Those of elements of so many bytes, if there are such."""
         rows = self.tables.frames.get("products")
         if rows is not None:
-            rows = rows[rows.dtype.map(DTYPE_SIZES.get) == formula.dtype_bytes]
+            rows = rows[rows.dtype.map(DTYPE_SIZES.get) == dtype_bytes]
         if rows is None or rows.empty:
-            return
-        table = ProductTable(rows.assign(seconds=rows[TIME] * MICROSECOND), formula.product_time)
-        for linear in formula.spec.layer_linears:
-            if linear.name not in self._left_out:
-                self._add(linear.name, "layer", table.curve(*formula.share_of(linear)))
-        if (head := formula.spec.lm_head).name not in self._left_out:
-            self._add(head.name, "emit", table.curve(*formula.share_of(head)))
-        self.errors["products"] = table.error
+            return None
+        return ProductTable(rows.assign(seconds=rows[TIME] * MICROSECOND), formula)
 
     def _add_all_reduce(self, formula: AnalyticOperations) -> None:
         """All-reduces of a layer over the hidden states, if a table has as many devices."""
@@ -145,7 +176,7 @@ class ProfiledOperations:
         mine = rows[(rows[list(SHAPE)] == list(own)).all(axis=1)]
         if (mine.kv_prefill > 0).any():
             return AttentionTable(mine, _at(formula)), None
-        return None, ShapedAttention(rows, own, formula.attention_times, self._formula_of)
+        return None, ShapedAttention(rows, own, formula, self._formula_of)
 
     def _formula_of(self, heads: Heads) -> Formula:
         """The formula for one device of that shape."""
@@ -161,7 +192,10 @@ def _at(formula: AnalyticOperations) -> Formula:
     def seconds(
         chunk: float, before: float, decodes: float, context: float, num_chunks: int
     ) -> float:
-        return sum(formula.attention_times(sums_of(chunk, before, decodes, context, num_chunks)))
+        batch = sums_of(chunk, before, decodes, context, num_chunks)
+        if chunk and decodes:
+            return formula.hybrid_attention(batch)
+        return sum(formula.separate_attention(batch))
 
     return seconds
 

@@ -24,6 +24,9 @@ FAST_PATHS: dict[torch.dtype, tuple[tuple[str, ...], ...]] = {
 GPU_MODEL = "13b"  # the paper's
 GPU_MODEL_PARAMS = 13.0e9
 FIRST_ROUNDS = 4  # of peaks, before anything is announced
+PRODUCT_SIZE = {"cpu": 1024, "cuda": 8192}  # of square matrices, for the peak of products
+# For the peak of memory: far larger than the caches, as what is wanted is the memory's rate.
+STREAM_BYTES = {"cpu": 192 << 20, "cuda": 512 << 20}
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of glibc's malloc.h
 ROOM = 1.2  # weights plus a fifth for cache and activations
 
@@ -132,15 +135,14 @@ def measure_peaks(device: torch.device, dtype: torch.dtype) -> Peaks:
 
 
 def _flops_per_second(device: torch.device, dtype: torch.dtype) -> float:
-    size = 8192 if device.type == "cuda" else 1024
+    size = PRODUCT_SIZE[device.type]
     left, right = (torch.rand(size, size, device=device).to(dtype) for _ in range(2))
     out = torch.empty_like(left)
     return 2.0 * size**3 / _best_time(lambda: torch.matmul(left, right, out=out), device)
 
 
 def _bytes_per_second(device: torch.device) -> float:
-    # Far larger than the caches: what is wanted is the memory's rate.
-    num_bytes = (512 << 20) if device.type == "cuda" else (192 << 20)
+    num_bytes = STREAM_BYTES[device.type]
     source = torch.ones(num_bytes // 4, device=device)
     target = torch.empty_like(source).zero_()
     copied = 2 * num_bytes / _best_time(lambda: target.copy_(source), device)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import matplotlib.pyplot as plt
-import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
@@ -20,10 +19,22 @@ AXIS_NAMES = {
 }
 MARKERS = tuple("os^DvPX*<>")  # by series, so that print without colour tells them apart
 
+COLOURS = (  # seaborn's, that people who are colour-blind tell apart
+    *("#0173b2", "#de8f05", "#029e73", "#d55e00", "#cc78bc"),
+    *("#ca9161", "#fbafe4", "#949494", "#ece133", "#56b4e9"),
+)
+# seaborn's look as matplotlib ships it: every sweep ends in a picture, and importing seaborn itself
+# takes two seconds. Markers keep their edges: the paper's points are hollow.
+STYLES: tuple[str | dict[str, Any], ...] = (
+    "seaborn-v0_8-whitegrid",
+    "seaborn-v0_8-paper",
+    {"axes.prop_cycle": plt.cycler(color=COLOURS), "lines.markeredgewidth": 1.0},
+)
+
 
 def use_style() -> None:
     """The lab's look: colour-blind safe, grid behind, readable in print."""
-    sns.set_theme(context="paper", style="whitegrid", palette="colorblind", font_scale=1.05)
+    plt.style.use(list(STYLES))
 
 
 def panels(

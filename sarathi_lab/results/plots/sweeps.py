@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
-import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -254,6 +253,8 @@ def curves(runs: Sequence[ComparedRun], x: str = "iteration") -> Figure:
 
 def ratios(metrics: pd.DataFrame) -> Figure:
     """Ratios of `comparison.compared_metrics` as dots on a logarithmic axis; 1: the reference."""
+    import seaborn as sns  # takes two seconds
+
     table = metrics.xs("ratio", axis="columns", level=1).dropna(how="all")
     long = table.melt(ignore_index=False, var_name="run", value_name="ratio").reset_index()
     figure, (ax,) = panels(1, 1, (8, 0.3 * len(table) + 1.6))

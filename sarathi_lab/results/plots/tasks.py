@@ -7,7 +7,6 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import pandas as pd
-import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -81,6 +80,8 @@ def crossover_map(
     `where` names model and device; `y` is "batch" or "seq_len"; each value of the other has a row
     of panels. Blue gains, red loses, white is neutral, grey could not run.
     """
+    import seaborn as sns  # takes two seconds
+
     use_style()
     other = "seq_len" if y == "batch" else "batch"
     axes = [other, "chunk", y, "pd_ratio"]
@@ -101,6 +102,8 @@ def crossover_map(
 
 
 def _heat_panel(data: pd.DataFrame, *, y: str, limit: float, **_: object) -> None:
+    import seaborn as sns
+
     ax = plt.gca()
     ax.grid(False)
     ax.set_facecolor("0.93")  # shows where nothing could run
@@ -143,6 +146,8 @@ def kind_of(run: pd.Series) -> str:
 
 def policies(runs: pd.DataFrame) -> Figure:
     """Latency and throughput of a sweep's policies (`name`), by the gaps between tokens."""
+    import seaborn as sns
+
     runs = runs.assign(kind=runs.apply(kind_of, axis="columns")).sort_values("tbt_p99")
     figure, axes = panels(1, len(PANELS), (13, 0.24 * len(runs) + 1.6), sharey=True)
     style = {"hue": "kind", "hue_order": MIXES, "style": "kind", "style_order": MIXES, "s": 45}

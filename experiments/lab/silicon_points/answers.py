@@ -1,0 +1,88 @@
+"""The time of a whole answer, by the cost model and mean values alone: no schedule, five seconds.
+
+    python experiments/lab/silicon_points/answers.py POINTS.csv
+
+While a user waits for an answer, each of the others' prompts is computed once and so is the user's
+own, whoever rides with whom; the rest are iterations of decodes. So an answer takes its tokens but
+one times the iteration of all users' decodes in mid-answer, and the prompt's time once for each
+user. That holds as long as all users' tokens fit the cache; what a user waits before and what after
+the first token is `simulate.py`'s.
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pandas as pd
+from report import FOLDER, SERIES, ratios
+from simulate import BLOCK_SIZE, INFERENCE_MAX, SHORTEST, Point, chosen
+
+from sarathi_lab.engine.compositions import make_batch
+from sarathi_lab.engine.executor import Predictor
+
+ANY = {"isl": 0, "osl": 0, "concurrency": 0, "real_ttft": 0.0, "real_tpot": 0.0, "version": ""}
+MEAN_SHARE = (1 + SHORTEST) / 2  # of the nominal length, where lengths are drawn
+
+
+@cache
+def device(alike: Point) -> tuple[Predictor, int]:
+    """What predicts an iteration's seconds, and the tokens that the cache holds."""
+    backend, spec = alike.backend_and_spec()
+    predictor = backend.predictor(spec)
+    assert predictor is not None, "a simulated device has one"
+    return predictor, backend.kv_blocks(spec, BLOCK_SIZE) * BLOCK_SIZE
+
+
+def answer(point: Point) -> dict[str, object]:
+    """A decode iteration, a prompt and an answer, in ms; and the relative error of the last."""
+    predict, room = device(replace(point, **ANY, id=point.id[: len(INFERENCE_MAX)]))
+    share = MEAN_SHARE if point.is_inference_max else 1.0
+    prompt, output, users = int(share * point.isl), int(share * point.osl), point.concurrency
+    step = predict(make_batch(num_decodes=users, context=prompt + output // 2))
+    times = predict.operation_times(make_batch(prefill_tokens=prompt))
+    alone = sum(times.values()) - times["overhead"]  # it rides on iterations that pay the host
+    real = point.real_ttft + (output - 1) * point.real_tpot
+    told = 1e3 * ((output - 1) * step + users * alone)
+    row = {name: value for name, value in vars(point).items() if name != "cost_model"}
+    row |= {"fits": users * (point.isl + point.osl) <= room, "step": 1e3 * step}
+    return row | {"prompt": 1e3 * alone, "real": real, "told": told, "error": told / real - 1}
+
+
+def errors(table: pd.DataFrame, by: list[str]) -> pd.DataFrame:
+    """Points, median and mean absolute error, median error (bias) and the 90th percentile."""
+    groups = table.groupby(by).error
+    return groups.agg(
+        points="size",
+        median=lambda error: error.abs().median(),
+        mean=lambda error: error.abs().mean(),
+        bias="median",
+        p90=lambda error: error.abs().quantile(0.9),
+    ).reset_index()
+
+
+def main() -> None:
+    with Path(sys.argv[1]).open(newline="") as file:
+        points, reasons = chosen(csv.DictReader(file))
+    table = pd.DataFrame([answer(point) for point in points])
+    FOLDER.mkdir(exist_ok=True)
+    table.round(4).to_csv(FOLDER / "answers.csv", index=False)
+    own = table[table.fits]
+    error = own.error.abs()
+    print(f"{len(own)} points: median {error.median():.1%}, mean {error.mean():.1%}")
+    for by in (SERIES, ["concurrency"], ["tp"], ["isl"], ["osl"]):
+        print("\n" + errors(own, by).to_string(index=False, float_format="{:.3f}".format))
+    print(f"\n{(~table.fits).sum():5} do not fit the cache")
+    for reason, count in reasons.most_common():
+        print(f"{count:5} {reason}")
+    shown = {"simulated / real": own.assign(ratio=own.told / own.real)}
+    ratios(shown, "Time of a whole answer, simulated over measured").savefig(
+        FOLDER / "answers.png", dpi=100
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""Errors of the simulated points, as tables and as a picture."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from sarathi_lab.results.plots.style import finished, marker, panels, tick_in_steps
+
+FOLDER = Path(__file__).parent / "results"
+SERIES = ["gpu", "model", "backend", "weights"]
+METRICS = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "end to end"}
+LEVEL = "analytic"  # of the picture
+FEW = 10  # a series of fewer points gets no panel
+
+
+def write_report(results: pd.DataFrame, num_points: int, reasons: Counter[str]) -> None:
+    """Print coverage and errors, and write `errors.csv` and `points.png` beside the results."""
+    table = with_errors(results)
+    for level, own in table.groupby("cost_model"):
+        print(f"\n{level}: {len(own)} points of {num_points}")
+        for by in (SERIES, ["backend", "weights", "concurrency"], ["backend", "weights", "tp"]):
+            print("\n" + summary(own, by).to_string(index=False, float_format="{:.2f}".format))
+    print("\nnot tried:")
+    for reason, count in reasons.most_common():
+        print(f"  {count:5} {reason}")
+    errors = summary(table, ["cost_model", *SERIES])
+    errors.to_csv(FOLDER / "errors.csv", index=False, float_format="%.3f")
+    own = table[table.cost_model == LEVEL]
+    if own.groupby(SERIES).size().max() >= FEW:
+        picture(own).savefig(FOLDER / "points.png", dpi=100)
+
+
+def with_errors(results: pd.DataFrame) -> pd.DataFrame:
+    """The results with relative errors; end to end is TTFT and what follows the first token."""
+    table = results.copy()
+    for whose in ("real", "sim", "spread"):
+        table[f"{whose}_e2e"] = table[f"{whose}_ttft"] + (table.osl - 1) * table[f"{whose}_tpot"]
+    for metric in METRICS:
+        for whose in ("sim", "spread"):
+            table[f"{whose}_{metric}_error"] = (
+                table[f"{whose}_{metric}"] / table[f"real_{metric}"] - 1
+            )
+    return table
+
+
+def summary(table: pd.DataFrame, by: list[str]) -> pd.DataFrame:
+    """By group: points, and of each metric the median and mean absolute error and the median error
+    (bias); where users were spread, too, the bias then and the share of points between the two.
+    """
+
+    def row(group: pd.DataFrame) -> pd.Series:
+        values: dict[str, float] = {"points": len(group)}
+        for metric in METRICS:
+            error = group[f"sim_{metric}_error"]
+            values[f"{metric}_median"] = error.abs().median()
+            values[f"{metric}_mean"] = error.abs().mean()
+            values[f"{metric}_bias"] = error.median()
+        spread = group.spread_ttft_error.dropna()
+        values["ttft_spread_bias"] = spread.median()
+        between = (group.spread_ttft <= group.real_ttft) & (group.real_ttft <= group.sim_ttft)
+        values["ttft_between"] = between[spread.index].mean()
+        return pd.Series(values)
+
+    return table.groupby(by, dropna=False).apply(row, include_groups=False).reset_index()
+
+
+def picture(table: pd.DataFrame) -> Figure:
+    """TTFT above, TPOT below."""
+    shown = {
+        f"{name}, simulated / real": table.assign(
+            ratio=table[f"sim_{metric}"] / table[f"real_{metric}"]
+        )
+        for metric, name in (("ttft", "TTFT"), ("tpot", "TPOT"))
+    }
+    return ratios(shown, "Simulated servers over measured ones")
+
+
+def ratios(shown: Mapping[str, pd.DataFrame], title: str) -> Figure:
+    """A row for each of `shown`, tables with a column `ratio`, by what that is: over concurrency
+    and by tensor parallelism, a column a series.
+    """
+    names = [name for name, own in next(iter(shown.values())).groupby(SERIES) if len(own) >= FEW]
+    size = (2.6 * len(names), 0.8 + 2.7 * len(shown))
+    figure, axes = panels(len(shown), len(names), size, sharex=True, sharey="row")
+    for row, (label, table) in enumerate(shown.items()):
+        own_axes = axes[row * len(names) : (row + 1) * len(names)]
+        series = dict(list(table.groupby(SERIES)))
+        for ax, name in zip(own_axes, names, strict=True):
+            _panel(ax, series[name])
+        own_axes[0].set_ylabel(label)
+        if table.ratio.between(0.5, 2).all():  # too few decades for ticks
+            own_axes[0].set_yscale("linear")
+    for ax, (gpu, model, backend, weights) in zip(axes, names, strict=False):
+        ax.set_title(f"{model}\n{backend}, {'8' if weights == 'fp8' else '16'}-bit, {gpu}")
+    for ax in axes[-len(names) :]:
+        ax.set_xlabel("users")
+    axes[0].legend(fontsize="small")
+    return finished(figure, title)
+
+
+def _panel(ax: Axes, table: pd.DataFrame) -> None:
+    ax.axhline(1, color="0.3", linewidth=1)
+    for i, tp in enumerate((1, 2, 4, 8)):
+        own = table[table.tp == tp]
+        x = own.concurrency * 2 ** (0.12 * (i - 1.5))  # apart, so that none hides another
+        ax.plot(x, own.ratio, marker(i), color=f"C{i}", markersize=4, alpha=0.7, label=f"tp {tp}")
+    ax.set(xscale="log", yscale="log")
+    for axis in (ax.xaxis, ax.yaxis):
+        tick_in_steps(axis)

@@ -1,0 +1,80 @@
+"""Weights and activations of the layers' products in 8 bits, simulated."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.executor.simulated.backend import SimulatedBackend
+from tests.support.simulated import SPEC, TOY, batch_of
+
+# As fast at products of 8 bits as at others, and launched for nothing.
+GPU = replace(
+    TOY,
+    kernel_launch=0.0,
+    fp8_flops_per_second=TOY.flops_per_second,
+    fp8_efficiency=TOY.matmul_efficiency,
+)
+PRODUCTS = ("qkv_proj", "out_proj", "ffn_up", "ffn_down")
+FP8 = replace(SPEC, weight_dtype="fp8")
+
+
+def test_the_layers_weights_take_half_and_the_heads_what_they_took():
+    saved = SPEC.weight_bytes(2) - FP8.weight_bytes(2)
+    assert saved == SPEC.num_linear_params
+    assert SPEC.weight_read_bytes(batch_of(decodes=1), 2) - FP8.weight_read_bytes(
+        batch_of(decodes=1), 2
+    ) == pytest.approx(saved)
+
+
+def test_what_they_save_is_room_for_the_cache():
+    blocks = {
+        weights: SimulatedBackend(GPU, weights=weights).kv_blocks(SPEC, 1)
+        for weights in ("auto", "fp8")
+    }
+    saved = SPEC.num_linear_params / SPEC.kv_bytes_per_token(2)
+    assert blocks["fp8"] - blocks["auto"] == pytest.approx(saved, abs=1)
+
+
+def test_a_product_bound_by_memory_reads_half_and_its_activations_are_converted():
+    slow = replace(GPU, flops_per_second=1e30, fp8_flops_per_second=1e30)  # memory is the bound
+    times = {
+        weights: SimulatedBackend(slow, weights=weights)
+        .predictor(SPEC)
+        .operation_times(batch_of(decodes=1))
+        for weights in ("auto", "fp8")
+    }
+    for name, linear in zip(PRODUCTS, SPEC.layer_linears, strict=True):
+        conversion = 3 * linear.in_features / GPU.memory_rate
+        assert times["fp8"][name] == pytest.approx(times["auto"][name] / 2 + conversion)
+    assert times["fp8"]["lm_head"] == times["auto"]["lm_head"]
+
+
+def test_a_product_bound_by_compute_goes_by_its_own_peak():
+    fast = replace(GPU, bytes_per_second=1e30)  # nothing waits for memory
+    twice = replace(fast, fp8_flops_per_second=2 * GPU.flops_per_second)
+    own, faster = (
+        SimulatedBackend(gpu, weights="fp8").predictor(SPEC).operation_times(batch_of(chunk=64))
+        for gpu in (fast, twice)
+    )
+    for name in PRODUCTS:
+        assert faster[name] == pytest.approx(own[name] / 2)
+
+
+def test_hardware_without_such_a_peak_is_refused():
+    backend = SimulatedBackend(TOY, weights="fp8")
+    with pytest.raises(UserError, match=r"no peak of products in 8 bits.*executor\.weights=auto"):
+        backend.check(SPEC, 0)
+
+
+def test_a_mixture_of_experts_is_refused():
+    mixture = replace(SPEC, num_experts=2, experts_per_token=1, simulation_only=True)
+    with pytest.raises(UserError, match=r"mixture of experts.*executor\.weights=auto"):
+        SimulatedBackend(GPU, weights="fp8").check(mixture, 0)
+
+
+def test_an_unknown_type_is_refused():
+    with pytest.raises(UserError, match=r"executor\.weights=int4"):
+        SimulatedBackend(GPU, weights="int4")

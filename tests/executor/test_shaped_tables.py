@@ -1,0 +1,192 @@
+"""Tables of products and attention by shape: through their rows, between them, past them, and how
+far off those are that the lab keeps. One attention call over prefills and decodes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pandas as pd
+import pytest
+from simulated import batch_of
+
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.instantiate import load_option
+from sarathi_lab.config.paths import EXPERIMENTS
+from sarathi_lab.executor.simulated.analytic import AnalyticOperations
+from sarathi_lab.executor.simulated.attention import uneven
+from sarathi_lab.executor.simulated.attention_tables import sums_of
+from sarathi_lab.executor.simulated.backend import SimulatedBackend
+from sarathi_lab.executor.simulated.cost_model import make_cost_model
+from sarathi_lab.executor.simulated.hardware import Parallel
+from sarathi_lab.executor.simulated.product_tables import ProductTable
+from sarathi_lab.executor.simulated.profiled import ProfiledOperations
+from sarathi_lab.executor.table_files import read_tables
+from sarathi_lab.executor.tables import SHAPE, OperationTables
+
+KEPT = EXPERIMENTS / "lab" / "cost_model" / "tables"
+GPUS = ("a100", "h100", "h200", "b200", "l40s", "rtx-pro-6000")
+TOKENS, INS, OUTS = (1, 64, 1024), (512, 2048), (1024, 4096)
+
+
+def seconds(tokens: int, ins: int, outs: int) -> float:
+    """Linear in tokens, and a power of each size."""
+    return (1.0 + tokens) * ins**0.5 * outs
+
+
+def products() -> ProductTable:
+    rows = [(t, i, o, seconds(t, i, o)) for t in TOKENS for i in INS for o in OUTS]
+    columns = ["tokens", "in_features", "out_features", "seconds"]
+    return ProductTable(pd.DataFrame(rows, columns=columns), lambda t, i, o: float(t * i * o))
+
+
+@pytest.mark.parametrize("tokens", [*TOKENS, 7, 500])
+@pytest.mark.parametrize("shape", [(512, 1024), (2048, 4096), (1000, 3000), (512, 2000)])
+def test_products_pass_through_their_rows_and_are_smooth_between(tokens, shape):
+    assert products().curve(*shape)(tokens) == pytest.approx(seconds(tokens, *shape))
+
+
+def test_products_past_the_table_scale_its_edge_by_the_formula():
+    table = products()
+    at_edge = seconds(64, 2048, 4096)
+    assert table.curve(4096, 8192)(64) == pytest.approx(4 * at_edge)
+    assert table.curve(2048, 4096)(4096) == pytest.approx(4 * seconds(1024, 2048, 4096))
+
+
+def test_shapes_on_no_grid_take_the_nearest():
+    rows = pd.DataFrame(
+        [(1, 64, 100, 1.0), (1, 128, 1000, 5.0)],
+        columns=["tokens", "in_features", "out_features", "seconds"],
+    )
+    table = ProductTable(rows, lambda t, i, o: float(t * i * o))
+    assert table.curve(64, 100)(1) == pytest.approx(1.0)
+    assert table.curve(128, 2000)(1) == pytest.approx(10.0)
+
+
+def kept(gpu: str, model: str = "llama3-8b", tensor: int = 1) -> ProfiledOperations:
+    tables, hardware = read_tables(str(KEPT / gpu)), load_option("hardware", gpu)
+    return ProfiledOperations(tables, load_option("model", model), 2, hardware, Parallel(tensor))
+
+
+def test_kept_attention_is_what_was_measured_where_the_shape_is_kept():
+    of = kept("h100")
+    rows = of.tables.frames["attention"]
+    own = rows[(rows[list(SHAPE)] == [32, 8, 128]).all(axis=1)]
+    for row in own.iloc[::25].itertuples():
+        batch = sums_of(row.prefill_chunk, 0, row.n_decode, row.kv_decode, row.num_prefills)
+        assert 1e6 * sum(of.attention_times(batch)) == pytest.approx(row.time_us, rel=1e-6)
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_kept_tables_tell_shapes_that_are_taken_out_of_them(gpu):
+    """Half of the spacing, so farther off than the tables themselves."""
+    of = kept(gpu)
+    rows = of.tables.frames["products"]
+    held = (rows.in_features == 2048) | (rows.out_features == 6144)
+    held &= rows.dtype == "bfloat16"
+    thinner = {**of.tables.frames, "products": rows[~held]}
+    attention = of.tables.frames["attention"]
+    is_own = (attention[list(SHAPE)] == [32, 8, 128]).all(axis=1)
+    thinner["attention"] = attention[~is_own]
+    without = ProfiledOperations(
+        OperationTables("", thinner), load_option("model", "llama3-8b"), 2, of._formula.hardware
+    )
+    assert without.products is not None
+    errors = [
+        without.products.curve(row.in_features, row.out_features)(row.tokens) * 1e6 / row.time_us
+        for row in rows[held].iloc[::7].itertuples()
+    ]
+    assert np.abs(np.array(errors) - 1).mean() < 0.15
+    for is_prompt in (True, False):
+        own = attention[is_own & ((attention.prefill_chunk > 0) == is_prompt)]
+        errors = [
+            1e6
+            * sum(
+                without.attention_times(
+                    sums_of(row.prefill_chunk, 0, row.n_decode, row.kv_decode, row.num_prefills)
+                )
+            )
+            / row.time_us
+            for row in own.iloc[::3].itertuples()
+        ]
+        assert np.abs(np.array(errors) - 1).mean() < 0.15
+
+
+def test_a_kept_table_holds_for_any_model_and_degree():
+    batch = batch_of(chunk=300, decodes=8, context=700)
+    gpu = load_option("hardware", "h100")
+    times = {}
+    for model, tensor in (("13b", 1), ("yi-34b", 2), ("yi-34b", 4)):
+        spec = load_option("model", model)
+        cost = make_cost_model("profiled", spec, gpu, 2, Parallel(tensor))
+        by_formula = make_cost_model("analytic", spec, gpu, 2, Parallel(tensor))
+        times[model, tensor] = cost.iteration_time(batch)
+        ratio = cost.iteration_time(batch) / by_formula.iteration_time(batch)
+        assert 0.7 < ratio < 1.4
+    assert times["yi-34b", 4] < times["yi-34b", 2]
+    assert "all_reduce" in cost.operation_times(batch)
+
+
+def test_a_run_says_which_tables_it_stands_on():
+    spec, gpu = load_option("model", "yi-34b"), load_option("hardware", "h100")
+    (said,) = (
+        line
+        for line in SimulatedBackend(gpu, cost_model="profiled").cautions(spec)
+        if "operation times" in line
+    )
+    assert said.startswith("operation times are of experiments/lab/cost_model/tables/h100; ")
+    assert "attention by that of 64/8 query/KV heads" in said  # for 56/8
+    assert "by formula, as no table has them: norms, activation, kv_write, sampling" in said
+
+
+# -- one call over prefills and decodes ------------------------------------------------------------
+
+
+def hybrid(value: bool | None) -> AnalyticOperations:
+    gpu = dataclasses.replace(load_option("hardware", "rtx-4090"), hybrid_call=value)
+    return AnalyticOperations(load_option("model", "llama3-8b"), gpu, 2)
+
+
+def test_in_one_call_a_decode_takes_a_tile_of_queries():
+    batch = batch_of(chunk=512, decodes=64, context=2048)
+    apart, together = hybrid(None).attention_times(batch), hybrid(True).attention_times(batch)
+    assert hybrid(False).attention_times(batch) == apart
+    assert together[0] == apart[0]  # what decodes add to the call is theirs
+    assert sum(together) == pytest.approx(hybrid(True).hybrid_attention(batch))
+    assert sum(together) > 1.2 * sum(apart)
+    assert hybrid(True).attention_times(batch_of(chunk=512)) == (apart[0], 0.0)
+    alone = batch_of(decodes=64, context=2048)
+    assert hybrid(True).attention_times(alone) == hybrid(None).attention_times(alone)
+
+
+def test_more_decodes_and_longer_ones_take_longer_in_one_call():
+    for sizes in (
+        [(number, 1000) for number in (1, 4, 16, 64, 256)],
+        [(8, context) for context in (10, 100, 1000, 10_000)],
+    ):
+        times = [
+            hybrid(True).hybrid_attention(batch_of(chunk=256, decodes=number, context=context))
+            for number, context in sizes
+        ]
+        assert times == sorted(times)
+
+
+def test_uneven_work_takes_more_than_its_longest_piece_and_less_than_both():
+    assert 3.0 < uneven(3.0, 2.0) < 5.0
+    assert uneven(3.0, 0.0) == pytest.approx(3.0)
+
+
+def test_tables_of_separate_calls_are_scaled_to_one_call():
+    batch = batch_of(chunk=512, decodes=64, context=2048)
+    gpu, spec = load_option("hardware", "l40s"), load_option("model", "llama3-8b")
+    ways = {
+        value: make_cost_model("profiled", spec, dataclasses.replace(gpu, hybrid_call=value), 2)
+        for value in (False, True)
+    }
+    apart, together = (sum(way.operations.attention_times(batch)) for way in ways.values())
+    formula = AnalyticOperations(spec, gpu, 2)
+    longer = formula.hybrid_attention(batch) / sum(formula.separate_attention(batch))
+    assert together == pytest.approx(longer * apart)
+    with pytest.raises(UserError, match=r"hybrid_call=maybe is not true or false"):
+        dataclasses.replace(gpu, hybrid_call="maybe")
