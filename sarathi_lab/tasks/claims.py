@@ -58,20 +58,25 @@ def readme_table(table: pd.DataFrame) -> str:
         first = rows.iloc[0]
         found = {str(row["device"]): row for row in rows.to_dict("records")}
         cells = [_cell(found.get(device)) for device in measured]
-        simulated = [
-            _cell(found[device], f", {device.removeprefix(SIMULATED)}")
-            for device in sorted(found)
-            if device.startswith(SIMULATED) and not device.endswith(PROFILED)
-        ]
-        cells.append("; ".join(simulated) or _cell(None))
+        cells.append(_simulated(found) or _cell(None))
         lines.append(f"| {first.claim} | {first.source} | {first.expected} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def _cell(row: Mapping[Hashable, Any] | None, where: str = "") -> str:
+def _cell(row: Mapping[Hashable, Any] | None) -> str:
     if row is None or row["verdict"] == "not measured":
         return "not measured"
-    return f"**{row['verdict']}**: {in_words(row)}{where}"
+    return f"**{row['verdict']}**: {in_words(row)}"
+
+
+def _simulated(found: Mapping[str, Mapping[Hashable, Any]]) -> str:
+    """The simulated devices by verdict, each with its value."""
+    told: dict[str, list[str]] = {}
+    for device in sorted(found):
+        if device.startswith(SIMULATED) and not device.endswith(PROFILED):
+            words = f"{device.removeprefix(SIMULATED)} {in_words(found[device])}"
+            told.setdefault(found[device]["verdict"], []).append(words)
+    return "; ".join(f"**{verdict}**: {', '.join(words)}" for verdict, words in told.items())
 
 
 def write_readme(table: pd.DataFrame, path: Path = README) -> None:

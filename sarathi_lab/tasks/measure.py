@@ -79,6 +79,11 @@ class Measure(Task):
         self._refuse("every", f"is for the paper's curves, and {self.experiment} is none")
         if own.kind == "rounds":
             self._refuse("setup", "is for measuring: what is simulated has the paper's own sizes")
+            if _is_papers_model(cfg) and (degree := backend.tensor_parallel) > 1:
+                raise UserError(
+                    f"executor.tensor_parallel={degree} has no effect: the paper's models have as "
+                    "many devices as there; choose a model, too, such as model=yi-34b"
+                )
             for model, platform in self._platforms(cfg, backend):
                 spec = load_option("model", model)
                 platform.check(spec, least_room(own, spec, self._sizes(backend)))
@@ -195,11 +200,21 @@ class Measure(Task):
     def _platforms(
         self, cfg: DictConfig, backend: SimulatedBackend
     ) -> list[tuple[str, SimulatedBackend]]:
-        """The chosen model on the chosen device; where neither was chosen those of the paper."""
-        if _gpus(cfg) or not _is_papers_model(cfg):
+        """The chosen model on the chosen device; where none was chosen those of the paper, each on
+        as many devices as there, of the chosen kind or the paper's.
+        """
+        if not _is_papers_model(cfg):
             return [(resolve_model(cfg, backend)[0].name, backend)]
+        [chosen] = _gpus(cfg) or [None]
         return [
-            (model, SimulatedBackend(load_option("hardware", gpu), tensor_parallel=num_devices))
+            (
+                model,
+                replace(
+                    backend,
+                    hardware=load_option("hardware", gpu) if chosen is None else backend.hardware,
+                    tensor_parallel=num_devices,
+                ),
+            )
             for model, gpu, num_devices in self._own.papers
         ]
 

@@ -197,6 +197,7 @@ def test_the_readme_is_rewritten_between_its_marks(tmp_path):
         ("simulated-a6000", 1.5),
         ("simulated-a6000-profiled", 1.6),
         ("simulated-h100", 1.05),
+        ("simulated-h200", 1.45),
     ):
         load.save(table(y), "fig08", device, tmp_path)
     path = tmp_path / "README.md"
@@ -205,9 +206,9 @@ def test_the_readme_is_rewritten_between_its_marks(tmp_path):
     assert path.read_text() == (
         f"before\n{claims.BEGIN}\n| claim | source | expected | cpu | simulated |\n| --- | --- "
         "| --- | --- | --- |\n"
-        "| it gains | a paper | at least 1.33 | **holds**: 1.4 (1.3 to 1.5) | **holds**: 1.5 "
-        "(1.4 to 1.6), a6000; "
-        f"**fails**: 1.05 (0.95 to 1.15), h100 |\n{claims.END}\nafter\n"
+        "| it gains | a paper | at least 1.33 | **holds**: 1.4 (1.3 to 1.5) | **holds**: "
+        "a6000 1.5 (1.4 to 1.6), h200 1.45 (1.35 to 1.55); "
+        f"**fails**: h100 1.05 (0.95 to 1.15) |\n{claims.END}\nafter\n"
     )
     path.write_text("nothing")
     with pytest.raises(UserError, match="has no place for the claims"):

@@ -7,8 +7,10 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
+from composed import config_of
 from helpers import ScriptedExecutor
 
+from sarathi_lab.config.instantiate import build
 from sarathi_lab.config.paths import EXPERIMENTS as FOLDERS
 from sarathi_lab.experiment.capacity import Engine, mean_rate
 from sarathi_lab.experiment.figures import FIGURES, SERVING
@@ -147,6 +149,15 @@ def test_it_is_measured_and_recorded_on_a_device(name, tmp_path):
     assert (tmp_path / "run" / f"{name}.png").stat().st_size > 10_000
 
 
+@pytest.mark.parametrize("chosen", [[], ["hardware=h200"]])
+def test_the_papers_models_are_served_on_its_gpus_or_as_many_of_the_chosen_kind(chosen):
+    cfg = config_of("experiment=sarathi_serve_capacity", "executor=simulated", *chosen)
+    platforms = build(cfg.task)._platforms(cfg, build(cfg.executor))
+    kind = "h200" if chosen else "a100"
+    found = [(model, own.hardware.name, own.tensor_parallel) for model, own in platforms]
+    assert found == [("mistral-7b", kind, 1), ("yi-34b", kind, 2)]
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [
@@ -160,6 +171,10 @@ def test_it_is_measured_and_recorded_on_a_device(name, tmp_path):
         ),
         (["executor=simulated", "task.max_spread=0.2"], "task.max_spread=0.2 has no effect"),
         (["executor=simulated", "model=33b", "hardware=a6000"], "model 33b needs 64.6 GB"),
+        (
+            ["executor=simulated", "hardware=h100", "executor.tensor_parallel=2"],
+            "executor.tensor_parallel=2 has no effect: the paper's models",
+        ),
         (["workload=zipf"], "workload=zipf has no effect"),
     ],
 )
