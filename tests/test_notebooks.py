@@ -100,7 +100,8 @@ def check_verdicts(text: str) -> None:
     )
     assert decodes in text
     assert "simulated-a6000-profiled 9.26 (8.04 to 10.5) (holds)" in text
-    assert "the bubbles of a pipeline shrink 6.29 times (near 6.29): simulated-a100_2023 32.4" in text
+    bubbles = "the bubbles of a pipeline shrink 6.29 times (near 6.29): simulated-a100_2023 32.4"
+    assert bubbles in text
 
 
 def test_the_walkthrough_serves_the_tiny_model_under_every_policy(executed):

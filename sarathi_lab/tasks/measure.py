@@ -205,13 +205,13 @@ class Measure(Task):
         """
         if not _is_papers_model(cfg):
             return [(resolve_model(cfg, backend)[0].name, backend)]
-        [chosen] = _gpus(cfg) or [None]
+        is_chosen = _gpus(cfg) is not None
         return [
             (
                 model,
                 replace(
                     backend,
-                    hardware=load_option("hardware", gpu) if chosen is None else backend.hardware,
+                    hardware=backend.hardware if is_chosen else load_option("hardware", gpu),
                     tensor_parallel=num_devices,
                 ),
             )
