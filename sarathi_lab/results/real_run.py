@@ -12,7 +12,6 @@ The folder has what LLMServingSim keeps of a vLLM run (github.com/casys-kaist/LL
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -23,6 +22,7 @@ import numpy as np
 import pandas as pd
 
 from sarathi_lab.config.errors import UserError
+from sarathi_lab.workload.files import json_object
 
 BLOCK_SIZE = 16  # vLLM's default
 NULL_BLOCKS = 1  # of vLLM's blocks, which it never hands out
@@ -39,6 +39,7 @@ OF_LEDGER = {
     "output_toks": "output_len",
 }
 SERIES = ("t", "running", "waiting", "kv_cache_pct")
+AGAIN = "record the run again"
 FIX = "name the folder of a run, with meta.json and requests.jsonl"
 
 
@@ -197,11 +198,11 @@ def _timeline(path: Path) -> pd.DataFrame:
 def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
     for number, line in enumerate(_text(path).splitlines(), start=1):
         if line.strip():
-            yield _object(line, f"{path} line {number}")
+            yield json_object(line, f"{path} line {number}", AGAIN)
 
 
 def _json(path: Path) -> Mapping[str, Any]:
-    return _object(_text(path), str(path))
+    return json_object(_text(path), str(path), AGAIN)
 
 
 def _text(path: Path) -> str:
@@ -210,16 +211,6 @@ def _text(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8 text"
         raise UserError(f"{path} can't be read ({reason}); {FIX}") from None
-
-
-def _object(text: str, where: str) -> Mapping[str, Any]:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{where} is not JSON ({error}); record the run again") from None
-    if not isinstance(value, dict):
-        raise UserError(f"{where} is not a JSON object; record the run again")
-    return value
 
 
 def _part(of: Mapping[str, Any], key: str, path: Path) -> Mapping[str, Any]:

@@ -69,14 +69,16 @@ class Prompts:
         return LoadedRequests(f"{self.name} {file.name}", requests, number, dropped)
 
 
-def json_object(line: str, where: str) -> dict[str, Any]:
-    """One line of JSONL. Raises UserError, naming the place, for what is no object."""
+def json_object(text: str, where: str, fix: str = "write one object a line") -> dict[str, Any]:
+    """A line of JSONL, or a file of JSON. Raises UserError, naming the place, for what is no
+    object.
+    """
     try:
-        row = json.loads(line)
+        row = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{where} is not JSON ({error}); write one object a line") from None
+        raise UserError(f"{where} is not JSON ({error}); {fix}") from None
     if not isinstance(row, dict):
-        raise UserError(f"{where} is not a JSON object; write one object a line")
+        raise UserError(f"{where} is not a JSON object; {fix}")
     return row
 
 

@@ -17,11 +17,11 @@ from sarathi_lab.config.instantiate import build, make_loader
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.tasks.plan import make_plan
 
-OF_A_RUN = ("hardware", "auto")  # made by the task that reads it
+OF_A_RUN = {("hardware", "auto"), ("host", "auto")}  # found by task=validate
 OPTIONS = [
     (path.parent.name, path.stem)
     for path in sorted(CONF.glob("*/*.yaml"))
-    if path.parent.name in GROUPS and (path.parent.name, path.stem) != OF_A_RUN
+    if path.parent.name in GROUPS and (path.parent.name, path.stem) not in OF_A_RUN
 ]
 LONG_PROMPTS = {("workload", "openchat_sharegpt4"), ("workload", "arxiv_summarization")}
 NEEDS_FILE = {("workload", "prompts"), ("workload", "trace"), ("task", "validate")}
@@ -37,6 +37,14 @@ CHOICES = [
     *([one] for one in ALONE),
     *([one for one in row if one is not None] for row in zip_longest(*COLUMNS)),
 ]
+
+
+@pytest.mark.parametrize("group", ["hardware", "host"])
+def test_what_a_run_tells_is_refused_without_one(group):
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        cfg = compose("config", ["executor=simulated", f"{group}=auto"])
+    with pytest.raises(UserError, match="task=validate finds in a run; name one, such as"):
+        build(cfg.executor)
 
 
 def test_every_option_is_chosen():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import lru_cache
+from typing import NamedTuple
 
 from sarathi_lab.executor.simulated.hardware import Hardware
 from sarathi_lab.executor.simulated.matmul import num_waves, overlapped
@@ -18,6 +19,34 @@ FILL_KEYS = 256  # keys of a head on each SM with which decodes reach their band
 # Exponent of `uneven`: chosen among four by the mixed batches of two GPUs, as
 # experiments/lab/hybrid_attention/README.md says.
 UNEVENNESS = 1.5
+
+
+class Tiles(NamedTuple):
+    """Sums over the tiles of queries of some chunks, of one head: their number, the keys before
+    their chunks, the tiles of keys within them that a mask leaves; and over the chunks: tokens in
+    the cache, their own tokens, and the longest context.
+    """
+
+    query_tiles: int
+    dense_keys: int
+    masked_tiles: int
+    kv_tokens: int
+    queries: int
+    longest: int
+
+
+def tiles_of(chunks: Iterable[tuple[int, int]]) -> Tiles:
+    """Those of `chunks` (start, num_tokens): a chunk of 65 tokens has two, as one of 128."""
+    query_tiles = dense_keys = masked_tiles = kv_tokens = queries = longest = 0
+    for start, num_tokens in chunks:
+        tiles = -(-num_tokens // QUERY_TILE)
+        query_tiles += tiles
+        dense_keys += tiles * start
+        masked_tiles += tiles * (tiles + 1) // 2
+        kv_tokens += start + num_tokens
+        queries += num_tokens
+        longest = max(longest, start + num_tokens)
+    return Tiles(query_tiles, dense_keys, masked_tiles, kv_tokens, queries, longest)
 
 
 def prefill_attention_time(
@@ -36,20 +65,13 @@ def prefill_attention_time(
     it are masked and run at `causal_efficiency`; each tile adds `query_ramp` keys for its start and
     end. Each chunk reads its whole context from the cache again, which is what chunking costs.
     """
-    query_tiles = masked_pairs = kv_tokens = queries = 0
-    dense_pairs: float = 0
-    for start, num_tokens in chunks:
-        tiles = -(-num_tokens // QUERY_TILE)
-        query_tiles += tiles
-        dense_pairs += tiles * QUERY_TILE * start
-        masked_pairs += QUERY_TILE * QUERY_TILE * tiles * (tiles + 1) // 2
-        kv_tokens += start + num_tokens
-        queries += num_tokens
+    query_tiles, dense_keys, masked_tiles, kv_tokens, queries, _ = tiles_of(chunks)
     if query_tiles == 0:
         return 0.0
     blocks = query_tiles * num_heads
     max_splits = hardware.chunk_splits if blocks < hardware.num_sms else 1
-    dense_pairs += query_tiles * QUERY_TILE * hardware.query_ramp
+    dense_pairs = QUERY_TILE * (dense_keys + query_tiles * hardware.query_ramp)
+    masked_pairs = QUERY_TILE * QUERY_TILE * masked_tiles
     weighted_pairs = (
         dense_pairs / hardware.attention_efficiency + masked_pairs / hardware.causal_efficiency
     )
@@ -110,18 +132,12 @@ def hybrid_attention_time(
     tile of queries, which is computed over all its keys, and nobody splits these. So the call takes
     long if all of its tiles do, or one (`uneven`): the mean decode's, or the last of a chunk.
     """
-    query_tiles, longest = num_decodes, -(-decode_kv_tokens // num_decodes)
-    dense_keys: float = decode_kv_tokens
-    masked_keys, kv_tokens, queries = 0.0, decode_kv_tokens, num_decodes
-    for start, num_tokens in chunks:
-        tiles = -(-num_tokens // QUERY_TILE)
-        query_tiles += tiles
-        dense_keys += tiles * start
-        masked_keys += QUERY_TILE * tiles * (tiles + 1) / 2
-        kv_tokens += start + num_tokens
-        queries += num_tokens
-        longest = max(longest, start + num_tokens)
-    dense_keys += query_tiles * hardware.query_ramp
+    of = tiles_of(chunks)
+    query_tiles, queries = of.query_tiles + num_decodes, of.queries + num_decodes
+    kv_tokens = of.kv_tokens + decode_kv_tokens
+    longest = max(of.longest, -(-decode_kv_tokens // num_decodes))
+    dense_keys = of.dense_keys + decode_kv_tokens + query_tiles * hardware.query_ramp
+    masked_keys = QUERY_TILE * of.masked_tiles
     weighted = dense_keys / hardware.attention_efficiency + masked_keys / hardware.causal_efficiency
     key_time = 4 * QUERY_TILE * head_size / hardware.flops_per_second  # of a tile, on all SMs
     compute = uneven(

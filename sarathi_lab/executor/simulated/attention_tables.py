@@ -9,7 +9,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from sarathi_lab.engine.request import Batch, Chunk
+from sarathi_lab.engine.compositions import make_batch
+from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.interpolation import Costs, Grid, costs_error, grid_of
 
 Floats = NDArray[np.float64]
@@ -107,16 +108,10 @@ class AttentionTable:
 def sums_of(
     chunk: float, before: float, decodes: float, context: float, num_chunks: int = 1
 ) -> Batch:
-    """What formulas read of a batch of equal chunks and equal decodes: no sequences."""
-    batch = Batch()
-    tokens, start, batch.num_decode_tokens = round(chunk), round(before), round(decodes)
-    batch.decode_kv_tokens = round(decodes * context)
-    if tokens:
-        one = Chunk(None, start, tokens, is_decode=False, emits_token=False)  # type: ignore[arg-type]
-        batch.chunks = [one] * num_chunks
-        batch.num_prefills, batch.num_prefill_tokens = num_chunks, num_chunks * tokens
-        batch.prefill_kv_tokens = num_chunks * (start + tokens)
-        batch.prefill_query_key_pairs = num_chunks * (tokens * start + tokens * (tokens + 1) // 2)
+    """What formulas read of a batch of equal chunks and equal decodes, these as sums alone."""
+    tokens, start = round(chunk), round(before)
+    batch = make_batch(prefill_tokens=tokens, start=start, num_prefills=num_chunks)
+    batch.num_decode_tokens, batch.decode_kv_tokens = round(decodes), round(decodes * context)
     return batch
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from sarathi_lab.config.checked import check_fields, flag, number
+from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.request import Batch
 
 FIX = "use seconds from 0"
@@ -44,3 +46,15 @@ class Host:
 
 
 NO_HOST = Host("none")
+
+
+class OfARun:
+    """The hardware or host `auto`: what `task=validate` finds in a run, and nobody else knows.
+    Raises UserError, as it can't be made.
+    """
+
+    def __init__(self, **named: Any) -> None:
+        raise UserError(
+            "hardware=auto and host=auto stand for what task=validate finds in a run; name one, "
+            "such as hardware=h100 or host=none"
+        )
