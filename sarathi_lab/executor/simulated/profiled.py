@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -71,8 +72,8 @@ class ProfiledOperations:
         products = [error for name, error in self.errors.items() if name in PRODUCTS]
         attention = [error for name, error in self.errors.items() if name.endswith("_attention")]
         return {
-            "matmul": max(products, default=known.get("matmul", 0.0)),
-            "attention": max(attention, default=known.get("attention", 0.0)),
+            "matmul": max(products, default=known.get("matmul", math.nan)),
+            "attention": max(attention, default=known.get("attention", math.nan)),
         }
 
     @property
