@@ -14,7 +14,6 @@ from sarathi_lab.config.console import progress_of
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.experiment import capacity as search
-from sarathi_lab.results.intervals import FEWEST_PAIRS
 from sarathi_lab.results.metrics import add_costs, summarise
 from sarathi_lab.results.plots.tasks import rate_curves
 from sarathi_lab.results.result import ITERATIONS, REQUESTS, Result
@@ -177,15 +176,15 @@ def _shown(
 ) -> list[str]:
     """The rate with its interval and objective, seeds without one, and latencies at that rate."""
     num_seeds = len(found.brackets)
-    few = ", too few for an interval of more than the grid" if num_seeds < FEWEST_PAIRS else ""
     at_least = "at least " if found.is_lower_bound else ""
     interval = f"{summary['capacity_low']:.3g} to {summary['capacity_high']:.3g}"
+    interval += f" with {summary['capacity_confidence']:.0%} confidence"
     at_capacity = [
         f"{words} {1e3 * summary[name]:.0f} ms" for name, words in SHOWN.items() if name in summary
     ]
     return [
         f"  capacity {at_least}{summary['capacity']:.3g} requests/s ({interval}, {num_seeds} "
-        f"seed{'s' * (num_seeds > 1)}{few}) under {slo.name}: {slo.describe()}",
+        f"seed{'s' * (num_seeds > 1)}) under {slo.name}: {slo.describe()}",
         *([f"  {found.remark}"] if found.remark else []),
         f"  {summary['capacity_trials']:.0f} runs of {num_requests} requests; all at "
         f"once {summary['closed_rate']:.3g} requests/s"
