@@ -165,8 +165,9 @@ def _value(claim: Claim, table: pd.DataFrame | None, device: str) -> tuple[Value
     if len(missing):
         return Value(), ", ".join(map(str, missing.reason.dropna().unique())) or ABSENT
     parts = take.parts(needed[0])
-    # Of several points at once each has an interval so wide that all hold together.
-    several = _chosen(claim, rows, len(parts)).loc[parts.index]
+    several = parts
+    if len(parts) > 1:  # each has an interval so wide that all hold together
+        several = _chosen(claim, rows, len(parts)).loc[parts.index]
     missed = (1 - several.confidence.astype(float)).sum(skipna=False)
     return Value(*map(float, take.combine(several)), max(1 - missed, 0.0)), None
 

@@ -77,6 +77,9 @@ class _Needs(Clock):
         self._note(scenario.blocks(BLOCK_SIZE), scenario.batch_size, scenario.longest)
         return Served(1.0, 0.0, 1, 1.0, 1.0)
 
+    def keys_read(self, *batches: Batch) -> float:
+        return 1.0
+
     def _note(self, blocks: int, batch_size: int, longest: int) -> None:
         wanted = ((blocks + 1) * BLOCK_SIZE, batch_size, longest + 1)
         self.room = Room(*map(max, self.room, wanted))
