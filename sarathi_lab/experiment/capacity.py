@@ -17,7 +17,7 @@ from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import serve
 from sarathi_lab.engine.request import Request
 from sarathi_lab.policy import Policy
-from sarathi_lab.results.intervals import bootstrap
+from sarathi_lab.results.intervals import ends_of_median
 from sarathi_lab.results.serving_metrics import is_met
 from sarathi_lab.results.slo import Slo
 
@@ -233,12 +233,14 @@ class Capacities:
         the highest rate tried passed. Not a number where it has not settled.
         """
         if not self.is_settled:
-            return dict.fromkeys(("capacity", "capacity_low", "capacity_high"), math.nan)
-        low, high = bootstrap(self.values)
+            ends = (f"capacity_{name}" for name in ("low", "high", "confidence"))
+            return dict.fromkeys(("capacity", *ends), math.nan)
+        low, high, confidence = ends_of_median(self.values, is_series=False)
         return {
             "capacity": self.median,
             "capacity_low": low,
             "capacity_high": math.inf if self.is_lower_bound else high * (1 + self.grid.precision),
+            "capacity_confidence": confidence,
             "capacity_seeds": float(sum(None not in bracket for bracket in self.brackets.values())),
         }
 

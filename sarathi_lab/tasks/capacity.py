@@ -14,7 +14,6 @@ from sarathi_lab.config.console import progress_of
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.experiment import capacity as search
-from sarathi_lab.results.intervals import FEWEST_PAIRS
 from sarathi_lab.results.metrics import add_costs, summarise
 from sarathi_lab.results.plots.tasks import rate_curves
 from sarathi_lab.results.result import ITERATIONS, REQUESTS, Result
@@ -194,9 +193,9 @@ class Capacity(Task):
 def _shown(slo: Slo, found: search.Capacities, summary: Mapping[str, float]) -> list[str]:
     """The rate with its interval and objective, seeds without one, and latencies at that rate."""
     num_seeds = len(found.brackets)
-    few = ", too few for an interval of more than the grid" if num_seeds < FEWEST_PAIRS else ""
     at_least = "at least " if found.is_lower_bound else ""
     interval = f"{summary['capacity_low']:.3g} to {summary['capacity_high']:.3g}"
+    interval += f" with {summary['capacity_confidence']:.0%} confidence"
     at_capacity = [
         f"{words} {1e3 * summary[name]:.0f} ms" for name, words in SHOWN.items() if name in summary
     ]
@@ -206,7 +205,7 @@ def _shown(slo: Slo, found: search.Capacities, summary: Mapping[str, float]) -> 
         return [f"  {found.remark}; raise task.doublings or workload.num_requests", runs]
     return [
         f"  capacity {at_least}{summary['capacity']:.3g} requests/s ({interval}, {num_seeds} "
-        f"seed{'s' * (num_seeds > 1)}{few}) {under}",
+        f"seed{'s' * (num_seeds > 1)}) {under}",
         *([f"  {found.remark}"] if found.remark else []),
         f"  it stands still: {found.history}",
         f"{runs}; at the capacity, {', '.join(at_capacity)}" if at_capacity else runs,
