@@ -33,6 +33,11 @@ LINK_FIX = "use bytes/s, null if unknown"
 UNCERTAIN = ("matmul", "attention")  # the kinds of operation that `Hardware.uncertainty` speaks of
 
 
+def known_or_nan(stated: Mapping[str, float | None]) -> dict[str, float]:
+    """Errors as they are stated, NaN for those that are not."""
+    return {kind: math.nan if error is None else error for kind, error in stated.items()}
+
+
 @dataclass(frozen=True)
 class Hardware:
     """One device as cost models see it; `conf/hardware/*.yaml` gives each figure's source.
@@ -155,9 +160,7 @@ class Hardware:
     @property
     def held_out_errors(self) -> Mapping[str, float]:
         """`uncertainty`, NaN where there is none."""
-        return {
-            kind: math.nan if error is None else error for kind, error in self.uncertainty.items()
-        }
+        return known_or_nan(self.uncertainty)
 
     @property
     def memory_rate(self) -> float:
