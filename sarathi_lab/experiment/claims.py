@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 from omegaconf import OmegaConf
@@ -16,14 +16,26 @@ from yaml import YAMLError
 from sarathi_lab.config.errors import UserError, require_number, require_one_of
 from sarathi_lab.config.paths import EXPERIMENTS
 from sarathi_lab.results import load
+from sarathi_lab.results.intervals import LEVEL, ends_of_median
 
 CLAIMS = EXPERIMENTS / "claims.yaml"
 DIRECTIONS = ("at least", "at most", "near")
 OWN = ["id", "claim", "source", "unit", "experiment"]  # columns that are the claim's
-COLUMNS = ["id", "claim", "source", "device", "expected", "measured", "low", "high"]
-COLUMNS += ["verdict", "unit", "note", "experiment"]
-Value = tuple[float, float, float]  # with the ends of its interval
-NOTHING = (math.nan, math.nan, math.nan)
+COLUMNS = ["id", "claim", "source", "device", "expected", "measured", "low", "high", "confidence"]
+COLUMNS += ["mark", "verdict", "unit", "note", "experiment"]
+FITTED = "†"  # the mark of a value that constants were fitted to
+ABSENT = "not in what was measured"
+
+
+class Value(NamedTuple):
+    """What was found, the ends of its interval, and the level of that: not a number where the
+    interval is the error that a cost model states of itself.
+    """
+
+    measured: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    confidence: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -31,10 +43,10 @@ class Claim:
     """One claim, read from the rows of `experiment` that `where` (a pandas query) chooses.
 
     `take` makes one value of them (`TAKES`). With `over`, another query, y is that of a row over
-    that of the other's row with the same `match`. The claim holds if the value is `direction` the
-    `expected` one within the relative `tolerance`; `neutral` is the value of no effect at all,
-    beyond which a claim that misses its number holds partly. `caveat` says what the number depends
-    on.
+    that of the other's row with the same `match`. `needs` chooses rows that were to be measured,
+    too, such as baselines. The claim is of values that are `direction` the `expected` one within
+    the relative `tolerance`; `neutral` is the value of no effect at all. Constants of the hardware
+    file `fitted` were fitted to what the claim is about. `caveat` says what the number depends on.
     """
 
     id: str
@@ -51,6 +63,8 @@ class Claim:
     neutral: float | None = None
     over: str | None = None
     match: Sequence[str] = ("x",)
+    needs: str | None = None
+    fitted: str | None = None
 
     def __post_init__(self) -> None:
         require_one_of(f"claims.yaml: {self.id}.direction", self.direction, DIRECTIONS)
@@ -58,27 +72,35 @@ class Claim:
         fix = "write the share of it, such as 0.1"
         require_number(f"claims.yaml: {self.id}.tolerance", self.tolerance, minimum=0, fix=fix)
 
-    def judge(self, value: float, low: float, high: float) -> str:
-        """Whether a measured value with its interval holds, partly, fails, or is not there.
+    def judge(self, found: Value) -> str:
+        """The verdict: which of three ranges of values the whole interval lies in.
 
-        A claim holds only if "no effect" is outside of the interval, and one of "near" not where
-        the interval is so wide (twice the tolerance) that it decides nothing.
+        It *holds* where values are as claimed within the tolerance, and beyond no effect; *partly*
+        where they miss that but are on the claimed side of no effect, and not further from a
+        "near" one than no effect is; it *fails* elsewhere. An interval over more than one of these
+        leaves it *undecided*, as does one that does not reach `LEVEL`. Without a value it is *not
+        measured*.
         """
-        if math.isnan(value):
+        if math.isnan(found.measured):
             return "not measured"
-        slack, is_near = self.tolerance * abs(self.expected), self.direction == "near"
+        slack = self.tolerance * abs(self.expected)
         least = -math.inf if self.direction == "at most" else self.expected - slack
         most = math.inf if self.direction == "at least" else self.expected + slack
-        is_beyond = None  # whether the whole interval is on the claimed side of no effect
+        start, end = least, most  # of both, "holds" and "partly"
         if self.neutral is not None:
-            is_upward = self.expected > self.neutral if is_near else self.direction == "at least"
-            is_beyond = low > self.neutral if is_upward else high < self.neutral
-        if least <= value <= most:
-            wide = 2 * slack
-            is_vague = is_near and (low < self.expected - wide or high > self.expected + wide)
-            return "partly" if is_beyond is False or is_vague else "holds"
-        reaches = is_near and low <= most and high >= least
-        return "partly" if is_beyond or reaches else "fails"
+            far = 2 * self.expected - self.neutral
+            far = {"at least": math.inf, "at most": -math.inf}.get(self.direction, far)
+            start, end = sorted((self.neutral, far))
+        if found.confidence < LEVEL:
+            return "undecided"
+        if found.high <= start or found.low >= end:
+            return "fails"
+        if start < found.low and found.high < end:
+            if least <= found.low and found.high <= most:
+                return "holds"
+            if found.high < least or found.low > most:
+                return "partly"
+        return "undecided"
 
 
 def load_claims(path: Path = CLAIMS) -> list[Claim]:
@@ -105,7 +127,8 @@ def load_claims(path: Path = CLAIMS) -> list[Claim]:
 def verdicts(root: Path = EXPERIMENTS, claims: Sequence[Claim] | None = None) -> pd.DataFrame:
     """A row per claim and device: `COLUMNS`; of simulated devices where they have results.
 
-    `expected` is in words, `note` the reason why nothing was measured, else the claim's caveat.
+    `expected` is in words, `note` the reason why nothing was measured or nothing can be decided,
+    else the claim's caveat; `mark` is `FITTED` where the value is no prediction.
     """
     tables = {name: load.load(name, root) for name in load.recorded(root)}
     devices = {d for table in tables.values() for d in table.device[~table.is_simulated].unique()}
@@ -114,33 +137,69 @@ def verdicts(root: Path = EXPERIMENTS, claims: Sequence[Claim] | None = None) ->
         table = tables.get(claim.experiment)
         own = [] if table is None else map(str, table.device.unique())
         for device in dict.fromkeys([*measured, *own]) or ["none"]:
-            value, reason = _value(claim, table, device)
+            found, reason = _value(claim, table, device)
             if reason is not None and device not in measured and device != "none":
                 continue  # a GPU of another model
-            found = dict(zip(("measured", "low", "high"), value, strict=True))
+            if found.confidence < LEVEL:
+                reason = f"the interval is one of {found.confidence:.0%}, not of {LEVEL:.0%}"
+            is_fitted = device.startswith(f"{load.SIMULATED}{claim.fitted}")
             words = {"device": device, "expected": f"{claim.direction} {claim.expected:g}"}
-            judged = {"note": reason or claim.caveat, "verdict": claim.judge(*value)}
+            judged = {"note": reason or claim.caveat, "verdict": claim.judge(found)}
             own_words = {name: getattr(claim, name) for name in OWN}
-            rows.append({**own_words, **words, **found, **judged})
+            mark = {"mark": FITTED if is_fitted else ""}
+            rows.append({**own_words, **words, **found._asdict(), **mark, **judged})
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
 def _value(claim: Claim, table: pd.DataFrame | None, device: str) -> tuple[Value, str | None]:
-    """The claim's value and interval, or not a number with the reason."""
+    """The claim's value and interval, or none with the reason: a point it needs is missing."""
     if table is None or (rows := table[table.device == device]).empty:
-        return NOTHING, "no results of this device"
-    chosen = _query(claim, claim.where, rows)
-    if claim.over is not None:
-        over = _query(claim, claim.over, rows)[[*claim.match, "y", "low", "high"]]
-        both = chosen.merge(over, on=list(claim.match), suffixes=("", "_over"))
-        chosen = both.assign(
-            y=both.y / both.y_over, low=both.low / both.high_over, high=both.high / both.low_over
-        )
-    known = chosen[chosen.y.notna()]
-    if known.empty and len(chosen):
-        return NOTHING, ", ".join(map(str, chosen.reason.dropna().unique()))
-    value = None if known.empty else TAKES[claim.take](known)
-    return (NOTHING, "not in what was measured") if value is None else (value, None)
+        return Value(), "no results of this device"
+    take, chosen = TAKES[claim.take], _chosen(claim, rows, 1)
+    needed = [take.needed(chosen)]
+    if claim.needs is not None:
+        needed.append(_query(claim, claim.needs, rows))
+    if any(part.empty for part in needed):
+        return Value(), ABSENT
+    missing = pd.concat([part[part.y.isna()] for part in needed])
+    if len(missing):
+        return Value(), ", ".join(map(str, missing.reason.dropna().unique())) or ABSENT
+    parts = take.parts(needed[0])
+    several = parts
+    if len(parts) > 1:  # each has an interval so wide that all hold together
+        several = _chosen(claim, rows, len(parts)).loc[parts.index]
+    missed = (1 - several.confidence.astype(float)).sum(skipna=False)
+    return Value(*map(float, take.combine(several)), max(1 - missed, 0.0)), None
+
+
+def _chosen(claim: Claim, rows: pd.DataFrame, parts: int) -> pd.DataFrame:
+    """The claim's rows, with intervals of which `parts` miss as seldom as one of `LEVEL`."""
+    if claim.over is None:
+        return _bounded(_query(claim, claim.where, rows), parts)
+    own, over = (
+        _bounded(_query(claim, where, rows), 2 * parts) for where in (claim.where, claim.over)
+    )
+    both = own.merge(over, on=list(claim.match), suffixes=("", "_over"))
+    return both.assign(
+        y=both.y / both.y_over,
+        low=both.low / both.high_over,
+        high=both.high / both.low_over,
+        confidence=both.confidence + both.confidence_over - 1,
+        reason=both.reason.fillna(both.reason_over),
+    )
+
+
+def _bounded(rows: pd.DataFrame, parts: int) -> pd.DataFrame:
+    """The rows with intervals as wide as `parts` of them need, where their samples are known."""
+    ends = ["low", "high", "confidence"]
+    rows, level = rows.copy(), 1 - (1 - LEVEL) / parts
+    for index, row in rows[rows.samples.notna()].iterrows():
+        known = [sample for sample in map(float, str(row.samples).split()) if sample == sample]
+        if known:
+            rows.loc[index, ends] = ends_of_median(
+                known, level=level, is_series=not row.is_simulated
+            )
+    return rows.fillna({"low": rows.y, "high": rows.y})
 
 
 def _query(claim: Claim, where: str, rows: pd.DataFrame) -> pd.DataFrame:
@@ -152,70 +211,68 @@ def _query(claim: Claim, where: str, rows: pd.DataFrame) -> pd.DataFrame:
         ) from None
 
 
-def _nth(share: float) -> Callable[[pd.DataFrame], Value]:
-    """The value at a share of the ordered rows, with the interval of the row that it is from."""
-
-    def take(known: pd.DataFrame) -> Value:
-        ordered = known.sort_values("y")
-        return _interval(ordered.iloc[int(share * (len(ordered) - 1))])
-
-    return take
-
-
-def _interval(row: pd.Series) -> Value:
-    """The row's value and ends; a value without an interval is its own."""
-    low, high = (float(row.y if pd.isna(end) else end) for end in (row.low, row.high))
-    return float(row.y), low, high
-
-
-def _last_over_first(known: pd.DataFrame) -> Value:
-    """The ratio of the ends of a line; the interval is as wide as both of theirs allow."""
-    ordered = known.sort_values("x")
-    first, first_low, first_high = _interval(ordered.iloc[0])
-    last, last_low, last_high = _interval(ordered.iloc[-1])
-    return last / first, last_low / first_high, last_high / first_low
-
-
-def _alone_over_added(known: pd.DataFrame) -> Value | None:
-    """Of Table 2's totals what a decode takes alone, over what it adds to a prompt."""
-    rows = known[known.series == "total"].drop_duplicates("panel").set_index("panel")
-    panels = ["decode-only", "decode-maximal", "prefill-only"]
-    (decodes, _, _), (alone, both, prompt) = rows.x.reindex(panels), rows.y.reindex(panels)
-    added = both / (decodes - 1) - prompt / (decodes - 1)
-    if not added > 0:  # not all there, or below the noise
-        return None
-    value = float(alone / decodes / added)
-    return value, value, value
-
-
-def _x_of_max(known: pd.DataFrame) -> Value:
-    """Where y is largest, and the least and largest x whose interval still reaches the best one's.
-
-    The errors of a cost model are those of all points alike: they leave one place.
+class Take(NamedTuple):
+    """How one value is made of rows: those that it `needed`, the `parts` that it may be made of
+    (all but what is surely not it), and value, low and high that these `combine` to.
     """
-    best = known.sort_values("y").iloc[-1]
-    if not known.num_pairs.max():
-        return float(best.x), float(best.x), float(best.x)
-    reach = known[known.high.fillna(known.y) >= (best.y if pd.isna(best.low) else best.low)]
-    return float(best.x), float(reach.x.min()), float(reach.x.max())
+
+    needed: Callable[[pd.DataFrame], pd.DataFrame]
+    parts: Callable[[pd.DataFrame], pd.DataFrame]
+    combine: Callable[[pd.DataFrame], tuple[float, float, float]]
 
 
-TAKES: Mapping[str, Callable[[pd.DataFrame], Value | None]] = {
-    "max": _nth(1.0),
-    "min": _nth(0.0),
-    "median": _nth(0.5),
-    "x of max": _x_of_max,  # where y is largest
-    "last / first": _last_over_first,  # y at the largest x over that at the smallest
-    "decode alone / added": _alone_over_added,  # of Table 2
+def _whole(rows: pd.DataFrame) -> pd.DataFrame:
+    return rows
+
+
+def _line_ends(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the least and largest x; none if these are one."""
+    ordered = rows.sort_values("x")
+    return ordered.iloc[[0, -1]] if ordered.x.nunique() > 1 else ordered[:0]
+
+
+def _last_over_first(rows: pd.DataFrame) -> tuple[float, float, float]:
+    first, last = rows.iloc[0], rows.iloc[-1]
+    return last.y / first.y, last.low / first.high, last.high / first.low
+
+
+def _maybe_largest(rows: pd.DataFrame) -> pd.DataFrame:
+    return rows[rows.high >= rows.low.max()]
+
+
+def _maybe_least(rows: pd.DataFrame) -> pd.DataFrame:
+    return rows[rows.low <= rows.high.min()]
+
+
+def _x_of_max(rows: pd.DataFrame) -> tuple[float, float, float]:
+    """Where y is largest, and the least and largest x at which it may be."""
+    return rows.x[rows.y.idxmax()], rows.x.min(), rows.x.max()
+
+
+def _maybe_best(rows: pd.DataFrame) -> pd.DataFrame:
+    """The errors of a cost model are those of all points alike: they leave one place."""
+    return _maybe_largest(rows) if rows.num_pairs.max() else rows.nlargest(1, "y")
+
+
+TAKES: Mapping[str, Take] = {
+    "max": Take(_whole, _maybe_largest, lambda rows: tuple(rows[["y", "low", "high"]].max())),
+    "min": Take(_whole, _maybe_least, lambda rows: tuple(rows[["y", "low", "high"]].min())),
+    "x of max": Take(_whole, _maybe_best, _x_of_max),  # where y is largest
+    # y at the largest x over that at the smallest
+    "last / first": Take(_line_ends, _whole, _last_over_first),
 }
 
 
 def in_words(row: Mapping[Any, Any]) -> str:
-    """What a row of `verdicts` measured, such as "1.31 (1.25 to 1.36)"; empty if nothing was."""
-    value, low, high = (float(row[name]) for name in ("measured", "low", "high"))
+    """What a row of `verdicts` measured, such as "1.31 (1.25 to 1.36, 97 %)": the interval and, of
+    samples, its level; with its mark. Empty if nothing was.
+    """
+    value, *ends, confidence = (float(row[name]) for name in Value._fields)
     if math.isnan(value):
         return ""
-    return f"{value:.3g}" if low == high else f"{value:.3g} ({low:.3g} to {high:.3g})"
+    level = "" if math.isnan(confidence) else f", {100 * confidence:.0f} %"
+    around = f" ({ends[0]:.3g} to {ends[1]:.3g}{level})" if level or ends[0] < ends[1] else ""
+    return f"{value:.3g}{around}{row['mark'] and ' '}{row['mark']}"
 
 
 def verdict(experiment: str, table: pd.DataFrame) -> str:

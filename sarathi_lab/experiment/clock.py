@@ -95,6 +95,10 @@ class Clock(ABC):
         """Seconds of `batches`, one after the other, in the operations of some kinds."""
         return self.seconds(self.batch(*batches), kinds)
 
+    def keys_read(self, *batches: Batch) -> float | None:
+        """Cached tokens that attention read for `batches`, counted; None where nothing is read."""
+        return None
+
     def request(self, scenario: Scenario) -> Times:
         """Seconds by operation and request; serving does not tell operations apart."""
         return counted(self, scenario)

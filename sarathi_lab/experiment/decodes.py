@@ -130,10 +130,14 @@ def _table2_paper(table: pd.DataFrame) -> pd.DataFrame:
     columns={"batch": "panel", **MILLISECONDS},
     paper=_table2_paper,
     errors=[ErrorRow("Table 2", aims=SPEEDUP)],
-    look=Look("Table 2: a batch of prompt, decodes, and both", "", "ms", is_bars=True),
+    look=Look(
+        "Table 2: a batch of prompt, decodes, and both", "", "ms", is_bars=True, left_out=("ratio",)
+    ),
 )
 def table2(spec: ModelSpec, *, num_tokens: int, num_decodes: int) -> Iterator[Unit]:
-    """Milliseconds of batches of a prompt, of decodes at `num_tokens` of context, and of both."""
+    """Milliseconds of batches of a prompt, of decodes at `num_tokens` of context, and of both; and
+    what a decode takes alone over what it adds.
+    """
     yield partial(_kinds_of_batch, num_tokens, num_decodes)
 
 
@@ -147,10 +151,15 @@ def _kinds_of_batch(num_tokens: int, num_decodes: int, clock: Clock) -> Iterator
         ),
     }
     linear = tuple(kind for kind in COMPUTE if kind != "attn")
+    found = {panel: clock.batch(batch) for panel, batch in batches.items()}
     for panel, batch in batches.items():
-        times = clock.batch(batch)
+        times = found[panel]
         for name, kinds in (("linear", linear), ("attention", ("attn",)), ("total", COMPUTE)):
             yield Point(panel, name, batch.num_tokens, clock.seconds(times, kinds).times(1e3), "ms")
+    added = weighted((1.0, found["decode-maximal"]), (-1.0, found["prefill-only"]))
+    alone = clock.seconds(found["decode-only"], COMPUTE).times(1 / num_decodes)
+    ratio = alone.over(clock.seconds(added, COMPUTE).times(1 / riders))
+    yield Point("ratio", "decode alone / added", num_decodes, ratio)
 
 
 @figure(

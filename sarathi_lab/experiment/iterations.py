@@ -232,8 +232,8 @@ def kv_reread(spec: ModelSpec, *, prompts: Ints, chunks: Ints) -> Iterator[Unit]
 
 
 def _prompt_in_chunks(prompt: int, chunk: int, clock: Clock) -> Iterator[Point]:
-    """Ratios of cut to whole, bytes beside the N(N+1)/2 of section 4.2, and the price by cause as
-    shares of the whole prompt's time.
+    """Ratios of cut to whole, bytes and what the device's kernel read beside the N(N+1)/2 of
+    section 4.2, and the price by cause as shares of the whole prompt's time.
     """
     name, batches = str(prompt), chunks_of(prompt, chunk)
     whole, cut = clock.batch(*chunks_of(prompt, prompt)), clock.batch(*batches)
@@ -244,7 +244,8 @@ def _prompt_in_chunks(prompt: int, chunk: int, clock: Clock) -> Iterator[Point]:
     error = clock.seconds(whole).error
     yield Point("KV bytes / whole", name, chunk, Estimate(read))
     yield Point("N(N+1)/2 / N", name, chunk, Estimate(formula))
-    yield Point("counted / N(N+1)/2", name, chunk, Estimate(read / formula))
+    if (counted := clock.keys_read(*batches)) is not None:
+        yield Point("counted / N(N+1)/2", name, chunk, Estimate(counted / prompt / formula))
     yield Point("attention time / whole", name, chunk, slower)
     yield Point("prefill time / whole", name, chunk, Estimate(1 + loss.total / loss.whole, error))
     causes = {"re-read": loss.attention, "smaller products": loss.matmul, "fixed cost": loss.fixed}

@@ -77,6 +77,9 @@ class _Needs(Clock):
         self._note(scenario.blocks(BLOCK_SIZE), scenario.batch_size, scenario.longest)
         return Served(1.0, 0.0, 1, 1.0, 1.0)
 
+    def keys_read(self, *batches: Batch) -> float:
+        return 1.0
+
     def _note(self, blocks: int, batch_size: int, longest: int) -> None:
         wanted = ((blocks + 1) * BLOCK_SIZE, batch_size, longest + 1)
         self.room = Room(*map(max, self.room, wanted))
@@ -175,7 +178,7 @@ def measure(
             compositions = pd.DataFrame(clock.cost.rows(spec.name, backend.dtype_bytes))
             scenarios = pd.DataFrame(clock.serving_rows(spec.name))
             reason = clock.cost.reason
-    table = table_of(figure.name, samples, max_spread, seed)
+    table = table_of(figure.name, samples, max_spread, is_series=figure.kind != "pipeline")
     if figure.kind == "units":
         table.loc[table.num_pairs == 0, "reason"] = reason or LEFT_OUT
         table.loc[[not values for values in samples.values()], "reason"] = LEFT_OUT

@@ -73,7 +73,7 @@ class MeasuredCostModel:
         self._kept: dict[Composition, Measurement] = {}
         self._spreads: list[float] = []
         # Fills the cache with random values: zeros run faster.
-        self._probe = OperationProbe(executor)
+        self.probe = OperationProbe(executor)
         self._products: dict[int, Times] = {}
         self._random = np.random.default_rng(seed)
 
@@ -135,9 +135,9 @@ class MeasuredCostModel:
         tokens = batch.num_tokens
         seconds: list[float] = []
         if tokens not in self._products:
-            self._products[tokens] = self._probe.products(tokens)
+            self._products[tokens] = self.probe.products(tokens)
         name = "prefill_attention" if batch.num_prefills else "decode_attention"
-        operations = {**self._products[tokens], name: self._probe.attention(batch)}
+        operations = {**self._products[tokens], name: self.probe.attention(batch)}
         is_long = tokens >= LONG  # the device works longer than the host launches
         fewest = FEWEST_LONG if is_long else FEWEST
         with nullcontext() if is_long else self.executor.recorded(batch):
@@ -203,6 +203,10 @@ class DeviceClock(Clock):
             super().batch(*batches)
             self.cost.forget()
         return super().batch(*batches)
+
+    def keys_read(self, *batches: Batch) -> float:
+        placed = map(self.cost.placed, batches)
+        return sum(math.nan if own is None else self.cost.probe.keys_read(own) for own in placed)
 
     def served(self, scenario: Scenario) -> Served | None:
         if scenario not in self._now:

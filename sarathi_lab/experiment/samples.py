@@ -14,7 +14,7 @@ from sarathi_lab.results.intervals import FEWEST_PAIRS, median_of
 from sarathi_lab.results.load import POINT
 
 MOST_ROUNDS = 15
-QUANTILES = ["q20", "q80"]
+OF_SAMPLES = ["confidence", "q20", "q80", "samples"]
 
 Samples = dict[Point, list[float]]  # by `Point.place`
 
@@ -48,17 +48,21 @@ def rounds(
     return dict(samples)
 
 
-def table_of(figure: str, samples: Samples, max_spread: float, seed: int) -> pd.DataFrame:
+def table_of(
+    figure: str, samples: Samples, max_spread: float, *, is_series: bool = True
+) -> pd.DataFrame:
     """The points in the columns of `load`: medians and intervals, or the reason why there is no
-    number. A curve over time is the first round's own.
+    number. A curve over time is the first round's own. `is_series`: see `ends_of_median`.
     """
-    rows, columns = [], dict.fromkeys([*POINT, *QUANTILES])
+    rows, columns = [], dict.fromkeys([*POINT, *OF_SAMPLES])
     for point, values in samples.items():
-        found = median_of(values, max_spread, of=1.0 if point.kind == "share" else None, seed=seed)
+        of = 1.0 if point.kind == "share" else None
+        found = median_of(values, max_spread, of=of, is_series=is_series)
         y, reason = (found.median if found.reason is None else math.nan), found.reason
         if point.kind == "curve":
             y, reason = values[0], None
+        kept = " ".join(f"{value:.6g}" for value in values)
         own, labels = {"figure": figure, "y": y, "reason": reason}, dict(point.labels)
-        rows.append({**point._asdict(), **vars(found), **own, **labels})
+        rows.append({**point._asdict(), **vars(found), **own, "samples": kept, **labels})
         columns |= dict.fromkeys(labels)
     return pd.DataFrame(rows, columns=list(columns))

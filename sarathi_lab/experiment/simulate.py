@@ -26,11 +26,11 @@ from sarathi_lab.experiment.registry import KEYS, Figure
 from sarathi_lab.experiment.samples import rounds, table_of
 from sarathi_lab.experiment.serving import MakePolicy, ServingBench, longest
 from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec
+from sarathi_lab.results.intervals import FEWEST_PAIRS
 from sarathi_lab.results.load import POINT, SIMULATED
 
 DTYPE = "float16"  # the paper does not say; 2 bytes an element fit all its figures
 COUNTED = "counted"  # the method of points that are counted instead of served
-ROUNDS, SEARCHES = 5, 3  # of experiments of serving; searches take long
 
 
 class Job(NamedTuple):
@@ -166,7 +166,7 @@ def served(
 
     An interval is that of the median over the rounds: it says how far the seeds are apart.
     """
-    batch, number = sizes["batch"], SEARCHES if "searched" in sizes else ROUNDS
+    batch, number = sizes["batch"], FEWEST_PAIRS
 
     def table_for(model: str, backend: SimulatedBackend) -> pd.DataFrame:
         spec = load_option("model", model)
@@ -182,7 +182,8 @@ def served(
                 # In rounds, whatever time they take: the clock is computed.
                 advance=lambda seconds: advance(1),
             )
-        return _labelled(table_of(figure.name, samples, math.inf, seed), backend, model)
+        table = table_of(figure.name, samples, math.inf, is_series=False)
+        return _labelled(table, backend, model)
 
     tables = pd.concat([table_for(*own) for own in backends], ignore_index=True)
     return {

@@ -9,6 +9,7 @@ import pandas as pd
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import EXPERIMENTS, make_folder
+from sarathi_lab.results.intervals import confidence_of_bootstrap
 
 POINTS = "figure.parquet"  # the figures of the paper, recomputed: see `paper.task`
 LABELS = "run.json"  # written last, so its presence says that the run is complete
@@ -18,7 +19,8 @@ SIMULATED = "simulated-"
 # how many pairs. Without a y, `reason` says why there is none. `low` and `high` of a simulated
 # point are the cost model's own error.
 POINT = ["figure", "panel", "series", "x", "y", "low", "high", "num_pairs", "unit", "reason"]
-COLUMNS = [*POINT, "model", "dtype", "device_name"]
+# Of measured points, the level of the interval and the samples, in the order they were taken.
+COLUMNS = [*POINT, "confidence", "samples", "model", "dtype", "device_name"]
 
 
 def find_runs(*roots: Path) -> list[Path]:
@@ -110,7 +112,16 @@ def load(experiment: str, root: Path = EXPERIMENTS) -> pd.DataFrame:
     table = pd.concat(tables, ignore_index=True)
     # Points have all columns, also those that are empty everywhere.
     missing = [name for name in COLUMNS if name not in table] if "figure" in table else []
-    return table.assign(**dict.fromkeys(missing))
+    return _with_confidence(table.assign(**dict.fromkeys(missing)))
+
+
+def _with_confidence(table: pd.DataFrame) -> pd.DataFrame:
+    """Intervals of medians that were recorded without their level have it by their pairs."""
+    if "num_pairs" not in table:
+        return table
+    known = {number: confidence_of_bootstrap(int(number)) for number in set(table.num_pairs) - {0}}
+    own = table.confidence.astype(float).fillna(table.num_pairs.map(known))
+    return table.assign(confidence=own)
 
 
 def recorded(root: Path = EXPERIMENTS) -> list[str]:

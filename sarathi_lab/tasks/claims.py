@@ -24,7 +24,8 @@ from sarathi_lab.results.result import Shown, show
 README = RECORDS / "README.md"
 BEGIN, END = "<!-- claims: python -m sarathi_lab claims --readme -->", "<!-- end of claims -->"
 PROFILED = "-profiled"
-STYLES = {"holds": "green", "partly": "yellow", "fails": "red", "not measured": "dim"}
+STYLES = {"holds": "green", "partly": "yellow", "fails": "red"}
+STYLES |= {"undecided": "cyan", "not measured": "dim"}
 FEW_MINUTES = 200.0  # seconds of measuring, for those who just want to see
 OVERHEAD = 4.0  # seconds of an experiment beside its measuring, about: loading, warming up, writing
 # Seconds of two cores, about; the others take less.
@@ -41,8 +42,9 @@ def print_verdicts(table: pd.DataFrame) -> None:
             measured=[in_words(row) for row in rows.to_dict("records")],
             verdict="[" + rows.verdict.map(STYLES) + "]" + rows.verdict + "[/]",
         )[columns].to_dict("records")
-        of = " by the cost model's own error" if str(device).startswith(SIMULATED) else ""
-        title = f"On {device}, in brackets the 95 % interval{of}"
+        title = f"On {device}, in brackets the interval and its level"
+        if str(device).startswith(SIMULATED):
+            title += " over seeds, else the cost model's own error"
         counts = rows.verdict.value_counts().items()
         said = ", ".join(f"{count} {verdict}" for verdict, count in counts)
         show([Shown(told, columns, unbroken=columns[1:4], title=title, markup=True), said])

@@ -50,6 +50,23 @@ class OperationProbe:
         return self._time(lambda: self._attend(query, inputs), batch.num_tokens)
 
     @torch.inference_mode()
+    def keys_read(self, batch: Batch) -> float:
+        """The cached tokens that the newest query of each sequence attends to, summed over `batch`,
+        by what the kernel returns: beside keys of zeros all weigh alike, so a value of one at the
+        newest token, the others zero, comes out as one over their number. Rounded as outputs are.
+        """
+        inputs = self.executor.packed(batch)
+        newest = torch.tensor([chunk.num_tokens for chunk in batch.chunks]).cumsum(0) - 1
+        keys, values = self.executor.cache.keys[0], self.executor.cache.values[0]
+        keys.zero_()
+        values.zero_().flatten(0, 1)[inputs.slots[newest].long()] = 1.0
+        query = self._random(batch.num_tokens, self.model.spec.num_heads, values.shape[-1])
+        shares = self.model.operations.attend(query, inputs, keys, values)[newest]
+        for tensor in (keys, values):
+            tensor.normal_()
+        return float((1 / shares.float().mean(dim=(1, 2))).sum())
+
+    @torch.inference_mode()
     def products(self, num_tokens: int) -> dict[str, float]:
         """Seconds by operation of what depends on the number of tokens alone."""
         hidden = self._random(num_tokens, self.model.spec.hidden_size)
