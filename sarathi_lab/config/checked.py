@@ -25,12 +25,14 @@ def whole(
     default: Any = MISSING,
     *,
     minimum: int,
+    maximum: int | None = None,
     fix: str,
     name: str | None = None,
     optional: bool = False,
 ) -> Any:
-    """A whole number of at least `minimum`; or None if that is the default, or with `optional`."""
-    return _field(default, partial(require_int, minimum=minimum, fix=fix), name, optional)
+    """A whole number from `minimum` to `maximum`; or None if that is the default or `optional`."""
+    check = partial(require_int, minimum=minimum, maximum=maximum, fix=fix)
+    return _field(default, check, name, optional)
 
 
 def number(

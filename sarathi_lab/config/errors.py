@@ -24,12 +24,16 @@ def require_bool(name: str, value: object, fix: str = "use one of them") -> bool
     return value
 
 
-def require_int(name: str, value: object, minimum: int, fix: str) -> int:
-    """Return `value` if it is an integer of at least `minimum`, else raise `UserError`."""
+def require_int(
+    name: str, value: object, minimum: int, fix: str, maximum: int | None = None
+) -> int:
+    """Return `value` if it is an integer from `minimum` to `maximum`, else raise `UserError`."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise UserError(f"{name}={value} is not a whole number; {fix}")
     if value < minimum:
         raise UserError(f"{name}={value} is below {minimum}; {fix}")
+    if maximum is not None and value > maximum:
+        raise UserError(f"{name}={value} is above {maximum}; {fix}")
     return value
 
 
@@ -39,9 +43,9 @@ def require_number(
     """Return `value` as a float if it is finite, above `above`, from `minimum`; else UserError."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise UserError(f"{name}={value} is not a number; {fix}")
-    if above is not None and not above < value < float("inf"):
+    if above is not None and not above < value <= sys.float_info.max:
         raise UserError(f"{name}={value} must be a finite number above {above:g}; {fix}")
-    if minimum is not None and not minimum <= value < float("inf"):
+    if minimum is not None and not minimum <= value <= sys.float_info.max:
         raise UserError(f"{name}={value} must be a finite number from {minimum:g}; {fix}")
     return float(value)
 

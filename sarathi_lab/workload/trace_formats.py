@@ -15,7 +15,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.workload.files import json_object, numbered_lines
+from sarathi_lab.config.paths import json_object
+from sarathi_lab.workload.files import numbered_lines
 
 PREFIX_BLOCK = 512  # tokens that one of Mooncake's hash ids stands for
 PREFIX_IDS = "hash_ids"
