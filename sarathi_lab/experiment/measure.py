@@ -178,9 +178,7 @@ def measure(
             compositions = pd.DataFrame(clock.cost.rows(spec.name, backend.dtype_bytes))
             scenarios = pd.DataFrame(clock.serving_rows(spec.name))
             reason = clock.cost.reason
-    table = table_of(
-        figure.name, samples, max_spread, is_series=figure.kind != "pipeline"
-    )
+    table = table_of(figure.name, samples, max_spread, is_series=figure.kind != "pipeline")
     if figure.kind == "units":
         table.loc[table.num_pairs == 0, "reason"] = reason or LEFT_OUT
         table.loc[[not values for values in samples.values()], "reason"] = LEFT_OUT
