@@ -4,10 +4,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
+from errno import EDQUOT, EFBIG, ENOSPC
 from typing import Any
 
 MOST, LEAST = 2**63 - 1, 1e-18  # of any quantity but 0: what 64 bits hold, and no time overflows
@@ -92,6 +94,14 @@ def require_list(
         raise UserError(f"{name}={list(values)} {twice}")
 
 
+def no_room(error: BaseException) -> UserError | None:
+    """What to tell the user of a file that found no room; None for any other error."""
+    if not isinstance(error, OSError) or error.errno not in (ENOSPC, EDQUOT, EFBIG):
+        return None
+    where = error.filename or "a file"
+    return UserError(f"{where} can't be written ({os.strerror(error.errno)}); make room for it")
+
+
 EXIT_FAILED = 1  # by what no user can mend
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
@@ -103,6 +113,11 @@ def exit_code(command: Callable[[], int], kept: str) -> int:
         return command()
     except UserError as error:
         print(f"error: {CREDENTIALS.sub('//***@', str(error))}", file=sys.stderr)
+        return EXIT_USER_ERROR
+    except OSError as error:
+        if (told := no_room(error)) is None:
+            raise
+        print(f"error: {told}", file=sys.stderr)
         return EXIT_USER_ERROR
     except KeyboardInterrupt:
         print(f"interrupted: {kept}", file=sys.stderr)

@@ -40,8 +40,11 @@ def make_folder(folder: Path, setting: str) -> Path:
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write `path` in one step: nobody reads half of it, whenever this process ends."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_text(json.dumps(content, indent=2) + "\n")
-    aside.replace(path)
+    try:
+        aside.write_text(json.dumps(content, indent=2) + "\n")
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
 
 
 def try_lock(path: Path, *, shared: bool = False) -> TextIO | None:
