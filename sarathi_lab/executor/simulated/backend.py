@@ -52,6 +52,9 @@ class SimulatedBackend:
     sharing: Sharing = ALONE
 
     def __post_init__(self) -> None:
+        for name, kind in (("hardware", Hardware), ("host", Host)):
+            if not isinstance(value := getattr(self, name), kind):
+                raise UserError(f"executor.{name}={value} is none; choose one by {name}=NAME")
         require_one_of(WEIGHTS, self.weights, get_args(WeightDtype))
         _ = self.parallel  # degrees below 1 are refused at once
         if self.host.is_stated and self.num_stages > 1:
