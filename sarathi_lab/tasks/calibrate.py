@@ -118,7 +118,7 @@ class Calibrate(Task):
             installed = replace(hardware, tables=str(home))
             places = {"file": _write(installed, CONF / "hardware", title)}
         use = f"python -m sarathi_lab.run executor=simulated hardware={hardware.name}"
-        errors = {**profiled.errors, **hardware.uncertainty}
+        errors = {**profiled.errors, **hardware.held_out_errors}
         return Result(
             tables={f"{name}.csv": frame for name, frame in tables.frames.items()},
             summary={f"error/{name}": error for name, error in errors.items()},
@@ -185,7 +185,7 @@ def _write(hardware: Hardware, folder: Path, title: str) -> Path:
         name: float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
         for name, value in asdict(hardware).items()
     }
-    rounded = {kind: round(error, DIGITS) for kind, error in hardware.uncertainty.items()}
+    rounded = {kind: round(error, DIGITS) for kind, error in hardware.held_out_errors.items()}
     target = f"_target_: {Hardware.__module__}.{Hardware.__qualname__}\n"
     path = folder / f"{hardware.name}.yaml"
     figures["uncertainty"] = rounded
@@ -210,7 +210,9 @@ def _errors(
         {"": name, "rows": int((measured.table.operation == name).sum()), heading: error}
         for name, error in held_out.items()
     ]
-    uncertainty = ", ".join(f"{kind} {error:.0%}" for kind, error in hardware.uncertainty.items())
+    uncertainty = ", ".join(
+        f"{kind} {error:.0%}" for kind, error in hardware.held_out_errors.items()
+    )
     return [
         *lines,
         Shown(rows, left=[""], formats={heading: ".1%"}),
