@@ -135,8 +135,8 @@ class ModelSpec:
         is_mixture = 0 < self.experts_per_token <= self.num_experts and self.simulation_only
         if (self.num_experts or self.experts_per_token) and not is_mixture:
             return (
-                f"num_experts={self.num_experts} and experts_per_token={self.experts_per_token} "
-                "need a token to take one or more of them, and simulation_only: true"
+                f"num_experts={self.num_experts} needs experts_per_token="
+                f"{self.experts_per_token} to be from 1 to it, and simulation_only: true"
             )
         if self.num_params > MOST_PARAMS:
             return f"it would have {self.num_params:.1e} parameters, of {MOST_PARAMS:.0e} at most"
