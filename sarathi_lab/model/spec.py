@@ -20,6 +20,7 @@ KV_SCALE_BYTES = 4  # the float32 that stands beside every head of 8-bit keys or
 FIX = "correct the model's settings"
 _count = partial(whole, maximum=2**31 - 1, fix=FIX)  # token ids and kernels' sizes have 32 bits
 _size = partial(_count, minimum=1)
+MOST_LAYERS = 10**4  # a hundred times the deepest models there are: layers are gone through
 MOST_PARAMS = 10**13  # ten times the largest models there are; sums over tokens fit into 64 bits
 
 
@@ -82,7 +83,7 @@ class ModelSpec:
     """
 
     name: str
-    num_layers: int = _size()
+    num_layers: int = _size(maximum=MOST_LAYERS)
     hidden_size: int = _size()
     num_heads: int = _size()
     num_kv_heads: int = _size()
