@@ -46,12 +46,13 @@ def _cells(row: dict[str, object]) -> str:
     """Mean (largest) error as the tables show it: bold where the aim is missed."""
     found = f"{row['mean']:.2%} ({row['largest']:.1%})"
     found += " †" if str(row["verdict"]).endswith("partly fitted") else ""
+    found = f"given: {found}" if row["verdict"] == "given" else found
     return f"**{found}**" if str(row["verdict"]).startswith("missed") else found
 
 
 def test_the_error_tables_are_the_recorded_ones():
     errors = pd.read_csv(next(EXPERIMENTS.rglob("paper/results/errors.csv")))
-    rows = errors[~errors.verdict.isin(["given", "formula"])].to_dict("records")
+    rows = errors[errors.verdict != "formula"].to_dict("records")
     page = next(EXPERIMENTS.rglob("paper/README.md")).read_text().splitlines()
     for row in rows:
         named = [line for line in page if line.startswith(f"| {row['row']}")]

@@ -53,8 +53,11 @@ def json_object(text: str, where: str, fix: str = "write one object a line") -> 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write `path` in one step: nobody reads half of it, whenever this process ends."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_text(json.dumps(content, indent=2) + "\n")
-    aside.replace(path)
+    try:
+        aside.write_text(json.dumps(content, indent=2) + "\n")
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
 
 
 def try_lock(path: Path, *, shared: bool = False) -> TextIO | None:

@@ -16,7 +16,7 @@ from yaml import YAMLError
 from sarathi_lab.config.errors import UserError, require_number, require_one_of
 from sarathi_lab.config.paths import EXPERIMENTS
 from sarathi_lab.results import load
-from sarathi_lab.results.intervals import LEVEL, ends_of_median
+from sarathi_lab.results.intervals import LEVEL, Ends, ends_of_median
 
 CLAIMS = EXPERIMENTS / "claims.yaml"
 DIRECTIONS = ("at least", "at most", "near")
@@ -24,6 +24,7 @@ OWN = ["id", "claim", "source", "unit", "experiment"]  # columns that are the cl
 COLUMNS = ["id", "claim", "source", "device", "expected", "measured", "low", "high", "confidence"]
 COLUMNS += ["mark", "verdict", "unit", "note", "experiment"]
 FITTED = "†"  # the mark of a value that constants were fitted to
+ENDS = ["y", "low", "high"]
 ABSENT = "not in what was measured"
 
 
@@ -165,19 +166,20 @@ def _value(claim: Claim, table: pd.DataFrame | None, device: str) -> tuple[Value
     if len(missing):
         return Value(), ", ".join(map(str, missing.reason.dropna().unique())) or ABSENT
     parts = take.parts(needed[0])
-    several = parts
-    if len(parts) > 1:  # each has an interval so wide that all hold together
-        several = _chosen(claim, rows, len(parts)).loc[parts.index]
-    missed = (1 - several.confidence.astype(float)).sum(skipna=False)
-    return Value(*map(float, take.combine(several)), max(1 - missed, 0.0)), None
+    several, at_once = parts, take.at_once(len(parts))
+    if at_once > 1:  # each has an interval so wide that all hold together
+        several = _chosen(claim, rows, at_once).loc[parts.index]
+    missed = at_once * (1 - several.confidence.astype(float)).mean(skipna=False)
+    value, low, high = map(float, take.combine(several))
+    return Value(value, low, high, max(1 - missed, 0.0)), None
 
 
-def _chosen(claim: Claim, rows: pd.DataFrame, parts: int) -> pd.DataFrame:
-    """The claim's rows, with intervals of which `parts` miss as seldom as one of `LEVEL`."""
+def _chosen(claim: Claim, rows: pd.DataFrame, at_once: float) -> pd.DataFrame:
+    """The claim's rows, with intervals of which so many at once miss as seldom as one of LEVEL."""
     if claim.over is None:
-        return _bounded(_query(claim, claim.where, rows), parts)
+        return _bounded(_query(claim, claim.where, rows), at_once)
     own, over = (
-        _bounded(_query(claim, where, rows), 2 * parts) for where in (claim.where, claim.over)
+        _bounded(_query(claim, where, rows), 2 * at_once) for where in (claim.where, claim.over)
     )
     both = own.merge(over, on=list(claim.match), suffixes=("", "_over"))
     return both.assign(
@@ -189,16 +191,15 @@ def _chosen(claim: Claim, rows: pd.DataFrame, parts: int) -> pd.DataFrame:
     )
 
 
-def _bounded(rows: pd.DataFrame, parts: int) -> pd.DataFrame:
-    """The rows with intervals as wide as `parts` of them need, where their samples are known."""
-    ends = ["low", "high", "confidence"]
-    rows, level = rows.copy(), 1 - (1 - LEVEL) / parts
+def _bounded(rows: pd.DataFrame, at_once: float) -> pd.DataFrame:
+    """The rows with intervals as wide as so many at once need, where their samples are known."""
+    rows, level, found = rows.copy(), 1 - (1 - LEVEL) / at_once, {}
     for index, row in rows[rows.samples.notna()].iterrows():
         known = [sample for sample in map(float, str(row.samples).split()) if sample == sample]
         if known:
-            rows.loc[index, ends] = ends_of_median(
-                known, level=level, is_series=not row.is_simulated
-            )
+            is_series = not row.is_simulated
+            found[index] = ends_of_median(known, level=level, is_series=is_series)
+    rows.update(pd.DataFrame.from_dict(found, orient="index", columns=Ends._fields))
     return rows.fillna({"low": rows.y, "high": rows.y})
 
 
@@ -213,16 +214,23 @@ def _query(claim: Claim, where: str, rows: pd.DataFrame) -> pd.DataFrame:
 
 class Take(NamedTuple):
     """How one value is made of rows: those that it `needed`, the `parts` that it may be made of
-    (all but what is surely not it), and value, low and high that these `combine` to.
+    (all but what is surely not it), how many of their intervals miss `at_once`, and value, low and
+    high that these `combine` to.
     """
 
     needed: Callable[[pd.DataFrame], pd.DataFrame]
     parts: Callable[[pd.DataFrame], pd.DataFrame]
+    at_once: Callable[[int], float]
     combine: Callable[[pd.DataFrame], tuple[float, float, float]]
 
 
 def _whole(rows: pd.DataFrame) -> pd.DataFrame:
     return rows
+
+
+def _of_best(number: int) -> float:
+    """The best of points may seem too good by one end of each interval, too bad by that of one."""
+    return (number + 1) / 2
 
 
 def _line_ends(rows: pd.DataFrame) -> pd.DataFrame:
@@ -246,7 +254,7 @@ def _maybe_least(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _x_of_max(rows: pd.DataFrame) -> tuple[float, float, float]:
     """Where y is largest, and the least and largest x at which it may be."""
-    return rows.x[rows.y.idxmax()], rows.x.min(), rows.x.max()
+    return rows.sort_values("y").x.iloc[-1], rows.x.min(), rows.x.max()
 
 
 def _maybe_best(rows: pd.DataFrame) -> pd.DataFrame:
@@ -255,11 +263,11 @@ def _maybe_best(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 TAKES: Mapping[str, Take] = {
-    "max": Take(_whole, _maybe_largest, lambda rows: tuple(rows[["y", "low", "high"]].max())),
-    "min": Take(_whole, _maybe_least, lambda rows: tuple(rows[["y", "low", "high"]].min())),
-    "x of max": Take(_whole, _maybe_best, _x_of_max),  # where y is largest
+    "max": Take(_whole, _maybe_largest, _of_best, lambda rows: tuple(rows[ENDS].max())),
+    "min": Take(_whole, _maybe_least, _of_best, lambda rows: tuple(rows[ENDS].min())),
+    "x of max": Take(_whole, _maybe_best, _of_best, _x_of_max),  # where y is largest
     # y at the largest x over that at the smallest
-    "last / first": Take(_line_ends, _whole, _last_over_first),
+    "last / first": Take(_line_ends, _whole, float, _last_over_first),
 }
 
 

@@ -88,8 +88,8 @@ def error_table(points: pd.DataFrame) -> pd.DataFrame:
     """A row per row of errors that figures declare and device: mean and largest absolute error.
 
     `stated` is the mean error that the cost model itself expects. `verdict` is "met", "missed", or
-    "-" without an aim; "given" where the points are what the profile was made from, "formula" where
-    nothing is predicted; "partly fitted" where constants are fitted to some of them.
+    "-" without an aim; "given" where the profile was made from some of the points, "formula" where
+    nothing is predicted; "partly fitted" where constants are fitted to, or chosen by, some of them.
     """
     compared = compare(points)
     rows = [
@@ -114,6 +114,6 @@ def _judged(row: ErrorRow, group: pd.DataFrame) -> tuple[object, ...]:
     elif aim_mean is not None:
         is_met = mean <= aim_mean and (aim_largest is None or largest <= aim_largest)
         verdict = "met" if is_met else "missed"
-        if row.fitted in (level, group.hardware.iloc[0]):
-            verdict += ", partly fitted"
+    if row.fitted in (level, group.hardware.iloc[0]) and not row.is_formula:
+        verdict = f"{verdict}, partly fitted".removeprefix("-, ")
     return len(group), mean, largest, group.uncertainty.mean(), aim_mean, aim_largest, verdict

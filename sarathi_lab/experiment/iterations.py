@@ -39,7 +39,7 @@ def _fig03_paper(points: pd.DataFrame) -> pd.DataFrame:
     seconds=15,
     columns={"phase": "panel", "op": "series", "batch": "x", "ms_per_token": "y"},
     paper=_fig03_paper,
-    errors=[ErrorRow("Fig 3, time per token", given="profiled")],
+    errors=[ErrorRow("Fig 3, time per token", given="profiled", fitted="analytic")],
     look=Look(
         "Fig 3: time per token by operation",
         "batch",
@@ -164,7 +164,7 @@ EVEN_TILES = "series == 'total' and (x - 1) // 128 % 2 == 1"
     errors=[
         ErrorRow("Fig 7, iteration time", "series == 'total'", FIG_07, "profiled", "analytic"),
         ErrorRow("Fig 7, even tiles", EVEN_TILES, FIG_07, "profiled"),
-        ErrorRow("Fig 7, by operation", "series != 'total'", given="profiled"),
+        ErrorRow("Fig 7, by operation", "series != 'total'", {}, "profiled", "analytic"),
     ],
     look=Look(
         "Fig 7: one prefill iteration by its tokens (tile quantization)",

@@ -45,8 +45,9 @@ A6000 = Platform("13b", "a6000")
 class ErrorRow:
     """A row of the error table: the points that `where` (a pandas query) chooses, and the aims.
 
-    `given` names the level whose profile was made from these points, `fitted` a level or hardware
-    that has constants fitted to some of them; a `formula` predicts nothing.
+    `given` names the level whose profile was made from some of these points, `fitted` a level or
+    hardware that has constants fitted to some of them, or chosen by them; a `formula` predicts
+    nothing.
     """
 
     name: str

@@ -274,7 +274,8 @@ def _lines(device: str, table: pd.DataFrame) -> Shown:
             }
         )
     what = "in brackets the cost model's own error"
-    if table.num_pairs.max():
-        what = "medians, in brackets the 95 % interval"
+    if table.num_pairs.max() > 1:
+        reached = table.confidence[table.num_pairs > 1].min()
+        what = f"medians, in brackets intervals of {100 * reached:.0f} % or more"
     left = ("panel", "line", "unit", "missing")
     return Shown(rows, left=left, title=f"{table.figure.iloc[0]} on {device}: {what}")

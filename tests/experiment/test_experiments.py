@@ -26,6 +26,7 @@ from sarathi_lab.experiment.registry import SETUPS
 from sarathi_lab.experiment.samples import rounds, table_of
 from sarathi_lab.experiment.scenario import Scenario, Served
 from sarathi_lab.results import load
+from sarathi_lab.results.intervals import FEWEST_PAIRS
 from sarathi_lab.run import main
 
 TINY = load_option("model", "tiny")
@@ -74,7 +75,7 @@ def test_an_experiment_has_the_same_points_measured_and_simulated(name, executor
     simulated = {point.place: point.y for unit in dry_units(name) for point in unit(clock)}
     assert set(samples) == set(simulated) != set()
     assert all(math.isfinite(y.value) and y.error >= 0 for y in simulated.values())
-    assert table_of(name, samples, 10.0, 0).unit.notna().all()
+    assert table_of(name, samples, 10.0).unit.notna().all()
 
 
 def test_the_papers_grid_is_cut_to_the_time_and_the_rest_has_a_reason(executor):
@@ -157,7 +158,7 @@ def test_what_is_too_wide_has_a_reason_instead_of_a_number():
     wide, noise = (Point("", "1K", float(x)) for x in (2, 4))
     share = Point("price: re-read", "64", 16.0, kind="share")  # of the whole, which may be nothing
     samples = {wide: [1.0, 2.0, 3.0], noise: [2.0, math.inf, math.inf], share: [-0.01, 0.0, 0.02]}
-    table = table_of("fig08", samples, 0.15, 0)
+    table = table_of("fig08", samples, 0.15)
     assert list(table.y.isna()) == [True, True, False]
     assert list(table.reason.dropna()) == ["spread 50%, more than 15%", "below the noise"]
     assert list(table.low[:1]) == [1.0], "the interval is kept"
@@ -185,7 +186,8 @@ def test_a_measured_experiment_is_recorded(name, tmp_path, capsys):
     device = "simulated-pipeline-cpu" if name == "fig12" else "cpu"
     assert set(table.device) == {device}
     assert set(table.model) == {"tiny"}
-    assert (table.num_pairs >= 3).all()
+    assert (table.num_pairs >= FEWEST_PAIRS).all()
+    assert table.samples.str.split().map(len).eq(table.num_pairs).all()
     assert set(load.COLUMNS) <= set(table.columns)
     points = pd.read_parquet(tmp_path / "run" / "figure.parquet")
     assert set(points.source) == {"simulated" if name == "fig12" else "measured"}

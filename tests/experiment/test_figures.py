@@ -95,10 +95,10 @@ def of_device(y: float, low: float = 1.0, high: float = 9.0) -> pd.DataFrame:
 def test_the_verdict_is_that_of_the_claims_on_every_device_that_has_a_number():
     row = dict.fromkeys(CLAIM_COLUMNS, "")
     row |= {"claim": "it gains", "expected": "at least 2", "experiment": "fig08", "device": "cpu"}
-    row |= {"measured": 2.5, "low": 2.0, "high": 3.0, "verdict": "holds"}
+    row |= {"measured": 2.5, "low": 2.0, "high": 3.0, "confidence": 0.96, "verdict": "holds"}
     none = {**row, "device": "none", "measured": np.nan, "verdict": "not measured"}
     said = verdict("fig08", pd.DataFrame([row, none]))
-    assert said == "- it gains (at least 2): cpu **2.5 (2 to 3)** (holds)."
+    assert said == "- it gains (at least 2): cpu **2.5 (2 to 3, 96 %)** (holds)."
     said = verdict("fig08", pd.DataFrame([none]))
     assert said.endswith("No device has recorded results of it.")
 

@@ -195,7 +195,7 @@ def test_bad_input_is_one_line(args, words, tmp_path, capsys):
 @pytest.mark.parametrize("name", SERVING)
 def test_a_picture_has_a_panel_per_device_and_data_set(name):
     samples = rounds(lambda seed: make_points(name, seed), fewest=2, most=2)
-    points = table_of(name, samples, np.inf, 0).assign(source="recorded")
+    points = table_of(name, samples, np.inf).assign(source="recorded")
     points["y"] = points.low  # of two rounds, which say no number
     both = pd.concat([points.assign(device=f"cpu, {model}") for model in ("tiny", "30m")])
     figure = serving.draw(name, "A title", both)
