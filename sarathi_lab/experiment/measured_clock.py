@@ -25,7 +25,7 @@ from sarathi_lab.experiment.scenario import Scenario, Served, Times, serve
 from sarathi_lab.results.intervals import spread, summary
 
 FEWEST, MOST = 2, 8  # timings of a composition in a round
-ENOUGH = 0.08  # seconds of them, after which FEWEST suffice
+ENOUGH = 0.05  # seconds of them, after which FEWEST suffice
 LOWER = 0.25  # the quantile that stands for an iteration: what disturbs one makes it longer
 REFERENCES = 8  # before the first timing of a size
 AGREE = 1.25  # the slower of two references over the faster, or both over usual ones; beyond, what
@@ -71,14 +71,15 @@ class MeasuredCostModel:
     """`IterationTimes` that are measured when they are first asked for.
 
     Operations are timed alone, over all layers; `others` is the rest of the whole iteration, so
-    that their sum is what the iteration took. Where the operations alone take longer than the whole
-    they are scaled to it. A batch that the device can't hold has the time "not a number"; `reason`
-    says why the last one was left out.
+    that their sum is what the iteration took. Each is the `LOWER` quantile of its timings. Where
+    the operations alone take longer than the whole they are scaled to it. A batch that the device
+    can't hold has the time "not a number"; `reason` says why the last one was left out.
     """
 
     def __init__(self, executor: TorchExecutor, seed: int = 0) -> None:
         self.executor = executor
         self.spec = executor.model.spec
+        self._is_shared = executor.model.device.type == "cpu"  # with other processes
         self.measurements: dict[Composition, Measurement] = {}
         self.reason: str | None = None
         self._kept: dict[Composition, Measurement] = {}
@@ -146,9 +147,10 @@ class MeasuredCostModel:
         """Operations first: whatever is compiled or allocated at first use is so by then."""
         tokens = batch.num_tokens
         name = "prefill_attention" if batch.num_prefills else "decode_attention"
+        most = MOST if self._is_shared else 1
         if tokens not in self._products:
-            self._products[tokens] = _lower(self._timed(tokens, self._products_of))
-        attention = self._timed(tokens, lambda _: {name: self.probe.attention(batch)})
+            self._products[tokens] = _lower(self._timed(tokens, self.probe.products, most))
+        attention = self._timed(tokens, lambda _: {name: self.probe.attention(batch)}, most)
         operations = self._products[tokens] | _lower(attention)
         is_long = tokens >= LONG  # the device works longer than the host launches
         with nullcontext() if is_long else self.executor.recorded(batch):
@@ -162,10 +164,7 @@ class MeasuredCostModel:
         seconds = [found[""] for found in wholes]
         return Measurement(batch, seconds, {**operations, "others": rest})
 
-    def _products_of(self, tokens: int) -> Times:
-        return self.probe.products(tokens)
-
-    def _timed(self, tokens: int, work: Callable[[int], Times]) -> list[Times]:
+    def _timed(self, tokens: int, work: Callable[[int], Times], most: int = MOST) -> list[Times]:
         """Timings of `work`, each between two references and, where these were slower than usual,
         by so much shorter. Where none has two that agree and are near the usual ones, all are taken
         as they are.
@@ -173,8 +172,8 @@ class MeasuredCostModel:
         raw: list[Times] = []
         kept: list[Times] = []
         start, before = time.perf_counter(), self._reference(tokens)
-        while len(raw) < FEWEST or (
-            len(kept) < MOST > len(raw) and time.perf_counter() - start < ENOUGH
+        while len(raw) < min(FEWEST, most) or (
+            len(raw) < most and time.perf_counter() - start < ENOUGH
         ):
             raw.append(work(tokens))
             after = self._reference(tokens)
@@ -186,7 +185,7 @@ class MeasuredCostModel:
 
     def _reference(self, tokens: int) -> float:
         """Seconds of a reference over its usual ones; a GPU has a speed of its own."""
-        if self.executor.model.device.type != "cpu":
+        if not self._is_shared:
             return 1.0
         seen = self._references[min(tokens, REFERENCE)]
         while len(seen) < REFERENCES:

@@ -13,6 +13,7 @@ from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.executor.torch import own_time
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.executor.torch.own_time import OwnClock, cores_of_their_own, undisturbed
+from sarathi_lab.experiment.measured_clock import MeasuredCostModel
 
 
 @pytest.fixture
@@ -76,8 +77,6 @@ def test_an_executor_tells_its_own_time_while_it_is_measured():
     usual, batch = executor.timeline, make_batch(num_decodes=1, context=5)
     with undisturbed(executor) as clock:
         assert executor.timeline is not usual
-        from sarathi_lab.experiment.measured_clock import MeasuredCostModel
-
         placed = MeasuredCostModel(executor).placed(batch)
         assert placed is not None
         assert run_once(executor, placed).busy > 0
