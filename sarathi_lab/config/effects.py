@@ -95,7 +95,7 @@ def _check_whole(cfg: DictConfig, key: str) -> None:
     """Refuse a setting that was taken out, and a value in place of settings."""
     if key not in cfg:
         raise UserError(f"{key} is missing; put it back (~{key} removed it)")
-    own = _top_level().get(key)
+    own: Any = _top_level().get(key)
     if key in GROUPS:
         if not OmegaConf.is_dict(cfg[key]) or "_target_" not in cfg[key]:
             raise UserError(f"{key}={cfg[key]} is none of its options; --help shows them")
@@ -113,7 +113,7 @@ def _check_whole(cfg: DictConfig, key: str) -> None:
 @cache  # read once, not once a job
 def _top_level() -> dict[str, Any]:
     """The settings of conf/config.yaml, Hydra's left out."""
-    settings = OmegaConf.load(CONF / "config.yaml")
+    settings: Any = OmegaConf.load(CONF / "config.yaml")
     return {str(key): settings[key] for key in settings if key not in ("defaults", "hydra")}
 
 

@@ -35,7 +35,7 @@ def build(node: DictConfig | ListConfig, kind: Any = object) -> Any:
             raise UserError(_explained(node, error.__cause__)) from None
         raise
     if not isinstance(made, kind):
-        raise UserError(f"_target_={node.get('_target_')} is no {kind.__name__}; name one")
+        raise UserError(f"_target_={type(made).__name__} is no {kind.__name__}; name one")
     return made
 
 
@@ -44,7 +44,7 @@ def class_of(cfg: DictConfig, group: str) -> type:
     module, _, name = str(target := cfg[group]["_target_"]).rpartition(".")
     reason = "it is no class"
     try:
-        if isinstance(found := getattr(import_module(module), name), type):
+        if isinstance(found := getattr(import_module(module or name), name), type):
             return found
     except Exception as error:  # whatever importing a user's module raises
         reason = next(iter(str(error).splitlines()), type(error).__name__)

@@ -200,9 +200,11 @@ def _distribution(override: Override) -> optuna.distributions.BaseDistribution:
     if isinstance(space, ChoiceSweep):
         return CategoricalDistribution(list(override.sweep_string_iterator()))
     options: dict[str, Any]
+    low: Any
+    high: Any
     if isinstance(space, RangeSweep):
-        values = _values(space)
-        low, high, options = values[0], values[-1], {"step": abs(space.step)}
+        steps = _values(space)
+        low, high, options = steps[0], steps[-1], {"step": abs(space.step)}
     else:
         assert isinstance(space, IntervalSweep)
         low, high, options = space.start, space.end, {"log": "log" in space.tags}

@@ -90,8 +90,8 @@ class WandbTracker(Tracker):
     only a process of W&B's on this machine that stops answering is waited for.
     """
 
-    project: str = text(fix="use a project's name such as sarathi-lab")
     mode: str
+    project: str = text(fix="use a project's name such as sarathi-lab")
     dir: str = text(fix="use a folder such as outputs")
     timeout: float = number(60.0, above=0, fix="use a number of seconds such as 60")
 

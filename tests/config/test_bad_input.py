@@ -109,6 +109,15 @@ MISTAKES = [
         ["stop_when_saturated.num_waiting=5"],
         ["stop_when_saturated has no effect", "all requests arrive at once"],
     ),
+    (["workload.arrivals=poisson", "workload.rate=1e-320"], ["workload.rate=1e-320 is not from"]),
+    (["workload.arrivals=poisson", "workload.rate=1e-12"], ["a request arrives after", "rate"]),
+    (["workload.priorities=[0,99999999999999999999]"], ["priorities=99999999999999999999 is ab"]),
+    (
+        ["preemption=swap", "cache.num_host_blocks=999999999"],
+        ["num_host_blocks=999999999 is ab"],
+    ),
+    (["hardware.flops_per_second=1e-320"], ["hardware.flops_per_second=1e-320 is not from"]),
+    (["executor.host=5"], ["executor.host=5 is none; choose one by host=NAME"]),
     (["stop_when_saturated.num_waiting=0"], ["stop_when_saturated.num_waiting=0", "below 1"]),
 ]
 
@@ -150,6 +159,15 @@ COMMAND_LINES = [
         "policy.min_decodes is not a parameter of Orca",
     ),
     (["model=30m", "model.activation=gelu"], "write +model.activation=VALUE"),
+    (["cache=null"], "cache=None is no setting itself; use cache.block_size"),
+    (["~cache.dtype"], "cache.dtype is missing; put it back"),
+    (["policy._target_=nope"], "policy._target_=nope can't be imported (No module named 'nope')"),
+    (["policy._target_=pathlib.Path"], "_target_=PosixPath is no Policy"),
+    (["--resolve"], "--resolve has no effect without --cfg"),
+    (["chunk=range(1,100000000)", "-m"], "a sweep of more than 10000 runs"),
+    (["chunk=range(5,1)", "-m"], "chunk=range(5,1) names no value"),
+    (["hydra.verbose=maybe"], "hydra.verbose=maybe is neither true nor false"),
+    (["hydra/launcher=joblib", "hydra.launcher.n_jobs=0", "-m"], "n_jobs=0 runs nothing"),
 ]
 
 
@@ -169,9 +187,10 @@ def test_unknown_option_and_value_that_nobody_reads_on_the_torch_executor(capsys
         assert f"{override} has no effect" in line
 
 
-def test_an_empty_output_folder_is_refused(capsys):
-    assert main([*SMALL, "output="]) == 2
-    assert "output='' is no text" in capsys.readouterr().err
+@pytest.mark.parametrize("output", ["", "null", "5"])
+def test_what_names_no_output_folder_is_refused(output, capsys):
+    assert main([*SMALL, f"output={output}"]) == 2
+    assert "is no text; name a folder, such as output=outputs" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

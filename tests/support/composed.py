@@ -49,7 +49,11 @@ def checked(*settings: str) -> None:
 
 def run(folder: Path, *settings: str) -> Result:
     """The result of the task that the settings name, run in `folder`; nothing else is written."""
-    cfg = config_of(*settings)
+    return run_of(folder, config_of(*settings), settings)
+
+
+def run_of(folder: Path, cfg: DictConfig, settings: tuple[str, ...] = ("task=serve",)) -> Result:
+    """The same of a configuration that was composed of the settings."""
     task = build(cfg.task)
     return task.run(cfg, replace(_context(folder, settings), prepared=task.check(cfg)))
 

@@ -16,6 +16,7 @@ from sarathi_lab.config.command_line import read_command_line
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.tasks.plan import make_plan
 from sarathi_lab.workload.files import Prompts
+from sarathi_lab.workload.trace_formats import read_trace
 from sarathi_lab.workload.traces import Trace
 
 TRACES = Path(__file__).resolve().parents[3] / "shared" / "traces"
@@ -271,3 +272,15 @@ def test_the_public_table_of_lengths():
         assert np.quantile([request.output_len for request in load.requests], q) == pytest.approx(
             output, abs=1
         )
+
+
+def test_times_with_and_without_an_offset_from_utc_are_not_mixed(tmp_path):
+    """Those without are nobody knows where: read as UTC they would be hours off."""
+    rows = ["2023-11-16 18:17:03.5,4,2", "2023-11-16 20:17:04.5+02:00,4,2"]
+    for first, second in (rows, rows[::-1]):
+        file = tmp_path / "trace.csv"
+        file.write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n{first}\n{second}\n")
+        with pytest.raises(UserError, match=r"line 3 is broken .* some have an offset from UTC"):
+            read_trace(file)
+        file.write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n{first}\n{first}\n")
+        assert read_trace(file).num_together == 1

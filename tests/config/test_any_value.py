@@ -1,0 +1,92 @@
+"""Every setting of the lab with values that nobody expects: it runs, or one line says why not.
+
+`SARATHI_LAB_FUZZ=all` tries them all, which takes some twenty minutes.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+
+import pytest
+from composed import config_of, run_of
+from omegaconf import DictConfig, OmegaConf
+
+from sarathi_lab.config.effects import check_job
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.instantiate import build, make_loader, resolved
+
+VALUES = (
+    *(None, True, 0, 5, -1, 2**62, 10**30, 10**400, 1e-320, 1e300, float("inf"), float("nan")),
+    *("", "x", "a\0b", "\ud800", [], [None], {}, {"x": 1}),
+)
+SMALL = (
+    *("executor=simulated", "model=tiny", "tracking=none", "baselines=[]", "batch=2"),
+    *("seq_len=34", "chunk=16", "workload.num_requests=3"),
+)
+GENERATED = ("workload.min_len=10", "workload.max_len=34")
+FROM_FILE = tuple(setting for setting in SMALL if "num_requests" not in setting)
+# Settings, and the group below which values are exchanged; "": everywhere.
+BASES = (
+    (SMALL, ""),
+    *(((*SMALL, f"workload={name}", *GENERATED), "workload") for name in ("uniform", "zipf")),
+    ((*SMALL, "workload=openchat_sharegpt4"), "workload"),
+    ((*FROM_FILE, "workload=trace", "workload.path=tests/data/trace.csv"), "workload"),
+    ((*FROM_FILE, "workload=prompts", "workload.path=tests/data/prompts.jsonl"), "workload"),
+    ((*SMALL, "workload.arrivals=poisson", "workload.rate=2"), "workload"),
+    ((*SMALL, "workload.arrivals=ramp", "workload.rate=2", "workload.end_rate=4"), "workload"),
+    ((*SMALL, "workload.arrivals=users", "workload.users=2"), "workload"),
+    ((*SMALL, "workload.arrivals=poisson", "workload.rate=2"), "window"),
+    ((*SMALL, "workload.arrivals=poisson", "workload.rate=2"), "stop_when_saturated"),
+    ((*SMALL, "slo=strict"), "slo"),
+    ((*SMALL, "host=vllm_0_12"), "host"),
+    ((*SMALL, "hardware=a100", "executor.cost_model=profiled"), "hardware"),
+    ((*SMALL, "preemption=swap"), "cache"),
+    *(((*SMALL, f"policy={name}"), "policy") for name in ("orca", "sglang", "vllm_v1", "trtllm")),
+    (("task=endpoint", "task.base_url=http://127.0.0.1:9/v1", "tracking=none"), "task"),
+)
+ELSEWHERE = ("model", "hydra")  # tests/model has what a spec refuses
+
+
+def paths_of(node: DictConfig, above: str = "") -> Iterator[str]:
+    for key in node:
+        path = f"{above}{key}"
+        if path not in ELSEWHERE:
+            yield path
+            below = node._get_node(key)
+            if isinstance(below, DictConfig):
+                yield from paths_of(below, f"{path}.")
+
+
+def cases() -> list[tuple[tuple[str, ...], str, object]]:
+    found = [
+        (settings, path, value)
+        for settings, group in BASES
+        for path in paths_of(config_of(*settings))
+        if path.startswith(group)
+        for value in VALUES
+    ]
+    return found if os.environ.get("SARATHI_LAB_FUZZ") else random.Random(7).sample(found, 80)
+
+
+def test_it_runs_or_one_line_says_why_not(tmp_path, monkeypatch, capsys):
+    loader = make_loader()
+    for settings, path, value in cases():
+        cfg = config_of(*settings)
+        OmegaConf.set_struct(cfg, False)
+        OmegaConf.update(cfg, path, value, merge=False)
+        OmegaConf.set_struct(cfg, True)
+        try:
+            check_job(cfg, [], (), loader)
+            resolved(cfg)
+            build(cfg.tracking).check()
+            if "task=endpoint" in settings:
+                build(cfg.task).check(cfg)
+            else:
+                run_of(tmp_path, cfg)
+        except UserError as error:
+            if len(str(error).splitlines()) != 1:
+                pytest.fail(f"{path}={value!r} of {settings}: {error}")
+        except Exception as error:
+            pytest.fail(f"{path}={value!r} of {settings}: {type(error).__name__}: {error}")
