@@ -20,6 +20,7 @@ KV_SCALE_BYTES = 4  # the float32 that stands beside every head of 8-bit keys or
 FIX = "correct the model's settings"
 _count = partial(whole, maximum=2**31 - 1, fix=FIX)  # token ids and kernels' sizes have 32 bits
 _size = partial(_count, minimum=1)
+MOST_LAYERS = 10**4  # a hundred times the deepest models there are: layers are gone through
 MOST_PARAMS = 10**13  # ten times the largest models there are; sums over tokens fit into 64 bits
 
 
@@ -82,7 +83,7 @@ class ModelSpec:
     """
 
     name: str
-    num_layers: int = _size()
+    num_layers: int = _size(maximum=MOST_LAYERS)
     hidden_size: int = _size()
     num_heads: int = _size()
     num_kv_heads: int = _size()
@@ -135,8 +136,8 @@ class ModelSpec:
         is_mixture = 0 < self.experts_per_token <= self.num_experts and self.simulation_only
         if (self.num_experts or self.experts_per_token) and not is_mixture:
             return (
-                f"num_experts={self.num_experts} and experts_per_token={self.experts_per_token} "
-                "need a token to take one or more of them, and simulation_only: true"
+                f"num_experts={self.num_experts} needs experts_per_token="
+                f"{self.experts_per_token} to be from 1 to it, and simulation_only: true"
             )
         if self.num_params > MOST_PARAMS:
             return f"it would have {self.num_params:.1e} parameters, of {MOST_PARAMS:.0e} at most"

@@ -60,6 +60,7 @@ def test_every_field_refuses_what_is_not_of_its_kind(value):
         {"gated_ffn": 1},
         {"num_layers": True},
         {"num_layers": 10**30},
+        {"num_layers": 10**9},
         {"num_kv_heads": 3},
         {"experts_per_token": 1},
         {"num_experts": 2, "experts_per_token": 1},
@@ -72,7 +73,7 @@ def test_impossible_models(settings):
 
 
 def test_a_model_larger_than_any_there_is():
-    assert "parameters" in refusal(model, num_layers=2**31 - 1, hidden_size=2**31 - 1)
+    assert "parameters" in refusal(model, ffn_size=2**31 - 1, hidden_size=2**31 - 1)
 
 
 @pytest.mark.parametrize(

@@ -134,8 +134,10 @@ class Decoder:
             raise ValueError(f"{num_layers} layers in the cache, or rows of different lengths")
         if not all(map(_is_index, (*rows, emit_rows))):
             raise ValueError("tokens, positions, slots and rows are int64, each in one piece")
+        num_positions = len(tables[0])
         for table in tables:
-            if table[0].numel() != model.rotary_half or not _is_floats(table, len(tables[0])):
+            is_whole = table.numel() == num_positions * model.rotary_half
+            if not is_whole or not _is_floats(table, num_positions):
                 raise ValueError(f"{tuple(table.shape)} is no table of {model.rotary_half} angles")
         logits = torch.empty(len(emit_rows), model.vocab_size)
         structs = segment_structs(segments)
@@ -149,7 +151,7 @@ class Decoder:
             num_blocks,
             block_size,
             *(table.data_ptr() for table in tables),
-            len(tables[0]),
+            num_positions,
             logits.data_ptr(),
             kv_type(cached[0].dtype),
         )
