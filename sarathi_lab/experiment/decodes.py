@@ -47,7 +47,7 @@ def speedup(panel: str, series: str, x: float, seq_len: int, batch: int, chunk: 
 
 @figure(
     question="How much cheaper is a decode that rides on a chunk?",
-    seconds=25,
+    seconds=40,
     columns={"seqlen": "series", "batch": "x", "speedup": "y"},
     errors=[ErrorRow("Fig 8, decode speed-up", aims=SPEEDUP)],
     look=Look(

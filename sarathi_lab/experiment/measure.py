@@ -144,7 +144,7 @@ def measure(
     seed: int = 0,
     is_cut: bool = False,
 ) -> Measured:
-    """Measure a figure for up to `seconds` (loading does not count), at least the fewest rounds.
+    """Measure a figure for up to `seconds` without loading, at least `FEWEST_PAIRS` rounds.
 
     With `is_cut` the units, ends and middles first, are as many as the time allows so many of.
     """

@@ -276,6 +276,7 @@ def _lines(device: str, table: pd.DataFrame) -> Shown:
     what = "in brackets the cost model's own error"
     if table.num_pairs.max() > 1:
         reached = table.confidence[table.num_pairs > 1].min()
-        what = f"medians, in brackets intervals of {100 * reached:.0f} % or more"
+        what = "medians (of an iteration's timings the lower quartile counts)"
+        what += f", in brackets intervals of {100 * reached:.0f} % or more"
     left = ("panel", "line", "unit", "missing")
     return Shown(rows, left=left, title=f"{table.figure.iloc[0]} on {device}: {what}")
