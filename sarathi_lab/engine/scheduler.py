@@ -183,7 +183,7 @@ class Scheduler:
 
     def add_decodes(self, batch: Batch, token_budget: int | None = None) -> None:
         """Give idle decodes their next token, oldest first, evicting the newest if need be."""
-        chunks = batch.chunks
+        chunks, block_size = batch.chunks, self.blocks.block_size
         limit = self.batch_size if token_budget is None else min(self.batch_size, token_budget)
         for sequence in self.running.at_rest:
             if len(chunks) >= limit:
@@ -192,7 +192,10 @@ class Scheduler:
                 sequence.is_running
                 and not sequence.in_flight
                 and sequence.is_decoding
-                and self.make_room(sequence, sequence.num_computed + 1)
+                and (  # its last block has room, unless it is full
+                    sequence.num_computed % block_size
+                    or self.make_room(sequence, sequence.num_computed + 1)
+                )
             ):
                 batch.add_decode(sequence)
 
@@ -205,10 +208,10 @@ class Scheduler:
     ) -> None:
         """Catch up running prompts, oldest first, until `batch` has `token_budget` tokens."""
         for sequence in self.running.at_rest:
+            if sequence.in_flight or not is_idle(sequence) or sequence.is_decoding:
+                continue  # most are decodes of this batch
             if self._is_full(batch, max_prefills):
                 return
-            if not is_idle(sequence) or sequence.is_decoding:
-                continue
             num_tokens = tokens_to_take(sequence, token_budget, batch)
             if num_tokens == 0:
                 return

@@ -150,7 +150,9 @@ def check_batch(batch: Batch, scheduler: Scheduler) -> None:
     assert batch.prefill_kv_tokens == sum(chunk.start + chunk.num_tokens for chunk in prompts)
     assert batch.decode_kv_tokens == sum(chunk.start + 1 for chunk in decodes)
     assert batch.prefill_query_key_pairs == sum(map(sum, pairs))
-    if policy.budget is not None and (policy.is_capped or decodes):
+    # A sequence that comes back to its cached tokens looks like a decode beside whole prompts.
+    is_cut = bool(decodes) and scheduler.blocks.prefix is None
+    if policy.budget is not None and (policy.is_capped or is_cut):
         budget = policy.budget + (len(decodes) if policy.decodes_on_top else 0)
         assert batch.num_tokens <= max(budget, len(decodes))
 
