@@ -292,6 +292,8 @@ def verdict(experiment: str, table: pd.DataFrame) -> str:
         values = [f"{row['device']} **{in_words(row)}** ({row['verdict']})" for row in known]
         said = "; ".join(values) or "not measured"
         lines.append(f"- {claim} ({rows.expected.iloc[0]}): {said}.")
-    if own.empty or not (own.verdict != "not measured").any():
+    if own.empty:
+        return "- Its claims are read from other experiments."
+    if not (own.verdict != "not measured").any():
         lines.append("- No device has recorded results of it.")
     return "\n".join(lines)

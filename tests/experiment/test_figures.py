@@ -64,7 +64,8 @@ def test_every_figure_has_a_question_points_of_the_paper_and_of_a_simulation_and
     assert {(f, s) for f in PAPERS for s in ("paper", "simulated")} <= set(
         zip(points.figure, points.source, strict=True)
     )
-    assert set(PAPERS) <= {claim.experiment for claim in load_claims()}
+    # The gain of Fig 9 is read where its best P:D is: from chunk_optimum.
+    assert set(PAPERS) - {claim.experiment for claim in load_claims()} == {"fig09"}
 
 
 @pytest.mark.parametrize("figure", QUICK)
@@ -145,4 +146,4 @@ def test_recorded_results_of_devices_are_among_the_points(monkeypatch):
 
 
 def test_simulating_anew_keeps_all_points_but_those_of_long_curves():
-    assert len(figures.simulate(["fig08", "table2"])) == 2 * 16 + 2 * 9
+    assert len(figures.simulate(["fig08", "table2"])) == 2 * 16 + 2 * 10

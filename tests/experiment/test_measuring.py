@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 
 from sarathi_lab.config.errors import RunError
 from sarathi_lab.config.instantiate import load_option
-from sarathi_lab.engine.compositions import make_batch
+from sarathi_lab.engine.compositions import chunks_of, make_batch
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.executor.torch.backend import Sizes, TorchBackend
@@ -148,6 +149,31 @@ def test_placed_sequences_hold_blocks_of_their_own_and_random_tokens(cost):
     blocks = [block for chunk in placed.chunks for block in chunk.sequence.block_ids]
     assert len(blocks) == len(set(blocks)) == 2 + 2 + 3
     assert len({tuple(chunk.sequence.request.prompt_token_ids) for chunk in placed.chunks}) == 3
+
+
+def test_keys_are_counted_by_what_attention_returns(executor):
+    """A hole in the inputs is a hole in the count: it is no formula of the batch."""
+    clock = DeviceClock(executor)
+    chunks = chunks_of(96, 32)
+    assert clock.keys_read(*chunks) == pytest.approx(32 + 64 + 96, rel=1e-5)
+    mixed = make_batch(prefill_tokens=24, start=16, num_decodes=2, context=20)
+    assert clock.keys_read(mixed) == pytest.approx(40 + 2 * 20, rel=1e-5)
+    packed = executor.packed
+
+    def blind(batch):  # attention that has lost the first 16 keys of each sequence
+        inputs = packed(batch)
+        lost = [
+            replace(
+                own, kv_len=own.kv_len - 16, blocks=slice(own.blocks.start + 1, own.blocks.stop)
+            )
+            for own in inputs.attention
+        ]
+        return replace(inputs, attention=lost)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(executor, "packed", blind)
+        assert clock.keys_read(chunks[2]) == pytest.approx(80, rel=1e-5)
+    assert math.isnan(clock.keys_read(make_batch(prefill_tokens=193)))
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 7, 30])

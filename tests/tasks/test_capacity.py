@@ -105,6 +105,7 @@ def test_the_capacity_of_a_queue_is_its_service_rate():
         "capacity": 1.0,
         "capacity_low": 1.0,
         "capacity_high": pytest.approx(1.05),
+        "capacity_confidence": 0.75,
         "capacity_seeds": 3.0,
     }
     assert sorted({trial.rate for trial in trials.known.values()}) == pytest.approx([1.0, 1.05])
