@@ -214,7 +214,8 @@ def measure_units(
                 del chosen[place:]
                 break
             if number >= FEWEST_PAIRS and start - began > seconds:
-                return samples
+                chosen.clear()
+                break
             clock.cost.forget()
             points = list(unit(clock))
             keep(samples, points)
