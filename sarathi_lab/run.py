@@ -21,7 +21,7 @@ from sarathi_lab.config.instantiate import build, make_loader
 from sarathi_lab.config.jobs import run_here
 from sarathi_lab.config.paths import CONF, make_folder
 from sarathi_lab.config.sweep import Sweep
-from sarathi_lab.config.sweep_resume import find_sweep, split_resume
+from sarathi_lab.config.sweep_resume import check_unused, find_sweep, split_resume
 
 
 def main(args: Sequence[str]) -> int:
@@ -48,6 +48,8 @@ def _main(args: Sequence[str]) -> int:
         from sarathi_lab.results.columns import HEADINGS
 
         command_line.search.check_objective(HEADINGS)
+    if resume is None and command_line.is_sweep:
+        check_unused(command_line.results_dir)
     command_line.check()
     # Only now may anything be written.
     make_folder(Path(str(command_line.jobs[0].cfg.output)), "output")

@@ -60,6 +60,9 @@ def read_arguments(args: Sequence[str]) -> Arguments:
     if unknown:
         raise _unknown(unknown[0])
     shows = any(getattr(parsed, name) for name in SHOWING)
+    for name in ("resolve", "package"):
+        if getattr(parsed, name) and not parsed.cfg:
+            raise UserError(f"option --{name} has no effect without --cfg; add --cfg job")
     if parsed.config_dir and (parsed.help or not shows):
         settings = _with_folder(settings, parsed.config_dir)
     _check_folders(settings)

@@ -10,12 +10,14 @@ from functools import partial
 from typing import Any
 
 from sarathi_lab.config.errors import (
+    MOST,
     UserError,
     require_bool,
     require_int,
     require_list,
     require_number,
     require_one_of,
+    require_text,
 )
 
 Check = Callable[[str, Any], object]
@@ -26,11 +28,15 @@ def whole(
     *,
     minimum: int,
     fix: str,
+    maximum: int = MOST,
     name: str | None = None,
     optional: bool = False,
 ) -> Any:
-    """A whole number of at least `minimum`; or None if that is the default, or with `optional`."""
-    return _field(default, partial(require_int, minimum=minimum, fix=fix), name, optional)
+    """A whole number from `minimum` to `maximum`; or None if that is the default, or with
+    `optional`.
+    """
+    check = partial(require_int, minimum=minimum, maximum=maximum, fix=fix)
+    return _field(default, check, name, optional)
 
 
 def number(
@@ -53,6 +59,11 @@ def share(default: float, *, fix: str) -> Any:
             raise UserError(f"{name}={value} is above 1; {fix}")
 
     return _field(default, check)
+
+
+def text(default: Any = MISSING, *, fix: str) -> Any:
+    """Text that is not blank; or None if that is the default."""
+    return _field(default, partial(require_text, fix=fix))
 
 
 def flag(default: bool) -> Any:

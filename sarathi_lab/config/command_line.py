@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import islice, product
 from pathlib import Path
 
 from hydra.core.config_loader import ConfigLoader
@@ -17,11 +17,13 @@ from omegaconf import DictConfig
 
 from sarathi_lab.config.arguments import Arguments, read_arguments
 from sarathi_lab.config.effects import READ_BY, check_job, check_single, check_sweep, reads
-from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.errors import UserError, require_bool
 from sarathi_lab.config.explain import explained
 from sarathi_lab.config.instantiate import build, make_loader, resolved
 from sarathi_lab.config.jobs import Job
 from sarathi_lab.config.sweep_search import OptunaSearch
+
+MOST_JOBS = 10_000  # of a sweep; all of them are checked before the first one runs
 
 
 @dataclass
@@ -68,6 +70,7 @@ def read_command_line(args: Sequence[str]) -> CommandLine:
     with explained(arguments.settings, loader):
         parsed = OverridesParser.create(loader).parse_overrides(list(arguments.settings))
         master, is_sweep = _compose_master(arguments, parsed, loader)
+        require_bool("hydra.verbose", master.hydra.verbose, "use true to log more, else false")
         if is_sweep:
             return _sweep(arguments, parsed, master, loader)
         check_single(arguments.settings)
@@ -99,7 +102,7 @@ def _sweep(
     params = [f"{key}={value}" for key, value in (master.hydra.sweeper.get("params") or {}).items()]
     settings = [*OverridesParser.create(loader).parse_overrides(params), *parsed]
     settings = [override for override in settings if not override.is_hydra_override()]
-    check_sweep(master.hydra.overrides.hydra)
+    check_sweep(master.hydra.overrides.hydra, master.hydra.launcher.get("n_jobs"))
     search = _make_search(master)
     jobs = [
         _compose_job(job, master, loader)
@@ -139,16 +142,26 @@ def _make_search(master: DictConfig) -> OptunaSearch | None:
 def _combinations(settings: Sequence[Override]) -> list[list[str]]:
     """All combinations of the settings' values; of two settings of a key the last counts."""
     values: dict[str, list[str]] = {}
+    num_jobs = 1
     for override in settings:
         key = override.get_key_element()
         if not override.is_sweep_override():
             values[key] = [f"{key}={override.get_value_element_as_str()}"]
         elif override.is_discrete_sweep():
-            values[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
+            first = islice(override.sweep_string_iterator(), MOST_JOBS + 1)
+            values[key] = [f"{key}={value}" for value in first]
         else:
             raise UserError(
                 f"{override.input_line} has no end of values; name them, as in {key}=1,2, or add "
                 "hydra/sweeper=optuna_search"
+            )
+        if not values[key]:
+            raise UserError(f"{override.input_line} names no value; name at least one")
+        num_jobs *= len(values[key])
+        if num_jobs > MOST_JOBS:
+            raise UserError(
+                f"{override.input_line} makes a sweep of more than {MOST_JOBS} runs; name fewer "
+                "values, or let hydra/sweeper=optuna_search choose"
             )
     return [list(job) for job in product(*values.values())]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -18,14 +19,15 @@ def pin_process(num_processes: int) -> tuple[int, ...]:
     """Bind this process, once, to the `num_processes`-th part of the cores it may use; returns
     their numbers.
 
-    It stays unbound, and they are none, where other sweeps on the machine have taken too many, or
-    where the system binds no processes.
+    It stays unbound, and they are none, where other sweeps on the machine have taken too many,
+    where the folder of their locks is not this user's alone, or the system binds no processes.
     """
     if not hasattr(os, "sched_setaffinity"):
         return ()
     usable = os.sched_getaffinity(0)
     share = max(1, len(usable) // num_processes)
-    folder = Path(tempfile.gettempdir()) / f"sarathi-lab-cores-{os.getuid()}"
+    if (folder := _own_folder()) is None:
+        return ()
     numbers: list[int] = []
     for number in sorted(usable, key=lambda number: (_physical(number), number)):
         if len(numbers) < share and (claim := try_lock(folder / str(number))) is not None:
@@ -37,6 +39,18 @@ def pin_process(num_processes: int) -> tuple[int, ...]:
         return ()
     os.sched_setaffinity(0, numbers)
     return tuple(numbers)
+
+
+def _own_folder() -> Path | None:
+    """A folder for locks that nobody else can write to; None if there is something else."""
+    folder = Path(tempfile.gettempdir()) / f"sarathi-lab-cores-{os.getuid()}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+    except OSError:
+        return None
+    is_own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+    return folder if is_own and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else None
 
 
 def _physical(number: int) -> int:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 from functools import cache
+from typing import Any
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from sarathi_lab.config.errors import UserError, require_number
+from sarathi_lab.config.errors import UserError, require_number, require_text
 from sarathi_lab.config.explain import (
     GROUPS,
     options,
@@ -45,8 +46,10 @@ def check_single(settings: Sequence[str]) -> None:
             raise UserError(f"{setting} has no effect on one run; add -m for a sweep, or drop it")
 
 
-def check_sweep(settings: Sequence[str]) -> None:
-    """Refuse settings of Hydra's that a sweep does not read."""
+def check_sweep(settings: Sequence[str], num_processes: int | None) -> None:
+    """Refuse settings of Hydra's that a sweep does not read, and launchers without a process."""
+    if num_processes == 0:
+        raise UserError("hydra.launcher.n_jobs=0 runs nothing; use a number such as 2, or -1")
     for setting in settings:
         if (name := setting.partition("=")[0]) in WITHOUT_EFFECT:
             raise UserError(
@@ -72,12 +75,13 @@ def check_job(
 
 
 def _check_top_level(cfg: DictConfig) -> None:
-    known = _top_level()
+    known = [*GROUPS, *_top_level()]
     for key in map(str, cfg):
-        if key not in known | {"hydra"}:
+        if key not in (*known, "hydra"):
             raise unknown_name(key, [*known, "experiment"], "a setting")
-    if not str(cfg.output).strip():
-        raise UserError("output is empty; name a folder, such as output=outputs")
+    for key in known:
+        _check_whole(cfg, key)
+    require_text("output", cfg.output, "name a folder, such as output=outputs")
     if cfg.limit is not None:
         require_number("limit", cfg.limit, above=0, fix="use seconds, or null for none")
     if not OmegaConf.is_list(cfg.baselines):
@@ -87,12 +91,30 @@ def _check_top_level(cfg: DictConfig) -> None:
         )
 
 
+def _check_whole(cfg: DictConfig, key: str) -> None:
+    """Refuse a setting that was taken out, and a value in place of settings."""
+    if key not in cfg:
+        raise UserError(f"{key} is missing; put it back (~{key} removed it)")
+    own = _top_level().get(key)
+    if key in GROUPS:
+        if not OmegaConf.is_dict(cfg[key]) or "_target_" not in cfg[key]:
+            raise UserError(f"{key}={cfg[key]} is none of its options; --help shows them")
+    elif OmegaConf.is_dict(own):
+        names = [f"{key}.{name}" for name in own if name != "_target_"]
+        if not OmegaConf.is_dict(cfg[key]):
+            raise UserError(f"{key}={cfg[key]} is no setting itself; use {', '.join(names)}")
+        for name in [*own, *cfg[key]]:
+            if name not in own:
+                raise unknown_name(f"{key}.{name}", names, "a setting")
+            if name not in cfg[key]:
+                raise UserError(f"{key}.{name} is missing; put it back")
+
+
 @cache  # read once, not once a job
-def _top_level() -> frozenset[str]:
-    return frozenset({*GROUPS, *map(str, OmegaConf.load(CONF / "config.yaml"))}) - {
-        "defaults",
-        "hydra",
-    }
+def _top_level() -> dict[str, Any]:
+    """The settings of conf/config.yaml, Hydra's left out."""
+    settings = OmegaConf.load(CONF / "config.yaml")
+    return {str(key): settings[key] for key in settings if key not in ("defaults", "hydra")}
 
 
 def fit_targets(cfg: DictConfig, settings: Sequence[str]) -> None:
@@ -100,7 +122,8 @@ def fit_targets(cfg: DictConfig, settings: Sequence[str]) -> None:
     the new one does not take it. Raises UserError for other keys that a class does not take.
     """
     named = {setting.lstrip("+~").partition("=")[0] for setting in settings}
-    for group in GROUPS:
+    nodes = [key for key, own in _top_level().items() if OmegaConf.is_dict(own)]
+    for group in (*GROUPS, *(key for key in nodes if "_target_" in cfg[key])):
         if (valid := parameters_of(class_of(cfg, group))) is None:
             continue
         keys = [str(key) for key in cfg[group] if not str(key).startswith("_")]

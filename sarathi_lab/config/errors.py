@@ -4,9 +4,17 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
+import unicodedata
 from collections.abc import Callable, Iterable, Sequence
+from errno import EDQUOT, EFBIG, ENOSPC
 from typing import Any
+
+MOST, LEAST = 2**63 - 1, 1e-18  # of any quantity but 0: what 64 bits hold, and no time overflows
+LAST_SECOND = 1e9  # of a run: later, doubles hold less than microseconds
+CREDENTIALS = re.compile(r"//[^/@\s]+@")  # of an address, which no message repeats
 
 
 class UserError(Exception):
@@ -24,26 +32,39 @@ def require_bool(name: str, value: object, fix: str = "use one of them") -> bool
     return value
 
 
-def require_int(name: str, value: object, minimum: int, fix: str) -> int:
-    """Return `value` if it is an integer of at least `minimum`, else raise `UserError`."""
+def require_int(name: str, value: object, minimum: int, fix: str, maximum: int = MOST) -> int:
+    """Return `value` if it is an integer from `minimum` to `maximum`, else raise `UserError`."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise UserError(f"{name}={value} is not a whole number; {fix}")
     if value < minimum:
         raise UserError(f"{name}={value} is below {minimum}; {fix}")
+    if value > maximum:
+        raise UserError(f"{name}={value} is above {maximum}; {fix}")
     return value
 
 
 def require_number(
     name: str, value: object, *, fix: str, above: float | None = None, minimum: float | None = None
 ) -> float:
-    """Return `value` as a float if it is finite, above `above`, from `minimum`; else UserError."""
+    """Return `value` as a float if it is finite, above `above`, from `minimum`, and 0 or of a size
+    that quantities have (LEAST to MOST); else UserError.
+    """
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise UserError(f"{name}={value} is not a number; {fix}")
-    if above is not None and not above < value < float("inf"):
+    if above is not None and not above < value <= sys.float_info.max:
         raise UserError(f"{name}={value} must be a finite number above {above:g}; {fix}")
-    if minimum is not None and not minimum <= value < float("inf"):
+    if minimum is not None and not minimum <= value <= sys.float_info.max:
         raise UserError(f"{name}={value} must be a finite number from {minimum:g}; {fix}")
+    if value and not LEAST <= abs(value) <= MOST:
+        raise UserError(f"{name}={value} is not from {LEAST:g} to {MOST:.3g}; {fix}")
     return float(value)
+
+
+def require_text(name: str, value: object, fix: str) -> None:
+    """Raise `UserError` unless `value` is text, not blank and without control characters."""
+    is_text = isinstance(value, str) and bool(value.strip())
+    if not is_text or any(unicodedata.category(c) in ("Cc", "Cs") for c in str(value)):
+        raise UserError(f"{name}={value!r} is no text; {fix}")
 
 
 def require_one_of(name: str, value: object, valid: Iterable[str]) -> None:
@@ -73,6 +94,14 @@ def require_list(
         raise UserError(f"{name}={list(values)} {twice}")
 
 
+def no_room(error: BaseException) -> UserError | None:
+    """What to tell the user of a file that found no room; None for any other error."""
+    if not isinstance(error, OSError) or error.errno not in (ENOSPC, EDQUOT, EFBIG):
+        return None
+    where = error.filename or "a file"
+    return UserError(f"{where} can't be written ({os.strerror(error.errno)}); make room for it")
+
+
 EXIT_FAILED = 1  # by what no user can mend
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
@@ -83,7 +112,12 @@ def exit_code(command: Callable[[], int], kept: str) -> int:
     try:
         return command()
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {CREDENTIALS.sub('//***@', str(error))}", file=sys.stderr)
+        return EXIT_USER_ERROR
+    except OSError as error:
+        if (told := no_room(error)) is None:
+            raise
+        print(f"error: {told}", file=sys.stderr)
         return EXIT_USER_ERROR
     except KeyboardInterrupt:
         print(f"interrupted: {kept}", file=sys.stderr)

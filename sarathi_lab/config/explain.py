@@ -134,7 +134,8 @@ def _unknown_key(key: str, settings: Sequence[str], loader: ConfigLoader) -> Use
     names = parameter_names(cfg, group)
     is_typo = bool(difflib.get_close_matches(key, names, cutoff=0.9))
     # Importing the class takes a second: only where a typo is not the likelier mistake.
-    if not is_typo and group in GROUPS and parameter in (parameters_of(class_of(cfg, group)) or ()):
+    listed = parameters_of(class_of(cfg, group)) if not is_typo and group in GROUPS else None
+    if parameter.partition(".")[0] in (listed or ()):
         return UserError(
             f"{key} is at its default, which the option's file does not list; write +{key}=VALUE"
         )

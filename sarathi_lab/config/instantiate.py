@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +14,19 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import InstantiationException
 from hydra.types import RunMode
-from hydra.utils import get_class, instantiate
+from hydra.utils import instantiate
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import CONF
 
 
-def build(node: DictConfig | ListConfig) -> Any:
-    """Instantiate a config node; a UserError raised by its constructor comes out as itself."""
+def build(node: DictConfig | ListConfig, kind: Any = object) -> Any:
+    """Instantiate a config node, which must make a `kind`; a UserError raised by its constructor
+    comes out as itself.
+    """
     try:
-        return instantiate(node, _convert_="all")
+        made = instantiate(node, _convert_="all")
     except InstantiationException as error:
         if isinstance(error.__cause__, UserError):
             raise error.__cause__ from None
@@ -31,24 +34,32 @@ def build(node: DictConfig | ListConfig) -> Any:
         if isinstance(error.__cause__, TypeError):
             raise UserError(_explained(node, error.__cause__)) from None
         raise
+    if not isinstance(made, kind):
+        raise UserError(f"_target_={node.get('_target_')} is no {kind.__name__}; name one")
+    return made
 
 
 def class_of(cfg: DictConfig, group: str) -> type:
     """The class that `GROUP._target_` names. Raises UserError if it can't be imported."""
-    target = cfg[group]["_target_"]
+    module, _, name = str(target := cfg[group]["_target_"]).rpartition(".")
+    reason = "it is no class"
     try:
-        return get_class(target)
+        if isinstance(found := getattr(import_module(module), name), type):
+            return found
     except Exception as error:  # whatever importing a user's module raises
-        reason = str(error.__cause__ or error).splitlines()[0]
-        raise UserError(
-            f"{group}._target_={target} can't be imported ({reason}); name a class as "
-            "module.Class, with the module in the current folder or installed"
-        ) from None
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+    raise UserError(
+        f"{group}._target_={target} can't be imported ({reason}); name a class as "
+        "module.Class, with the module in the current folder or installed"
+    )
 
 
 def parameters_of(cls: type) -> list[str] | None:
     """The names that its constructor takes; None if it takes any."""
-    parameters = inspect.signature(cls).parameters
+    try:
+        parameters = inspect.signature(cls).parameters
+    except ValueError:  # of some that are built in
+        return None
     takes_any = any(found.kind is found.VAR_KEYWORD for found in parameters.values())
     return None if takes_any else list(parameters)
 

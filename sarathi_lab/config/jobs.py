@@ -24,7 +24,7 @@ from sarathi_lab.config.apart import call_apart
 from sarathi_lab.config.console import console
 from sarathi_lab.config.cores import pin_process
 from sarathi_lab.config.effects import fit_targets
-from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.errors import UserError, no_room
 from sarathi_lab.config.instantiate import build
 from sarathi_lab.config.paths import write_json
 from sarathi_lab.config.run_context import RunContext
@@ -159,15 +159,22 @@ class RecordedJob:
                 cores = ", ".join(map(str, pin_process(self.num_processes)))
                 print(f"cores {cores}" if cores else "no cores of its own: too few are free")
             run_here(self.work, cfg, self.swept, self.job)
-        except UserError as error:
-            console().print(f"  stopped: {error}", soft_wrap=True)
-            record_failure(run_dir, error=str(error))
         except Exception as error:
+            told = error if isinstance(error, UserError) else no_room(error)
+            if told is not None:
+                stopped(run_dir, told)
+                return
             traceback.print_exc()
-            told = f"{type(error).__name__}: {error}".splitlines()[0]
-            record_failure(run_dir, error=told, traceback=traceback.format_exc())
+            short = f"{type(error).__name__}: {error}".splitlines()[0]
+            record_failure(run_dir, error=short, traceback=traceback.format_exc())
         else:
             write_json(run_dir / FINISHED, {"seconds": time.monotonic() - start})
+
+
+def stopped(run_dir: Path, told: UserError) -> None:
+    """Print and record why the job in `run_dir` came to no end."""
+    console().print(f"  stopped: {told}", soft_wrap=True)
+    record_failure(run_dir, error=str(told))
 
 
 def _name(policy: str, settings: Sequence[str], swept: Sequence[str] | None) -> str:

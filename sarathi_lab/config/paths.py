@@ -1,4 +1,4 @@
-"""Where what the code reads is kept, and how it writes files."""
+"""Where what the code reads is kept, and how JSON is read and files are written."""
 
 from __future__ import annotations
 
@@ -37,11 +37,27 @@ def make_folder(folder: Path, setting: str) -> Path:
     return folder
 
 
+def json_object(text: str, where: str, fix: str = "write one object a line") -> dict[str, Any]:
+    """A line of JSONL, or a file of JSON. Raises UserError, naming the place, for what is no
+    object.
+    """
+    try:
+        row = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where} is not JSON ({error}); {fix}") from None
+    if not isinstance(row, dict):
+        raise UserError(f"{where} is not a JSON object; {fix}")
+    return row
+
+
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write `path` in one step: nobody reads half of it, whenever this process ends."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_text(json.dumps(content, indent=2) + "\n")
-    aside.replace(path)
+    try:
+        aside.write_text(json.dumps(content, indent=2) + "\n")
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
 
 
 def try_lock(path: Path, *, shared: bool = False) -> TextIO | None:

@@ -17,8 +17,8 @@ from omegaconf import open_dict
 from sarathi_lab.config import console
 from sarathi_lab.config.arguments import quoted
 from sarathi_lab.config.command_line import CommandLine
-from sarathi_lab.config.errors import EXIT_FAILED, EXIT_USER_ERROR, UserError
-from sarathi_lab.config.jobs import RecordedJob, Work, hydra_context
+from sarathi_lab.config.errors import EXIT_FAILED, EXIT_USER_ERROR, UserError, no_room
+from sarathi_lab.config.jobs import RecordedJob, Work, hydra_context, stopped
 from sarathi_lab.config.sweep_progress import SweepProgress
 from sarathi_lab.config.sweep_record import OUTPUT, SweepRecord, record_failure
 from sarathi_lab.config.sweep_resume import fingerprint
@@ -91,14 +91,18 @@ class Sweep:
         """
         command_line = self._command_line
         self._launched += jobs
-        self.record.forget(jobs)
         self._progress.expect({number: self._name(number, job) for number, job in jobs.items()})
         if not command_line.is_apart:
             for number, settings in jobs.items():
                 job = command_line.job(settings)
                 job.place(self.record.folder, number)
                 recorded = RecordedJob(self._work, self.record, command_line.swept, job=job)
-                job.run(recorded, command_line.loader)
+                try:
+                    job.run(recorded, command_line.loader)
+                except OSError as error:  # of the files that Hydra writes
+                    if (told := no_room(error)) is None:
+                        raise
+                    stopped(self.record.job_dir(number), told)
                 self._progress.update()
             return
         left = dict(jobs)

@@ -7,8 +7,8 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
-from collections.abc import Collection, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -83,12 +83,6 @@ class SweepRecord:
         for path in (*jobs, *baselines.glob("*-failed"), *baselines.glob(".*")):
             shutil.rmtree(path, ignore_errors=True)
 
-    def forget(self, numbers: Collection[int]) -> None:
-        """Remove the outcomes of jobs that another sweep left in the same folder."""
-        for number in numbers:
-            for name in (FINISHED, FAILED, OUTPUT, "run.json"):
-                (self.job_dir(number) / name).unlink(missing_ok=True)
-
     @contextmanager
     def running(self) -> Iterator[None]:
         """Keep others from continuing the sweep meanwhile. UserError if it or a job of it runs."""
@@ -107,6 +101,9 @@ class SweepRecord:
 
 
 def record_failure(run_dir: Path, **why: str) -> None:
-    """Say that the job in `run_dir` failed, unless the run itself has said more."""
-    if not (run_dir / FAILED).is_file():
-        write_json(run_dir / FAILED, why)
+    """Say that the job in `run_dir` failed, unless the run itself has said more; where there is no
+    room to say so, it has not ended.
+    """
+    with suppress(OSError):
+        if not (run_dir / FAILED).is_file():
+            write_json(run_dir / FAILED, why)

@@ -104,6 +104,15 @@ def find_sweep(resume: str, command_line: CommandLine) -> SweepRecord:
     )
 
 
+def check_unused(folder: Path) -> None:
+    """Refuse a folder for a new sweep in which its results would be mixed with others'."""
+    if next(folder.rglob("run.json"), None) or (folder / RECORD).exists():
+        raise UserError(
+            f"hydra.sweep.dir={folder} has results of other runs; name another folder, or "
+            f"resume={folder} if it is their sweep that shall go on"
+        )
+
+
 def _named(resume: str, command_line: CommandLine) -> SweepRecord:
     record = _read(Path(resume))
     if record.fingerprint != fingerprint(command_line):

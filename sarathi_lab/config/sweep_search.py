@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import product
+from itertools import islice, product
 from typing import TYPE_CHECKING, Any, Literal
 
 from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import optuna
 
 JOURNAL = "search.journal"
+MOST_VALUES = 10_000  # of a range of fractions, which are counted one by one
 Launch = Callable[[Mapping[int, Sequence[str]]], None]
 
 
@@ -174,8 +175,21 @@ def _ends(override: Override) -> list[str]:
         return [override.get_value_element_as_str()]
     if isinstance(space := override.value(), IntervalSweep):
         return [str(space.start), str(space.end)]
-    values = list(override.sweep_string_iterator())
-    return [values[0], values[-1]] if isinstance(space, RangeSweep) else values
+    if isinstance(space, RangeSweep):
+        return [str(_values(space)[0]), str(_values(space)[-1])]
+    return list(override.sweep_string_iterator())
+
+
+def _values(space: RangeSweep) -> Sequence[float]:
+    """The values of range(...), ascending. Raises UserError if they are none, or too many."""
+    values = space.range()
+    few = values if isinstance(values, range) else list(islice(values, MOST_VALUES + 1))
+    if not few or (few is not values and len(few) > MOST_VALUES):
+        raise UserError(
+            f"range({space.start},{space.stop},{space.step}) has no value, or more than "
+            f"{MOST_VALUES}; exchange its ends, or use interval({space.start},{space.stop})"
+        )
+    return few if few[0] <= few[-1] else few[::-1]
 
 
 def _distribution(override: Override) -> optuna.distributions.BaseDistribution:
@@ -187,7 +201,7 @@ def _distribution(override: Override) -> optuna.distributions.BaseDistribution:
         return CategoricalDistribution(list(override.sweep_string_iterator()))
     options: dict[str, Any]
     if isinstance(space, RangeSweep):
-        values = sorted(space.range())
+        values = _values(space)
         low, high, options = values[0], values[-1], {"step": abs(space.step)}
     else:
         assert isinstance(space, IntervalSweep)

@@ -88,8 +88,10 @@ class BlockManager:
     def publish(self, batch: Batch) -> None:
         """Let others share the full blocks that `batch` fills."""
         if self.prefix is not None:
-            for chunk in batch.chunks:
-                self.prefix.publish(chunk.sequence)
+            for sequence, start, _, is_decode, _ in batch.chunks:
+                # Most chunks are decodes, and one of a block's many fills it.
+                if not is_decode or start % self.block_size == 0 or not sequence.num_published:
+                    self.prefix.publish(sequence)
 
     def admit(self, sequence: SequenceState, num_tokens: int, watermark: float = 0.0) -> bool:
         """Give a new sequence its cached prefix, and room for `num_tokens` tokens in all beside the

@@ -55,7 +55,7 @@ class SequenceState:
     blocks_are_neighbours: bool = True
     host_block_ids: list[int] = field(default_factory=list)
     # Written by PrefixCache: the keys of its full blocks, and how many of them others may share.
-    block_keys: list[bytes] = field(default_factory=list)
+    block_keys: list[int] = field(default_factory=list)
     num_published: int = 0
     # Written by Scheduler: whether it is admitted and not preempted since, its rank among those
     # (earlier ones have smaller ones), and whether it is in a batch.

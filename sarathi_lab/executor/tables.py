@@ -13,8 +13,9 @@ tokens behind `kv_prefill` cached ones, and `n_decode` decodes of `kv_decode` to
 | `moe.csv` | tokens, activated_experts | a layer's experts |
 
 `attention.csv` may add num_heads, num_kv_heads and head_size, and num_prefills (equal chunks in one
-call, else 1); `moe.csv` hidden_size, expert_size, num_experts and top_k. What has such columns
-holds for any model, interpolated between shapes. The rest holds for the model and the degree of
+call, else 1); `moe.csv` hidden_size, expert_size (of one device), num_experts and top_k, of experts
+with a gate. What has such columns holds for any model, interpolated between shapes, or by the
+nearest. The rest holds for the model and the degree of
 tensor parallelism that it was measured for: `meta.yaml`, in the folder or the one above, names the
 model, and a folder `tpN` the degree. `meta.yaml` further states the source, the size of the
 elements (`dtype`), over how many layers a row of dense.csv and attention.csv is summed (`layers`,

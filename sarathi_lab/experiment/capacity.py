@@ -121,10 +121,16 @@ def highest_passing(
     return Bracket(step, None) if is_up else Bracket(None, step)
 
 
+def run_lengths(num_requests: int, doublings: int) -> list[int]:
+    """Requests of a run, each twice as many as before: the last are all `num_requests`."""
+    return [max(2, num_requests >> shift) for shift in range(doublings, -1, -1)]
+
+
 class Trial(NamedTuple):
-    """One run: its seed and requests per second, and its tables."""
+    """One run: its seed, its number of requests and their rate (1/s), and its tables."""
 
     seed: int
+    num_requests: int
     rate: float
     iterations: pd.DataFrame
     requests: pd.DataFrame
@@ -141,44 +147,62 @@ class Trials:
     policy: Policy
     loads: Mapping[int, Sequence[Request]]
     grid: Grid
-    known: dict[tuple[int, int], Trial] = field(default_factory=dict)
+    known: dict[tuple[int, int, int], Trial] = field(default_factory=dict)
 
-    def at(self, seed: int, step: int) -> Trial:
-        """The run of a seed at a step of the grid, served unless it is known."""
-        if (seed, step) not in self.known:
+    def at(self, seed: int, number: int, step: int) -> Trial:
+        """The run of a seed's first `number` requests at a step of the grid, unless it is known."""
+        if (seed, number, step) not in self.known:
             rate = self.grid.rate(step)
-            ledger = self.engine.serve(at_rate(self.loads[seed], rate), self.policy)
-            self.known[seed, step] = Trial(seed, rate, ledger.iterations(), ledger.requests())
-        return self.known[seed, step]
+            requests = at_rate(self.loads[seed][:number], rate)
+            ledger = self.engine.serve(requests, self.policy)
+            tables = ledger.iterations(), ledger.requests()
+            self.known[seed, number, step] = Trial(seed, number, rate, *tables)
+        return self.known[seed, number, step]
 
-    def saturation_rate(self) -> float:
-        """Requests per second of the first seed's, all arriving at once."""
-        requests = [replace(one, arrival_time=0.0) for one in next(iter(self.loads.values()))]
-        ledger = self.engine.serve(requests, self.policy)
-        return len(requests) / float(ledger.iterations().end.max())
+    def saturation_rate(self, number: int) -> float:
+        """Requests per second of the first seed's first `number`, all arriving at once."""
+        chosen = next(iter(self.loads.values()))[:number]
+        ledger = self.engine.serve([replace(one, arrival_time=0.0) for one in chosen], self.policy)
+        return len(chosen) / float(ledger.iterations().end.max())
 
-    def capacity(self, slo: Slo, start: float, limits: tuple[float, float]) -> Capacities:
-        """The highest rate of each seed that meets `slo`, from `start` within `limits` (1/s)."""
+    def capacity(
+        self, slo: Slo, start: float, limits: tuple[float, float], lengths: Sequence[int]
+    ) -> Capacities:
+        """The highest rate of each seed that meets `slo`, from `start` within `limits` (1/s).
+
+        A queue that grows is met by a run that is short enough, so runs of `lengths` requests are
+        searched one after the other until the capacity stands still.
+        """
         lowest, highest = map(self.grid.step, limits)
-        at, brackets = self.grid.step(start), {}
-        for seed in self.loads:
-            meets = partial(self._meets, slo, seed)
-            brackets[seed] = bracket = highest_passing(meets, at, lowest, highest)
-            at = lowest if bracket.passing is None else bracket.passing
-        return Capacities(self.grid, lowest, highest, brackets)
+        at, found = self.grid.step(start), None
+        for number in lengths:
+            brackets = {}
+            for seed in self.loads:
+                meets = partial(self._meets, slo, seed, number)
+                brackets[seed] = bracket = highest_passing(meets, at, lowest, highest)
+                at = lowest if bracket.passing is None else bracket.passing
+            found = Capacities(self.grid, lowest, highest, brackets, number, found)
+            if found.is_settled:
+                break
+        assert found is not None, "there is a length at least"
+        return found
 
-    def _meets(self, slo: Slo, seed: int, step: int) -> bool:
-        return is_met(self.at(seed, step).requests, slo)
+    def _meets(self, slo: Slo, seed: int, number: int, step: int) -> bool:
+        return is_met(self.at(seed, number, step).requests, slo)
 
 
 @dataclass(frozen=True)
 class Capacities:
-    """The brackets of a search by seed; `lowest` and `highest` are the steps at its limits."""
+    """The brackets of a search by seed, in runs of `num_requests`; `lowest` and `highest` are the
+    steps at its limits, `shorter` what runs of half as many found.
+    """
 
     grid: Grid
     lowest: int
     highest: int
     brackets: Mapping[int, Bracket]
+    num_requests: int
+    shorter: Capacities | None = None
 
     @property
     def values(self) -> list[float]:
@@ -187,18 +211,33 @@ class Capacities:
         return [0.0 if step is None else self.grid.rate(step) for step in steps]
 
     @property
+    def median(self) -> float:
+        return float(np.median(self.values))
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether twice the requests moved the median by a step of the grid at most."""
+        if self.shorter is None:
+            return False
+        low, high = sorted((self.median, self.shorter.median))
+        return high <= low * (1 + self.grid.precision) * (1 + ROUNDING)
+
+    @property
     def is_lower_bound(self) -> bool:
         """Whether the median is the highest rate tried, which passed."""
-        return bool(np.median(self.values) >= self.grid.rate(self.highest))
+        return self.median >= self.grid.rate(self.highest)
 
     @property
     def summary(self) -> dict[str, float]:
         """The median over the seeds and its interval, which the grid's next rate ends: never, where
-        the highest rate tried passed.
+        the highest rate tried passed. Not a number where it has not settled.
         """
+        if not self.is_settled:
+            ends = (f"capacity_{name}" for name in ("low", "high", "confidence"))
+            return dict.fromkeys(("capacity", *ends), math.nan)
         low, high, confidence = ends_of_median(self.values, is_series=False)
         return {
-            "capacity": float(np.median(self.values)),
+            "capacity": self.median,
             "capacity_low": low,
             "capacity_high": math.inf if self.is_lower_bound else high * (1 + self.grid.precision),
             "capacity_confidence": confidence,
@@ -206,8 +245,16 @@ class Capacities:
         }
 
     @property
+    def history(self) -> str:
+        """What each length of run found, the shortest first."""
+        before = f"{self.shorter.history}, " if self.shorter else ""
+        return f"{before}{self.median:.3g}/s in runs of {self.num_requests:,}"
+
+    @property
     def remark(self) -> str:
-        """Why seeds have no bracket; empty if all have one."""
+        """Why there is no capacity, or seeds have no bracket; empty if all is well."""
+        if not self.is_settled:
+            return f"no capacity: runs are too short for it to stand still ({self.history})"
         brackets = self.brackets.values()
         ends = (
             (self.lowest, "lowest", "fails", sum(b.passing is None for b in brackets)),

@@ -8,6 +8,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, NamedTuple, Protocol
 
+import numpy as np
+
 from sarathi_lab.engine.compositions import chunks_of, make_batch
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.cost_model import KINDS
@@ -22,7 +24,9 @@ THROUGHPUT = "seconds_per_request"
 
 
 class Estimate(NamedTuple):
-    """A value, and the share by which it may be off (of shapes held out of a model's fits)."""
+    """A value, and the share by which it may be off (of shapes held out of a model's fits; NaN:
+    none were).
+    """
 
     value: float
     error: float = 0.0
@@ -116,7 +120,7 @@ class Clock(ABC):
         found, other = self.served(scenario), self.served(versus)
         if found is None or other is None:
             return Estimate(math.nan)
-        error = max(self.cost.uncertainty.values())
+        error = float(np.max([*self.cost.uncertainty.values()]))  # NaN if one is
         ratio = getattr(found, quantity) / getattr(other, quantity)
         return Estimate(ratio, math.hypot(error, error))
 

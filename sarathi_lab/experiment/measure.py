@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -21,6 +21,7 @@ from sarathi_lab.executor.simulated.cost_model import CostModel
 from sarathi_lab.executor.simulated.profiled import ProfiledOperations
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.executor.torch.executor import TorchExecutor
+from sarathi_lab.executor.torch.own_time import undisturbed
 from sarathi_lab.executor.torch.profiling import (
     Shape,
     blocks_needed,
@@ -29,15 +30,16 @@ from sarathi_lab.executor.torch.profiling import (
 )
 from sarathi_lab.experiment import serving
 from sarathi_lab.experiment.capacity import Engine
-from sarathi_lab.experiment.clock import BLOCK_SIZE, Clock, Point, Unit
+from sarathi_lab.experiment.clock import BLOCK_SIZE, Clock, Unit
 from sarathi_lab.experiment.measured_clock import DeviceClock
 from sarathi_lab.experiment.registry import Figure
-from sarathi_lab.experiment.samples import Samples, rounds, table_of
+from sarathi_lab.experiment.samples import Samples, are_narrow, keep, rounds, table_of
 from sarathi_lab.experiment.scenario import Scenario, Served
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.results.intervals import FEWEST_PAIRS, coarse_to_fine
 
 LEFT_OUT = "the time was over"
+MOST_OF_UNIT = 40  # rounds
 
 
 class Room(NamedTuple):
@@ -142,9 +144,9 @@ def measure(
     seed: int = 0,
     is_cut: bool = False,
 ) -> Measured:
-    """Measure a figure for `seconds` (loading does not count), at least three rounds.
+    """Measure a figure for up to `seconds` (loading does not count), at least the fewest rounds.
 
-    With `is_cut` the units, ends and middles first, are as many as a third of the time allows.
+    With `is_cut` the units, ends and middles first, are as many as the time allows so many of.
     """
     room = room_of(figure, spec, sizes)
     if figure.kind == "rounds":
@@ -152,7 +154,8 @@ def measure(
         room = room._replace(kv_tokens=min(room.kv_tokens, held))
     executor = load_executor(backend, spec, room)
     compositions = scenarios = pd.DataFrame()
-    with progress_of(f"measuring {figure.name} with {spec.name}", seconds, "s") as advance:
+    what = f"measuring {figure.name} with {spec.name}"
+    with progress_of(what, seconds, "s") as advance, undisturbed(executor):
         if figure.kind == "pipeline":
             found = measure_profile(executor, _shapes(sizes), seconds, advance)
             operations = ProfiledOperations(found.tables(spec), spec, backend.dtype_bytes)
@@ -174,7 +177,7 @@ def measure(
             samples = rounds(make, seconds=seconds, advance=advance)
         else:
             clock, units = DeviceClock(executor), list(figure.units(spec, sizes))
-            samples = measure_units(clock, units, seconds, advance, is_cut)
+            samples = measure_units(clock, units, seconds, max_spread, advance, is_cut)
             compositions = pd.DataFrame(clock.cost.rows(spec.name, backend.dtype_bytes))
             scenarios = pd.DataFrame(clock.serving_rows(spec.name))
             reason = clock.cost.reason
@@ -190,28 +193,36 @@ def measure_units(
     clock: DeviceClock,
     units: Sequence[Unit],
     seconds: float,
+    max_spread: float,
     advance: Callable[[float], None] = lambda seconds: None,
     is_cut: bool = False,
 ) -> Samples:
-    """Samples of the points of all units, one a round; none of those that the time cut."""
-    chosen = coarse_to_fine(units) if is_cut else list(units)
-    left: list[Unit] = []
+    """Samples of the points of all units, one a round; none of those that the time cut.
 
-    def one_round(number: int) -> Iterator[Point]:
-        began = time.monotonic()
+    After the fewest rounds a unit is left alone once the intervals of all its points are narrow
+    enough, so that what time is left goes to the others.
+    """
+    chosen = coarse_to_fine(units) if is_cut else list(units)
+    samples: Samples = {}
+    left, began = list[Unit](), time.monotonic()
+    for number in range(MOST_OF_UNIT):
         clock.start_round()
         for place, unit in enumerate(list(chosen)):
             start = time.monotonic()
-            is_over = start - began > seconds / FEWEST_PAIRS
-            if is_cut and number == 0 and place and is_over:
-                left.extend(chosen[place:])
+            if is_cut and number == 0 and place and start - began > seconds / FEWEST_PAIRS:
+                left = chosen[place:]
                 del chosen[place:]
-                return
+                break
+            if number >= FEWEST_PAIRS and start - began > seconds:
+                chosen.clear()
+                break
             clock.cost.forget()
-            yield from unit(clock)
+            points = list(unit(clock))
+            keep(samples, points)
             advance(time.monotonic() - start)
-
-    samples, needs = rounds(one_round, seconds=seconds), _Needs()
+            if number + 1 >= FEWEST_PAIRS and are_narrow(samples, points, max_spread):
+                chosen.remove(unit)
+    needs = _Needs()
     return samples | {point.place: [] for unit in left for point in unit(needs)}
 
 

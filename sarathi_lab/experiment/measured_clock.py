@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import NamedTuple
@@ -19,13 +19,17 @@ from sarathi_lab.engine.compositions import make_sequence, run_once
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.torch.backend import WARM_UP_TOKENS
 from sarathi_lab.executor.torch.executor import TorchExecutor
-from sarathi_lab.executor.torch.operation_probe import LONG, OperationProbe
+from sarathi_lab.executor.torch.operation_probe import LONG, REFERENCE, OperationProbe
 from sarathi_lab.experiment.clock import Clock
 from sarathi_lab.experiment.scenario import Scenario, Served, Times, serve
 from sarathi_lab.results.intervals import spread, summary
 
-FEWEST, FEWEST_LONG, MOST = 3, 2, 5  # timed iterations of a composition
-ENOUGH = 0.05  # seconds of timed iterations, after which FEWEST suffice
+FEWEST, MOST = 2, 8  # timings of a composition in a round
+ENOUGH = 0.05  # seconds of them, after which FEWEST suffice
+LOWER = 0.25  # the quantile that stands for an iteration: what disturbs one makes it longer
+REFERENCES = 8  # before the first timing of a size
+AGREE = 1.25  # the slower of two references over the faster, or both over usual ones; beyond, what
+# is between is dropped
 PARTS = ("qkv_proj", "out_proj", "ffn", "elementwise", "prefill_attention", "others")
 WARM_UP_DECODES = 4
 
@@ -48,6 +52,13 @@ def describe(batch: Batch) -> str:
     )
 
 
+def _lower(timings: Sequence[Times]) -> Times:
+    """Their `LOWER` quantile by name."""
+    return {
+        name: float(np.quantile([times[name] for times in timings], LOWER)) for name in timings[0]
+    }
+
+
 class Measurement(NamedTuple):
     """One composition: seconds of its iterations, and of its operations each alone."""
 
@@ -60,14 +71,15 @@ class MeasuredCostModel:
     """`IterationTimes` that are measured when they are first asked for.
 
     Operations are timed alone, over all layers; `others` is the rest of the whole iteration, so
-    that their sum is what the iteration took. Where the operations alone take longer than the whole
-    they are scaled to it. A batch that the device can't hold has the time "not a number"; `reason`
-    says why the last one was left out.
+    that their sum is what the iteration took. Each is the `LOWER` quantile of its timings. Where
+    the operations alone take longer than the whole they are scaled to it. A batch that the device
+    can't hold has the time "not a number"; `reason` says why the last one was left out.
     """
 
     def __init__(self, executor: TorchExecutor, seed: int = 0) -> None:
         self.executor = executor
         self.spec = executor.model.spec
+        self._is_shared = executor.model.device.type == "cpu"  # with other processes
         self.measurements: dict[Composition, Measurement] = {}
         self.reason: str | None = None
         self._kept: dict[Composition, Measurement] = {}
@@ -75,6 +87,7 @@ class MeasuredCostModel:
         # Fills the cache with random values: zeros run faster.
         self.probe = OperationProbe(executor)
         self._products: dict[int, Times] = {}
+        self._references: defaultdict[int, list[float]] = defaultdict(list)
         self._random = np.random.default_rng(seed)
 
     @property
@@ -84,7 +97,7 @@ class MeasuredCostModel:
         return {"matmul": typical, "attention": typical}
 
     def iteration_time(self, batch: Batch) -> float:
-        """Median seconds of the whole iteration."""
+        """Seconds of the whole iteration, the `LOWER` quantile of its timings."""
         return sum(self.operation_times(batch).values())
 
     def operation_times(self, batch: Batch) -> Times:
@@ -133,26 +146,52 @@ class MeasuredCostModel:
     def _measure(self, batch: Batch) -> Measurement:
         """Operations first: whatever is compiled or allocated at first use is so by then."""
         tokens = batch.num_tokens
-        seconds: list[float] = []
-        if tokens not in self._products:
-            self._products[tokens] = self.probe.products(tokens)
         name = "prefill_attention" if batch.num_prefills else "decode_attention"
-        operations = {**self._products[tokens], name: self.probe.attention(batch)}
+        most = MOST if self._is_shared else 1
+        if tokens not in self._products:
+            self._products[tokens] = _lower(self._timed(tokens, self.probe.products, most))
+        attention = self._timed(tokens, lambda _: {name: self.probe.attention(batch)}, most)
+        operations = self._products[tokens] | _lower(attention)
         is_long = tokens >= LONG  # the device works longer than the host launches
-        fewest = FEWEST_LONG if is_long else FEWEST
         with nullcontext() if is_long else self.executor.recorded(batch):
             if not is_long:
                 run_once(self.executor, batch)
-            start = time.perf_counter()
-            while len(seconds) < fewest or (
-                len(seconds) < MOST and time.perf_counter() - start < ENOUGH
-            ):
-                seconds.append(run_once(self.executor, batch).busy)
-        whole, parts = float(np.median(seconds)), sum(operations.values())
+            wholes = self._timed(tokens, lambda _: {"": run_once(self.executor, batch).busy})
+        (whole,), parts = _lower(wholes).values(), sum(operations.values())
         if parts > whole:
             operations = {name: value * whole / parts for name, value in operations.items()}
         rest = max(0.0, whole - parts)
+        seconds = [found[""] for found in wholes]
         return Measurement(batch, seconds, {**operations, "others": rest})
+
+    def _timed(self, tokens: int, work: Callable[[int], Times], most: int = MOST) -> list[Times]:
+        """Timings of `work`, each between two references and, where these were slower than usual,
+        by so much shorter. Where none has two that agree and are near the usual ones, all are taken
+        as they are.
+        """
+        raw: list[Times] = []
+        kept: list[Times] = []
+        start, before = time.perf_counter(), self._reference(tokens)
+        while len(raw) < min(FEWEST, most) or (
+            len(raw) < most and time.perf_counter() - start < ENOUGH
+        ):
+            raw.append(work(tokens))
+            after = self._reference(tokens)
+            slower = max(1.0, min(before, after))
+            if max(before, after) < AGREE * min(before, after) and slower < AGREE:
+                kept.append({name: value / slower for name, value in raw[-1].items()})
+            before = after
+        return kept or raw
+
+    def _reference(self, tokens: int) -> float:
+        """Seconds of a reference over its usual ones; a GPU has a speed of its own."""
+        if not self._is_shared:
+            return 1.0
+        seen = self._references[min(tokens, REFERENCE)]
+        while len(seen) < REFERENCES:
+            seen.append(self.probe.reference(tokens))
+        seen.append(self.probe.reference(tokens))
+        return seen[-1] / float(np.quantile(seen, LOWER))
 
     def rows(self, model: str, dtype_bytes: int) -> list[dict[str, object]]:
         """One row per composition and operation, "iteration" for the whole, in milliseconds."""
@@ -169,6 +208,7 @@ class MeasuredCostModel:
                 "bytes": float(self.spec.min_bytes(batch, dtype_bytes)),
             }
             whole = summary([1e3 * seconds for seconds in found.seconds], "ms")
+            whole["value"] = 1e3 * sum(found.operations.values())
             rows.append({**shape, "operation": "iteration", **whole})
             rows += [
                 {**shape, "operation": name, "value": 1e3 * seconds, "unit": "ms"}

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable
 
 import pandas as pd
 
 from sarathi_lab.experiment.clock import Point
-from sarathi_lab.results.intervals import FEWEST_PAIRS, median_of
+from sarathi_lab.results.intervals import FEWEST_PAIRS, LEVEL, median_of
 from sarathi_lab.results.load import POINT
 
 MOST_ROUNDS = 15
@@ -30,22 +29,41 @@ def rounds(
     """Samples of every point, one a round: for `seconds`, but at least `fewest` and at most `most`
     rounds.
 
-    `make` takes the number of the round; `advance` is called with the seconds that one took. A time
-    that comes out at or below zero is below the noise: a ratio to it is infinite.
+    `make` takes the number of the round; `advance` is called with the seconds that one took.
     """
-    samples: defaultdict[Point, list[float]] = defaultdict(list)
+    samples: Samples = {}
     began, longest = time.monotonic(), 0.0
     for number in range(most):
         start = time.monotonic()
         if number >= fewest and start - began + longest > seconds:
             break
-        for point in make(number):
-            is_noise = point.y.value <= 0 and point.kind != "share"
-            samples[point.place].append(math.inf if is_noise else point.y.value)
+        keep(samples, make(number))
         took = time.monotonic() - start
         longest = max(longest, took)
         advance(took)
-    return dict(samples)
+    return samples
+
+
+def keep(samples: Samples, points: Iterable[Point]) -> None:
+    """Add a round's values. A time that comes out at or below zero is below the noise: a ratio to
+    it is infinite.
+    """
+    for point in points:
+        is_noise = point.y.value <= 0 and point.kind != "share"
+        own = samples.setdefault(point.place, [])
+        own.append(math.inf if is_noise else point.y.value)
+
+
+def are_narrow(samples: Samples, points: Iterable[Point], max_spread: float) -> bool:
+    """Whether the intervals of all points reach `LEVEL` within `max_spread`, or never will."""
+    found = [
+        median_of(samples[point.place], max_spread, of=_whole(point))
+        for point in points
+        if point.kind != "curve"
+    ]
+    return all(
+        not own.num_pairs or (own.reason is None and own.confidence >= LEVEL) for own in found
+    )
 
 
 def table_of(
@@ -56,8 +74,7 @@ def table_of(
     """
     rows, columns = [], dict.fromkeys([*POINT, *OF_SAMPLES])
     for point, values in samples.items():
-        of = 1.0 if point.kind == "share" else None
-        found = median_of(values, max_spread, of=of, is_series=is_series)
+        found = median_of(values, max_spread, of=_whole(point), is_series=is_series)
         y, reason = (found.median if found.reason is None else math.nan), found.reason
         if point.kind == "curve":
             y, reason = values[0], None
@@ -66,3 +83,8 @@ def table_of(
         rows.append({**point._asdict(), **vars(found), **own, "samples": kept, **labels})
         columns |= dict.fromkeys(labels)
     return pd.DataFrame(rows, columns=list(columns))
+
+
+def _whole(point: Point) -> float | None:
+    """What the spread of a point is a share of, if not its own value."""
+    return 1.0 if point.kind == "share" else None

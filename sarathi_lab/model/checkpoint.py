@@ -4,7 +4,6 @@ checked and named, nothing loaded.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -16,22 +15,37 @@ from safetensors import SafetensorError, safe_open
 
 from sarathi_lab.config.errors import UserError, require_one_of
 from sarathi_lab.config.instantiate import build, load_option
-from sarathi_lab.model.huggingface import read_config, read_spec
+from sarathi_lab.config.paths import json_object
+from sarathi_lab.model.huggingface import AGAIN, read_config, read_spec
 from sarathi_lab.model.spec import KvDtype, ModelSpec
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 HUB_FILES = ["*.json", "*.safetensors"]
+DTYPES = ("F64", "F32", "BF16", "F16")
+# What old versions of transformers saved besides: buffers that follow from the settings.
+UNUSED = re.compile(r"rotary_emb\.inv_freq$|attention\.(masked_)?bias$")
 
 
 @dataclass(frozen=True)
 class Source:
     """A checkpoint tensor that fills the next rows of one of the decoder's parameters.
-    `interleaved` tensors hold (q, k, v) head by head, as GPT-NeoX stores them.
+    `interleaved` tensors hold (q, k, v) head by head, as GPT-NeoX stores them; one that is `tied`
+    need not be there, as it has to equal what fills the parameter anyway.
     """
 
     tensor: str
     shape: tuple[int, ...]
     interleaved: bool = False
+    tied: bool = False
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor of a checkpoint, as the header of its file describes it."""
+
+    file: Path
+    dtype: str  # as safetensors names it
+    shape: tuple[int, ...]
 
 
 def find_checkpoint(path: str) -> Path:
@@ -63,17 +77,33 @@ def _fetch(hub_id: str) -> Path:
         ) from None
 
 
-def weight_files(directory: Path) -> dict[str, Path]:
-    """Tensor name -> safetensors file, from the files' headers. Raises UserError for no files, a
-    missing shard of the index, a truncated or corrupt file.
+def stored_tensors(directory: Path) -> dict[str, Stored]:
+    """All tensors by name, from the files' headers. Raises UserError for no files, a missing shard
+    of the index, a truncated or corrupt file, a tensor that is there twice.
     """
+    tensors: dict[str, Stored] = {}
+    for file in _weight_files(directory):
+        for name, stored in _header(file).items():
+            if name in tensors:
+                raise UserError(
+                    f"model.path={directory} has {name} twice, in {tensors[name].file.name} and "
+                    f"{file.name}; remove the file that is left over"
+                )
+            tensors[name] = stored
+    return tensors
+
+
+def _weight_files(directory: Path) -> list[Path]:
+    """One file, the shards that an index names, or whatever there is."""
+    if (whole := directory / "model.safetensors").is_file():
+        return [whole]
     files = sorted(directory.glob("*.safetensors"))
     index = directory / "model.safetensors.index.json"
     if index.is_file():
         shards = _shards(index)
         if missing := sorted(shards - {file.name for file in files}):
             raise UserError(
-                f"model.path={directory} lacks {missing[0]}, which its index names; fetch it again"
+                f"model.path={directory} lacks {missing[0]}, which its index names; {AGAIN}"
             )
         files = [file for file in files if file.name in shards]
     if not files:
@@ -83,43 +113,65 @@ def weight_files(directory: Path) -> dict[str, Path]:
             f"model.path={directory} has no weights: {hint}save it with save_pretrained, which "
             "writes .safetensors"
         )
-    return {name: file for file in files for name in _header(file)}
+    return files
 
 
 def _shards(index: Path) -> set[str]:
     try:
-        return set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(
-            f"{index} is no index of weights ({error!r}); fetch the checkpoint again"
-        ) from None
+        text = index.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise UserError(f"{index} can't be read ({error}); {AGAIN}") from None
+    shards = json_object(text, str(index), AGAIN).get("weight_map")
+    names = list(shards.values()) if isinstance(shards, dict) else []
+    if not names or not all(isinstance(name, str) for name in names):
+        raise UserError(f"{index} is no index of weights; {AGAIN}")
+    return set(names)
 
 
-def _header(file: Path) -> list[str]:
+def _header(file: Path) -> dict[str, Stored]:
     try:
         with safe_open(file, framework="numpy") as tensors:
-            return list(tensors.keys())
+            slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118
+            return {
+                name: Stored(file, one.get_dtype(), tuple(one.get_shape()))
+                for name, one in slices.items()
+            }
     except (SafetensorError, OSError) as error:
         raise UserError(f"{file} is truncated or corrupt ({error}); fetch it again") from None
 
 
 def check_checkpoint(directory: Path, spec: ModelSpec) -> None:
-    """Raise UserError unless every tensor that `spec` needs is there in the right shape."""
-    files = weight_files(directory)
-    sources = [source for _, parts in parameter_sources(directory, spec) for source in parts]
-    if missing := [source.tensor for source in sources if source.tensor not in files]:
+    """Raise UserError unless every tensor that `spec` needs is there, of floating point and in the
+    right shape, and none besides.
+    """
+    tensors = stored_tensors(directory)
+    left = {name for name in tensors if not UNUSED.search(name)}
+    for _, sources in parameter_sources(directory, spec):
+        for source in sources:
+            if source.tensor in tensors:
+                _check_tensor(source, tensors[source.tensor])
+            elif not source.tied:
+                raise UserError(f"model.path={directory} lacks {source.tensor}; {AGAIN}")
+        left.difference_update(source.tensor for source in sources)
+    if left:
         raise UserError(
-            f"model.path={directory} lacks {len(missing)} tensors, the first {missing[0]}; "
-            "fetch the checkpoint again"
+            f"model.path={directory} has {len(left)} tensors that its config.json has no place "
+            f"for, the first {min(left)}; correct config.json, or {AGAIN}"
         )
-    for source in sources:
-        with safe_open(files[source.tensor], framework="numpy") as tensors:
-            shape = tuple(tensors.get_slice(source.tensor).get_shape())
-        if shape != source.shape:
-            raise UserError(
-                f"{source.tensor} in {files[source.tensor]} has shape {list(shape)}, config.json "
-                f"asks for {list(source.shape)}; fetch the checkpoint again"
-            )
+
+
+def _check_tensor(source: Source, stored: Stored) -> None:
+    where = f"{source.tensor} in {stored.file}"
+    if stored.shape != source.shape:
+        raise UserError(
+            f"{where} has shape {list(stored.shape)}, config.json asks for {list(source.shape)}; "
+            f"{AGAIN}"
+        )
+    if stored.dtype not in DTYPES:
+        raise UserError(
+            f"{where} is {stored.dtype}, weights are one of {', '.join(DTYPES)} here; take the "
+            "unquantized model"
+        )
 
 
 # How two families of architectures name their tensors; of the decoder's linears, the modules that
@@ -151,8 +203,7 @@ def parameter_sources(directory: Path, spec: ModelSpec) -> Iterator[tuple[str, l
     names = _NEOX if read_config(directory)["model_type"] == "gpt_neox" else _LLAMA
     table = (spec.vocab_size, spec.hidden_size)
     yield "embedding.weight", [Source(names["embedding"], table)]
-    if not spec.tie_embeddings:
-        yield "lm_head.weight", [Source(names["lm_head"], table)]
+    yield "lm_head.weight", [Source(names["lm_head"], table, tied=spec.tie_embeddings)]
     yield from _norm("final_norm", names["final_norm"], spec)
     for i in range(spec.num_layers):
         ours, theirs = f"layers.{i}", names["layer"].format(i)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from sarathi_lab.config.errors import UserError
-from sarathi_lab.model.spec import ModelSpec, RopeScaling
+from sarathi_lab.config.errors import UserError, require_bool, require_int
+from sarathi_lab.config.paths import json_object
+from sarathi_lab.model.spec import ModelSpec, RopeKind, RopeScaling
 
 Config = Mapping[str, Any]
 
+AGAIN = "fetch the checkpoint again"
 ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
@@ -20,116 +21,156 @@ ACTIVATIONS = {
     "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
 }
+# What transformers takes where a file leaves a setting out.
+_DEFAULTS: Config = {
+    "hidden_act": "silu",
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 1.0,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "tie_word_embeddings": False,
+    "use_sliding_window": False,
+}
+_QWEN: Config = {"max_position_embeddings": 32768, "num_key_value_heads": 32}
+_OWN_DEFAULTS: Mapping[str, Config] = {
+    "mistral": {
+        "max_position_embeddings": 131072,
+        "num_key_value_heads": 8,
+        "sliding_window": 4096,
+    },
+    "qwen2": _QWEN,
+    "qwen3": {**_QWEN, "head_dim": 128},
+    "gpt_neox": {
+        "hidden_act": "gelu",
+        "layer_norm_eps": 1e-5,
+        "attention_bias": True,
+        "rotary_emb_base": 10000.0,
+        "rotary_pct": 0.25,
+        "use_parallel_residual": True,
+    },
+}
 
 
-def read_config(directory: Path) -> dict[str, Any]:
-    """`directory`/config.json. Raises UserError if there is none, or if it is no JSON object."""
+def read_config(directory: Path) -> Config:
+    """`directory`/config.json, what it leaves out as transformers takes it. Raises UserError if
+    there is none, if it is no JSON object, or of an architecture that is not supported.
+    """
     path = directory / "config.json"
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise UserError(
             f"model.path={directory} has no config.json; name a folder saved by transformers' "
             "save_pretrained"
         ) from None
     except (OSError, ValueError) as error:
-        raise UserError(f"{path} can't be read ({error}); fetch the checkpoint again") from None
-    if not isinstance(config, dict):
-        raise UserError(f"{path} is not a JSON object; fetch the checkpoint again")
-    return config
+        raise UserError(f"{path} can't be read ({error}); {AGAIN}") from None
+    config = json_object(text, str(path), AGAIN)
+    family = _supported(f"{path}: model_type", config.get("model_type"), FAMILIES)
+    return {**_DEFAULTS, **_OWN_DEFAULTS.get(family, {}), **config}
 
 
 def read_spec(directory: Path) -> ModelSpec:
     """The checkpoint's spec. Raises UserError, naming the setting, for what is not supported."""
     config = read_config(directory)
-    family = str(config.get("model_type"))
-    if family not in FAMILIES:
-        raise UserError(
-            f"model_type={family} in {directory} is not supported; use one of {', '.join(FAMILIES)}"
-        )
-    if config.get("quantization_config"):
-        raise UserError(
-            f"{directory} holds quantized weights, which are not supported; take the "
-            "unquantized model"
-        )
     try:
-        fields = {**_shared(config), **FAMILIES[family](config)}
+        if config.get("quantization_config"):
+            raise UserError("quantized weights are not supported; take the unquantized model")
+        fields = {**_shared(config), **FAMILIES[config["model_type"]](config)}
+        return ModelSpec(name=directory.resolve().name, **fields)
     except KeyError as error:
+        raise UserError(f"{directory}/config.json lacks {error}; {AGAIN}") from None
+    except UserError as error:
+        raise UserError(f"{directory}/config.json: {error}") from None
+
+
+def _supported(name: str, value: Any, valid: Iterable[str]) -> str:
+    """`value` if it is one of `valid`, else UserError."""
+    if value not in (options := tuple(valid)):
         raise UserError(
-            f"{directory}/config.json lacks {error}; fetch the checkpoint again"
-        ) from None
-    except (TypeError, ValueError) as error:
-        raise UserError(
-            f"{directory}/config.json is broken ({error}); fetch the checkpoint again"
-        ) from None
-    return ModelSpec(name=directory.resolve().name, **fields)
+            f"{name}={value!r} is not supported; take a model with one of {', '.join(options)}"
+        )
+    return str(value)
 
 
 def _shared(config: Config) -> dict[str, Any]:
     """What all families call by the same names."""
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    num_heads = config["num_attention_heads"]
-
-    def rotary(name: str, neox_name: str, default: float) -> float:
-        return float(rope.get(name) or config.get(name) or config.get(neox_name, default))
-
+    hidden_size, num_heads = config["hidden_size"], config["num_attention_heads"]
+    num_kv_heads, head_size = config.get("num_key_value_heads"), config.get("head_dim")
+    kinds = config.get("layer_types") or []
+    if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
+        raise UserError(f"layer_types={kinds!r} is not supported; take a model with full attention")
+    if head_size is None:
+        fix = "correct it, or name the size as head_dim"
+        require_int("num_attention_heads", num_heads, 1, fix)
+        head_size = require_int("hidden_size", hidden_size, 1, fix) // num_heads
     return {
         "num_layers": config["num_hidden_layers"],
-        "hidden_size": config["hidden_size"],
+        "hidden_size": hidden_size,
         "num_heads": num_heads,
-        "num_kv_heads": config.get("num_key_value_heads") or num_heads,
-        "head_size": config.get("head_dim") or config["hidden_size"] // num_heads,
+        "num_kv_heads": num_heads if num_kv_heads is None else num_kv_heads,
+        "head_size": head_size,
         "ffn_size": config["intermediate_size"],
         "vocab_size": config["vocab_size"],
-        "max_position": config.get("max_position_embeddings", 2048),
-        "activation": _activation(config.get("hidden_act", "silu")),
-        "rope_theta": rotary("rope_theta", "rotary_emb_base", 10000),
-        "rope_scaling": _rope_scaling(rope, config),
-        "rotary_fraction": rotary("partial_rotary_factor", "rotary_pct", 1.0),
-        "tie_embeddings": bool(config.get("tie_word_embeddings", False)),
+        "max_position": config["max_position_embeddings"],
+        "activation": ACTIVATIONS[_supported("hidden_act", config["hidden_act"], ACTIVATIONS)],
+        "tie_embeddings": config["tie_word_embeddings"],
     }
 
 
-def _activation(name: str) -> str:
-    if name not in ACTIVATIONS:
-        raise UserError(
-            f"hidden_act={name} is not supported; use a model with one of {', '.join(ACTIVATIONS)}"
-        )
-    return ACTIVATIONS[name]
+def _rotary(config: Config, theta: str, fraction: str) -> dict[str, Any]:
+    """Rotary settings, in an object by new or old names, or by the two names beside it."""
+    rope: Config = {}
+    for name in ("rope_parameters", "rope_scaling"):  # transformers, too, heeds the old name more
+        own = {} if config.get(name) is None else config[name]
+        if not isinstance(own, dict) or any(isinstance(value, dict) for value in own.values()):
+            raise UserError(f"{name}={own!r} is not one set of rotary settings; {AGAIN}")
+        rope = own or rope
+    return {
+        "rope_theta": rope.get("rope_theta", config[theta]),
+        "rotary_fraction": rope.get("partial_rotary_factor", config[fraction]),
+        "rope_scaling": _rope_scaling(rope, config),
+    }
 
 
 def _rope_scaling(rope: Config, config: Config) -> RopeScaling | None:
-    kind = rope.get("rope_type", rope.get("type", "default"))
+    kinds = ("default", *get_args(RopeKind))
+    kind: Any = _supported("rope_type", rope.get("rope_type", rope.get("type", "default")), kinds)
     if kind == "default":
         return None
     if kind == "linear":
-        return RopeScaling("linear", float(rope["factor"]))
-    if kind == "llama3":
-        low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
-        original = "original_max_position_embeddings"
-        length = int(rope.get(original) or config[original])
-        return RopeScaling("llama3", float(rope["factor"]), low, high, length)
-    raise UserError(
-        f"rope_type={kind} is not supported; use a model with default, linear or llama3"
+        return RopeScaling(kind, rope["factor"])
+    original = "original_max_position_embeddings"
+    length = config.get(original, rope.get(original, config["max_position_embeddings"]))
+    return RopeScaling(
+        kind, rope["factor"], rope["low_freq_factor"], rope["high_freq_factor"], length
     )
 
 
-def _llama(config: Config) -> dict[str, Any]:
-    bias = bool(config.get("attention_bias", False))
-    ffn_bias = bool(config.get("mlp_bias", False))
-    return {**_rms(config), "qkv_bias": bias, "out_bias": bias, "ffn_bias": ffn_bias}
-
-
 def _rms(config: Config) -> dict[str, Any]:
-    return {"norm_eps": config.get("rms_norm_eps", 1e-6)}
+    """Of all that descend from Llama. Raises UserError for heads that are rotated in part."""
+    rotary = _rotary(config, "rope_theta", "partial_rotary_factor")
+    if (fraction := rotary["rotary_fraction"]) != 1:
+        raise UserError(
+            f"partial_rotary_factor={fraction!r} is not supported: transformers rotates whole "
+            f"heads of a {config['model_type']} all the same; take it out, or another model"
+        )
+    return {**rotary, "norm_eps": config["rms_norm_eps"]}
+
+
+def _llama(config: Config) -> dict[str, Any]:
+    bias = config["attention_bias"]
+    return {**_rms(config), "qkv_bias": bias, "out_bias": bias, "ffn_bias": config["mlp_bias"]}
 
 
 def _mistral(config: Config) -> dict[str, Any]:
-    return {**_rms(config), "sliding_window": config.get("sliding_window")}
+    return {**_rms(config), "sliding_window": config["sliding_window"]}
 
 
 def _qwen2(config: Config) -> dict[str, Any]:
-    if config.get("use_sliding_window"):
+    if require_bool("use_sliding_window", config["use_sliding_window"]):
         raise UserError(
             "use_sliding_window=true is not supported for Qwen models; use one with full attention"
         )
@@ -137,25 +178,23 @@ def _qwen2(config: Config) -> dict[str, Any]:
 
 
 def _qwen3(config: Config) -> dict[str, Any]:
-    bias = bool(config.get("attention_bias", False))
-    # Qwen3's head size is not hidden_size / num_heads, so it has to be said.
-    own = {"qkv_bias": bias, "out_bias": bias, "qk_norm": True, "head_size": config["head_dim"]}
-    return {**_qwen2(config), **own}
+    bias = config["attention_bias"]
+    return {**_qwen2(config), "qkv_bias": bias, "out_bias": bias, "qk_norm": True}
 
 
 def _gpt_neox(config: Config) -> dict[str, Any]:
-    if config.get("use_parallel_residual", True):
+    if require_bool("use_parallel_residual", config["use_parallel_residual"]):
         raise UserError(
             "use_parallel_residual=true (GPT-NeoX) is not supported: attention and FFN run one "
             "after the other here; use a sequential model"
         )
-    bias = bool(config.get("attention_bias", True))
     return {
+        **_rotary(config, "rotary_emb_base", "rotary_pct"),
         "norm": "layer",
-        "norm_eps": config.get("layer_norm_eps", 1e-5),
+        "norm_eps": config["layer_norm_eps"],
         "gated_ffn": False,
-        "qkv_bias": bias,
-        "out_bias": bias,
+        "qkv_bias": config["attention_bias"],
+        "out_bias": config["attention_bias"],
         "ffn_bias": True,
     }
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Callable, Iterator
-from ctypes import byref
 
 import torch
 from torch import Tensor, nn
 
-from sarathi_kernels.attention.kv_cache import Cache
-from sarathi_kernels.cpu import library
+from sarathi_kernels.attention.kv_cache import Cache, QuantizedCache
+from sarathi_kernels.cpu import library, structures
 from sarathi_kernels.cpu.memory import give_back_freed, use_huge_pages
 from sarathi_kernels.cpu.packing import (
     PANEL,
@@ -95,8 +94,7 @@ class NativeOperations(Operations):
         _pack_all(model)
         self._kept: list[object] = []  # what the structures point at
         struct = self._model_struct(model)
-        self._decoder = library.load().sarathi_make_decoder(byref(struct))
-        weakref.finalize(self, library.load().sarathi_free_decoder, self._decoder)
+        self._decoder = library.Decoder(struct, self._kept)
         self._cache: Callable[[], KVCache | None] = lambda: None  # the last one seen
         self._tables = rotary_tables(torch.arange(0), self._inverse_frequencies, torch.float32)
 
@@ -104,35 +102,18 @@ class NativeOperations(Operations):
 
     def whole_pass(self, inputs: PackedInputs, cache: KVCache) -> Tensor:
         """What `Transformer.forward` returns; logits [num_emits, vocab_size] are float32."""
-        num_layers, num_blocks, block_size = cache.keys.shape[:3]
-        assert num_layers == self.spec.num_layers, "the cache is the model's"
         if self._cache() is not cache:
             self._cache = weakref.ref(cache)
             for tensor in cache.tensors:
                 use_huge_pages(tensor)
-        cosines, sines = self._tables_up_to(int(inputs.positions.max()) + 1)
-        logits = torch.empty(len(inputs.emit_rows), self.spec.vocab_size)
-        segments = library.segment_structs(inputs.attention)
-        cached = (cache.keys, cache.values, cache.key_scales, cache.value_scales)
-        batch = library.BatchStruct(
-            inputs.token_ids.data_ptr(),
-            inputs.positions.data_ptr(),
-            inputs.slots.data_ptr(),
-            inputs.emit_rows.data_ptr(),
-            segments,
-            len(inputs.token_ids),
-            len(segments),
-            len(logits),
-            *(library.address(tensor) for tensor in cached),
-            num_blocks,
-            block_size,
-            logits.data_ptr(),
-            library.kv_type(cache.keys.dtype),
-        )
-        library.load().sarathi_forward(
-            self._decoder, byref(batch), cosines.data_ptr(), sines.data_ptr()
-        )
-        return logits
+        keys: Cache = cache.keys
+        values: Cache = cache.values
+        if cache.key_scales is not None and cache.value_scales is not None:
+            keys = QuantizedCache(cache.keys, cache.key_scales)
+            values = QuantizedCache(cache.values, cache.value_scales)
+        rows = (inputs.token_ids, inputs.positions, inputs.slots, inputs.emit_rows)
+        tables = self._tables_up_to(int(inputs.positions.max()) + 1)
+        return self._decoder.forward(*rows, inputs.attention, keys, values, tables)
 
     def _tables_up_to(self, num_positions: int) -> tuple[Tensor, Tensor]:
         """Cosines and sines of all positions so far and as many again, to be made seldom."""
@@ -160,17 +141,19 @@ class NativeOperations(Operations):
 
     # -- structures --------------------------------------------------------------------------------
 
-    def _model_struct(self, model: Transformer) -> library.ModelStruct:
+    def _model_struct(self, model: Transformer) -> structures.ModelStruct:
         spec = self.spec
-        layers = (library.LayerStruct * spec.num_layers)(*map(self._layer_struct, model.layers))
+        layers = (structures.LayerStruct * spec.num_layers)(*map(self._layer_struct, model.layers))
         self._kept += [layers, model.embedding.weight]
-        return library.ModelStruct(
-            layers=ctypes.cast(layers, ctypes.POINTER(library.LayerStruct)),
+        vocab_size, hidden_size = model.embedding.weight.shape
+        return structures.ModelStruct(
+            layers=ctypes.cast(layers, ctypes.POINTER(structures.LayerStruct)),
             embedding=model.embedding.weight.data_ptr(),
             final_norm=self._norm_struct(model.final_norm),
             head=_linear_struct(model.lm_head),
             num_layers=spec.num_layers,
-            hidden_size=spec.hidden_size,
+            vocab_size=vocab_size,
+            hidden_size=hidden_size,
             num_heads=spec.num_heads,
             num_kv_heads=spec.num_kv_heads,
             head_size=spec.head_size,
@@ -182,9 +165,9 @@ class NativeOperations(Operations):
             scale=self._scale,
         )
 
-    def _layer_struct(self, layer: nn.Module) -> library.LayerStruct:
+    def _layer_struct(self, layer: nn.Module) -> structures.LayerStruct:
         assert isinstance(layer, Layer), "the model has no other layers"
-        return library.LayerStruct(
+        return structures.LayerStruct(
             attention_norm=self._norm_struct(layer.attention_norm),
             ffn_norm=self._norm_struct(layer.ffn_norm),
             query_norm=self._norm_struct(getattr(layer, "q_norm", None)),
@@ -195,17 +178,16 @@ class NativeOperations(Operations):
             down=_linear_struct(layer.ffn_down),
         )
 
-    def _norm_struct(self, norm: nn.Module | None) -> library.NormStruct:
+    def _norm_struct(self, norm: nn.Module | None) -> structures.NormStruct:
         if norm is None:
-            return library.NormStruct()
+            return structures.NormStruct()
         assert isinstance(norm, nn.RMSNorm | nn.LayerNorm), "the model has no other norms"
-        is_layer = isinstance(norm, nn.LayerNorm)
         weight = norm.weight.detach().float().contiguous()
         bias = norm.bias.detach().float().contiguous() if isinstance(norm, nn.LayerNorm) else None
         self._kept += [weight, bias]
-        return library.NormStruct(weight.data_ptr(), library.address(bias), norm.eps, is_layer)
+        return library.norm_struct(weight, bias, norm.eps or 0.0)
 
 
-def _linear_struct(module: nn.Module) -> library.LinearStruct:
+def _linear_struct(module: nn.Module) -> structures.LinearStruct:
     assert isinstance(module, NativeLinear), "the weights are packed"
     return library.linear_struct(module.packed)

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal, Protocol, get_args
 
-from sarathi_lab.config.errors import UserError, require_int, require_number, require_one_of
+from sarathi_lab.config.checked import check_fields, flag, number, one_of, share, whole
+from sarathi_lab.config.errors import UserError
 
 Norm = Literal["rms", "layer"]
 Activation = Literal["silu", "gelu", "gelu_tanh"]
+RopeKind = Literal["linear", "llama3"]
 KvDtype = Literal["auto", "int8", "fp8"]
 WeightDtype = Literal["auto", "fp8"]
 DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 KV_SCALE_BYTES = 4  # the float32 that stands beside every head of 8-bit keys or values
-SIZES = (
-    *("num_layers", "hidden_size", "num_heads", "num_kv_heads"),
-    *("ffn_size", "vocab_size", "head_size"),
-)
+FIX = "correct the model's settings"
+_count = partial(whole, maximum=2**31 - 1, fix=FIX)  # token ids and kernels' sizes have 32 bits
+_size = partial(_count, minimum=1)
+MOST_LAYERS = 10**4  # a hundred times the deepest models there are: layers are gone through
+MOST_PARAMS = 10**13  # ten times the largest models there are; sums over tokens fit into 64 bits
 
 
 class Work(Protocol):
@@ -48,13 +51,23 @@ class Linear:
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """Rotary scaling: "linear" divides all frequencies by `factor`, "llama3" only the low ones."""
+    """Rotary scaling: "linear" divides all frequencies by `factor`, "llama3" only the low ones.
+    Raises UserError for what has no meaning.
+    """
 
-    kind: Literal["linear", "llama3"]
-    factor: float
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_position: int = 8192
+    kind: RopeKind = one_of(valid=get_args(RopeKind))
+    factor: float = number(minimum=1, fix=FIX)
+    low_freq_factor: float = number(1.0, above=0, fix=FIX)
+    high_freq_factor: float = number(4.0, above=0, fix=FIX)
+    original_max_position: int = _size(8192)
+
+    def __post_init__(self) -> None:
+        check_fields(self, "rope_scaling: ")
+        if self.low_freq_factor >= self.high_freq_factor:
+            raise UserError(
+                f"rope_scaling: low_freq_factor={self.low_freq_factor} is not below "
+                f"high_freq_factor={self.high_freq_factor}; {FIX}"
+            )
 
 
 @dataclass(frozen=True)
@@ -70,56 +83,65 @@ class ModelSpec:
     """
 
     name: str
-    num_layers: int
-    hidden_size: int
-    num_heads: int
-    num_kv_heads: int
-    ffn_size: int
-    vocab_size: int
-    head_size: int
-    max_position: int = 4096
-    norm: Norm = "rms"
-    norm_eps: float = 1e-5
-    gated_ffn: bool = True
-    activation: Activation = "silu"
-    qkv_bias: bool = False
-    out_bias: bool = False
-    ffn_bias: bool = False
-    qk_norm: bool = False
-    rope_theta: float = 10000.0
+    num_layers: int = _size(maximum=MOST_LAYERS)
+    hidden_size: int = _size()
+    num_heads: int = _size()
+    num_kv_heads: int = _size()
+    ffn_size: int = _size()
+    vocab_size: int = _size()
+    head_size: int = _size()
+    max_position: int = _size(4096)
+    norm: Norm = one_of("rms", valid=get_args(Norm))
+    norm_eps: float = number(1e-5, above=0, fix=FIX)
+    gated_ffn: bool = flag(True)
+    activation: Activation = one_of("silu", valid=get_args(Activation))
+    qkv_bias: bool = flag(False)
+    out_bias: bool = flag(False)
+    ffn_bias: bool = flag(False)
+    qk_norm: bool = flag(False)
+    rope_theta: float = number(10000.0, minimum=1, fix=FIX)
     rope_scaling: RopeScaling | None = None
-    rotary_fraction: float = 1.0  # share of each head that is rotated, from its start
-    sliding_window: int | None = None
-    tie_embeddings: bool = False
-    num_experts: int = 0  # 0: one FFN for all tokens
-    experts_per_token: int = 0
-    simulation_only: bool = False
-    kv_dtype: KvDtype = "auto"  # of the cache: as the rest, or 8 bits with a scale
-    weight_dtype: WeightDtype = "auto"  # of the layers' products: as the rest, or 8 bits
+    rotary_fraction: float = share(1.0, fix=FIX)  # of each head that is rotated, from its start
+    sliding_window: int | None = _size(None)
+    tie_embeddings: bool = flag(False)
+    num_experts: int = _count(0, minimum=0)  # 0: one FFN for all tokens
+    experts_per_token: int = _count(0, minimum=0)
+    simulation_only: bool = flag(False)
+    # of the cache: as the rest, or 8 bits with a scale
+    kv_dtype: KvDtype = one_of("auto", valid=get_args(KvDtype))
+    # of the layers' products: as the rest, or 8 bits
+    weight_dtype: WeightDtype = one_of("auto", valid=get_args(WeightDtype))
 
     def __post_init__(self) -> None:
-        model, fix = f"model {self.name}:", "correct the model's settings"
-        for name in SIZES:
-            require_int(f"{model} {name}", getattr(self, name), 1, fix)
-        for name, kind in (
-            *(("norm", Norm), ("activation", Activation)),
-            *(("kv_dtype", KvDtype), ("weight_dtype", WeightDtype)),
-        ):
-            require_one_of(f"{model} {name}", getattr(self, name), get_args(kind))
-        for name in ("rotary_fraction", "rope_theta", "norm_eps"):
-            require_number(f"{model} {name}", getattr(self, name), above=0, fix=fix)
+        model = f"model {self.name}:"
+        check_fields(self, f"{model} ")
+        if complaint := self._complaint():
+            raise UserError(f"{model} {complaint}; {FIX}")
+
+    def _complaint(self) -> str | None:
+        """What its fields, right one by one, can't be together."""
+        if not isinstance(self.name, str) or not self.name:
+            return f"name={self.name} is no name"
+        if not isinstance(self.rope_scaling, RopeScaling | None):
+            return f"rope_scaling={self.rope_scaling} is no {RopeScaling.__name__}"
         if self.num_heads % self.num_kv_heads:
-            raise UserError(
-                f"{model} num_heads={self.num_heads} is not a multiple of "
-                f"num_kv_heads={self.num_kv_heads}; correct the model file"
+            return (
+                f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}"
             )
-        if self.num_experts and not (
-            0 < self.experts_per_token <= self.num_experts and self.simulation_only
-        ):
-            raise UserError(
-                f"{model} num_experts={self.num_experts} needs experts_per_token from 1 to it, and "
-                f"simulation_only: true; {fix}"
+        if not 0 < self.rotary_size + self.rotary_size % 2 <= self.head_size:
+            return (
+                f"rotary_fraction={self.rotary_fraction} rotates {self.rotary_size} of "
+                f"head_size={self.head_size} entries, which are not there in pairs"
             )
+        is_mixture = 0 < self.experts_per_token <= self.num_experts and self.simulation_only
+        if (self.num_experts or self.experts_per_token) and not is_mixture:
+            return (
+                f"num_experts={self.num_experts} needs experts_per_token="
+                f"{self.experts_per_token} to be from 1 to it, and simulation_only: true"
+            )
+        if self.num_params > MOST_PARAMS:
+            return f"it would have {self.num_params:.1e} parameters, of {MOST_PARAMS:.0e} at most"
+        return None
 
     def require_runnable(self) -> None:
         """Raise UserError for a shape that exists for simulation only."""

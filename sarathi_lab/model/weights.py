@@ -6,8 +6,10 @@ from pathlib import Path
 
 import torch
 from safetensors import safe_open
+from torch import Tensor
 
-from sarathi_lab.model.checkpoint import parameter_sources, weight_files
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.model.checkpoint import Source, parameter_sources, stored_tensors
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.model.transformer import Transformer
 
@@ -42,16 +44,31 @@ def fill_at_random(model: Transformer, seed: int) -> None:
 
 
 def fill_from(model: Transformer, directory: Path) -> None:
-    """Copy each tensor into its rows; files are mapped, so the weights are never there twice."""
-    files = weight_files(directory)
-    parameters = dict(model.named_parameters())
+    """Copy each tensor into its rows; files are mapped, so the weights are never there twice.
+    Raises UserError for an output head that is told to equal the embedding, and does not.
+    """
+    stored = stored_tensors(directory)
     for name, sources in parameter_sources(directory, model.spec):
-        row = 0
-        for source in sources:
-            with safe_open(files[source.tensor], framework="pt") as tensors:
-                tensor = tensors.get_tensor(source.tensor)
-            if source.interleaved:  # from (q, k, v) of each head to all q, all k, all v
-                by_head = tensor.view(model.spec.num_heads, 3, -1, *tensor.shape[1:])
-                tensor = by_head.transpose(0, 1).reshape(tensor.shape)
-            parameters[name][row : row + len(tensor)].copy_(tensor)
-            row += len(tensor)
+        rows = model.get_parameter(name).split([source.shape[0] for source in sources])
+        for source, target in zip(sources, rows, strict=True):
+            if source.tied and source.tensor not in stored:
+                continue
+            tensor = _read(source, stored[source.tensor].file, model.spec)
+            if not source.tied:
+                target.copy_(tensor)
+            elif not torch.equal(tensor.to(target), target):
+                raise UserError(
+                    f"{source.tensor} in {directory} differs from the embedding; correct "
+                    "tie_word_embeddings in config.json to false"
+                )
+
+
+def _read(source: Source, file: Path, spec: ModelSpec) -> Tensor:
+    """The rows of a parameter that `source` is of."""
+    with safe_open(file, framework="pt") as tensors:
+        tensor = tensors.get_tensor(source.tensor)
+    if not source.interleaved:
+        return tensor
+    # From (q, k, v) of each head to all q, all k, all v.
+    by_head = tensor.view(spec.num_heads, 3, -1, *tensor.shape[1:])
+    return by_head.transpose(0, 1).reshape(tensor.shape)

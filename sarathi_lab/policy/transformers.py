@@ -11,6 +11,7 @@ from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.policy.base import Policy
 
 _MARGIN = "use a share of the cache from 0 to 1"
+_Starved = tuple[SequenceState, int]  # and the blocks that it lacked for what it was to take
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class _Transformers(Policy):
         while starved and _take_out(starved, scheduler) and not batch.chunks:
             starved = self._try_all(batch, scheduler)
 
-    def _try_all(self, batch: Batch, scheduler: Scheduler) -> list[SequenceState]:
+    def _try_all(self, batch: Batch, scheduler: Scheduler) -> list[_Starved]:
         """Add what has room; returns the running sequences that had none."""
         is_scarce = scheduler.blocks.num_free < self.safety_margin * scheduler.blocks.num_blocks
         starved = self._try(self._running(scheduler), batch, scheduler, is_scarce)
@@ -57,15 +58,17 @@ class _Transformers(Policy):
 
     def _try(
         self, candidates: list[SequenceState], batch: Batch, scheduler: Scheduler, is_scarce: bool
-    ) -> list[SequenceState]:
+    ) -> list[_Starved]:
         """Add those of `candidates` that have room; returns those that had none."""
-        blocks, starved = scheduler.blocks, []
+        blocks = scheduler.blocks
+        starved: list[_Starved] = []
         for sequence in candidates:
             num_tokens = min(sequence.num_pending, self.max_batch_tokens - batch.num_tokens)
             if not num_tokens or (is_scarce and batch.chunks and not sequence.is_decoding):
                 break
-            if blocks.num_missing(sequence, sequence.num_computed + num_tokens) > blocks.num_free:
-                starved.append(sequence)
+            missing = blocks.num_missing(sequence, sequence.num_computed + num_tokens)
+            if missing > blocks.num_free:
+                starved.append((sequence, missing))
             elif not sequence.is_running:
                 scheduler.enter(batch, sequence, num_tokens)
             elif len(batch) < scheduler.batch_size:
@@ -114,14 +117,14 @@ def _may_admit(scheduler: Scheduler) -> bool:
     return True
 
 
-def _take_out(starved: list[SequenceState], scheduler: Scheduler) -> bool:
+def _take_out(starved: list[_Starved], scheduler: Scheduler) -> bool:
     """Preempt the newest of `starved` until the others fit; False if there was no need."""
-    blocks = scheduler.blocks
-    missing = [blocks.num_missing(sequence, sequence.num_computed + 1) for sequence in starved]
+    missing = sum(num_blocks for _, num_blocks in starved)
     has_preempted = False
-    while starved and len(scheduler.running) > 1 and sum(missing) > blocks.num_free:
-        scheduler.preempt(starved.pop())
-        missing.pop()
+    while starved and len(scheduler.running) > 1 and missing > scheduler.blocks.num_free:
+        sequence, num_blocks = starved.pop()
+        scheduler.preempt(sequence)
+        missing -= num_blocks
         has_preempted = True
     if has_preempted:
         scheduler.state(_Kept).sequences = list(scheduler.running)

@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.results.columns import HEADINGS
-from sarathi_lab.results.load import find_runs, load_iterations, load_summary, new_name
+from sarathi_lab.results.load import find_runs, load_iterations, load_summary, new_name, read_object
 from sarathi_lab.results.tracking import fetch_runs
 
 # Of a run's own, so that two runs always differ in them.
@@ -112,7 +112,7 @@ def _load(place: str | Path) -> list[ComparedRun]:
 
 def _local(folder: Path) -> ComparedRun:
     try:
-        labels = json.loads((folder / "run.json").read_text())
+        labels = read_object(folder / "run.json")
         config = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
         summary = load_summary(folder)
         iterations = load_iterations(folder)

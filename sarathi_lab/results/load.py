@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import EXPERIMENTS, make_folder
 from sarathi_lab.results.intervals import confidence_of_bootstrap
+from sarathi_lab.workload.files import json_object
 
 POINTS = "figure.parquet"  # the figures of the paper, recomputed: see `paper.task`
 LABELS = "run.json"  # written last, so its presence says that the run is complete
 RENAMED = {"floor": "roofline", "ceiling": "peak"}  # words in the names of older files
 SIMULATED = "simulated-"
+AGAIN = "leave it out or run it again"
 # A point: where it is in its figure, the median, the interval around it (see `intervals`), and of
 # how many pairs. Without a y, `reason` says why there is none. `low` and `high` of a simulated
 # point are the cost model's own error.
@@ -40,9 +42,13 @@ def load_runs(*roots: Path) -> pd.DataFrame:
     rows, skipped = [], []
     for path in find_runs(*roots):
         try:
-            labels = json.loads((path / LABELS).read_text())
-            row = {**labels, **load_summary(path), "path": str(path), "sweep": str(_sweep_of(path))}
-        except (OSError, ValueError):
+            row = {
+                **read_object(path / LABELS),
+                **load_summary(path),
+                "path": str(path),
+                "sweep": str(_sweep_of(path)),
+            }
+        except UserError:
             skipped.append(str(path))
         else:
             rows.append(row)
@@ -52,18 +58,38 @@ def load_runs(*roots: Path) -> pd.DataFrame:
 
 
 def load_summary(path: Path | str) -> dict[str, float]:
-    summary = json.loads((Path(path) / "summary.json").read_text())
+    summary = read_object(Path(path) / "summary.json")
     return {new_name(name): value for name, value in summary.items()}
 
 
 def load_iterations(path: Path | str) -> pd.DataFrame:
     """One row per iteration of the run in `path`; columns as in METRICS.md."""
-    return pd.read_parquet(Path(path) / "iterations.parquet").rename(columns=new_name)
+    return _parquet(Path(path) / "iterations.parquet").rename(columns=new_name)
 
 
 def load_requests(path: Path | str) -> pd.DataFrame:
     """One row per request of the run in `path`."""
-    return pd.read_parquet(Path(path) / "requests.parquet")
+    return _parquet(Path(path) / "requests.parquet")
+
+
+def _parquet(path: Path) -> pd.DataFrame:
+    try:
+        return pd.read_parquet(path)
+    except (OSError, ValueError) as error:  # ArrowInvalid is one
+        raise _unreadable(path, error) from None
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The object in a file of JSON. Raises UserError."""
+    try:
+        return json_object(path.read_text(encoding="utf-8"), str(path), AGAIN)
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: Exception) -> UserError:
+    reason = next(iter(str(error).splitlines()), type(error).__name__)
+    return UserError(f"{path} can't be read ({reason}); {AGAIN}")
 
 
 def new_name(name: str) -> str:

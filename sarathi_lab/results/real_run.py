@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.workload.files import json_object
+from sarathi_lab.config.paths import json_object
 
 BLOCK_SIZE = 16  # vLLM's default
 NULL_BLOCKS = 1  # of vLLM's blocks, which it never hands out

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import pandas as pd
 
-from sarathi_lab.config.errors import UserError, require_number
+from sarathi_lab.config.checked import check_fields, number, text
+from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import make_folder
 from sarathi_lab.results.columns import MILLISECONDS, factor
 from sarathi_lab.results.wandb_process import AGENT_VARIABLES, environment, of_agent, send
@@ -89,18 +90,17 @@ class WandbTracker(Tracker):
     only a process of W&B's on this machine that stops answering is waited for.
     """
 
-    project: str
+    project: str = text(fix="use a project's name such as sarathi-lab")
     mode: str
-    dir: str
-    timeout: float = 60.0
+    dir: str = text(fix="use a folder such as outputs")
+    timeout: float = number(60.0, above=0, fix="use a number of seconds such as 60")
 
     def __post_init__(self) -> None:
+        check_fields(self, "tracking.")
         if self.mode not in ("offline", "online"):
             raise UserError(
                 f"tracking.mode={self.mode} is unknown; use offline or online, or tracking=none"
             )
-        fix = "use a number of seconds such as 60"
-        require_number("tracking.timeout", self.timeout, above=0, fix=fix)
 
     def check(self) -> None:
         """Refuses online runs without a login, too; the server is not asked whether it takes it."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -21,6 +23,8 @@ from sarathi_lab.executor.simulated.profiled import ProfiledOperations
 from sarathi_lab.executor.tables import write_tables
 from sarathi_lab.executor.torch import profiling
 from sarathi_lab.executor.torch.backend import TorchBackend
+from sarathi_lab.executor.torch.executor import TorchExecutor
+from sarathi_lab.executor.torch.own_time import undisturbed
 from sarathi_lab.results.provenance import slug_of
 from sarathi_lab.results.report import print_cautions
 from sarathi_lab.results.result import Result, Shown
@@ -30,11 +34,14 @@ from sarathi_lab.tasks.subjects import BLOCK_SIZE, Subject, measured_subject
 TABLES = Path("experiments", "lab", "cost_model", "tables")  # of a checkout
 DIGITS = 4  # of the figures in the hardware file
 FLOATS = "%.6g"
+ATTEMPTS = 3  # measurements of up to `seconds` each
+MOST_ERROR = 0.3  # mean of an operation's rows, left out and interpolated from the others
 
 
 @dataclass(frozen=True)
 class Calibrate(Task):
-    """Measures the chosen model's operations on the chosen device for up to `seconds`.
+    """Measures the chosen model's operations on the chosen device for up to `seconds`, again where
+    its rows contradict each other; what still does then is not installed.
 
     Leaves `<name>.yaml`, a hardware file, and the operation tables that it names, which
     executor.cost_model=profiled interpolates: decodes up to `batch` sequences, contexts up to
@@ -80,9 +87,8 @@ class Calibrate(Task):
         shapes = _shapes(cfg)
         sizes = Sizes(profiling.blocks_needed(shapes, BLOCK_SIZE), BLOCK_SIZE, batch_size=cfg.batch)
         executor = backend.build(spec, checkpoint, sizes)
-        with progress_of("measuring", self.seconds, "s") as progress:
-            measured = profiling.measure_profile(executor, shapes, self.seconds, progress)
-        tables = measured.tables(spec, device=device, dtype=dtype)
+        measured, profiled = self._measured(executor, shapes, backend)
+        tables = profiled.tables
         peaks = backend.peaks()
         memory_bytes, num_sms = backend.size()
         folder = make_folder(context.run_dir, "the run's folder")
@@ -112,8 +118,7 @@ class Calibrate(Task):
             installed = replace(hardware, tables=str(home))
             places = {"file": _write(installed, CONF / "hardware", title)}
         use = f"python -m sarathi_lab.run executor=simulated hardware={hardware.name}"
-        profiled = ProfiledOperations(tables, spec, backend.dtype_bytes)
-        errors = {**profiled.errors, **hardware.uncertainty}
+        errors = {**profiled.errors, **hardware.held_out_errors}
         return Result(
             tables={f"{name}.csv": frame for name, frame in tables.frames.items()},
             summary={f"error/{name}": error for name, error in errors.items()},
@@ -123,6 +128,46 @@ class Calibrate(Task):
             tags=[hardware.name],
             float_format=FLOATS,
         )
+
+    def _measured(
+        self, executor: TorchExecutor, shapes: Sequence[profiling.Shape], backend: TorchBackend
+    ) -> tuple[profiling.Measured, ProfiledOperations]:
+        """The first of `ATTEMPTS` measurements whose rows are within `MOST_ERROR` of what their
+        neighbours say, or else the best. Raises UserError if that was to be installed.
+        """
+        spec, best, why = executor.model.spec, None, ""
+        for attempt in range(1, ATTEMPTS + 1):
+            with (
+                progress_of("measuring", self.seconds, "s") as progress,
+                undisturbed(executor) as clock,
+            ):
+                start = time.perf_counter()
+                measured = profiling.measure_profile(executor, shapes, self.seconds, progress)
+                lost = clock.lost / (time.perf_counter() - start)
+            tables = measured.tables(spec, device=backend.device_name, dtype=backend.dtype_name)
+            profiled = ProfiledOperations(tables, spec, backend.dtype_bytes)
+            worst, error = max(profiled.errors.items(), key=itemgetter(1))
+            if best is None or error < best[0]:
+                best = error, measured, profiled
+                why = (
+                    f"rows of {worst} are {error:.0%} off what the others say, more than "
+                    f"{MOST_ERROR:.0%}: the machine is busy (others had a core {lost:.0%} of the "
+                    "time) or slow at times"
+                )
+            if error <= MOST_ERROR:
+                break
+            if attempt < ATTEMPTS:
+                console().print(f"  {why}; measuring again")
+        assert best is not None, "there is one attempt at least"
+        if best[0] > MOST_ERROR:
+            said = f"after {ATTEMPTS} measurements {why}"
+            if self.install:
+                raise UserError(
+                    f"task.install=true: {said}; repeat when it is quiet, or with "
+                    f"task.seconds={2 * self.seconds:g}"
+                )
+            console().print(f"  {said}", style="yellow")
+        return best[1], best[2]
 
     def _hardware_name(self, backend: TorchBackend) -> str:
         return slug_of(backend.device_name) if self.name is None else str(self.name)
@@ -140,7 +185,7 @@ def _write(hardware: Hardware, folder: Path, title: str) -> Path:
         name: float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
         for name, value in asdict(hardware).items()
     }
-    rounded = {kind: round(error, DIGITS) for kind, error in hardware.uncertainty.items()}
+    rounded = {kind: round(error, DIGITS) for kind, error in hardware.held_out_errors.items()}
     target = f"_target_: {Hardware.__module__}.{Hardware.__qualname__}\n"
     path = folder / f"{hardware.name}.yaml"
     figures["uncertainty"] = rounded
@@ -165,7 +210,9 @@ def _errors(
         {"": name, "rows": int((measured.table.operation == name).sum()), heading: error}
         for name, error in held_out.items()
     ]
-    uncertainty = ", ".join(f"{kind} {error:.0%}" for kind, error in hardware.uncertainty.items())
+    uncertainty = ", ".join(
+        f"{kind} {error:.0%}" for kind, error in hardware.held_out_errors.items()
+    )
     return [
         *lines,
         Shown(rows, left=[""], formats={heading: ".1%"}),

@@ -41,7 +41,9 @@ SHOWN = {"ttft_p50": "TTFT P50", "tbt_p99": "TBT P99", "tpot_p99": "TPOT P99"}
 class Capacity(Task):
     """Looks for the capacity with `seeds` sets of requests, to a rate of `precision` (a share).
 
-    Leaves capacity.parquet (a row per run), and the tables of the first seed's run at its capacity.
+    The workload's requests are doubled until the capacity stands still, `doublings` times at most;
+    requests that are given, such as a trace's, are searched by half of them and by all. Leaves
+    capacity.parquet (a row per run), and the tables of the first seed's run at its capacity.
     """
 
     reads = (
@@ -52,6 +54,7 @@ class Capacity(Task):
     has_runs = True
     seeds: int = whole(3, minimum=1, fix="use a few sets of requests, such as 3")
     precision: float = number(0.05, above=0, fix="use a share of the rate, such as 0.05")
+    doublings: int = whole(3, minimum=1, fix="use a few, such as 3")
     lowest: float | None = number(None, above=0, fix=RATES)
     highest: float | None = number(None, above=0, fix=RATES)
 
@@ -69,7 +72,8 @@ class Capacity(Task):
                 f"chunk={AUTO} is advised for one load, not for every rate; name a chunk such as "
                 "chunk=512"
             )
-        configs = [_with_arrivals(cfg, seed) for seed in range(cfg.seed, cfg.seed + self.seeds)]
+        seeds = range(cfg.seed, cfg.seed + self.seeds)
+        configs = [self._with_arrivals(cfg, seed) for seed in seeds]
         plans = [make_plan(own) for own in configs]
         slo, name = plans[0].targets.slo, plans[0].load.name
         if not slo.bounds and not slo.is_relative:
@@ -77,8 +81,8 @@ class Capacity(Task):
                 f"slo={slo.name} has no bounds that a rate could meet; name an objective, such as "
                 "slo=strict or slo=mlperf-llama2-70b"
             )
-        for plan in plans:
-            search.at_rate(plan.load.requests, 1.0)  # refuses what has no gaps
+        for plan in plans:  # refuses what has no gaps
+            search.at_rate(plan.load.requests[: self._lengths(plan)[0]], 1.0)
         first, *others = (
             [(r.arrival_time, r.prompt_len, r.output_len) for r in plan.load.requests]
             for plan in plans[:2]
@@ -97,7 +101,7 @@ class Capacity(Task):
         plans: list[Plan] = context.prepared or self.check(cfg)
         plan = plans[0]
         serve.print_plan(plan, context)
-        trials, slo, saturation, found = self._search(plans)
+        trials, slo, saturation, found = self._search(plans, self._lengths(plan))
         peaks = plan.backend.peaks()
 
         def costs(trial: search.Trial) -> pd.DataFrame:
@@ -109,7 +113,8 @@ class Capacity(Task):
             summaries[key] = summarise(costs(trial), trial.requests, peaks, None)
             summaries[key] |= serve.serving_summary_of(plan, *served, peaks, slo)
         table = pd.DataFrame(
-            {"seed": trial.seed, "rate": trial.rate, "slo_met": is_met(trial.requests, slo)}
+            dict(zip(("seed", "num_requests", "rate"), trial, strict=False))
+            | {"slo_met": is_met(trial.requests, slo)}
             | {name: summaries[key].get(name, math.nan) for name in COLUMNS}
             for key, trial in sorted(trials.known.items())
         )
@@ -117,31 +122,42 @@ class Capacity(Task):
         named = {name: labels[name] for name in ("policy", "slo", "model", "device", "workload")}
         tables, at_capacity = {"capacity.parquet": table.assign(**named)}, {}
         seed, bracket = next(iter(found.brackets.items()))
-        if bracket.passing is not None:
-            best = trials.known[seed, bracket.passing]
-            at_capacity = summaries[seed, bracket.passing]
+        if bracket.passing is not None and found.is_settled:
+            key = (seed, found.num_requests, bracket.passing)
+            best, at_capacity = trials.known[key], summaries[key]
             tables |= {ITERATIONS: costs(best), REQUESTS: best.requests}
         summary = {**at_capacity, **found.summary, "capacity_trials": float(len(trials.known))}
         summary["closed_rate"] = saturation
         where = f"{plan.policy.name}, {plan.spec.name} on {plan.backend.device_name}"
         return Result(
             tables=tables,
-            figures={"capacity": rate_curves(table, slo, summary["capacity"], where)},
+            figures={
+                "capacity": rate_curves(
+                    table[table.num_requests == found.num_requests], slo, summary["capacity"], where
+                )
+            },
             summary=summary,
-            shown=_shown(len(plan.load.requests), slo, found, summary),
+            shown=_shown(slo, found, summary),
             labels={**labels, "is_baseline": False, "baselines": {}},
             tags=["capacity", *(str(labels[name]) for name in TAGS)],
             config=plan.config,
         )
 
-    def _search(self, plans: Sequence[Plan]) -> tuple[search.Trials, Slo, float, search.Capacities]:
+    def _lengths(self, plan: Plan) -> list[int]:
+        """Requests of the runs of a search; the last are all of the plan's."""
+        doublings = self.doublings if "num_requests" in plan.config["workload"] else 1
+        return search.run_lengths(len(plan.load.requests), doublings)
+
+    def _search(
+        self, plans: Sequence[Plan], lengths: Sequence[int]
+    ) -> tuple[search.Trials, Slo, float, search.Capacities]:
         """The runs, the objective in seconds, the saturation rate and what was found."""
         plan = plans[0]
         executor = plan.backend.build(plan.spec, plan.checkpoint, plan.sizes)
         if plan.fills_memory and executor.num_blocks:
             plan = replace(plan, num_blocks=executor.num_blocks)
         slo = plan.targets.slo.resolved(slo_reference(plan, executor))
-        tokens = sum(request.total_len - 1 for request in plan.load.requests)
+        tokens = sum(request.total_len - 1 for request in plan.load.requests[: lengths[1]])
         expected = tokens * (1 + FIRST_TRIALS + LATER_TRIALS * (len(plans) - 1))
         title = f"looking for the capacity under {slo.name}"
         with progress_of(title, expected, "tokens") as progress:
@@ -150,30 +166,31 @@ class Capacity(Task):
             engine = search.Engine(executor, *sizes, progress)
             loads = {int(own.config["seed"]): own.load.requests for own in plans}
             trials = search.Trials(engine, plan.policy, loads, search.Grid(self.precision))
-            saturation = trials.saturation_rate()
+            saturation = trials.saturation_rate(lengths[0])
             limits = search.limits_around(saturation, self.lowest, self.highest)
-            return trials, slo, saturation, trials.capacity(slo, saturation, limits)
+            return trials, slo, saturation, trials.capacity(slo, saturation, limits, lengths)
+
+    def _with_arrivals(self, cfg: DictConfig, seed: int) -> DictConfig:
+        """`cfg` with another seed, the requests of its longest runs, and arrivals whose gaps a rate
+        can stretch. Refuses a rate.
+        """
+        own = changed(cfg, seed=seed)
+        if isinstance(own.workload.get("num_requests"), int):
+            own.workload.num_requests <<= self.doublings
+        kind = own.workload.get("arrivals")
+        if "rate" in own.workload and kind in ("closed", *SCALED):
+            if own.workload.rate is not None:
+                raise UserError(
+                    f"workload.rate={own.workload.rate} has no effect: task=capacity looks for the "
+                    "rate; drop it"
+                )
+            own.workload.rate = 1.0
+            if kind == "closed":
+                own.workload.arrivals = "poisson"
+        return own
 
 
-def _with_arrivals(cfg: DictConfig, seed: int) -> DictConfig:
-    """`cfg` with another seed, and arrivals whose gaps a rate can stretch. Refuses a rate."""
-    own = changed(cfg, seed=seed)
-    kind = own.workload.get("arrivals")
-    if "rate" in own.workload and kind in ("closed", *SCALED):
-        if own.workload.rate is not None:
-            raise UserError(
-                f"workload.rate={own.workload.rate} has no effect: task=capacity looks for the "
-                "rate; drop it"
-            )
-        own.workload.rate = 1.0
-        if kind == "closed":
-            own.workload.arrivals = "poisson"
-    return own
-
-
-def _shown(
-    num_requests: int, slo: Slo, found: search.Capacities, summary: Mapping[str, float]
-) -> list[str]:
+def _shown(slo: Slo, found: search.Capacities, summary: Mapping[str, float]) -> list[str]:
     """The rate with its interval and objective, seeds without one, and latencies at that rate."""
     num_seeds = len(found.brackets)
     at_least = "at least " if found.is_lower_bound else ""
@@ -182,11 +199,14 @@ def _shown(
     at_capacity = [
         f"{words} {1e3 * summary[name]:.0f} ms" for name, words in SHOWN.items() if name in summary
     ]
+    under = f"under {slo.name}: {slo.describe()}"
+    runs = f"  {summary['capacity_trials']:.0f} runs; all at once {summary['closed_rate']:.3g}/s"
+    if not found.is_settled:
+        return [f"  {found.remark}; raise task.doublings or workload.num_requests", runs]
     return [
         f"  capacity {at_least}{summary['capacity']:.3g} requests/s ({interval}, {num_seeds} "
-        f"seed{'s' * (num_seeds > 1)}) under {slo.name}: {slo.describe()}",
+        f"seed{'s' * (num_seeds > 1)}) {under}",
         *([f"  {found.remark}"] if found.remark else []),
-        f"  {summary['capacity_trials']:.0f} runs of {num_requests} requests; all at "
-        f"once {summary['closed_rate']:.3g} requests/s"
-        + (f"; at the capacity, {', '.join(at_capacity)}" if at_capacity else ""),
+        f"  it stands still: {found.history}",
+        f"{runs}; at the capacity, {', '.join(at_capacity)}" if at_capacity else runs,
     ]

@@ -26,7 +26,7 @@ from sarathi_lab.results.decode_cost import decode_iteration
 from sarathi_lab.results.saturation import SaturationLimits
 from sarathi_lab.results.slo import Targets
 from sarathi_lab.results.window import Window
-from sarathi_lab.workload import LoadedRequests
+from sarathi_lab.workload import LoadedRequests, Workload
 from sarathi_lab.workload.traces import Trace
 
 AUTO = "auto"  # for a chunk: the one that the device's cost model predicts to be best
@@ -34,6 +34,7 @@ FILLS_MEMORY = "auto"  # for cache.num_blocks
 # Room that a policy's default watermark (1 %) keeps free must not cost a sequence of the default
 # cache.
 CACHE_HEADROOM = 0.01
+MOST_BLOCKS = 10_000_000  # of a cache; each is a number in a list
 
 
 @dataclass(frozen=True)
@@ -131,12 +132,12 @@ def _parts(cfg: DictConfig) -> Plan:
     """All parts of a run, the policy not yet fitted to the others."""
     fix = "use the number of sequences to serve at a time, such as 8"
     batch_size = require_int("batch", cfg.batch, 1, fix)
-    policy: Policy = build(cfg.policy)
+    policy: Policy = build(cfg.policy, Policy)
     require_one_of("queue_order", cfg.queue_order, get_args(QueueOrder))
     require_one_of("preemption", cfg.preemption, get_args(Preemption))
     backend: Backend = build(cfg.executor)
     spec, checkpoint = resolve_model(cfg, backend)
-    named, workload = cfg.max_model_len, build(cfg.workload)
+    named, workload = cfg.max_model_len, build(cfg.workload, Workload)
     if named is not None:
         require_int("max_model_len", named, 2, "use null for the longest request of the workload")
     if isinstance(workload, Trace):
@@ -154,6 +155,9 @@ def _parts(cfg: DictConfig) -> Plan:
     block_size = cache["block_size"]
     # Before a cache of that many blocks is made.
     backend.check(spec, cache["num_blocks"] * block_size, cache["num_host_blocks"] * block_size)
+    for name in ("num_blocks", "num_host_blocks"):
+        fix = "use fewer, or a larger cache.block_size"
+        require_int(f"cache.{name}", cache[name], 0, fix, maximum=MOST_BLOCKS)
     config = resolved(cfg)
     plan = Plan(
         config=config,

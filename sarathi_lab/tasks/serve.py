@@ -27,7 +27,7 @@ from sarathi_lab.experiment.advisor import Advice
 from sarathi_lab.model.roofline import Peaks, request_roofline, roofline_time
 from sarathi_lab.results import metrics
 from sarathi_lab.results.decode_cost import fullest_hybrid, measure_decode_cost
-from sarathi_lab.results.load import load_summary
+from sarathi_lab.results.load import load_summary, read_object
 from sarathi_lab.results.provenance import provenance
 from sarathi_lab.results.report import cell, print_device, summary_table
 from sarathi_lab.results.result import ITERATIONS, REQUESTS, Result, Shown, Stopped, show
@@ -88,7 +88,7 @@ def _ensure_baseline(cfg: DictConfig, plan: Plan, name: str, context: RunContext
         if (run_dir / "run.json").is_file():
             return run_dir
         if (failed_dir / "failed.json").is_file():  # in another job: it would fail again
-            raise RunError(json.loads((failed_dir / "failed.json").read_text())["error"])
+            raise RunError(str(read_object(failed_dir / "failed.json").get("error")))
         run_dir.parent.mkdir(parents=True, exist_ok=True)
         # In a hidden folder, moved when complete: nobody reads half of one.
         aside = Path(tempfile.mkdtemp(prefix=f".{run_dir.name}.", dir=run_dir.parent))

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sarathi_lab.config.checked import check_fields, number, whole
-from sarathi_lab.config.errors import UserError, require_number, require_one_of
+from sarathi_lab.config.errors import MOST, UserError, require_int, require_number, require_one_of
 from sarathi_lab.engine.request import Request
 from sarathi_lab.workload.base import LoadedRequests
 
@@ -33,6 +33,7 @@ EXPLAINED = {
     "think_time": "in seconds, such as 1.0",
 }
 CV_RANGE = (0.01, 100.0)  # beyond, gaps are equal or zero in double precision
+MOST_REQUESTS = 10_000_000  # which take some 5 GB
 SHARES_ERROR = 1e-6  # by which shares may miss 1
 
 
@@ -58,7 +59,9 @@ class Arriving:
     end_rate: float | None = number(
         None, above=0, fix="use requests per second, above workload.rate"
     )
-    users: int | None = whole(None, minimum=1, fix=f"use {EXPLAINED['users']}")
+    users: int | None = whole(
+        None, minimum=1, maximum=MOST_REQUESTS, fix=f"use {EXPLAINED['users']}"
+    )
     think_time: float | None = number(None, minimum=0, fix="use seconds, such as 1.0")
     priorities: Sequence[int] | None = None
     priority_shares: Sequence[float] | None = None
@@ -106,8 +109,7 @@ class Arriving:
             raise UserError(f"workload.priorities={priorities} is not a list; {fix}")
         own = f"workload.priorities={list(priorities)}"
         for priority in priorities:
-            if isinstance(priority, bool) or not isinstance(priority, int):
-                raise UserError(f"{own}: {priority} is not a whole number; {fix}")
+            require_int("workload.priorities", priority, -MOST, fix)
         if len(set(priorities)) < 2:
             raise UserError(f"{own} has no effect: all are equal; {fix}")
         if shares is None:

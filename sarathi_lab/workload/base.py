@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sarathi_lab.config.errors import LAST_SECOND, UserError
 from sarathi_lab.engine.arrivals import Arrivals, ClosedLoop
 from sarathi_lab.engine.request import Request
 
@@ -29,6 +30,14 @@ class LoadedRequests:
     notes: Sequence[str] = ()  # what else there is to say of a file
     num_users: int | None = None
     think_time: float = 0.0  # seconds
+
+    def __post_init__(self) -> None:
+        last = max((request.arrival_time for request in self.requests), default=0.0)
+        if not last <= LAST_SECOND:
+            raise UserError(
+                f"workload {self.name}: a request arrives after {last:.3g} s, when no clock tells "
+                f"iterations apart; bring it below {LAST_SECOND:g} s, such as by workload.rate"
+            )
 
     def arrivals(self) -> Arrivals:
         if self.num_users is None:
@@ -57,6 +66,7 @@ class LoadedRequests:
         return f"{line}; {rows}{reasons}"
 
 
+@runtime_checkable
 class Workload(Protocol):
     """Makes the requests of a run; see `conf/workload/`."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from sarathi_lab.config.errors import UserError, require_int
+from sarathi_lab.config.paths import json_object
 from sarathi_lab.engine.request import Request
 from sarathi_lab.workload.base import Encode, LoadedRequests
 
@@ -67,19 +67,6 @@ class Prompts:
             raise UserError(f"{file} is empty; name a file with at least one request")
         dropped = {"blank": number - len(requests)}
         return LoadedRequests(f"{self.name} {file.name}", requests, number, dropped)
-
-
-def json_object(text: str, where: str, fix: str = "write one object a line") -> dict[str, Any]:
-    """A line of JSONL, or a file of JSON. Raises UserError, naming the place, for what is no
-    object.
-    """
-    try:
-        row = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{where} is not JSON ({error}); {fix}") from None
-    if not isinstance(row, dict):
-        raise UserError(f"{where} is not a JSON object; {fix}")
-    return row
 
 
 def _prompt_request(

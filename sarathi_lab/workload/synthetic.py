@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 
 from sarathi_lab.config.checked import number, whole
 from sarathi_lab.config.errors import UserError, require_one_of
-from sarathi_lab.workload.arriving import READS, Arriving
+from sarathi_lab.workload.arriving import MOST_REQUESTS, READS, Arriving
 from sarathi_lab.workload.base import Encode, LoadedRequests, random_prompt
 
 # For prompts that nobody computes: prefixes are told apart by their tokens all the same.
 ANY_VOCAB_SIZE = 1 << 15
+MOST_TOKENS = 10_000_000  # of a request of a drawn length
 _TOKENS = "use at least one prompt and one output token"
 
 
@@ -42,7 +43,9 @@ class MadeUp(Arriving, ABC):
     num_prefixes: int | None = whole(
         None, minimum=1, fix="use null for one prefix that all prompts share"
     )
-    num_requests: int = whole(minimum=1, fix="use the number of requests to serve, such as 16")
+    num_requests: int = whole(
+        minimum=1, maximum=MOST_REQUESTS, fix="use the number of requests to serve, such as 16"
+    )
 
     def __post_init__(self) -> None:
         if self.arrivals is None:
@@ -75,7 +78,8 @@ class MadeUp(Arriving, ABC):
         vocab_size = vocab_size or ANY_VOCAB_SIZE
         dice = np.random.default_rng([self.seed, 10, request_id])
         texts = np.random.default_rng([self.seed, 11, int(dice.integers(self.num_prefixes or 1))])
-        prefix = texts.integers(0, vocab_size, self.shared_prefix_len, dtype=np.int32)[:prompt_len]
+        shared = min(self.shared_prefix_len, prompt_len)
+        prefix = texts.integers(0, vocab_size, shared, dtype=np.int32)
         own = random_prompt(request_id, prompt_len, vocab_size, self.seed)
         assert own is not None, "there is a vocabulary"
         return np.concatenate([prefix, own[len(prefix) :]])
@@ -112,8 +116,8 @@ class PaperGrid(_Synthetic):
 class _Varied(_Synthetic):
     """Total lengths drawn from min_len to max_len, both included."""
 
-    min_len: int = whole(minimum=2, fix=_TOKENS)
-    max_len: int = whole(minimum=2, fix=_TOKENS)
+    min_len: int = whole(minimum=2, maximum=MOST_TOKENS, fix=_TOKENS)
+    max_len: int = whole(minimum=2, maximum=MOST_TOKENS, fix=_TOKENS)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -6,7 +6,7 @@ import csv
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +15,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.workload.files import json_object, numbered_lines
+from sarathi_lab.config.paths import json_object
+from sarathi_lab.workload.files import numbered_lines
 
 PREFIX_BLOCK = 512  # tokens that one of Mooncake's hash ids stands for
 PREFIX_IDS = "hash_ids"
@@ -55,20 +56,32 @@ class TraceTable:
 
 class _Format(NamedTuple):
     """The columns, or keys, that a format is known by: maybe time, prompt and output tokens; and
-    how it writes times, as nanoseconds.
+    what makes a reader of one file's times, as nanoseconds.
     """
 
     name: str
     columns: tuple[str, ...]
-    nanoseconds: Callable[[Any], int] | None = None
+    reader: Callable[[], Callable[[Any], int]] | None = None
 
 
-def _from_date(value: Any) -> int:
-    """Nanoseconds since 1970, exact: Azure's times have seven fractional digits."""
-    text = str(value)
-    if not text.strip()[:1].isdigit():  # pandas would take "now" for a time
-        raise ValueError(f"{text!r} is no time")
-    return pd.Timestamp(text).value
+class _Dates:
+    """Reads dates as nanoseconds since 1970, exact: Azure's have seven fractional digits. All of a
+    file, or none of it, say how far they are from UTC.
+    """
+
+    def __init__(self) -> None:
+        self._has_offset: bool | None = None
+
+    def __call__(self, value: Any) -> int:
+        text = str(value)
+        if not text.strip()[:1].isdigit():  # pandas would take "now" for a time
+            raise ValueError(f"{text!r} is no time")
+        time = pd.Timestamp(text)
+        has_offset = time.tzinfo is not None
+        if self._has_offset not in (None, has_offset):
+            raise ValueError(f"{text!r} and earlier times: some have an offset from UTC, some none")
+        self._has_offset = has_offset
+        return time.value
 
 
 def _from_number(unit: int) -> Callable[[Any], int]:
@@ -83,9 +96,9 @@ def _from_number(unit: int) -> Callable[[Any], int]:
     return nanoseconds
 
 
-SECONDS, MILLISECONDS = _from_number(10**9), _from_number(10**6)
+SECONDS, MILLISECONDS = partial(_from_number, 10**9), partial(_from_number, 10**6)
 FORMATS = (
-    _Format("Azure", ("TIMESTAMP", "ContextTokens", "GeneratedTokens"), _from_date),
+    _Format("Azure", ("TIMESTAMP", "ContextTokens", "GeneratedTokens"), _Dates),
     _Format("BurstGPT", ("Timestamp", "Request tokens", "Response tokens"), SECONDS),
     _Format("Mooncake", ("timestamp", "input_length", "output_length"), MILLISECONDS),
     _Format("lengths", ("num_prefill_tokens", "num_decode_tokens")),
@@ -122,6 +135,7 @@ def _read(file: Path, mtime_ns: int, size: int) -> TraceTable:
                 first = json_object(line, f"{file} line {number}") if is_json else _cells(line)
                 names = [name.strip() for name in first]
                 form = _recognised(file, names)
+                nanoseconds = form.reader and form.reader()
                 if not is_json:
                     places = [names.index(column) for column in form.columns]
                     continue
@@ -130,7 +144,7 @@ def _read(file: Path, mtime_ns: int, size: int) -> TraceTable:
             else:
                 values, ids = _csv_row(_cells(line), places, len(names)), None
             *time, prompt_len, output_len = values
-            columns[0].append(form.nanoseconds(*time) if form.nanoseconds else 0)
+            columns[0].append(nanoseconds(*time) if nanoseconds else 0)
             columns[1].append(_count(prompt_len))
             columns[2].append(_count(output_len))
             prefix_ids.append(() if ids is None else _ids(ids, columns[1][-1]))
@@ -146,7 +160,7 @@ def _read(file: Path, mtime_ns: int, size: int) -> TraceTable:
         )
     times, prompt_lens, output_lens = (np.frombuffer(column, dtype=np.int64) for column in columns)
     known_ids = prefix_ids if any(prefix_ids) else None
-    if form.nanoseconds is None:
+    if nanoseconds is None:
         return TraceTable(None, prompt_lens, output_lens, known_ids)
     order = np.argsort(times, kind="stable")
     return TraceTable(

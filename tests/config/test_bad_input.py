@@ -171,7 +171,7 @@ def test_unknown_option_and_value_that_nobody_reads_on_the_torch_executor(capsys
 
 def test_an_empty_output_folder_is_refused(capsys):
     assert main([*SMALL, "output="]) == 2
-    assert "output is empty" in capsys.readouterr().err
+    assert "output='' is no text" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

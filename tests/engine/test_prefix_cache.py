@@ -12,12 +12,12 @@ from helpers import ScriptedExecutor, scheduler_for, serve
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from integrity import check_integrity
+from shadow import Checker, ShadowCache, ShadowExecutor, history
 
 from sarathi_lab.engine.block_manager import BlockManager
-from sarathi_lab.engine.executor import StepResult
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
-from sarathi_lab.engine.request import Batch, Chunk, Request, SequenceState
+from sarathi_lab.engine.request import Request, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.policy import Orca, Policy, PrefillFirst, RequestLevel, Sarathi, SarathiServe
 
@@ -221,77 +221,6 @@ def test_hits_are_counted():
 # -- whatever comes --------------------------------------------------------------------------------
 
 
-class Memory(ScriptedExecutor):
-    """Keeps what a real cache would hold: in every slot, the tokens of a sequence up to there.
-
-    A chunk must find its context before anything of its batch is written. Batches that are fed on
-    the device are written when they are submitted, those in a pipeline when they come out.
-    """
-
-    def __init__(self, capacity: int, *, feeds_tokens: bool) -> None:
-        super().__init__(
-            lambda batch: 0.5 + 0.1 * batch.num_tokens, capacity, feeds_tokens=feeds_tokens
-        )
-        self.slots: dict[tuple[int, int], tuple[int, ...]] = {}
-        self.on_host: dict[tuple[int, int], tuple[int, ...] | None] = {}
-        self.writes: list[list[tuple[tuple[int, int], tuple[int, ...]]]] = []
-
-    def submit(self, batch: Batch) -> None:
-        for is_out, device_block, host_block in batch.copies:
-            for i in range(BLOCK_SIZE):
-                if is_out:
-                    self.on_host[host_block, i] = self.slots.get((device_block, i))
-                elif (content := self.on_host[host_block, i]) is not None:
-                    self.slots[device_block, i] = content
-        writes = []
-        for chunk in batch.chunks:
-            for position in range(chunk.start):
-                assert self.slots[_slot(chunk, position)] == _known(chunk, position), (
-                    chunk,
-                    position,
-                )
-            end = chunk.start + chunk.num_tokens
-            writes += [
-                (_slot(chunk, position), _known(chunk, position))
-                for position in range(chunk.start, end)
-            ]
-        assert len({slot for slot, _ in writes}) == len(writes)
-        self.writes.append(writes)
-        if self.feeds_tokens:
-            self.slots.update(self.writes.pop())
-        super().submit(batch)
-
-    def collect(self) -> StepResult:
-        if not self.feeds_tokens:
-            self.slots.update(self.writes.pop(0))
-        return super().collect()
-
-
-def _slot(chunk: Chunk, position: int) -> tuple[int, int]:
-    return chunk.sequence.block_ids[position // BLOCK_SIZE], position % BLOCK_SIZE
-
-
-def _known(chunk: Chunk, position: int) -> tuple[int, ...]:
-    wish = chunk.sequence.request
-    prompt = tuple(wish.prompt_token_ids[: position + 1].tolist())
-    generated = range(
-        1000 * wish.request_id, 1000 * wish.request_id + position + 1 - wish.prompt_len
-    )
-    return prompt + tuple(generated)
-
-
-class Checker(Ledger):
-    def __init__(self, scheduler: Scheduler) -> None:
-        super().__init__()
-        self.scheduler = scheduler
-
-    def record(self, result: StepResult, finished: list[SequenceState]) -> None:
-        super().record(result, finished)
-        scheduler = self.scheduler
-        check_integrity(scheduler.blocks, scheduler.running, scheduler.swapped)
-        assert scheduler.blocks.num_free + scheduler.blocks.num_used == scheduler.blocks.num_blocks
-
-
 @st.composite
 def prompts_that_share(draw) -> list[Request]:
     """Prompts of parts out of few texts; some repeat a request's prompt and answer."""
@@ -318,43 +247,14 @@ def run(policy: Policy, requests: Sequence[Request], capacity: int, *, feeds_tok
     scheduler = sharing(
         policy, max_model_len=40, num_micro_batches=1 if feeds_tokens else capacity, **sizes
     )
-    executor, checker = Memory(capacity, feeds_tokens=feeds_tokens), Checker(scheduler)
+    histories = [
+        history(one.prompt_token_ids, one.request_id, one.output_len, is_shared=True)
+        for one in requests
+    ]
+    cache, checker = ShadowCache(scheduler, histories), Checker(scheduler)
+    executor = ShadowExecutor([cache], capacity, feeds_tokens=feeds_tokens)
     run_engine(requests, scheduler, executor, checker)
     return scheduler, executor, checker
-
-
-@pytest.mark.parametrize("policy", POLICIES, ids=str)
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    executor=st.sampled_from([(1, False), (3, False), (2, True)]),  # capacity, feeds_tokens
-    requests=prompts_that_share(),
-    num_blocks=st.integers(11, 24),
-    num_host_blocks=st.sampled_from([0, 4, 20]),
-)
-def test_every_chunk_finds_its_context(policy, executor, requests, num_blocks, num_host_blocks):
-    capacity, feeds_tokens = executor
-    sizes = {"num_blocks": num_blocks, "num_host_blocks": num_host_blocks}
-    preemption = "swap" if num_host_blocks else "recompute"
-    scheduler, _, checker = run(
-        policy,
-        requests,
-        capacity,
-        feeds_tokens=feeds_tokens,
-        preemption=preemption,
-        queue_order="shortest",
-        **sizes,
-    )
-    table, iterations = checker.requests(), checker.iterations()
-    assert table.output_token_ids.tolist() == [
-        [1000 * request.request_id + k for k in range(request.output_len)] for request in requests
-    ]
-    assert scheduler.blocks.num_free == num_blocks
-    assert (table.prefix_hit_tokens < table.prompt_len).all()
-    assert (table.prefix_hit_tokens % BLOCK_SIZE == 0).all()
-    assert iterations.prefix_hit_tokens.sum() >= table.prefix_hit_tokens.sum()
-    if not scheduler.num_preemptions:
-        computed = iterations.num_prefill_tokens.sum() + iterations.prefix_hit_tokens.sum()
-        assert computed == sum(request.prompt_len for request in requests)
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=str)

@@ -4,7 +4,8 @@ happens without it.
 
 from __future__ import annotations
 
-import os
+import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,8 @@ from checkpoints import FAMILIES, make_checkpoint
 from helpers import scheduler_for
 from native_library import needs_library
 
-from sarathi_kernels.attention.reference import make_segment, paged_attention
+from sarathi_kernels.attention.kv_cache import QuantizedCache
+from sarathi_kernels.attention.reference import Segment, make_segment, paged_attention
 from sarathi_kernels.cpu import build, library
 from sarathi_kernels.cpu.packing import PANEL, pack_linear
 from sarathi_kernels.runtime.testing import poisoned, relative_error
@@ -292,6 +294,126 @@ def test_there_is_one_copy_of_the_weights():
     )  # the embedding; products hold packed weights instead
 
 
+# -- what it is called with ------------------------------------------------------------------------
+
+
+def called(model, **changes) -> torch.Tensor:
+    """A prompt of six tokens in two blocks of four, by the decoder alone."""
+    spec, steps = model.spec, torch.arange(6)
+    shape = (spec.num_layers, 3, 4, spec.num_kv_heads, spec.head_size)
+    arguments = {
+        "token_ids": steps,
+        "positions": steps,
+        "slots": steps + 4,
+        "emit_rows": steps[5:],
+        "segments": [Segment(0, 6, 6, slice(1, 3), 0, None)],
+        "keys": torch.zeros(shape),
+        "values": torch.zeros(shape),
+        "tables": (torch.ones(6, 1, spec.head_size // 2), torch.zeros(6, 1, spec.head_size // 2)),
+    }
+    return model.operations._decoder.forward(**{**arguments, **changes})
+
+
+@needs_library
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"token_ids": torch.tensor([0, 1, 2, 3, 4, token])} for token in (-1, 97, 2**40)),
+        *({"positions": torch.tensor([0, 1, 2, 3, 4, place])} for place in (-1, 6)),
+        *({"slots": torch.tensor([4, 5, 6, 7, 8, slot])} for slot in (-1, 12)),
+        *({"emit_rows": torch.tensor([row])} for row in (-1, 6)),
+        *({name: torch.arange(5)} for name in ("token_ids", "positions", "slots")),
+        *({name: torch.arange(6).int()} for name in ("token_ids", "positions", "slots")),
+        {"emit_rows": torch.arange(12)[::2]},
+        *({name: torch.zeros(2, 3, 4, 2, 12).bfloat16()} for name in ("keys", "values")),
+        *({name: torch.zeros(2, 3, 4, 2, 14)[..., :12]} for name in ("keys", "values")),
+        *({"keys": zeros, "values": zeros} for zeros in (torch.zeros(1, 3, 4, 2, 12),)),
+        *({"keys": zeros, "values": zeros} for zeros in (torch.zeros(2, 3, 4, 1, 12),)),
+        {"keys": QuantizedCache(torch.zeros(2, 3, 4, 2, 12).char(), torch.zeros(2, 3, 4, 1))},
+        {"tables": (torch.ones(6, 1, 6), torch.zeros(5, 1, 6))},
+        {"tables": (torch.ones(6, 1, 7), torch.zeros(6, 1, 7))},
+        *(
+            {"segments": [Segment(*numbers, blocks, 0, None)]}
+            for numbers, blocks in (
+                ((0, 6, 6), slice(2, 4)),  # beyond the cache
+                ((0, 6, 6), slice(-1, 1)),
+                ((0, 6, 6), slice(1, 2)),  # too short
+                ((0, 6, 6), torch.tensor([1])),
+                ((0, 6, 6), torch.tensor([1, 3])),
+                ((0, 6, 6), torch.tensor([1, 2]).int()),
+                ((1, 6, 6), slice(1, 3)),
+                ((0, 5, 6), slice(1, 3)),
+                ((0, 6, 5), slice(1, 3)),
+                ((0, 7, 7), slice(1, 3)),
+            )
+        ),
+        {"segments": []},
+    ],
+    ids=str,
+)
+def test_what_lies_beyond_a_tensor_is_not_touched(changes):
+    model = native_model(SPEC, None)
+    assert called(model).shape == (1, 97)
+    with pytest.raises(ValueError, match=r"."):
+        called(model, **changes)
+
+
+@needs_library
+@pytest.mark.parametrize("fraction", [2, 5])
+def test_heads_are_not_rotated_beyond_their_end(fraction):
+    """A spec can't be so; the C++ does not trust it."""
+    model = load_model(SPEC, None, CPU, torch.float32, seed=0)
+    model.inverse_frequencies = torch.ones(fraction * SPEC.head_size // 2)
+    with pytest.raises(ValueError, match="more is rotated than a head has"):
+        backend.use_native(model)
+
+
+@needs_library
+@pytest.mark.parametrize("window", [0, -4])
+def test_a_window_of_nothing_is_refused(window):
+    cache, query = torch.zeros(1, 4, 2, 12), torch.zeros(1, 4, 12)
+    with pytest.raises(ValueError, match="window"):
+        library.attention(query, cache, cache, [Segment(0, 1, 1, slice(0, 1), 0, None)], 1, window)
+    with pytest.raises(ValueError, match="window"):
+        make_segment(0, 1, 1, slice(0, 1), sliding_window=window, device=CPU, dtype=torch.float32)
+
+
+def test_weights_that_are_not_packed_as_they_say():
+    packed = pack_linear(torch.ones(5, 7), torch.ones(5))
+    for changes in ({"in_features": 8}, {"out_features": 33}, {"bias": torch.ones(5)}):
+        with pytest.raises(ValueError, match="is not the packed weight"):
+            replace(packed, **changes)
+
+
+@needs_library
+def test_any_model_is_either_refused_or_computed_as_torch_does():
+    """Sizes drawn at random, odd ones too: where the C++ went beyond a head or a row, all after it
+    would differ.
+    """
+    dice, num_computed = random.Random(0), 0
+    for _ in range(30):
+        kv_heads = dice.choice((1, 2, 3))
+        try:
+            spec = replace(
+                SPEC,
+                num_kv_heads=kv_heads,
+                num_heads=kv_heads * dice.choice((1, 2)),
+                head_size=dice.randint(1, 40),
+                hidden_size=dice.randint(1, 50),
+                ffn_size=dice.randint(1, 50),
+                rotary_fraction=dice.choice((0.1, 0.25, 0.5, 0.9, 1.0, 1.5, 5)),
+                sliding_window=dice.choice((None, 0, 1, 7, 200)),
+                gated_ffn=dice.random() < 0.5,
+                qkv_bias=dice.random() < 0.5,
+            )
+        except UserError:
+            continue
+        num_computed += 1
+        expected = logits_of(load_model(spec, None, CPU, torch.float32, seed=0), 9, [0, 8])
+        assert relative_error(logits_of(native_model(spec, None), 9, [0, 8]), expected) < 1e-5
+    assert 8 < num_computed < 25
+
+
 # -- without it ------------------------------------------------------------------------------------
 
 
@@ -344,12 +466,42 @@ def test_float16_is_left_to_torch(monkeypatch):
         TorchBackend(device="cpu", dtype="float16", kernels="native").check(SPEC, 16)
 
 
-@needs_library
-def test_a_second_load_compiles_nothing(monkeypatch):
-    library.load()
-    monkeypatch.setenv("CXX", os.environ.get("CXX", "g++"))
-    before = {path: path.stat().st_mtime for path in Path(build.cache_folder()).glob("*.so")}
-    build.build()
-    assert {
-        path: path.stat().st_mtime for path in Path(build.cache_folder()).glob("*.so")
-    } == before
+@pytest.fixture
+def compiled(unbuilt, monkeypatch) -> list[Path]:
+    """What was compiled so far, by a compiler that takes no time."""
+    monkeypatch.setattr(build, "cpu_flags", lambda: set(build.NEEDED))
+    monkeypatch.setenv("CXX", "c++")
+    made: list[Path] = []
+
+    def run(command: list[str]) -> str:
+        if "-o" in command:
+            made.append(Path(command[-1]))
+            made[-1].write_bytes(b"a library" * 100)
+        return "version 1"
+
+    monkeypatch.setattr(build, "_run", run)
+    return made
+
+
+def test_a_second_load_compiles_nothing(compiled):
+    assert build.build() == build.build()
+    assert len(compiled) == 1
+
+
+@pytest.mark.parametrize("keep", [0, 1, 0.5, 0.999])
+def test_a_damaged_library_is_compiled_again(compiled, keep):
+    library_file = build.build()
+    content = library_file.read_bytes()
+    library_file.write_bytes(content[: int(keep * len(content))] + b"?" * (keep == 1))
+    assert build.build().read_bytes() == content
+    library_file.with_name(f"{library_file.name}.sha256").write_bytes(b"\xff")
+    assert build.build().read_bytes() == content
+    library_file.with_name(f"{library_file.name}.sha256").unlink()
+    assert build.build().read_bytes() == content
+    assert len(compiled) == 4
+
+
+def test_a_library_that_cannot_be_loaded_leaves_all_to_torch(compiled):
+    (caution,) = TorchBackend(device="cpu").cautions(SPEC)
+    assert "plain torch computes this" in caution
+    assert "can't be loaded" in caution

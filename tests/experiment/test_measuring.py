@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -15,16 +17,18 @@ from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.executor.torch.backend import Sizes, TorchBackend
 from sarathi_lab.executor.torch.executor import TorchExecutor
-from sarathi_lab.experiment.clock import CostClock
+from sarathi_lab.experiment.clock import CostClock, Estimate, one
 from sarathi_lab.experiment.figures import FIGURES
+from sarathi_lab.experiment.measure import MOST_OF_UNIT, measure_units
 from sarathi_lab.experiment.measured_clock import (
+    LOWER,
     DeviceClock,
     MeasuredCostModel,
     composition,
     describe,
 )
 from sarathi_lab.experiment.scenario import Scenario, serve
-from sarathi_lab.results.intervals import coarse_to_fine, spread, summary
+from sarathi_lab.results.intervals import FEWEST_PAIRS, coarse_to_fine, median_of, spread, summary
 from sarathi_lab.results.metrics import device_idle_fraction
 
 
@@ -123,7 +127,7 @@ def test_a_composition_is_measured_once_and_its_operations_sum_to_the_iteration(
     again = make_batch(prefill_tokens=24, start=16, num_decodes=2, context=20)
     assert cost.operation_times(again) is first
     found = cost.measurements[composition(batch)]
-    assert sum(first.values()) == pytest.approx(pd.Series(found.seconds).median())
+    assert sum(first.values()) == pytest.approx(pd.Series(found.seconds).quantile(LOWER))
     assert {"qkv_proj", "out_proj", "ffn", "prefill_attention", "others"} <= set(first)
     assert describe(batch) == "2 decodes at 20 + 24 at 16"
     assert cost.uncertainty["matmul"] >= 0
@@ -205,3 +209,46 @@ def test_summaries_have_a_median_and_quantiles_and_one_sample_shows_no_spread():
     }
     assert spread([1.0, 3.0]) == 0.5
     assert math.isnan(spread([1.0]))
+
+
+@pytest.mark.parametrize(
+    ("references", "kept"),
+    [
+        ([1.0, 1.0, 1.0, 1.0], [7.0, 7.0, 7.0]),
+        ([1.0, 1.2, 1.2, 1.0], [7.0, 7.0 / 1.2, 7.0]),  # slower, as its references are
+        ([1.0, 1.0, 3.0, 1.0], [7.0]),  # two of three are beside one that was disturbed
+        ([1.0, 3.0, 1.0, 3.0], [7.0, 7.0, 7.0]),  # nothing is left: as it is
+        ([3.0, 3.0, 3.0, 1.0], [7.0, 7.0, 7.0]),  # they agree, but on a slow machine
+    ],
+)
+def test_a_timing_counts_as_its_references_show(cost, monkeypatch, references, kept):
+    told = iter(references)
+    monkeypatch.setattr(cost, "_reference", lambda tokens: next(told))
+    found = cost._timed(1, lambda tokens: {"a": 7.0}, most=3)
+    assert [times["a"] for times in found] == pytest.approx(kept)
+
+
+def noisy_units(spreads, random):
+    """A unit for each spread, whose values scatter by so much about 1."""
+
+    def scattered(spread, clock):
+        return Estimate(float(np.exp(spread * random.standard_normal())))
+
+    return [one("", "line", x, partial(scattered, own)) for x, own in enumerate(spreads)]
+
+
+def test_a_point_is_measured_until_its_interval_is_narrow_or_the_rounds_are_over(executor):
+    units = noisy_units([0.0, 0.2, 5.0], np.random.default_rng(1))
+    samples = measure_units(DeviceClock(executor), units, math.inf, 0.15)
+    counts = [len(values) for values in samples.values()]
+    assert counts[0] == FEWEST_PAIRS < counts[1] < counts[2] == MOST_OF_UNIT
+
+
+def test_intervals_of_points_that_stop_when_narrow_enclose_the_truth_as_often_as_they_say(executor):
+    """The looks at the interval in between cost it little, where a fifth of the value is noise."""
+    units = noisy_units([0.05, 0.1, 0.2] * 60, np.random.default_rng(2))
+    samples = measure_units(DeviceClock(executor), units, math.inf, 0.15)
+    found = [median_of(values, 0.15) for values in samples.values()]
+    known = [own for own in found if own.reason is None]
+    assert len(known) >= 0.9 * len(found)
+    assert np.mean([own.low <= 1 <= own.high for own in known]) >= 0.92

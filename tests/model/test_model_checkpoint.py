@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import make_checkpoint
+from checkpoints import SIZES, make_checkpoint
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
+from safetensors.torch import load_file, save_file
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.model.checkpoint import AutoModel
+from sarathi_lab.model.huggingface import read_spec
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.model.transformer import Transformer
 from sarathi_lab.model.weights import fill_from, load_model
@@ -33,6 +36,17 @@ def sound(tmp_path_factory) -> Path:
     make_checkpoint("llama", directory, max_shard_size="60KB")
     assert len(list(directory.glob("*.safetensors"))) > 2
     return directory
+
+
+@pytest.fixture
+def whole(sound, tmp_path) -> Path:
+    """A copy of it in one file, to break."""
+    tensors = {
+        name: one for file in sound.glob("*.safetensors") for name, one in load_file(file).items()
+    }
+    save_file(tensors, tmp_path / "model.safetensors")
+    shutil.copy(sound / "config.json", tmp_path)
+    return tmp_path
 
 
 @pytest.fixture
@@ -86,7 +100,7 @@ def test_missing_things_are_named(copy):
     (copy / "pytorch_model.bin").touch()
     assert "only pytorch_model.bin" in refusal(copy)
     (copy / "config.json").write_text("{")
-    assert "can't be read" in refusal(copy)
+    assert "is not JSON" in refusal(copy)
     (copy / "config.json").unlink()
     assert "no config.json" in refusal(copy)
 
@@ -111,9 +125,9 @@ def test_tensors_that_do_not_fit_the_config(copy):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model_type": "mamba"}, ["model_type=mamba", "llama, mistral"]),
-        ({"hidden_act": "relu"}, ["hidden_act=relu", "silu"]),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, ["rope_type=yarn", "llama3"]),
+        ({"model_type": "mamba"}, ["model_type='mamba'", "llama, mistral"]),
+        ({"hidden_act": "relu"}, ["hidden_act='relu'", "silu"]),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, ["rope_type='yarn'", "llama3"]),
         ({"quantization_config": {"bits": 4}}, ["quantized"]),
         ({"model_type": "gpt_neox", "use_parallel_residual": True}, ["use_parallel_residual"]),
         ({"model_type": "qwen2", "use_sliding_window": True}, ["use_sliding_window"]),
@@ -133,16 +147,71 @@ def test_a_config_without_a_needed_key(copy):
     assert "lacks 'hidden_size'" in refusal(copy)
 
 
-def test_a_broken_index_and_a_config_of_wrong_kinds(copy):
-    edit_config(copy, num_hidden_layers="two")
-    assert "num_layers=two is not a whole number" in refusal(copy)
-    edit_config(
-        copy, num_hidden_layers=2, rope_parameters={"rope_type": "linear", "factor": "twice"}
-    )
-    assert "is broken" in refusal(copy)
-    edit_config(copy, rope_parameters=None)
-    (copy / "model.safetensors.index.json").write_text("[]")
-    assert "is no index of weights" in refusal(copy)
+@pytest.mark.parametrize("text", ["[]", "[" * 200_000, '{"weight_map": {"a": 1, "b": "c"}}'])
+def test_a_broken_index(copy, text):
+    (copy / "model.safetensors.index.json").write_text(text)
+    assert "model.safetensors.index.json is" in refusal(copy)
+
+
+def test_a_leftover_file_is_told_from_the_checkpoints_own(copy):
+    shard = sorted(copy.glob("*.safetensors"))[0]
+    shutil.copy(shard, copy / "leftover.safetensors")
+    AutoModel(str(copy)).resolve("unused")  # the index does not name it
+    (copy / "model.safetensors.index.json").unlink()
+    assert "twice, in leftover.safetensors and" in refusal(copy)
+
+
+def rewrite(directory: Path, **tensors: torch.Tensor) -> None:
+    """Put `tensors` in the place of those of the file that holds all."""
+    file = directory / "model.safetensors"
+    save_file({**load_file(file), **tensors}, file)
+
+
+DOWN = "model.layers.0.mlp.down_proj.weight"
+
+
+@pytest.mark.parametrize(
+    "kind", [torch.int8, torch.int64, torch.bool, torch.float8_e4m3fn], ids=str
+)
+def test_weights_that_are_no_floats_are_refused(whole, kind):
+    rewrite(whole, **{DOWN: torch.ones(48, 80).to(kind)})
+    assert "weights are one of F64, F32, BF16, F16" in refusal(whole)
+
+
+def test_a_tensor_that_the_config_has_no_place_for(whole):
+    rewrite(whole, **{"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(6)})
+    AutoModel(str(whole)).resolve("unused")  # follows from the settings
+    edit_config(whole, num_hidden_layers=1)
+    assert "9 tensors that its config.json has no place for" in refusal(whole)
+
+
+def test_an_output_head_beside_a_tied_embedding_has_to_equal_it(whole):
+    edit_config(whole, tie_word_embeddings=True)
+    spec, found = AutoModel(str(whole)).resolve("unused")
+    with pytest.raises(UserError, match=r"lm_head.weight .* differs from the embedding"):
+        load_model(spec, found, CPU, torch.float32, 0)
+    embedding = load_file(whole / "model.safetensors")["model.embed_tokens.weight"]
+    rewrite(whole, **{"lm_head.weight": embedding.clone()})
+    assert load_model(spec, found, CPU, torch.float32, 0).spec.tie_embeddings
+
+
+def test_damaged_headers_are_refused_or_harmless(whole):
+    """Of every mutant either one line, or a model of the very sizes."""
+    file, dice = whole / "model.safetensors", random.Random(0)
+    content = file.read_bytes()
+    header, refused = 8 + int.from_bytes(content[:8], "little"), 0
+    for _ in range(200):
+        mutant = bytearray(content)
+        for _ in range(dice.choice((1, 1, 3))):
+            mutant[dice.randrange(header)] = dice.choice(b'0123456789,:[]{}"FIB \xff')
+        file.write_bytes(mutant)
+        try:
+            spec, found = AutoModel(str(whole)).resolve("unused")
+        except UserError as error:
+            refused += "\n" not in str(error)
+        else:
+            load_model(spec, found, CPU, torch.float32, 0)
+    assert refused > 150
 
 
 def test_old_style_rope_settings_are_read_like_the_new(copy):
@@ -155,6 +224,29 @@ def test_old_style_rope_settings_are_read_like_the_new(copy):
     assert new.rope_scaling is None
     assert old.rope_theta == 1234.0
     assert (old.rope_scaling.kind, old.rope_scaling.factor) == ("linear", 3.0)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "gpt_neox"])
+def test_what_a_config_leaves_out_is_as_transformers_takes_it(tmp_path, family):
+    import transformers
+
+    own = {"use_parallel_residual": False} if family == "gpt_neox" else {}
+    sizes = {"num_attention_heads": 64, "hidden_size": 512}  # which all their defaults divide
+    config = {"model_type": family, **SIZES, **own, **sizes}
+    del config["max_position_embeddings"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = read_spec(tmp_path)
+    theirs = transformers.AutoConfig.from_pretrained(tmp_path)
+    assert found.max_position == theirs.max_position_embeddings
+    assert found.num_kv_heads == getattr(theirs, "num_key_value_heads", 64)
+    assert found.head_size == (getattr(theirs, "head_dim", None) or 8)
+    assert found.sliding_window == getattr(theirs, "sliding_window", None)
+    assert found.tie_embeddings == theirs.tie_word_embeddings
+    assert found.rope_theta == theirs.rope_parameters["rope_theta"]
+    assert found.rotary_fraction == theirs.rope_parameters.get("partial_rotary_factor", 1.0)
+    assert found.activation == theirs.hidden_act
+    epsilon = "layer_norm_eps" if family == "gpt_neox" else "rms_norm_eps"
+    assert found.norm_eps == getattr(theirs, epsilon)
 
 
 def test_a_hub_id_that_cannot_be_had_is_one_line():

@@ -93,6 +93,19 @@ class TestSGLang:
             (1, 0, 4),
         ]
 
+    @pytest.mark.parametrize(
+        ("first", "num_blocks", "is_admitted"),
+        [(4, 5, False), (4, 6, True), (12, 7, False), (12, 8, True)],
+    )
+    def test_a_page_is_promised_to_each_prompt_of_the_batch(self, first, num_blocks, is_admitted):
+        """Request 1 wants 4 + 2 tokens and a page, 10, and as much must be left beside the 2 tokens
+        and a page, 6, that 0 will take, whether it enters or ends in this batch: 17 free tokens.
+        """
+        policy = SGLang(8, page_size=4)
+        batches = schedule(policy, requests_of((first, 2), (4, 2)), num_blocks=num_blocks)
+        last = next(rows for rows in batches if (0, first // 8 * 8, 4) in rows)
+        assert last[1:] == ([(1, 0, 4)] if is_admitted else [])
+
     def test_max_prefill_tokens_ends_a_batch_of_prompts(self):
         requests = requests_of((3, 2), (3, 2))
         assert schedule(SGLang(8), requests)[0] == [(0, 0, 3), (1, 0, 3)]

@@ -1,20 +1,17 @@
-"""What every policy must keep on random queues (POLICIES' invariants), whatever the executor's
-capacity.
-"""
+"""In which order policies begin requests, and what gives way where the cache is short."""
 
 from __future__ import annotations
 
 import pytest
 from every_policy import MAX_LEN, POLICIES
 from helpers import ScriptedExecutor, scheduler_for
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from integrity import check_integrity
+from shadow import Checker
 
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
-from sarathi_lab.engine.request import Request, SequenceState
-from sarathi_lab.engine.scheduler import Scheduler
+from sarathi_lab.engine.request import Request
 from sarathi_lab.policy import SarathiServe
 
 # Those that let a later request pass an earlier one that has no room, or is long.
@@ -32,81 +29,6 @@ lengths = st.tuples(st.integers(1, 24), st.integers(1, MAX_LEN - 24))
 queues = st.lists(st.tuples(lengths, st.floats(0, 30)), min_size=1, max_size=12)
 
 
-class Checker:
-    """A recorder that checks every iteration, and keeps what finished and their sums."""
-
-    def __init__(self, scheduler: Scheduler, budget: int | None, whole_if_no_decodes: bool) -> None:
-        self.scheduler = scheduler
-        self.budget = budget
-        self.whole_if_no_decodes = whole_if_no_decodes
-        self.finished: list[SequenceState] = []
-        self.num_iterations = self.num_tokens = self.num_emits = 0
-
-    def record(self, result, finished):
-        scheduler = self.scheduler
-        self.num_iterations += 1
-        assert self.num_iterations < 5000, "sequences evict one another and none gets done"
-        self.num_tokens += result.batch.num_tokens
-        self.num_emits += result.batch.num_emits
-        chunks = result.batch.chunks
-        ids = [chunk.sequence.request.request_id for chunk in chunks]
-        assert len(ids) == len(set(ids)), "a sequence twice in one batch"
-        assert len(chunks) <= scheduler.batch_size
-        assert all(chunk.num_tokens > 0 for chunk in chunks)
-        exempt = self.whole_if_no_decodes and result.batch.num_decode_tokens == 0
-        if self.budget is not None and not exempt:
-            num_decodes = result.batch.num_decode_tokens
-            budget = self.budget + (num_decodes if scheduler.policy.decodes_on_top else 0)
-            assert result.batch.num_tokens <= max(budget, num_decodes)
-        check_integrity(scheduler.blocks, scheduler.running, scheduler.swapped)
-        assert all(not sequence.block_ids for sequence in [*scheduler.waiting, *scheduler.swapped])
-        self.finished += finished
-
-
-@pytest.mark.parametrize("name", POLICIES)
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    executor=st.sampled_from([(1, False), (3, False), (2, True)]),  # capacity, feeds_tokens
-    queue=queues,
-    num_blocks=st.integers(11, 40),
-    num_host_blocks=st.integers(0, 20),
-    queue_order=st.sampled_from(["fcfs", "priority", "shortest"]),
-)
-def test_invariants(name, executor, queue, num_blocks, num_host_blocks, queue_order):
-    policy = POLICIES[name]
-    capacity, feeds_tokens = executor
-    requests = [Request(i, time, p, d, priority=i % 3) for i, ((p, d), time) in enumerate(queue)]
-    scheduler = scheduler_for(
-        policy,
-        num_blocks=num_blocks,
-        num_host_blocks=num_host_blocks,
-        preemption="swap" if num_host_blocks else "recompute",
-        queue_order=queue_order,
-        max_model_len=MAX_LEN,
-        num_micro_batches=1 if feeds_tokens else capacity,
-        batch_size=4,
-    )
-    checker = Checker(scheduler, policy.budget, policy.budget is not None and not policy.is_capped)
-    executor = ScriptedExecutor(
-        lambda batch: 0.5 + 0.1 * batch.num_tokens, capacity, feeds_tokens=feeds_tokens
-    )
-
-    run_engine(requests, scheduler, executor, checker)
-
-    assert sorted(one.request.request_id for one in checker.finished) == list(range(len(requests)))
-    for one in checker.finished:
-        assert len(one.output_token_ids) == len(one.token_times) == one.request.output_len
-        assert one.token_times == sorted(one.token_times)
-        assert one.first_scheduled_time >= one.request.arrival_time
-    assert scheduler.blocks.num_free == num_blocks
-    assert not scheduler.running
-    assert not scheduler.waiting
-    assert not scheduler.swapped
-    assert checker.num_emits == sum(request.output_len for request in requests)
-    if not scheduler.num_preemptions:
-        assert checker.num_tokens == sum(request.total_len - 1 for request in requests)
-
-
 @pytest.mark.parametrize("name", IN_ORDER)
 @settings(max_examples=10, deadline=None)
 @given(queue=queues)
@@ -116,7 +38,7 @@ def test_requests_are_first_scheduled_in_order_of_arrival(name, queue):
         key=lambda request: request.arrival_time,
     )
     scheduler = scheduler_for(POLICIES[name], num_blocks=25, max_model_len=MAX_LEN)
-    checker = Checker(scheduler, None, False)
+    checker = Checker(scheduler)
     run_engine(requests, scheduler, ScriptedExecutor(), checker)
     started = {one.request.request_id: one.first_scheduled_time for one in checker.finished}
     times = [started[request.request_id] for request in requests]
@@ -135,7 +57,7 @@ def test_sequences_in_flight_elsewhere_do_not_drive_an_older_one_out():
     ]
     policy = POLICIES["sarathi_serve_chunk"]
     scheduler = scheduler_for(policy, num_blocks=11, max_model_len=MAX_LEN, num_micro_batches=3)
-    checker = Checker(scheduler, policy.chunk, False)
+    checker = Checker(scheduler)
     run_engine(
         requests,
         scheduler,

@@ -194,3 +194,15 @@ def test_decode_cost_is_the_difference_of_paired_iterations():
     assert cost.alone == pytest.approx(0.5)
     assert cost.marginal == pytest.approx(0.25)
     assert executor.schedule[1] == [(0, 8, 1)] * 4 + [(0, 5, 13)]
+
+
+def test_tile_efficiency_counts_padding_as_computed_only():
+    """100 tokens and 30 of padding take two tiles of 128, a decode one."""
+    ledger = Ledger()
+    run_engine(requests_of((100, 2)), scheduler_for(RequestLevel()), ScriptedExecutor(), ledger)
+    padded = ledger.iterations().assign(num_padding_tokens=[30, 0])
+    iterations = add_costs(padded, SPEC, 2, PEAKS)
+    assert iterations.useful_tiles.tolist() == [100 / 128, 1 / 128]
+    assert iterations.computed_tiles.tolist() == [2, 1]
+    summary = summarise(iterations, ledger.requests(), PEAKS, None)
+    assert summary["tile_efficiency"] == pytest.approx(101 / 128 / 3)

@@ -37,14 +37,10 @@ def check_integrity(
 def _unused_blocks(prefix: PrefixCache, held: Iterable[int]) -> list[int]:
     """Raise AssertionError unless `held` fits the counts; returns the unused blocks."""
     counts = Counter(held)
-    for block in counts.keys() | prefix._num_holders.keys():
-        expected = prefix._num_holders.get(block, 1)
+    for block in counts.keys() | prefix._keys.keys() | prefix._num_sharers.keys():
+        expected = 0 if block in prefix.unused else 1 + prefix._num_sharers.get(block, 0)
         if counts[block] != expected:
             raise AssertionError(f"block {block} has {counts[block]} holders, not {expected}")
-    if {block for block, number in prefix._num_holders.items() if number == 0} != set(
-        prefix.unused
-    ):
-        raise AssertionError("blocks without a holder are not those that count as unused")
     if {block: key for key, block in prefix._blocks.items()} != prefix._keys:
         raise AssertionError("keys and blocks do not tell the same")
     return list(prefix.unused)

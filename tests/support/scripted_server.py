@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
+# What the usage of some manners says instead of the tokens that came.
+COUNTS = {"infinite": float("inf"), "negative": -1, "huge": 10**20, "none": 0}
 RETRY_AFTER = 0.3  # seconds that a busy server asks for
 
 
@@ -112,9 +114,9 @@ class _Handler(BaseHTTPRequestHandler):
                 server.in_flight -= 1
 
     def _is_known(self) -> bool:
-        if (
-            self.server.key is None
-            or self.headers.get("Authorization") == f"Bearer {self.server.key}"
+        if self.server.key is None or self.headers.get("Authorization") in (
+            f"Bearer {self.server.key}",
+            self.server.key,
         ):
             return True
         self._answer(401, {"error": {"message": "no key"}})
@@ -136,6 +138,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(503, {"error": {"message": "no time"}}, {"Retry-After": "0"})
         elif prompt == "fails":
             self._answer(500, {"error": {"message": "out of\nmemory"}})
+        elif prompt == "repeats":
+            self._answer(400, {"error": {"message": f"no such key: {self.server.key}"}})
         elif prompt == "refuses":
             self._answer(400, {"object": "error", "message": "too long"})
         else:
@@ -159,7 +163,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         for event in self._events(manner, body):
-            data = f"data: {event}\n\n".encode() if event else b": still here\n\n"
+            if event == "\ufeff":
+                self.wfile.write(b"3\r\n\xef\xbb\xbf\r\n")
+                continue
+            data = f"data: {event}\n\n".encode() if event else b": still here\n\nretry: 9\n\n"
             self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
             if manner == "breaks off" and event and '"1"' in event:
                 self.close_connection = True
@@ -170,6 +177,8 @@ class _Handler(BaseHTTPRequestHandler):
         """The data of each event; empty: a comment."""
         num_tokens = 2 if manner == "ends early" else body["max_tokens"]
         is_chat = "messages" in body
+        if manner == "marked":  # as some systems mark UTF-8: before the first line
+            yield "\ufeff"
         if is_chat:
             yield _chunk({"delta": {"role": "assistant", "content": ""}, "finish_reason": None})
         yield ""
@@ -184,17 +193,22 @@ class _Handler(BaseHTTPRequestHandler):
                 yield json.dumps({"error": {"message": "the engine died", "code": 500}})
                 return
             is_last = i + step >= num_tokens
-            said = {"delta": {"content": str(i)}} if is_chat else {"text": str(i)}
+            text: Any = {"half": "\ud83d", "number": i}.get(manner, str(i))
+            said = {"delta": {"content": text}} if is_chat else {"text": text}
+            unfinished = "" if manner == "blank reason" else None
             yield _chunk(
-                {**said, "finish_reason": "length" if is_last and manner != "stops" else None}
+                {**said, "finish_reason": "length" if is_last and manner != "stops" else unfinished}
             )
         if manner == "stops":
             return
         if manner != "no usage" and body.get("stream_options", {}).get("include_usage"):
             prompt = _prompt(body)
             counts = {"prompt_tokens": len(prompt if isinstance(prompt, list) else prompt.split())}
-            yield json.dumps({"choices": [], "usage": {**counts, "completion_tokens": num_tokens}})
+            usage = {**counts, "completion_tokens": COUNTS.get(manner, num_tokens)}
+            yield json.dumps({"choices": [], "usage": usage})
         yield "[DONE]"
+        if manner == "goes on":
+            yield _chunk({"text": "more", "finish_reason": None})
 
 
 def _chunk(choice: dict[str, Any]) -> str:

@@ -96,8 +96,9 @@ def queue(num: int = 40, seeds: int = 3) -> Trials:
 
 def test_the_capacity_of_a_queue_is_its_service_rate():
     trials = queue()
-    assert trials.saturation_rate() == 1.0
-    found = trials.capacity(Slo(name="x", ttft=1.0 + 1e-9), 1.0, (0.1, 10.0))
+    assert trials.saturation_rate(40) == 1.0
+    found = trials.capacity(Slo(name="x", ttft=1.0 + 1e-9), 1.0, (0.1, 10.0), [20, 40])
+    assert found.is_settled
     assert found.values == [1.0, 1.0, 1.0]
     assert found.remark == ""
     assert found.summary == {
@@ -112,18 +113,33 @@ def test_the_capacity_of_a_queue_is_its_service_rate():
 
 def test_an_objective_that_allows_a_queue_has_more_capacity():
     trials = queue()
-    strict, loose = (trials.capacity(Slo(name="x", ttft=t), 1.0, (0.1, 10.0)) for t in (1.001, 5.0))
+    strict, loose = (
+        trials.capacity(Slo(name="x", ttft=t), 1.0, (0.1, 10.0), [20, 40]) for t in (1.001, 5.0)
+    )
     # Of 40 requests the last waits 39 (1 - 1/λ) seconds: 5 at λ = 1.14, of which the P99 is a
     # little less.
-    assert strict.summary["capacity"] < loose.summary["capacity"] < 1.2
+    assert strict.median < loose.median < 1.2
     before = len(trials.known)
-    trials.capacity(Slo(name="x", ttft=1.001), 1.0, (0.1, 10.0))
+    trials.capacity(Slo(name="x", ttft=1.001), 1.0, (0.1, 10.0), [20, 40])
     assert len(trials.known) == before, "what was served is not served again"
+
+
+def test_runs_are_doubled_until_a_growing_queue_no_longer_passes():
+    """At a rate λ above 1 the last of n waits n (1 - 1/λ): what passes falls to 1 as n grows."""
+    slo, lengths = Slo(name="x", ttft=5.0), [20, 40, 80, 160, 320]
+    found = queue(320, seeds=1).capacity(slo, 1.0, (0.1, 10.0), lengths)
+    assert found.is_settled
+    assert found.num_requests == 80
+    assert found.median == pytest.approx(1.05), "a step of the grid less than with 40"
+    cut = queue(40, seeds=1).capacity(slo, 1.0, (0.1, 10.0), [20, 40])
+    assert not cut.is_settled
+    assert math.isnan(cut.summary["capacity"])
+    assert "1.22/s in runs of 20, 1.1/s in runs of 40" in cut.remark
 
 
 def test_what_the_limits_cut_off_is_said():
     trials = queue(seeds=2)
-    above = trials.capacity(Slo(name="x", ttft=1e9), 1.0, (0.5, 2.0))
+    above = trials.capacity(Slo(name="x", ttft=1e9), 1.0, (0.5, 2.0), [20, 40])
     assert (
         above.remark
         == f"even {Grid(0.05).rate(above.highest):.3g}/s, the highest rate tried, passes with 2 "
@@ -131,7 +147,7 @@ def test_what_the_limits_cut_off_is_said():
     )
     assert above.is_lower_bound
     assert above.summary["capacity_high"] == math.inf
-    below = trials.capacity(Slo(name="x", ttft=0.5), 1.0, (0.5, 2.0))
+    below = trials.capacity(Slo(name="x", ttft=0.5), 1.0, (0.5, 2.0), [20, 40])
     assert below.values == [0.0, 0.0]
     assert "the lowest rate tried, fails with 2 of 2 seeds" in below.remark
     assert below.summary["capacity_seeds"] == 0.0
@@ -147,7 +163,8 @@ def test_limits_follow_the_saturation_rate_unless_told():
 def test_seeds_widen_the_interval():
     grid = Grid(0.1)
     brackets = {seed: Bracket(step, step + 1) for seed, step in enumerate((0, 0, 1, 5, 9))}
-    found = Capacities(grid, -9, 99, brackets).summary
+    half = Capacities(grid, -9, 99, brackets, 20)
+    found = Capacities(grid, -9, 99, brackets, 40, half).summary
     assert found["capacity"] == grid.rate(1)
     assert found["capacity_low"] < grid.rate(1) < found["capacity_high"]
 
@@ -159,7 +176,7 @@ def test_policies_are_compared_on_the_same_requests_and_rates():
     slo = Slo(name="x", tbt=0.3)
     found = {
         chunk: Trials(engine, SarathiServe(chunk=chunk), loads, Grid(0.05))
-        .capacity(slo, 1.0, (0.01, 10.0))
+        .capacity(slo, 1.0, (0.01, 10.0), [6, 12])
         .values[0]
         for chunk in (8, 64)
     }
@@ -172,7 +189,7 @@ SMALL = [
     "task=capacity",
     "tracking=none",
     "workload=lognormal",
-    "workload.num_requests=12",
+    "workload.num_requests=6",
     "batch=6",
 ]
 SIMULATED = [
@@ -198,6 +215,7 @@ def test_a_sweep_over_policies_makes_a_table(tmp_path, capsys):
         assert set(table.policy) == {policy}
         assert len(table) == found["capacity_trials"]
         assert set(table.seed) == {0, 1}
+        table = table[table.num_requests == table.num_requests.max()]
         passing = table[table.slo_met].groupby("seed").rate.max()
         assert found["capacity"] == pytest.approx(passing.median())
         assert (table[table.slo_met].tbt_p99 <= 0.014).all()
@@ -247,7 +265,10 @@ def test_settings_that_make_no_search(settings, words):
             ["workload.arrivals=poisson", "workload.rate=2"],
             "workload.rate=2 has no effect: task=capacity looks for",
         ),
-        (["workload.num_requests=1"], "1 requests come all at once"),
+        (
+            ["workload=trace", "workload.path=tests/data/trace.csv", "workload.max_requests=1"],
+            "1 requests come all at once",
+        ),
         (
             ["workload=trace", "workload.path=tests/data/trace.csv"],
             "the same requests for every seed; use task.seeds=1",

@@ -4,6 +4,7 @@ becomes of faults.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from pathlib import Path
@@ -28,6 +29,7 @@ from sarathi_lab.tasks.endpoint.protocol import (
     AnswerError,
     Texts,
     dialects,
+    one_line,
     read_event,
     words,
 )
@@ -73,7 +75,7 @@ def whole(tmp_path_factory):
     """
     output = tmp_path_factory.mktemp("endpoint")
     with scripted(first=0.05, gap=0.02) as server:
-        args = [*GRID, "batch=2", "task.vocab_size=50", "+task.body.top_k=7"]
+        args = [*GRID, "batch=2", "task.vocab_size=50", "task.body={top_k: 7}"]
         assert asked(server, output, *args) == 0
         return run_folder(output), list(server.seen), server.most_in_flight, server.url
 
@@ -263,11 +265,36 @@ def test_usage_is_read_wherever_it_stands():
 
 @pytest.mark.parametrize(
     "data",
-    ["{", "[]", '"x"', '{"choices": [1]}', '{"choices": 3}', '{"usage": {"prompt_tokens": "x"}}'],
+    [
+        *("{", "[]", '"x"', '{"choices": [1]}', '{"choices": 3}', '{"choices": {"a": 1}}'),
+        *('{"usage": {"prompt_tokens": "x"}}', '{"choices": [{"text": 0}]}', "[" * 100_000),
+        *('{"usage": {"prompt_tokens": true}}', '{"choices": [{"delta": 5}]}'),
+    ],
 )
 def test_an_event_that_is_none_is_refused(data):
     with pytest.raises(AnswerError, match="malformed event"):
         read_event(data)
+
+
+def test_no_event_raises_anything_else():
+    """Whatever JSON stands where: an event that can be kept and printed, or a reason that can."""
+    values = [None, True, 0, -1, 1.5, 1e999, 10**30, "", "a", "\ud800", [], [None], {}, {"a": 1}]
+    shapes = (
+        *("{}", '{{"choices": {}}}', '{{"choices": [{}]}}', '{{"choices": [{{"text": {}}}]}}'),
+        *('{{"choices": [{{"delta": {}}}]}}', '{{"choices": [{{"delta": {{"content": {}}}}}]}}'),
+        *('{{"choices": [{{"text": "a", "finish_reason": {}}}]}}', '{{"usage": {}}}'),
+        *('{{"usage": {{"completion_tokens": {}}}}}', '{{"error": {}}}'),
+        '{{"error": {{"message": {}}}}}',
+    )
+    for shape, value in itertools.product(shapes, values):
+        try:
+            event = read_event(shape.format(json.dumps(value)))
+        except AnswerError as error:
+            one_line(str(error)).encode()
+        else:
+            event.text.encode()
+            counts = (event.prompt_tokens, event.completion_tokens)
+            assert all(count is None or count >= 0 for count in counts)
 
 
 # -- time ------------------------------------------------------------------------------------------
@@ -299,8 +326,15 @@ FAULTS = {
     "malformed": "malformed event",
     "error": "error in the stream: the engine died",
     "stops": "the stream ended before the answer did",
+    "infinite": "completion_tokens=inf is no number of tokens",
+    "negative": "completion_tokens=-1 is no number of tokens",
+    "huge": f"completion_tokens={10**20} is no number of tokens",
+    "none": "an answer without a token",
+    "half": r"malformed event: '\ud83d' has half of a surrogate pair",
+    "number": "malformed event: '0' is no text",
+    "goes on": "a token after the answer's end",
 }
-WELL = ("fine", "busy", "no usage", "pairs", "ends early")
+WELL = ("fine", "busy", "no usage", "pairs", "ends early", "marked", "blank reason")
 
 
 @pytest.fixture(scope="module")
@@ -345,14 +379,14 @@ def test_a_busy_server_is_asked_again_when_it_says(faulty):
 def test_tokens_are_counted_by_usage_else_by_pieces_and_it_says_so(faulty):
     result, _ = faulty
     requests = result.tables["requests.parquet"].set_index(pd.Index(WELL))
-    counts = {"fine": 4, "busy": 4, "no usage": 4, "pairs": 4, "ends early": 2}
+    counts = dict.fromkeys(WELL, 4) | {"ends early": 2}
     assert requests.output_len.to_dict() == counts
     assert len(requests.token_times["pairs"]) == 2
     assert requests.wanted_output_len["ends early"] == 4
     cautions = "\n".join(result.labels["cautions"])
-    assert "no usage from the server for 1 of 5 requests" in cautions
-    assert "14 tokens came in 12 pieces" in cautions
-    assert "1 of 5 answers ended before the workload's length" in cautions
+    assert "no usage from the server for 1 of 7 requests" in cautions
+    assert "22 tokens came in 20 pieces" in cautions
+    assert "1 of 7 answers ended before the workload's length" in cautions
     assert all(
         any(caution in str(line) for line in result.shown) for caution in cautions.split("\n")
     )
@@ -429,6 +463,32 @@ def test_a_key_is_sent_and_wanted(tmp_path, monkeypatch):
     assert not any("secret" in path.read_text() for path in files)
 
 
+def test_no_message_has_the_key(tmp_path, monkeypatch):
+    for key in ("sec\nret", "sécret"):
+        monkeypatch.setenv("SARATHI_LAB_API_KEY", key)
+        with pytest.raises(UserError, match="the key in SARATHI_LAB_API_KEY has char") as raised:
+            checked(*settings_for("http://127.0.0.1:9/v1"))
+        assert key not in str(raised.value)
+    monkeypatch.setenv("SARATHI_LAB_API_KEY", "Basic c2VjcmV0")
+    rows = prompts_file(tmp_path, ("fine", 2), ("repeats", 2))
+    with scripted(key="Basic c2VjcmV0") as server:
+        result = answered(server, tmp_path, "workload=prompts", rows)
+    assert {seen.key for seen in server.seen} == {"Basic c2VjcmV0"}, "another scheme than Bearer"
+    reasons = result.tables["failures.parquet"].reason
+    assert reasons.tolist() == ["status 400: no such key: ***"]
+
+
+@pytest.mark.parametrize(
+    "url", ["http://user:hidden@127.0.0.1:9/v1", "http://user:hidden@h/v1?x={", "http://a@[h"]
+)
+def test_a_password_is_neither_printed_nor_written(url, tmp_path, capsys):
+    """The address is refused before anything is written, however else it is wrong."""
+    for more in ([], ["chnk=4"], ["-m", "seed=0,1"]):
+        assert asked(url, tmp_path / "new", *more) == 2
+        assert "hidden" not in line_of(capsys)
+    assert not (tmp_path / "new").exists()
+
+
 @pytest.mark.parametrize(
     ("server", "args", "words_of"),
     [
@@ -471,6 +531,9 @@ def test_a_model_that_is_named_need_not_be_listed(tmp_path):
     [
         (["task.base_url=null"], "task.base_url=None is no address"),
         (["task.base_url=localhost:8000"], "task.base_url=localhost:8000 is no address"),
+        (["task.base_url=http://h:99999/v1"], "task.base_url=http://h:99999/v1 is no address"),
+        (["task.base_url='http://[::1'"], "task.base_url=http://[::1 is no address"),
+        (["task.base_url='http://h/v1?a=b'"], "task.base_url=http://h/v1?a=b is no address"),
         (["workload.rate=2"], "workload.rate=2 has no effect on closed arrivals"),
         (
             ["workload.arrivals=users", "workload.users=3"],
@@ -510,6 +573,10 @@ def test_settings_that_are_refused(args, words_of, tmp_path, capsys):
         ({"vocab_size": 2}, "task.vocab_size=2 is below 16"),
         ({"timeout": 0}, "task.timeout=0 must be"),
         ({"retries": -1}, "task.retries=-1 is below 0"),
+        ({"model": 5}, "task.model=5 is no text"),
+        ({"body": 5}, "task.body=5 holds no fields"),
+        ({"api_key_variable": None}, "task.api_key_variable is no variable's name"),
+        ({"api_key_variable": "sk-1234"}, "task.api_key_variable is no variable's name; use"),
     ],
 )
 def test_values_that_are_refused(settings, words_of):

@@ -20,16 +20,12 @@ DENSE, MIXTURE = RUNS / "rtx-4090-llama-3.1-8b", RUNS / "rtx-pro-6000-qwen3-30b-
 ANALYTIC = ["hardware=a100", "model=llama3.1-8b"]
 
 
-# The mixture's mean first token hangs on the 40 requests that wait for a place: 1 % more time
-# between tokens moves it by 5 %.
-@pytest.mark.parametrize(("folder", "mean", "largest"), [(DENSE, 0.05, 0.05), (MIXTURE, 0.08, 0.1)])
-def test_the_replay_of_a_pinned_run_is_off_by_little(folder, mean, largest, tmp_path):
+@pytest.mark.parametrize(("folder", "largest"), [(DENSE, 0.05), (MIXTURE, 0.08)])
+def test_the_replay_of_a_pinned_run_is_off_by_little(folder, largest, tmp_path):
     settings = [f"task.run={folder / 'run'}", f"hardware.tables={folder / 'tp1'}"]
     errors = run(tmp_path, "task=validate", *settings).summary
     assert set(errors) == {"error/ttft", "error/tpot", "error/latency"}
-    off = np.abs(list(errors.values()))
-    assert off.mean() <= mean
-    assert off.max() <= largest
+    assert np.abs(list(errors.values())).max() <= largest
 
 
 @pytest.fixture

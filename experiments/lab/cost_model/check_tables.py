@@ -2,9 +2,10 @@
 
     python experiments/lab/cost_model/check_tables.py [--source FOLDER] [--gpu NAME ...]
 
-Prints mean absolute relative errors and states them in each meta.yaml: of 16-bit products on shapes
-of which no row is kept, and of attention on query and KV heads that are not kept, where an error is
-as large as the formula's is given, too.
+Prints mean absolute relative errors: of 16-bit products on shapes of which no row is kept, of
+attention on query and KV heads that are not kept, of experts by shape, with the formula's on the
+same rows (choices that are not balanced are predicted as random ones). States those of products and
+attention in each meta.yaml.
 """
 
 from __future__ import annotations
@@ -16,19 +17,34 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from distil import GPUS, TABLES, TITLE, installed, read_attention, read_products, undisturbed
+from distil import (
+    TABLES,
+    TITLE,
+    is_kept,
+    read_attention,
+    read_experts,
+    read_products,
+    source_of,
+    undisturbed_attention,
+)
+from silicon import FOLDERS
 
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.executor.simulated.analytic import AnalyticOperations
 from sarathi_lab.executor.simulated.attention_shapes import Heads
 from sarathi_lab.executor.simulated.attention_tables import sums_of
+from sarathi_lab.executor.simulated.experts import Experts
 from sarathi_lab.executor.simulated.hardware import Hardware
 from sarathi_lab.executor.simulated.profiled import ProfiledOperations
 from sarathi_lab.executor.table_files import read_tables
-from sarathi_lab.executor.tables import SHAPE, TIME, OperationTables, write_tables
+from sarathi_lab.executor.tables import EXPERT_SHAPE, SHAPE, TIME, OperationTables, write_tables
 from sarathi_lab.model.spec import ModelSpec
 
 MODEL = "llama3-8b"  # whose heads are replaced
+MIXTURE = "qwen3-30b-a3b"  # whose experts are
+# Hidden size and width of experts with two weights each, as the bytes of their times tell.
+UNGATED = ((2688, 1856), (2048, 5120))
+DISTRIBUTIONS = ("balanced", "power_law_1.01", "power_law_1.2")
 SMALLEST = 512  # features of a product: no model has narrower ones on a device
 DTYPE_BYTES = 2
 
@@ -36,21 +52,60 @@ DTYPE_BYTES = 2
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--source", type=Path, help="the folder systems/data of the package")
-    parser.add_argument("--gpu", nargs="+", choices=list(GPUS), default=list(GPUS))
+    parser.add_argument("--gpu", nargs="+", choices=list(FOLDERS), default=list(FOLDERS))
     given = parser.parse_args()
-    source = given.source or installed()
+    source = source_of(given.source)
     for name in given.gpu:
         tables, hardware = read_tables(str(TABLES / name)), load_option("hardware", name)
-        products = product_errors(tables, read_products(source, GPUS[name]), hardware)
+        products = product_errors(tables, read_products(source, name), hardware)
         attention = attention_errors(
-            tables, undisturbed(read_attention(source, GPUS[name])), hardware
+            tables, undisturbed_attention(read_attention(source, name)), hardware
         )
         by_call = attention.groupby("call")[["error", "formula"]].mean()
         print(f"{name}: products {products.mean():.1%} of {len(products)}")
         print((100 * by_call).round(1).assign(rows=attention.call.value_counts()).to_string())
+        if "moe" in tables.frames:
+            experts = expert_errors(tables, source, name, hardware)
+            by_shape = experts.groupby(["choices", "experts"])[["error", "formula"]]
+            print((100 * by_shape.mean()).round(1).to_string())
+            print((100 * experts.groupby("choices")[["error", "formula"]].mean()).round(1))
         stated = {"matmul": float(products.mean()), "attention": float(by_call.error.max())}
         rounded = {kind: round(error, 3) for kind, error in stated.items()}
         write_tables(TABLES / name, {}, {**tables.meta, "uncertainty": rounded}, TITLE)
+
+
+def expert_errors(
+    tables: OperationTables, source: Path, gpu: str, hardware: Hardware
+) -> pd.DataFrame:
+    """Errors of the tables and of the formula on experts, by distribution of the choices: on
+    balanced ones of models that the tables do not have, on others of all.
+    """
+    measured: list[tuple[str, str, float, float]] = []
+    for distribution in DISTRIBUTIONS:
+        rows = read_experts(source, gpu, distribution)
+        rows = rows.assign(kept=is_kept(rows))
+        if distribution == "balanced":
+            rows = rows[~rows.kept]
+        for shape, own in rows.groupby(["kept", *EXPERT_SHAPE, "inter_size"]):
+            kept, hidden, width, number, chosen, whole = map(int, shape)
+            spec = replace(
+                load_option("model", MIXTURE),
+                hidden_size=hidden,
+                ffn_size=width,
+                num_experts=number,
+                experts_per_token=chosen,
+                gated_ffn=(hidden, whole) not in UNGATED,
+            )
+            ways = [
+                Experts(spec, hardware, DTYPE_BYTES, rows=table)
+                for table in (tables.frames["moe"], None)
+            ]
+            name = "of the tables" if kept else f"{number} of {hidden} x {whole}, {chosen} a token"
+            for row in own.itertuples():
+                calls = row.tokens * chosen, row.activated_experts
+                one, other = (abs(1e6 * way.time(*calls) / row.time_us - 1) for way in ways)
+                measured.append((distribution, name, one, other))
+    return pd.DataFrame(measured, columns=["choices", "experts", "error", "formula"])
 
 
 def product_errors(

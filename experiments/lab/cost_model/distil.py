@@ -1,11 +1,11 @@
 """Makes the small operation tables of `tables/` from measurements that others have published.
 
-    python experiments/lab/cost_model/distil.py [--source FOLDER] [--gpu NAME ...]
+    python experiments/lab/cost_model/distil.py [--source FOLDER] [--gpu NAME ...] [--tables FOLDER]
 
-
-The source is PyPI package aiconfigurator-core (extra `silicon`; Apache-2.0), or the FOLDER with its
-data, `systems/data`. A table holds vLLM's kernels: the library's products, and the attention that
-the engine chooses on that GPU. The RTX 4090's are a server's in experiments/lab/real_servers.
+NAME is a hardware option or any folder of the source, such as gb200. The source is PyPI package
+aiconfigurator-core (extra `silicon`; Apache-2.0), or the FOLDER with its data, `systems/data`. A
+table holds vLLM's kernels: the library's products, the attention that the engine chooses on that
+GPU, and a layer's experts. The RTX 4090's are a server's in experiments/lab/real_servers.
 
 Products are kept for a grid of shapes; of each shape the numbers of tokens that a straight line
 between its neighbours misses by more than `TOLERANCE`. Attention is kept whole for `HEADS`. What is
@@ -15,24 +15,25 @@ left out checks what is kept: check_tables.py states the errors.
 from __future__ import annotations
 
 import argparse
-import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
+import silicon
 from numpy.typing import NDArray
 
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import EXPERIMENTS
 from sarathi_lab.executor.table_files import read_tables
-from sarathi_lab.executor.tables import LAYERS, SHAPE, TIME, write_tables
+from sarathi_lab.executor.tables import EXPERT_SHAPE, LAYERS, SHAPE, TIME, write_tables
 
 Floats = NDArray[np.float64]
 TABLES = Path(__file__).parent / "tables"
 PACKAGE, VERSION, LICENCE = "aiconfigurator-core", "0.12.0", "Apache-2.0"
 TITLE = "# By experiments/lab/cost_model/distil.py, which says what was kept.\n"
+BALANCED = "each expert of moe.csv is chosen as often as another"
 NOTE = (
     "Replays of captured graphs of one kernel at a time, so no launch from the host; weights that "
     "are smaller than the L2 cache may have stayed in it."
@@ -50,11 +51,12 @@ HEADS = (
     *((2, 1), (16, 8), (4, 1), (8, 2), (32, 8)),
     *((40, 8), (48, 8), (8, 1), (32, 4), (64, 8)),
 )
+# Hidden size, width of an expert, experts and those of a token: Qwen3-30B-A3B and Mixtral 8x7B.
+EXPERTS = ((2048, 768, 128, 8), (4096, 14336, 8, 2))
+MAX_TENSOR = 8  # devices that split an expert
 # A longer call that takes less than this share of a shorter one's time shows that the shorter one
 # was disturbed: it is left out.
 DISTURBED = 0.8
-
-
 RUN_META = {
     "source": "LLMServingSim 5daddb2, RTX4090/meta-llama/Llama-3.1-8B/bf16/tp1",
     "licence": "MIT",
@@ -64,24 +66,6 @@ RUN_META = {
     "note": "Kernels of one layer in a running engine, eager; attention writes the cache.",
     "included": ["kv_write"],
     "uncertainty": {"attention": 0.046},  # of the 5,843 calls that are left out
-}
-
-
-class Gpu(NamedTuple):
-    """Names of a GPU: the package's, the device's, and the version of vLLM."""
-
-    folder: str
-    device: str
-    engine: str = "0.24.0"
-
-
-GPUS = {
-    "a100": Gpu("a100_sxm", "NVIDIA A100-SXM4-80GB", "0.14.0"),
-    "h100": Gpu("h100_sxm", "NVIDIA H100 80GB HBM3"),
-    "h200": Gpu("h200_sxm", "NVIDIA H200"),
-    "b200": Gpu("b200_sxm", "NVIDIA B200"),
-    "l40s": Gpu("l40s", "NVIDIA L40S"),
-    "rtx-pro-6000": Gpu("rtx_pro_6000_server", "NVIDIA RTX PRO 6000 Blackwell Server Edition"),
 }
 
 
@@ -99,28 +83,33 @@ SERVER = EXPERIMENTS / "lab" / "real_servers" / "rtx-4090-llama-3.1-8b"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--source", type=Path, help="the folder systems/data of the package")
-    parser.add_argument("--gpu", nargs="+", choices=[*GPUS, RUN], default=[*GPUS, RUN])
+    parser.add_argument("--gpu", nargs="+", default=[*silicon.FOLDERS, RUN])
+    parser.add_argument("--tables", type=Path, default=TABLES, help="where to write folders")
     given = parser.parse_args()
     for name in given.gpu:
         if name == RUN:
             frames, meta = frames_of_run(), RUN_META
         else:
-            frames = frames_of_gpu(given.source or installed(), GPUS[name])
-            meta = _meta(GPUS[name])
-        write_tables(TABLES / name, frames, meta, TITLE)
-        sizes = {file: (TABLES / name / f"{file}.csv").stat().st_size for file in frames}
+            source = source_of(given.source)
+            frames, meta = frames_of_gpu(source, name), _meta(source, name)
+            meta |= {"experts": BALANCED} if "moe" in frames else {}
+        write_tables(given.tables / name, frames, meta, TITLE)
+        sizes = {file: (given.tables / name / f"{file}.csv").stat().st_size for file in frames}
         print(
             name, {file: f"{len(frames[file])} rows, {sizes[file] / 1e3:.0f} kB" for file in frames}
         )
 
 
-def frames_of_gpu(source: Path, gpu: Gpu) -> dict[str, pd.DataFrame]:
+def frames_of_gpu(source: Path, gpu: str) -> dict[str, pd.DataFrame]:
     products = read_products(source, gpu)
-    return {
+    experts = read_experts(source, gpu)
+    frames = {
         "products": pd.concat(list(_kept_products(products)), ignore_index=True),
         "attention": _kept_attention(read_attention(source, gpu)),
         "communication": read_communication(source, gpu),
+        "moe": experts[is_kept(experts)].drop(columns="inter_size"),
     }
+    return {name: frame for name, frame in frames.items() if len(frame)}
 
 
 def frames_of_run() -> dict[str, pd.DataFrame]:
@@ -145,34 +134,37 @@ def frames_of_run() -> dict[str, pd.DataFrame]:
     }
 
 
-def installed() -> Path:
-    spec = importlib.util.find_spec("aiconfigurator_core")
-    if spec is None or spec.origin is None:
+def source_of(given: Path | None) -> Path:
+    """The folder that was given, or the installed package's."""
+    if (folder := given or silicon.find_folder()) is None:
         raise SystemExit(f"{PACKAGE} is not installed; pip install -e '.[silicon]', or --source")
-    return Path(spec.origin).parent / "systems" / "data"
+    return folder
 
 
-def _meta(gpu: Gpu) -> dict[str, Any]:
+def _meta(source: Path, gpu: str) -> dict[str, Any]:
+    rows, version = silicon.read(source, gpu, "gemm_perf", "vllm")
     return {
-        "source": f"{PACKAGE} {VERSION}, systems/data/{gpu.folder}",
+        "source": f"{PACKAGE} {VERSION}, systems/data/{silicon.folder_of(source, gpu).name}",
         "licence": LICENCE,
-        "device": gpu.device,
-        "engine": f"vLLM {gpu.engine}",
+        "device": str(rows.device.iloc[0]),
+        "engine": f"vLLM {version}",
         "units": f"{TIME}: microseconds",
         "note": NOTE,
     }
 
 
-def _parquet(source: Path, gpu: Gpu, kind: str, table: str) -> pd.DataFrame:
-    return pd.read_parquet(source / gpu.folder / kind / "vllm" / gpu.engine / f"{table}.parquet")
+def _rows(source: Path, gpu: str, table: str) -> pd.DataFrame:
+    return silicon.read(source, gpu, table, "vllm")[0]
 
 
 # -- products --------------------------------------------------------------------------------------
 
 
-def read_products(source: Path, gpu: Gpu) -> pd.DataFrame:
+def read_products(source: Path, gpu: str) -> pd.DataFrame:
     """All products in 16 bits, and in 8-bit floats with a scale for each tensor."""
-    rows = _parquet(source, gpu, "gemm", "gemm_perf")
+    rows = _rows(source, gpu, "gemm_perf")
+    if rows.empty:
+        raise SystemExit(f"{silicon.folder_of(source, gpu)} has no products of vLLM; take another")
     rows = rows.rename(
         columns={"gemm_dtype": "dtype", "m": "tokens", "k": "in_features", "n": "out_features"}
     )
@@ -208,14 +200,14 @@ def _knots(sizes: Floats, times: Floats) -> NDArray[np.bool_]:
 # -- attention -------------------------------------------------------------------------------------
 
 
-def read_attention(source: Path, gpu: Gpu) -> pd.DataFrame:
+def read_attention(source: Path, gpu: str) -> pd.DataFrame:
     """Calls over prompts without a context, and over decodes, in 16 bits without a window."""
-    prompts = _calls(_parquet(source, gpu, "attention", "context_attention_perf"))
+    prompts = _calls(_rows(source, gpu, "context_attention_perf"))
     # One-token prompts run the kernel of decodes.
     prompts = prompts[prompts.isl > 1].rename(
         columns={"batch_size": "num_prefills", "isl": "prefill_chunk"}
     )
-    decodes = _calls(_parquet(source, gpu, "attention", "generation_attention_perf"))
+    decodes = _calls(_rows(source, gpu, "generation_attention_perf"))
     decodes = decodes.assign(kv_decode=decodes.step + 1).rename(columns={"batch_size": "n_decode"})
     rows = pd.concat([prompts, decodes], ignore_index=True)
     rows = rows.rename(columns={"num_key_value_heads": "num_kv_heads", "head_dim": "head_size"})
@@ -234,30 +226,31 @@ def _calls(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _kept_attention(rows: pd.DataFrame) -> pd.DataFrame:
     heads = [tuple(pair) for pair in rows[["num_heads", "num_kv_heads"]].to_numpy().tolist()]
-    kept = undisturbed(rows[[pair in HEADS for pair in heads]])
-    return kept.reset_index(drop=True)
+    return undisturbed_attention(rows[[pair in HEADS for pair in heads]]).reset_index(drop=True)
 
 
-def undisturbed(rows: pd.DataFrame) -> pd.DataFrame:
+def undisturbed_attention(rows: pd.DataFrame) -> pd.DataFrame:
     """Without the rows that a longer call of as many sequences is much faster than."""
     length = rows.prefill_chunk + rows.kv_decode
-    calls = [*SHAPE, "num_prefills", "n_decode"]
-    ordered = rows.assign(length=length).sort_values([*calls, "length"], ascending=False)
-    least = ordered.groupby(calls)[TIME].cummin()
-    return ordered[ordered[TIME] * DISTURBED <= least].drop(columns="length").sort_index()
+    kept = undisturbed(rows.assign(size=length), [*SHAPE, "num_prefills", "n_decode"], "size")
+    return kept.drop(columns="size")
+
+
+def undisturbed(rows: pd.DataFrame, alike: Sequence[str], size: str) -> pd.DataFrame:
+    """Without the rows that one of a larger `size`, and otherwise alike, is much faster than."""
+    ordered = rows.sort_values([*alike, size], ascending=False)
+    least = ordered.groupby(list(alike))[TIME].cummin()
+    return ordered[ordered[TIME] * DISTURBED <= least].sort_index()
 
 
 # -- communication ---------------------------------------------------------------------------------
 
 
-def read_communication(source: Path, gpu: Gpu) -> pd.DataFrame:
+def read_communication(source: Path, gpu: str) -> pd.DataFrame:
     """All-reduces of 16-bit elements, which the source counts, in a captured graph."""
-    folder = source / gpu.folder / "comm" / "vllm"
-    newest = max(
-        (path for path in folder.iterdir() if (path / "custom_allreduce_perf.parquet").is_file()),
-        key=lambda path: tuple(map(int, path.name.split("."))),
-    )
-    rows = pd.read_parquet(newest / "custom_allreduce_perf.parquet")
+    rows = _rows(source, gpu, "custom_allreduce_perf")
+    if rows.empty:
+        return rows
     rows = rows[rows.backend == "vllm_graph"]
     made = rows.assign(
         operation="all_reduce",
@@ -266,6 +259,37 @@ def read_communication(source: Path, gpu: Gpu) -> pd.DataFrame:
         **{TIME: MICROSECONDS * rows.latency},
     )
     return made[["operation", "devices", "bytes", TIME]].sort_values(["devices", "bytes"])
+
+
+# -- experts ---------------------------------------------------------------------------------------
+
+
+def read_experts(source: Path, gpu: str, distribution: str = "balanced") -> pd.DataFrame:
+    """A layer's experts in 16 bits, all on one device or split over a few, and `inter_size`, their
+    features on all of these. Balanced choices meet as many experts as they can; how many others
+    meet is not said, so that the mean of random choices is put down.
+    """
+    rows = _rows(source, gpu, "moe_perf")
+    columns = [*EXPERT_SHAPE, "tokens", "activated_experts", TIME]
+    if rows.empty:
+        return pd.DataFrame(columns=[*columns, "inter_size"])
+    rows = rows[(rows.moe_dtype == "bfloat16") & (rows.distribution == distribution)]
+    rows = rows[(rows.moe_ep_size == 1) & (rows.moe_tp_size <= MAX_TENSOR)]
+    rows = rows.rename(columns={"num_tokens": "tokens", "topk": "top_k"})
+    rows = rows.assign(expert_size=rows.inter_size // rows.moe_tp_size)
+    keys = [*EXPERT_SHAPE, "inter_size", "tokens"]
+    rows = (MICROSECONDS * rows.groupby(keys).latency.median()).rename(TIME).reset_index()
+    met = np.minimum(rows.num_experts, rows.tokens * rows.top_k)
+    if distribution != "balanced":
+        met = rows.num_experts * (1 - (1 - rows.top_k / rows.num_experts) ** rows.tokens)
+    rows = rows.assign(activated_experts=met)[[*columns, "inter_size"]]
+    return undisturbed(rows, [*EXPERT_SHAPE, "inter_size"], "tokens")
+
+
+def is_kept(experts: pd.DataFrame) -> NDArray[np.bool_]:
+    sizes = ["hidden_size", "inter_size", "num_experts", "top_k"]
+    shapes = experts[sizes].to_numpy(int).tolist()
+    return np.array([tuple(shape) in EXPERTS for shape in shapes], bool)
 
 
 if __name__ == "__main__":

@@ -70,9 +70,17 @@ def find_folder() -> Path | None:
     return Path(found.submodule_search_locations[0]) / "systems" / "data"
 
 
+def folder_of(folder: Path, gpu: str) -> Path:
+    """The tables of a GPU, by its hardware option or by the folder's own name."""
+    if not (found := folder / FOLDERS.get(gpu, gpu)).is_dir():
+        others = sorted(path.name for path in folder.iterdir() if path.is_dir())
+        raise SystemExit(f"{folder} has no {found.name}, but {', '.join(others)}")
+    return found
+
+
 def read(folder: Path, gpu: str, table: str, engine: str) -> tuple[pd.DataFrame, str]:
     """Rows of the newest version of an engine's table, empty if there is none, and the version."""
-    paths = list((folder / FOLDERS[gpu]).glob(f"*/{engine}/*/{table}.parquet"))
+    paths = list(folder_of(folder, gpu).glob(f"*/{engine}/*/{table}.parquet"))
     if not paths:
         return pd.DataFrame(), "none"
     newest = max(paths, key=lambda path: [int(part) for part in _numbers(path.parent.name)])

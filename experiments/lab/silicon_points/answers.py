@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 
 import pandas as pd
-from report import FOLDER, SERIES, ratios
+from report import FOLDER, LEVEL, SERIES, ratios
 from simulate import BLOCK_SIZE, INFERENCE_MAX, SHORTEST, Point, chosen
 
 from sarathi_lab.engine.compositions import make_batch
@@ -31,7 +31,7 @@ MEAN_SHARE = (1 + SHORTEST) / 2  # of the nominal length, where lengths are draw
 @cache
 def device(alike: Point) -> tuple[Predictor, int]:
     """What predicts an iteration's seconds, and the tokens that the cache holds."""
-    backend, spec = alike.backend_and_spec()
+    backend, spec = alike.device, alike.spec
     predictor = backend.predictor(spec)
     assert predictor is not None, "a simulated device has one"
     return predictor, backend.kv_blocks(spec, BLOCK_SIZE) * BLOCK_SIZE
@@ -47,8 +47,10 @@ def answer(point: Point) -> dict[str, object]:
     alone = sum(times.values()) - times["overhead"]  # it rides on iterations that pay the host
     real = point.real_ttft + (output - 1) * point.real_tpot
     told = 1e3 * ((output - 1) * step + users * alone)
-    row = {name: value for name, value in vars(point).items() if name != "cost_model"}
-    row |= {"fits": users * (point.isl + point.osl) <= room, "step": 1e3 * step}
+    row: dict[str, object] = vars(point) | {
+        "fits": users * (point.isl + point.osl) <= room,
+        "step": 1e3 * step,
+    }
     return row | {"prompt": 1e3 * alone, "real": real, "told": told, "error": told / real - 1}
 
 
@@ -67,15 +69,18 @@ def errors(table: pd.DataFrame, by: list[str]) -> pd.DataFrame:
 def main() -> None:
     with Path(sys.argv[1]).open(newline="") as file:
         points, reasons = chosen(csv.DictReader(file))
-    table = pd.DataFrame([answer(point) for point in points])
+    by_tables = [replace(p, cost_model="profiled") for p in points if p.weights == "auto"]
+    table = pd.DataFrame([answer(point) for point in (*points, *by_tables)])
     FOLDER.mkdir(exist_ok=True)
     table.round(4).to_csv(FOLDER / "answers.csv", index=False)
-    own = table[table.fits]
-    error = own.error.abs()
-    print(f"{len(own)} points: median {error.median():.1%}, mean {error.mean():.1%}")
-    for by in (SERIES, ["concurrency"], ["tp"], ["isl"], ["osl"]):
-        print("\n" + errors(own, by).to_string(index=False, float_format="{:.3f}".format))
-    print(f"\n{(~table.fits).sum():5} do not fit the cache")
+    for level, own in table[table.fits].groupby("cost_model"):
+        error = own.error.abs()
+        print(f"\n{level}, {len(own)} points: median {error.median():.1%}, mean {error.mean():.1%}")
+        for by in (SERIES, ["concurrency"], ["tp"], ["isl"], ["osl"]):
+            print("\n" + errors(own, by).to_string(index=False, float_format="{:.3f}".format))
+    own = table[table.cost_model == LEVEL]
+    print(f"\n{(~own.fits).sum():5} do not fit the cache")
+    own = own[own.fits]
     for reason, count in reasons.most_common():
         print(f"{count:5} {reason}")
     shown = {"simulated / real": own.assign(ratio=own.told / own.real)}

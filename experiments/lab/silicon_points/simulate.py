@@ -5,8 +5,8 @@
     python experiments/lab/silicon_points/simulate.py POINTS.csv --report    # tables and picture
 
 POINTS.csv is that package's `systems/silicon_sample.csv` (README.md says which version). What was
-simulated is kept in results.csv, and not simulated again; delete the file after a change of the
-cost model.
+simulated is kept in results/points.csv, and not simulated again; delete the file after a change of
+the cost model.
 """
 
 from __future__ import annotations
@@ -114,18 +114,22 @@ class Point:
         ahead = self.is_inference_max and self.backend == "vllm"
         return AHEAD if ahead else HOSTS[self.backend]
 
-    def backend_and_spec(self) -> tuple[SimulatedBackend, ModelSpec]:
+    @property
+    def device(self) -> SimulatedBackend:
         hardware = load_option("hardware", self.gpu)
         hardware = replace(hardware, memory_bytes=MEMORY_SHARE * hardware.memory_bytes)
-        backend = SimulatedBackend(
+        return SimulatedBackend(
             hardware,
             tensor_parallel=self.tp,
             weights=self.weights,
             host=load_option("host", self.host),
             cost_model=self.cost_model,
         )
+
+    @property
+    def spec(self) -> ModelSpec:
         kv_dtype = "fp8" if self.weights == "fp8" else "auto"
-        return backend, replace(load_option("model", self.model), kv_dtype=kv_dtype)
+        return replace(load_option("model", self.model), kv_dtype=kv_dtype)
 
 
 def chosen(rows: Iterable[dict[str, str]]) -> tuple[list[Point], Counter[str]]:
@@ -187,7 +191,7 @@ class Waits:
             request = sequence.request
             if request.request_id < self._number:
                 first, last = sequence.first_token_time, sequence.finish_time
-                tpot = (last - first) / (request.output_len - 1)
+                tpot = (last - first) / max(1, request.output_len - 1)
                 self.rows.append((request.arrival_time, first - request.arrival_time, tpot))
         if len(self.rows) == self._number:
             raise Enough
@@ -208,12 +212,9 @@ def simulate(point: Point) -> dict[str, object] | str:
     `sim`: users who all come at once; `spread`: users who come evenly over the time of an answer,
     for benchmarks of equal lengths alone, as there requests that begin together stay together.
     """
-    backend, spec = point.backend_and_spec()
+    backend = point.device
     try:
-        num_blocks = backend.kv_blocks(spec, BLOCK_SIZE)
-        burst = served(
-            point, backend, spec, num_blocks, ClosedLoop(point.requests, point.concurrency)
-        )
+        burst = served(point, backend, ClosedLoop(point.requests, point.concurrency))
     except UserError as error:
         return str(error)
     first, later = (burst[own].mean(axis=0) for own in (burst[:, 0] == 0, burst[:, 0] > 0))
@@ -223,7 +224,7 @@ def simulate(point: Point) -> dict[str, object] | str:
     if not point.is_inference_max:
         spreading = both[1] + point.osl * both[2]
         users = SpreadUsers(point.requests, point.concurrency, spreading)
-        spread = served(point, backend, spec, num_blocks, users)
+        spread = served(point, backend, users)
         row |= in_ms("spread", spread[spread[:, 0] >= spreading].mean(axis=0))
     return row
 
@@ -233,10 +234,13 @@ def in_ms(whose: str, means: np.ndarray) -> dict[str, object]:
 
 
 def served(
-    point: Point, backend: SimulatedBackend, spec: ModelSpec, num_blocks: int, users: ClosedLoop
+    point: Point, backend: SimulatedBackend, users: ClosedLoop, counted: int = COUNTED
 ) -> np.ndarray:
-    """What each request that counts waited, seconds [requests, (arrival, TTFT, TPOT)]."""
-    waits = Waits(COUNTED * point.concurrency)
+    """What each request that counts waited, seconds [requests, (arrival, TTFT, TPOT)]; `counted` of
+    each user do.
+    """
+    waits, spec = Waits(counted * point.concurrency), point.spec
+    num_blocks = backend.kv_blocks(spec, BLOCK_SIZE)
     with suppress(Enough):
         serve(
             users,
@@ -288,9 +292,11 @@ def main() -> None:
     if not own.report:
         RESULTS.parent.mkdir(exist_ok=True)
         done = known()
-        tried = (
-            replace(point, cost_model=own.cost_model) for point in points if own.only in point.id
-        )
+        tried = [
+            replace(point, cost_model=own.cost_model)
+            for point in points
+            if own.only in point.id and (own.cost_model == "analytic" or point.weights == "auto")
+        ]
         left = [point for point in tried if (point.id, point.cost_model) not in done]
         random.Random(0).shuffle(left)  # what an early end leaves is of all kinds
         for reason, count in run(left, own.processes).items():

@@ -55,10 +55,12 @@ def make_segment(
     """Work out once per iteration what every layer needs to attend for one sequence.
 
     With `sliding_window` w, the query at position i sees the keys j with i - w < j <= i (Mistral
-    7B). Raises ValueError unless 1 <= num_queries <= kv_len.
+    7B). Raises ValueError unless 1 <= num_queries <= kv_len, and for a window below 1.
     """
     if not 1 <= num_queries <= kv_len:
         raise ValueError(f"{num_queries} queries cannot be the newest of {kv_len} tokens")
+    if sliding_window is not None and sliding_window < 1:
+        raise ValueError(f"a sliding window of {sliding_window} tokens sees nothing")
     first_query = kv_len - num_queries
     first_key = 0 if sliding_window is None else max(0, first_query - sliding_window + 1)
     window_cuts = sliding_window is not None and kv_len - first_key > sliding_window

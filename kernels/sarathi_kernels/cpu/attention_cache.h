@@ -14,9 +14,9 @@ constexpr float LOG2_E = 1.44269504f;
 constexpr float LOWEST = -1e30f;      // below every score, yet finite: differences with it are numbers
 
 // The newest tokens of one sequence, rows `start` on, and where its `kv_len` keys lie: in neighbouring blocks from
-// `first_block` on, or in those that `blocks` lists.
+// `first_block` on, or in those that `blocks` lists: `num_blocks` of them.
 struct Segment {
-    int64_t start, num_queries, kv_len, first_block;
+    int64_t start, num_queries, kv_len, first_block, num_blocks;
     const int64_t* blocks;
 };
 

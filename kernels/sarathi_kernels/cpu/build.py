@@ -1,5 +1,5 @@
 """Compiles the C++ of this folder for the CPU at hand, once: the result is kept in the user's cache
-folder.
+folder, with its hash beside it. A library that was damaged since is compiled again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def build() -> Path:
     if not compiler:
         raise NotBuilt("there is no C++ compiler (g++ 11 or newer, or set CXX)")
     library = cache_folder() / f"decoder-{_key(compiler, flags)}.so"
-    if not library.is_file():
+    if not _is_whole(library):
         _compile(compiler, library)
     return library
 
@@ -67,6 +67,22 @@ def _key(compiler: str, flags: set[str]) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
+def _is_whole(library: Path) -> bool:
+    """Whether `library` is as it was compiled: a part of it would kill whoever loads it."""
+    try:
+        return _hash_file(library).read_text() == _hash(library)
+    except (OSError, ValueError):
+        return False
+
+
+def _hash_file(library: Path) -> Path:
+    return library.with_name(f"{library.name}.sha256")
+
+
+def _hash(library: Path) -> str:
+    return hashlib.sha256(library.read_bytes()).hexdigest()
+
+
 def _compile(compiler: str, library: Path) -> None:
     """Aside and moved when complete, so that processes that start together never load half a
     library.
@@ -76,7 +92,9 @@ def _compile(compiler: str, library: Path) -> None:
         with tempfile.TemporaryDirectory(dir=library.parent) as folder:
             aside = Path(folder) / library.name
             _run([compiler, *FLAGS, str(SOURCE), "-o", str(aside)])
+            _hash_file(aside).write_text(_hash(aside))
             aside.replace(library)
+            _hash_file(aside).replace(_hash_file(library))
     except OSError as error:
         raise NotBuilt(f"the compiled library can't be kept: {error}") from None
 

@@ -1,4 +1,5 @@
-// What Python calls.
+// What Python calls. What is handed over is checked here: what is within reads and writes wherever it is told to.
+#include "checks.h"
 #include "decoder.h"
 
 #if defined(__linux__)
@@ -86,19 +87,25 @@ int32_t sarathi_start(int32_t num_threads, int32_t allows_amx) {
     return uses_amx;
 }
 
-void* sarathi_make_decoder(const Model* model) { return new Decoder(*model); }
+Fault sarathi_make_decoder(const Model* model, void** made) {
+    const Fault fault = fault_of(*model);
+    *made = fault ? nullptr : new Decoder(*model);
+    return fault;
+}
 
 void sarathi_free_decoder(void* decoder) { delete static_cast<Decoder*>(decoder); }
 
 // One iteration: writes keys and values, and the logits of the emitting rows.
-void sarathi_forward(void* made, const Batch* batch, const float* cosines, const float* sines) {
+Fault sarathi_forward(void* made, const Batch* batch) {
     Decoder& decoder = *static_cast<Decoder*>(made);
-    decoder.model.cosines = cosines;
-    decoder.model.sines = sines;
+    if (const Fault fault = fault_of(*batch, decoder.model)) {
+        return fault;
+    }
     decoder.prepare(*batch);
     const bool is_bf16 = decoder.model.is_bf16;
     run([&](int thread) { is_bf16 ? forward<bf16>(decoder, *batch, thread) : forward<float>(decoder, *batch, thread); },
         is_bf16 && uses_amx);
+    return nullptr;
 }
 
 // x [rows, in_features] float32 times a packed weight, to out [rows, out_features].
@@ -116,11 +123,17 @@ void sarathi_linear(const Linear* linear, int32_t is_bf16, const float* x, int64
         inputs.is_bf16);
 }
 
-// query and out [num_tokens, num_heads, head_size] float32; one layer's keys and values, whose type `is_bf16` tells if it
-// is OWN; otherwise it says whether AMX may multiply them.
-void sarathi_attention(const Shape* shape, const Segment* segments, int64_t num_segments, int32_t is_bf16, int32_t kv_type,
-                       const void* keys, const void* values, float* key_scales, float* value_scales, const float* query,
-                       float* out) {
+// query and out [num_tokens, num_heads, head_size] float32; one layer's keys and values in `num_blocks` blocks, whose type
+// `is_bf16` tells if it is OWN; otherwise it says whether AMX may multiply them.
+Fault sarathi_attention(const Shape* shape, const Segment* segments, int64_t num_segments, int64_t num_tokens,
+                        int64_t num_blocks, int32_t is_bf16, int32_t kv_type, const void* keys, const void* values,
+                        float* key_scales, float* value_scales, const float* query, float* out) {
+    if (const Fault fault = fault_of(*shape)) {
+        return fault;
+    }
+    if (const Fault fault = fault_of(segments, num_segments, num_tokens, shape->block_size, num_blocks)) {
+        return fault;
+    }
     const std::vector<Segment> all(segments, segments + num_segments);
     const Layered of_keys{keys, key_scales}, of_values{values, value_scales};
     const bool with_tiles = is_bf16 && uses_amx;
@@ -133,6 +146,7 @@ void sarathi_attention(const Shape* shape, const Segment* segments, int64_t num_
     } else {
         attend_all<float>(*shape, all, of_keys, of_values, query, out, false);
     }
+    return nullptr;
 }
 
 // The likeliest token of each row of logits; `nan_token` where one is not a number.

@@ -120,7 +120,7 @@ struct Decoder {
                             store(head + i * size + column, y, mask);
                         });
                     }
-                    rotate(head + i * size, model.cosines + angle, model.sines + angle, model.rotary_half);
+                    rotate(head + i * size, batch.cosines + angle, batch.sines + angle, model.rotary_half);
                 }
                 put_heads(head + shape.num_heads * size, batch.slots[row], keys);
                 put_heads(head + rotated * size, batch.slots[row], values);

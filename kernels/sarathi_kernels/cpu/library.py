@@ -1,12 +1,15 @@
-"""The compiled C++ and its calls, on torch's tensors of a CPU. Structures are those of
-`structures.h`.
+"""The compiled C++ and its calls, on torch's tensors of a CPU.
+
+What is handed over is checked, here what tensors are and in `checks.h` the numbers in them: the C++
+reads and writes wherever it is told to.
 """
 
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Sequence
-from ctypes import POINTER, Structure, byref, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, byref, c_char_p, c_int32, c_int64, c_void_p
 from functools import cache
 from typing import Any
 
@@ -15,114 +18,34 @@ from torch import Tensor
 
 from sarathi_kernels.attention.kv_cache import Cache, QuantizedCache
 from sarathi_kernels.attention.reference import Segment
-from sarathi_kernels.cpu.build import build
-from sarathi_kernels.cpu.packing import PackedLinear
+from sarathi_kernels.cpu.build import NotBuilt, build
+from sarathi_kernels.cpu.packing import DTYPES, PackedLinear
+from sarathi_kernels.cpu.structures import (
+    BatchStruct,
+    LinearStruct,
+    ModelStruct,
+    NormStruct,
+    SegmentStruct,
+    ShapeStruct,
+)
 
 MAX_HEAD_SIZE = 256
 KV_TYPES = (None, torch.int8, torch.float8_e4m3fn)  # numbered as in `structures.h`
-
-
-class LinearStruct(Structure):
-    """`Linear`."""
-
-    _fields_ = (
-        ("weight", c_void_p),
-        ("bias", c_void_p),
-        ("in_features", c_int64),
-        ("out_features", c_int64),
-    )
-
-
-class NormStruct(Structure):
-    """`Norm`."""
-
-    _fields_ = (
-        ("weight", c_void_p),
-        ("bias", c_void_p),
-        ("epsilon", c_float),
-        ("is_layer", c_int32),
-    )
-
-
-class LayerStruct(Structure):
-    """`Layer`."""
-
-    _fields_ = (
-        *((name, NormStruct) for name in ("attention_norm", "ffn_norm", "query_norm", "key_norm")),
-        *((name, LinearStruct) for name in ("qkv", "out", "up", "down")),
-    )
-
-
-class ModelStruct(Structure):
-    """`Model`."""
-
-    _fields_ = (
-        ("layers", POINTER(LayerStruct)),
-        *((name, c_void_p) for name in ("embedding", "cosines", "sines")),
-        ("final_norm", NormStruct),
-        ("head", LinearStruct),
-        *(
-            (name, c_int64)
-            for name in (
-                "num_layers",
-                "hidden_size",
-                "num_heads",
-                "num_kv_heads",
-                "head_size",
-                "rotary_half",
-                "window",
-            )
-        ),
-        *((name, c_int32) for name in ("is_bf16", "activation", "is_gated")),
-        ("scale", c_float),
-    )
-
-
-class SegmentStruct(Structure):
-    """`Segment`."""
-
-    _fields_ = (
-        *((name, c_int64) for name in ("start", "num_queries", "kv_len", "first_block")),
-        ("blocks", c_void_p),
-    )
-
-
-class ShapeStruct(Structure):
-    """`Shape`."""
-
-    _fields_ = (
-        *(
-            (name, c_int64)
-            for name in ("num_heads", "num_kv_heads", "head_size", "block_size", "window")
-        ),
-        ("scale", c_float),
-    )
-
-
-class BatchStruct(Structure):
-    """`Batch`."""
-
-    _fields_ = (
-        *((name, c_void_p) for name in ("token_ids", "positions", "slots", "emit_rows")),
-        ("segments", POINTER(SegmentStruct)),
-        *((name, c_int64) for name in ("num_tokens", "num_segments", "num_emits")),
-        *((name, c_void_p) for name in ("keys", "values", "key_scales", "value_scales")),
-        ("num_blocks", c_int64),
-        ("block_size", c_int64),
-        ("logits", c_void_p),
-        ("kv_type", c_int32),
-    )
-
+FAULT = c_char_p  # what is wrong with the arguments, null for nothing
 
 SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "sarathi_start": (c_int32, (c_int32, c_int32)),
-    "sarathi_make_decoder": (c_void_p, (POINTER(ModelStruct),)),
+    "sarathi_make_decoder": (FAULT, (POINTER(ModelStruct), POINTER(c_void_p))),
     "sarathi_free_decoder": (None, (c_void_p,)),
-    "sarathi_forward": (None, (c_void_p, POINTER(BatchStruct), c_void_p, c_void_p)),
+    "sarathi_forward": (FAULT, (c_void_p, POINTER(BatchStruct))),
     "sarathi_linear": (None, (POINTER(LinearStruct), c_int32, c_void_p, c_int64, c_void_p)),
     "sarathi_attention": (
-        None,
-        (POINTER(ShapeStruct), POINTER(SegmentStruct), c_int64, c_int32, c_int32, *(c_void_p,) * 6),
+        FAULT,
+        (
+            *(POINTER(ShapeStruct), POINTER(SegmentStruct)),
+            *(c_int64, c_int64, c_int64, c_int32, c_int32),
+            *(c_void_p,) * 6,
+        ),
     ),
     "sarathi_greedy": (None, (c_void_p, c_int64, c_int64, c_int64, c_void_p)),
 }
@@ -131,11 +54,22 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 @cache
 def load() -> ctypes.CDLL:
     """The library, compiled now unless it was before. Raises NotBuilt."""
-    library = ctypes.CDLL(str(build()))
+    path = build()
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise NotBuilt(f"the compiled library can't be loaded: {error}") from None
     for name, (result, arguments) in SIGNATURES.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
+        if result is FAULT:
+            function.errcheck = _raise_fault
     return library
+
+
+def _raise_fault(fault: bytes | None, function: object, arguments: object) -> None:
+    if fault is not None:
+        raise ValueError(fault.decode())
 
 
 def start(num_threads: int, *, allows_amx: bool = True) -> bool:
@@ -159,8 +93,74 @@ def address(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
+def norm_struct(weight: Tensor, bias: Tensor | None, epsilon: float) -> NormStruct:
+    """RMSNorm, or LayerNorm with a `bias`; of float32. Valid as long as these are."""
+    return NormStruct(weight.data_ptr(), address(bias), len(weight), epsilon, bias is not None)
+
+
+class Decoder:
+    """A whole model in C++, of `struct` and what that points at, which is `kept`.
+
+    Raises ValueError where sizes do not match.
+    """
+
+    def __init__(self, struct: ModelStruct, kept: Sequence[object]) -> None:
+        self._struct, self._kept = struct, kept
+        self._made = c_void_p()
+        load().sarathi_make_decoder(byref(struct), byref(self._made))
+        weakref.finalize(self, load().sarathi_free_decoder, self._made)
+
+    def forward(
+        self,
+        token_ids: Tensor,  # [num_tokens] int64
+        positions: Tensor,  # [num_tokens] int64
+        slots: Tensor,  # [num_tokens] int64
+        emit_rows: Tensor,  # [num_emits] int64
+        segments: Sequence[Segment],
+        keys: Cache,  # [num_layers, num_blocks, block_size, num_kv_heads, head_size]
+        values: Cache,
+        tables: tuple[Tensor, Tensor],  # cosines and sines, [num_positions, ...] float32
+    ) -> Tensor:
+        """One iteration: writes keys and values; returns logits [num_emits, vocab_size] in float32.
+
+        Raises ValueError for tensors of other kinds, and for numbers beyond what they point into.
+        """
+        model = self._struct
+        own = DTYPES[model.is_bf16]
+        cached = _cache_parts(keys, values, (own,), model.num_kv_heads, model.head_size)
+        num_layers, num_blocks, block_size = keys.shape[:-2]
+        rows = (token_ids, positions, slots)
+        if num_layers != model.num_layers or any(len(row) != len(token_ids) for row in rows):
+            raise ValueError(f"{num_layers} layers in the cache, or rows of different lengths")
+        if not all(map(_is_index, (*rows, emit_rows))):
+            raise ValueError("tokens, positions, slots and rows are int64, each in one piece")
+        num_positions = len(tables[0])
+        for table in tables:
+            is_whole = table.numel() == num_positions * model.rotary_half
+            if not is_whole or not _is_floats(table, num_positions):
+                raise ValueError(f"{tuple(table.shape)} is no table of {model.rotary_half} angles")
+        logits = torch.empty(len(emit_rows), model.vocab_size)
+        structs = segment_structs(segments)
+        batch = BatchStruct(
+            *(tensor.data_ptr() for tensor in (*rows, emit_rows)),
+            structs,
+            len(token_ids),
+            len(structs),
+            len(emit_rows),
+            *map(address, cached),
+            num_blocks,
+            block_size,
+            *(table.data_ptr() for table in tables),
+            num_positions,
+            logits.data_ptr(),
+            kv_type(cached[0].dtype),
+        )
+        load().sarathi_forward(self._made, byref(batch))
+        return logits
+
+
 def segment_structs(segments: Sequence[Segment]) -> ctypes.Array[SegmentStruct]:
-    """Valid as long as `segments`."""
+    """Valid as long as `segments`. Raises ValueError for blocks that are not int64."""
     structs = (SegmentStruct * len(segments))()
     for struct, segment in zip(structs, segments, strict=True):
         struct.start, struct.num_queries, struct.kv_len = (
@@ -170,8 +170,11 @@ def segment_structs(segments: Sequence[Segment]) -> ctypes.Array[SegmentStruct]:
         )
         if isinstance(segment.blocks, slice):
             struct.first_block = segment.blocks.start
+            struct.num_blocks = segment.blocks.stop - segment.blocks.start
+        elif _is_index(segment.blocks):
+            struct.blocks, struct.num_blocks = segment.blocks.data_ptr(), len(segment.blocks)
         else:
-            struct.blocks = segment.blocks.data_ptr()
+            raise ValueError(f"blocks of {segment.blocks.dtype} are not int64 in one piece")
     return structs
 
 
@@ -207,34 +210,63 @@ def attention(
     With AMX a cache in 8 bits is multiplied as bfloat16 if the query is of it. Raises ValueError
     for other shapes.
     """
+    if sliding_window == 0:
+        raise ValueError("a sliding window of no tokens sees nothing")
     num_heads, head_size = query.shape[1:]
-    if head_size > MAX_HEAD_SIZE or num_heads % keys.shape[2] or keys.shape[3] != head_size:
-        raise ValueError(f"query {tuple(query.shape)} does not match the cache {tuple(keys.shape)}")
-    (key_data, key_scales), (value_data, value_scales) = _parts(keys), _parts(values)
-    if not all(
-        t.is_contiguous() for t in (key_data, value_data, key_scales, value_scales) if t is not None
-    ):
-        raise ValueError("one layer's cache lies in one piece")
+    num_blocks, block_size, num_kv_heads = keys.shape[:-1]
+    key_data, value_data, *scales = _cache_parts(keys, values, DTYPES, num_kv_heads, head_size)
     taken = query.float().contiguous()
     out = torch.empty_like(taken)
-    shape = ShapeStruct(
-        num_heads, keys.shape[2], head_size, keys.shape[1], sliding_window or 0, scale
-    )
+    shape = ShapeStruct(num_heads, num_kv_heads, head_size, block_size, sliding_window or 0, scale)
     structs = segment_structs(segments)
     load().sarathi_attention(
         byref(shape),
         structs,
         len(structs),
+        len(query),
+        num_blocks,
         (query if key_data.dtype in KV_TYPES else key_data).dtype == torch.bfloat16,
         kv_type(key_data.dtype),
         key_data.data_ptr(),
         value_data.data_ptr(),
-        address(key_scales),
-        address(value_scales),
+        *map(address, scales),
         taken.data_ptr(),
         out.data_ptr(),
     )
     return out.to(query.dtype)
+
+
+def _cache_parts(
+    keys: Cache, values: Cache, dtypes: Sequence[torch.dtype], num_heads: int, head_size: int
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Keys, values, and their scales where they are in 8 bits, else of one of `dtypes`. Raises
+    ValueError unless they are alike, of such heads, each in one piece.
+    """
+    (key_data, key_scales), (value_data, value_scales) = _parts(keys), _parts(values)
+    for data, scales in ((key_data, key_scales), (value_data, value_scales)):
+        is_scaled = scales is not None and _is_floats(scales, len(data))
+        is_sound = (
+            data.is_contiguous()
+            and data.shape == (*key_data.shape[:-2], num_heads, head_size)
+            and data.dtype == key_data.dtype
+            and (data.dtype in KV_TYPES if is_scaled else data.dtype in dtypes and scales is None)
+            and (scales is None or scales.shape == data.shape[:-1])
+        )
+        if not is_sound:
+            raise ValueError(
+                f"keys {tuple(key_data.shape)} and values {tuple(value_data.shape)} are not a "
+                f"cache of {num_heads} heads of {head_size}, in one piece, of {dtypes} or 8 bits"
+            )
+    return key_data, value_data, key_scales, value_scales
+
+
+def _is_index(tensor: Tensor) -> bool:
+    return tensor.dtype == torch.int64 and tensor.ndim == 1 and tensor.is_contiguous()
+
+
+def _is_floats(tensor: Tensor, length: int) -> bool:
+    is_whole = tensor.is_contiguous() and tensor.device.type == "cpu"
+    return is_whole and tensor.dtype == torch.float32 and len(tensor) == length
 
 
 def _parts(cache: Cache) -> tuple[Tensor, Tensor | None]:

@@ -26,7 +26,7 @@ DTYPES = (torch.float32, torch.bfloat16)
 @dataclass(frozen=True)
 class PackedLinear:
     """A packed weight; `bias` is float32 and as wide as the panels. `out_features` of a gated
-    product are half.
+    product are half. Raises ValueError if the tensors do not have the sizes that it says.
     """
 
     weight: Tensor
@@ -34,6 +34,22 @@ class PackedLinear:
     in_features: int
     out_features: int
     is_gated: bool = False
+
+    def __post_init__(self) -> None:
+        panels = -(-self.out_features // (PANEL // 2 if self.is_gated else PANEL))
+        in_blocks = (-(-self.in_features // KBLOCK), 2, 16, 16, 2)
+        inner = in_blocks if self.is_bf16 else (self.in_features, PANEL)
+        bias = self.bias
+        if (
+            self.weight.dtype not in DTYPES
+            or self.weight.shape != (panels, *inner)
+            or not self.weight.is_contiguous()
+            or (bias is not None and (bias.dtype, bias.shape) != (torch.float32, (panels * PANEL,)))
+        ):
+            raise ValueError(
+                f"{tuple(self.weight.shape)} of {self.weight.dtype} is not the packed weight of "
+                f"{self.in_features} inputs and {self.out_features} results"
+            )
 
     @property
     def num_columns(self) -> int:

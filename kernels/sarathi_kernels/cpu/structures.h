@@ -15,6 +15,7 @@ struct Linear {
 
 struct Norm {
     const float *weight, *bias;  // weight null: no norm
+    int64_t size;
     float epsilon;
     int32_t is_layer;
 };
@@ -27,10 +28,9 @@ struct Layer {
 struct Model {
     const Layer* layers;
     const void* embedding;  // [vocab_size, hidden_size]
-    const float *cosines, *sines;  // [positions, rotary_half]
     Norm final_norm;
     Linear head;
-    int64_t num_layers, hidden_size, num_heads, num_kv_heads, head_size, rotary_half, window;
+    int64_t num_layers, vocab_size, hidden_size, num_heads, num_kv_heads, head_size, rotary_half, window;
     int32_t is_bf16, activation, is_gated;
     float scale;
 };
@@ -42,6 +42,8 @@ struct Batch {
     void *keys, *values;  // [layers, blocks, block_size, kv_heads, head_size]
     float *key_scales, *value_scales;  // [layers, blocks, block_size, kv_heads], or null
     int64_t num_blocks, block_size;
+    const float *cosines, *sines;  // [num_positions, rotary_half]
+    int64_t num_positions;
     float* logits;  // [num_emits, vocab_size]
     int32_t kv_type;
 };

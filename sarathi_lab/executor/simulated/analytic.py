@@ -62,7 +62,7 @@ class AnalyticOperations:
 
     @property
     def uncertainty(self) -> Mapping[str, float]:
-        return self.hardware.uncertainty
+        return self.hardware.held_out_errors
 
     def token_times(self, num_tokens: int) -> Mapping[str, float]:
         spec, tensor, dtype_bytes = self.spec, self.parallel.tensor, self.dtype_bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -51,6 +52,9 @@ class SimulatedBackend:
     sharing: Sharing = ALONE
 
     def __post_init__(self) -> None:
+        for name, kind in (("hardware", Hardware), ("host", Host)):
+            if not isinstance(value := getattr(self, name), kind):
+                raise UserError(f"executor.{name}={value} is none; choose one by {name}=NAME")
         require_one_of(WEIGHTS, self.weights, get_args(WeightDtype))
         _ = self.parallel  # degrees below 1 are refused at once
         if self.host.is_stated and self.num_stages > 1:
@@ -111,7 +115,10 @@ class SimulatedBackend:
         """The cost model's error on shapes not fitted to, and what of it favours chunks."""
         cost = self._cost(spec)
         errors = cost.uncertainty
-        stated = ", ".join(f"{kind} {error:.0%}" for kind, error in errors.items())
+        stated = ", ".join(
+            f"{kind} {'none stated' if math.isnan(error) else f'{error:.0%}'}"
+            for kind, error in errors.items()
+        )
         cautions = [f"the cost model's mean error on held-out shapes: {stated}"]
         within, before = self.hardware.causal_efficiency, self.hardware.attention_efficiency
         if self.cost_model == "analytic" and within < before:
@@ -122,6 +129,8 @@ class SimulatedBackend:
             )
         if isinstance(cost.operations, ProfiledOperations):
             cautions.append(cost.operations.caution)
+        if cost.experts is not None:
+            cautions.append(cost.experts.caution)
         if spec.kv_dtype != "auto":
             cautions.append(
                 f"the cost model counts what cache.dtype={spec.kv_dtype} saves in bytes, and "

@@ -41,7 +41,9 @@ class Operations(Protocol):
 
     @property
     def uncertainty(self) -> Mapping[str, float]:
-        """Mean relative error of "matmul" and "attention" on shapes that nothing was fitted to."""
+        """Mean relative error of "matmul" and "attention" on shapes of this device that nothing was
+        fitted to; NaN where there were none.
+        """
 
     def token_times(self, num_tokens: int) -> Mapping[str, float]:
         """Of one layer: what depends on nothing but the number of tokens, all-reduces included."""
@@ -216,5 +218,5 @@ def make_cost_model(
         rows = operations.tables.frames.get("moe")
     experts = None
     if spec.num_experts:
-        experts = Experts(spec, hardware, dtype_bytes, sharing, rows)
+        experts = Experts(spec, hardware, dtype_bytes, sharing, rows, parallel.tensor)
     return CostModel(operations, spec, dtype_bytes, hardware, parallel, experts)

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from sarathi_lab.config.errors import require_int
+from sarathi_lab.config.errors import LAST_SECOND, RunError, require_int
 from sarathi_lab.engine.executor import NO_TOKEN, Bubble, Cause, Span, StepResult
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.host import NO_HOST, Host
@@ -49,7 +49,7 @@ class SimulatedExecutor:
         host_time = self._host.seconds(batch)
         self._launched = max(self.now, self._launched) + host_time
         start = max(self._launched, self._in_flight[-1].end if self._in_flight else 0.0)
-        end = start + self._iteration_time(batch)
+        end = _reached(start + self._iteration_time(batch))
         tokens = [NO_TOKEN] * batch.num_emits
         self._in_flight.append(StepResult(batch, start, end, tokens, host_time=host_time))
 
@@ -108,6 +108,7 @@ class PipelineExecutor(SimulatedExecutor):
             raise ValueError(f"{len(seconds)} stage times for {self.capacity} stages")
         is_starved = self._free_slots.popleft() < self.now
         spans = self._spans(seconds, self._send_time(batch))
+        _reached(spans[-1][1])
         bubbles = self._bubbles(batch, spans, is_starved)
         self._free_at = [end for _, end in spans]
         self._last = batch
@@ -141,6 +142,16 @@ class PipelineExecutor(SimulatedExecutor):
             for stage, (free, (start, _)) in enumerate(zip(self._free_at, spans, strict=True))
             if start > free
         ]
+
+
+def _reached(time: float) -> float:
+    """`time`, in seconds. Raises RunError where the clock does not go."""
+    if not time <= LAST_SECOND:
+        raise RunError(
+            f"an iteration ends after {time:.3g} s, when no clock tells iterations apart; correct "
+            f"what makes it longer than {LAST_SECOND:g} s: hardware, host or times of arrival"
+        )
+    return time
 
 
 def _cause(before: Batch, after: Batch) -> Cause:

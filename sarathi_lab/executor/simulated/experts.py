@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
-import numpy as np
 import pandas as pd
 
 from sarathi_lab.executor.simulated.hardware import Hardware
+from sarathi_lab.executor.simulated.interpolation import RatioGrid
 from sarathi_lab.executor.simulated.matmul import overlapped
-from sarathi_lab.executor.tables import MICROSECOND, TIME
+from sarathi_lab.executor.tables import EXPERT_SHAPE, MICROSECOND, TIME
 from sarathi_lab.model.spec import ModelSpec
 
 KERNELS = 2  # launched for a layer's experts: the products before and after the activation
@@ -35,17 +36,31 @@ class Sharing(NamedTuple):
 ALONE = Sharing()
 
 
+class Shape(NamedTuple):
+    """What `tables.EXPERT_SHAPE` names: features of a token, features within an expert on one
+    device, experts of a layer, and those that a token passes.
+    """
+
+    hidden_size: int
+    expert_size: int
+    num_experts: int
+    top_k: int
+
+    def distance(self, other: Shape) -> float:
+        return sum(abs(math.log(a / b)) for a, b in zip(self, other, strict=True))
+
+
 class Experts:
     """Seconds of one layer's experts of `spec` by the tokens of each replica of the model.
 
-    Each replica of `sharing` is a device with its share of the experts. A token's choice is taken
-    as random, so that as many experts are read as the mean of such choices. `rows` are measured
-    (`moe` of `tables.FILES`), all experts on one device: a device that holds a share of them takes
-    what one with all of them takes for that share of the tokens, as it has as many products
-    of a token and an expert. Without rows it is a roofline, which nothing was fitted to.
+    Each replica of `sharing` is `tensor` devices with its share of the experts; those of a replica
+    split every expert. A token's choice is taken as random, so that as many experts are read as the
+    mean of such choices. It is a roofline, to which nothing was fitted, times what `rows` measured
+    over it (`moe` of `tables.FILES`, all experts on one device): by the experts that are read and
+    the tokens of each, constant beyond, and of the nearest shape if the rows have such.
 
-    Several devices gather the tokens of all with the router's logits, and scatter the sums: in a
-    ring over the links of `hardware`, as no table has it. Raises UserError for unknown links.
+    Replicas gather the tokens of all with the router's logits, and scatter the sums: in a ring over
+    the links of `hardware`, as no table has it. Raises UserError for unknown links.
     """
 
     def __init__(
@@ -55,15 +70,31 @@ class Experts:
         dtype_bytes: int,
         sharing: Sharing = ALONE,
         rows: pd.DataFrame | None = None,
+        tensor: int = 1,
     ) -> None:
         self.spec = spec
         self.hardware = hardware
         self.dtype_bytes = dtype_bytes
         self.sharing = sharing
         self.devices = sharing.replicas
-        self._curves = [] if rows is None else _by_experts(rows)
+        width = math.ceil(spec.ffn_size / tensor)
+        self.shape = Shape(spec.hidden_size, width, spec.num_experts, spec.experts_per_token)
+        self.base: Shape | None = None  # whose rows are taken
+        if rows is not None:
+            self.base, self._ratios = self._measured(rows)
         self._link_rate = hardware.link_rate if self.devices > 1 else 1.0
         self._compute = cache(self._compute_time)
+
+    @property
+    def caution(self) -> str:
+        """Where the times are from."""
+        if self.base is None:
+            return "the experts' times are a roofline that nothing was fitted to"
+        of = self.base
+        return (
+            f"experts by {of.num_experts} of {of.hidden_size} x {of.expert_size} on a device, "
+            f"{of.top_k} a token, each chosen at random"
+        )
 
     def seconds(self, tokens: Sequence[int]) -> float:
         """Of replicas with so many `tokens`; alone of one, as if the others had none."""
@@ -73,28 +104,43 @@ class Experts:
     def _compute_time(self, num_tokens: int) -> float:
         if num_tokens == 0:
             return 0.0
-        share = self.spec.share_of_experts(num_tokens)
-        chosen = share * self.spec.num_experts / self.devices
-        tokens = num_tokens / self.devices
-        measured = self._curves and self._interpolated(tokens, chosen)
-        return measured or self._formula(tokens, chosen)
+        chosen = self.spec.share_of_experts(num_tokens) * self.spec.num_experts / self.devices
+        pairs = num_tokens * self.shape.top_k / self.devices
+        return self.time(pairs, chosen) + self._others_time(pairs)
 
-    def _interpolated(self, tokens: float, chosen: float) -> float:
-        """Linear between the numbers of experts, and of tokens; beyond in proportion to these."""
-        numbers = [number for number, _, _ in self._curves]
-        times = [
-            float(np.interp(tokens, sizes, seconds)) * max(1.0, tokens / sizes[-1])
-            for _, sizes, seconds in self._curves
-        ]
-        return float(np.interp(chosen, numbers, times))
+    def time(self, pairs: float, chosen: float) -> float:
+        """Of one device: so many pairs of a token and an expert, over so many experts."""
+        time = self._formula(self.shape, pairs, chosen, self.spec.gated_ffn)
+        return time if self.base is None else time * self._ratios.ratio(pairs / chosen, chosen)
 
-    def _formula(self, tokens: float, chosen: float) -> float:
-        each = self.spec.num_expert_params / (self.spec.num_layers * self.spec.num_experts)
-        flops = 2 * tokens * self.spec.experts_per_token * each
+    def _others_time(self, pairs: float) -> float:
+        """Of the pairs whose experts are on other devices, if each has `pairs`: vLLM's kernels
+        write zeros for their products, and run activation and sum over them, too.
+        """
+        up = 2 if self.spec.gated_ffn else 1
+        moved = (2 * up + 1) * self.shape.expert_size + 2 * self.shape.hidden_size
+        others = (self.devices - 1) * pairs
+        return others * moved * self.dtype_bytes / self.hardware.memory_rate
+
+    def _formula(self, shape: Shape, pairs: float, chosen: float, gated: bool) -> float:
+        each = (3 if gated else 2) * shape.hidden_size * shape.expert_size
         hardware = self.hardware
-        compute = flops / (hardware.flops_per_second * hardware.matmul_efficiency)
+        compute = 2 * pairs * each / (hardware.flops_per_second * hardware.matmul_efficiency)
         memory = chosen * each * self.dtype_bytes / hardware.memory_rate
         return KERNELS * hardware.kernel_launch + overlapped(compute, memory)
+
+    def _measured(self, rows: pd.DataFrame) -> tuple[Shape, RatioGrid]:
+        """The shape of `rows` that is nearest, and its ratios of measured to computed seconds."""
+        base, gated = self.shape, self.spec.gated_ffn
+        if EXPERT_SHAPE[0] in rows:
+            shapes = [Shape(*map(int, row)) for row in rows[list(EXPERT_SHAPE)].to_numpy()]
+            base = min(shapes, key=self.shape.distance)
+            rows, gated = rows[[shape == base for shape in shapes]], True
+        pairs, chosen = rows.tokens * base.top_k, rows.activated_experts
+        computed = [self._formula(base, *of, gated) for of in zip(pairs, chosen, strict=True)]
+        ratios = rows.assign(load=pairs / chosen, ratio=MICROSECOND * rows[TIME] / computed)
+        table = ratios.pivot_table(index="load", columns="activated_experts", values="ratio")
+        return base, RatioGrid(table)
 
     def _exchange(self, num_tokens: int) -> float:
         if self.devices == 1:
@@ -102,12 +148,3 @@ class Experts:
         entries = num_tokens * (2 * self.spec.hidden_size + self.spec.num_experts)
         sent = (self.devices - 1) / self.devices * entries * self.dtype_bytes
         return 2 * self.hardware.link_latency + sent / self._link_rate
-
-
-def _by_experts(rows: pd.DataFrame) -> list[tuple[float, np.ndarray, np.ndarray]]:
-    """Tokens and seconds, ascending, for each number of activated experts."""
-    groups = rows.sort_values("tokens").groupby(rows.activated_experts.astype(float))
-    return [
-        (float(str(number)), own.tokens.to_numpy(float), MICROSECOND * own[TIME].to_numpy(float))
-        for number, own in groups
-    ]

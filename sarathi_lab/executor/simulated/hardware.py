@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -32,6 +33,11 @@ LINK_FIX = "use bytes/s, null if unknown"
 UNCERTAIN = ("matmul", "attention")  # the kinds of operation that `Hardware.uncertainty` speaks of
 
 
+def known_or_nan(stated: Mapping[str, float | None]) -> dict[str, float]:
+    """Errors as they are stated, NaN for those that are not."""
+    return {kind: math.nan if error is None else error for kind, error in stated.items()}
+
+
 @dataclass(frozen=True)
 class Hardware:
     """One device as cost models see it; `conf/hardware/*.yaml` gives each figure's source.
@@ -58,9 +64,10 @@ class Hardware:
     `hybrid_call` is whether prefills and decodes of a batch attend in one call, as in vLLM, where a
     decode takes a tile of queries of each head (None: only where operation tables have such calls).
 
-    `uncertainty` is the mean absolute relative error by kind of operation, on shapes that the fit
-    did not see. `tables` is a folder of measured operation times (`executor.tables`), as a path
-    from the current folder or the repository or an absolute one.
+    `uncertainty` is the mean absolute relative error by kind of operation, on shapes of this device
+    that the fit did not see (None: there were none). `tables` is a folder of measured operation
+    times (`executor.tables`), as a path from the current folder or the repository or an absolute
+    one.
 
     Several devices need bytes/s that each sends over its links to the others of its node (`link`)
     and to another node (`network`), while it receives as many; `link_efficiency` is the share of
@@ -86,7 +93,7 @@ class Hardware:
     attention_launch: float
     iteration_overhead: float
     # Costs are cached by hardware, and don't depend on the next two.
-    uncertainty: Mapping[str, float] = field(compare=False)
+    uncertainty: Mapping[str, float | None] = field(compare=False)
     tables: str | None = field(default=None, compare=False)
     dtype_bytes: int = 2
     layer_host_time: float = 0.0
@@ -140,8 +147,8 @@ class Hardware:
         if not isinstance(errors, Mapping) or set(errors) != set(UNCERTAIN):
             kinds = " and ".join(UNCERTAIN)
             raise UserError(f"hardware.uncertainty={errors} does not map {kinds}; {fix}")
-        for kind in UNCERTAIN:
-            share = "use a share from 0"
+        for kind in [kind for kind in UNCERTAIN if errors[kind] is not None]:
+            share = "use a share from 0, null if nothing was held out"
             require_number(f"hardware.uncertainty.{kind}", errors[kind], minimum=0, fix=share)
         if self.tables is not None and not (self.tables and isinstance(self.tables, str)):
             raise UserError(f"hardware.tables={self.tables} is no path of a folder; {fix}")
@@ -149,6 +156,11 @@ class Hardware:
     def _given(self, names: tuple[str, ...]) -> list[str]:
         """Those of `names` that have a value; None is checked where it is not allowed."""
         return [name for name in names if name not in OPTIONAL or getattr(self, name) is not None]
+
+    @property
+    def held_out_errors(self) -> Mapping[str, float]:
+        """`uncertainty`, NaN where there is none."""
+        return known_or_nan(self.uncertainty)
 
     @property
     def memory_rate(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -12,7 +13,12 @@ from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.analytic import ALL_REDUCES, AnalyticOperations
 from sarathi_lab.executor.simulated.attention_shapes import Heads, ShapedAttention
 from sarathi_lab.executor.simulated.attention_tables import AttentionTable, Formula, sums_of
-from sarathi_lab.executor.simulated.hardware import ONE_DEVICE, Hardware, Parallel
+from sarathi_lab.executor.simulated.hardware import (
+    ONE_DEVICE,
+    Hardware,
+    Parallel,
+    known_or_nan,
+)
 from sarathi_lab.executor.simulated.interpolation import Floats, curve, curve_error
 from sarathi_lab.executor.simulated.product_tables import Formula as ProductFormula
 from sarathi_lab.executor.simulated.product_tables import ProductTable
@@ -67,12 +73,12 @@ class ProfiledOperations:
         """
         known = dict(self._formula.uncertainty) if self._formula else {}
         if stated := self.tables.meta.get("uncertainty"):
-            return known | dict(stated)
+            return known | known_or_nan(stated)
         products = [error for name, error in self.errors.items() if name in PRODUCTS]
         attention = [error for name, error in self.errors.items() if name.endswith("_attention")]
         return {
-            "matmul": max(products, default=known.get("matmul", 0.0)),
-            "attention": max(attention, default=known.get("attention", 0.0)),
+            "matmul": max(products, default=known.get("matmul", math.nan)),
+            "attention": max(attention, default=known.get("attention", math.nan)),
         }
 
     @property

@@ -76,7 +76,7 @@ class TorchExecutor:
         self.block_size = block_size
         self.capacity = capacity
         self.feeds_tokens = capacity > 1
-        self._timeline = timeline or HostTimeline()
+        self.timeline = timeline or HostTimeline()
         self._sleep = sleep
         self._limits = limits
         self._graphs = graphs or NoGraphs()
@@ -93,7 +93,7 @@ class TorchExecutor:
 
     @property
     def now(self) -> float:
-        return self._timeline.now
+        return self.timeline.now
 
     @property
     def num_in_flight(self) -> int:
@@ -102,7 +102,7 @@ class TorchExecutor:
     def start(self) -> None:
         self._in_flight.clear()  # of a run that stopped half-way
         self._newest.clear()
-        self._timeline.reset()
+        self.timeline.reset()
         self._watch.start()
 
     @torch.inference_mode()
@@ -120,7 +120,7 @@ class TorchExecutor:
         if not self._in_flight:
             raise RuntimeError("nothing is in flight; submit a batch first")
         done = self._in_flight.popleft()
-        start, end = self._timeline.wait(done.start), self._timeline.wait(done.end)
+        start, end = self.timeline.wait(done.start), self.timeline.wait(done.end)
         self._watch.collected()
         token_ids = done.token_ids.tolist()
         if NAN_TOKEN in token_ids:
@@ -147,7 +147,7 @@ class TorchExecutor:
             return self._run_packed_for_torch(batch, begun)
         shape = self._limits.exact(batch) if self._shapes is None else self._shapes.choose(batch)
         self._packer.fill(batch, shape, self._newest)
-        start = self._timeline.mark()
+        start = self.timeline.mark()
         self._swap(batch)
         inputs = self._packer.send(shape, self._buffers.get(shape))
         is_replayed = not self._watch.is_apart and self._graphs.replay(shape)
@@ -156,7 +156,7 @@ class TorchExecutor:
         emitting = [chunk.sequence for chunk in batch.chunks if chunk.emits_token]
         self._newest = {sequence: row for row, sequence in enumerate(emitting)}
         token_ids = _to_host(self._sampled[: len(emitting)])
-        end = self._timeline.mark()
+        end = self.timeline.mark()
         known = {
             "host_time": time.perf_counter() - begun,
             "num_padding_tokens": shape.num_tokens - batch.num_tokens,
@@ -166,12 +166,12 @@ class TorchExecutor:
 
     def _run_packed_for_torch(self, batch: Batch, begun: float) -> InFlight:
         model = self.model
-        start = self._timeline.mark()
+        start = self.timeline.mark()
         inputs = self.packed(batch)
         host_time = time.perf_counter() - begun
         self._swap(batch)
         token_ids = _to_host(model.operations.greedy(model(inputs, self.cache)))
-        return InFlight(batch, start, self._timeline.mark(), token_ids, {"host_time": host_time})
+        return InFlight(batch, start, self.timeline.mark(), token_ids, {"host_time": host_time})
 
     def _swap(self, batch: Batch) -> None:
         if batch.copies:
@@ -259,7 +259,7 @@ class TorchExecutor:
                 shape = replace(exact, tile_rows=tile_rows, num_splits=num_splits)
                 self._packer.fill(batch, shape, {})
                 self._run(self._packer.send(shape))
-                self._timeline.wait(self._timeline.mark())
+                self.timeline.wait(self.timeline.mark())
 
     @contextmanager
     def recorded(self, batch: Batch) -> Iterator[None]:
@@ -285,7 +285,7 @@ class TorchExecutor:
             inputs = self._packer.send(shape, buffer)
             self._run(inputs)
             # The host's buffer is filled anew for the next shape.
-            self._timeline.wait(self._timeline.mark())
+            self.timeline.wait(self.timeline.mark())
             self._graphs.capture(shape, partial(self._run, inputs))
             self._buffers[shape] = buffer
 

@@ -15,12 +15,13 @@ from sarathi_kernels.attention.reference import make_segment
 from sarathi_lab.engine.compositions import run_once
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.torch.executor import TorchExecutor
-from sarathi_lab.executor.torch.watching import durations, timeline_of
+from sarathi_lab.executor.torch.watching import durations
 from sarathi_lab.model.operations import PackedInputs
 from sarathi_lab.model.transformer import Layer
 
 CUDA_REPETITIONS = 3  # replays whose mean is a measurement; one of LONG tokens is enough
 LONG = 2048
+REFERENCE = 64  # tokens
 
 
 class OperationProbe:
@@ -37,7 +38,6 @@ class OperationProbe:
         self.layers = cast(list[Layer], list(executor.model.layers))
         device = self.model.device
         self._replays = _Replays(device) if device.type == "cuda" else None
-        self._timeline = timeline_of(device)
         executor.cache.keys.normal_()
         executor.cache.values.normal_()
 
@@ -93,6 +93,14 @@ class OperationProbe:
         }
 
     @torch.inference_mode()
+    def reference(self, num_tokens: int) -> float:
+        """Seconds of one product a layer of up to `REFERENCE` tokens: as much memory traffic and
+        arithmetic of the same kinds as fits in a millisecond or few, to know the device's speed by.
+        """
+        hidden = self._random(min(num_tokens, REFERENCE), self.model.spec.hidden_size)
+        return self._time(lambda: [layer.qkv_proj(hidden) for layer in self.layers], num_tokens)
+
+    @torch.inference_mode()
     def logits(self, num_rows: int) -> float:
         """Seconds of the output head and sampling for `num_rows` emitted tokens."""
         model, rows = self.model, self._random(num_rows, self.model.spec.hidden_size)
@@ -137,7 +145,7 @@ class OperationProbe:
             for _ in range(repetitions):
                 replay()
 
-        return durations(repeated, self._timeline, 1)[0] / repetitions
+        return durations(repeated, self.executor.timeline, 1)[0] / repetitions
 
 
 class _Replays:

@@ -70,7 +70,8 @@ class Client:
         headers = {"Accept": "text/event-stream, application/json"}
         headers["Content-Type"] = "application/json"
         if self.api_key:
-            headers["Authorization"] = f"Bearer {self.api_key}"
+            has_scheme = " " in self.api_key  # such as "Basic dXNlcjpwYXNzd29yZA=="
+            headers["Authorization"] = self.api_key if has_scheme else f"Bearer {self.api_key}"
         self.start()
         async with httpx2.AsyncClient(
             headers=headers,
@@ -101,30 +102,31 @@ class Client:
             ) from None
         except httpx2.HTTPError as error:
             raise UserError(
-                f"{self.base_url} can't be reached ({_reason(error)}); start the server, or "
+                f"{self.base_url} can't be reached ({self._reason(error)}); start the server, or "
                 "correct task.base_url"
             ) from None
         if response.status_code in FORBIDDEN:
             raise self._forbidden(response.status_code)
         listed: Mapping[str, Any] = {}  # the wanted model as it is listed, else the first
-        with suppress(ValueError, KeyError, TypeError):
+        with suppress(ValueError, KeyError, TypeError, RecursionError):
             data = response.json()["data"] if response.status_code == 200 else []
-            models = [model for model in data if isinstance(model, dict)]
-            wanted = (model for model in models if model.get("id") == self.model)
+            models = [one for one in data if isinstance(one, dict) and _is_name(one.get("id"))]
+            wanted = (model for model in models if model["id"] == self.model)
             listed = next(wanted, next(iter(models), {}))
-        if self.model is None and listed.get("id") is None:
+        if self.model is None and not listed:
             raise UserError(
                 f"{url} lists no model (status {response.status_code}); correct task.base_url, "
                 "which mostly ends in /v1, or name a model: task.model=NAME"
             )
         longest = listed.get("max_model_len")
-        is_known = self.model in (None, listed.get("id")) and isinstance(longest, int)
+        is_known = self.model in (None, listed.get("id")) and type(longest) is int and longest > 0
         # Servers own the models that they list, or HTTP names them.
         name = str(listed.get("owned_by") or "").lower()
         if name not in SERVERS:
             software = response.headers.get("server", "").partition("/")[0].strip().lower()
-            name = software if software and software not in WEB_SERVERS else "server"
-        return ServerInfo(self.model or str(listed["id"]), longest if is_known else None, name)
+            is_own = _is_name(software) and software not in WEB_SERVERS
+            name = software if is_own else "server"
+        return ServerInfo(self.model or listed["id"], longest if is_known else None, name)
 
     async def choose(
         self, dialects: Iterable[Dialect], model: str, token_ids: list[int], text: str
@@ -162,12 +164,12 @@ class Client:
                 await self._send(answer, f"{self.base_url}/{path}", content)
             if not answer.is_complete:
                 raise AnswerError("the stream ended before the answer did")
-            if not answer.piece_times:
+            if not answer.piece_times or not answer.output_len:
                 raise AnswerError("an answer without a token")
         except TimeoutError:
             answer.error = f"no end within {self.timeout:g} s"
         except (httpx2.HTTPError, AnswerError) as error:
-            answer.error = _reason(error)
+            answer.error = self._reason(error)
         answer.end_time = self.now
         return answer
 
@@ -177,6 +179,7 @@ class Client:
             async with self._http.stream("POST", url, content=content) as response:
                 answer.status = status = response.status_code
                 if status == 200:
+                    response.encoding = "utf-8-sig"  # as the standard of event streams has it
                     async for sent in httpx2.EventSource(response):
                         answer.take(sent.data, self.now)
                     return
@@ -185,6 +188,11 @@ class Client:
                 wait = _wait(response.headers.get("retry-after"), answer.num_retries)
             answer.num_retries += 1
             await asyncio.sleep(wait)
+
+    def _reason(self, error: Exception) -> str:
+        """The error's message in one line, or at least its kind; nowhere with the key."""
+        text = str(error).replace(self.api_key, "***") if self.api_key else str(error)
+        return protocol.one_line(text) or type(error).__name__
 
     def _forbidden(self, status: int | None) -> UserError:
         key = "refuses the API key" if self.api_key else "wants an API key"
@@ -227,19 +235,19 @@ async def _message(response: httpx2.Response) -> str:
     try:
         return protocol.message_of(json.loads(text))
     except (ValueError, RecursionError):
-        return " ".join(text.split())[:200] or "no reason given"
+        return text.strip() or "no reason given"
+
+
+def _is_name(text: object) -> bool:
+    """Whether a server can be meant by it, or a model of it."""
+    return isinstance(text, str) and bool(text) and text.isprintable()
 
 
 def _wait(retry_after: str | None, num_retries: int) -> float:
     """Seconds: as the server asks (a number, or a date), else twice as long each time."""
     with suppress(ValueError):
         return max(0.0, float(retry_after or ""))
-    with suppress(ValueError, TypeError):
+    with suppress(ValueError, TypeError, OverflowError):
         date = parsedate_to_datetime(retry_after or "")
         return max(0.0, (date - datetime.now(UTC)).total_seconds())
-    return min(FIRST_WAIT * 2**num_retries, LONGEST_WAIT)
-
-
-def _reason(error: Exception) -> str:
-    """The error's message in one line, or at least its kind."""
-    return " ".join(str(error).split()) or type(error).__name__
+    return min(FIRST_WAIT * 2.0 ** min(num_retries, 10), LONGEST_WAIT)

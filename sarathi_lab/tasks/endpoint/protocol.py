@@ -15,6 +15,9 @@ from sarathi_lab.engine.request import Request
 APIS = {"completions": "completions", "chat": "chat/completions"}  # paths below the base URL
 PROMPTS = ("auto", "token_ids", "text")
 END = "[DONE]"
+MOST_TOKENS = 2**31 - 1  # that a server may say it counted in one request
+MOST_SHOWN = 300  # characters of what a server says
+TEXTS = ("text", "content", "reasoning_content", "reasoning")  # where an event has its token
 # Common words, each of which is one token, with the space before it, in most vocabularies.
 COMMON_WORDS = (
     "the of and to in is was for on that by with as at from it an be are this which or had not but "
@@ -46,8 +49,12 @@ class Answer:
 
     def take(self, data: str, now: float) -> None:
         """Add what an event says, at `now`. Raises AnswerError."""
+        if not data.strip():  # an event's name, its id or a wait, alone
+            return
         event = read_event(data)
-        if event.is_piece:
+        if event.text and self.is_complete:
+            raise AnswerError("a token after the answer's end")
+        if event.is_piece and not self.is_complete:
             self.piece_times.append(now)
             self.pieces.append(event.text)
         for name in ("prompt_tokens", "completion_tokens"):
@@ -173,34 +180,58 @@ def read_event(data: str) -> Event:
         chunk = json.loads(data)
         if not chunk.get("error"):
             return _event(chunk)
-    except (AttributeError, IndexError, TypeError, ValueError, RecursionError):
+    except (AttributeError, LookupError, TypeError, ValueError, RecursionError):
         raise AnswerError(f"malformed event {data[:80]!r}") from None
     raise AnswerError(f"error in the stream: {message_of(chunk)}")
 
 
 def _event(chunk: Mapping[str, Any]) -> Event:
     usage = chunk.get("usage") or {}
-    found = [usage.get(name) for name in ("prompt_tokens", "completion_tokens")]
-    counts = [None if count is None else int(count) for count in found]
+    counts = [_count(name, usage.get(name)) for name in ("prompt_tokens", "completion_tokens")]
     choices = chunk.get("choices") or []
     if not choices:  # the last event, for the usage alone
         return Event("", False, False, *counts)
     choice = choices[0]
     delta = choice.get("delta")
     said = choice if delta is None else delta
-    parts = (said.get(name) for name in ("text", "content", "reasoning_content", "reasoning"))
+    parts = [_text(said[name]) for name in TEXTS if said.get(name) is not None]
     text = next((part for part in parts if part), "")
-    is_last = choice.get("finish_reason") is not None
+    is_last = bool(choice.get("finish_reason"))  # some servers write "" until then
     # Part of a character has no text yet but is a token; a role and a finish_reason are none.
-    is_piece = bool(text) or (not is_last and "role" not in said)
-    return Event(str(text), is_piece, is_last, *counts)
+    is_piece = bool(text) or (bool(parts) and not is_last and "role" not in said)
+    return Event(text, is_piece, is_last, *counts)
+
+
+def _count(name: str, count: Any) -> int | None:
+    """Tokens as `usage` has them."""
+    if count is None:
+        return None
+    if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= MOST_TOKENS:
+        raise AnswerError(f"malformed event: {name}={str(count)[:40]} is no number of tokens")
+    return count
+
+
+def _text(part: Any) -> str:
+    if not isinstance(part, str):
+        raise AnswerError(f"malformed event: {str(part)[:40]!r} is no text")
+    try:
+        part.encode()
+    except UnicodeEncodeError:
+        raise AnswerError(f"malformed event: {part[:40]!r} has half of a surrogate pair") from None
+    return part
 
 
 def message_of(body: Any) -> str:
-    """An error's body in one line: {"error": {"message": ...}}, {"detail": ...} or the like."""
+    """What an error's body says: {"error": {"message": ...}}, {"detail": ...} or the like."""
     for _ in range(3):
         if not isinstance(body, dict):
             break
         named = (body[name] for name in ("error", "message", "detail") if body.get(name))
         body = next(named, str(body))
-    return " ".join(str(body).split())[:200]
+    return str(body)
+
+
+def one_line(text: str) -> str:
+    """The beginning of a server's text in one line, as a terminal and a file can take it."""
+    shown = " ".join(text.split())[:MOST_SHOWN]
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in shown)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from omegaconf import DictConfig
 
-from sarathi_lab.config.checked import number, one_of, whole
+from sarathi_lab.config.checked import number, one_of, text, whole
 from sarathi_lab.config.console import console, progress_of
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import build, resolved
@@ -43,17 +44,24 @@ class Endpoint(Task):
     base_url: str | None
     concurrency: int = whole(minimum=1, fix="use the number of requests in flight, such as 8")
     api: str = one_of("completions", valid=protocol.APIS)
-    model: str | None = None
-    server: str | None = None
+    model: str | None = text(None, fix="use the model's name, or null for the first one listed")
+    server: str | None = text(None, fix="use a name such as vllm, or null for what the server says")
     api_key_variable: str = "SARATHI_LAB_API_KEY"
     prompts: str = one_of("auto", valid=protocol.PROMPTS)
     vocab_size: int = whole(10000, minimum=16, fix="use at most the size of the model's vocabulary")
     timeout: float = number(600.0, above=0, fix="use seconds such as 600")
     retries: int = whole(5, minimum=0, fix="use a small number such as 5")
-    body: Mapping[str, Any] = field(default_factory=dict)
+    body: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not isinstance(self.body, Mapping | None):
+            raise UserError(f"task.body={self.body} holds no fields; use some such as {{top_k: 1}}")
+        # A key that stands there by mistake is not said.
+        if not re.fullmatch(r"[A-Za-z_]\w*", str(self.api_key_variable or "")):
+            raise UserError(
+                "task.api_key_variable is no variable's name; use one such as SARATHI_LAB_API_KEY"
+            )
         if self.api == "chat" and self.prompts == "token_ids":
             raise UserError(
                 "task.prompts=token_ids is not for task.api=chat, which takes text; use "
@@ -64,11 +72,21 @@ class Endpoint(Task):
         """Refuse an address that is none and a workload without requests; asks no server."""
         if find_spec("httpx2") is None:
             raise UserError("package httpx2 is missing; run pip install 'sarathi-lab[endpoint]'")
-        parts = urlsplit(str(self.base_url or ""))
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        if "@" in str(self.base_url):  # and is not said, as the address is kept with the results
+            raise UserError(
+                "task.base_url has a user name or a password, which results would keep; leave it "
+                f"out, and put 'Basic BASE64' into the variable {self.api_key_variable}"
+            )
+        if not _is_address(str(self.base_url)):
             raise UserError(
                 f"task.base_url={self.base_url} is no address; name the server's, such as "
                 "http://127.0.0.1:8000/v1"
+            )
+        key = self._key
+        if key is not None and not (key.isascii() and key.isprintable()):
+            raise UserError(
+                f"the key in {self.api_key_variable} has characters that no request's header takes "
+                "(a line's end, or no ASCII); correct the variable"
             )
         self._load(cfg, Texts())
 
@@ -109,11 +127,15 @@ class Endpoint(Task):
             )
         return load
 
+    @property
+    def _key(self) -> str | None:
+        return os.environ.get(self.api_key_variable, "").strip() or None
+
     def _client(self) -> Client:
         from sarathi_lab.tasks.endpoint.client import Client
 
-        key = os.environ.get(self.api_key_variable, "").strip() or None
-        return Client(self._url, key, float(self.timeout), self.retries, self.model, self.body)
+        limits = (float(self.timeout), self.retries)
+        return Client(self._url, self._key, *limits, self.model, self.body or {})
 
     async def _meet(self, load: LoadedRequests) -> tuple[ServerInfo, Dialect]:
         """The server and its dialect. Raises UserError if it is away, or can't take the load."""
@@ -169,7 +191,7 @@ class Endpoint(Task):
             "workload": load.name,
             "model": info.model.rstrip("/").rpartition("/")[2],
             "executor": "endpoint",
-            "device": urlsplit(self._url).netloc.rpartition("@")[2],
+            "device": urlsplit(self._url).netloc,
             "threads": None,
             "dtype": "unknown dtype",
             "asked": dialect.describe(),
@@ -177,6 +199,18 @@ class Endpoint(Task):
             "is_baseline": False,
             "baselines": {},
         }
+
+
+def _is_address(url: str) -> bool:
+    """Whether paths can be added to `url` and asked for over HTTP."""
+    import httpx2
+
+    try:
+        parts, port = httpx2.URL(url), urlsplit(url).port
+    except (ValueError, httpx2.InvalidURL):
+        return False
+    is_plain = not (parts.query or parts.fragment) and port != 0
+    return parts.scheme in ("http", "https") and bool(parts.host) and is_plain
 
 
 def _run_name(server: str, context: RunContext) -> str:

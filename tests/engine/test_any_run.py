@@ -1,0 +1,222 @@
+"""Random runs of every policy over a cache that checks every slot: pipelines, tight caches,
+swapping, shared prefixes, replicas. FUZZ_CASES=N makes N runs of each of `POLICIES`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from every_policy import MAX_LEN, POLICIES
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+from shadow import Checker, ShadowCache, ShadowExecutor, as_array, history
+
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.paths import CONF
+from sarathi_lab.engine import prefix_cache
+from sarathi_lab.engine.arrivals import Arrivals, ClosedLoop
+from sarathi_lab.engine.block_manager import BlockManager
+from sarathi_lab.engine.loop import run_engine
+from sarathi_lab.engine.replicas import LockstepReplicas
+from sarathi_lab.engine.request import Request, SequenceState
+from sarathi_lab.engine.scheduler import Scheduler
+from sarathi_lab.policy import Policy, with_budget
+
+NUM_CASES = int(os.environ.get("FUZZ_CASES", "12"))
+PIECE = 5  # tokens of the texts that prompts share
+# How many batches are in flight, and whether tokens are fed from one to the next.
+EXECUTORS = [(1, False), (2, True), (2, False), (4, False)]
+SHARING = [None, "tokens", "prefix ids"]  # by what the beginnings of prompts are told
+
+
+@dataclass(frozen=True)
+class Wish:
+    """A request to be; it begins with the answer to an earlier one where that is `after` it."""
+
+    texts: list[int]
+    prompt_len: int
+    output_len: int
+    time: float
+    after: int | None
+
+
+wishes = st.lists(
+    st.builds(
+        Wish,
+        texts=st.lists(st.integers(1, 2), max_size=4),
+        prompt_len=st.integers(1, 28),
+        output_len=st.integers(1, MAX_LEN - 28),
+        time=st.sampled_from([0.0, 0.0, 0.0, 3.0, 4.5, 12.0, 30.0]),
+        after=st.none() | st.integers(0, 3),
+    ),
+    min_size=1,
+    max_size=10,
+)
+
+
+def prompts_of(wished: Sequence[Wish], *, with_answers: bool) -> list[list[int]]:
+    """Tokens of the prompts: shared texts, then tokens of their own."""
+    prompts: list[list[int]] = []
+    for i, wish in enumerate(wished):
+        before = []
+        if with_answers and wish.after is not None and wish.after < i:
+            answer = range(1000 * wish.after, 1000 * wish.after + wished[wish.after].output_len)
+            before = [*prompts[wish.after], *answer]
+        shared = [100 * text + k for text in wish.texts for k in range(PIECE)]
+        own = range(1000 * i + 500, 1000 * i + 500 + MAX_LEN)
+        prompts.append([*before, *shared, *own][: wish.prompt_len])
+    return prompts
+
+
+def requests_of(
+    wished: Sequence[Wish], prompts: Sequence[list[int]], sharing: str | None
+) -> list[Request]:
+    return [
+        Request(
+            i,
+            wish.time,
+            wish.prompt_len,
+            wish.output_len,
+            as_array(prompt) if sharing == "tokens" else None,
+            priority=i % 3,
+            prefix_ids=tuple(wish.texts) if sharing == "prefix ids" else (),
+        )
+        for i, (wish, prompt) in enumerate(zip(wished, prompts, strict=True))
+    ]
+
+
+class Counting(Scheduler):
+    """Counts the tokens that have to be computed again."""
+
+    num_lost = 0
+
+    def preempt(self, sequence: SequenceState) -> None:
+        num_computed = sequence.num_computed
+        super().preempt(sequence)
+        self.num_lost += num_computed - sequence.num_computed
+
+
+# An engine's sizes; `spare` are blocks beside those of the longest request, and tokens beside it.
+engines = st.fixed_dictionaries(
+    {
+        "chunk": st.none() | st.integers(1, 24),
+        "executor": st.sampled_from(EXECUTORS),
+        "knows_tokens": st.booleans(),
+        "batch_size": st.integers(1, 5),
+        "block_size": st.sampled_from([1, 3, 4, 8]),
+        "spare": st.tuples(st.integers(-1, 12), st.sampled_from([0, 0, 1, 9])),
+        "num_host_blocks": st.sampled_from([0, 0, 2, 30]),
+        "queue_order": st.sampled_from(["fcfs", "priority", "shortest"]),
+        "sharing": st.sampled_from(SHARING),
+        "num_replicas": st.sampled_from([1, 1, 1, 2]),
+        "users": st.none() | st.integers(1, 3),
+    }
+)
+
+
+def make_scheduler(policy: Policy, longest: int, engine: dict[str, Any]) -> Counting:
+    """Raises UserError for what `policy` refuses."""
+    block_size, num_host_blocks = engine["block_size"], engine["num_host_blocks"]
+    capacity, feeds_tokens = engine["executor"]
+    if engine["chunk"] and policy.budget_field:
+        policy = with_budget(policy, engine["chunk"])
+    num_blocks = max(1, -(-longest // block_size) + engine["spare"][0])
+    shares = engine["sharing"] is not None
+    return Counting(
+        policy,
+        BlockManager(num_blocks, block_size, num_host_blocks, shares_prefixes=shares),
+        batch_size=engine["batch_size"],
+        max_model_len=longest + engine["spare"][1],
+        num_micro_batches=1 if feeds_tokens else capacity,
+        queue_order=engine["queue_order"],
+        preemption="swap" if num_host_blocks else "recompute",
+    )
+
+
+def served(
+    requests: Sequence[Request],
+    prompts: Sequence[list[int]],
+    schedulers: Sequence[Counting],
+    engine: dict[str, Any],
+) -> Checker:
+    checker = Checker(*schedulers)
+    is_shared = engine["sharing"] is not None
+    histories = [
+        history(prompt, i, request.output_len, is_shared=is_shared)
+        for i, (request, prompt) in enumerate(zip(requests, prompts, strict=True))
+    ]
+    caches = [ShadowCache(scheduler, histories) for scheduler in schedulers]
+    capacity, feeds_tokens = engine["executor"]
+    executor = ShadowExecutor(
+        caches, capacity, feeds_tokens=feeds_tokens, knows_tokens=engine["knows_tokens"]
+    )
+    users = engine["users"]
+    arrivals = ClosedLoop(requests, users, think_time=0.5) if users else Arrivals(requests)
+    one = len(schedulers) == 1
+    run_engine(arrivals, schedulers[0] if one else LockstepReplicas(schedulers), executor, checker)
+    return checker
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _short_pieces() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prefix_cache, "PREFIX_ID_TOKENS", PIECE)
+        yield
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@settings(max_examples=NUM_CASES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(wished=wishes, engine=engines)
+def test_a_run_is_refused_in_a_line_or_serves_every_request(name, wished, engine):
+    prompts = prompts_of(wished, with_answers=engine["sharing"] == "tokens")
+    requests = requests_of(wished, prompts, engine["sharing"])
+    longest, refusal = max(request.total_len for request in requests), ""
+    schedulers: list[Counting] = []
+    try:
+        for _ in range(engine["num_replicas"]):
+            schedulers.append(make_scheduler(POLICIES[name], longest, engine))
+            for request in requests:
+                schedulers[-1].check_fits(request)
+    except UserError as error:
+        refusal = str(error)
+    if refusal:
+        assert "\n" not in refusal
+        return
+    check_books(requests, schedulers, served(requests, prompts, schedulers, engine), engine)
+
+
+def check_books(
+    requests: Sequence[Request],
+    schedulers: Sequence[Counting],
+    checker: Checker,
+    engine: dict[str, Any],
+) -> None:
+    """Raise AssertionError unless all were served, nothing is left, and the tokens add up."""
+    done = {one.request.request_id: one for one in checker.finished}
+    assert sorted(done) == list(range(len(requests)))
+    assert len(checker.finished) == len(done)
+    for i, one in done.items():
+        output_len = requests[i].output_len
+        tokens = [1000 * i + k if engine["knows_tokens"] else -1 for k in range(output_len)]
+        assert one.output_token_ids == tokens
+        assert len(one.token_times) == len(tokens)
+        assert one.token_times == sorted(one.token_times)
+        assert one.request.arrival_time <= one.first_scheduled_time < one.token_times[0]
+    for scheduler in schedulers:
+        assert not scheduler.has_work
+        assert scheduler.blocks.num_free == scheduler.blocks.num_blocks
+    assert checker.num_emits == sum(request.output_len for request in requests)
+    needed = sum(request.total_len - 1 for request in requests)
+    lost = sum(scheduler.num_lost for scheduler in schedulers)
+    assert checker.num_tokens + checker.num_hits == needed + lost
+
+
+def test_every_policy_is_tried():
+    options = (OmegaConf.load(path)["_target_"] for path in (CONF / "policy").glob("*.yaml"))
+    names = {option.rpartition(".")[-1] for option in options}
+    assert names == {type(policy).__name__ for policy in POLICIES.values()}

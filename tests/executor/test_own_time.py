@@ -1,0 +1,84 @@
+"""Time on a shared CPU: what is left out of it, and whose cores the threads have."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from sarathi_lab.config.instantiate import load_option
+from sarathi_lab.engine.compositions import make_batch, run_once
+from sarathi_lab.engine.executor import Sizes
+from sarathi_lab.executor.torch import own_time
+from sarathi_lab.executor.torch.backend import TorchBackend
+from sarathi_lab.executor.torch.own_time import OwnClock, cores_of_their_own, undisturbed
+from sarathi_lab.experiment.measured_clock import MeasuredCostModel
+
+
+@pytest.fixture
+def tasks(tmp_path, monkeypatch):
+    """A machine told by hand: `wait(by thread)` and `now` in seconds."""
+    monkeypatch.setattr(own_time, "TASKS", tmp_path)
+    now = [0.0]
+    monkeypatch.setattr(own_time.time, "perf_counter", lambda: now[0])
+
+    def wait(**seconds: float) -> None:
+        for thread, value in seconds.items():
+            folder = tmp_path / thread.strip("t")
+            folder.mkdir(exist_ok=True)
+            (folder / "schedstat").write_text(f"99 {int(1e9 * value)} 1")
+
+    wait(t1=5.0, t2=7.0)
+    return wait, now
+
+
+@pytest.mark.parametrize(
+    ("waits", "lost"),
+    [
+        ((0.0, 0.0), 0.0),
+        ((0.4, 0.0), 0.4),
+        ((0.5, 0.5), 0.75),  # at times that are not known: half of the second half is one's alone
+        ((1.0, 0.3), 1.0),
+        ((9.0, 0.0), 1.0),  # what began before the last reading is told when it ends
+    ],
+)
+def test_the_clock_stands_still_while_a_thread_waits_for_its_core(tasks, waits, lost):
+    wait, now = tasks
+    clock = OwnClock()
+    wait(t1=5.0 + waits[0], t2=7.0 + waits[1])
+    now[0] = 1.0
+    assert clock() == pytest.approx(1.0 - lost)
+    now[0] = 3.0  # nobody waited since
+    assert clock() == pytest.approx(3.0 - lost)
+
+
+def test_without_linux_the_clock_is_the_machine_s(tmp_path, monkeypatch):
+    monkeypatch.setattr(own_time, "TASKS", tmp_path / "none")
+    monkeypatch.setattr(own_time.time, "perf_counter", lambda: 4.0)
+    assert OwnClock()() == 4.0
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="cores can't be chosen here")
+def test_threads_have_cores_of_their_own_and_get_all_back(monkeypatch):
+    allowed = os.sched_getaffinity(0)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: len(allowed))
+    with cores_of_their_own():
+        assert len(os.sched_getaffinity(0)) == 1
+    assert os.sched_getaffinity(0) == allowed
+    monkeypatch.setattr(torch, "get_num_threads", lambda: len(allowed) - 1)
+    with cores_of_their_own():  # there are cores to spare
+        assert os.sched_getaffinity(0) == allowed
+
+
+def test_an_executor_tells_its_own_time_while_it_is_measured():
+    backend = TorchBackend(device="cpu", dtype="float32", threads=1)
+    executor = backend.build(load_option("model", "tiny"), None, Sizes(8, 16, batch_size=1))
+    usual, batch = executor.timeline, make_batch(num_decodes=1, context=5)
+    with undisturbed(executor) as clock:
+        assert executor.timeline is not usual
+        placed = MeasuredCostModel(executor).placed(batch)
+        assert placed is not None
+        assert run_once(executor, placed).busy > 0
+        assert clock.lost >= 0
+    assert executor.timeline is usual
