@@ -77,7 +77,11 @@ class TGI(Policy):
         state, pauses = scheduler.state(_Pauses), bool(scheduler.running)
         if not pauses or not state.decodes_next:
             for sequence in self._next_batch(scheduler):
-                scheduler.enter(batch, sequence, sequence.num_pending)
+                # Those before it may have evicted what was cached of its prompt.
+                num_pending = scheduler.blocks.look_up(sequence).num_pending
+                if batch.num_tokens + num_pending > self.max_batch_prefill_tokens:
+                    break
+                scheduler.enter(batch, sequence, num_pending)
         if batch.chunks:
             state.waiting_tokens, state.decodes_next = 1, pauses
             return

@@ -23,7 +23,7 @@ from sarathi_lab.executor.simulated.hardware import Parallel, check_memory
 from sarathi_lab.executor.simulated.matmul import matmul_time
 from sarathi_lab.run import main
 
-SPLIT = dataclasses.replace(SPEC, num_layers=4, num_heads=2, num_kv_heads=2, head_size=1)
+SPLIT = dataclasses.replace(SPEC, num_layers=4, num_heads=2, num_kv_heads=2, head_size=2)
 BATCH = batch_of(
     chunk=2, start=1, decodes=1, context=5
 )  # 3 tokens of 2 elements of 2 bytes: 12 bytes
@@ -36,14 +36,14 @@ def cost(tensor: int = 1, pipeline: int = 1, **changes: float) -> CostModel:
 
 def test_two_devices_a_layer_halve_columns_rows_and_heads():
     one, two = cost().operation_times(BATCH), cost(tensor=2).operation_times(BATCH)
-    half = {"qkv_proj": (2, 3), "out_proj": (1, 2), "ffn_up": (2, 2), "ffn_down": (2, 2)}
-    whole = {"qkv_proj": (2, 6), "out_proj": (2, 2), "ffn_up": (2, 4), "ffn_down": (4, 2)}
+    half = {"qkv_proj": (2, 6), "out_proj": (2, 2), "ffn_up": (2, 2), "ffn_down": (2, 2)}
+    whole = {"qkv_proj": (2, 12), "out_proj": (4, 2), "ffn_up": (2, 4), "ffn_down": (4, 2)}
     for name in half:
         assert two[name] == pytest.approx(4 * matmul_time(3, *half[name], LINKED, 2))
         assert one[name] == pytest.approx(4 * matmul_time(3, *whole[name], LINKED, 2))
     assert two["lm_head"] == matmul_time(1, 2, 5, LINKED, 2)
-    device = {"num_heads": 1, "num_kv_heads": 1, "kv_head_bytes": 2, "hardware": LINKED}
-    prefill = prefill_attention_time([(1, 2)], head_size=1, **device)
+    device = {"num_heads": 1, "num_kv_heads": 1, "kv_head_bytes": 4, "hardware": LINKED}
+    prefill = prefill_attention_time([(1, 2)], head_size=2, **device)
     assert two["prefill_attention"] == pytest.approx(4 * prefill)
     assert two["decode_attention"] == pytest.approx(4 * decode_attention_time(1, 5, **device))
     launch = LINKED.kernel_launch

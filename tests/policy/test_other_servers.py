@@ -14,6 +14,9 @@ from hydra import compose, initialize_config_dir
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import CONF
+from sarathi_lab.engine.block_manager import BlockManager
+from sarathi_lab.engine.request import Request
+from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.policy import (
     TGI,
     LightLLM,
@@ -300,6 +303,20 @@ class TestTGI:
         requests = requests_of((4, 1), (4, 1), (4, 1))
         policy = TGI(8, chunking=False)
         assert schedule(policy, requests, max_model_len=8)[0] == [(0, 0, 4), (1, 0, 4)]
+
+    def test_a_prompt_whose_cached_beginning_goes_to_another_still_runs_whole(self):
+        texts, arrivals = (
+            [(1, 1, 1, 2), (*(3,) * 3, *(4,) * 4), (5,) * 6, (1, 1, 1, 9)],
+            [0, 5, 9, 9],
+        )
+        requests = [
+            Request(i, float(time), len(text), 1, text)
+            for i, (text, time) in enumerate(zip(texts, arrivals, strict=True))
+        ]
+        blocks = BlockManager(5, 3, shares_prefixes=True)
+        scheduler = Scheduler(TGI(20, chunking=False), blocks, batch_size=4, max_model_len=20)
+        # Request 2 takes two blocks and the oldest cached one, in which the last prompt begins.
+        assert serve(requests, scheduler).schedule[2:] == [[(2, 0, 6), (3, 0, 4)]]
 
     @pytest.mark.parametrize("chunking", [True, False])
     def test_max_batch_total_tokens_counts_prompts_and_outputs(self, chunking):

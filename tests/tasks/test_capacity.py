@@ -202,7 +202,7 @@ SIMULATED = [
 
 
 def test_a_sweep_over_policies_makes_a_table(tmp_path, capsys):
-    args = [*SIMULATED, "slo.tbt=0.014", "task.seeds=2", "task.precision=0.4", f"output={tmp_path}"]
+    args = [*SIMULATED, "slo.tbt=0.014", "task.seeds=2", "task.precision=1.0", f"output={tmp_path}"]
     assert main(["policy=prefill_first,sarathi_serve", "-m", *args]) == 0
     text = capsys.readouterr().out
     assert text.count("requests/s (") == 2
