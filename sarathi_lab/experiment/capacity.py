@@ -122,8 +122,8 @@ def highest_passing(
 
 
 def run_lengths(num_requests: int, doublings: int) -> list[int]:
-    """Requests of a run, each twice as many as before: the last are all `num_requests`."""
-    return [max(2, num_requests >> shift) for shift in range(doublings, -1, -1)]
+    """Requests of a run, each twice as many as before, from 2: the last are all `num_requests`."""
+    return sorted({max(2, num_requests >> shift) for shift in range(doublings + 1)})
 
 
 class Trial(NamedTuple):

@@ -8,9 +8,8 @@ from typing import Any
 import pandas as pd
 
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.config.paths import EXPERIMENTS, make_folder
+from sarathi_lab.config.paths import EXPERIMENTS, json_object, make_folder
 from sarathi_lab.results.intervals import confidence_of_bootstrap
-from sarathi_lab.workload.files import json_object
 
 POINTS = "figure.parquet"  # the figures of the paper, recomputed: see `paper.task`
 LABELS = "run.json"  # written last, so its presence says that the run is complete

@@ -34,6 +34,7 @@ COLUMNS = (
     *("scheduling_delay_p50", "scheduling_delay_p99"),
 )
 TAGS = ("policy", "model", "device", "executor", "slo")  # labels
+MORE, GIVEN = "raise task.doublings or workload.num_requests", "a longer file, or all of this one"
 SHOWN = {"ttft_p50": "TTFT P50", "tbt_p99": "TBT P99", "tpot_p99": "TPOT P99"}
 
 
@@ -137,7 +138,7 @@ class Capacity(Task):
                 )
             },
             summary=summary,
-            shown=_shown(slo, found, summary),
+            shown=_shown(slo, found, summary, MORE if _grows(plan) else GIVEN),
             labels={**labels, "is_baseline": False, "baselines": {}},
             tags=["capacity", *(str(labels[name]) for name in TAGS)],
             config=plan.config,
@@ -145,7 +146,7 @@ class Capacity(Task):
 
     def _lengths(self, plan: Plan) -> list[int]:
         """Requests of the runs of a search; the last are all of the plan's."""
-        doublings = self.doublings if "num_requests" in plan.config["workload"] else 1
+        doublings = self.doublings if _grows(plan) else 1
         return search.run_lengths(len(plan.load.requests), doublings)
 
     def _search(
@@ -157,7 +158,7 @@ class Capacity(Task):
         if plan.fills_memory and executor.num_blocks:
             plan = replace(plan, num_blocks=executor.num_blocks)
         slo = plan.targets.slo.resolved(slo_reference(plan, executor))
-        tokens = sum(request.total_len - 1 for request in plan.load.requests[: lengths[1]])
+        tokens = sum(request.total_len - 1 for request in plan.load.requests[: 2 * lengths[0]])
         expected = tokens * (1 + FIRST_TRIALS + LATER_TRIALS * (len(plans) - 1))
         title = f"looking for the capacity under {slo.name}"
         with progress_of(title, expected, "tokens") as progress:
@@ -190,7 +191,12 @@ class Capacity(Task):
         return own
 
 
-def _shown(slo: Slo, found: search.Capacities, summary: Mapping[str, float]) -> list[str]:
+def _grows(plan: Plan) -> bool:
+    """Whether its workload makes as many requests as it is asked for."""
+    return "num_requests" in plan.config["workload"]
+
+
+def _shown(slo: Slo, found: search.Capacities, summary: Mapping[str, float], fix: str) -> list[str]:
     """The rate with its interval and objective, seeds without one, and latencies at that rate."""
     num_seeds = len(found.brackets)
     at_least = "at least " if found.is_lower_bound else ""
@@ -202,7 +208,7 @@ def _shown(slo: Slo, found: search.Capacities, summary: Mapping[str, float]) -> 
     under = f"under {slo.name}: {slo.describe()}"
     runs = f"  {summary['capacity_trials']:.0f} runs; all at once {summary['closed_rate']:.3g}/s"
     if not found.is_settled:
-        return [f"  {found.remark}; raise task.doublings or workload.num_requests", runs]
+        return [f"  {found.remark}; serve more requests: {fix}", runs]
     return [
         f"  capacity {at_least}{summary['capacity']:.3g} requests/s ({interval}, {num_seeds} "
         f"seed{'s' * (num_seeds > 1)}) {under}",

@@ -24,6 +24,7 @@ from sarathi_lab.experiment.capacity import (
     highest_passing,
     limits_around,
     mean_rate,
+    run_lengths,
 )
 from sarathi_lab.model.roofline import Peaks
 from sarathi_lab.policy import RequestLevel, SarathiServe
@@ -135,6 +136,12 @@ def test_runs_are_doubled_until_a_growing_queue_no_longer_passes():
     assert not cut.is_settled
     assert math.isnan(cut.summary["capacity"])
     assert "1.22/s in runs of 20, 1.1/s in runs of 40" in cut.remark
+
+
+def test_runs_of_few_requests_are_not_two_of_one_length():
+    """Or the second would agree with the first, whatever they say."""
+    assert run_lengths(8, 3) == [2, 4, 8]
+    assert run_lengths(512, 2) == [128, 256, 512]
 
 
 def test_what_the_limits_cut_off_is_said():
