@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from multiprocessing import resource_tracker
 
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
@@ -175,8 +176,10 @@ def _new_record(command_line: CommandLine) -> SweepRecord:
 @contextmanager
 def _interrupts_kept_from_children() -> Iterator[None]:
     """Start processes that a terminal's Ctrl-C does not reach: the launcher ends them, as one that
-    is still importing would print a traceback. This process hears it in another thread.
+    is still importing would print a traceback, and one that is sending its result would leave half
+    of it, for which this process would wait. This process hears it in another thread.
     """
+    resource_tracker.ensure_running()  # which, begun later, would unblock the signal again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
