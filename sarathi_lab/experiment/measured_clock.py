@@ -20,7 +20,7 @@ from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.torch.backend import WARM_UP_TOKENS
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.executor.torch.operation_probe import LONG, REFERENCE, OperationProbe
-from sarathi_lab.experiment.clock import Clock
+from sarathi_lab.experiment.clock import Clock, Estimate
 from sarathi_lab.experiment.scenario import Scenario, Served, Times, serve
 from sarathi_lab.results.intervals import spread, summary
 
@@ -31,7 +31,9 @@ REFERENCES = 8  # before the first timing of a size
 AGREE = 1.25  # the slower of two references over the faster, or both over usual ones; beyond, what
 # is between is dropped
 PARTS = ("qkv_proj", "out_proj", "ffn", "elementwise", "prefill_attention", "others")
+TOO_SMALL = "the cache is too small"
 WARM_UP_DECODES = 4
+ALTERNATED = 1.0  # seconds of iterations whose difference is asked for, in a round
 
 Composition = tuple[tuple[int, int, bool, int], ...]  # start, tokens, is decode, how many of them
 
@@ -79,7 +81,7 @@ class MeasuredCostModel:
     def __init__(self, executor: TorchExecutor, seed: int = 0) -> None:
         self.executor = executor
         self.spec = executor.model.spec
-        self._is_shared = executor.model.device.type == "cpu"  # with other processes
+        self.is_shared = executor.model.device.type == "cpu"  # with other processes
         self.measurements: dict[Composition, Measurement] = {}
         self.reason: str | None = None
         self._kept: dict[Composition, Measurement] = {}
@@ -106,13 +108,14 @@ class MeasuredCostModel:
         if key not in self.measurements:
             try:
                 if (placed := self.placed(batch)) is None:
-                    raise RunError("the cache is too small")
+                    raise RunError(TOO_SMALL)
                 found = self._measure(placed)
             except (torch.OutOfMemoryError, RunError) as error:
                 self.reason = f"{describe(batch)}: {error}"
                 return dict.fromkeys(PARTS, math.nan)
             self.measurements[key] = found
-            self._spreads.append(spread(found.seconds))
+            if len(found.seconds) > 1:
+                self._spreads.append(spread(found.seconds))
         return self.measurements[key].operations
 
     def forget(self) -> None:
@@ -147,7 +150,7 @@ class MeasuredCostModel:
         """Operations first: whatever is compiled or allocated at first use is so by then."""
         tokens = batch.num_tokens
         name = "prefill_attention" if batch.num_prefills else "decode_attention"
-        most = MOST if self._is_shared else 1
+        most = MOST if self.is_shared else 1
         if tokens not in self._products:
             self._products[tokens] = _lower(self._timed(tokens, self.probe.products, most))
         attention = self._timed(tokens, lambda _: {name: self.probe.attention(batch)}, most)
@@ -185,13 +188,30 @@ class MeasuredCostModel:
 
     def _reference(self, tokens: int) -> float:
         """Seconds of a reference over its usual ones; a GPU has a speed of its own."""
-        if not self._is_shared:
+        if not self.is_shared:
             return 1.0
         seen = self._references[min(tokens, REFERENCE)]
         while len(seen) < REFERENCES:
             seen.append(self.probe.reference(tokens))
         seen.append(self.probe.reference(tokens))
         return seen[-1] / float(np.quantile(seen, LOWER))
+
+    def alternated(self, batches: Sequence[Batch]) -> np.ndarray:
+        """Seconds of iterations of `batches` in turn, [turns, batches]: to and fro, so that what
+        slows the device for a while slows all of them. Not numbers if they do not fit the cache.
+        """
+        placed = list[Batch]()
+        for batch in batches:
+            if (own := self.placed(batch)) is None:
+                self.reason = f"{describe(batch)}: {TOO_SMALL}"
+                return np.full((1, len(batches)), math.nan)
+            placed.append(own)
+        turns: list[list[float]] = []
+        start = time.perf_counter()
+        while len(turns) <= FEWEST or time.perf_counter() - start < ALTERNATED:
+            step = 1 if len(turns) % 2 else -1
+            turns.append([run_once(self.executor, own).busy for own in placed[::step]][::step])
+        return np.array(turns[1:])  # the first warms up
 
     def rows(self, model: str, dtype_bytes: int) -> list[dict[str, object]]:
         """One row per composition and operation, "iteration" for the whole, in milliseconds."""
@@ -244,6 +264,15 @@ class DeviceClock(Clock):
             self.cost.forget()
         return super().batch(*batches)
 
+    def saving(self, alone: Batch, both: Batch, without: Batch) -> Estimate:
+        """On a CPU the medians of turns: a difference of two times that were taken apart is what
+        other processes did to one of them.
+        """
+        if not self.cost.is_shared:
+            return super().saving(alone, both, without)
+        whole, more, less = self.cost.alternated([alone, both, without]).T
+        return Estimate(float(np.median(whole))).over(Estimate(float(np.median(more - less))))
+
     def keys_read(self, *batches: Batch) -> float:
         placed = map(self.cost.placed, batches)
         return sum(math.nan if own is None else self.cost.probe.keys_read(own) for own in placed)
@@ -260,7 +289,7 @@ class DeviceClock(Clock):
     def _run(self, scenario: Scenario) -> Served | None:
         if scenario in self._too_large:
             return None
-        executor, reason, found = self.executor, "the cache is too small", None
+        executor, reason, found = self.executor, TOO_SMALL, None
         cache = {"num_blocks": executor.num_blocks, "block_size": executor.block_size}
         wanted = (scenario.batch_size, scenario.chunk, scenario.longest)
         try:

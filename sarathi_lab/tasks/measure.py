@@ -28,6 +28,7 @@ from sarathi_lab.experiment.simulate import computed, recorded_tables, served
 from sarathi_lab.model.checkpoint import resolve_model
 from sarathi_lab.policy import Policy
 from sarathi_lab.results import load
+from sarathi_lab.results.intervals import LEVEL
 from sarathi_lab.results.load import POINTS
 from sarathi_lab.results.plots import figures as plots
 from sarathi_lab.results.plots import serving as serving_plots
@@ -275,8 +276,10 @@ def _lines(device: str, table: pd.DataFrame) -> Shown:
         )
     what = "in brackets the cost model's own error"
     if table.num_pairs.max() > 1:
-        reached = table.confidence[table.num_pairs > 1].min()
+        reached = table.confidence[table.num_pairs > 1]
         what = "medians (of an iteration's timings the lower quartile counts)"
-        what += f", in brackets intervals of {100 * reached:.0f} % or more"
+        what += f", in brackets intervals of {100 * LEVEL:.0f} %"
+        if below := int((reached < LEVEL).sum()):
+            what += f", of {below} of {len(reached)} points of less, as their rounds are alike"
     left = ("panel", "line", "unit", "missing")
     return Shown(rows, left=left, title=f"{table.figure.iloc[0]} on {device}: {what}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -17,6 +18,7 @@ from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.executor.torch.backend import Sizes, TorchBackend
 from sarathi_lab.executor.torch.executor import TorchExecutor
+from sarathi_lab.experiment import measured_clock
 from sarathi_lab.experiment.clock import CostClock, Estimate, one
 from sarathi_lab.experiment.figures import FIGURES
 from sarathi_lab.experiment.measure import MOST_OF_UNIT, measure_units
@@ -121,7 +123,8 @@ def cost(executor):
     return MeasuredCostModel(executor)
 
 
-def test_a_composition_is_measured_once_and_its_operations_sum_to_the_iteration(cost):
+def test_a_composition_is_measured_once_and_its_operations_sum_to_the_iteration(cost, monkeypatch):
+    monkeypatch.setattr(cost, "_reference", lambda tokens: 1.0)  # however busy the machine is
     batch = make_batch(prefill_tokens=24, start=16, num_decodes=2, context=20)
     first = cost.operation_times(batch)
     again = make_batch(prefill_tokens=24, start=16, num_decodes=2, context=20)
@@ -226,6 +229,25 @@ def test_a_timing_counts_as_its_references_show(cost, monkeypatch, references, k
     monkeypatch.setattr(cost, "_reference", lambda tokens: next(told))
     found = cost._timed(1, lambda tokens: {"a": 7.0}, most=3)
     assert [times["a"] for times in found] == pytest.approx(kept)
+
+
+def test_what_decodes_add_is_a_difference_of_neighbours(executor, monkeypatch):
+    """A machine that is slower from turn to turn slows all three of a turn alike."""
+    alone = make_batch(num_decodes=2, context=20)
+    both, without = make_batch(prefill_tokens=24), make_batch(prefill_tokens=16)
+    seconds, ran = {alone.num_tokens: 8.0, both.num_tokens: 21.0, without.num_tokens: 20.0}, []
+
+    def slower_and_slower(executor, batch):
+        ran.append(batch.num_tokens)
+        return SimpleNamespace(busy=seconds[batch.num_tokens] * (1 + (len(ran) - 1) // 3))
+
+    monkeypatch.setattr(measured_clock, "run_once", slower_and_slower)
+    monkeypatch.setattr(measured_clock, "ALTERNATED", 0.0)
+    clock = DeviceClock(executor)
+    assert clock.saving(alone, both, without).value == pytest.approx(8.0)
+    assert ran == [16, 24, 2, 2, 24, 16, 16, 24, 2]
+    assert math.isnan(clock.saving(alone, make_batch(prefill_tokens=193), without).value)
+    assert clock.cost.reason == "193 at 0: the cache is too small"
 
 
 def noisy_units(spreads, random):
