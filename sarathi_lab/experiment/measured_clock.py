@@ -20,6 +20,7 @@ from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.torch.backend import WARM_UP_TOKENS
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.executor.torch.operation_probe import LONG, REFERENCE, OperationProbe
+from sarathi_lab.executor.torch.own_time import stolen
 from sarathi_lab.experiment.clock import Clock, Estimate
 from sarathi_lab.experiment.scenario import Scenario, Served, Times, serve
 from sarathi_lab.results.intervals import spread, summary
@@ -169,8 +170,8 @@ class MeasuredCostModel:
 
     def _timed(self, tokens: int, work: Callable[[int], Times], most: int = MOST) -> list[Times]:
         """Timings of `work`, each between two references and, where these were slower than usual,
-        by so much shorter. Where none has two that agree and are near the usual ones, all are taken
-        as they are.
+        by so much shorter. Where none has two that agree and are near the usual ones, or all lost a
+        core meanwhile, all are taken as they are.
         """
         raw: list[Times] = []
         kept: list[Times] = []
@@ -178,13 +179,19 @@ class MeasuredCostModel:
         while len(raw) < min(FEWEST, most) or (
             len(raw) < most and time.perf_counter() - start < ENOUGH
         ):
+            lost = self._stolen()
             raw.append(work(tokens))
+            is_whole = self._stolen() == lost
             after = self._reference(tokens)
             slower = max(1.0, min(before, after))
-            if max(before, after) < AGREE * min(before, after) and slower < AGREE:
+            if is_whole and max(before, after) < AGREE * min(before, after) and slower < AGREE:
                 kept.append({name: value / slower for name, value in raw[-1].items()})
             before = after
         return kept or raw
+
+    def _stolen(self) -> list[float]:
+        """Seconds by core that went to other machines; a GPU is not shared like that."""
+        return stolen() if self.is_shared else []
 
     def _reference(self, tokens: int) -> float:
         """Seconds of a reference over its usual ones; a GPU has a speed of its own."""
@@ -198,7 +205,8 @@ class MeasuredCostModel:
 
     def alternated(self, batches: Sequence[Batch]) -> np.ndarray:
         """Seconds of iterations of `batches` in turn, [turns, batches]: to and fro, so that what
-        slows the device for a while slows all of them. Not numbers if they do not fit the cache.
+        slows the device for a while slows all of them; those in which no core was lost, if there
+        are any. Not numbers if they do not fit the cache.
         """
         placed = list[Batch]()
         for batch in batches:
@@ -207,11 +215,14 @@ class MeasuredCostModel:
                 return np.full((1, len(batches)), math.nan)
             placed.append(own)
         turns: list[list[float]] = []
+        whole: list[list[float]] = []
         start = time.perf_counter()
         while len(turns) <= FEWEST or time.perf_counter() - start < ALTERNATED:
-            step = 1 if len(turns) % 2 else -1
+            step, lost = (1 if len(turns) % 2 else -1), self._stolen()
             turns.append([run_once(self.executor, own).busy for own in placed[::step]][::step])
-        return np.array(turns[1:])  # the first warms up
+            if len(turns) > 1 and self._stolen() == lost:  # the first warms up
+                whole.append(turns[-1])
+        return np.array(whole or turns[1:])
 
     def rows(self, model: str, dtype_bytes: int) -> list[dict[str, object]]:
         """One row per composition and operation, "iteration" for the whole, in milliseconds."""
