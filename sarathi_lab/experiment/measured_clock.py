@@ -25,8 +25,8 @@ from sarathi_lab.experiment.clock import Clock, Estimate
 from sarathi_lab.experiment.scenario import Scenario, Served, Times, serve
 from sarathi_lab.results.intervals import spread, summary
 
-FEWEST, MOST = 2, 8  # timings of a composition in a round
-ENOUGH = 0.05  # seconds of them, after which FEWEST suffice
+MOST = 8  # timings of a composition in a round
+ENOUGH = 0.05  # seconds of them, after which one suffices: rather more rounds than longer ones
 LOWER = 0.25  # the quantile that stands for an iteration: what disturbs one makes it longer
 REFERENCES = 8  # before the first timing of a size
 AGREE = 1.25  # the slower of two references over the faster, or both over usual ones; beyond, what
@@ -35,6 +35,7 @@ PARTS = ("qkv_proj", "out_proj", "ffn", "elementwise", "prefill_attention", "oth
 TOO_SMALL = "the cache is too small"
 WARM_UP_DECODES = 4
 ALTERNATED = 1.0  # seconds of iterations whose difference is asked for, in a round
+FEWEST_TURNS = 3  # of them
 
 Composition = tuple[tuple[int, int, bool, int], ...]  # start, tokens, is decode, how many of them
 
@@ -176,9 +177,7 @@ class MeasuredCostModel:
         raw: list[Times] = []
         kept: list[Times] = []
         start, before = time.perf_counter(), self._reference(tokens)
-        while len(raw) < min(FEWEST, most) or (
-            len(raw) < most and time.perf_counter() - start < ENOUGH
-        ):
+        while not raw or (len(raw) < most and time.perf_counter() - start < ENOUGH):
             lost = self._stolen()
             raw.append(work(tokens))
             is_whole = self._stolen() == lost
@@ -217,7 +216,7 @@ class MeasuredCostModel:
         turns: list[list[float]] = []
         whole: list[list[float]] = []
         start = time.perf_counter()
-        while len(turns) <= FEWEST or time.perf_counter() - start < ALTERNATED:
+        while len(turns) < FEWEST_TURNS or time.perf_counter() - start < ALTERNATED:
             step, lost = (1 if len(turns) % 2 else -1), self._stolen()
             turns.append([run_once(self.executor, own).busy for own in placed[::step]][::step])
             if len(turns) > 1 and self._stolen() == lost:  # the first warms up
