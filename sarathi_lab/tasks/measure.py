@@ -21,7 +21,7 @@ from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.executor.torch.device import resolve_device
-from sarathi_lab.experiment.figures import FIGURES, Figure, paper
+from sarathi_lab.experiment.figures import FIGURES, PAPERS, Figure, paper
 from sarathi_lab.experiment.measure import least_room, measure, room_of
 from sarathi_lab.experiment.registry import SETUPS
 from sarathi_lab.experiment.simulate import computed, recorded_tables, served
@@ -178,9 +178,9 @@ class Measure(Task):
         if own.kind == "rounds":
             pictures[own.name] = serving_plots.draw(own.name, own.question, points)
         elif own.look is not None and points.y.notna().any():  # beside the paper's own points
-            certain = points.assign(uncertainty=math.nan)
-            whole = pd.concat([paper(own.name), certain], ignore_index=True)
-            pictures[own.name] = plots.draw(own.look, whole)
+            shown = [paper(own.name)] if own.name in PAPERS else []
+            shown.append(points.assign(uncertainty=math.nan))
+            pictures[own.name] = plots.draw(own.look, pd.concat(shown, ignore_index=True))
         places = {"points": context.run_dir / POINTS}
         if pictures:
             places["figure"] = context.run_dir / f"{own.name}.png"
