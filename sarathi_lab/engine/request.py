@@ -54,8 +54,11 @@ class SequenceState:
     block_ids: list[int] = field(default_factory=list)
     blocks_are_neighbours: bool = True
     host_block_ids: list[int] = field(default_factory=list)
-    # Written by PrefixCache: the keys of its full blocks, and how many of them others may share.
+    # Written by PrefixCache: the keys of its full blocks, how many of them others may share, and
+    # the runs of cached blocks that it holds, in their order. Where another's block stands for an
+    # equal one of its own, a run is missing.
     block_keys: list[int] = field(default_factory=list)
+    cached_runs: list[CachedRun] = field(default_factory=list)
     num_published: int = 0
     # Written by Scheduler: whether it is admitted and not preempted since, its rank among those
     # (earlier ones have smaller ones), and whether it is in a batch.
@@ -100,6 +103,17 @@ class SequenceState:
     def __repr__(self) -> str:
         counts = f"{self.num_computed}/{self.num_known} computed"
         return f"SequenceState({self.request.request_id}: {counts})"
+
+
+@dataclass(eq=False, slots=True)
+class CachedRun:
+    """Blocks of the cache that follow one another and that the same sequences hold, by the keys of
+    what is in them; see `PrefixCache`.
+    """
+
+    holders: list[SequenceState]
+    keys: list[int] = field(default_factory=list)
+    block_ids: list[int] = field(default_factory=list)
 
 
 class Chunk(NamedTuple):
