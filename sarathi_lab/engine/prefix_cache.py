@@ -94,15 +94,15 @@ class PrefixCache:
             return
         keys = self._keys_of(sequence, num_full)
         at += self._num_following(sequence, keys, at, num_full)
+        begun = self._runs.keys() & keys[at:num_full]  # as a rule nothing is cached
         while at < num_full:
-            if (run := self._runs.get(keys[at])) is not None:
-                at += _num_alike(run, keys, at, num_full)
-                continue
-            end = at + 1
-            while end < num_full and keys[end] not in self._runs:
-                end += 1
-            self._add(sequence, keys, at, end)
-            at = end
+            if keys[at] in begun:
+                at += _num_alike(self._runs[keys[at]], keys, at, num_full)
+            else:
+                others = range(at, num_full) if begun else ()
+                end = next((each for each in others if keys[each] in begun), num_full)
+                self._add(sequence, keys, at, end)
+                at = end
         sequence.num_published = num_full
 
     def release(self, sequence: SequenceState) -> list[int]:
