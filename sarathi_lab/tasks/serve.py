@@ -22,7 +22,7 @@ from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.engine.request import Batch
-from sarathi_lab.executor.simulated.executor import PipelineExecutor
+from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.experiment.advisor import Advice
 from sarathi_lab.model.roofline import Peaks, request_roofline, roofline_time
 from sarathi_lab.results import metrics
@@ -135,9 +135,12 @@ def _executed(
     artifact = f"{plan.policy.name}-{_fingerprint(plan)}"
     result = Result(labels=labels, tags=tags, config=plan.config, artifact=artifact)
     peaks = plan.backend.peaks()
-    roofline = predict_roofline(plan, peaks)
     print_plan(plan, context)
-    console().print(f"  predicted roofline {roofline:.2f} s (peaks {peaks.describe()})")
+    predicted = {}
+    if plan.backend.computes_tokens:  # a simulated run takes no longer than its prediction
+        predicted["predicted_roofline"] = roofline = predict_roofline(plan, peaks)
+        console().print(f"  predicted roofline {roofline:.2f} s")
+    console().print(f"  peaks {peaks.describe()}")
     if plan.advice is not None:
         print_advice(plan.advice)
     ledger = Ledger()
@@ -151,7 +154,7 @@ def _executed(
             found["is_saturated"] = 1.0
         done = {ITERATIONS: ledger.iterations(), REQUESTS: ledger.requests()}
         raise Stopped(str(error), replace(result, tables=done, summary=found)) from error
-    summary["predicted_roofline"] = roofline
+    summary |= predicted
     summaries = {name: load_summary(path) for name, path in finished.items()}
     for name, baseline in summaries.items():
         summary |= metrics.compare(summary, baseline, name)
@@ -225,17 +228,14 @@ def serving_summary_of(
 
 def predict_roofline(plan: Plan, peaks: Peaks) -> float:
     """Seconds that the plan takes if every iteration meets its roofline time: the same loop on a
-    virtual clock. On a pipeline the roofline is that of each stage's share of work and devices.
+    virtual clock.
     """
-    num_stages = plan.backend.num_stages
 
-    def times(batch: Batch) -> list[float]:
-        roofline = float(roofline_time(plan.spec, batch, plan.backend.dtype_bytes, peaks))
-        return [roofline] * num_stages
+    def roofline(batch: Batch) -> float:
+        return float(roofline_time(plan.spec, batch, plan.backend.dtype_bytes, peaks))
 
     ledger = Ledger()
-    executor = PipelineExecutor(num_stages, times)
-    run_engine(plan.load.arrivals(), plan.scheduler(), executor, ledger)
+    run_engine(plan.load.arrivals(), plan.scheduler(), SimulatedExecutor(roofline), ledger)
     return float(ledger.iterations().end.max())
 
 
