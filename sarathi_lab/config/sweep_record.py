@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.config.paths import try_lock, write_json
+from sarathi_lab.config.paths import json_object, try_lock, write_json
 
 RECORD = "sweep.json"
 FINISHED = "finished.json"  # written last by every job that came to its end
@@ -55,13 +55,18 @@ class SweepRecord:
         return self.folder / str(number)
 
     def is_finished(self, number: int) -> bool:
-        """Whether job `number` came to its end, by this sweep or the one that it continues."""
-        return (self.job_dir(number) / FINISHED).is_file()
+        """Whether job `number` came to its end, by this sweep or the one that it continues; not if
+        its file is damaged, as what lies beside it may be, too.
+        """
+        end = _contents(self.job_dir(number) / FINISHED) or {}
+        return isinstance(end.get("seconds"), float)
 
     def failure(self, number: int) -> dict[str, Any] | None:
         """Why job `number` failed (`error`, and `traceback` of a bug), None if it did not."""
         path = self.job_dir(number) / FAILED
-        return json.loads(path.read_text()) if path.is_file() else None
+        if not path.exists():
+            return None
+        return {"error": f"{path} is damaged"} | (_contents(path) or {})
 
     def has_ended(self, number: int) -> bool:
         return self.is_finished(number) or self.failure(number) is not None
@@ -98,6 +103,14 @@ class SweepRecord:
     def job_running(self) -> AbstractContextManager[Any]:
         """The same for one job, which may outlive the command that started it."""
         return try_lock(self.folder / LOCK, shared=True) or nullcontext()
+
+
+def _contents(path: Path) -> dict[str, Any] | None:
+    """The object in a file, None if there is no such file or it holds something else."""
+    try:
+        return json_object(path.read_text(), str(path))
+    except (OSError, UnicodeDecodeError, UserError):
+        return None
 
 
 def record_failure(run_dir: Path, **why: str) -> None:

@@ -211,6 +211,24 @@ def test_the_integrity_check_sees_a_wrong_count():
         check_integrity(blocks, [])
 
 
+def test_what_comes_back_from_the_host_can_be_found_again():
+    blocks = BlockManager(8, BLOCK_SIZE, num_host_blocks=4, shares_prefixes=True)
+    swapped, other, same = (
+        SequenceState(request(i, tokens((text, length))), i)
+        for i, (text, length) in enumerate([(1, 9), (2, 32), (1, 9)])
+    )
+    blocks.grow(swapped, 9)
+    swapped.num_computed = 9
+    blocks.prefix.publish(swapped)
+    assert len(blocks.swap_out(swapped)) == 3
+    blocks.grow(other, 32)  # takes every block, also those that were cached
+    blocks.free(other)
+    assert blocks.look_up(same).num_computed == 0
+    assert blocks.swap_in(swapped, 9, 0.0) is not None
+    blocks.prefix.publish(swapped)
+    assert blocks.look_up(same).num_computed == 8
+
+
 def test_hits_are_counted():
     prompt = tokens((1, 16))
     ledger = Ledger()
