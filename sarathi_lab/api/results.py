@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.paths import OUTPUTS
 from sarathi_lab.results import comparison
 from sarathi_lab.results import load as files
 
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 
 METRICS = ("throughput", "ttft_p50", "ttft_p99", "tbt_p50", "tbt_p99", "kv_reread_factor")
 # What a recorded row is of.
-RECORDED = ("device", "is_simulated", "policy", "workload", "model", "dtype", "chunk", "batch")
-RECORDED += ("pd_ratio", "seq_len", "seed", "figure", "panel", "series", "x")
+RECORDED = ["device", "is_simulated", "policy", "workload", "model", "dtype", "chunk", "batch"]
+RECORDED += ["pd_ratio", "seq_len", "seed", "figure", "panel", "series", "x"]
 # Of a run's labels, what says nothing of its work, by their names and by how they begin.
 UNVARIED = ("name", "started_at", "status", "path", "sweep", "is_baseline", "schedule")
 UNVARIED_GROUPS = ("versions.", "baselines.", "output", "git_")
@@ -40,7 +41,7 @@ class Results:
         tables: Mapping[str, Sequence[Callable[[], pd.DataFrame]]] | None = None,
     ) -> None:
         self.runs = runs
-        self.settings = [name for name in runs if name in settings]
+        self.settings = [name for name in map(str, runs) if name in settings]
         self._tables = tables or {}
 
     def __repr__(self) -> str:
@@ -149,13 +150,13 @@ class Results:
 
 
 def load(*places: str | Path) -> Results:
-    """Runs that are there already: below folders such as `outputs`, in W&B's files (`.wandb`) and
+    """Runs that are there already: below folders (`outputs` if nothing is named), in W&B's files (`.wandb`) and
     projects ("entity/project"), or recorded of an experiment, such as "orca".
 
     What is recorded has a row a point or a run and no tables of requests. Raises UserError for a
     place without runs.
     """
-    parts = [_load(place) for place in places]
+    parts = [_load(place) for place in places or (OUTPUTS,)]
     if len(parts) == 1:
         return parts[0]
     runs = pd.concat([part.runs for part in parts], ignore_index=True)
@@ -183,7 +184,7 @@ def _load(place: str | Path) -> Results:
         return Results(table, RECORDED)
     found = comparison.load(place)
     rows = [{"name": run.name, **run.settings, **run.summary} for run in found]
-    settings = dict.fromkeys(["name", *(name for run in found for name in run.settings)])
+    settings = ["name", *(name for run in found for name in run.settings)]
     tables = {"iterations": [partial(getattr, run, "iterations") for run in found]}
     return Results(pd.DataFrame(rows), settings, tables)
 
