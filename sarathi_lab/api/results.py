@@ -150,8 +150,8 @@ class Results:
 
 
 def load(*places: str | Path) -> Results:
-    """Runs that are there already: below folders (`outputs` if nothing is named), in W&B's files (`.wandb`) and
-    projects ("entity/project"), or recorded of an experiment, such as "orca".
+    """Runs that are there already: below folders (`outputs` if nothing is named), in W&B's files
+    (`.wandb`) and projects ("entity/project"), or recorded of an experiment, such as "orca".
 
     What is recorded has a row a point or a run and no tables of requests. Raises UserError for a
     place without runs.
