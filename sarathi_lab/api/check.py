@@ -202,9 +202,11 @@ def _check_starvation(checker: Checker, requests: Sequence[Request]) -> None:
 
 
 def _shortest(case: Case, found: RuleBroken) -> tuple[Case, RuleBroken]:
-    """The case without the requests that it does not need to break the same rule."""
+    """The case without the requests that it does not need to break the same rule; whole where that
+    shows in a long queue, or not every time.
+    """
     for number in reversed(range(len(case.requests))):
-        if len(case.requests) == 1 or found.rule == "starvation":
+        if len(case.requests) == 1 or found.rule in ("starvation", "same schedule"):
             break
         left = [one for i, one in enumerate(case.requests) if i != number]
         fewer = replace(

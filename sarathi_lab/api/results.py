@@ -46,7 +46,8 @@ class Results:
 
     def __repr__(self) -> str:
         own = len(_own(self.runs))
-        varied = ", ".join(self.varying) or "nothing"
+        # A policy's own parameters differ wherever policies do.
+        varied = ", ".join(one for one in self.varying if "policy." not in one) or "nothing"
         return f"Results({own} runs and {len(self.runs) - own} baselines; varying: {varied})"
 
     @cached_property
