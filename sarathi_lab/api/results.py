@@ -68,8 +68,12 @@ class Results:
         names = [one for one in names if not one.startswith(UNVARIED_GROUPS)]
         found = [name for name in names if own[name].map(str).nunique() > 1]
         # `policy.chunk` says nothing beside the `chunk` that it reads.
-        short = {name: name.rpartition(".")[2] for name in found if "." in name}
-        return [one for one in found if not own[one].equals(own.get(short.get(one, "")))]
+        short = {name: name.rpartition(".")[2] for name in found}
+        return [
+            name
+            for name, one in short.items()
+            if one == name or one not in own or not own[name].equals(own[one])
+        ]
 
     def compare(
         self, to: str | Mapping[str, Any] = "orca", metrics: Sequence[str] = METRICS
