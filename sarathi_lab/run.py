@@ -30,9 +30,6 @@ def main(args: Sequence[str]) -> int:
     0; 2 for a mistake of the user's, or runs that stopped; 1 for runs that failed otherwise; 130
     for Ctrl-C.
     """
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # errors reach us as exceptions, to be told in one line
-    if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # `policy._target_=my_module.MyPolicy`, as python -m does
     return exit_code(lambda: _main(args), "finished runs are kept")
 
 
@@ -40,7 +37,24 @@ def _main(args: Sequence[str]) -> int:
     arguments = read_arguments(args)
     if arguments.shows:
         return _show(arguments)
-    own, resume = split_resume(arguments.of_run)
+    command_line, is_resumed = prepare(arguments.of_run)
+    if command_line.is_sweep:
+        return _run_sweep(command_line, is_resumed=is_resumed)
+    return _run(command_line)
+
+
+def _set_up() -> None:
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # errors reach us as exceptions, to be told in one line
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # `policy._target_=my_module.MyPolicy`, as python -m does
+
+
+def prepare(args: Sequence[str]) -> tuple[CommandLine, bool]:
+    """Compose and check all jobs of `args`, flags and settings, and make the folder of the results;
+    also whether it continues a sweep. Raises UserError, with nothing written.
+    """
+    _set_up()
+    own, resume = split_resume(args)
     command_line = read_command_line(own)
     if resume is not None:
         command_line.results_dir = find_sweep(resume, command_line).folder
@@ -57,13 +71,12 @@ def _main(args: Sequence[str]) -> int:
     make_folder(command_line.results_dir, setting)
     for job in command_line.jobs:
         build(job.cfg.tracking).check()
-    if command_line.is_sweep:
-        return _run_sweep(command_line, is_resumed=resume is not None)
-    return _run(command_line)
+    return command_line, resume is not None
 
 
 def _show(arguments: Arguments) -> int:
     """Help, or the configuration: Hydra's own business, but for its tracebacks."""
+    _set_up()
     loader = make_loader()
     with explained(arguments.settings, loader):
         if arguments.is_help:
@@ -79,10 +92,22 @@ def _show(arguments: Arguments) -> int:
 
 
 def _run(command_line: CommandLine) -> int:
+    folder = command_line.results_dir
+    try:
+        run_single(command_line)
+    finally:
+        if (folder / "run.json").is_file():
+            console.print_place("results", folder)
+        _print_hint(command_line)
+    return 0
+
+
+def run_single(command_line: CommandLine) -> None:
+    """Run the one job of a prepared command line in its folder. Raises what its task raises."""
     from sarathi_lab.tasks.base import run_task
 
-    (job,), folder = command_line.jobs, command_line.results_dir
-    job.place(folder)
+    (job,) = command_line.jobs
+    job.place(command_line.results_dir)
 
     def work(cfg: DictConfig) -> None:
         run_here(run_task, cfg, (), job)
@@ -91,11 +116,6 @@ def _run(command_line: CommandLine) -> int:
         job.run(work, command_line.loader)
     except UserError as error:
         raise UserError(str(error)) from None  # anew, as its traceback holds the run's memory
-    finally:
-        if (folder / "run.json").is_file():
-            console.print_place("results", folder)
-        _print_hint(command_line)
-    return 0
 
 
 def _run_sweep(command_line: CommandLine, *, is_resumed: bool) -> int:

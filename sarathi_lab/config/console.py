@@ -15,10 +15,11 @@ WIDTH_WITHOUT_TERMINAL = 132
 
 
 def console() -> Console:
-    """Standard output, wide enough for the tables where it is a file."""
-    return Console(
-        width=None if sys.stdout.isatty() else WIDTH_WITHOUT_TERMINAL, highlight=False, markup=False
-    )
+    """Standard output, wide enough for the tables where it is a file; in a notebook, too, so that
+    who catches standard output has all of it.
+    """
+    width = None if sys.stdout.isatty() else WIDTH_WITHOUT_TERMINAL
+    return Console(width=width, highlight=False, markup=False, force_jupyter=False)
 
 
 def print_place(what: str, where: Path | str) -> None:

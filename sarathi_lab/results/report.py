@@ -29,7 +29,7 @@ SWEEP_COLUMNS = {
     "tbt_p99": "TBT\nP99\n[ms]",
     "time_over_roofline": "time/\nroofline",
 }
-UNSEEN = ["sweep", "versions", "baselines", "status"]  # of the runs' labels, in sweep.csv
+UNSEEN = ("sweep", "status")  # of the runs' labels, in sweep.csv
 _cautioned: set[tuple[str, str]] = set()  # by sweep
 
 
@@ -84,7 +84,11 @@ def print_sweep(sweep_dir: Path, num_jobs: int) -> None:
     show([_sweep_table(runs, title)])
     table, picture = sweep_dir / "sweep.csv", sweep_dir / "sweep.png"
     places = [os.path.relpath(path, sweep_dir) for path in runs.path]
-    runs.assign(path=places).drop(columns=UNSEEN, errors="ignore").to_csv(table, index=False)
+    dotted = [name for name in map(str, runs) if "." in name]  # settings, versions, baselines
+    same = [one for one in dotted if runs[one].nunique() < 2 or one.startswith("baselines.")]
+    runs.assign(path=places).drop(columns=[*UNSEEN, *same], errors="ignore").to_csv(
+        table, index=False
+    )
     sweeps.sweep_overview(runs).savefig(picture, dpi=150)
     for what, where in (("table", table), ("figure", picture), ("results", sweep_dir)):
         print_place(what, where)

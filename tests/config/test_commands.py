@@ -67,9 +67,13 @@ def test_the_public_names_are_those_of_their_modules():
         "ModelSpec": "sarathi_lab.model.spec",
         "Policy": "sarathi_lab.policy.base",
         "Request": "sarathi_lab.engine.request",
+        "Results": "sarathi_lab.api.results",
+        "check_policy": "sarathi_lab.api.check",
+        "load": "sarathi_lab.api.results",
         "load_option": "sarathi_lab.config.instantiate",
         "load_runs": "sarathi_lab.results.load",
-        "serve": "sarathi_lab.engine.loop",
+        "serve": "sarathi_lab.api.session",
+        "sweep": "sarathi_lab.api.session",
     }
     assert set(sarathi_lab.__all__) < set(dir(sarathi_lab))
     with pytest.raises(AttributeError, match="module 'sarathi_lab' has no attribute 'load_run'"):
