@@ -50,6 +50,11 @@ def _main(args: Sequence[str]) -> int:
         command_line.search.check_objective(HEADINGS)
     if resume is None and command_line.is_sweep:
         check_unused(command_line.results_dir)
+    if arguments.is_dry_run:
+        from sarathi_lab.tasks.dry_run import print_jobs
+
+        print_jobs(command_line)
+        return 0
     command_line.check()
     # Only now may anything be written.
     make_folder(Path(str(command_line.jobs[0].cfg.output)), "output")

@@ -110,7 +110,7 @@ def run_here(work: Work, cfg: DictConfig, swept: Sequence[str], job: Job | None 
     context = RunContext(
         run_dir=run_dir,
         baselines_dir=root / "baselines",
-        name=_name(str(choices["policy"]), settings.overrides.task, swept if is_sweep else None),
+        name=run_name(str(choices["policy"]), settings.overrides.task, swept if is_sweep else None),
         group="/".join(root.absolute().parts[-2:]),
         swept=swept,
         experiment=choices.get("experiment"),
@@ -177,7 +177,7 @@ def stopped(run_dir: Path, told: UserError) -> None:
     record_failure(run_dir, error=str(told))
 
 
-def _name(policy: str, settings: Sequence[str], swept: Sequence[str] | None) -> str:
+def run_name(policy: str, settings: Sequence[str], swept: Sequence[str] | None) -> str:
     """The policy and what its sweep varies, or what a single run was told of its work."""
     told = [(setting.partition("=")[0].lstrip("+"), setting) for setting in settings]
     own = [setting for key, setting in told if key == "policy._target_"]

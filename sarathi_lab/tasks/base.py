@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from omegaconf import DictConfig
 
 from sarathi_lab.config.checked import check_fields
+from sarathi_lab.config.console import Progress, lines_of
 from sarathi_lab.config.instantiate import build, resolved
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.results.result import Result, Stopped, track, write, write_stopped
@@ -35,6 +36,12 @@ class Task(ABC):
     def run(self, cfg: DictConfig, context: RunContext) -> Result | None:
         """Do the work; `run_task` saves, tracks and prints what is returned."""
 
+    def estimate(self, prepared: Any, shared: set[str]) -> tuple[float, str] | None:
+        """Seconds that `run` would take and what they are estimated by, from what `check` returned;
+        None where nothing is known. `shared` names what earlier runs of the sweep did for this one.
+        """
+        return None
+
 
 def run_task(cfg: DictConfig, context: RunContext) -> None:
     """Run the task of `cfg` and keep its result. Raises what the task raises."""
@@ -50,6 +57,13 @@ def conclude(
     Of a run that ends by an error, what it did before is kept if it says so (`Stopped`), and it is
     tracked as failed.
     """
+    with lines_of(Progress(context.name)):
+        _conclude(work, cfg, context, is_run=is_run)
+
+
+def _conclude(
+    work: Callable[[], Result | None], cfg: DictConfig, context: RunContext, *, is_run: bool
+) -> None:
     tracker: Tracker = build(cfg.tracking)
     try:
         result = work()
