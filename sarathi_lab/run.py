@@ -5,6 +5,7 @@ report.
 from __future__ import annotations
 
 import os
+import platform
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,9 +19,10 @@ from sarathi_lab.config.command_line import CommandLine, read_command_line
 from sarathi_lab.config.errors import EXIT_INTERRUPTED, UserError, exit_code
 from sarathi_lab.config.explain import explained, help_text
 from sarathi_lab.config.instantiate import build, make_loader
-from sarathi_lab.config.jobs import run_here
+from sarathi_lab.config.jobs import group_of, run_here
 from sarathi_lab.config.paths import CONF, make_folder
 from sarathi_lab.config.sweep import Sweep
+from sarathi_lab.config.sweep_record import as_command
 from sarathi_lab.config.sweep_resume import check_unused, find_sweep, split_resume
 
 
@@ -90,7 +92,8 @@ def _run(command_line: CommandLine) -> int:
     job.place(folder)
 
     def work(cfg: DictConfig) -> None:
-        run_here(run_task, cfg, (), job)
+        command = as_command(command_line.arguments)
+        run_here(run_task, cfg, (), job, command=command, host=platform.node())
 
     try:
         job.run(work, command_line.loader)
@@ -123,7 +126,9 @@ def _run_sweep(command_line: CommandLine, *, is_resumed: bool) -> int:
         if build(cfg.task).has_runs:
             report.print_sweep(folder, sweep.num_jobs)
             if not is_interrupted:  # else nobody wants to wait for W&B
-                track_sweep(cfg, folder, command_line.swept)
+                choices = command_line.jobs[0].composed.hydra.runtime.choices
+                swept, host = command_line.swept, sweep.record.host
+                track_sweep(cfg, sweep.record, swept, group_of(folder, choices, swept, host))
         else:
             console.print_place("results", folder)
         _print_hint(command_line)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, ClassVar
 
 from omegaconf import DictConfig
@@ -14,6 +13,7 @@ from sarathi_lab.config.checked import check_fields
 from sarathi_lab.config.console import Progress, lines_of
 from sarathi_lab.config.instantiate import build, resolved
 from sarathi_lab.config.run_context import RunContext
+from sarathi_lab.config.sweep_record import SweepRecord
 from sarathi_lab.results.result import Result, Stopped, track, write, write_stopped
 from sarathi_lab.results.tracking import TrackedRun, Tracker
 
@@ -84,18 +84,24 @@ def _with_settings(result: Result, cfg: DictConfig) -> Result:
     return replace(result, config=resolved(cfg)) if result.config is None else result
 
 
-def track_sweep(cfg: DictConfig, folder: Path, swept: Sequence[str]) -> None:
-    """Track sweep.csv and sweep.png in `folder`; `cfg` is that of one of the sweep's jobs."""
+def track_sweep(cfg: DictConfig, record: SweepRecord, swept: Sequence[str], group: str) -> None:
+    """Track sweep.csv and sweep.png of a sweep; `cfg` is that of one of its jobs."""
+    folder = record.folder
     if not (folder / "sweep.csv").is_file():
         return
     tracker: Tracker = build(cfg.tracking)
     tracker.track(
         TrackedRun(
             name=f"sweep of {', '.join(swept)}",
-            group="/".join(folder.absolute().parts[-2:]),
+            group=group,
             job_type="sweep",
             tags=["sweep"],
-            config={"task": "sweep", "swept": list(swept)},
+            config={
+                "task": "sweep",
+                "swept": list(swept),
+                "hostname": record.host,
+                "command": record.command,
+            },
             folder=folder,
         )
     )
