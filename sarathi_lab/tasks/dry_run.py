@@ -63,7 +63,8 @@ def _finished(output: Path) -> dict[str, tuple[float, str]]:
     for path in paths:
         try:
             config: Any = OmegaConf.to_container(OmegaConf.load(path.with_name("config.yaml")))
-            found[_kind(config)] = (json.loads(path.read_text())["seconds"], str(path.parent))
+            seconds = json.loads(path.read_text())["seconds"]
+            found[_kind(config)] = (seconds, f"run {'/'.join(path.parts[-4:-1])}")
         except (OSError, ValueError, KeyError):  # of a task that leaves none
             continue
     return found

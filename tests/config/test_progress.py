@@ -1,4 +1,4 @@
-"""What is said of work while it runs: lines where there is no terminal, a bar where there is one."""
+"""What is said of work while it runs: a bar on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -67,5 +67,6 @@ def test_a_terminal_gets_a_bar_and_no_lines(clock, capsys, monkeypatch):
         advance(10)
         console._print_if_due()
     out = capsys.readouterr().out
-    assert "10/40" in out and "━" in out
+    assert "10/40" in out
+    assert "━" in out
     assert "of 40" not in out
