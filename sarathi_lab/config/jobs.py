@@ -170,8 +170,8 @@ class RecordedJob:
             if self.num_processes:
                 cores = ", ".join(map(str, pin_process(self.num_processes)))
                 print(f"cores {cores}" if cores else "no cores of its own: too few are free")
-            told = {"command": self.record.command, "host": self.record.host}
-            run_here(self.work, cfg, self.swept, self.job, **told)
+            started = {"command": self.record.command, "host": self.record.host}
+            run_here(self.work, cfg, self.swept, self.job, **started)
         except Exception as error:
             told = error if isinstance(error, UserError) else no_room(error)
             if told is not None:
