@@ -5,6 +5,7 @@ report.
 from __future__ import annotations
 
 import os
+import platform
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,9 +19,10 @@ from sarathi_lab.config.command_line import CommandLine, read_command_line
 from sarathi_lab.config.errors import EXIT_INTERRUPTED, UserError, exit_code
 from sarathi_lab.config.explain import explained, help_text
 from sarathi_lab.config.instantiate import build, make_loader
-from sarathi_lab.config.jobs import run_here
+from sarathi_lab.config.jobs import group_of, run_here
 from sarathi_lab.config.paths import CONF, make_folder
 from sarathi_lab.config.sweep import Sweep
+from sarathi_lab.config.sweep_record import as_command
 from sarathi_lab.config.sweep_resume import check_unused, find_sweep, split_resume
 
 
@@ -37,6 +39,11 @@ def _main(args: Sequence[str]) -> int:
     arguments = read_arguments(args)
     if arguments.shows:
         return _show(arguments)
+    if arguments.is_dry_run:
+        from sarathi_lab.tasks.dry_run import print_jobs
+
+        print_jobs(_read(arguments.of_run)[0])
+        return 0
     command_line, is_resumed = prepare(arguments.of_run)
     if command_line.is_sweep:
         return _run_sweep(command_line, is_resumed=is_resumed)
@@ -53,6 +60,19 @@ def prepare(args: Sequence[str]) -> tuple[CommandLine, bool]:
     """Compose and check all jobs of `args`, flags and settings, and make the folder of the results;
     also whether it continues a sweep. Raises UserError, with nothing written.
     """
+    command_line, is_resumed = _read(args)
+    command_line.check()
+    # Only now may anything be written.
+    make_folder(Path(str(command_line.jobs[0].cfg.output)), "output")
+    setting = "hydra.sweep.dir" if command_line.is_sweep else "hydra.run.dir"
+    make_folder(command_line.results_dir, setting)
+    for job in command_line.jobs:
+        build(job.cfg.tracking).check()
+    return command_line, is_resumed
+
+
+def _read(args: Sequence[str]) -> tuple[CommandLine, bool]:
+    """The jobs of `args`, composed, and whether they continue a sweep. Raises UserError."""
     _set_up()
     own, resume = split_resume(args)
     command_line = read_command_line(own)
@@ -64,13 +84,6 @@ def prepare(args: Sequence[str]) -> tuple[CommandLine, bool]:
         command_line.search.check_objective(HEADINGS)
     if resume is None and command_line.is_sweep:
         check_unused(command_line.results_dir)
-    command_line.check()
-    # Only now may anything be written.
-    make_folder(Path(str(command_line.jobs[0].cfg.output)), "output")
-    setting = "hydra.sweep.dir" if command_line.is_sweep else "hydra.run.dir"
-    make_folder(command_line.results_dir, setting)
-    for job in command_line.jobs:
-        build(job.cfg.tracking).check()
     return command_line, resume is not None
 
 
@@ -110,7 +123,8 @@ def run_single(command_line: CommandLine) -> None:
     job.place(command_line.results_dir)
 
     def work(cfg: DictConfig) -> None:
-        run_here(run_task, cfg, (), job)
+        command = as_command(command_line.arguments)
+        run_here(run_task, cfg, (), job, command=command, host=platform.node())
 
     try:
         job.run(work, command_line.loader)
@@ -138,7 +152,9 @@ def _run_sweep(command_line: CommandLine, *, is_resumed: bool) -> int:
         if build(cfg.task).has_runs:
             report.print_sweep(folder, sweep.num_jobs)
             if not is_interrupted:  # else nobody wants to wait for W&B
-                track_sweep(cfg, folder, command_line.swept)
+                choices = command_line.jobs[0].composed.hydra.runtime.choices
+                swept, host = command_line.swept, sweep.record.host
+                track_sweep(cfg, sweep.record, swept, group_of(folder, choices, swept, host))
         else:
             console.print_place("results", folder)
         _print_hint(command_line)

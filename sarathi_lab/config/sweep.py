@@ -4,6 +4,7 @@ went.
 
 from __future__ import annotations
 
+import platform
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
@@ -170,6 +171,7 @@ def _new_record(command_line: CommandLine) -> SweepRecord:
         num_jobs=len(command_line.jobs) if search is None else search.n_trials,
         is_search=search is not None,
         started_at=datetime.now(UTC).isoformat(),
+        host=platform.node(),
     )
 
 

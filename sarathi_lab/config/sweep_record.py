@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +34,7 @@ class SweepRecord:
     num_jobs: int
     is_search: bool  # a search chooses its jobs as it goes
     started_at: str
+    host: str = ""  # that it was started on
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -47,9 +48,14 @@ class SweepRecord:
         write_json(self.folder / RECORD, content)
 
     @property
+    def command(self) -> str:
+        """The command that started it."""
+        return as_command(self.arguments)
+
+    @property
     def resume_command(self) -> str:
         """The command that continues it."""
-        return shlex.join(["python", "-m", "sarathi_lab.run", f"resume={self.folder}"])
+        return as_command([f"resume={self.folder}"])
 
     def job_dir(self, number: int) -> Path:
         return self.folder / str(number)
@@ -111,6 +117,11 @@ def _contents(path: Path) -> dict[str, Any] | None:
         return json_object(path.read_text(), str(path))
     except (OSError, UnicodeDecodeError, UserError):
         return None
+
+
+def as_command(arguments: Sequence[str]) -> str:
+    """What to type for these arguments."""
+    return shlex.join(["python", "-m", "sarathi_lab.run", *arguments])
 
 
 def record_failure(run_dir: Path, **why: str) -> None:

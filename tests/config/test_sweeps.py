@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from commands import running
 
-from sarathi_lab.config.sweep_progress import duration
+from sarathi_lab.config.console import duration
 from sarathi_lab.config.sweep_record import SweepRecord
 from sarathi_lab.run import main
 
