@@ -115,6 +115,8 @@ def sweep_table(runs: pd.DataFrame, title: str) -> Shown:
     by = list(dict.fromkeys(["policy", *swept.varying_settings(runs), "is_baseline"]))
     level, rows = swept.noise(runs), []
     known = {name: words for name, words in quantities.items() if name in runs}
+    if len(by) > 3:  # settings take the room
+        known.pop("decode_time_marginal", None)
     units = {name: _unit(name, runs[name]) for name in known}
     tables = {name: swept.medians(runs, by, name) for name in known}
     places = {name: swept.place(table, by) for name, table in tables.items()}
@@ -138,7 +140,7 @@ def sweep_table(runs: pd.DataFrame, title: str) -> Shown:
         )
         if is_there
     ]
-    return Shown(rows, left=["policy"], title=f"{title} ({', '.join(signs)})")
+    return Shown(rows, left=["policy"], unbroken=["policy"], title=f"{title} ({', '.join(signs)})")
 
 
 def _heading(setting: str) -> str:
@@ -178,7 +180,7 @@ def conclusion(runs: pd.DataFrame) -> list[str]:
     if ratios.empty:
         return []
     level = swept.noise(runs)
-    best = ratios.loc[ratios["median"].idxmax()]
+    best = ratios.iloc[int(ratios["median"].argmax())]
     settings = [
         f"{name}={swept.text(best[name])}" for name in by[1:] if swept.text(best[name]) != "-"
     ]

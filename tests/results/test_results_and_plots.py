@@ -247,6 +247,7 @@ def test_a_finished_sweep_is_drawn_again_by_other_axes(sweep, capsys):
 def test_a_sweeps_table_fits_80_columns(monkeypatch, capsys):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "dumb")  # no styles
     rates = {"workload.rate": [1, 2]}
     runs = runs_of(policy=["transformers_prefill_first", "orca"], chunk=[256, 512], **rates)
     runs = runs.assign(is_baseline=runs.policy == "orca", ttft_p50=15.092, tbt_p99=0.269)
