@@ -51,7 +51,8 @@ def varying_settings(runs: pd.DataFrame) -> list[str]:
     """The settings in which the runs, baselines aside, differ, without `SAMPLES`; none that others
     before it settle, such as the name of a device by its number of threads.
     """
-    own, found = own_runs(runs), []
+    own = own_runs(runs)
+    found: list[str] = []
     names = [str(name) for name in own if is_setting(str(name)) and name not in SAMPLES]
     for name in sorted(names, key=_rank):
         texts = own[name].map(text)
@@ -107,7 +108,8 @@ def reference(runs: pd.DataFrame) -> str | None:
     """The policy that the runs are held against: the first of `REFERENCES` among them, else another
     baseline.
     """
-    others = runs.policy[runs.is_baseline.astype(bool)] if "is_baseline" in runs else []
+    marks = runs.is_baseline.astype(bool) if "is_baseline" in runs else runs.policy.isna()
+    others = list(runs.policy[marks])
     present = [*(one for one in REFERENCES if (runs.policy == one).any()), *others]
     return next(iter(present), None) if runs.policy.nunique() > 1 else None
 
@@ -122,7 +124,11 @@ def medians(runs: pd.DataFrame, by: Sequence[str], name: str) -> pd.DataFrame:
     for _, group in known.groupby(place(known, by), sort=False):
         samples = group[name].astype(float)
         ends = ends_of_median(list(samples), is_series=False)
-        spread = {"low": ends.low, "high": ends.high, "confidence": ends.confidence}
+        spread: dict[Hashable, Any] = {
+            "low": ends.low,
+            "high": ends.high,
+            "confidence": ends.confidence,
+        }
         own = {"median": samples.median(), **spread, "number": len(samples)}
         rows.append({**{key: group[key].iloc[0] for key in by}, **own})
     return pd.DataFrame(rows, columns=[*by, "median", "low", "high", "confidence", "number"])

@@ -60,7 +60,7 @@ def marker(i: int) -> str:
 def colours(names: Sequence[str]) -> dict[str, str]:
     """A colour for each name: a policy has the same in all pictures."""
     free = [i for i in range(len(COLOURS)) if i not in {POLICIES.get(name) for name in names}]
-    free, taken = free or list(range(len(COLOURS))), {}
+    free, taken = free or list(range(len(COLOURS))), dict[str, str]()
     for name in names:
         place = POLICIES.get(name)
         taken[name] = COLOURS[free[len(taken) % len(free)] if place is None else place]

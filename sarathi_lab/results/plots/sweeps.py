@@ -238,7 +238,7 @@ class _Panel:
                 line = rows.assign(_x=places).dropna(subset=["_x", "median"]).sort_values("_x")
                 hue = colour.get(own or "", "C0")
                 if not line.empty:
-                    style = {"color": hue, "marker": marker(i), "markersize": 0.0}
+                    style: dict[str, Any] = {"color": hue, "marker": marker(i), "markersize": 0.0}
                     self.ax.plot(line["_x"], line["median"], label=label or None, **style)
             elif own is not None:
                 self.ax.plot([], [], marker(i), color=colour.get(own, "C0"), label=label)
@@ -263,12 +263,12 @@ class _Panel:
         self, row: pd.Series, place: float, colour: str, shape: str, *, is_open: bool
     ) -> None:
         bars = [[max(0.0, row["median"] - row["low"])], [max(0.0, row["high"] - row["median"])]]
-        at = (row["median"], place) if self.is_listed else (place, row["median"])
-        style: dict[str, Any] = (
-            {"xerr" if self.is_listed else "yerr": bars} if row["number"] > 1 else {}
-        )
-        fill = "white" if is_open else colour
-        self.ax.errorbar(*at, fmt=shape, color=colour, mfc=fill, capsize=2, zorder=3, **style)
+        x, y = (row["median"], place) if self.is_listed else (place, row["median"])
+        style: dict[str, Any] = {"fmt": shape, "color": colour, "capsize": 2, "zorder": 3}
+        style["mfc"] = "white" if is_open else colour
+        if row["number"] > 1:
+            style["xerr" if self.is_listed else "yerr"] = bars
+        self.ax.errorbar(x, y, **style)
 
     def _level(self, row: pd.Series, colour: str, label: str) -> None:
         self._line(row["median"], color=colour, linestyle="--", label=label)
@@ -349,13 +349,16 @@ def _described(
         and level > 1
     ):
         title += f"; hollow: not told apart from 1 (equal work differed by up to {level:.2f} times)"
-    handles = {}
+    handles: dict[str, Any] = {}
     for ax in axes:
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
     if handles:
         figure.legend(
-            handles.values(), handles, loc="outside lower center", ncols=min(5, len(handles))
+            list(handles.values()),
+            list(handles),
+            loc="outside lower center",
+            ncols=min(5, len(handles)),
         )
     return finished(figure, title)
 
