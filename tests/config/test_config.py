@@ -125,8 +125,6 @@ def test_a_sweep_of_policies_may_name_a_chunk_that_not_all_of_them_read():
     assert [job.cfg.chunk for job in command_line.jobs] == [128, 128]
     with pytest.raises(UserError, match="chunk=128 has no effect"):
         read_command_line(["policy=orca,request_level", "chunk=128", "executor=simulated", "-m"])
-    with pytest.raises(UserError, match="has no effect"):
-        read_command_line(["policy=sarathi,orca", "chunk=128,256", "executor=simulated", "-m"])
 
 
 def test_in_a_sweep_what_a_job_does_not_read_collapses():
