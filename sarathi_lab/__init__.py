@@ -7,24 +7,40 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sarathi_lab.api.check import check_policy
+    from sarathi_lab.api.results import Results, load
+    from sarathi_lab.api.session import serve, sweep
     from sarathi_lab.config.instantiate import load_option
-    from sarathi_lab.engine.loop import serve
     from sarathi_lab.engine.request import Request
     from sarathi_lab.model.spec import ModelSpec
     from sarathi_lab.policy.base import Policy
     from sarathi_lab.results.load import load_runs
 
 __version__ = "0.1.0"
-__all__ = ["ModelSpec", "Policy", "Request", "load_option", "load_runs", "serve"]
-
 _HOMES = {
     "ModelSpec": "model.spec",
     "Policy": "policy.base",
     "Request": "engine.request",
+    "Results": "api.results",
+    "check_policy": "api.check",
+    "load": "api.results",
     "load_option": "config.instantiate",
     "load_runs": "results.load",
-    "serve": "engine.loop",
+    "serve": "api.session",
+    "sweep": "api.session",
 }
+__all__ = [
+    "ModelSpec",
+    "Policy",
+    "Request",
+    "Results",
+    "check_policy",
+    "load",
+    "load_option",
+    "load_runs",
+    "serve",
+    "sweep",
+]
 
 
 def __getattr__(name: str) -> Any:

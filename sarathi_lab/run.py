@@ -5,6 +5,7 @@ report.
 from __future__ import annotations
 
 import os
+import platform
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,9 +19,10 @@ from sarathi_lab.config.command_line import CommandLine, read_command_line
 from sarathi_lab.config.errors import EXIT_INTERRUPTED, UserError, exit_code
 from sarathi_lab.config.explain import explained, help_text
 from sarathi_lab.config.instantiate import build, make_loader
-from sarathi_lab.config.jobs import run_here
+from sarathi_lab.config.jobs import group_of, run_here
 from sarathi_lab.config.paths import CONF, make_folder
 from sarathi_lab.config.sweep import Sweep
+from sarathi_lab.config.sweep_record import as_command
 from sarathi_lab.config.sweep_resume import check_unused, find_sweep, split_resume
 
 
@@ -30,9 +32,6 @@ def main(args: Sequence[str]) -> int:
     0; 2 for a mistake of the user's, or runs that stopped; 1 for runs that failed otherwise; 130
     for Ctrl-C.
     """
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # errors reach us as exceptions, to be told in one line
-    if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # `policy._target_=my_module.MyPolicy`, as python -m does
     return exit_code(lambda: _main(args), "finished runs are kept")
 
 
@@ -40,7 +39,42 @@ def _main(args: Sequence[str]) -> int:
     arguments = read_arguments(args)
     if arguments.shows:
         return _show(arguments)
-    own, resume = split_resume(arguments.of_run)
+    if arguments.is_dry_run:
+        from sarathi_lab.tasks.dry_run import print_jobs
+
+        print_jobs(_read(arguments.of_run)[0])
+        return 0
+    command_line, is_resumed = prepare(arguments.of_run)
+    if command_line.is_sweep:
+        return _run_sweep(command_line, is_resumed=is_resumed)
+    return _run(command_line)
+
+
+def _set_up() -> None:
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # errors reach us as exceptions, to be told in one line
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # `policy._target_=my_module.MyPolicy`, as python -m does
+
+
+def prepare(args: Sequence[str]) -> tuple[CommandLine, bool]:
+    """Compose and check all jobs of `args`, flags and settings, and make the folder of the results;
+    also whether it continues a sweep. Raises UserError, with nothing written.
+    """
+    command_line, is_resumed = _read(args)
+    command_line.check()
+    # Only now may anything be written.
+    make_folder(Path(str(command_line.jobs[0].cfg.output)), "output")
+    setting = "hydra.sweep.dir" if command_line.is_sweep else "hydra.run.dir"
+    make_folder(command_line.results_dir, setting)
+    for job in command_line.jobs:
+        build(job.cfg.tracking).check()
+    return command_line, is_resumed
+
+
+def _read(args: Sequence[str]) -> tuple[CommandLine, bool]:
+    """The jobs of `args`, composed, and whether they continue a sweep. Raises UserError."""
+    _set_up()
+    own, resume = split_resume(args)
     command_line = read_command_line(own)
     if resume is not None:
         command_line.results_dir = find_sweep(resume, command_line).folder
@@ -50,20 +84,12 @@ def _main(args: Sequence[str]) -> int:
         command_line.search.check_objective(HEADINGS)
     if resume is None and command_line.is_sweep:
         check_unused(command_line.results_dir)
-    command_line.check()
-    # Only now may anything be written.
-    make_folder(Path(str(command_line.jobs[0].cfg.output)), "output")
-    setting = "hydra.sweep.dir" if command_line.is_sweep else "hydra.run.dir"
-    make_folder(command_line.results_dir, setting)
-    for job in command_line.jobs:
-        build(job.cfg.tracking).check()
-    if command_line.is_sweep:
-        return _run_sweep(command_line, is_resumed=resume is not None)
-    return _run(command_line)
+    return command_line, resume is not None
 
 
 def _show(arguments: Arguments) -> int:
     """Help, or the configuration: Hydra's own business, but for its tracebacks."""
+    _set_up()
     loader = make_loader()
     with explained(arguments.settings, loader):
         if arguments.is_help:
@@ -79,23 +105,31 @@ def _show(arguments: Arguments) -> int:
 
 
 def _run(command_line: CommandLine) -> int:
-    from sarathi_lab.tasks.base import run_task
-
-    (job,), folder = command_line.jobs, command_line.results_dir
-    job.place(folder)
-
-    def work(cfg: DictConfig) -> None:
-        run_here(run_task, cfg, (), job)
-
+    folder = command_line.results_dir
     try:
-        job.run(work, command_line.loader)
-    except UserError as error:
-        raise UserError(str(error)) from None  # anew, as its traceback holds the run's memory
+        run_single(command_line)
     finally:
         if (folder / "run.json").is_file():
             console.print_place("results", folder)
         _print_hint(command_line)
     return 0
+
+
+def run_single(command_line: CommandLine) -> None:
+    """Run the one job of a prepared command line in its folder. Raises what its task raises."""
+    from sarathi_lab.tasks.base import run_task
+
+    (job,) = command_line.jobs
+    job.place(command_line.results_dir)
+
+    def work(cfg: DictConfig) -> None:
+        command = as_command(command_line.arguments)
+        run_here(run_task, cfg, (), job, command=command, host=platform.node())
+
+    try:
+        job.run(work, command_line.loader)
+    except UserError as error:
+        raise UserError(str(error)) from None  # anew, as its traceback holds the run's memory
 
 
 def _run_sweep(command_line: CommandLine, *, is_resumed: bool) -> int:
@@ -118,7 +152,9 @@ def _run_sweep(command_line: CommandLine, *, is_resumed: bool) -> int:
         if build(cfg.task).has_runs:
             report.print_sweep(folder, sweep.num_jobs)
             if not is_interrupted:  # else nobody wants to wait for W&B
-                track_sweep(cfg, folder, command_line.swept)
+                choices = command_line.jobs[0].composed.hydra.runtime.choices
+                swept, host = command_line.swept, sweep.record.host
+                track_sweep(cfg, sweep.record, swept, group_of(folder, choices, swept, host))
         else:
             console.print_place("results", folder)
         _print_hint(command_line)

@@ -24,6 +24,7 @@ PICTURES = {
     "figures": len(PAPERS) + len(SERVING) + 3,
     "walkthrough": 10,
     "compare_runs": 4,
+    "your_policy": 2,
 }  # fewest; policies on three devices
 ONCE = {"lab.tiny_on_this_cpu()": "lab.tiny_on_this_cpu(repetitions=1)"}  # times are not looked at
 SMALL = [
@@ -87,6 +88,7 @@ def executed(tmp_path_factory, made_once):
         assert main(command) == 0
         sweep = next(path.parent.parent for path in folder.glob("*/*/0/run.json"))
         runs = {"SARATHI_LAB_RUNS": f"{sweep},{folder / 'wandb'}"}
+        runs |= {"SARATHI_LAB_OUTPUT": str(folder / "own")}
         return execute_all({**os.environ, **drawing_once(folder / "ipython"), **runs})
 
     return made_once("notebooks", make)
@@ -123,6 +125,17 @@ def test_runs_of_a_folder_and_of_wandb_are_compared(executed):
     assert "8 runs:" in text
     assert "simulating" not in text
     assert pictures == PICTURES["compare_runs"]
+
+
+def test_a_policy_of_ones_own_is_checked_served_and_kept(executed):
+    text, pictures = executed["your_policy"]
+    assert "progress: policy first_try stalled" in text
+    assert "gentle_chunks: no rule is broken in" in text
+    assert "a made-up workload: Results(10 runs and 0 baselines" in text
+    assert "policy._target_=my_policy.GentleChunks" in text
+    assert "Traceback" not in text
+    assert re.search(r"^results +\d{4}-", text, re.MULTILINE)
+    assert pictures == PICTURES["your_policy"]
 
 
 @pytest.mark.parametrize("name", PICTURES)

@@ -19,6 +19,7 @@ SWITCHES = (
     ("--resolve",),
     ("--run", "-r"),
     ("--multirun", "-m"),
+    ("--dry-run",),
     ("--shell-completion", "-sc"),
 )
 WITH_VALUE = (("--cfg", "-c"), ("--package", "-p"), ("--config-dir", "-cd"))
@@ -37,6 +38,7 @@ class Arguments:
     is_multirun: bool
     shows: bool
     is_help: bool
+    is_dry_run: bool = False
 
     @property
     def of_run(self) -> list[str]:
@@ -67,7 +69,12 @@ def read_arguments(args: Sequence[str]) -> Arguments:
         settings = _with_folder(settings, parsed.config_dir)
     _check_folders(settings)
     return Arguments(
-        (*flags, *parsed.settings), tuple(settings), parsed.multirun, shows, parsed.help
+        (*flags, *parsed.settings),
+        tuple(settings),
+        is_multirun=parsed.multirun,
+        shows=shows,
+        is_help=parsed.help,
+        is_dry_run=parsed.dry_run,
     )
 
 

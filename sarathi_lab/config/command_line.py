@@ -16,6 +16,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from sarathi_lab.config.arguments import Arguments, read_arguments
+from sarathi_lab.config.console import progress_of
 from sarathi_lab.config.effects import READ_BY, check_job, check_single, check_sweep, reads
 from sarathi_lab.config.errors import UserError, require_bool
 from sarathi_lab.config.explain import explained
@@ -53,10 +54,12 @@ class CommandLine:
 
     def check(self) -> None:
         """Let the tasks check and prepare all jobs. Raises UserError."""
-        for job in self.jobs:
-            job.check()
-            if self.is_apart:
-                job.take_prepared()  # other processes prepare their own
+        with progress_of("checking", len(self.jobs), "runs") as advance:
+            for job in self.jobs:
+                job.check()
+                if self.is_apart:
+                    job.take_prepared()  # other processes prepare their own
+                advance(1)
 
     def job(self, settings: Sequence[str]) -> Job:
         """The job of these settings: the checked one if there is one, else composed now."""

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich import progress
 from rich.console import Console
 
 WIDTH_WITHOUT_TERMINAL = 132
+BAR_SECONDS = 0.2  # between two pictures of a bar
+LINE_SECONDS = 8.0  # between two lines, at least; with what LOOK_SECONDS adds, at most 10
+LOOK_SECONDS = 1.0  # between two looks of the thread that shows a phase whose steps are long
+_phases: list[Progress] = []  # that run now, the innermost last
+_printed = 0.0  # when the last line of theirs was
 
 
 def console() -> Console:
-    """Standard output, wide enough for the tables where it is a file."""
-    return Console(
-        width=None if sys.stdout.isatty() else WIDTH_WITHOUT_TERMINAL, highlight=False, markup=False
-    )
+    """Standard output, wide enough for the tables where it is a file; in a notebook, too, so that
+    who catches standard output has all of it.
+    """
+    width = None if sys.stdout.isatty() else WIDTH_WITHOUT_TERMINAL
+    return Console(width=width, highlight=False, markup=False, force_jupyter=False)
 
 
 def print_place(what: str, where: Path | str) -> None:
@@ -26,27 +34,114 @@ def print_place(what: str, where: Path | str) -> None:
     console().print(f"{what:<7} {where}", soft_wrap=True)
 
 
+@dataclass
+class Progress:
+    """How far a phase of the work is; `total` steps (None: nobody knows how many)."""
+
+    what: str
+    total: float | None = None
+    unit: str = ""
+    done: float = 0.0
+    start: float = field(default_factory=lambda: time.monotonic())
+
+    def line(self) -> str:
+        """What is done, the time that it took, and the time left at this pace."""
+        elapsed, told = time.monotonic() - self.start, [self.what]
+        if self.total is not None:
+            told = [f"{self.what}: {min(self.done, self.total):,.0f} of {self.total:,.0f}"]
+            told[0] += f" {self.unit}".rstrip()
+        told.append(duration(elapsed))
+        if self.total is not None and 0 < self.done < self.total:
+            told.append(f"about {duration(elapsed * (self.total / self.done - 1))} left")
+        return f"  {', '.join(told)}"
+
+
 @contextmanager
 def progress_of(what: str, total: float, unit: str = "") -> Iterator[Callable[[float], None]]:
-    """A progress bar over `total` steps; yields the function to call with those just done."""
+    """Show how much of `total` steps is done, and the time left: on a terminal by a bar, elsewhere
+    by lines. Yields the function to call with the steps just done.
+    """
+    state = Progress(what, total, unit)
+    with _bar(state) if sys.stdout.isatty() else lines_of(state) as show:
+
+        def advance(steps: float) -> None:
+            state.done += steps
+            show()
+
+        yield advance
+
+
+@contextmanager
+def lines_of(state: Progress) -> Iterator[Callable[[], None]]:
+    """Print `state` at least every 10 s, for Slurm, CI and `| tee`, unless a phase within this one
+    says more; nothing on a terminal. A short phase says nothing.
+    """
+    global _printed
+    _phases.append(state)
+    is_outermost = len(_phases) == 1
+    if is_outermost:
+        _printed = time.monotonic()
+    try:
+        with _repeated(_print_if_due) if is_outermost else nullcontext():
+            yield lambda: None
+    finally:
+        _phases.pop()
+
+
+def _print_if_due() -> None:
+    global _printed
+    if _phases and time.monotonic() - _printed > LINE_SECONDS and not sys.stdout.isatty():
+        _printed = time.monotonic()
+        print(_phases[-1].line(), flush=True)
+
+
+@contextmanager
+def _bar(state: Progress) -> Iterator[Callable[[], None]]:
     columns = (
-        progress.TextColumn(f"  {what}"),
+        progress.TextColumn(f"  {state.what}"),
         progress.BarColumn(),
         progress.MofNCompleteColumn(),
-        progress.TextColumn(unit),
+        progress.TextColumn(state.unit),
         progress.TimeElapsedColumn(),
         progress.TimeRemainingColumn(),
     )
     with progress.Progress(*columns, console=console(), auto_refresh=False, transient=True) as bar:
-        task = bar.add_task("", total=total)
-        done, shown = 0.0, 0.0
+        task, lock, drawn = bar.add_task("", total=state.total), threading.Lock(), 0.0
 
-        def advance(steps: float) -> None:
-            nonlocal done, shown
-            done += steps
-            # Drawing costs milliseconds, a step may take less: redraw a few times a second only.
-            if (now := time.monotonic()) - shown > 0.2:
-                shown = now
-                bar.update(task, completed=min(done, total), refresh=True)
+        def show() -> None:
+            nonlocal drawn
+            with lock:
+                # Drawing costs milliseconds, a step may take less: a few times a second only.
+                if (now := time.monotonic()) - drawn > BAR_SECONDS:
+                    drawn = now
+                    done = min(state.done, state.total or 0.0)
+                    bar.update(task, completed=done, refresh=True)
 
-        yield advance
+        with _repeated(show):
+            yield show
+
+
+@contextmanager
+def _repeated(function: Callable[[], None]) -> Iterator[None]:
+    """Call `function` every second from a thread meanwhile, as a single step may take minutes."""
+    stop = threading.Event()
+
+    def repeat() -> None:
+        while not stop.wait(LOOK_SECONDS):
+            function()
+
+    thread = threading.Thread(target=repeat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them: 40 s, 4 min, 2 h 10 min."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
 from io import StringIO
@@ -32,6 +32,7 @@ from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.config.sweep_record import FINISHED, OUTPUT, SweepRecord, record_failure
 
 Work = Callable[[DictConfig, RunContext], None]  # does what a configuration asks for
+MOST_CHARACTERS = 128  # of a group's name in W&B
 # What does not make a run another one.
 UNNAMED = ("policy", "executor", "tracking", "baselines", "output", "trace", "limit", "hydra")
 
@@ -96,8 +97,18 @@ def hydra_context(loader: ConfigLoader, cfg: DictConfig) -> HydraContext:
     return HydraContext(loader, Callbacks(cfg))
 
 
-def run_here(work: Work, cfg: DictConfig, swept: Sequence[str], job: Job | None = None) -> None:
-    """Do the work of `cfg` in Hydra's folder, checked first if no `job` of this process was."""
+def run_here(
+    work: Work,
+    cfg: DictConfig,
+    swept: Sequence[str],
+    job: Job | None = None,
+    *,
+    command: str = "",
+    host: str = "",
+) -> None:
+    """Do the work of `cfg` in Hydra's folder, checked first if no `job` of this process was;
+    `command` was typed on `host`.
+    """
     settings = HydraConfig.get()
     if job is not None and job.is_checked:
         prepared = job.take_prepared()
@@ -111,13 +122,14 @@ def run_here(work: Work, cfg: DictConfig, swept: Sequence[str], job: Job | None 
     context = RunContext(
         run_dir=run_dir,
         baselines_dir=root / "baselines",
-        name=_name(str(choices["policy"]), settings.overrides.task, swept if is_sweep else None),
-        group="/".join(root.absolute().parts[-2:]),
+        name=run_name(str(choices["policy"]), settings.overrides.task, swept if is_sweep else None),
+        group=group_of(root, choices, swept, host),
         swept=swept,
         varied=_varied(settings.overrides.task, swept) if is_sweep else {},
         experiment=choices.get("experiment"),
         task=str(choices["task"]),
         prepared=prepared,
+        command=command,
     )
     if cfg.limit is None:
         work(cfg, context)
@@ -160,7 +172,8 @@ class RecordedJob:
             if self.num_processes:
                 cores = ", ".join(map(str, pin_process(self.num_processes)))
                 print(f"cores {cores}" if cores else "no cores of its own: too few are free")
-            run_here(self.work, cfg, self.swept, self.job)
+            started = {"command": self.record.command, "host": self.record.host}
+            run_here(self.work, cfg, self.swept, self.job, **started)
         except Exception as error:
             told = error if isinstance(error, UserError) else no_room(error)
             if told is not None:
@@ -179,7 +192,23 @@ def stopped(run_dir: Path, told: UserError) -> None:
     record_failure(run_dir, error=str(told))
 
 
-def _name(policy: str, settings: Sequence[str], swept: Sequence[str] | None) -> str:
+def group_of(root: Path, choices: Mapping[str, Any], swept: Sequence[str], host: str) -> str:
+    """What is swept, where and when: the name that the runs of one command share. `choices` are of
+    one of its runs, `root` is its folder.
+    """
+    what = " x ".join(swept) or "single run"
+    if choices.get("experiment"):
+        what = f"{choices['experiment']}: {what}"
+    if "executor" in swept or "hardware" in swept:
+        where = "several devices"
+    elif choices["executor"] == "simulated":
+        where = f"simulated {choices['hardware']}"
+    else:
+        where = host
+    return f"{what} on {where}, {'/'.join(root.absolute().parts[-2:])}"[:MOST_CHARACTERS]
+
+
+def run_name(policy: str, settings: Sequence[str], swept: Sequence[str] | None) -> str:
     """The policy and what its sweep varies, or what a single run was told of its work."""
     told = [(setting.partition("=")[0].lstrip("+"), setting) for setting in settings]
     own = [setting for key, setting in told if key == "policy._target_"]

@@ -15,10 +15,11 @@ class RunContext:
     run_dir: Path
     baselines_dir: Path
     name: str
-    group: str
+    group: str  # what is swept, where, and the folder: the same of all runs of a command
     swept: Sequence[str] = ()  # the settings that the sweep varies
     # Those of them that this run reads, with its values.
     varied: Mapping[str, object] = field(default_factory=dict)
     experiment: str | None = None  # the overlay of conf/experiment, if one was asked for
     task: str = "serve"  # the option of conf/task
     prepared: Any = None
+    command: str = ""  # as typed

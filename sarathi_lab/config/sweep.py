@@ -4,11 +4,13 @@ went.
 
 from __future__ import annotations
 
+import platform
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from multiprocessing import resource_tracker
 
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
@@ -171,14 +173,17 @@ def _new_record(command_line: CommandLine) -> SweepRecord:
         num_jobs=len(command_line.jobs) if search is None else search.n_trials,
         is_search=search is not None,
         started_at=datetime.now(UTC).isoformat(),
+        host=platform.node(),
     )
 
 
 @contextmanager
 def _interrupts_kept_from_children() -> Iterator[None]:
     """Start processes that a terminal's Ctrl-C does not reach: the launcher ends them, as one that
-    is still importing would print a traceback. This process hears it in another thread.
+    is still importing would print a traceback, and one that is sending its result would leave half
+    of it, for which this process would wait. This process hears it in another thread.
     """
+    resource_tracker.ensure_running()  # which, begun later, would unblock the signal again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from sarathi_lab.config.console import console
+from sarathi_lab.config.console import console, duration, progress_of
 from sarathi_lab.config.sweep_record import FINISHED, SweepRecord
 
 POLL_SECONDS = 0.5
@@ -27,32 +27,35 @@ class SweepProgress:
         """Wait for these jobs, too: their numbers, and what to call them."""
         self._pending |= jobs
 
-    def update(self) -> None:
-        """Print a line for every job that has ended since the last call."""
+    def update(self) -> int:
+        """Print a line for every job that has ended since the last call; returns how many."""
+        before = self._done
         for number in sorted(self._pending):
             if (outcome := self._outcome(number)) is not None:
                 name = self._pending.pop(number)
                 self._done += 1
                 place = f"[{self._done}/{self._record.num_jobs}]"
                 console().print(f"{place} {name} {outcome}{self._time_left()}", soft_wrap=True)
+        return self._done - before
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Print these lines while other processes run the jobs."""
+        """Print these lines, and how far the sweep is, while other processes run the jobs."""
         stop = threading.Event()
 
         def watch() -> None:
             while not stop.wait(POLL_SECONDS):
-                self.update()
+                advance(self.update())
 
-        thread = threading.Thread(target=watch, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            stop.set()
-            thread.join()
-            self.update()
+        with progress_of("running", len(self._pending), "runs") as advance:
+            thread = threading.Thread(target=watch, daemon=True)
+            thread.start()
+            try:
+                yield
+            finally:
+                stop.set()
+                thread.join()
+        self.update()
 
     def _outcome(self, number: int) -> str | None:
         if self._record.is_finished(number):
@@ -67,11 +70,3 @@ class SweepProgress:
             return ""
         pace = (time.monotonic() - self._started) / (self._done - self._done_before)
         return f", about {duration(pace * num_left)} left"
-
-
-def duration(seconds: float) -> str:
-    """Seconds as people say them: 40 s, 4 min, 2 h 10 min."""
-    if seconds < 90:
-        return f"{max(1, round(seconds))} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"

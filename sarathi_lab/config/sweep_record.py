@@ -7,14 +7,14 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.config.paths import try_lock, write_json
+from sarathi_lab.config.paths import json_object, try_lock, write_json
 
 RECORD = "sweep.json"
 FINISHED = "finished.json"  # written last by every job that came to its end
@@ -34,6 +34,7 @@ class SweepRecord:
     num_jobs: int
     is_search: bool  # a search chooses its jobs as it goes
     started_at: str
+    host: str = ""  # that it was started on
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -47,21 +48,31 @@ class SweepRecord:
         write_json(self.folder / RECORD, content)
 
     @property
+    def command(self) -> str:
+        """The command that started it."""
+        return as_command(self.arguments)
+
+    @property
     def resume_command(self) -> str:
         """The command that continues it."""
-        return shlex.join(["python", "-m", "sarathi_lab.run", f"resume={self.folder}"])
+        return as_command([f"resume={self.folder}"])
 
     def job_dir(self, number: int) -> Path:
         return self.folder / str(number)
 
     def is_finished(self, number: int) -> bool:
-        """Whether job `number` came to its end, by this sweep or the one that it continues."""
-        return (self.job_dir(number) / FINISHED).is_file()
+        """Whether job `number` came to its end, by this sweep or the one that it continues; not if
+        its file is damaged, as what lies beside it may be, too.
+        """
+        end = _contents(self.job_dir(number) / FINISHED) or {}
+        return isinstance(end.get("seconds"), float)
 
     def failure(self, number: int) -> dict[str, Any] | None:
         """Why job `number` failed (`error`, and `traceback` of a bug), None if it did not."""
         path = self.job_dir(number) / FAILED
-        return json.loads(path.read_text()) if path.is_file() else None
+        if not path.exists():
+            return None
+        return {"error": f"{path} is damaged"} | (_contents(path) or {})
 
     def has_ended(self, number: int) -> bool:
         return self.is_finished(number) or self.failure(number) is not None
@@ -98,6 +109,19 @@ class SweepRecord:
     def job_running(self) -> AbstractContextManager[Any]:
         """The same for one job, which may outlive the command that started it."""
         return try_lock(self.folder / LOCK, shared=True) or nullcontext()
+
+
+def _contents(path: Path) -> dict[str, Any] | None:
+    """The object in a file, None if there is no such file or it holds something else."""
+    try:
+        return json_object(path.read_text(), str(path))
+    except (OSError, UnicodeDecodeError, UserError):
+        return None
+
+
+def as_command(arguments: Sequence[str]) -> str:
+    """What to type for these arguments."""
+    return shlex.join(["python", "-m", "sarathi_lab.run", *arguments])
 
 
 def record_failure(run_dir: Path, **why: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sarathi_lab.engine.prefix_cache import PrefixCache
+from sarathi_lab.engine.prefix_cache import PrefixCache, num_found
 from sarathi_lab.engine.request import Batch, Copy, SequenceState
 
 
@@ -36,7 +36,7 @@ class BlockManager:
     @property
     def num_free(self) -> int:
         """Blocks that a sequence can have: those that are empty or cached for nobody."""
-        return len(self._free) + (0 if self.prefix is None else len(self.prefix.unused))
+        return len(self._free) + (0 if self.prefix is None else self.prefix.num_unused)
 
     @property
     def num_used(self) -> int:
@@ -68,7 +68,7 @@ class BlockManager:
         if missing <= 0:  # as a rule: most tokens come one at a time
             return True
         if (short := missing - len(self._free)) > 0:
-            if self.prefix is None or short > len(self.prefix.unused):
+            if self.prefix is None or short > self.prefix.num_unused:
                 return False
             self._free.extend(self.prefix.evict(short))
         taken = self._free[: -missing - 1 : -1]
@@ -82,7 +82,7 @@ class BlockManager:
     def look_up(self, sequence: SequenceState) -> SequenceState:
         """Let `sequence`, which waits, count as computed what is cached of it, and return it."""
         if self.prefix is not None:
-            sequence.num_computed = len(self.prefix.find(sequence)) * self.block_size
+            sequence.num_computed = num_found(self.prefix.find(sequence)) * self.block_size
         return sequence
 
     def publish(self, batch: Batch) -> None:
@@ -100,7 +100,7 @@ class BlockManager:
         if self.prefix is None:
             return self.can_hold(num_tokens, watermark) and self.grow(sequence, num_tokens)
         found = self.prefix.find(sequence)
-        fewer_free = self.blocks_for(num_tokens) - len(found) + self.prefix.num_taken(found)
+        fewer_free = self.blocks_for(num_tokens) - num_found(found) + self.prefix.num_taken(found)
         if fewer_free + self.watermark_blocks(watermark) > self.num_free:
             return False
         self.prefix.share(sequence, found)

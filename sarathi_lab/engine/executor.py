@@ -42,7 +42,8 @@ class StepResult:
     batch: Batch
     start: float
     end: float
-    token_ids: list[int]  # one per chunk with emits_token, in the order of the chunks
+    # One per chunk with emits_token, in the order of the chunks; empty where nobody computes them.
+    token_ids: list[int]
     stages: Sequence[Span] = ()  # by stage of a pipeline; empty where one device does it all
     bubbles: Sequence[Bubble] = ()  # the idle gaps that this micro-batch ended
     host_time: float = 0.0  # seconds that the host spent on packing and launching it

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from sarathi_lab.engine.executor import NO_TOKEN
-from sarathi_lab.engine.request import SequenceState
+from sarathi_lab.engine.request import CachedRun, SequenceState
 
 PREFIX_ID_TOKENS = 512  # that one of `Request.prefix_ids` stands for, as in Mooncake's traces
+
+
+class Hit(NamedTuple):
+    """The first `num_blocks` blocks of a cached run, which are those of a sequence that waits."""
+
+    run: CachedRun
+    num_blocks: int
 
 
 class PrefixCache:
@@ -22,47 +31,54 @@ class PrefixCache:
     first: equal keys mean equal tokens from the start on. A block can be shared once it is computed
     (`publish`). What nobody holds stays until room is needed; then goes what was in use the longest
     time ago, of a sequence its last blocks first.
+
+    The books are kept by runs of blocks, as in SGLang's radix tree, not by blocks. A key is cached
+    if a run begins with it, or if it follows the key before it in the run of that one.
     """
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
-        self._blocks: dict[int, int] = {}  # by key
-        self._keys: dict[int, int] = {}  # by block, of those published
-        self._num_sharers: dict[int, int] = {}  # by block: holders beside the first, if any
-        # Published blocks that nobody holds, oldest first: they count as free.
-        self.unused: OrderedDict[int, None] = OrderedDict()
+        self._runs: dict[int, CachedRun] = {}  # by their first keys
+        # Runs that nobody holds, oldest first: their blocks count as free.
+        self._unused: OrderedDict[CachedRun, None] = OrderedDict()
+        self.num_unused = 0  # blocks of these
         # What was found for whom, as the first that waits is asked for in every iteration.
         self._asked: SequenceState | None = None
-        self._found: dict[int, None] = {}
+        self._found: list[Hit] = []
 
-    def find(self, sequence: SequenceState) -> list[int]:
-        """Blocks that hold the first tokens of `sequence`, leaving it one token at least."""
+    def find(self, sequence: SequenceState) -> list[Hit]:
+        """What is cached of the first tokens of `sequence`, leaving it one token at least."""
         if sequence is not self._asked:
-            self._asked, self._found = sequence, {}
+            self._asked, self._found = sequence, []
+        elif self._found:
+            self._found.pop()  # it may have grown
         num_full = (sequence.num_known - 1) // self.block_size
-        keys, block_of = self._keys_of(sequence, num_full), self._blocks.get
-        for index in range(len(self._found), num_full):
-            block = block_of(keys[index])
-            if block is None:
-                break
-            self._found[block] = None
-        return list(self._found)
+        keys, at = self._keys_of(sequence, num_full), num_found(self._found)
+        while at < num_full and (run := self._runs.get(keys[at])) is not None:
+            alike = _num_alike(run, keys, at, num_full)
+            self._found.append(Hit(run, alike))
+            at += alike
+        return self._found.copy()
 
-    def num_taken(self, found: Iterable[int]) -> int:
+    def num_taken(self, found: Sequence[Hit]) -> int:
         """How many fewer blocks are free once `found` are shared: those that nobody holds yet."""
-        return sum(map(self.unused.__contains__, found))
+        return num_found([hit for hit in found if not hit.run.holders])
 
-    def share(self, sequence: SequenceState, found: list[int]) -> None:
-        """Let `sequence`, which holds no block, hold those that `find` gave."""
-        for block in found:
-            if block in self.unused:
-                del self.unused[block]
-            else:
-                self._num_sharers[block] = self._num_sharers.get(block, 0) + 1
-        sequence.block_ids.extend(found)
-        first = found[0] if found else 0
-        sequence.blocks_are_neighbours = found == list(range(first, first + len(found)))
-        sequence.num_published = len(found)
+    def share(self, sequence: SequenceState, found: Sequence[Hit]) -> None:
+        """Let `sequence`, which holds no block, hold what `find` gave."""
+        self._asked = None  # runs are cut
+        block_ids = sequence.block_ids
+        for run, num_blocks in found:
+            if not run.holders:
+                self.num_unused -= num_blocks
+            held = self._cut(run, num_blocks) if num_blocks < len(run.keys) else run
+            self._unused.pop(held, None)
+            held.holders.append(sequence)
+            sequence.cached_runs.append(held)
+            block_ids.extend(held.block_ids)
+        first = block_ids[0] if block_ids else 0
+        sequence.blocks_are_neighbours = block_ids == list(range(first, first + len(block_ids)))
+        sequence.num_published = len(block_ids)
 
     def publish(self, sequence: SequenceState) -> None:
         """Let others share the full blocks of `sequence` that are computed; the first of equal ones
@@ -72,39 +88,83 @@ class PrefixCache:
         block that ends in it waits for the next token. So it does where all are known: schedules
         shall not depend on the executor.
         """
-        num_computed, first = sequence.num_computed, sequence.num_published
+        num_computed, at = sequence.num_computed, sequence.num_published
         num_full = (num_computed - (num_computed > sequence.request.prompt_len)) // self.block_size
-        if num_full <= first:
+        if num_full <= at:
             return
-        keys = self._keys_of(sequence, num_full)[first:num_full]
-        pairs = zip(keys, sequence.block_ids[first:num_full], strict=True)
-        new = {key: block for key, block in pairs if key not in self._blocks}
-        self._blocks.update(new)
-        self._keys.update(zip(new.values(), new, strict=True))
+        keys = self._keys_of(sequence, num_full)
+        at += self._num_following(sequence, keys, at, num_full)
+        begun = self._runs.keys() & keys[at:num_full]  # as a rule nothing is cached
+        while at < num_full:
+            if keys[at] in begun:
+                at += _num_alike(self._runs[keys[at]], keys, at, num_full)
+            else:
+                others = range(at, num_full) if begun else ()
+                end = next((each for each in others if keys[each] in begun), num_full)
+                self._add(sequence, keys, at, end)
+                at = end
         sequence.num_published = num_full
 
     def release(self, sequence: SequenceState) -> list[int]:
         """Let go of all blocks of `sequence`; returns those left empty, the last first."""
-        empty = []
-        for block in reversed(sequence.block_ids):
-            if block not in self._keys:
-                empty.append(block)
-            elif num_sharers := self._num_sharers.pop(block, 0):
-                if num_sharers > 1:
-                    self._num_sharers[block] = num_sharers - 1
-            else:
-                self.unused[block] = None
+        runs = sequence.cached_runs
+        for run in reversed(runs):
+            run.holders.remove(sequence)
+            if not run.holders:
+                self._unused[run] = None
+                self.num_unused += len(run.keys)
+        cached = {block for run in runs for block in run.block_ids}
+        runs.clear()
         sequence.num_published = 0
-        return empty
+        return [block for block in reversed(sequence.block_ids) if block not in cached]
 
     def evict(self, num_blocks: int) -> list[int]:
         """Forget `num_blocks` of the blocks that nobody holds, and return them."""
-        evicted = [self.unused.popitem(last=False)[0] for _ in range(num_blocks)]
-        for block in evicted:
-            del self._blocks[self._keys.pop(block)]
-        if not self._found.keys().isdisjoint(evicted):
-            self._asked = None
+        evicted: list[int] = []
+        self.num_unused -= num_blocks
+        while (left := num_blocks - len(evicted)) > 0:
+            run = next(iter(self._unused))
+            if any(run is hit.run for hit in self._found):
+                self._asked = None
+            evicted += run.block_ids[: -left - 1 : -1]
+            if left >= len(run.keys):
+                del self._unused[run], self._runs[run.keys[0]]
+            else:
+                del run.keys[-left:], run.block_ids[-left:]
         return evicted
+
+    def _num_following(self, sequence: SequenceState, keys: list[int], start: int, end: int) -> int:
+        """How many of the keys `start` to `end` follow the one before them in its run."""
+        runs = sequence.cached_runs
+        if start == 0 or (runs and runs[-1].keys[-1] == keys[start - 1]):
+            return 0  # as its own run ends there
+        for first in range(start - 1, -1, -1):
+            if (run := self._runs.get(keys[first])) is not None:
+                return max(0, _num_alike(run, keys, first, end) - (start - first))
+        return 0
+
+    def _add(self, sequence: SequenceState, keys: list[int], start: int, end: int) -> None:
+        """Cache the blocks `start` to `end` of `sequence`: in its last run, if these follow there
+        and nobody else holds it.
+        """
+        runs = sequence.cached_runs
+        is_next = start > 0 and runs and runs[-1].keys[-1] == keys[start - 1]
+        if not is_next or len(runs[-1].holders) > 1:
+            runs.append(CachedRun([sequence]))
+            self._runs[keys[start]] = runs[-1]
+        runs[-1].keys += keys[start:end]
+        runs[-1].block_ids += sequence.block_ids[start:end]
+
+    def _cut(self, run: CachedRun, num_blocks: int) -> CachedRun:
+        """Make the first `num_blocks` of `run` a run of their own in front of it, with the same
+        holders, and return it; nobody holding them, it is not in `_unused`.
+        """
+        first = CachedRun(run.holders.copy(), run.keys[:num_blocks], run.block_ids[:num_blocks])
+        del run.keys[:num_blocks], run.block_ids[:num_blocks]
+        self._runs[first.keys[0]], self._runs[run.keys[0]] = first, run
+        for holder in first.holders:
+            holder.cached_runs.insert(holder.cached_runs.index(run), first)
+        return first
 
     def _keys_of(self, sequence: SequenceState, num_blocks: int) -> list[int]:
         """The keys of the first `num_blocks` blocks at least, full ones of known tokens."""
@@ -136,6 +196,19 @@ class PrefixCache:
         first = hash((before, pieces[piece:end]))
         alike = min((piece + 1) * PREFIX_ID_TOKENS, num_told) // size - len(keys)
         keys.extend(range(first, first + max(1, alike)))
+
+
+def num_found(found: Sequence[Hit]) -> int:
+    """Blocks of all of `found`."""
+    return sum(hit.num_blocks for hit in found)
+
+
+def _num_alike(run: CachedRun, keys: list[int], start: int, end: int) -> int:
+    """How many keys `run` has in common with the keys `start` to `end`. If one is equal, all before
+    it are.
+    """
+    pairs = range(min(len(run.keys), end - start))
+    return bisect_left(pairs, True, key=lambda at: run.keys[at] != keys[start + at])
 
 
 def _tokens(sequence: SequenceState, start: int, end: int) -> bytes:

@@ -140,7 +140,7 @@ class RunningSequences(list[SequenceState]):
     @property
     def idle(self) -> list[SequenceState]:
         """Those that could be scheduled now."""
-        return list(filter(is_idle, self.at_rest))
+        return [one for one in self.at_rest if one.is_running and not one.in_flight]
 
     def enter(self, sequence: SequenceState) -> None:
         """Take in a sequence, which is in flight from now on."""

@@ -54,8 +54,11 @@ class SequenceState:
     block_ids: list[int] = field(default_factory=list)
     blocks_are_neighbours: bool = True
     host_block_ids: list[int] = field(default_factory=list)
-    # Written by PrefixCache: the keys of its full blocks, and how many of them others may share.
+    # Written by PrefixCache: the keys of its full blocks, how many of them others may share, and
+    # the runs of cached blocks that it holds, in their order. Where another's block stands for an
+    # equal one of its own, a run is missing.
     block_keys: list[int] = field(default_factory=list)
+    cached_runs: list[CachedRun] = field(default_factory=list)
     num_published: int = 0
     # Written by Scheduler: whether it is admitted and not preempted since, its rank among those
     # (earlier ones have smaller ones), and whether it is in a batch.
@@ -100,6 +103,17 @@ class SequenceState:
     def __repr__(self) -> str:
         counts = f"{self.num_computed}/{self.num_known} computed"
         return f"SequenceState({self.request.request_id}: {counts})"
+
+
+@dataclass(eq=False, slots=True)
+class CachedRun:
+    """Blocks of the cache that follow one another and that the same sequences hold, by the keys of
+    what is in them; see `PrefixCache`.
+    """
+
+    holders: list[SequenceState]
+    keys: list[int] = field(default_factory=list)
+    block_ids: list[int] = field(default_factory=list)
 
 
 class Chunk(NamedTuple):
@@ -160,7 +174,9 @@ class Batch:
     decode_kv_tokens: int = 0
     prefill_query_key_pairs: int = 0  # causal products
     num_emits: int = 0
-    queues: Queues | None = None  # that it leaves behind, set by `Scheduler.advance`
+    # Set by `Scheduler.advance`: who has all they asked for, and the queues that it leaves behind.
+    finished: list[SequenceState] = field(default_factory=list)
+    queues: Queues | None = None
     parts: tuple[Batch, ...] = ()  # of replicas of the engine in lockstep, one each, maybe empty
 
     @classmethod
@@ -209,13 +225,11 @@ class Batch:
             self.prefill_kv_tokens += start + num_tokens
             self.prefill_query_key_pairs += num_tokens * start + num_tokens * (num_tokens + 1) // 2
 
-    def add_decode(self, sequence: SequenceState) -> None:
-        """Take the next token of `sequence`, which is decoding and not in flight: what `add` does,
-        but nothing is asked again, as most chunks of a run are these.
+    def add_decodes(self, sequences: Sequence[SequenceState]) -> None:
+        """Take the next token of `sequences`, which are decoding, and in flight already: what `add`
+        does, but for all at once, as most chunks of a run are these.
         """
-        start = sequence.num_computed
-        sequence.in_flight = True
-        self.chunks.append(Chunk(sequence, start, 1, True, True))
-        self.num_emits += 1
-        self.num_decode_tokens += 1
-        self.decode_kv_tokens += start + 1
+        self.chunks += [Chunk(one, one.num_computed, 1, True, True) for one in sequences]
+        self.num_emits += len(sequences)
+        self.num_decode_tokens += len(sequences)
+        self.decode_kv_tokens += len(sequences) + sum(one.num_computed for one in sequences)

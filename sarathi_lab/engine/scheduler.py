@@ -140,7 +140,7 @@ class Scheduler:
         With an executor that feeds the tokens of one batch to the next, this is done at submission:
         so the next batch can be made while this one runs.
         """
-        finished, resting = [], []
+        resting = []
         for sequence, start, num_tokens, _, emits_token in batch.chunks:
             sequence.in_flight = False
             sequence.num_computed = start + num_tokens
@@ -148,12 +148,12 @@ class Scheduler:
                 token_ids = sequence.output_token_ids
                 token_ids.append(NO_TOKEN)
                 if len(token_ids) >= sequence.request.output_len:
-                    finished.append(sequence)
+                    batch.finished.append(sequence)
                     continue
             resting.append(sequence)
         self.running.rest(resting)
         self.blocks.publish(batch)
-        for sequence in finished:
+        for sequence in batch.finished:
             self.blocks.free(sequence)
             self.running.leave(sequence)
         num_waiting = len(self.waiting) + len(self.swapped)
@@ -165,29 +165,26 @@ class Scheduler:
         """Book a finished batch (and `advance`, if not done); returns the sequences it finished."""
         if result.batch.queues is None:
             self.advance(result.batch)
-        finished, end = [], result.end
-        token_ids = iter(result.token_ids)
-        for chunk in result.batch.chunks:
-            if chunk.emits_token:
-                sequence = chunk.sequence
-                times = sequence.token_times
-                sequence.output_token_ids[chunk.output_index] = next(token_ids)
-                times.append(end)
-                if len(times) == sequence.request.output_len:
-                    finished.append(sequence)
+        emitting = [chunk for chunk in result.batch.chunks if chunk.emits_token]
+        for chunk in emitting:
+            chunk.sequence.token_times.append(result.end)
+        if result.token_ids:  # else nobody computes them
+            for chunk, token_id in zip(emitting, result.token_ids, strict=True):
+                chunk.sequence.output_token_ids[chunk.output_index] = token_id
         if result.batch.num_prefills:
             self.last_prompt_latency = result.end - result.start
-        return finished
+        return result.batch.finished
 
     # -- the moves ---------------------------------------------------------------------------------
 
     def add_decodes(self, batch: Batch, token_budget: int | None = None) -> None:
         """Give idle decodes their next token, oldest first, evicting the newest if need be."""
-        chunks, block_size = batch.chunks, self.blocks.block_size
+        decodes: list[SequenceState] = []
+        block_size = self.blocks.block_size
         limit = self.batch_size if token_budget is None else min(self.batch_size, token_budget)
         for sequence in self.running.at_rest:
-            if len(chunks) >= limit:
-                return
+            if len(batch.chunks) + len(decodes) >= limit:
+                break
             if (
                 sequence.is_running
                 and not sequence.in_flight
@@ -197,7 +194,9 @@ class Scheduler:
                     or self.make_room(sequence, sequence.num_computed + 1)
                 )
             ):
-                batch.add_decode(sequence)
+                sequence.in_flight = True  # making room for a later one can't evict it
+                decodes.append(sequence)
+        batch.add_decodes(decodes)
 
     def continue_prefills(
         self,

@@ -99,6 +99,11 @@ class Clock(ABC):
         """Seconds of `batches`, one after the other, in the operations of some kinds."""
         return self.seconds(self.batch(*batches), kinds)
 
+    def saving(self, alone: Batch, both: Batch, without: Batch) -> Estimate:
+        """Seconds of `alone` over those that `both` takes beyond `without`."""
+        added = weighted((1.0, self.batch(both)), (-1.0, self.batch(without)))
+        return self.duration(alone).over(self.seconds(added))
+
     def keys_read(self, *batches: Batch) -> float | None:
         """Cached tokens that attention read for `batches`, counted; None where nothing is read."""
         return None

@@ -36,11 +36,10 @@ def speedup(panel: str, series: str, x: float, seq_len: int, batch: int, chunk: 
     riders = batch - 1
 
     def y(clock: Clock) -> Estimate:
-        alone = clock.duration(make_batch(num_decodes=batch, context=seq_len))
+        alone = make_batch(num_decodes=batch, context=seq_len)
         hybrid = make_batch(prefill_tokens=chunk - riders, num_decodes=riders, context=seq_len)
         prefill = make_batch(prefill_tokens=chunk)
-        added = weighted((1.0, clock.batch(hybrid)), (-1.0, clock.batch(prefill)))
-        return alone.times(1 / batch).over(clock.seconds(added).times(1 / riders))
+        return clock.saving(alone, hybrid, prefill).times(riders / batch)
 
     return one(panel, series, x, y)
 

@@ -218,7 +218,35 @@ def _whole(panel: str, series: str, x: int, batch: Batch) -> Unit:
     return one(panel, series, x, lambda clock: clock.duration(batch).times(1e3), "ms")
 
 
-@figure(question="What does chunking cost when no decode rides along?", seconds=30)
+CAUSES = ("re-read", "smaller products", "fixed cost")
+BEHIND = ("attention [ms]", "KV read [MB]")  # panels of one chunk behind cached tokens
+
+
+@figure(
+    question="What does chunking cost when no decode rides along?",
+    seconds=30,
+    look=Look(
+        "KV re-read: prompts in chunks beside whole ones, and single chunks behind cached tokens",
+        "tokens of a chunk",
+        "cut / whole",
+        log_x=True,
+        legend="prompt [tokens],\nor chunk C",
+        left_out=("N(N+1)/2 / N",),  # the same line as the bytes
+        panels={
+            "KV bytes / whole": "KV bytes read: (N+1)/2 of N chunks",
+            "counted / N(N+1)/2": "keys counted over N(N+1)/2",
+            "attention time / whole": "time of attention",
+            "prefill time / whole": "time of the prefill",
+            **dict(zip(BEHIND, ("attention of a chunk", "KV read by a chunk"), strict=True)),
+        },
+        units={
+            **{f"price: {cause}": "share of the whole's time" for cause in CAUSES},
+            "counted / N(N+1)/2": "ratio",
+            **dict(zip(BEHIND, ("ms", "MB"), strict=True)),
+        },
+        xs=dict.fromkeys(BEHIND, "cached tokens before the chunk"),
+    ),
+)
 def kv_reread(spec: ModelSpec, *, prompts: Ints, chunks: Ints) -> Iterator[Unit]:
     """Prompts whole beside themselves in chunks; by chunk and context one chunk alone."""
     for prompt in prompts:
@@ -248,8 +276,7 @@ def _prompt_in_chunks(prompt: int, chunk: int, clock: Clock) -> Iterator[Point]:
         yield Point("counted / N(N+1)/2", name, chunk, Estimate(counted / prompt / formula))
     yield Point("attention time / whole", name, chunk, slower)
     yield Point("prefill time / whole", name, chunk, Estimate(1 + loss.total / loss.whole, error))
-    causes = {"re-read": loss.attention, "smaller products": loss.matmul, "fixed cost": loss.fixed}
-    for cause, seconds in causes.items():
+    for cause, seconds in zip(CAUSES, (loss.attention, loss.matmul, loss.fixed), strict=True):
         share = Estimate(seconds / loss.whole, error)
         yield Point(f"price: {cause}", name, chunk, share, kind="share")
 

@@ -20,18 +20,22 @@ from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.torch.backend import WARM_UP_TOKENS
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.executor.torch.operation_probe import LONG, REFERENCE, OperationProbe
-from sarathi_lab.experiment.clock import Clock
+from sarathi_lab.executor.torch.own_time import stolen
+from sarathi_lab.experiment.clock import Clock, Estimate
 from sarathi_lab.experiment.scenario import Scenario, Served, Times, serve
 from sarathi_lab.results.intervals import spread, summary
 
-FEWEST, MOST = 2, 8  # timings of a composition in a round
-ENOUGH = 0.05  # seconds of them, after which FEWEST suffice
+MOST = 8  # timings of a composition in a round
+ENOUGH = 0.05  # seconds of them, after which one suffices: rather more rounds than longer ones
 LOWER = 0.25  # the quantile that stands for an iteration: what disturbs one makes it longer
 REFERENCES = 8  # before the first timing of a size
 AGREE = 1.25  # the slower of two references over the faster, or both over usual ones; beyond, what
 # is between is dropped
 PARTS = ("qkv_proj", "out_proj", "ffn", "elementwise", "prefill_attention", "others")
+TOO_SMALL = "the cache is too small"
 WARM_UP_DECODES = 4
+ALTERNATED = 1.0  # seconds of iterations whose difference is asked for, in a round
+FEWEST_TURNS = 3  # of them
 
 Composition = tuple[tuple[int, int, bool, int], ...]  # start, tokens, is decode, how many of them
 
@@ -79,7 +83,7 @@ class MeasuredCostModel:
     def __init__(self, executor: TorchExecutor, seed: int = 0) -> None:
         self.executor = executor
         self.spec = executor.model.spec
-        self._is_shared = executor.model.device.type == "cpu"  # with other processes
+        self.is_shared = executor.model.device.type == "cpu"  # with other processes
         self.measurements: dict[Composition, Measurement] = {}
         self.reason: str | None = None
         self._kept: dict[Composition, Measurement] = {}
@@ -106,13 +110,14 @@ class MeasuredCostModel:
         if key not in self.measurements:
             try:
                 if (placed := self.placed(batch)) is None:
-                    raise RunError("the cache is too small")
+                    raise RunError(TOO_SMALL)
                 found = self._measure(placed)
             except (torch.OutOfMemoryError, RunError) as error:
                 self.reason = f"{describe(batch)}: {error}"
                 return dict.fromkeys(PARTS, math.nan)
             self.measurements[key] = found
-            self._spreads.append(spread(found.seconds))
+            if len(found.seconds) > 1:
+                self._spreads.append(spread(found.seconds))
         return self.measurements[key].operations
 
     def forget(self) -> None:
@@ -147,7 +152,7 @@ class MeasuredCostModel:
         """Operations first: whatever is compiled or allocated at first use is so by then."""
         tokens = batch.num_tokens
         name = "prefill_attention" if batch.num_prefills else "decode_attention"
-        most = MOST if self._is_shared else 1
+        most = MOST if self.is_shared else 1
         if tokens not in self._products:
             self._products[tokens] = _lower(self._timed(tokens, self.probe.products, most))
         attention = self._timed(tokens, lambda _: {name: self.probe.attention(batch)}, most)
@@ -166,32 +171,57 @@ class MeasuredCostModel:
 
     def _timed(self, tokens: int, work: Callable[[int], Times], most: int = MOST) -> list[Times]:
         """Timings of `work`, each between two references and, where these were slower than usual,
-        by so much shorter. Where none has two that agree and are near the usual ones, all are taken
-        as they are.
+        by so much shorter. Where none has two that agree and are near the usual ones, or all lost a
+        core meanwhile, all are taken as they are.
         """
         raw: list[Times] = []
         kept: list[Times] = []
         start, before = time.perf_counter(), self._reference(tokens)
-        while len(raw) < min(FEWEST, most) or (
-            len(raw) < most and time.perf_counter() - start < ENOUGH
-        ):
+        while not raw or (len(raw) < most and time.perf_counter() - start < ENOUGH):
+            lost = self._stolen()
             raw.append(work(tokens))
+            is_whole = self._stolen() == lost
             after = self._reference(tokens)
             slower = max(1.0, min(before, after))
-            if max(before, after) < AGREE * min(before, after) and slower < AGREE:
+            if is_whole and max(before, after) < AGREE * min(before, after) and slower < AGREE:
                 kept.append({name: value / slower for name, value in raw[-1].items()})
             before = after
         return kept or raw
 
+    def _stolen(self) -> list[float]:
+        """Seconds by core that went to other machines; a GPU is not shared like that."""
+        return stolen() if self.is_shared else []
+
     def _reference(self, tokens: int) -> float:
         """Seconds of a reference over its usual ones; a GPU has a speed of its own."""
-        if not self._is_shared:
+        if not self.is_shared:
             return 1.0
         seen = self._references[min(tokens, REFERENCE)]
         while len(seen) < REFERENCES:
             seen.append(self.probe.reference(tokens))
         seen.append(self.probe.reference(tokens))
         return seen[-1] / float(np.quantile(seen, LOWER))
+
+    def alternated(self, batches: Sequence[Batch]) -> np.ndarray:
+        """Seconds of iterations of `batches` in turn, [turns, batches]: to and fro, so that what
+        slows the device for a while slows all of them; those in which no core was lost, if there
+        are any. Not numbers if they do not fit the cache.
+        """
+        placed = list[Batch]()
+        for batch in batches:
+            if (own := self.placed(batch)) is None:
+                self.reason = f"{describe(batch)}: {TOO_SMALL}"
+                return np.full((1, len(batches)), math.nan)
+            placed.append(own)
+        turns: list[list[float]] = []
+        whole: list[list[float]] = []
+        start = time.perf_counter()
+        while len(turns) < FEWEST_TURNS or time.perf_counter() - start < ALTERNATED:
+            step, lost = (1 if len(turns) % 2 else -1), self._stolen()
+            turns.append([run_once(self.executor, own).busy for own in placed[::step]][::step])
+            if len(turns) > 1 and self._stolen() == lost:  # the first warms up
+                whole.append(turns[-1])
+        return np.array(whole or turns[1:])
 
     def rows(self, model: str, dtype_bytes: int) -> list[dict[str, object]]:
         """One row per composition and operation, "iteration" for the whole, in milliseconds."""
@@ -244,6 +274,15 @@ class DeviceClock(Clock):
             self.cost.forget()
         return super().batch(*batches)
 
+    def saving(self, alone: Batch, both: Batch, without: Batch) -> Estimate:
+        """On a CPU the medians of turns: a difference of two times that were taken apart is what
+        other processes did to one of them.
+        """
+        if not self.cost.is_shared:
+            return super().saving(alone, both, without)
+        whole, more, less = self.cost.alternated([alone, both, without]).T
+        return Estimate(float(np.median(whole))).over(Estimate(float(np.median(more - less))))
+
     def keys_read(self, *batches: Batch) -> float:
         placed = map(self.cost.placed, batches)
         return sum(math.nan if own is None else self.cost.probe.keys_read(own) for own in placed)
@@ -260,7 +299,7 @@ class DeviceClock(Clock):
     def _run(self, scenario: Scenario) -> Served | None:
         if scenario in self._too_large:
             return None
-        executor, reason, found = self.executor, "the cache is too small", None
+        executor, reason, found = self.executor, TOO_SMALL, None
         cache = {"num_blocks": executor.num_blocks, "block_size": executor.block_size}
         wanted = (scenario.batch_size, scenario.chunk, scenario.longest)
         try:

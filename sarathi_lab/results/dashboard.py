@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -10,6 +10,7 @@ import wandb
 import wandb_workspaces.reports.v2 as wr
 import wandb_workspaces.workspaces as ws
 from pydantic import TypeAdapter
+from wandb_workspaces import expr
 from wandb_workspaces.reports.v2.interface import BlockTypes, PanelTypes
 
 from sarathi_lab.config.errors import UserError
@@ -21,7 +22,11 @@ UNITS = 24  # of W&B's grid, in a row
 HEIGHT = 8
 CLAIMS = "claims"  # the name of the table that `sarathi_lab.tasks.dashboard` logs
 RATIOS = ("throughput", "throughput_vs_request_level", "throughput_vs_orca")
-PINNED = [f"config:{name}" for name in ("policy", "chunk", "pd_ratio", "device")]
+# Where a run was made: what runs are grouped by, and may be filtered by. Not "host", which the
+# package takes for W&B's own column in a filter.
+WHERE = ("executor", "device", "hostname")
+EXECUTORS = ("torch", "simulated")  # of runs; the sweeps' own tables have none
+PINNED = [f"config:{name}" for name in ("policy", "chunk", "pd_ratio", *WHERE)]
 PINNED += [f"summary:{name}" for name in RATIOS]
 PINNED += [f"summary:ms/{name}" for name in ("decode_time_marginal", "ttft_p50", "tbt_p99")]
 PINNED += [f"summary:{name}" for name in ("kv_reread_factor", "mfu", "mbu")]
@@ -54,8 +59,8 @@ def questions() -> list[Question]:
     return [
         Question(
             "Policies side by side",
-            "The same requests under each policy; a bar is the mean over the runs shown. Ratios "
-            "above 1 are gains.",
+            "The same requests under each policy, a bar for each device and machine: the mean over "
+            "the runs shown there. Ratios above 1 are gains.",
             [_bars(name) for name in by_policy],
         ),
         Question(
@@ -97,8 +102,16 @@ def questions() -> list[Question]:
     ]
 
 
-def workspace(entity: str, project: str) -> ws.Workspace:
-    """The questions as a workspace, the quantities that people compare pinned beside the runs."""
+def filters(chosen: Mapping[str, Sequence[str]]) -> list[expr.FilterExpr]:
+    """Runs of the `chosen` values of `WHERE`; of all executors where none is chosen."""
+    values = {"executor": EXECUTORS, **{name: own for name, own in chosen.items() if own}}
+    return [expr.Config(name).isin(list(own)) for name, own in values.items()]
+
+
+def workspace(entity: str, project: str, chosen: Mapping[str, Sequence[str]]) -> ws.Workspace:
+    """The questions as a workspace, the quantities that people compare pinned beside the runs,
+    which are filtered by the `chosen` values of `WHERE` and grouped by it.
+    """
     sections = []
     for name, _, panels in questions():
         layout = ws.SectionLayoutSettings(columns=COLUMNS, rows=-(-len(panels) // COLUMNS))
@@ -111,19 +124,30 @@ def workspace(entity: str, project: str) -> ws.Workspace:
         name="Chunked prefill",
         sections=sections,
         settings=ws.WorkspaceSettings(max_runs=50),
-        runset_settings=ws.RunsetSettings(pinned_columns=PINNED),
+        runset_settings=ws.RunsetSettings(
+            pinned_columns=PINNED,
+            filters=filters(chosen),
+            groupby=[expr.Config(name) for name in WHERE],
+        ),
     )
 
 
-def report(entity: str, project: str, claims: pd.DataFrame) -> wr.Report:
-    """The questions as a report, with `claims` (`sarathi_lab.experiment.claims`) as a table."""
+def report(
+    entity: str, project: str, claims: pd.DataFrame, chosen: Mapping[str, Sequence[str]]
+) -> wr.Report:
+    """The questions as a report of the same runs, with `claims` (`sarathi_lab.experiment.claims`)
+    as a table.
+    """
     blocks: list[BlockTypes] = [wr.TableOfContents()]
     for name, text, panels in questions():
         blocks += [wr.H2(text=name), wr.P(text=text)]
         if name == "Claims":
             blocks.append(wr.MarkdownBlock(text=markdown(claims)))
         # Of the report's own project; naming it would ask the server for its id.
-        runset = wr.Runset(name="all runs")
+        runset = wr.Runset(name="runs by device")
+        if name != "Claims":  # whose run has no device
+            runset.filters = filters(chosen)
+            runset.groupby = [f"config.{column}" for column in WHERE]
         blocks.append(wr.PanelGrid(runsets=[runset], panels=_placed(panels)))
     return wr.Report(
         entity=entity,
@@ -195,7 +219,7 @@ def _bars(name: str) -> PanelTypes:
     return wr.BarPlot(
         title=_title(name),
         metrics=[wr.SummaryMetric(_shown(name))],
-        groupby=wr.Config("policy"),
+        groupby=wr.Config("policy_where"),  # a mean over devices would be of none
         groupby_aggfunc="mean",
         orientation="h",
     )

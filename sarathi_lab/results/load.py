@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import yaml
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import EXPERIMENTS, json_object, make_folder
@@ -31,29 +33,82 @@ def find_runs(*roots: Path) -> list[Path]:
     return sorted(visible, key=_natural_order)
 
 
-def load_runs(*roots: Path) -> pd.DataFrame:
-    """One row per finished run below `roots`: its labels, its summary, its folder (`path`) and its
-    sweep's (`sweep`).
+def load_runs(*roots: Path | str) -> pd.DataFrame:
+    """One row per finished run below `roots`: its settings and labels (`load_settings`), its
+    summary, its folder (`path`) and its sweep's (`sweep`).
 
-    A name that a run lacks is NaN. Folders whose files can't be read are left out and listed in
-    `attrs["skipped"]`.
+    All columns are flat. A name that a run lacks is NaN. Folders whose files can't be read are left
+    out and listed in `attrs["skipped"]`; `attrs["settings"]` are the columns before the summary's.
     """
-    rows, skipped = [], []
-    for path in find_runs(*roots):
+    rows, skipped, settings = [], [], dict[str, None]()
+    for path in find_runs(*map(Path, roots)):
         try:
-            row = {
-                **read_object(path / LABELS),
-                **load_summary(path),
-                "path": str(path),
-                "sweep": str(_sweep_of(path)),
-            }
+            own, summary = load_settings(path), load_summary(path)
         except UserError:
             skipped.append(str(path))
-        else:
-            rows.append(row)
-    runs = pd.DataFrame(rows)
-    runs.attrs["skipped"] = skipped
+            continue
+        settings |= dict.fromkeys(own)
+        rows.append({**own, **summary, "path": str(path), "sweep": str(_sweep_of(path))})
+    names = settings | dict.fromkeys(name for row in rows for name in row)
+    runs = pd.DataFrame(rows, columns=list(names))
+    runs.attrs |= {"skipped": skipped, "settings": list(settings)}
     return runs
+
+
+def load_settings(path: Path) -> dict[str, Any]:
+    """The settings of the run in `path` by the names that they are typed by (`chunk`,
+    `workload.rate`), and its labels, which win: they say what "auto" stood for, and are None for
+    what its policy does not read. Raises UserError.
+
+    No value is a list or a mapping: `versions.torch` is a name, "[512,2048]" a value. A run whose
+    configuration was not kept has its labels only.
+    """
+    labels, config = read_object(path / LABELS), {}
+    try:
+        if (kept := path / "config.yaml").is_file():
+            config = yaml.load(kept.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        own = _flat(labels)
+        return own | {name: v for name, v in flat_settings(config).items() if name not in own}
+    except (OSError, ValueError, AttributeError, yaml.YAMLError) as error:
+        raise _unreadable(path, error) from None
+
+
+def flat_settings(config: Mapping[Any, Any]) -> dict[str, Any]:
+    """A resolved configuration by the names that its settings are typed by.
+
+    An option is called by its `name`, else by its class. A group that another one reads by
+    `${...}`, as the simulator does `hardware`, stands there once more: it is said once, and not at
+    all for an executor that does not read it.
+    """
+    executor = config.get("executor") or {}
+    unread = {name for name in ("hardware", "host") if name not in executor}
+    again = {f"executor.{name}" for name in ("hardware", "host")}
+    return _flat({key: value for key, value in config.items() if key not in unread}, leaving=again)
+
+
+def _flat(
+    node: Mapping[Any, Any], prefix: str = "", leaving: Collection[str] = ()
+) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in node.items():
+        if (name := f"{prefix}{key}") in leaving:
+            continue
+        if isinstance(value, Mapping):
+            own = _flat(value, f"{name}.", leaving)
+            target = own.pop(f"{name}._target_", None)
+            if target is not None:
+                flat[name] = own.pop(f"{name}.name", str(target).rpartition(".")[2])
+            flat |= own
+        else:
+            flat[name] = _as_typed(value) if isinstance(value, list) else value
+    return flat
+
+
+def _as_typed(value: object) -> str:
+    """A list as it is typed on a command line."""
+    if isinstance(value, list):
+        return f"[{','.join(map(_as_typed, value))}]"
+    return "null" if value is None else str(value)
 
 
 def load_summary(path: Path | str) -> dict[str, float]:

@@ -27,7 +27,7 @@ SWEEP_COLUMNS = {
     "tbt_p99": "TBT\nP99",
 }
 BETTER = dict.fromkeys(("decode_time_marginal", "kv_reread_factor", "ttft_p50", "tbt_p99"), "v")
-UNSEEN = ["sweep", "versions", "baselines", "status"]  # of the runs' labels, in sweep.csv
+UNSEEN = ("sweep", "status")  # of the runs' labels, in sweep.csv
 _cautioned: set[tuple[str, str]] = set()  # by sweep
 
 
@@ -81,7 +81,11 @@ def print_sweep(sweep_dir: Path, num_jobs: int) -> None:
     show([sweep_table(runs, f"{which} of this sweep"), *conclusion(runs)])
     table = sweep_dir / "sweep.csv"
     places = [os.path.relpath(path, sweep_dir) for path in runs.path]
-    runs.assign(path=places).drop(columns=UNSEEN, errors="ignore").to_csv(table, index=False)
+    dotted = [name for name in map(str, runs) if "." in name]  # settings, versions, baselines
+    same = [one for one in dotted if runs[one].nunique() < 2 or one.startswith("baselines.")]
+    runs.assign(path=places).drop(columns=[*UNSEEN, *same], errors="ignore").to_csv(
+        table, index=False
+    )
     print_place("table", table)
     print_place("figure", save_picture(sweep_dir, runs))
     print_place("results", sweep_dir)

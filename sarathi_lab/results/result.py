@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -124,7 +125,7 @@ def track(
             group=context.group,
             job_type=context.experiment or context.task,
             tags=result.tags or (context.task,),
-            config={"task": context.task, **result.labels, "settings": result.config},
+            config=_columns(result, context),
             iterations=None if has_failed else result.tables.get(ITERATIONS),
             summary=result.summary,
             folder=None if has_failed else context.run_dir,
@@ -132,6 +133,27 @@ def track(
             has_failed=has_failed,
         )
     )
+
+
+def _columns(result: Result, context: RunContext) -> dict[str, Any]:
+    """What a dashboard filters and groups a run by, and its settings: of the simulated hardware and
+    its serving system only where the executor reads them.
+    """
+    columns = {"task": context.task, "hostname": platform.node(), "command": context.command}
+    columns |= result.labels
+    if "device" in columns:
+        # A simulated device is the same on every host; two machines may have one model of CPU.
+        is_simulated = columns.get("executor") == "simulated"
+        where = (
+            columns["device"] if is_simulated else f"{columns['device']} ({columns['hostname']})"
+        )
+        columns["where"] = where
+        columns["policy_where"] = f"{columns.get('policy', context.task)}, {where}"
+    settings = dict(result.config or {})
+    for name in ("hardware", "host"):
+        if name not in (settings.get("executor") or {}):
+            settings.pop(name, None)
+    return {**columns, "settings": settings}
 
 
 def show(shown: Iterable[Shown | str]) -> None:

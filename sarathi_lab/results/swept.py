@@ -53,7 +53,9 @@ def varying_settings(runs: pd.DataFrame) -> list[str]:
     """
     own = own_runs(runs)
     found: list[str] = []
-    names = [str(name) for name in own if is_setting(str(name)) and name not in SAMPLES]
+    names = [str(name) for name in own if is_setting(str(name))]
+    # workload.seed is the seed, too
+    names = [name for name in names if name.rpartition(".")[2] not in SAMPLES]
     for name in sorted(names, key=_rank):
         texts = own[name].map(text)
         parts = texts.groupby([own[one].map(text) for one in found]) if found else [((), texts)]

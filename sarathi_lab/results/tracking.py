@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import wandb
 
 MAX_TAG = 64  # characters
-MAX_HISTORY_ROWS = 2000
+MAX_HISTORY_ROWS = 500  # W&B's curves show as many points
 LOCAL_TIMEOUT = 60.0  # seconds for opening a run, which usually takes a tenth of one
 LEAST_ROOM = 1 << 20  # bytes; W&B's process says nothing of a full disk, and its record ends early
 # What the columns of the history are drawn over: by default the iteration's number.
@@ -48,10 +48,11 @@ _gave_up: set[Hashable] = set()  # what has failed once is not tried again in th
 class TrackedRun:
     """What a tracker is told of one run, when it has ended.
 
-    `group` is the sweep, `job_type` the experiment; `config` has flat names that people filter by,
-    and all settings below "settings". `iterations` is the history, `summary` that of summary.json;
-    the tables (parquet, CSV) in `folder` become one artifact, its pictures (PNG) are shown.
-    Artifacts of one name are versions of each other; None: one of this run alone.
+    `group` is the sweep, `job_type` the experiment; `config` has flat names that people filter by
+    (its "command" is shown as the run's notes), and all settings below "settings". `iterations` is
+    the history, `summary` that of summary.json; the tables (parquet, CSV) in `folder` become one
+    artifact, its pictures (PNG) are shown. Artifacts of one name are versions of each other; None:
+    one of this run alone.
     """
 
     name: str
@@ -145,6 +146,7 @@ class WandbTracker(Tracker):
                 name=run.name,
                 group=agent.pop("group", run.group),
                 job_type=run.job_type,
+                notes=run.config.get("command"),
                 tags=list(dict.fromkeys(tag[:MAX_TAG] for tag in run.tags if tag)),
                 config=dict(run.config),
                 project=agent.pop("project", None) or self.project,
@@ -152,11 +154,14 @@ class WandbTracker(Tracker):
                 dir=self.dir,
                 reinit="create_new",
                 # Our tables own the terminal, and measurements the machine: no captured output, no
-                # sampling thread.
+                # sampling thread; commit and versions are in the configuration.
                 settings=wandb.Settings(
                     console="off",
                     silent=True,
                     x_disable_stats=True,
+                    x_save_requirements=False,
+                    disable_git=True,
+                    disable_code=True,
                     init_timeout=LOCAL_TIMEOUT,
                     **agent,
                 ),
@@ -234,7 +239,7 @@ def _log(opened: wandb.Run, run: TrackedRun) -> None:
 
 
 def _log_iterations(opened: wandb.Run, iterations: pd.DataFrame) -> None:
-    """Every iteration, or 2,000 evenly spaced ones of a longer run (the artifact has all), with
+    """Every iteration, or 500 evenly spaced ones of a longer run (the artifact has all), with
     `iteration`, `time` (seconds) and `tokens` (computed so far) as x axes.
     """
     tokens = (iterations.num_prefill_tokens + iterations.num_decode_tokens).cumsum()
@@ -260,10 +265,11 @@ def _log_folder(opened: wandb.Run, folder: Path, name: str) -> None:
     for path in sorted([*folder.glob("*.parquet"), *folder.glob("*.csv")]):
         artifact.add_file(str(path), skip_cache=True)
     opened.log_artifact(artifact)
-    for path in sorted(folder.glob("*.csv")):
-        opened.log({path.stem: wandb.Table(dataframe=pd.read_csv(path))})
+    tables = {path.stem: pd.read_csv(path) for path in sorted(folder.glob("*.csv"))}
     if (requests := folder / "requests.parquet").is_file():
-        table = pd.read_parquet(requests).drop(columns=UNSEEN)
-        opened.log({"requests": wandb.Table(dataframe=table)})
+        tables["requests"] = pd.read_parquet(requests).drop(columns=UNSEEN)
+    shown: dict[str, Any] = {name: wandb.Table(dataframe=table) for name, table in tables.items()}
+    # Under names of their own: a sweep's table and its picture are both called sweep.
     for path in sorted(folder.glob("*.png")):
-        opened.log({path.stem: wandb.Image(str(path))})
+        shown[f"picture/{path.stem}"] = wandb.Image(str(path))
+    opened.summary.update(shown)  # in the history their sizes would be curves

@@ -5,14 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, ClassVar
 
 from omegaconf import DictConfig
 
 from sarathi_lab.config.checked import check_fields
+from sarathi_lab.config.console import Progress, lines_of
 from sarathi_lab.config.instantiate import build, resolved
 from sarathi_lab.config.run_context import RunContext
+from sarathi_lab.config.sweep_record import SweepRecord
 from sarathi_lab.results.result import Result, Stopped, track, write, write_stopped
 from sarathi_lab.results.tracking import TrackedRun, Tracker
 
@@ -35,6 +36,12 @@ class Task(ABC):
     def run(self, cfg: DictConfig, context: RunContext) -> Result | None:
         """Do the work; `run_task` saves, tracks and prints what is returned."""
 
+    def estimate(self, prepared: Any, shared: set[str]) -> tuple[float, str] | None:
+        """Seconds that `run` would take and what they are estimated by, from what `check` returned;
+        None where nothing is known. `shared` names what earlier runs of the sweep did for this one.
+        """
+        return None
+
 
 def run_task(cfg: DictConfig, context: RunContext) -> None:
     """Run the task of `cfg` and keep its result. Raises what the task raises."""
@@ -50,6 +57,13 @@ def conclude(
     Of a run that ends by an error, what it did before is kept if it says so (`Stopped`), and it is
     tracked as failed.
     """
+    with lines_of(Progress(context.name)):
+        _conclude(work, cfg, context, is_run=is_run)
+
+
+def _conclude(
+    work: Callable[[], Result | None], cfg: DictConfig, context: RunContext, *, is_run: bool
+) -> None:
     tracker: Tracker = build(cfg.tracking)
     try:
         result = work()
@@ -70,18 +84,24 @@ def _with_settings(result: Result, cfg: DictConfig) -> Result:
     return replace(result, config=resolved(cfg)) if result.config is None else result
 
 
-def track_sweep(cfg: DictConfig, folder: Path, swept: Sequence[str]) -> None:
-    """Track sweep.csv and sweep.png in `folder`; `cfg` is that of one of the sweep's jobs."""
+def track_sweep(cfg: DictConfig, record: SweepRecord, swept: Sequence[str], group: str) -> None:
+    """Track sweep.csv and sweep.png of a sweep; `cfg` is that of one of its jobs."""
+    folder = record.folder
     if not (folder / "sweep.csv").is_file():
         return
     tracker: Tracker = build(cfg.tracking)
     tracker.track(
         TrackedRun(
             name=f"sweep of {', '.join(swept)}",
-            group="/".join(folder.absolute().parts[-2:]),
+            group=group,
             job_type="sweep",
             tags=["sweep"],
-            config={"task": "sweep", "swept": list(swept)},
+            config={
+                "task": "sweep",
+                "swept": list(swept),
+                "hostname": record.host,
+                "command": record.command,
+            },
             folder=folder,
         )
     )

@@ -17,6 +17,8 @@ from sarathi_lab.experiment.claims import verdicts
 from sarathi_lab.results.tracking import TrackedRun, WandbTracker, require_login
 from sarathi_lab.results.wandb_process import environment
 
+# What the runs are grouped by in `sarathi_lab.results.dashboard`, and may be filtered by.
+WHERE = {"executor": "torch", "device": "'simulated h100'", "hostname": "my-laptop"}
 CLAIMS = "claims"  # the table's name, which its panel looks for
 
 
@@ -31,6 +33,9 @@ def main(args: Sequence[str]) -> int:
     parser.add_argument("--entity", default=entity, help="user or team (default: your own)")
     text = "as in tracking.project (default: %(default)s)"
     parser.add_argument("--project", default="sarathi-lab", help=text)
+    for name, example in WHERE.items():
+        text = f"show only runs of this {name}, such as {example}; may be repeated"
+        parser.add_argument(f"--{name}", action="append", default=[], help=text)
     text = "print both as JSON; needs no account and no network"
     parser.add_argument("--dry-run", action="store_true", help=text)
     options = parser.parse_args(args)
@@ -47,16 +52,20 @@ def _main(options: argparse.Namespace) -> int:
             "package wandb-workspaces is missing; run pip install 'sarathi-lab[dashboard]'"
         ) from None
     claims, entity, project = verdicts(), options.entity or "", options.project
+    chosen = {name: getattr(options, name) for name in WHERE}
     if options.dry_run:
-        made = {"workspace": workspace(entity, project), "report": report(entity, project, claims)}
+        made = {
+            "workspace": workspace(entity, project, chosen),
+            "report": report(entity, project, claims, chosen),
+        }
         print(json.dumps({name: plain(what) for name, what in made.items()}, indent=2))
         return 0
     with environment({"WANDB_SILENT": "true"}):
         require_login("a dashboard is written to W&B", "or use --dry-run")
         entity = find_project(options.entity, project)
         _log_claims(claims, entity, project)
-        _save(workspace(entity, project))
-        _save(report(entity, project, claims))
+        _save(workspace(entity, project, chosen))
+        _save(report(entity, project, claims, chosen))
     return 0
 
 

@@ -21,13 +21,14 @@ from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.executor.torch.device import resolve_device
-from sarathi_lab.experiment.figures import FIGURES, Figure, paper
+from sarathi_lab.experiment.figures import FIGURES, PAPERS, Figure, paper
 from sarathi_lab.experiment.measure import least_room, measure, room_of
 from sarathi_lab.experiment.registry import SETUPS
 from sarathi_lab.experiment.simulate import computed, recorded_tables, served
 from sarathi_lab.model.checkpoint import resolve_model
 from sarathi_lab.policy import Policy
 from sarathi_lab.results import load
+from sarathi_lab.results.intervals import LEVEL
 from sarathi_lab.results.load import POINTS
 from sarathi_lab.results.plots import figures as plots
 from sarathi_lab.results.plots import serving as serving_plots
@@ -177,9 +178,9 @@ class Measure(Task):
         if own.kind == "rounds":
             pictures[own.name] = serving_plots.draw(own.name, own.question, points)
         elif own.look is not None and points.y.notna().any():  # beside the paper's own points
-            certain = points.assign(uncertainty=math.nan)
-            whole = pd.concat([paper(own.name), certain], ignore_index=True)
-            pictures[own.name] = plots.draw(own.look, whole)
+            shown = [paper(own.name)] if own.name in PAPERS else []
+            shown.append(points.assign(uncertainty=math.nan))
+            pictures[own.name] = plots.draw(own.look, pd.concat(shown, ignore_index=True))
         places = {"points": context.run_dir / POINTS}
         if pictures:
             places["figure"] = context.run_dir / f"{own.name}.png"
@@ -275,8 +276,10 @@ def _lines(device: str, table: pd.DataFrame) -> Shown:
         )
     what = "in brackets the cost model's own error"
     if table.num_pairs.max() > 1:
-        reached = table.confidence[table.num_pairs > 1].min()
+        reached = table.confidence[table.num_pairs > 1]
         what = "medians (of an iteration's timings the lower quartile counts)"
-        what += f", in brackets intervals of {100 * reached:.0f} % or more"
+        what += f", in brackets intervals of {100 * LEVEL:.0f} %"
+        if below := int((reached < LEVEL).sum()):
+            what += f", of {below} of {len(reached)} points of less, as their rounds are alike"
     left = ("panel", "line", "unit", "missing")
     return Shown(rows, left=left, title=f"{table.figure.iloc[0]} on {device}: {what}")

@@ -7,7 +7,9 @@ import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -43,6 +45,7 @@ READ = (  # what decides a run's work, and what is read from it
     *("policy", "workload", "executor", "model", "batch", "max_model_len", "cache", "queue_order"),
     *("preemption", "window", "stop_when_saturated", "slo", "stall", "prompt_classes"),
 )
+TRIED_SECONDS = 0.3  # of a run's loop, for an estimate of the whole
 ADVICE_COLUMNS = {
     "throughput": "tokens/s",
     "throughput_vs_request_level": "x request_level",
@@ -75,6 +78,21 @@ class Serve(Task):
         result = _executed(plan, context, folders, is_baseline=False)
         # Only when it is kept: the run itself may well succeed where a baseline can't.
         return replace(result, error=failed[0] if failed else None)
+
+    def estimate(
+        self, prepared: tuple[Plan, dict[str, Plan]], shared: set[str]
+    ) -> tuple[float, str] | None:
+        """By the start of its loop on a virtual clock: of a simulation twice what that takes, once
+        for the roofline; of a device the roofline, which nothing is faster than.
+        """
+        plan, baselines = prepared
+        own = {f"{name}-{_fingerprint(plan)}": plan for name, plan in baselines.items()}
+        plans = [plan, *(own[name] for name in own.keys() - shared)]
+        shared |= own.keys()
+        found = [_tried_loop(plan) for plan in plans]
+        if plan.backend.name == "simulated":
+            return 2 * sum(wall for wall, _ in found), "the start of its simulation"
+        return sum(clock for _, clock in found), "the roofline: at least"
 
 
 def _ensure_baseline(cfg: DictConfig, plan: Plan, name: str, context: RunContext) -> Path:
@@ -137,9 +155,12 @@ def _executed(
     artifact = f"{plan.policy.name}-{_fingerprint(plan)}"
     result = Result(labels=labels, tags=tags, config=plan.config, artifact=artifact)
     peaks = plan.backend.peaks()
-    roofline = predict_roofline(plan, peaks)
     print_plan(plan, context)
-    console().print(f"  predicted roofline {roofline:.2f} s (peaks {peaks.describe()})")
+    predicted = {}
+    if plan.backend.computes_tokens:  # a simulated run takes no longer than its prediction
+        predicted["predicted_roofline"] = roofline = predict_roofline(plan, peaks)
+        console().print(f"  predicted roofline {roofline:.2f} s")
+    console().print(f"  peaks {peaks.describe()}")
     if plan.advice is not None:
         print_advice(plan.advice)
     ledger = Ledger()
@@ -153,7 +174,7 @@ def _executed(
             found["is_saturated"] = 1.0
         done = {ITERATIONS: ledger.iterations(), REQUESTS: ledger.requests()}
         raise Stopped(str(error), replace(result, tables=done, summary=found)) from error
-    summary["predicted_roofline"] = roofline
+    summary |= predicted
     summaries = {name: load_summary(path) for name, path in finished.items()}
     for name, baseline in summaries.items():
         summary |= metrics.compare(summary, baseline, name)
@@ -171,9 +192,8 @@ def _measured(
     executor = backend.build(plan.spec, plan.checkpoint, plan.sizes)
     if plan.fills_memory and executor.num_blocks is not None:
         plan = replace(plan, num_blocks=executor.num_blocks)
-    total = sum(request.total_len - 1 for request in plan.load.requests)
     recorder = plan.saturation_limits.guard(ledger, plan.load)
-    with progress_of("serving", total, "tokens") as advance:
+    with progress_of("serving", _num_tokens(plan), "tokens") as advance:
         ledger.on_iteration = advance
         run_engine(plan.load.arrivals(), plan.scheduler(), executor, recorder)
     peaks = backend.peaks()  # anew: a busy machine may have freed up since they were announced
@@ -214,6 +234,21 @@ def _measured(
     return tables, summary | profile, cautions
 
 
+def _roofline(plan: Plan, peaks: Peaks) -> PipelineExecutor:
+    num_stages = plan.backend.num_stages
+
+    def times(batch: Batch) -> list[float]:
+        roofline = float(roofline_time(plan.spec, batch, plan.backend.dtype_bytes, peaks))
+        return [roofline] * num_stages
+
+    return PipelineExecutor(num_stages, times)
+
+
+def _num_tokens(plan: Plan) -> int:
+    """Those that are computed; the last token of a request is not."""
+    return sum(request.total_len - 1 for request in plan.load.requests)
+
+
 def serving_summary_of(
     plan: Plan, requests: pd.DataFrame, seconds: float, peaks: Peaks, slo: Slo
 ) -> dict[str, float]:
@@ -229,16 +264,31 @@ def predict_roofline(plan: Plan, peaks: Peaks) -> float:
     """Seconds that the plan takes if every iteration meets its roofline time: the same loop on a
     virtual clock. On a pipeline the roofline is that of each stage's share of work and devices.
     """
-    num_stages = plan.backend.num_stages
-
-    def times(batch: Batch) -> list[float]:
-        roofline = float(roofline_time(plan.spec, batch, plan.backend.dtype_bytes, peaks))
-        return [roofline] * num_stages
-
-    ledger = Ledger()
-    executor = PipelineExecutor(num_stages, times)
-    run_engine(plan.load.arrivals(), plan.scheduler(), executor, ledger)
+    ledger, executor = Ledger(), _roofline(plan, peaks)
+    with progress_of("predicting the roofline", _num_tokens(plan), "tokens") as advance:
+        ledger.on_iteration = advance
+        run_engine(plan.load.arrivals(), plan.scheduler(), executor, ledger)
     return float(ledger.iterations().end.max())
+
+
+def _tried_loop(plan: Plan) -> tuple[float, float]:
+    """Seconds that the loop takes on a virtual clock, by this machine's clock and by that one, from
+    its first `TRIED_SECONDS`.
+    """
+    peaks, ledger, start = plan.backend.peaks(), Ledger(), time.monotonic()
+    done, total = 0, _num_tokens(plan)
+
+    def advance(num_tokens: int) -> None:
+        nonlocal done
+        done += num_tokens
+        if time.monotonic() - start > TRIED_SECONDS:
+            raise TimeoutError
+
+    ledger.on_iteration = advance
+    with suppress(TimeoutError):
+        run_engine(plan.load.arrivals(), plan.scheduler(), _roofline(plan, peaks), ledger)
+    scale = total / max(1, done)
+    return scale * (time.monotonic() - start), scale * float(ledger.iterations().end.max())
 
 
 def labels_of(plan: Plan, name: str) -> dict[str, Any]:

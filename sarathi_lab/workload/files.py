@@ -17,11 +17,16 @@ from sarathi_lab.workload.base import Encode, LoadedRequests
 
 MAX_VOCAB_SIZE = 2**31  # of the int32 that token ids are kept in
 
+EXAMPLES = {
+    "trace": ", such as AzureLLMInferenceTrace_conv.csv of github.com/Azure/AzurePublicDataset",
+    "prompts": ', each line a JSON object of "prompt" (text) and "output_len"',
+}
+
 
 def named_file(path: str | None, option: str) -> Path:
     """The file that workload=`option` was given. Raises UserError if it was given none."""
     if path is None:
-        raise UserError(f"workload={option} needs a file; add workload.path=FILE")
+        raise UserError(f"workload={option} needs a file; add workload.path=FILE{EXAMPLES[option]}")
     return Path(str(path)).expanduser()
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +13,10 @@ import pytest
 
 import sarathi_lab
 from sarathi_lab.__main__ import COMMANDS, main
+from sarathi_lab.config import explain
+from sarathi_lab.config.instantiate import make_loader
+from sarathi_lab.config.paths import CONF
+from sarathi_lab.run import main as run
 
 SLOW = ("torch", "pandas", "seaborn", "matplotlib", "wandb", "scipy", "transformers", "optuna")
 
@@ -67,9 +74,13 @@ def test_the_public_names_are_those_of_their_modules():
         "ModelSpec": "sarathi_lab.model.spec",
         "Policy": "sarathi_lab.policy.base",
         "Request": "sarathi_lab.engine.request",
+        "Results": "sarathi_lab.api.results",
+        "check_policy": "sarathi_lab.api.check",
+        "load": "sarathi_lab.api.results",
         "load_option": "sarathi_lab.config.instantiate",
         "load_runs": "sarathi_lab.results.load",
-        "serve": "sarathi_lab.engine.loop",
+        "serve": "sarathi_lab.api.session",
+        "sweep": "sarathi_lab.api.session",
     }
     assert set(sarathi_lab.__all__) < set(dir(sarathi_lab))
     with pytest.raises(AttributeError, match="module 'sarathi_lab' has no attribute 'load_run'"):
@@ -100,3 +111,62 @@ def test_bash_completes_commands_and_settings(tmp_path, capsys):
     assert done.stderr == ""
     assert main(["completion", "tcsh"]) == 2
     assert "tcsh is not supported; use sarathi-lab completion bash" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("group", ["policy", "workload", "executor", "tracking", ""])
+def test_the_files_of_settings_describe_each_of_them_for_help(group):
+    for path in CONF.glob(f"{group}/*.yaml") if group else [CONF / "config.yaml"]:
+        text = path.read_text()
+        assert text.startswith("# "), path
+        described = explain._comments(path)
+        for line, name in explain._names(text.partition("\nhydra:")[0]):
+            is_own = not re.search(r"\$\{|\b(_target_|defaults|cache):", line)
+            assert not is_own or not name or name in described, (path, name)
+
+
+def test_help_shows_what_the_chosen_options_say_of_their_settings(tmp_path):
+    (tmp_path / "policy").mkdir()
+    own = "# Mine. And more.\n_target_: sarathi_lab.policy.Orca\nmax_prefills: 3 # all at once\n"
+    (tmp_path / "policy" / "mine.yaml").write_text(own)
+    settings = [f"hydra.searchpath=['file://{tmp_path}']", "policy=mine", "workload=trace"]
+    lines = explain.help_text(settings, make_loader()).splitlines()
+    assert "  mine                        Mine" in lines
+    assert "  max_prefills: 3 # all at once" in lines
+    assert "  block_size: 16 # tokens" in lines
+    (arrivals,) = [line for line in lines if line.startswith("  arrivals:")]
+    assert arrivals.startswith("  arrivals: null # the file's own times")  # not the shared comment
+    assert any(line.startswith("  cv: null # of gamma") for line in lines)
+
+
+DRY = ["executor=simulated", "workload.num_requests=3", "batch=2", "--dry-run"]
+
+
+def test_a_dry_run_lists_the_jobs_with_their_time_and_leaves_nothing(tmp_path, capsys):
+    args = [*DRY, f"output={tmp_path / 'o'}", "chunk=128,256", "-m"]
+    assert run(args) == 0
+    assert not (tmp_path / "o").exists()
+    first, second, total = capsys.readouterr().out.splitlines()[-3:]
+    assert first.split()[:3] == ["0", "sarathi", "chunk=128"]
+    assert second.split()[:3] == ["1", "sarathi", "chunk=256"]
+    assert first.rstrip().endswith("the start of its simulation")
+    assert total.startswith("2 runs, checked and not started; about 1 s in all")
+    assert run([*DRY, "chunk=1"]) == 2  # as the run itself would say
+
+
+def test_a_dry_run_takes_the_time_of_the_newest_run_of_its_kind_and_says_where_there_is_none(
+    tmp_path, capsys
+):
+    output = f"output={tmp_path}"
+    sweep = [*DRY[:-1], output, "chunk=128,256", "-m", "tracking=none", "baselines=[]"]
+    assert run(sweep) == 0
+    for number, path in enumerate(sorted(tmp_path.rglob("finished.json"))):
+        path.write_text(json.dumps({"seconds": 600 * (number + 1)}))
+        os.utime(path, (number, number))
+    capsys.readouterr()
+    assert run([*DRY, output, "policy=orca"]) == 0
+    line, total = capsys.readouterr().out.splitlines()[-2:]
+    assert "20 min" in line
+    assert re.search(r"  run \S+/1$", line.rstrip())
+    assert total.endswith("about 20 min in all, one after the other")
+    assert run(["experiment=fig13", "--dry-run", output]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].endswith("how long it takes is unknown")

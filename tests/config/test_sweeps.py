@@ -18,7 +18,8 @@ from pathlib import Path
 import pytest
 from commands import running
 
-from sarathi_lab.config.sweep_progress import duration
+from sarathi_lab.config.console import duration
+from sarathi_lab.config.sweep_record import SweepRecord
 from sarathi_lab.run import main
 
 SCRIPTED = ["task._target_=sweep_tasks.Scripted", "tracking=none", "executor=simulated", "-m"]
@@ -95,6 +96,20 @@ def test_a_failing_run_is_recorded_the_rest_goes_on_and_resume_repeats_only_it(o
     assert re.search(r"^\[3/3\] chunk=128 took", out, flags=re.MULTILINE)
     assert main([*args, "resume=true"]) == 2
     assert f"{sweep} is complete; drop it to start one" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b"\xff", b'{"seconds": "x"}'])
+def test_a_damaged_end_is_none(tmp_path, damage):
+    record = SweepRecord(tmp_path, [], "", num_jobs=1, is_search=False, started_at="")
+    record.job_dir(0).mkdir()
+    failed, finished = (record.job_dir(0) / name for name in ("failed.json", "finished.json"))
+    finished.write_bytes(damage)
+    assert not record.is_finished(0)
+    assert not record.has_ended(0)
+    failed.write_bytes(damage)
+    assert record.failure(0)["error"] == f"{failed} is damaged"
+    record.clear_unfinished()
+    assert not record.job_dir(0).exists()
 
 
 def test_runs_that_stop_for_a_reason_of_the_users_exit_with_2(output, capfd):

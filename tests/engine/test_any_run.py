@@ -14,8 +14,9 @@ from every_policy import MAX_LEN, POLICIES
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
-from shadow import Checker, ShadowCache, ShadowExecutor, as_array, history
+from shadow import Checker, ShadowExecutor, as_array
 
+from sarathi_lab.api.rules import CountingScheduler, ShadowCache, check_books, history
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.engine import prefix_cache
@@ -23,8 +24,7 @@ from sarathi_lab.engine.arrivals import Arrivals, ClosedLoop
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.engine.replicas import LockstepReplicas
-from sarathi_lab.engine.request import Request, SequenceState
-from sarathi_lab.engine.scheduler import Scheduler
+from sarathi_lab.engine.request import Request
 from sarathi_lab.policy import Policy, with_budget
 
 NUM_CASES = int(os.environ.get("FUZZ_CASES", "12"))
@@ -90,17 +90,6 @@ def requests_of(
     ]
 
 
-class Counting(Scheduler):
-    """Counts the tokens that have to be computed again."""
-
-    num_lost = 0
-
-    def preempt(self, sequence: SequenceState) -> None:
-        num_computed = sequence.num_computed
-        super().preempt(sequence)
-        self.num_lost += num_computed - sequence.num_computed
-
-
 # An engine's sizes; `spare` are blocks beside those of the longest request, and tokens beside it.
 engines = st.fixed_dictionaries(
     {
@@ -119,7 +108,7 @@ engines = st.fixed_dictionaries(
 )
 
 
-def make_scheduler(policy: Policy, longest: int, engine: dict[str, Any]) -> Counting:
+def make_scheduler(policy: Policy, longest: int, engine: dict[str, Any]) -> CountingScheduler:
     """Raises UserError for what `policy` refuses."""
     block_size, num_host_blocks = engine["block_size"], engine["num_host_blocks"]
     capacity, feeds_tokens = engine["executor"]
@@ -127,7 +116,7 @@ def make_scheduler(policy: Policy, longest: int, engine: dict[str, Any]) -> Coun
         policy = with_budget(policy, engine["chunk"])
     num_blocks = max(1, -(-longest // block_size) + engine["spare"][0])
     shares = engine["sharing"] is not None
-    return Counting(
+    return CountingScheduler(
         policy,
         BlockManager(num_blocks, block_size, num_host_blocks, shares_prefixes=shares),
         batch_size=engine["batch_size"],
@@ -141,7 +130,7 @@ def make_scheduler(policy: Policy, longest: int, engine: dict[str, Any]) -> Coun
 def served(
     requests: Sequence[Request],
     prompts: Sequence[list[int]],
-    schedulers: Sequence[Counting],
+    schedulers: Sequence[CountingScheduler],
     engine: dict[str, Any],
 ) -> Checker:
     checker = Checker(*schedulers)
@@ -176,7 +165,7 @@ def test_a_run_is_refused_in_a_line_or_serves_every_request(name, wished, engine
     prompts = prompts_of(wished, with_answers=engine["sharing"] == "tokens")
     requests = requests_of(wished, prompts, engine["sharing"])
     longest, refusal = max(request.total_len for request in requests), ""
-    schedulers: list[Counting] = []
+    schedulers: list[CountingScheduler] = []
     try:
         for _ in range(engine["num_replicas"]):
             schedulers.append(make_scheduler(POLICIES[name], longest, engine))
@@ -187,33 +176,8 @@ def test_a_run_is_refused_in_a_line_or_serves_every_request(name, wished, engine
     if refusal:
         assert "\n" not in refusal
         return
-    check_books(requests, schedulers, served(requests, prompts, schedulers, engine), engine)
-
-
-def check_books(
-    requests: Sequence[Request],
-    schedulers: Sequence[Counting],
-    checker: Checker,
-    engine: dict[str, Any],
-) -> None:
-    """Raise AssertionError unless all were served, nothing is left, and the tokens add up."""
-    done = {one.request.request_id: one for one in checker.finished}
-    assert sorted(done) == list(range(len(requests)))
-    assert len(checker.finished) == len(done)
-    for i, one in done.items():
-        output_len = requests[i].output_len
-        tokens = [1000 * i + k if engine["knows_tokens"] else -1 for k in range(output_len)]
-        assert one.output_token_ids == tokens
-        assert len(one.token_times) == len(tokens)
-        assert one.token_times == sorted(one.token_times)
-        assert one.request.arrival_time <= one.first_scheduled_time < one.token_times[0]
-    for scheduler in schedulers:
-        assert not scheduler.has_work
-        assert scheduler.blocks.num_free == scheduler.blocks.num_blocks
-    assert checker.num_emits == sum(request.output_len for request in requests)
-    needed = sum(request.total_len - 1 for request in requests)
-    lost = sum(scheduler.num_lost for scheduler in schedulers)
-    assert checker.num_tokens + checker.num_hits == needed + lost
+    checker = served(requests, prompts, schedulers, engine)
+    check_books(requests, schedulers, checker, knows_tokens=engine["knows_tokens"])
 
 
 def test_every_policy_is_tried():

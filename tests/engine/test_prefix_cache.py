@@ -5,6 +5,7 @@ block is lost.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,12 +13,14 @@ from helpers import ScriptedExecutor, scheduler_for, serve
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from integrity import check_integrity
-from shadow import Checker, ShadowCache, ShadowExecutor, history
+from shadow import Checker, ShadowExecutor
 
+from sarathi_lab.api.rules import ShadowCache, history
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
-from sarathi_lab.engine.request import Request, SequenceState
+from sarathi_lab.engine.prefix_cache import PrefixCache
+from sarathi_lab.engine.request import CachedRun, Request, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.policy import Orca, Policy, PrefillFirst, RequestLevel, Sarathi, SarathiServe
 
@@ -209,6 +212,24 @@ def test_the_integrity_check_sees_a_wrong_count():
         check_integrity(blocks, [])
 
 
+def test_what_comes_back_from_the_host_can_be_found_again():
+    blocks = BlockManager(8, BLOCK_SIZE, num_host_blocks=4, shares_prefixes=True)
+    swapped, other, same = (
+        SequenceState(request(i, tokens((text, length))), i)
+        for i, (text, length) in enumerate([(1, 9), (2, 32), (1, 9)])
+    )
+    blocks.grow(swapped, 9)
+    swapped.num_computed = 9
+    blocks.prefix.publish(swapped)
+    assert len(blocks.swap_out(swapped)) == 3
+    blocks.grow(other, 32)  # takes every block, also those that were cached
+    blocks.free(other)
+    assert blocks.look_up(same).num_computed == 0
+    assert blocks.swap_in(swapped, 9, 0.0) is not None
+    blocks.prefix.publish(swapped)
+    assert blocks.look_up(same).num_computed == 8
+
+
 def test_hits_are_counted():
     prompt = tokens((1, 16))
     ledger = Ledger()
@@ -268,3 +289,33 @@ def test_making_batches_ahead_changes_no_schedule(policy, requests, num_blocks):
     _, two, two_ledger = run(policy, requests, 2, feeds_tokens=True, num_blocks=num_blocks)
     assert one.schedule == two.schedule
     assert one_ledger.iterations().equals(two_ledger.iterations())
+
+
+class BlockByBlock(PrefixCache):
+    """Keeps a run for every block: nothing is ever cut, continued or compared."""
+
+    def _add(self, sequence: SequenceState, keys: list[int], start: int, end: int) -> None:
+        for at in range(start, end):
+            run = CachedRun([sequence], [keys[at]], [sequence.block_ids[at]])
+            self._runs[keys[at]] = run
+            sequence.cached_runs.append(run)
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=str)
+@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(requests=prompts_that_share(), num_blocks=st.integers(11, 24))
+def test_runs_of_blocks_give_the_schedules_of_single_ones(policy, requests, num_blocks):
+    """Also where equal prompts of one batch leave copies, and what they share is evicted."""
+    _, by_run, ledger = run(policy, requests, 1, feeds_tokens=False, num_blocks=num_blocks)
+    with mock.patch("sarathi_lab.engine.block_manager.PrefixCache", BlockByBlock):
+        _, by_block, expected = run(policy, requests, 1, feeds_tokens=False, num_blocks=num_blocks)
+    assert by_run.schedule == by_block.schedule
+    assert ledger.iterations().equals(expected.iterations())
+
+
+def test_a_prompt_is_one_run_until_part_of_it_is_shared():
+    executor = serve([request(0, tokens((1, 40)))], scheduler := sharing(SarathiServe(chunk=8)))
+    runs = scheduler.blocks.prefix._runs
+    assert [len(run.keys) for run in runs.values()] == [10]
+    serve([request(1, tokens((1, 20), (2, 9)))], scheduler, executor)
+    assert sorted(len(run.keys) for run in runs.values()) == [5, 7]

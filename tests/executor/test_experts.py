@@ -11,6 +11,7 @@ from simulated import LINKED, SPEC
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.experts import Experts, Sharing
+from sarathi_lab.executor.simulated.interpolation import RatioGrid
 from sarathi_lab.executor.table_files import read_tables
 
 MIXTURE = replace(SPEC, num_experts=8, experts_per_token=2, gated_ffn=True, simulation_only=True)
@@ -77,3 +78,16 @@ def test_the_committed_tables_have_the_experts_of_known_mixtures(gpu, model):
     last = own.loc[own.tokens.idxmax()]
     predicted = Experts(spec, hardware, 2, rows=rows, tensor=2).seconds((int(last.tokens),))
     assert 1e6 * predicted == pytest.approx(last.time_us, rel=1e-6)
+
+
+def test_ratios_are_linear_in_logarithms_and_constant_past_their_edge():
+    grid = RatioGrid(pd.DataFrame([[1.0, 4.0], [2.0, 32.0]], index=[1, 4], columns=[2, 8]))
+    assert grid.ratio(1, 4) == pytest.approx(2)
+    assert grid.ratio(2, 4) == pytest.approx(4)  # between 2 and 8
+    assert grid.ratio(9, 99) == pytest.approx(32)
+    assert grid.ratio(0.1, 0.1) == pytest.approx(1)
+
+
+def test_one_row_holds_for_all_sizes():
+    grid = RatioGrid(pd.DataFrame([[3.0]], index=[7], columns=[2]))
+    assert [grid.ratio(7, 2), grid.ratio(1, 9), grid.ratio(100, 1)] == pytest.approx([3, 3, 3])

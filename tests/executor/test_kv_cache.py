@@ -348,7 +348,7 @@ def test_the_setting_reaches_the_run(tmp_path):
     assert int8 == fp8
     assert int8["kv_read_bytes"] / auto["kv_read_bytes"] == pytest.approx(132 / 256)
     assert int8["duration"] < auto["duration"]
-    assert int8["predicted_roofline"] < auto["predicted_roofline"]
+    assert int8["roofline"] < auto["roofline"]
 
 
 @pytest.mark.parametrize(

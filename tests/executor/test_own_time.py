@@ -53,6 +53,15 @@ def test_the_clock_stands_still_while_a_thread_waits_for_its_core(tasks, waits, 
     assert clock() == pytest.approx(3.0 - lost)
 
 
+def test_what_other_machines_took_is_that_of_the_cores_of_this_process(tmp_path, monkeypatch):
+    monkeypatch.setattr(own_time, "STAT", tmp_path / "stat")
+    monkeypatch.setattr(own_time, "CORES", [1])
+    assert own_time.stolen() == []
+    cores = "cpu0 1 2 3 4 5 6 7 50 0\ncpu1 1 2 3 4 5 6 7 350 0\n"
+    (tmp_path / "stat").write_text(f"cpu 2 4 6 8 10 12 14 400 0\n{cores}intr 5 5 5 5 5 5 5 5 5\n")
+    assert own_time.stolen() == [3.5]
+
+
 def test_without_linux_the_clock_is_the_machine_s(tmp_path, monkeypatch):
     monkeypatch.setattr(own_time, "TASKS", tmp_path / "none")
     monkeypatch.setattr(own_time.time, "perf_counter", lambda: 4.0)

@@ -253,7 +253,6 @@ def test_a_run_on_a_pipeline_leaves_its_bubbles_and_trace(pipeline_run):
 def test_stages_are_compared_with_their_share_of_the_peaks(pipeline_run):
     summary = json.loads((pipeline_run / "summary.json").read_text())
     assert summary["peak_flops_per_second"] == 64 * 312e12
-    assert summary["predicted_roofline"] < summary["duration"]
     assert summary["time_over_roofline"] > 1
     assert 0 < summary["mfu"] < 1
     assert 0 < summary["mbu"] < 1

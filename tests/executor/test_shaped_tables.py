@@ -62,6 +62,7 @@ def test_shapes_on_no_grid_take_the_nearest():
     table = ProductTable(rows, lambda t, i, o: float(t * i * o))
     assert table.curve(64, 100)(1) == pytest.approx(1.0)
     assert table.curve(128, 2000)(1) == pytest.approx(10.0)
+    assert table.curve(96, 400)(1) == pytest.approx(5.0 * (96 * 400) / (128 * 1000))  # by ratios
 
 
 def kept(gpu: str, model: str = "llama3-8b", tensor: int = 1) -> ProfiledOperations:

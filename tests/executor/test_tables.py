@@ -19,10 +19,11 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import EXPERIMENTS, REPOSITORY
 from sarathi_lab.executor.simulated.cost_model import CostModel, make_cost_model
+from sarathi_lab.executor.simulated.from_profile import rows_of
 from sarathi_lab.executor.simulated.hardware import Parallel
 from sarathi_lab.executor.simulated.profiled import ProfiledOperations
 from sarathi_lab.executor.table_files import checked, read_tables
-from sarathi_lab.executor.tables import LAYERS, OperationTables, frames_of, write_tables
+from sarathi_lab.executor.tables import ATTENTION, LAYERS, OperationTables, frames_of, write_tables
 from sarathi_lab.model.spec import ModelSpec
 
 ROW_OPERATIONS = ("qkv_proj", "out_proj", "ffn", "elementwise", "logits", "others")
@@ -78,6 +79,14 @@ def test_rows_are_reproduced(tokens):
     assert [times[name] for name in ROW_OPERATIONS if name != "logits"] == pytest.approx(
         [SECONDS[TOKENS.index(tokens)]] * 5
     )
+
+
+@pytest.mark.parametrize("operation", [*ROW_OPERATIONS, *ATTENTION])
+def test_rows_by_size_are_those_that_the_tables_were_made_of(operation):
+    made = table()
+    own = made[made.operation == operation].sort_values(["num_tokens", "kv_tokens"])
+    found = rows_of(operations(made).tables, operation, spec_of())
+    assert found[COLUMNS[1:]].to_numpy() == pytest.approx(own[COLUMNS[1:]].to_numpy())
 
 
 def test_logits_cost_what_the_rows_that_emit_do():

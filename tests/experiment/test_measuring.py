@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -17,6 +18,7 @@ from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.executor.torch.backend import Sizes, TorchBackend
 from sarathi_lab.executor.torch.executor import TorchExecutor
+from sarathi_lab.experiment import measured_clock
 from sarathi_lab.experiment.clock import CostClock, Estimate, one
 from sarathi_lab.experiment.figures import FIGURES
 from sarathi_lab.experiment.measure import MOST_OF_UNIT, measure_units
@@ -121,7 +123,9 @@ def cost(executor):
     return MeasuredCostModel(executor)
 
 
-def test_a_composition_is_measured_once_and_its_operations_sum_to_the_iteration(cost):
+def test_a_composition_is_measured_once_and_its_operations_sum_to_the_iteration(cost, monkeypatch):
+    monkeypatch.setattr(cost, "_reference", lambda tokens: 1.0)  # however busy the machine is
+    monkeypatch.setattr(cost, "_stolen", list)
     batch = make_batch(prefill_tokens=24, start=16, num_decodes=2, context=20)
     first = cost.operation_times(batch)
     again = make_batch(prefill_tokens=24, start=16, num_decodes=2, context=20)
@@ -212,20 +216,43 @@ def test_summaries_have_a_median_and_quantiles_and_one_sample_shows_no_spread():
 
 
 @pytest.mark.parametrize(
-    ("references", "kept"),
+    ("references", "stolen", "kept"),
     [
-        ([1.0, 1.0, 1.0, 1.0], [7.0, 7.0, 7.0]),
-        ([1.0, 1.2, 1.2, 1.0], [7.0, 7.0 / 1.2, 7.0]),  # slower, as its references are
-        ([1.0, 1.0, 3.0, 1.0], [7.0]),  # two of three are beside one that was disturbed
-        ([1.0, 3.0, 1.0, 3.0], [7.0, 7.0, 7.0]),  # nothing is left: as it is
-        ([3.0, 3.0, 3.0, 1.0], [7.0, 7.0, 7.0]),  # they agree, but on a slow machine
+        ([1.0, 1.0, 1.0, 1.0], [0, 0, 0], [7.0, 7.0, 7.0]),
+        ([1.0, 1.2, 1.2, 1.0], [0, 0, 0], [7.0, 7.0 / 1.2, 7.0]),  # slower, as its references are
+        ([1.0, 1.0, 3.0, 1.0], [0, 0, 0], [7.0]),  # two of three are beside one that was disturbed
+        ([1.0, 3.0, 1.0, 3.0], [0, 0, 0], [7.0, 7.0, 7.0]),  # nothing is left: as it is
+        ([3.0, 3.0, 3.0, 1.0], [0, 0, 0], [7.0, 7.0, 7.0]),  # they agree, but on a slow machine
+        ([1.0, 1.2, 1.2, 1.0], [1, 0, 1], [7.0 / 1.2]),  # a core was lost in the others
+        ([1.0, 1.2, 1.2, 1.0], [1, 2, 1], [7.0, 7.0, 7.0]),
     ],
 )
-def test_a_timing_counts_as_its_references_show(cost, monkeypatch, references, kept):
-    told = iter(references)
+def test_a_timing_counts_as_its_references_show(cost, monkeypatch, references, stolen, kept):
+    told, lost = iter(references), np.repeat(np.cumsum([0, *stolen]), 2)[1:-1].tolist()
     monkeypatch.setattr(cost, "_reference", lambda tokens: next(told))
+    monkeypatch.setattr(cost, "_stolen", partial(next, iter(lost)))
     found = cost._timed(1, lambda tokens: {"a": 7.0}, most=3)
     assert [times["a"] for times in found] == pytest.approx(kept)
+
+
+def test_what_decodes_add_is_a_difference_of_neighbours(executor, monkeypatch):
+    """A machine that is slower from turn to turn slows all three of a turn alike."""
+    alone = make_batch(num_decodes=2, context=20)
+    both, without = make_batch(prefill_tokens=24), make_batch(prefill_tokens=16)
+    seconds, ran = {alone.num_tokens: 8.0, both.num_tokens: 21.0, without.num_tokens: 20.0}, []
+
+    def slower_and_slower(executor, batch):
+        ran.append(batch.num_tokens)
+        return SimpleNamespace(busy=seconds[batch.num_tokens] * (1 + (len(ran) - 1) // 3))
+
+    monkeypatch.setattr(measured_clock, "run_once", slower_and_slower)
+    monkeypatch.setattr(measured_clock, "ALTERNATED", 0.0)
+    clock = DeviceClock(executor)
+    monkeypatch.setattr(clock.cost, "_stolen", list)
+    assert clock.saving(alone, both, without).value == pytest.approx(8.0)
+    assert ran == [16, 24, 2, 2, 24, 16, 16, 24, 2]
+    assert math.isnan(clock.saving(alone, make_batch(prefill_tokens=193), without).value)
+    assert clock.cost.reason == "193 at 0: the cache is too small"
 
 
 def noisy_units(spreads, random):

@@ -48,6 +48,8 @@ def printed(tmp_path_factory) -> dict:
     done = in_process(
         tmp_path_factory.mktemp("home"),
         "--dry-run",
+        "--hostname=laptop",
+        "--hostname=server",
         "--entity",
         "me",
         "--project",
@@ -56,6 +58,22 @@ def printed(tmp_path_factory) -> dict:
     )
     assert (done.returncode, done.stderr) == (0, "")
     return json.loads(done.stdout)
+
+
+def test_runs_are_filtered_and_grouped_by_where_they_were_made(printed):
+    """A mean over simulated and measured devices, or over two machines, would be of none."""
+    settings = printed["workspace"]["runset_settings"]
+    assert [key["name"] for key in settings["groupby"]] == ["executor", "device", "hostname"]
+    executors, hosts = settings["filters"].split(" and ")
+    assert executors == "Config(\"executor\") in ['torch', 'simulated']"
+    assert hosts == "Config(\"hostname\") in ['laptop', 'server']"
+    bars = [
+        panel["groupby"]["name"]
+        for section in printed["workspace"]["sections"]
+        for panel in section["panels"]
+        if "groupby" in panel and "metrics" in panel
+    ]
+    assert set(bars) == {"policy_where"}
 
 
 def metrics(node) -> set[str]:
@@ -78,7 +96,7 @@ def test_the_dry_run_prints_a_section_per_question_for_the_right_project(printed
 
 def test_panels_show_what_runs_log(printed):
     names = metrics(printed["workspace"]["sections"])
-    assert {"chunk", "pd_ratio", "policy", "claims"} <= names
+    assert {"chunk", "pd_ratio", "policy_where", "claims"} <= names
     assert {"kv_reread_factor", "throughput_vs_orca", "ms/tbt_p99"} <= names
     assert {"ms/decode_time_marginal", "ms/ttft_p99"} <= names
     assert {"iterations/mfu", "iterations/num_waiting", "iterations/kv_bytes"} <= names
@@ -120,7 +138,9 @@ def test_the_claims_stand_in_the_report():
     claims = pd.DataFrame(
         {"claim": ["decodes | cheap"], "measured": [5.12345], "low": [float("nan")]}
     )
-    texts = [block.text for block in report("me", "mine", claims).blocks if hasattr(block, "text")]
+    texts = [
+        block.text for block in report("me", "mine", claims, {}).blocks if hasattr(block, "text")
+    ]
     assert (
         "| claim | measured | low |\n| --- | --- | --- |\n| decodes \\| cheap | 5.12 |  |" in texts
     )

@@ -206,3 +206,22 @@ def test_tile_efficiency_counts_padding_as_computed_only():
     assert iterations.computed_tiles.tolist() == [2, 1]
     summary = summarise(iterations, ledger.requests(), PEAKS, None)
     assert summary["tile_efficiency"] == pytest.approx(101 / 128 / 3)
+
+
+def test_what_a_device_loses_beside_the_work_by_hand():
+    """Three iterations of 1 s; nothing is lost in the simulator, where no host was measured."""
+    iterations, requests = run(RequestLevel(), requests_of((8, 3)))
+    lost = {"device_idle_fraction", "host_time", "padding_fraction", "replayed_fraction"}
+    assert not lost & summarise(iterations, requests, PEAKS, None).keys()
+    measured = iterations.assign(
+        start=[0.0, 1.5, 2.0], host_time=0.25, num_padding_tokens=[2, 0, 0], is_replayed=[0, 1, 1]
+    )  # half a second of idleness, and then half a second in which two overlap
+    summary = summarise(measured, requests, PEAKS, None)
+    assert {name: summary[name] for name in lost} == pytest.approx(
+        {
+            "device_idle_fraction": 0.5 / 3.5,
+            "host_time": 0.75,
+            "padding_fraction": 2 / 12,
+            "replayed_fraction": 2 / 3,
+        }
+    )

@@ -312,3 +312,5 @@ def test_targets_without_a_command_line_are_the_defaults():
     assert Targets() == Targets(Slo(name="none"), 0.2, (512, 2048))
     with pytest.raises(UserError, match="stall=-1"):
         Targets(stall=-1)
+    with pytest.raises(UserError, match="prompt_classes=0 is below 1"):
+        Targets(prompt_classes=(0, 5))

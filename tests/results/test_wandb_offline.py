@@ -4,9 +4,11 @@ offline goes.
 
 from __future__ import annotations
 
+import platform
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from omegaconf import OmegaConf
@@ -15,6 +17,8 @@ from wandb_records import records_of, summary_of
 
 from sarathi_lab.config.command_line import read_command_line
 from sarathi_lab.config.paths import EXPERIMENTS
+from sarathi_lab.config.run_context import RunContext
+from sarathi_lab.results.result import Result, track
 from sarathi_lab.run import main
 
 SMALL = ["executor=simulated", "workload.num_requests=3", "batch=2"]
@@ -48,7 +52,13 @@ def test_every_run_of_a_sweep_is_in_its_group_under_a_name_that_says_what_varies
     baselines = {"baseline orca", "baseline request_level"}
     assert runs.keys() == {*baselines, "sarathi chunk=128", "sarathi chunk=256", "sweep of chunk"}
     opened = {name: records_of(path)["run"][0] for name, path in runs.items()}
-    assert len({run["run_group"] for run in opened.values()}) == 1
+    (group,) = {run["run_group"] for run in opened.values()}
+    assert group.startswith("chunk on simulated a6000, ")
+    commands = {run["notes"] for run in opened.values()}
+    assert {command.partition(" output=")[0] for command in commands} == {
+        "python -m sarathi_lab.run -m executor=simulated workload.num_requests=3 batch=2 "
+        "chunk=128,256"
+    }
     assert {name: run["job_type"] for name, run in opened.items()} == {
         **dict.fromkeys(runs, "serve"),
         "sweep of chunk": "sweep",
@@ -70,6 +80,11 @@ def test_configs_are_flat_and_summaries_hold_what_people_compare(runs):
     }
     assert {name: config[name] for name in flat} == flat
     assert config["settings"]["policy"]["chunk"] == 256
+    assert config["hostname"] == platform.node()
+    assert config["where"] == "simulated a6000"
+    assert config["policy_where"] == "sarathi, simulated a6000"
+    assert config["settings"]["executor"]["hardware"]["name"] == "a6000"
+    assert config["settings"]["hardware"]["name"] == "a6000"
     assert shown["summary"].keys() >= SUMMARY
     assert shown["summary"]["ms/tbt_p99"] == pytest.approx(1000 * shown["summary"]["tbt_p99"])
 
@@ -106,12 +121,28 @@ def test_the_tables_of_equal_work_are_versions_of_one_artifact(runs):
 
 
 def test_tables_and_pictures_are_there_to_look_at(runs):
-    shown = summary_of(runs["sweep of chunk"])["summary"]["sweep"]
+    shown = summary_of(runs["sweep of chunk"])["summary"]
+    assert shown["sweep"]["nrows"] == 4
+    assert "ncols" not in shown["picture/sweep"]
+    assert "history" not in records_of(runs["sweep of chunk"])  # sizes of tables are no curves
     assert summary_of(runs["sarathi chunk=256"])["summary"]["requests"]["nrows"] == 3
     folder = runs["sweep of chunk"].parent / "files" / "media"
     assert len(list(folder.rglob("*.png"))) == 1
     assert len(list(folder.rglob("*.table.json"))) == 1
-    assert shown
+
+
+def test_a_measured_run_is_of_its_machine_and_has_no_simulated_hardware(tmp_path):
+    context = RunContext(tmp_path, tmp_path, "a run", "a group", command="typed")
+    executor = {"_target_": "Torch", "device": "cpu"}
+    config = {"executor": executor, "hardware": {"name": "a6000"}, "host": {"name": "none"}}
+    labels = {"policy": "sarathi", "executor": "torch", "device": "a CPU"}
+    tracked = []
+    tracker = SimpleNamespace(track=tracked.append)
+    track(Result(labels=labels, config=config), context, tracker)
+    found = tracked[0].config
+    assert found["settings"] == {"executor": executor}
+    assert found["where"] == f"a CPU ({platform.node()})"
+    assert (found["hostname"], found["command"]) == (platform.node(), "typed")
 
 
 def agent_command(parameters: dict[str, object]) -> list[str]:

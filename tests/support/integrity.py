@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from itertools import pairwise
 
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.prefix_cache import PrefixCache
@@ -32,15 +33,29 @@ def check_integrity(
     for sequence in sequences:
         if len(sequence.block_ids) * blocks.block_size < sequence.num_computed:
             raise AssertionError(f"{sequence} has computed more tokens than its blocks hold")
+        steps = {after - before for before, after in pairwise(sequence.block_ids)}
+        if sequence.blocks_are_neighbours != (steps <= {1}):
+            raise AssertionError(f"{sequence} is wrong about its blocks being neighbours")
 
 
 def _unused_blocks(prefix: PrefixCache, held: Iterable[int]) -> list[int]:
-    """Raise AssertionError unless `held` fits the counts; returns the unused blocks."""
-    counts = Counter(held)
-    for block in counts.keys() | prefix._keys.keys() | prefix._num_sharers.keys():
-        expected = 0 if block in prefix.unused else 1 + prefix._num_sharers.get(block, 0)
+    """Raise AssertionError unless `held` fits the runs' holders; returns the unused blocks."""
+    counts, runs = Counter(held), prefix._runs.values()
+    holders = {block: len(run.holders) for run in runs for block in run.block_ids}
+    for block in counts.keys() | holders.keys():
+        expected = holders.get(block, 1)
         if counts[block] != expected:
             raise AssertionError(f"block {block} has {counts[block]} holders, not {expected}")
-    if {block: key for key, block in prefix._blocks.items()} != prefix._keys:
+    keys = [key for run in runs for key in run.keys]
+    if len(set(keys)) != len(keys) or len(keys) != len(holders):
         raise AssertionError("keys and blocks do not tell the same")
-    return list(prefix.unused)
+    if any(run.keys[0] != first for first, run in prefix._runs.items()):
+        raise AssertionError("a run is not found by its first key")
+    if any(run not in one.cached_runs for run in runs for one in run.holders):
+        raise AssertionError("a run has a holder that does not know of it")
+    unused = [block for run in prefix._unused for block in run.block_ids]
+    if sorted(unused) != sorted(block for block, number in holders.items() if not number):
+        raise AssertionError("what nobody holds is not what is unused")
+    if len(unused) != prefix.num_unused:
+        raise AssertionError(f"{len(unused)} blocks are unused, {prefix.num_unused} counted")
+    return unused

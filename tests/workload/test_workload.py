@@ -263,7 +263,7 @@ def test_broken_traces_are_refused(tmp_path, text, words):
 
 
 def test_files_that_are_none(tmp_path):
-    with pytest.raises(UserError, match=r"needs a file; add workload\.path"):
+    with pytest.raises(UserError, match=r"needs a file; add workload\.path=FILE, such as Azure"):
         Trace(seed=0).generate(None)
     with pytest.raises(UserError, match="missing"):
         Prompts(path=str(tmp_path / "nothing")).generate(None)

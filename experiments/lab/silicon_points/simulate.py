@@ -25,10 +25,11 @@ import numpy as np
 import pandas as pd
 from report import write_report
 
-from sarathi_lab import Policy, Request, load_option, serve
+from sarathi_lab import Policy, Request, load_option
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.arrivals import ClosedLoop
 from sarathi_lab.engine.executor import Sizes, StepResult
+from sarathi_lab.engine.loop import serve
 from sarathi_lab.engine.request import SequenceState
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.model.spec import ModelSpec

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from sarathi_lab.config.errors import LAST_SECOND, RunError, require_int
-from sarathi_lab.engine.executor import NO_TOKEN, Bubble, Cause, Span, StepResult
+from sarathi_lab.engine.executor import Bubble, Cause, Span, StepResult
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.host import NO_HOST, Host
 
@@ -50,8 +50,7 @@ class SimulatedExecutor:
         self._launched = max(self.now, self._launched) + host_time
         start = max(self._launched, self._in_flight[-1].end if self._in_flight else 0.0)
         end = _reached(start + self._iteration_time(batch))
-        tokens = [NO_TOKEN] * batch.num_emits
-        self._in_flight.append(StepResult(batch, start, end, tokens, host_time=host_time))
+        self._in_flight.append(StepResult(batch, start, end, [], host_time=host_time))
 
     def collect(self) -> StepResult:
         if not self._in_flight:
@@ -113,8 +112,7 @@ class PipelineExecutor(SimulatedExecutor):
         self._free_at = [end for _, end in spans]
         self._last = batch
         self._num_submitted += 1
-        tokens = [NO_TOKEN] * batch.num_emits
-        self._in_flight.append(StepResult(batch, spans[0][0], spans[-1][1], tokens, spans, bubbles))
+        self._in_flight.append(StepResult(batch, spans[0][0], spans[-1][1], [], spans, bubbles))
 
     def collect(self) -> StepResult:
         """Let the clock reach the end of the oldest micro-batch, whose place is free from then."""

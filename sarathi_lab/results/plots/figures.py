@@ -33,6 +33,7 @@ LINES: Sequence[Any] = ("-", "--", (0, (1, 1)), "-.", (0, (5, 1, 1, 1, 1, 1)))
 COLOURS = "viridis"
 HATCHES = ("", "//", "..", "xx", "\\\\", "++")
 MOST_TICKS = 9  # values along x that are each named
+NEAREST = 0.06  # of the axis, between two that are
 PANEL = (3.3, 2.7)  # inches
 
 Styles = Mapping[str, tuple[Any, str]]  # colour and marker by series
@@ -135,13 +136,18 @@ def _scales(ax: Axes, points: pd.DataFrame, look: Look) -> None:
     if look.log_x and points.x.min() > 0:
         ax.set_xscale("log", base=2)
         ax.xaxis.set_major_formatter("{x:g}")
-    elif points.x.nunique() <= MOST_TICKS:
-        ax.set_xticks(sorted(points.x.unique()), [f"{x:g}" for x in sorted(points.x.unique())])
+    elif len(xs := np.unique(points.x)) <= MOST_TICKS and not _collide(xs):
+        ax.set_xticks(xs, [f"{x:g}" for x in xs])
     if look.log_y and points.y.min() > 0:
         ax.set_yscale("log")
         tick_in_steps(ax.yaxis)
     elif points.y.min() > 0 and points.y.max() > 3:
         ax.set_ylim(bottom=0)  # heights are read; ratios near 1 are not
+
+
+def _collide(xs: np.ndarray) -> bool:
+    """Whether their names would lie over each other."""
+    return len(xs) > 1 and float(np.diff(xs).min()) < NEAREST * float(np.ptp(xs))
 
 
 def _bars(ax: Axes, points: pd.DataFrame, devices: Sequence[str]) -> None:

@@ -1,0 +1,199 @@
+"""What runs found, as tables: of runs, of requests, of iterations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.paths import OUTPUTS
+from sarathi_lab.results import comparison
+from sarathi_lab.results import load as files
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+METRICS = ("throughput", "ttft_p50", "ttft_p99", "tbt_p50", "tbt_p99", "kv_reread_factor")
+# What a recorded row is of.
+RECORDED = ["device", "is_simulated", "policy", "workload", "model", "dtype", "chunk", "batch"]
+RECORDED += ["pd_ratio", "seq_len", "seed", "figure", "panel", "series", "x"]
+# Of a run's labels, what says nothing of its work, by their names and by how they begin.
+UNVARIED = ("name", "started_at", "status", "path", "sweep", "is_baseline", "schedule")
+UNVARIED_GROUPS = ("versions.", "baselines.", "output", "git_")
+
+
+class Results:
+    """Runs and what is known of them; tables are made when they are asked for first.
+
+    `runs` has a row a run, baselines included (`is_baseline`): settings by the names they are typed
+    by, then quantities as in METRICS.md, in SI units. `settings` are the columns of the former.
+    `tables` reads a run's requests and iterations by its index; where it is None there are none.
+    """
+
+    def __init__(
+        self,
+        runs: pd.DataFrame,
+        settings: Collection[str],
+        tables: Mapping[str, Sequence[Callable[[], pd.DataFrame]]] | None = None,
+    ) -> None:
+        self.runs = runs
+        self.settings = [name for name in map(str, runs) if name in settings]
+        self._tables = tables or {}
+
+    def __repr__(self) -> str:
+        own = len(_own(self.runs))
+        # A policy's own parameters differ wherever policies do.
+        varied = ", ".join(one for one in self.varying if "policy." not in one) or "nothing"
+        return f"Results({own} runs and {len(self.runs) - own} baselines; varying: {varied})"
+
+    @cached_property
+    def requests(self) -> pd.DataFrame:
+        """One row per request of every run, with the run's settings."""
+        return self._tidy("requests")
+
+    @cached_property
+    def iterations(self) -> pd.DataFrame:
+        """One row per iteration of every run, with the run's settings."""
+        return self._tidy("iterations")
+
+    @property
+    def varying(self) -> list[str]:
+        """The settings in which the runs, baselines aside, differ."""
+        own = _own(self.runs)
+        names = [one for one in self.settings if one not in UNVARIED]
+        names = [one for one in names if not one.startswith(UNVARIED_GROUPS)]
+        found = [name for name in names if own[name].map(str).nunique() > 1]
+        # `policy.chunk` says nothing beside the `chunk` that it reads.
+        short = {name: name.rpartition(".")[2] for name in found}
+        return [
+            name
+            for name, one in short.items()
+            if one == name or one not in own or not own[name].equals(own[one])
+        ]
+
+    def compare(
+        self, to: str | Mapping[str, Any] = "orca", metrics: Sequence[str] = METRICS
+    ) -> pd.DataFrame:
+        """Every run beside that of the policy `to` (or with the settings in it) on the same work:
+        what varies, each of `metrics`, and its ratio to that run's as `<metric>_vs_<to>`.
+
+        That run is one of the sweep's own, else a baseline; ratios without one are NaN. Raises
+        UserError if there is none at all, or several for one run.
+        """
+        wanted = {"policy": to} if isinstance(to, str) else dict(to)
+        name = "_".join(map(str, wanted.values()))
+        keys = [one for one in self.varying if one not in ("policy", "chunk", *wanted)]
+        keys = [one for one in keys if not one.startswith("policy.")]
+        base, own = self._matching(wanted), _own(self.runs)
+        shown = [one for one in metrics if one in self.runs]
+        places = _places(base, keys)
+        if not (twice := places[places.duplicated()]).empty:
+            same = base[places == twice.iloc[0]]
+            differ = [one for one in self.varying if same[one].map(str).nunique() > 1]
+            raise UserError(
+                f"to={to} is {len(same)} runs that differ in {', '.join(differ) or 'nothing'}; "
+                f'name one, as in to={{"policy": ..., "chunk": 256}}'
+            )
+        divisor = base[shown].set_axis(places).reindex(_places(own, keys))
+        ratios = own[shown] / divisor.set_axis(own.index)
+        first = dict.fromkeys(["policy", *self.varying])
+        return own[[*first, *shown]].join(ratios.add_suffix(f"_vs_{name}"))
+
+    def plot(
+        self,
+        x: str | None = None,
+        hue: str | None = None,
+        facet: str | None = None,
+        y: str | Sequence[str] | None = None,
+    ) -> Figure:
+        """A picture of the runs by what varies: settings on the x axis, as colours and as panels,
+        quantities `y`; what is not named is chosen. Raises UserError for names that there are not.
+        """
+        from sarathi_lab.results.plots import sweeps  # matplotlib takes a second
+
+        return sweeps.draw_sweep(self.runs, x=x, hue=hue, facet=facet, y=y)
+
+    def _matching(self, wanted: Mapping[str, Any]) -> pd.DataFrame:
+        """The runs with these settings, or else the baselines."""
+        for name in wanted:
+            if name not in self.runs:
+                raise UserError(f"{name} is no setting of these runs; use some of {self.varying}")
+        for runs in (_own(self.runs), self.runs):
+            is_one = pd.Series(True, runs.index)
+            for name, value in wanted.items():
+                is_one &= runs[name].eq(value)
+            if is_one.any():
+                return runs[is_one]
+        known = ", ".join(sorted(set(self.runs["policy"])))
+        raise UserError(f"to={wanted} is none of these runs; their policies are {known}")
+
+    def _tidy(self, kind: str) -> pd.DataFrame:
+        tables = [read() for read in self._tables.get(kind, ())]
+        if not tables:
+            return pd.DataFrame()
+        number = [i for i, table in enumerate(tables) for _ in range(len(table))]
+        whole = pd.concat(tables, ignore_index=True)
+        names = [name for name in self.settings if name not in whole]
+        # Text that is the same in many rows is kept once.
+        settings = self.runs[names].astype(
+            {
+                name: "category"
+                for name in names
+                if not pd.api.types.is_numeric_dtype(self.runs[name])
+            }
+        )
+        return pd.concat([settings.take(number).reset_index(drop=True), whole], axis="columns")
+
+
+def load(*places: str | Path) -> Results:
+    """Runs that are there already: below folders (`outputs` if nothing is named), in W&B's files
+    (`.wandb`) and projects ("entity/project"), or recorded of an experiment, such as "orca".
+
+    What is recorded has a row a point or a run and no tables of requests. Raises UserError for a
+    place without runs.
+    """
+    parts = [_load(place) for place in places or (OUTPUTS,)]
+    if len(parts) == 1:
+        return parts[0]
+    runs = pd.concat([part.runs for part in parts], ignore_index=True)
+    settings = dict.fromkeys(name for part in parts for name in part.settings)
+    tables = {
+        kind: [
+            one for part in parts for one in part._tables.get(kind, [pd.DataFrame] * len(part.runs))
+        ]
+        for kind in ("requests", "iterations")
+    }
+    return Results(runs, settings, tables)
+
+
+def _load(place: str | Path) -> Results:
+    path = Path(place)
+    if files.find_runs(path):
+        runs = files.load_runs(path)
+        tables = {
+            "requests": [partial(files.load_requests, one) for one in runs["path"]],
+            "iterations": [partial(files.load_iterations, one) for one in runs["path"]],
+        }
+        return Results(runs, runs.attrs["settings"], tables)
+    if not path.exists() and str(place) in files.recorded():
+        table = files.load(str(place))
+        return Results(table, RECORDED)
+    found = comparison.load(place)
+    rows = [{"name": run.name, **run.settings, **run.summary} for run in found]
+    settings = ["name", *(name for run in found for name in run.settings)]
+    tables = {"iterations": [partial(getattr, run, "iterations") for run in found]}
+    return Results(pd.DataFrame(rows), settings, tables)
+
+
+def _own(runs: pd.DataFrame) -> pd.DataFrame:
+    """The runs that were asked for, not their baselines."""
+    return runs if "is_baseline" not in runs else runs[~runs["is_baseline"].astype(bool)]
+
+
+def _places(runs: pd.DataFrame, keys: Sequence[str]) -> pd.Series[str]:
+    """Equal text for runs that agree in `keys`."""
+    return pd.Series([str(row) for row in runs[list(keys)].to_numpy().tolist()], index=runs.index)

@@ -1,0 +1,116 @@
+"""`lab.serve` and `lab.sweep`: what the command line does, with Python's values for settings."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext, redirect_stdout
+from io import StringIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from sarathi_lab.api.options import PolicyOptions
+from sarathi_lab.api.results import Results, load
+from sarathi_lab.config.arguments import quoted
+from sarathi_lab.config.command_line import CommandLine
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.instantiate import build
+from sarathi_lab.config.sweep import Sweep
+from sarathi_lab.policy import Policy
+from sarathi_lab.run import prepare, run_single
+from sarathi_lab.tasks.base import run_task
+
+UNTRACKED = {"tracking": "none"}  # as W&B takes longer to start than many a simulation
+KEYWORDS = ("", "null", "true", "false", "nan", "inf")  # text that Hydra takes for another kind
+
+
+def serve(*, verbose: bool = False, **settings: Any) -> Results:
+    """Serve one configuration and its baselines: `python -m sarathi_lab.run NAME=VALUE ...`.
+
+    Settings and groups have the names of the command line, dotted ones in `**{"workload.rate": 2}`.
+    Values are Python's; `policy` may also be a class of policies, whose parameters are then
+    settings, or an object, whose fields stay as they are. Results are kept in `output` and printed
+    if `verbose`; W&B hears of them with `tracking="wandb"`. Raises UserError for what the command
+    line refuses, in the same words, and whatever stops the run.
+    """
+
+    def run(command_line: CommandLine, is_resumed: bool) -> None:
+        run_single(command_line)
+
+    return _executed(run, {**UNTRACKED, **settings}, [], verbose)
+
+
+def sweep(*, verbose: bool = False, **settings: Any) -> Results:
+    """Serve all combinations of the values that settings have, as `-m` does; else as `serve`.
+
+    Any iterable but text and mappings is the values of a setting: `seed=range(5)`. A list that is
+    one value stands in a list: `baselines=[["orca"]]`. Runs that stop are left out with a warning;
+    raises UserError if none is left.
+    """
+
+    def run(command_line: CommandLine, is_resumed: bool) -> None:
+        jobs = Sweep(command_line, run_task, is_resumed=is_resumed)
+        jobs.run()
+        if (failure := jobs.failure()) is None:
+            return
+        if not any(map(jobs.record.is_finished, jobs.record.begun())):
+            raise UserError(failure[0])
+        warnings.warn(f"{failure[0]} (see {jobs.record.folder})", stacklevel=4)
+
+    return _executed(run, {**UNTRACKED, **settings}, ["-m"], verbose)
+
+
+def _executed(
+    run: Callable[[CommandLine, bool], None],
+    settings: Mapping[str, Any],
+    flags: list[str],
+    verbose: bool,
+) -> Results:
+    with TemporaryDirectory() as folder, nullcontext() if verbose else redirect_stdout(StringIO()):
+        options = PolicyOptions(Path(folder))
+        args = [
+            f"{name}={_values(value, options) if flags else text_of(value, options)}"
+            for name, value in settings.items()
+        ]
+        own = ["--config-dir", folder] if options.names else []
+        command_line, is_resumed = prepare([*flags, *args, *own])
+        if not build((cfg := command_line.jobs[0].cfg).task).has_runs:
+            raise UserError(
+                f"task={type(build(cfg.task)).__name__.lower()} leaves no runs to return; use the "
+                "command line for it"
+            )
+        run(command_line, is_resumed)
+    return load(command_line.results_dir)
+
+
+def _values(setting: Any, options: PolicyOptions) -> str:
+    """The values of a setting that a sweep may vary, or its only one."""
+    if isinstance(setting, str | Mapping | Policy) or not isinstance(setting, Iterable):
+        return text_of(setting, options)
+    if not (values := [text_of(value, options) for value in setting]):
+        raise UserError(f"{setting!r} names no value; name at least one")
+    return ",".join(values)
+
+
+def text_of(value: Any, options: PolicyOptions) -> str:
+    """A value as it is typed on the command line; objects of policies are made `options`."""
+    if hasattr(value, "tolist"):  # of numpy and pandas
+        value = value.tolist()
+    if isinstance(value, Policy) or (isinstance(value, type) and issubclass(value, Policy)):
+        return options.add(value)
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, Mapping):
+        inner = (f"{key}:{text_of(one, options)}" for key, one in value.items())
+        return f"{{{','.join(inner)}}}"
+    if isinstance(value, str | Path):
+        text = str(value)
+        is_plain = re.fullmatch(r"[A-Za-z_/][\w./%-]*", text) and text.lower() not in KEYWORDS
+        return text if is_plain else quoted(text)
+    if isinstance(value, Iterable):
+        return f"[{','.join(text_of(one, options) for one in value)}]"
+    raise UserError(f"{value!r} is no value of a setting; use a number, text, a list or a policy")

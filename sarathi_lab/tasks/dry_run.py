@@ -1,0 +1,77 @@
+"""What `--dry-run` prints: the runs of a command line, and how long each may take."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from sarathi_lab.config.command_line import CommandLine
+from sarathi_lab.config.console import console, duration
+from sarathi_lab.config.instantiate import build, resolved
+from sarathi_lab.config.jobs import run_name
+from sarathi_lab.config.sweep_record import FINISHED
+from sarathi_lab.results.result import Shown, show
+
+# What the time of a run depends on most; its policy, chunk and seed change it by less.
+KIND = ("task", "workload", "executor", "model", "batch", "cache", "dtype")
+MOST_SECONDS = 20.0  # of estimating; runs that come later are not estimated one by one
+
+
+def print_jobs(command_line: CommandLine) -> None:
+    """Check every job and list it with an estimate of its time: what the newest finished run of its
+    kind below `output` took, else what its task makes of it. Raises UserError as the check does.
+    """
+    finished = _finished(Path(str(command_line.jobs[0].cfg.output)))
+    swept = command_line.swept if command_line.is_sweep else None
+    start, shared, rows, known = time.monotonic(), set[str](), [], []
+    for number, job in enumerate(command_line.jobs):
+        job.check()
+        found = finished.get(_kind(resolved(job.cfg)))
+        if found is None and time.monotonic() - start < MOST_SECONDS:
+            found = build(job.cfg.task).estimate(job.prepared, shared)
+        job.take_prepared()
+        seconds, by = found or (None, "unknown: nothing like it has run here")
+        known += [] if seconds is None else [seconds]
+        name = run_name(str(job.composed.hydra.runtime.choices["policy"]), job.settings, swept)
+        about = "-" if seconds is None else duration(seconds)
+        rows.append({"": str(number), "run": name, "about": about, "by": by})
+    show([Shown(rows, left=["run", "by"])])
+    console().print(_total(command_line, known), soft_wrap=True)
+
+
+def _total(command_line: CommandLine, known: list[float]) -> str:
+    """How many runs there are, and their time together."""
+    search, number = command_line.search, len(command_line.jobs)
+    told = f"{number} run{'s' * (number > 1)}, checked and not started"
+    if search is not None:
+        number = search.n_trials
+        told = f"a search of {number} trials, of which these are the ends of its space"
+    if not known:
+        return f"{told}; how long it takes is unknown"
+    whole = duration(sum(known) / len(known) * number)
+    return f"{told}; about {whole} in all, one after the other"
+
+
+def _finished(output: Path) -> dict[str, tuple[float, str]]:
+    """The seconds of the newest finished run of each kind, and its folder."""
+    paths = sorted(output.rglob(FINISHED), key=lambda path: path.stat().st_mtime)
+    found = {}
+    for path in paths:
+        try:
+            config: Any = OmegaConf.to_container(OmegaConf.load(path.with_name("config.yaml")))
+            seconds = json.loads(path.read_text())["seconds"]
+            found[_kind(config)] = (seconds, f"run {'/'.join(path.parts[-4:-1])}")
+        except (OSError, ValueError, KeyError):  # of a task that leaves none
+            continue
+    return found
+
+
+def _kind(config: dict[str, Any]) -> str:
+    parts = {name: config.get(name) for name in KIND}
+    parts["workload"] = {k: v for k, v in (parts["workload"] or {}).items() if k != "seed"}
+    parts["executor"] = {k: v for k, v in (parts["executor"] or {}).items() if k != "seed"}
+    return json.dumps(parts, sort_keys=True)
