@@ -12,6 +12,10 @@ from importlib import import_module
 COMMANDS = {
     "run": ("sarathi_lab.run", "run an experiment, or a sweep with -m: run chunk=256,512,1024 -m"),
     "claims": ("sarathi_lab.tasks.claims", "which claims of the paper hold on which device"),
+    "plot": (
+        "sarathi_lab.tasks.plot",
+        "draw a finished sweep again: plot FOLDER x=chunk y=tbt_p99",
+    ),
     "figures": ("sarathi_lab.tasks.figures", "the paper's figures from recorded results"),
     "dashboard": ("sarathi_lab.tasks.dashboard", "a W&B workspace that shows the lab's runs"),
     "completion": ("sarathi_lab.__main__", 'tab completion: eval "$(sarathi-lab completion bash)"'),

@@ -115,12 +115,7 @@ class Results:
         """
         from sarathi_lab.results.plots import sweeps  # matplotlib takes a second
 
-        draw = getattr(sweeps, "draw_sweep", None)
-        return (
-            draw(self.runs, x=x, hue=hue, facet=facet, y=y)
-            if draw
-            else sweeps.sweep_overview(self.runs)
-        )
+        return sweeps.draw_sweep(self.runs, x=x, hue=hue, facet=facet, y=y)
 
     def _matching(self, wanted: Mapping[str, Any]) -> pd.DataFrame:
         """The runs with these settings, or else the baselines."""

@@ -20,7 +20,7 @@ from sarathi_lab.config.console import progress_of
 from sarathi_lab.config.effects import READ_BY, check_job, check_single, check_sweep, reads
 from sarathi_lab.config.errors import UserError, require_bool
 from sarathi_lab.config.explain import explained
-from sarathi_lab.config.instantiate import build, make_loader, resolved
+from sarathi_lab.config.instantiate import build, class_of, make_loader, resolved
 from sarathi_lab.config.jobs import Job
 from sarathi_lab.config.sweep_search import OptunaSearch
 
@@ -39,6 +39,7 @@ class CommandLine:
     arguments: tuple[str, ...]  # as typed
     settings: tuple[Override, ...] = ()  # what decides a sweep's jobs, its experiment's included
     search: OptunaSearch | None = None  # chooses the jobs as it goes
+    notes: tuple[str, ...] = ()  # on jobs that are run once for several values
 
     @property
     def swept(self) -> tuple[str, ...]:
@@ -111,10 +112,13 @@ def _sweep(
         _compose_job(job, master, loader)
         for job in (search.extremes(settings) if search else _combinations(settings))
     ]
+    read = {name for name in READ_BY if any(reads(job.cfg, name) for job in jobs)}
     varied = {override.get_key_element() for override in settings if override.is_sweep_override()}
-    read = {
-        name for name in READ_BY if name not in varied and any(reads(job.cfg, name) for job in jobs)
-    }
+    notes: list[str] = []
+    if search is None:
+        jobs, notes = _collapsed(
+            jobs, [name for name in READ_BY if name in varied & read], master, loader
+        )
     for job in jobs:
         check_job(job.cfg, job.settings, read, loader)
     return CommandLine(
@@ -126,7 +130,27 @@ def _sweep(
         arguments=tuple(arguments.of_run),
         settings=tuple(settings),
         search=search,
+        notes=tuple(notes),
     )
+
+
+def _collapsed(
+    jobs: Sequence[Job], names: Sequence[str], master: DictConfig, loader: ConfigLoader
+) -> tuple[list[Job], list[str]]:
+    """The jobs, of those that differ only in settings of `names` that they do not read one; and a
+    line for each such setting.
+    """
+    found: dict[tuple[str, ...], Job] = {}
+    unread: dict[str, None] = {}
+    for job in jobs:
+        aside = [name for name in names if not reads(job.cfg, name)]
+        kept = tuple(one for one in job.settings if one.partition("=")[0] not in aside)
+        if kept not in found:
+            found[kept] = _compose_job(kept, master, loader) if aside else job
+        for name in aside:
+            reader = class_of(job.cfg, READ_BY[name][0]).__name__
+            unread[f"{reader} does not read {name}: run once for all its values"] = None
+    return list(found.values()), list(unread)
 
 
 def _make_search(master: DictConfig) -> OptunaSearch | None:

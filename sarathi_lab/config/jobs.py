@@ -16,6 +16,7 @@ from typing import Any
 from hydra._internal.callbacks import Callbacks  # HydraContext wants one; there is no public way
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import run_job as run_in_folder
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
@@ -124,6 +125,7 @@ def run_here(
         name=run_name(str(choices["policy"]), settings.overrides.task, swept if is_sweep else None),
         group=group_of(root, choices, swept, host),
         swept=swept,
+        varied=_varied(settings.overrides.task, swept) if is_sweep else {},
         experiment=choices.get("experiment"),
         task=str(choices["task"]),
         prepared=prepared,
@@ -217,3 +219,14 @@ def run_name(policy: str, settings: Sequence[str], swept: Sequence[str] | None) 
         named = ("policy", "policy._target_")
         parts = [setting for key, setting in told if key in swept and key not in named]
     return " ".join([policy, *parts])
+
+
+def _varied(settings: Sequence[str], swept: Sequence[str]) -> dict[str, object]:
+    """The values of the settings that the sweep varies; of those that are no scalars the text."""
+    values: dict[str, object] = {}
+    for override in OverridesParser.create().parse_overrides(list(settings)):
+        if (key := override.get_key_element().lstrip("+")) in swept:
+            value = override.value()
+            is_scalar = isinstance(value, bool | int | float | str)
+            values[key] = value if is_scalar else override.get_value_element_as_str()
+    return values

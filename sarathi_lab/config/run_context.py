@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ class RunContext:
     name: str
     group: str  # what is swept, where, and the folder: the same of all runs of a command
     swept: Sequence[str] = ()  # the settings that the sweep varies
+    # Those of them that this run reads, with its values.
+    varied: Mapping[str, object] = field(default_factory=dict)
     experiment: str | None = None  # the overlay of conf/experiment, if one was asked for
     task: str = "serve"  # the option of conf/task
     prepared: Any = None

@@ -63,6 +63,8 @@ class Sweep:
             own = ["hydra.mode=MULTIRUN", f"hydra.sweep.dir={quoted(str(record.folder))}"]
             hydra.overrides.hydra.extend(own)
             hydra.sweep.dir = str(record.folder)
+        for note in self._command_line.notes:
+            console.console().print(note, soft_wrap=True)
         if not self._is_resumed:
             record.write()
             return []

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -12,23 +14,19 @@ from sarathi_lab.config.console import console, print_place
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.engine.executor import Backend
 from sarathi_lab.model.spec import ModelSpec
-from sarathi_lab.results.columns import HEADINGS, factor
+from sarathi_lab.results import swept
+from sarathi_lab.results.columns import HEADINGS, MILLISECONDS, factor
 from sarathi_lab.results.load import load_runs
 from sarathi_lab.results.result import Shown, show
 
 SWEEP_COLUMNS = {
     "capacity": "capacity\n[req/s]",
-    "throughput": "tokens/s",
-    "throughput_vs_{}": "x\n{}",
-    "decode_time_alone": "decode\nalone\n[ms]",
-    "decode_time_marginal": "piggy-\nbacked\n[ms]",
-    "decode_throughput_vs_{}": "decode\nx\n{}",
-    "kv_reread_factor": "KV\nre-read",
-    "ttft_p50": "TTFT\nP50\n[ms]",
-    "tbt_p50": "TBT\nP50\n[ms]",
-    "tbt_p99": "TBT\nP99\n[ms]",
-    "time_over_roofline": "time/\nroofline",
+    "decode_time_marginal": "decode\nadds",
+    "kv_reread_factor": "KV\nread",
+    "ttft_p50": "TTFT\nP50",
+    "tbt_p99": "TBT\nP99",
 }
+BETTER = dict.fromkeys(("decode_time_marginal", "kv_reread_factor", "ttft_p50", "tbt_p99"), "v")
 UNSEEN = ("sweep", "status")  # of the runs' labels, in sweep.csv
 _cautioned: set[tuple[str, str]] = set()  # by sweep
 
@@ -67,48 +65,143 @@ def summary_table(
 
 
 def print_sweep(sweep_dir: Path, num_jobs: int) -> None:
-    """Print and keep the table of a sweep of `num_jobs` with its baselines, and its picture."""
-    from sarathi_lab.results.plots import sweeps  # matplotlib takes a second
-
+    """Print and keep the table of a sweep of `num_jobs` with its baselines, what it says in one
+    sentence, and its picture.
+    """
     runs = load_runs(sweep_dir)
     if runs.empty:
         console().print(f"no finished runs in {sweep_dir}")
         return
-    order = ["policy", *sweeps.varying_labels(runs)]
-    baselines = runs[runs.is_baseline].sort_values(order, kind="stable")
+    order = ["policy", *swept.varying_settings(runs)]
+    baselines = runs[runs.is_baseline].sort_values(list(dict.fromkeys(order)), kind="stable")
     runs = pd.concat([baselines, runs[~runs.is_baseline]])
     which = f"All {len(runs)} runs"
     if num_missing := num_jobs - int((~runs.is_baseline).sum()):
         which = f"The {len(runs)} finished runs, {num_missing} missing,"
-    title = f"{which} of this sweep (ratios: run / baseline on the same requests)"
-    show([_sweep_table(runs, title)])
-    table, picture = sweep_dir / "sweep.csv", sweep_dir / "sweep.png"
+    show([sweep_table(runs, f"{which} of this sweep"), *conclusion(runs)])
+    table = sweep_dir / "sweep.csv"
     places = [os.path.relpath(path, sweep_dir) for path in runs.path]
     dotted = [name for name in map(str, runs) if "." in name]  # settings, versions, baselines
     same = [one for one in dotted if runs[one].nunique() < 2 or one.startswith("baselines.")]
     runs.assign(path=places).drop(columns=[*UNSEEN, *same], errors="ignore").to_csv(
         table, index=False
     )
-    sweeps.sweep_overview(runs).savefig(picture, dpi=150)
-    for what, where in (("table", table), ("figure", picture), ("results", sweep_dir)):
-        print_place(what, where)
+    print_place("table", table)
+    print_place("figure", save_picture(sweep_dir, runs))
+    print_place("results", sweep_dir)
 
 
-def _sweep_table(runs: pd.DataFrame, title: str) -> Shown:
-    prefix = "throughput_vs_"
-    baselines = sorted((name for name in map(str, runs) if name.startswith(prefix)), reverse=True)
-    baselines = [name.removeprefix(prefix) for name in baselines]
-    headings = {
-        pattern.format(baseline): heading.format(baseline.replace("_", "\n"))
-        for pattern, heading in SWEEP_COLUMNS.items()
-        for baseline in (baselines if "{}" in pattern else [""])
-    }
-    known = {name: heading for name, heading in headings.items() if name in runs}
-    rows = [
-        {"run": run["name"], **{heading: cell(name, run[name]) for name, heading in known.items()}}
-        for run in runs.to_dict("records")
+def save_picture(folder: Path, runs: pd.DataFrame, **axes: Any) -> Path:
+    """Draw a sweep's runs (`draw_sweep`) into sweep.png and sweep.pdf; returns the former's path.
+    Raises UserError for a name that the runs don't have.
+    """
+    from sarathi_lab.results.plots.sweeps import draw_sweep  # matplotlib takes a second
+
+    figure = draw_sweep(runs, **axes)
+    figure.savefig(folder / "sweep.pdf")
+    figure.savefig(path := folder / "sweep.png", dpi=150)
+    return path
+
+
+def sweep_table(runs: pd.DataFrame, title: str) -> Shown:
+    """What tells the runs of a sweep apart, in 80 columns: a row for all seeds and repetitions of
+    the same settings, medians. Arrows show which direction is better; all else is in sweep.csv.
+    """
+    base = swept.reference(runs)
+    quantities = {"throughput": "tokens/s", **SWEEP_COLUMNS}
+    if base is not None:
+        runs = swept.relative(runs, "throughput", base)
+        quantities = {
+            "throughput": "tokens/s",
+            f"throughput_vs_{base}": f"x {base}",
+            **SWEEP_COLUMNS,
+        }
+    by = list(dict.fromkeys(["policy", *swept.varying_settings(runs), "is_baseline"]))
+    level, rows = swept.noise(runs), []
+    known = {name: words for name, words in quantities.items() if name in runs}
+    if len(by) > 3:  # settings take the room
+        known.pop("decode_time_marginal", None)
+    units = {name: _unit(name, runs[name]) for name in known}
+    tables = {name: swept.medians(runs, by, name) for name in known}
+    places = {name: swept.place(table, by) for name, table in tables.items()}
+    whole = runs.drop_duplicates(by)
+    for (_, run), place in zip(whole.iterrows(), swept.place(whole, by), strict=True):
+        row = {_heading(name): swept.text(run[name]) for name in by if name != "is_baseline"}
+        if run["is_baseline"]:
+            row["policy"] += " *"
+        for name, words in known.items():
+            found = tables[name][places[name] == place]
+            unit, scale = units[name]
+            heading = f"{words}{unit}\n{BETTER.get(name, '^')}"
+            row[heading] = _median(name, found.iloc[0], scale, level) if len(found) else "-"
+        rows.append(row)
+    signs = [
+        sign
+        for sign, is_there in (
+            ("*: baseline", bool(runs.is_baseline.any())),
+            ("^ more, v less is better", True),
+            ("~: not told apart from 1", any("~" in cell for row in rows for cell in row.values())),
+        )
+        if is_there
     ]
-    return Shown(rows, left=["run"], unbroken=["run"], title=title)
+    return Shown(rows, left=["policy"], unbroken=["policy"], title=f"{title} ({', '.join(signs)})")
+
+
+def _heading(setting: str) -> str:
+    return setting.rpartition(".")[2].replace("_", "\n") if setting != "policy" else "policy"
+
+
+def _unit(name: str, values: pd.Series) -> tuple[str, float]:
+    """The unit that people read values of this size in, as a heading's end, and its factor."""
+    if factor(name) != MILLISECONDS or "_vs_" in name:
+        return "", factor(name)
+    return ("\n[s]", 1.0) if values.max() >= 10 else ("\n[ms]", MILLISECONDS)
+
+
+def _median(name: str, row: pd.Series, scale: float, noise: float) -> str:
+    if "_vs_" in name:
+        is_base = name.endswith(f"_vs_{row['policy']}")
+        mark = "" if is_base or swept.is_decided(row, noise) else "~"
+        return f"{mark}{row['median']:.2f}"
+    if name == "decode_time_marginal" and row["median"] <= 0:
+        return "noise"
+    value = row["median"] * scale
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def conclusion(runs: pd.DataFrame) -> list[str]:
+    """What a sweep says, in one sentence: the run that gains most over the reference, with its
+    interval, or that this machine's noise hides it. Empty where there is nothing to compare.
+    """
+    base = swept.reference(runs)
+    if base is None or "throughput" not in runs:
+        return []
+    runs = swept.relative(runs, "throughput", base)
+    own = swept.own_runs(runs)
+    own = own[own.policy != base]
+    by = list(dict.fromkeys(["policy", *swept.varying_settings(runs)]))
+    ratios = swept.medians(own, by, f"throughput_vs_{base}")
+    if ratios.empty:
+        return []
+    level = swept.noise(runs)
+    best = ratios.iloc[int(ratios["median"].argmax())]
+    settings = [
+        f"{name}={swept.text(best[name])}" for name in by[1:] if swept.text(best[name]) != "-"
+    ]
+    words = (
+        f"{' '.join([best['policy'], *settings])} serves {best['median']:.2f} times {base}'s tokens"
+    )
+    if best["number"] > 1:
+        interval = f"{best['low']:.2f} to {best['high']:.2f} in {best['number']} samples"
+        words += f" ({interval}, {best['confidence']:.0%})"
+    if not swept.is_decided(best, level):
+        why = "one run each does not tell its noise" if math.isnan(level) else ""
+        why = why or (f"equal work differed by up to {level:.2f} times" if level > 1 else "")
+        why = why or "the interval includes 1"
+        words += f", which is undecided: {why}"
+    elif best["median"] < 1:
+        words += ", the most of all: nothing here gains"
+    return [f"\n{words}."]
 
 
 def cell(name: str, value: float) -> str:

@@ -21,6 +21,7 @@ from sarathi_lab.results.tracking import TrackedRun, Tracker
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+TYPED = ("policy", "workload")  # of a sweep's settings, what labels are as typed
 ITERATIONS, REQUESTS = "iterations.parquet", "requests.parquet"
 
 
@@ -95,7 +96,10 @@ def write(result: Result, context: RunContext, tracker: Tracker, *, is_run: bool
         write_json(folder / "summary.json", result.summary)
     track(result, context, tracker)
     if is_run:
-        labels = {"task": context.task, **result.labels, "status": "finished"}
+        # Some options share a class, whose name the label is.
+        typed = {name: context.varied[name] for name in TYPED if name in context.varied}
+        labels = {"task": context.task, **context.varied, **result.labels, **typed}
+        labels["status"] = "finished"
         write_json(folder / "run.json", labels)
     show(result.shown)
     # A run's is printed once it has ended.

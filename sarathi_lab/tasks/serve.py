@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from sarathi_lab.config.console import console, progress_of
 from sarathi_lab.config.errors import RunError
@@ -111,12 +111,14 @@ def _ensure_baseline(cfg: DictConfig, plan: Plan, name: str, context: RunContext
         # In a hidden folder, moved when complete: nobody reads half of one.
         aside = Path(tempfile.mkdtemp(prefix=f".{run_dir.name}.", dir=run_dir.parent))
         # It is named by what the sweep varies of its work: not another policy's parameters.
-        named = ["baseline", name]
-        for key in context.swept:
-            is_read = key != "chunk" or plan.policy.budget is not None
-            if is_read and key.partition(".")[0] != "policy":
-                named.append(f"{key}={OmegaConf.select(cfg, key)}")
-        own = replace(context, run_dir=aside, name=" ".join(named))
+        has_chunk = plan.policy.budget is not None
+        varied = {
+            key: value
+            for key, value in context.varied.items()
+            if key.partition(".")[0] != "policy" and (has_chunk or key != "chunk")
+        }
+        named = ["baseline", name, *(f"{key}={value}" for key, value in varied.items())]
+        own = replace(context, run_dir=aside, name=" ".join(named), varied=varied)
         try:
             conclude(lambda: _executed(plan, own, {}, is_baseline=True), cfg, own, is_run=True)
             _move_unless_there(aside, run_dir)

@@ -125,5 +125,13 @@ def test_a_sweep_of_policies_may_name_a_chunk_that_not_all_of_them_read():
     assert [job.cfg.chunk for job in command_line.jobs] == [128, 128]
     with pytest.raises(UserError, match="chunk=128 has no effect"):
         read_command_line(["policy=orca,request_level", "chunk=128", "executor=simulated", "-m"])
-    with pytest.raises(UserError, match="has no effect"):
-        read_command_line(["policy=sarathi,orca", "chunk=128,256", "executor=simulated", "-m"])
+
+
+def test_in_a_sweep_what_a_job_does_not_read_collapses():
+    """Nothing else of the job changes, so that its results are those of a sweep without it."""
+    line = read_command_line(["policy=orca,sarathi", "chunk=128,512", "executor=simulated", "-m"])
+    kept = [" ".join(one for one in job.settings if "executor" not in one) for job in line.jobs]
+    assert kept == ["policy=orca", "policy=sarathi chunk=128", "policy=sarathi chunk=512"]
+    assert line.notes == ("Orca does not read chunk: run once for all its values",)
+    with pytest.raises(UserError, match="chunk=128 has no effect"):
+        read_command_line(["policy=orca,request_level", "chunk=128,512", "-m"])

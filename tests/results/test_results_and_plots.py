@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 from matplotlib.axes import Axes
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import EXPERIMENTS
+from sarathi_lab.results import swept
 from sarathi_lab.results.columns import factor, heading
 from sarathi_lab.results.load import (
     find_runs,
@@ -21,6 +22,9 @@ from sarathi_lab.results.load import (
     load_runs,
 )
 from sarathi_lab.results.plots import sweeps
+from sarathi_lab.results.report import conclusion, save_picture, sweep_table
+from sarathi_lab.results.result import show
+from sarathi_lab.tasks import plot
 
 LABELS = {
     "is_baseline": False,
@@ -79,13 +83,6 @@ def lines_of(ax: Axes) -> dict[str, list[float]]:
     return {str(line.get_label()): list(line.get_ydata()) for line in ax.get_lines()}
 
 
-@pytest.fixture
-def ax():
-    figure, axes = plt.subplots()
-    yield axes
-    plt.close(figure)
-
-
 def test_runs_and_baselines_are_found_in_their_sweep(sweep):
     runs = load_runs(sweep)
     assert len(runs) == 8
@@ -142,105 +139,124 @@ def test_an_unknown_figure_is_refused():
 
 
 def test_ratios_are_taken_on_the_same_requests(sweep):
-    runs = sweeps.relative(load_runs(sweep), "throughput", to="request_level")
+    runs = swept.relative(load_runs(sweep), "throughput", to="request_level")
     ratio = runs.set_index(["policy", "pd_ratio", runs.chunk.fillna(0)]).throughput_vs_request_level
     assert ratio["sarathi", 8, 128] == 2.0
     assert ratio["sarathi", 32, 512] == pytest.approx(1.03)
     assert ratio["orca", 32, 0] == 1.5
     assert ratio["request_level", 8, 0] == 1.0
-    own = load_runs(sweep).query("not is_baseline")
-    assert sweeps.relative(own, "throughput", to="request_level") is own
 
 
-def test_a_device_that_differs_by_its_threads_only_is_one_axis(tmp_path):
-    for threads in (1, 2):
-        labels = {"threads": threads, "device": f"cpu (x, {threads} threads)"}
-        write_run(
-            tmp_path / "s" / str(threads),
-            {"throughput": 1.0, "ttft_p50": 1.0, "tbt_p99": 1.0},
-            **labels,
-        )
-    runs = load_runs(tmp_path / "s")
-    assert sweeps.varying_labels(runs) == ["threads"]
-    assert sweeps.sweep_overview(runs).get_suptitle() == "tiny, float32 on cpu (x)"
-    assert sweeps.varying_labels(runs.assign(device=["a", "b"], threads=1)) == ["device"]
+def test_a_device_that_differs_by_its_threads_only_is_one_setting(sweep):
+    runs = load_runs(sweep).query("chunk == 128").assign(pd_ratio=8, threads=[1, 2])
+    runs["device"] = [f"cpu (x, {number} threads)" for number in runs.threads]
+    assert swept.varying_settings(runs) == ["threads"]
+    assert swept.varying_settings(runs.assign(threads=1)) == ["device"]
 
 
-def test_a_metric_draws_a_line_per_series_and_a_level_per_baseline(sweep, ax):
-    runs = load_runs(sweep).query("pd_ratio == 8")
-    sweeps.metric(runs, "throughput", x="chunk", ax=ax)
-    assert lines_of(ax) == {
-        "sarathi": [100.0, 101.0],
-        "orca": [75.0, 75.0],
-        "request_level": [50.0, 50.0],
-    }
-    assert [tick.get_text() for tick in ax.get_xticklabels()] == ["128", "512"]
-    assert ax.get_ylim()[0] == 0.0
+def runs_of(**values: list[object]) -> pd.DataFrame:
+    """A run for every combination of settings, each with a throughput of its own."""
+    rows = [dict(zip(values, row, strict=True)) for row in product(*values.values())]
+    runs = pd.DataFrame([LABELS | row for row in rows]).assign(executor="simulated")
+    return runs.assign(throughput=[100.0 + i for i in range(len(runs))])
 
 
-def test_a_grid_of_two_labels_has_a_line_for_each(sweep, ax):
-    sweeps.metric(load_runs(sweep), "throughput", x="pd_ratio", ax=ax)
-    drawn = lines_of(ax)
-    assert drawn["sarathi, chunk=128"] == [100.0, 102.0]
-    assert drawn["orca"] == [75.0, 150.0]
+def points_of(ax: Axes) -> list[tuple[float, float]]:
+    """Where points are, series after series."""
+    return [(float(c[0].get_xdata()[0]), float(c[0].get_ydata()[0])) for c in ax.containers]
 
 
-def colours_of(ax: Axes) -> dict[str, str]:
-    return {str(line.get_label()): str(line.get_color()) for line in ax.get_lines()}
+def test_rates_are_at_their_values_with_a_series_a_policy():
+    runs = runs_of(policy=["orca", "sarathi"], **{"workload.rate": [1, 2, 4]})
+    axes = sweeps.choose_axes(runs)
+    assert (axes.x, axes.hue, axes.facet, axes.others) == ("workload.rate", "policy", None, ())
+    ax = sweeps.draw_sweep(runs, y="throughput").axes[0]
+    assert points_of(ax) == [(1, 100), (2, 101), (4, 102), (1, 103), (2, 104), (4, 105)]
+    assert lines_of(ax).keys() >= {"orca", "sarathi"}
+    assert (ax.get_xlabel(), ax.get_xscale()) == ("workload.rate", "log")
+    assert sweeps.choose_axes(runs, x="rate").x == "workload.rate"
+    assert sweeps.choose_axes(runs, x="policy").hue == "workload.rate"
 
 
-@pytest.mark.parametrize("query", ["pd_ratio == 8", "index == index"])
-def test_a_series_has_one_colour_in_all_panels(sweep, query):
-    for path in sweep.glob("s/baselines/*/summary.json"):  # baselines have a latency too
-        path.write_text(
-            json.dumps(json.loads(path.read_text()) | {"ttft_p50": 2.0, "tbt_p99": 0.2})
-        )
-    runs = load_runs(sweep).query(query)
-    _, (left, right) = plt.subplots(1, 2)
-    x = sweeps.varying_labels(runs)[0]
-    sweeps.metric(runs, "throughput", x=x, ax=left)
-    sweeps.latency(runs, x=x, ax=right)
-    assert colours_of(left) == colours_of(right)
-    assert len(set(colours_of(left).values())) == len(colours_of(left)) > 2
-    plt.close("all")
+def test_two_settings_are_an_axis_and_panels_and_baselines_lines_across(sweep):
+    figure = sweeps.draw_sweep(load_runs(sweep), y="throughput", facet="pd_ratio")
+    left, right = figure.axes
+    assert "= 8" in left.get_title()
+    assert "= 32" in right.get_title()
+    assert points_of(left) == [(128, 100), (512, 101)]
+    assert lines_of(left)["orca"] == [75.0, 75.0]
+    assert lines_of(right)["request_level"] == [100.0, 100.0]
 
 
-def test_the_legend_covers_no_data(sweep):
-    runs = load_runs(sweep)  # lines at 4.3, 2.6 and 1 leave no room for four entries
-    runs["kv_reread_factor"] = runs.chunk.map({128: 4.3, 512: 2.6}).fillna(1.0)
-    figure, ax = plt.subplots(figsize=(4.6, 3.2), layout="constrained")
-    sweeps.metric(runs, "kv_reread_factor", x="pd_ratio", ax=ax)
-    figure.draw_without_rendering()
-    frame = ax.get_legend().get_window_extent()
-    for line in ax.get_lines():
-        start, end = ax.transData.transform(line.get_xydata())
-        along = [start + (end - start) * step / 20 for step in range(21)]
-        assert not any(frame.contains(*point) for point in along), line.get_label()
-    plt.close(figure)
+def test_more_settings_than_axes_are_told_apart_and_never_averaged():
+    runs = runs_of(chunk=[128, 256, 512], pd_ratio=[8, 32], batch=[4, 8], dtype=["a", "b"])
+    figure = sweeps.draw_sweep(runs, y="throughput")
+    assert sum(len(points_of(ax)) for ax in figure.axes) == len(runs)
 
 
-def test_decode_times_are_in_milliseconds(sweep, ax):
-    sweeps.decode_time(load_runs(sweep).query("pd_ratio == 8"), x="chunk", ax=ax)
-    assert lines_of(ax) == {"alone": [4.0, 4.0], "piggybacked": [1.0, 2.0]}
+def test_seeds_are_intervals_and_said():
+    runs = runs_of(chunk=[128, 256], seed=[0, 1, 2])
+    assert sweeps.choose_axes(runs).x == "chunk"
+    figure = sweeps.draw_sweep(runs, y="throughput")
+    assert points_of(figure.axes[0]) == [(128, 101), (256, 104)]
+    assert "medians of 3 seeds with their 75% interval" in figure.get_suptitle()
 
 
-def test_kv_theory_is_drawn_beside_the_count(sweep, ax):
-    sweeps.kv_reread(load_runs(sweep).query("pd_ratio == 8"), ax=ax)
-    # chunks of 128 - 7 and 512 - 7 prompt tokens: 992 takes 9 and 2
-    assert lines_of(ax)["(N+1)/2, P=992, B=8"] == [5.0, 1.5]
+def test_27_policies_have_a_row_each_on_axes_that_fit_them():
+    names = [f"policy_{i:02}" for i in range(26)]
+    runs = runs_of(policy=["orca", *names]).assign(ttft_p50=1.0, tbt_p99=0.1)
+    ax = sweeps.draw_sweep(runs, y=["throughput", "throughput_vs_orca"]).axes[1]
+    assert len(points_of(ax)) == len(ax.get_yticks()) == 27
+    assert all(1 <= x <= 1.26 and ax.get_xlim()[0] < x < ax.get_xlim()[1] for x, _ in points_of(ax))
+    assert ax.get_xlim()[0] > 0.9
 
 
-@pytest.mark.parametrize(
-    "query", ["pd_ratio == 8", "chunk != 512", "index == index", "name == '0'"]
-)
-def test_every_sweep_has_an_overview(sweep, query, tmp_path):
-    sweeps.sweep_overview(load_runs(sweep).query(query)).savefig(tmp_path / "sweep.png")
+def test_a_time_below_the_noise_does_not_stretch_the_axis():
+    runs = runs_of(chunk=[128, 256]).assign(decode_time_marginal=[-0.0107, 0.001])
+    ax = sweeps.draw_sweep(runs, y="decode_time_marginal").axes[0]
+    assert points_of(ax) == [(256, 1.0)]
+    assert ax.get_ylim()[0] >= 0
+
+
+def test_what_equal_work_differs_by_is_undecided():
+    runs = runs_of(policy=["orca", "sarathi"], repetition=[1, 2, 3])
+    runs = runs.assign(executor="torch", throughput=[100, 130, 100, 120, 140, 115])
+    runs["schedule"] = ["x"] * 3 + ["y"] * 3
+    assert swept.noise(runs) == 1.3
+    (sentence,) = conclusion(runs)
+    assert "serves 1.15 times orca's tokens (1.08 to 1.20 in 3 samples, 75%)" in sentence
+    assert "undecided: equal work differed by up to 1.30 times" in sentence
+    far = runs.assign(throughput=[100, 101, 102, 200, 202, 204])
+    assert "undecided" not in conclusion(far)[0]
+
+
+@pytest.mark.parametrize("query", ["chunk != 512", "index == index", "name == '0'"])
+def test_every_sweep_has_a_picture_in_both_formats(sweep, query, tmp_path):
+    save_picture(tmp_path, load_runs(sweep).query(query))
     assert (tmp_path / "sweep.png").stat().st_size > 10_000
+    assert (tmp_path / "sweep.pdf").read_bytes().startswith(b"%PDF")
 
 
-def test_what_is_not_there_is_said(sweep, ax):
-    sweeps.metric(load_runs(sweep), "mfu", x="chunk", ax=ax)
-    assert ax.texts[0].get_text() == "no run has MFU"
+def test_a_finished_sweep_is_drawn_again_by_other_axes(sweep, capsys):
+    assert plot.main([str(sweep / "s"), "x=pd_ratio", "y=tbt_p99,throughput"]) == 0
+    assert str(sweep / "s" / "sweep.png") in capsys.readouterr().out
+    assert plot.main([str(sweep / "s"), "x=nothing"]) == 2
+    assert "nothing is no setting or quantity of these runs" in capsys.readouterr().err
+
+
+def test_a_sweeps_table_fits_80_columns(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "dumb")  # no styles
+    rates = {"workload.rate": [1, 2]}
+    runs = runs_of(policy=["transformers_prefill_first", "orca"], chunk=[256, 512], **rates)
+    runs = runs.assign(is_baseline=runs.policy == "orca", ttft_p50=15.092, tbt_p99=0.269)
+    show([sweep_table(runs.assign(kv_reread_factor=2.5, decode_time_marginal=0.0014), "All runs")])
+    table = capsys.readouterr().out.splitlines()[2:]
+    assert max(map(len, table)) <= 80
+    assert not any("…" in line for line in table)
+    row = next(line for line in table if "prefill_first" in line and "512" in line)
+    assert {"15.1", "269", "2.5"} <= set(row.split())
 
 
 def test_headings_carry_units_and_factors():

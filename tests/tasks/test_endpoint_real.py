@@ -182,7 +182,7 @@ def test_the_runs_stand_side_by_side(output):
             assert len(ax.get_lines()) == 2
     table = load_runs(output)
     assert len(table) == 2
-    figure = sweeps.sweep_overview(table)
+    figure = sweeps.draw_sweep(table)
     assert "transformers" in [tick.get_text() for tick in figure.axes[0].get_xticklabels()]
     plt.close("all")
 

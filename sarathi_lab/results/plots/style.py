@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -17,6 +18,9 @@ AXIS_NAMES = {
     "batch": "batch size",
     "threads": "threads of the CPU",
 }
+# The policies that most pictures have; others take the colours that are left.
+POLICIES = {"sarathi": 0, "orca": 1, "request_level": 7, "sarathi_serve": 2, "prefill_first": 3}
+POLICIES |= {"vllm_v1": 4, "sglang": 5, "splitfuse": 6, "trtllm": 8, "tgi": 9}
 MARKERS = tuple("os^DvPX*<>")  # by series, so that print without colour tells them apart
 
 COLOURS = (  # seaborn's, that people who are colour-blind tell apart
@@ -51,6 +55,16 @@ def panels(
 def marker(i: int) -> str:
     """That of the `i`-th series."""
     return MARKERS[i % len(MARKERS)]
+
+
+def colours(names: Sequence[str]) -> dict[str, str]:
+    """A colour for each name: a policy has the same in all pictures."""
+    free = [i for i in range(len(COLOURS)) if i not in {POLICIES.get(name) for name in names}]
+    free, taken = free or list(range(len(COLOURS))), dict[str, str]()
+    for name in names:
+        place = POLICIES.get(name)
+        taken[name] = COLOURS[free[len(taken) % len(free)] if place is None else place]
+    return taken
 
 
 def tick_in_steps(axis: Axis) -> None:
