@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -202,11 +202,14 @@ class _Panel:
         table[ends] *= factor(self.name)
         if self.name == "decode_time_marginal":  # a difference of times that may be equal
             table.loc[table["median"] <= 0, ends] = math.nan
-        series = table[[one for one in by if one != self.axis.x]].map(text)
-        names = [self._label(row) for _, row in series.iterrows()]
-        self._across(table, names)
+        columns = [one for one in by if one != self.axis.x]
+        names = self._labels(table[columns])
+        self._across(table, names, dict.fromkeys(self._labels(self.runs[columns])))
         self._limits(table)
         self._name_axes()
+
+    def _labels(self, series: pd.DataFrame) -> list[str]:
+        return [self._label(row) for _, row in series.map(text).iterrows()]
 
     def _label(self, row: pd.Series) -> str:
         named = {str(key): value for key, value in row.items() if value != "-"}
@@ -214,12 +217,16 @@ class _Panel:
         named.pop("policy", None)
         return ", ".join([*parts, *(f"{_short(key)} {value}" for key, value in named.items())])
 
-    def _across(self, table: pd.DataFrame, names: Sequence[str]) -> None:
-        """Every series as points with intervals, those without an x as lines across."""
+    def _across(self, table: pd.DataFrame, names: Sequence[str], known: Iterable[str]) -> None:
+        """Every series as points with intervals, those without an x as lines across; each has the
+        marker of its place among all `known`, whichever have this quantity.
+        """
         colour = colours(_values(self.runs, self.axis.hue or self.axis.x))
         noise = swept.noise(self.runs)
-        labels = list(dict.fromkeys(names))
+        labels = list(dict.fromkeys([*known, *names]))
         for i, label in enumerate(labels):
+            if label not in names:
+                continue
             rows = table[[name == label for name in names]]
             places = self._places(rows)
             own = text(rows[self.axis.hue].iloc[0]) if self.axis.hue else None
