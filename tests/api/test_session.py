@@ -67,8 +67,8 @@ def test_a_sweep_has_a_row_for_every_combination(swept):
     assert sorted(zip(own["policy"], own["workload.rate"], strict=True)) == [
         ("decodes_then_one_chunk", 50),
         ("decodes_then_one_chunk", 500),
-        ("orca", 50),
-        ("orca", 500),
+        ("orca_2", 50),  # an object of its own, not conf/policy/orca.yaml
+        ("orca_2", 500),
     ]
     assert {"policy", "workload.rate"} <= set(swept.varying)
     # A class reads `chunk` as its budget, an object's fields stay as they are.
@@ -86,13 +86,15 @@ def test_requests_and_iterations_have_their_runs_settings(swept):
 
 
 def test_runs_are_compared_on_the_same_work(swept):
-    table = swept.compare(to="orca", metrics=["throughput", "tbt_p99"]).set_index("workload.rate")
+    table = swept.compare(to="orca_2", metrics=["throughput", "tbt_p99"]).set_index("workload.rate")
     base, other = (
-        table[table.policy == name] for name in ("orca", "decodes_then_one_chunk")
+        table[table.policy == name] for name in ("orca_2", "decodes_then_one_chunk")
     )  # of the sweep's own, not the baselines
-    assert list(base.throughput_vs_orca) == [1, 1]
-    assert list(other.throughput_vs_orca) == pytest.approx(list(other.throughput / base.throughput))
-    with pytest.raises(UserError, match="their policies are decodes_then_one_chunk, orca"):
+    assert list(base.throughput_vs_orca_2) == [1, 1]
+    assert list(other.throughput_vs_orca_2) == pytest.approx(
+        list(other.throughput / base.throughput)
+    )
+    with pytest.raises(UserError, match="their policies are decodes_then_one_chunk, orca, orca_2"):
         swept.compare(to="sglang")
 
 

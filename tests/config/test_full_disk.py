@@ -31,12 +31,12 @@ def test_where_a_disk_is_full_each_run_says_so_in_a_line_and_the_rest_goes_on(
     """The first run has no room, not even for why; the second has."""
     work, is_full = jobs.run_here, [True]
 
-    def writes(*args):
+    def writes(*args, **named):
         if is_full.pop() if is_full else False:
             monkeypatch.setattr("sarathi_lab.config.sweep_record.write_json", refuses)
             raise FULL
         monkeypatch.undo()
-        work(*args)
+        work(*args, **named)
 
     def refuses(*args):
         raise FULL

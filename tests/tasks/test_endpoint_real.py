@@ -138,7 +138,7 @@ def test_the_real_server_serves_the_workload(server, output):
     requests = load_requests(labels["path"])
     assert requests.prompt_len.tolist() == [20] * 4, "as the server counts"
     assert requests.output_len.tolist() == [4] * 4
-    assert labels["cautions"] == []
+    assert labels["cautions"] == "[]"
     assert (requests.finish_time > requests.first_token_time).all()
     assert labels["ttft_p50"] > 0
     assert labels["tbt_p50"] > 0
@@ -182,8 +182,8 @@ def test_the_runs_stand_side_by_side(output):
             assert len(ax.get_lines()) == 2
     table = load_runs(output)
     assert len(table) == 2
-    figure = sweeps.draw_sweep(table)
-    assert "transformers" in [tick.get_text() for tick in figure.axes[0].get_xticklabels()]
+    figure = sweeps.draw_sweep(table, x="policy")
+    assert "transformers" in [tick.get_text() for tick in figure.axes[0].get_yticklabels()]
     plt.close("all")
 
 
