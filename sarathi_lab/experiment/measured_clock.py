@@ -35,7 +35,7 @@ PARTS = ("qkv_proj", "out_proj", "ffn", "elementwise", "prefill_attention", "oth
 TOO_SMALL = "the cache is too small"
 WARM_UP_DECODES = 4
 ALTERNATED = 1.0  # seconds of iterations whose difference is asked for, in a round
-FEWEST_TURNS = 3  # of them
+FEWEST_TURNS, MOST_TURNS = 3, 32  # of them
 
 Composition = tuple[tuple[int, int, bool, int], ...]  # start, tokens, is decode, how many of them
 
@@ -216,7 +216,9 @@ class MeasuredCostModel:
         turns: list[list[float]] = []
         whole: list[list[float]] = []
         start = time.perf_counter()
-        while len(turns) < FEWEST_TURNS or time.perf_counter() - start < ALTERNATED:
+        while len(turns) < FEWEST_TURNS or (
+            len(turns) < MOST_TURNS and time.perf_counter() - start < ALTERNATED
+        ):
             step, lost = (1 if len(turns) % 2 else -1), self._stolen()
             turns.append([run_once(self.executor, own).busy for own in placed[::step]][::step])
             if len(turns) > 1 and self._stolen() == lost:  # the first warms up
