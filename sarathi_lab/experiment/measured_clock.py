@@ -180,7 +180,7 @@ class MeasuredCostModel:
         while not raw or (len(raw) < most and time.perf_counter() - start < ENOUGH):
             lost = self._stolen()
             raw.append(work(tokens))
-            is_whole = self._stolen() == lost
+            is_whole = self._stolen() == lost and all(raw[-1].values())
             after = self._reference(tokens)
             slower = max(1.0, min(before, after))
             if is_whole and max(before, after) < AGREE * min(before, after) and slower < AGREE:
@@ -196,10 +196,10 @@ class MeasuredCostModel:
         """Seconds of a reference over its usual ones; a GPU has a speed of its own."""
         if not self.is_shared:
             return 1.0
-        seen = self._references[min(tokens, REFERENCE)]
-        while len(seen) < REFERENCES:
-            seen.append(self.probe.reference(tokens))
-        seen.append(self.probe.reference(tokens))
+        seen, found = self._references[min(tokens, REFERENCE)], 0.0
+        while not found or len(seen) <= REFERENCES:
+            if found := self.probe.reference(tokens):  # else all of its time was another's
+                seen.append(found)
         return seen[-1] / float(np.quantile(seen, LOWER))
 
     def alternated(self, batches: Sequence[Batch]) -> np.ndarray:
@@ -221,7 +221,8 @@ class MeasuredCostModel:
         ):
             step, lost = (1 if len(turns) % 2 else -1), self._stolen()
             turns.append([run_once(self.executor, own).busy for own in placed[::step]][::step])
-            if len(turns) > 1 and self._stolen() == lost:  # the first warms up
+            # The first warms up; of one that is nothing all of the time was another's.
+            if len(turns) > 1 and self._stolen() == lost and all(turns[-1]):
                 whole.append(turns[-1])
         return np.array(whole or turns[1:])
 

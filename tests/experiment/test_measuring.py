@@ -235,6 +235,13 @@ def test_a_timing_counts_as_its_references_show(cost, monkeypatch, references, s
     assert [times["a"] for times in found] == pytest.approx(kept)
 
 
+def test_a_reference_of_which_nothing_is_left_is_taken_again(executor, monkeypatch):
+    cost = MeasuredCostModel(executor)
+    told = iter([0.0, *[2.0] * 8, 0.0, 0.0, 3.0, 0.0, 4.0])
+    monkeypatch.setattr(cost.probe, "reference", lambda tokens: next(told))
+    assert [cost._reference(1), cost._reference(1)] == [1.5, 2.0]
+
+
 def test_what_decodes_add_is_a_difference_of_neighbours(executor, monkeypatch):
     """A machine that is slower from turn to turn slows all three of a turn alike."""
     alone = make_batch(num_decodes=2, context=20)
