@@ -82,7 +82,7 @@ def lines_of(state: Progress) -> Iterator[Callable[[], None]]:
     if is_outermost:
         _printed = time.monotonic()
     try:
-        with _repeated(_print_if_due) if is_outermost else nullcontext():
+        with repeated(_print_if_due) if is_outermost else nullcontext():
             yield lambda: None
     finally:
         _phases.pop()
@@ -117,17 +117,19 @@ def _bar(state: Progress) -> Iterator[Callable[[], None]]:
                     done = min(state.done, state.total or 0.0)
                     bar.update(task, completed=done, refresh=True)
 
-        with _repeated(show):
+        with repeated(show):
             yield show
 
 
 @contextmanager
-def _repeated(function: Callable[[], None]) -> Iterator[None]:
-    """Call `function` every second from a thread meanwhile, as a single step may take minutes."""
+def repeated(function: Callable[[], None], seconds: float = LOOK_SECONDS) -> Iterator[None]:
+    """Call `function` every so many seconds from a thread meanwhile: a single step may take
+    minutes.
+    """
     stop = threading.Event()
 
     def repeat() -> None:
-        while not stop.wait(LOOK_SECONDS):
+        while not stop.wait(seconds):
             function()
 
     thread = threading.Thread(target=repeat, daemon=True)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from sarathi_lab.config.console import console, duration, progress_of
+from sarathi_lab.config.console import console, duration, progress_of, repeated
 from sarathi_lab.config.sweep_record import FINISHED, SweepRecord
 
 POLL_SECONDS = 0.5
@@ -41,20 +40,11 @@ class SweepProgress:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Print these lines, and how far the sweep is, while other processes run the jobs."""
-        stop = threading.Event()
-
-        def watch() -> None:
-            while not stop.wait(POLL_SECONDS):
-                advance(self.update())
-
-        with progress_of("running", len(self._pending), "runs") as advance:
-            thread = threading.Thread(target=watch, daemon=True)
-            thread.start()
-            try:
-                yield
-            finally:
-                stop.set()
-                thread.join()
+        with (
+            progress_of("running", len(self._pending), "runs") as advance,
+            repeated(lambda: advance(self.update()), POLL_SECONDS),
+        ):
+            yield
         self.update()
 
     def _outcome(self, number: int) -> str | None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import wandb
 
 MAX_TAG = 64  # characters
-MAX_HISTORY_ROWS = 500  # W&B's curves show as many points
+MAX_HISTORY_ROWS = 2000
 LOCAL_TIMEOUT = 60.0  # seconds for opening a run, which usually takes a tenth of one
 LEAST_ROOM = 1 << 20  # bytes; W&B's process says nothing of a full disk, and its record ends early
 # What the columns of the history are drawn over: by default the iteration's number.
@@ -239,7 +239,7 @@ def _log(opened: wandb.Run, run: TrackedRun) -> None:
 
 
 def _log_iterations(opened: wandb.Run, iterations: pd.DataFrame) -> None:
-    """Every iteration, or 500 evenly spaced ones of a longer run (the artifact has all), with
+    """Every iteration, or 2,000 evenly spaced ones of a longer run (the artifact has all), with
     `iteration`, `time` (seconds) and `tokens` (computed so far) as x axes.
     """
     tokens = (iterations.num_prefill_tokens + iterations.num_decode_tokens).cumsum()

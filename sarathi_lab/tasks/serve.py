@@ -82,8 +82,8 @@ class Serve(Task):
     def estimate(
         self, prepared: tuple[Plan, dict[str, Plan]], shared: set[str]
     ) -> tuple[float, str] | None:
-        """By the start of its loop on a virtual clock: of a simulation twice what that takes, once
-        for the roofline; of a device the roofline, which nothing is faster than.
+        """By the start of its loop on a virtual clock: of a simulation what that takes; of a device
+        the roofline, which nothing is faster than.
         """
         plan, baselines = prepared
         own = {f"{name}-{_fingerprint(plan)}": plan for name, plan in baselines.items()}
@@ -91,7 +91,7 @@ class Serve(Task):
         shared |= own.keys()
         found = [_tried_loop(plan) for plan in plans]
         if plan.backend.name == "simulated":
-            return 2 * sum(wall for wall, _ in found), "the start of its simulation"
+            return sum(wall for wall, _ in found), "the start of its simulation"
         return sum(clock for _, clock in found), "the roofline: at least"
 
 

@@ -17,7 +17,7 @@ def clock(monkeypatch) -> SimpleNamespace:
     """Seconds that pass only when a test says so."""
     own = SimpleNamespace(now=100.0, monotonic=lambda: own.now)
     monkeypatch.setattr(console, "time", own)
-    monkeypatch.setattr(console, "_repeated", lambda function: console.nullcontext())
+    monkeypatch.setattr(console, "repeated", lambda function: console.nullcontext())
     return own
 
 
