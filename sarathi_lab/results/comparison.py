@@ -23,6 +23,7 @@ from sarathi_lab.results.tracking import fetch_runs
 
 # Of a run's own, so that two runs always differ in them.
 OWN = ("started_at", "name", "path", "sweep", "status", "predicted_roofline", "cautions")
+OWN += ("schedule", "repetition")
 READERS = 4
 TIMEOUT = 120  # seconds for reading one
 PREFIX = "iterations/"  # of the history's columns, see `tracking`
