@@ -26,7 +26,14 @@ from sarathi_lab.config.combinations import (
     without_lacking,
 )
 from sarathi_lab.config.console import progress_of
-from sarathi_lab.config.effects import READ_BY, check_job, check_single, check_sweep, reads
+from sarathi_lab.config.effects import (
+    READ_BY,
+    check_job,
+    check_single,
+    check_sweep,
+    check_varied,
+    reads,
+)
 from sarathi_lab.config.errors import UserError, require_bool
 from sarathi_lab.config.explain import explained
 from sarathi_lab.config.instantiate import build, make_loader
@@ -116,6 +123,7 @@ def _sweep(
     check_sweep(master.hydra.overrides.hydra, master.hydra.launcher.get("n_jobs"))
     search = _make_search(master)
     varied = {override.get_key_element() for override in settings if override.is_sweep_override()}
+    check_varied(varied)
     notes: dict[str, None] = {}  # as an ordered set
     if search is not None:
         jobs = [compose_job(job, master, loader) for job in search.extremes(settings)]

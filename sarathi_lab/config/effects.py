@@ -58,6 +58,16 @@ def check_sweep(settings: Sequence[str], num_processes: int | None) -> None:
             )
 
 
+def check_varied(names: Collection[str]) -> None:
+    """Refuse values of what is one for a whole sweep."""
+    for name in names:
+        if name == "repeat" or name.startswith("plot."):
+            raise UserError(
+                f"{name} has several values, but is of the whole sweep; write one, or a list such "
+                "as plot.y=[ttft_p50,tbt_p99]"
+            )
+
+
 def check_job(
     cfg: DictConfig, settings: Sequence[str], read_by_others: Collection[str], loader: ConfigLoader
 ) -> None:

@@ -147,7 +147,7 @@ def test_a_field_of_one_of_the_swept_policies_is_left_out_of_the_others():
     assert line.notes == (
         "policy=orca does not read policy.min_decodes: run once for all its values",
     )
-    with pytest.raises(UserError, match="policy.min_decods is not a parameter"):
+    with pytest.raises(UserError, match=r"policy\.min_decods is not a parameter"):
         read_command_line(["policy=orca,sarathi", "policy.min_decods=1,2", "-m"])
 
 
@@ -180,6 +180,8 @@ def test_measured_sweeps_are_repeated_round_after_round():
         (["plot.x=chunk"], "plot.x=chunk has no effect on one run; add -m"),
         (["repeat=0", "-m"], "repeat=0 is below 1; use a number of rounds such as 6, or auto"),
         (["repeat=often", "-m"], "repeat=often is not a whole number"),
+        (["repeat=1,2", "-m"], "repeat has several values, but is of the whole sweep"),
+        (["plot.y=ttft_p50,tbt_p99", "-m"], "such as plot.y=[ttft_p50,tbt_p99]"),
         (["repeat=2", "repetition=0,1", "-m"], "repetition both number the rounds; drop one"),
         (["repeat=9999", "seed=0,1", "-m"], "makes a sweep of 19998 runs, more than 10000"),
         (["repeat=2", "experiment=best_chunk"], "repeat=2 has no effect on a search; drop it"),
