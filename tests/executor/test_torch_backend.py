@@ -90,7 +90,7 @@ def test_a_kernel_that_cannot_be_launched_is_said_in_one_line():
     "words", ["CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"]
 )
 def test_memory_that_the_driver_or_a_library_refuses_is_said_so(words):
-    with pytest.raises(RunError, match="^out of memory during x "), faults_explained(CPU, "x"):
+    with pytest.raises(RunError, match=r"^out of memory during x "), faults_explained(CPU, "x"):
         raise RuntimeError(words)
 
 
