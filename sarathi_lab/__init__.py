@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from sarathi_lab.engine.request import Request
     from sarathi_lab.model.spec import ModelSpec
     from sarathi_lab.policy.base import Policy
-    from sarathi_lab.results.load import load_runs
+    from sarathi_lab.results.load import find_sweeps, load_runs
 
 __version__ = "0.1.0"
 _HOMES = {
@@ -23,6 +23,7 @@ _HOMES = {
     "Request": "engine.request",
     "Results": "api.results",
     "check_policy": "api.check",
+    "find_sweeps": "results.load",
     "load": "api.results",
     "load_option": "config.instantiate",
     "load_runs": "results.load",
@@ -35,6 +36,7 @@ __all__ = [
     "Request",
     "Results",
     "check_policy",
+    "find_sweeps",
     "load",
     "load_option",
     "load_runs",
