@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sarathi_lab.api.check import check_policy
+    from sarathi_lab.api.playground import Playground
     from sarathi_lab.api.results import Results, load
     from sarathi_lab.api.session import serve, sweep
     from sarathi_lab.config.instantiate import load_option
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 _HOMES = {
     "ModelSpec": "model.spec",
+    "Playground": "api.playground",
     "Policy": "policy.base",
     "Request": "engine.request",
     "Results": "api.results",
@@ -32,6 +34,7 @@ _HOMES = {
 }
 __all__ = [
     "ModelSpec",
+    "Playground",
     "Policy",
     "Request",
     "Results",

@@ -51,7 +51,9 @@ class Results:
         from sarathi_lab.results.report import conclusion, sweep_table
 
         shown = sweep_table(self.runs, f"{len(self.runs)} runs")
-        table = pd.DataFrame(shown.rows).to_html(index=False, border=0, max_rows=MOST_ROWS)
+        table = pd.DataFrame(list(map(dict, shown.rows))).to_html(
+            index=False, border=0, max_rows=MOST_ROWS
+        )
         return "\n".join([f"<b>{shown.title}</b>", table, *conclusion(self.runs)])
 
     @cached_property
@@ -140,7 +142,7 @@ class Results:
     def _foremost(self) -> list[int]:
         """Where the runs are that serve most, and one of the reference."""
         throughput = self.runs["throughput"].reset_index(drop=True)
-        is_base = self.runs["policy"].eq(swept.reference(self.runs)).to_numpy()
+        is_base = self.runs["policy"].eq(str(swept.reference(self.runs))).to_numpy()
         base = list(throughput[is_base].nlargest(1).index)
         return [*throughput[~is_base].nlargest(MOST_CURVES - 1).index, *base]
 
