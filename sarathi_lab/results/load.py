@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from textwrap import shorten
 from typing import Any
 
 import pandas as pd
@@ -21,6 +20,7 @@ POINTS = "figure.parquet"  # the figures of the paper, recomputed: see `paper.ta
 LABELS = "run.json"  # written last, so its presence says that the run is complete
 RENAMED = {"floor": "roofline", "ceiling": "peak"}  # words in the names of older files
 SIMULATED = "simulated-"
+LONGEST = 80  # characters of what a sweep is called by
 AGAIN = "leave it out or run it again"
 # A point: where it is in its figure, the median, the interval around it (see `intervals`), and of
 # how many pairs. Without a y, `reason` says why there is none. `low` and `high` of a simulated
@@ -50,7 +50,8 @@ def find_sweeps(root: Path | str = OUTPUTS) -> dict[str, list[Path]]:
         except (OSError, ValueError, TypeError):  # none, or one of another version
             continue
         started = record.started_at[:19].replace("T", " ")
-        what = shorten(" ".join(_varied(record.arguments)), 70, placeholder=" ...")
+        what = " ".join(_varied(record.arguments))
+        what = what if len(what) <= LONGEST else f"{what[:LONGEST]}..."
         sweeps.append((f"{started}, {number} runs: {what}", folder))
     single = [folder for folder in numbers if folder not in {path for _, path in sweeps}]
     found = {name: [folder] for name, folder in sorted(sweeps, reverse=True)}

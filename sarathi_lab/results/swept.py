@@ -11,6 +11,7 @@ from collections.abc import Collection, Hashable, Sequence
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from omegaconf import OmegaConf
 
@@ -59,11 +60,12 @@ def varying_settings(runs: pd.DataFrame, leaving: Collection[str] = SAMPLES) -> 
     names = [
         one for one in names if {one.partition(".")[0], one.rpartition(".")[2]}.isdisjoint(leaving)
     ]
+    groups, number = np.zeros(len(own), dtype=int), 1  # of runs that agree in what is found
     for name in sorted(names, key=_rank):
-        texts = own[name].map(text)
-        parts = texts.groupby([own[one].map(text) for one in found]) if found else [((), texts)]
-        if any(part.nunique() > 1 for _, part in parts):
-            found.append(name)
+        codes, values = pd.factorize(np.array([text(value) for value in own[name]], dtype=object))
+        finer, _ = pd.factorize(groups * len(values) + codes)
+        if len(finer) and finer.max() >= number:
+            found, groups, number = [*found, name], finer, finer.max() + 1
     return found
 
 

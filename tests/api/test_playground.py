@@ -30,7 +30,10 @@ def test_it_finds_what_a_run_finds(playground, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"chunk": 256, "pd_ratio": 7}, "times orca's, with"),
+        (
+            {"pd_ratio": 15, "workload.min_len": 512, "workload.max_len": 2048},
+            "1.03 times orca's, with",
+        ),
         ({"chunk": 16}, "in chunks a prompt takes"),
         ({"chunk": 2048}, "as many as orca"),
         ({"policy": "orca"}, "which others are held against"),
