@@ -28,7 +28,10 @@ PICTURES = {
     "walkthrough": 10,
     "figures": len(PAPERS) + len(SERVING) + 5,  # policies on five devices
 }  # fewest
-ONCE = {"lab.tiny_on_this_cpu()": "lab.tiny_on_this_cpu(repetitions=1)"}  # times are not looked at
+ONCE = {  # times are not looked at
+    "lab.tiny_on_this_cpu()": "lab.tiny_on_this_cpu(repetitions=1)",
+    '"workload.num_requests": 60': '"workload.num_requests": 20',
+}
 BROWSERS = filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome")))
 BROWSER = next(BROWSERS, None) if find_spec("playwright") else None
 LONGEST = 240  # seconds of a cell, which takes a tenth of that
@@ -80,12 +83,10 @@ def in_browser(folder: Path, environment: Mapping[str, str]) -> dict[str, dict[s
                 NOTEBOOKS / f"{name.partition(',')[0]}.ipynb",
                 lambda page, visit=visit, moved=moved: moved.append(visit(page)),
             )
-            assert page.errors == [], name
-            assert page.num_executed == page.num_code_cells, name
-            for width, height in page.pictures:  # as drawn by the browser, in its pixels
-                assert width > 300, name
-                assert height > 150, name
-            found[name] = {"text": page.text, "pictures": len(page.pictures), "moved": moved[0]}
+            missed = page.num_code_cells - page.num_executed
+            shown = {"text": page.text, "pictures": len(page.pictures), "moved": moved[0]}
+            narrow = [size for size in page.pictures if size[0] < 300 or size[1] < 150]
+            found[name] = {**shown, "errors": page.errors, "missed": missed, "narrow": narrow}
             print(f"{name}: {page.seconds:.1f} s")
     return found
 
@@ -138,10 +139,14 @@ def executed(tmp_path_factory, made_once):
     return made_once("notebooks", make)
 
 
-@pytest.mark.parametrize("name", PICTURES)
+@pytest.mark.parametrize("name", [*PICTURES, AGAIN])
 def test_all_pictures_are_there_and_nothing_failed(executed, name):
-    assert executed[name]["pictures"] >= PICTURES[name]
-    assert "Traceback" not in executed[name]["text"]
+    found = executed[name]
+    assert found.get("errors", []) == []
+    assert "Traceback" not in found["text"]
+    assert found["pictures"] >= PICTURES[name.partition(",")[0]]
+    # As drawn by the browser, in its pixels.
+    assert (found.get("missed", 0), found.get("narrow", [])) == (0, [])
 
 
 def test_figures_have_their_verdicts(executed):
@@ -180,9 +185,9 @@ def test_the_playground_opens_where_chunks_gain_and_moves(executed):
     gain = r"sarathi serves [\d,]+ tokens/s, (\d\.\d+) times orca's"
     assert float(re.search(gain, executed["playground"]["text"])[1]) > 1.02
     if BROWSER:
-        before, after = (
-            float(re.search(gain, said)[1]) for said in executed["playground"]["moved"]
-        )
+        before, after = executed["playground"]["moved"]
+        assert re.match(gain, before)
+        assert after.startswith("sarathi serves")
         assert after != before
 
 

@@ -128,7 +128,7 @@ class Results:
 
     def plot_iterations(self, *names: str, x: str = "end") -> Figure:
         """What the iterations of runs (of `names`) held and took, over time or, with x="iteration",
-        by their number. Of the runs that serve most, and the reference, if none is named. Raises
+        by their number. If none is named, of some that serve most, and the reference. Raises
         UserError for names that there are not.
         """
         from sarathi_lab.results.plots import sweeps
@@ -140,11 +140,13 @@ class Results:
         return sweeps.curves({self.names[place]: read[place]() for place in places}, x=x)
 
     def _foremost(self) -> list[int]:
-        """Where the runs are that serve most, and one of the reference."""
-        throughput = self.runs["throughput"].reset_index(drop=True)
-        is_base = self.runs["policy"].eq(str(swept.reference(self.runs))).to_numpy()
-        base = list(throughput[is_base].nlargest(1).index)
-        return [*throughput[~is_base].nlargest(MOST_CURVES - 1).index, *base]
+        """Where the runs are that serve most, the best of each policy first, and the reference."""
+        runs = self.runs.reset_index(drop=True).sort_values("throughput", ascending=False)
+        is_base = runs["policy"] == swept.reference(runs)
+        own = swept.own_runs(runs[~is_base])
+        first = own.drop_duplicates("policy").index
+        places = [*first, *own.index.difference(first, sort=False)][: MOST_CURVES - 1]
+        return [*places, *runs[is_base].index[:1]]
 
     def _matching(self, wanted: Mapping[str, Any]) -> pd.DataFrame:
         """The runs with these settings, or else the baselines."""

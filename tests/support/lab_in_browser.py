@@ -29,7 +29,8 @@ START = 90  # seconds, for JupyterLab and its page
 HAS_RUN = """() => {
     const all = [...document.querySelectorAll('.jp-CodeCell .jp-InputArea-prompt')]
         .map(prompt => prompt.innerText.replace(/[\\[\\]:\\s]/g, ''));
-    const failed = document.querySelector("[data-mime-type='application/vnd.jupyter.error']");
+    const shown = [...document.querySelectorAll('.jp-OutputArea-output')];
+    const failed = shown.some(output => output.innerText.includes('Traceback (most recent'));
     return all.length && (all.every(text => /^\\d+$/.test(text)) || (failed && !all.includes('*')));
 }"""
 
@@ -176,7 +177,7 @@ def _look(page: Page, folder: Path, seconds: float) -> LabPage:
         picture.screenshot(path=folder / f"picture-{i:02}.png")
         sizes.append((box["width"], box["height"]))
     prompts = page.locator(".jp-CodeCell .jp-InputArea-prompt").all_inner_texts()
-    errors = page.locator("[data-mime-type='application/vnd.jupyter.error']").all_inner_texts()
-    text = "\n".join(page.locator(".jp-OutputArea-output").all_inner_texts())
+    texts = page.locator(".jp-OutputArea-output").all_inner_texts()
+    errors = [text for text in texts if "Traceback (most recent" in text]
     executed = sum(bool(re.fullmatch(r"\[\d+\]:?", prompt.strip())) for prompt in prompts)
-    return LabPage(len(prompts), executed, sizes, text, errors, seconds)
+    return LabPage(len(prompts), executed, sizes, "\n".join(texts), errors, seconds)
