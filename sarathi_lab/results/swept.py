@@ -58,6 +58,8 @@ def varying_settings(runs: pd.DataFrame) -> list[str]:
     names = [name for name in names if name.rpartition(".")[2] not in SAMPLES]
     for name in sorted(names, key=_rank):
         texts = own[name].map(text)
+        if texts.nunique() < 2:
+            continue  # as nearly all: grouping takes much longer
         parts = texts.groupby([own[one].map(text) for one in found]) if found else [((), texts)]
         if any(part.nunique() > 1 for _, part in parts):
             found.append(name)
