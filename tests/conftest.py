@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
     if not torch.cuda.is_available():
         os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel is defined
+        if os.environ["TRITON_INTERPRET"] == "1" and find_spec("triton"):
+            from interpreted import quicken
+
+            quicken()
     from sarathi_lab.executor.torch import device
 
     # Peaks of a CPU in milliseconds; test_torch_device measures those of users.
