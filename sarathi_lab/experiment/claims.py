@@ -47,8 +47,8 @@ class Claim:
     that of the other's row with the same `match`. `needs` chooses rows that were to be measured,
     too, such as baselines. The claim is of values that are `direction` the `expected` one within
     the relative `tolerance`; `neutral` is the value of no effect at all. Constants of the hardware
-    file `fitted` were fitted to what the claim is about. `settings` of the experiment leave out what
-    is not needed. `caveat` says what the number depends on.
+    file `fitted` were fitted to what the claim is about. `settings` leave out what the experiment
+    has beside that. `caveat` says what the number depends on.
     """
 
     id: str
