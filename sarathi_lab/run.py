@@ -18,7 +18,7 @@ from sarathi_lab.config.arguments import Arguments, read_arguments
 from sarathi_lab.config.command_line import CommandLine, read_command_line
 from sarathi_lab.config.errors import EXIT_INTERRUPTED, UserError, exit_code
 from sarathi_lab.config.explain import explained, help_text
-from sarathi_lab.config.instantiate import build, make_loader
+from sarathi_lab.config.instantiate import build, make_loader, resolved
 from sarathi_lab.config.jobs import group_of, run_here
 from sarathi_lab.config.paths import CONF, make_folder
 from sarathi_lab.config.sweep import Sweep
@@ -150,7 +150,7 @@ def _run_sweep(command_line: CommandLine, *, is_resumed: bool) -> int:
         )
     finally:
         if build(cfg.task).has_runs:
-            report.print_sweep(folder, sweep.num_jobs)
+            report.print_sweep(folder, sweep.num_jobs, resolved(cfg)["plot"])
             if not is_interrupted:  # else nobody wants to wait for W&B
                 choices = command_line.jobs[0].composed.hydra.runtime.choices
                 swept, host = command_line.swept, sweep.record.host

@@ -20,6 +20,7 @@ SWITCHES = (
     ("--run", "-r"),
     ("--multirun", "-m"),
     ("--dry-run",),
+    ("--verbose", "-v"),
     ("--shell-completion", "-sc"),
 )
 WITH_VALUE = (("--cfg", "-c"), ("--package", "-p"), ("--config-dir", "-cd"))
@@ -58,6 +59,8 @@ def read_arguments(args: Sequence[str]) -> Arguments:
     except argparse.ArgumentError as error:
         raise UserError(f"{error}; --help lists the options") from None
     settings = list(parsed.settings)
+    args = [arg for arg in args if arg not in ("--verbose", "-v")]  # a setting, as jobs are told
+    settings += ["hydra.verbose=true"] if parsed.verbose else []
     flags = [arg for arg in args if arg not in settings]
     if unknown:
         raise _unknown(unknown[0])

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice, product
 from pathlib import Path
 
 from hydra.core.config_loader import ConfigLoader
@@ -16,15 +15,30 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from sarathi_lab.config.arguments import Arguments, read_arguments
+from sarathi_lab.config.combinations import (
+    ROUND,
+    collapsed,
+    combinations,
+    compose_job,
+    make_job,
+    num_rounds_of,
+    repeated,
+    without_lacking,
+)
 from sarathi_lab.config.console import progress_of
-from sarathi_lab.config.effects import READ_BY, check_job, check_single, check_sweep, reads
+from sarathi_lab.config.effects import (
+    READ_BY,
+    check_job,
+    check_single,
+    check_sweep,
+    check_varied,
+    reads,
+)
 from sarathi_lab.config.errors import UserError, require_bool
 from sarathi_lab.config.explain import explained
-from sarathi_lab.config.instantiate import build, class_of, make_loader, resolved
+from sarathi_lab.config.instantiate import build, make_loader
 from sarathi_lab.config.jobs import Job
 from sarathi_lab.config.sweep_search import OptunaSearch
-
-MOST_JOBS = 10_000  # of a sweep; all of them are checked before the first one runs
 
 
 @dataclass
@@ -64,7 +78,7 @@ class CommandLine:
     def job(self, settings: Sequence[str]) -> Job:
         """The job of these settings: the checked one if there is one, else composed now."""
         same = (job for job in self.jobs if job.settings == tuple(settings) and job.is_checked)
-        return next(same, None) or _compose_job(settings, self.master, self.loader)
+        return next(same, None) or compose_job(settings, self.master, self.loader)
 
 
 def read_command_line(args: Sequence[str]) -> CommandLine:
@@ -78,7 +92,7 @@ def read_command_line(args: Sequence[str]) -> CommandLine:
         if is_sweep:
             return _sweep(arguments, parsed, master, loader)
         check_single(arguments.settings)
-        job = _resolvable(arguments.settings, master)
+        job = make_job(arguments.settings, master)
     check_job(job.cfg, job.settings, (), loader)
     folder = Path(str(master.hydra.run.dir))
     return CommandLine(loader, master, [job], folder, False, tuple(arguments.of_run))
@@ -108,19 +122,24 @@ def _sweep(
     settings = [override for override in settings if not override.is_hydra_override()]
     check_sweep(master.hydra.overrides.hydra, master.hydra.launcher.get("n_jobs"))
     search = _make_search(master)
-    jobs = [
-        _compose_job(job, master, loader)
-        for job in (search.extremes(settings) if search else _combinations(settings))
-    ]
-    read = {name for name in READ_BY if any(reads(job.cfg, name) for job in jobs)}
     varied = {override.get_key_element() for override in settings if override.is_sweep_override()}
-    notes: list[str] = []
+    check_varied(varied)
+    notes: dict[str, None] = {}  # as an ordered set
+    if search is not None:
+        jobs = [compose_job(job, master, loader) for job in search.extremes(settings)]
+    else:
+        kept = without_lacking(combinations(settings), varied, master, loader, notes)
+        jobs = [compose_job(job, master, loader) for job in kept]
+    read = {name for name in READ_BY if any(reads(job.cfg, name) for job in jobs)}
     if search is None:
-        jobs, notes = _collapsed(
-            jobs, [name for name in READ_BY if name in varied & read], master, loader
-        )
+        names = [name for name in READ_BY if name in varied & read]
+        jobs = collapsed(jobs, names, master, loader, notes)
     for job in jobs:
         check_job(job.cfg, job.settings, read, loader)
+    num_rounds = [num_rounds_of(job, varied, notes, is_search=search is not None) for job in jobs]
+    if (most := max(num_rounds, default=1)) > 1:
+        jobs = repeated(jobs, num_rounds, master, loader)
+        settings.append(OverridesParser.create(loader).parse_override(f"{ROUND}=range({most})"))
     return CommandLine(
         loader,
         master,
@@ -134,25 +153,6 @@ def _sweep(
     )
 
 
-def _collapsed(
-    jobs: Sequence[Job], names: Sequence[str], master: DictConfig, loader: ConfigLoader
-) -> tuple[list[Job], list[str]]:
-    """The jobs, of those that differ only in settings of `names` that they do not read one; and a
-    line for each such setting.
-    """
-    found: dict[tuple[str, ...], Job] = {}
-    unread: dict[str, None] = {}
-    for job in jobs:
-        aside = [name for name in names if not reads(job.cfg, name)]
-        kept = tuple(one for one in job.settings if one.partition("=")[0] not in aside)
-        if kept not in found:
-            found[kept] = _compose_job(kept, master, loader) if aside else job
-        for name in aside:
-            reader = class_of(job.cfg, READ_BY[name][0]).__name__
-            unread[f"{reader} does not read {name}: run once for all its values"] = None
-    return list(found.values()), list(unread)
-
-
 def _make_search(master: DictConfig) -> OptunaSearch | None:
     """The search that the sweeper makes, None for all combinations."""
     name = master.hydra.runtime.choices["hydra/sweeper"]
@@ -164,42 +164,3 @@ def _make_search(master: DictConfig) -> OptunaSearch | None:
             "optuna_search"
         )
     return build(master.hydra.sweeper)
-
-
-def _combinations(settings: Sequence[Override]) -> list[list[str]]:
-    """All combinations of the settings' values; of two settings of a key the last counts."""
-    values: dict[str, list[str]] = {}
-    num_jobs = 1
-    for override in settings:
-        key = override.get_key_element()
-        if not override.is_sweep_override():
-            values[key] = [f"{key}={override.get_value_element_as_str()}"]
-        elif override.is_discrete_sweep():
-            first = islice(override.sweep_string_iterator(), MOST_JOBS + 1)
-            values[key] = [f"{key}={value}" for value in first]
-        else:
-            raise UserError(
-                f"{override.input_line} has no end of values; name them, as in {key}=1,2, or add "
-                "hydra/sweeper=optuna_search"
-            )
-        if not values[key]:
-            raise UserError(f"{override.input_line} names no value; name at least one")
-        num_jobs *= len(values[key])
-        if num_jobs > MOST_JOBS:
-            raise UserError(
-                f"{override.input_line} makes a sweep of more than {MOST_JOBS} runs; name fewer "
-                "values, or let hydra/sweeper=optuna_search choose"
-            )
-    return [list(job) for job in product(*values.values())]
-
-
-def _compose_job(settings: Sequence[str], master: DictConfig, loader: ConfigLoader) -> Job:
-    """A job of the sweep that `master` describes. Raises UserError."""
-    with explained(settings, loader):  # its own settings, not the sweep's
-        return _resolvable(settings, loader.load_sweep_config(master, list(settings)))
-
-
-def _resolvable(settings: Sequence[str], composed: DictConfig) -> Job:
-    job = Job.of(settings, composed)
-    resolved(job.cfg)  # a broken ${...} shows here
-    return job

@@ -141,6 +141,11 @@ def repeated(function: Callable[[], None], seconds: float = LOOK_SECONDS) -> Ite
         thread.join()
 
 
+def amount(value: float) -> str:
+    """A number in three digits, or whole, as people read it: 0.123, 12.3, 1,234."""
+    return f"{value:,.0f}" if abs(value) >= 99.95 else f"{value:.3g}"
+
+
 def duration(seconds: float) -> str:
     """Seconds as people say them: 40 s, 4 min, 2 h 10 min."""
     if seconds < 90:

@@ -36,13 +36,14 @@ READ_BY = {
     "host": ("executor",),
 }
 READ_BY_ALL_TASKS = ("task", "experiment", "tracking", "output", "resume", "limit", "hydra")
+OF_RUNS = ("repeat", "repetition", "plot")  # read for tasks whose runs a sweep compares
 WITHOUT_EFFECT = ("hydra.sweep.subdir", "hydra.sweeper.max_batch_size")
 
 
 def check_single(settings: Sequence[str]) -> None:
     """Refuse what only a sweep reads."""
     for setting in settings:
-        if re.match(r"\+*hydra[/.](launcher|sweeper|sweep)\b", setting):
+        if re.match(r"\+*(hydra[/.](launcher|sweeper|sweep)\b|repeat=|plot\.)", setting):
             raise UserError(f"{setting} has no effect on one run; add -m for a sweep, or drop it")
 
 
@@ -54,6 +55,16 @@ def check_sweep(settings: Sequence[str], num_processes: int | None) -> None:
         if (name := setting.partition("=")[0]) in WITHOUT_EFFECT:
             raise UserError(
                 f"{setting} has no effect: runs are numbered, and launched together; drop {name}"
+            )
+
+
+def check_varied(names: Collection[str]) -> None:
+    """Refuse values of what is one for a whole sweep."""
+    for name in names:
+        if name == "repeat" or name.startswith("plot."):
+            raise UserError(
+                f"{name} has several values, but is of the whole sweep; write one, or a list such "
+                "as plot.y=[ttft_p50,tbt_p99]"
             )
 
 
@@ -146,7 +157,8 @@ def _check_is_read(cfg: DictConfig, override: Override, read_by_others: Collecti
     """Refuse what the task does not read, and a short name that no chosen option reads."""
     name, task = override.key_or_group.partition(".")[0], class_of(cfg, "task")
     own: Collection[str] | None = getattr(task, "reads", None)
-    if own is not None and name not in (*own, *READ_BY_ALL_TASKS):
+    by_all = (*READ_BY_ALL_TASKS, *(OF_RUNS if getattr(task, "has_runs", False) else ()))
+    if own is not None and name not in (*own, *by_all):
         targets = f"task={task.__name__.lower()}"
         readable = sorted([*parameter_names(cfg, "task"), *own])
     elif name in READ_BY and name not in read_by_others and not reads(cfg, name):

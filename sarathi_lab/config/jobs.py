@@ -130,6 +130,7 @@ def run_here(
         task=str(choices["task"]),
         prepared=prepared,
         command=command,
+        is_verbose=settings.verbose is True,
     )
     if cfg.limit is None:
         work(cfg, context)
@@ -196,7 +197,7 @@ def group_of(root: Path, choices: Mapping[str, Any], swept: Sequence[str], host:
     """What is swept, where and when: the name that the runs of one command share. `choices` are of
     one of its runs, `root` is its folder.
     """
-    what = " x ".join(swept) or "single run"
+    what = " x ".join(name for name in swept if name != "repetition") or "single run"
     if choices.get("experiment"):
         what = f"{choices['experiment']}: {what}"
     if "executor" in swept or "hardware" in swept:

@@ -23,3 +23,4 @@ class RunContext:
     task: str = "serve"  # the option of conf/task
     prepared: Any = None
     command: str = ""  # as typed
+    is_verbose: bool = False  # whether to print all of it

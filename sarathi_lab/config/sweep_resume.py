@@ -68,7 +68,7 @@ def _find(folder: Path) -> SweepRecord | None:
 
 def fingerprint(command_line: CommandLine) -> str:
     """Equal for command lines whose jobs do the same work, wherever they leave the results."""
-    aside = ("output", "tracking", "resume", "limit")
+    aside = ("output", "tracking", "resume", "limit", "repeat", "plot")
     settings = [resolved(job.cfg) for job in command_line.jobs]
     jobs = [{name: job[name] for name in job if name not in aside} for job in settings]
     search = None if command_line.search is None else command_line.search.identity()

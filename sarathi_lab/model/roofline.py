@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from sarathi_lab.config.console import amount
 from sarathi_lab.model.spec import ModelSpec, Work
 
 TILE = 128  # tokens of a tile of a GPU's large matrix products (SARATHI, section 4.4)
@@ -25,8 +26,8 @@ class Peaks:
     def describe(self) -> str:
         """Such as "measured: 1.2 TFLOP/s, 20 GB/s"."""
         return (
-            f"{self.source}: {self.flops_per_second / 1e12:.3g} TFLOP/s, "
-            f"{self.bytes_per_second / 1e9:.3g} GB/s"
+            f"{self.source}: {amount(self.flops_per_second / 1e12)} TFLOP/s, "
+            f"{amount(self.bytes_per_second / 1e9)} GB/s"
         )
 
 

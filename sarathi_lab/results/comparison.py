@@ -22,7 +22,10 @@ from sarathi_lab.results.load import find_runs, load_iterations, load_summary, n
 from sarathi_lab.results.tracking import fetch_runs
 
 # Of a run's own, so that two runs always differ in them.
-OWN = ("started_at", "name", "path", "sweep", "status", "predicted_roofline", "cautions")
+OWN = (
+    *("started_at", "name", "path", "sweep", "status", "predicted_roofline", "cautions"),
+    *("schedule", "repetition"),
+)
 READERS = 4
 TIMEOUT = 120  # seconds for reading one
 PREFIX = "iterations/"  # of the history's columns, see `tracking`

@@ -10,7 +10,8 @@ from typing import Any
 
 import pandas as pd
 
-from sarathi_lab.config.console import console, print_place
+from sarathi_lab.config.console import amount, console, print_place
+from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.engine.executor import Backend
 from sarathi_lab.model.spec import ModelSpec
@@ -26,6 +27,13 @@ SWEEP_COLUMNS = {
     "ttft_p50": "TTFT\nP50",
     "tbt_p99": "TBT\nP99",
 }
+LINE = ("throughput", "ttft_p50", "tbt_p99")  # of a baseline
+MAIN = (  # of a run; the rest is for who asks
+    *("duration", "num_failed", "throughput", "decode_throughput", "decode_speedup"),
+    *("kv_reread_factor", "ttft_p50", "ttft_p99", "tbt_p50", "tbt_p99", "num_stalls"),
+    "longest_gap",
+    *("slo_attainment", "goodput", "capacity", "bubble_fraction", "time_over_roofline"),
+)
 BETTER = dict.fromkeys(("decode_time_marginal", "kv_reread_factor", "ttft_p50", "tbt_p99"), "v")
 UNSEEN = ("sweep", "status")  # of the runs' labels, in sweep.csv
 _cautioned: set[tuple[str, str]] = set()  # by sweep
@@ -48,25 +56,40 @@ def print_cautions(cautions: Iterable[str], place: RunContext) -> None:
             console().print(f"  {caution}", soft_wrap=True)
 
 
+def summary_line(summary: Mapping[str, float]) -> str:
+    """What a baseline did, in a line; the runs beside it show their ratios to it."""
+    parts = [f"{HEADINGS[name][0].split(' [')[0]} {_shown(name, summary[name])}" for name in LINE]
+    return f"  {', '.join(parts)}"
+
+
 def summary_table(
-    policy: str, summary: Mapping[str, float], baselines: Collection[str] = ()
-) -> Shown:
-    """One run's short table, with the ratio to each baseline beside each value."""
+    policy: str,
+    summary: Mapping[str, float],
+    baselines: Collection[str] = (),
+    *,
+    is_whole: bool = False,
+) -> list[Shown | str]:
+    """One run's table, with the ratio to each baseline beside each value: what people look at
+    first, or all (`is_whole`).
+    """
+    names = [name for name in HEADINGS if name in summary]
+    shown = names if is_whole else [name for name in names if name in MAIN]
     rows = [
         {
             "": heading,
             policy: cell(name, summary[name]),
             **{f"/ {other}": _ratio(summary.get(f"{name}_vs_{other}")) for other in baselines},
         }
-        for name, (heading, _, _) in HEADINGS.items()
-        if name in summary
+        for name, heading in ((name, HEADINGS[name][0]) for name in shown)
     ]
-    return Shown(rows, left=[""])
+    left_out = len(names) - len(shown)
+    more = [f"  {left_out} more in summary.json; -v prints them"] if left_out else []
+    return [Shown(rows, left=[""]), *more]
 
 
-def print_sweep(sweep_dir: Path, num_jobs: int) -> None:
+def print_sweep(sweep_dir: Path, num_jobs: int, axes: Mapping[str, Any]) -> None:
     """Print and keep the table of a sweep of `num_jobs` with its baselines, what it says in one
-    sentence, and its picture.
+    sentence, and its picture, whose `axes` are those of `draw_sweep`.
     """
     runs = load_runs(sweep_dir)
     if runs.empty:
@@ -87,7 +110,12 @@ def print_sweep(sweep_dir: Path, num_jobs: int) -> None:
         table, index=False
     )
     print_place("table", table)
-    print_place("figure", save_picture(sweep_dir, runs))
+    try:
+        picture = save_picture(sweep_dir, runs, **axes)
+    except UserError as error:  # of a name that only the finished runs could tell
+        console().print(f"  plot: {error}; drawn as without", soft_wrap=True)
+        picture = save_picture(sweep_dir, runs)
+    print_place("figure", picture)
     print_place("results", sweep_dir)
 
 
@@ -135,9 +163,11 @@ def sweep_table(runs: pd.DataFrame, title: str) -> Shown:
             heading = f"{words}{unit}\n{BETTER.get(name, '^')}"
             row[heading] = _median(name, found.iloc[0], scale, level) if len(found) else "-"
         rows.append(row)
+    most = max(int(table["number"].max()) for table in tables.values())
     signs = [
         sign
         for sign, is_there in (
+            (f"medians of {most}", most > 1),
             ("*: baseline", bool(runs.is_baseline.any())),
             ("^ more, v less is better", True),
             ("~: not told apart from 1", any("~" in cell for row in rows for cell in row.values())),
@@ -165,8 +195,7 @@ def _median(name: str, row: pd.Series, scale: float, noise: float) -> str:
         return f"{mark}{row['median']:.2f}"
     if name == "decode_time_marginal" and row["median"] <= 0:
         return "noise"
-    value = row["median"] * scale
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    return amount(row["median"] * scale)
 
 
 def conclusion(runs: pd.DataFrame) -> list[str]:
@@ -212,7 +241,14 @@ def cell(name: str, value: float) -> str:
         return _ratio(value)
     if name == "decode_time_marginal" and value <= 0:
         return "noise"  # a difference of two times that are equal within the noise
-    return format(value * factor(name), HEADINGS[name][2])
+    number, how = value * factor(name), HEADINGS[name][2]
+    return amount(number) if how.endswith("g") else format(number, how)
+
+
+def _shown(name: str, value: float) -> str:
+    """With its unit."""
+    _, has_unit, unit = HEADINGS[name][0].partition(" [")
+    return f"{cell(name, value)} {unit.rstrip(']')}" if has_unit else cell(name, value)
 
 
 def _ratio(value: float | None) -> str:

@@ -23,7 +23,7 @@ SAMPLES = ("repetition", "seed")  # make another sample of the same thing
 FIRST = ("policy", "chunk", "pd_ratio", "seq_len", "batch", "dtype", "model", "hardware", "host")
 LAST = ("threads", "executor", "device")
 # No settings of a run's work.
-ASIDE = ("baselines", "output", "resume", "limit", "trace", "tracking")
+ASIDE = ("baselines", "output", "resume", "limit", "trace", "tracking", "repeat", "plot")
 REFERENCES = ("orca", "request_level")  # what runs are held against, the first that there is
 
 

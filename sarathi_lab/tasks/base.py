@@ -24,6 +24,7 @@ class Task(ABC):
     # Groups and settings that it reads besides its own; others are refused. None: all.
     reads: ClassVar[Collection[str] | None] = None
     has_runs: ClassVar[bool] = False  # whether it leaves runs that a sweep's table can compare
+    num_rounds: ClassVar[int] = 1  # of a sweep by repeat=auto, where times are measured
 
     def __post_init__(self) -> None:
         check_fields(self, "task.")

@@ -31,7 +31,7 @@ from sarathi_lab.results import metrics
 from sarathi_lab.results.decode_cost import fullest_hybrid, measure_decode_cost
 from sarathi_lab.results.load import load_summary, read_object
 from sarathi_lab.results.provenance import provenance
-from sarathi_lab.results.report import cell, print_device, summary_table
+from sarathi_lab.results.report import cell, print_device, summary_line, summary_table
 from sarathi_lab.results.result import ITERATIONS, REQUESTS, Result, Shown, Stopped, show
 from sarathi_lab.results.saturation import Saturated, delay_trend
 from sarathi_lab.results.serving_metrics import serving_summary, stall_histogram
@@ -44,6 +44,7 @@ Tables = dict[str, pd.DataFrame]
 READ = (  # what decides a run's work, and what is read from it
     *("policy", "workload", "executor", "model", "batch", "max_model_len", "cache", "queue_order"),
     *("preemption", "window", "stop_when_saturated", "slo", "stall", "prompt_classes"),
+    "repetition",
 )
 TRIED_SECONDS = 0.3  # of a run's loop, for an estimate of the whole
 ADVICE_COLUMNS = {
@@ -61,6 +62,7 @@ class Serve(Task):
     """Serves a workload under a policy, and under its baselines on the same requests."""
 
     has_runs = True
+    num_rounds = 3  # the fewest of which a median leaves out the slowest and the fastest
 
     def check(self, cfg: DictConfig) -> tuple[Plan, dict[str, Plan]]:
         return make_plans(cfg)
@@ -178,8 +180,18 @@ def _executed(
     summaries = {name: load_summary(path) for name, path in finished.items()}
     for name, baseline in summaries.items():
         summary |= metrics.compare(summary, baseline, name)
-    table = summary_table(plan.policy.name, summary, summaries)
-    return replace(result, tables=tables, summary=summary, shown=[table, *cautions])
+    shown: list[Shown | str] = [summary_line(summary)]
+    if context.is_verbose or not is_baseline:
+        shown = summary_table(plan.policy.name, summary, summaries, is_whole=context.is_verbose)
+    labels["schedule"] = schedule_of(tables[ITERATIONS])
+    shown += cautions
+    return replace(result, labels=labels, tables=tables, summary=summary, shown=shown)
+
+
+def schedule_of(iterations: pd.DataFrame) -> str:
+    """Equal for runs whose iterations have the same tokens in the same order: equal work."""
+    tokens = iterations[["num_prefill_tokens", "num_decode_tokens"]].to_numpy()
+    return hashlib.sha256(tokens.astype("int64").tobytes()).hexdigest()[:8]
 
 
 def _measured(

@@ -155,7 +155,7 @@ COMMAND_LINES = [
     (["--cfg", "job", "chunk=1,2", "-m"], "Only one of"),
     (["hydra/launcher=rq"], "hydra/launcher=rq is unknown"),
     (
-        ["policy=orca,sarathi", "policy.min_decodes=1", "-m"],
+        ["policy=orca,request_level", "policy.min_decodes=1", "-m"],
         "policy.min_decodes is not a parameter of Orca",
     ),
     (["model=30m", "model.activation=gelu"], "write +model.activation=VALUE"),

@@ -4,6 +4,7 @@ mode.
 
 from __future__ import annotations
 
+import re
 from itertools import zip_longest
 
 import pytest
@@ -112,7 +113,7 @@ def test_runs_of_the_same_second_have_folders_of_their_own():
 
 def test_the_default_command_plans_three_runs_on_this_machine():
     command_line = read_command_line(["chunk=256,512,1024", "-m"])
-    assert [job.cfg.chunk for job in command_line.jobs] == [256, 512, 1024]
+    assert [job.cfg.chunk for job in command_line.jobs] == 3 * [256, 512, 1024]
     plan = make_plan(command_line.jobs[0].cfg)
     assert plan.backend.name == "torch"
     assert plan.policy.name == "sarathi"
@@ -135,3 +136,58 @@ def test_in_a_sweep_what_a_job_does_not_read_collapses():
     assert line.notes == ("Orca does not read chunk: run once for all its values",)
     with pytest.raises(UserError, match="chunk=128 has no effect"):
         read_command_line(["policy=orca,request_level", "chunk=128,512", "-m"])
+
+
+def test_a_field_of_one_of_the_swept_policies_is_left_out_of_the_others():
+    args = ["policy=orca,sarathi", "policy.min_decodes=1,2", "executor=simulated", "-m"]
+    line = read_command_line(args)
+    kept = [" ".join(one for one in job.settings if "executor" not in one) for job in line.jobs]
+    own = [f"policy=sarathi policy.min_decodes={number}" for number in (1, 2)]
+    assert kept == ["policy=orca", *own]
+    assert line.notes == (
+        "policy=orca does not read policy.min_decodes: run once for all its values",
+    )
+    with pytest.raises(UserError, match=r"policy\.min_decods is not a parameter"):
+        read_command_line(["policy=orca,sarathi", "policy.min_decods=1,2", "-m"])
+
+
+def test_measured_sweeps_are_repeated_round_after_round():
+    """So that a slow minute of the machine is one of all settings; a simulation repeats itself."""
+    line = read_command_line(["chunk=256,512", "repeat=2", "-m"])
+    rounds = [(job.cfg.repetition, job.cfg.chunk) for job in line.jobs]
+    assert rounds == [(0, 256), (0, 512), (1, 256), (1, 512)]
+    assert line.swept == ("chunk", "repetition")
+    mixed = read_command_line(["executor=simulated,torch", "repeat=2", "-m"])
+    assert [job.cfg.repetition for job in mixed.jobs] == [0, 0, 1]
+    assert mixed.notes == ("simulated runs repeat themselves: run in one round",)
+    number = {
+        args: len(read_command_line([*args, "-m"]).jobs)
+        for args in [
+            ("chunk=128,256",),
+            ("chunk=128,256", "executor=simulated"),
+            ("seed=0,1",),
+            ("repetition=0,1",),
+            ("task=capacity", "chunk=128,256", "workload.arrivals=poisson"),
+        ]
+    }
+    assert list(number.values()) == [6, 2, 2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["repeat=3"], "repeat=3 has no effect on one run; add -m"),
+        (["plot.x=chunk"], "plot.x=chunk has no effect on one run; add -m"),
+        (["repeat=0", "-m"], "repeat=0 is below 1; use a number of rounds such as 6, or auto"),
+        (["repeat=often", "-m"], "repeat=often is not a whole number"),
+        (["repeat=1,2", "-m"], "repeat has several values, but is of the whole sweep"),
+        (["plot.y=ttft_p50,tbt_p99", "-m"], "such as plot.y=[ttft_p50,tbt_p99]"),
+        (["repeat=2", "repetition=0,1", "-m"], "repetition both number the rounds; drop one"),
+        (["repeat=9999", "seed=0,1", "-m"], "makes a sweep of 19998 runs, more than 10000"),
+        (["repeat=2", "experiment=best_chunk"], "repeat=2 has no effect on a search; drop it"),
+        (["repeat=2", "task=advise", "-m"], "repeat=2 has no effect: task=advise does not read"),
+    ],
+)
+def test_rounds_that_make_no_sense_are_refused(args, words):
+    with pytest.raises(UserError, match=re.escape(words)):
+        read_command_line(args)

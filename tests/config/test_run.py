@@ -173,7 +173,7 @@ def test_whole_prompts_meet_their_predicted_roofline_exactly_where_the_roofline_
 
 
 def test_a_single_run_on_the_torch_executor(tmp_path, capsys):
-    assert main([*TINY, "chunk=16", f"output={tmp_path}"]) == 0
+    assert main([*TINY, "chunk=16", f"output={tmp_path}", "-v"]) == 0
     text = capsys.readouterr().out
     (run,) = [path for path in run_folders(tmp_path) if "baselines" not in path.parts]
     requests = pd.read_parquet(run / "requests.parquet")
@@ -219,6 +219,7 @@ def test_all_policies_give_the_same_tokens(tmp_path, capsys):
                 "policy=request_level,orca,prefill_first,sarathi,sarathi_serve",
                 "-m",
                 "baselines=[]",
+                "repeat=1",
                 f"output={tmp_path}",
             ]
         )

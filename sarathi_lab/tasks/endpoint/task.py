@@ -258,6 +258,6 @@ def _result(
         part,
         tables={**part.tables, ITERATIONS: record.intervals_table(answers)},
         summary=summary,
-        shown=[*lines, summary_table(labels["policy"], summary)],
+        shown=[*lines, *summary_table(labels["policy"], summary, is_whole=context.is_verbose)],
         labels={**labels, "cautions": cautions},
     )
