@@ -62,7 +62,7 @@ def main(args: Sequence[str]) -> int:
 
 def _main(options: argparse.Namespace) -> int:
     if options.document:
-        write_block(DOCUMENT, BEGIN, END, document())
+        write_block(DOCUMENT, BEGIN, END, document(verdicts()))
         return 0
     claims, results = load_claims(), options.results
     experiments = {claim.id: claim.experiment for claim in claims}
@@ -126,13 +126,12 @@ BEGIN = "<!-- artifact: python -m sarathi_lab artifact --document -->"
 END = "<!-- end of artifact -->"
 
 
-def document() -> str:
+def document(found: pd.DataFrame) -> str:
     """The block of ARTIFACT.md: what everything takes, and a part for each experiment that claims
-    are read from.
+    are read from, with the verdicts `found` of what is recorded.
     """
     costs, claims = load_costs(), load_claims()
     names = [name for name in FIGURES if name in {claim.experiment for claim in claims}]
-    found = verdicts(claims=claims)
     minutes = (costs.seconds / 60).groupby(level="how").sum()
     words = " and ".join(f"{minutes[how]:.0f} minutes {how}" for how in SETTINGS if how in minutes)
     where = " and ".join(map(str, costs.device.unique()))
