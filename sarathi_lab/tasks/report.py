@@ -25,7 +25,7 @@ from sarathi_lab.results.result import Shown
 from sarathi_lab.tasks.figures import draw
 
 PAGE = "report.html"
-CLAIMS = ["claim", "source", "expected", "device", "measured", "verdict", "note"]
+CLAIMS = ["claim", "device", "verdict", "measured", "expected", "source", "note"]
 DEVICE = ("device_name", "device")
 UNSHOWN = ["figure", "samples"]  # of recorded points
 LONGEST = 400  # rows of a table on the page
