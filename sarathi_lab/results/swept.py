@@ -53,8 +53,7 @@ def varying_settings(runs: pd.DataFrame, leaving: Collection[str] = SAMPLES) -> 
     named in `leaving`; none that others before it settle, such as the name of a device by its
     number of threads.
     """
-    own = own_runs(runs).copy(deep=False)
-    own.attrs = {}  # pandas copies them for each part of a group, which takes half of the time
+    own = own_runs(runs)
     found: list[str] = []
     names = [str(name) for name in own if is_setting(str(name))]
     # workload.seed is the seed, too, and policy.chunk the policy's
