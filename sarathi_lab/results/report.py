@@ -58,7 +58,8 @@ def print_cautions(cautions: Iterable[str], place: RunContext) -> None:
 
 def summary_line(summary: Mapping[str, float]) -> str:
     """What a baseline did, in a line; the runs beside it show their ratios to it."""
-    parts = [f"{HEADINGS[name][0].split(' [')[0]} {_shown(name, summary[name])}" for name in LINE]
+    known = [name for name in LINE if name in summary]  # outputs of one token have no TBT
+    parts = [f"{HEADINGS[name][0].split(' [')[0]} {_shown(name, summary[name])}" for name in known]
     return f"  {', '.join(parts)}"
 
 
