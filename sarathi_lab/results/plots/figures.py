@@ -64,7 +64,7 @@ def draw(look: Look, points: pd.DataFrame, *, is_all: bool = False) -> Figure:
     shown = shown[shown.y.notna()] if is_all else _telling(shown)
     rows = _rows(shown)
     columns = min(look.columns, max(own.panel.nunique() for own in rows.values()))
-    order = list(dict.fromkeys([*look.panels, *shown.panel]))
+    order = list(dict.fromkeys(shown.panel))  # the paper's
     places: list[tuple[str, str | None]] = []
     for title, own in rows.items():
         names = sorted(own.panel.unique(), key=order.index)  # the same in every row
