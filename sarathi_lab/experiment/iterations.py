@@ -46,11 +46,7 @@ def _fig03_paper(points: pd.DataFrame) -> pd.DataFrame:
         "ms per token",
         log_y=True,
         legend="operation",
-        panels={
-            "prefill": "prefill",
-            "decode": "decode",
-            "ratio": "a decode over a prompt's token",
-        },
+        panels={"ratio": "a decode over a prompt's token"},
         units={"ratio": "ratio"},
     ),
 )

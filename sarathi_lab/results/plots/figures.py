@@ -12,6 +12,7 @@ import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import cycle
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -60,10 +61,10 @@ def draw(look: Look, points: pd.DataFrame, *, is_all: bool = False) -> Figure:
     """
     shown = _shown(points, look)
     left_out = "" if is_all else _left_out(shown)
-    shown = shown if is_all else _telling(shown)
+    shown = shown[shown.y.notna()] if is_all else _telling(shown)
     rows = _rows(shown)
     columns = min(look.columns, max(own.panel.nunique() for own in rows.values()))
-    order = list(dict.fromkeys([*look.panels, *shown.panel]))
+    order = list(dict.fromkeys(shown.panel))  # the paper's
     places: list[tuple[str, str | None]] = []
     for title, own in rows.items():
         names = sorted(own.panel.unique(), key=order.index)  # the same in every row
@@ -75,7 +76,7 @@ def draw(look: Look, points: pd.DataFrame, *, is_all: bool = False) -> Figure:
     styles = _styles(list(dict.fromkeys(shown.series)))
     # By device: profiled, analytic, counted instead of served.
     devices = map(str, shown.device[shown.source == "simulated"].unique())
-    lines = dict(zip(devices, SIMULATED, strict=False))
+    lines = dict(zip(devices, cycle(SIMULATED), strict=False))
     for ax, (title, panel) in zip(axes, places, strict=True):
         if panel is None:
             ax.set_axis_off()
@@ -161,7 +162,6 @@ def _rows(points: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Points of the rows of panels by title, the paper and its GPUs first; a measured device, whose
     panels and sizes are its own, gets a row for itself.
     """
-    points = points[points.y.notna()]
     is_own = points.source == "measured"
     rows = {"paper and simulated": points[~is_own]} if (~is_own).any() else {}
     for device, own in points[is_own].groupby("device", sort=False):

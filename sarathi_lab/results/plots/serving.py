@@ -47,8 +47,7 @@ def draw(name: str, title: str, points: pd.DataFrame) -> Figure:
     own, papers = shown[shown.source != PAPER], shown[shown.source == PAPER]
     places = list(dict.fromkeys(zip(own.device, own.place, strict=True)))
     most = max(Counter(device for device, _ in places).values(), default=1)
-    columns = max(1, COLUMNS // most) * most if len(places) > 1 else 1
-    columns = min(columns, len(places) or 1)
+    columns = max(1, min(len(places), COLUMNS // most * most or COLUMNS))
     rows = math.ceil(len(places) / columns) if places else 1
     size = (max(5.0, WIDTH / COLUMNS * columns), 2.6 * rows + 0.8)
     figure, axes = panels(rows, columns, size)
@@ -57,7 +56,8 @@ def draw(name: str, title: str, points: pd.DataFrame) -> Figure:
     for ax, (device, place) in zip(axes, places, strict=False):
         look.panel(own[(own.device == device) & (own.place == place)], ax)
         _paper_marks(papers[papers.place == place], ax)
-        ax.set_title("\n".join(textwrap.wrap(str(device), 30) + textwrap.wrap(place, 30)), fontsize=9)
+        titles = textwrap.wrap(str(device), 30) + textwrap.wrap(place, 30)
+        ax.set_title("\n".join(titles), fontsize=9)
     width = int(10 * size[0])
     return finished(figure, "\n".join(textwrap.wrap(title, width, break_on_hyphens=False)))
 

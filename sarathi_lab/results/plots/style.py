@@ -36,7 +36,7 @@ COLOURS = (  # seaborn's, that people who are colour-blind tell apart
     *("#0173b2", "#de8f05", "#029e73", "#d55e00", "#cc78bc"),
     *("#ca9161", "#fbafe4", "#949494", "#ece133", "#56b4e9"),
 )
-PALETTE = (*COLOURS, *map(to_hex, plt.get_cmap("tab20b").colors))
+PALETTE = (*COLOURS, *map(to_hex, plt.get_cmap("tab20b")(np.arange(20))))
 WIDTH = 9.6  # inches of the widest picture; a page shows it at some 830 pixels
 # seaborn's look as matplotlib ships it: every sweep ends in a picture, and importing seaborn itself
 # takes two seconds. Markers keep their edges: the paper's points are hollow.

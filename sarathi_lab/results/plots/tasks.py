@@ -182,7 +182,12 @@ def policies(runs: pd.DataFrame) -> Figure:
     for ax, (column, factor, heading) in zip(axes, PANELS, strict=True):
         shown = factor * runs[column]
         for kind, own in runs.groupby("kind"):
-            dots = {"marker": shapes[str(kind)], "c": own.name.map(colour), "s": 36, "zorder": 3}
+            dots: dict[str, Any] = {
+                "marker": shapes[str(kind)],
+                "c": own.name.map(colour),
+                "s": 36,
+                "zorder": 3,
+            }
             ax.scatter(shown[own.index], rows[own.index], **dots)
         for at in shown[runs.name == REFERENCE]:
             ax.axvline(at, color=colour[REFERENCE], linestyle="--", linewidth=1.0)

@@ -18,9 +18,9 @@ from sarathi_lab.results.plots.style import AXIS_NAMES, WIDTH, colours, finished
 # Dark and light, so that print without colour tells them apart. No hatches: on bars of a few pixels
 # they make patterns of their own.
 Style = dict[str, Any]
-PREFILL: Style = {"facecolor": "#31688e", "edgecolor": "black", "linewidth": 0.5}
-DECODE: Style = {"facecolor": "#fde725", "edgecolor": "black", "linewidth": 0.5}
-HYBRID: Style = {"facecolor": "#35b779", "edgecolor": "black", "linewidth": 0.5}
+PREFILL: Style = {"facecolor": "#31688e", "edgecolor": "black", "linewidth": 0.15}
+DECODE: Style = {"facecolor": "#fde725", "edgecolor": "black", "linewidth": 0.15}
+HYBRID: Style = {"facecolor": "#35b779", "edgecolor": "black", "linewidth": 0.15}
 KEYS = {"prefill": PREFILL, "decodes": DECODE, "hybrid": HYBRID}
 FONT = 8  # points, of the numbers inside bars
 NARROWEST = 0.012  # share of the time axis into which a digit fits
