@@ -135,10 +135,10 @@ def document(found: pd.DataFrame) -> str:
     """
     costs, claims = load_costs(), load_claims()
     names = [name for name in FIGURES if name in {claim.experiment for claim in claims}]
-    minutes = (costs.seconds / 60).groupby(level="how").sum()
-    words = " and ".join(f"{minutes[how]:.0f} minutes {how}" for how in SETTINGS if how in minutes)
-    where = " and ".join(map(str, costs.device.unique()))
-    parts = [f"All of it took {words}, at most {costs.memory.max() / 1e9:.1f} GB, on {where}.\n"]
+    took = {how: sum(_seconds((name, how)) for name in names) / 60 for how in SETTINGS}
+    words = " and ".join(f"{minutes:.0f} minutes {how}" for how, minutes in took.items())
+    most = f"{costs.memory.max() / 1e9:.1f} GB"
+    parts = [f"Together about {words}, at most {most}, on {costs.device.mode()[0]}.\n"]
     for name in names:
         own = [claim for claim in claims if claim.experiment == name]
         parts.append(_part(name, own, found, costs))
