@@ -8,21 +8,24 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sarathi_lab.api.check import check_policy
+    from sarathi_lab.api.playground import Playground
     from sarathi_lab.api.results import Results, load
     from sarathi_lab.api.session import serve, sweep
     from sarathi_lab.config.instantiate import load_option
     from sarathi_lab.engine.request import Request
     from sarathi_lab.model.spec import ModelSpec
     from sarathi_lab.policy.base import Policy
-    from sarathi_lab.results.load import load_runs
+    from sarathi_lab.results.load import find_sweeps, load_runs
 
 __version__ = "0.1.0"
 _HOMES = {
     "ModelSpec": "model.spec",
+    "Playground": "api.playground",
     "Policy": "policy.base",
     "Request": "engine.request",
     "Results": "api.results",
     "check_policy": "api.check",
+    "find_sweeps": "results.load",
     "load": "api.results",
     "load_option": "config.instantiate",
     "load_runs": "results.load",
@@ -31,10 +34,12 @@ _HOMES = {
 }
 __all__ = [
     "ModelSpec",
+    "Playground",
     "Policy",
     "Request",
     "Results",
     "check_policy",
+    "find_sweeps",
     "load",
     "load_option",
     "load_runs",

@@ -1,5 +1,5 @@
-"""The notebooks run top to bottom on a fresh clone, and show what they promise; so do they as they
-are committed.
+"""The notebooks run top to bottom in a JupyterLab in a browser, or without one in a plain kernel,
+as on a fresh clone and beside runs of one's own, and show what they promise; as committed, too.
 """
 
 from __future__ import annotations
@@ -10,41 +10,37 @@ import re
 import shutil
 from collections.abc import Mapping
 from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers import drawing_once
 
 from sarathi_lab.config.paths import REPOSITORY
 from sarathi_lab.experiment.figures import PAPERS, SERVING
-from sarathi_lab.run import main
 
 NOTEBOOKS = REPOSITORY / "notebooks"
 LARGEST = 4_000_000  # bytes
 PICTURES = {
-    "figures": len(PAPERS) + len(SERVING) + 5,
-    "walkthrough": 10,
-    "compare_runs": 4,
+    "compare_runs": 2,
     "your_policy": 2,
-}  # fewest; policies on five devices
-ONCE = {"lab.tiny_on_this_cpu()": "lab.tiny_on_this_cpu(repetitions=1)"}  # times are not looked at
-SMALL = [
-    "executor=simulated",
-    "model=tiny",
-    "batch=3",
-    "seq_len=64",
-    "pd_ratio=7",
-    "workload.num_requests=4",
-]
+    "playground": 1,
+    "walkthrough": 10,
+    "figures": len(PAPERS) + len(SERVING) + 5,  # policies on five devices
+}  # fewest
+ONCE = {  # times are not looked at
+    "lab.tiny_on_this_cpu()": "lab.tiny_on_this_cpu(repetitions=1)",
+    '"workload.num_requests": 60': '"workload.num_requests": 20',
+}
 BROWSERS = filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome")))
 BROWSER = next(BROWSERS, None) if find_spec("playwright") else None
-# The notebooks that a plain kernel runs; the figures take half a minute, once is enough.
-IN_KERNEL = [name for name in PICTURES if name != "figures" or BROWSER is None]
 LONGEST = 240  # seconds of a cell, which takes a tenth of that
+AGAIN = "compare_runs, again"  # once there are runs
 # Only against a hang: what a cell takes depends on what else the machine does.
 pytestmark = pytest.mark.timeout(1800)
 
 
-def execute_all(environment: Mapping[str, str]) -> dict[str, tuple[str, int]]:
+def in_kernel(folder: Path, environment: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     """Printed and rendered text, and number of pictures, of each notebook, run one after another in
     one kernel that forgets its names in between.
     """
@@ -52,7 +48,7 @@ def execute_all(environment: Mapping[str, str]) -> dict[str, tuple[str, int]]:
     from nbclient import NotebookClient
     from nbclient.exceptions import CellTimeoutError
 
-    paths = {name: NOTEBOOKS / f"{name}.ipynb" for name in IN_KERNEL}
+    paths = {name: NOTEBOOKS / f"{name.partition(',')[0]}.ipynb" for name in (*PICTURES, AGAIN)}
     notebooks = {name: nbformat.read(path, as_version=4) for name, path in paths.items()}
     for notebook in notebooks.values():
         nbformat.validate(notebook)
@@ -62,17 +58,68 @@ def execute_all(environment: Mapping[str, str]) -> dict[str, tuple[str, int]]:
         for given, once in ONCE.items():
             cell.source = cell.source.replace(given, once)
     client = NotebookClient(nbformat.v4.new_notebook(cells=cells), timeout=LONGEST)
+    whole = {**os.environ, **drawing_once(folder / "ipython"), **environment}
     try:
-        client.execute(env=dict(environment))
+        client.execute(env=whole)
     except CellTimeoutError:  # seen once: the kernel rests, and its reply never came
-        client.execute(env=dict(environment))
-    return {name: _shown(notebook["cells"]) for name, notebook in notebooks.items()}
+        client.execute(env=whole)
+    shown = {name: _shown(notebook["cells"]) for name, notebook in notebooks.items()}
+    return {name: {"text": text, "pictures": number} for name, (text, number) in shown.items()}
+
+
+def in_browser(folder: Path, environment: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """The same in a JupyterLab, each in a kernel of its own, with what its page says of errors, and
+    of what is moved.
+    """
+    from lab_in_browser import lab_in_browser
+
+    found: dict[str, dict[str, Any]] = {}
+    visits = {"playground": move_the_playground, AGAIN: choose_another_sweep}
+    with lab_in_browser(str(BROWSER), folder, environment, ONCE) as run:
+        for name in (*PICTURES, AGAIN):
+            moved: list[Any] = []
+            visit = visits.get(name, lambda page: None)
+            page = run(
+                NOTEBOOKS / f"{name.partition(',')[0]}.ipynb",
+                lambda page, visit=visit, moved=moved: moved.append(visit(page)),
+            )
+            missed = page.num_code_cells - page.num_executed
+            shown = {"text": page.text, "pictures": len(page.pictures), "moved": moved[0]}
+            narrow = [size for size in page.pictures if size[0] < 300 or size[1] < 150]
+            found[name] = {**shown, "errors": page.errors, "missed": missed, "narrow": narrow}
+            print(f"{name}: {page.seconds:.1f} s")
+    return found
+
+
+def move_the_playground(page) -> tuple[str, str]:
+    """What it says before and after another chunk, by the keyboard."""
+    said = page.locator(".jp-RenderedMarkdown:not(.jp-MarkdownOutput)", has_text="tokens/s").last
+    before = said.inner_text()
+    page.locator(".widget-slider .noUi-handle").first.focus()
+    page.keyboard.press("ArrowLeft")
+    page.wait_for_function(CHANGED, arg=before, timeout=LONGEST * 1000)
+    return before, said.inner_text()
+
+
+def choose_another_sweep(page) -> tuple[str, str]:
+    """The table's heading before and after the last entry, that of single runs, is chosen."""
+    table = page.locator(".jp-RenderedHTMLCommon b", has_text="runs (").first
+    before = table.inner_text()
+    chooser = page.locator(".widget-dropdown select")
+    chooser.select_option(index=chooser.locator("option").count() - 1)
+    page.wait_for_function(CHANGED, arg=before, timeout=LONGEST * 1000)
+    return before, table.inner_text()
+
+
+CHANGED = "before => !document.querySelector('.jp-Notebook').innerText.includes(before)"
 
 
 def _shown(cells) -> tuple[str, int]:
     outputs = [output for cell in cells for output in cell.get("outputs", ())]
+    kinds = ("text/markdown", "text/html")
     texts = [
-        "".join(output.get("text", "")) + "".join(output.get("data", {}).get("text/markdown", ""))
+        "".join(output.get("text", ""))
+        + "".join("".join(output.get("data", {}).get(kind, "")) for kind in kinds)
         for output in outputs
     ]
     return "\n".join(texts), sum("image/png" in output.get("data", {}) for output in outputs)
@@ -80,28 +127,30 @@ def _shown(cells) -> tuple[str, int]:
 
 @pytest.fixture(scope="module")
 def executed(tmp_path_factory, made_once):
-    """`(text, pictures)` by notebook; the one that compares has a sweep in a folder, and in W&B."""
+    """Text and pictures by notebook. `outputs` is empty when the first begins, and has the two
+    sweeps and the run of `your_policy` when `AGAIN` does.
+    """
 
     def make():
-        folder = tmp_path_factory.mktemp("runs")
-        command = ["chunk=8,16", "-m", *SMALL, "tracking=wandb", f"output={folder}"]
-        assert main(command) == 0
-        sweep = next(path.parent.parent for path in folder.glob("*/*/0/run.json"))
-        runs = {"SARATHI_LAB_RUNS": f"{sweep},{folder / 'wandb'}"}
-        runs |= {"SARATHI_LAB_OUTPUT": str(folder / "own")}
-        return execute_all({**os.environ, **drawing_once(folder / "ipython"), **runs})
+        folder = tmp_path_factory.mktemp("notebooks")
+        environment = {"SARATHI_LAB_OUTPUT": str(folder / "outputs"), "SARATHI_LAB_RUNS": ""}
+        return (in_browser if BROWSER else in_kernel)(folder, environment)
 
     return made_once("notebooks", make)
 
 
-@pytest.mark.skipif(BROWSER is not None, reason="run in the browser")
-def test_figures_show_every_figure_with_a_verdict(executed):
-    text, pictures = executed["figures"]
-    assert pictures == PICTURES["figures"]
-    check_verdicts(text.replace("**", ""))
+@pytest.mark.parametrize("name", [*PICTURES, AGAIN])
+def test_all_pictures_are_there_and_nothing_failed(executed, name):
+    found = executed[name]
+    assert found.get("errors", []) == []
+    assert "Traceback" not in found["text"]
+    assert found["pictures"] >= PICTURES[name.partition(",")[0]]
+    # As drawn by the browser, in its pixels.
+    assert (found.get("missed", 0), found.get("narrow", [])) == (0, [])
 
 
-def check_verdicts(text: str) -> None:
+def test_figures_have_their_verdicts(executed):
+    text = executed["figures"]["text"].replace("**", "")
     decodes = (
         "decodes that ride on a chunk are up to 10 times cheaper than alone (at least 10): cpu"
     )
@@ -112,30 +161,43 @@ def check_verdicts(text: str) -> None:
 
 
 def test_the_walkthrough_serves_the_tiny_model_under_every_policy(executed):
-    text, pictures = executed["walkthrough"]
-    assert pictures >= PICTURES["walkthrough"]
+    text = executed["walkthrough"]["text"]
     assert len(re.findall(r"chunk \d+: a decode alone takes -?[\d.]+ times", text)) == 4
     assert re.search(
         r"A6000, simulated: chunk 256 serves most, 1\.\d+ times request-level batching", text
     )
 
 
-def test_runs_of_a_folder_and_of_wandb_are_compared(executed):
-    text, pictures = executed["compare_runs"]
-    assert "8 runs:" in text
-    assert "simulating" not in text
-    assert pictures == PICTURES["compare_runs"]
+def test_runs_are_compared_with_and_without_ones_own(executed):
+    first, again = executed["compare_runs"], executed[AGAIN]
+    assert "outputs/ has no runs yet: simulating 13B on an A6000." in first["text"]
+    assert "5 runs (" in first["text"]
+    assert re.search(r"sarathi chunk=\d+ serves 1\.\d+ times orca's tokens", first["text"])
+    assert "no runs yet" not in again["text"]
+    assert "10 runs (" in again["text"], "the newest sweep is open"
+    if BROWSER:
+        before, after = again["moved"]
+        assert before.startswith("10 runs")
+        assert after.startswith("3 runs"), "the single run, with its baselines"
+
+
+def test_the_playground_opens_where_chunks_gain_and_moves(executed):
+    gain = r"sarathi serves [\d,]+ tokens/s, (\d\.\d+) times orca's"
+    assert float(re.search(gain, executed["playground"]["text"])[1]) > 1.02
+    if BROWSER:
+        before, after = executed["playground"]["moved"]
+        assert re.match(gain, before)
+        assert after.startswith("sarathi serves")
+        assert after != before
 
 
 def test_a_policy_of_ones_own_is_checked_served_and_kept(executed):
-    text, pictures = executed["your_policy"]
+    text = executed["your_policy"]["text"]
     assert "progress: policy first_try stalled" in text
     assert "gentle_chunks: no rule is broken in" in text
     assert "a made-up workload: Results(10 runs and 0 baselines" in text
     assert "policy._target_=my_policy.GentleChunks" in text
-    assert "Traceback" not in text
     assert re.search(r"^results +\d{4}-", text, re.MULTILINE)
-    assert pictures == PICTURES["your_policy"]
 
 
 @pytest.mark.parametrize("name", PICTURES)
@@ -151,21 +213,3 @@ def test_it_is_committed_with_its_pictures_and_nothing_of_the_machine(name):
         for cell in notebook["cells"]
         for output in cell.get("outputs", ())
     )
-
-
-# -- in a browser ----------------------------------------------------------------------------------
-
-
-@pytest.mark.browser
-@pytest.mark.skipif(BROWSER is None, reason="needs chromium on the path, and playwright")
-def test_figures_are_on_the_page_of_a_jupyterlab_in_a_browser(tmp_path):
-    from lab_in_browser import run_in_lab
-
-    page = run_in_lab(NOTEBOOKS / "figures.ipynb", str(BROWSER), tmp_path)
-    assert page.errors == []
-    assert page.num_executed == page.num_code_cells
-    assert len(page.pictures) == PICTURES["figures"]
-    for width, height in page.pictures:  # as drawn by the browser, in its pixels
-        assert width > 300
-        assert height > 150
-    check_verdicts(page.text)

@@ -11,19 +11,15 @@ import pandas as pd
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import OUTPUTS
-from sarathi_lab.results import comparison
 from sarathi_lab.results import load as files
+from sarathi_lab.results import swept, wandb_runs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 METRICS = ("throughput", "ttft_p50", "ttft_p99", "tbt_p50", "tbt_p99", "kv_reread_factor")
-# What a recorded row is of.
-RECORDED = ["device", "is_simulated", "policy", "workload", "model", "dtype", "chunk", "batch"]
-RECORDED += ["pd_ratio", "seq_len", "seed", "figure", "panel", "series", "x"]
-# Of a run's labels, what says nothing of its work, by their names and by how they begin.
-UNVARIED = ("name", "started_at", "status", "path", "sweep", "is_baseline", "schedule")
-UNVARIED_GROUPS = ("versions.", "baselines.", "output", "git_")
+MOST_CURVES = 6  # that can be told apart in one picture
+MOST_ROWS = 30  # of the table that a notebook shows
 
 
 class Results:
@@ -45,10 +41,20 @@ class Results:
         self._tables = tables or {}
 
     def __repr__(self) -> str:
-        own = len(_own(self.runs))
-        # A policy's own parameters differ wherever policies do.
-        varied = ", ".join(one for one in self.varying if "policy." not in one) or "nothing"
+        own, varied = len(swept.own_runs(self.runs)), ", ".join(self.varying) or "nothing"
         return f"Results({own} runs and {len(self.runs) - own} baselines; varying: {varied})"
+
+    def _repr_html_(self) -> str | None:
+        """In a notebook, the table and the sentence that the command line prints of a sweep."""
+        if not {"policy", "is_baseline", "throughput"} <= set(self.runs):
+            return None
+        from sarathi_lab.results.report import conclusion, sweep_table
+
+        shown = sweep_table(self.runs, f"{len(self.runs)} runs")
+        table = pd.DataFrame(list(map(dict, shown.rows))).to_html(
+            index=False, border=0, max_rows=MOST_ROWS
+        )
+        return "\n".join([f"<b>{shown.title}</b>", table, *conclusion(self.runs)])
 
     @cached_property
     def requests(self) -> pd.DataFrame:
@@ -62,18 +68,23 @@ class Results:
 
     @property
     def varying(self) -> list[str]:
-        """The settings in which the runs, baselines aside, differ."""
-        own = _own(self.runs)
-        names = [one for one in self.settings if one not in UNVARIED]
-        names = [one for one in names if not one.startswith(UNVARIED_GROUPS)]
-        found = [name for name in names if own[name].map(str).nunique() > 1]
-        # `policy.chunk` says nothing beside the `chunk` that it reads.
-        short = {name: name.rpartition(".")[2] for name in found}
-        return [
-            name
-            for name, one in short.items()
-            if one == name or one not in own or not own[name].equals(own[one])
-        ]
+        """The settings in which the runs, baselines aside, differ, seeds included; none that others
+        before it settle.
+        """
+        return swept.varying_settings(self.runs, leaving=())
+
+    @cached_property
+    def names(self) -> list[str]:
+        """Each run by what tells it from the others, such as "sarathi, chunk 256"."""
+        settings = [one for one in self.varying if one != "policy"]
+        short = [one.rpartition(".")[2] for one in settings]
+        found: list[str] = []
+        for policy, *values in self.runs[["policy", *settings]].itertuples(index=False, name=None):
+            told = zip(short, map(swept.text, values), strict=True)
+            name = ", ".join([policy, *(f"{key} {value}" for key, value in told if value != "-")])
+            number = sum(one.partition(" (")[0] == name for one in found)
+            found.append(f"{name} ({number + 1})" if number else name)
+        return found
 
     def compare(
         self, to: str | Mapping[str, Any] = "orca", metrics: Sequence[str] = METRICS
@@ -86,11 +97,10 @@ class Results:
         """
         wanted = {"policy": to} if isinstance(to, str) else dict(to)
         name = "_".join(map(str, wanted.values()))
-        keys = [one for one in self.varying if one not in ("policy", "chunk", *wanted)]
-        keys = [one for one in keys if not one.startswith("policy.")]
-        base, own = self._matching(wanted), _own(self.runs)
+        keys = [one for one in swept.same_work(self.runs) if one not in wanted]
+        base, own = self._matching(wanted), swept.own_runs(self.runs)
         shown = [one for one in metrics if one in self.runs]
-        places = _places(base, keys)
+        places = swept.place(base, keys)
         if not (twice := places[places.duplicated()]).empty:
             same = base[places == twice.iloc[0]]
             differ = [one for one in self.varying if same[one].map(str).nunique() > 1]
@@ -98,8 +108,7 @@ class Results:
                 f"to={to} is {len(same)} runs that differ in {', '.join(differ) or 'nothing'}; "
                 f'name one, as in to={{"policy": ..., "chunk": 256}}'
             )
-        divisor = base[shown].set_axis(places).reindex(_places(own, keys))
-        ratios = own[shown] / divisor.set_axis(own.index)
+        ratios = swept.ratios(own, base, shown, keys)
         first = dict.fromkeys(["policy", *self.varying])
         return own[[*first, *shown]].join(ratios.add_suffix(f"_vs_{name}"))
 
@@ -117,12 +126,34 @@ class Results:
 
         return sweeps.draw_sweep(self.runs, x=x, hue=hue, facet=facet, y=y)
 
+    def plot_iterations(self, *names: str, x: str = "end") -> Figure:
+        """What the iterations of runs (of `names`) held and took, over time or, with x="iteration",
+        by their number. If none is named, of some that serve most, and the reference. Raises
+        UserError for names that there are not.
+        """
+        from sarathi_lab.results.plots import sweeps
+
+        if missing := [name for name in names if name not in self.names]:
+            raise UserError(f"{missing[0]} is none of these runs; use some of {self.names}")
+        places = [self.names.index(name) for name in names] or self._foremost()
+        read = self._tables["iterations"]
+        return sweeps.curves({self.names[place]: read[place]() for place in places}, x=x)
+
+    def _foremost(self) -> list[int]:
+        """Where the runs are that serve most, the best of each policy first, and the reference."""
+        runs = self.runs.reset_index(drop=True).sort_values("throughput", ascending=False)
+        is_base = runs["policy"] == swept.reference(runs)
+        own = swept.own_runs(runs[~is_base])
+        first = own.drop_duplicates("policy").index
+        places = [*first, *own.index.difference(first, sort=False)][: MOST_CURVES - 1]
+        return [*places, *runs[is_base].index[:1]]
+
     def _matching(self, wanted: Mapping[str, Any]) -> pd.DataFrame:
         """The runs with these settings, or else the baselines."""
         for name in wanted:
             if name not in self.runs:
                 raise UserError(f"{name} is no setting of these runs; use some of {self.varying}")
-        for runs in (_own(self.runs), self.runs):
+        for runs in (swept.own_runs(self.runs), self.runs):
             is_one = pd.Series(True, runs.index)
             for name, value in wanted.items():
                 is_one &= runs[name].eq(value)
@@ -174,6 +205,8 @@ def _load(place: str | Path) -> Results:
     path = Path(place)
     if files.find_runs(path):
         runs = files.load_runs(path)
+        if runs.empty:
+            raise UserError(f"{place} holds no run that can be read; name another")
         tables = {
             "requests": [partial(files.load_requests, one) for one in runs["path"]],
             "iterations": [partial(files.load_iterations, one) for one in runs["path"]],
@@ -181,19 +214,9 @@ def _load(place: str | Path) -> Results:
         return Results(runs, runs.attrs["settings"], tables)
     if not path.exists() and str(place) in files.recorded():
         table = files.load(str(place))
-        return Results(table, RECORDED)
-    found = comparison.load(place)
+        return Results(table, [name for name in map(str, table) if swept.is_setting(name)])
+    found = wandb_runs.load(place)
     rows = [{"name": run.name, **run.settings, **run.summary} for run in found]
     settings = ["name", *(name for run in found for name in run.settings)]
     tables = {"iterations": [partial(getattr, run, "iterations") for run in found]}
     return Results(pd.DataFrame(rows), settings, tables)
-
-
-def _own(runs: pd.DataFrame) -> pd.DataFrame:
-    """The runs that were asked for, not their baselines."""
-    return runs if "is_baseline" not in runs else runs[~runs["is_baseline"].astype(bool)]
-
-
-def _places(runs: pd.DataFrame, keys: Sequence[str]) -> pd.Series[str]:
-    """Equal text for runs that agree in `keys`."""
-    return pd.Series([str(row) for row in runs[list(keys)].to_numpy().tolist()], index=runs.index)

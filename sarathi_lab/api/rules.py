@@ -75,7 +75,7 @@ class ShadowCache:
             else:
                 self.device[device_block] = list(self.host[host_block])
         if batch.chunks:  # else copies of what was freed may wait for the next one
-            for block in self.scheduler.blocks._free:
+            for block in self.scheduler.blocks.empty:
                 self.device[block] = [None] * self.size
         held = Counter(block for one in self.scheduler.running for block in one.block_ids)
         writes = []

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, redirect_stdout
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from omegaconf import DictConfig
+
 from sarathi_lab.api.options import PolicyOptions
 from sarathi_lab.api.results import Results, load
 from sarathi_lab.config.arguments import quoted
-from sarathi_lab.config.command_line import CommandLine
+from sarathi_lab.config.command_line import CommandLine, read_command_line
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import build
 from sarathi_lab.config.sweep import Sweep
@@ -69,13 +71,7 @@ def _executed(
     verbose: bool,
 ) -> Results:
     with TemporaryDirectory() as folder, nullcontext() if verbose else redirect_stdout(StringIO()):
-        options = PolicyOptions(Path(folder))
-        args = [
-            f"{name}={_values(value, options) if flags else text_of(value, options)}"
-            for name, value in settings.items()
-        ]
-        own = ["--config-dir", folder] if options.names else []
-        command_line, is_resumed = prepare([*flags, *args, *own])
+        command_line, is_resumed = prepare(_arguments(settings, flags, Path(folder)))
         if not build((cfg := command_line.jobs[0].cfg).task).has_runs:
             raise UserError(
                 f"task={type(build(cfg.task)).__name__.lower()} leaves no runs to return; use the "
@@ -83,6 +79,22 @@ def _executed(
             )
         run(command_line, is_resumed)
     return load(command_line.results_dir)
+
+
+def read(settings: Mapping[str, Any]) -> DictConfig:
+    """The configuration of a single run, its settings checked. Raises UserError."""
+    with TemporaryDirectory() as folder:
+        return read_command_line(_arguments(settings, [], Path(folder))).jobs[0].cfg
+
+
+def _arguments(settings: Mapping[str, Any], flags: Sequence[str], folder: Path) -> list[str]:
+    """What is typed on the command line; `folder` is for options of policies that are objects."""
+    options = PolicyOptions(folder)
+    args = [
+        f"{name}={_values(value, options) if flags else text_of(value, options)}"
+        for name, value in settings.items()
+    ]
+    return [*flags, *args, *(["--config-dir", str(folder)] if options.names else [])]
 
 
 def _values(setting: Any, options: PolicyOptions) -> str:

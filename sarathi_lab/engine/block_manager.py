@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from sarathi_lab.engine.prefix_cache import PrefixCache, num_found
 from sarathi_lab.engine.request import Batch, Copy, SequenceState
 
@@ -32,6 +34,11 @@ class BlockManager:
         # Popped from the end, so that a fresh cache hands out neighbours: 0, 1, 2, …
         self._free = list(range(num_blocks - 1, -1, -1))
         self._free_host = list(range(num_host_blocks - 1, -1, -1))
+
+    @property
+    def empty(self) -> Sequence[int]:
+        """The blocks that hold nothing, the one to be taken next last."""
+        return self._free
 
     @property
     def num_free(self) -> int:

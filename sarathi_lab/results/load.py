@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import re
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +12,15 @@ import pandas as pd
 import yaml
 
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.config.paths import EXPERIMENTS, json_object, make_folder
+from sarathi_lab.config.paths import EXPERIMENTS, OUTPUTS, json_object, make_folder
+from sarathi_lab.config.sweep_record import SweepRecord
 from sarathi_lab.results.intervals import confidence_of_bootstrap
 
 POINTS = "figure.parquet"  # the figures of the paper, recomputed: see `paper.task`
 LABELS = "run.json"  # written last, so its presence says that the run is complete
 RENAMED = {"floor": "roofline", "ceiling": "peak"}  # words in the names of older files
 SIMULATED = "simulated-"
+LONGEST = 80  # characters of what a sweep is called by
 AGAIN = "leave it out or run it again"
 # A point: where it is in its figure, the median, the interval around it (see `intervals`), and of
 # how many pairs. Without a y, `reason` says why there is none. `low` and `high` of a simulated
@@ -31,6 +35,43 @@ def find_runs(*roots: Path) -> list[Path]:
     found = {path.parent for root in roots for path in Path(root).rglob(LABELS)}
     visible = (path for path in found if not any(part.startswith(".") for part in path.parts[-2:]))
     return sorted(visible, key=_natural_order)
+
+
+def find_sweeps(root: Path | str = OUTPUTS) -> dict[str, list[Path]]:
+    """What `lab.load` can take of the runs below `root`: the folder of each sweep that has finished
+    runs, by when and with which values it was started, the newest first; then all single runs.
+    """
+    own = [run for run in find_runs(Path(root)) if run.parent.name != "baselines"]
+    numbers = Counter(map(_sweep_of, own))
+    sweeps: list[tuple[str, Path]] = []
+    for folder, number in numbers.items():
+        try:
+            record = SweepRecord.read(folder)
+        except (OSError, ValueError, TypeError):  # none, or one of another version
+            continue
+        started = record.started_at[:19].replace("T", " ")
+        what = " ".join(_varied(record.arguments))
+        what = what if len(what) <= LONGEST else f"{what[:LONGEST]}..."
+        sweeps.append((f"{started}, {number} runs: {what}", folder))
+    single = [folder for folder in numbers if folder not in {path for _, path in sweeps}]
+    found = {name: [folder] for name, folder in sorted(sweeps, reverse=True)}
+    return found | ({f"{len(single)} single runs": single} if single else {})
+
+
+def _varied(arguments: Sequence[str]) -> list[str]:
+    """The experiment and the settings with several values of a command; all if there are none."""
+    settings = [one for one in arguments if not one.startswith("-")]
+    varied = [one for one in settings if re.search(r"^experiment=|=[^\[{]*,", one)]
+    return varied or settings
+
+
+class _Names(tuple[str, ...]):
+    """Names in the `attrs` of a table, which pandas copies deeply with whatever is done to it: name
+    by name that takes longer than the doing.
+    """
+
+    def __deepcopy__(self, memo: object) -> _Names:
+        return self
 
 
 def load_runs(*roots: Path | str) -> pd.DataFrame:
@@ -51,7 +92,7 @@ def load_runs(*roots: Path | str) -> pd.DataFrame:
         rows.append({**own, **summary, "path": str(path), "sweep": str(_sweep_of(path))})
     names = settings | dict.fromkeys(name for row in rows for name in row)
     runs = pd.DataFrame(rows, columns=list(names))
-    runs.attrs |= {"skipped": skipped, "settings": list(settings)}
+    runs.attrs |= {"skipped": _Names(skipped), "settings": _Names(settings)}
     return runs
 
 
@@ -67,10 +108,15 @@ def load_settings(path: Path) -> dict[str, Any]:
     try:
         if (kept := path / "config.yaml").is_file():
             config = yaml.load(kept.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-        own = _flat(labels)
-        return own | {name: v for name, v in flat_settings(config).items() if name not in own}
+        return joined(labels, config)
     except (OSError, ValueError, AttributeError, yaml.YAMLError) as error:
         raise _unreadable(path, error) from None
+
+
+def joined(labels: Mapping[Any, Any], config: Mapping[Any, Any]) -> dict[str, Any]:
+    """A run's labels and its resolved configuration in flat names; the labels win."""
+    own = _flat(labels)
+    return own | {name: v for name, v in flat_settings(config).items() if name not in own}
 
 
 def flat_settings(config: Mapping[Any, Any]) -> dict[str, Any]:

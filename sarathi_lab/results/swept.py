@@ -7,10 +7,11 @@ A table of runs has a row a run and flat columns: settings as they are typed (`c
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from omegaconf import OmegaConf
 
@@ -47,21 +48,24 @@ def own_runs(runs: pd.DataFrame) -> pd.DataFrame:
     return runs[~runs.is_baseline.astype(bool)]
 
 
-def varying_settings(runs: pd.DataFrame) -> list[str]:
-    """The settings in which the runs, baselines aside, differ, without `SAMPLES`; none that others
-    before it settle, such as the name of a device by its number of threads.
+def varying_settings(runs: pd.DataFrame, leaving: Collection[str] = SAMPLES) -> list[str]:
+    """The settings in which the runs, baselines aside, differ, without those that begin or end as
+    named in `leaving`; none that others before it settle, such as the name of a device by its
+    number of threads.
     """
-    own = own_runs(runs).copy(deep=False)
-    own.attrs = {}  # pandas copies them for each part of a group, which takes half of the time
+    own = own_runs(runs)
     found: list[str] = []
     names = [str(name) for name in own if is_setting(str(name))]
-    # workload.seed is the seed, too
-    names = [name for name in names if name.rpartition(".")[2] not in SAMPLES]
+    # workload.seed is the seed, too, and policy.chunk the policy's
+    names = [
+        one for one in names if {one.partition(".")[0], one.rpartition(".")[2]}.isdisjoint(leaving)
+    ]
+    groups, number = np.zeros(len(own), dtype=int), 1  # of runs that agree in what is found
     for name in sorted(names, key=_rank):
-        texts = own[name].map(text)
-        parts = texts.groupby([own[one].map(text) for one in found]) if found else [((), texts)]
-        if any(part.nunique() > 1 for _, part in parts):
-            found.append(name)
+        codes, values = pd.factorize(np.array([text(value) for value in own[name]], dtype=object))
+        finer, _ = pd.factorize(groups * len(values) + codes)
+        if len(finer) and finer.max() >= number:
+            found, groups, number = [*found, name], finer, finer.max() + 1
     return found
 
 
@@ -93,12 +97,25 @@ def relative(runs: pd.DataFrame, name: str, to: str) -> pd.DataFrame:
     ratio, base = f"{name}_vs_{to}", runs[runs.policy == to]
     if base.empty or name not in runs:
         return runs
-    keys = [one for one in [*varying_settings(runs), *SAMPLES] if one in runs]
-    keys = [one for one in keys if one not in ("policy", "chunk") and not one.startswith("policy.")]
-    places = place(runs, keys)
-    divisor = places.map(base[name].groupby(places[base.index]).median())
     own = runs[ratio] if ratio in runs else pd.Series(math.nan, runs.index)
-    return runs.assign(**{ratio: own.fillna(runs[name] / divisor)})
+    return runs.assign(**{ratio: own.fillna(ratios(runs, base, [name], same_work(runs))[name])})
+
+
+def same_work(runs: pd.DataFrame) -> list[str]:
+    """The columns in which runs on the same requests and device agree, whatever their policy."""
+    settings = varying_settings(runs, leaving=(*SAMPLES, "policy", "chunk"))
+    return [*settings, *(one for one in SAMPLES if one in runs)]
+
+
+def ratios(
+    runs: pd.DataFrame, base: pd.DataFrame, names: Sequence[str], keys: Sequence[str]
+) -> pd.DataFrame:
+    """The quantities `names` of each run over those of the run of `base` that agrees in `keys`: the
+    median of several, NaN without one.
+    """
+    places, others = place(runs, keys), place(base, keys)
+    divisors = {name: places.map(base[name].groupby(others).median()) for name in names}
+    return runs[list(names)] / pd.DataFrame(divisors, runs.index)
 
 
 def place(runs: pd.DataFrame, keys: Sequence[str]) -> pd.Series:
@@ -147,11 +164,7 @@ def noise(runs: pd.DataFrame) -> float:
     if "schedule" not in runs or "throughput" not in runs:
         return math.nan
     known = runs.dropna(subset=["schedule", "throughput"])
-    keys = [
-        name
-        for name in varying_settings(runs)
-        if name not in ("policy", "chunk") and not name.startswith("policy.")
-    ]
+    keys = varying_settings(runs, leaving=(*SAMPLES, "policy", "chunk"))
     groups = known.throughput.groupby(place(known, ["schedule", *keys]))
     ratios = [part.max() / part.min() for _, part in groups if len(part) > 1]
     return float(max(ratios, default=math.nan))

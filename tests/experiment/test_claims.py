@@ -279,6 +279,7 @@ def test_the_claims_are_well_written():
 
 @pytest.fixture(scope="module")
 def recorded() -> pd.DataFrame:
+    """The verdicts on all that is recorded."""
     return verdicts()
 
 

@@ -4,17 +4,13 @@ same everywhere.
 
 from __future__ import annotations
 
-import math
 from types import SimpleNamespace
 
-import matplotlib.pyplot as plt
-import numpy as np
-import pandas as pd
 import pytest
 
+import sarathi_lab as lab
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.results.comparison import ComparedRun, compared_metrics, differing_settings, load
-from sarathi_lab.results.plots import sweeps
+from sarathi_lab.results import swept, wandb_runs
 from sarathi_lab.run import main
 
 
@@ -37,31 +33,34 @@ def output(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def local(output):
-    return load(*output.glob("20*"))
+    return lab.load(*output.glob("20*"))
 
 
-def test_local_runs_differ_in_their_chunk_alone(local):
-    table = differing_settings(local)
-    assert table.loc["chunk"].tolist() == ["8", "16"]
-    assert set(table.index) == {"chunk", "policy.chunk"}
+def test_local_runs_are_called_by_what_differs(local):
+    assert local.varying == ["chunk"]
+    assert local.names == ["sarathi, chunk 8", "sarathi, chunk 16"]
 
 
 def test_an_offline_wandb_run_reads_as_its_folder_does(output, local):
-    offline = {run.settings["chunk"]: run for run in load(output / "wandb")}
-    for run in local:
-        same = offline[run.settings["chunk"]]
-        assert same.settings["policy"] == "sarathi"
-        assert differing_settings([run, same]).empty
-        for name, value in run.summary.items():
-            assert same.summary[name] == pytest.approx(value), name
-        assert (
-            same.iterations.num_decode_tokens.tolist() == run.iterations.num_decode_tokens.tolist()
-        )
-        assert same.iterations.busy.tolist() == pytest.approx(run.iterations.busy.tolist())
+    offline = lab.load(output / "wandb")
+    assert offline.varying == local.varying
+    assert sorted(offline.names) == sorted(local.names)
+    both = (found.runs.set_index("chunk").sort_index() for found in (offline, local))
+    own, folder = both
+    same = [name for name in folder if swept.is_setting(name)]
+    assert own[same].map(swept.text).equals(folder[same].map(swept.text))
+    numbers = folder.select_dtypes("number").columns.difference(same)
+    assert len(numbers) > 50
+    assert own[numbers].to_numpy() == pytest.approx(folder[numbers].to_numpy(), nan_ok=True)
+    own, folder = (
+        found.iterations.sort_values(["chunk", "iteration"]) for found in (offline, local)
+    )
+    for name in ("num_decode_tokens", "busy"):
+        assert own[name].tolist() == pytest.approx(folder[name].tolist())
 
 
 def test_a_run_on_the_server_reads_the_same(local, monkeypatch):
-    run = local[0]
+    summary = {name: float(local.runs[name][0]) for name in ("throughput", "ttft_p50")}
     rows = [{"_step": 0, "sweep": "a table"}, {"_step": 1, "iteration": 0, "iterations/busy": 0.5}]
     found = SimpleNamespace(
         name="online",
@@ -71,7 +70,7 @@ def test_a_run_on_the_server_reads_the_same(local, monkeypatch):
             "chunk": 8,
             "settings": {"seed": 0, "policy": {"_target_": "x", "chunk": 8}},
         },
-        summary={**run.summary, "_runtime": 3, "table": {"path": "x"}},
+        summary={**summary, "_runtime": 3, "table": {"path": "x"}},
         history=lambda samples, pandas: rows,
     )
     asked = []
@@ -79,45 +78,26 @@ def test_a_run_on_the_server_reads_the_same(local, monkeypatch):
         run=lambda where: asked.append(where) or found, runs=lambda where: [found, found]
     )
     monkeypatch.setattr("wandb.Api", lambda: api)
-    (online,) = load("me/lab/abc")
+    (online,) = wandb_runs.load("me/lab/abc")
     assert asked == ["me/lab/abc"]
     assert online.source == "me/lab/abc"
     assert online.settings == {"policy": "sarathi", "chunk": 8, "seed": 0, "policy.chunk": 8}
-    assert online.summary == run.summary
+    assert online.summary == summary
     assert online.iterations.to_dict("records") == [{"iteration": 0, "busy": 0.5}]
-    assert [each.name for each in load("me/lab")] == ["online (1)", "online (2)"]
+    assert lab.load("me/lab").names == ["sarathi", "sarathi (2)"]
 
 
-def made(name: str, **summary: float) -> ComparedRun:
-    iterations = pd.DataFrame(
-        {"iteration": [0, 1], "end": [0.5, 1.0], "busy": [0.5, 0.25], "num_decode_tokens": [0, 2]}
-    )
-    return ComparedRun(name, "made", {"chunk": name}, summary, iterations)
-
-
-def test_metrics_have_the_units_of_their_headings_and_ratios_to_the_reference():
-    runs = [made("a", throughput=100.0, ttft_p50=0.5), made("b", throughput=150.0, unknown=1.0)]
-    table = compared_metrics(runs)
-    assert table.index.tolist() == ["throughput [tokens/s]", "TTFT P50 [ms]"]
-    assert table.loc["throughput [tokens/s]"].tolist() == [100.0, 1.0, 150.0, 1.5]
-    assert table.loc["TTFT P50 [ms]"].tolist()[:2] == [500.0, 1.0]
-    assert math.isnan(table.loc["TTFT P50 [ms]", ("b", "ratio")])
-    assert compared_metrics(runs, "b").loc[
-        "throughput [tokens/s]", ("a", "ratio")
-    ] == pytest.approx(2 / 3)
-    with pytest.raises(UserError, match="reference=c is not among the runs; use one of a, b"):
-        compared_metrics(runs, "c")
-
-
-def test_curves_and_ratios_have_a_line_and_dots_for_every_run():
-    runs = [made("a", throughput=100.0), made("b", throughput=150.0)]
-    decodes, busy = sweeps.curves(runs).axes
-    assert [line.get_ydata().tolist() for line in decodes.get_lines()] == [[0, 2], [0, 2]]
-    assert busy.get_lines()[0].get_ydata().tolist() == [500.0, 250.0]
-    assert len({(line.get_marker(), line.get_linestyle()) for line in busy.get_lines()}) == 2
-    (ax,) = sweeps.ratios(compared_metrics(runs)).axes
-    assert np.nanmax(np.concatenate([line.get_xdata() for line in ax.get_lines()])) == 1.5
-    plt.close("all")
+def test_curves_have_a_line_for_every_run_that_is_named(local):
+    name = local.names[1]
+    axes = local.plot_iterations(name).axes
+    own = local.iterations[local.iterations.chunk == 16]
+    lines = [ax.get_lines() for ax in axes]
+    assert [len(line) for line in lines] == [1] * len(axes)
+    assert lines[1][0].get_ydata().tolist() == own.num_decode_tokens.tolist()
+    both = local.plot_iterations(x="iteration").axes
+    assert [len(ax.get_lines()) for ax in both] == [2] * len(axes)
+    with pytest.raises(UserError, match="none of these runs; use some of"):
+        local.plot_iterations("orca")
 
 
 @pytest.mark.parametrize(
@@ -125,7 +105,7 @@ def test_curves_and_ratios_have_a_line_and_dots_for_every_run():
     [
         ("missing", "missing is not there; name a folder, a .wandb file, or entity/project/run"),
         ("empty", "empty holds no finished run and no .wandb file"),
-        ("torn", "can't be read"),
+        ("torn", "holds no run that can be read"),
     ],
 )
 def test_a_place_without_runs_is_refused(place, words, tmp_path, monkeypatch):
@@ -134,13 +114,13 @@ def test_a_place_without_runs_is_refused(place, words, tmp_path, monkeypatch):
     (tmp_path / "torn").mkdir()
     (tmp_path / "torn" / "run.json").write_text('{"name": "x"}')
     with pytest.raises(UserError, match=words):
-        load(place)
+        lab.load(place)
 
 
 def test_a_file_that_is_no_run_of_wandb_is_refused(tmp_path):
     (tmp_path / "run-x.wandb").write_text("nothing")
     with pytest.raises(UserError, match=r"run-x\.wandb"):
-        load(tmp_path / "run-x.wandb")
+        lab.load(tmp_path / "run-x.wandb")
 
 
 def test_a_server_that_gives_nothing_is_one_line(monkeypatch):
@@ -151,5 +131,5 @@ def test_a_server_that_gives_nothing_is_one_line(monkeypatch):
     with pytest.raises(
         UserError, match=r"W&B gives no runs of me/lab \(no such project\); check"
     ) as error:
-        load("me/lab")
+        lab.load("me/lab")
     assert "\n" not in str(error.value)

@@ -24,7 +24,7 @@ def check_integrity(
     sequences = list(sequences)
     held = [block for sequence in sequences for block in sequence.block_ids]
     unused = [] if blocks.prefix is None else _unused_blocks(blocks.prefix, held)
-    everything = [*(held if blocks.prefix is None else set(held)), *blocks._free, *unused]
+    everything = [*(held if blocks.prefix is None else set(held)), *blocks.empty, *unused]
     if sorted(everything) != list(range(blocks.num_blocks)):
         raise AssertionError(
             f"{len(held)} held + {blocks.num_free} free blocks are not the {blocks.num_blocks} "

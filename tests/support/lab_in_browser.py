@@ -1,20 +1,21 @@
-"""Opens a notebook in a JupyterLab of its own, in a headless browser, and runs all its cells
-there.
+"""A JupyterLab of its own and a headless browser, in which notebooks are opened and run as a person
+would.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import nbformat
 from helpers import drawing_once
@@ -22,13 +23,21 @@ from playwright.sync_api import Page, sync_playwright
 
 from sarathi_lab.config.paths import REPOSITORY
 
-SECONDS = 300  # for the notebook's cells
+SECONDS = 300  # for a notebook's cells
 START = 90  # seconds, for JupyterLab and its page
+# Every cell has its number, or one failed and no other waits (a star).
+HAS_RUN = """() => {
+    const all = [...document.querySelectorAll('.jp-CodeCell .jp-InputArea-prompt')]
+        .map(prompt => prompt.innerText.replace(/[\\[\\]:\\s]/g, ''));
+    const shown = [...document.querySelectorAll('.jp-OutputArea-output')];
+    const failed = shown.some(output => output.innerText.includes('Traceback (most recent'));
+    return all.length && (all.every(text => /^\\d+$/.test(text)) || (failed && !all.includes('*')));
+}"""
 
 
 class LabPage(NamedTuple):
     """What was on the page after all cells ran; pictures by width and height on the screen, in
-    pixels.
+    pixels; seconds from opening it to the last cell's end.
     """
 
     num_code_cells: int
@@ -36,32 +45,55 @@ class LabPage(NamedTuple):
     pictures: list[tuple[float, float]]
     text: str
     errors: list[str]
+    seconds: float
 
 
-def run_in_lab(notebook: Path, browser: str, folder: Path) -> LabPage:
-    """Copy the notebook to `folder` without its outputs, run it there by the menu, and look;
-    screenshots stay there.
-    """
-    copy = folder / notebook.name
-    content = nbformat.read(notebook, as_version=4)
-    for cell in content.cells:
-        if cell.cell_type == "code":
-            cell.update(outputs=[], execution_count=None)
-    nbformat.write(content, copy)
-    with _lab(folder) as url, sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(
-            executable_path=browser, args=["--no-sandbox", "--disable-gpu"]
-        )
-        page = chromium.new_page(viewport={"width": 1400, "height": 1000})
-        page.goto(f"{url}/lab/tree/{copy.name}?reset", timeout=START * 1000)
-        _run_all(page)
-        found = _look(page, folder)
-        chromium.close()
-    return found
+Visit = Callable[[Page], Any]
+Run = Callable[..., LabPage]
 
 
 @contextmanager
-def _lab(folder: Path) -> Iterator[str]:
+def lab_in_browser(
+    browser: str, folder: Path, environment: Mapping[str, str], replaced: Mapping[str, str]
+) -> Iterator[Run]:
+    """Yields `run(notebook, visit=...)`, which opens a notebook without its outputs, runs it by the
+    menu with a kernel of its own, looks, and lets `visit` go on with the page. Texts in cells are
+    `replaced`; screenshots stay in `folder`.
+    """
+    with _lab(folder, environment) as url, sync_playwright() as playwright:
+        options: dict[str, Any] = {"args": ["--no-sandbox", "--disable-gpu"]}
+        chromium = playwright.chromium.launch(executable_path=browser, **options)
+        context = chromium.new_context(viewport={"width": 1400, "height": 1000})
+
+        def run(notebook: Path, visit: Visit = lambda page: None) -> LabPage:
+            (own := folder / f"{notebook.stem}-{time.monotonic_ns()}").mkdir()
+            _without_outputs(notebook, own / notebook.name, replaced)
+            start, page = time.monotonic(), context.new_page()
+            page.goto(f"{url}/lab/tree/{own.name}/{notebook.name}?reset", timeout=START * 1000)
+            _run_all(page)
+            seconds = time.monotonic() - start
+            found = _look(page, own, seconds)
+            visit(page)
+            page.screenshot(path=own / "page.png")
+            page.close()
+            return found
+
+        yield run
+        chromium.close()
+
+
+def _without_outputs(notebook: Path, copy: Path, replaced: Mapping[str, str]) -> None:
+    content = nbformat.read(notebook, as_version=4)
+    for cell in content.cells:
+        for given, other in replaced.items():
+            cell.source = cell.source.replace(given, other)
+        if cell.cell_type == "code":
+            cell.update(outputs=[], execution_count=None)
+    nbformat.write(content, copy)
+
+
+@contextmanager
+def _lab(folder: Path, environment: Mapping[str, str]) -> Iterator[str]:
     """A JupyterLab over `folder` without a token, on a free port of this machine alone; yields its
     address.
     """
@@ -92,11 +124,11 @@ def _lab(folder: Path) -> Iterator[str]:
     own = {
         name: str(folder / name.lower()) for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR")
     }
-    environment = {**os.environ, **own, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    environment |= drawing_once(folder / "ipythondir")
-    environment["JUPYTERLAB_SETTINGS_DIR"] = str(folder / "settings")
+    whole = {**os.environ, **own, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **environment}
+    whole |= drawing_once(folder / "ipythondir")
+    whole["JUPYTERLAB_SETTINGS_DIR"] = str(folder / "settings")
     with (folder / "lab.log").open("w") as log:
-        server = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+        server = subprocess.Popen(command, env=whole, stdout=log, stderr=subprocess.STDOUT)
     try:
         url = f"http://127.0.0.1:{port}"
         _wait_until_up(url, server)
@@ -129,21 +161,10 @@ def _run_all(page: Page) -> None:
     page.locator(".jp-StatusBar-TextItem", has_text="| Idle").wait_for(timeout=START * 1000)
     page.get_by_role("menuitem", name="Run", exact=True).click()
     page.locator("[data-command='runmenu:run-all']").click()
-    # An executed cell has its number in the prompt, a waiting one a star.
-    deadline = time.monotonic() + SECONDS
-    while time.monotonic() < deadline:
-        prompts = _prompts(page)
-        if prompts and all(prompt.strip("[]: ").isdigit() for prompt in prompts):
-            return
-        time.sleep(0.5)
-    raise RuntimeError(f"cells still run after {SECONDS} s: {_prompts(page)}")
+    page.wait_for_function(HAS_RUN, polling=200, timeout=SECONDS * 1000)
 
 
-def _prompts(page: Page) -> list[str]:
-    return page.locator(".jp-CodeCell .jp-InputArea-prompt").all_inner_texts()
-
-
-def _look(page: Page, folder: Path) -> LabPage:
+def _look(page: Page, folder: Path, seconds: float) -> LabPage:
     """Scroll through the cells, so that each is drawn, with a screenshot of every picture."""
     pictures = page.locator(".jp-OutputArea-output img")
     sizes = []
@@ -155,10 +176,8 @@ def _look(page: Page, folder: Path) -> LabPage:
         assert picture.evaluate("image => image.complete && image.naturalWidth > 0")
         picture.screenshot(path=folder / f"picture-{i:02}.png")
         sizes.append((box["width"], box["height"]))
-    page.screenshot(path=folder / "page.png")
-    prompts = _prompts(page)
-    errors = page.locator("[data-mime-type='application/vnd.jupyter.error']").all_inner_texts()
-    text = "\n".join(page.locator(".jp-OutputArea-output").all_inner_texts())
-    return LabPage(
-        len(prompts), sum(prompt.strip("[]: ").isdigit() for prompt in prompts), sizes, text, errors
-    )
+    prompts = page.locator(".jp-CodeCell .jp-InputArea-prompt").all_inner_texts()
+    texts = page.locator(".jp-OutputArea-output").all_inner_texts()
+    errors = [text for text in texts if "Traceback (most recent" in text]
+    executed = sum(bool(re.fullmatch(r"\[\d+\]:?", prompt.strip())) for prompt in prompts)
+    return LabPage(len(prompts), executed, sizes, "\n".join(texts), errors, seconds)

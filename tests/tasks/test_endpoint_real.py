@@ -20,7 +20,7 @@ import torch
 from checkpoints import make_checkpoint
 from composed import run
 
-from sarathi_lab.results import comparison
+import sarathi_lab as lab
 from sarathi_lab.results.load import load_requests, load_runs
 from sarathi_lab.results.plots import sweeps
 from sarathi_lab.run import main
@@ -166,18 +166,16 @@ def test_the_texts_are_those_that_the_model_says(server, tmp_path):
 
 
 def test_the_runs_stand_side_by_side(output):
-    runs = comparison.load(*sorted(path for path in output.iterdir() if path.name.startswith("20")))
-    assert {run.settings["executor"] for run in runs} == {"endpoint", "simulated"}
-    server = next(run for run in runs if run.settings["executor"] == "endpoint")
-    table = comparison.differing_settings(runs)
-    assert set(table.loc["policy"]) == {"transformers", "sarathi"}
-    assert {"executor", "device", "model"} <= set(table.index)
-    assert not {"batch", "workload.num_requests", "seed"} & set(table.index), "the same work"
-    metrics = comparison.compared_metrics(runs)
-    for name in ("throughput [tokens/s]", "TTFT P50 [ms]", "TBT P99 [ms]"):
-        assert metrics.loc[name].notna().all()
-    assert metrics.loc["failed requests", (server.name, "value")] == 0
-    for ax in sweeps.curves(runs, x="end").axes:
+    found = lab.load(*sorted(path for path in output.iterdir() if path.name.startswith("20")))
+    runs = found.runs
+    assert set(runs.executor) == {"endpoint", "simulated"}
+    assert set(runs.policy) == {"transformers", "sarathi"}
+    assert (runs[["executor", "device", "model"]].nunique() == 2).all()
+    same = ["batch", "workload.num_requests", "seed"]
+    assert (runs[same].nunique(dropna=False) == 1).all(), "the same work"
+    assert runs[["throughput", "ttft_p50", "tbt_p99"]].notna().all(axis=None)
+    assert runs.set_index("executor").num_failed["endpoint"] == 0
+    for ax in found.plot_iterations().axes:
         if ax.get_ylabel() in ("prompt tokens", "decodes", "requests waiting"):
             assert len(ax.get_lines()) == 2
     table = load_runs(output)
@@ -188,9 +186,13 @@ def test_the_runs_stand_side_by_side(output):
 
 
 def test_the_run_reads_the_same_from_wandb(output):
-    (offline,) = comparison.load(output / "wandb")
-    (local,) = [run for run in comparison.load(output) if run.settings["executor"] == "endpoint"]
-    for name, value in local.summary.items():
-        assert offline.summary[name] == pytest.approx(value), name
-    assert offline.settings["policy"] == "transformers"
-    assert offline.iterations.num_waiting.tolist() == local.iterations.num_waiting.tolist()
+    offline, local = lab.load(output / "wandb"), lab.load(output)
+    own = (
+        local.runs[local.runs.executor == "endpoint"].select_dtypes("number").dropna(axis="columns")
+    )
+    assert len(own.columns) > 20
+    for name in own:
+        assert offline.runs[name].to_numpy() == pytest.approx(own[name].to_numpy()), name
+    assert list(offline.runs.policy) == ["transformers"]
+    waiting = local.iterations[local.iterations.executor == "endpoint"].num_waiting
+    assert offline.iterations.num_waiting.tolist() == waiting.tolist()

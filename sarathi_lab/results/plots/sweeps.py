@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -12,8 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from sarathi_lab.results import swept
-from sarathi_lab.results.comparison import ComparedRun
 from sarathi_lab.results.plots.style import (
+    WIDTH,
     finished,
     marker,
     panels,
@@ -59,6 +59,7 @@ def draw_sweep(
     repetitions with their intervals; a run without the setting on the x axis is a line across.
     Raises UserError for a name that the runs don't have.
     """
+    runs = runs.reset_index(drop=True)  # of tables put together rows may share a label
     base = swept.reference(runs)
     named = [y] if isinstance(y, str) else list(y or [])
     for ratio in (f"throughput_vs_{base}", *named):
@@ -77,9 +78,9 @@ def draw_sweep(
     else:
         columns = len(names) if number > 8 else min(len(names), 3 if len(names) > 4 else 2)
     rows = math.ceil(len(names) * len(facets) / columns)
-    height = max(2.6, 0.9 + 0.24 * number * _crowd(runs, axis))
+    height = max(2.6, 0.9 + 0.21 * number * _crowd(runs, axis))
     size = (
-        max(4.6, 1.2 * is_listed + (3.0 if columns > 2 else 4.2) * columns),
+        min(WIDTH, max(4.6, 1.2 * is_listed + (3.0 if columns > 2 else 4.2) * columns)),
         height * rows + 0.9,
     )
     figure, axes = panels(rows, columns, size, sharey="row" if is_listed and number > 8 else False)
@@ -178,7 +179,7 @@ def _described(
             list(handles.values()),
             list(handles),
             loc="outside lower center",
-            ncols=min(5, len(handles)),
+            ncols=min(4, len(handles)),
         )
     return finished(figure, title)
 
@@ -195,21 +196,23 @@ def sampling(runs: pd.DataFrame) -> str:
     return f"medians of {number} {words} with their {confidence:.0%} interval"
 
 
-def curves(runs: Sequence[ComparedRun], x: str = "iteration") -> Figure:
-    """What each run's iterations held and took, against `x`: "iteration", or "end" for the time."""
-    shown = [curve for curve in CURVES if any(curve[0] in run.iterations for run in runs)]
+def curves(runs: Mapping[str, pd.DataFrame], x: str = "iteration") -> Figure:
+    """What each run's iterations (tables by its name) held and took, against `x`: "iteration", or
+    "end" for the time.
+    """
+    shown = [curve for curve in CURVES if any(curve[0] in table for table in runs.values())]
     figure, axes = panels(len(shown), 1, (9, 1.9 * len(shown) + 0.8), sharex=True)
     for ax, (column, scale, words) in zip(axes, shown, strict=True):
-        for i, run in enumerate(runs):
-            if column in run.iterations and x in run.iterations:
+        for i, (name, table) in enumerate(runs.items()):
+            if column in table and x in table:
                 ax.plot(
-                    run.iterations[x],
-                    scale * run.iterations[column],
-                    label=run.name,
+                    table[x],
+                    scale * table[column],
+                    label=name,
                     linestyle=LINES[i % len(LINES)],
                     marker=marker(i),
                     markersize=4,
-                    markevery=max(1, len(run.iterations) // NUM_MARKERS),
+                    markevery=max(1, len(table) // NUM_MARKERS),
                     color=f"C{i}",  # the same in all axes, whichever columns the runs before have
                     # an iteration lasts until its end
                     drawstyle="steps-pre" if x == "end" else "default",
@@ -217,26 +220,6 @@ def curves(runs: Sequence[ComparedRun], x: str = "iteration") -> Figure:
         ax.set_ylabel(words)
     axes[-1].set_xlabel("time [s]" if x == "end" else x)
     return _with_legend(figure, axes[0])
-
-
-def ratios(metrics: pd.DataFrame) -> Figure:
-    """Ratios of `comparison.compared_metrics` as dots on a logarithmic axis; 1: the reference."""
-    import seaborn as sns  # takes two seconds
-
-    table = metrics.xs("ratio", axis="columns", level=1).dropna(how="all")
-    long = table.melt(ignore_index=False, var_name="run", value_name="ratio").reset_index()
-    figure, (ax,) = panels(1, 1, (8, 0.3 * len(table) + 1.6))
-    markers = list(map(marker, range(table.shape[1])))
-    sns.pointplot(
-        long, x="ratio", y="metric", hue="run", linestyle="none", markers=markers, dodge=0.4, ax=ax
-    )
-    ax.axvline(1.0, color="black", linestyle=":")
-    ax.set_xscale("log", base=2)
-    ax.xaxis.set_major_formatter("{x:g}")
-    ax.set(xlabel="ratio to the reference", ylabel="")
-    if ax.legend_ is not None:
-        ax.legend_.remove()
-    return _with_legend(figure, ax)
 
 
 def _with_legend(figure: Figure, ax: Axes) -> Figure:

@@ -1,0 +1,135 @@
+"""`lab.Playground`: a configuration whose settings are tried one after the other, in memory."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import pandas as pd
+from omegaconf import DictConfig, OmegaConf
+
+from sarathi_lab.api.session import UNTRACKED, read
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.instantiate import option_files, read_option
+from sarathi_lab.engine.ledger import Ledger
+from sarathi_lab.engine.loop import run_engine
+from sarathi_lab.experiment.advisor import AS_GOOD, LossSplit, chunking_loss
+from sarathi_lab.results.serving_metrics import latency
+from sarathi_lab.tasks.plan import Plan, changed, make_plans
+
+GROUPS = ("hardware", "model", "policy")
+CAUSES = {  # of what chunks cost (`LossSplit`)
+    "attention": "every chunk reads the cache again",
+    "matmul": "every chunk loads the weights again and part-fills tiles",
+    "fixed": "every iteration has a cost of its own",
+}
+
+
+class Playground:
+    """A configuration, composed and checked once, so that a change of it takes a tenth of a second.
+
+    `settings` are those of `lab.serve`. Raises UserError as that does.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        self._cfg = read({**UNTRACKED, "executor": "simulated", "baselines": ["orca"], **settings})
+
+    @staticmethod
+    def options(group: str) -> list[str]:
+        """What can be chosen for "hardware", "model" and "policy"."""
+        return [name for name in option_files(group) if name != "auto"]
+
+    def serve(self, **changes: Any) -> Tried:
+        """Serve it with `changes` of its settings: values, and names of options for hardware, model
+        and policy. Nothing is written; what the policy does not read has no effect. Raises
+        UserError.
+        """
+        groups = [name for name in GROUPS if name in changes]
+        cfg = changed(self._cfg, **{name: _option(name, changes[name]) for name in groups})
+        for name in changes.keys() - set(groups):
+            OmegaConf.update(cfg, name, changes[name])
+        plan, baselines = make_plans(cfg)
+        name = str(changes.get("policy", plan.policy.name))  # some options share a class
+        plans = {name: plan, **{key: one for key, one in baselines.items() if key != name}}
+        return Tried(plan, {name: _ledger(one) for name, one in plans.items()})
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What a configuration did: the ledgers of its policy and of its baselines, by name."""
+
+    plan: Plan
+    ledgers: dict[str, Ledger]
+
+    @cached_property
+    def iterations(self) -> dict[str, pd.DataFrame]:
+        """The tables of iterations by policy (METRICS.md)."""
+        return {name: ledger.iterations() for name, ledger in self.ledgers.items()}
+
+    @cached_property
+    def requests(self) -> dict[str, pd.DataFrame]:
+        """The tables of requests by policy."""
+        return {name: ledger.requests() for name, ledger in self.ledgers.items()}
+
+    @cached_property
+    def outcomes(self) -> pd.DataFrame:
+        """A row a policy: throughput (tokens/s), its ratio to the last one's, the share of decodes
+        that ride along with prompts, and latencies (seconds).
+        """
+        rows = {}
+        for name, iterations in self.iterations.items():
+            tokens = sum(request.total_len for request in self.plan.load.requests)
+            decodes = iterations.num_decode_tokens
+            rows[name] = {
+                "throughput": tokens / float(iterations.end.max()),
+                "riding": decodes[iterations.num_prefill_tokens > 0].sum() / max(1, decodes.sum()),
+                **latency(self.requests[name]),
+            }
+        table = pd.DataFrame.from_dict(rows, orient="index").rename_axis("policy")
+        return table.assign(gain=table.throughput / table.throughput.iloc[-1])
+
+    def why(self) -> str:
+        """One sentence on how many tokens it serves beside the last baseline, and why."""
+        own, base = self.outcomes.iloc[0], self.outcomes.iloc[-1]
+        name, other = own.name, base.name
+        text = f"{name} serves {own.throughput:,.0f} tokens/s"
+        if len(self.ledgers) == 1:
+            return f"{text}, which others are held against."
+        is_equal = abs(own.gain - 1) <= AS_GOOD
+        text += f", as many as {other}" if is_equal else f", {own.gain:.2f} times {other}'s"
+        gaps = [f"{1e3 * one.get('tbt_p99', math.nan):,.0f} ms" for one in (own, base)]
+        text += f", with {gaps[0]} between tokens at P99 where {other} has {gaps[1]}: "
+        rides = f"{own.riding:.0%} of its decodes ride along with prompts"
+        rides += f", {base.riding:.0%} of {other}'s"
+        loss = self._loss()
+        if own.gain > 1 or is_equal or loss is None or loss.total <= 0:
+            return f"{text}{rides}."
+        cause = max(CAUSES, key=lambda one: float(getattr(loss, one)))
+        longer = f"in chunks a prompt takes {loss.total / loss.whole:.0%} longer"
+        return f"{text}{longer}, mostly as {CAUSES[cause]}, while {rides}."
+
+    def _loss(self) -> LossSplit | None:
+        """What the median prompt takes more in chunks of the mean size; None if none is cut."""
+        iterations = next(iter(self.iterations.values()))
+        prompts = sorted(request.prompt_len for request in self.plan.load.requests)
+        num_chunks = int(iterations.num_prefills.sum())
+        predictor = self.plan.backend.predictor(self.plan.spec)
+        if predictor is None or num_chunks <= len(prompts):
+            return None
+        chunk = round(iterations.num_prefill_tokens.sum() / num_chunks)
+        return chunking_loss(prompts[len(prompts) // 2], chunk, predictor.operation_times)
+
+
+def _option(group: str, name: str) -> DictConfig:
+    options = option_files(group)
+    if name not in options:
+        raise UserError(f"{group}={name} is no option; use one of {', '.join(options)}")
+    return read_option(group, options[name])
+
+
+def _ledger(plan: Plan) -> Ledger:
+    executor = plan.backend.build(plan.spec, plan.checkpoint, plan.sizes)
+    run_engine(plan.load.arrivals(), plan.scheduler(), executor, ledger := Ledger())
+    return ledger

@@ -1,0 +1,77 @@
+"""`lab.Playground`: what `lab.serve` finds without its files, a sentence on it, its picture."""
+
+from __future__ import annotations
+
+import pytest
+
+import sarathi_lab as lab
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.results.plots.playground import Picture
+
+SIZES = {"workload": "uniform", "batch": 4, "seed": 1, "workload.num_requests": 8}
+SIZES |= {"workload.min_len": 64, "workload.max_len": 512}
+
+
+@pytest.fixture(scope="module")
+def playground():
+    return lab.Playground(**SIZES)
+
+
+def test_it_finds_what_a_run_finds(playground, tmp_path):
+    changes = {"policy": "sarathi_serve", "chunk": 128, "hardware": "h100", "model": "7b"}
+    (own,) = playground.serve(**changes).outcomes.to_dict("records")[:1]
+    run = lab.serve(executor="simulated", **SIZES, **changes, output=tmp_path).runs
+    run = run[~run.is_baseline].iloc[0]
+    for name in ("throughput", "ttft_p50", "tbt_p99"):
+        assert own[name] == pytest.approx(run[name]), name
+    assert own["gain"] == pytest.approx(run["throughput_vs_orca"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"pd_ratio": 15, "workload.min_len": 512, "workload.max_len": 2048},
+            "1.03 times orca's, with",
+        ),
+        ({"chunk": 16}, "in chunks a prompt takes"),
+        ({"chunk": 2048}, "as many as orca"),
+        ({"policy": "orca"}, "which others are held against"),
+        ({"policy": "request_level"}, "0% of its decodes ride along with prompts"),
+    ],
+)
+def test_a_sentence_says_how_much_it_serves_and_why(playground, changes, words):
+    text = playground.serve(**changes).why()
+    assert words in text
+    assert text.endswith(".")
+    assert "nan" not in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"policy": "sarathy"}, "policy=sarathy is no option; use one of"),
+        ({"chunk": 2}, "chunk=2 is smaller than"),
+        ({"model": "gpt3-175b"}, "gpt3-175b"),
+    ],
+)
+def test_what_does_not_work_is_a_users_error(playground, changes, words):
+    with pytest.raises(UserError, match=words):
+        playground.serve(**changes)
+
+
+def test_the_picture_shows_every_batch_and_wait_of_the_last_move(playground):
+    picture = Picture()
+    for changes in ({}, {"policy": "orca"}, {"chunk": 64}):
+        tried = playground.serve(**changes)
+        picture.show(tried.iterations, tried.requests)
+        assert picture.png().startswith(b"\x89PNG")
+    first, ttft, second, _ = picture.figure.axes
+    for ax, (name, table) in zip((first, second), tried.iterations.items(), strict=True):
+        assert ax.get_title(loc="left") == name
+        both, decodes = (area.get_data().values[::2] for area in ax.patches)
+        assert (
+            decodes[table.num_decode_tokens > 0] == table.num_decode_tokens[lambda x: x > 0]
+        ).all()
+        assert both.max() == (table.num_prefill_tokens + table.num_decode_tokens).max()
+    assert [len(line.get_xdata()) for line in ttft.get_lines()] == [8, 8]
