@@ -22,9 +22,11 @@ from sarathi_lab.config.sweep_record import as_command
 from sarathi_lab.executor.torch.device import device_description, resolve_device
 from sarathi_lab.experiment.claims import Claim, load_claims, verdicts
 from sarathi_lab.experiment.figures import FIGURES
+from sarathi_lab.experiment.registry import A6000
 from sarathi_lab.results import load
 from sarathi_lab.tasks.claims import (
     COSTS,
+    JOB,
     OVERHEAD,
     Job,
     load_costs,
@@ -112,11 +114,12 @@ def _run(job: Job, results: Path) -> int:
     finally:
         process.wait()
     if process.returncode == 0:
-        costs = load_costs(results / COSTS.name)
         device = resolve_device("auto" if job[1] == "measured" else "cpu")
         where, took = device_description(device, os.cpu_count()), time.monotonic() - start
-        costs.loc[job, :] = [where, round(took, 1), 1024 * usage.ru_maxrss]
-        costs.reset_index().to_csv(results / COSTS.name, index=False)
+        row = [*job, where, round(took, 1), 1024 * usage.ru_maxrss]
+        path = results / COSTS.name
+        table = pd.DataFrame([row], columns=[*JOB, *load_costs(path).columns])
+        table.to_csv(path, mode="a", header=not path.exists(), index=False)
     return process.returncode
 
 
@@ -132,10 +135,10 @@ def document(found: pd.DataFrame) -> str:
     """
     costs, claims = load_costs(), load_claims()
     names = [name for name in FIGURES if name in {claim.experiment for claim in claims}]
-    minutes = (costs.seconds / 60).groupby(level="how").sum()
-    words = " and ".join(f"{minutes[how]:.0f} minutes {how}" for how in SETTINGS if how in minutes)
-    where = " and ".join(map(str, costs.device.unique()))
-    parts = [f"All of it took {words}, at most {costs.memory.max() / 1e9:.1f} GB, on {where}.\n"]
+    took = {how: sum(_seconds((name, how)) for name in names) / 60 for how in SETTINGS}
+    words = " and ".join(f"{minutes:.0f} minutes {how}" for how, minutes in took.items())
+    most = f"{costs.memory.max() / 1e9:.1f} GB"
+    parts = [f"Together about {words}, at most {most}, on {costs.device.mode()[0]}.\n"]
     for name in names:
         own = [claim for claim in claims if claim.experiment == name]
         parts.append(_part(name, own, found, costs))
@@ -154,11 +157,12 @@ def _part(name: str, claims: Sequence[Claim], found: pd.DataFrame, costs: pd.Dat
         cells += recorded_cells(found[found.id == claim.id], devices)
         lines.append(f"| {' | '.join(cells)} |")
     lines += ["", "| command | device | minutes | GB |", "| --- | --- | --- | --- |"]
-    for how in SETTINGS:
-        device = "simulated" if how == "simulated" else "yours"
-        cost = costs.loc[(name, how)] if (name, how) in costs.index else None
-        took = "| not taken | not taken |"
-        if cost is not None:
-            took = f"| {cost.seconds / 60:.1f} | {cost.memory / 1e9:.1f} |"
-        lines.append(f"| `{as_command(command((name, how)))}` | {device} {took}")
+    papers = " and ".join(f"{on.hardware} ({on.model})" for on in FIGURES[name].papers or [A6000])
+    for how, device in (("simulated", f"simulated {papers}"), ("measured", "the one at hand")):
+        job = (name, how)
+        minutes, gigabytes = f"{_seconds(job) / 60:.1f} (planned)", "not taken"
+        if job in costs.index:
+            minutes = f"{float(costs.seconds[job]) / 60:.1f}"
+            gigabytes = f"{float(costs.memory[job]) / 1e9:.1f}"
+        lines.append(f"| `{as_command(command(job))}` | {device} | {minutes} | {gigabytes} |")
     return "\n".join([*lines, ""])
