@@ -7,9 +7,7 @@ import json
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,10 +21,8 @@ from sarathi_lab.config.paths import locked
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
-from sarathi_lab.engine.request import Batch
-from sarathi_lab.executor.simulated.executor import PipelineExecutor
 from sarathi_lab.experiment.advisor import Advice
-from sarathi_lab.model.roofline import Peaks, request_roofline, roofline_time
+from sarathi_lab.model.roofline import Peaks, request_roofline
 from sarathi_lab.results import metrics
 from sarathi_lab.results.decode_cost import fullest_hybrid, measure_decode_cost
 from sarathi_lab.results.load import load_summary, read_object
@@ -38,6 +34,7 @@ from sarathi_lab.results.serving_metrics import serving_summary, stall_histogram
 from sarathi_lab.results.slo import Slo
 from sarathi_lab.results.trace import write_trace
 from sarathi_lab.tasks.base import Task, conclude
+from sarathi_lab.tasks.estimate import num_tokens, predict_roofline, tried_loop
 from sarathi_lab.tasks.plan import Plan, make_plans, slo_reference
 
 Tables = dict[str, pd.DataFrame]
@@ -46,7 +43,6 @@ READ = (  # what decides a run's work, and what is read from it
     *("preemption", "window", "stop_when_saturated", "slo", "stall", "prompt_classes"),
     "repetition",
 )
-TRIED_SECONDS = 0.3  # of a run's loop, for an estimate of the whole
 ADVICE_COLUMNS = {
     "throughput": "tokens/s",
     "throughput_vs_request_level": "x request_level",
@@ -91,7 +87,7 @@ class Serve(Task):
         own = {f"{name}-{_fingerprint(plan)}": plan for name, plan in baselines.items()}
         plans = [plan, *(own[name] for name in own.keys() - shared)]
         shared |= own.keys()
-        found = [_tried_loop(plan) for plan in plans]
+        found = [tried_loop(plan) for plan in plans]
         if plan.backend.name == "simulated":
             return sum(wall for wall, _ in found), "the start of its simulation"
         return sum(clock for _, clock in found), "the roofline: at least"
@@ -205,7 +201,7 @@ def _measured(
     if plan.fills_memory and executor.num_blocks is not None:
         plan = replace(plan, num_blocks=executor.num_blocks)
     recorder = plan.saturation_limits.guard(ledger, plan.load)
-    with progress_of("serving", _num_tokens(plan), "tokens") as advance:
+    with progress_of("serving", num_tokens(plan), "tokens") as advance:
         ledger.on_iteration = advance
         run_engine(plan.load.arrivals(), plan.scheduler(), executor, recorder)
     peaks = backend.peaks()  # anew: a busy machine may have freed up since they were announced
@@ -246,21 +242,6 @@ def _measured(
     return tables, summary | profile, cautions
 
 
-def _roofline(plan: Plan, peaks: Peaks) -> PipelineExecutor:
-    num_stages = plan.backend.num_stages
-
-    def times(batch: Batch) -> list[float]:
-        roofline = float(roofline_time(plan.spec, batch, plan.backend.dtype_bytes, peaks))
-        return [roofline] * num_stages
-
-    return PipelineExecutor(num_stages, times)
-
-
-def _num_tokens(plan: Plan) -> int:
-    """Those that are computed; the last token of a request is not."""
-    return sum(request.total_len - 1 for request in plan.load.requests)
-
-
 def serving_summary_of(
     plan: Plan, requests: pd.DataFrame, seconds: float, peaks: Peaks, slo: Slo
 ) -> dict[str, float]:
@@ -270,37 +251,6 @@ def serving_summary_of(
     targets = replace(plan.targets, slo=slo)
     alone = request_roofline(plan.spec, requests, plan.backend.dtype_bytes, peaks)
     return serving_summary(requests, seconds, targets, plan.backend.num_stages * alone)
-
-
-def predict_roofline(plan: Plan, peaks: Peaks) -> float:
-    """Seconds that the plan takes if every iteration meets its roofline time: the same loop on a
-    virtual clock. On a pipeline the roofline is that of each stage's share of work and devices.
-    """
-    ledger, executor = Ledger(), _roofline(plan, peaks)
-    with progress_of("predicting the roofline", _num_tokens(plan), "tokens") as advance:
-        ledger.on_iteration = advance
-        run_engine(plan.load.arrivals(), plan.scheduler(), executor, ledger)
-    return float(ledger.iterations().end.max())
-
-
-def _tried_loop(plan: Plan) -> tuple[float, float]:
-    """Seconds that the loop takes on a virtual clock, by this machine's clock and by that one, from
-    its first `TRIED_SECONDS`.
-    """
-    peaks, ledger, start = plan.backend.peaks(), Ledger(), time.monotonic()
-    done, total = 0, _num_tokens(plan)
-
-    def advance(num_tokens: int) -> None:
-        nonlocal done
-        done += num_tokens
-        if time.monotonic() - start > TRIED_SECONDS:
-            raise TimeoutError
-
-    ledger.on_iteration = advance
-    with suppress(TimeoutError):
-        run_engine(plan.load.arrivals(), plan.scheduler(), _roofline(plan, peaks), ledger)
-    scale = total / max(1, done)
-    return scale * (time.monotonic() - start), scale * float(ledger.iterations().end.max())
 
 
 def labels_of(plan: Plan, name: str) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from sarathi_lab.config.instantiate import make_loader
 from sarathi_lab.config.paths import REPOSITORY
 from sarathi_lab.engine.ledger import ITERATION_COLUMNS, REQUEST_COLUMNS
 from sarathi_lab.run import main
-from sarathi_lab.tasks.serve import predict_roofline
+from sarathi_lab.tasks.estimate import predict_roofline
 from sarathi_lab.workload.synthetic import PaperGrid
 
 SIMULATED = ["executor=simulated", "tracking=none", "workload.num_requests=6", "batch=4"]

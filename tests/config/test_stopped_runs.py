@@ -97,6 +97,7 @@ def test_a_baseline_that_stopped_is_not_run_again_in_its_sweep(tmp_path, capfd, 
         f"output={tmp_path}",
         f"hydra.sweep.dir={tmp_path}/s",
         "chunk=16,24",
+        "repeat=1",
     ]
     assert main([*args, "-m"]) == 2
     out, err = capfd.readouterr()

@@ -15,8 +15,13 @@ from sarathi_lab.engine.request import Batch, Chunk
 from sarathi_lab.model.operations import NAN_TOKEN
 from sarathi_lab.model.transformer import Transformer
 
-# Words for memory that is not there, where torch has no class for it: a CPU's, and cuBLAS's.
-REFUSALS = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
+# Words for memory that is not there, where torch has no class for it: a CPU's, the driver's own
+# (a graph, a kernel's local memory), and cuBLAS's.
+REFUSALS = (
+    "can't allocate memory",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+)
 
 
 @contextmanager
