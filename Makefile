@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup run test figures campaign lab lint clean
+.PHONY: setup run test figures artifact image campaign lab lint clean
 
 setup: $(VENV)/.installed
 
@@ -28,6 +28,14 @@ test: setup
 # The paper's figures from recorded results; ARGS takes options such as "--only fig09 --out pictures".
 figures: setup
 	$(BIN)/python -m sarathi_lab figures $(ARGS)
+
+# All that the claims need (ARTIFACT.md), with verdicts and a page in outputs/artifact; ARGS takes options such as "--only fig08".
+artifact: setup
+	$(BIN)/python -m sarathi_lab artifact $(ARGS)
+
+# A container that runs `make artifact`, of PyTorch's CPU build; TORCH_INDEX names another, such as that of a CUDA version.
+image:
+	docker build --tag sarathi-lab $(if $(TORCH_INDEX),--build-arg TORCH_INDEX=$(TORCH_INDEX)) .
 
 # Everything at once on a GPU, as a sweep: ARGS takes settings such as "task=peaks,kernels" (only these parts) or
 # "resume=true" (what is left of the last one). `make campaign --dry-run` tries it on a CPU: make leaves that option in

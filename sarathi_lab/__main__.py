@@ -16,6 +16,11 @@ COMMANDS = {
         "sarathi_lab.tasks.plot",
         "draw a finished sweep again: plot FOLDER x=chunk y=tbt_p99",
     ),
+    "report": (
+        "sarathi_lab.tasks.report",
+        "a sweep, or all experiments, as one page: report FOLDER",
+    ),
+    "artifact": ("sarathi_lab.tasks.artifact", "run all that the claims need, with what it takes"),
     "figures": ("sarathi_lab.tasks.figures", "the paper's figures from recorded results"),
     "dashboard": ("sarathi_lab.tasks.dashboard", "a W&B workspace that shows the lab's runs"),
     "completion": ("sarathi_lab.__main__", 'tab completion: eval "$(sarathi-lab completion bash)"'),

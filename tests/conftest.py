@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,11 @@ KERNEL_TESTS = {
     "test_tiled_matmul",
 }
 
-SLOWEST = {"test_notebooks", "test_sweeps", "test_run", "test_paper", "test_kernel_executor"}
+SLOWEST = {
+    *("test_notebooks", "test_sweeps", "test_run", "test_paper", "test_kernel_executor"),
+    *("test_campaign", "test_wheel", "test_quality", "test_readme", "test_peers"),
+    *("test_bad_input", "test_config", "test_claims", "test_endpoint_real", "test_experiments"),
+}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -46,8 +51,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
     if not torch.cuda.is_available():
         os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel is defined
+        if os.environ["TRITON_INTERPRET"] == "1" and find_spec("triton"):
+            import interpreted
+
+            interpreted.quicken()
+    import composing
+
     from sarathi_lab.executor.torch import device
 
+    composing.quicken()
     # Peaks of a CPU in milliseconds; test_torch_device measures those of users.
     device.PRODUCT_SIZE["cpu"], device.STREAM_BYTES["cpu"] = 256, 8 << 20
 

@@ -47,7 +47,8 @@ class Claim:
     that of the other's row with the same `match`. `needs` chooses rows that were to be measured,
     too, such as baselines. The claim is of values that are `direction` the `expected` one within
     the relative `tolerance`; `neutral` is the value of no effect at all. Constants of the hardware
-    file `fitted` were fitted to what the claim is about. `caveat` says what the number depends on.
+    file `fitted` were fitted to what the claim is about. `settings` leave out what the experiment
+    has beside that. `caveat` says what the number depends on.
     """
 
     id: str
@@ -66,6 +67,7 @@ class Claim:
     match: Sequence[str] = ("x",)
     needs: str | None = None
     fitted: str | None = None
+    settings: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         require_one_of(f"claims.yaml: {self.id}.direction", self.direction, DIRECTIONS)

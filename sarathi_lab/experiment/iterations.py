@@ -46,7 +46,11 @@ def _fig03_paper(points: pd.DataFrame) -> pd.DataFrame:
         "ms per token",
         log_y=True,
         legend="operation",
-        panels={"ratio": "a decode over a prompt's token"},
+        panels={
+            "prefill": "prefill",
+            "decode": "decode",
+            "ratio": "a decode over a prompt's token",
+        },
         units={"ratio": "ratio"},
     ),
 )
@@ -103,7 +107,7 @@ def _fig04_at(points: pd.DataFrame) -> dict[str, object]:
         log_x=True,
         log_y=True,
         columns=4,
-        legend="tokens a sequence,\nor matrix product",
+        legend="tokens a sequence, or matrix product",
         panels={"prefill intensity": "prefill", "decode intensity": "decode"},
         units=dict.fromkeys(("prefill intensity", "decode intensity"), "FLOPs per element moved"),
     ),
@@ -230,7 +234,7 @@ BEHIND = ("attention [ms]", "KV read [MB]")  # panels of one chunk behind cached
         "tokens of a chunk",
         "cut / whole",
         log_x=True,
-        legend="prompt [tokens],\nor chunk C",
+        legend="prompt [tokens], or chunk C",
         left_out=("N(N+1)/2 / N",),  # the same line as the bytes
         panels={
             "KV bytes / whole": "KV bytes read: (N+1)/2 of N chunks",

@@ -221,7 +221,7 @@ def _paper(bubbles: pd.DataFrame, completion: pd.DataFrame) -> pd.DataFrame:
         xs={"a": "bubble time of a request [s]"},
         left_out=("ratios",),
         is_swapped=("a",),
-        names={"sarathi": "SARATHI,\nTP 8, PP 8"},
+        names={"sarathi": "SARATHI, TP 8, PP 8"},
     ),
 )
 def fig12(

@@ -101,6 +101,7 @@ def _fig11_at(points: pd.DataFrame) -> dict[str, object]:
         "Fig 11: Orca and SARATHI over request-level batching",
         "P:D",
         "throughput / baseline",
+        log_x=True,
         legend="policy",
         panels={"a": "a: by sequence length", "b": "b: by P:D"},
         xs={"a": "P + D [tokens]"},

@@ -119,7 +119,7 @@ def requests_of(num_requests: int, seq_len: int, pd_ratio: float) -> list[Reques
 
 
 def policies(chunk: int) -> Mapping[str, Policy]:
-    """All policies of the lab by name; raises UserError for a chunk below the batch."""
+    """The walkthrough's five policies by name; raises UserError for a chunk below the batch."""
     if chunk < BATCH_SIZE:
         raise UserError(
             f"chunk={chunk} is smaller than a batch of {BATCH_SIZE}; use chunk>={BATCH_SIZE}"

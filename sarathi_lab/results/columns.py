@@ -17,6 +17,7 @@ HEADINGS: dict[str, tuple[str, float, str]] = {
     "ttft_p99": ("TTFT P99 [ms]", 1e3, ".0f"),
     "tbt_p50": ("TBT P50 [ms]", 1e3, ".1f"),
     "tbt_p90": ("TBT P90 [ms]", 1e3, ".1f"),
+    "tbt_max": ("TBT, longest [ms]", 1e3, ".1f"),
     "tbt_p99": ("TBT P99 [ms]", 1e3, ".1f"),
     "tpot_p50": ("TPOT P50 [ms]", 1e3, ".1f"),
     "tpot_p99": ("TPOT P99 [ms]", 1e3, ".1f"),

@@ -65,6 +65,15 @@ def _varied(arguments: Sequence[str]) -> list[str]:
     return varied or settings
 
 
+class _Names(tuple[str, ...]):
+    """Names in the `attrs` of a table, which pandas copies deeply with whatever is done to it: name
+    by name that takes longer than the doing.
+    """
+
+    def __deepcopy__(self, memo: object) -> _Names:
+        return self
+
+
 def load_runs(*roots: Path | str) -> pd.DataFrame:
     """One row per finished run below `roots`: its settings and labels (`load_settings`), its
     summary, its folder (`path`) and its sweep's (`sweep`).
@@ -83,7 +92,7 @@ def load_runs(*roots: Path | str) -> pd.DataFrame:
         rows.append({**own, **summary, "path": str(path), "sweep": str(_sweep_of(path))})
     names = settings | dict.fromkeys(name for row in rows for name in row)
     runs = pd.DataFrame(rows, columns=list(names))
-    runs.attrs |= {"skipped": skipped, "settings": list(settings)}
+    runs.attrs |= {"skipped": _Names(skipped), "settings": _Names(settings)}
     return runs
 
 

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -110,6 +111,12 @@ def _git_commit() -> str | None:
         return None
     command = ["git", "-C", str(REPOSITORY), "describe", "--always", "--dirty"]
     return _printed([*command, "--abbrev=12", "--exclude=*"])
+
+
+def last_commit(path: Path) -> str | None:
+    """The commit that changed `path` last and its day; None outside git."""
+    command = ["git", "-C", str(REPOSITORY), "log", "-1", "--format=%h, %as", "--", str(path)]
+    return _printed(command) if IS_CHECKOUT else None
 
 
 def _smi(gpu: str) -> list[str]:

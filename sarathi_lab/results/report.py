@@ -127,6 +127,7 @@ def save_picture(folder: Path, runs: pd.DataFrame, **axes: Any) -> Path:
 
     figure = draw_sweep(runs, **axes)
     figure.savefig(folder / "sweep.pdf")
+    figure.set_layout_engine("none")  # it is laid out: once more takes as long as drawing
     figure.savefig(path := folder / "sweep.png", dpi=150)
     return path
 

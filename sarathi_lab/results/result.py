@@ -39,15 +39,21 @@ class Shown:
     title: str = ""
     markup: bool = False  # whether cells hold rich's styles, such as [green]
 
-    def table(self) -> Table:
+    def cells(self) -> list[list[str]]:
+        """The headings, and the rows below them, as text."""
         rows = list(self.rows)
         headings = list(rows[0]) if rows else []
+        lines = [[self._cell(name, row[name]) for name in headings] for row in rows]
+        return [[*map(str, headings)], *lines]
+
+    def table(self) -> Table:
+        headings, *lines = self.cells()
         table = Table(box=None, padding=(0, 1), pad_edge=True)
         for name in headings:
             justify: Any = "left" if name in self.left else "right"
-            table.add_column(str(name), justify=justify, no_wrap=name in self.unbroken)
-        for row in rows:
-            table.add_row(*(self._cell(name, row[name]) for name in headings))
+            table.add_column(name, justify=justify, no_wrap=name in self.unbroken)
+        for line in lines:
+            table.add_row(*line)
         return table
 
     def _cell(self, name: str, value: Any) -> str:

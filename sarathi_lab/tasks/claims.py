@@ -28,10 +28,11 @@ STYLES = {"holds": "green", "partly": "yellow", "fails": "red"}
 STYLES |= {"undecided": "cyan", "not measured": "dim"}
 FEW_MINUTES = 200.0  # seconds of measuring, for those who just want to see
 OVERHEAD = 4.0  # seconds of an experiment beside its measuring, about: loading, warming up, writing
-# Seconds of two cores, about; the others take less.
-SIMULATED_SECONDS = {"fig12": 100.0, "fig09": 30.0, "fig11": 20.0}
-SIMULATED_USUALLY = 6.0
+SIMULATED_USUALLY = 6.0  # seconds, where nothing is recorded
+COSTS = RECORDS / "costs.csv"  # what each experiment took, in a process of its own
+JOB = ["experiment", "how"]  # how: "simulated" or "measured"
 Command = Callable[[Sequence[str]], int]  # runs a command line; returns its exit code
+Job = tuple[str, str]
 
 
 def print_verdicts(table: pd.DataFrame) -> None:
@@ -52,17 +53,25 @@ def print_verdicts(table: pd.DataFrame) -> None:
 
 def readme_table(table: pd.DataFrame) -> str:
     """The verdicts in Markdown: a row per claim, a column per device, one for the simulated."""
-    devices = dict.fromkeys(map(str, table.device))
-    measured = [d for d in devices if d != "none" and not d.startswith(SIMULATED)]
-    lines = [f"| claim | source | expected | {' | '.join([*measured, 'simulated'])} |"]
-    lines.append("|" + " --- |" * (len(measured) + 4))
+    devices = measured_devices(table)
+    lines = [f"| claim | source | expected | {' | '.join([*devices, 'simulated'])} |"]
+    lines.append("|" + " --- |" * (len(devices) + 4))
     for _, rows in table.groupby("id", sort=False):
-        first = rows.iloc[0]
-        found = {str(row["device"]): row for row in rows.to_dict("records")}
-        cells = [_cell(found.get(device)) for device in measured]
-        cells.append(_simulated(found) or _cell(None))
+        first, cells = rows.iloc[0], recorded_cells(rows, devices)
         lines.append(f"| {first.claim} | {first.source} | {first.expected} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def measured_devices(table: pd.DataFrame) -> list[str]:
+    """Those that are no simulations."""
+    devices = dict.fromkeys(map(str, table.device))
+    return [one for one in devices if one != "none" and not one.startswith(SIMULATED)]
+
+
+def recorded_cells(rows: pd.DataFrame, devices: Sequence[str]) -> list[str]:
+    """The verdicts on one claim in Markdown: on each of `devices`, and on all simulated ones."""
+    found = {str(row["device"]): row for row in rows.to_dict("records")}
+    return [*(_cell(found.get(device)) for device in devices), _simulated(found) or _cell(None)]
 
 
 def _cell(row: Mapping[Hashable, Any] | None) -> str:
@@ -83,14 +92,18 @@ def _simulated(found: Mapping[str, Mapping[Hashable, Any]]) -> str:
 
 def write_readme(table: pd.DataFrame, path: Path = README) -> None:
     """Put the table between its marks. Raises UserError if the marks are gone."""
+    write_block(path, BEGIN, END, readme_table(table))
+
+
+def write_block(path: Path, begin: str, end: str, block: str) -> None:
+    """Replace what is between two marks in a file. Raises UserError if one is gone."""
     text = path.read_text()
-    if BEGIN not in text or END not in text:
+    if begin not in text or end not in text:
         raise UserError(
-            f"{path} has no place for the claims; put {BEGIN} and {END} on lines of their own"
+            f"{path} has no place for the claims; put {begin} and {end} on lines of their own"
         )
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    path.write_text(f"{before}{BEGIN}\n{readme_table(table)}\n{END}{after}")
+    before, _, rest = text.partition(begin)
+    path.write_text(f"{before}{begin}\n{block}\n{end}{rest.partition(end)[2]}")
 
 
 def main(args: Sequence[str], run: Command) -> int:
@@ -160,23 +173,47 @@ def _run_all(options: argparse.Namespace, results: Path, run: Command) -> list[s
     if total := options.seconds or (None if is_record else FEW_MINUTES):
         share = total / sum(seconds.values())  # by what each experiment needs
         seconds = {name: max(0.5, share * own) for name, own in seconds.items()}
-    jobs: list[tuple[str, str, list[str], float]] = []  # with settings, and seconds in all
+    costs = load_costs().seconds
+    jobs: dict[Job, float] = {}  # with about their seconds
     if options.run:
-        for name, own in seconds.items():
-            settings = [*options.settings, f"task.seconds={own:g}"]
-            jobs.append((name, "measured", settings, own + OVERHEAD))
+        jobs |= {(name, "measured"): own + OVERHEAD for name, own in seconds.items()}
     if options.simulate:
-        for name in names:
-            expected = SIMULATED_SECONDS.get(name, SIMULATED_USUALLY)
-            jobs.append((name, "simulated", ["executor=simulated"], expected))
-    failed, start = [], time.monotonic()
+        jobs |= {
+            (one, "simulated"): costs.get((one, "simulated"), SIMULATED_USUALLY) for one in names
+        }
     with tempfile.TemporaryDirectory(prefix="sarathi-lab-") as folder:
-        for number, (name, how, settings, _) in enumerate(jobs):
-            left, gone = sum(job[3] for job in jobs[number:]), time.monotonic() - start
-            times = f"{gone:.0f} s gone, about {left:.0f} s left"
-            console().print(f"\n[{number + 1}/{len(jobs)}] {name}, {how}; {times}", style="bold")
-            aside = [f"output={folder}/{number}", f"hydra.run.dir={folder}/{number}/run"]
-            fixed = [f"experiment={name}", "tracking=none", *aside, f"task.record={results}"]
-            if run([*fixed, *settings]):
-                failed.append(f"{name}, {how}")
+
+        def run_one(job: Job) -> int:
+            name, how = job
+            aside = f"{folder}/{name}-{how}"
+            own = ["executor=simulated"]
+            if how == "measured":
+                own = [*options.settings, f"task.seconds={seconds[name]:g}"]
+            fixed = [f"experiment={name}", "tracking=none", f"task.record={results}"]
+            return run([*fixed, f"output={aside}", f"hydra.run.dir={aside}/run", *own])
+
+        return take_turns(jobs, run_one)
+
+
+def take_turns(jobs: Mapping[Job, float], run: Callable[[Job], int]) -> list[str]:
+    """Run each of `jobs`, with about the seconds that it takes, and say how far this is; returns
+    those that failed, which do not stop the others.
+    """
+    failed, start, left = [], time.monotonic(), sum(jobs.values())
+    for number, (job, seconds) in enumerate(jobs.items(), 1):
+        name = ", ".join(job)
+        times = f"{time.monotonic() - start:.0f} s gone, about {left:.0f} s left"
+        console().print(f"\n[{number}/{len(jobs)}] {name}; {times}", style="bold")
+        left -= seconds
+        if run(job):
+            failed.append(name)
     return failed
+
+
+def load_costs(path: Path = COSTS) -> pd.DataFrame:
+    """What experiments took, by `JOB`: `device`, `seconds` of the whole command, and the bytes of
+    `memory` of its largest process; empty where there is no such file.
+    """
+    if path.is_file():
+        return pd.read_csv(path).set_index(JOB)
+    return pd.DataFrame(columns=[*JOB, "device", "seconds", "memory"]).set_index(JOB)

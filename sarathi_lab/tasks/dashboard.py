@@ -51,18 +51,18 @@ def _main(options: argparse.Namespace) -> int:
         raise UserError(
             "package wandb-workspaces is missing; run pip install 'sarathi-lab[dashboard]'"
         ) from None
-    claims, entity, project = verdicts(), options.entity or "", options.project
+    entity, project = options.entity or "", options.project
     chosen = {name: getattr(options, name) for name in WHERE}
     if options.dry_run:
         made = {
             "workspace": workspace(entity, project, chosen),
-            "report": report(entity, project, claims, chosen),
+            "report": report(entity, project, verdicts(), chosen),
         }
         print(json.dumps({name: plain(what) for name, what in made.items()}, indent=2))
         return 0
     with environment({"WANDB_SILENT": "true"}):
         require_login("a dashboard is written to W&B", "or use --dry-run")
-        entity = find_project(options.entity, project)
+        entity, claims = find_project(options.entity, project), verdicts()
         _log_claims(claims, entity, project)
         _save(workspace(entity, project, chosen))
         _save(report(entity, project, claims, chosen))

@@ -58,6 +58,8 @@ def main(args: Sequence[str]) -> int:
     parser.add_argument("--out", type=Path, default=OUTPUTS / "figures", help="where they go")
     text = "simulate anew, and record it, before drawing"
     parser.add_argument("--recompute", action="store_true", help=text)
+    text = "all that is simulated and measured, not one line a GPU and panels with enough points"
+    parser.add_argument("--all", action="store_true", help=text)
     options = parser.parse_args(args)
     return exit_code(lambda: _main(options), "the figures that were written are kept")
 
@@ -78,7 +80,7 @@ def _main(options: argparse.Namespace) -> int:
                 runs = load.load(POLICIES).copy().groupby("device")
                 pictures = {f"{POLICIES}-{device}": policies(own) for device, own in runs}
             else:
-                pictures = {name: draw(name)}
+                pictures = {name: draw(name, is_all=options.all)}
             for stem, picture in pictures.items():
                 for ending in FORMATS:
                     picture.savefig(options.out / f"{stem}.{ending}", dpi=150)
@@ -93,12 +95,14 @@ def _main(options: argparse.Namespace) -> int:
     return 0
 
 
-def draw(name: str) -> Picture:
-    """A figure of the paper, or an experiment of serving, from what is recorded of it."""
+def draw(name: str, *, is_all: bool = False) -> Picture:
+    """A figure of the paper, or an experiment of serving, from what is recorded of it; `is_all`
+    draws every simulated line of the paper's figures.
+    """
     figure = FIGURES[name]
     if figure.look is None:
         return serving_plots.draw(name, figure.question, registered.serving_points(name))
-    return plots.draw(figure.look, registered.points_of(name))
+    return plots.draw(figure.look, registered.points_of(name), is_all=is_all)
 
 
 def _some(name: str, known: Sequence[str]) -> Any:

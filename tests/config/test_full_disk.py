@@ -78,7 +78,7 @@ def test_a_damaged_run_is_left_out_and_named(text, swept, tmp_path):
     (tmp_path / "2" / "run.json").write_text(text)
     runs = load_runs(tmp_path)
     assert runs.path.tolist() == [str(tmp_path / "1")]
-    assert runs.attrs["skipped"] == [str(tmp_path / "0"), str(tmp_path / "2")]
+    assert runs.attrs["skipped"] == (str(tmp_path / "0"), str(tmp_path / "2"))
     with pytest.raises(UserError, match=r"0/summary.json is not .*; leave it out or run it again"):
         load_summary(tmp_path / "0")
 

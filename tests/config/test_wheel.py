@@ -24,10 +24,11 @@ from sarathi_lab.__main__ import main
 small = ["executor=simulated", "tracking=none", "workload.num_requests=2", "batch=2"]
 codes = [
     main(["run", "chunk=128,256", "-m", "baselines=[orca]", *small]),
+    main(["report", "outputs"]),
     main(["claims"]),
     main(["figures", "--only", "fig08"]),
 ]
-assert codes == [0, 0, 0], codes
+assert codes == [0, 0, 0, 0], codes
 """
 
 

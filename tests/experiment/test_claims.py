@@ -24,7 +24,7 @@ from sarathi_lab.experiment.claims import (
 from sarathi_lab.experiment.figures import FIGURES
 from sarathi_lab.results import load
 from sarathi_lab.results.intervals import LEVEL, ends_of_median
-from sarathi_lab.tasks import claims
+from sarathi_lab.tasks import artifact, claims
 
 GAIN = Claim(
     "gain",
@@ -276,9 +276,15 @@ def test_the_claims_are_well_written():
         )
 
 
-def test_every_claim_finds_its_rows_in_what_is_simulated():
+@pytest.fixture(scope="module")
+def recorded() -> pd.DataFrame:
+    """The verdicts on all that is recorded."""
+    return verdicts()
+
+
+def test_every_claim_finds_its_rows_in_what_is_simulated(recorded):
     """So that no query asks for a line that nothing draws."""
-    rows = verdicts().query("device.str.startswith('simulated-')")
+    rows = recorded.query("device.str.startswith('simulated-')")
     known = rows[rows.verdict != "not measured"].id.unique()
     # What is counted in a kernel is of a device.
     assert set(known) == {claim.id for claim in load_claims()} - {"reread_bytes"}
@@ -313,10 +319,22 @@ def test_a_query_that_makes_no_sense_is_refused(tmp_path):
 # -- what people see -------------------------------------------------------------------------------
 
 
-def test_the_readme_shows_what_is_recorded():
+def test_the_readme_shows_what_is_recorded(recorded):
     text = claims.README.read_text()
     between = text.partition(claims.BEGIN)[2].partition(claims.END)[0].strip()
-    assert between == claims.readme_table(verdicts()), "run python -m sarathi_lab claims --readme"
+    assert between == claims.readme_table(recorded), "run python -m sarathi_lab claims --readme"
+
+
+def test_the_document_is_up_to_date_and_has_every_claim_with_what_it_takes(recorded):
+    text = artifact.DOCUMENT.read_text()
+    block = text.partition(artifact.BEGIN)[2].partition(artifact.END)[0].strip()
+    assert block == artifact.document(recorded), "run python -m sarathi_lab artifact --document"
+    known, costs = load_claims(), claims.load_costs()
+    assert all(f"`{claim.id}`: {claim.claim}" in block for claim in known)
+    jobs = {(claim.experiment, how) for claim in known for how in artifact.SETTINGS}
+    assert jobs <= set(costs.index)
+    assert (costs.seconds > 1).all()
+    assert (costs.memory > 1e8).all()
 
 
 def test_the_readme_is_rewritten_between_its_marks(tmp_path):

@@ -123,7 +123,7 @@ def test_every_predicted_time_states_an_error(points):
 def test_every_figure_draws_a_line_for_each_series(points, figure):
     shown = points[points.figure == figure]
     look = FIGURES[figure].look
-    canvas = draw(look, shown)
+    canvas = draw(look, shown, is_all=True)
     panels = [panel for panel in dict.fromkeys(shown.panel) if panel not in look.left_out]
     assert [ax.get_title() for ax in canvas.axes if ax.has_data()] == [
         look.panel(name) for name in panels

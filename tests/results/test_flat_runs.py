@@ -33,6 +33,7 @@ def test_settings_are_columns_as_they_are_typed(runs):
     assert not [name for name in runs if name.startswith("executor.hardware")]  # said once
     assert set(runs.attrs["settings"]) >= {"chunk", "workload.rate", "versions.torch"}
     assert "throughput" not in runs.attrs["settings"]
+    assert own.attrs["settings"] is runs.attrs["settings"]  # no operation copies the names
 
 
 def test_every_column_can_be_counted_and_compared(runs):

@@ -96,7 +96,7 @@ def test_unfinished_hidden_and_broken_folders_are_left_out(sweep):
     (sweep / "s" / "0" / "summary.json").write_text("{")
     runs = load_runs(sweep)
     assert len(runs) == 7
-    assert runs.attrs["skipped"] == [str(sweep / "s" / "0")]
+    assert runs.attrs["skipped"] == (str(sweep / "s" / "0"),)
     assert load_runs(sweep / "nothing").empty
 
 

@@ -50,7 +50,6 @@ class Scripted:
             time.sleep(0.5)  # the other one is done by then
             os.kill(os.getpid(), signal.SIGKILL)
         cores = sorted(os.sched_getaffinity(0))
-        time.sleep(0.2)
         write_json(
             place.run_dir / "result.json",
             {"chunk": cfg.chunk, "cores": cores, "process": os.getpid()},

@@ -92,9 +92,12 @@ class CostModel:
         # Each device copies its share of a block over its own link.
         self._swapped_token_bytes = spec.kv_bytes_per_token(dtype_bytes) / parallel.num_devices
         # Computed once for each number of tokens: a run meets few different ones.
-        self._token_sum = cache(lambda number: sum(operations.token_times(number).values()))
-        self._once_sum = cache(lambda number: sum(operations.once_times(number).values()))
-        self._emit_sum = cache(lambda number: sum(operations.emit_times(number).values()))
+        self._token_times = cache(operations.token_times)
+        self._once_times = cache(operations.once_times)
+        self._emit_times = cache(operations.emit_times)
+        self._token_sum = cache(lambda number: sum(self._token_times(number).values()))
+        self._once_sum = cache(lambda number: sum(self._once_times(number).values()))
+        self._emit_sum = cache(lambda number: sum(self._emit_times(number).values()))
 
     @property
     def uncertainty(self) -> Mapping[str, float]:
@@ -170,17 +173,19 @@ class CostModel:
         if the model is spread so, "swap" if blocks are copied.
         """
         num_layers, num_stages = self.spec.num_layers, self.parallel.pipeline
-        by_token = self.operations.token_times(batch.num_tokens)
+        by_token = self._token_times(batch.num_tokens)
         times = {name: num_layers * time for name, time in by_token.items()}
         for name, time in zip(ATTENTION, self.operations.attention_times(batch), strict=True):
             times[name] = num_layers * time
         if self.experts:
             times["experts"] = self._expert_time(batch.num_tokens)
-        once = self.operations.once_times(batch.num_tokens)
-        for name, time in (*once.items(), *self.operations.emit_times(batch.num_emits).items()):
+        once = self._once_times(batch.num_tokens)
+        for name, time in (*once.items(), *self._emit_times(batch.num_emits).items()):
             times[name] = times.get(name, 0.0) + time
-        waiting = num_layers * (self.layer_time(batch) - self._layer_device_time(batch))
-        times["overhead"] = waiting + self.operations.iteration_overhead
+        times["overhead"] = self.operations.iteration_overhead
+        if self._layer_host_time:
+            waiting = self.layer_time(batch) - self._layer_device_time(batch)
+            times["overhead"] += num_layers * waiting
         if num_stages > 1:
             times["send"] = (num_stages - 1) * self.send_time(batch)
         if batch.num_swapped_tokens:

@@ -1,9 +1,9 @@
 """Draws the paper's figures in one style: the paper's points, what is simulated, and what each
 device measured.
 
-Everything can be told apart without colour: a series has its own marker, a source its own line. The
-paper's points are hollow, simulated ones a line, measured ones filled with their interval, in a row
-of panels per device.
+A policy has the colour that it has in all pictures, other series go from dark to light, and each
+has its own marker. The paper's points are hollow, simulated ones a broken line, measured ones
+filled with their interval, in a row of panels per device.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import cycle
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -23,44 +22,60 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 
-from sarathi_lab.results.plots.look import Look
-from sarathi_lab.results.plots.style import finished, marker, panels, tick_in_steps
+from sarathi_lab.results.plots.look import Look, policy_of
+from sarathi_lab.results.plots.style import (
+    LINES,
+    WIDTH,
+    colours,
+    finished,
+    marker,
+    panels,
+    shades,
+    tick_in_steps,
+)
 
 MOST_MARKERS = 22  # of a line: where the paper's points are dense, they would hide each other
-LINES: Sequence[Any] = ("-", "--", (0, (1, 1)), "-.", (0, (5, 1, 1, 1, 1, 1)))
+# Of simulated lines, the one that is drawn by default first.
+SIMULATED: Sequence[Any] = (LINES["simulated"], LINES["analytic"], "-.", (0, (5, 1, 1, 1, 1, 1)))
 # for the colour-blind, and from dark to light without colour; its lightest is lost on white
 COLOURS = "viridis"
 HATCHES = ("", "//", "..", "xx", "\\\\", "++")
 MOST_TICKS = 9  # values along x that are each named
-NEAREST = 0.06  # of the axis, between two that are
-PANEL = (3.3, 2.7)  # inches
+NEAREST = 0.09  # of the axis, between two that are
+PANEL = 2.5  # inches of its height
+COLUMN = 3.4  # inches of the widest
 
 Styles = Mapping[str, tuple[Any, str]]  # colour and marker by series
 
 
-def draw(look: Look, points: pd.DataFrame) -> Figure:
+def draw(look: Look, points: pd.DataFrame, *, is_all: bool = False) -> Figure:
     """One figure of the paper from its points in the columns of `figure.parquet`, one axes a panel.
 
     Columns `low` and `high`, where there are any, are the interval around y of what was measured.
+    Of a simulated GPU one line is drawn, the profiled one if there is any, and of a measured device
+    the panels with at least half of their points, with a line that says what is left out; `is_all`
+    draws all.
     """
     shown = _shown(points, look)
+    left_out = "" if is_all else _left_out(shown)
+    shown = shown if is_all else _telling(shown)
     rows = _rows(shown)
     columns = min(look.columns, max(own.panel.nunique() for own in rows.values()))
+    order = list(dict.fromkeys([*look.panels, *shown.panel]))
     places: list[tuple[str, str | None]] = []
     for title, own in rows.items():
-        names = list(dict.fromkeys(own.panel))
+        names = sorted(own.panel.unique(), key=order.index)  # the same in every row
         left = -len(names) % columns  # in the last line of the row
         places += [(title, name) for name in names + [None] * left]
     num_lines = len(places) // columns
-    size = (max(PANEL[0] * columns, 4.2) + 2.0, PANEL[1] * num_lines + 0.9)
-    canvas, axes = panels(num_lines, columns, size)
-    series = list(dict.fromkeys(shown.series))
-    colours = plt.get_cmap(COLOURS)(np.linspace(0.0, 0.85, max(2, len(series))))
-    styles = {name: (colours[i], marker(i)) for i, name in enumerate(series)}
-    # By device: profiled solid, analytic dashed, counted instead of served dotted.
+    width = min(WIDTH, max(COLUMN * columns, 6.4))
+    canvas, axes = panels(num_lines, columns, (width, PANEL * num_lines + 1.1))
+    styles = _styles(list(dict.fromkeys(shown.series)))
+    # By device: profiled, analytic, counted instead of served.
     devices = map(str, shown.device[shown.source == "simulated"].unique())
-    lines = dict(zip(devices, cycle(LINES), strict=False))
+    lines = dict(zip(devices, SIMULATED, strict=False))
     for ax, (title, panel) in zip(axes, places, strict=True):
         if panel is None:
             ax.set_axis_off()
@@ -75,33 +90,82 @@ def draw(look: Look, points: pd.DataFrame) -> Figure:
         ax.set_xlabel(look.xs.get(panel, look.x))
         ax.set_ylabel(look.units.get(panel, look.y))
     canvas.suptitle(look.title)
-    if not look.is_bars:
-        keys = [
-            Line2D([], [], color=colour, marker=marker, linewidth=1.0, label=look.series_name(name))
-            for name, (colour, marker) in styles.items()
-        ]
-        canvas.legend(handles=keys, loc="outside right center", title=look.legend)
     sources = _source_bars(shown) if look.is_bars else _source_lines(shown, lines)
-    canvas.legend(handles=sources, loc="outside lower center", ncols=2)
+    keys: list[Artist] = [
+        Line2D([], [], color=colour, marker=marker, linewidth=1.0, label=look.series_name(name))
+        for name, (colour, marker) in styles.items()
+    ]
+    if look.is_bars:
+        keys = []
+    notes = [*textwrap.wrap(left_out, int(11 * width)), *([look.legend] if keys else [])]
+    widest = max(len(str(key.get_label())) for key in keys + sources)
+    columns = max(1, int(width / (0.7 + 0.075 * widest)))
+    title = "\n".join(filter(None, notes))
+    canvas.legend(handles=keys + sources, loc="outside lower center", ncols=columns, title=title)
     return finished(canvas)
 
 
+def _styles(series: Sequence[str]) -> dict[str, tuple[Any, str]]:
+    """Colour and marker: shades of its policy's colour for a series that is of one."""
+    own: dict[str | None, list[str]] = {}
+    for name in series:
+        own.setdefault(policy_of(name), []).append(name)
+    taken: dict[str, Any] = {}
+    for policy, names in own.items():
+        if policy is None:
+            values = list(plt.get_cmap(COLOURS)(np.linspace(0.0, 0.85, max(2, len(names)))))
+        else:
+            values = list(shades(colours([policy])[policy], len(names)))
+        taken |= dict(zip(names, values, strict=False))
+    return {name: (taken[name], marker(i)) for i, name in enumerate(series)}
+
+
 def _shown(points: pd.DataFrame, look: Look) -> pd.DataFrame:
-    shown = points[points.y.notna() & ~points.panel.isin(look.left_out)]
+    shown = points[~points.panel.isin(look.left_out)]
     if look.series:
         shown = shown[shown.series.isin(look.series)]
     swapped = shown.panel.isin(look.is_swapped)
     return shown.assign(x=shown.x.where(~swapped, shown.y), y=shown.y.where(~swapped, shown.x))
 
 
+def _is_sparse(points: pd.DataFrame) -> pd.Series:
+    """Of measured points whether their panel has a number at less than half of its places, or at
+    one of several.
+    """
+    panel = points.y.notna().groupby([points.device, points.panel])
+    is_single = (panel.transform("sum") < 2) & (panel.transform("size") > 1)
+    return (points.source == "measured") & (is_single | (panel.transform("mean") < 0.5))
+
+
+def _telling(points: pd.DataFrame) -> pd.DataFrame:
+    """Without sparse panels, and of what is simulated the first line of every GPU and model."""
+    method = points.get("method", pd.Series("", points.index)).fillna("")
+    level = points.get("level", pd.Series("", points.index)).fillna("")
+    rank = 2 * (method != "") + (level != "profiled")
+    keys = [points[name].fillna("") for name in ("hardware", "model", "panel") if name in points]
+    best = rank.groupby(keys).transform("min") if keys else rank
+    is_first = (points.source != "simulated") | (rank == best)
+    kept = points[points.y.notna() & is_first & ~_is_sparse(points)]
+    return kept if len(kept) else points[points.y.notna()]
+
+
+def _left_out(points: pd.DataFrame) -> str:
+    """What `_telling` leaves out of the measured devices, in one line."""
+    parts = []
+    for device, own in points[_is_sparse(points)].groupby("device", sort=False):
+        parts.append(f"{own.y.notna().sum()} of {len(own)} points on {device} measured")
+    return f"Left out, too few to draw: {', '.join(parts)}" if parts else ""
+
+
 def _rows(points: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Points of the rows of panels by title, the paper and its GPUs first; a measured device, whose
     panels and sizes are its own, gets a row for itself.
     """
+    points = points[points.y.notna()]
     is_own = points.source == "measured"
     rows = {"paper and simulated": points[~is_own]} if (~is_own).any() else {}
     for device, own in points[is_own].groupby("device", sort=False):
-        rows["\n".join(textwrap.wrap(f"measured on {device}", 40))] = own
+        rows["\n".join(textwrap.wrap(f"measured on {device}", 30))] = own
     return rows
 
 
@@ -138,11 +202,13 @@ def _scales(ax: Axes, points: pd.DataFrame, look: Look) -> None:
         ax.xaxis.set_major_formatter("{x:g}")
     elif len(xs := np.unique(points.x)) <= MOST_TICKS and not _collide(xs):
         ax.set_xticks(xs, [f"{x:g}" for x in xs])
+    elif (xs == xs.round()).all():
+        ax.xaxis.set_major_locator(MaxNLocator(7, integer=True))
     if look.log_y and points.y.min() > 0:
         ax.set_yscale("log")
         tick_in_steps(ax.yaxis)
-    elif points.y.min() > 0 and points.y.max() > 3:
-        ax.set_ylim(bottom=0)  # heights are read; ratios near 1 are not
+    elif points.y.min() > 0 and points.y.max() > 2 * points.y.min():
+        ax.set_ylim(bottom=0)  # heights are read; what lies close together is not
 
 
 def _collide(xs: np.ndarray) -> bool:

@@ -20,11 +20,26 @@ SERIES = {
     "baseline attn": "baseline, attention",
     "sarathi total": "SARATHI, total",
     "sarathi attn": "SARATHI, attention",
-    "tp_pp_orca": "Orca, best case,\nTP 8, PP 8",
-    "tp_8rep": "Orca, best case,\n8 replicas of TP 8",
+    "tp_pp_orca": "Orca, best case, TP 8, PP 8",
+    "tp_8rep": "Orca, best case, 8 replicas of TP 8",
     "decode_speedup": "decodes",
     "throughput_gain": "end to end",
 }
+
+
+# What a series' name begins with, by the policy that it is of, whose colour it has.
+POLICY_OF = {
+    "sarathi": "sarathi",
+    "orca": "orca",
+    "tp_": "orca",
+    "baseline": "request_level",
+    "C=": "sarathi",
+}
+
+
+def policy_of(series: str) -> str | None:
+    """The policy that a series shows, if it shows one."""
+    return next((own for start, own in POLICY_OF.items() if series.startswith(start)), None)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,14 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from sarathi_lab.results.plots.style import finished, marker, panels, tick_in_steps
+from sarathi_lab.results.plots.style import (
+    WIDTH,
+    colours,
+    finished,
+    marker,
+    panels,
+    tick_in_steps,
+)
 
 GAPS, TBT, TTFT, CAPACITY = "longest gap", "TBT P99", "TTFT P50", "capacity"
 PAPER = "paper"
@@ -40,29 +47,31 @@ def draw(name: str, title: str, points: pd.DataFrame) -> Figure:
     own, papers = shown[shown.source != PAPER], shown[shown.source == PAPER]
     places = list(dict.fromkeys(zip(own.device, own.place, strict=True)))
     most = max(Counter(device for device, _ in places).values(), default=1)
-    columns = min(COLUMNS, most)
+    columns = max(1, COLUMNS // most) * most if len(places) > 1 else 1
+    columns = min(columns, len(places) or 1)
     rows = math.ceil(len(places) / columns) if places else 1
-    size = (max(5.0, 3.3 * columns + 0.4), 3.1 * rows + 0.8)
+    size = (max(5.0, WIDTH / COLUMNS * columns), 2.6 * rows + 0.8)
     figure, axes = panels(rows, columns, size)
     for ax in axes[len(places) :]:
         ax.set_axis_off()
     for ax, (device, place) in zip(axes, places, strict=False):
         look.panel(own[(own.device == device) & (own.place == place)], ax)
         _paper_marks(papers[papers.place == place], ax)
-        ax.set_title("\n".join([*textwrap.wrap(str(device), 40), place]), fontsize="small")
-    width = int(8.5 * size[0])
+        ax.set_title("\n".join(textwrap.wrap(str(device), 30) + textwrap.wrap(place, 30)), fontsize=9)
+    width = int(10 * size[0])
     return finished(figure, "\n".join(textwrap.wrap(title, width, break_on_hyphens=False)))
 
 
 def stalls(points: pd.DataFrame, ax: Axes) -> Axes:
     """The longest gaps in milliseconds by the time they ended, a marker for every policy."""
+    colour = colours(list(points.series.unique()))
     for i, (series, rows) in enumerate(points.groupby("series", sort=False)):
         line = rows.sort_values("x")
-        style: dict[str, Any] = {"color": f"C{i}", "markersize": 3, "alpha": 0.8}
+        style: dict[str, Any] = {"color": colour[str(series)], "markersize": 3, "alpha": 0.8}
         ax.plot(line.x, line.y, marker(i), label=str(series), **style)
     ax.set(xlabel="time [s]", ylabel="longest gap [ms]", yscale="log")
-    ax.set_ylim(top=points.y.max() * 6)  # room for the legend
-    ax.legend(fontsize="x-small", loc="upper right", ncols=2)
+    ax.set_ylim(top=points.y.max() * 30)  # room for the legend
+    ax.legend(fontsize=8, loc="upper right")
     return ax
 
 
@@ -70,11 +79,11 @@ def bars(points: pd.DataFrame, ax: Axes) -> Axes:
     """A bar per series with its interval."""
     rows = points.drop_duplicates("series")
     places = np.arange(len(rows))
-    ax.bar(places, rows.y, 0.6, color=[f"C{i}" for i in places])
+    ax.bar(places, rows.y, 0.6, color=[*map(colours(list(rows.series)).get, rows.series)])
     if {"low", "high"} <= set(rows):
         ax.vlines(places, rows.low, rows.high, color="black", linewidth=0.9)
     names = [str(name).replace("_", "\n").replace(" ", "\n") for name in rows.series]
-    ax.set_xticks(places, names, fontsize="x-small")
+    ax.set_xticks(places, names, fontsize=8)
     unit = str(rows.unit.iloc[0])
     ax.set_ylabel({"1/s": "requests per second", "s": "seconds"}.get(unit, unit))
     ax.grid(axis="x", visible=False)
@@ -92,7 +101,7 @@ def budgets(points: pd.DataFrame, ax: Axes) -> Axes:
     ax.margins(0.1)
     for axis in (ax.xaxis, ax.yaxis):
         tick_in_steps(axis)
-    ax.legend(title="budget", fontsize="x-small", title_fontsize="x-small", loc="best")
+    ax.legend(title="budget", fontsize=8, title_fontsize=8, loc="best")
     return ax
 
 
@@ -127,4 +136,4 @@ def _paper_marks(points: pd.DataFrame, ax: Axes) -> None:
     if len(points):
         ax.set_ylim(top=1.25 * ax.get_ylim()[1])  # room for the legend
         handles, labels = ax.get_legend_handles_labels()
-        ax.legend(handles[:1], labels[:1], fontsize="x-small")
+        ax.legend(handles[:1], labels[:1], fontsize=8)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib.pyplot as plt
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
+from matplotlib.colors import LinearSegmentedColormap, to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
@@ -18,21 +20,38 @@ AXIS_NAMES = {
     "batch": "batch size",
     "threads": "threads of the CPU",
 }
-# The policies that most pictures have; others take the colours that are left.
-POLICIES = {"sarathi": 0, "orca": 1, "request_level": 7, "sarathi_serve": 2, "prefill_first": 3}
-POLICIES |= {"vllm_v1": 4, "sglang": 5, "splitfuse": 6, "trtllm": 8, "tgi": 9}
-MARKERS = tuple("os^DvPX*<>")  # by series, so that print without colour tells them apart
+# All policies of the lab, each with the colour of its place in `PALETTE`.
+POLICIES = (
+    *("sarathi", "orca", "sarathi_serve", "prefill_first", "vllm_v1", "sglang", "splitfuse"),
+    *("request_level", "trtllm", "tgi", "ascend", "ascend_dynamic", "ascend_v0_9", "chunked_only"),
+    *("fastdeploy", "hybrid_only", "lightllm", "llama_cpp", "lmdeploy", "lmdeploy_pytorch"),
+    *("nano_vllm", "openvino", "p_pas", "sarathi_serve_dynamic", "transformers_fifo"),
+    *("transformers_prefill_first", "vllm_v0_chunked"),
+)
+MARKERS = tuple("os^DvPX*<>")  # by device or series, so that print without colour tells them apart
+# By source; what is simulated has others where it is shown at more than one level.
+LINES: Mapping[str, Any] = {"measured": "-", "simulated": (0, (5, 1.5)), "analytic": (0, (1, 1))}
 
 COLOURS = (  # seaborn's, that people who are colour-blind tell apart
     *("#0173b2", "#de8f05", "#029e73", "#d55e00", "#cc78bc"),
     *("#ca9161", "#fbafe4", "#949494", "#ece133", "#56b4e9"),
 )
+PALETTE = (*COLOURS, *map(to_hex, plt.get_cmap("tab20b").colors))
+WIDTH = 9.6  # inches of the widest picture; a page shows it at some 830 pixels
 # seaborn's look as matplotlib ships it: every sweep ends in a picture, and importing seaborn itself
 # takes two seconds. Markers keep their edges: the paper's points are hollow.
 STYLES: tuple[str | dict[str, Any], ...] = (
     "seaborn-v0_8-whitegrid",
     "seaborn-v0_8-paper",
-    {"axes.prop_cycle": plt.cycler(color=COLOURS), "lines.markeredgewidth": 1.0},
+    {
+        "axes.prop_cycle": plt.cycler(color=COLOURS),
+        "lines.markeredgewidth": 1.0,
+        **dict.fromkeys(("font.size", "axes.labelsize", "axes.titlesize"), 10),
+        **dict.fromkeys(("xtick.labelsize", "ytick.labelsize"), 9),
+        **dict.fromkeys(("legend.fontsize", "legend.title_fontsize"), 9),
+        "figure.titlesize": 11,
+        "figure.titleweight": "bold",
+    },
 )
 
 
@@ -58,19 +77,31 @@ def marker(i: int) -> str:
 
 
 def colours(names: Sequence[str]) -> dict[str, str]:
-    """A colour for each name: a policy has the same in all pictures."""
-    free = [i for i in range(len(COLOURS)) if i not in {POLICIES.get(name) for name in names}]
-    free, taken = free or list(range(len(COLOURS))), dict[str, str]()
-    for name in names:
-        place = POLICIES.get(name)
-        taken[name] = COLOURS[free[len(taken) % len(free)] if place is None else place]
-    return taken
+    """A colour for each name: a policy of the lab has the same in all pictures, other names those
+    of `COLOURS` that no policy among them has.
+    """
+    known = {name: PALETTE[POLICIES.index(name)] for name in names if name in POLICIES}
+    others = [name for name in names if name not in known]
+    free = [one for one in COLOURS if one not in known.values()] or list(COLOURS)
+    return known | {name: free[i % len(free)] for i, name in enumerate(others)}
+
+
+def shades(colour: str, number: int) -> list[str]:
+    """`number` shades of a colour, from dark to light, the colour itself for one."""
+    if number == 1:
+        return [colour]
+    ramp = LinearSegmentedColormap.from_list(colour, ["black", colour, "white"])
+    return [to_hex(ramp(at)) for at in np.linspace(0.35, 0.7, number)]
 
 
 def tick_in_steps(axis: Axis) -> None:
-    """Name 1, 2 and 5 of every decade on a logarithmic axis, or 1 where there are many decades."""
+    """Name 1, 2 and 5 of every decade on a logarithmic axis, 1 and 3 from two decades on, or 1
+    alone where there are many.
+    """
     low, high = axis.get_view_interval()
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 500 * low else (1.0,)))
+    wide = high / low
+    subs = (1.0, 2.0, 5.0) if wide < 50 else (1.0, 3.0) if wide < 500 else (1.0,)
+    axis.set_major_locator(LogLocator(subs=subs))
     axis.set_major_formatter("{x:g}")
     axis.set_minor_formatter(NullFormatter())
 

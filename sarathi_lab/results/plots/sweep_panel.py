@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,14 +11,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, MaxNLocator, NullFormatter, NullLocator
 
 from sarathi_lab.results import swept
-from sarathi_lab.results.columns import factor, heading
-from sarathi_lab.results.plots.style import AXIS_NAMES, colours, marker, tick_in_steps
+from sarathi_lab.results.columns import MILLISECONDS, factor, heading
+from sarathi_lab.results.plots.style import AXIS_NAMES, LINES, colours, marker, tick_in_steps
 from sarathi_lab.results.swept import text
 
 MOST_TICKS = 10
+LONG = 10.0  # seconds from which a time is shown in seconds
 WIDE_RANGE = 20  # largest over smallest from which an axis is logarithmic
 
 
@@ -49,7 +51,7 @@ class SweepPanel:
         by = list(dict.fromkeys([*by, "policy"]))
         table = swept.medians(shown, by, self.name)
         ends = ["median", "low", "high"]
-        table[ends] *= factor(self.name)
+        table[ends] *= self._factor
         if self.name == "decode_time_marginal":  # a difference of times that may be equal
             table.loc[table["median"] <= 0, ends] = math.nan
         columns = [one for one in by if one != self.axis.x]
@@ -57,6 +59,16 @@ class SweepPanel:
         self._across(table, names, dict.fromkeys(self._labels(self.runs[columns])))
         self._limits(table)
         self._name_axes()
+
+    @property
+    def _is_long(self) -> bool:
+        """Whether a time that people read in milliseconds has too many of them here."""
+        is_time = "_vs_" not in self.name and factor(self.name) == MILLISECONDS
+        return is_time and float(self.runs[self.name].max()) > LONG
+
+    @property
+    def _factor(self) -> float:
+        return 1.0 if self._is_long else factor(self.name)
 
     def _labels(self, series: pd.DataFrame) -> list[str]:
         return [self._label(row) for _, row in series.map(text).iterrows()]
@@ -74,33 +86,43 @@ class SweepPanel:
         colour = colours(values_of(self.runs, self.axis.hue or self.axis.x))
         noise = swept.noise(self.runs)
         labels = list(dict.fromkeys([*known, *names]))
+        shapes: dict[object, str] = {}  # by device or what else is neither colour nor axis
         for i, label in enumerate(labels):
             if label not in names:
                 continue
             rows = table[[name == label for name in names]]
-            places = self._places(rows)
+            places, line = self._places(rows), self._line_style(rows)
+            other = tuple(text(rows[one].iloc[0]) for one in self.axis.others) or label
+            at = len(shapes) if self.axis.others else i
+            shape = shapes.setdefault(other, marker(at))
             own = text(rows[self.axis.hue].iloc[0]) if self.axis.hue else None
             for (_, row), place in zip(rows.iterrows(), places, strict=True):
                 hue = colour.get(own or text(row[self.axis.x]), "C0")
                 if math.isnan(row["median"]):
                     continue
                 if math.isnan(place):
-                    self._level(row, hue, label)
+                    self._level(row, hue, line, label)
                     continue
                 is_ratio = "_vs_" in self.name and not self.name.endswith(f"_vs_{row['policy']}")
                 is_open = is_ratio and not swept.is_decided(row, noise)
                 shift = 0.6 * ((i + 0.5) / len(labels) - 0.5) if self.is_listed else 0.0
-                self._point(row, place + shift, hue, marker(i), is_open=is_open)
+                self._point(row, place + shift, hue, shape, is_open=is_open)
             if not self.is_listed:
-                line = rows.assign(_x=places).dropna(subset=["_x", "median"]).sort_values("_x")
-                hue = colour.get(own or "", "C0")
-                if not line.empty:
-                    style: dict[str, Any] = {"color": hue, "marker": marker(i), "markersize": 0.0}
-                    self.ax.plot(line["_x"], line["median"], label=label or None, **style)
+                ends = rows.assign(_x=places).dropna(subset=["_x", "median"]).sort_values("_x")
+                style: dict[str, Any] = {"color": colour.get(own or "", "C0"), "linestyle": line}
+                if not ends.empty:
+                    self.ax.plot(ends["_x"], ends["median"], **style)
+                    self.ax.plot([], [], marker=shape, label=label or None, **style)
             elif own is not None:
-                self.ax.plot([], [], marker(i), color=colour.get(own, "C0"), label=label)
+                self.ax.plot([], [], shape, color=colour.get(own, "C0"), label=label)
         if "_vs_" in self.name:
             self._line(1.0, color="black", linestyle=":", linewidth=1.0)
+
+    def _line_style(self, rows: pd.DataFrame) -> Any:
+        """That of what was measured or simulated."""
+        known = next((one.executor for one in (rows, self.runs) if "executor" in one), None)
+        is_simulated = known is not None and str(known.iloc[0]) == "simulated"
+        return LINES["simulated" if is_simulated else "measured"]
 
     def _places(self, rows: pd.DataFrame) -> list[float]:
         if not self.is_listed:
@@ -127,8 +149,8 @@ class SweepPanel:
             style["xerr" if self.is_listed else "yerr"] = bars
         self.ax.errorbar(x, y, **style)
 
-    def _level(self, row: pd.Series, colour: str, label: str) -> None:
-        self._line(row["median"], color=colour, linestyle="--", label=label)
+    def _level(self, row: pd.Series, colour: str, line: Any, label: str) -> None:
+        self._line(row["median"], color=colour, linestyle=line, label=label)
         if row["number"] > 1:
             self.ax.axhspan(row["low"], row["high"], color=colour, alpha=0.12, linewidth=0)
 
@@ -160,11 +182,14 @@ class SweepPanel:
 
     def _name_axes(self) -> None:
         quantity = heading(self.name)
+        quantity = quantity.replace("[ms]", "[s]") if self._is_long else quantity
         if self.is_listed:
             names = self._rows()
             self.ax.set_yticks(range(len(names)), names)
             self.ax.set_ylim(-0.6, len(names) - 0.4)
             self.ax.set_xlabel(quantity)
+            if self.ax.get_xscale() == "linear":
+                self.ax.xaxis.set_major_locator(MaxNLocator(3))
             return
         values = sorted({float(value) for value in self.runs[self.axis.x].dropna()})
         if is_geometric(values):
@@ -175,7 +200,8 @@ class SweepPanel:
         self.ax.xaxis.set_major_formatter("{x:g}")
         self.ax.xaxis.set_minor_formatter(NullFormatter())
         self.ax.margins(x=0.08)
-        self.ax.set(xlabel=AXIS_NAMES.get(self.axis.x, self.axis.x), ylabel=quantity)
+        name = AXIS_NAMES.get(self.axis.x, self.axis.x)
+        self.ax.set(xlabel=textwrap.fill(name, 26), ylabel=textwrap.fill(quantity, 26))
 
 
 def is_geometric(values: Sequence[float]) -> bool:

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 from sarathi_lab.results import swept
 from sarathi_lab.results.plots.style import (
+    WIDTH,
     finished,
     marker,
     panels,
@@ -58,6 +59,7 @@ def draw_sweep(
     repetitions with their intervals; a run without the setting on the x axis is a line across.
     Raises UserError for a name that the runs don't have.
     """
+    runs = runs.reset_index(drop=True)  # of tables put together rows may share a label
     base = swept.reference(runs)
     named = [y] if isinstance(y, str) else list(y or [])
     for ratio in (f"throughput_vs_{base}", *named):
@@ -76,9 +78,9 @@ def draw_sweep(
     else:
         columns = len(names) if number > 8 else min(len(names), 3 if len(names) > 4 else 2)
     rows = math.ceil(len(names) * len(facets) / columns)
-    height = max(2.6, 0.9 + 0.24 * number * _crowd(runs, axis))
+    height = max(2.6, 0.9 + 0.21 * number * _crowd(runs, axis))
     size = (
-        max(4.6, 1.2 * is_listed + (3.0 if columns > 2 else 4.2) * columns),
+        min(WIDTH, max(4.6, 1.2 * is_listed + (3.0 if columns > 2 else 4.2) * columns)),
         height * rows + 0.9,
     )
     figure, axes = panels(rows, columns, size, sharey="row" if is_listed and number > 8 else False)
@@ -177,7 +179,7 @@ def _described(
             list(handles.values()),
             list(handles),
             loc="outside lower center",
-            ncols=min(5, len(handles)),
+            ncols=min(4, len(handles)),
         )
     return finished(figure, title)
 

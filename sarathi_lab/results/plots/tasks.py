@@ -8,10 +8,16 @@ from typing import Any
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.colors import Colormap
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 
 from sarathi_lab.results.plots.style import (
     AXIS_NAMES,
+    WIDTH,
+    colours,
     finished,
     marker,
     panels,
@@ -31,11 +37,14 @@ PANEL_NAMES = {"batch": "batch size", "seq_len": "P + D"}
 KINDS = {"prefill": "tokens of one prompt", "decode": "decodes, one a sequence"}
 # Column of `sweep.csv`, factor and heading.
 PANELS = (
-    ("tbt_p99", 1e3, "time between tokens, P99 [ms]"),
-    ("ttft_p50", 1e3, "time to first token, P50 [ms]"),
-    ("ttft_p99", 1e3, "time to first token, P99 [ms]"),
+    ("tbt_p99", 1e3, "TBT P99 [ms]"),
+    ("ttft_p50", 1.0, "TTFT P50 [s]"),
+    ("ttft_p99", 1.0, "TTFT P99 [s]"),
     ("throughput", 1.0, "throughput [tokens/s]"),
 )
+REFERENCE = "orca"
+GREY = "0.82"
+STRONGEST = 30  # percent of gain or loss from which a colour is full
 MIXES = ("never mixes prompts and decodes", "mixes, whole prompts", "mixes, cuts prompts")
 
 
@@ -45,7 +54,7 @@ def rate_curves(table: pd.DataFrame, slo: Slo, capacity: float, where: str) -> F
     `table` has the columns of capacity.parquet; `where` names policy, model and device.
     """
     names = [name for name in BOUNDED if name in slo.bounds]
-    figure, axes = panels(1, len(names), (4.6 * len(names), 3.6))
+    figure, axes = panels(1, len(names), (min(WIDTH, 4.6 * len(names)), 3.6))
     for ax, name in zip(axes, names, strict=True):
         column, label = BOUNDED[name]
         _bounded_quantile(table, column, 1e3 * slo.bounds[name], ax)
@@ -69,7 +78,7 @@ def _bounded_quantile(table: pd.DataFrame, column: str, bound: float, ax: Axes) 
     ax.set(xscale="log", yscale="log" if table[column].gt(0).all() else "linear")
     ax.xaxis.set_major_formatter("{x:.3g}")
     ax.xaxis.set_minor_formatter("{x:.3g}")
-    ax.tick_params(axis="x", which="both", labelsize="x-small")
+    ax.tick_params(axis="x", which="both", labelsize=8)
 
 
 def crossover_map(
@@ -78,7 +87,8 @@ def crossover_map(
     """`crossover`'s gains over one baseline in percent: P:D along x, `y` upwards, a panel a chunk.
 
     `where` names model and device; `y` is "batch" or "seq_len"; each value of the other has a row
-    of panels. Blue gains, red loses, white is neutral, grey could not run.
+    of panels. Blue gains, red loses, fully from `STRONGEST` percent on; white is neutral, grey did
+    not fit.
     """
     import seaborn as sns  # takes two seconds
 
@@ -90,36 +100,52 @@ def crossover_map(
     whole = pd.MultiIndex.from_product(values, names=axes)  # also what could not run
     cells = cells.assign(percent=100 * cells.gain).reindex(whole).reset_index()
     grid = sns.FacetGrid(
-        cells, row=other, col="chunk", sharex=False, sharey=False, height=2.6, aspect=1.1
+        cells, row=other, col="chunk", sharex=False, sharey=False, height=2.1, margin_titles=True
     )
-    limit = float(cells.percent.abs().max())
-    grid.map_dataframe(partial(_heat_panel, y=y, limit=limit))
-    grid.set_titles(f"chunk {{col_name}}, {PANEL_NAMES[other]} {{row_name}}")
+    grid.map_dataframe(partial(_heat_panel, y=y))
+    grid.set_titles(
+        col_template="chunk {col_name}", row_template=PANEL_NAMES[other] + " {row_name}"
+    )
     for ax in grid.axes.flat:
-        ax.set(xlabel=AXIS_NAMES["pd_ratio"].split(",")[0], ylabel=AXIS_NAMES[y])
+        is_left, is_low = ax in grid.axes[:, 0], ax in grid.axes[-1]
+        ax.set_xlabel(AXIS_NAMES["pd_ratio"].split(",")[0] if is_low else "")
+        ax.set_ylabel(AXIS_NAMES[y] if is_left else "")
+    grid.figure.set_size_inches(min(WIDTH, 2.2 * len(values[1]) + 0.8), 1.9 * len(values[0]) + 1.1)
     grid.figure.set_layout_engine("constrained")
+    words = {f"-{STRONGEST} % and worse": 0.0, "within 2 %": 0.5, f"+{STRONGEST} % and better": 1.0}
+    keys = [
+        Patch(facecolor=_palette()(at), edgecolor="0.6", label=one) for one, at in words.items()
+    ]
+    if cells.percent.isna().any():
+        why = "not run: exceeds the cache, or the chunk is below the batch"
+        keys.append(Patch(facecolor=GREY, edgecolor="0.6", label=why))
+    grid.figure.legend(handles=keys, loc="outside lower center", ncols=4)
     return finished(grid.figure, f"{where}: gain in steady throughput over {baseline} [%]")
 
 
-def _heat_panel(data: pd.DataFrame, *, y: str, limit: float, **_: object) -> None:
+def _palette() -> Colormap:
+    """Red loses, blue gains, for the colour-blind, too."""
+    return plt.get_cmap("RdBu")
+
+
+def _heat_panel(data: pd.DataFrame, *, y: str, **_: object) -> None:
     import seaborn as sns
 
     ax = plt.gca()
     ax.grid(False)
-    ax.set_facecolor("0.93")  # shows where nothing could run
+    ax.set_facecolor(GREY)  # shows where nothing could run
     colours = data.assign(percent=data.percent.mask(data.outcome == "neutral", 0.0))
     numbers, shades = (
         each.pivot(index=y, columns="pd_ratio", values="percent").iloc[::-1]
         for each in (data, colours)
     )
-    palette = sns.color_palette("vlag_r", as_cmap=True)
-    colour = {"vmin": -limit, "vmax": limit, "cmap": palette, "cbar": False}
+    colour = {"vmin": -STRONGEST, "vmax": STRONGEST, "cmap": _palette(), "cbar": False}
     sns.heatmap(shades, annot=numbers, fmt="+.0f", linewidths=0.5, ax=ax, **colour)
 
 
 def iteration_times(table: pd.DataFrame, where: str) -> Figure:
     """Milliseconds over tokens, a line per context, the roofline dotted; `where` is the title."""
-    figure, axes = panels(1, 2, (10, 4.2), sharey=True)
+    figure, axes = panels(1, 2, (WIDTH, 4.2), sharey=True)
     for ax, (kind, xlabel) in zip(axes, KINDS.items(), strict=True):
         rows = table[table.kind == kind].sort_values("tokens")
         for i, (context, line) in enumerate(rows.groupby("context")):
@@ -145,23 +171,32 @@ def kind_of(run: pd.Series) -> str:
 
 
 def policies(runs: pd.DataFrame) -> Figure:
-    """Latency and throughput of a sweep's policies (`name`), by the gaps between tokens."""
-    import seaborn as sns
-
+    """Latency and throughput of a device's policies (`name`), by the gaps between tokens; those of
+    Orca are lines, and a marker says what a policy mixes.
+    """
     runs = runs.assign(kind=runs.apply(kind_of, axis="columns")).sort_values("tbt_p99")
-    figure, axes = panels(1, len(PANELS), (13, 0.24 * len(runs) + 1.6), sharey=True)
-    style = {"hue": "kind", "hue_order": MIXES, "style": "kind", "style_order": MIXES, "s": 45}
+    figure, axes = panels(1, len(PANELS), (WIDTH, 0.21 * len(runs) + 1.8), sharey=True)
+    rows = pd.Series(range(len(runs)), runs.index)
+    colour = colours(list(runs.name))
+    shapes = dict(zip(MIXES, map(marker, range(len(MIXES))), strict=True))
     for ax, (column, factor, heading) in zip(axes, PANELS, strict=True):
-        table = runs.assign(shown=factor * runs[column])
-        sns.scatterplot(table, x="shown", y="name", ax=ax, legend=ax is axes[0], zorder=3, **style)
-        if table.shown.max() > 4 * table.shown.min():
+        shown = factor * runs[column]
+        for kind, own in runs.groupby("kind"):
+            dots = {"marker": shapes[str(kind)], "c": own.name.map(colour), "s": 36, "zorder": 3}
+            ax.scatter(shown[own.index], rows[own.index], **dots)
+        for at in shown[runs.name == REFERENCE]:
+            ax.axvline(at, color=colour[REFERENCE], linestyle="--", linewidth=1.0)
+        if shown.max() > 4 * shown.min():
             ax.set_xscale("log")
             tick_in_steps(ax.xaxis)
         else:
-            ax.set_xlim(left=0)
-        ax.set(xlabel=heading, ylabel="")
-    handles, labels = axes[0].get_legend_handles_labels()
-    if (legend := axes[0].get_legend()) is not None:
-        legend.remove()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(MIXES))
-    return finished(figure)
+            ax.xaxis.set_major_locator(MaxNLocator(3))
+        ax.margins(x=0.1)
+        ax.set_xlabel(heading)
+    axes[0].set_yticks(rows, runs.name)
+    axes[0].set_ylim(len(runs) - 0.4, -0.6)
+    keys = [Line2D([], [], color="0.3", marker=shapes[one], ls="", label=one) for one in MIXES]
+    keys.append(Line2D([], [], color=colours([REFERENCE])[REFERENCE], ls="--", label=REFERENCE))
+    figure.legend(handles=keys, loc="outside lower center", ncols=len(keys))
+    where = " or ".join(runs.device.unique()) if "device" in runs else ""
+    return finished(figure, f"{len(runs)} policies on the same requests, {where}".rstrip(", "))

@@ -12,13 +12,15 @@ from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from sarathi_lab.results.plots.style import AXIS_NAMES, finished, panels
+from sarathi_lab.results.columns import HEADINGS, MILLISECONDS
+from sarathi_lab.results.plots.style import AXIS_NAMES, WIDTH, colours, finished, panels
 
-# Dark and light, so that print without colour tells them apart; hatched besides.
+# Dark and light, so that print without colour tells them apart. No hatches: on bars of a few pixels
+# they make patterns of their own.
 Style = dict[str, Any]
 PREFILL: Style = {"facecolor": "#31688e", "edgecolor": "black", "linewidth": 0.5}
-DECODE: Style = {"facecolor": "#fde725", "edgecolor": "black", "linewidth": 0.5, "hatch": "////"}
-HYBRID: Style = {"facecolor": "#35b779", "edgecolor": "black", "linewidth": 0.5, "hatch": ".."}
+DECODE: Style = {"facecolor": "#fde725", "edgecolor": "black", "linewidth": 0.5}
+HYBRID: Style = {"facecolor": "#35b779", "edgecolor": "black", "linewidth": 0.5}
 KEYS = {"prefill": PREFILL, "decodes": DECODE, "hybrid": HYBRID}
 FONT = 8  # points, of the numbers inside bars
 NARROWEST = 0.012  # share of the time axis into which a digit fits
@@ -80,7 +82,7 @@ def batches(chunks: pd.DataFrame) -> Figure:
     """The tokens of every iteration of a schedule, prompt tokens below and decodes on top."""
     tokens = chunks.pivot_table("num_tokens", "iteration", "is_decode", aggfunc="sum")
     tokens = tokens.reindex(columns=[False, True]).fillna(0)
-    figure, (ax,) = panels(1, 1, (10, 2.8))
+    figure, (ax,) = panels(1, 1, (WIDTH, 2.8))
     ax.bar(tokens.index, tokens[False], 0.8, label="prompt tokens", **PREFILL)
     ax.bar(tokens.index, tokens[True], 0.8, bottom=tokens[False], label="decodes", **DECODE)
     ax.set(xlabel="iteration", ylabel="tokens in the batch")
@@ -108,23 +110,35 @@ def pipeline(stages: Mapping[str, pd.DataFrame], iterations: Mapping[str, pd.Dat
 
 def chunk_choice(table: pd.DataFrame) -> Figure:
     """Throughput, the longest time between tokens and KV re-read by chunk (`by_chunk`)."""
-    figure, axes = panels(1, 3, (10, 3))
+    figure, axes = panels(1, 3, (WIDTH, 3))
     shown = {
         "throughput / request-level": table.gain,
         "longest time between tokens [ms]": 1e3 * table.tbt_max,
         "KV re-read factor": table.kv_reread_factor,
     }
     for ax, (name, values) in zip(axes, shown.items(), strict=True):
-        ax.plot(range(len(table)), values, marker="o")
-        ax.set_xticks(range(len(table)), [str(chunk) for chunk in table.chunk])
+        ax.plot(table.chunk, values, marker="o", color=colours(["sarathi"])["sarathi"])
+        ax.set_xscale("log", base=2)
+        ax.set_xticks(table.chunk, [str(chunk) for chunk in table.chunk])
         ax.set(xlabel=AXIS_NAMES["chunk"], ylabel=name)
     axes[0].axhline(1.0, color="black", linestyle=":")
     return finished(figure)
 
 
+def readable(outcomes: pd.DataFrame) -> pd.DataFrame:
+    """`walkthrough.outcomes` as people read it: text, with units in the headings."""
+    shown = {}
+    for name, values in outcomes.items():
+        words, factor, digits = HEADINGS.get(str(name), (str(name), 1, ".0f"))
+        if name == "duration" or str(name).startswith(("ttft", "tbt")):
+            words, factor, digits = words.replace("[s]", "[ms]"), MILLISECONDS, ",.4g"
+        shown[words] = [format(factor * value, digits.replace(".0f", ",.0f")) for value in values]
+    return pd.DataFrame(shown, outcomes.index)
+
+
 def _stacked(heights: list[float]) -> tuple[Figure, list[Axes]]:
     """Axes below each other, of these heights in inches, with one time axis."""
-    size = (10, sum(heights) + 0.9)
+    size = (WIDTH, sum(heights) + 0.9)
     return panels(len(heights), 1, size, sharex=True, height_ratios=heights)
 
 

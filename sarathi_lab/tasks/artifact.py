@@ -1,0 +1,164 @@
+"""`python -m sarathi_lab artifact`: all that the claims need, run on this machine, and ARTIFACT.md,
+which says what each of them takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import pandas as pd
+
+from sarathi_lab.config.console import print_place
+from sarathi_lab.config.errors import exit_code, require_one_of
+from sarathi_lab.config.paths import OUTPUTS, REPOSITORY, make_folder
+from sarathi_lab.config.sweep_record import as_command
+from sarathi_lab.executor.torch.device import device_description, resolve_device
+from sarathi_lab.experiment.claims import Claim, load_claims, verdicts
+from sarathi_lab.experiment.figures import FIGURES
+from sarathi_lab.results import load
+from sarathi_lab.tasks.claims import (
+    COSTS,
+    OVERHEAD,
+    Job,
+    load_costs,
+    measured_devices,
+    print_verdicts,
+    recorded_cells,
+    take_turns,
+    write_block,
+)
+from sarathi_lab.tasks.report import write_report
+
+DOCUMENT = REPOSITORY / "ARTIFACT.md"
+RESULTS = OUTPUTS / "artifact"
+SETTINGS = {"simulated": ["executor=simulated"], "measured": []}  # of what is computed, and not
+KEPT = "what finished is kept; the same command goes on"
+
+
+def main(args: Sequence[str]) -> int:
+    """Returns 0, 1 if experiments failed, 2 for a mistake of the user's, 130 for Ctrl-C."""
+    parser = argparse.ArgumentParser(
+        prog="python -m sarathi_lab artifact",
+        description="Run every experiment that a claim is read from, simulated and measured on "
+        "this machine's device; write the verdicts and a page. Called again, it goes on.",
+    )
+    text = "one experiment, such as fig08, or that of a claim; may be repeated"
+    parser.add_argument("--only", action="append", metavar="NAME", help=text)
+    parser.add_argument("--how", choices=SETTINGS, help="simulate or measure only")
+    text = "where results are kept (default: %(default)s)"
+    parser.add_argument("--results", type=Path, default=RESULTS, help=text)
+    text = "run nothing; rewrite ARTIFACT.md from the claims, what is recorded and what it took"
+    parser.add_argument("--document", action="store_true", help=text)
+    options = parser.parse_args(args)
+    return exit_code(lambda: _main(options), KEPT)
+
+
+def _main(options: argparse.Namespace) -> int:
+    if options.document:
+        write_block(DOCUMENT, BEGIN, END, document(verdicts()))
+        return 0
+    claims, results = load_claims(), options.results
+    experiments = {claim.id: claim.experiment for claim in claims}
+    for name in options.only or ():
+        require_one_of("--only", name, [*dict.fromkeys(experiments.values()), *experiments])
+    chosen = {experiments.get(name, name) for name in options.only or experiments}
+    make_folder(results, "--results")
+    done = load_costs(results / COSTS.name)
+    jobs = [(name, how) for how in SETTINGS for name in FIGURES if name in chosen]
+    left = [job for job in jobs if job not in done.index and options.how in (None, job[1])]
+    order = sorted(left, key=_seconds)  # so that most is there soon
+    failed = take_turns({job: _seconds(job) for job in order}, partial(_run, results=results))
+    found = verdicts(results, [claim for claim in claims if claim.experiment in chosen])
+    print_verdicts(found)
+    found.to_csv(results / "verdicts.csv", index=False, float_format="%.6g")
+    print_place("table", results / "verdicts.csv")
+    if load.recorded(results):
+        print_place("report", write_report(results))
+    for words in failed:
+        print(f"failed: {words}")
+    return int(bool(failed))
+
+
+def _seconds(job: Job) -> float:
+    """What a job took where that was recorded, else what is planned."""
+    costs = load_costs().seconds
+    return float(costs[job]) if job in costs.index else FIGURES[job[0]].seconds + OVERHEAD
+
+
+def command(job: Job, results: Path = RESULTS) -> list[str]:
+    """The arguments that run a job, as far as its claims need it, and record its results."""
+    name, how = job
+    own = [one for claim in load_claims() if claim.experiment == name for one in claim.settings]
+    aside = [f"task.record={results}", "tracking=none"]
+    return [f"experiment={name}", *SETTINGS[how], *dict.fromkeys(own), *aside]
+
+
+def _run(job: Job, results: Path) -> int:
+    """Run a job in a process of its own and keep what it took; returns its exit code."""
+    folder = results / load.group_of(job[0]) / job[0] / "runs" / job[1]
+    arguments = [*command(job, results), f"hydra.run.dir={folder}"]
+    start = time.monotonic()
+    process = subprocess.Popen([sys.executable, "-m", "sarathi_lab.run", *arguments])
+    try:
+        _, status, usage = os.wait4(process.pid, 0)  # which subprocess has no name for
+        process.returncode = os.waitstatus_to_exitcode(status)
+    finally:
+        process.wait()
+    if process.returncode == 0:
+        costs = load_costs(results / COSTS.name)
+        device = resolve_device("auto" if job[1] == "measured" else "cpu")
+        where, took = device_description(device, os.cpu_count()), time.monotonic() - start
+        costs.loc[job, :] = [where, round(took, 1), 1024 * usage.ru_maxrss]
+        costs.reset_index().to_csv(results / COSTS.name, index=False)
+    return process.returncode
+
+
+# -- the document ----------------------------------------------------------------------------------
+
+BEGIN = "<!-- artifact: python -m sarathi_lab artifact --document -->"
+END = "<!-- end of artifact -->"
+
+
+def document(found: pd.DataFrame) -> str:
+    """The block of ARTIFACT.md: what everything takes, and a part for each experiment that claims
+    are read from, with the verdicts `found` of what is recorded.
+    """
+    costs, claims = load_costs(), load_claims()
+    names = [name for name in FIGURES if name in {claim.experiment for claim in claims}]
+    minutes = (costs.seconds / 60).groupby(level="how").sum()
+    words = " and ".join(f"{minutes[how]:.0f} minutes {how}" for how in SETTINGS if how in minutes)
+    where = " and ".join(map(str, costs.device.unique()))
+    parts = [f"All of it took {words}, at most {costs.memory.max() / 1e9:.1f} GB, on {where}.\n"]
+    for name in names:
+        own = [claim for claim in claims if claim.experiment == name]
+        parts.append(_part(name, own, found, costs))
+    return "\n".join(parts).strip()
+
+
+def _part(name: str, claims: Sequence[Claim], found: pd.DataFrame, costs: pd.DataFrame) -> str:
+    """An experiment's question, its claims and its commands, in Markdown."""
+    lines = [f"## {name}", "", FIGURES[name].question, ""]
+    devices = measured_devices(found)
+    lines.append(f"| claim | source | expected | within | {' | '.join(devices)} | simulated |")
+    lines.append("|" + " --- |" * (len(devices) + 5))
+    for claim in claims:
+        cells = [f"`{claim.id}`: {claim.claim}", claim.source]
+        cells += [f"{claim.direction} {claim.expected:g}", f"{claim.tolerance:.0%}"]
+        cells += recorded_cells(found[found.id == claim.id], devices)
+        lines.append(f"| {' | '.join(cells)} |")
+    lines += ["", "| command | device | minutes | GB |", "| --- | --- | --- | --- |"]
+    for how in SETTINGS:
+        device = "simulated" if how == "simulated" else "yours"
+        cost = costs.loc[(name, how)] if (name, how) in costs.index else None
+        took = "| not taken | not taken |"
+        if cost is not None:
+            took = f"| {cost.seconds / 60:.1f} | {cost.memory / 1e9:.1f} |"
+        lines.append(f"| `{as_command(command((name, how)))}` | {device} {took}")
+    return "\n".join([*lines, ""])

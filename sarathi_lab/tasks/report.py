@@ -1,0 +1,226 @@
+"""`python -m sarathi_lab report [FOLDER]`: what was run and found, on one page of HTML."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+import pandas as pd
+import yaml
+
+from sarathi_lab.config.console import print_place, progress_of
+from sarathi_lab.config.errors import UserError, exit_code
+from sarathi_lab.config.paths import CONF, EXPERIMENTS, OUTPUTS, make_folder
+from sarathi_lab.config.sweep_record import SweepRecord, as_command
+from sarathi_lab.experiment.claims import in_words, verdicts
+from sarathi_lab.experiment.figures import FIGURES, PAPERS, SERVING
+from sarathi_lab.results import load, swept
+from sarathi_lab.results.columns import HEADINGS, heading
+from sarathi_lab.results.page import Section, png, write_page
+from sarathi_lab.results.provenance import last_commit
+from sarathi_lab.results.report import cell, conclusion, sweep_table
+from sarathi_lab.results.result import Shown
+from sarathi_lab.tasks.figures import draw
+
+PAGE = "report.html"
+CLAIMS = ["claim", "device", "verdict", "measured", "expected", "source", "note"]
+DEVICE = ("device_name", "device")
+UNSHOWN = ["figure", "samples"]  # of recorded points
+LONGEST = 400  # rows of a table on the page
+
+
+def main(args: Sequence[str]) -> int:
+    """Run a command line; returns 0, 2 for a mistake of the user's, 130 for Ctrl-C."""
+    parser = argparse.ArgumentParser(
+        prog="python -m sarathi_lab report",
+        description="Write one page of HTML that needs no other file: what was run, what follows, "
+        "tables that sort, pictures, claims with verdicts.",
+    )
+    text = "of a sweep, of a run or of several of these; or of recorded results, such as "
+    text += "experiments or outputs/artifact. Without it: all experiments that the lab has recorded"
+    parser.add_argument("folder", nargs="?", type=Path, default=EXPERIMENTS, help=text)
+    text = f"the page (default: {PAGE} in the folder, {OUTPUTS / PAGE} of the lab's experiments)"
+    parser.add_argument("--out", type=Path, help=text)
+    options = parser.parse_args(args)
+    return exit_code(lambda: _main(options.folder, options.out), "no page was written")
+
+
+def _main(folder: Path, out: Path | None) -> int:
+    print_place("report", write_report(folder, out))
+    return 0
+
+
+def write_report(folder: Path, out: Path | None = None) -> Path:
+    """Write the page of what is in `folder`; returns its path. Raises UserError if there are
+    neither runs nor recorded results.
+    """
+    runs = load.load_runs(folder)
+    if not runs.empty:
+        places = sorted(runs.groupby("sweep"), key=lambda own: own[1].started_at.max())
+        sections = [_of_sweep(Path(str(place)), own, folder) for place, own in reversed(places)]
+        title = sections[0].title if len(sections) == 1 else f"{len(sections)} sweeps and runs"
+    elif load.recorded(folder):
+        sections, title = _of_experiments(folder), "Experiments and claims"
+    else:
+        why = "has no finished run and no recorded result" if folder.is_dir() else "is no folder"
+        raise UserError(f"{folder} {why}; name the folder of a sweep, or none for all experiments")
+    is_own = folder.resolve() == EXPERIMENTS  # which a wheel's may not write to
+    page = out or (OUTPUTS if is_own else folder) / PAGE
+    make_folder(page.parent, "--out" if out else "the folder")
+    write_page(page, title, sections)
+    return page
+
+
+def _of_sweep(place: Path, runs: pd.DataFrame, folder: Path) -> Section:
+    """A sweep, or a single run with its baselines; `folder` is what was asked for."""
+    runs = runs.dropna(axis="columns", how="all")
+    runs = runs.sort_values("is_baseline", ascending=False, kind="stable")
+    varying, own = swept.varying_settings(runs), swept.own_runs(runs)
+    title = f"Sweep of {', '.join(varying)}" if varying else str(own.name.iloc[0])
+    drawn = place / "sweep.png"  # maybe by axes that the user chose
+    if drawn.is_file() and folder.resolve() in (place.resolve(), *place.resolve().parents):
+        picture = drawn.read_bytes()
+    else:
+        from sarathi_lab.results.plots.sweeps import draw_sweep  # matplotlib takes a second
+
+        picture = png(draw_sweep(runs))
+    failed = _failed(place)
+    return Section(
+        title,
+        said=[words.strip() for words in conclusion(runs)],
+        facts={**_facts(place, own), "folder": str(place)},
+        pictures={title: picture},
+        tables=[sweep_table(runs, "Runs"), *([failed] if failed.rows else [])],
+        folded=[_quantities(runs, varying), _settings(own, runs.attrs["settings"])],
+    )
+
+
+def _facts(place: Path, own: pd.DataFrame) -> dict[str, str]:
+    """What was run, where and with which versions, by the runs' labels and the sweep's record."""
+    facts = {"runs": str(len(own))}
+    try:
+        record = SweepRecord.read(place)
+        facts = {"command": record.command, "host": record.host}
+        facts["runs"] = f"{len(own)} of {record.num_jobs} finished"
+    except (OSError, ValueError, TypeError):  # a single run
+        if (typed := place / ".hydra" / "overrides.yaml").is_file():
+            facts["command"] = as_command(yaml.safe_load(typed.read_text()))
+    facts |= {name: _all_of(own, name) for name in ("device", "model", "dtype", "executor")}
+    started = own.started_at.dropna().map(datetime.fromisoformat)
+    facts["started"] = f"{started.min():%Y-%m-%d %H:%M} UTC" if len(started) else ""
+    facts["commit"] = _all_of(own, "git_commit")
+    packages = [str(name) for name in own if str(name).startswith("versions.")]
+    versions = (f"{name.partition('.')[2]} {_all_of(own, name)}" for name in packages)
+    return {
+        name: words for name, words in {**facts, "versions": ", ".join(versions)}.items() if words
+    }
+
+
+def _all_of(own: pd.DataFrame, name: str) -> str:
+    return " or ".join(map(str, own[name].dropna().unique())) if name in own else ""
+
+
+def _failed(place: Path) -> Shown:
+    paths = sorted(place.glob("*/failed.json"))
+    rows = [
+        {"run": path.parent.name, "error": load.read_object(path).get("error")} for path in paths
+    ]
+    return Shown(rows, left=["run", "error"], title="Runs that failed")
+
+
+def _quantities(runs: pd.DataFrame, varying: Sequence[str]) -> Shown:
+    """A row a run, and all that is known of it in the units that people read."""
+    known = [name for name in map(str, runs) if name.partition("_vs_")[0] in HEADINGS]
+    rows = [
+        {
+            "run": run["name"],
+            **{name: swept.text(run[name]) for name in varying},
+            **{heading(name): cell(name, run[name]) for name in known},
+        }
+        for _, run in runs.iterrows()
+    ]
+    return Shown(rows, left=["run", "policy"], title="All quantities of every run")
+
+
+def _settings(own: pd.DataFrame, settings: Sequence[str]) -> Shown:
+    known = [name for name in settings if name in own and swept.is_setting(name)]
+    rows = [
+        {"setting": name, "value": swept.text(own[name].iloc[0])}
+        for name in known
+        if own[name].map(str).nunique() == 1
+    ]
+    return Shown(rows, left=["setting", "value"], title="Settings that all runs share")
+
+
+def _of_experiments(root: Path) -> list[Section]:
+    """The claims, then every experiment that has results."""
+    judged = verdicts(root)
+    ids = {verdict: own.id.nunique() for verdict, own in judged.groupby("verdict")}
+    said = f"Of {judged.id.nunique()} claims {ids.get('holds', 0)} hold on at least one device, "
+    said += f"simulated ones included, and {ids.get('fails', 0)} fail on at least one."
+    counts = pd.crosstab(judged.device, judged.verdict).reset_index().to_dict("records")
+    by_device = Shown(counts, left=["device"], title="Verdicts by device")
+    first = Section("Which claims hold", [said], tables=[by_device, _claims(judged)])
+    folders = sorted({path.parent for path in root.glob("*/*/results")}, key=lambda path: path.name)
+    sections = []
+    with progress_of("drawing", len(folders)) as advance:
+        for folder in folders:
+            sections.append(_of_experiment(folder, root, judged))
+            advance(1)
+    return [first, *sections]
+
+
+def _claims(judged: pd.DataFrame) -> Shown:
+    rows = judged.assign(measured=[in_words(row) for row in judged.to_dict("records")])
+    return Shown(rows[CLAIMS].to_dict("records"), left=CLAIMS, title="In brackets the interval")
+
+
+def _of_experiment(folder: Path, root: Path, judged: pd.DataFrame) -> Section:
+    """What is recorded of an experiment, with the pictures beside it; drawn where there is none."""
+    name, is_lab = folder.name, root.resolve() == EXPERIMENTS
+    tables = {
+        path: pd.read_csv(path).copy() for path in sorted((folder / "results").rglob("*.csv"))
+    }
+    swept_ones = {path: own for path, own in tables.items() if {"policy", "is_baseline"} <= {*own}}
+    has_settings = (CONF / "experiment" / f"{name}.yaml").is_file()
+    named = [own[key] for own in tables.values() for key in DEVICE if key in own]
+    facts = {
+        "question": FIGURES[name].question if name in FIGURES else "",
+        "command": f"python -m sarathi_lab.run experiment={name}" if has_settings else "",
+        "devices": "; ".join(sorted({str(one) for own in named for one in own.dropna()})),
+        "recorded": (is_lab and last_commit(folder)) or "",
+    }
+    files = sorted(folder.rglob("*.png"))
+    pictures = {str(path.relative_to(folder)): path.read_bytes() for path in files}
+    if is_lab and not pictures and name in (*PAPERS, *SERVING):
+        pictures = {name: png(draw(name))}
+    claimed = judged[judged.experiment == name]
+    devices = {path: path.parent.name for path in swept_ones}
+    return Section(
+        name,
+        said=[
+            " ".join([f"{devices[path]}:", *conclusion(own)]) for path, own in swept_ones.items()
+        ],
+        facts={name: words for name, words in facts.items() if words},
+        pictures=pictures,
+        tables=[
+            *([_claims(claimed)] if len(claimed) else []),
+            *(sweep_table(own, f"Runs on {devices[path]}") for path, own in swept_ones.items()),
+        ],
+        folded=[_points(path, own) for path, own in tables.items() if path not in swept_ones],
+    )
+
+
+def _points(path: Path, table: pd.DataFrame) -> Shown:
+    """The rows of a recorded table, which are many where a curve is."""
+    table = table.dropna(axis="columns", how="all").drop(columns=UNSHOWN, errors="ignore")
+    first = "" if len(table) <= LONGEST else f"the first {LONGEST} of "
+    title = f"{path.parent.name}/{path.name}: {first}{len(table):,} rows"
+    rows = [
+        {name: swept.text(value) for name, value in row.items()}
+        for row in table.head(LONGEST).to_dict("records")
+    ]
+    texts = [str(name) for name in table if not pd.api.types.is_numeric_dtype(table[name])]
+    return Shown(rows, left=texts, title=title)

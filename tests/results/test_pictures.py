@@ -1,0 +1,220 @@
+"""What all pictures share: colours of policies, text that can be read and does not overlap, and
+axes that show what is in the tables.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations, pairwise
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from sarathi_lab.config.paths import CONF
+from sarathi_lab.experiment.figures import FIGURES, points_of
+from sarathi_lab.results.plots import figures, serving, sweeps, tasks, walkthrough
+from sarathi_lab.results.plots.style import POLICIES, colours
+
+PAGE = 830  # pixels to which a page shrinks a picture
+SMALLEST = 8.0  # pixels of a font's height, there
+
+
+def series_colours(figure: Figure) -> dict[str, str]:
+    """Colours by the labels of the legend."""
+    keys = figure.legends[0].legend_handles
+    return {str(key.get_label()): to_hex(key.get_color()) for key in keys}
+
+
+@pytest.fixture(scope="module")
+def runs() -> pd.DataFrame:
+    """A made-up run of every policy, the slow ones a hundred times as slow."""
+    rows = []
+    for i, name in enumerate(POLICIES):
+        slow = 100.0 if i % 9 == 0 else 1.0
+        latencies = {"ttft_p50": 4.0 * slow + i / 50, "ttft_p99": 9.0 * slow, "tbt_p99": 0.1 * slow}
+        rows.append({"policy": name, "name": name, "throughput": 6000.0 + 10 * i, **latencies})
+    table = pd.DataFrame(rows).assign(model="13b", device="simulated a100", executor="simulated")
+    return table.assign(decode_time_marginal=0.001, kv_reread_factor=1 + np.arange(27) % 2)
+
+
+@pytest.fixture(scope="module")
+def cells() -> pd.DataFrame:
+    """Gains of every outcome; the larger batch has one chunk only."""
+    grid = [
+        (chunk, batch, ratio) for chunk in (64, 256) for batch in (4, 8) for ratio in (10, 20, 50)
+    ]
+    table = pd.DataFrame(grid, columns=["chunk", "batch", "pd_ratio"])
+    table = table[(table.chunk == 64) | (table.batch == 4)]
+    gain = np.linspace(-0.67, 0.38, len(table))
+    outcome = np.select([gain > 0.02, gain < -0.02], ["gains", "loses"], "neutral")
+    return table.assign(seq_len=1024, baseline="orca", gain=gain, outcome=outcome)
+
+
+@pytest.fixture(scope="module")
+def pictures(runs, cells) -> dict[str, Figure]:
+    rates = pd.concat([runs.assign(**{"workload.rate": rate}) for rate in (1, 2)])
+    look = FIGURES["fig11"].look
+    assert look is not None
+    return {
+        "policies": tasks.policies(runs),
+        "sweep of policies": sweeps.draw_sweep(runs),
+        "rates": sweeps.draw_sweep(rates[rates.policy.isin(["orca", "sarathi"])]),
+        "crossover": tasks.crossover_map(cells, "13b", baseline="orca"),
+        "fig11": figures.draw(look, points_of("fig11")),
+    }
+
+
+def texts_of(figure: Figure) -> list[Text]:
+    shown = [text for text in figure.findobj(Text) if text.get_text().strip()]
+    return [text for text in shown if text.get_visible() and text.axes not in hidden(figure)]
+
+
+def hidden(figure: Figure) -> list[object]:
+    return [ax for ax in figure.axes if not ax.axison]
+
+
+@pytest.mark.parametrize("name", ["policies", "sweep of policies", "rates", "crossover", "fig11"])
+def test_text_can_be_read_at_the_width_of_a_page(pictures, name):
+    figure = pictures[name]
+    width = figure.get_size_inches()[0]
+    sizes = [text.get_fontsize() * PAGE / (72 * max(width, 8.3)) for text in texts_of(figure)]
+    assert min(sizes) > SMALLEST
+
+
+@pytest.mark.parametrize("name", ["policies", "sweep of policies"])
+def test_no_name_or_number_lies_over_another_with_27_policies(pictures, name):
+    figure = pictures[name]
+    figure.draw_without_rendering()
+    inner = [ax for ax in figure.axes if ax.axison]
+    for ax in inner:
+        rows = [label for label in ax.get_yticklabels() if label.get_visible()]
+        low, high = ax.get_xlim()
+        steps = [
+            label
+            for at, label in zip(ax.get_xticks(), ax.get_xticklabels(), strict=True)
+            if low <= at <= high and label.get_text()
+        ]
+        for labels in (rows, steps):
+            boxes = [label.get_window_extent() for label in labels]
+            assert not any(a.overlaps(b) for a, b in combinations(boxes, 2))
+    titles = [ax.xaxis.label.get_window_extent() for ax in inner]
+    assert not any(a.overlaps(b) for a, b in pairwise(titles))
+
+
+def test_every_policy_is_a_point_within_the_axes_in_its_own_colour(pictures, runs):
+    figure = pictures["policies"]
+    own = colours(list(POLICIES))
+    for ax in figure.axes:
+        dots = [(*at, to_hex(face)) for part in ax.collections for at, face in points_in(part)]
+        names = [runs.sort_values("tbt_p99").name.iloc[int(row)] for _, row, _ in dots]
+        assert sorted(names) == sorted(POLICIES)
+        assert all(own[name] == face for name, (*_, face) in zip(names, dots, strict=True))
+        low, high = ax.get_xlim()
+        assert all(low < x < high for x, *_ in dots)
+        assert [line for line in ax.get_lines() if to_hex(line.get_color()) == own["orca"]]
+
+
+def points_in(part):
+    return zip(part.get_offsets(), part.get_facecolors(), strict=True)
+
+
+def test_throughputs_that_lie_close_are_not_on_an_axis_from_zero(pictures):
+    (ax,) = (ax for ax in pictures["policies"].axes if "throughput" in ax.get_xlabel())
+    assert ax.get_xlim()[0] > 5000
+
+
+def test_a_policy_has_one_colour_everywhere(pictures):
+    assert {path.stem for path in (CONF / "policy").glob("*.yaml")} == set(POLICIES)
+    alone = {name: colours([name])[name] for name in POLICIES}
+    assert colours(["mine", *reversed(POLICIES)]).items() >= alone.items()
+    assert len(set(alone.values())) == len(POLICIES)
+    assert series_colours(pictures["rates"]).items() >= {
+        ("orca", alone["orca"]),
+        ("sarathi", alone["sarathi"]),
+    }
+    two = pd.DataFrame({"series": ["orca", "sarathi_serve"], "y": [1.0, 2.0], "unit": "s"})
+    (ax, *_) = Figure().subplots(1, 1, squeeze=False)[0]
+    bars = serving.bars(two, ax).patches
+    assert [to_hex(bar.get_facecolor()) for bar in bars] == [
+        alone["orca"],
+        alone["sarathi_serve"],
+    ]
+
+
+def test_a_device_has_a_marker_and_a_source_a_line_of_its_own(runs):
+    some = runs[runs.policy.isin(["orca", "sarathi"])]
+    both = pd.concat(
+        [
+            some.assign(executor=executor, chunk=chunk, seq_len=seq_len)
+            for executor in ("torch", "simulated")
+            for chunk in (128, 256, 512)
+            for seq_len in (1024, 2048)
+        ]
+    )
+    ax = sweeps.draw_sweep(both, y="throughput", hue="policy", facet="seq_len").axes[0]
+    known = [line for line in ax.get_lines() if not str(line.get_label()).startswith("_")]
+    looks = {str(line.get_label()): line for line in known}
+    for executor, is_dashed in (("torch", False), ("simulated", True)):
+        own = [line for name, line in looks.items() if executor in name]
+        assert len({line.get_marker() for line in own}) == 1
+        assert [line.is_dashed() for line in own] == [is_dashed] * 2
+    assert len({line.get_marker() for line in known}) == 2
+
+
+def test_of_a_gpu_one_line_is_drawn_and_the_rest_on_demand():
+    look = FIGURES["fig09"].look
+    assert look is not None
+    points = points_of("fig09").query("source != 'measured'")
+    one, every = (figures.draw(look, points, is_all=is_all) for is_all in (False, True))
+    assert [len(ax.get_lines()) for ax in one.axes] == [6, 6, 6]  # the paper's and one a chunk
+    assert [len(ax.get_lines()) for ax in every.axes] == [15, 15, 15]
+    labels = " ".join(text.get_text() for text in one.legends[0].get_texts())
+    assert "profiled" in labels
+    assert "counted" not in labels
+
+
+def test_panels_of_a_device_with_few_points_are_left_out_and_said():
+    look = FIGURES["fig08"].look
+    assert look is not None
+    points = points_of("fig08").query("source != 'measured'")
+    row = {"figure": "fig08", "panel": "", "series": "256", "source": "measured", "device": "cpu"}
+    own = pd.DataFrame([{**row, "x": float(x), "y": 2.0 if x == 2 else np.nan} for x in (2, 4, 6)])
+    figure = figures.draw(look, pd.concat([points, own]))
+    assert len([ax for ax in figure.axes if ax.has_data()]) == 1
+    assert "1 of 3 points on cpu" in figure.legends[0].get_title().get_text()
+    both = figures.draw(look, pd.concat([points, own]), is_all=True)
+    assert len([ax for ax in both.axes if ax.has_data()]) == 2
+
+
+def test_rows_of_panels_are_in_one_order():
+    look = FIGURES["fig03"].look
+    assert look is not None
+    shown = points_of("fig03")
+    titles = [ax.get_title().splitlines()[-1] for ax in figures.draw(look, shown).axes]
+    assert titles[:3] == titles[3:] == ["prefill", "decode", "a decode over a prompt's token"]
+
+
+def test_a_gain_is_as_deep_as_a_loss_and_what_did_not_run_is_explained(pictures):
+    figure = pictures["crossover"]
+    heat = [ax.collections[0] for ax in figure.axes if ax.collections]
+    assert {mesh.get_clim() for mesh in heat} == {(-tasks.STRONGEST, tasks.STRONGEST)}
+    words = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert any("not run: exceeds the cache" in word for word in words)
+
+
+def test_outcomes_of_the_walkthrough_have_units():
+    row = {"throughput": 191629.0264, "ttft_p50": 0.0123, "tbt_max": 0.004, "iterations": 40}
+    shown = walkthrough.readable(pd.DataFrame([row], ["orca"])).loc["orca"]
+    assert shown["throughput [tokens/s]"] == "191,629"
+    assert shown["TTFT P50 [ms]"] == "12.3"
+    assert shown["iterations"] == "40"
+
+
+def test_chunks_are_at_their_values():
+    table = pd.DataFrame({"chunk": [64, 128, 512], "gain": 1.0, "tbt_max": 0.1})
+    for ax in walkthrough.chunk_choice(table.assign(kv_reread_factor=1.0)).axes:
+        assert ax.get_xscale() == "log"
+        assert list(ax.get_lines()[0].get_xdata()) == [64, 128, 512]

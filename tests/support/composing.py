@@ -1,0 +1,34 @@
+"""Hydra reading each of the files that ship with the lab and with Hydra once."""
+
+from __future__ import annotations
+
+import copy
+
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra._internal.core_plugins.importlib_resources_config_source import (
+    ImportlibResourcesConfigSource,
+)
+
+from sarathi_lab.config.paths import CONF
+
+
+def quicken() -> None:
+    """Take copies of what was read before: parsing YAML is a third of composing, and nearly every
+    test of a command composes.
+    """
+    for source in (FileConfigSource, ImportlibResourcesConfigSource):
+        _remember(source)
+
+
+def _remember(source) -> None:
+    load, known = source.load_config, {}
+
+    def load_config(self, config_path):
+        if self.scheme() == "file" and self.path != str(CONF):
+            return load(self, config_path)  # a test's own folder, which may change
+        key = self.path, self.provider, config_path
+        if key not in known:
+            known[key] = load(self, config_path)
+        return copy.deepcopy(known[key])
+
+    source.load_config = load_config

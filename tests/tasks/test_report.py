@@ -1,0 +1,137 @@
+"""The page of a sweep and of experiments: what is on it, and that a browser shows and sorts it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from importlib.util import find_spec
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from sarathi_lab.__main__ import main
+from sarathi_lab.experiment.claims import load_claims
+from sarathi_lab.experiment.figures import FIGURES
+from sarathi_lab.results import load
+from sarathi_lab.results.report import conclusion
+
+SMALL = ["executor=simulated", "model=tiny", "batch=3", "seq_len=64", "pd_ratio=7"]
+SMALL += ["workload.num_requests=4", "tracking=none", "baselines=[orca]"]
+LABEL = "<script>document.title = 'obeyed'</script><img src=x>"
+FOUND = filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome")))
+BROWSER = next(FOUND, None) if find_spec("playwright") else None
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory) -> Path:
+    """A sweep over chunks, one run of which is called by what looks like HTML."""
+    folder = tmp_path_factory.mktemp("sweep")
+    fixed = [f"hydra.sweep.dir={folder}", f"output={folder / 'o'}", *SMALL]
+    assert main(["run", "chunk=8,16", "-m", *fixed]) == 0
+    path = folder / "1" / "run.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "name": LABEL}))
+    (folder / "3").mkdir()
+    (folder / "3" / "failed.json").write_text('{"error": "the <cache> was full"}')
+    return folder
+
+
+@pytest.fixture(scope="module")
+def page(sweep) -> Path:
+    assert main(["report", str(sweep)]) == 0
+    return sweep / "report.html"
+
+
+def test_it_says_what_was_run_and_what_follows(page, sweep):
+    text, runs = page.read_text(), load.load_runs(sweep)
+    for words in (
+        "python -m sarathi_lab.run -m chunk=8,16",
+        "2 of 2 finished",
+        "simulated a6000",
+        str(runs.git_commit[0]),
+        f"torch {runs['versions.torch'][0]}",
+        conclusion(runs)[0].strip(),
+        "workload.num_requests",
+    ):
+        assert words.replace("'", "&#39;") in text
+    assert f"{runs.throughput.max():,.0f}" in text
+    assert len(re.findall(r"<img src=.data:image/png", text)) == 1
+
+
+def test_what_looks_like_html_is_shown_as_text(page):
+    text = page.read_text()
+    assert "&lt;script&gt;document.title" in text
+    assert "&lt;img src=x&gt;" in text
+    assert "the &lt;cache&gt; was full" in text
+    assert text.count("<script") == 1  # the sorter
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(BROWSER is None, reason="needs chromium on the path, and playwright")
+def test_a_browser_shows_and_sorts_it_and_asks_for_nothing_else(page):
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        for scheme, width in (("light", 1280), ("dark", 400)):
+            shown = browser.new_page(
+                color_scheme=scheme, viewport={"width": width, "height": 900}, offline=True
+            )
+            wrong, asked = [], []
+            shown.on("console", lambda message, wrong=wrong: wrong.append(message.text))
+            shown.on("pageerror", lambda error, wrong=wrong: wrong.append(str(error)))
+            shown.on("request", lambda request, asked=asked: asked.append(request.url))
+            shown.goto(page.as_uri())
+            pictures = shown.locator("img")
+            assert pictures.count() == 1
+            assert pictures.first.evaluate("image => image.complete && image.naturalWidth > 300")
+            rising, falling = sorted_rates(shown), sorted_rates(shown)
+            assert rising == sorted(rising) == falling[::-1]
+            assert shown.title() == "Sweep of chunk"
+            # Nothing but tables, which scroll by themselves, is wider than the screen.
+            assert shown.evaluate("document.documentElement.scrollWidth") == width
+            assert wrong == []
+            assert {url for url in asked if not url.startswith("data:")} == {page.as_uri()}
+        browser.close()
+
+
+def sorted_rates(shown) -> list[float]:
+    """The column of tokens a second in the order that a click on its heading makes."""
+    table = shown.locator("table").first
+    table.get_by_role("button", name="tokens/s").click()
+    head = table.locator("th").all_inner_texts()
+    (column,) = [i for i, words in enumerate(head) if words.startswith("tokens/s")]
+    rows = table.locator("tbody tr").all()
+    return [float(row.locator("td").nth(column).inner_text().replace(",", "")) for row in rows]
+
+
+def test_recorded_experiments_come_with_their_claims_pictures_and_points(tmp_path):
+    claim = load_claims()[0]
+    points = pd.DataFrame(
+        [{"figure": claim.experiment, "panel": "", "series": "1K", "x": 2.0, "y": 1234.5}]
+    )
+    points = points.assign(low=points.y, high=points.y, num_pairs=0, unit="ratio", reason=None)
+    path = load.save(points, claim.experiment, "simulated-x", tmp_path)
+    path.with_suffix(".png").write_bytes(b"a picture")
+    (other := tmp_path / "lab" / "other" / "results").mkdir(parents=True)
+    pd.DataFrame({"n": range(1000)}).to_csv(other / "other.csv")
+    assert main(["report", str(tmp_path), "--out", str(tmp_path / "deep" / "page.html")]) == 0
+    text = (tmp_path / "deep" / "page.html").read_text()
+    assert 'class="holds left">holds</td>' in text
+    assert "1 hold on at least one device" in text
+    assert FIGURES[claim.experiment].question in text
+    assert f"experiment={claim.experiment}" in text
+    assert "YSBwaWN0dXJl" in text
+    assert "the first 400 of 1,000 rows" in text
+
+
+@pytest.mark.parametrize(
+    ("folder", "words"),
+    [("missing", "missing is no folder"), (".", "has no finished run and no recorded result")],
+)
+def test_a_folder_without_results_is_one_line_and_code_2(folder, words, tmp_path, capsys):
+    assert main(["report", str(tmp_path / folder)]) == 2
+    err = capsys.readouterr().err
+    assert words in err
+    assert err.count("\n") == 1
