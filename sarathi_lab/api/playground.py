@@ -18,7 +18,9 @@ from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.experiment.advisor import AS_GOOD, LossSplit, chunking_loss
 from sarathi_lab.results.serving_metrics import latency
 from sarathi_lab.tasks.plan import Plan, changed, make_plans
+from sarathi_lab.tasks.serve import fingerprint
 
+MOST_KNOWN = 64  # runs that are not simulated again, such as the baseline's when the chunk moves
 GROUPS = ("hardware", "model", "policy")
 CAUSES = {  # of what chunks cost (`LossSplit`)
     "attention": "every chunk reads the cache again",
@@ -34,6 +36,7 @@ class Playground:
     """
 
     def __init__(self, **settings: Any) -> None:
+        self._known: dict[str, Ledger] = {}  # of equal work: the newest
         self._cfg = read({**UNTRACKED, "executor": "simulated", "baselines": ["orca"], **settings})
 
     @staticmethod
@@ -53,7 +56,14 @@ class Playground:
         plan, baselines = make_plans(cfg)
         name = str(changes.get("policy", plan.policy.name))  # some options share a class
         plans = {name: plan, **{key: one for key, one in baselines.items() if key != name}}
-        return Tried(plan, {name: _ledger(one) for name, one in plans.items()})
+        return Tried(plan, {name: self._ledger(one) for name, one in plans.items()})
+
+    def _ledger(self, plan: Plan) -> Ledger:
+        if (key := fingerprint(plan)) not in self._known:
+            if len(self._known) >= MOST_KNOWN:
+                del self._known[next(iter(self._known))]
+            self._known[key] = _served(plan)
+        return self._known[key]
 
 
 @dataclass(frozen=True)
@@ -129,7 +139,7 @@ def _option(group: str, name: str) -> DictConfig:
     return read_option(group, options[name])
 
 
-def _ledger(plan: Plan) -> Ledger:
+def _served(plan: Plan) -> Ledger:
     executor = plan.backend.build(plan.spec, plan.checkpoint, plan.sizes)
     run_engine(plan.load.arrivals(), plan.scheduler(), executor, ledger := Ledger())
     return ledger

@@ -84,7 +84,7 @@ class Serve(Task):
         the roofline, which nothing is faster than.
         """
         plan, baselines = prepared
-        own = {f"{name}-{_fingerprint(plan)}": plan for name, plan in baselines.items()}
+        own = {f"{name}-{fingerprint(plan)}": plan for name, plan in baselines.items()}
         plans = [plan, *(own[name] for name in own.keys() - shared)]
         shared |= own.keys()
         found = [tried_loop(plan) for plan in plans]
@@ -97,7 +97,7 @@ def _ensure_baseline(cfg: DictConfig, plan: Plan, name: str, context: RunContext
     """The folder of the baseline's run, executed now if no run of the sweep did so before. Raises
     RunError if it stopped, now or then.
     """
-    run_dir = context.baselines_dir / f"{name}-{_fingerprint(plan)}"
+    run_dir = context.baselines_dir / f"{name}-{fingerprint(plan)}"
     failed_dir = run_dir.with_name(f"{run_dir.name}-failed")
     # Of jobs beside each other, one runs it.
     with locked(context.baselines_dir.parent / ".locks" / run_dir.name):
@@ -136,7 +136,7 @@ def _move_unless_there(aside: Path, run_dir: Path) -> None:
             raise
 
 
-def _fingerprint(plan: Plan) -> str:
+def fingerprint(plan: Plan) -> str:
     """Equal for plans that do the same work and read the same from it."""
     read = {name: plan.config[name] for name in READ}
     return hashlib.sha256(json.dumps(read, sort_keys=True).encode()).hexdigest()[:8]
@@ -150,7 +150,7 @@ def _executed(
     labels = {**labels_of(plan, context.name), "is_baseline": is_baseline, "baselines": places}
     tags = [str(labels[key]) for key in ("policy", "model", "device", "executor")]
     tags += ["baseline"] if is_baseline else []
-    artifact = f"{plan.policy.name}-{_fingerprint(plan)}"
+    artifact = f"{plan.policy.name}-{fingerprint(plan)}"
     result = Result(labels=labels, tags=tags, config=plan.config, artifact=artifact)
     peaks = plan.backend.peaks()
     print_plan(plan, context)

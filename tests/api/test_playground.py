@@ -75,3 +75,9 @@ def test_the_picture_shows_every_batch_and_wait_of_the_last_move(playground):
         ).all()
         assert both.max() == (table.num_prefill_tokens + table.num_decode_tokens).max()
     assert [len(line.get_xdata()) for line in ttft.get_lines()] == [8, 8]
+
+
+def test_a_move_that_leaves_the_baselines_work_alone_does_not_simulate_it_again(playground):
+    before, after = (playground.serve(chunk=chunk).ledgers for chunk in (128, 256))
+    assert after["orca"] is before["orca"]
+    assert playground.serve(chunk=128, seed=2).ledgers["orca"] is not before["orca"]
