@@ -138,7 +138,7 @@ def _sweep(
         check_job(job.cfg, job.settings, read, loader)
     num_rounds = [num_rounds_of(job, varied, notes, is_search=search is not None) for job in jobs]
     if (most := max(num_rounds, default=1)) > 1:
-        jobs = repeated(jobs, num_rounds, master, loader)
+        jobs = repeated(jobs, num_rounds)
         settings.append(OverridesParser.create(loader).parse_override(f"{ROUND}=range({most})"))
     return CommandLine(
         loader,

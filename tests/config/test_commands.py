@@ -72,10 +72,12 @@ def test_the_public_names_are_imported_when_they_are_used():
 def test_the_public_names_are_those_of_their_modules():
     assert {name: getattr(sarathi_lab, name).__module__ for name in sarathi_lab.__all__} == {
         "ModelSpec": "sarathi_lab.model.spec",
+        "Playground": "sarathi_lab.api.playground",
         "Policy": "sarathi_lab.policy.base",
         "Request": "sarathi_lab.engine.request",
         "Results": "sarathi_lab.api.results",
         "check_policy": "sarathi_lab.api.check",
+        "find_sweeps": "sarathi_lab.results.load",
         "load": "sarathi_lab.api.results",
         "load_option": "sarathi_lab.config.instantiate",
         "load_runs": "sarathi_lab.results.load",

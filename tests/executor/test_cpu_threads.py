@@ -145,6 +145,7 @@ def test_a_sweep_over_threads_records_each_runs_own(monkeypatch, tmp_path, capsy
         *TINY,
         "executor.threads=1,null",
         "-m",
+        "repeat=1",
         "baselines=[]",
         "executor.kernels=torch",
         "chunk=16",

@@ -216,6 +216,7 @@ def test_a_slow_cpu_works_and_says_so_once_a_sweep(monkeypatch, tmp_path, capsys
                     "workload.num_requests=1",
                     "chunk=16,32",
                     "-m",
+                    "repeat=1",
                     f"output={tmp_path}",
                 ]
             )
