@@ -30,7 +30,7 @@ CAUSES = {  # of what chunks cost (`LossSplit`)
 
 
 class Playground:
-    """A configuration, composed and checked once, so that a change of it takes a tenth of a second.
+    """A configuration, composed once: a change of it is served without composing anything anew.
 
     `settings` are those of `lab.serve`. Raises UserError as that does.
     """

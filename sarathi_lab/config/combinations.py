@@ -116,7 +116,7 @@ def collapsed(
     found: dict[tuple[str, ...], Job] = {}
     for job in jobs:
         aside = [name for name in names if not reads(job.cfg, name)]
-        kept = tuple(one for one in job.settings if one.partition("=")[0] not in aside)
+        kept = tuple(one for one in job.settings if _name(one) not in aside)
         if kept not in found:
             found[kept] = compose_job(kept, master, loader) if aside else job
         readers = {name: class_of(job.cfg, READ_BY[name][0]).__name__ for name in aside}
@@ -160,7 +160,7 @@ def repeated(jobs: Sequence[Job], num_rounds: Sequence[int]) -> list[Job]:
 
 
 def _of_round(job: Job, number: int) -> Job:
-    """A copy, as composing anew takes ten times as long."""
+    """A copy, as composing anew takes nine times as long."""
     composed, setting = copy.deepcopy(job.composed), f"{ROUND}={number}"
     with read_write(composed):
         composed[ROUND] = number

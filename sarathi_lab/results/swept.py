@@ -164,7 +164,7 @@ def noise(runs: pd.DataFrame) -> float:
     if "schedule" not in runs or "throughput" not in runs:
         return math.nan
     known = runs.dropna(subset=["schedule", "throughput"])
-    keys = varying_settings(runs, leaving=(*SAMPLES, "policy", "chunk"))
+    keys = [name for name in same_work(runs) if name not in SAMPLES]
     groups = known.throughput.groupby(place(known, ["schedule", *keys]))
     ratios = [part.max() / part.min() for _, part in groups if len(part) > 1]
     return float(max(ratios, default=math.nan))
