@@ -92,7 +92,7 @@ def test_make_campaign_passes_the_dry_run_on(tmp_path, option, dry):
         command_line, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=True
     )
     interpreted = "1" if dry else ""
-    ran = f"ran: -m sarathi_lab.run experiment=campaign{dry} task=peaks interpreted={interpreted}\n"
+    ran = f"ran: -m sarathi_lab run experiment=campaign{dry} task=peaks interpreted={interpreted}\n"
     assert ran in done.stdout
 
 
