@@ -70,10 +70,8 @@ def _bundle(python: str, capabilities: Sequence[int], out: Path) -> int:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         _do("git", "clone", "--quiet", "--depth=1", REPOSITORY.as_uri(), folder / "checkout")
-        _do(
-            *(python, "-m", "pip", "install", "--quiet", "--no-compile"),
-            *("--target", folder / "site", "-c", REPOSITORY / "constraints.txt", *requirements()),
-        )
+        pip = [python, "-m", "pip", "install", "--quiet", "--no-compile", "--target"]
+        _do(*pip, folder / "site", "-c", REPOSITORY / "constraints.txt", *requirements())
         _compile(python, capabilities, folder)
         (folder / "campaign.sh").write_text(script)
         with tarfile.open(out, "w:gz", compresslevel=6) as archive:
