@@ -1,0 +1,205 @@
+"""The engine's path on a GPU, over a device that does its work late or in any order that its
+streams allow: whatever is read before it is there, or written before it was read, changes tokens.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from random import Random
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import torch
+from cuda_stub import stubbed
+from every_policy import POLICIES
+from late_device import DEVICE, LateDevice, Stream
+from plain_kernels import plain_kernels
+
+from sarathi_lab.engine.ledger import Ledger
+from sarathi_lab.engine.loop import serve
+from sarathi_lab.engine.request import Request
+from sarathi_lab.executor.torch import backend, host_pool, packing
+from sarathi_lab.executor.torch.executor import TorchExecutor
+from sarathi_lab.executor.torch.graphs import CudaGraphs, NoGraphs
+from sarathi_lab.executor.torch.shapes import Limits
+from sarathi_lab.executor.torch.watching import CudaTimeline
+from sarathi_lab.model.operations import Hybrid
+from sarathi_lab.model.spec import ModelSpec
+from sarathi_lab.model.weights import load_model
+from sarathi_lab.policy import SarathiServe
+
+NUM_SET_UPS = 12 * int(os.environ.get("FUZZ_CASES", "1"))
+CPU = torch.device("cpu")
+KINDS, HYBRIDS = ("auto", "int8", "fp8"), get_args(Hybrid)
+SPEC = ModelSpec(
+    name="toy",
+    num_layers=2,
+    hidden_size=32,
+    num_heads=2,
+    num_kv_heads=1,
+    head_size=16,
+    ffn_size=48,
+    vocab_size=97,
+)
+SHARED = 9  # tokens that two prompts begin with
+LENGTHS = [(17, 4), (13, 6), (2, 3), (11, 1)]
+LONGEST = 24
+SIZES = {"batch_size": 4, "block_size": 4, "max_model_len": LONGEST}
+NUM_BLOCKS, NUM_HOST_BLOCKS = 9, 20  # few, so that some requests must give way
+POLICY = SarathiServe(chunk=8, watermark=0.0)
+
+
+def requests() -> list[Request]:
+    random = np.random.default_rng(3)
+    made = [random.integers(0, 97, prompt_len, dtype=np.int32) for prompt_len, _ in LENGTHS]
+    made[1][:SHARED] = made[0][:SHARED]
+    return [Request(i, 0.0, *lengths, made[i]) for i, lengths in enumerate(LENGTHS)]
+
+
+def served(executor: TorchExecutor, policy: Any, **given: Any) -> tuple[list[list[int]], Ledger]:
+    ledger = serve(requests(), policy, executor, **{**SIZES, "num_blocks": NUM_BLOCKS, **given})
+    return ledger.requests().sort_values("request_id").output_token_ids.tolist(), ledger
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, list[list[int]]]:
+    """The tokens that plain torch gives on a CPU, by the kind of cache."""
+    found = {}
+    for kind in KINDS:
+        model = load_model(replace(SPEC, kv_dtype=kind), None, CPU, torch.float32, seed=0)
+        executor = TorchExecutor(model, num_blocks=40, block_size=SIZES["block_size"])
+        found[kind], _ = served(executor, POLICIES["orca"], num_blocks=40)
+    return found
+
+
+@contextmanager
+def on_late(
+    device: LateDevice, kind: str = "auto", hybrid: Hybrid = "series", *, graphs: bool = True
+) -> Iterator[TorchExecutor]:
+    """An executor as the backend makes it for a GPU, warmed up."""
+    with stubbed(device), plain_kernels():
+        model = load_model(replace(SPEC, kv_dtype=kind), None, DEVICE, torch.float32, seed=0)
+        backend.use_triton(model, hybrid)
+        executor = TorchExecutor(
+            model,
+            num_blocks=NUM_BLOCKS,
+            block_size=SIZES["block_size"],
+            num_host_blocks=NUM_HOST_BLOCKS,
+            timeline=CudaTimeline(DEVICE),
+            limits=Limits(model.spec, SIZES["block_size"], num_sms=132),
+            capacity=2,
+            graphs=CudaGraphs() if graphs else NoGraphs(),
+        )
+        executor.warm_up(batch_size=4, chunk_tokens=8, longest=LONGEST, is_fixed=True)
+        yield executor
+
+
+@pytest.mark.parametrize("number", range(NUM_SET_UPS))
+def test_no_order_of_the_device_changes_a_token(number, expected):
+    """All policies in all; of set-ups one after the other all kinds of caches and attention."""
+    random = Random(number)
+    kind, graphs = KINDS[number % 3], number // 4 % 3 > 0
+    device = LateDevice(number)
+    with on_late(device, kind, HYBRIDS[number % 4], graphs=graphs) as executor:
+        for name in list(POLICIES)[number % 12 :: 12]:
+            device.earliness = random.choice([0.0, 0.0, 0.3, 0.9])
+            num_host_blocks = random.choice([0, 4, NUM_HOST_BLOCKS])
+            tokens, ledger = served(
+                executor,
+                POLICIES[name],
+                num_host_blocks=num_host_blocks,
+                preemption="swap" if num_host_blocks else "recompute",
+                shares_prefixes=random.random() < 0.5,
+            )
+            assert tokens == expected[kind], name
+            assert graphs or not ledger.iterations().is_replayed.any()
+
+
+@pytest.mark.parametrize("preemption", ["swap", "recompute"])
+def test_preemption_and_shared_prefixes_are_tried(preemption, expected):
+    with on_late(LateDevice()) as executor:
+        given = {"num_host_blocks": NUM_HOST_BLOCKS if preemption == "swap" else 0}
+        tokens, ledger = served(
+            executor, POLICY, preemption=preemption, shares_prefixes=True, **given
+        )
+    iterations = ledger.iterations()
+    assert tokens == expected["auto"]
+    assert iterations.num_preemptions.sum() > 0
+    assert (iterations.num_swapped_blocks.sum() > 0) == (preemption == "swap")
+    assert ledger.requests().num_cached_tokens.sum() > 0
+    assert set(iterations.is_replayed) == {True, False}
+
+
+# -- what it must catch ----------------------------------------------------------------------------
+
+
+def one_host_buffer(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(packing, "NUM_BUFFERS", 1)
+
+
+def tokens_read_at_once(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(CudaTimeline, "wait", lambda self, mark: 0.0)
+
+
+def side_stream_that_does_not_wait(patch: pytest.MonkeyPatch) -> None:
+    _without_wait(patch, lambda stream: stream is not stream.device.default_stream)
+
+
+def side_stream_not_waited_for(patch: pytest.MonkeyPatch) -> None:
+    _without_wait(patch, lambda stream: stream is stream.device.default_stream)
+
+
+def _without_wait(patch: pytest.MonkeyPatch, is_meant: Callable[[Stream], bool]) -> None:
+    wait = Stream.wait_stream
+    patch.setattr(Stream, "wait_stream", lambda one, two: is_meant(one) or wait(one, two))
+
+
+def inputs_that_graphs_do_not_read(patch: pytest.MonkeyPatch) -> None:
+    start = TorchExecutor.start
+    patch.setattr(TorchExecutor, "start", lambda self: self._buffers.clear() or start(self))
+
+
+def swapped_by_one_index(patch: pytest.MonkeyPatch) -> None:
+    """Written anew for the next copies, while those before may not have read it."""
+    pinned: list[torch.Tensor] = []
+
+    def index(blocks: list[int], device: torch.device) -> torch.Tensor:
+        if not pinned:
+            pinned.append(torch.zeros(NUM_BLOCKS, dtype=torch.int64).pin_memory())
+        pinned[0][: len(blocks)] = torch.tensor(blocks)
+        return pinned[0][: len(blocks)].to(device, non_blocking=True)
+
+    patch.setattr(host_pool, "_index", index)
+
+
+SABOTAGES = [
+    (one_host_buffer, {}),
+    (one_host_buffer, {"graphs": False}),
+    (tokens_read_at_once, {}),
+    (side_stream_that_does_not_wait, {"graphs": False, "hybrid": "streams"}),
+    (side_stream_not_waited_for, {"graphs": False, "hybrid": "streams"}),
+    (side_stream_not_waited_for, {"hybrid": "streams"}),
+    (inputs_that_graphs_do_not_read, {}),
+    (swapped_by_one_index, {}),
+]
+
+
+def is_right(expected: dict[str, list[list[int]]], earliness: float, **given: Any) -> bool:
+    try:
+        with on_late(LateDevice(1, earliness), **given) as executor:
+            tokens, _ = served(
+                executor, POLICY, num_host_blocks=NUM_HOST_BLOCKS, preemption="swap"
+            )
+    except (RuntimeError, IndexError, ValueError):
+        return False  # what was read was no index, or the device refused
+    return tokens == expected["auto"]
+
+
+@pytest.mark.parametrize(("sabotage", "given"), SABOTAGES)
+def test_what_it_catches(sabotage, given, expected, monkeypatch):
+    sabotage(monkeypatch)
+    assert not all(is_right(expected, earliness, **given) for earliness in (0.0, 0.5))
