@@ -29,6 +29,9 @@ IS_CAPTURING = "CUDA error: operation not permitted when stream is capturing"
 FACTORIES = ("aten::empty", "aten::new_empty")  # of what no work writes
 
 
+_metas: dict[Any, Any] = {}  # results without numbers, by operation and sizes of its arguments
+
+
 def poison(tensor: Tensor) -> None:
     if tensor.dtype == torch.float8_e4m3fn:
         tensor.view(torch.uint8).fill_(NOT_A_NUMBER)
@@ -241,7 +244,6 @@ class LateDevice(TorchDispatchMode):
         self.fails_capture = False
         self._pinned: dict[int, Tensor] = {}  # by the address of what must not move
         self.registered: dict[int, int] = {}  # bytes of host memory by address
-        self._metas: dict[Any, Any] = {}
 
     def graph(self) -> Graph:
         return Graph(self)
@@ -258,22 +260,23 @@ class LateDevice(TorchDispatchMode):
             graph.items[stream].append(item)
             return
         stream.queue.append(item)
-        while self.earliness and self.random.random() < self.earliness:
-            if not (ready := [one.queue for one in self.streams if _is_ready(one.queue)]):
-                return
-            self._step(self.random.choice(ready))
+        while self.random.random() < self.earliness and (ready := self._ready()):
+            with torch._C._DisableTorchDispatch():
+                self._step(self.random.choice(ready))
+
+    def _ready(self) -> list[deque[Any]]:
+        return [stream.queue for stream in self.streams if _is_ready(stream.queue)]
 
     def wait(self, point: Point) -> None:
         """Let the host wait for `point`."""
         if self.capture is not None:
             raise self.refused(IS_CAPTURING)
-        while not point.is_done:
-            queue = point.queue
-            if self.earliness:
-                queue = self.random.choice([s.queue for s in self.streams if _is_ready(s.queue)])
-            while not _is_ready(queue):
-                queue = queue[0].point.queue
-            self._step(queue)
+        with torch._C._DisableTorchDispatch():
+            while not point.is_done:
+                queue = self.random.choice(self._ready()) if self.earliness else point.queue
+                while not _is_ready(queue):
+                    queue = queue[0].point.queue
+                self._step(queue)
 
     def synchronize(self) -> None:
         for stream in self.streams:
@@ -282,7 +285,9 @@ class LateDevice(TorchDispatchMode):
     def refused(self, words: str) -> RuntimeError:
         """What CUDA says of something that breaks the capture."""
         if self.capture is not None:
-            self.capture.error = "CUDA error: operation failed due to a previous error during capture"
+            self.capture.error = (
+                "CUDA error: operation failed due to a previous error during capture"
+            )
         return RuntimeError(words)
 
     def _step(self, queue: deque[Any]) -> None:
@@ -388,9 +393,8 @@ class LateDevice(TorchDispatchMode):
 
     def _at_hand(self, value: Any) -> Any:
         """An argument as the work will read it. A number on the host is passed with the launch."""
-        if isinstance(value, LateTensor):
-            return value.inner
-        return value.clone() if isinstance(value, Tensor) else value
+        is_on_host = isinstance(value, Tensor) and not isinstance(value, LateTensor)
+        return value.clone() if is_on_host else _inner(value)
 
     def _viewed(self, func: Any, args: Any, kwargs: Any) -> Any:
         late = next(arg for arg in flat(args, kwargs) if isinstance(arg, LateTensor))
@@ -406,7 +410,7 @@ class LateDevice(TorchDispatchMode):
 
     def _made(self, func: Any, args: Any, kwargs: Any) -> LateTensor:
         """A tensor by nothing but its size and a rule."""
-        args, kwargs = mapped(lambda a: a.inner if isinstance(a, LateTensor) else a, args, kwargs)
+        args, kwargs = mapped(_inner, args, kwargs)
         args, kwargs = mapped(_off_device, args, kwargs)
         kwargs.setdefault("device", "cpu")
         if func.name().startswith(FACTORIES):
@@ -448,12 +452,12 @@ class LateDevice(TorchDispatchMode):
     def _metas_of(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The results without their numbers, worked out once for arguments of the same sizes."""
         key = (func, _key(args), _key(tuple(kwargs.items())))
-        if key not in self._metas:
+        if key not in _metas:
             on_meta = mapped(lambda a: a.to("meta") if isinstance(a, Tensor) else a, args, kwargs)
-            self._metas[key] = func(*on_meta[0], **on_meta[1])
-            if not isinstance(self._metas[key], (Tensor, tuple, list)):
+            _metas[key] = func(*on_meta[0], **on_meta[1])
+            if not isinstance(_metas[key], (Tensor, tuple, list)):
                 raise NotImplementedError
-        return self._metas[key]
+        return _metas[key]
 
     # -- copies ------------------------------------------------------------------------------------
 
@@ -462,8 +466,8 @@ class LateDevice(TorchDispatchMode):
         is_pinned = all(map(self.is_pinned, on_host))
         if on_host and self.capture is not None and not (is_pinned and non_blocking):
             raise self.refused(IS_CAPTURING)
-        target = to.inner if isinstance(to, LateTensor) else to
-        read = source.inner if isinstance(source, LateTensor) else source
+        target = _inner(to)
+        read = _inner(source)
         if on_host and on_host[0] is source and not is_pinned:
             read = read.clone()  # staged before the call returns
         self.queue(lambda: target.copy_(read))
@@ -478,7 +482,9 @@ class LateDevice(TorchDispatchMode):
             to = DEVICE  # as the rest of torch sees it
         non_blocking = kwargs.pop("non_blocking", False)
         kwargs.pop("pin_memory", None)
-        meta = func(source.inner if isinstance(source, LateTensor) else source, device="meta", **kwargs)
+        meta = func(
+            source.inner if isinstance(source, LateTensor) else source, device="meta", **kwargs
+        )
         made = self.empty(meta) if to.type == "cuda" else torch.empty_like(meta, device="cpu")
         return self._copy(made, source, non_blocking)
 
@@ -493,9 +499,7 @@ class LaunchQueue:
         self._device = device
 
     def append(self, launch: Any) -> None:
-        args, _ = mapped(
-            lambda a: a.inner if isinstance(a, LateTensor) else a, launch.arguments, {}
-        )
+        args, _ = mapped(_inner, launch.arguments, {})
         self._device.queue(lambda: launch.kernel[launch.grid](*args, **launch.options))
 
 
@@ -509,6 +513,10 @@ def _is_ready(queue: deque[Any]) -> bool:
     if isinstance(item, Replay):
         return not any(item.queues) or any(map(_is_ready, item.queues))
     return not isinstance(item, Wait) or item.point.is_done
+
+
+def _inner(value: Any) -> Any:
+    return value.inner if isinstance(value, LateTensor) else value
 
 
 def _is_on_host(value: Any) -> bool:

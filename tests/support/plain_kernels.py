@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sarathi_kernels.attention import hybrid
 from sarathi_kernels.attention.kv_cache import Cache, QuantizedCache
-from sarathi_kernels.attention.plan import AttentionPlan
+from sarathi_kernels.attention.plan import PADDING, AttentionPlan
 from sarathi_kernels.attention.reference import make_segment, paged_attention
 from sarathi_kernels.elementwise.activation import activate_
 from sarathi_kernels.elementwise.norm import add_norm_reference
@@ -81,7 +81,9 @@ def rotate_and_store(
 
 
 def gated_activation(gate_up: Tensor, activation: Any) -> Tensor:
-    out = torch.empty(len(gate_up), gate_up.shape[1] // 2, device=gate_up.device, dtype=gate_up.dtype)
+    out = torch.empty(
+        len(gate_up), gate_up.shape[1] // 2, device=gate_up.device, dtype=gate_up.dtype
+    )
 
     def work(out: Tensor, gate_up: Tensor) -> None:
         gate, up = gate_up.chunk(2, dim=1)
@@ -111,18 +113,21 @@ def attend(
 ) -> None:
     """The rows of the plan's tiles, of its decodes, or both."""
 
-    def work(query: Tensor, out: Tensor, starts: Tensor, lens: Tensor, table: Tensor, *rest: Any) -> None:
-        wanted, *caches = rest
-        cached = cache_of(*caches[:2]), cache_of(*caches[2:])
-        for sequence in sorted({number for number in wanted.tolist() if number != -1}):
-            rows = slice(int(starts[sequence]), int(starts[sequence + 1]))
-            kv_len = int(lens[sequence])
-            blocks = table[sequence, : -(-kv_len // cached[0].shape[1])].long()
-            num_queries, given = rows.stop - rows.start, {"device": blocks.device, "dtype": query.dtype}
+    def work(query: Tensor, out: Tensor, *given: Any) -> None:
+        starts, lens, table, wanted, *caches = given
+        keys, values = cache_of(*caches[:2]), cache_of(*caches[2:])
+        for sequence in sorted({number for number in wanted.tolist() if number != PADDING}):
+            first, end, kv_len = (int(x) for x in (*starts[sequence:][:2], lens[sequence]))
             segment = make_segment(
-                0, num_queries, kv_len, blocks, sliding_window=sliding_window, **given
+                0,
+                end - first,
+                kv_len,
+                table[sequence, : -(-kv_len // keys.shape[1])].long(),
+                sliding_window=sliding_window,
+                device=query.device,
+                dtype=query.dtype,
             )
-            out[rows] = paged_attention(query[rows], *cached, [segment], scale)
+            out[first:end] = paged_attention(query[first:end], keys, values, [segment], scale)
 
     caches = *parts_of(key_cache), *parts_of(value_cache)
     for is_wanted, wanted in ((tiles, plan.tiles[:, 0]), (decodes, plan.decodes)):
