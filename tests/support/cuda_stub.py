@@ -45,14 +45,24 @@ def _events(device: LateDevice) -> type:
     return Event
 
 
+def _stream_contexts(device: LateDevice) -> type:
+    class StreamContext:
+        """As torch.cuda.stream. Who never leaves it, stays on the stream."""
+
+        def __init__(self, stream: Stream) -> None:
+            self._stream = stream
+
+        def __enter__(self) -> None:
+            self._before, device.stream = device.stream, self._stream
+
+        def __exit__(self, *error: object) -> None:
+            device.stream = self._before
+
+    return StreamContext
+
+
 def _stubs(device: LateDevice) -> dict[str, Any]:
     """The names of torch.cuda that the lab and torch's own graphs use."""
-
-    @contextmanager
-    def on_stream(stream: Stream) -> Iterator[None]:
-        before, device.stream = device.stream, stream
-        yield
-        device.stream = before  # not where work raised: neither does torch, for want of a `finally`
 
     def synchronize(where: object = None) -> None:
         device.synchronize()
@@ -94,7 +104,7 @@ def _stubs(device: LateDevice) -> dict[str, Any]:
         "Stream": lambda where=None, priority=0: Stream(device),
         "Event": _events(device),
         "CUDAGraph": device.graph,
-        "stream": on_stream,
+        "stream": _stream_contexts(device),
         "current_stream": lambda where=None: device.stream,
         "synchronize": synchronize,
         "empty_cache": lambda: None,
@@ -133,10 +143,13 @@ def stubbed(device: LateDevice) -> Iterator[LateDevice]:
         chip._cuda_chip.cache_clear()
         recording = launch.Recording(chip.CHIPS[90], LaunchQueue(device))
         token = launch._recording.set(recording)
+        lifts_cpu = torch._C._only_lift_cpu_tensors()
+        torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor moves what it made on the CPU
         try:
             with torch.inference_mode(), device:
                 yield device
         finally:
+            torch._C._set_only_lift_cpu_tensors(lifts_cpu)
             launch._recording.reset(token)
             hybrid._side_stream.cache_clear()
             chip._cuda_chip.cache_clear()

@@ -134,9 +134,10 @@ class Block:
 
     def __init__(self, device: LateDevice, inner: Tensor) -> None:
         self.device, self.inner = device, inner
-        self.stream, self.graph = device.stream, device.capture
-        self.num_bytes = -(-inner.nbytes // PAGE) * PAGE
-        device.take(self.num_bytes)
+        self.stream, self.graph, self.num_bytes = device.stream, device.capture, 0
+        num_bytes = -(-inner.nbytes // PAGE) * PAGE
+        device.take(num_bytes)
+        self.num_bytes = num_bytes
         poison(inner)
 
     def __del__(self) -> None:
@@ -500,7 +501,8 @@ class LaunchQueue:
 
     def append(self, launch: Any) -> None:
         args, _ = mapped(_inner, launch.arguments, {})
-        self._device.queue(lambda: launch.kernel[launch.grid](*args, **launch.options))
+        kernel, options = launch.kernel[launch.grid], launch.options
+        self._device.queue(lambda: kernel(*args, **options))
 
 
 PINNING = ("aten::pin_memory", "aten::_pin_memory", "aten::is_pinned")

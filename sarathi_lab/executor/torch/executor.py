@@ -229,7 +229,8 @@ class TorchExecutor:
                 if self.model.device.type == "cuda":
                     self._compile(longest)
         if self._host_pool is not None:
-            self._host_pool.warm_up()
+            with faults_explained(self.model.device, "the first swap"):
+                self._host_pool.warm_up()
         self._rehearse = partial(
             rehearse, self, self.num_blocks, self.block_size, batch_size, chunk_tokens
         )

@@ -1,0 +1,138 @@
+"""Whatever the lab does on a GPU alone, run on CPU tensors: commands, captures and allocations that
+fail, host memory that can't be locked.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cuda_stub import stubbed
+from late_device import LateDevice
+from plain_kernels import plain_kernels
+from toy_executors import SPEC as TOY
+from toy_executors import requests_with_tokens
+
+from sarathi_lab.config.errors import RunError
+from sarathi_lab.engine.executor import Sizes
+from sarathi_lab.engine.ledger import Ledger
+from sarathi_lab.engine.loop import serve
+from sarathi_lab.executor.torch.backend import TorchBackend
+from sarathi_lab.policy import SarathiServe
+from sarathi_lab.run import main
+
+SMALL = [
+    "model=tiny",
+    "model.head_size=64",
+    "model.num_heads=1",
+    "model.num_kv_heads=1",
+    "model.num_layers=1",
+    "tracking=none",
+    "dtype=float32",
+    "seq_len=48",
+    "pd_ratio=5",
+    "batch=2",
+    "workload.num_requests=3",
+    "baselines=[]",
+    "device=cuda",
+    "chunk=16",
+]
+SPEC = replace(TOY, num_layers=1)
+LENGTHS = [(20, 3), (7, 2)]
+
+
+@pytest.fixture
+def device() -> Iterator[LateDevice]:
+    with stubbed(LateDevice()) as device, plain_kernels():
+        yield device
+
+
+def served(**settings: Any) -> Ledger:
+    """All that a run asks of the backend, on the device that is in use."""
+    backend = TorchBackend(device="cuda", dtype="float32", **settings)
+    backend.check(SPEC, kv_tokens=160)
+    backend.peaks()
+    sizes = {"num_blocks": 10, "block_size": 16, "num_host_blocks": 2, "batch_size": 2}
+    executor = backend.build(SPEC, None, Sizes(chunk=16, max_model_len=32, **sizes))
+    return serve(requests_with_tokens(LENGTHS), SarathiServe(chunk=16), executor, **sizes)
+
+
+def run(tmp_path: Path, *args: str) -> dict[str, Any]:
+    folder = tmp_path / "r"
+    assert main([*SMALL, f"output={tmp_path}", f"hydra.run.dir={folder}", *args]) == 0
+    return json.loads((folder / "summary.json").read_text())
+
+
+@pytest.mark.parametrize("profile", ["none", "nvtx", "operations"])
+def test_a_run(tmp_path, device, profile):
+    summary = run(
+        tmp_path, f"executor.profile={profile}", "preemption=swap", "cache.num_host_blocks=2"
+    )
+    assert (summary["replayed_fraction"] > 0) == (profile == "none")
+    assert summary["device_idle_fraction"] < 1
+    written = json.loads((tmp_path / "r" / "run.json").read_text())
+    assert "late device" in json.dumps(written)
+
+
+def test_plain_torch_on_a_gpu(device):
+    with_kernels = served()
+    in_torch = served(kernels="torch")
+    assert in_torch.requests().output_token_ids.equals(with_kernels.requests().output_token_ids)
+
+
+def sites(device: LateDevice) -> dict[tuple[str, ...], int]:
+    """The first allocation of a run, counted from 1, by the lines of ours that it came from."""
+    found: dict[tuple[str, ...], int] = {}
+
+    def seen() -> None:
+        frame, lines = sys._getframe(), list[str]()
+        while frame is not None and len(lines) < 1:
+            code = frame.f_code
+            if "/sarathi_" in code.co_filename:
+                lines.append(f"{Path(code.co_filename).name}:{frame.f_lineno}")
+            frame = frame.f_back
+        found.setdefault(tuple(lines), device.num_allocations)
+
+    device.allocated = seen
+    with stubbed(device), plain_kernels():
+        served()
+    return found
+
+
+def test_no_memory_at_any_place_is_one_line_and_leaves_nothing_behind():
+    """Each place of ours that asks for memory is refused some, once."""
+    places = sites(LateDevice())
+    for lines, number in places.items():
+        device = LateDevice()
+        device.fail_at = number
+        with stubbed(device), plain_kernels(), pytest.raises(RunError) as caught:
+            served()
+        line = str(caught.value)
+        assert "\n" not in line, lines
+        assert line.startswith("out of memory during "), (lines, line)
+        del caught
+        gc.collect()
+        assert device.taken == 0, lines
+    with stubbed(LateDevice()), plain_kernels():
+        served()
+
+
+def test_a_capture_that_fails_names_the_fix(device):
+    device.fails_capture = True
+    with pytest.raises(RunError, match=r"recording of CUDA graphs failed.*cuda_graphs=false"):
+        served()
+    assert device.stream is device.default_stream
+    assert not served(cuda_graphs=False).iterations().is_replayed.any()
+
+
+def test_host_memory_that_cannot_be_locked_names_the_limit(device):
+    device.refuses_locking = True
+    with pytest.raises(RunError, match=r"can't be locked.*ulimit -l"):
+        served()
