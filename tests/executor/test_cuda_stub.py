@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from cuda_stub import stubbed
-from late_device import LateDevice
+from late_device import Graph, LateDevice
 from plain_kernels import plain_kernels
 from toy_executors import SPEC as TOY
 from toy_executors import requests_with_tokens
@@ -24,7 +23,10 @@ from sarathi_lab.config.errors import RunError
 from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import serve
+from sarathi_lab.executor.torch import executor as executors
 from sarathi_lab.executor.torch.backend import TorchBackend
+from sarathi_lab.executor.torch.operation_probe import OperationProbe
+from sarathi_lab.executor.torch.profiling import Shape, batch_of
 from sarathi_lab.policy import SarathiServe
 from sarathi_lab.run import main
 
@@ -136,3 +138,70 @@ def test_host_memory_that_cannot_be_locked_names_the_limit(device):
     device.refuses_locking = True
     with pytest.raises(RunError, match=r"can't be locked.*ulimit -l"):
         served()
+
+
+# -- measurements ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def probe(device) -> OperationProbe:
+    backend = TorchBackend(device="cuda", dtype="float32")
+    return OperationProbe(backend.build(SPEC, None, Sizes(12, 16, batch_size=4)))
+
+
+def captures(patch: pytest.MonkeyPatch) -> list[Graph]:
+    """Those that begin from now on."""
+    begun: list[Graph] = []
+    begin = Graph.capture_begin
+
+    def counted(graph: Graph, *pool: object, **settings: object) -> None:
+        begun.append(graph)
+        begin(graph, *pool, **settings)
+
+    patch.setattr(Graph, "capture_begin", counted)
+    return begun
+
+
+def test_each_composition_is_captured_once(probe, monkeypatch):
+    shapes = [Shape(1, 20, 0), Shape(2, 1, 30)]
+    seen = captures(monkeypatch)
+    numbers = []
+    for _ in range(2):
+        for shape in shapes:
+            batch = batch_of(probe.executor, shape)
+            for operation in (probe.attention, probe.iteration):
+                assert operation(batch) > 0
+                assert probe.timing == "graph"
+            assert set(probe.products(shape.total_tokens)) >= {"qkv_proj", "ffn"}
+            assert probe.timing == "graph"
+        numbers.append(len(seen))
+    assert numbers == [2 * (1 + 1 + 4)] * 2
+
+
+def test_recorded_shapes_are_few(probe, monkeypatch):
+    monkeypatch.setattr(executors, "KEPT", 2)
+    seen = captures(monkeypatch)
+    for num_tokens, number in ((20, 1), (21, 2), (20, 2), (22, 3), (21, 4), (20, 5)):
+        probe.iteration(batch_of(probe.executor, Shape(1, num_tokens, 0)))
+        assert (num_tokens, len(seen)) == (num_tokens, number)
+
+
+def test_work_that_is_too_large_to_capture_is_said_and_smaller_work_is_captured(probe, device):
+    def attention(num_tokens: int) -> str:
+        probe.attention(batch_of(probe.executor, Shape(1, num_tokens, 0)))
+        return probe.timing
+
+    device.has_room_in_captures = False
+    assert attention(40) == "calls"
+    device.has_room_in_captures = True
+    timings = [attention(num_tokens) for num_tokens in (40, 41, 39, 20)]
+    assert timings == ["calls", "calls", "graph", "graph"]
+
+
+def test_a_capture_that_breaks_switches_them_off(probe, device):
+    batch = batch_of(probe.executor, Shape(1, 20, 0))
+    device.fails_capture = True
+    probe.attention(batch)
+    device.fails_capture = False
+    probe.products(4)
+    assert probe.timing == "calls"

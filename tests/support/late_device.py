@@ -242,7 +242,7 @@ class LateDevice(TorchDispatchMode):
         self.fail_at: int | None = None
         self.allocated: Callable[[], object] = lambda: None
         self.refuses_locking = False  # of host memory
-        self.fails_capture = False
+        self.fails_capture, self.has_room_in_captures = False, True
         self._pinned: dict[int, Tensor] = {}  # by the address of what must not move
         self.registered: dict[int, int] = {}  # bytes of host memory by address
 
@@ -310,7 +310,8 @@ class LateDevice(TorchDispatchMode):
     def take(self, num_bytes: int) -> None:
         self.num_allocations += 1
         self.allocated()
-        if self.num_allocations == self.fail_at or self.taken + num_bytes > self.num_bytes:
+        is_full = self.capture is not None and not self.has_room_in_captures
+        if self.num_allocations == self.fail_at or is_full or self.taken > self.num_bytes:
             raise torch.OutOfMemoryError(
                 f"CUDA out of memory. Tried to allocate {num_bytes / 2**20:.2f} MiB. GPU 0 has a "
                 f"total capacity of {self.num_bytes / 2**30:.2f} GiB of which 0 bytes is free."

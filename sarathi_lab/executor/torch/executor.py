@@ -30,6 +30,7 @@ from sarathi_lab.model.operations import NAN_TOKEN, PackedInputs
 from sarathi_lab.model.transformer import KVCache, Transformer
 
 MAX_EMITS = 1 << 16  # tokens sampled in one iteration
+KEPT = 64  # recorded shapes of measurements: each takes some of the device's memory
 
 
 class InFlight(NamedTuple):
@@ -85,6 +86,7 @@ class TorchExecutor:
         self._packer = Packer(block_size, model.device)
         self._shapes: PaddedShapes | None = None
         self._buffers: dict[Shape, Tensor] = {}  # where recorded work reads its inputs
+        self._kept: dict[Shape, Tensor] = {}  # those of measurements, which come again
         self._in_flight: deque[InFlight] = deque()
         self._rehearse: Callable[[], float] = lambda: math.nan  # until it is warmed up
         # By sequence of the last batch, the row of its token in `_sampled`.
@@ -150,7 +152,8 @@ class TorchExecutor:
         start = self.timeline.mark()
         self._swap(batch)
         inputs = self._packer.send(shape, self._buffers.get(shape))
-        is_replayed = not self._watch.is_apart and self._graphs.replay(shape)
+        is_recorded = shape in self._buffers and not self._watch.is_apart
+        is_replayed = is_recorded and self._graphs.replay(shape)
         if not is_replayed:
             self._run(inputs)
         emitting = [chunk.sequence for chunk in batch.chunks if chunk.emits_token]
@@ -264,16 +267,25 @@ class TorchExecutor:
 
     @contextmanager
     def recorded(self, batch: Batch) -> Iterator[None]:
-        """Within, batches of the shape of `batch` are replayed, as those of padded shapes are."""
+        """Within, batches of the shape of `batch` are replayed, as those of padded shapes are. What
+        was recorded is kept for the next time, for the `KEPT` newest shapes. RunError: no memory.
+        """
         if self._limits is None or (shape := self._limits.exact(batch)) in self._buffers:
             yield
             return
-        self._record([shape])
+        if shape in self._kept:
+            self._buffers[shape] = self._kept.pop(shape)
+        else:
+            with faults_explained(self.model.device, "the recording of CUDA graphs"):
+                self._record([shape])
         try:
             yield
         finally:
-            del self._buffers[shape]
-            self._graphs.drop(shape)
+            self._kept[shape] = self._buffers.pop(shape)
+            if len(self._kept) > KEPT:
+                oldest = next(iter(self._kept))
+                del self._kept[oldest]
+                self._graphs.drop(oldest)
 
     @torch.inference_mode()
     def _record(self, shapes: Iterable[Shape]) -> None:
@@ -281,6 +293,7 @@ class TorchExecutor:
         for shape in shapes:
             if shape in self._buffers:
                 continue
+            self._kept.pop(shape, None)
             buffer = torch.empty(fields_of(shape).size, dtype=torch.int32, device=self.model.device)
             self._packer.fill(Batch(), shape, {})
             inputs = self._packer.send(shape, buffer)
