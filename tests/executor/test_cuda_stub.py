@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from cuda_stub import stubbed
 from late_device import Graph, LateDevice
@@ -20,6 +21,7 @@ from toy_executors import SPEC as TOY
 from toy_executors import requests_with_tokens
 
 from sarathi_lab.config.errors import RunError
+from sarathi_lab.engine.compositions import make_batch
 from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import serve
@@ -27,6 +29,7 @@ from sarathi_lab.executor.torch import executor as executors
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.executor.torch.operation_probe import OperationProbe
 from sarathi_lab.executor.torch.profiling import Shape, batch_of
+from sarathi_lab.experiment.measured_clock import MeasuredCostModel
 from sarathi_lab.policy import SarathiServe
 from sarathi_lab.run import main
 
@@ -205,3 +208,14 @@ def test_a_capture_that_breaks_switches_them_off(probe, device):
     device.fails_capture = False
     probe.products(4)
     assert probe.timing == "calls"
+
+
+def test_what_is_measured_says_how(probe, device):
+    cost = MeasuredCostModel(probe.executor)
+    short, long = (make_batch(prefill_tokens=n, emits=True) for n in (20, 40))
+    cost.iteration_time(short)
+    device.has_room_in_captures = False
+    cost.operation_times(long)
+    rows = pd.DataFrame(cost.rows("toy", 4)).groupby("prefill_tokens").timing.agg(set)
+    assert rows.to_dict() == {20: {"graph"}}
+    assert "out of memory during the recording of CUDA graphs" in cost.reason

@@ -5,19 +5,20 @@ streams allow: whatever is read before it is there, or written before it was rea
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from random import Random
 from typing import Any, get_args
 
-import numpy as np
 import pytest
 import torch
 from cuda_stub import stubbed
 from every_policy import POLICIES
 from late_device import DEVICE, LateDevice, Stream
 from plain_kernels import plain_kernels
+from toy_executors import SPEC as FOR_KERNELS
+from toy_executors import requests_with_tokens
 
 from sarathi_kernels.attention import hybrid as hybrid_attention
 from sarathi_lab.config.errors import RunError
@@ -57,24 +58,26 @@ POLICY = SarathiServe(chunk=8, watermark=0.0)
 
 
 def requests() -> list[Request]:
-    random = np.random.default_rng(3)
-    made = [random.integers(0, 97, prompt_len, dtype=np.int32) for prompt_len, _ in LENGTHS]
-    made[3][:SHARED] = made[1][:SHARED]
-    return [Request(i, 0.0, *lengths, made[i]) for i, lengths in enumerate(LENGTHS)]
+    made = requests_with_tokens(LENGTHS)
+    made[3].prompt_token_ids[:SHARED] = made[1].prompt_token_ids[:SHARED]
+    return made
 
 
 @torch.inference_mode()
-def toy(device: torch.device, kind: str) -> Transformer:
+def toy(device: torch.device, spec: ModelSpec) -> Transformer:
     """Whose tokens depend on what attention reads."""
-    model = load_model(replace(SPEC, kv_dtype=kind), None, device, torch.float32, seed=0)
+    model = load_model(spec, None, device, torch.float32, seed=0)
     for layer in model.layers:
         layer.qkv_proj.weight.mul_(3.0)
         layer.out_proj.weight.mul_(9.0)
     return model
 
 
-def served(executor: TorchExecutor, policy: Any, **given: Any) -> tuple[list[list[int]], Ledger]:
-    ledger = serve(requests(), policy, executor, **{**SIZES, "num_blocks": NUM_BLOCKS, **given})
+def served(
+    executor: TorchExecutor, policy: Any, wishes: Sequence[Request] | None = None, **given: Any
+) -> tuple[list[list[int]], Ledger]:
+    sizes = {**SIZES, "num_blocks": NUM_BLOCKS, **given}
+    ledger = serve(wishes or requests(), policy, executor, **sizes)
     return ledger.requests().sort_values("request_id").output_token_ids.tolist(), ledger
 
 
@@ -83,28 +86,31 @@ def expected() -> dict[str, list[list[int]]]:
     """The tokens that plain torch gives on a CPU, by the kind of cache."""
     found = {}
     for kind in KINDS:
-        model = toy(CPU, kind)
+        model = toy(CPU, replace(SPEC, kv_dtype=kind))
         executor = TorchExecutor(model, num_blocks=40, block_size=SIZES["block_size"])
         found[kind], _ = served(executor, POLICIES["orca"], num_blocks=40)
     return found
+
+
+def late_executor(model: Transformer, **given: Any) -> TorchExecutor:
+    """As the backend makes it for a GPU."""
+    limits = Limits(model.spec, given["block_size"], num_sms=132)
+    return TorchExecutor(model, timeline=CudaTimeline(DEVICE), limits=limits, capacity=2, **given)
 
 
 @contextmanager
 def on_late(
     device: LateDevice, kind: str = "auto", hybrid: Hybrid = "series", *, graphs: bool = True
 ) -> Iterator[TorchExecutor]:
-    """An executor as the backend makes it for a GPU, warmed up."""
+    """An executor on `device`, warmed up."""
     with stubbed(device), plain_kernels():
-        model = toy(DEVICE, kind)
+        model = toy(DEVICE, replace(SPEC, kv_dtype=kind))
         backend.use_triton(model, hybrid)
-        executor = TorchExecutor(
+        executor = late_executor(
             model,
             num_blocks=NUM_BLOCKS,
             block_size=SIZES["block_size"],
             num_host_blocks=NUM_HOST_BLOCKS,
-            timeline=CudaTimeline(DEVICE),
-            limits=Limits(model.spec, SIZES["block_size"], num_sms=132),
-            capacity=2,
             graphs=CudaGraphs() if graphs else NoGraphs(),
         )
         executor.warm_up(batch_size=4, chunk_tokens=8, longest=LONGEST, is_fixed=True)
@@ -149,6 +155,23 @@ def test_preemption_and_shared_prefixes_are_tried(preemption, shares, expected):
     assert iterations.is_replayed.any()
 
 
+@pytest.mark.parametrize("hybrid", ["streams", "fused"])
+def test_the_kernels_themselves(hybrid):
+    """In Triton's interpreter: few tokens, as it takes its time."""
+    sizes = {"num_blocks": 3, "block_size": 16, "max_model_len": 24}
+    tokens = []
+    for device in (CPU, DEVICE):
+        with stubbed(LateDevice(2, earliness=0.3)):
+            model = toy(device, replace(FOR_KERNELS, num_layers=1))
+            executor = TorchExecutor(model, num_blocks=3, block_size=16)
+            if device == DEVICE:
+                backend.use_triton(model, hybrid)
+                executor = late_executor(model, num_blocks=3, block_size=16)
+            wishes = requests_with_tokens([(17, 3), (9, 2)])
+            tokens.append(served(executor, SarathiServe(chunk=12), wishes, **sizes)[0])
+    assert tokens[0] == tokens[1]
+
+
 # -- what it must catch ----------------------------------------------------------------------------
 
 
@@ -175,7 +198,12 @@ def _without_wait(patch: pytest.MonkeyPatch, is_meant: Callable[[Stream, Stream]
 
 def inputs_that_graphs_do_not_read(patch: pytest.MonkeyPatch) -> None:
     start = TorchExecutor.start
-    patch.setattr(TorchExecutor, "start", lambda self: self._buffers.clear() or start(self))
+
+    def moved(executor: TorchExecutor) -> None:
+        executor._buffers = {shape: own.clone() for shape, own in executor._buffers.items()}
+        start(executor)
+
+    patch.setattr(TorchExecutor, "start", moved)
 
 
 def swapped_by_one_index(patch: pytest.MonkeyPatch) -> None:
