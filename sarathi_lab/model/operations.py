@@ -103,7 +103,7 @@ class Operations:
         """Causal attention of [num_tokens, num_heads, head_size] to the cache; the same shape."""
         return paged_attention(query, keys, values, inputs.attention, scale=self._scale)
 
-    def expand(self, x: Tensor, up: nn.Linear | Fp8Linear) -> Tensor:
+    def expand(self, x: Tensor, up: nn.Linear) -> Tensor:
         """The product with `up` and the activation: [num_tokens, hidden_size] to [., ffn_size]."""
         if not self.spec.gated_ffn:
             return activate_(up(x), self.spec.activation)

@@ -175,6 +175,8 @@ def test_each_composition_is_captured_once(probe, monkeypatch):
             for operation in (probe.attention, probe.iteration):
                 assert operation(batch) > 0
                 assert probe.timing == "graph"
+            read = shape.kv_tokens if shape.num_tokens == 1 else shape.num_tokens
+            assert probe.keys_read(batch) == pytest.approx(read, rel=1e-3)
             assert set(probe.products(shape.total_tokens)) >= {"qkv_proj", "ffn"}
             assert probe.timing == "graph"
         numbers.append(len(seen))

@@ -168,6 +168,11 @@ class LateTensor(Tensor):
     def device(self) -> torch.device:
         return DEVICE
 
+    def __setitem__(self, index: Any, value: Any) -> None:
+        """A number goes as a tensor: torch would make that on the device that it sees."""
+        is_number = isinstance(value, (int, float))
+        super().__setitem__(index, self.new_empty(()).fill_(value) if is_number else value)
+
     def tolist(self) -> list[Any]:
         return self.to("cpu").tolist()
 
@@ -396,6 +401,7 @@ class LateDevice(TorchDispatchMode):
     def _at_hand(self, value: Any) -> Any:
         """An argument as the work will read it. A number on the host is passed with the launch."""
         is_on_host = isinstance(value, Tensor) and not isinstance(value, LateTensor)
+        assert not (is_on_host and value.is_meta), "made where torch saw this device as meta"
         return value.clone() if is_on_host else _inner(value)
 
     def _viewed(self, func: Any, args: Any, kwargs: Any) -> Any:
