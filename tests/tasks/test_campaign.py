@@ -201,6 +201,7 @@ def test_without_room_an_archive_stays_as_it_was_and_a_part_says_so(tmp_path, ca
     before = path.read_bytes()
     (tmp_path / f".{path.name}.{os.getpid()}").symlink_to("/dev/full")
     Archive(str(path)).on_job_end(cfg, None)
+    assert not path.is_symlink()  # to what has no end
     assert path.read_bytes() == before
     assert capsys.readouterr().out == f"  {path} can't be written (No space left on device)\n"
     folder = tmp_path / "records" / "room" / "fake" / "results" / "cpu"
