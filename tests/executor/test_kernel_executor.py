@@ -267,7 +267,7 @@ def test_a_shape_can_be_recorded_for_a_while(llama):
     result = executor.collect()
     assert not result.is_replayed
     assert [*tokens, result.token_ids] == [tokens[0]] * 2
-    assert not executor._buffers
+    assert not executor._recorded
 
 
 def test_every_kernel_that_a_batch_may_need_is_compiled_before(llama, monkeypatch):

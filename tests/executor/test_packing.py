@@ -7,6 +7,8 @@ from bisect import bisect_left
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from sarathi_kernels.attention.plan import PADDING
 from sarathi_lab.engine.block_manager import BlockManager
@@ -122,6 +124,40 @@ def test_a_buffer_is_not_filled_while_a_batch_in_flight_may_read_it(mixed):
         filled.append(packer._hosts[packer._filled].sized(1).data_ptr())
     assert filled[0] != filled[1]
     assert filled[0] == filled[2]
+
+
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_a_block_table_that_is_kept_is_the_one_that_is_made_anew(data):
+    """Sequences grow, are evicted and come back with other blocks, or end and make way for new
+    ones; a batch has any of them, of any context.
+    """
+    blocks, packer, running, made = BlockManager(24, 4), Packer(4, CPU), [], 0
+    for _ in range(data.draw(st.integers(1, 12))):
+        for one in data.draw(st.lists(st.sampled_from(running), unique=True)) if running else []:
+            blocks.free(one)
+            one.num_preemptions += 1
+            if data.draw(st.booleans()):
+                running.remove(one)
+                one.is_running = False
+        if len(running) < 6:
+            one = SequenceState(Request(made, 0.0, 96, 1, np.zeros(96, dtype=np.int32)), made)
+            running, made, one.is_running = [*running, one], made + 1, True
+        batch = Batch()
+        for one in data.draw(st.permutations(running)):
+            one.num_computed = 4 * len(one.block_ids)
+            if blocks.grow(one, one.num_computed + 1):
+                batch.add(one, 1)
+        if not batch.chunks:
+            continue
+        shape = LIMITS.exact(batch)
+        packer.fill(batch, shape, {})
+        table = packer.send(shape).attention.block_table
+        rows = [chunk.sequence.block_ids for chunk in batch.chunks]
+        expected = [row + [0] * (shape.max_blocks - len(row)) for row in rows]
+        assert table.tolist() == expected
+        for chunk in batch.chunks:
+            chunk.sequence.in_flight = False
 
 
 def test_shapes_are_aligned_so_that_no_kernel_is_compiled_twice(mixed):

@@ -86,7 +86,8 @@ class TorchExecutor:
         model.operations.range = self._watch.range
         self._packer = Packer(block_size, model.device)
         self._shapes: PaddedShapes | None = None
-        self._buffers: dict[Shape, Tensor] = {}  # where recorded work reads its inputs
+        # Where recorded work reads its inputs, and these.
+        self._recorded: dict[Shape, tuple[Tensor, PackedInputs]] = {}
         self._in_flight: deque[InFlight] = deque()
         self._rehearse: Callable[[], float] = lambda: math.nan  # until it is warmed up
         # By sequence of the last batch, the row of its token in `_sampled`.
@@ -154,12 +155,16 @@ class TorchExecutor:
         self._packer.fill(batch, shape, self._newest)
         start = self.timeline.mark()
         self._swap(batch)
-        inputs = self._packer.send(shape, self._buffers.get(shape))
+        if recorded := self._recorded.get(shape):
+            buffer, inputs = recorded
+            self._packer.copy(buffer)
+        else:
+            inputs = self._packer.send(shape)
         is_replayed = not self._watch.is_apart and self._graphs.replay(shape)
         if not is_replayed:
             self._run(inputs)
         emitting = [chunk.sequence for chunk in batch.chunks if chunk.emits_token]
-        self._newest = {sequence: row for row, sequence in enumerate(emitting)}
+        self._newest = dict(zip(emitting, range(len(emitting)), strict=True))
         token_ids = _to_host(self._sampled[: len(emitting)])
         end = self.timeline.mark()
         known = {
@@ -273,14 +278,14 @@ class TorchExecutor:
     @contextmanager
     def recorded(self, batch: Batch) -> Iterator[None]:
         """Within, batches of the shape of `batch` are replayed, as those of padded shapes are."""
-        if self._limits is None or (shape := self._limits.exact(batch)) in self._buffers:
+        if self._limits is None or (shape := self._limits.exact(batch)) in self._recorded:
             yield
             return
         self._record([shape])
         try:
             yield
         finally:
-            del self._buffers[shape]
+            del self._recorded[shape]
             self._graphs.drop(shape)
 
     def _forget_beyond(self, wanted: Collection[Shape]) -> None:
@@ -294,7 +299,7 @@ class TorchExecutor:
     def _record(self, shapes: Iterable[Shape]) -> None:
         """Run every shape on padding alone, and record it, unless that was done before."""
         for shape in shapes:
-            if shape in self._buffers:
+            if shape in self._recorded:
                 continue
             buffer = torch.empty(fields_of(shape).size, dtype=torch.int32, device=self.model.device)
             self._packer.fill(Batch(), shape, {})
@@ -303,7 +308,7 @@ class TorchExecutor:
             # The host's buffer is filled anew for the next shape.
             self.timeline.wait(self.timeline.mark())
             self._graphs.capture(shape, partial(self._run, inputs))
-            self._buffers[shape] = buffer
+            self._recorded[shape] = buffer, inputs
 
 
 def _to_host(token_ids: Tensor) -> Tensor:
