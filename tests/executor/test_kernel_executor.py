@@ -170,13 +170,13 @@ def test_what_other_runs_recorded_is_forgotten_when_it_is_too_much(llama, monkey
     shapes = PaddedShapes(made._limits, batch_size=3, max_tokens=64, longest=20)
     made._graphs = graphs = Closures()
     for shape in shapes.all:
-        made._buffers[shape] = torch.empty(0)
+        made._recorded[shape] = None
         graphs.capture(shape, lambda: None)
     made._forget_beyond(shapes.all[:1])
     assert len(graphs.recorded) == len(shapes.all)
     monkeypatch.setattr(executor, "MOST_RECORDED", len(shapes.all) - 1)
     made._forget_beyond(shapes.all[:1])
-    assert list(graphs.recorded) == list(made._buffers) == shapes.all[:1]
+    assert list(graphs.recorded) == list(made._recorded) == shapes.all[:1]
 
 
 @pytest.mark.parametrize("hybrid", ["streams", "unified", "fused"])

@@ -290,9 +290,9 @@ class TorchExecutor:
 
     def _forget_beyond(self, wanted: Collection[Shape]) -> None:
         """Forget all shapes recorded before but those `wanted`, if there would be too many."""
-        if len(self._buffers.keys() | set(wanted)) > MOST_RECORDED:
-            for shape in self._buffers.keys() - set(wanted):
-                del self._buffers[shape]
+        if len(self._recorded.keys() | set(wanted)) > MOST_RECORDED:
+            for shape in self._recorded.keys() - set(wanted):
+                del self._recorded[shape]
                 self._graphs.drop(shape)
 
     @torch.inference_mode()
