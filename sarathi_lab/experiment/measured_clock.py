@@ -19,7 +19,7 @@ from sarathi_lab.engine.compositions import make_sequence, run_once
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.torch.backend import WARM_UP_TOKENS
 from sarathi_lab.executor.torch.executor import TorchExecutor
-from sarathi_lab.executor.torch.operation_probe import LONG, REFERENCE, OperationProbe
+from sarathi_lab.executor.torch.operation_probe import LONG, REFERENCE, OperationProbe, Timing
 from sarathi_lab.executor.torch.own_time import stolen
 from sarathi_lab.experiment.clock import Clock, Estimate
 from sarathi_lab.experiment.scenario import Scenario, Served, Times, serve
@@ -65,11 +65,14 @@ def _lower(timings: Sequence[Times]) -> Times:
 
 
 class Measurement(NamedTuple):
-    """One composition: seconds of its iterations, and of its operations each alone."""
+    """One composition: seconds of its iterations, and of its operations each alone; how these and
+    the iterations ("iteration") were timed.
+    """
 
     batch: Batch
     seconds: list[float]
     operations: Times
+    timings: Mapping[str, Timing]
 
 
 class MeasuredCostModel:
@@ -91,7 +94,7 @@ class MeasuredCostModel:
         self._spreads: list[float] = []
         # Fills the cache with random values: zeros run faster.
         self.probe = OperationProbe(executor)
-        self._products: dict[int, Times] = {}
+        self._products: dict[int, tuple[Times, Timing]] = {}
         self._references: defaultdict[int, list[float]] = defaultdict(list)
         self._random = np.random.default_rng(seed)
 
@@ -155,20 +158,25 @@ class MeasuredCostModel:
         name = "prefill_attention" if batch.num_prefills else "decode_attention"
         most = MOST if self.is_shared else 1
         if tokens not in self._products:
-            self._products[tokens] = _lower(self._timed(tokens, self.probe.products, most))
+            products = _lower(self._timed(tokens, self.probe.products, most))
+            self._products[tokens] = products, self.probe.timing
+        products, timing = self._products[tokens]
+        timings = dict.fromkeys(products, timing)
         attention = self._timed(tokens, lambda _: {name: self.probe.attention(batch)}, most)
-        operations = self._products[tokens] | _lower(attention)
+        timings[name] = self.probe.timing
+        operations = products | _lower(attention)
         is_long = tokens >= LONG  # the device works longer than the host launches
         with nullcontext() if is_long else self.executor.recorded(batch):
             if not is_long:
                 run_once(self.executor, batch)
-            wholes = self._timed(tokens, lambda _: {"": run_once(self.executor, batch).busy})
+            wholes = self._timed(tokens, lambda _: {"": self.probe.whole(batch)})
+        timings["iteration"] = timings["others"] = self.probe.timing
         (whole,), parts = _lower(wholes).values(), sum(operations.values())
         if parts > whole:
             operations = {name: value * whole / parts for name, value in operations.items()}
         rest = max(0.0, whole - parts)
         seconds = [found[""] for found in wholes]
-        return Measurement(batch, seconds, {**operations, "others": rest})
+        return Measurement(batch, seconds, {**operations, "others": rest}, timings)
 
     def _timed(self, tokens: int, work: Callable[[int], Times], most: int = MOST) -> list[Times]:
         """Timings of `work`, each between two references and, where these were slower than usual,
@@ -243,10 +251,13 @@ class MeasuredCostModel:
             }
             whole = summary([1e3 * seconds for seconds in found.seconds], "ms")
             whole["value"] = 1e3 * sum(found.operations.values())
-            rows.append({**shape, "operation": "iteration", **whole})
-            rows += [
-                {**shape, "operation": name, "value": 1e3 * seconds, "unit": "ms"}
+            values = {"iteration": whole} | {
+                name: {"value": 1e3 * seconds, "unit": "ms"}
                 for name, seconds in found.operations.items()
+            }
+            rows += [
+                {**shape, "operation": name, "timing": found.timings[name], **value}
+                for name, value in values.items()
             ]
         return rows
 

@@ -192,7 +192,8 @@ class TorchBackend:
         """Raise UserError for what can't run: a shape, kernels, or more than the free memory."""
         spec.require_runnable()
         if self.uses_kernels:
-            require_supported(spec, self._device, self._dtype[1])
+            with faults_explained(self._device, "the run of a first kernel"):
+                require_supported(spec, self._device, self._dtype[1])
         if self.kernels == "native" and (reason := self._why_not_native(spec)):
             raise UserError(f"executor.kernels=native does not run here: {reason}; {FIX}")
         self._memory(spec).check(kv_tokens, host_kv_tokens)
@@ -206,7 +207,8 @@ class TorchBackend:
     def peaks(self) -> Peaks:
         """Measured on this device; the best so far."""
         devices.use_threads(self.threads)
-        return measure_peaks(self._device, self._dtype[1])
+        with faults_explained(self._device, "the measurement of its peaks"):
+            return measure_peaks(self._device, self._dtype[1])
 
     def size(self) -> tuple[int, int]:
         """Bytes of the device's memory, and how many multiprocessors or CPU threads compute."""

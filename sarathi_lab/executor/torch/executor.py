@@ -31,6 +31,7 @@ from sarathi_lab.model.transformer import KVCache, Transformer
 
 MAX_EMITS = 1 << 16  # tokens sampled in one iteration
 MOST_RECORDED = 256  # shapes: those of an experiment's few settings, which take turns
+KEPT = 64  # recorded shapes of measurements: each takes some of the device's memory
 
 
 class InFlight(NamedTuple):
@@ -86,8 +87,10 @@ class TorchExecutor:
         model.operations.range = self._watch.range
         self._packer = Packer(block_size, model.device)
         self._shapes: PaddedShapes | None = None
-        # Where recorded work reads its inputs, and these.
+        # Where recorded work reads its inputs, and these; `_kept` are those of measurements, which
+        # come again.
         self._recorded: dict[Shape, tuple[Tensor, PackedInputs]] = {}
+        self._kept: dict[Shape, tuple[Tensor, PackedInputs]] = {}
         self._in_flight: deque[InFlight] = deque()
         self._rehearse: Callable[[], float] = lambda: math.nan  # until it is warmed up
         # By sequence of the last batch, the row of its token in `_sampled`.
@@ -155,12 +158,14 @@ class TorchExecutor:
         self._packer.fill(batch, shape, self._newest)
         start = self.timeline.mark()
         self._swap(batch)
-        if recorded := self._recorded.get(shape):
+        recorded = self._recorded.get(shape)
+        if recorded is not None:
             buffer, inputs = recorded
             self._packer.copy(buffer)
         else:
             inputs = self._packer.send(shape)
-        is_replayed = not self._watch.is_apart and self._graphs.replay(shape)
+        may_replay = recorded is not None and not self._watch.is_apart
+        is_replayed = may_replay and self._graphs.replay(shape)
         if not is_replayed:
             self._run(inputs)
         emitting = [chunk.sequence for chunk in batch.chunks if chunk.emits_token]
@@ -243,7 +248,8 @@ class TorchExecutor:
                 if self.model.device.type == "cuda":
                     self._compile(longest)
         if self._host_pool is not None:
-            self._host_pool.warm_up()
+            with faults_explained(self.model.device, "the first swap"):
+                self._host_pool.warm_up()
         self._rehearse = partial(
             rehearse, self, self.num_blocks, self.block_size, batch_size, chunk_tokens
         )
@@ -277,16 +283,25 @@ class TorchExecutor:
 
     @contextmanager
     def recorded(self, batch: Batch) -> Iterator[None]:
-        """Within, batches of the shape of `batch` are replayed, as those of padded shapes are."""
+        """Within, batches of the shape of `batch` are replayed, as those of padded shapes are. What
+        was recorded is kept for the next time, for the `KEPT` newest shapes. RunError: no memory.
+        """
         if self._limits is None or (shape := self._limits.exact(batch)) in self._recorded:
             yield
             return
-        self._record([shape])
+        if shape in self._kept:
+            self._recorded[shape] = self._kept.pop(shape)
+        else:
+            with faults_explained(self.model.device, "the recording of CUDA graphs"):
+                self._record([shape])
         try:
             yield
         finally:
-            del self._recorded[shape]
-            self._graphs.drop(shape)
+            self._kept[shape] = self._recorded.pop(shape)
+            if len(self._kept) > KEPT:
+                oldest = next(iter(self._kept))
+                del self._kept[oldest]
+                self._graphs.drop(oldest)
 
     def _forget_beyond(self, wanted: Collection[Shape]) -> None:
         """Forget all shapes recorded before but those `wanted`, if there would be too many."""
@@ -301,6 +316,7 @@ class TorchExecutor:
         for shape in shapes:
             if shape in self._recorded:
                 continue
+            self._kept.pop(shape, None)
             buffer = torch.empty(fields_of(shape).size, dtype=torch.int32, device=self.model.device)
             self._packer.fill(Batch(), shape, {})
             inputs = self._packer.send(shape, buffer)
