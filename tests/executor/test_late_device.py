@@ -113,7 +113,7 @@ def on_late(
             num_host_blocks=NUM_HOST_BLOCKS,
             graphs=CudaGraphs() if graphs else NoGraphs(),
         )
-        executor.warm_up(batch_size=4, chunk_tokens=8, longest=LONGEST, is_fixed=True)
+        executor.warm_up(batch_size=4, chunk_tokens=8, longest=LONGEST)
         yield executor
 
 
