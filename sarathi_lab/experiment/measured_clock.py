@@ -23,6 +23,7 @@ from sarathi_lab.executor.torch.operation_probe import LONG, REFERENCE, Operatio
 from sarathi_lab.executor.torch.own_time import stolen
 from sarathi_lab.experiment.clock import Clock, Estimate
 from sarathi_lab.experiment.scenario import Scenario, Served, Times, serve
+from sarathi_lab.results import load
 from sarathi_lab.results.intervals import spread, summary
 
 MOST = 8  # timings of a composition in a round
@@ -322,7 +323,7 @@ class DeviceClock(Clock):
                     batch_size=scenario.batch_size,
                     chunk_tokens=scenario.chunk or WARM_UP_TOKENS,
                     longest=scenario.longest,
-                    is_fixed=scenario.chunk is not None,
+                    max_tokens=scenario.chunk or scenario.longest + scenario.batch_size,
                 )
                 self._prepared = wanted
             found = serve(executor, scenario, **cache, vocab_size=self.cost.spec.vocab_size)
@@ -352,4 +353,6 @@ class DeviceClock(Clock):
             idle = summary([run.idle_share for run in runs], "ratio")
             rows.append({**labels, "quantity": "time per request", **times})
             rows.append({**labels, "quantity": "idle share", **idle})
+            replayed = summary([run.replayed_share for run in runs], "ratio")
+            rows.append({**labels, "quantity": load.REPLAYED, **replayed})
         return rows

@@ -113,7 +113,7 @@ def on_late(
             num_host_blocks=NUM_HOST_BLOCKS,
             graphs=CudaGraphs() if graphs else NoGraphs(),
         )
-        executor.warm_up(batch_size=4, chunk_tokens=8, longest=LONGEST, is_fixed=True)
+        executor.warm_up(batch_size=4, chunk_tokens=8, longest=LONGEST)
         yield executor
 
 
@@ -258,7 +258,8 @@ def inputs_that_graphs_do_not_read(patch: pytest.MonkeyPatch) -> None:
     start = TorchExecutor.start
 
     def moved(executor: TorchExecutor) -> None:
-        executor._buffers = {shape: own.clone() for shape, own in executor._buffers.items()}
+        for shape, (buffer, inputs) in executor._recorded.items():
+            executor._recorded[shape] = buffer.clone(), inputs
         start(executor)
 
     patch.setattr(TorchExecutor, "start", moved)

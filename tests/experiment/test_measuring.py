@@ -97,6 +97,7 @@ def test_a_scenario_that_the_device_has_no_memory_for_is_left_out(executor, monk
     assert {row["quantity"] for row in clock.serving_rows("tiny")} == {
         "time per request",
         "idle share",
+        "replayed share",
     }
 
 
@@ -105,6 +106,7 @@ def test_idle_share_is_that_of_the_gaps():
         {"start": [0.0, 1.5, 2.0], "end": [1.0, 2.0, 4.0], "num_running": 1, "num_waiting": 0}
     )
     iterations["busy"] = iterations.end - iterations.start
+    iterations = iterations.assign(is_replayed=False, launching_time=0.0)
     assert device_idle_fraction(iterations) == pytest.approx(0.5 / 4.0)
     assert device_idle_fraction(iterations[:1]) == 0
     assert (

@@ -249,7 +249,7 @@ class TorchBackend:
             batch_size=sizes.batch_size,
             chunk_tokens=sizes.chunk or WARM_UP_TOKENS,
             longest=sizes.max_model_len or num_blocks * sizes.block_size,
-            is_fixed=sizes.chunk is not None,
+            max_tokens=sizes.max_batch_tokens,
         )
         return executor
 
