@@ -33,7 +33,8 @@ from sarathi_lab.executor.torch.operation_probe import OperationProbe
 from sarathi_lab.executor.torch.profiling import Shape, batch_of
 from sarathi_lab.experiment.figures import FIGURES
 from sarathi_lab.experiment.measure import Room, load_executor
-from sarathi_lab.experiment.measured_clock import DeviceClock, MeasuredCostModel
+from sarathi_lab.experiment.measured_clock import DeviceClock
+from sarathi_lab.experiment.measured_cost import MeasuredCostModel
 from sarathi_lab.policy import SarathiServe
 from sarathi_lab.run import main
 

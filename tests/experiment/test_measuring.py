@@ -18,13 +18,13 @@ from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.executor.torch.backend import Sizes, TorchBackend
 from sarathi_lab.executor.torch.executor import TorchExecutor
-from sarathi_lab.experiment import measured_clock
+from sarathi_lab.experiment import measured_cost
 from sarathi_lab.experiment.clock import CostClock, Estimate, one
 from sarathi_lab.experiment.figures import FIGURES
 from sarathi_lab.experiment.measure import MOST_OF_UNIT, measure_units
-from sarathi_lab.experiment.measured_clock import (
+from sarathi_lab.experiment.measured_clock import DeviceClock
+from sarathi_lab.experiment.measured_cost import (
     LOWER,
-    DeviceClock,
     MeasuredCostModel,
     composition,
     describe,
@@ -254,8 +254,8 @@ def test_what_decodes_add_is_a_difference_of_neighbours(executor, monkeypatch):
         ran.append(batch.num_tokens)
         return SimpleNamespace(busy=seconds[batch.num_tokens] * (1 + (len(ran) - 1) // 3))
 
-    monkeypatch.setattr(measured_clock, "run_once", slower_and_slower)
-    monkeypatch.setattr(measured_clock, "ALTERNATED", 0.0)
+    monkeypatch.setattr(measured_cost, "run_once", slower_and_slower)
+    monkeypatch.setattr(measured_cost, "ALTERNATED", 0.0)
     clock = DeviceClock(executor)
     monkeypatch.setattr(clock.cost, "_stolen", list)
     assert clock.saving(alone, both, without).value == pytest.approx(8.0)
