@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from cuda_stub import stubbed
@@ -27,9 +28,12 @@ from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import serve
 from sarathi_lab.executor.torch import executor as executors
 from sarathi_lab.executor.torch.backend import TorchBackend
+from sarathi_lab.executor.torch.memory import SPARE_BYTES
 from sarathi_lab.executor.torch.operation_probe import OperationProbe
 from sarathi_lab.executor.torch.profiling import Shape, batch_of
-from sarathi_lab.experiment.measured_clock import MeasuredCostModel
+from sarathi_lab.experiment.figures import FIGURES
+from sarathi_lab.experiment.measure import Room, load_executor
+from sarathi_lab.experiment.measured_clock import DeviceClock, MeasuredCostModel
 from sarathi_lab.policy import SarathiServe
 from sarathi_lab.run import main
 
@@ -59,12 +63,12 @@ def device() -> Iterator[LateDevice]:
         yield device
 
 
-def served(**settings: Any) -> Ledger:
+def served(batch_size: int = 2, **settings: Any) -> Ledger:
     """All that a run asks of the backend, on the device that is in use."""
     backend = TorchBackend(device="cuda", dtype="float32", **settings)
     backend.check(SPEC, kv_tokens=160)
     backend.peaks()
-    sizes = {"num_blocks": 10, "block_size": 16, "num_host_blocks": 2, "batch_size": 2}
+    sizes = {"num_blocks": 10, "block_size": 16, "num_host_blocks": 2, "batch_size": batch_size}
     executor = backend.build(SPEC, None, Sizes(chunk=16, max_model_len=32, **sizes))
     return serve(requests_with_tokens(LENGTHS), SarathiServe(chunk=16), executor, **sizes)
 
@@ -107,18 +111,20 @@ def sites(device: LateDevice) -> dict[tuple[str, ...], int]:
 
     device.allocated = seen
     with stubbed(device), plain_kernels():
-        served()
+        served(batch_size=1)
     return found
 
 
 def test_no_memory_at_any_place_is_one_line_and_leaves_nothing_behind():
     """Each place of ours that asks for memory is refused some, once."""
     places = sites(LateDevice())
+    gc.collect()
+    gc.freeze()  # what is there by now: it is collected after every refusal
     for lines, number in places.items():
         device = LateDevice()
         device.fail_at = number
         with stubbed(device), plain_kernels(), pytest.raises(RunError) as caught:
-            served()
+            served(batch_size=1)
         line = str(caught.value)
         assert "\n" not in line, lines
         assert line.startswith("out of memory during "), (lines, line)
@@ -221,3 +227,27 @@ def test_what_is_measured_says_how(probe, device):
     rows = pd.DataFrame(cost.rows("toy", 4)).groupby("prefill_tokens").timing.agg(set)
     assert rows.to_dict() == {20: {"graph"}}
     assert "out of memory during the recording of CUDA graphs" in cost.reason
+
+
+def test_rounds_of_a_figure_capture_nothing_again(probe, monkeypatch):
+    clock, seen, numbers = DeviceClock(probe.executor), captures(monkeypatch), []
+    units = list(FIGURES["kv_reread"].units(SPEC, {"prompts": [24], "chunks": [8, 16]}))
+    for _ in range(2):
+        clock.start_round()
+        for unit in units:
+            clock.cost.forget()
+            assert all(np.isfinite(point.y.value) for point in unit(clock))
+        numbers.append(len(seen))
+    assert numbers[0] == numbers[1] > 0
+
+
+def test_a_cache_beyond_memory_is_as_large_as_there_is_room_for():
+    with stubbed(LateDevice(num_bytes=SPARE_BYTES + (8 << 20))) as device, plain_kernels():
+        backend = TorchBackend(device="cuda", dtype="float32")
+        assert backend.default_model == "120m"
+        assert backend.size() == (device.num_bytes, 132)
+        executor = load_executor(backend, SPEC, Room(10**6, 4, 64))
+        block = SPEC.kv_bytes_per_token(4) * executor.block_size
+        left = device.num_bytes - device.taken - SPARE_BYTES
+        assert 0 <= left < 1 << 20
+        assert executor.num_blocks * block > 4 << 20

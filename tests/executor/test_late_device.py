@@ -258,10 +258,8 @@ def inputs_that_graphs_do_not_read(patch: pytest.MonkeyPatch) -> None:
     start = TorchExecutor.start
 
     def moved(executor: TorchExecutor) -> None:
-        executor._recorded = {
-            shape: (buffer.clone(), inputs)
-            for shape, (buffer, inputs) in executor._recorded.items()
-        }
+        for shape, (buffer, inputs) in executor._recorded.items():
+            executor._recorded[shape] = buffer.clone(), inputs
         start(executor)
 
     patch.setattr(TorchExecutor, "start", moved)

@@ -132,16 +132,19 @@ class Stream:
 class Block:
     """Memory of the device: its owner's, until that is gone."""
 
-    def __init__(self, device: LateDevice, inner: Tensor) -> None:
-        self.device, self.inner = device, inner
-        self.stream, self.graph, self.num_bytes = device.stream, device.capture, 0
-        num_bytes = -(-inner.nbytes // PAGE) * PAGE
+    num_bytes = 0
+
+    def __init__(self, device: LateDevice, like: Tensor) -> None:
+        self.device, self.stream, self.graph = device, device.stream, device.capture
+        num_bytes = -(-like.nbytes // PAGE) * PAGE
         device.take(num_bytes)
         self.num_bytes = num_bytes
-        poison(inner)
+        self.inner = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="cpu")
+        poison(self.inner)
 
     def __del__(self) -> None:
-        self.device.give(self)
+        if self.num_bytes:
+            self.device.give(self)
 
 
 class LateTensor(Tensor):
@@ -316,7 +319,11 @@ class LateDevice(TorchDispatchMode):
         self.num_allocations += 1
         self.allocated()
         is_full = self.capture is not None and not self.has_room_in_captures
-        if self.num_allocations == self.fail_at or is_full or self.taken > self.num_bytes:
+        if (
+            self.num_allocations == self.fail_at
+            or is_full
+            or self.taken + num_bytes > self.num_bytes
+        ):
             raise torch.OutOfMemoryError(
                 f"CUDA out of memory. Tried to allocate {num_bytes / 2**20:.2f} MiB. GPU 0 has a "
                 f"total capacity of {self.num_bytes / 2**30:.2f} GiB of which 0 bytes is free."
@@ -334,8 +341,8 @@ class LateDevice(TorchDispatchMode):
 
     def empty(self, like: Tensor) -> LateTensor:
         """New memory of the sizes of `like`, on whatever device that is."""
-        inner = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="cpu")
-        return LateTensor(inner, Block(self, inner))
+        block = Block(self, like)
+        return LateTensor(block.inner, block)
 
     def pinned(self, like: Tensor) -> Tensor:
         self.num_allocations += 1
