@@ -91,7 +91,7 @@ def serve_stubbed(batch_size: int) -> None:
         capacity=2,
         graphs=Replayed(),
     )
-    executor.warm_up(batch_size=batch_size, chunk_tokens=512, longest=SEQ_LEN, is_fixed=True)
+    executor.warm_up(batch_size=batch_size, chunk_tokens=512, longest=SEQ_LEN)
     prompt = np.zeros(SEQ_LEN // 8, dtype=np.int32)
     requests = [
         Request(i, 0.0, len(prompt), SEQ_LEN - len(prompt) - i % 7, prompt)

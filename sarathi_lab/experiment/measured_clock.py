@@ -337,22 +337,16 @@ class DeviceClock(Clock):
         return found
 
     def serving_rows(self, model: str) -> list[dict[str, object]]:
-        """A row per scenario and quantity: milliseconds a request, the share of idle time."""
+        """A row per scenario and quantity: milliseconds a request, shares of idle and replayed."""
         rows: list[dict[str, object]] = []
+        of_scenario = ("policy", "chunk", "prompt_len", "num_decodes")
         for scenario, runs in self.runs.items():
-            labels = {
-                "model": model,
-                "policy": scenario.policy,
-                "chunk": scenario.chunk,
-                "prompt_len": scenario.prompt_len,
-                "num_decodes": scenario.num_decodes,
-                "batch": scenario.batch_size,
-                "iterations": runs[0].num_iterations,
-            }
-            times = summary([1e3 * run.seconds_per_request for run in runs], "ms")
-            idle = summary([run.idle_share for run in runs], "ratio")
-            rows.append({**labels, "quantity": "time per request", **times})
-            rows.append({**labels, "quantity": "idle share", **idle})
-            replayed = summary([run.replayed_share for run in runs], "ratio")
-            rows.append({**labels, "quantity": load.REPLAYED, **replayed})
+            labels = {"model": model, **{name: getattr(scenario, name) for name in of_scenario}}
+            labels |= {"batch": scenario.batch_size, "iterations": runs[0].num_iterations}
+            for quantity, samples, unit in (
+                ("time per request", [1e3 * run.seconds_per_request for run in runs], "ms"),
+                ("idle share", [run.idle_share for run in runs], "ratio"),
+                (load.REPLAYED, [run.replayed_share for run in runs], "ratio"),
+            ):
+                rows.append({**labels, "quantity": quantity, **summary(samples, unit)})
         return rows

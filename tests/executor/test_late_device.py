@@ -258,8 +258,10 @@ def inputs_that_graphs_do_not_read(patch: pytest.MonkeyPatch) -> None:
     start = TorchExecutor.start
 
     def moved(executor: TorchExecutor) -> None:
-        for shape, (buffer, inputs) in executor._recorded.items():
-            executor._recorded[shape] = buffer.clone(), inputs
+        executor._recorded = {
+            shape: (buffer.clone(), inputs)
+            for shape, (buffer, inputs) in executor._recorded.items()
+        }
         start(executor)
 
     patch.setattr(TorchExecutor, "start", moved)
