@@ -60,9 +60,7 @@ def _lower(timings: Sequence[Times]) -> Times:
 
 
 class Measurement(NamedTuple):
-    """One composition: seconds of its iterations, and of its operations each alone; how these and
-    the iterations ("iteration") were timed.
-    """
+    """Seconds of a composition's iterations, and of its operations alone; how they were timed."""
 
     batch: Batch
     seconds: list[float]
@@ -156,9 +154,8 @@ class MeasuredCostModel:
             products = _lower(self._timed(tokens, self.probe.products, most))
             self._products[tokens] = products, self.probe.timing
         products, timing = self._products[tokens]
-        timings = dict.fromkeys(products, timing)
         attention = self._timed(tokens, lambda _: {name: self.probe.attention(batch)}, most)
-        timings[name] = self.probe.timing
+        timings = {**dict.fromkeys(products, timing), name: self.probe.timing}
         operations = products | _lower(attention)
         is_long = tokens >= LONG  # the device works longer than the host launches
         with nullcontext() if is_long else self.executor.recorded(batch):

@@ -87,9 +87,10 @@ class TorchExecutor:
         model.operations.range = self._watch.range
         self._packer = Packer(block_size, model.device)
         self._shapes: PaddedShapes | None = None
-        # Where recorded work reads its inputs, and these.
+        # Where recorded work reads its inputs, and these; `_kept` are those of measurements, which
+        # come again.
         self._recorded: dict[Shape, tuple[Tensor, PackedInputs]] = {}
-        self._kept: dict[Shape, tuple[Tensor, PackedInputs]] = {}  # of measurements, to come again
+        self._kept: dict[Shape, tuple[Tensor, PackedInputs]] = {}
         self._in_flight: deque[InFlight] = deque()
         self._rehearse: Callable[[], float] = lambda: math.nan  # until it is warmed up
         # By sequence of the last batch, the row of its token in `_sampled`.
@@ -157,12 +158,14 @@ class TorchExecutor:
         self._packer.fill(batch, shape, self._newest)
         start = self.timeline.mark()
         self._swap(batch)
-        if recorded := self._recorded.get(shape):
+        recorded = self._recorded.get(shape)
+        if recorded is not None:
             buffer, inputs = recorded
             self._packer.copy(buffer)
         else:
             inputs = self._packer.send(shape)
-        is_replayed = bool(recorded) and not self._watch.is_apart and self._graphs.replay(shape)
+        may_replay = recorded is not None and not self._watch.is_apart
+        is_replayed = may_replay and self._graphs.replay(shape)
         if not is_replayed:
             self._run(inputs)
         emitting = [chunk.sequence for chunk in batch.chunks if chunk.emits_token]
