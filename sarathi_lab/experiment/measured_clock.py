@@ -34,7 +34,7 @@ class DeviceClock(Clock):
         self.runs: defaultdict[Scenario, list[Served]] = defaultdict(list)
         self._now: dict[Scenario, Served | None] = {}
         self._too_large: set[Scenario] = set()
-        self._prepared: tuple[int, int | None, int] | None = None
+        self._prepared: dict[str, int] = {}
         self._is_warm = False
 
     def start_round(self) -> None:
@@ -75,15 +75,12 @@ class DeviceClock(Clock):
             return None
         executor, reason, found = self.executor, TOO_SMALL, None
         cache = {"num_blocks": executor.num_blocks, "block_size": executor.block_size}
-        wanted = (scenario.batch_size, scenario.chunk, scenario.longest)
+        wanted = {"batch_size": scenario.batch_size, "longest": scenario.longest}
+        wanted["chunk_tokens"] = scenario.chunk or WARM_UP_TOKENS
+        wanted["max_tokens"] = scenario.chunk or scenario.longest + scenario.batch_size
         try:
             if wanted != self._prepared:  # as the engine does before a run: graphs are recorded
-                executor.warm_up(
-                    batch_size=scenario.batch_size,
-                    chunk_tokens=scenario.chunk or WARM_UP_TOKENS,
-                    longest=scenario.longest,
-                    max_tokens=scenario.chunk or scenario.longest + scenario.batch_size,
-                )
+                executor.warm_up(**wanted)
                 self._prepared = wanted
             found = serve(executor, scenario, **cache, vocab_size=self.cost.spec.vocab_size)
         except RunError as error:
