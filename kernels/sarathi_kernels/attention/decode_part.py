@@ -14,8 +14,8 @@ import triton.language as tl
 
 from sarathi_kernels.attention.eight_bit import (
     WEIGHT_GAIN_LOG2,
+    columns_of,
     decoded,
-    load_columns,
     product_operand,
 )
 from sarathi_kernels.attention.paging import slot_offsets
@@ -117,7 +117,7 @@ def attend_group(
         tile = product_operand(tile)
     WIDTH: tl.constexpr = PADDED_SIZE // 2 if IS_8_BIT else PADDED_SIZE
     acc = tl.zeros([ROWS, WIDTH], tl.float32)
-    acc_odd = tl.zeros([ROWS, WIDTH], tl.float32)  # the odd columns of 8 bits, see load_columns
+    acc_odd = tl.zeros([ROWS, WIDTH], tl.float32)  # the odd columns of 8 bits, see columns_of
     row_max = tl.full([ROWS], float("-inf"), tl.float32)
     row_sum = tl.zeros([ROWS], tl.float32)
     for first_key in tl.range(begin, end, BLOCK_N, num_stages=STAGES):
@@ -147,7 +147,13 @@ def attend_group(
             places = slot_offsets(
                 table, first_key, end, stride_block // 2, stride_slot // 2, BLOCK_SIZE, BLOCK_N
             )
-            even, odd = load_columns(values, places, visible, HEAD_SIZE, WIDTH, tile.dtype)
+            pairs = tl.arange(0, WIDTH)[None, :]
+            words = tl.load(
+                values.to(tl.pointer_type(tl.uint16), bitcast=True) + places[:, None] + pairs,
+                mask=visible[:, None] & (pairs < HEAD_SIZE // 2),
+                other=0,
+            )
+            even, odd = columns_of(words, values.dtype.element_ty, tile.dtype)
             acc = tl.dot(weights, even, acc, input_precision="ieee")
             acc_odd = tl.dot(weights, odd, acc_odd * rescale[:, None], input_precision="ieee")
         else:

@@ -19,8 +19,8 @@ MAX_FLOAT16 = tl.constexpr(65504.0)
 
 @triton.jit
 def product_operand(query: tl.tensor) -> tl.tensor:
-    """Queries in the type of their products with entries: float16 for bfloat16, as an entry takes
-    an instruction and a half less to become it. What float16 does not hold saturates.
+    """Queries in the type of their products with entries: float16 for bfloat16, to which entries
+    take four times as long to convert. What float16 does not hold saturates.
     """
     if query.dtype == tl.bfloat16:
         wide = query.to(tl.float32)
@@ -31,7 +31,7 @@ def product_operand(query: tl.tensor) -> tl.tensor:
 @triton.jit
 def decoded(
     tile: tl.tensor,  # int8, e4m3, or uint8 for e4m3
-    DTYPE: tl.constexpr,  # float16 or float32, which hold each entry exactly
+    DTYPE: tl.constexpr,  # a type of queries: each holds any entry exactly
 ) -> tl.tensor:
     """The entries in DTYPE, without their scales; a tile of another type as it is."""
     if tile.dtype == tl.uint8:
@@ -47,26 +47,16 @@ def decoded(
 
 
 @triton.jit
-def load_columns(
-    entries: tl.tensor,  # pointer to the KV head of the first slot
-    places: tl.tensor,  # [rows]: offsets of the tokens, in words of two entries
-    visible: tl.tensor,  # [rows]: whose entries are zero otherwise
-    HEAD_SIZE: tl.constexpr,
-    WIDTH: tl.constexpr,  # half the head size, padded
+def columns_of(
+    words: tl.tensor,  # [rows, columns / 2] uint16: two entries each
+    ENTRY: tl.constexpr,
     DTYPE: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Even and odd columns of a tile, each [rows, WIDTH], decoded.
+    """The even and the odd columns, decoded, of entries that were loaded two at a time.
 
-    For a product that sums over rows, matrix instructions take two rows of a column side by side:
-    the load that transposes for them takes words of 16 bits, and bytes would be read one by one.
+    For a sum over rows, matrix instructions take two rows of a column side by side: the load that
+    transposes for them takes words of 16 bits, and bytes would be read one by one.
     """
-    ENTRY: tl.constexpr = entries.dtype.element_ty
-    columns = tl.arange(0, WIDTH)[None, :]
-    words = tl.load(
-        entries.to(tl.pointer_type(tl.uint16), bitcast=True) + places[:, None] + columns,
-        mask=visible[:, None] & (columns < HEAD_SIZE // 2),
-        other=0,
-    )
     even = (words & 0xFF).to(tl.uint8).to(ENTRY, bitcast=True)
     odd = (words >> 8).to(tl.uint8).to(ENTRY, bitcast=True)
     return decoded(even, DTYPE), decoded(odd, DTYPE)

@@ -135,11 +135,12 @@ def prefill_config(
     if chip.shared_memory >= LARGE_SHARED_MEMORY:
         block_n = 64 if wide or block_m == 64 else 128
         if is_8_bit:
-            block_n //= 2 if chip.is_hopper or num_warps == 8 else 4
+            block_n //= 2 if has_window or num_warps == 8 else 1
             num_warps = num_warps if chip.is_hopper or not has_window else 8
         return PrefillConfig(block_m, block_n, num_warps, num_stages=3)
     # Without wgmma, the pipeline holds a second tile of keys and values from five stages on.
-    block_n = 16 if is_8_bit else 32 if num_warps == 4 or wide or has_window else 64
+    is_narrow = num_warps == 4 or wide or has_window or is_8_bit
+    block_n = 16 if is_8_bit and (wide or has_window) else 32 if is_narrow else 64
     num_stages = 2 if wide and chip.shared_memory < SMALL_SHARED_MEMORY else 5
     return PrefillConfig(block_m, block_n, num_warps, num_stages)
 

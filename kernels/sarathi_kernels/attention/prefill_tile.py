@@ -7,7 +7,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from sarathi_kernels.attention.eight_bit import WEIGHT_GAIN_LOG2, decoded, product_operand
+from sarathi_kernels.attention.eight_bit import (
+    WEIGHT_GAIN_LOG2,
+    columns_of,
+    decoded,
+    product_operand,
+)
 from sarathi_kernels.attention.paging import load_scales, slot_offsets
 
 
@@ -32,6 +37,16 @@ def load_tile(
     """[BLOCK_N, PADDED_SIZE] keys or values of one KV head in DTYPE; tokens from `kv_len` on are
     zero if MASKED.
     """
+    ENTRY: tl.constexpr = cache.dtype.element_ty
+    if ENTRY.is_int() and ENTRY.primitive_bitwidth == 8:
+        # As words of two entries, which are copied to where matrix instructions take them.
+        words = load_tile(
+            cache.to(tl.pointer_type(tl.uint16), bitcast=True),
+            table, first_key, first_column, kv_len, stride_block // 2, stride_slot // 2,
+            HEAD_SIZE // 2, PADDED_SIZE // 2, BLOCK_SIZE, BLOCK_N, MASKED, DESCRIPTORS, tl.uint16,
+        )  # fmt: skip
+        even, odd = columns_of(words, ENTRY, DTYPE)
+        return tl.join(even, odd).reshape(BLOCK_N, PADDED_SIZE)
     tokens = first_key + tl.arange(0, BLOCK_N)
     if DESCRIPTORS:
         row = tl.load(table + first_key // BLOCK_SIZE) * BLOCK_SIZE + first_key % BLOCK_SIZE
@@ -177,7 +192,8 @@ def attend_tile(
         columns = head * HEAD_SIZE + dims[None, :]
         packed = (start + rows).to(tl.int64)[:, None]
         tile = tl.load(query + packed * stride_query + columns, mask=exists, other=0.0)
-        if key_scales is not None:
+        # Converted queries stay in the registers of wgmma, which are too few for wide ones.
+        if key_scales is not None and PADDED_SIZE <= 128:
             tile = product_operand(tile)
 
         first_position = kv_len - num_queries + first_row
