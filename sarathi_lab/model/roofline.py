@@ -10,7 +10,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from sarathi_lab.config.console import amount
-from sarathi_lab.model.spec import ModelSpec, Work
+from sarathi_lab.model.spec import Linear, ModelSpec, Work
 
 TILE = 128  # tokens of a tile of a GPU's large matrix products (SARATHI, section 4.4)
 
@@ -38,6 +38,53 @@ def roofline_time(spec: ModelSpec, work: Work, dtype_bytes: int, peaks: Peaks) -
     compute = spec.flops(work) / peaks.flops_per_second
     memory = spec.min_bytes(work, dtype_bytes) / peaks.bytes_per_second
     return np.maximum(compute, memory)
+
+
+def operation_rooflines(
+    spec: ModelSpec, work: Work, dtype_bytes: int, peaks: Peaks
+) -> dict[str, float]:
+    """Least seconds of each operation of an iteration, all layers: max(FLOPs / peak, bytes /
+    bandwidth) of each alone. Their sum is what operations one after another can reach, which
+    `roofline_time` lets overlap.
+
+    Products read weights and inputs and write outputs; attention reads queries and the KV cache.
+    `elementwise` is what fused kernels move: norms add to the residual stream, rotary embedding
+    also fills the cache, and activation.
+    """
+    num_tokens = work.num_prefill_tokens + work.num_decode_tokens
+    token_bytes = num_tokens * spec.num_layers * dtype_bytes
+
+    def seconds(flops: float, num_bytes: float) -> float:
+        return max(flops / peaks.flops_per_second, num_bytes / peaks.bytes_per_second)
+
+    def product(linear: Linear, rows: float, used: float = 1.0, weight: int = dtype_bytes) -> float:
+        moved = rows * (linear.in_features + linear.out_features) * linear.count * dtype_bytes
+        return seconds(2 * rows * linear.num_params, used * linear.num_params * weight + moved)
+
+    def attention(rows: float, pairs: float, kv_tokens: float) -> float:
+        moved = 2 * rows * spec.num_layers * spec.q_size * dtype_bytes
+        kv_bytes = kv_tokens * spec.kv_bytes_per_token(dtype_bytes)
+        return seconds(4 * spec.num_layers * spec.q_size * pairs, kv_bytes + moved)
+
+    weight = spec.linear_bytes(dtype_bytes)
+    chosen = spec.experts_per_token / max(1, spec.num_experts)
+    heads = spec.q_size + 2 * spec.kv_size
+    ffn = spec.ffn_size * (3 if spec.gated_ffn else 2) * max(1, spec.experts_per_token)
+    return {
+        **{one.name: product(one, num_tokens, weight=weight) for one in spec.layer_linears},
+        **{
+            one.name: product(one, num_tokens * chosen, spec.share_of_experts(num_tokens), weight)
+            for one in spec.expert_linears
+        },
+        "attention_prefill": attention(
+            work.num_prefill_tokens, work.prefill_query_key_pairs, work.prefill_kv_tokens
+        ),
+        "attention_decode": attention(
+            work.num_decode_tokens, work.decode_kv_tokens, work.decode_kv_tokens
+        ),
+        "elementwise": seconds(0, token_bytes * (2 * 4 * spec.hidden_size + 2 * heads + ffn)),
+        **({"lm_head": product(spec.lm_head, work.num_emits)} if work.num_emits else {}),
+    }
 
 
 def request_roofline(

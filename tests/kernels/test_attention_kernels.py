@@ -18,7 +18,7 @@ from sarathi_kernels.attention.cases import (
     reference,
 )
 from sarathi_kernels.attention.decode import decode_attention, make_scratch
-from sarathi_kernels.attention.plan import PADDING, TILE_ROWS, AttentionPlan
+from sarathi_kernels.attention.plan import PADDING, TILE_ROWS, AttentionPlan, choose_tile_rows
 from sarathi_kernels.attention.prefill import PrefillConfig, prefill_attention, prefill_config
 from sarathi_kernels.attention.reference import make_segment, paged_attention
 from sarathi_kernels.attention.support import (
@@ -212,6 +212,41 @@ def test_a_tile_may_be_worked_on_in_parts(block_m: int) -> None:
         config=PrefillConfig(block_m, block_n=32, num_warps=4, num_stages=1),
     )
     assert relative_error(out, reference(case, inputs)) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["large tiles", "whole prompts", "window over tiles"])
+def test_scores_may_be_computed_ahead_of_the_softmax(name: str) -> None:
+    case = AWKWARD[name]
+    inputs = inputs_of(case)
+    out = attend(case, inputs, prefill=False)
+    prefill_attention(
+        inputs.query,
+        inputs.key_cache,
+        inputs.value_cache,
+        inputs.plan,
+        inputs.scale,
+        sliding_window=case.sliding_window,
+        out=out,
+        config=PrefillConfig(64, block_n=32, num_warps=4, num_stages=1, ahead=True),
+    )
+    assert relative_error(out, reference(case, inputs)) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "num_heads", "num_sms", "rows"),
+    [
+        (128, 40, 132, 64),  # 80 programs instead of 40
+        (256, 40, 132, 128),  # a wave, as long as the two of small tiles
+        (512, 40, 132, 64),  # three waves of 64 rows instead of two of 128
+        (512, 40, 108, 64),
+        (512, 40, 84, 128),  # two waves, 95 % filled
+        (2048, 40, 132, 128),  # many waves: large tiles cost less a row
+    ],
+)
+def test_tiles_are_as_large_as_fills_the_waves(
+    num_tokens: int, num_heads: int, num_sms: int, rows: int
+) -> None:
+    assert choose_tile_rows(num_tokens, num_heads, num_sms) == rows
 
 
 def test_kernels_agree_with_the_torch_path_of_a_cpu_engine() -> None:

@@ -189,6 +189,25 @@ def test_panels_of_a_device_with_few_points_are_left_out_and_said():
     assert len([ax for ax in both.axes if ax.has_data()]) == 2
 
 
+def test_a_budget_is_drawn_where_both_of_its_times_were_measured():
+    """A device whose times have no pair has no panel, rather than axes that have no scale."""
+    whole = {"dataset": "d", "slo": "", "source": "measured", "unit": "s", "series": "s"}
+    rows = [
+        {**whole, "device": device, "quantity": quantity, "x": x, "y": y}
+        for device, quantity, x, y in (
+            ("cpu", "TTFT P50", 32, 0.1),
+            ("cpu", "TBT P99", 64, 0.2),
+            ("gpu", "TTFT P50", 32, 0.1),
+            ("gpu", "TBT P99", 32, 0.2),
+            ("gpu", "TBT P99", 64, 0.3),
+        )
+    ]
+    figure = serving.draw("sarathi_serve_budget", "title", pd.DataFrame(rows))
+    (axes,) = [ax for ax in figure.axes if ax.axison]
+    assert axes.get_title() == "gpu\nd"
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["32"]
+
+
 def test_rows_of_panels_are_in_one_order():
     look = FIGURES["fig03"].look
     assert look is not None

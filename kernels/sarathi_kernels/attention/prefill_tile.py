@@ -104,15 +104,33 @@ def attend_keys(
     MASKED: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
+    AHEAD: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Take the tokens from `begin` to `end` into the softmax of a tile of queries."""
-    for first_key in tl.range(begin, end, BLOCK_N):
-        first_key = tl.multiple_of(first_key, BLOCK_N)
+    """Take the tokens from `begin` to `end` into the softmax of a tile of queries.
+
+    With AHEAD, which takes whole tiles of keys without scales, the scores of the next tile are
+    computed while the softmax works on those of this one: products that are asynchronous (wgmma)
+    need not wait for each other. It takes one product more than there are tiles.
+    """
+    if AHEAD:
+        last_key = tl.maximum(end - BLOCK_N, 0)
         key = load_tile(
-            keys, table, first_key, first_column, kv_len, stride_block, stride_slot,
+            keys, table, tl.multiple_of(tl.minimum(begin, last_key), BLOCK_N), first_column, kv_len,
+            stride_block, stride_slot,
             HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, MASKED, DESCRIPTORS, query.dtype,
         )  # fmt: skip
         scores = tl.dot(query, key.T, input_precision="ieee")
+    for first_key in tl.range(begin, end, BLOCK_N):
+        first_key = tl.multiple_of(first_key, BLOCK_N)
+        next_key = tl.minimum(first_key + BLOCK_N, last_key) if AHEAD else first_key
+        key = load_tile(
+            keys, table, tl.multiple_of(next_key, BLOCK_N), first_column, kv_len, stride_block,
+            stride_slot,
+            HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, MASKED, DESCRIPTORS, query.dtype,
+        )  # fmt: skip
+        product = tl.dot(query, key.T, input_precision="ieee")
+        if not AHEAD:
+            scores = product
         if key_scales is not None:
             scores *= load_scales(
                 key_scales, table, first_key, kv_len, stride_block, stride_slot,
@@ -146,6 +164,8 @@ def attend_keys(
         )  # fmt: skip
         acc = tl.dot(weights.to(value.dtype), value, acc * rescale[:, None], input_precision="ieee")
         row_max = new_max
+        if AHEAD:
+            scores = product
     return acc, row_max, row_sum
 
 
@@ -178,6 +198,7 @@ def attend_tile(
     BLOCK_N: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
+    AHEAD: tl.constexpr = False,
 ) -> None:
     """Attend for one head of up to BLOCK_M queries of one sequence and store the result; without
     queries, nothing.
@@ -221,18 +242,21 @@ def attend_tile(
                 window_begin, begin,
                 last_keys, window, first_column, kv_len, stride_block, stride_slot, qk_scale,
                 HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, True, True, DESCRIPTORS,
+                False,
             )  # fmt: skip
         acc, row_max, row_sum = attend_keys(
             acc, row_max, row_sum, tile, keys, values, key_scales, value_scales, table, begin,
             masked_from,
             last_keys, window, first_column, kv_len, stride_block, stride_slot, qk_scale,
             HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, False, HAS_WINDOW, DESCRIPTORS,
+            AHEAD,
         )  # fmt: skip
         acc, row_max, row_sum = attend_keys(
             acc, row_max, row_sum, tile, keys, values, key_scales, value_scales, table, masked_from,
             end,
             last_keys, window, first_column, kv_len, stride_block, stride_slot, qk_scale,
             HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, True, HAS_WINDOW, DESCRIPTORS,
+            False,
         )  # fmt: skip
         attended = (acc / row_sum[:, None]).to(out.dtype.element_ty)
         tl.store(out + packed * stride_out + columns, attended, mask=exists)

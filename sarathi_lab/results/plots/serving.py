@@ -45,6 +45,9 @@ def draw(name: str, title: str, points: pd.DataFrame) -> Figure:
     keys = zip(shown.dataset, shown.slo, shown.quantity, strict=True)
     shown = shown.assign(place=[look.place(*key) for key in keys])
     own, papers = shown[shown.source != PAPER], shown[shown.source == PAPER]
+    if not look.is_split:  # a point has a coordinate of each quantity
+        num_quantities = own.groupby(["device", "place", "series", "x"]).quantity
+        own = own[num_quantities.transform("nunique") == len(look.quantities)]
     places = list(dict.fromkeys(zip(own.device, own.place, strict=True)))
     most = max(Counter(device for device, _ in places).values(), default=1)
     columns = max(1, min(len(places), COLUMNS // most * most or COLUMNS))
@@ -93,7 +96,7 @@ def bars(points: pd.DataFrame, ax: Axes) -> Axes:
 def budgets(points: pd.DataFrame, ax: Axes) -> Axes:
     """P99 time between tokens by P50 TTFT, a point per token budget: down and left is better."""
     both = points.pivot(index="x", columns="quantity", values="y").reindex(columns=[TTFT, TBT])
-    both = both.dropna().sort_index()
+    both = both.sort_index()
     ax.plot(both[TTFT], both[TBT], color="0.6", linewidth=0.9)
     for i, (budget, row) in enumerate(both.iterrows()):
         ax.plot(row[TTFT], row[TBT], marker(i), color=f"C{i}", label=f"{budget:g}")

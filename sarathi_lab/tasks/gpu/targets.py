@@ -12,12 +12,15 @@ import pandas as pd
 from omegaconf import DictConfig
 
 from sarathi_lab.config.errors import RunError, UserError
+from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.run_context import RunContext
+from sarathi_lab.engine.compositions import make_batch
 from sarathi_lab.experiment.registry import sizes_of
+from sarathi_lab.model.roofline import Peaks, operation_rooflines, roofline_time
 from sarathi_lab.tasks.gpu.part import Part, Work
 
 LEAST_COPY = 1024  # MiB: copies that no cache helps
-MODEL = "13b"
+MODEL, ITEM_SIZE = "13b", 2  # bytes of an element
 SIZES = sizes_of("gpu_targets")["paper"]  # the experiment that times what is judged here
 CONTEXT, BESIDE = SIZES["context"], SIZES["beside"]
 PER = {"TFLOP/s": 1e12, "GB/s": 1e9}
@@ -54,8 +57,8 @@ class Tables:
             rows = rows[mib >= min(LEAST_COPY, mib.max())]
         return float(rows.value.max()) * PER[str(rows.unit.iloc[0])]
 
-    def iteration(self, prefill_tokens: int, decodes: int) -> pd.Series:
-        """The whole iteration of a composition: value [ms], flops and bytes."""
+    def iteration(self, prefill_tokens: int, decodes: int) -> float:
+        """Seconds of the whole iteration of a composition."""
         table = self.read("gpu/gpu_targets", "gpu_targets-compositions")
         wanted = {
             "operation": "iteration",
@@ -65,7 +68,11 @@ class Tables:
         }
         rows = table[(table[list(wanted)] == pd.Series(wanted)).all(axis="columns")]
         what = f"{prefill_tokens} prompt tokens and {decodes} decodes"
-        return _some(rows, f"{what} were not timed").iloc[0]
+        return float(_some(rows, f"{what} were not timed").value.iloc[0]) / 1e3
+
+    def peaks(self) -> Peaks:
+        """Of the best product and the best large copy."""
+        return Peaks(self.peak("matmul"), self.peak("copy"), "measured")
 
     def serving(self) -> pd.DataFrame:
         """Every load that was served on the engine."""
@@ -90,12 +97,15 @@ def _some(rows: pd.DataFrame, why: str) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class Target:
-    """A ratio that is wanted to be at most (<=) or at least (>=) a bound."""
+    """A ratio that is wanted to be at most (<=) or at least (>=) a bound; of an iteration, the
+    ratio to the `overlapped` roofline is shown beside it.
+    """
 
     name: str
     relation: str
     bound: float
     measure: Callable[[Tables], float]
+    overlapped: Callable[[Tables], float] | None = None
 
     def row(self, tables: Tables) -> dict[str, object]:
         """Wanted, measured, and by what share it is missed; or why it was not measured."""
@@ -109,7 +119,9 @@ class Target:
         is_met = COMPARE[self.relation](value, self.bound)
         missed = None if is_met else abs(value / self.bound - 1)
         met = "yes" if is_met else "no"
-        return row | {"value": value, "met": met, "missed_by": missed, "reason": ""}
+        overlapped = self.overlapped(tables) if self.overlapped else None
+        found = {"value": value, "met": met, "missed_by": missed, "reason": ""}
+        return row | found | {"overlapped": overlapped}
 
 
 @dataclass(frozen=True)
@@ -148,15 +160,16 @@ class Targets(Part):
 # -- what is judged -------------------------------------------------------------------------------
 
 
-def _over_peaks(tables: Tables, prefill: int, decodes: int, peaks: Sequence[str]) -> float:
-    """The time of an iteration over the longest that its FLOPs and bytes take at these peaks."""
-    row = tables.iteration(prefill, decodes)
-    amounts = {"matmul": row.flops, "copy": row.bytes}
-    return float(row.value / 1e3 / max(amounts[peak] / tables.peak(peak) for peak in peaks))
-
-
-def _share_of_flops(tables: Tables, num_tokens: int) -> float:
-    return 1 / _over_peaks(tables, num_tokens, 0, ["matmul"])
+def _over_roofline(tables: Tables, prefill: int, decodes: int, *, overlaps: bool) -> float:
+    """The time of an iteration over the sum of its operations' rooflines, each alone on the device
+    (or over that of all at once), by the measured peaks.
+    """
+    seconds, spec = tables.iteration(prefill, decodes), load_option("model", MODEL)
+    batch = make_batch(prefill_tokens=prefill, num_decodes=decodes, context=CONTEXT)
+    whole, peaks = (spec, batch, ITEM_SIZE), tables.peaks()
+    if overlaps:
+        return seconds / float(roofline_time(*whole, peaks))
+    return seconds / sum(operation_rooflines(*whole, peaks).values())
 
 
 def _idle(tables: Tables) -> float:
@@ -177,6 +190,7 @@ def _over_peer(tables: Tables, peer: str) -> float:
 PREFILL, DECODE, HYBRID = "prefill_attention", "decode_attention", "hybrid_attention"
 OURS, SERIES, FUSED, FLASHINFER = "^paged$", "^series$", "^fused$", "^flashinfer"
 SDPA = "^sdpa"  # any of its backends
+ALONE = ("chunk alone", "decodes alone")
 PAPERS_GRID = r"^mha .* \+ (?:17 x 1024|9 x 2048|5 x 3072)$"
 
 
@@ -195,6 +209,21 @@ def _least_speed(tables: Tables, operation: str, ours: str, theirs: str, cases: 
     return float(speeds.min())
 
 
+def _share_of_overlap(tables: Tables) -> float:
+    """The longer of the two kernels alone, which nothing can be faster than that overlaps them,
+    over the fused one: least of the cases that have all three.
+    """
+    rows = tables.kernels(HYBRID)
+    rows = rows[rows["case"].str.contains(PAPERS_GRID)]
+    times = rows.pivot_table(index="case", columns="implementation", values="value", aggfunc="min")
+    names = (*ALONE, "fused")
+    absent = [name for name in names if name not in times]
+    times = _some(
+        times.reindex(columns=names).dropna(), f"no case has {', '.join(absent) or 'all'}"
+    )
+    return float((times[list(ALONE)].max(axis="columns") / times.fused).min())
+
+
 def _share_of_bandwidth(tables: Tables, case: str) -> float:
     """The least of the head counts that were timed."""
     rows = tables.kernels(DECODE)
@@ -204,18 +233,18 @@ def _share_of_bandwidth(tables: Tables, case: str) -> float:
 
 
 def _targets() -> Iterator[Target]:
-    what = "time / reading weights and KV once"
-    for n in SIZES["decodes"]:
-        name = f"decode-only, {MODEL}, batch {n} at context {CONTEXT}: {what}"
-        over_bytes = partial(_over_peaks, prefill=0, decodes=n, peaks=["copy"])
-        yield Target(name, "<=", 1.12, over_bytes)
-    for n in SIZES["prefills"]:
-        name = f"prefill of {n} tokens, {MODEL}: share of the peak's FLOP/s"
-        yield Target(name, ">=", 0.85, partial(_share_of_flops, num_tokens=n))
-    for n in SIZES["chunks"]:
-        name = f"hybrid of {n} tokens, {BESIDE} of them decodes, {MODEL}: time / roofline"
-        sizes = {"prefill": n - BESIDE, "decodes": BESIDE}
-        yield Target(name, "<=", 1.15, partial(_over_peaks, **sizes, peaks=["matmul", "copy"]))
+    iterations = [
+        *((f"decode-only, batch {n} at context {CONTEXT}", 0, n, 1.12) for n in SIZES["decodes"]),
+        *((f"prefill of {n} tokens", n, 0, 1.15) for n in SIZES["prefills"]),
+        *(
+            (f"hybrid of {n} tokens, {BESIDE} of them decodes", n - BESIDE, BESIDE, 1.15)
+            for n in SIZES["chunks"]
+        ),
+    ]
+    for words, prefill, decodes, bound in iterations:
+        over = partial(_over_roofline, prefill=prefill, decodes=decodes)
+        name = f"{words}, {MODEL}: time / sum of the operations' rooflines"
+        yield Target(name, "<=", bound, partial(over, overlaps=False), partial(over, overlaps=True))
     yield Target("device idle between iterations, steady state", "<=", 0.02, _idle)
     name = "prefill-chunk attention: speed over torch's best SDPA, least of all cases"
     speed = partial(_least_speed, operation=PREFILL, ours=OURS, theirs=SDPA)
@@ -225,8 +254,9 @@ def _targets() -> Iterator[Target]:
         yield Target(name, ">=", 0.88, partial(_share_of_bandwidth, case=case))
     name = "hybrid attention: speed over the two kernels in series, least of"
     speed = partial(_least_speed, operation=HYBRID, ours=FUSED, theirs=SERIES)
-    yield Target(f"{name} the paper's grid", ">=", 1.15, partial(speed, cases=PAPERS_GRID))
     yield Target(f"{name} all cases", ">=", 0.98, speed)
+    name = "hybrid attention: time of perfect overlap / fused, least of the paper's grid"
+    yield Target(name, ">=", 0.75, _share_of_overlap)
     for operation, ours in ((PREFILL, OURS), (DECODE, OURS), (HYBRID, FUSED)):
         name = f"{operation.replace('_', ' ')}: speed over FlashInfer, least of all cases"
         speed = partial(_least_speed, operation=operation, ours=ours, theirs=FLASHINFER)
