@@ -149,8 +149,7 @@ def prefill_config(
             num_warps = num_warps if chip.is_hopper or not has_window else 8
         return PrefillConfig(block_m, block_n, num_warps, num_stages=3)
     # Without wgmma, the pipeline holds a second tile of keys and values from five stages on.
-    is_narrow = num_warps == 4 or wide or has_window or is_8_bit
-    block_n = 16 if is_8_bit and (wide or has_window) else 32 if is_narrow else 64
+    block_n = 16 if is_8_bit else 32 if num_warps == 4 or wide or has_window else 64
     num_stages = 2 if wide and chip.shared_memory < SMALL_SHARED_MEMORY else 5
     return PrefillConfig(block_m, block_n, num_warps, num_stages)
 

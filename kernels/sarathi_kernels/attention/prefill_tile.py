@@ -38,7 +38,7 @@ def load_tile(
     zero if MASKED.
     """
     ENTRY: tl.constexpr = cache.dtype.element_ty
-    if ENTRY.is_int() and ENTRY.primitive_bitwidth == 8:
+    if tl.uint8 == ENTRY:
         # As words of two entries, which are copied to where matrix instructions take them.
         words = load_tile(
             cache.to(tl.pointer_type(tl.uint16), bitcast=True),

@@ -42,7 +42,7 @@ PEAKS = {
 LIMITS = {
     "prefill_kernel": ("products", (0.5, 0.3)),
     "fused_kernel": ("products", (0.5,)),
-    "decode_kernel": ("memory", (1.25, 0.75)),
+    "decode_kernel": ("memory", (1.25, 0.72)),
     "tiled_matmul_kernel": ("products", (0.9,)),
     "persistent_matmul_kernel": ("products", (0.9,)),
     "rotate_and_store_kernel": ("memory", (0.75,)),
