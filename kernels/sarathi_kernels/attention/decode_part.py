@@ -12,7 +12,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from sarathi_kernels.attention.eight_bit import dequantized
+from sarathi_kernels.attention.eight_bit import (
+    WEIGHT_GAIN_LOG2,
+    decoded,
+    load_columns,
+    product_operand,
+)
 from sarathi_kernels.attention.paging import slot_offsets
 
 
@@ -52,25 +57,20 @@ def attend_alone(
         mask = visible[:, None] & (dims[None, :] < HEAD_SIZE)
         slots = slot_offsets(table, first_key, end, stride_block, stride_slot, BLOCK_SIZE, BLOCK_N)
         offsets = slots[:, None] + dims[None, :]
-        key = tl.load(keys + offsets, mask=mask, other=0)
-        value = tl.load(values + offsets, mask=mask, other=0)
+        key = tl.load(keys + offsets, mask=mask, other=0.0)
+        value = tl.load(values + offsets, mask=mask, other=0.0)
+        scores = tl.sum(decoded(key, tl.float32) * row[None, :], 1)
         if key_scales is not None:
-            key = dequantized(
-                key, tl.load(key_scales + slots // HEAD_SIZE, mask=visible, other=0.0), tl.float32
-            )
-            value = dequantized(
-                value,
-                tl.load(value_scales + slots // HEAD_SIZE, mask=visible, other=0.0),
-                tl.float32,
-            )
-        key, value = key.to(tl.float32), value.to(tl.float32)
-        scores = tl.where(visible, tl.sum(key * row[None, :], 1), float("-inf"))
+            scores *= tl.load(key_scales + slots // HEAD_SIZE, mask=visible, other=0.0)
+        scores = tl.where(visible, scores, float("-inf"))
         new_max = tl.maximum(row_max, scores)
         shift = tl.where(new_max == float("-inf"), 0.0, new_max)
         weights = tl.math.exp2(scores - shift)
         rescale = tl.math.exp2(row_max - shift)
         row_sum = row_sum * rescale + weights
-        acc = acc * rescale[:, None] + value * weights[:, None]
+        if value_scales is not None:
+            weights *= tl.load(value_scales + slots // HEAD_SIZE, mask=visible, other=0.0)
+        acc = acc * rescale[:, None] + decoded(value, tl.float32) * weights[:, None]
         row_max = new_max
     highest = tl.max(row_max, 0)
     share = tl.math.exp2(row_max - tl.where(highest == float("-inf"), 0.0, highest))
@@ -112,7 +112,12 @@ def attend_group(
     tile = tl.load(
         query + heads * HEAD_SIZE + dims, mask=(heads < GROUP) & (dims < HEAD_SIZE), other=0.0
     )
-    acc = tl.zeros([ROWS, PADDED_SIZE], tl.float32)
+    IS_8_BIT: tl.constexpr = value_scales is not None
+    if IS_8_BIT:
+        tile = product_operand(tile)
+    WIDTH: tl.constexpr = PADDED_SIZE // 2 if IS_8_BIT else PADDED_SIZE
+    acc = tl.zeros([ROWS, WIDTH], tl.float32)
+    acc_odd = tl.zeros([ROWS, WIDTH], tl.float32)  # the odd columns of 8 bits, see load_columns
     row_max = tl.full([ROWS], float("-inf"), tl.float32)
     row_sum = tl.zeros([ROWS], tl.float32)
     for first_key in tl.range(begin, end, BLOCK_N, num_stages=STAGES):
@@ -122,27 +127,41 @@ def attend_group(
         mask = visible[:, None] & (dims < HEAD_SIZE)
         slots = slot_offsets(table, first_key, end, stride_block, stride_slot, BLOCK_SIZE, BLOCK_N)
         offsets = slots[:, None] + dims
-        key = tl.load(keys + offsets, mask=mask, other=0)
-        if key_scales is not None:
-            scales = tl.load(key_scales + slots // HEAD_SIZE, mask=visible, other=0.0)
-            key = dequantized(key, scales, tile.dtype)
+        key = decoded(tl.load(keys + offsets, mask=mask, other=0.0), tile.dtype)
         scores = tl.dot(tile, key.T, input_precision="ieee") * qk_scale
+        if IS_8_BIT:
+            scales = tl.load(key_scales + slots // HEAD_SIZE, mask=visible, other=0.0)
+            scores *= scales[None, :]
         scores = tl.where(visible[None, :], scores, float("-inf"))
         new_max = tl.maximum(row_max, tl.max(scores, 1))
         shift = tl.where(new_max == float("-inf"), 0.0, new_max)
-        weights = tl.math.exp2(scores - shift[:, None])
         rescale = tl.math.exp2(row_max - shift)
+        if IS_8_BIT:
+            shift -= WEIGHT_GAIN_LOG2
+        weights = tl.math.exp2(scores - shift[:, None])
         row_sum = row_sum * rescale + tl.sum(weights, 1)
-        value = tl.load(values + offsets, mask=mask, other=0)
-        if value_scales is not None:
+        acc *= rescale[:, None]
+        if IS_8_BIT:
             scales = tl.load(value_scales + slots // HEAD_SIZE, mask=visible, other=0.0)
-            value = dequantized(value, scales, tile.dtype)
-        acc = tl.dot(weights.to(value.dtype), value, acc * rescale[:, None], input_precision="ieee")
+            weights = (weights * scales[None, :]).to(tile.dtype)
+            places = slot_offsets(
+                table, first_key, end, stride_block // 2, stride_slot // 2, BLOCK_SIZE, BLOCK_N
+            )
+            even, odd = load_columns(values, places, visible, HEAD_SIZE, WIDTH, tile.dtype)
+            acc = tl.dot(weights, even, acc, input_precision="ieee")
+            acc_odd = tl.dot(weights, odd, acc_odd * rescale[:, None], input_precision="ieee")
+        else:
+            value = tl.load(values + offsets, mask=mask, other=0.0)
+            acc = tl.dot(weights.to(value.dtype), value, acc, input_precision="ieee")
         row_max = new_max
     row_sum = tl.where(
         row_sum > 0, row_sum, 1.0
     )  # an empty part: its maximum alone makes the logarithm -inf
-    return acc / row_sum[:, None], row_max + tl.math.log2(row_sum)
+    log_sum = row_max + tl.math.log2(row_sum)
+    if IS_8_BIT:
+        acc = tl.join(acc, acc_odd).reshape(ROWS, PADDED_SIZE)
+        log_sum -= WEIGHT_GAIN_LOG2
+    return acc / row_sum[:, None], log_sum
 
 
 @triton.jit

@@ -7,7 +7,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from sarathi_kernels.attention.eight_bit import dequantized
+from sarathi_kernels.attention.eight_bit import WEIGHT_GAIN_LOG2, decoded, product_operand
 from sarathi_kernels.attention.paging import load_scales, slot_offsets
 
 
@@ -15,7 +15,6 @@ from sarathi_kernels.attention.paging import load_scales, slot_offsets
 def load_tile(
     # pointer to the KV head's first element, or the descriptor of [slots, num_kv_heads * head_size]
     cache: tl.tensor,
-    scales: tl.tensor,  # pointer to the KV head's first scale, None if the cache is not in 8 bits
     table: tl.tensor,
     first_key: tl.tensor,
     first_column: tl.tensor,
@@ -54,34 +53,20 @@ def load_tile(
             pointers = cache + offsets[:, None] + dims[None, :]
         if MASKED:
             tile = tl.load(
-                pointers, mask=(tokens[:, None] < kv_len) & (dims[None, :] < HEAD_SIZE), other=0
+                pointers, mask=(tokens[:, None] < kv_len) & (dims[None, :] < HEAD_SIZE), other=0.0
             )
         elif HEAD_SIZE != PADDED_SIZE:
-            tile = tl.load(pointers, mask=dims[None, :] < HEAD_SIZE, other=0)
+            tile = tl.load(pointers, mask=dims[None, :] < HEAD_SIZE, other=0.0)
         else:
             tile = tl.load(pointers)
-        if scales is not None:
-            scale = load_scales(
-                scales,
-                table,
-                first_key,
-                kv_len,
-                stride_block,
-                stride_slot,
-                HEAD_SIZE,
-                BLOCK_SIZE,
-                BLOCK_N,
-                MASKED,
-            )
-            tile = dequantized(tile, scale, DTYPE)
-    return tile
+    return decoded(tile, DTYPE)
 
 
 @triton.jit
 def attend_keys(
     acc: tl.tensor,  # [BLOCK_M, PADDED_SIZE] float32: weighted values so far
     row_max: tl.tensor,  # [BLOCK_M] float32: largest scaled score so far
-    row_sum: tl.tensor,  # [BLOCK_M] float32: sum of exp2(score - row_max)
+    row_sum: tl.tensor,  # [BLOCK_M] float32: sum of exp2(score - row_max), with a cache's gain
     query: tl.tensor,  # [BLOCK_M, PADDED_SIZE]
     keys: tl.tensor,  # pointers or descriptors, see load_tile
     values: tl.tensor,
@@ -109,10 +94,15 @@ def attend_keys(
     for first_key in tl.range(begin, end, BLOCK_N):
         first_key = tl.multiple_of(first_key, BLOCK_N)
         key = load_tile(
-            keys, key_scales, table, first_key, first_column, kv_len, stride_block, stride_slot,
+            keys, table, first_key, first_column, kv_len, stride_block, stride_slot,
             HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, MASKED, DESCRIPTORS, query.dtype,
         )  # fmt: skip
         scores = tl.dot(query, key.T, input_precision="ieee")
+        if key_scales is not None:
+            scores *= load_scales(
+                key_scales, table, first_key, kv_len, stride_block, stride_slot,
+                HEAD_SIZE, BLOCK_SIZE, BLOCK_N, MASKED,
+            )[None, :]  # fmt: skip
         if MASKED:
             tokens = first_key + tl.arange(0, BLOCK_N)[None, :]
             visible = tokens <= last_keys[:, None]
@@ -125,11 +115,18 @@ def attend_keys(
         shift = (
             tl.where(new_max == float("-inf"), 0.0, new_max) if MASKED and HAS_WINDOW else new_max
         )
-        weights = tl.math.exp2(scores * qk_scale - shift[:, None])
         rescale = tl.math.exp2(row_max - shift)
+        if value_scales is not None:
+            shift -= WEIGHT_GAIN_LOG2
+        weights = tl.math.exp2(scores * qk_scale - shift[:, None])
         row_sum = row_sum * rescale + tl.sum(weights, 1)
+        if value_scales is not None:
+            weights *= load_scales(
+                value_scales, table, first_key, kv_len, stride_block, stride_slot,
+                HEAD_SIZE, BLOCK_SIZE, BLOCK_N, MASKED,
+            )[None, :]  # fmt: skip
         value = load_tile(
-            values, value_scales, table, first_key, first_column, kv_len, stride_block, stride_slot,
+            values, table, first_key, first_column, kv_len, stride_block, stride_slot,
             HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, MASKED, DESCRIPTORS, query.dtype,
         )  # fmt: skip
         acc = tl.dot(weights.to(value.dtype), value, acc * rescale[:, None], input_precision="ieee")
@@ -180,6 +177,8 @@ def attend_tile(
         columns = head * HEAD_SIZE + dims[None, :]
         packed = (start + rows).to(tl.int64)[:, None]
         tile = tl.load(query + packed * stride_query + columns, mask=exists, other=0.0)
+        if key_scales is not None:
+            tile = product_operand(tile)
 
         first_position = kv_len - num_queries + first_row
         last_keys = tl.minimum(kv_len - num_queries + rows, kv_len - 1)
