@@ -229,10 +229,8 @@ def test_every_kernel_that_a_batch_may_need_is_compiled_before(llama, monkeypatc
     monkeypatch.setattr(executor._packer, "send", lambda shape: shapes.append(shape) or send(shape))
     with torch.inference_mode():
         executor._compile(longest=1500)
-    most = executor._limits.num_splits(1, 1500)
-    assert most > 4
-    assert {(shape.tile_rows, shape.num_splits) for shape in shapes} == {
-        (rows, splits) for rows in (64, 128) for splits in (1, 2, 4, most)
+    assert {(shape.tile_rows, shape.num_reductions) for shape in shapes} == {
+        (rows, split) for rows in (64, 128) for split in (0, 1)
     }
 
 

@@ -66,7 +66,7 @@ def mixed():
 def test_fields(mixed, is_padded):
     batch, newest = mixed
     shape = PADDED.all[0] if is_padded else LIMITS.exact(batch)
-    packer = Packer(4, CPU)
+    packer = Packer(LIMITS, CPU)
     packer.fill(batch, shape, newest)
     inputs = packer.send(shape)
     plan = inputs.attention
@@ -106,7 +106,7 @@ def test_fields(mixed, is_padded):
 def test_a_buffer_is_not_filled_while_a_batch_in_flight_may_read_it(mixed):
     batch, newest = mixed
     shape = LIMITS.exact(batch)
-    packer = Packer(4, CPU)
+    packer = Packer(LIMITS, CPU)
     filled = []
     for _ in range(3):
         packer.fill(batch, shape, newest)
@@ -117,7 +117,7 @@ def test_a_buffer_is_not_filled_while_a_batch_in_flight_may_read_it(mixed):
 
 def test_shapes_are_aligned_so_that_no_kernel_is_compiled_twice(mixed):
     batch, newest = mixed
-    packer = Packer(4, CPU)
+    packer = Packer(LIMITS, CPU)
     for shape in (LIMITS.exact(batch), *PADDED.all):
         packer.fill(batch if shape.num_tiles else Batch(), shape, newest)
         inputs = packer.send(shape)

@@ -14,7 +14,7 @@ import triton.language as tl
 
 from sarathi_kernels.attention.cases import AWKWARD, AttentionCase, make_inputs, reference
 from sarathi_kernels.attention.hybrid import Variant, fused_config, hybrid_attention, split_programs
-from sarathi_kernels.attention.plan import PADDING
+from sarathi_kernels.attention.plan import PADDING, with_parts_of
 from sarathi_kernels.runtime.chip import CHIPS, assumed
 from sarathi_kernels.runtime.testing import poisoned, relative_error
 
@@ -23,13 +23,13 @@ VARIANTS = get_args(Variant)
 
 
 @pytest.mark.parametrize(
-    ("name", "num_splits"),
-    [("hybrid", 3), ("window over tiles", 3), ("decodes", 1), ("whole prompts", 1)],
+    ("name", "part_tokens"),
+    [("hybrid", 64), ("window over tiles", 128), ("decodes", 256), ("whole prompts", 256)],
 )
-def test_all_variants_give_the_same(name: str, num_splits: int) -> None:
+def test_all_variants_give_the_same(name: str, part_tokens: int) -> None:
     case = AWKWARD[name]
     inputs = make_inputs(case, device=DEVICE, dtype=torch.float16, num_sms=2)
-    plan = replace(inputs.plan, num_splits=num_splits)
+    plan = with_parts_of(inputs.plan, part_tokens, case.sliding_window)
     expected = reference(case, inputs)
     for variant in VARIANTS:
         out = poisoned(*inputs.query.shape, device=DEVICE, dtype=torch.float16)
@@ -50,12 +50,13 @@ def test_all_variants_give_the_same(name: str, num_splits: int) -> None:
 def test_padding_of_the_plan_changes_nothing(variant: Variant) -> None:
     case = AttentionCase(((20, 70), (1, 40), (1, 17)), 2, 2)
     inputs = make_inputs(case, device=DEVICE, dtype=torch.float32, num_sms=2)
-    plan = replace(
-        inputs.plan,
-        tiles=torch.nn.functional.pad(inputs.plan.tiles, (0, 0, 0, 2), value=PADDING),
-        decodes=torch.nn.functional.pad(inputs.plan.decodes, (0, 3), value=PADDING),
-        num_splits=2,
-    )
+    plan = with_parts_of(inputs.plan, 32)
+    padded = {
+        name: torch.nn.functional.pad(getattr(plan, name), (0, 0, 0, 3), value=PADDING)
+        for name in ("tiles", "parts", "reductions")
+    }
+    decodes = torch.nn.functional.pad(plan.decodes, (0, 3), value=PADDING)
+    plan = replace(plan, **padded, decodes=decodes)
     out = poisoned(*inputs.query.shape, device=DEVICE, dtype=torch.float32)
     hybrid_attention(
         inputs.query,
@@ -117,7 +118,7 @@ def test_the_fused_kernel_is_right_however_many_multiprocessors_there_are(num_sm
         inputs.query,
         inputs.key_cache,
         inputs.value_cache,
-        replace(inputs.plan, num_splits=2),
+        with_parts_of(inputs.plan, 32),
         inputs.scale,
     )
     with assumed(replace(CHIPS[80], num_sms=num_sms)):

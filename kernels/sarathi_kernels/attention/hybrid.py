@@ -41,7 +41,7 @@ DEFAULT_VARIANT: Variant = (
     "series"  # its kernels have the best tiles each; the others wait for a measurement
 )
 
-PLAN_ARGUMENTS = sorted({*prefill.PLAN_ARGUMENTS, *decode.PLAN_ARGUMENTS, "num_decodes"})
+PLAN_ARGUMENTS = sorted({*prefill.PLAN_ARGUMENTS, *decode.PLAN_ARGUMENTS, "num_parts"})
 
 
 @triton.jit
@@ -88,10 +88,9 @@ def fused_kernel(
     kv_lens: tl.tensor,
     block_table: tl.tensor,
     tiles: tl.tensor,
-    decodes: tl.tensor,
+    parts: tl.tensor,
     num_tiles: tl.tensor,
-    num_decodes: tl.tensor,
-    num_splits: tl.tensor,
+    num_parts: tl.tensor,
     stride_query: tl.tensor,
     stride_out: tl.tensor,
     stride_block: tl.tensor,
@@ -119,7 +118,7 @@ def fused_kernel(
     """
     num_entries = num_tiles * TILE_PARTS
     num_heads = NUM_KV_HEADS * GROUP
-    num_decode_programs = num_decodes * num_splits * NUM_KV_HEADS
+    num_decode_programs = num_parts * NUM_KV_HEADS
     is_tile, index = split_programs(
         tl.program_id(0), num_entries * num_heads, num_decode_programs, NUM_SMS
     )
@@ -139,9 +138,7 @@ def fused_kernel(
         attend_part(
             query, keys, values, key_scales, value_scales, out, partial, log_sums, query_starts,
             kv_lens, block_table,
-            decodes, index // NUM_KV_HEADS // num_splits, index % NUM_KV_HEADS, index //
-            NUM_KV_HEADS % num_splits,
-            num_splits,
+            parts, index // NUM_KV_HEADS, index % NUM_KV_HEADS,
             stride_query, stride_out, stride_block, stride_slot, stride_table, window, qk_scale,
             NUM_KV_HEADS, GROUP, ROWS, HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, DECODE_BLOCK_N,
             DECODE_STAGES,
@@ -252,10 +249,7 @@ def _attend_fused(
     is_half = query.dtype != torch.float32
     launch(
         fused_kernel,
-        (
-            plan.num_tiles * tile_parts * num_heads
-            + plan.num_decodes * plan.num_splits * num_kv_heads,
-        ),
+        (plan.num_tiles * tile_parts * num_heads + plan.num_parts * num_kv_heads,),
         query,
         keys,
         values,
@@ -268,10 +262,9 @@ def _attend_fused(
         plan.kv_lens,
         plan.block_table,
         plan.tiles,
-        plan.decodes,
+        plan.parts,
         plan.num_tiles,
-        plan.num_decodes,
-        plan.num_splits,
+        plan.num_parts,
         query.stride(0),
         out.stride(0),
         keys.stride(0),
@@ -296,7 +289,7 @@ def _attend_fused(
         DECODE_BLOCK_N=part.block_n,
         DECODE_STAGES=part.num_stages,
         HAS_WINDOW=sliding_window is not None,
-        IS_SPLIT=plan.num_splits > 1,
+        IS_SPLIT=len(plan.reductions) > 0,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )

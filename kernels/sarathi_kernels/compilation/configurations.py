@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sarathi_kernels.attention.hybrid import Variant, hybrid_attention
 from sarathi_kernels.attention.kv_cache import LARGEST, Cache, QuantizedCache
-from sarathi_kernels.attention.plan import MAX_SPLITS, TILE_ROWS, AttentionPlan
+from sarathi_kernels.attention.plan import TILE_ROWS, AttentionPlan
 from sarathi_kernels.attention.support import SUPPORTED_DTYPES, SUPPORTED_HEAD_SIZES
 from sarathi_kernels.elementwise.fused_activation import activation_, gated_activation
 from sarathi_kernels.elementwise.norm import NormKind, add_norm
@@ -28,9 +28,6 @@ from sarathi_kernels.runtime.launch import Launch, recorded
 
 BLOCK_SIZES = (16, 64, 128, 256)
 GROUPS = (1, 4, 8)  # query heads a KV head
-SPLITS = tuple(
-    2**n for n in range(MAX_SPLITS.bit_length())
-)  # what the reduction's constant is rounded to
 VARIANTS: tuple[Variant, ...] = (
     "series",
     "unified",
@@ -109,24 +106,23 @@ def _attend(shape: HeadShape, num_tokens: int, quick: bool) -> None:
     num_heads = NUM_KV_HEADS * shape.group
     qkv = _meta(num_tokens, num_heads + 2 * NUM_KV_HEADS, shape.head_size, dtype=shape.dtype)
     cache, out = _cache(shape), _meta(num_tokens, num_heads, shape.head_size, dtype=shape.dtype)
-    for variant, tile_rows, num_splits in dict.fromkeys(_work_divisions(shape, quick)):
-        plan = _plan(num_tokens, tile_rows, num_splits)
+    for variant, tile_rows, is_split in dict.fromkeys(_work_divisions(shape, quick)):
+        plan = _plan(num_tokens, tile_rows, is_split)
         inputs = (qkv[:, :num_heads], cache, cache, plan, 0.1)
         hybrid_attention(*inputs, variant=variant, sliding_window=shape.window, out=out)
 
 
-def _work_divisions(shape: HeadShape, quick: bool) -> Iterator[tuple[Variant, int, int]]:
-    """Variant, rows of a tile and splits of a decode; all there are for the hot shapes."""
-    few, many = 1, 8
+def _work_divisions(shape: HeadShape, quick: bool) -> Iterator[tuple[Variant, int, bool]]:
+    """Variant, rows of a tile, and whether decodes are split; all there are for the hot shapes."""
     if quick:
-        yield "series", TILE_ROWS[-1], many
+        yield "series", TILE_ROWS[-1], True
         if shape in HOT_SHAPES:
-            yield "fused", TILE_ROWS[-1], many
+            yield "fused", TILE_ROWS[-1], True
         return
-    yield from product(VARIANTS[:2], TILE_ROWS, (few, many))
-    yield "fused", TILE_ROWS[-1], many
+    yield from product(VARIANTS[:2], TILE_ROWS, (False, True))
+    yield "fused", TILE_ROWS[-1], True
     if shape in HOT_SHAPES:
-        yield from product(VARIANTS, TILE_ROWS, SPLITS)
+        yield from product(VARIANTS, TILE_ROWS, (False, True))
 
 
 def _rotate(shape: HeadShape, num_tokens: int, quick: bool) -> None:
@@ -165,7 +161,7 @@ def _multiply(dtype: torch.dtype, tile: Tile) -> None:
     tiled_matmul(a, b, tile)
 
 
-def _plan(num_tokens: int, tile_rows: int, num_splits: int) -> AttentionPlan:
+def _plan(num_tokens: int, tile_rows: int, is_split: bool) -> AttentionPlan:
     """A plan of a batch in which everything occurs; the sizes of its tensors follow the number of
     tokens.
     """
@@ -175,8 +171,9 @@ def _plan(num_tokens: int, tile_rows: int, num_splits: int) -> AttentionPlan:
         block_table=_meta(num_tokens, num_tokens, dtype=torch.int32),
         tiles=_meta(num_tokens, 2, dtype=torch.int32),
         decodes=_meta(num_tokens, dtype=torch.int32),
+        parts=_meta(num_tokens, 4, dtype=torch.int32),
+        reductions=_meta(num_tokens if is_split else 0, 3, dtype=torch.int32),
         tile_rows=tile_rows,
-        num_splits=num_splits,
     )
 
 
