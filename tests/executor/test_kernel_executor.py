@@ -4,6 +4,7 @@ no GPU.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import get_args
 
 import numpy as np
@@ -15,6 +16,7 @@ from toy_executors import BLOCK_SIZE, load_family, on_kernels, requests_with_tok
 
 from sarathi_kernels.attention import hybrid as hybrid_attention
 from sarathi_kernels.elementwise import sampling
+from sarathi_kernels.runtime.chip import CHIPS, assumed
 from sarathi_lab.config.errors import RunError
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
@@ -136,7 +138,8 @@ def test_hybrid_variants_give_the_same_tokens(llama, tokens_in_series, hybrid):
     requests = requests_with_tokens(LENGTHS)
     backend.use_triton(llama, hybrid)
     try:
-        tokens, _, _ = served(llama, on_kernels(llama), Sarathi(chunk=16), requests)
+        with assumed(replace(CHIPS[90], num_sms=2)):  # which small batches fill
+            tokens, _, _ = served(llama, on_kernels(llama), Sarathi(chunk=16), requests)
         assert tokens == tokens_in_series
     finally:
         backend.use_triton(llama, "series")

@@ -140,7 +140,9 @@ def test_queries_in_bfloat16_are_multiplied_in_float16() -> None:
 @pytest.mark.parametrize("variant", ["unified", "fused"])
 def test_every_way_of_sharing_a_launch(variant: Variant, kv: torch.dtype) -> None:
     inputs, expected = cases_of("hybrid", torch.float32, kv, part_tokens=32)
-    assert relative_error(attend("hybrid", inputs, variant), expected) < MAX_ERROR[torch.float32]
+    with assumed(replace(CHIPS[90], num_sms=2)):  # which a small batch fills
+        out = attend("hybrid", inputs, variant)
+    assert relative_error(out, expected) < MAX_ERROR[torch.float32]
 
 
 @pytest.mark.parametrize("kv", LARGEST, ids=str)
