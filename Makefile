@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup run test figures artifact image campaign lab lint clean
+.PHONY: setup run test figures artifact image campaign bundle lab lint clean
 
 setup: $(VENV)/.installed
 
@@ -41,12 +41,17 @@ image:
 # "resume=true" (what is left of the last one). `make campaign --dry-run` tries it on a CPU: make leaves that option in
 # MAKEFLAGS as an n, and runs lines with a + all the same.
 DRY = $(findstring n,$(filter-out --%,$(firstword -$(MAKEFLAGS))))
-CAMPAIGN = $(if $(DRY),CUDA_VISIBLE_DEVICES= TRITON_INTERPRET=1 OMP_NUM_THREADS=1) $(CAMPAIGN_PYTHON) -m sarathi_lab.run experiment=campaign$(if $(DRY),_dry)
+CAMPAIGN = $(if $(DRY),CUDA_VISIBLE_DEVICES= TRITON_INTERPRET=1 OMP_NUM_THREADS=1) $(CAMPAIGN_PYTHON) -m sarathi_lab run experiment=campaign$(if $(DRY),_dry)
 # CAMPAIGN_PYTHON=python3 takes an environment that has all it needs already, where nothing can be installed.
 CAMPAIGN_PYTHON ?= $(BIN)/python
 campaign: $(if $(filter $(BIN)/python,$(CAMPAIGN_PYTHON)),setup)
 	+@command -v $(CAMPAIGN_PYTHON) >/dev/null || { echo "error: $(CAMPAIGN_PYTHON) is missing; run make setup first" >&2; exit 2; }
 	+@PYTHONPATH=$(CURDIR):$(CURDIR)/kernels:$$PYTHONPATH $(CAMPAIGN) $(ARGS)
+
+# The campaign as one file, for a GPU machine without internet: ARGS="--python PYTHON --capability 90", of that machine's
+# Python, torch and Triton.
+bundle: setup
+	$(BIN)/python -m sarathi_lab bundle $(ARGS)
 
 lab: setup
 	$(BIN)/python -m jupyter lab notebooks

@@ -21,6 +21,10 @@ COMMANDS = {
         "a sweep, or all experiments, as one page: report FOLDER",
     ),
     "artifact": ("sarathi_lab.tasks.artifact", "run all that the claims need, with what it takes"),
+    "bundle": (
+        "sarathi_lab.tasks.gpu.bundle",
+        "the campaign as one file, for a GPU machine without internet",
+    ),
     "figures": ("sarathi_lab.tasks.figures", "the paper's figures from recorded results"),
     "dashboard": ("sarathi_lab.tasks.dashboard", "a W&B workspace that shows the lab's runs"),
     "completion": ("sarathi_lab.__main__", 'tab completion: eval "$(sarathi-lab completion bash)"'),
@@ -46,14 +50,31 @@ def main(args: Sequence[str] | None = None) -> int:
     if command == "completion":
         return print_completion(rest)
     if command in COMMANDS:
-        handed = [import_module(COMMANDS["run"][0]).main] if command == "claims" else []
-        return import_module(COMMANDS[command][0]).main(rest, *handed)
+        try:
+            handed = [import_module(COMMANDS["run"][0]).main] if command == "claims" else []
+            answer = import_module(COMMANDS[command][0]).main
+        except ModuleNotFoundError as error:
+            return print_missing(error)
+        return answer(rest, *handed)
     print("usage: python -m sarathi_lab COMMAND [--help] ...\n")
     for name, (_, purpose) in COMMANDS.items():
         print(f"  {name:<11}{purpose}")
     if command in ("", "-h", "--help"):
         return 0
     print(f"\nerror: {command} is not a command; use one of {', '.join(COMMANDS)}", file=sys.stderr)
+    return 2
+
+
+def print_missing(error: ModuleNotFoundError) -> int:
+    """Say which package is not installed; a module of the lab's own is a bug, and raised."""
+    package = (error.name or "").partition(".")[0]
+    if package in ("", "sarathi_lab"):
+        raise error
+    print(
+        f"error: the package {package} is not installed; run make setup, or bring it in a bundle "
+        "that python -m sarathi_lab bundle packs where there is internet",
+        file=sys.stderr,
+    )
     return 2
 
 

@@ -31,6 +31,8 @@ KERNEL_TESTS = {
     "test_tiled_matmul",
 }
 
+GPU_MARK = "mark.gpu"
+
 SLOWEST = {
     *("test_notebooks", "test_sweeps", "test_run", "test_paper", "test_kernel_executor"),
     *("test_campaign", "test_wheel", "test_quality", "test_readme", "test_peers"),
@@ -62,6 +64,14 @@ def pytest_configure(config: pytest.Config) -> None:
     composing.quicken()
     # Peaks of a CPU in milliseconds; test_torch_device measures those of users.
     device.PRODUCT_SIZE["cpu"], device.STREAM_BYTES["cpu"] = 256, 8 << 20
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With `-m gpu`, which the campaign runs, import only the files that have such tests."""
+    if config.option.markexpr != "gpu" or not collection_path.match("test_*.py"):
+        return None
+    has_some = collection_path.stem in KERNEL_TESTS or GPU_MARK in collection_path.read_text()
+    return None if has_some else True
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses by the marks

@@ -49,6 +49,7 @@ class StepResult:
     host_time: float = 0.0  # seconds that the host spent on packing and launching it
     num_padding_tokens: int = 0  # computed beside the batch's own, to reach a fixed shape
     is_replayed: bool = False  # whether it ran as a recorded CUDA graph
+    launching_time: float = 0.0  # seconds of it in which the host was still launching it
 
     @property
     def busy(self) -> float:

@@ -34,6 +34,7 @@ _OF_ITERATION = (
     "num_padding_tokens",
     "host_time",
     "is_replayed",
+    "launching_time",
 )
 _OF_REQUEST = (
     "request.request_id",
@@ -82,6 +83,12 @@ class Ledger:
                 chunk.sequence.bubble_time += seconds
         self._requests.extend(map(_request_row, finished))
         self.on_iteration(result.batch.num_tokens + result.batch.prefix_hit_tokens)
+
+    @property
+    def replayed_share(self) -> float:
+        """Of the iterations, those that ran as recorded CUDA graphs; 0 without any."""
+        place = ITERATION_COLUMNS.index("is_replayed")
+        return sum(row[place] for row in self._iterations) / max(1, len(self._iterations))
 
     def iterations(self) -> pd.DataFrame:
         """One row per iteration, as collected; queue lengths are those after it."""

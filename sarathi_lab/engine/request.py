@@ -92,9 +92,10 @@ class SequenceState:
     @property
     def is_decoding(self) -> bool:
         """Whether only the newest generated token is pending; a last prompt token is prefill."""
-        prompt_len, num_computed = self.request.prompt_len, self.num_computed
-        num_known = prompt_len + len(self.output_token_ids)  # not asked for: this is asked most
-        return num_computed >= prompt_len and num_known - num_computed == 1
+        num_generated = len(self.output_token_ids)  # in few words, as this is asked most
+        return (
+            num_generated > 0 and self.num_computed - self.request.prompt_len == num_generated - 1
+        )
 
     @property
     def is_finished(self) -> bool:
@@ -229,7 +230,8 @@ class Batch:
         """Take the next token of `sequences`, which are decoding, and in flight already: what `add`
         does, but for all at once, as most chunks of a run are these.
         """
-        self.chunks += [Chunk(one, one.num_computed, 1, True, True) for one in sequences]
+        make = tuple.__new__  # what a NamedTuple calls, for half of what its own call takes
+        self.chunks += [make(Chunk, (one, one.num_computed, 1, True, True)) for one in sequences]
         self.num_emits += len(sequences)
         self.num_decode_tokens += len(sequences)
         self.decode_kv_tokens += len(sequences) + sum(one.num_computed for one in sequences)

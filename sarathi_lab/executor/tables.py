@@ -181,7 +181,8 @@ def _plain(model: str) -> str:
 
 def frames_of(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Tables of rows with the columns operation (of `LAYERS`, or `ATTENTION`), num_tokens (new
-    ones, or decodes), kv_tokens (that attention reads in all, else 0) and seconds.
+    ones, or decodes), kv_tokens (that attention reads in all, else 0), seconds, and maybe
+    timing (how they were taken: graph, calls or host).
     """
     rows = rows.assign(**{TIME: rows.seconds / MICROSECOND})
     is_attention = rows.operation.isin(ATTENTION)
@@ -201,8 +202,9 @@ def frames_of(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
         "per_sequence": layers[per_emit].rename(columns={"num_tokens": "sequences"}),
         "attention": attention.assign(**sizes),
     }
+    how = [name for name in ("timing",) if name in rows]
     return {
-        name: frame[[*FILES[name].names, *FILES[name].counts, TIME]].reset_index(drop=True)
+        name: frame[[*FILES[name].names, *FILES[name].counts, TIME, *how]].reset_index(drop=True)
         for name, frame in frames.items()
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -37,11 +38,15 @@ class Engine:
     block_size: int
     num_stages: int = 1
     on_iteration: Callable[[int], None] = lambda num_tokens: None
+    # By policy, the shares of the iterations of each of its runs that were replayed.
+    replayed: defaultdict[str, list[float]] = field(
+        default_factory=lambda: defaultdict(list), compare=False
+    )
 
     def serve(self, requests: Sequence[Request], policy: Policy) -> Ledger:
         ledger = Ledger()
         ledger.on_iteration = self.on_iteration
-        return serve(
+        serve(
             requests,
             policy,
             self.executor,
@@ -52,6 +57,8 @@ class Engine:
             num_micro_batches=self.num_stages,
             recorder=ledger,
         )
+        self.replayed[policy.name].append(ledger.replayed_share)
+        return ledger
 
 
 def mean_rate(requests: Sequence[Request]) -> float:

@@ -17,12 +17,14 @@ from sarathi_lab.config.errors import UserError, require_number, require_one_of
 from sarathi_lab.config.paths import EXPERIMENTS
 from sarathi_lab.results import load
 from sarathi_lab.results.intervals import LEVEL, Ends, ends_of_median
+from sarathi_lab.results.swept import REPLAYS_APART
 
 CLAIMS = EXPERIMENTS / "claims.yaml"
 DIRECTIONS = ("at least", "at most", "near")
 OWN = ["id", "claim", "source", "unit", "experiment"]  # columns that are the claim's
 COLUMNS = ["id", "claim", "source", "device", "expected", "measured", "low", "high", "confidence"]
 COLUMNS += ["mark", "verdict", "unit", "note", "experiment"]
+SAME_REQUESTS = ("model", "prompt_len", "num_decodes", "batch")  # where `load_serving` has them
 FITTED = "†"  # the mark of a value that constants were fitted to
 ENDS = ["y", "low", "high"]
 ABSENT = "not in what was measured"
@@ -131,7 +133,8 @@ def verdicts(root: Path = EXPERIMENTS, claims: Sequence[Claim] | None = None) ->
     """A row per claim and device: `COLUMNS`; of simulated devices where they have results.
 
     `expected` is in words, `note` the reason why nothing was measured or nothing can be decided,
-    else the claim's caveat; `mark` is `FITTED` where the value is no prediction.
+    else the claim's caveat, and whether the policies differ in what was replayed; `mark` is
+    `FITTED` where the value is no prediction.
     """
     tables = {name: load.load(name, root) for name in load.recorded(root)}
     devices = {d for table in tables.values() for d in table.device[~table.is_simulated].unique()}
@@ -147,11 +150,32 @@ def verdicts(root: Path = EXPERIMENTS, claims: Sequence[Claim] | None = None) ->
                 reason = f"the interval is one of {found.confidence:.0%}, not of {LEVEL:.0%}"
             is_fitted = device.startswith(f"{load.SIMULATED}{claim.fitted}")
             words = {"device": device, "expected": f"{claim.direction} {claim.expected:g}"}
-            judged = {"note": reason or claim.caveat, "verdict": claim.judge(found)}
+            remarks = [reason or claim.caveat]
+            if not math.isnan(found.measured):
+                remarks += replay_remark(load.load_serving(claim.experiment, device, root))
+            judged = {"note": "; ".join(remarks), "verdict": claim.judge(found)}
             own_words = {name: getattr(claim, name) for name in OWN}
             mark = {"mark": FITTED if is_fitted else ""}
             rows.append({**own_words, **words, **found._asdict(), **mark, **judged})
     return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def replay_remark(serving: pd.DataFrame) -> list[str]:
+    """That policies served the same requests with shares of CUDA graphs further apart than
+    `REPLAYS_APART`, if they did; `serving` is `load.load_serving`'s table.
+    """
+    rows = serving[serving.quantity == load.REPLAYED]
+    if rows.empty:
+        return []
+    same = [name for name in SAME_REQUESTS if name in rows]
+    shares = rows.groupby(same, dropna=False).value
+    apart = float((shares.max() - shares.min()).max())
+    if apart <= REPLAYS_APART:
+        return []
+    return [
+        f"policies differ by {apart:.0%} of their iterations in what was replayed as CUDA graphs: "
+        "the value is in part of launches"
+    ]
 
 
 def _value(claim: Claim, table: pd.DataFrame | None, device: str) -> tuple[Value, str | None]:

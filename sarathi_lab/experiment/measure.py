@@ -36,7 +36,8 @@ from sarathi_lab.experiment.registry import Figure
 from sarathi_lab.experiment.samples import Samples, are_narrow, keep, rounds, table_of
 from sarathi_lab.experiment.scenario import Scenario, Served
 from sarathi_lab.model.spec import ModelSpec
-from sarathi_lab.results.intervals import FEWEST_PAIRS, coarse_to_fine
+from sarathi_lab.results import load
+from sarathi_lab.results.intervals import FEWEST_PAIRS, coarse_to_fine, summary
 
 LEFT_OUT = "the time was over"
 MOST_OF_UNIT = 40  # rounds
@@ -175,6 +176,7 @@ def measure(
                 bench.saturation_rate(dataset)
             make = partial(figure.make, bench, **sizes)
             samples = rounds(make, seconds=seconds, advance=advance)
+            scenarios = _replayed(engine, spec.name)
         else:
             clock, units = DeviceClock(executor), list(figure.units(spec, sizes))
             samples = measure_units(clock, units, seconds, max_spread, advance, is_cut)
@@ -187,6 +189,15 @@ def measure(
         table.loc[[not values for values in samples.values()], "reason"] = LEFT_OUT
     table = table.assign(model=spec.name, dtype=backend.dtype_name, device_name=backend.device_name)
     return Measured(table, compositions, scenarios)
+
+
+def _replayed(engine: Engine, model: str) -> pd.DataFrame:
+    """A row per policy: the share of its iterations that were replayed, if any were."""
+    if not any(map(any, engine.replayed.values())):
+        return pd.DataFrame()
+    labels = {"model": model, "quantity": load.REPLAYED}
+    rows = [{**labels, "policy": p, **summary(s, "ratio")} for p, s in engine.replayed.items()]
+    return pd.DataFrame(rows)
 
 
 def measure_units(

@@ -95,6 +95,7 @@ class Served(NamedTuple):
     num_iterations: int
     ttft_p50: float  # seconds
     tbt_p99: float
+    replayed_share: float = 0.0  # of the iterations of the steady time, as CUDA graphs
 
 
 def serve(
@@ -130,6 +131,7 @@ def serve(
         len(iterations),
         waits["ttft_p50"],
         waits.get("tbt_p99", math.nan),
+        float(within.is_replayed.mean()),
     )
 
 

@@ -25,7 +25,7 @@ from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.simulated.executor import PipelineExecutor
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.experiment.advisor import IterationTime
-from sarathi_lab.experiment.measured_clock import MeasuredCostModel, composition, describe
+from sarathi_lab.experiment.measured_cost import MeasuredCostModel, composition, describe
 from sarathi_lab.model.spec import DTYPE_BYTES
 from sarathi_lab.policy import Orca, Policy, PrefillFirst, RequestLevel, Sarathi, SarathiServe
 from sarathi_lab.results.metrics import throughput

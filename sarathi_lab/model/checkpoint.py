@@ -281,8 +281,8 @@ def resolve_model(cfg: DictConfig, backend: HasDefaultModel) -> tuple[ModelSpec,
             f"model.kv_dtype={spec.kv_dtype} is set by the cache; use "
             f"cache.dtype={spec.kv_dtype} instead"
         )
-    weight_dtype = cfg.executor.get("weights", "auto")  # a setting of simulated devices alone
-    return replace(spec, kv_dtype=cfg.cache.dtype, weight_dtype=weight_dtype), checkpoint
+    types = {"kv_dtype": cfg.cache.dtype, "weight_dtype": cfg.executor.get("weights", "auto")}
+    return replace(spec, **types), checkpoint
 
 
 def text_encoder(checkpoint: Path | None) -> Callable[[str], list[int]] | None:

@@ -9,6 +9,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from sarathi_lab.config.errors import UserError
+from sarathi_lab.model import fp8
 from sarathi_lab.model.checkpoint import Source, parameter_sources, stored_tensors
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.model.transformer import Transformer
@@ -18,7 +19,8 @@ def load_model(
     spec: ModelSpec, directory: Path | None, device: torch.device, dtype: torch.dtype, seed: int
 ) -> Transformer:
     """The model on `device`, its weights from the checkpoint in `directory`, or random from `seed`.
-    Raises UserError for a shape that is meant for simulation only.
+    In 8 bits, where `spec` says so, once they are there in `dtype`. Raises UserError for a shape
+    that is meant for simulation only.
     """
     spec.require_runnable()
     model = Transformer(spec, device, dtype)
@@ -26,6 +28,8 @@ def load_model(
         fill_at_random(model, seed)
     else:
         fill_from(model, directory)
+    for layer in model.layers if spec.weight_dtype == "fp8" else ():
+        fp8.in_fp8(layer)
     return model.eval()
 
 

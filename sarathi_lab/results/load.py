@@ -20,6 +20,7 @@ POINTS = "figure.parquet"  # the figures of the paper, recomputed: see `paper.ta
 LABELS = "run.json"  # written last, so its presence says that the run is complete
 RENAMED = {"floor": "roofline", "ceiling": "peak"}  # words in the names of older files
 SIMULATED = "simulated-"
+REPLAYED = "replayed share"  # of iterations, as CUDA graphs: a quantity of `load_serving`
 LONGEST = 80  # characters of what a sweep is called by
 AGAIN = "leave it out or run it again"
 # A point: where it is in its figure, the median, the interval around it (see `intervals`), and of
@@ -239,6 +240,14 @@ def load(experiment: str, root: Path = EXPERIMENTS) -> pd.DataFrame:
     # Points have all columns, also those that are empty everywhere.
     missing = [name for name in COLUMNS if name not in table] if "figure" in table else []
     return _with_confidence(table.assign(**dict.fromkeys(missing)))
+
+
+def load_serving(experiment: str, device: str, root: Path = EXPERIMENTS) -> pd.DataFrame:
+    """What serving the requests of `experiment` was like on a device, a row a quantity and policy
+    (`experiments/README.md`); empty where nothing of it is recorded.
+    """
+    found = root.glob(f"*/{experiment}/results/{device}/{experiment}-serving.csv")
+    return next(map(pd.read_csv, found), pd.DataFrame({"quantity": []}))
 
 
 def _with_confidence(table: pd.DataFrame) -> pd.DataFrame:

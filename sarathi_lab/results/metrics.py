@@ -11,6 +11,7 @@ from sarathi_lab.model.roofline import TILE, Peaks, roofline_time
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.results.decode_cost import DecodeCost
 from sarathi_lab.results.serving_metrics import QUANTILES, latency, quantiles
+from sarathi_lab.results.swept import REPLAYS_APART
 
 WAITS = ("ttft", "tbt", "tpot", "latency", "normalised_latency", "bubble_time")
 # What a run is compared by: ratios are reported as <name>_vs_<baseline>, run divided by baseline.
@@ -25,6 +26,9 @@ COMPARED = (
     "bubble_fraction",
     *(f"{name}_p{int(q * 100)}" for name in WAITS for q in QUANTILES),
 )
+# Of an iteration's time: the device that needs less than a tenth more than the host takes to launch
+# it had nothing in store at the end of it.
+STARVED = 0.9
 
 
 def add_costs(
@@ -168,12 +172,41 @@ def _time_over_roofline_by_kind(iterations: pd.DataFrame) -> dict[str, float]:
     }
 
 
+def replay_caution(
+    summary: Mapping[str, float], baseline: Mapping[str, float], name: str
+) -> list[str]:
+    """A line if the ratios to a baseline are in part of CUDA graphs; see `swept.REPLAYS_APART`."""
+    own, other = (one.get("replayed_fraction", np.nan) for one in (summary, baseline))
+    if not abs(own - other) > REPLAYS_APART:
+        return []
+    return [
+        f"  replayed as CUDA graphs were {own:.0%} of the iterations, of {name}'s {other:.0%}: "
+        "the ratios are in part of launches"
+    ]
+
+
 def device_idle_fraction(iterations: pd.DataFrame) -> float:
-    """Share of a device's time between iterations, while there were requests to serve."""
+    """Share of a device's time, while there were requests to serve, between iterations and within
+    those whose launches it waited for (`starved_time`).
+    """
     had_work = (iterations.num_running + iterations.num_waiting > 0).to_numpy()[:-1]
     gaps = np.maximum(0.0, iterations.start.to_numpy()[1:] - iterations.end.to_numpy()[:-1])
-    idle = float(gaps[had_work].sum())
-    return idle / (idle + float(iterations.busy.sum()))
+    between = float(gaps[had_work].sum())
+    idle = between + float(starved_time(iterations).sum())
+    return idle / (between + float(iterations.busy.sum()))
+
+
+def starved_time(iterations: pd.DataFrame) -> pd.Series:
+    """Seconds of each iteration in which its device may have waited for launches, at most: what it
+    took beyond its roofline (all, without that column) if it was done as soon as it was launched,
+    operation by operation.
+    """
+    took = iterations.end - iterations.start
+    is_starved = ~iterations.is_replayed.astype(bool) & (
+        iterations.launching_time >= STARVED * took
+    )
+    work = iterations.roofline if "roofline" in iterations else 0.0
+    return (took - work).clip(lower=0.0).where(is_starved & (iterations.launching_time > 0), 0.0)
 
 
 def _overheads(iterations: pd.DataFrame) -> dict[str, float]:

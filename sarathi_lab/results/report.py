@@ -35,6 +35,7 @@ MAIN = (  # of a run; the rest is for who asks
     *("slo_attainment", "goodput", "capacity", "bubble_fraction", "time_over_roofline"),
 )
 BETTER = dict.fromkeys(("decode_time_marginal", "kv_reread_factor", "ttft_p50", "tbt_p99"), "v")
+APART = "#"  # marks a ratio of runs that CUDA graphs had a different share in
 UNSEEN = ("sweep", "status")  # of the runs' labels, in sweep.csv
 _cautioned: set[tuple[str, str]] = set()  # by sweep
 
@@ -141,6 +142,7 @@ def sweep_table(runs: pd.DataFrame, title: str) -> Shown:
     quantities = {"throughput": "tokens/s", **SWEEP_COLUMNS}
     if base is not None:
         runs = swept.relative(runs, "throughput", base)
+        runs = runs.assign(replays_apart=swept.replays_apart(runs, base))
         quantities = {
             "throughput": "tokens/s",
             f"throughput_vs_{base}": f"x {base}",
@@ -154,9 +156,10 @@ def sweep_table(runs: pd.DataFrame, title: str) -> Shown:
     units = {name: _unit(name, runs[name]) for name in known}
     tables = {name: swept.medians(runs, by, name) for name in known}
     places = {name: swept.place(table, by) for name, table in tables.items()}
-    whole = runs.drop_duplicates(by)
+    whole, groups = runs.drop_duplicates(by), swept.place(runs, by)
     for (_, run), place in zip(whole.iterrows(), swept.place(whole, by), strict=True):
         row = {_heading(name): swept.text(run[name]) for name in by if name != "is_baseline"}
+        is_apart = base is not None and bool(runs.replays_apart[groups == place].any())
         if run["is_baseline"]:
             row["policy"] += " *"
         for name, words in known.items():
@@ -164,6 +167,7 @@ def sweep_table(runs: pd.DataFrame, title: str) -> Shown:
             unit, scale = units[name]
             heading = f"{words}{unit}\n{BETTER.get(name, '^')}"
             row[heading] = _median(name, found.iloc[0], scale, level) if len(found) else "-"
+            row[heading] += APART if is_apart and "_vs_" in name and len(found) else ""
         rows.append(row)
     most = max(int(table["number"].max()) for table in tables.values())
     signs = [
@@ -173,6 +177,7 @@ def sweep_table(runs: pd.DataFrame, title: str) -> Shown:
             ("*: baseline", bool(runs.is_baseline.any())),
             ("^ more, v less is better", True),
             ("~: not told apart from 1", any("~" in cell for row in rows for cell in row.values())),
+            (f"{APART}: replayed shares differ", base is not None and runs.replays_apart.any()),
         )
         if is_there
     ]
@@ -232,6 +237,8 @@ def conclusion(runs: pd.DataFrame) -> list[str]:
         words += f", which is undecided: {why}"
     elif best["median"] < 1:
         words += ", the most of all: nothing here gains"
+    if swept.replays_apart(runs, base)[runs.policy == best["policy"]].any():
+        words += f"; what was replayed as CUDA graphs differs from {base}'s share"
     return [f"\n{words}."]
 
 

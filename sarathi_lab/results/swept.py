@@ -25,6 +25,9 @@ FIRST = ("policy", "chunk", "pd_ratio", "seq_len", "batch", "dtype", "model", "h
 LAST = ("threads", "executor", "device")
 # No settings of a run's work.
 ASIDE = ("baselines", "output", "resume", "limit", "trace", "tracking", "repeat", "plot")
+# Shares of iterations that were replayed as CUDA graphs, further apart than which policies are not
+# compared alone: what launching costs the host is part of their ratio.
+REPLAYS_APART = 0.05
 REFERENCES = ("orca", "request_level")  # what runs are held against, the first that there is
 
 
@@ -122,6 +125,18 @@ def place(runs: pd.DataFrame, keys: Sequence[str]) -> pd.Series:
     """Equal texts for runs that agree in `keys`."""
     parts = [runs[key].map(text) for key in keys]
     return pd.Series(list(zip(*parts, strict=True)) if parts else "", index=runs.index)
+
+
+def replays_apart(runs: pd.DataFrame, to: str) -> pd.Series:
+    """Of each run, whether so much more or less of it was replayed (`REPLAYS_APART`) than of the
+    run of the policy `to` on the same requests; False where either is unknown.
+    """
+    name = "replayed_fraction"
+    if name not in runs:
+        return pd.Series(False, runs.index)
+    keys, base = same_work(runs), runs[runs.policy == to]
+    others = place(runs, keys).map(base[name].groupby(place(base, keys)).median())
+    return (runs[name] - others.astype(float)).abs() > REPLAYS_APART
 
 
 def reference(runs: pd.DataFrame) -> str | None:

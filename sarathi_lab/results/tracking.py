@@ -192,8 +192,11 @@ class WandbTracker(Tracker):
 
 
 def require_login(what: str, mend: str) -> None:
-    """Raise UserError, saying `what` needs it, without a well-formed key for W&B's server."""
-    import wandb
+    """Raise UserError, saying `what` needs it, without W&B or a well-formed key for its server."""
+    try:
+        import wandb
+    except ModuleNotFoundError:
+        raise UserError(f"{what}, but wandb is not installed; pip install wandb, {mend}") from None
 
     fix = f"run `wandb login`, {mend}"
     try:

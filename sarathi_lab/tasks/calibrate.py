@@ -63,6 +63,11 @@ class Calibrate(Task):
 
     def check(self, cfg: DictConfig) -> Subject:
         backend, spec, _ = subject = measured_subject(cfg, "calibrate")
+        if backend.weights != "auto":
+            raise UserError(
+                f"executor.weights={backend.weights}: the simulator reads no times of such "
+                "products; use executor.weights=auto"
+            )
         backend.check(spec, BLOCK_SIZE * profiling.blocks_needed(_shapes(cfg), BLOCK_SIZE))
         installed = CONF / "hardware" / f"{self._hardware_name(backend)}.yaml"
         if self.install and not IS_CHECKOUT:

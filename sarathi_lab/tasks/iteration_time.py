@@ -64,12 +64,13 @@ class IterationTime(Task):
         shapes = list(dict.fromkeys(shape for _, shape in self._shapes()))
         num_iterations = self.repetitions * len(shapes)
         with progress_of("measuring", num_iterations, "iterations") as progress:
-            seconds = time_iterations(executor, shapes, self.repetitions, progress)
+            timings = time_iterations(executor, shapes, self.repetitions, progress)
         peaks = backend.peaks()
         out.print(f"  medians of {self.repetitions} repetitions in turns; peaks {peaks.describe()}")
         rows = []
         for kind, shape in self._shapes():
-            low, middle, high = np.quantile(seconds[shape], (0.2, 0.5, 0.8))
+            seconds, ways = zip(*timings[shape], strict=True)
+            low, middle, high = np.quantile(seconds, (0.2, 0.5, 0.8))
             batch = batch_of(executor, shape)
             roofline = float(roofline_time(spec, batch, backend.dtype_bytes, peaks))
             rows.append(
@@ -81,6 +82,7 @@ class IterationTime(Task):
                     "q20": low,
                     "q80": high,
                     "repetitions": self.repetitions,
+                    "timing": min(ways),  # calls, if any
                     "roofline": roofline,
                     "time_over_roofline": middle / roofline,
                 }

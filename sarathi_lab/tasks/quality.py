@@ -1,4 +1,6 @@
-"""The task `quality`: what chunks and the KV cache's type do to what a trained model says."""
+"""The task `quality`: what chunks and the types of KV cache and weights do to what a trained model
+says.
+"""
 
 from __future__ import annotations
 
@@ -83,6 +85,7 @@ class Quality(Task):
             model=spec.name,
             dtype=backend.dtype_name,
             device=backend.device_name,
+            weights=backend.weights,
             git_commit=provenance()["git_commit"],
         )
         places: dict[str, Path | str] = {"results": context.run_dir}

@@ -176,6 +176,7 @@ def _executed(
     summaries = {name: load_summary(path) for name, path in finished.items()}
     for name, baseline in summaries.items():
         summary |= metrics.compare(summary, baseline, name)
+        cautions += metrics.replay_caution(summary, baseline, name)
     shown: list[Shown | str] = [summary_line(summary)]
     if context.is_verbose or not is_baseline:
         shown = summary_table(plan.policy.name, summary, summaries, is_whole=context.is_verbose)

@@ -28,4 +28,5 @@ def measured_subject(cfg: DictConfig, task: str) -> Subject:
 
 
 def where_of(backend: TorchBackend, spec: ModelSpec) -> str:
-    return f"{spec.name} in {backend.dtype_name} on {backend.device_name}"
+    weights = "" if backend.weights == "auto" else f" with weights in {backend.weights}"
+    return f"{spec.name} in {backend.dtype_name}{weights} on {backend.device_name}"

@@ -32,6 +32,7 @@ from sarathi_lab.executor.simulated.hardware import Parallel
 from sarathi_lab.executor.torch import host_pool
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.model.roofline import Peaks
+from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.model.transformer import KVCache
 from sarathi_lab.policy import Orca, PrefillFirst, Sarathi, SarathiServe
 from sarathi_lab.results.metrics import add_costs, summarise
@@ -100,10 +101,10 @@ def test_swapping_changes_no_token(kind, policy, lengths, num_blocks):
     )  # nothing was computed again
 
 
-def filled_cache(num_blocks: int) -> KVCache:
-    cache = KVCache(SPEC, num_blocks, 4, DEVICE, torch.float32)
+def filled_cache(num_blocks: int, spec: ModelSpec = SPEC) -> KVCache:
+    cache = KVCache(spec, num_blocks, 4, DEVICE, torch.float32)
     for i, tensor in enumerate(cache.tensors):
-        tensor.copy_(torch.arange(tensor.numel()).view(tensor.shape) + i)
+        tensor.copy_(torch.arange(tensor.numel()).view(tensor.shape) % 100 + i)
     return cache
 
 
@@ -132,6 +133,18 @@ def test_copies_are_made_in_their_order(moves):
                 tensor[:, device_block] = host[:, host_block].to(DEVICE)
     assert torch.equal(cache.keys, expected.keys)
     assert torch.equal(cache.values, expected.values)
+
+
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+def test_blocks_of_eight_bits_come_back(kind):
+    cache, expected = (filled_cache(3, replace(SPEC, kv_dtype=kind)) for _ in range(2))
+    pool = host_pool.HostPool(cache, 3)
+    pool.make([Copy(True, block, 2 - block) for block in range(3)])
+    for tensor in cache.tensors:
+        tensor.zero_()
+    pool.make([Copy(False, block, 2 - block) for block in range(3)])
+    for tensor, before in zip(cache.tensors, expected.tensors, strict=True):
+        assert torch.equal(tensor.float(), before.float())
 
 
 def test_many_blocks_pass_in_parts(monkeypatch):

@@ -4,6 +4,8 @@ no GPU.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import get_args
 
 import numpy as np
@@ -15,13 +17,16 @@ from toy_executors import BLOCK_SIZE, load_family, on_kernels, requests_with_tok
 
 from sarathi_kernels.attention import hybrid as hybrid_attention
 from sarathi_kernels.elementwise import sampling
+from sarathi_kernels.runtime.chip import CHIPS, assumed
 from sarathi_lab.config.errors import RunError
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.engine.request import Batch
-from sarathi_lab.executor.torch import backend
+from sarathi_lab.executor.torch import backend, executor
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.executor.torch.executor import TorchExecutor
+from sarathi_lab.executor.torch.graphs import NoGraphs
+from sarathi_lab.executor.torch.shapes import PaddedShapes, Shape
 from sarathi_lab.model import operations
 from sarathi_lab.model.transformer import Transformer
 from sarathi_lab.policy import Orca, PrefillFirst, Sarathi, SarathiServe
@@ -76,7 +81,7 @@ def llama(tmp_path_factory) -> Transformer:
 def warm(llama) -> TorchExecutor:
     """Two batches in flight, padded to fixed shapes."""
     executor = on_kernels(llama)
-    executor.warm_up(batch_size=3, chunk_tokens=16, longest=80, is_fixed=True)
+    executor.warm_up(batch_size=3, chunk_tokens=16, longest=80)
     return executor
 
 
@@ -103,13 +108,31 @@ def test_capacity_and_padding_change_no_token_and_no_schedule(llama, warm, plain
     assert iterations[columns].equals(plain_iterations[columns])
 
 
+class Closures(NoGraphs):
+    """Graphs for any device: what was recorded is called again."""
+
+    def __init__(self) -> None:
+        self.recorded: dict[Shape, Callable[[], None]] = {}
+
+    def capture(self, shape: Shape, work: Callable[[], None]) -> None:
+        self.recorded[shape] = work
+
+    def replay(self, shape: Shape) -> bool:
+        if shape in self.recorded:
+            self.recorded[shape]()
+        return shape in self.recorded
+
+    def drop(self, shape: Shape) -> None:
+        self.recorded.pop(shape, None)
+
+
 @pytest.mark.gpu
 def test_graphs_change_no_token(llama):
     requests = requests_with_tokens(LENGTHS)
     tokens = []
     for graphs in (True, False):
         executor = on_kernels(llama, graphs=graphs)
-        executor.warm_up(batch_size=3, chunk_tokens=16, longest=80, is_fixed=True)
+        executor.warm_up(batch_size=3, chunk_tokens=16, longest=80)
         tokens.append(served(llama, executor, SarathiServe(chunk=16), requests)[0])
     assert tokens[0] == tokens[1]
 
@@ -131,12 +154,40 @@ def tokens_in_series(llama):
     return served(llama, on_kernels(llama), Sarathi(chunk=16), requests_with_tokens(LENGTHS))[0]
 
 
+def test_every_policy_replays_all_its_iterations(llama, tokens_in_series):
+    """Chunks, their tails and whole prompts: else one policy would gain by launches alone."""
+    made = on_kernels(llama)
+    made._graphs = graphs = Closures()
+    made.warm_up(batch_size=3, chunk_tokens=16, longest=20, max_tokens=20)
+    for policy in (Orca(), SarathiServe(chunk=16)):
+        tokens, iterations, _ = served(llama, made, policy, requests_with_tokens(LENGTHS))
+        assert tokens == tokens_in_series
+        assert iterations.is_replayed.all()
+        assert not iterations.launching_time.any(), "a CPU is no device apart"
+    assert len(graphs.recorded) == 4
+
+
+def test_what_other_runs_recorded_is_forgotten_when_it_is_too_much(llama, monkeypatch):
+    made = on_kernels(llama)
+    shapes = PaddedShapes(made._limits, batch_size=3, max_tokens=64, longest=20)
+    made._graphs = graphs = Closures()
+    for shape in shapes.all:
+        made._recorded[shape] = None
+        graphs.capture(shape, lambda: None)
+    made._forget_beyond(shapes.all[:1])
+    assert len(graphs.recorded) == len(shapes.all)
+    monkeypatch.setattr(executor, "MOST_RECORDED", len(shapes.all) - 1)
+    made._forget_beyond(shapes.all[:1])
+    assert list(graphs.recorded) == list(made._recorded) == shapes.all[:1]
+
+
 @pytest.mark.parametrize("hybrid", ["streams", "unified", "fused"])
 def test_hybrid_variants_give_the_same_tokens(llama, tokens_in_series, hybrid):
     requests = requests_with_tokens(LENGTHS)
     backend.use_triton(llama, hybrid)
     try:
-        tokens, _, _ = served(llama, on_kernels(llama), Sarathi(chunk=16), requests)
+        with assumed(replace(CHIPS[90], num_sms=2)):  # which small batches fill
+            tokens, _, _ = served(llama, on_kernels(llama), Sarathi(chunk=16), requests)
         assert tokens == tokens_in_series
     finally:
         backend.use_triton(llama, "series")
@@ -219,7 +270,7 @@ def test_a_shape_can_be_recorded_for_a_while(llama):
     result = executor.collect()
     assert not result.is_replayed
     assert [*tokens, result.token_ids] == [tokens[0]] * 2
-    assert not executor._buffers
+    assert not executor._recorded
 
 
 def test_every_kernel_that_a_batch_may_need_is_compiled_before(llama, monkeypatch):
@@ -229,10 +280,8 @@ def test_every_kernel_that_a_batch_may_need_is_compiled_before(llama, monkeypatc
     monkeypatch.setattr(executor._packer, "send", lambda shape: shapes.append(shape) or send(shape))
     with torch.inference_mode():
         executor._compile(longest=1500)
-    most = executor._limits.num_splits(1, 1500)
-    assert most > 4
-    assert {(shape.tile_rows, shape.num_splits) for shape in shapes} == {
-        (rows, splits) for rows in (64, 128) for splits in (1, 2, 4, most)
+    assert {(shape.tile_rows, shape.num_reductions) for shape in shapes} == {
+        (rows, split) for rows in (64, 128) for split in (0, 1)
     }
 
 

@@ -13,7 +13,7 @@ from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.executor.torch import own_time
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.executor.torch.own_time import OwnClock, cores_of_their_own, undisturbed
-from sarathi_lab.experiment.measured_clock import MeasuredCostModel
+from sarathi_lab.experiment.measured_cost import MeasuredCostModel
 
 
 @pytest.fixture

@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from sarathi_kernels.attention.plan import PADDING
+from sarathi_kernels.attention.plan import (
+    MAX_PARTS,
+    PADDING,
+    PART_TOKENS,
+    plan_parts,
+    room_for_parts,
+)
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.executor import NO_TOKEN
 from sarathi_lab.engine.request import Batch, Request, SequenceState
 from sarathi_lab.executor.torch.packing import Packer
-from sarathi_lab.executor.torch.shapes import Limits, PaddedShapes, bucket_sizes
+from sarathi_lab.executor.torch.shapes import (
+    LARGEST_HYBRID,
+    Limits,
+    PaddedShapes,
+    bucket_sizes,
+    hybrid_sizes,
+)
+from sarathi_lab.model.roofline import TILE
 from sarathi_lab.model.spec import ModelSpec
 
 CPU = torch.device("cpu")
@@ -26,7 +43,7 @@ SPEC = ModelSpec(
     vocab_size=99,
 )
 LIMITS = Limits(SPEC, block_size=4, num_sms=132)
-PADDED = PaddedShapes(LIMITS, batch_size=6, chunk=128, longest=40)
+PADDED = PaddedShapes(LIMITS, batch_size=6, max_tokens=128, longest=40)
 
 
 def sequence(
@@ -66,7 +83,7 @@ def mixed():
 def test_fields(mixed, is_padded):
     batch, newest = mixed
     shape = PADDED.all[0] if is_padded else LIMITS.exact(batch)
-    packer = Packer(4, CPU)
+    packer = Packer(LIMITS, CPU)
     packer.fill(batch, shape, newest)
     inputs = packer.send(shape)
     plan = inputs.attention
@@ -106,7 +123,7 @@ def test_fields(mixed, is_padded):
 def test_a_buffer_is_not_filled_while_a_batch_in_flight_may_read_it(mixed):
     batch, newest = mixed
     shape = LIMITS.exact(batch)
-    packer = Packer(4, CPU)
+    packer = Packer(LIMITS, CPU)
     filled = []
     for _ in range(3):
         packer.fill(batch, shape, newest)
@@ -115,9 +132,43 @@ def test_a_buffer_is_not_filled_while_a_batch_in_flight_may_read_it(mixed):
     assert filled[0] == filled[2]
 
 
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_a_block_table_that_is_kept_is_the_one_that_is_made_anew(data):
+    """Sequences grow, are evicted and come back with other blocks, or end and make way for new
+    ones; a batch has any of them, of any context.
+    """
+    blocks, packer, running, made = BlockManager(24, 4), Packer(LIMITS, CPU), [], 0
+    for _ in range(data.draw(st.integers(1, 12))):
+        for one in data.draw(st.lists(st.sampled_from(running), unique=True)) if running else []:
+            blocks.free(one)
+            one.num_preemptions += 1
+            if data.draw(st.booleans()):
+                running.remove(one)
+                one.is_running = False
+        if len(running) < 6:
+            one = SequenceState(Request(made, 0.0, 96, 1, np.zeros(96, dtype=np.int32)), made)
+            running, made, one.is_running = [*running, one], made + 1, True
+        batch = Batch()
+        for one in data.draw(st.permutations(running)):
+            one.num_computed = 4 * len(one.block_ids)
+            if blocks.grow(one, one.num_computed + 1):
+                batch.add(one, 1)
+        if not batch.chunks:
+            continue
+        shape = LIMITS.exact(batch)
+        packer.fill(batch, shape, {})
+        table = packer.send(shape).attention.block_table
+        rows = [chunk.sequence.block_ids for chunk in batch.chunks]
+        expected = [row + [0] * (shape.max_blocks - len(row)) for row in rows]
+        assert table.tolist() == expected
+        for chunk in batch.chunks:
+            chunk.sequence.in_flight = False
+
+
 def test_shapes_are_aligned_so_that_no_kernel_is_compiled_twice(mixed):
     batch, newest = mixed
-    packer = Packer(4, CPU)
+    packer = Packer(LIMITS, CPU)
     for shape in (LIMITS.exact(batch), *PADDED.all):
         packer.fill(batch if shape.num_tiles else Batch(), shape, newest)
         inputs = packer.send(shape)
@@ -138,34 +189,65 @@ def test_decodes_go_to_the_next_bucket():
     assert bucket_sizes(1) == [1]
     assert bucket_sizes(6) == [1, 2, 4, 6]
     assert bucket_sizes(27) == [1, 2, 4, 8, 16, 24, 27]
-    shapes = PaddedShapes(LIMITS, batch_size=27, chunk=None, longest=40)
+    shapes = PaddedShapes(LIMITS, batch_size=27, max_tokens=64, longest=40)
     blocks = BlockManager(400, 4)
     for count, bucket in ((1, 1), (3, 4), (9, 16), (24, 24), (27, 27)):
         decodes = [sequence(i, 4, 4, [1], blocks) for i in range(count)]
         assert shapes.choose(batch_of(*((decode, 1) for decode in decodes))).num_tokens == bucket
 
 
-def test_hybrid_batches_are_padded_by_less_than_a_tile():
-    blocks = BlockManager(400, 4)
-    shapes = PaddedShapes(LIMITS, batch_size=4, chunk=256, longest=600)
+@pytest.mark.parametrize("most", [16, 239, 512, 700, 4096, 9000])
+def test_padding_a_batch_with_prompts_adds_no_tile_to_its_products(most):
+    sizes = hybrid_sizes(most)
+    assert sizes == sorted(set(sizes))
+    assert sizes[-1] == min(most, LARGEST_HYBRID)
+    for num_tokens in range(1, sizes[-1] + 1):
+        padded = sizes[bisect_left(sizes, num_tokens)]
+        assert -(-padded // TILE) == -(-num_tokens // TILE)
+        assert padded - num_tokens < (64 if padded <= 512 else 128)
+
+
+def test_chunks_their_tails_and_whole_prompts_go_to_the_next_bucket():
+    blocks = BlockManager(4000, 4)
+    shapes = PaddedShapes(LIMITS, batch_size=4, max_tokens=9000, longest=6000)
+    assert len(hybrid_sizes(9000)) == 36
     decode = sequence(0, 4, 4, [1], blocks)
-    for num_tokens, is_padded in (
-        (255, True),
-        (250, True),
-        (128, True),
-        (127, False),
-        (300, False),
-    ):
-        prompt = sequence(1, 600, 0, [], blocks)
+    for num_tokens, bucket in ((2, 64), (127, 128), (128, 192), (511, 512), (3000, 3072)):
+        prompt = sequence(1, 6000, 0, [], blocks)
         decode.in_flight = False
         chosen = shapes.choose(batch_of((decode, 1), (prompt, num_tokens)))
         blocks.free(prompt)
-        assert chosen.num_tokens == (256 if is_padded else num_tokens + 1)
+        assert chosen.num_tokens == bucket
+        assert chosen in shapes.all
+    batch = batch_of((sequence(1, 6000, 0, [], blocks), 5000))
+    assert shapes.choose(batch) == LIMITS.exact(batch), "its launches hide behind the work"
 
 
 def test_more_prompts_than_there_are_tiles_for_keep_their_own_shape():
     blocks = BlockManager(400, 4)
-    shapes = PaddedShapes(LIMITS, batch_size=64, chunk=256, longest=600)
+    shapes = PaddedShapes(LIMITS, batch_size=64, max_tokens=256, longest=600)
     prompts = [sequence(i, 10, 0, [], blocks) for i in range(25)]
     batch = batch_of(*((prompt, 10) for prompt in prompts))
     assert shapes.choose(batch) == LIMITS.exact(batch)
+
+
+@pytest.mark.parametrize("window", [None, 700])
+def test_parts_cover_what_decodes_see_and_none_takes_longer_than_all_should(window):
+    kv_lens = np.array([1024] * 31 + [16_384, 1, 300], dtype=np.int32)
+    sequences = np.arange(len(kv_lens)) * 2
+    room = room_for_parts(len(kv_lens), 8, 16_384, 132)
+    parts, reductions = plan_parts(sequences, kv_lens, 8, 132, room, window)
+    assert len(parts) <= room
+    for sequence, kv_len in zip(sequences, kv_lens, strict=True):
+        own = np.flatnonzero(parts[:, 0] == sequence)
+        begins, ends = parts[own, 1], parts[own, 2]
+        assert begins[0] <= max(0, kv_len - (window or kv_len))
+        assert ends[-1] == kv_len
+        assert (begins[1:] == ends[:-1]).all()
+        assert (begins % PART_TOKENS == 0).all()
+        assert 1 <= len(own) <= MAX_PARTS
+        assert (parts[own, 3] == (len(own) > 1)).all()
+        reduced = reductions[reductions[:, 0] == sequence, 1:].tolist()
+        assert reduced == ([[own[0], len(own)]] if len(own) > 1 else [])
+    share = (kv_lens if window is None else np.minimum(kv_lens, window)).sum() * 8 / (2 * 132)
+    assert (parts[:, 2] - parts[:, 1]).max() <= share

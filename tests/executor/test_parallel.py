@@ -298,6 +298,10 @@ def test_the_announcement_names_the_devices(tmp_path, capsys):
                 "would do: executor.tensor_parallel=",
             ],
         ),
+        (  # no tensor parallelism without links
+            ["hardware.link_bytes_per_second=null"],
+            ["would do: executor.tensor_parallel=1 executor.pipeline_parallel=6"],
+        ),
         (
             ["executor.pipeline_parallel=7"],
             ["executor.pipeline_parallel=7", "96 layers", "use one of 1, 2, 3, 4, 6"],

@@ -16,6 +16,7 @@ from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import EXPERIMENTS
 from sarathi_lab.executor.simulated.analytic import AnalyticOperations
 from sarathi_lab.executor.simulated.attention import uneven
+from sarathi_lab.executor.simulated.attention_shapes import equivalent_prompts
 from sarathi_lab.executor.simulated.attention_tables import sums_of
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
@@ -63,6 +64,21 @@ def test_shapes_on_no_grid_take_the_nearest():
     assert table.curve(64, 100)(1) == pytest.approx(1.0)
     assert table.curve(128, 2000)(1) == pytest.approx(10.0)
     assert table.curve(96, 400)(1) == pytest.approx(5.0 * (96 * 400) / (128 * 1000))  # by ratios
+
+
+@pytest.mark.parametrize(
+    "chunks", [[(64, 0)] * 3, [(64, 0), (9, 0)], [(64, 192)], [(1, 8), (64, 7)]]
+)
+def test_uneven_prompts_are_taken_for_equal_ones_of_as_many_tokens_and_pairs(chunks):
+    """Of as many pairs alone, where a context leaves no prompts that have both."""
+    tokens = sum(length for length, _ in chunks)
+    pairs = sum(length * start + length * (length + 1) // 2 for length, start in chunks)
+    number, length = equivalent_prompts(tokens, pairs)
+    assert number * length * (length + 1) / 2 == pytest.approx(pairs)
+    if 2 * pairs <= tokens * (tokens + 1):
+        assert number * length == pytest.approx(tokens)
+    else:
+        assert number == 1
 
 
 def kept(gpu: str, model: str = "llama3-8b", tensor: int = 1) -> ProfiledOperations:

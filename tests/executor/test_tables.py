@@ -244,6 +244,12 @@ def test_past_the_grid_the_nearest_edge_is_scaled_by_the_formula(hardware):
     )
     expected = mixed_us(256, 1024, 0, 0) * past / edge
     assert micros(of, chunk=1024, start=1024)[0] == pytest.approx(expected)
+    before, edge = (
+        by_formula.operations.attention_times(batch_of(decodes=1, context=context))[1]
+        for context in (1, min(CONTEXTS))
+    )
+    expected = mixed_us(0, 0, 1, min(CONTEXTS)) * before / edge
+    assert micros(of, decodes=1, context=1)[1] == pytest.approx(expected)
 
 
 def test_more_work_never_takes_less_time():

@@ -130,6 +130,18 @@ def test_a_value_is_taken_with_its_interval(take, expected, tmp_path):
     assert row["confidence"] < CONFIDENCE  # of two points at once
 
 
+@pytest.mark.parametrize(("shares", "differ"), [((0.98, 0.95), False), ((0.98, 0.4), True)])
+def test_a_claim_of_policies_that_were_replayed_to_other_shares_says_so(shares, differ, tmp_path):
+    load.save(table(1.5), "fig08", "cpu", tmp_path)
+    rows = pd.DataFrame({"policy": ["sarathi", "orca_best"], "value": shares, "prompt_len": 8})
+    serving = rows.assign(quantity=load.REPLAYED)
+    others = serving.assign(prompt_len=9, value=0.1)  # other requests, of which both are alike
+    serving = pd.concat([serving, others, serving.assign(quantity="idle share", value=[0, 1])])
+    load.save(serving, "fig08", "cpu", tmp_path, stem="fig08-serving")
+    note = found(tmp_path)["note"]
+    assert ("differ by 58% of their iterations" in note) == differ
+
+
 def test_a_flat_top_is_as_wide_as_the_intervals_reach(tmp_path):
     load.save(table(1.2, 1.45, 1.5, 1.35, 1.0), "fig08", "cpu", tmp_path)
     row = found(tmp_path, take="x of max")

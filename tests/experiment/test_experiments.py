@@ -17,7 +17,7 @@ from sarathi_lab.config.paths import EXPERIMENTS as FOLDERS
 from sarathi_lab.engine.compositions import make_batch
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.torch.backend import TorchBackend
-from sarathi_lab.experiment import measured_clock
+from sarathi_lab.experiment import measured_cost
 from sarathi_lab.experiment.clock import CostClock, Estimate, Point
 from sarathi_lab.experiment.figures import FIGURES
 from sarathi_lab.experiment.measure import Room, load_executor, measure_units, room_of
@@ -41,7 +41,7 @@ def dry_units(name: str) -> list:
 
 @pytest.fixture(autouse=True)
 def few_timings(monkeypatch):
-    monkeypatch.setattr(measured_clock, "ENOUGH", 0.0)
+    monkeypatch.setattr(measured_cost, "ENOUGH", 0.0)
 
 
 @pytest.fixture(scope="module")

@@ -18,13 +18,13 @@ from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.executor.torch.backend import Sizes, TorchBackend
 from sarathi_lab.executor.torch.executor import TorchExecutor
-from sarathi_lab.experiment import measured_clock
+from sarathi_lab.experiment import measured_cost
 from sarathi_lab.experiment.clock import CostClock, Estimate, one
 from sarathi_lab.experiment.figures import FIGURES
 from sarathi_lab.experiment.measure import MOST_OF_UNIT, measure_units
-from sarathi_lab.experiment.measured_clock import (
+from sarathi_lab.experiment.measured_clock import DeviceClock
+from sarathi_lab.experiment.measured_cost import (
     LOWER,
-    DeviceClock,
     MeasuredCostModel,
     composition,
     describe,
@@ -97,6 +97,7 @@ def test_a_scenario_that_the_device_has_no_memory_for_is_left_out(executor, monk
     assert {row["quantity"] for row in clock.serving_rows("tiny")} == {
         "time per request",
         "idle share",
+        "replayed share",
     }
 
 
@@ -105,6 +106,7 @@ def test_idle_share_is_that_of_the_gaps():
         {"start": [0.0, 1.5, 2.0], "end": [1.0, 2.0, 4.0], "num_running": 1, "num_waiting": 0}
     )
     iterations["busy"] = iterations.end - iterations.start
+    iterations = iterations.assign(is_replayed=False, launching_time=0.0)
     assert device_idle_fraction(iterations) == pytest.approx(0.5 / 4.0)
     assert device_idle_fraction(iterations[:1]) == 0
     assert (
@@ -252,8 +254,8 @@ def test_what_decodes_add_is_a_difference_of_neighbours(executor, monkeypatch):
         ran.append(batch.num_tokens)
         return SimpleNamespace(busy=seconds[batch.num_tokens] * (1 + (len(ran) - 1) // 3))
 
-    monkeypatch.setattr(measured_clock, "run_once", slower_and_slower)
-    monkeypatch.setattr(measured_clock, "ALTERNATED", 0.0)
+    monkeypatch.setattr(measured_cost, "run_once", slower_and_slower)
+    monkeypatch.setattr(measured_cost, "ALTERNATED", 0.0)
     clock = DeviceClock(executor)
     monkeypatch.setattr(clock.cost, "_stolen", list)
     assert clock.saving(alone, both, without).value == pytest.approx(8.0)

@@ -19,6 +19,7 @@ from sarathi_kernels.attention.cases import AWKWARD, AttentionInputs, make_input
 from sarathi_kernels.attention.eight_bit import decoded
 from sarathi_kernels.attention.hybrid import Variant, hybrid_attention
 from sarathi_kernels.attention.kv_cache import LARGEST, QuantizedCache, dequantize, quantize
+from sarathi_kernels.attention.plan import with_parts_of
 from sarathi_kernels.attention.prefill import prefill_attention
 from sarathi_kernels.attention.support import entries_and_scales
 from sarathi_kernels.elementwise.rotary_kv import rotate_and_store, rotate_and_store_reference
@@ -43,11 +44,12 @@ def in_8_bits(cache: Tensor, dtype: torch.dtype) -> QuantizedCache:
 
 
 def cases_of(
-    name: str, dtype: torch.dtype, kv: torch.dtype, num_splits: int = 1
+    name: str, dtype: torch.dtype, kv: torch.dtype, part_tokens: int = 256
 ) -> tuple[AttentionInputs, Tensor]:
     """Inputs whose caches are in 8 bits, and attention to the numbers that these stand for."""
     inputs = make_inputs(AWKWARD[name], device=DEVICE, dtype=dtype, num_sms=NUM_SMS)
-    inputs = replace(inputs, plan=replace(inputs.plan, num_splits=num_splits))
+    window = AWKWARD[name].sliding_window
+    inputs = replace(inputs, plan=with_parts_of(inputs.plan, part_tokens, window))
     caches = [in_8_bits(cache, kv) for cache in (inputs.key_cache, inputs.value_cache)]
     held = [dequantize(cache.data, cache.scales, torch.float32) for cache in caches]
     exact = replace(inputs, key_cache=held[0], value_cache=held[1])
@@ -137,8 +139,10 @@ def test_queries_in_bfloat16_are_multiplied_in_float16() -> None:
 @pytest.mark.parametrize("kv", LARGEST, ids=str)
 @pytest.mark.parametrize("variant", ["unified", "fused"])
 def test_every_way_of_sharing_a_launch(variant: Variant, kv: torch.dtype) -> None:
-    inputs, expected = cases_of("hybrid", torch.float32, kv, num_splits=2)
-    assert relative_error(attend("hybrid", inputs, variant), expected) < MAX_ERROR[torch.float32]
+    inputs, expected = cases_of("hybrid", torch.float32, kv, part_tokens=32)
+    with assumed(replace(CHIPS[90], num_sms=2)):  # which a small batch fills
+        out = attend("hybrid", inputs, variant)
+    assert relative_error(out, expected) < MAX_ERROR[torch.float32]
 
 
 @pytest.mark.parametrize("kv", LARGEST, ids=str)

@@ -17,7 +17,13 @@ from sarathi_lab.results.decode_cost import (
     fullest_hybrid,
     measure_decode_cost,
 )
-from sarathi_lab.results.metrics import add_costs, compare, summarise
+from sarathi_lab.results.metrics import (
+    add_costs,
+    compare,
+    device_idle_fraction,
+    replay_caution,
+    summarise,
+)
 
 # 2 layers, hidden 4, 2 heads of 2, plain FFN of 16: per layer 4*12 + 4*4 + 4*16 + 16*4 = 192 = 12
 # H^2 parameters.
@@ -225,3 +231,27 @@ def test_what_a_device_loses_beside_the_work_by_hand():
             "replayed_fraction": 2 / 3,
         }
     )
+
+
+def test_a_device_that_waits_for_the_launches_of_an_iteration_is_idle():
+    """Of 4 s each: launched all the while, half of it, all the while as a graph, and on a CPU."""
+    table = pd.DataFrame({"start": [0.0, 4.0, 8.0, 12.0], "end": [4.0, 8.0, 12.0, 16.0]})
+    table = table.assign(
+        busy=4.0,
+        num_running=1,
+        num_waiting=0,
+        is_replayed=[0, 0, 1, 0],
+        launching_time=[3.7, 2.0, 4.0, 0.0],
+    )
+    assert device_idle_fraction(table) == 4 / 16, "all of it, as nothing is known of the work"
+    assert device_idle_fraction(table.assign(roofline=1.5)) == 2.5 / 16
+    assert device_idle_fraction(table.assign(roofline=5.0)) == 0
+    assert device_idle_fraction(table.assign(launching_time=3.5)) == 0
+
+
+def test_ratios_to_a_baseline_that_replayed_less_say_so():
+    shares = [{"replayed_fraction": share} for share in (0.98, 0.95, 0.12)]
+    assert not replay_caution(shares[0], shares[1], "orca")
+    (line,) = replay_caution(shares[0], shares[2], "orca")
+    assert "98% of the iterations, of orca's 12%" in line
+    assert not replay_caution(shares[0], {}, "orca")

@@ -230,6 +230,21 @@ def test_what_equal_work_differs_by_is_undecided():
     assert "undecided" not in conclusion(far)[0]
 
 
+def test_ratios_of_runs_that_were_replayed_to_other_shares_are_marked():
+    runs = runs_of(policy=["orca", "sarathi", "vllm"])
+    runs = runs.assign(executor="torch", throughput=[100.0, 150.0, 120.0])
+    equal = runs.assign(replayed_fraction=[0.95, 0.97, 0.93])
+    apart = runs.assign(replayed_fraction=[0.1, 0.97, 0.12])
+    for own, marked in ((runs, ""), (equal, ""), (apart, "#")):
+        shown = sweep_table(own, "All")
+        ratios = {row["policy"]: row["x orca\n^"] for row in shown.rows}
+        assert [text[-1] == "#" for text in ratios.values()] == [False, bool(marked), False]
+        assert ("replayed shares differ" in shown.title) == bool(marked)
+        title = sweeps.draw_sweep(own).get_suptitle()
+        assert ("CUDA graphs had different shares" in title) == bool(marked)
+        assert ("replayed" in conclusion(own)[0]) == bool(marked)
+
+
 @pytest.mark.parametrize("query", ["chunk != 512", "index == index", "name == '0'"])
 def test_every_sweep_has_a_picture_in_both_formats(sweep, query, tmp_path):
     save_picture(tmp_path, load_runs(sweep).query(query))

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import subprocess
+import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -14,15 +15,16 @@ import pandas as pd
 import pytest
 from omegaconf import OmegaConf
 
+from sarathi_lab.config.archive import Archive
 from sarathi_lab.config.command_line import read_command_line
-from sarathi_lab.config.errors import RunError
+from sarathi_lab.config.errors import RunError, no_room
 from sarathi_lab.config.instantiate import load_option
-from sarathi_lab.config.paths import REPOSITORY
+from sarathi_lab.config.paths import CONF, REPOSITORY
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.results.provenance import parse_clocks, slug_of
 from sarathi_lab.run import main
+from sarathi_lab.tasks.gpu import gpu_tests
 from sarathi_lab.tasks.gpu.part import Part
-from sarathi_lab.tasks.gpu.parts import read_report
 from sarathi_lab.tasks.gpu.targets import TARGETS, Tables, Target, Targets
 
 PEAKS = ["experiment=campaign_dry", "task=peaks"]  # of all parts: each has the same settings
@@ -91,7 +93,7 @@ def test_make_campaign_passes_the_dry_run_on(tmp_path, option, dry):
         command_line, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=True
     )
     interpreted = "1" if dry else ""
-    ran = f"ran: -m sarathi_lab.run experiment=campaign{dry} task=peaks interpreted={interpreted}\n"
+    ran = f"ran: -m sarathi_lab run experiment=campaign{dry} task=peaks interpreted={interpreted}\n"
     assert ran in done.stdout
 
 
@@ -156,13 +158,138 @@ def test_a_part_that_is_ended_says_so(tmp_path):
     assert record_of(tmp_path)["error"] == "it was ended before it was done"
 
 
-def test_a_part_whose_process_dies_ends_no_other(tmp_path, capfd):
+def test_a_part_whose_process_dies_ends_no_other_and_is_repeated_and_archived(tmp_path, capfd):
+    campaign = OmegaConf.load(CONF / "experiment" / "campaign.yaml")
+    archive = campaign.hydra.callbacks.archive["_target_"]
     scripted = ["task._target_=sweep_tasks.Scripted", "tracking=none", "executor=simulated", "-m"]
+    scripted += ["chunk=2,3", "limit=60", "batch=1", f"output={tmp_path}"]
+    scripted += [f"+hydra.callbacks.archive._target_={archive}"]
+    scripted += [f"+hydra.callbacks.archive.path={tmp_path}/campaign.tar.gz"]
+    scripted += [f"+hydra.callbacks.archive.folders=[{tmp_path}/records]"]
     (tmp_path / "kill-2").touch()
-    assert main([*scripted, "chunk=2,3", "limit=60", "batch=1", f"output={tmp_path}"]) == 2
+    (tmp_path / "records").mkdir()
+    before, found = (tmp_path / "records" / name for name in ("before.csv", "found.csv"))
+    before.touch()
+    os.utime(before, (0, 0))
+    found.touch()
+    os.utime(found, (2e9, 2e9))
+    assert main(scripted) == 2
     assert (tmp_path / "calls").read_text().split() == ["2", "3"]
     assert "its process was killed by signal 9" in capfd.readouterr().out
-    assert len(list(tmp_path.rglob("result.json"))) == 1
+    kept = kept_in(tmp_path / "campaign.tar.gz")
+    assert {"records/found.csv", "0/failed.json", "1/result.json", "1/finished.json"} <= kept
+    assert not {"records/before.csv", "0/result.json"} & kept
+    (tmp_path / "kill-2").unlink()
+    assert main([*scripted, "resume=true"]) == 0
+    assert (tmp_path / "calls").read_text().split() == ["2", "3", "2"]
+    assert "0/result.json" in kept_in(tmp_path / "campaign.tar.gz")
+    assert not list(tmp_path.glob(".campaign*"))
+
+
+def kept_in(path: Path) -> set[str]:
+    """The last two parts of the names in an archive."""
+    with tarfile.open(path) as archive:
+        return {"/".join(name.split("/")[-2:]) for name in archive.getnames()}
+
+
+def test_without_room_an_archive_stays_as_it_was_and_a_part_says_so(tmp_path, capsys):
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep" / "sweep.json").touch()
+    path = tmp_path / "campaign.tar.gz"
+    cfg = OmegaConf.create({"hydra": {"sweep": {"dir": str(tmp_path / "sweep")}}})
+    Archive(str(path)).on_job_end(cfg, None)
+    before = path.read_bytes()
+    (tmp_path / f".{path.name}.{os.getpid()}").symlink_to("/dev/full")
+    Archive(str(path)).on_job_end(cfg, None)
+    assert not path.is_symlink()  # to what has no end
+    assert path.read_bytes() == before
+    assert capsys.readouterr().out == f"  {path} can't be written (No space left on device)\n"
+    folder = tmp_path / "records" / "room" / "fake" / "results" / "cpu"
+    folder.mkdir(parents=True)
+    (folder / "found.csv").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left") as raised:
+        run_fake(tmp_path)
+    assert "make room" in str(no_room(raised.value))
+    assert "No space left" in record_of(tmp_path)["error"]
+
+
+# -- the part that runs tests ----------------------------------------------------------------------
+
+TESTS = """
+import os, signal, pytest
+seen = []
+
+@pytest.mark.gpu
+def test_first():
+    seen.append(1)
+
+@pytest.mark.gpu
+def test_alone():
+    assert not seen
+
+@pytest.mark.gpu
+def test_of_its_own():
+    assert False
+
+@pytest.mark.gpu
+def test_that_ends_everything():
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def run_gpu_tests(root: Path):
+    """The rows that are recorded, and the error."""
+    context = RunContext(root / "run", root, "gpu_tests", "group", task="gpu_tests")
+    part = gpu_tests.GpuTests(60.0, "dry", str(root / "records"))
+    try:
+        error = part.run(CPU, context).error
+    except SystemExit as ended:
+        error = ended
+    path = root / "records" / "gpu" / "gpu_tests" / "results" / "cpu" / "tests.csv"
+    return pd.read_csv(path).fillna("").set_index("test"), error
+
+
+def test_tests_that_are_cut_short_keep_their_rows_and_failed_ones_are_repeated_alone(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "test_some.py").write_text(TESTS)
+    monkeypatch.setattr(gpu_tests, "DRY_FILES", ["test_some.py"])
+    monkeypatch.setattr(gpu_tests, "REPOSITORY", tmp_path)
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # which take seconds to import
+    rows, error = run_gpu_tests(tmp_path)
+    assert rows.outcome.to_dict() == {
+        "test_some.py::test_first": "passed",
+        "test_some.py::test_alone": "failed",
+        "test_some.py::test_of_its_own": "failed",
+        "test_some.py::test_that_ends_everything": "unfinished",
+    }
+    assert rows.alone.tolist() == ["", "passed", "failed", ""]
+    assert str(error).startswith("2 of 4 tests failed: ")
+    assert "test_alone (alone: passed)" in str(error)
+
+
+def test_rows_stay_where_the_time_is_over(tmp_path, monkeypatch):
+    line = {"test": "a", "phase": "call", "outcome": "passed", "seconds": 1.5}
+
+    def late(chosen, report, seconds):
+        report.write_text(json.dumps(line) + '\n{"test": "half')
+        if is_ended:
+            raise SystemExit  # as SIGTERM does
+
+    monkeypatch.setattr(gpu_tests, "run_tests", late)
+    for is_ended in (False, True):
+        rows, error = run_gpu_tests(tmp_path / str(is_ended))
+        assert rows.loc["a", ["outcome", "value"]].tolist() == ["passed", 1.5]
+        assert is_ended or "task.seconds=120" in str(error)
+
+
+def test_only_files_with_tests_for_a_gpu_are_imported_for_them(pytestconfig, monkeypatch):
+    monkeypatch.setattr(pytestconfig.option, "markexpr", "gpu")
+    files = [*(REPOSITORY / "tests").rglob("test_*.py")]
+    ignored = pytestconfig.hook.pytest_ignore_collect
+    left = [one for one in files if not ignored(collection_path=one, config=pytestconfig)]
+    assert {"test_attention_kernels", "test_nll", "test_compilation"} <= {one.stem for one in left}
+    assert len(left) < len(files) / 4
 
 
 # -- everything, on the CPU ------------------------------------------------------------------------
@@ -172,12 +299,13 @@ def test_a_part_whose_process_dies_ends_no_other(tmp_path, capfd):
 def dry(tmp_path_factory):
     """The folder that a dry run records in, and what the command says at the end of each piece.
 
-    Two figures stand for all of them, which their own tests measure; peers have tests of their own.
+    Two figures stand for all of them, which their own tests measure; peers and the part that runs
+    tests have tests of their own.
     """
     folder = tmp_path_factory.mktemp("campaign")
     campaign = ["experiment=campaign_dry", "limit=null", f"output={folder}"]
     figures = "task.experiments=[table4,fig08]"
-    parts = "gpu_tests,peaks,kernels,gpu_calibration,gpu_kv_reread"
+    parts = "peaks,kernels,gpu_calibration,gpu_kv_reread"
     pieces = [[f"task={parts}"], ["task=gpu_figures_13b", figures], ["task=targets"]]
     codes = [main([*campaign, *piece]) for piece in pieces]
     return codes, folder / "campaign-dry"
@@ -190,6 +318,7 @@ def table_of(dry, home, name) -> pd.DataFrame:
 def test_the_dry_run_finishes_every_part(dry):
     codes, folder = dry
     assert codes[:2] == [0, 0]
+    assert {"cpu/targets.csv", "cpu/run.json"} <= kept_in(folder.parent / "campaign.tar.gz")
     for path in folder.rglob("run.json"):
         for part in json.loads(path.read_text())["parts"].values():
             assert part["error"] is None or "judged without" in part["error"]
@@ -255,20 +384,6 @@ def test_clocks_are_read_from_lines_of_numbers_alone():
     assert seen["sm_mhz"] == {"min": 1500.0, "median": 1740.0, "max": 1980.0}
     assert seen["samples"] == 2
     assert parse_clocks([]) == {}
-
-
-def test_junit_reports_become_rows(tmp_path):
-    path = tmp_path / "report.xml"
-    path.write_text(
-        '<testsuites><testsuite><testcase classname="a" name="x" time="0.5"/>'
-        '<testcase classname="a" name="y" time="1"><failure message="no"/></testcase>'
-        '<testcase classname="a" name="z" time="0"><skipped/></testcase></testsuite></testsuites>'
-    )
-    assert [(row["test"], row["outcome"]) for row in read_report(path)] == [
-        ("a::x", "passed"),
-        ("a::y", "failed"),
-        ("a::z", "skipped"),
-    ]
 
 
 def tables_with(tmp_path, contents) -> Tables:

@@ -183,11 +183,9 @@ def attend_part(
     query_starts: tl.tensor,
     kv_lens: tl.tensor,
     block_table: tl.tensor,
-    decodes: tl.tensor,
-    decode: tl.tensor,
+    parts: tl.tensor,
+    part: tl.tensor,
     kv_head: tl.tensor,
-    split: tl.tensor,
-    num_splits: tl.tensor,
     stride_query: tl.tensor,
     stride_out: tl.tensor,
     stride_block: tl.tensor,
@@ -209,19 +207,16 @@ def attend_part(
     """Attend for the heads of one KV head to one part of a decode's context; the result goes to
     `out` if that is all.
 
-    `partial` [num_decodes, num_heads, num_splits, HEAD_SIZE] and `log_sums` [num_decodes,
-    num_heads, num_splits], both float32, take the result of a part; the log2 of an empty part's sum
-    is -inf.
+    `partial` [num_parts, num_heads, HEAD_SIZE] and `log_sums` [num_parts, num_heads], both float32,
+    take the result of one of several parts; the log2 of an empty part's sum is -inf.
     """
-    sequence = tl.load(decodes + decode)
+    sequence = tl.load(parts + part * 4)
     if sequence >= 0:
         row = tl.load(query_starts + sequence).to(tl.int64)
         kv_len = tl.load(kv_lens + sequence)
         first_visible = tl.maximum(kv_len - window, 0) if HAS_WINDOW else 0
-        first_key = first_visible // BLOCK_N * BLOCK_N
-        part = tl.cdiv(tl.cdiv(kv_len - first_key, num_splits), BLOCK_N) * BLOCK_N
-        begin = first_key + split * part
-        end = tl.minimum(begin + part, kv_len)
+        begin = tl.maximum(tl.load(parts + part * 4 + 1), first_visible // BLOCK_N * BLOCK_N)
+        end = tl.load(parts + part * 4 + 2)
         table = block_table + sequence.to(tl.int64) * stride_table
         queries = query + row * stride_query + kv_head * GROUP * HEAD_SIZE
         keys += kv_head * HEAD_SIZE
@@ -244,8 +239,9 @@ def attend_part(
         heads = tl.arange(0, ROWS)
         dims = tl.arange(0, PADDED_SIZE)[None, :]
         exists = (heads[:, None] < GROUP) & (dims < HEAD_SIZE)
-        if IS_SPLIT:
-            rows = ((decode * NUM_KV_HEADS + kv_head) * GROUP + heads) * num_splits + split
+        is_split = tl.load(parts + part * 4 + 3) != 0 if IS_SPLIT else False
+        if is_split:
+            rows = (part * NUM_KV_HEADS + kv_head) * GROUP + heads
             tl.store(partial + rows[:, None] * HEAD_SIZE + dims, attended, mask=exists)
             tl.store(log_sums + rows, log_sum, mask=heads < GROUP)
         else:

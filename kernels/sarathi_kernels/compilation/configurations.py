@@ -19,7 +19,7 @@ from torch import Tensor
 
 from sarathi_kernels.attention.hybrid import Variant, hybrid_attention
 from sarathi_kernels.attention.kv_cache import LARGEST, Cache, QuantizedCache
-from sarathi_kernels.attention.plan import MAX_SPLITS, TILE_ROWS, AttentionPlan, make_plan
+from sarathi_kernels.attention.plan import TILE_ROWS, AttentionPlan, make_plan
 from sarathi_kernels.attention.support import SUPPORTED_DTYPES, SUPPORTED_HEAD_SIZES
 from sarathi_kernels.elementwise.fused_activation import activation_, gated_activation
 from sarathi_kernels.elementwise.norm import NormKind, add_norm
@@ -31,7 +31,6 @@ from sarathi_kernels.runtime.launch import Launch, recorded
 
 BLOCK_SIZE = 256  # larger than any tile
 VARIANTS: tuple[Variant, ...] = ("series", "fused")  # the others launch what these do
-SPLITS = (1, 8, MAX_SPLITS)  # whole contexts, and the reduction's constants
 THOROUGH = (80, 90)  # sm_86 differs from sm_80, and sm_100 from sm_90, in the figures of hot code
 HIDDEN_SIZES = (4096, 5120, 6656)  # 7B and 8B, 13B, 33B
 VOCAB_SIZE = 32_000
@@ -169,22 +168,22 @@ def _further_shapes() -> Iterator[HeadShape]:
 def _attend(shape: HeadShape, num_tokens: int, quick: bool) -> None:
     """Chunks and decodes of one batch, in kernels of their own and in one for both."""
     qkv, cache, out = _tensors(shape, num_tokens)
-    for variant, tile_rows, num_splits in dict.fromkeys(_work_divisions(shape, quick)):
-        plan = _plan(num_tokens, tile_rows, num_splits)
+    for variant, tile_rows, is_split in dict.fromkeys(_work_divisions(shape, quick)):
+        plan = _plan(num_tokens, tile_rows, is_split)
         inputs = (qkv[:, : out.shape[1]], cache, cache, plan, 0.1)
         hybrid_attention(*inputs, variant=variant, sliding_window=shape.window, out=out)
 
 
-def _work_divisions(shape: HeadShape, quick: bool) -> Iterator[tuple[Variant, int, int]]:
-    """Variant, rows of a tile and splits of a decode; all there are for the hot shapes."""
-    yield "series", TILE_ROWS[-1], SPLITS[1]
+def _work_divisions(shape: HeadShape, quick: bool) -> Iterator[tuple[Variant, int, bool]]:
+    """Variant, rows of a tile, and whether decodes are split; all there are for the hot shapes."""
+    yield "series", TILE_ROWS[-1], True
     if quick:
         return
-    yield "fused", TILE_ROWS[-1], SPLITS[1]
+    yield "fused", TILE_ROWS[-1], True
     if shape.kv is None and shape.window is None:
-        yield "series", TILE_ROWS[0], SPLITS[1]
+        yield "series", TILE_ROWS[0], True
     if shape in HOT_SHAPES:
-        yield from product(VARIANTS, TILE_ROWS, SPLITS)
+        yield from product(VARIANTS, TILE_ROWS, (False, True))
 
 
 def _rotate(shape: HeadShape, num_tokens: int, quick: bool) -> None:
@@ -225,7 +224,7 @@ def _multiply(dtype: torch.dtype, tile: Tile) -> None:
     tiled_matmul(a, b, tile)
 
 
-def _plan(num_tokens: int, tile_rows: int, num_splits: int) -> AttentionPlan:
+def _plan(num_tokens: int, tile_rows: int, is_split: bool) -> AttentionPlan:
     """A plan of a batch in which everything occurs; the sizes of its tensors follow the number of
     tokens.
     """
@@ -235,8 +234,9 @@ def _plan(num_tokens: int, tile_rows: int, num_splits: int) -> AttentionPlan:
         block_table=_meta(num_tokens, num_tokens, dtype=torch.int32),
         tiles=_meta(num_tokens, 2, dtype=torch.int32),
         decodes=_meta(num_tokens, dtype=torch.int32),
+        parts=_meta(num_tokens, 4, dtype=torch.int32),
+        reductions=_meta(num_tokens if is_split else 0, 3, dtype=torch.int32),
         tile_rows=tile_rows,
-        num_splits=num_splits,
     )
 
 

@@ -31,10 +31,12 @@ def probe(device: torch.device) -> None:
     """Compile and run one tiny kernel on `device`.
 
     Raises ValueError, one line with the cause, where that fails in any way: no Triton, no C
-    compiler or headers, a GPU that this Triton does not know.
+    compiler or headers, a GPU that this Triton does not know; torch.OutOfMemoryError for no memory.
     """
     try:
         result = _doubled(device)
+    except torch.OutOfMemoryError:
+        raise
     # what Triton raises is not documented, and none of it may reach the user as a trace
     except Exception as error:
         raise ValueError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import ClassVar, get_args
@@ -25,10 +25,10 @@ from sarathi_lab.executor.torch.graphs import CudaGraphs, NoGraphs
 from sarathi_lab.executor.torch.memory import Memory, kv_blocks_beside
 from sarathi_lab.executor.torch.shapes import Limits
 from sarathi_lab.executor.torch.watching import ProfileKind, make_watch, timeline_of
-from sarathi_lab.model import native_operations
+from sarathi_lab.model import fp8, native_operations
 from sarathi_lab.model.operations import Hybrid
 from sarathi_lab.model.roofline import Peaks
-from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec
+from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec, WeightDtype
 from sarathi_lab.model.transformer import Transformer
 from sarathi_lab.model.weights import load_model
 
@@ -86,7 +86,8 @@ class TorchBackend:
     can be compiled. With Triton's, `overlap` makes the next batch while one runs, `cuda_graphs`
     replays batches of a few padded shapes, and `hybrid` says how a chunk and decodes share the
     device in attention. `threads` compute on a CPU; None: as many as torch takes. `profile` looks
-    into iterations (`watching`). Raises UserError for what is not there.
+    into iterations (`watching`). `weights="fp8"` has weights and activations of the layers'
+    products in 8 bits, which a CPU emulates. Raises UserError for what is not there.
     """
 
     name: ClassVar[str] = "torch"
@@ -101,6 +102,7 @@ class TorchBackend:
     hybrid: Hybrid = "series"
     threads: int | None = None
     profile: ProfileKind = "none"
+    weights: WeightDtype = "auto"
 
     def __post_init__(self) -> None:
         _ = self._dtype  # a device that is not there is refused at once
@@ -108,6 +110,7 @@ class TorchBackend:
             "kernels": ("auto", "triton", "native", "torch"),
             "hybrid": HYBRIDS,
             "profile": get_args(ProfileKind),
+            "weights": get_args(WeightDtype),
         }
         for name, valid in choices.items():
             require_one_of(f"executor.{name}", getattr(self, name), valid)
@@ -153,6 +156,8 @@ class TorchBackend:
         """Why C++ does not compute `spec`, though it is wanted; None if it does, or is not."""
         if not self._wants_native:
             return None
+        if self.weights == "fp8":
+            return "its products have no 8 bits"
         return native_operations.why_not(spec, self._dtype[1]) or _why_not_built()
 
     @cached_property
@@ -190,14 +195,28 @@ class TorchBackend:
 
     def check(self, spec: ModelSpec, kv_tokens: int, host_kv_tokens: int = 0) -> None:
         """Raise UserError for what can't run: a shape, kernels, or more than the free memory."""
-        spec.require_runnable()
+        spec = self._in_weights(spec)
         if self.uses_kernels:
-            require_supported(spec, self._device, self._dtype[1])
+            with faults_explained(self._device, "the run of a first kernel"):
+                require_supported(spec, self._device, self._dtype[1])
         if self.kernels == "native" and (reason := self._why_not_native(spec)):
             raise UserError(f"executor.kernels=native does not run here: {reason}; {FIX}")
         self._memory(spec).check(kv_tokens, host_kv_tokens)
 
+    def _in_weights(self, spec: ModelSpec) -> ModelSpec:
+        """`spec` with weights as they are here. Raises UserError for what can't run."""
+        spec.require_runnable()
+        if self.weights == "fp8":
+            sizes = [(one.in_features, one.out_features) for one in spec.layer_linears]
+            if (reason := fp8.why_not(sizes, self._device, self._dtype[1])) is not None:
+                raise UserError(
+                    f"executor.weights=fp8 does not run here: {reason}; use executor.weights=auto"
+                )
+        return replace(spec, weight_dtype=self.weights)
+
     def _memory(self, spec: ModelSpec) -> Memory:
+        """Before weights are in 8 bits they are there as they are loaded."""
+        spec = replace(spec, weight_dtype="auto")
         return Memory(self._device, self.device_name, spec, self.dtype_bytes)
 
     def kv_blocks(self, spec: ModelSpec, block_size: int) -> int:
@@ -206,7 +225,8 @@ class TorchBackend:
     def peaks(self) -> Peaks:
         """Measured on this device; the best so far."""
         devices.use_threads(self.threads)
-        return measure_peaks(self._device, self._dtype[1])
+        with faults_explained(self._device, "the measurement of its peaks"):
+            return measure_peaks(self._device, self._dtype[1])
 
     def size(self) -> tuple[int, int]:
         """Bytes of the device's memory, and how many multiprocessors or CPU threads compute."""
@@ -222,6 +242,10 @@ class TorchBackend:
             cautions.append(
                 f"torch has no fast {self.dtype_name} on this CPU; dtype=float32 may well be faster"
             )
+        if self.weights == "fp8" and self._device.type == "cpu":
+            cautions.append("a CPU emulates products in 8 bits: their numbers, not their speed")
+        elif self.weights == "fp8":
+            cautions.append(f"the roofline is that of products in {self.dtype_name}, not in 8 bits")
         return cautions
 
     def predictor(self, spec: ModelSpec) -> None:
@@ -229,6 +253,7 @@ class TorchBackend:
 
     def build(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> TorchExecutor:
         """Load weights, make the cache and warm up. Raises RunError if memory does not suffice."""
+        spec = self._in_weights(spec)
         devices.use_threads(self.threads)
         if self._device.type == "cpu":
             devices.keep_freed_memory()
@@ -247,7 +272,7 @@ class TorchBackend:
             batch_size=sizes.batch_size,
             chunk_tokens=sizes.chunk or WARM_UP_TOKENS,
             longest=sizes.max_model_len or num_blocks * sizes.block_size,
-            is_fixed=sizes.chunk is not None,
+            max_tokens=sizes.max_batch_tokens,
         )
         return executor
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from warnings import catch_warnings
 
 import torch
 
@@ -28,6 +30,7 @@ PRODUCT_SIZE = {"cpu": 1024, "cuda": 8192}  # of square matrices, for the peak o
 # For the peak of memory: far larger than the caches, as what is wanted is the memory's rate.
 STREAM_BYTES = {"cpu": 192 << 20, "cuda": 512 << 20}
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of glibc's malloc.h
+DEVICE_NODES = Path("/dev")  # where a GPU is a file, nvidia0
 ROOM = 1.2  # weights plus a fifth for cache and activations
 
 
@@ -36,14 +39,53 @@ def resolve_device(name: str) -> torch.device:
     kind, _, index = str(name).partition(":")
     if kind not in ("auto", "cpu", "cuda") or (index and (kind != "cuda" or not index.isdecimal())):
         raise UserError(f"device={name} is unknown; use auto, cpu, cuda or cuda:1")
-    if kind == "cpu" or (kind == "auto" and not torch.cuda.is_available()):
+    if kind == "cpu":
         return torch.device("cpu")
-    if not torch.cuda.is_available():
+    with catch_warnings(action="ignore"):  # torch's of an old driver: the error says it
+        is_usable = torch.cuda.is_available()
+    if not is_usable:
+        if (driver := _driver_of_unusable()) is not None:
+            raise UserError(f"device={name}, but {_unusable_gpu(driver)}")
+        if kind == "auto":
+            return torch.device("cpu")
         why = f"torch {torch.__version__} finds no GPU; use device=cpu or device=auto"
         raise UserError(f"device={name}, but {why}")
     if int(index or 0) >= (count := torch.cuda.device_count()):
         raise UserError(f"device={name}, but there are only {count} GPUs; count from cuda:0")
     return torch.device("cuda", int(index or 0))
+
+
+def _driver_of_unusable() -> str | None:
+    """The NVIDIA driver of a GPU that is there though torch can't use it; None: there is none, or
+    it is hidden on purpose.
+    """
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1"):
+        return None
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+        told = (done.stdout.strip() or done.stderr.strip() or "no answer").splitlines()[0]
+        if done.returncode == 0 and "No devices" not in told:
+            return told
+        told = f"unknown (nvidia-smi: {told.rstrip('.')})"
+    except (OSError, subprocess.SubprocessError) as error:
+        told = f"unknown (nvidia-smi: {error})"
+    return told if any(DEVICE_NODES.glob("nvidia[0-9]*")) else None
+
+
+def _unusable_gpu(driver: str) -> str:
+    """Why torch can't use a GPU with `driver`, and what mends it."""
+    cuda = torch.version.cuda
+    fix = f"install a driver for CUDA {cuda} or newer, or a torch built for the driver's CUDA"
+    if cuda is None:
+        fix = "install a torch built for the driver's CUDA"
+    built = "without CUDA" if cuda is None else f"for CUDA {cuda}"
+    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        built += f", CUDA_VISIBLE_DEVICES={visible}"
+    return (
+        f"the GPU here can't be used: its driver is {driver}, torch {torch.__version__} is built "
+        f"{built}; {fix} (https://pytorch.org/get-started), or use device=cpu"
+    )
 
 
 def resolve_dtype(name: str, device: torch.device) -> tuple[str, torch.dtype]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -30,16 +30,19 @@ from sarathi_lab.model.operations import NAN_TOKEN, PackedInputs
 from sarathi_lab.model.transformer import KVCache, Transformer
 
 MAX_EMITS = 1 << 16  # tokens sampled in one iteration
+MOST_RECORDED = 256  # shapes: those of an experiment's few settings, which take turns
+KEPT = 64  # recorded shapes of measurements: each takes some of the device's memory
 
 
 class InFlight(NamedTuple):
-    """A submitted batch: its time on the device, its tokens on their way, and what else its
-    `StepResult` has.
+    """A submitted batch: its time on the device, until when the host `launched` it, its tokens on
+    their way, and what else its `StepResult` has.
     """
 
     batch: Batch
     start: Mark
     end: Mark
+    launched: float
     token_ids: Tensor
     known: Mapping[str, Any]
 
@@ -82,9 +85,12 @@ class TorchExecutor:
         self._graphs = graphs or NoGraphs()
         self._watch = watch or Nothing()
         model.operations.range = self._watch.range
-        self._packer = Packer(block_size, model.device)
+        if limits is not None:
+            self._packer = Packer(limits, model.device)
         self._shapes: PaddedShapes | None = None
-        self._buffers: dict[Shape, Tensor] = {}  # where recorded work reads its inputs
+        # Where recorded work reads its inputs, and these.
+        self._recorded: dict[Shape, tuple[Tensor, PackedInputs]] = {}
+        self._kept: dict[Shape, tuple[Tensor, PackedInputs]] = {}  # of measurements, to come again
         self._in_flight: deque[InFlight] = deque()
         self._rehearse: Callable[[], float] = lambda: math.nan  # until it is warmed up
         # By sequence of the last batch, the row of its token in `_sampled`.
@@ -121,11 +127,14 @@ class TorchExecutor:
             raise RuntimeError("nothing is in flight; submit a batch first")
         done = self._in_flight.popleft()
         start, end = self.timeline.wait(done.start), self.timeline.wait(done.end)
+        launching_time = max(0.0, min(end, done.launched) - start)
         self._watch.collected()
         token_ids = done.token_ids.tolist()
         if NAN_TOKEN in token_ids:
             raise nan_error(self.model, done.batch, token_ids, self._run_again)
-        return StepResult(done.batch, start, end, token_ids, **done.known)
+        return StepResult(
+            done.batch, start, end, token_ids, launching_time=launching_time, **done.known
+        )
 
     @property
     def next_end(self) -> float:
@@ -149,12 +158,16 @@ class TorchExecutor:
         self._packer.fill(batch, shape, self._newest)
         start = self.timeline.mark()
         self._swap(batch)
-        inputs = self._packer.send(shape, self._buffers.get(shape))
-        is_replayed = not self._watch.is_apart and self._graphs.replay(shape)
+        if recorded := self._recorded.get(shape):
+            buffer, inputs = recorded
+            self._packer.copy(buffer)
+        else:
+            inputs = self._packer.send(shape)
+        is_replayed = bool(recorded) and not self._watch.is_apart and self._graphs.replay(shape)
         if not is_replayed:
             self._run(inputs)
         emitting = [chunk.sequence for chunk in batch.chunks if chunk.emits_token]
-        self._newest = {sequence: row for row, sequence in enumerate(emitting)}
+        self._newest = dict(zip(emitting, range(len(emitting)), strict=True))
         token_ids = _to_host(self._sampled[: len(emitting)])
         end = self.timeline.mark()
         known = {
@@ -162,7 +175,7 @@ class TorchExecutor:
             "num_padding_tokens": shape.num_tokens - batch.num_tokens,
             "is_replayed": is_replayed,
         }
-        return InFlight(batch, start, end, token_ids, known)
+        return InFlight(batch, start, end, self.timeline.launched, token_ids, known)
 
     def _run_packed_for_torch(self, batch: Batch, begun: float) -> InFlight:
         model = self.model
@@ -171,7 +184,8 @@ class TorchExecutor:
         host_time = time.perf_counter() - begun
         self._swap(batch)
         token_ids = _to_host(model.operations.greedy(model(inputs, self.cache)))
-        return InFlight(batch, start, self.timeline.mark(), token_ids, {"host_time": host_time})
+        end, launched = self.timeline.mark(), self.timeline.launched
+        return InFlight(batch, start, end, launched, token_ids, {"host_time": host_time})
 
     def _swap(self, batch: Batch) -> None:
         if batch.copies:
@@ -212,24 +226,28 @@ class TorchExecutor:
 
     @torch.inference_mode()
     def warm_up(
-        self, *, batch_size: int, chunk_tokens: int, longest: int, is_fixed: bool = False
+        self, *, batch_size: int, chunk_tokens: int, longest: int, max_tokens: int | None = None
     ) -> None:
         """Run throw-away iterations (`rehearse`): the first measured one shall be like the others.
 
-        With `is_fixed` no chunk is larger than `chunk_tokens`, decodes included. Records all padded
-        shapes for sequences of up to `longest` tokens.
+        Records all padded shapes for sequences of up to `longest` tokens, and batches of up to
+        `max_tokens`, decodes included (None: `chunk_tokens`).
         """
         if self._limits is not None:
-            chunk = chunk_tokens if is_fixed else None
             self._shapes = PaddedShapes(
-                self._limits, batch_size=batch_size, chunk=chunk, longest=longest
+                self._limits,
+                batch_size=batch_size,
+                max_tokens=max_tokens or chunk_tokens,
+                longest=longest,
             )
+            self._forget_beyond(self._shapes.all)
             with faults_explained(self.model.device, "the recording of CUDA graphs"):
                 self._record(self._shapes.all)
                 if self.model.device.type == "cuda":
                     self._compile(longest)
         if self._host_pool is not None:
-            self._host_pool.warm_up()
+            with faults_explained(self.model.device, "the first swap"):
+                self._host_pool.warm_up()
         self._rehearse = partial(
             rehearse, self, self.num_blocks, self.block_size, batch_size, chunk_tokens
         )
@@ -245,41 +263,57 @@ class TorchExecutor:
 
     def _compile(self, longest: int) -> None:
         """Run every kernel that a batch may need, so that none is compiled in the middle of a run:
-        which they are depends on the rows of a tile and the parts of a context alone.
+        which they are depends on the rows of a tile and on whether contexts are split alone.
         """
         assert self._limits is not None
         blocks = BlockManager(self.num_blocks, self.block_size)
         batch = Batch()
         for num_tokens in (2, 1)[: self.num_blocks]:
             batch.add(make_sequence(0, num_tokens, emits=True, blocks=blocks), num_tokens)
-        most = self._limits.num_splits(1, longest)
+        exact = self._limits.exact(batch)
         for tile_rows in TILE_ROWS:
-            for num_splits in sorted({2**i for i in range(most.bit_length())} | {most}):
-                exact = self._limits.exact(batch)
-                shape = replace(exact, tile_rows=tile_rows, num_splits=num_splits)
+            for num_parts in sorted({exact.num_parts, self._limits.num_parts(1, longest)}):
+                shape = replace(exact, tile_rows=tile_rows, num_parts=num_parts)
                 self._packer.fill(batch, shape, {})
                 self._run(self._packer.send(shape))
                 self.timeline.wait(self.timeline.mark())
 
     @contextmanager
     def recorded(self, batch: Batch) -> Iterator[None]:
-        """Within, batches of the shape of `batch` are replayed, as those of padded shapes are."""
-        if self._limits is None or (shape := self._limits.exact(batch)) in self._buffers:
+        """Within, batches of the shape of `batch` are replayed, as those of padded shapes are. What
+        was recorded is kept for the next time, for the `KEPT` newest shapes. RunError: no memory.
+        """
+        if self._limits is None or (shape := self._limits.exact(batch)) in self._recorded:
             yield
             return
-        self._record([shape])
+        if shape in self._kept:
+            self._recorded[shape] = self._kept.pop(shape)
+        else:
+            with faults_explained(self.model.device, "the recording of CUDA graphs"):
+                self._record([shape])
         try:
             yield
         finally:
-            del self._buffers[shape]
-            self._graphs.drop(shape)
+            self._kept[shape] = self._recorded.pop(shape)
+            if len(self._kept) > KEPT:
+                oldest = next(iter(self._kept))
+                del self._kept[oldest]
+                self._graphs.drop(oldest)
+
+    def _forget_beyond(self, wanted: Collection[Shape]) -> None:
+        """Forget all shapes recorded before but those `wanted`, if there would be too many."""
+        if len(self._recorded.keys() | set(wanted)) > MOST_RECORDED:
+            for shape in self._recorded.keys() - set(wanted):
+                del self._recorded[shape]
+                self._graphs.drop(shape)
 
     @torch.inference_mode()
     def _record(self, shapes: Iterable[Shape]) -> None:
         """Run every shape on padding alone, and record it, unless that was done before."""
         for shape in shapes:
-            if shape in self._buffers:
+            if shape in self._recorded:
                 continue
+            self._kept.pop(shape, None)
             buffer = torch.empty(fields_of(shape).size, dtype=torch.int32, device=self.model.device)
             self._packer.fill(Batch(), shape, {})
             inputs = self._packer.send(shape, buffer)
@@ -287,7 +321,7 @@ class TorchExecutor:
             # The host's buffer is filled anew for the next shape.
             self.timeline.wait(self.timeline.mark())
             self._graphs.capture(shape, partial(self._run, inputs))
-            self._buffers[shape] = buffer
+            self._recorded[shape] = buffer, inputs
 
 
 def _to_host(token_ids: Tensor) -> Tensor:

@@ -33,8 +33,12 @@ def faults_explained(device: torch.device, what: str) -> Iterator[None]:
         is_memory = isinstance(error, torch.OutOfMemoryError)
         if is_memory or any(words in str(error) for words in REFUSALS):
             raise RunError(_memory_line(device, what, str(error))) from None
+        line = next((line for line in str(error).splitlines() if line.strip()), "no message")
+        if isinstance(error, RuntimeError) and "captur" in line.lower():  # CUDA's and torch's words
+            raise RunError(
+                f"{what} failed ({line.strip()}); use executor.cuda_graphs=false"
+            ) from None
         if type(error).__module__.startswith("triton"):
-            line = next((line for line in str(error).splitlines() if line.strip()), "no message")
             raise RunError(
                 f"Triton can't compile or launch a kernel during {what} "
                 f"({type(error).__name__}: {line.strip()}); use executor.kernels=torch"

@@ -40,7 +40,9 @@ class CudaGraphs(NoGraphs):
 
     def capture(self, shape: Shape, work: Callable[[], None]) -> None:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # The outer one, as torch leaves its own stream the current one where a capture ends badly.
+        current = torch.cuda.stream(torch.cuda.current_stream())
+        with current, torch.cuda.graph(graph, pool=self._pool):
             work()
         self._graphs[shape] = graph
 

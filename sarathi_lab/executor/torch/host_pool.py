@@ -27,7 +27,12 @@ class HostPool:
     """
 
     def __init__(self, cache: KVCache, num_blocks: int) -> None:
-        self._tensors = [(tensor, _on_host(tensor, num_blocks)) for tensor in cache.tensors]
+        # Eight bits as numbers without a meaning: torch can't index all kinds of them.
+        tensors = [
+            tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor
+            for tensor in cache.tensors
+        ]
+        self._tensors = [(tensor, _on_host(tensor, num_blocks)) for tensor in tensors]
         largest = max(tensor.nbytes // tensor.shape[1] for tensor in cache.tensors)
         self._most_blocks = max(1, STAGED_BYTES // largest)
 

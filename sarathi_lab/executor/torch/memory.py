@@ -11,6 +11,7 @@ import torch
 
 from sarathi_lab.config.errors import RunError, UserError
 from sarathi_lab.executor.torch.executor import TorchExecutor
+from sarathi_lab.executor.torch.shapes import LARGEST_HYBRID
 from sarathi_lab.model.spec import ModelSpec
 
 CPU = torch.device("cpu")
@@ -131,7 +132,9 @@ def kv_blocks_beside(probe: TorchExecutor, num_tokens: int, num_emits: int) -> R
     activations = torch.cuda.max_memory_allocated(device) - before
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(device).total_memory
-    free = free_memory_bytes(device) - activations - max(SPARE_BYTES, int(SPARE * total))
+    # Graphs keep those of the largest of them, beside what fits none.
+    kept = int(activations * min(1.0, LARGEST_HYBRID / num_tokens))
+    free = free_memory_bytes(device) - activations - kept - max(SPARE_BYTES, int(SPARE * total))
     model = probe.model
     block = model.spec.kv_bytes_per_token(model.dtype.itemsize) * probe.block_size
     return Room(max(0, free), block, activations, num_tokens)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
-from typing import cast
+from functools import cache, partial
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
 
+from sarathi_kernels.attention.plan import AttentionPlan
 from sarathi_kernels.attention.reference import make_segment
 from sarathi_lab.engine.compositions import run_once
 from sarathi_lab.engine.request import Batch
@@ -22,6 +25,9 @@ from sarathi_lab.model.transformer import Layer
 CUDA_REPETITIONS = 3  # replays whose mean is a measurement; one of LONG tokens is enough
 LONG = 2048
 REFERENCE = 64  # tokens
+KEPT = 64  # graphs: each takes some of the device's memory
+
+Timing = Literal["graph", "calls", "host"]  # replayed, launched one by one, of a CPU
 
 
 class OperationProbe:
@@ -29,7 +35,7 @@ class OperationProbe:
     what they would. Batches must be of sequences that hold cache blocks.
 
     Times are seconds over all layers of one iteration; on a GPU the device's own, of replayed CUDA
-    graphs, and the mean of several where they are short.
+    graphs, and the mean of several where they are short. `timing` says how the newest was taken.
     """
 
     def __init__(self, executor: TorchExecutor) -> None:
@@ -38,6 +44,9 @@ class OperationProbe:
         self.layers = cast(list[Layer], list(executor.model.layers))
         device = self.model.device
         self._replays = _Replays(device) if device.type == "cuda" else None
+        self.timing: Timing = "calls" if self._replays else "host"
+        # What graphs read must stay; on a CPU it is drawn anew, and so in its caches.
+        self._random = cache(self._drawn) if self._replays else self._drawn
         executor.cache.keys.normal_()
         executor.cache.values.normal_()
 
@@ -47,7 +56,14 @@ class OperationProbe:
         spec = self.model.spec
         inputs = self.executor.packed(batch)
         query = self._random(batch.num_tokens, spec.num_heads, spec.head_size)
-        return self._time(lambda: self._attend(query, inputs), batch.num_tokens)
+        work = partial(self._attend, query, inputs)
+        plan = inputs.attention
+        # A shape's inputs lie where they lay the last time, unless their buffer has grown since.
+        key = None
+        if isinstance(plan, AttentionPlan):
+            places = plan.tiles.shape, plan.decodes.shape, plan.block_table.shape
+            key = (*places, plan.tile_rows, plan.num_parts, plan.block_table.data_ptr())
+        return self._time("attention", work, batch.num_tokens, key)
 
     @torch.inference_mode()
     def keys_read(self, batch: Batch) -> float:
@@ -87,25 +103,32 @@ class OperationProbe:
             "ffn": lambda layer: layer.feed_forward(hidden, operations),
             "elementwise": norms_and_residuals,
         }
-        return {
-            name: self._time(partial(in_all_layers, operation), num_tokens)
-            for name, operation in of_a_layer.items()
-        }
+        seconds, timings = {}, set[Timing]()
+        for name, operation in of_a_layer.items():
+            seconds[name] = self._time(name, partial(in_all_layers, operation), num_tokens)
+            timings.add(self.timing)
+        self.timing = min(timings)  # calls, if any
+        return seconds
 
     @torch.inference_mode()
     def reference(self, num_tokens: int) -> float:
         """Seconds of one product a layer of up to `REFERENCE` tokens: as much memory traffic and
         arithmetic of the same kinds as fits in a millisecond or few, to know the device's speed by.
         """
-        hidden = self._random(min(num_tokens, REFERENCE), self.model.spec.hidden_size)
-        return self._time(lambda: [layer.qkv_proj(hidden) for layer in self.layers], num_tokens)
+        num_rows = min(num_tokens, REFERENCE)
+        hidden = self._random(num_rows, self.model.spec.hidden_size)
+        return self._time(
+            "reference", lambda: [layer.qkv_proj(hidden) for layer in self.layers], num_rows
+        )
 
     @torch.inference_mode()
     def logits(self, num_rows: int) -> float:
         """Seconds of the output head and sampling for `num_rows` emitted tokens."""
         model, rows = self.model, self._random(num_rows, self.model.spec.hidden_size)
         return self._time(
-            lambda: model.operations.greedy(model.lm_head(model.final_norm(rows))), num_rows
+            "logits",
+            lambda: model.operations.greedy(model.lm_head(model.final_norm(rows))),
+            num_rows,
         )
 
     def iteration(self, batch: Batch) -> float:
@@ -113,9 +136,16 @@ class OperationProbe:
         # Where it is LONG, the device works longer than the host launches.
         is_long = batch.num_tokens >= LONG
         with nullcontext() if is_long else self.executor.recorded(batch):
-            return run_once(self.executor, batch).busy
+            return self.whole(batch)
 
-    def _random(self, *sizes: int) -> Tensor:
+    def whole(self, batch: Batch) -> float:
+        """Seconds of an iteration of `batch`, replayed if its shape is recorded."""
+        result = run_once(self.executor, batch)
+        if self._replays:
+            self.timing = "graph" if result.is_replayed else "calls"
+        return result.busy
+
+    def _drawn(self, *sizes: int) -> Tensor:
         return torch.randn(sizes, device=self.model.device, dtype=self.model.dtype)
 
     def _attend(self, query: Tensor, inputs: PackedInputs) -> None:
@@ -136,14 +166,22 @@ class OperationProbe:
         for keys, values in self.executor.cache.layers():
             operations.attend(query, inputs, keys, values)
 
-    def _time(self, work: Callable[[], object], num_tokens: int) -> float:
-        """Seconds of `work` once, which is for so many tokens."""
+    def _time(
+        self, name: str, work: Callable[[], object], num_tokens: int, key: Hashable = ()
+    ) -> float:
+        """Seconds of `work` once, which is for so many tokens. Work of one name, number of tokens
+        and `key` is the same and reads the same memory: it is captured once. None: never twice.
+        """
         repetitions = CUDA_REPETITIONS if self._replays and num_tokens < LONG else 1
-        replay = self._replays.of(work) if self._replays else work
+        run = work
+        if self._replays:
+            which = None if key is None else (name, num_tokens, key)
+            run = self._replays.of(work, num_tokens, which)
+            self.timing = "calls" if run is work else "graph"
 
         def repeated() -> None:
             for _ in range(repetitions):
-                replay()
+                run()
 
         return durations(repeated, self.executor.timeline, 1)[0] / repetitions
 
@@ -151,35 +189,50 @@ class OperationProbe:
 class _Replays:
     """Turns work into CUDA graphs, as the engine replays it: launching kernels one by one may take
     the host longer than they take the device. One at a time, on one stream and from one pool of
-    memory, which the newest graph keeps.
+    memory. The `KEPT` newest are kept.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
-        self._newest: torch.cuda.CUDAGraph | None = None
-        self._has_failed = False
+        # With the work, as that holds what the graph reads.
+        self._kept: OrderedDict[Hashable, tuple[torch.cuda.CUDAGraph, object]] = OrderedDict()
+        self._too_large = math.inf  # tokens of work that there was no memory to capture
 
-    def of(self, work: Callable[[], object]) -> Callable[[], object]:
-        """The replay of `work`, which runs once before; `work` itself if it can't be captured."""
-        if self._has_failed:  # a broken capture may leave torch's allocator in no state for another
+    def of(
+        self, work: Callable[[], object], num_tokens: int, key: Hashable
+    ) -> Callable[[], object]:
+        """The replay of `work`, which runs once before; `work` itself if it can't be captured. That
+        of `key`, unless None, is captured once.
+        """
+        if key is not None and key in self._kept:
+            self._kept.move_to_end(key)
+            return self._kept[key][0].replay
+        if num_tokens >= self._too_large:
             return work
         graph = torch.cuda.CUDAGraph()
-        self._stream.wait_stream(torch.cuda.current_stream())
         try:
-            # Not torch.cuda.graph: it empties the cache of memory each time, which costs more than
-            # what is measured.
-            with torch.cuda.stream(self._stream):
-                work()  # whatever is compiled, chosen or allocated at first use
-                torch.cuda.synchronize()
-                graph.capture_begin(pool=self._pool)
-                try:
-                    work()
-                finally:
-                    graph.capture_end()
-        except RuntimeError:
+            self._capture(graph, work)
+        except RuntimeError as error:
             torch.cuda.synchronize()
-            self._has_failed = True
+            is_memory = isinstance(error, torch.OutOfMemoryError)
+            # Smaller work may fit. Another failure may leave torch's allocator in no state for any.
+            self._too_large = num_tokens if is_memory else 0
             return work
-        self._newest = graph
+        self._kept[key] = graph, work
+        if len(self._kept) > KEPT:
+            self._kept.popitem(last=False)
         return graph.replay
+
+    def _capture(self, graph: torch.cuda.CUDAGraph, work: Callable[[], object]) -> None:
+        self._stream.wait_stream(torch.cuda.current_stream())
+        # Not torch.cuda.graph: it empties the cache of memory each time, which costs more than what
+        # is measured.
+        with torch.cuda.stream(self._stream):
+            work()  # whatever is compiled, chosen or allocated at first use
+            torch.cuda.synchronize()
+            graph.capture_begin(pool=self._pool)
+            try:
+                work()
+            finally:
+                graph.capture_end()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,12 +16,15 @@ from sarathi_kernels.attention.plan import PADDING, AttentionPlan, tiles_of
 from sarathi_kernels.attention.reference import Segment, make_segment
 from sarathi_lab.engine.executor import NO_TOKEN
 from sarathi_lab.engine.request import Batch, SequenceState
-from sarathi_lab.executor.torch.shapes import Shape
+from sarathi_lab.executor.torch.block_table import BlockTable
+from sarathi_lab.executor.torch.shapes import Limits, Shape
 from sarathi_lab.model.operations import PackedInputs
 
 Views = dict[str, NDArray[Any]]
 BY_TOKEN = ("token_ids", "positions", "slots", "feed_rows")
-BY_SEQUENCE = ("query_starts", "kv_lens", "block_table", "tiles", "decodes")
+BY_SEQUENCE = (
+    "query_starts", "kv_lens", "block_table", "tiles", "decodes", "parts", "reductions"
+)  # fmt: skip
 ALIGNMENT = 32  # int32 elements: kernels are compiled for aligned pointers, once only if all are
 NUM_BUFFERS = 2  # batches in flight at most: a buffer is filled again when its batch is done
 
@@ -37,7 +40,7 @@ def pack(
 ) -> PackedInputs:
     """The chunks of `batch` one after the other, int64; `dtype` is that of attention masks."""
     fields = {name: np.empty(batch.num_tokens, dtype=np.int64) for name in BY_TOKEN}
-    _fill_tokens(fields, batch, block_size, {})
+    _fill_tokens(fields, _columns(batch), block_size, {})
     del fields["feed_rows"]  # the host knows all tokens
     tensors = {name: torch.from_numpy(field).to(device) for name, field in fields.items()}
     with_mask = partial(make_segment, sliding_window=sliding_window, device=device, dtype=dtype)
@@ -73,6 +76,14 @@ def token_ids_of(sequence: SequenceState, start: int, end: int) -> NDArray[np.in
     return np.concatenate([np.asarray(prompt, dtype=np.int64), np.asarray(output, dtype=np.int64)])
 
 
+def token_id_of(sequence: SequenceState, position: int) -> int:
+    """The token there; `token_ids_of` for a single one."""
+    index = position - sequence.request.prompt_len
+    if index >= 0:
+        return sequence.output_token_ids[index]
+    return int(token_ids_of(sequence, position, position + 1)[0])
+
+
 class Fields:
     """Where each field lies in the buffer for tensors of `shape`, which has `size` elements."""
 
@@ -84,6 +95,8 @@ class Fields:
             "kv_lens": (shape.num_sequences,),
             "decodes": (shape.num_decodes,),
             "tiles": (shape.num_tiles, 2),
+            "parts": (shape.num_parts, 4),
+            "reductions": (shape.num_reductions, 3),
             "block_table": (shape.num_sequences, shape.max_blocks),
         }
         self.size = 0
@@ -104,12 +117,14 @@ fields_of = lru_cache(maxsize=256)(Fields)
 class Packer:
     """Packs batches for one device: `fill` on the host, then `send` to the device."""
 
-    def __init__(self, block_size: int, device: torch.device) -> None:
-        self.block_size = block_size
+    def __init__(self, limits: Limits, device: torch.device) -> None:
+        self._limits = limits
+        self.block_size = limits.block_size
         # The device reads pinned memory while the host goes on.
         is_pinned = device.type == "cuda"
         self._hosts = [_Buffer(pin_memory=is_pinned) for _ in range(NUM_BUFFERS)]
         self._filled = 0
+        self._blocks = BlockTable()
         self._on_device = _Buffer(device=device)
 
     def fill(self, batch: Batch, shape: Shape, newest: Mapping[SequenceState, int]) -> None:
@@ -122,36 +137,37 @@ class Packer:
         self._filled = (self._filled + 1) % NUM_BUFFERS
         fields = fields_of(shape)
         views = fields.views(self._hosts[self._filled].sized(fields.size).numpy())
-        query_lens = [chunk.num_tokens for chunk in batch.chunks]
-        _fill_tokens(views, batch, self.block_size, newest)
-        kv_lens, table = views["kv_lens"], views["block_table"]
-        table.fill(0)
-        for i, chunk in enumerate(batch.chunks):
-            kv_len = chunk.start + chunk.num_tokens
-            num_blocks = -(-kv_len // self.block_size)
-            kv_lens[i] = kv_len
-            table[i, :num_blocks] = chunk.sequence.block_ids[:num_blocks]
-        kv_lens[len(batch) :] = 0
-        ends = np.cumsum(query_lens, dtype=np.int32)
+        columns = _columns(batch)
+        sequences, starts, query_lens, ends = columns
+        _fill_tokens(views, columns, self.block_size, newest)
+        _put(views["kv_lens"], starts + query_lens, padding=0)
+        self._blocks.fill(views["block_table"], sequences)
         _put(views["query_starts"][1:], ends, padding=batch.num_tokens)
         views["query_starts"][0] = 0
-        emitting = [chunk.emits_token for chunk in batch.chunks]
+        emitting = np.array([chunk.emits_token for chunk in batch.chunks], dtype=bool)
         _put(views["emit_rows"], ends[emitting] - 1, padding=0)
-        _put(views["decodes"], np.flatnonzero(np.array(query_lens) == 1), padding=PADDING)
-        _put(views["tiles"], tiles_of(query_lens, shape.tile_rows), padding=PADDING)
+        decodes = np.flatnonzero(query_lens == 1)
+        parts, reductions = self._limits.parts(decodes, (starts + query_lens)[decodes], shape)
+        _put(views["decodes"], decodes, padding=PADDING)
+        _put(views["parts"], parts, padding=PADDING)
+        _put(views["reductions"], reductions, padding=PADDING)
+        _put(views["tiles"], tiles_of(query_lens.tolist(), shape.tile_rows), padding=PADDING)
 
     def send(self, shape: Shape, into: Tensor | None = None) -> PackedInputs:
         """Copy what was filled to `into`, or a buffer that the next call overwrites, unawaited."""
         fields = fields_of(shape)
         buffer = self._on_device.sized(fields.size) if into is None else into
-        buffer.copy_(self._hosts[self._filled].sized(fields.size), non_blocking=True)
+        self.copy(buffer)
         views = fields.views(buffer)
         plan = AttentionPlan(
             **{name: views.pop(name) for name in BY_SEQUENCE},
             tile_rows=shape.tile_rows,
-            num_splits=shape.num_splits,
         )
         return PackedInputs(attention=plan, **views)
+
+    def copy(self, into: Tensor) -> None:
+        """Copy what was filled, for whoever has the inputs of that buffer already."""
+        into.copy_(self._hosts[self._filled].sized(len(into)), non_blocking=True)
 
 
 class _Buffer:
@@ -167,32 +183,50 @@ class _Buffer:
         return self._tensor[:size]
 
 
+class Columns(NamedTuple):
+    """The chunks of a batch: `ends` is the row behind each one's last token."""
+
+    sequences: list[SequenceState]
+    starts: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    ends: NDArray[np.int64]
+
+
+def _columns(batch: Batch) -> Columns:
+    lengths = np.array([chunk.num_tokens for chunk in batch.chunks], dtype=np.int64)
+    starts = np.array([chunk.start for chunk in batch.chunks], dtype=np.int64)
+    sequences = [chunk.sequence for chunk in batch.chunks]
+    return Columns(sequences, starts, lengths, np.cumsum(lengths))
+
+
 def _fill_tokens(
-    views: Views, batch: Batch, block_size: int, newest: Mapping[SequenceState, int]
+    views: Views, columns: Columns, block_size: int, newest: Mapping[SequenceState, int]
 ) -> None:
     token_ids, positions, slots, feed_rows = (views[name] for name in BY_TOKEN)
+    sequences, starts, lengths, ends = columns
+    # As a rule all but one take a single token: worth a way without an array for each.
+    singles = np.flatnonzero(lengths == 1)
+    rows, at = ends[singles] - 1, starts[singles]
+    own = [(sequences[i], start) for i, start in zip(singles.tolist(), at.tolist(), strict=True)]
+    held = [sequence.block_ids[start // block_size] for sequence, start in own]
+    positions[rows] = at
+    slots[rows] = np.array(held, dtype=np.int64) * block_size + at % block_size
+    token_ids[rows] = [token_id_of(sequence, start) for sequence, start in own]
+    for i in np.flatnonzero(lengths > 1).tolist():
+        here = slice(ends[i] - lengths[i], ends[i])
+        start, end = int(starts[i]), int(starts[i] + lengths[i])
+        first_block, where = start // block_size, np.arange(start, end)
+        blocks = np.array(sequences[i].block_ids[first_block : -(-end // block_size)])
+        positions[here] = where
+        slots[here] = blocks[where // block_size - first_block] * block_size + where % block_size
+        token_ids[here] = token_ids_of(sequences[i], start, end)
+    last = ends - 1  # only the newest token of a sequence can be on its way
+    unknown = np.flatnonzero(token_ids[last] == NO_TOKEN)
     feed_rows.fill(PADDING)
-    row = 0
-    for sequence, start, num_tokens, _, _ in batch.chunks:
-        end = start + num_tokens
-        blocks = sequence.block_ids
-        if num_tokens == 1:  # as a rule: worth a way without arrays
-            positions[row] = start
-            slots[row] = blocks[start // block_size] * block_size + start % block_size
-        else:
-            where = np.arange(start, end, dtype=np.int32)
-            first_block = start // block_size
-            new_blocks = np.array(blocks[first_block : -(-end // block_size)], dtype=np.int32)
-            positions[row : row + num_tokens] = where
-            slots[row : row + num_tokens] = (
-                new_blocks[where // block_size - first_block] * block_size + where % block_size
-            )
-        token_ids[row : row + num_tokens] = token_ids_of(sequence, start, end)
-        row += num_tokens
-        if token_ids[row - 1] == NO_TOKEN:  # only the newest token can be on its way
-            feed_rows[row - 1] = newest[sequence]
-            token_ids[row - 1] = 0
-    token_ids[row:], positions[row:], slots[row:] = 0, 0, PADDING
+    feed_rows[last[unknown]] = [newest[sequences[i]] for i in unknown.tolist()]
+    token_ids[last[unknown]] = 0
+    num_tokens = int(ends[-1]) if len(ends) else 0
+    token_ids[num_tokens:], positions[num_tokens:], slots[num_tokens:] = 0, 0, PADDING
 
 
 def _put(field: NDArray[Any], values: NDArray[Any], padding: int) -> None:

@@ -15,7 +15,7 @@ from sarathi_lab.engine.compositions import make_batch
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.tables import OperationTables, frames_of
 from sarathi_lab.executor.torch.executor import TorchExecutor
-from sarathi_lab.executor.torch.operation_probe import OperationProbe
+from sarathi_lab.executor.torch.operation_probe import OperationProbe, Timing
 from sarathi_lab.model.spec import ModelSpec
 
 # Tokens of one iteration. A tile of tokens ends at a multiple of 128: its step is what two
@@ -61,7 +61,9 @@ class Shape:
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured, and how well: rows with `COLUMNS`, over all layers."""
+    """What was measured, and how well: rows with `COLUMNS`, over all layers, and `timing`
+    (`operation_probe.Timing`: "calls" if any of them was).
+    """
 
     table: pd.DataFrame
     num_rounds: int
@@ -120,25 +122,26 @@ def measure_profile(
     probe = OperationProbe(executor)
     clock = _Clock(seconds, advance)
     kept = _affordable(probe, shapes, clock)
-    samples: list[tuple[str, int, int, float]] = []
+    samples: list[tuple[str, int, int, float, Timing]] = []
     num_rounds = 0
     while num_rounds < MIN_ROUNDS or (num_rounds < MAX_ROUNDS and not clock.is_over):
         for shape in kept:
             if num_rounds >= MIN_ROUNDS and clock.is_over:
                 break
             for times in _visit(probe, shape):
-                for operation, value in times.items():
+                for operation, timed in times.items():
                     kv_tokens = shape.kv_tokens if operation == shape.attention else 0
-                    samples.append((operation, shape.total_tokens, kv_tokens, value))
+                    samples.append((operation, shape.total_tokens, kv_tokens, *timed))
             clock.tick()
         num_rounds += 1
-    medians = pd.DataFrame(samples, columns=list(COLUMNS)).groupby(list(COLUMNS[:-1])).median()
-    table = medians.clip(lower=LEAST_OTHERS).reset_index()
+    rows = pd.DataFrame(samples, columns=[*COLUMNS, "timing"]).groupby(list(COLUMNS[:-1]))
+    table = rows.agg({"seconds": "median", "timing": "min"}).reset_index()
+    table["seconds"] = table.seconds.clip(lower=LEAST_OTHERS)
     clamped = (table.operation == "others") & (table.seconds <= LEAST_OTHERS)
     return Measured(table, num_rounds, len(kept), len(shapes) - len(kept), int(clamped.sum()))
 
 
-def _visit(probe: OperationProbe, shape: Shape) -> Iterator[dict[str, float]]:
+def _visit(probe: OperationProbe, shape: Shape) -> Iterator[dict[str, tuple[float, Timing]]]:
     """One measurement of a long shape, several of a short one, which interruptions hurt more."""
     end = time.perf_counter() + VISIT
     for _ in range(MAX_REPETITIONS):
@@ -187,16 +190,20 @@ def _affordable(probe: OperationProbe, shapes: Sequence[Shape], clock: _Clock) -
     return kept
 
 
-def _measure(probe: OperationProbe, shape: Shape) -> dict[str, float]:
-    """Seconds by operation, over all layers; `others` is the whole iteration less the parts."""
+def _measure(probe: OperationProbe, shape: Shape) -> dict[str, tuple[float, Timing]]:
+    """Seconds by operation, over all layers, and how they were timed; `others` is the whole
+    iteration less the parts.
+    """
     batch = batch_of(probe.executor, shape)
-    times = {shape.attention: probe.attention(batch)}
+    times = {shape.attention: (probe.attention(batch), probe.timing)}
     if not shape.is_whole:
         return times
-    times |= probe.products(shape.total_tokens)
-    times["others"] = probe.iteration(batch) - sum(times.values()) - probe.logits(batch.num_emits)
+    products = probe.products(shape.total_tokens)
+    times |= {name: (seconds, probe.timing) for name, seconds in products.items()}
+    parts = sum(seconds for seconds, _ in times.values()) + probe.logits(batch.num_emits)
+    times["others"] = (probe.iteration(batch) - parts, probe.timing)
     if shape.total_tokens <= MAX_EMITS:
-        times["logits"] = probe.logits(shape.total_tokens)
+        times["logits"] = (probe.logits(shape.total_tokens), probe.timing)
     return times
 
 
@@ -219,17 +226,18 @@ def time_iterations(
     shapes: Sequence[Shape],
     repetitions: int,
     advance: Callable[[int], None],
-) -> dict[Shape, list[float]]:
-    """Seconds of `repetitions` iterations of every shape, in turns: a slow minute spreads over all.
+) -> dict[Shape, list[tuple[float, Timing]]]:
+    """Seconds of `repetitions` iterations of every shape, and how each was timed, in turns: a slow
+    minute spreads over all.
 
     Each goes behind one of its own shape, as in the engine, where iterations resemble the ones
     before. `advance` is told of every repetition.
     """
     probe = OperationProbe(executor)
-    seconds: dict[Shape, list[float]] = {shape: [] for shape in shapes}
+    timings: dict[Shape, list[tuple[float, Timing]]] = {shape: [] for shape in shapes}
     for _ in range(repetitions):
-        for shape, found in seconds.items():
+        for shape, found in timings.items():
             probe.iteration(batch_of(executor, shape))
-            found.append(probe.iteration(batch_of(executor, shape)))
+            found.append((probe.iteration(batch_of(executor, shape)), probe.timing))
             advance(1)
-    return seconds
+    return timings

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
 
-from sarathi_kernels.attention.plan import choose_num_splits, choose_tile_rows
+import numpy as np
+from numpy.typing import NDArray
+
+from sarathi_kernels.attention.plan import choose_tile_rows, plan_parts, room_for_parts
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.model.roofline import TILE
 from sarathi_lab.model.spec import ModelSpec
 
-# Part-filled tiles that a padded shape has room for: so many prompts may share its chunk.
-EXTRA_TILES = 4
+# Part-filled tiles that a padded shape has room for: so many prompts may share its tokens.
+EXTRA_TILES = 8
 LARGEST_GRAPH = 512  # decodes; larger batches keep the device busy enough without a graph
+# Tokens of a batch with prompts. At peak (989 TFLOP/s) an H100 takes 0.42 ms for the products of
+# so many in a layer of hidden size 2,048: about what launching its kernels takes the host.
+LARGEST_HYBRID = 4096
+FINE_HYBRID = 512  # tokens; up to here hybrid shapes are half a tile apart, beyond a whole one
 
 
 @dataclass(frozen=True)
@@ -25,7 +35,12 @@ class Shape:
     num_tiles: int
     max_blocks: int
     tile_rows: int
-    num_splits: int
+    num_parts: int
+
+    @property
+    def num_reductions(self) -> int:
+        """Decodes whose contexts may be split: none where there is no room for more parts."""
+        return self.num_decodes if self.num_parts > self.num_decodes else 0
 
 
 @dataclass(frozen=True)
@@ -50,40 +65,52 @@ class Limits:
             num_tiles=sum(-(-num_tokens // tile_rows) for num_tokens in prompts),
             max_blocks=-(-max(end for _, end in lengths) // self.block_size),
             tile_rows=tile_rows,
-            num_splits=self.num_splits(len(contexts), max(contexts, default=0)),
+            num_parts=self.num_parts(len(contexts), max(contexts, default=0)),
         )
 
     def empty(self, num_tokens: int, num_emits: int) -> Shape:
         """Padding alone, as much as so many tokens."""
-        return Shape(num_tokens, 0, num_emits, 0, 0, 0, TILE, 1)
+        return Shape(num_tokens, 0, num_emits, 0, 0, 0, TILE, 0)
 
     def tile_rows(self, num_prompt_tokens: int) -> int:
         return choose_tile_rows(num_prompt_tokens, self.spec.num_heads, self.num_sms)
 
-    def num_splits(self, num_decodes: int, longest: int) -> int:
-        """Parts that each decode's context is cut into."""
-        return choose_num_splits(num_decodes, self.spec.num_kv_heads, longest, self.num_sms)
+    def num_parts(self, num_decodes: int, longest: int) -> int:
+        """Room for the parts that decodes' contexts are cut into."""
+        return room_for_parts(num_decodes, self.spec.num_kv_heads, longest, self.num_sms)
+
+    def parts(
+        self, sequences: NDArray[Any], kv_lens: NDArray[Any], shape: Shape
+    ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """`parts` and `reductions` (see AttentionPlan) of decodes with so many cached tokens, as
+        many as `shape` has room for.
+        """
+        spec, room = self.spec, shape.num_parts if shape.num_reductions else len(sequences)
+        return plan_parts(
+            sequences, kv_lens, spec.num_kv_heads, self.num_sms, room, spec.sliding_window
+        )
 
 
 class PaddedShapes:
-    """The few shapes that batches of a run are padded to, `all`, the largest first; those that fit
-    none keep their own.
+    """The few shapes that batches of a run are padded to, `all`, the largest of a kind first: what
+    one needs of memory serves the next. Batches that fit none keep their own.
 
-    Decode-only batches go to the next of 1, 2, 4, 8, 16, 24, … sequences up to `batch_size`; hybrid
-    batches to `chunk` tokens, which is what SARATHI gives them anyway, unless that would add a
-    whole tile. `longest` is the most tokens a sequence can have, taken up to a power of two: runs
-    of similar lengths then share what was recorded.
+    Decode-only batches go to the next of `bucket_sizes` up to `batch_size` sequences, those with
+    prompts, whatever their policy, to the next of `hybrid_sizes` up to `max_tokens` tokens.
+    `longest` is the most tokens a sequence can have, taken up to a power of two: runs of similar
+    lengths then share what was recorded.
     """
 
-    def __init__(self, limits: Limits, *, batch_size: int, chunk: int | None, longest: int) -> None:
+    def __init__(self, limits: Limits, *, batch_size: int, max_tokens: int, longest: int) -> None:
         self._limits = limits
         self._longest = 1 << (longest - 1).bit_length()
         self._decodes = [self._padded(size, size, 0, TILE) for size in bucket_sizes(batch_size)]
-        self._hybrid: Shape | None = None
-        if chunk is not None:
-            rows = limits.tile_rows(chunk)
-            self._hybrid = self._padded(chunk, batch_size, chunk // rows + EXTRA_TILES, rows)
-        self.all = [*([self._hybrid] if self._hybrid else []), *reversed(self._decodes)]
+        self._hybrids = []
+        for size in hybrid_sizes(max_tokens):
+            rows = limits.tile_rows(size)
+            num_tiles = -(-size // rows) + EXTRA_TILES
+            self._hybrids.append(self._padded(size, min(batch_size, size), num_tiles, rows))
+        self.all = [*reversed(self._hybrids), *reversed(self._decodes)]
 
     def _padded(self, num_tokens: int, batch_size: int, num_tiles: int, tile_rows: int) -> Shape:
         return Shape(
@@ -94,24 +121,36 @@ class PaddedShapes:
             num_tiles=num_tiles,
             max_blocks=-(-self._longest // self._limits.block_size),
             tile_rows=tile_rows,
-            num_splits=self._limits.num_splits(batch_size, self._longest),
+            num_parts=self._limits.num_parts(batch_size, self._longest),
         )
 
     def choose(self, batch: Batch) -> Shape:
         """The padded shape for `batch`, or its own."""
-        exact, hybrid = self._limits.exact(batch), self._hybrid
-        if batch.num_prefills == 0:
-            return next((shape for shape in self._decodes if _fits(exact, shape)), exact)
-        if hybrid is None or hybrid.num_tokens - exact.num_tokens >= TILE:
+        exact = self._limits.exact(batch)
+        shapes = self._hybrids if batch.num_prefills else self._decodes
+        place = bisect_left(shapes, exact.num_tokens, key=attrgetter("num_tokens"))
+        if place == len(shapes) or not _fits(exact, shape := shapes[place]):
             return exact
         lengths = [chunk.num_tokens for chunk in batch.chunks if chunk.num_tokens > 1]
-        num_tiles = sum(-(-num_tokens // hybrid.tile_rows) for num_tokens in lengths)
-        return hybrid if _fits(exact, hybrid) and num_tiles <= hybrid.num_tiles else exact
+        num_tiles = sum(-(-num_tokens // shape.tile_rows) for num_tokens in lengths)
+        return shape if num_tiles <= shape.num_tiles else exact
 
 
 def _fits(exact: Shape, shape: Shape) -> bool:
     names = ("num_tokens", "num_sequences", "num_emits", "num_decodes", "max_blocks")
     return all(getattr(exact, name) <= getattr(shape, name) for name in names)
+
+
+def hybrid_sizes(max_tokens: int) -> list[int]:
+    """Tokens of padded batches with prompts: 64, 128, … 512, 640, 768, … up to `max_tokens`, which
+    is the last; none beyond LARGEST_HYBRID.
+
+    Padding a batch to the next of them adds no tile of `TILE` rows to its matrix products, so it
+    costs less than a launch of each of them.
+    """
+    largest = min(max_tokens, LARGEST_HYBRID)
+    fine = range(TILE // 2, min(largest, FINE_HYBRID), TILE // 2)
+    return [*fine, *range(FINE_HYBRID, largest, TILE), largest]
 
 
 def bucket_sizes(batch_size: int) -> list[int]:

@@ -42,6 +42,13 @@ class HostTimeline:
         """Set zero to this moment, the device being idle."""
         self._zero = self._clock()
 
+    @property
+    def launched(self) -> float:
+        """The host's time when it has launched what a device, apart from it, is to do; 0 where the
+        work is done by then.
+        """
+        return 0.0
+
     def mark(self) -> Mark:
         """When the device has done all work submitted so far: now, as nothing is ever pending."""
         return self.now
@@ -67,6 +74,10 @@ class CudaTimeline(HostTimeline):
         self._last, self._last_time = self.mark(), 0.0
         torch.cuda.synchronize(self._device)
         super().reset()
+
+    @property
+    def launched(self) -> float:
+        return self.now
 
     def mark(self) -> Mark:
         event = torch.cuda.Event(enable_timing=True)

@@ -170,6 +170,9 @@ def _described(
         and level > 1
     ):
         title += f"; hollow: not told apart from 1 (equal work differed by up to {level:.2f} times)"
+    base = swept.reference(runs)
+    if base is not None and swept.replays_apart(runs, base).any():
+        title += f"\nCUDA graphs had different shares in the iterations of {base} and of others"
     handles: dict[str, Any] = {}
     for ax in axes:
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):

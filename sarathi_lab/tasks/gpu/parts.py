@@ -1,24 +1,16 @@
-"""Parts of the campaign that measure by themselves: peaks of the device, kernels, and tests."""
+"""Parts of the campaign that measure by themselves: peaks of the device, and kernels."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, NamedTuple
-from xml.etree import ElementTree
 
 import pandas as pd
 import torch
 from omegaconf import DictConfig
 
-from sarathi_lab.config.errors import RunError
-from sarathi_lab.config.paths import REPOSITORY, make_folder
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.executor.torch.device import resolve_dtype
 from sarathi_lab.executor.torch.watching import durations, timeline_of
@@ -152,51 +144,3 @@ class KernelBenchmarks(Part):
             record()
         failed = sum(bool(row["error"]) for row in rows)
         work.log(f"{len(rows)} benchmarks, {failed} without a time (see the column error)")
-
-
-# -- the tests that need a GPU; without one, that they are found and skipped -----------------------
-
-NONE_CHOSEN = 5  # pytest's code for having found no test to run
-DRY_FILES = ("tests/kernels/test_kernels.py",)
-MOST_WORKERS = 8  # each has a CUDA context of its own
-SHOWN = 5  # names of failed tests in the error
-OPTIONS = ("-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider")
-
-
-@dataclass(frozen=True)
-class GpuTests(Part):
-    """Leaves tests.csv, a row a test: its outcome and seconds. Raises RunError if one failed."""
-
-    home = "gpu/gpu_tests"
-
-    def measure(self, cfg: DictConfig, context: RunContext, work: Work) -> None:
-        report = make_folder(context.run_dir, "the run's folder").absolute() / "tests.xml"
-        command = [sys.executable, *OPTIONS, f"--junitxml={report}"]
-        if work.is_dry:
-            command += DRY_FILES
-        elif find_spec("xdist") is not None:  # most of their time is Triton's compiler's
-            command += ["-n", str(min(MOST_WORKERS, os.cpu_count() or 1))]
-        code = subprocess.run(command, cwd=REPOSITORY, check=False).returncode
-        rows = read_report(report) if report.is_file() else []
-        work.keep("tests", rows)
-        failed = [str(row["test"]) for row in rows if row["outcome"] == "failed"]
-        if failed:
-            more = f" and {len(failed) - SHOWN} more" if len(failed) > SHOWN else ""
-            names = ", ".join(failed[:SHOWN])
-            raise RunError(f"{len(failed)} of {len(rows)} tests failed: {names}{more}")
-        if code not in (0, NONE_CHOSEN) or (code == NONE_CHOSEN and not work.is_dry):
-            raise RunError(f"pytest ended with code {code} and no failed test; see its output")
-        work.log(f"{len(rows)} tests, none failed")
-
-
-def read_report(path: Path) -> list[dict[str, object]]:
-    """A row per test of a junit report; "failed" includes errors."""
-    rows: list[dict[str, object]] = []
-    for case in ElementTree.parse(path).iter("testcase"):
-        kinds = {child.tag for child in case}
-        outcome = "failed" if kinds & {"failure", "error"} else "passed"
-        outcome = "skipped" if "skipped" in kinds else outcome
-        name = f"{case.get('classname')}::{case.get('name')}"
-        seconds = float(case.get("time") or 0)
-        rows.append({"test": name, "outcome": outcome, "value": seconds, "unit": "s"})
-    return rows

@@ -120,8 +120,8 @@ class Target:
         missed = None if is_met else abs(value / self.bound - 1)
         met = "yes" if is_met else "no"
         overlapped = self.overlapped(tables) if self.overlapped else None
-        found = {"value": value, "met": met, "missed_by": missed, "reason": ""}
-        return row | found | {"overlapped": overlapped}
+        judged = {"value": value, "met": met, "missed_by": missed, "reason": ""}
+        return row | judged | {"overlapped": overlapped}
 
 
 @dataclass(frozen=True)

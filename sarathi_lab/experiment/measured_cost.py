@@ -1,0 +1,257 @@
+"""Times of iterations and operations, asked of the device: batches are run on the executor."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from sarathi_lab.config.errors import RunError
+from sarathi_lab.engine.block_manager import BlockManager
+from sarathi_lab.engine.compositions import make_sequence, run_once
+from sarathi_lab.engine.request import Batch
+from sarathi_lab.executor.torch.executor import TorchExecutor
+from sarathi_lab.executor.torch.operation_probe import LONG, REFERENCE, OperationProbe, Timing
+from sarathi_lab.executor.torch.own_time import stolen
+from sarathi_lab.experiment.scenario import Times
+from sarathi_lab.results.intervals import spread, summary
+
+MOST = 8  # timings of a composition in a round
+ENOUGH = 0.05  # seconds of them, after which one suffices: rather more rounds than longer ones
+LOWER = 0.25  # the quantile that stands for an iteration: what disturbs one makes it longer
+REFERENCES = 8  # before the first timing of a size
+AGREE = 1.25  # the slower of two references over the faster, or both over usual ones; beyond, what
+# is between is dropped
+PARTS = ("qkv_proj", "out_proj", "ffn", "elementwise", "prefill_attention", "others")
+TOO_SMALL = "the cache is too small"
+ALTERNATED = 1.0  # seconds of iterations whose difference is asked for, in a round
+FEWEST_TURNS, MOST_TURNS = 3, 32  # of them
+
+Composition = tuple[tuple[int, int, bool, int], ...]  # start, tokens, is decode, how many of them
+
+
+def composition(batch: Batch) -> Composition:
+    """What a batch is made of, in the order of its chunks; equal for batches of equal cost."""
+    counts = Counter((chunk.start, chunk.num_tokens, chunk.is_decode) for chunk in batch.chunks)
+    return tuple((*key, count) for key, count in counts.items())
+
+
+def describe(batch: Batch) -> str:
+    """The composition in words, such as "239 at 512 + 17 decodes at 1024"."""
+    return " + ".join(
+        f"{count} decodes at {start + 1}"
+        if is_decode
+        else f"{f'{count} x ' if count > 1 else ''}{tokens} at {start}"
+        for start, tokens, is_decode, count in composition(batch)
+    )
+
+
+def _lower(timings: Sequence[Times]) -> Times:
+    """Their `LOWER` quantile by name."""
+    return {
+        name: float(np.quantile([times[name] for times in timings], LOWER)) for name in timings[0]
+    }
+
+
+class Measurement(NamedTuple):
+    """One composition: seconds of its iterations, and of its operations each alone; how these and
+    the iterations ("iteration") were timed.
+    """
+
+    batch: Batch
+    seconds: list[float]
+    operations: Times
+    timings: Mapping[str, Timing]
+
+
+class MeasuredCostModel:
+    """`IterationTimes` that are measured when they are first asked for.
+
+    Operations are timed alone, over all layers; `others` is the rest of the whole iteration, so
+    that their sum is what the iteration took. Each is the `LOWER` quantile of its timings. Where
+    the operations alone take longer than the whole they are scaled to it. A batch that the device
+    can't hold has the time "not a number"; `reason` says why the last one was left out.
+    """
+
+    def __init__(self, executor: TorchExecutor, seed: int = 0) -> None:
+        self.executor = executor
+        self.spec = executor.model.spec
+        self.is_shared = executor.model.device.type == "cpu"  # with other processes
+        self.measurements: dict[Composition, Measurement] = {}
+        self.reason: str | None = None
+        self._kept: dict[Composition, Measurement] = {}
+        self._spreads: list[float] = []
+        # Fills the cache with random values: zeros run faster.
+        self.probe = OperationProbe(executor)
+        self._products: dict[int, tuple[Times, Timing]] = {}
+        self._references: defaultdict[int, list[float]] = defaultdict(list)
+        self._random = np.random.default_rng(seed)
+
+    @property
+    def uncertainty(self) -> Mapping[str, float]:
+        """The spread of repeated iterations, in the median over what was measured so far."""
+        typical = float(np.median(self._spreads)) if self._spreads else math.nan
+        return {"matmul": typical, "attention": typical}
+
+    def iteration_time(self, batch: Batch) -> float:
+        """Seconds of the whole iteration, the `LOWER` quantile of its timings."""
+        return sum(self.operation_times(batch).values())
+
+    def operation_times(self, batch: Batch) -> Times:
+        """Seconds by operation, summed over layers."""
+        key = composition(batch)
+        if key not in self.measurements:
+            try:
+                if (placed := self.placed(batch)) is None:
+                    raise RunError(TOO_SMALL)
+                found = self._measure(placed)
+            except (torch.OutOfMemoryError, RunError) as error:
+                self.reason = f"{describe(batch)}: {error}"
+                return dict.fromkeys(PARTS, math.nan)
+            self.measurements[key] = found
+            if len(found.seconds) > 1:
+                self._spreads.append(spread(found.seconds))
+        return self.measurements[key].operations
+
+    def forget(self) -> None:
+        """Measure anew whatever is asked for from now on; `rows` keeps what was measured."""
+        self._kept |= self.measurements
+        self.measurements.clear()
+        self._products.clear()
+
+    def placed(self, batch: Batch) -> Batch | None:
+        """The same on sequences with cache blocks and random tokens; None if it does not fit."""
+        blocks = BlockManager(self.executor.num_blocks, self.executor.block_size)
+        placed = Batch()
+        for order, chunk in enumerate(batch.chunks):
+            end = chunk.start + chunk.num_tokens
+            if not blocks.can_hold(end):
+                return None
+            prompt_len = chunk.start if chunk.is_decode else end + (not chunk.emits_token)
+            tokens = self._random.integers(0, self.spec.vocab_size, prompt_len, dtype=np.int32)
+            sequence = make_sequence(
+                chunk.start,
+                chunk.num_tokens,
+                is_decode=chunk.is_decode,
+                emits=chunk.emits_token,
+                order=order,
+                token_ids=tokens,
+                blocks=blocks,
+            )
+            placed.add(sequence, chunk.num_tokens)
+        return placed
+
+    def _measure(self, batch: Batch) -> Measurement:
+        """Operations first: whatever is compiled or allocated at first use is so by then."""
+        tokens = batch.num_tokens
+        name = "prefill_attention" if batch.num_prefills else "decode_attention"
+        most = MOST if self.is_shared else 1
+        if tokens not in self._products:
+            products = _lower(self._timed(tokens, self.probe.products, most))
+            self._products[tokens] = products, self.probe.timing
+        products, timing = self._products[tokens]
+        timings = dict.fromkeys(products, timing)
+        attention = self._timed(tokens, lambda _: {name: self.probe.attention(batch)}, most)
+        timings[name] = self.probe.timing
+        operations = products | _lower(attention)
+        is_long = tokens >= LONG  # the device works longer than the host launches
+        with nullcontext() if is_long else self.executor.recorded(batch):
+            if not is_long:
+                run_once(self.executor, batch)
+            wholes = self._timed(tokens, lambda _: {"": self.probe.whole(batch)})
+        timings["iteration"] = timings["others"] = self.probe.timing
+        (whole,), parts = _lower(wholes).values(), sum(operations.values())
+        if parts > whole:
+            operations = {name: value * whole / parts for name, value in operations.items()}
+        rest = max(0.0, whole - parts)
+        seconds = [found[""] for found in wholes]
+        return Measurement(batch, seconds, {**operations, "others": rest}, timings)
+
+    def _timed(self, tokens: int, work: Callable[[int], Times], most: int = MOST) -> list[Times]:
+        """Timings of `work`, each between two references and, where these were slower than usual,
+        by so much shorter. Where none has two that agree and are near the usual ones, or all lost a
+        core meanwhile, all are taken as they are.
+        """
+        raw: list[Times] = []
+        kept: list[Times] = []
+        start, before = time.perf_counter(), self._reference(tokens)
+        while not raw or (len(raw) < most and time.perf_counter() - start < ENOUGH):
+            lost = self._stolen()
+            raw.append(work(tokens))
+            is_whole = self._stolen() == lost and all(raw[-1].values())
+            after = self._reference(tokens)
+            slower = max(1.0, min(before, after))
+            if is_whole and max(before, after) < AGREE * min(before, after) and slower < AGREE:
+                kept.append({name: value / slower for name, value in raw[-1].items()})
+            before = after
+        return kept or raw
+
+    def _stolen(self) -> list[float]:
+        """Seconds by core that went to other machines; a GPU is not shared like that."""
+        return stolen() if self.is_shared else []
+
+    def _reference(self, tokens: int) -> float:
+        """Seconds of a reference over its usual ones; a GPU has a speed of its own."""
+        if not self.is_shared:
+            return 1.0
+        seen, found = self._references[min(tokens, REFERENCE)], 0.0
+        while not found or len(seen) <= REFERENCES:
+            if found := self.probe.reference(tokens):  # else all of its time was another's
+                seen.append(found)
+        return seen[-1] / float(np.quantile(seen, LOWER))
+
+    def alternated(self, batches: Sequence[Batch]) -> np.ndarray:
+        """Seconds of iterations of `batches` in turn, [turns, batches]: to and fro, so that what
+        slows the device for a while slows all of them; those in which no core was lost, if there
+        are any. Not numbers if they do not fit the cache.
+        """
+        placed = list[Batch]()
+        for batch in batches:
+            if (own := self.placed(batch)) is None:
+                self.reason = f"{describe(batch)}: {TOO_SMALL}"
+                return np.full((1, len(batches)), math.nan)
+            placed.append(own)
+        turns: list[list[float]] = []
+        whole: list[list[float]] = []
+        start = time.perf_counter()
+        while len(turns) < FEWEST_TURNS or (
+            len(turns) < MOST_TURNS and time.perf_counter() - start < ALTERNATED
+        ):
+            step, lost = (1 if len(turns) % 2 else -1), self._stolen()
+            turns.append([run_once(self.executor, own).busy for own in placed[::step]][::step])
+            # The first warms up; of one that is nothing all of the time was another's.
+            if len(turns) > 1 and self._stolen() == lost and all(turns[-1]):
+                whole.append(turns[-1])
+        return np.array(whole or turns[1:])
+
+    def rows(self, model: str, dtype_bytes: int) -> list[dict[str, object]]:
+        """One row per composition and operation, "iteration" for the whole, in milliseconds."""
+        rows: list[dict[str, object]] = []
+        for found in (self._kept | self.measurements).values():
+            batch = found.batch
+            shape = {
+                "model": model,
+                "composition": describe(batch),
+                "prefill_tokens": batch.num_prefill_tokens,
+                "decodes": batch.num_decode_tokens,
+                "kv_tokens": batch.prefill_kv_tokens + batch.decode_kv_tokens,
+                "flops": float(self.spec.flops(batch)),
+                "bytes": float(self.spec.min_bytes(batch, dtype_bytes)),
+            }
+            whole = summary([1e3 * seconds for seconds in found.seconds], "ms")
+            whole["value"] = 1e3 * sum(found.operations.values())
+            values = {"iteration": whole} | {
+                name: {"value": 1e3 * seconds, "unit": "ms"}
+                for name, seconds in found.operations.items()
+            }
+            rows += [
+                {**shape, "operation": name, "timing": found.timings[name], **value}
+                for name, value in values.items()
+            ]
+        return rows

@@ -1,0 +1,254 @@
+"""Whatever the lab does on a GPU alone, run on CPU tensors: commands, captures and allocations that
+fail, host memory that can't be locked.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from cuda_stub import stubbed
+from late_device import Graph, LateDevice
+from plain_kernels import plain_kernels
+from toy_executors import SPEC as TOY
+from toy_executors import requests_with_tokens
+
+from sarathi_lab.config.errors import RunError
+from sarathi_lab.engine.compositions import make_batch
+from sarathi_lab.engine.executor import Sizes
+from sarathi_lab.engine.ledger import Ledger
+from sarathi_lab.engine.loop import serve
+from sarathi_lab.executor.torch import executor as executors
+from sarathi_lab.executor.torch.backend import TorchBackend
+from sarathi_lab.executor.torch.memory import SPARE_BYTES
+from sarathi_lab.executor.torch.operation_probe import OperationProbe
+from sarathi_lab.executor.torch.profiling import Shape, batch_of
+from sarathi_lab.experiment.figures import FIGURES
+from sarathi_lab.experiment.measure import Room, load_executor
+from sarathi_lab.experiment.measured_clock import DeviceClock
+from sarathi_lab.experiment.measured_cost import MeasuredCostModel
+from sarathi_lab.policy import SarathiServe
+from sarathi_lab.run import main
+
+SMALL = [
+    "model=tiny",
+    "model.head_size=64",
+    "model.num_heads=1",
+    "model.num_kv_heads=1",
+    "model.num_layers=1",
+    "tracking=none",
+    "dtype=float32",
+    "seq_len=48",
+    "pd_ratio=5",
+    "batch=2",
+    "workload.num_requests=3",
+    "baselines=[]",
+    "device=cuda",
+    "chunk=16",
+]
+SPEC = replace(TOY, num_layers=1)
+LENGTHS = [(20, 3), (7, 2)]
+
+
+@pytest.fixture
+def device() -> Iterator[LateDevice]:
+    with stubbed(LateDevice()) as device, plain_kernels():
+        yield device
+
+
+def served(batch_size: int = 2, **settings: Any) -> Ledger:
+    """All that a run asks of the backend, on the device that is in use."""
+    backend = TorchBackend(device="cuda", dtype="float32", **settings)
+    backend.check(SPEC, kv_tokens=160)
+    backend.peaks()
+    sizes = {"num_blocks": 10, "block_size": 16, "num_host_blocks": 2, "batch_size": batch_size}
+    executor = backend.build(SPEC, None, Sizes(chunk=16, max_model_len=32, **sizes))
+    return serve(requests_with_tokens(LENGTHS), SarathiServe(chunk=16), executor, **sizes)
+
+
+def run(tmp_path: Path, *args: str) -> dict[str, Any]:
+    folder = tmp_path / "r"
+    assert main([*SMALL, f"output={tmp_path}", f"hydra.run.dir={folder}", *args]) == 0
+    return json.loads((folder / "summary.json").read_text())
+
+
+@pytest.mark.parametrize("profile", ["none", "nvtx", "operations"])
+def test_a_run(tmp_path, device, profile):
+    summary = run(
+        tmp_path, f"executor.profile={profile}", "preemption=swap", "cache.num_host_blocks=2"
+    )
+    assert (summary["replayed_fraction"] > 0) == (profile == "none")
+    assert summary["device_idle_fraction"] < 1
+    written = json.loads((tmp_path / "r" / "run.json").read_text())
+    assert "late device" in json.dumps(written)
+
+
+def test_plain_torch_on_a_gpu(device):
+    with_kernels = served()
+    in_torch = served(kernels="torch")
+    assert in_torch.requests().output_token_ids.equals(with_kernels.requests().output_token_ids)
+
+
+def sites(device: LateDevice) -> dict[tuple[str, ...], int]:
+    """The first allocation of a run, counted from 1, by the lines of ours that it came from."""
+    found: dict[tuple[str, ...], int] = {}
+
+    def seen() -> None:
+        frame, lines = sys._getframe(), list[str]()
+        while frame is not None and len(lines) < 1:
+            code = frame.f_code
+            if "/sarathi_" in code.co_filename:
+                lines.append(f"{Path(code.co_filename).name}:{frame.f_lineno}")
+            frame = frame.f_back
+        found.setdefault(tuple(lines), device.num_allocations)
+
+    device.allocated = seen
+    with stubbed(device), plain_kernels():
+        served(batch_size=1)
+    return found
+
+
+def test_no_memory_at_any_place_is_one_line_and_leaves_nothing_behind():
+    """Each place of ours that asks for memory is refused some, once."""
+    places = sites(LateDevice())
+    gc.collect()
+    gc.freeze()  # what is there by now: it is collected after every refusal
+    for lines, number in places.items():
+        device = LateDevice()
+        device.fail_at = number
+        with stubbed(device), plain_kernels(), pytest.raises(RunError) as caught:
+            served(batch_size=1)
+        line = str(caught.value)
+        assert "\n" not in line, lines
+        assert line.startswith("out of memory during "), (lines, line)
+        del caught
+        gc.collect()
+        assert device.taken == 0, lines
+    with stubbed(LateDevice()), plain_kernels():
+        served()
+
+
+def test_a_capture_that_fails_names_the_fix(device):
+    device.fails_capture = True
+    with pytest.raises(RunError, match=r"recording of CUDA graphs failed.*cuda_graphs=false"):
+        served()
+    assert device.stream is device.default_stream
+    assert not served(cuda_graphs=False).iterations().is_replayed.any()
+
+
+def test_host_memory_that_cannot_be_locked_names_the_limit(device):
+    device.refuses_locking = True
+    with pytest.raises(RunError, match=r"can't be locked.*ulimit -l"):
+        served()
+
+
+# -- measurements ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def probe(device) -> OperationProbe:
+    backend = TorchBackend(device="cuda", dtype="float32")
+    return OperationProbe(backend.build(SPEC, None, Sizes(12, 16, batch_size=4)))
+
+
+def captures(patch: pytest.MonkeyPatch) -> list[Graph]:
+    """Those that begin from now on."""
+    begun: list[Graph] = []
+    begin = Graph.capture_begin
+
+    def counted(graph: Graph, *pool: object, **settings: object) -> None:
+        begun.append(graph)
+        begin(graph, *pool, **settings)
+
+    patch.setattr(Graph, "capture_begin", counted)
+    return begun
+
+
+def test_each_composition_is_captured_once(probe, monkeypatch):
+    shapes = [Shape(1, 20, 0), Shape(2, 1, 30)]
+    seen = captures(monkeypatch)
+    numbers = []
+    for _ in range(2):
+        for shape in shapes:
+            batch = batch_of(probe.executor, shape)
+            for operation in (probe.attention, probe.iteration):
+                assert operation(batch) > 0
+                assert probe.timing == "graph"
+            read = shape.kv_tokens if shape.num_tokens == 1 else shape.num_tokens
+            assert probe.keys_read(batch) == pytest.approx(read, rel=1e-3)
+            assert set(probe.products(shape.total_tokens)) >= {"qkv_proj", "ffn"}
+            assert probe.timing == "graph"
+        numbers.append(len(seen))
+    assert numbers == [2 * (1 + 1 + 4)] * 2
+
+
+def test_recorded_shapes_are_few(probe, monkeypatch):
+    monkeypatch.setattr(executors, "KEPT", 2)
+    seen = captures(monkeypatch)
+    for num_tokens, number in ((20, 1), (21, 2), (20, 2), (22, 3), (21, 4), (20, 5)):
+        probe.iteration(batch_of(probe.executor, Shape(1, num_tokens, 0)))
+        assert (num_tokens, len(seen)) == (num_tokens, number)
+
+
+def test_work_that_is_too_large_to_capture_is_said_and_smaller_work_is_captured(probe, device):
+    def attention(num_tokens: int) -> str:
+        probe.attention(batch_of(probe.executor, Shape(1, num_tokens, 0)))
+        return probe.timing
+
+    device.has_room_in_captures = False
+    assert attention(40) == "calls"
+    device.has_room_in_captures = True
+    timings = [attention(num_tokens) for num_tokens in (40, 41, 39, 20)]
+    assert timings == ["calls", "calls", "graph", "graph"]
+
+
+def test_a_capture_that_breaks_switches_them_off(probe, device):
+    batch = batch_of(probe.executor, Shape(1, 20, 0))
+    device.fails_capture = True
+    probe.attention(batch)
+    device.fails_capture = False
+    probe.products(4)
+    assert probe.timing == "calls"
+
+
+def test_what_is_measured_says_how(probe, device):
+    cost = MeasuredCostModel(probe.executor)
+    short, long = (make_batch(prefill_tokens=n, emits=True) for n in (20, 40))
+    cost.iteration_time(short)
+    device.has_room_in_captures = False
+    cost.operation_times(long)
+    rows = pd.DataFrame(cost.rows("toy", 4)).groupby("prefill_tokens").timing.agg(set)
+    assert rows.to_dict() == {20: {"graph"}}
+    assert "out of memory during the recording of CUDA graphs" in cost.reason
+
+
+def test_rounds_of_a_figure_capture_nothing_again(probe, monkeypatch):
+    clock, seen, numbers = DeviceClock(probe.executor), captures(monkeypatch), []
+    units = list(FIGURES["kv_reread"].units(SPEC, {"prompts": [24], "chunks": [8, 16]}))
+    for _ in range(2):
+        clock.start_round()
+        for unit in units:
+            clock.cost.forget()
+            assert all(np.isfinite(point.y.value) for point in unit(clock))
+        numbers.append(len(seen))
+    assert numbers[0] == numbers[1] > 0
+
+
+def test_a_cache_beyond_memory_is_as_large_as_there_is_room_for():
+    with stubbed(LateDevice(num_bytes=SPARE_BYTES + (8 << 20))) as device, plain_kernels():
+        backend = TorchBackend(device="cuda", dtype="float32")
+        assert backend.default_model == "120m"
+        assert backend.size() == (device.num_bytes, 132)
+        executor = load_executor(backend, SPEC, Room(10**6, 4, 64))
+        block = SPEC.kv_bytes_per_token(4) * executor.block_size
+        left = device.num_bytes - device.taken - SPARE_BYTES
+        assert 0 <= left < 1 << 20
+        assert executor.num_blocks * block > 4 << 20

@@ -1,0 +1,306 @@
+"""The engine's path on a GPU, over a device that does its work late or in any order that its
+streams allow: whatever is read before it is there, or written before it was read, changes tokens.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from random import Random
+from typing import Any, get_args
+
+import pytest
+import torch
+from cuda_stub import stubbed
+from every_policy import POLICIES
+from late_device import DEVICE, LateDevice, Stream
+from plain_kernels import plain_kernels
+from toy_executors import SPEC as FOR_KERNELS
+from toy_executors import requests_with_tokens
+
+from sarathi_kernels.attention import hybrid as hybrid_attention
+from sarathi_lab.config.errors import RunError
+from sarathi_lab.engine.ledger import Ledger
+from sarathi_lab.engine.loop import serve
+from sarathi_lab.engine.request import Request
+from sarathi_lab.executor.torch import backend, host_pool, packing
+from sarathi_lab.executor.torch.executor import TorchExecutor
+from sarathi_lab.executor.torch.graphs import CudaGraphs, NoGraphs
+from sarathi_lab.executor.torch.shapes import Limits
+from sarathi_lab.executor.torch.watching import CudaTimeline
+from sarathi_lab.model.operations import Hybrid
+from sarathi_lab.model.spec import ModelSpec
+from sarathi_lab.model.transformer import Transformer
+from sarathi_lab.model.weights import load_model
+from sarathi_lab.policy import SarathiServe
+
+NUM_SET_UPS = 12 * int(os.environ.get("FUZZ_CASES", "1"))
+CPU = torch.device("cpu")
+KINDS, HYBRIDS = ("auto", "int8", "fp8"), get_args(Hybrid)
+SPEC = ModelSpec(
+    name="toy",
+    num_layers=1,
+    hidden_size=32,
+    num_heads=2,
+    num_kv_heads=1,
+    head_size=16,
+    ffn_size=48,
+    vocab_size=97,
+)
+SHARED = 9  # tokens that two prompts begin with
+LENGTHS = [(15, 6), (14, 6), (2, 3), (11, 1)]
+LONGEST = 24
+SIZES = {"batch_size": 4, "block_size": 4, "max_model_len": LONGEST}
+NUM_BLOCKS, NUM_HOST_BLOCKS = 8, 20  # few, so that some requests must give way
+POLICY = SarathiServe(chunk=8, watermark=0.0)
+
+
+def requests() -> list[Request]:
+    made = requests_with_tokens(LENGTHS)
+    made[3].prompt_token_ids[:SHARED] = made[1].prompt_token_ids[:SHARED]
+    return made
+
+
+@torch.inference_mode()
+def toy(device: torch.device, spec: ModelSpec) -> Transformer:
+    """Whose tokens depend on what attention reads."""
+    model = load_model(spec, None, device, torch.float32, seed=0)
+    for layer in model.layers:
+        layer.qkv_proj.weight.mul_(3.0)
+        layer.out_proj.weight.mul_(9.0)
+    return model
+
+
+def served(
+    executor: TorchExecutor, policy: Any, wishes: Sequence[Request] | None = None, **given: Any
+) -> tuple[list[list[int]], Ledger]:
+    sizes = {**SIZES, "num_blocks": NUM_BLOCKS, **given}
+    ledger = serve(wishes or requests(), policy, executor, **sizes)
+    return ledger.requests().sort_values("request_id").output_token_ids.tolist(), ledger
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, list[list[int]]]:
+    """The tokens that plain torch gives on a CPU, by the kind of cache."""
+    found = {}
+    for kind in KINDS:
+        model = toy(CPU, replace(SPEC, kv_dtype=kind))
+        executor = TorchExecutor(model, num_blocks=40, block_size=SIZES["block_size"])
+        found[kind], _ = served(executor, POLICIES["orca"], num_blocks=40)
+    return found
+
+
+def late_executor(model: Transformer, **given: Any) -> TorchExecutor:
+    """As the backend makes it for a GPU."""
+    limits = Limits(model.spec, given["block_size"], num_sms=132)
+    return TorchExecutor(model, timeline=CudaTimeline(DEVICE), limits=limits, capacity=2, **given)
+
+
+@contextmanager
+def on_late(
+    device: LateDevice, kind: str = "auto", hybrid: Hybrid = "series", *, graphs: bool = True
+) -> Iterator[TorchExecutor]:
+    """An executor on `device`, warmed up."""
+    with stubbed(device), plain_kernels():
+        model = toy(DEVICE, replace(SPEC, kv_dtype=kind))
+        backend.use_triton(model, hybrid)
+        executor = late_executor(
+            model,
+            num_blocks=NUM_BLOCKS,
+            block_size=SIZES["block_size"],
+            num_host_blocks=NUM_HOST_BLOCKS,
+            graphs=CudaGraphs() if graphs else NoGraphs(),
+        )
+        executor.warm_up(batch_size=4, chunk_tokens=8, longest=LONGEST)
+        yield executor
+
+
+@pytest.mark.parametrize("number", range(NUM_SET_UPS))
+def test_no_order_of_the_device_changes_a_token(number, expected):
+    """All policies in all; of set-ups one after the other all kinds of caches and attention."""
+    random = Random(number)
+    kind, graphs = KINDS[number % 3], number // 4 % 3 > 0
+    device = LateDevice(number)
+    with on_late(device, kind, HYBRIDS[number % 4], graphs=graphs) as executor:
+        for name in list(POLICIES)[number % 12 :: 12]:
+            device.earliness = random.choice([0.0, 0.0, 0.3, 0.9])
+            num_host_blocks = random.choice([0, 4, NUM_HOST_BLOCKS])
+            tokens, ledger = served(
+                executor,
+                POLICIES[name],
+                num_host_blocks=num_host_blocks,
+                preemption="swap" if num_host_blocks else "recompute",
+                shares_prefixes=random.random() < 0.5,
+            )
+            assert tokens == expected[kind], name
+            assert graphs or not ledger.iterations().is_replayed.any()
+
+
+@pytest.mark.parametrize(
+    ("preemption", "shares"), [("swap", False), ("recompute", False), ("recompute", True)]
+)
+def test_preemption_and_shared_prefixes_are_tried(preemption, shares, expected):
+    given = {"num_host_blocks": NUM_HOST_BLOCKS if preemption == "swap" else 0}
+    with on_late(LateDevice()) as executor:
+        tokens, ledger = served(
+            executor, POLICY, preemption=preemption, shares_prefixes=shares, **given
+        )
+    iterations = ledger.iterations()
+    assert tokens == expected["auto"]
+    assert shares or iterations.num_preemptions.sum() > 0
+    assert (iterations.num_swapped_blocks.sum() > 0) == (preemption == "swap")
+    assert (ledger.requests().prefix_hit_tokens.sum() > 0) == shares
+    assert iterations.is_replayed.any()
+
+
+@pytest.mark.parametrize("hybrid", ["streams", "fused"])
+def test_the_kernels_themselves(hybrid):
+    """In Triton's interpreter: few tokens, as it takes its time."""
+    sizes = {"num_blocks": 3, "block_size": 16, "max_model_len": 24}
+    tokens = []
+    for device in (CPU, DEVICE):
+        with stubbed(LateDevice(2, earliness=0.3)):
+            model = toy(device, replace(FOR_KERNELS, num_layers=1))
+            executor = TorchExecutor(model, num_blocks=3, block_size=16)
+            if device == DEVICE:
+                backend.use_triton(model, hybrid)
+                executor = late_executor(model, num_blocks=3, block_size=16)
+            wishes = requests_with_tokens([(17, 3), (9, 2)])
+            tokens.append(served(executor, SarathiServe(chunk=12), wishes, **sizes)[0])
+    assert tokens[0] == tokens[1]
+
+
+# -- the device itself -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def device() -> Iterator[LateDevice]:
+    with stubbed(LateDevice()) as device:
+        yield device
+
+
+def test_nothing_is_there_before_it_is_waited_for(device):
+    there, here = torch.ones(2, device=DEVICE), torch.zeros(2, pin_memory=True)
+    here.copy_(there + 1, non_blocking=True)
+    done = torch.cuda.Event()
+    done.record()
+    assert here.isnan().all()
+    assert not done.query()
+    done.synchronize()
+    assert here.tolist() == [2.0, 2.0]
+
+
+def test_pinned_memory_is_read_late_and_other_memory_at_once(device):
+    pinned, pageable = torch.ones(1).pin_memory(), torch.ones(1)
+    late, staged = (one.to(DEVICE, non_blocking=True) for one in (pinned, pageable))
+    pinned.fill_(7.0)
+    pageable.fill_(7.0)
+    assert [late.item(), staged.item()] == [7.0, 1.0]
+
+
+def test_memory_is_anothers_once_its_stream_is_past_its_owner(device):
+    side, kept = torch.cuda.Stream(), torch.ones(1, device=DEVICE)
+    dropped = kept + 1
+    with torch.cuda.stream(side):
+        side.wait_stream(device.default_stream)
+        read = dropped * 1
+    del dropped
+    device.default_stream.synchronize()
+    side.synchronize()
+    assert read.isnan().item()
+    assert kept.item() == 1.0
+
+
+@pytest.mark.parametrize(
+    ("work", "words"),
+    [
+        (lambda x, side: x.item(), "not permitted when stream is capturing"),
+        (lambda x, side: side.wait_stream(torch.cuda.current_stream()), "unjoined work"),
+    ],
+)
+def test_a_capture_refuses_what_cuda_does(device, work, words):
+    x, side = torch.ones(1, device=DEVICE), torch.cuda.Stream()
+    graph = torch.cuda.CUDAGraph()
+    graph.capture_begin()
+    with pytest.raises(RuntimeError, match=words):  # noqa: PT012  # whichever says it
+        work(x, side)
+        graph.capture_end()
+    assert not graph.items or graph.error
+
+
+# -- what it must catch ----------------------------------------------------------------------------
+
+
+def one_host_buffer(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(packing, "NUM_BUFFERS", 1)
+
+
+def tokens_read_at_once(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(CudaTimeline, "wait", lambda self, mark: 0.0)
+
+
+def side_stream_that_does_not_wait(patch: pytest.MonkeyPatch) -> None:
+    _without_wait(patch, lambda waiting, other: waiting is hybrid_attention._side_stream(DEVICE))
+
+
+def side_stream_not_waited_for(patch: pytest.MonkeyPatch) -> None:
+    _without_wait(patch, lambda waiting, other: other is hybrid_attention._side_stream(DEVICE))
+
+
+def _without_wait(patch: pytest.MonkeyPatch, is_meant: Callable[[Stream, Stream], bool]) -> None:
+    wait = Stream.wait_stream
+    patch.setattr(Stream, "wait_stream", lambda one, two: is_meant(one, two) or wait(one, two))
+
+
+def inputs_that_graphs_do_not_read(patch: pytest.MonkeyPatch) -> None:
+    start = TorchExecutor.start
+
+    def moved(executor: TorchExecutor) -> None:
+        for shape, (buffer, inputs) in executor._recorded.items():
+            executor._recorded[shape] = buffer.clone(), inputs
+        start(executor)
+
+    patch.setattr(TorchExecutor, "start", moved)
+
+
+def swapped_by_one_index(patch: pytest.MonkeyPatch) -> None:
+    """Written anew for the next copies, while those before may not have read it."""
+    pinned: list[torch.Tensor] = []
+
+    def index(blocks: list[int], device: torch.device) -> torch.Tensor:
+        if not pinned:
+            pinned.append(torch.zeros(NUM_BLOCKS, dtype=torch.int64).pin_memory())
+        pinned[0][: len(blocks)] = torch.tensor(blocks)
+        return pinned[0][: len(blocks)].to(device, non_blocking=True)
+
+    patch.setattr(host_pool, "_index", index)
+    patch.setattr(host_pool, "STAGED_BYTES", 1)  # block by block
+
+
+SABOTAGES = [
+    (one_host_buffer, {}),
+    (one_host_buffer, {"graphs": False}),
+    (tokens_read_at_once, {}),
+    (side_stream_that_does_not_wait, {"graphs": False, "hybrid": "streams"}),
+    (side_stream_not_waited_for, {"graphs": False, "hybrid": "streams"}),
+    (side_stream_not_waited_for, {"hybrid": "streams"}),
+    (inputs_that_graphs_do_not_read, {}),
+    (swapped_by_one_index, {}),
+]
+
+
+def is_right(expected: dict[str, list[list[int]]], earliness: float, **given: Any) -> bool:
+    try:
+        with on_late(LateDevice(1, earliness), **given) as executor:
+            tokens, _ = served(executor, POLICY, num_host_blocks=NUM_HOST_BLOCKS, preemption="swap")
+    except (RunError, RuntimeError, IndexError, ValueError):
+        return False  # what was read was no index, or the device refused
+    return tokens == expected["auto"]
+
+
+@pytest.mark.parametrize(("sabotage", "given"), SABOTAGES)
+def test_what_it_catches(sabotage, given, expected, monkeypatch):
+    sabotage(monkeypatch)
+    assert not all(is_right(expected, earliness, **given) for earliness in (0.0, 0.5))
