@@ -34,6 +34,9 @@ USE_TENSOR_DESCRIPTORS = (
     False  # not measured yet: pointers work on every chip and for every block size
 )
 
+# Triton 3.6 waits for the scores of the next keys before the softmax that they should run beside.
+CAN_COMPUTE_AHEAD = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 7)
+
 # Launching must not compile anew because a plan's tensors start elsewhere in their buffer or its
 # sizes change.
 PLAN_ARGUMENTS = [
@@ -137,7 +140,7 @@ def prefill_config(
         )
     block_m = min(tile_rows, 64 if wide else 128)
     num_warps = 8 if block_m == 128 or wide else 4
-    if chip.is_hopper and block_m == 128 and not (is_8_bit or has_window):
+    if CAN_COMPUTE_AHEAD and chip.is_hopper and block_m == 128 and not (is_8_bit or has_window):
         # One such program fills a multiprocessor: nothing else multiplies while its softmax works
         # alone. Twice the keys spill, as there are two tiles of scores; with a window, the compiler
         # waits for each product.
