@@ -10,7 +10,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sarathi_kernels.attention.plan import PADDING
+from sarathi_kernels.attention.plan import (
+    MAX_PARTS,
+    PADDING,
+    PART_TOKENS,
+    plan_parts,
+    room_for_parts,
+)
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.executor import NO_TOKEN
 from sarathi_lab.engine.request import Batch, Request, SequenceState
@@ -77,7 +83,7 @@ def mixed():
 def test_fields(mixed, is_padded):
     batch, newest = mixed
     shape = PADDED.all[0] if is_padded else LIMITS.exact(batch)
-    packer = Packer(4, CPU)
+    packer = Packer(LIMITS, CPU)
     packer.fill(batch, shape, newest)
     inputs = packer.send(shape)
     plan = inputs.attention
@@ -117,7 +123,7 @@ def test_fields(mixed, is_padded):
 def test_a_buffer_is_not_filled_while_a_batch_in_flight_may_read_it(mixed):
     batch, newest = mixed
     shape = LIMITS.exact(batch)
-    packer = Packer(4, CPU)
+    packer = Packer(LIMITS, CPU)
     filled = []
     for _ in range(3):
         packer.fill(batch, shape, newest)
@@ -132,7 +138,7 @@ def test_a_block_table_that_is_kept_is_the_one_that_is_made_anew(data):
     """Sequences grow, are evicted and come back with other blocks, or end and make way for new
     ones; a batch has any of them, of any context.
     """
-    blocks, packer, running, made = BlockManager(24, 4), Packer(4, CPU), [], 0
+    blocks, packer, running, made = BlockManager(24, 4), Packer(LIMITS, CPU), [], 0
     for _ in range(data.draw(st.integers(1, 12))):
         for one in data.draw(st.lists(st.sampled_from(running), unique=True)) if running else []:
             blocks.free(one)
@@ -162,7 +168,7 @@ def test_a_block_table_that_is_kept_is_the_one_that_is_made_anew(data):
 
 def test_shapes_are_aligned_so_that_no_kernel_is_compiled_twice(mixed):
     batch, newest = mixed
-    packer = Packer(4, CPU)
+    packer = Packer(LIMITS, CPU)
     for shape in (LIMITS.exact(batch), *PADDED.all):
         packer.fill(batch if shape.num_tiles else Batch(), shape, newest)
         inputs = packer.send(shape)
@@ -223,3 +229,25 @@ def test_more_prompts_than_there_are_tiles_for_keep_their_own_shape():
     prompts = [sequence(i, 10, 0, [], blocks) for i in range(25)]
     batch = batch_of(*((prompt, 10) for prompt in prompts))
     assert shapes.choose(batch) == LIMITS.exact(batch)
+
+
+@pytest.mark.parametrize("window", [None, 700])
+def test_parts_cover_what_decodes_see_and_none_takes_longer_than_all_should(window):
+    kv_lens = np.array([1024] * 31 + [16_384, 1, 300], dtype=np.int32)
+    sequences = np.arange(len(kv_lens)) * 2
+    room = room_for_parts(len(kv_lens), 8, 16_384, 132)
+    parts, reductions = plan_parts(sequences, kv_lens, 8, 132, room, window)
+    assert len(parts) <= room
+    for sequence, kv_len in zip(sequences, kv_lens, strict=True):
+        own = np.flatnonzero(parts[:, 0] == sequence)
+        begins, ends = parts[own, 1], parts[own, 2]
+        assert begins[0] <= max(0, kv_len - (window or kv_len))
+        assert ends[-1] == kv_len
+        assert (begins[1:] == ends[:-1]).all()
+        assert (begins % PART_TOKENS == 0).all()
+        assert 1 <= len(own) <= MAX_PARTS
+        assert (parts[own, 3] == (len(own) > 1)).all()
+        reduced = reductions[reductions[:, 0] == sequence, 1:].tolist()
+        assert reduced == ([[own[0], len(own)]] if len(own) > 1 else [])
+    share = (kv_lens if window is None else np.minimum(kv_lens, window)).sum() * 8 / (2 * 132)
+    assert (parts[:, 2] - parts[:, 1]).max() <= share

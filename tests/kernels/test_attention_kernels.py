@@ -18,7 +18,13 @@ from sarathi_kernels.attention.cases import (
     reference,
 )
 from sarathi_kernels.attention.decode import decode_attention, make_scratch
-from sarathi_kernels.attention.plan import PADDING, TILE_ROWS, AttentionPlan
+from sarathi_kernels.attention.plan import (
+    PADDING,
+    TILE_ROWS,
+    AttentionPlan,
+    choose_tile_rows,
+    with_parts_of,
+)
 from sarathi_kernels.attention.prefill import PrefillConfig, prefill_attention, prefill_config
 from sarathi_kernels.attention.reference import make_segment, paged_attention
 from sarathi_kernels.attention.support import (
@@ -42,10 +48,12 @@ NUM_SMS = 4  # few, so that small batches are cut into large tiles, too
 
 
 def inputs_of(
-    case: AttentionCase, dtype: torch.dtype = torch.float32, num_splits: int = 1
+    case: AttentionCase, dtype: torch.dtype = torch.float32, part_tokens: int | None = None
 ) -> AttentionInputs:
     inputs = make_inputs(case, device=DEVICE, dtype=dtype, num_sms=NUM_SMS)
-    return replace(inputs, plan=replace(inputs.plan, num_splits=num_splits))
+    if part_tokens is None:
+        return inputs
+    return replace(inputs, plan=with_parts_of(inputs.plan, part_tokens, case.sliding_window))
 
 
 def attend(
@@ -77,12 +85,13 @@ def test_kernels_compute_attention_of_awkward_batches(name: str, dtype: torch.dt
 
 
 @pytest.mark.parametrize(
-    ("name", "num_splits"),
-    [("decodes", 2), ("decodes", 7), ("grouped decodes", 7), ("window over tiles", 3)],
+    ("name", "part_tokens"),
+    [("decodes", 64), ("decodes", 32), ("grouped decodes", 64), ("window over tiles", 64)],
 )
-def test_parts_of_a_context_add_up_even_where_some_are_empty(name: str, num_splits: int) -> None:
+def test_parts_of_contexts_add_up(name: str, part_tokens: int) -> None:
     case = AWKWARD[name]
-    inputs = inputs_of(case, num_splits=num_splits)
+    inputs = inputs_of(case, part_tokens=part_tokens)
+    assert len(inputs.plan.reductions) > 0
     assert relative_error(attend(case, inputs), reference(case, inputs)) < 1e-5
 
 
@@ -121,14 +130,19 @@ def padded(plan: AttentionPlan) -> AttentionPlan:
 
     table = torch.nn.functional.pad(plan.block_table, (0, 3), value=PADDING)
     return replace(
-        plan, tiles=extended(plan.tiles, 3), decodes=extended(plan.decodes, 2), block_table=table
+        plan,
+        tiles=extended(plan.tiles, 3),
+        decodes=extended(plan.decodes, 2),
+        parts=extended(plan.parts, 4),
+        reductions=extended(plan.reductions, 2),
+        block_table=table,
     )
 
 
-@pytest.mark.parametrize("num_splits", [1, 2])
-def test_padding_of_the_plan_changes_nothing(num_splits: int) -> None:
+@pytest.mark.parametrize("part_tokens", [256, 32])
+def test_padding_of_the_plan_changes_nothing(part_tokens: int) -> None:
     case = AWKWARD["hybrid"]
-    inputs = inputs_of(case, num_splits=num_splits)
+    inputs = inputs_of(case, part_tokens=part_tokens)
     with_padding = replace(inputs, plan=padded(inputs.plan))
     assert torch.equal(attend(case, with_padding), attend(case, inputs))
 
@@ -214,6 +228,41 @@ def test_a_tile_may_be_worked_on_in_parts(block_m: int) -> None:
     assert relative_error(out, reference(case, inputs)) < 1e-5
 
 
+@pytest.mark.parametrize("name", ["large tiles", "whole prompts", "window over tiles"])
+def test_scores_may_be_computed_ahead_of_the_softmax(name: str) -> None:
+    case = AWKWARD[name]
+    inputs = inputs_of(case)
+    out = attend(case, inputs, prefill=False)
+    prefill_attention(
+        inputs.query,
+        inputs.key_cache,
+        inputs.value_cache,
+        inputs.plan,
+        inputs.scale,
+        sliding_window=case.sliding_window,
+        out=out,
+        config=PrefillConfig(64, block_n=32, num_warps=4, num_stages=1, ahead=True),
+    )
+    assert relative_error(out, reference(case, inputs)) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "num_heads", "num_sms", "rows"),
+    [
+        (128, 40, 132, 64),  # 80 programs instead of 40
+        (256, 40, 132, 128),  # a wave, as long as the two of small tiles
+        (512, 40, 132, 64),  # three waves of 64 rows instead of two of 128
+        (512, 40, 108, 64),
+        (512, 40, 84, 128),  # two waves, 95 % filled
+        (2048, 40, 132, 128),  # many waves: large tiles cost less a row
+    ],
+)
+def test_tiles_are_as_large_as_fills_the_waves(
+    num_tokens: int, num_heads: int, num_sms: int, rows: int
+) -> None:
+    assert choose_tile_rows(num_tokens, num_heads, num_sms) == rows
+
+
 def test_kernels_agree_with_the_torch_path_of_a_cpu_engine() -> None:
     case = AWKWARD["window within a tile"]
     inputs = inputs_of(case)
@@ -241,7 +290,7 @@ def test_kernels_agree_with_the_torch_path_of_a_cpu_engine() -> None:
 
 def test_scratch_may_be_reused() -> None:
     case = AWKWARD["grouped decodes"]
-    inputs = inputs_of(case, num_splits=2)
+    inputs = inputs_of(case, part_tokens=64)
     expected = attend(case, inputs)
     scratch = make_scratch(inputs.query, inputs.plan)
     scratch.partial.fill_(float("nan"))
@@ -299,14 +348,15 @@ def test_launches_for_every_chip_can_be_recorded_without_data(capability: int) -
         block_table=torch.empty(3, 5, **ints),
         tiles=torch.empty(2, 2, **ints),
         decodes=torch.empty(2, **ints),
+        parts=torch.empty(5, 4, **ints),
+        reductions=torch.empty(2, 3, **ints),
         tile_rows=64,
-        num_splits=3,
     )
     with recorded(CHIPS[capability]) as recording:
         prefill_attention(query, cache, cache, plan, 0.1, out=query)
         decode_attention(query, cache, cache, plan, 0.1, out=query)
     grids = [launch.grid for launch in recording.launches]
-    assert grids == [(8, 2 * 64 // recording.launches[0].options["BLOCK_M"]), (2, 3, 2), (8, 2)]
+    assert grids == [(8, 2 * 64 // recording.launches[0].options["BLOCK_M"]), (2, 5), (8, 2)]
     assert [launch.is_hot for launch in recording.launches] == [True, True, False]
 
 
@@ -315,15 +365,15 @@ def test_launches_for_every_chip_can_be_recorded_without_data(capability: int) -
 def test_a_batch_of_a_13b_model_is_right_on_the_gpu(num_kv_heads: int) -> None:
     sequences = ((512, 1537), (300, 300), *((1, kv_len) for kv_len in (1, 1024, 1025, 5000)))
     case = AttentionCase(sequences, 40, num_kv_heads, head_size=128)
-    for num_splits in (1, 5):
-        inputs = inputs_of(case, torch.bfloat16, num_splits)
+    for part_tokens in (8192, 1024):
+        inputs = inputs_of(case, torch.bfloat16, part_tokens)
         assert relative_error(attend(case, inputs), reference(case, inputs)) < 1e-2
 
 
 @pytest.mark.gpu
 def test_a_captured_graph_attends_to_what_the_plan_says_at_its_replay() -> None:
     case = AWKWARD["hybrid"]
-    inputs = inputs_of(case, torch.float16, num_splits=2)
+    inputs = inputs_of(case, torch.float16, part_tokens=64)
     attend(case, inputs)  # compiles
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

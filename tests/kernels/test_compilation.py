@@ -4,6 +4,7 @@ then the engine's.
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
@@ -15,11 +16,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+from sarathi_kernels.compilation import __main__ as command
+from sarathi_kernels.compilation import table
 from sarathi_kernels.compilation.__main__ import main
 from sarathi_kernels.compilation.compiled import Compiled, Dot, check
+from sarathi_kernels.compilation.loops import Pass, limit_complaints, work_of
+from sarathi_kernels.compilation.sass import by_class, hot_loop, instructions_of
 from sarathi_kernels.compilation.table import (
     TABLE_COMMAND,
+    Row,
     Unit,
     compile_units,
     read_table,
@@ -31,6 +38,7 @@ from sarathi_kernels.runtime.launch import Launch
 TESTS = Path(__file__).parents[1] / "support"
 KERNELS = TESTS.parents[1] / "kernels"
 TABLE = KERNELS / "compiled.csv"
+TRITONS = {"3.6.0", "3.7.1"}  # the oldest that is supported and the newest
 FIGURES = (
     "registers",
     "spill_bytes",
@@ -40,6 +48,7 @@ FIGURES = (
     "blocks_per_sm",
     "complaint",
 )
+LOOP_FIGURES = ("programs", "waves", "loop", "loop_bytes", "teraflops", "terabytes_per_second")
 pytestmark = pytest.mark.timeout(900)  # a cold cache and two busy cores
 CHECKED_BY_HAND = Compiled(
     128, 0, 65_536, 0, 128, frozenset({"wgmma"}), frozenset(), (Dot(64, "bf16"),)
@@ -256,10 +265,156 @@ def test_hot_configurations_compile_without_complaint_on_every_chip(
 
 
 def test_recorded_table_is_of_these_sources() -> None:
-    found = {row["sources"] for row in read_table(TABLE)} if TABLE.exists() else set()
-    assert found == {source_hash()}, (
-        f"{TABLE.name} is out of date; record it again: {TABLE_COMMAND}"
+    stale = {
+        row["kernel"] for row in read_table(TABLE) if row["sources"] != source_hash(row["kernel"])
+    }
+    assert not stale, f"{TABLE.name} is out of date; record it again: {TABLE_COMMAND}"
+
+
+def test_recorded_table_has_what_batches_launch_with_the_oldest_and_the_newest_triton() -> None:
+    rows = [row for row in read_table(TABLE) if row["batch"]]
+    launched = {
+        triton: {
+            (row["kernel"], row["capability"], row["batch"])
+            for row in rows
+            if row["triton"] == triton
+        }
+        for triton in TRITONS
+    }
+    assert len({frozenset(found) for found in launched.values()}) == 1
+    assert {capability for found in launched.values() for _, capability, _ in found} == set(
+        map(str, CHIPS)
     )
+
+
+@pytest.mark.parametrize(
+    ("module", "changes"),
+    [
+        ("attention.eight_bit", {"decode_kernel", "rotate_and_store_kernel"}),
+        ("elementwise.norm", {"add_norm_kernel"}),
+        (
+            "compilation.configurations",
+            {"decode_kernel", "rotate_and_store_kernel", "add_norm_kernel"},
+        ),
+    ],
+)
+def test_a_change_makes_only_the_rows_of_kernels_that_use_it_out_of_date(
+    module: str, changes: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels = ("decode_kernel", "rotate_and_store_kernel", "add_norm_kernel")
+    before = {kernel: source_hash.__wrapped__(kernel) for kernel in kernels}
+    changed = table._modules() | {f"sarathi_kernels.{module}": ast.parse("x = 1")}
+    if module == "elementwise.norm":  # which must still define the kernel
+        changed[f"sarathi_kernels.{module}"] = ast.parse("def add_norm_kernel(): pass")
+    monkeypatch.setattr(table, "_modules", lambda: changed)
+    after = {kernel: source_hash.__wrapped__(kernel) for kernel in kernels}
+    assert {kernel for kernel in kernels if after[kernel] != before[kernel]} == changes
+
+
+def test_what_is_recorded_is_not_compiled_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless it was complained of; rows of another Triton stay."""
+    units: list[Any] = [
+        Unit(
+            launched(),
+            CHIPS[90],
+            SimpleNamespace(source=SimpleNamespace(name="toy"), configuration=text),
+        )
+        for text in ("as before", "complained of", "new")
+    ]
+    rows = [replace(table._failed(unit, ""), complaint="") for unit in units]
+    other = replace(rows[0], triton="3.6.0")
+    path = tmp_path / "compiled.csv"
+    table.write_table(
+        path, [table.as_text(row) for row in (other, rows[0], replace(rows[1], complaint="spills"))]
+    )
+    compiled: list[str] = []
+
+    def compile_units(units: list[Any], *_: Any) -> list[Row]:
+        compiled.extend(unit.source.configuration for unit in units)
+        return rows[1:]
+
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(command, "collect", lambda *_: units)
+    monkeypatch.setattr(command, "compile_units", compile_units)
+    monkeypatch.setattr("sys.argv", ["compilation", "--write", str(path)])
+    assert main() == 0
+    assert compiled == ["complained of", "new"]
+    assert read_table(path) == [table.as_text(row) for row in (other, *rows)]
+
+
+LISTING = """
+ /*0000*/  S2R R0, SR_TID.X ; /* 0x01 */
+           /* 0x02 */
+ /*0010*/  LDS R1, [R0] ;
+ /*0020*/  SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [R1] ;
+ /*0030*/  @!P0 BRA 0x0150 ;
+ /*0040*/  HGMMA.64x128x16.F32 R24, R4, gdesc[UR4], R24 ;
+ /*0050*/  F2FP.F16.E4M3.UNPACK_B R2, R3 ;
+ /*0060*/  HADD2.F32 R2, -RZ, R2.H0_H0 ;
+ /*0070*/  @P1 BRA 0x0040 ;
+ /*0080*/  HGMMA.64x128x16.F32 R24, R4, gdesc[UR4], R24 ;
+ /*0090*/  ISETP.GE.AND P2, PT, R5, R6, PT ;
+ /*00a0*/  FSEL R7, R7, -INF , !P2 ;
+ /*00b0*/  BRA.U UP0, 0x80 ;
+ /*00c0*/  HMMA.16816.F32 R8, R4, R6, R8 ;
+ /*00d0*/  HMMA.16816.F32 R8, R4, R6, R8 ;
+ /*00e0*/  MUFU.EX2 R9, R9 ;
+ /*00f0*/  @P3 BRA 0xc0 ;
+ /*0100*/  @P4 BRA 0x10 ;
+ /*0110*/  EXIT ;
+ /*0150*/  SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [R1] ;
+ /*0160*/  @!P0 BRA 0x150 ;
+ /*0170*/  BRA 0x40 ;
+ /*0180*/  BRA 0x180;
+"""
+
+
+def test_the_hot_loop_is_the_unmasked_one_of_the_largest_products() -> None:
+    """Not the outer one, the masked one, that of more but smaller products, or one that waits."""
+    loop = hot_loop(instructions_of(LISTING))
+    assert [each.address for each in loop] == [0x40, 0x50, 0x60, 0x70]
+    counts = {kind: count for kind, count in by_class(loop).items() if count}
+    assert counts == {"matrix": 1, "conversion": 2, "other": 1}
+    straight = [each for each in instructions_of(LISTING) if each.target is None]
+    assert hot_loop(straight) == straight
+
+
+def attention(bits: int, group: int) -> Launch:
+    cache = torch.empty(1, dtype=torch.int8 if bits == 8 else torch.bfloat16, device="meta")
+    sizes = {"BLOCK_N": 32 if group == 1 else 64, "HEAD_SIZE": 128, "GROUP": group}
+    return replace(launched(), arguments=(cache, cache), options=sizes)
+
+
+def test_instructions_bound_what_a_loop_can_read() -> None:
+    """By hand: 132 multiprocessors of four schedulers at 989.4e12 / 132 / 4096 cycles a second."""
+    launch = attention(16, group=4)
+    passed = Pass({"matrix": 100, "integer": 300}, 4, *work_of(launch))
+    assert (passed.bytes, passed.flops) == (2 * 64 * 128 * 2, 4 * 4 * 64 * 128)
+    per_second = 989.4e12 / 4096 / 400
+    assert passed.issue_bound(CHIPS[90]) == pytest.approx((32768 * per_second, 131072 * per_second))
+
+
+@pytest.mark.parametrize(
+    ("bits", "group", "instructions", "is_allowed"),
+    [
+        (16, 1, 400, True),
+        (8, 1, 352, True),  # converted natively
+        (8, 1, 839, False),  # as they were, by bits and each entry scaled
+        (16, 4, 401, True),
+        (8, 4, 651, True),
+        (8, 4, 1903, False),
+    ],
+)
+def test_a_loop_of_too_many_instructions_is_complained_of(
+    bits: int, group: int, instructions: int, is_allowed: bool
+) -> None:
+    launch = attention(bits, group)
+    passed = Pass({"integer": instructions}, 4, *work_of(launch))
+    complaints = limit_complaints(launch, "decode_kernel", passed, CHIPS[90])
+    assert bool(complaints) is not is_allowed
+    assert all("instructions in the hot loop allow" in each for each in complaints)
 
 
 def test_recorded_table_has_every_chip_and_no_complaint() -> None:
@@ -269,13 +424,14 @@ def test_recorded_table_has_every_chip_and_no_complaint() -> None:
 
 
 def test_quick_figures_are_the_recorded_ones(quick_rows: list[dict[str, str]]) -> None:
-    recorded = read_table(TABLE)
-    if quick_rows[0]["triton"] != recorded[0]["triton"]:
-        pytest.skip("recorded with another Triton, which compiles to other figures")
-    identity = ("kernel", "configuration", "capability")
-    figures = {tuple(row[n] for n in identity): [row[n] for n in FIGURES] for row in recorded}
+    recorded = [row for row in read_table(TABLE) if row["triton"] == quick_rows[0]["triton"]]
+    if not recorded:
+        pytest.skip("recorded with other Tritons, which compile to other figures")
     for row in quick_rows:
-        assert figures[tuple(row[n] for n in identity)] == [row[n] for n in FIGURES]
+        identity = ("kernel", "configuration", "capability", *(["batch"] if row["batch"] else []))
+        names = FIGURES + LOOP_FIGURES if row["batch"] else FIGURES
+        same = [other for other in recorded if all(other[n] == row[n] for n in identity)]
+        assert [other[n] for n in names for other in same[:1]] == [row[n] for n in names]
 
 
 @pytest.fixture(scope="module")

@@ -9,15 +9,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import triton
+import triton.language as tl
 from kernel_inputs import DEVICE, DTYPES, ROTARY_CASES, RotaryCase, random, rotary_inputs
 from torch import Tensor
 from toy_executors import load_family, on_kernels
 
 from sarathi_kernels.attention.cases import AWKWARD, AttentionInputs, make_inputs, reference
+from sarathi_kernels.attention.eight_bit import decoded
 from sarathi_kernels.attention.hybrid import Variant, hybrid_attention
 from sarathi_kernels.attention.kv_cache import LARGEST, QuantizedCache, dequantize, quantize
+from sarathi_kernels.attention.plan import with_parts_of
 from sarathi_kernels.attention.prefill import prefill_attention
+from sarathi_kernels.attention.support import entries_and_scales
 from sarathi_kernels.elementwise.rotary_kv import rotate_and_store, rotate_and_store_reference
+from sarathi_kernels.runtime.chip import CHIPS, assumed, chip_of
 from sarathi_kernels.runtime.testing import poisoned, relative_error
 from sarathi_lab.executor.torch import backend
 from sarathi_lab.executor.torch.executor import TorchExecutor
@@ -38,11 +44,12 @@ def in_8_bits(cache: Tensor, dtype: torch.dtype) -> QuantizedCache:
 
 
 def cases_of(
-    name: str, dtype: torch.dtype, kv: torch.dtype, num_splits: int = 1
+    name: str, dtype: torch.dtype, kv: torch.dtype, part_tokens: int = 256
 ) -> tuple[AttentionInputs, Tensor]:
     """Inputs whose caches are in 8 bits, and attention to the numbers that these stand for."""
     inputs = make_inputs(AWKWARD[name], device=DEVICE, dtype=dtype, num_sms=NUM_SMS)
-    inputs = replace(inputs, plan=replace(inputs.plan, num_splits=num_splits))
+    window = AWKWARD[name].sliding_window
+    inputs = replace(inputs, plan=with_parts_of(inputs.plan, part_tokens, window))
     caches = [in_8_bits(cache, kv) for cache in (inputs.key_cache, inputs.value_cache)]
     held = [dequantize(cache.data, cache.scales, torch.float32) for cache in caches]
     exact = replace(inputs, key_cache=held[0], value_cache=held[1])
@@ -56,6 +63,28 @@ def attend(name: str, inputs: AttentionInputs, variant: Variant) -> Tensor:
     given = (inputs.query, inputs.key_cache, inputs.value_cache, inputs.plan, inputs.scale)
     hybrid_attention(*given, variant=variant, sliding_window=AWKWARD[name].sliding_window, out=out)
     return out
+
+
+@triton.jit
+def decode_entries(entries: tl.tensor, out: tl.tensor) -> None:
+    offsets = tl.arange(0, 256)
+    tl.store(out + offsets, decoded(tl.load(entries + offsets), out.dtype.element_ty))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("kv", LARGEST, ids=str)
+def test_every_entry_is_decoded_exactly(kv: torch.dtype, dtype: torch.dtype) -> None:
+    entries = torch.arange(256, dtype=torch.uint8, device=DEVICE).view(kv)
+    expected = entries.to(dtype)
+    is_number = expected.isfinite()  # `quantize` makes no others
+    cache = QuantizedCache(entries, torch.ones(256, device=DEVICE))
+    for chip in (CHIPS[86], CHIPS[90]):
+        if chip.capability > chip_of(entries.device).capability:
+            continue  # its type is not to be had
+        with assumed(chip):
+            out = poisoned(256, device=DEVICE, dtype=dtype)
+            decode_entries[(1,)](entries_and_scales(cache)[0], out)
+            assert torch.equal(out[is_number], expected[is_number])
 
 
 @pytest.mark.parametrize("kv", LARGEST, ids=str)
@@ -75,11 +104,45 @@ def test_awkward_batches(name: str, kv: torch.dtype) -> None:
     assert relative_error(attend(name, inputs, "series"), expected) < MAX_ERROR[dtype]
 
 
+@pytest.mark.parametrize("name", ["head size 80", "grouped decodes"])
+def test_chips_without_a_type_for_e4m3(name: str) -> None:
+    inputs, expected = cases_of(name, torch.float16, torch.float8_e4m3fn)
+    with assumed(CHIPS[86]):
+        found = attend(name, inputs, "series")
+    assert relative_error(found, expected) < MAX_ERROR[torch.float16]
+
+
+@pytest.mark.parametrize("kv", LARGEST, ids=str)
+@pytest.mark.parametrize("name", ["head size 80", "grouped decodes"])
+def test_small_values_are_as_exact_as_large_ones(name: str, kv: torch.dtype) -> None:
+    """Weights take the scales of values, which float16 would round to few bits."""
+    inputs, expected = cases_of(name, torch.float16, kv)
+    values = inputs.value_cache
+    assert isinstance(values, QuantizedCache)
+    inputs = replace(inputs, value_cache=replace(values, scales=values.scales / 1024))
+    found = attend(name, inputs, "series") * 1024
+    assert relative_error(found, expected) < MAX_ERROR[torch.float16]
+
+
+def test_queries_in_bfloat16_are_multiplied_in_float16() -> None:
+    """Which the interpreter can do, unlike products of bfloat16."""
+    inputs, expected = cases_of("grouped decodes", torch.float32, torch.float8_e4m3fn)
+    query = inputs.query.bfloat16()
+    for factor in (1.0, 2.0**100):  # saturating, not overflowing
+        inputs = replace(inputs, query=query * factor)
+        found = attend("grouped decodes", inputs, "series")
+        assert found.isfinite().all()
+        if factor == 1:
+            assert relative_error(found.float(), expected) < 2 * MAX_ERROR[torch.bfloat16]
+
+
 @pytest.mark.parametrize("kv", LARGEST, ids=str)
 @pytest.mark.parametrize("variant", ["unified", "fused"])
 def test_every_way_of_sharing_a_launch(variant: Variant, kv: torch.dtype) -> None:
-    inputs, expected = cases_of("hybrid", torch.float32, kv, num_splits=2)
-    assert relative_error(attend("hybrid", inputs, variant), expected) < MAX_ERROR[torch.float32]
+    inputs, expected = cases_of("hybrid", torch.float32, kv, part_tokens=32)
+    with assumed(replace(CHIPS[90], num_sms=2)):  # which a small batch fills
+        out = attend("hybrid", inputs, variant)
+    assert relative_error(out, expected) < MAX_ERROR[torch.float32]
 
 
 @pytest.mark.parametrize("kv", LARGEST, ids=str)

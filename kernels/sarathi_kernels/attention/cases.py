@@ -130,6 +130,7 @@ def make_inputs(
         num_kv_heads=case.num_kv_heads,
         num_sms=num_sms,
         device=device,
+        sliding_window=case.sliding_window,
     )
     return AttentionInputs(query, caches[0], caches[1], plan, case.head_size**-0.5, blocks)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sarathi_kernels.attention.decode_part import attend_part
 from sarathi_kernels.attention.kv_cache import Cache
-from sarathi_kernels.attention.plan import AttentionPlan
+from sarathi_kernels.attention.plan import MAX_PARTS, AttentionPlan
 from sarathi_kernels.attention.support import (
     LOG2_E,
     SMALL_SHARED_MEMORY,
@@ -28,9 +28,8 @@ PLAN_ARGUMENTS = [
     "query_starts",
     "kv_lens",
     "block_table",
-    "decodes",
+    "parts",
     "stride_table",
-    "num_splits",
     "window",
 ]
 MIN_DOT_ROWS = 16  # of a matrix instruction
@@ -49,8 +48,7 @@ def decode_kernel(
     query_starts: tl.tensor,
     kv_lens: tl.tensor,
     block_table: tl.tensor,
-    decodes: tl.tensor,
-    num_splits: tl.tensor,
+    parts: tl.tensor,
     stride_query: tl.tensor,
     stride_out: tl.tensor,
     stride_block: tl.tensor,
@@ -69,41 +67,42 @@ def decode_kernel(
     HAS_WINDOW: tl.constexpr,
     IS_SPLIT: tl.constexpr,
 ) -> None:
-    """Grid: KV heads, which lie side by side in the cache, then parts of the context, then
-    decodes.
-    """
+    """Grid: KV heads, which lie side by side in the cache, then parts of contexts."""
     attend_part(
         query, keys, values, key_scales, value_scales, out, partial, log_sums, query_starts,
         kv_lens, block_table,
-        decodes, tl.program_id(2), tl.program_id(0), tl.program_id(1), num_splits,
+        parts, tl.program_id(1), tl.program_id(0),
         stride_query, stride_out, stride_block, stride_slot, stride_table, window, qk_scale,
         NUM_KV_HEADS, GROUP, ROWS, HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, STAGES, HAS_WINDOW,
         IS_SPLIT,
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["query_starts", "decodes", "num_splits"])
+@triton.jit(do_not_specialize=["query_starts", "reductions"])
 def reduce_kernel(
     partial: tl.tensor,
     log_sums: tl.tensor,
     out: tl.tensor,
     query_starts: tl.tensor,
-    decodes: tl.tensor,
-    num_splits: tl.tensor,
+    reductions: tl.tensor,
     stride_out: tl.tensor,
     HEAD_SIZE: tl.constexpr,
     PADDED_SIZE: tl.constexpr,
-    SPLITS: tl.constexpr,  # power of two, at least num_splits
+    MAX_PARTS: tl.constexpr,  # of a context, a power of two
 ) -> None:
-    """Grid: heads, then decodes. Joins the parts of one head's context, weighted by their sums."""
-    head, decode = tl.program_id(0), tl.program_id(1)
-    sequence = tl.load(decodes + decode)
+    """Grid: heads, then split decodes. Joins the parts of one head's context, weighted by their
+    sums.
+    """
+    head, reduction = tl.program_id(0), tl.program_id(1)
+    sequence = tl.load(reductions + reduction * 3)
     if sequence >= 0:
-        splits = tl.arange(0, SPLITS)
+        count = tl.load(reductions + reduction * 3 + 2)
+        splits = tl.arange(0, MAX_PARTS)
         dims = tl.arange(0, PADDED_SIZE)
-        rows = (decode * tl.num_programs(0) + head) * num_splits + splits
-        log_sum = tl.load(log_sums + rows, mask=splits < num_splits, other=float("-inf"))
-        exists = (splits[:, None] < num_splits) & (dims[None, :] < HEAD_SIZE)
+        first_part = tl.load(reductions + reduction * 3 + 1)
+        rows = (first_part + splits) * tl.num_programs(0) + head
+        log_sum = tl.load(log_sums + rows, mask=splits < count, other=float("-inf"))
+        exists = (splits[:, None] < count) & (dims[None, :] < HEAD_SIZE)
         parts = tl.load(partial + rows[:, None] * HEAD_SIZE + dims[None, :], mask=exists, other=0.0)
         share = tl.math.exp2(log_sum - tl.max(log_sum, 0))
         attended = tl.sum(parts * share[:, None], 0) / tl.sum(share, 0)
@@ -139,11 +138,11 @@ def decode_config(chip: Chip, head_size: int, dtype: torch.dtype, group: int) ->
 @dataclass(frozen=True)
 class Scratch:
     """Results of the parts of contexts: normalised values and log2 of the softmax's sums; one
-    element if unsplit.
+    element if no context may be split.
     """
 
-    partial: Tensor  # [num_decodes, num_heads, num_splits, head_size] float32
-    log_sums: Tensor  # [num_decodes, num_heads, num_splits] float32
+    partial: Tensor  # [num_parts, num_heads, head_size] float32
+    log_sums: Tensor  # [num_parts, num_heads] float32
 
 
 def make_scratch(query: Tensor, plan: AttentionPlan) -> Scratch:
@@ -151,7 +150,7 @@ def make_scratch(query: Tensor, plan: AttentionPlan) -> Scratch:
     too.
     """
     _, num_heads, head_size = query.shape
-    parts = (plan.num_decodes, num_heads, plan.num_splits) if plan.num_splits > 1 else (1, 1, 1)
+    parts = (plan.num_parts, num_heads) if len(plan.reductions) else (1, 1)
     partial = torch.empty(*parts, head_size, device=query.device, dtype=torch.float32)
     return Scratch(partial, torch.empty(parts, device=query.device, dtype=torch.float32))
 
@@ -173,7 +172,7 @@ def kernel_arguments(
     )
     return (
         query, keys, values, key_scales, value_scales, out, scratch.partial, scratch.log_sums,
-        plan.query_starts, plan.kv_lens, plan.block_table, plan.decodes, plan.num_splits,
+        plan.query_starts, plan.kv_lens, plan.block_table, plan.parts,
         query.stride(0), out.stride(0), keys.stride(0), keys.stride(1), plan.block_table.stride(0),
         sliding_window or 0, scale * LOG2_E,
     )  # fmt: skip
@@ -214,7 +213,7 @@ def decode_attention(
     scratch = scratch or make_scratch(query, plan)
     launch(
         decode_kernel,
-        (num_kv_heads, plan.num_splits, plan.num_decodes),
+        (num_kv_heads, plan.num_parts),
         *kernel_arguments(query, key_cache, value_cache, plan, scale, sliding_window, out, scratch),
         is_hot=query.dtype != torch.float32,
         uses_tensor_cores=group > 1 and query.dtype != torch.float32,
@@ -227,7 +226,7 @@ def decode_attention(
         BLOCK_N=config.block_n,
         STAGES=config.num_stages,
         HAS_WINDOW=sliding_window is not None,
-        IS_SPLIT=plan.num_splits > 1,
+        IS_SPLIT=len(plan.reductions) > 0,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )
@@ -235,23 +234,24 @@ def decode_attention(
 
 
 def reduce_parts(plan: AttentionPlan, scratch: Scratch, out: Tensor) -> None:
-    """Join the parts of the decodes' contexts in `out`; nothing where contexts are whole."""
-    if plan.num_splits == 1:
+    """Join the parts of the decodes' contexts in `out`; nothing where all contexts are
+    whole.
+    """
+    if len(plan.reductions) == 0:
         return
     _, num_heads, head_size = out.shape
     launch(
         reduce_kernel,
-        (num_heads, plan.num_decodes),
+        (num_heads, len(plan.reductions)),
         scratch.partial,
         scratch.log_sums,
         out,
         plan.query_starts,
-        plan.decodes,
-        plan.num_splits,
+        plan.reductions,
         out.stride(0),
         HEAD_SIZE=head_size,
         PADDED_SIZE=triton.next_power_of_2(head_size),
-        SPLITS=triton.next_power_of_2(plan.num_splits),
+        MAX_PARTS=MAX_PARTS,
         num_warps=4,
         num_stages=1,
     )

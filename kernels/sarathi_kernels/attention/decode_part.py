@@ -12,7 +12,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from sarathi_kernels.attention.eight_bit import dequantized
+from sarathi_kernels.attention.eight_bit import (
+    WEIGHT_GAIN_LOG2,
+    columns_of,
+    decoded,
+    product_operand,
+)
 from sarathi_kernels.attention.paging import slot_offsets
 
 
@@ -52,25 +57,20 @@ def attend_alone(
         mask = visible[:, None] & (dims[None, :] < HEAD_SIZE)
         slots = slot_offsets(table, first_key, end, stride_block, stride_slot, BLOCK_SIZE, BLOCK_N)
         offsets = slots[:, None] + dims[None, :]
-        key = tl.load(keys + offsets, mask=mask, other=0)
-        value = tl.load(values + offsets, mask=mask, other=0)
+        key = tl.load(keys + offsets, mask=mask, other=0.0)
+        value = tl.load(values + offsets, mask=mask, other=0.0)
+        scores = tl.sum(decoded(key, tl.float32) * row[None, :], 1)
         if key_scales is not None:
-            key = dequantized(
-                key, tl.load(key_scales + slots // HEAD_SIZE, mask=visible, other=0.0), tl.float32
-            )
-            value = dequantized(
-                value,
-                tl.load(value_scales + slots // HEAD_SIZE, mask=visible, other=0.0),
-                tl.float32,
-            )
-        key, value = key.to(tl.float32), value.to(tl.float32)
-        scores = tl.where(visible, tl.sum(key * row[None, :], 1), float("-inf"))
+            scores *= tl.load(key_scales + slots // HEAD_SIZE, mask=visible, other=0.0)
+        scores = tl.where(visible, scores, float("-inf"))
         new_max = tl.maximum(row_max, scores)
         shift = tl.where(new_max == float("-inf"), 0.0, new_max)
         weights = tl.math.exp2(scores - shift)
         rescale = tl.math.exp2(row_max - shift)
         row_sum = row_sum * rescale + weights
-        acc = acc * rescale[:, None] + value * weights[:, None]
+        if value_scales is not None:
+            weights *= tl.load(value_scales + slots // HEAD_SIZE, mask=visible, other=0.0)
+        acc = acc * rescale[:, None] + decoded(value, tl.float32) * weights[:, None]
         row_max = new_max
     highest = tl.max(row_max, 0)
     share = tl.math.exp2(row_max - tl.where(highest == float("-inf"), 0.0, highest))
@@ -112,7 +112,12 @@ def attend_group(
     tile = tl.load(
         query + heads * HEAD_SIZE + dims, mask=(heads < GROUP) & (dims < HEAD_SIZE), other=0.0
     )
-    acc = tl.zeros([ROWS, PADDED_SIZE], tl.float32)
+    IS_8_BIT: tl.constexpr = value_scales is not None
+    if IS_8_BIT:
+        tile = product_operand(tile)
+    WIDTH: tl.constexpr = PADDED_SIZE // 2 if IS_8_BIT else PADDED_SIZE
+    acc = tl.zeros([ROWS, WIDTH], tl.float32)
+    acc_odd = tl.zeros([ROWS, WIDTH], tl.float32)  # the odd columns of 8 bits, see columns_of
     row_max = tl.full([ROWS], float("-inf"), tl.float32)
     row_sum = tl.zeros([ROWS], tl.float32)
     for first_key in tl.range(begin, end, BLOCK_N, num_stages=STAGES):
@@ -122,27 +127,47 @@ def attend_group(
         mask = visible[:, None] & (dims < HEAD_SIZE)
         slots = slot_offsets(table, first_key, end, stride_block, stride_slot, BLOCK_SIZE, BLOCK_N)
         offsets = slots[:, None] + dims
-        key = tl.load(keys + offsets, mask=mask, other=0)
-        if key_scales is not None:
-            scales = tl.load(key_scales + slots // HEAD_SIZE, mask=visible, other=0.0)
-            key = dequantized(key, scales, tile.dtype)
+        key = decoded(tl.load(keys + offsets, mask=mask, other=0.0), tile.dtype)
         scores = tl.dot(tile, key.T, input_precision="ieee") * qk_scale
+        if IS_8_BIT:
+            scales = tl.load(key_scales + slots // HEAD_SIZE, mask=visible, other=0.0)
+            scores *= scales[None, :]
         scores = tl.where(visible[None, :], scores, float("-inf"))
         new_max = tl.maximum(row_max, tl.max(scores, 1))
         shift = tl.where(new_max == float("-inf"), 0.0, new_max)
-        weights = tl.math.exp2(scores - shift[:, None])
         rescale = tl.math.exp2(row_max - shift)
+        if IS_8_BIT:
+            shift -= WEIGHT_GAIN_LOG2
+        weights = tl.math.exp2(scores - shift[:, None])
         row_sum = row_sum * rescale + tl.sum(weights, 1)
-        value = tl.load(values + offsets, mask=mask, other=0)
-        if value_scales is not None:
+        acc *= rescale[:, None]
+        if IS_8_BIT:
             scales = tl.load(value_scales + slots // HEAD_SIZE, mask=visible, other=0.0)
-            value = dequantized(value, scales, tile.dtype)
-        acc = tl.dot(weights.to(value.dtype), value, acc * rescale[:, None], input_precision="ieee")
+            weights = (weights * scales[None, :]).to(tile.dtype)
+            places = slot_offsets(
+                table, first_key, end, stride_block // 2, stride_slot // 2, BLOCK_SIZE, BLOCK_N
+            )
+            pairs = tl.arange(0, WIDTH)[None, :]
+            words = tl.load(
+                values.to(tl.pointer_type(tl.uint16), bitcast=True) + places[:, None] + pairs,
+                mask=visible[:, None] & (pairs < HEAD_SIZE // 2),
+                other=0,
+            )
+            even, odd = columns_of(words, values.dtype.element_ty, tile.dtype)
+            acc = tl.dot(weights, even, acc, input_precision="ieee")
+            acc_odd = tl.dot(weights, odd, acc_odd * rescale[:, None], input_precision="ieee")
+        else:
+            value = tl.load(values + offsets, mask=mask, other=0.0)
+            acc = tl.dot(weights.to(value.dtype), value, acc, input_precision="ieee")
         row_max = new_max
     row_sum = tl.where(
         row_sum > 0, row_sum, 1.0
     )  # an empty part: its maximum alone makes the logarithm -inf
-    return acc / row_sum[:, None], row_max + tl.math.log2(row_sum)
+    log_sum = row_max + tl.math.log2(row_sum)
+    if IS_8_BIT:
+        acc = tl.join(acc, acc_odd).reshape(ROWS, PADDED_SIZE)
+        log_sum -= WEIGHT_GAIN_LOG2
+    return acc / row_sum[:, None], log_sum
 
 
 @triton.jit
@@ -158,11 +183,9 @@ def attend_part(
     query_starts: tl.tensor,
     kv_lens: tl.tensor,
     block_table: tl.tensor,
-    decodes: tl.tensor,
-    decode: tl.tensor,
+    parts: tl.tensor,
+    part: tl.tensor,
     kv_head: tl.tensor,
-    split: tl.tensor,
-    num_splits: tl.tensor,
     stride_query: tl.tensor,
     stride_out: tl.tensor,
     stride_block: tl.tensor,
@@ -184,19 +207,16 @@ def attend_part(
     """Attend for the heads of one KV head to one part of a decode's context; the result goes to
     `out` if that is all.
 
-    `partial` [num_decodes, num_heads, num_splits, HEAD_SIZE] and `log_sums` [num_decodes,
-    num_heads, num_splits], both float32, take the result of a part; the log2 of an empty part's sum
-    is -inf.
+    `partial` [num_parts, num_heads, HEAD_SIZE] and `log_sums` [num_parts, num_heads], both float32,
+    take the result of one of several parts; the log2 of an empty part's sum is -inf.
     """
-    sequence = tl.load(decodes + decode)
+    sequence = tl.load(parts + part * 4)
     if sequence >= 0:
         row = tl.load(query_starts + sequence).to(tl.int64)
         kv_len = tl.load(kv_lens + sequence)
         first_visible = tl.maximum(kv_len - window, 0) if HAS_WINDOW else 0
-        first_key = first_visible // BLOCK_N * BLOCK_N
-        part = tl.cdiv(tl.cdiv(kv_len - first_key, num_splits), BLOCK_N) * BLOCK_N
-        begin = first_key + split * part
-        end = tl.minimum(begin + part, kv_len)
+        begin = tl.maximum(tl.load(parts + part * 4 + 1), first_visible // BLOCK_N * BLOCK_N)
+        end = tl.load(parts + part * 4 + 2)
         table = block_table + sequence.to(tl.int64) * stride_table
         queries = query + row * stride_query + kv_head * GROUP * HEAD_SIZE
         keys += kv_head * HEAD_SIZE
@@ -219,8 +239,9 @@ def attend_part(
         heads = tl.arange(0, ROWS)
         dims = tl.arange(0, PADDED_SIZE)[None, :]
         exists = (heads[:, None] < GROUP) & (dims < HEAD_SIZE)
-        if IS_SPLIT:
-            rows = ((decode * NUM_KV_HEADS + kv_head) * GROUP + heads) * num_splits + split
+        is_split = tl.load(parts + part * 4 + 3) != 0 if IS_SPLIT else False
+        if is_split:
+            rows = (part * NUM_KV_HEADS + kv_head) * GROUP + heads
             tl.store(partial + rows[:, None] * HEAD_SIZE + dims, attended, mask=exists)
             tl.store(log_sums + rows, log_sum, mask=heads < GROUP)
         else:

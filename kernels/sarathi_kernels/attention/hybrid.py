@@ -19,6 +19,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton import knobs
+from triton.language.extra.cuda import smid
 
 from sarathi_kernels.attention import decode, prefill
 from sarathi_kernels.attention.decode import decode_attention, decode_config, dot_rows, make_scratch
@@ -41,36 +43,29 @@ DEFAULT_VARIANT: Variant = (
     "series"  # its kernels have the best tiles each; the others wait for a measurement
 )
 
-PLAN_ARGUMENTS = sorted({*prefill.PLAN_ARGUMENTS, *decode.PLAN_ARGUMENTS, "num_decodes"})
+PLAN_ARGUMENTS = sorted({*prefill.PLAN_ARGUMENTS, *decode.PLAN_ARGUMENTS, "num_parts"})
 
 
 @triton.jit
-def split_programs(
-    program: tl.tensor,
+def take_work(
+    tickets: tl.tensor,
+    sm: tl.tensor,
     num_tile_programs: tl.tensor,
     num_decode_programs: tl.tensor,
-    NUM_SMS: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Whether `program` works on a tile, and which of its kind it is.
+    """Whether the program that asks works on a tile, and which one of its kind it takes.
 
-    Programs start in the order of their ids, one on each multiprocessor before any gets a second.
-    So waves of NUM_SMS programs alternate between tiles and decodes while there are both: each
-    multiprocessor then holds one of each.
+    The programs of a multiprocessor `sm` alternate between tiles and decodes, in the order in which
+    they ask; where a kind is used up, they take the other. `tickets` [2 + number of `sm`s] are all
+    0 before the first program: tiles taken, decodes taken, programs begun on each. If there are as
+    many programs as pieces of work, each piece is taken once in whatever order they ask: a program
+    goes away from a kind only when that is used up, so none finds both used up but one too many.
     """
-    num_pairs = tl.minimum(num_tile_programs, num_decode_programs) // NUM_SMS  # of full waves
-    wave = program // NUM_SMS
-    rest = program - 2 * num_pairs * NUM_SMS
-    tiles_left = num_tile_programs - num_pairs * NUM_SMS
-    decodes_left = num_decode_programs - num_pairs * NUM_SMS
-    first_tiles = tl.minimum(tiles_left, NUM_SMS)
-    if rest < 0:
-        is_tile = wave % 2 == 0
-        index = wave // 2 * NUM_SMS + program % NUM_SMS
-    else:
-        is_tile = (rest < first_tiles) | (rest >= first_tiles + decodes_left)
-        index = num_pairs * NUM_SMS + tl.where(
-            rest < first_tiles, rest, tl.where(is_tile, rest - decodes_left, rest - first_tiles)
-        )
+    is_tile = tl.atomic_add(tickets + 2 + sm, 1, sem="relaxed") % 2 == 0
+    index = tl.atomic_add(tickets + tl.where(is_tile, 0, 1), 1, sem="relaxed")
+    if index >= tl.where(is_tile, num_tile_programs, num_decode_programs):
+        is_tile = not is_tile
+        index = tl.atomic_add(tickets + tl.where(is_tile, 0, 1), 1, sem="relaxed")
     return is_tile, index
 
 
@@ -84,14 +79,14 @@ def fused_kernel(
     out: tl.tensor,
     partial: tl.tensor,
     log_sums: tl.tensor,
+    tickets: tl.tensor,
     query_starts: tl.tensor,
     kv_lens: tl.tensor,
     block_table: tl.tensor,
     tiles: tl.tensor,
-    decodes: tl.tensor,
+    parts: tl.tensor,
     num_tiles: tl.tensor,
-    num_decodes: tl.tensor,
-    num_splits: tl.tensor,
+    num_parts: tl.tensor,
     stride_query: tl.tensor,
     stride_out: tl.tensor,
     stride_block: tl.tensor,
@@ -100,6 +95,7 @@ def fused_kernel(
     window: tl.tensor,
     qk_scale: tl.tensor,
     NUM_SMS: tl.constexpr,
+    HAS_SM_IDS: tl.constexpr,  # not in the interpreter
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
@@ -119,10 +115,9 @@ def fused_kernel(
     """
     num_entries = num_tiles * TILE_PARTS
     num_heads = NUM_KV_HEADS * GROUP
-    num_decode_programs = num_decodes * num_splits * NUM_KV_HEADS
-    is_tile, index = split_programs(
-        tl.program_id(0), num_entries * num_heads, num_decode_programs, NUM_SMS
-    )
+    num_decode_programs = num_parts * NUM_KV_HEADS
+    sm = (smid() if HAS_SM_IDS else tl.program_id(0)) % NUM_SMS
+    is_tile, index = take_work(tickets, sm, num_entries * num_heads, num_decode_programs)
     if is_tile:
         entry = num_entries - 1 - index // num_heads
         sequence = tl.load(tiles + entry // TILE_PARTS * 2)
@@ -139,9 +134,7 @@ def fused_kernel(
         attend_part(
             query, keys, values, key_scales, value_scales, out, partial, log_sums, query_starts,
             kv_lens, block_table,
-            decodes, index // NUM_KV_HEADS // num_splits, index % NUM_KV_HEADS, index //
-            NUM_KV_HEADS % num_splits,
-            num_splits,
+            parts, index // NUM_KV_HEADS, index % NUM_KV_HEADS,
             stride_query, stride_out, stride_block, stride_slot, stride_table, window, qk_scale,
             NUM_KV_HEADS, GROUP, ROWS, HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, DECODE_BLOCK_N,
             DECODE_STAGES,
@@ -176,6 +169,10 @@ def hybrid_attention(
 ) -> None:
     """Write softmax(scale q k^T) v of all rows of `plan` to `out`, whichever way `variant` names.
 
+    "fused" is done in series where the tiles or the decodes, of padding too, are fewer programs
+    than there are multiprocessors: on some of them there would be nothing to overlap, and kernels
+    of their own have larger tiles. That is a rule of counting; none of it was measured.
+
     Raises ValueError for an unknown variant and for inputs that the kernels do not take
     (`check_inputs`).
     """
@@ -186,13 +183,24 @@ def hybrid_attention(
     inputs = (query, key_cache, value_cache, plan, scale)
     if variant == "unified":
         prefill_attention(*inputs, sliding_window=sliding_window, out=out, with_decodes=True)
-    elif plan.num_tiles == 0 or plan.num_decodes == 0 or variant == "series":
+    elif (
+        plan.num_tiles == 0
+        or plan.num_decodes == 0
+        or variant == "series"
+        or (variant == "fused" and not _fill_a_wave(query, key_cache, plan))
+    ):
         prefill_attention(*inputs, sliding_window=sliding_window, out=out)
         decode_attention(*inputs, sliding_window=sliding_window, out=out)
     elif variant == "streams":
         _attend_on_streams(*inputs, sliding_window, out)
     else:
         _attend_fused(*inputs, sliding_window, out)
+
+
+def _fill_a_wave(query: Tensor, key_cache: Cache, plan: AttentionPlan) -> bool:
+    """Whether heads of tiles and KV heads of decodes are both enough for all multiprocessors."""
+    counts = (plan.num_tiles * query.shape[1], plan.num_decodes * key_cache.shape[2])
+    return min(counts) >= chip_of(query.device).num_sms
 
 
 @lru_cache
@@ -249,13 +257,12 @@ def _attend_fused(
     part = decode_config(chip, head_size, query.dtype, group)
     tile_parts = plan.tile_rows // tile.block_m
     scratch = make_scratch(query, plan)
+    # Zeroed on the device, inside of captured graphs at every replay.
+    tickets = torch.zeros(2 + chip.num_sms, dtype=torch.int32, device=query.device)
     is_half = query.dtype != torch.float32
     launch(
         fused_kernel,
-        (
-            plan.num_tiles * tile_parts * num_heads
-            + plan.num_decodes * plan.num_splits * num_kv_heads,
-        ),
+        (plan.num_tiles * tile_parts * num_heads + plan.num_parts * num_kv_heads,),
         query,
         keys,
         values,
@@ -264,14 +271,14 @@ def _attend_fused(
         out,
         scratch.partial,
         scratch.log_sums,
+        tickets,
         plan.query_starts,
         plan.kv_lens,
         plan.block_table,
         plan.tiles,
-        plan.decodes,
+        plan.parts,
         plan.num_tiles,
-        plan.num_decodes,
-        plan.num_splits,
+        plan.num_parts,
         query.stride(0),
         out.stride(0),
         keys.stride(0),
@@ -284,6 +291,7 @@ def _attend_fused(
         is None,  # what 8 bits are converted in takes registers that both halves lack
         uses_tensor_cores=is_half,
         NUM_SMS=chip.num_sms,
+        HAS_SM_IDS=not knobs.runtime.interpret,
         NUM_KV_HEADS=num_kv_heads,
         GROUP=group,
         ROWS=dot_rows(group),
@@ -296,7 +304,7 @@ def _attend_fused(
         DECODE_BLOCK_N=part.block_n,
         DECODE_STAGES=part.num_stages,
         HAS_WINDOW=sliding_window is not None,
-        IS_SPLIT=plan.num_splits > 1,
+        IS_SPLIT=len(plan.reductions) > 0,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )

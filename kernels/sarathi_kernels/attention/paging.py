@@ -28,7 +28,7 @@ def slot_offsets(
         block = tl.load(table + first_key // BLOCK_SIZE).to(tl.int64)
         offsets = block * stride_block + (first_key % BLOCK_SIZE + tokens) * stride_slot
     else:
-        keys = first_key + tokens
+        keys = (first_key + tokens).to(tl.uint32)
         blocks = tl.load(table + keys // BLOCK_SIZE, mask=keys < kv_len, other=0).to(tl.int64)
         offsets = blocks * stride_block + (keys % BLOCK_SIZE) * stride_slot
     return offsets

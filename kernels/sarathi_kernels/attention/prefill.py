@@ -34,6 +34,9 @@ USE_TENSOR_DESCRIPTORS = (
     False  # not measured yet: pointers work on every chip and for every block size
 )
 
+# Triton 3.6 waits for the scores of the next keys before the softmax that they should run beside.
+CAN_COMPUTE_AHEAD = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 7)
+
 # Launching must not compile anew because a plan's tensors start elsewhere in their buffer or its
 # sizes change.
 PLAN_ARGUMENTS = [
@@ -78,6 +81,7 @@ def prefill_kernel(
     TILE_PARTS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
+    AHEAD: tl.constexpr,
 ) -> None:
     """Grid: heads, then the parts of tiles from the last to the first, then the decodes that it has
     room for.
@@ -97,17 +101,21 @@ def prefill_kernel(
             first_row, head, stride_query, stride_out, stride_block, stride_slot, stride_table,
             window, qk_scale,
             GROUP, HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_M, BLOCK_N, HAS_WINDOW, DESCRIPTORS,
+            AHEAD,
         )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class PrefillConfig:
-    """How a tile is worked on: queries and keys at a time, warps, stages of the load pipeline."""
+    """How a tile is worked on: queries and keys at a time, warps, stages of the load pipeline, and
+    whether scores are computed `ahead` of the softmax (see `attend_keys`).
+    """
 
     block_m: int
     block_n: int
     num_warps: int
     num_stages: int
+    ahead: bool = False
 
 
 def prefill_config(
@@ -132,10 +140,15 @@ def prefill_config(
         )
     block_m = min(tile_rows, 64 if wide else 128)
     num_warps = 8 if block_m == 128 or wide else 4
+    if CAN_COMPUTE_AHEAD and chip.is_hopper and block_m == 128 and not (is_8_bit or has_window):
+        # One such program fills a multiprocessor: nothing else multiplies while its softmax works
+        # alone. Twice the keys spill, as there are two tiles of scores; with a window, the compiler
+        # waits for each product.
+        return PrefillConfig(block_m, 64, num_warps, num_stages=3, ahead=True)
     if chip.shared_memory >= LARGE_SHARED_MEMORY:
         block_n = 64 if wide or block_m == 64 else 128
         if is_8_bit:
-            block_n //= 2 if chip.is_hopper or num_warps == 8 else 4
+            block_n //= 2 if has_window or num_warps == 8 else 1
             num_warps = num_warps if chip.is_hopper or not has_window else 8
         return PrefillConfig(block_m, block_n, num_warps, num_stages=3)
     # Without wgmma, the pipeline holds a second tile of keys and values from five stages on.
@@ -247,6 +260,7 @@ def prefill_attention(
         TILE_PARTS=tile_parts,
         HAS_WINDOW=sliding_window is not None,
         DESCRIPTORS=tensor_descriptors,
+        AHEAD=config.ahead,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )

@@ -7,7 +7,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from sarathi_kernels.attention.eight_bit import dequantized
+from sarathi_kernels.attention.eight_bit import (
+    WEIGHT_GAIN_LOG2,
+    columns_of,
+    decoded,
+    product_operand,
+)
 from sarathi_kernels.attention.paging import load_scales, slot_offsets
 
 
@@ -15,7 +20,6 @@ from sarathi_kernels.attention.paging import load_scales, slot_offsets
 def load_tile(
     # pointer to the KV head's first element, or the descriptor of [slots, num_kv_heads * head_size]
     cache: tl.tensor,
-    scales: tl.tensor,  # pointer to the KV head's first scale, None if the cache is not in 8 bits
     table: tl.tensor,
     first_key: tl.tensor,
     first_column: tl.tensor,
@@ -33,6 +37,16 @@ def load_tile(
     """[BLOCK_N, PADDED_SIZE] keys or values of one KV head in DTYPE; tokens from `kv_len` on are
     zero if MASKED.
     """
+    ENTRY: tl.constexpr = cache.dtype.element_ty
+    if tl.uint8 == ENTRY:
+        # As words of two entries, which are copied to where matrix instructions take them.
+        words = load_tile(
+            cache.to(tl.pointer_type(tl.uint16), bitcast=True),
+            table, first_key, first_column, kv_len, stride_block // 2, stride_slot // 2,
+            HEAD_SIZE // 2, PADDED_SIZE // 2, BLOCK_SIZE, BLOCK_N, MASKED, DESCRIPTORS, tl.uint16,
+        )  # fmt: skip
+        even, odd = columns_of(words, ENTRY, DTYPE)
+        return tl.join(even, odd).reshape(BLOCK_N, PADDED_SIZE)
     tokens = first_key + tl.arange(0, BLOCK_N)
     if DESCRIPTORS:
         row = tl.load(table + first_key // BLOCK_SIZE) * BLOCK_SIZE + first_key % BLOCK_SIZE
@@ -54,34 +68,20 @@ def load_tile(
             pointers = cache + offsets[:, None] + dims[None, :]
         if MASKED:
             tile = tl.load(
-                pointers, mask=(tokens[:, None] < kv_len) & (dims[None, :] < HEAD_SIZE), other=0
+                pointers, mask=(tokens[:, None] < kv_len) & (dims[None, :] < HEAD_SIZE), other=0.0
             )
         elif HEAD_SIZE != PADDED_SIZE:
-            tile = tl.load(pointers, mask=dims[None, :] < HEAD_SIZE, other=0)
+            tile = tl.load(pointers, mask=dims[None, :] < HEAD_SIZE, other=0.0)
         else:
             tile = tl.load(pointers)
-        if scales is not None:
-            scale = load_scales(
-                scales,
-                table,
-                first_key,
-                kv_len,
-                stride_block,
-                stride_slot,
-                HEAD_SIZE,
-                BLOCK_SIZE,
-                BLOCK_N,
-                MASKED,
-            )
-            tile = dequantized(tile, scale, DTYPE)
-    return tile
+    return decoded(tile, DTYPE)
 
 
 @triton.jit
 def attend_keys(
     acc: tl.tensor,  # [BLOCK_M, PADDED_SIZE] float32: weighted values so far
     row_max: tl.tensor,  # [BLOCK_M] float32: largest scaled score so far
-    row_sum: tl.tensor,  # [BLOCK_M] float32: sum of exp2(score - row_max)
+    row_sum: tl.tensor,  # [BLOCK_M] float32: sum of exp2(score - row_max), with a cache's gain
     query: tl.tensor,  # [BLOCK_M, PADDED_SIZE]
     keys: tl.tensor,  # pointers or descriptors, see load_tile
     values: tl.tensor,
@@ -104,15 +104,38 @@ def attend_keys(
     MASKED: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
+    AHEAD: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Take the tokens from `begin` to `end` into the softmax of a tile of queries."""
-    for first_key in tl.range(begin, end, BLOCK_N):
-        first_key = tl.multiple_of(first_key, BLOCK_N)
+    """Take the tokens from `begin` to `end` into the softmax of a tile of queries.
+
+    With AHEAD, which takes whole tiles of keys without scales, the scores of the next tile are
+    computed while the softmax works on those of this one: products that are asynchronous (wgmma)
+    need not wait for each other. It takes one product more than there are tiles.
+    """
+    if AHEAD:
+        last_key = tl.maximum(end - BLOCK_N, 0)
         key = load_tile(
-            keys, key_scales, table, first_key, first_column, kv_len, stride_block, stride_slot,
+            keys, table, tl.multiple_of(tl.minimum(begin, last_key), BLOCK_N), first_column, kv_len,
+            stride_block, stride_slot,
             HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, MASKED, DESCRIPTORS, query.dtype,
         )  # fmt: skip
         scores = tl.dot(query, key.T, input_precision="ieee")
+    for first_key in tl.range(begin, end, BLOCK_N):
+        first_key = tl.multiple_of(first_key, BLOCK_N)
+        next_key = tl.minimum(first_key + BLOCK_N, last_key) if AHEAD else first_key
+        key = load_tile(
+            keys, table, tl.multiple_of(next_key, BLOCK_N), first_column, kv_len, stride_block,
+            stride_slot,
+            HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, MASKED, DESCRIPTORS, query.dtype,
+        )  # fmt: skip
+        product = tl.dot(query, key.T, input_precision="ieee")
+        if not AHEAD:
+            scores = product
+        if key_scales is not None:
+            scores *= load_scales(
+                key_scales, table, first_key, kv_len, stride_block, stride_slot,
+                HEAD_SIZE, BLOCK_SIZE, BLOCK_N, MASKED,
+            )[None, :]  # fmt: skip
         if MASKED:
             tokens = first_key + tl.arange(0, BLOCK_N)[None, :]
             visible = tokens <= last_keys[:, None]
@@ -125,15 +148,24 @@ def attend_keys(
         shift = (
             tl.where(new_max == float("-inf"), 0.0, new_max) if MASKED and HAS_WINDOW else new_max
         )
-        weights = tl.math.exp2(scores * qk_scale - shift[:, None])
         rescale = tl.math.exp2(row_max - shift)
+        if value_scales is not None:
+            shift -= WEIGHT_GAIN_LOG2
+        weights = tl.math.exp2(scores * qk_scale - shift[:, None])
         row_sum = row_sum * rescale + tl.sum(weights, 1)
+        if value_scales is not None:
+            weights *= load_scales(
+                value_scales, table, first_key, kv_len, stride_block, stride_slot,
+                HEAD_SIZE, BLOCK_SIZE, BLOCK_N, MASKED,
+            )[None, :]  # fmt: skip
         value = load_tile(
-            values, value_scales, table, first_key, first_column, kv_len, stride_block, stride_slot,
+            values, table, first_key, first_column, kv_len, stride_block, stride_slot,
             HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, MASKED, DESCRIPTORS, query.dtype,
         )  # fmt: skip
         acc = tl.dot(weights.to(value.dtype), value, acc * rescale[:, None], input_precision="ieee")
         row_max = new_max
+        if AHEAD:
+            scores = product
     return acc, row_max, row_sum
 
 
@@ -166,6 +198,7 @@ def attend_tile(
     BLOCK_N: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
+    AHEAD: tl.constexpr = False,
 ) -> None:
     """Attend for one head of up to BLOCK_M queries of one sequence and store the result; without
     queries, nothing.
@@ -180,6 +213,9 @@ def attend_tile(
         columns = head * HEAD_SIZE + dims[None, :]
         packed = (start + rows).to(tl.int64)[:, None]
         tile = tl.load(query + packed * stride_query + columns, mask=exists, other=0.0)
+        # Converted queries stay in the registers of wgmma, which are too few for wide ones.
+        if key_scales is not None and PADDED_SIZE <= 128:
+            tile = product_operand(tile)
 
         first_position = kv_len - num_queries + first_row
         last_keys = tl.minimum(kv_len - num_queries + rows, kv_len - 1)
@@ -206,18 +242,21 @@ def attend_tile(
                 window_begin, begin,
                 last_keys, window, first_column, kv_len, stride_block, stride_slot, qk_scale,
                 HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, True, True, DESCRIPTORS,
+                False,
             )  # fmt: skip
         acc, row_max, row_sum = attend_keys(
             acc, row_max, row_sum, tile, keys, values, key_scales, value_scales, table, begin,
             masked_from,
             last_keys, window, first_column, kv_len, stride_block, stride_slot, qk_scale,
             HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, False, HAS_WINDOW, DESCRIPTORS,
+            AHEAD,
         )  # fmt: skip
         acc, row_max, row_sum = attend_keys(
             acc, row_max, row_sum, tile, keys, values, key_scales, value_scales, table, masked_from,
             end,
             last_keys, window, first_column, kv_len, stride_block, stride_slot, qk_scale,
             HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, BLOCK_N, True, HAS_WINDOW, DESCRIPTORS,
+            False,
         )  # fmt: skip
         attended = (acc / row_sum[:, None]).to(out.dtype.element_ty)
         tl.store(out + packed * stride_out + columns, attended, mask=exists)

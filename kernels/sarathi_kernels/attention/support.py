@@ -9,6 +9,7 @@ from torch import Tensor
 
 from sarathi_kernels.attention.kv_cache import Cache, QuantizedCache
 from sarathi_kernels.attention.plan import AttentionPlan
+from sarathi_kernels.runtime.chip import chip_of
 
 SUPPORTED_HEAD_SIZES = (64, 80, 96, 128, 256)
 SUPPORTED_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -17,6 +18,7 @@ SUPPORTED_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 # the small one.
 LARGE_SHARED_MEMORY = 200 * 1024
 SMALL_SHARED_MEMORY = 128 * 1024
+E4M3_CAPABILITY = 89  # the first to convert e4m3
 LOG2_E = (
     1.4426950408889634  # the kernels' softmax works with powers of two: exp(x) = exp2(x log2 e)
 )
@@ -39,13 +41,16 @@ def check_supported(head_size: int, dtype: torch.dtype, block_size: int) -> None
         raise ValueError(f"a cache block holds at least 1 token, not {block_size}")
 
 
-def entries_and_scales(cache: Cache) -> tuple[Tensor, Tensor | None]:
-    """What kernels are given of keys or values: entries, those of e4m3 as bytes, and scales if they
-    are in 8 bits.
+def entries_and_scales(cache: Cache, *, as_bytes: bool = False) -> tuple[Tensor, Tensor | None]:
+    """What kernels are given of keys or values: entries, and scales if they are in 8 bits.
+
+    Entries of e4m3 come `as_bytes` where that is asked for or the chip has no type for them.
     """
     if not isinstance(cache, QuantizedCache):
         return cache, None
-    return cache.data if cache.data.dtype == torch.int8 else cache.raw, cache.scales
+    as_bytes |= chip_of(cache.data.device).capability < E4M3_CAPABILITY
+    is_e4m3 = cache.data.dtype == torch.float8_e4m3fn
+    return cache.raw if is_e4m3 and as_bytes else cache.data, cache.scales
 
 
 def check_inputs(

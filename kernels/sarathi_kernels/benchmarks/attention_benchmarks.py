@@ -8,7 +8,6 @@ where it is installed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from typing import get_args
 
@@ -18,7 +17,7 @@ from torch import Tensor
 from sarathi_kernels.attention.cases import AttentionCase, AttentionInputs, make_inputs
 from sarathi_kernels.attention.decode import decode_attention
 from sarathi_kernels.attention.hybrid import Variant, hybrid_attention
-from sarathi_kernels.attention.plan import MAX_SPLITS, MIN_SPLIT_TOKENS, AttentionPlan, make_plan
+from sarathi_kernels.attention.plan import PART_TOKENS, AttentionPlan, make_plan, with_parts_of
 from sarathi_kernels.attention.prefill import PrefillConfig, prefill_attention
 from sarathi_kernels.benchmarks.attention_peers import (
     flashinfer_decode,
@@ -128,18 +127,18 @@ def _decode(
     inputs = _inputs(case, device, dtype)
     label = f"{name} {count} x {context}"
     out = torch.empty_like(inputs.query)
-    chosen = inputs.plan.num_splits
-    for num_splits in sorted({1, chosen, 2 * chosen, 4 * chosen}):
-        if num_splits > max(chosen, min(MAX_SPLITS, context // MIN_SPLIT_TOKENS)):
-            continue
-        plan = replace(inputs.plan, num_splits=num_splits)
+    plans = {"paged": inputs.plan}
+    for num_parts in (1, 2, 4, 8, 16):
+        if num_parts * PART_TOKENS <= context or num_parts == 1:
+            part_tokens = -(-context // (num_parts * PART_TOKENS)) * PART_TOKENS
+            plans[f"paged, {num_parts} parts"] = with_parts_of(inputs.plan, part_tokens)
+    for implementation, plan in plans.items():
 
         def paged(plan: AttentionPlan = plan) -> None:
             decode_attention(
                 inputs.query, inputs.key_cache, inputs.value_cache, plan, inputs.scale, out=out
             )
 
-        implementation = "paged" if num_splits == chosen else f"paged, {num_splits} splits"
         yield _benchmark("decode_attention", case, label, implementation, dtype, paged)
     if (attend := flashinfer_decode(case, inputs)) is not None:
         yield _benchmark("decode_attention", case, label, "flashinfer", dtype, attend)

@@ -77,6 +77,7 @@ class Compiled:
     instructions: frozenset[str]  # names of MATRIX_INSTRUCTIONS
     copies: frozenset[str]  # names of COPIES: asynchronous ones from global to shared memory
     dots: tuple[Dot, ...]
+    cubin: str = ""  # the file of the machine code
 
     def blocks_per_sm(self, chip: Chip) -> int:
         """Blocks of the kernel that a multiprocessor can hold at once (CUDA's occupancy
@@ -166,7 +167,8 @@ def _configuration_text(
 def compile_source(source: Source) -> Compiled:
     """Compile it, or take it from Triton's cache. Raises what Triton raises."""
     kernel = triton.compile(source.source, target=source.target, options=source.options.__dict__)
-    registers, stack = _resource_usage(kernel.metadata_group[f"{kernel.name}.cubin"])
+    cubin = kernel.metadata_group[f"{kernel.name}.cubin"]
+    registers, stack = _resource_usage(cubin)
     ptx = kernel.asm["ptx"]
     return Compiled(
         registers=registers,
@@ -179,6 +181,7 @@ def compile_source(source: Source) -> Compiled:
         ),
         copies=frozenset(name for name, text in COPIES.items() if text in ptx),
         dots=_dots(kernel.asm["ttir"]),
+        cubin=cubin,
     )
 
 

@@ -1,14 +1,17 @@
-"""Every kernel configuration that the engine can pick, as launches of the public functions on
-tensors without data.
+"""The kernel configurations that the engine can pick, as launches of the public functions without
+data.
 
-Shapes of heads, cache and tiles are taken in all combinations that change the hot code; model sizes
-(hidden, heads, vocabulary) as the models of the lab have them, as they change little but constants.
+What changes the hot code is there on every chip: head sizes, cache types, groups, windows, blocks
+larger than a tile, tiles, whole and split contexts. What changes little is there on `THOROUGH`
+chips, one of each kind of shared memory and matrix instruction that a configuration is chosen by:
+other dtypes than bfloat16, further group and block sizes. Model sizes (hidden, heads, vocabulary)
+change constants only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import torch
@@ -16,7 +19,7 @@ from torch import Tensor
 
 from sarathi_kernels.attention.hybrid import Variant, hybrid_attention
 from sarathi_kernels.attention.kv_cache import LARGEST, Cache, QuantizedCache
-from sarathi_kernels.attention.plan import MAX_SPLITS, TILE_ROWS, AttentionPlan
+from sarathi_kernels.attention.plan import TILE_ROWS, AttentionPlan, make_plan
 from sarathi_kernels.attention.support import SUPPORTED_DTYPES, SUPPORTED_HEAD_SIZES
 from sarathi_kernels.elementwise.fused_activation import activation_, gated_activation
 from sarathi_kernels.elementwise.norm import NormKind, add_norm
@@ -26,18 +29,11 @@ from sarathi_kernels.products.tiled_matmul import TILES, Tile, tiled_matmul
 from sarathi_kernels.runtime.chip import Chip
 from sarathi_kernels.runtime.launch import Launch, recorded
 
-BLOCK_SIZES = (16, 64, 128, 256)
-GROUPS = (1, 4, 8)  # query heads a KV head
-SPLITS = tuple(
-    2**n for n in range(MAX_SPLITS.bit_length())
-)  # what the reduction's constant is rounded to
-VARIANTS: tuple[Variant, ...] = (
-    "series",
-    "unified",
-    "fused",
-)  # "streams" launches what "series" does
+BLOCK_SIZE = 256  # larger than any tile
+VARIANTS: tuple[Variant, ...] = ("series", "fused")  # the others launch what these do
+THOROUGH = (80, 90)  # sm_86 differs from sm_80, and sm_100 from sm_90, in the figures of hot code
 HIDDEN_SIZES = (4096, 5120, 6656)  # 7B and 8B, 13B, 33B
-VOCAB_SIZES = (32_000, 128_256, 151_936)
+VOCAB_SIZE = 32_000
 NUM_KV_HEADS = 8
 
 
@@ -53,6 +49,34 @@ class HeadShape:
     kv: torch.dtype | None = None  # of a cache in 8 bits
 
 
+@dataclass(frozen=True)
+class Batch:
+    """One iteration of a model: a chunk at the end of its prompt, and decodes with contexts as
+    long.
+    """
+
+    model: str
+    num_heads: int
+    num_kv_heads: int
+    chunk: int
+    num_decodes: int
+    context: int
+    kv: torch.dtype | None = None
+
+    def __str__(self) -> str:
+        kv = "" if self.kv is None else f", {str(self.kv).removeprefix('torch.')} cache"
+        return f"{self.model}, {self.chunk} + {self.num_decodes} x 1 at {self.context}{kv}"
+
+
+# Sarathi's Figs 8 and 9 have 18 requests of 1K on an A6000, of which a chunk takes one place, and
+# Fig 10 LLaMA-33B on an A100; the last has what today's models have, heads that share a cache.
+LLAMA_13B = Batch("LLaMA-13B", 40, 40, 512, 17, 1024)
+LLAMA_8B = Batch("Llama-3.1-8B", 32, 8, 512, 31, 4096)
+BATCHES = (
+    replace(LLAMA_13B, chunk=256),
+    Batch("LLaMA-33B", 52, 52, 512, 9, 1024),
+    *(replace(batch, kv=kv) for batch in (LLAMA_8B, LLAMA_13B) for kv in (None, *LARGEST)),
+)
 HOT_SHAPES = (HeadShape(), HeadShape(group=1))  # what the lab measures: 8B, and 13B or 33B
 
 
@@ -67,77 +91,112 @@ def record(chip: Chip, *, quick: bool = False, num_tokens: int = 48) -> list[Lau
         for shape in head_shapes(chip, quick):
             _attend(shape, num_tokens, quick)
             _rotate(shape, num_tokens, quick)
-        for dtype in (torch.bfloat16,) if quick else SUPPORTED_DTYPES:
-            for hidden_size in HIDDEN_SIZES[:1] if quick else HIDDEN_SIZES:
+        dtypes = SUPPORTED_DTYPES if chip.capability in THOROUGH and not quick else [torch.bfloat16]
+        for dtype in dtypes:
+            is_short = quick or dtype != torch.bfloat16
+            for hidden_size in HIDDEN_SIZES[:1] if is_short else HIDDEN_SIZES:
                 _work_on_rows(dtype, hidden_size, num_tokens)
-            for vocab_size in VOCAB_SIZES[:1] if quick else VOCAB_SIZES:
-                greedy(_meta(num_tokens, vocab_size, dtype=dtype))
-            for tile in TILES[:1] if quick else TILES:
+            greedy(_meta(num_tokens, VOCAB_SIZE, dtype=dtype))
+            for tile in TILES[:1] if is_short else TILES:
                 _multiply(dtype, tile)
     return recording.launches
 
 
+def record_batches(chip: Chip, *, quick: bool = False) -> list[tuple[str, Launch]]:
+    """What one layer launches on `chip` for each of BATCHES; `quick` leaves heads that share a
+    cache, in 8 bits only on Hopper.
+    """
+    quick_batches = (LLAMA_8B, replace(LLAMA_8B, kv=torch.float8_e4m3fn))
+    named = []
+    for batch in quick_batches[: 2 if chip.is_hopper else 1] if quick else BATCHES:
+        with recorded(chip) as recording:
+            _work_on(batch, chip)
+        named += [(str(batch), launch) for launch in recording.launches]
+    return named
+
+
+def _work_on(batch: Batch, chip: Chip) -> None:
+    """Attention, and where the cache is in 16 bits what else a layer launches, and sampling."""
+    lengths = [batch.chunk, *[1] * batch.num_decodes]
+    blocks = [[0] * (batch.context // HeadShape.block_size)] * len(lengths)
+    plan = make_plan(
+        lengths, [batch.context] * len(lengths), blocks, num_heads=batch.num_heads,
+        num_kv_heads=batch.num_kv_heads, num_sms=chip.num_sms, device=torch.device("meta"),
+    )  # fmt: skip
+    shape = HeadShape(group=batch.num_heads // batch.num_kv_heads, kv=batch.kv)
+    qkv, cache, out = _tensors(shape, sum(lengths), batch.num_kv_heads)
+    inputs = (qkv[:, : batch.num_heads], cache, cache, plan, 0.1)
+    hybrid_attention(*inputs, variant="series", out=out)
+    if batch.kv is not None:
+        return
+    hybrid_attention(*inputs, variant="fused", out=out)
+    table, slots = _rotary_inputs(sum(lengths), shape.head_size)
+    rotate_and_store(qkv, table, table, slots, cache, cache, batch.num_heads)
+    hidden_size = batch.num_heads * shape.head_size
+    hidden = _meta(sum(lengths), hidden_size, dtype=shape.dtype)
+    add_norm(hidden, hidden, hidden[0], None, 1e-5, "rms")
+    gated_activation(_meta(sum(lengths), 8 * hidden_size, dtype=shape.dtype), "silu")
+    greedy(_meta(batch.num_decodes + 1, VOCAB_SIZE, dtype=shape.dtype))
+    weight = _meta(hidden_size, hidden_size, dtype=shape.dtype)
+    tiled_matmul(hidden, weight, TILES[1])
+
+
 def head_shapes(chip: Chip, quick: bool) -> list[HeadShape]:
     """The shapes to compile attention for on `chip`, each once."""
-    if not quick:
-        return list(dict.fromkeys((*HOT_SHAPES, *_all_shapes())))
-    return [HeadShape(), *(HeadShape(kv=kv) for kv in list(LARGEST)[:1] if chip.is_hopper)]
+    if quick:
+        return [HeadShape()]
+    further = _further_shapes() if chip.capability in THOROUGH else ()
+    return list(dict.fromkeys((*HOT_SHAPES, *_shapes(), *further)))
 
 
-def _all_shapes() -> Iterator[HeadShape]:
-    """Every head size with every dtype, alone, and in large blocks; the rest with the most used
-    size.
-    """
-    for head_size in SUPPORTED_HEAD_SIZES:
-        yield from (HeadShape(head_size=head_size, dtype=dtype) for dtype in SUPPORTED_DTYPES)
-        yield HeadShape(head_size=head_size, group=1)
-        yield HeadShape(head_size=head_size, block_size=BLOCK_SIZES[-1])
-    yield from (HeadShape(group=group) for group in GROUPS)
-    yield from (
-        HeadShape(block_size=size, group=group) for size, group in product(BLOCK_SIZES, GROUPS[:2])
-    )
-    yield HeadShape(window=4096)
-    for kv in LARGEST:
-        yield from (HeadShape(kv=kv, group=group) for group in GROUPS[:2])
-        yield from (HeadShape(kv=kv, head_size=head_size) for head_size in SUPPORTED_HEAD_SIZES)
-        yield from (HeadShape(kv=kv, dtype=dtype) for dtype in SUPPORTED_DTYPES)
-        yield from (HeadShape(kv=kv, block_size=BLOCK_SIZES[-1]), HeadShape(kv=kv, window=4096))
+def _shapes() -> Iterator[HeadShape]:
+    """What changes the hot code, each change alone."""
+    yield from (HeadShape(head_size=head_size) for head_size in SUPPORTED_HEAD_SIZES)
+    yield from (HeadShape(kv=kv, head_size=size) for kv in LARGEST for size in (80, 128, 256))
+    yield from (HeadShape(window=4096, kv=kv) for kv in (None, *LARGEST))
+    yield from (HeadShape(block_size=BLOCK_SIZE, kv=kv) for kv in (None, *LARGEST))
+
+
+def _further_shapes() -> Iterator[HeadShape]:
+    """What changes it little, and what is seldom used."""
+    yield from (HeadShape(dtype=dtype) for dtype in SUPPORTED_DTYPES)
+    yield from (HeadShape(dtype=torch.float32, kv=kv) for kv in LARGEST)
+    yield from (HeadShape(head_size=size, group=1) for size in SUPPORTED_HEAD_SIZES)
+    yield from (HeadShape(head_size=256, block_size=BLOCK_SIZE), HeadShape(group=8))
 
 
 def _attend(shape: HeadShape, num_tokens: int, quick: bool) -> None:
     """Chunks and decodes of one batch, in kernels of their own and in one for both."""
-    num_heads = NUM_KV_HEADS * shape.group
-    qkv = _meta(num_tokens, num_heads + 2 * NUM_KV_HEADS, shape.head_size, dtype=shape.dtype)
-    cache, out = _cache(shape), _meta(num_tokens, num_heads, shape.head_size, dtype=shape.dtype)
-    for variant, tile_rows, num_splits in dict.fromkeys(_work_divisions(shape, quick)):
-        plan = _plan(num_tokens, tile_rows, num_splits)
-        inputs = (qkv[:, :num_heads], cache, cache, plan, 0.1)
+    qkv, cache, out = _tensors(shape, num_tokens)
+    for variant, tile_rows, is_split in dict.fromkeys(_work_divisions(shape, quick)):
+        plan = _plan(num_tokens, tile_rows, is_split)
+        inputs = (qkv[:, : out.shape[1]], cache, cache, plan, 0.1)
         hybrid_attention(*inputs, variant=variant, sliding_window=shape.window, out=out)
 
 
-def _work_divisions(shape: HeadShape, quick: bool) -> Iterator[tuple[Variant, int, int]]:
-    """Variant, rows of a tile and splits of a decode; all there are for the hot shapes."""
-    few, many = 1, 8
+def _work_divisions(shape: HeadShape, quick: bool) -> Iterator[tuple[Variant, int, bool]]:
+    """Variant, rows of a tile, and whether decodes are split; all there are for the hot shapes."""
+    yield "series", TILE_ROWS[-1], True
     if quick:
-        yield "series", TILE_ROWS[-1], many
-        if shape in HOT_SHAPES:
-            yield "fused", TILE_ROWS[-1], many
         return
-    yield from product(VARIANTS[:2], TILE_ROWS, (few, many))
-    yield "fused", TILE_ROWS[-1], many
+    yield "fused", TILE_ROWS[-1], True
+    if shape.kv is None and shape.window is None:
+        yield "series", TILE_ROWS[0], True
     if shape in HOT_SHAPES:
-        yield from product(VARIANTS, TILE_ROWS, SPLITS)
+        yield from product(VARIANTS, TILE_ROWS, (False, True))
 
 
 def _rotate(shape: HeadShape, num_tokens: int, quick: bool) -> None:
-    """All of a head rotated, and a quarter of it."""
-    num_heads = NUM_KV_HEADS * shape.group
-    cache = _cache(shape)
-    qkv = _meta(num_tokens, num_heads + 2 * NUM_KV_HEADS, shape.head_size, dtype=shape.dtype)
-    for rotary_size in (shape.head_size, shape.head_size // 4)[: 1 if quick else 2]:
-        table = _meta(num_tokens, 1, rotary_size // 2, dtype=torch.float32)
-        slots = _meta(num_tokens, dtype=torch.int32)
-        rotate_and_store(qkv, table, table, slots, cache, cache, num_heads)
+    """All of a head rotated, and of the first shape a quarter; nothing where another shape's is the
+    same.
+    """
+    if shape.window or shape.group != HeadShape.group or shape.block_size != HeadShape.block_size:
+        return
+    qkv, cache, out = _tensors(shape, num_tokens)
+    is_first = shape == HeadShape() and not quick
+    for rotary_size in (shape.head_size, shape.head_size // 4)[: 2 if is_first else 1]:
+        table, slots = _rotary_inputs(num_tokens, rotary_size)
+        rotate_and_store(qkv, table, table, slots, cache, cache, out.shape[1])
 
 
 def _work_on_rows(dtype: torch.dtype, hidden_size: int, num_tokens: int) -> None:
@@ -165,7 +224,7 @@ def _multiply(dtype: torch.dtype, tile: Tile) -> None:
     tiled_matmul(a, b, tile)
 
 
-def _plan(num_tokens: int, tile_rows: int, num_splits: int) -> AttentionPlan:
+def _plan(num_tokens: int, tile_rows: int, is_split: bool) -> AttentionPlan:
     """A plan of a batch in which everything occurs; the sizes of its tensors follow the number of
     tokens.
     """
@@ -175,18 +234,29 @@ def _plan(num_tokens: int, tile_rows: int, num_splits: int) -> AttentionPlan:
         block_table=_meta(num_tokens, num_tokens, dtype=torch.int32),
         tiles=_meta(num_tokens, 2, dtype=torch.int32),
         decodes=_meta(num_tokens, dtype=torch.int32),
+        parts=_meta(num_tokens, 4, dtype=torch.int32),
+        reductions=_meta(num_tokens if is_split else 0, 3, dtype=torch.int32),
         tile_rows=tile_rows,
-        num_splits=num_splits,
     )
 
 
-def _cache(shape: HeadShape) -> Cache:
-    entries = _meta(
-        1024, shape.block_size, NUM_KV_HEADS, shape.head_size, dtype=shape.kv or shape.dtype
-    )
-    if shape.kv is None:
-        return entries
-    return QuantizedCache(entries, _meta(1024, shape.block_size, NUM_KV_HEADS, dtype=torch.float32))
+def _tensors(
+    shape: HeadShape, num_tokens: int, num_kv_heads: int = NUM_KV_HEADS
+) -> tuple[Tensor, Cache, Tensor]:
+    """Queries, keys and values; the cache of either of the latter; the output."""
+    num_heads, size, dtype = num_kv_heads * shape.group, shape.head_size, shape.dtype
+    entries = _meta(1024, shape.block_size, num_kv_heads, size, dtype=shape.kv or dtype)
+    cache: Cache = entries
+    if shape.kv is not None:
+        cache = QuantizedCache(entries, _meta(*entries.shape[:-1], dtype=torch.float32))
+    qkv = _meta(num_tokens, num_heads + 2 * num_kv_heads, size, dtype=dtype)
+    return qkv, cache, _meta(num_tokens, num_heads, size, dtype=dtype)
+
+
+def _rotary_inputs(num_tokens: int, rotary_size: int) -> tuple[Tensor, Tensor]:
+    """The table of sines or cosines, and the tokens' slots."""
+    table = _meta(num_tokens, 1, rotary_size // 2, dtype=torch.float32)
+    return table, _meta(num_tokens, dtype=torch.int32)
 
 
 def _meta(*sizes: int, dtype: torch.dtype) -> Tensor:

@@ -6,25 +6,25 @@ import ast
 import csv
 import hashlib
 import multiprocessing
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, fields, replace
+from functools import cache
+from math import prod
 from pathlib import Path
+from typing import Any
 
 import triton
 
 from sarathi_kernels.compilation.compiled import Source, check, compile_source, source_of
-from sarathi_kernels.compilation.configurations import record
+from sarathi_kernels.compilation.configurations import record, record_batches
+from sarathi_kernels.compilation.loops import Pass, hot_pass, limit_complaints
 from sarathi_kernels.runtime.chip import CHIPS, Chip
 from sarathi_kernels.runtime.launch import Launch
 
 PACKAGE = Path(__file__).parents[1]
-CONFIGURING = (
-    "plan.py",
-    "chip.py",
-    "configurations.py",
-)  # choose among kernels
+CONFIGURATIONS = "sarathi_kernels.compilation.configurations"  # every kernel's, so all rows'
 TABLE_COMMAND = "python -m sarathi_kernels.compilation --write kernels/compiled.csv"
 
 
@@ -35,14 +35,21 @@ class Unit:
     launch: Launch
     chip: Chip
     source: Source
+    batch: str = ""  # for which the launch is, if its grid and its hot loop are of interest
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A line of the table; what the code uses is 0 and empty where it does not compile."""
+    """A line of the table; what the code uses is 0 and empty where it does not compile.
+
+    Rows with a batch have the instructions of one warp in a pass through the hot loop (see
+    `sass`), the bytes and FLOPs of the pass, and what their number bounds the kernel to (see
+    `loops`).
+    """
 
     kernel: str
     capability: int
+    batch: str = ""
     is_hot: bool
     registers: int = 0  # a thread
     spill_bytes: int = 0  # a thread
@@ -50,20 +57,67 @@ class Row:
     instructions: str = ""  # for matrix products
     copies: str = ""  # asynchronous, from global to shared memory
     blocks_per_sm: int = 0
+    programs: int = 0
+    waves: float = 0  # in which the programs run, were they all equally long
+    loop: int = 0
+    matrix: int = 0
+    arithmetic: int = 0
+    special: int = 0
+    conversion: int = 0
+    integer: int = 0
+    memory: int = 0
+    wait: int = 0
+    other: int = 0
+    loop_bytes: int = 0
+    loop_flops: int = 0
+    terabytes_per_second: float = 0
+    teraflops: float = 0
     configuration: str
     complaint: str
     triton: str
     sources: str  # see `source_hash`
 
 
-def source_hash() -> str:
-    """A hash of the code that defines kernels or chooses their configurations: a table of another
-    is out of date. Layout, comments, docstrings, imports and the files' names do not count.
+@cache
+def source_hash(kernel: str) -> str:
+    """A hash of the code that `kernel` and its launches depend on: a row of another is out of date.
+
+    That is the module that defines it and all of the package that this imports. Layout, comments,
+    docstrings, imports and the files' names do not count.
     """
-    texts = {path.name: path.read_text() for path in PACKAGE.rglob("*.py")}
-    return hash_of_code(
-        text for name, text in texts.items() if "\n@triton.jit" in text or name in CONFIGURING
-    )
+    trees = _modules()
+    reached, ahead = {CONFIGURATIONS}, [name for name in trees if _defines(trees[name], kernel)]
+    while ahead:
+        name = ahead.pop()
+        if name in trees and name not in reached:
+            reached.add(name)
+            ahead += _imported(trees[name])
+    return hash_of_code(ast.unparse(trees[name]) for name in reached)
+
+
+@cache
+def _modules() -> dict[str, ast.Module]:
+    """The package's modules by name."""
+    return {
+        ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): ast.parse(
+            path.read_text()
+        )
+        for path in PACKAGE.rglob("*.py")
+    }
+
+
+def _defines(module: ast.Module, function: str) -> bool:
+    return any(isinstance(s, ast.FunctionDef) and s.name == function for s in module.body)
+
+
+def _imported(module: ast.Module) -> list[str]:
+    """What may be modules among the names that a module imports."""
+    imports = [node for node in ast.walk(module) if isinstance(node, ast.ImportFrom)]
+    return [
+        name
+        for node in imports
+        for name in (node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names))
+    ]
 
 
 def hash_of_code(texts: Iterable[str]) -> str:
@@ -94,25 +148,36 @@ def units_of(launches: Iterable[Launch], chip: Chip) -> list[Unit]:
     return list({unit.source.key: unit for unit in reversed(units)}.values())[::-1]
 
 
-def collect(capabilities: Sequence[int], kernels: Sequence[str], quick: bool) -> list[Unit]:
+def collect(
+    capabilities: Sequence[int], kernels: Sequence[str], quick: bool, batches: bool = False
+) -> list[Unit]:
     """The compilations of the engine's configurations on these chips; of all kernels if none is
-    named.
+    named, only of what `batches` launch if that is asked for. What several batches launch is there
+    once for each.
     """
-    units = [
-        unit for c in capabilities for unit in units_of(record(CHIPS[c], quick=quick), CHIPS[c])
-    ]
+    units: list[Unit] = []
+    for chip in map(CHIPS.__getitem__, capabilities):
+        named = [
+            Unit(each, chip, source_of(each, chip.capability), name)
+            for name, each in record_batches(chip, quick=quick)
+        ]
+        units += {(unit.source.key, unit.batch): unit for unit in named}.values()
+        keys = {unit.source.key for unit in named}
+        others = [] if batches else units_of(record(chip, quick=quick), chip)
+        units += [unit for unit in others if unit.source.key not in keys]
     return [unit for unit in units if not kernels or unit.source.source.name in kernels]
 
 
-def row_of(unit: Unit, sources: str) -> Row:
+def row_of(unit: Unit) -> Row:
     """Compile and judge one unit; that it does not compile is a complaint, too."""
     try:
         compiled = compile_source(unit.source)
+        passed = hot_pass(unit.launch, compiled) if unit.batch else None
     except Exception as error:  # of Triton's many kinds none may lose the other rows
         lines = str(error).strip().splitlines() or ["no message"]
-        return _failed(unit, sources, f"{type(error).__name__}: {lines[-1].strip()}")
-    return replace(
-        _failed(unit, sources, ""),
+        return _failed(unit, f"{type(error).__name__}: {lines[-1].strip()}")
+    row = replace(
+        _failed(unit, ""),
         registers=compiled.registers,
         spill_bytes=compiled.spill_bytes,
         shared_memory=compiled.shared_memory,
@@ -121,17 +186,40 @@ def row_of(unit: Unit, sources: str) -> Row:
         blocks_per_sm=compiled.blocks_per_sm(unit.chip),
         complaint="; ".join(check(compiled, unit.launch, unit.chip)),
     )
+    return row if passed is None else _with_loop(row, unit, passed)
 
 
-def _failed(unit: Unit, sources: str, reason: str) -> Row:
+def _with_loop(row: Row, unit: Unit, passed: Pass) -> Row:
+    """The row with what bounds the launch on its chip."""
+    programs = prod(unit.launch.grid)
+    at_once = row.blocks_per_sm * unit.chip.num_sms
+    bytes_per_second, flops_per_second = passed.issue_bound(unit.chip)
+    complaints = [row.complaint, *limit_complaints(unit.launch, row.kernel, passed, unit.chip)]
+    counts: dict[str, Any] = passed.instructions
+    return replace(
+        row,
+        programs=programs,
+        waves=round(programs / at_once, 2) if at_once else 0,
+        loop=sum(counts.values()),
+        **counts,
+        loop_bytes=passed.bytes,
+        loop_flops=passed.flops,
+        terabytes_per_second=round(bytes_per_second / 1e12, 2),
+        teraflops=round(flops_per_second / 1e12, 1),
+        complaint="; ".join(filter(None, complaints)),
+    )
+
+
+def _failed(unit: Unit, reason: str) -> Row:
     return Row(
         kernel=unit.source.source.name,
         capability=unit.chip.capability,
+        batch=unit.batch,
         is_hot=unit.launch.is_hot,
         configuration=unit.source.configuration,
         complaint=f"does not compile: {reason}",
         triton=triton.__version__,
-        sources=sources,
+        sources=source_hash(unit.source.source.name),
     )
 
 
@@ -140,8 +228,8 @@ _units: list[
 ] = []  # what forked workers compile: kernels and meta tensors can't be sent to them
 
 
-def _row_at(index: int, sources: str) -> Row:
-    return row_of(_units[index], sources)
+def _row_at(index: int) -> Row:
+    return row_of(_units[index])
 
 
 def compile_units(
@@ -152,17 +240,16 @@ def compile_units(
     """
     _units[:] = units
     rows: dict[int, Row] = {}
-    sources = source_hash()
     try:
-        _compile_into(rows, range(len(units)), jobs, sources, on_row)
+        _compile_into(rows, range(len(units)), jobs, on_row)
     except (
         BrokenProcessPool
     ):  # an assertion of the compiler ends its process: find out which, one by one
         for index in [i for i in range(len(units)) if i not in rows]:
             try:
-                _compile_into(rows, [index], 1, sources, on_row)
+                _compile_into(rows, [index], 1, on_row)
             except BrokenProcessPool:
-                rows[index] = _failed(units[index], sources, "the compiler crashed")
+                rows[index] = _failed(units[index], "the compiler crashed")
                 on_row(rows[index])
     return [rows[index] for index in range(len(units))]
 
@@ -171,21 +258,36 @@ def _compile_into(
     rows: dict[int, Row],
     indexes: Iterable[int],
     jobs: int,
-    sources: str,
     on_row: Callable[[Row], None],
 ) -> None:
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("fork")) as pool:
-        futures = {pool.submit(_row_at, index, sources): index for index in indexes}
+        futures = {pool.submit(_row_at, index): index for index in indexes}
         for future in as_completed(futures):
             rows[futures[future]] = future.result()
             on_row(future.result())
 
 
-def write_table(path: Path, rows: Sequence[Row]) -> None:
+def as_text(row: Row) -> dict[str, str]:
+    """The row as a file has it."""
+    return {name: str(value) for name, value in asdict(row).items()}
+
+
+def identity(row: Mapping[str, str]) -> tuple[str, ...]:
+    """What the figures of a row follow from."""
+    names = ("kernel", "capability", "batch", "configuration", "triton", "sources")
+    return tuple(row[name] for name in names)
+
+
+def identity_of(unit: Unit) -> tuple[str, ...]:
+    """The identity of the row that `unit` will have."""
+    return identity(as_text(_failed(unit, "")))
+
+
+def write_table(path: Path, rows: Sequence[dict[str, str]]) -> None:
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, [field.name for field in fields(Row)], lineterminator="\n")
         writer.writeheader()
-        writer.writerows(asdict(row) for row in rows)
+        writer.writerows(rows)
 
 
 def read_table(path: Path) -> list[dict[str, str]]:

@@ -49,8 +49,8 @@ def rotate_and_store(
     heads_block = max(1, min(PAIRS_PER_PROGRAM // half_block, triton.next_power_of_2(all_heads)))
     rest = head_size - 2 * half
     (keys, key_scales), (values, value_scales) = (
-        entries_and_scales(key_cache),
-        entries_and_scales(value_cache),
+        entries_and_scales(key_cache, as_bytes=True),
+        entries_and_scales(value_cache, as_bytes=True),
     )
     launch(
         rotate_and_store_kernel,
@@ -112,8 +112,8 @@ def _check(
     num_heads: int,
 ) -> None:
     (keys, key_scales), (values, value_scales) = (
-        entries_and_scales(key_cache),
-        entries_and_scales(value_cache),
+        entries_and_scales(key_cache, as_bytes=True),
+        entries_and_scales(value_cache, as_bytes=True),
     )
     require_dtype("rotate_and_store", *((qkv,) if key_scales is not None else (qkv, keys, values)))
     num_tokens, all_heads, head_size = qkv.shape

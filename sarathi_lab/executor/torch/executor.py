@@ -85,7 +85,8 @@ class TorchExecutor:
         self._graphs = graphs or NoGraphs()
         self._watch = watch or Nothing()
         model.operations.range = self._watch.range
-        self._packer = Packer(block_size, model.device)
+        if limits is not None:
+            self._packer = Packer(limits, model.device)
         self._shapes: PaddedShapes | None = None
         # Where recorded work reads its inputs, and these; `_kept` are those of measurements, which
         # come again.
@@ -265,18 +266,17 @@ class TorchExecutor:
 
     def _compile(self, longest: int) -> None:
         """Run every kernel that a batch may need, so that none is compiled in the middle of a run:
-        which they are depends on the rows of a tile and the parts of a context alone.
+        which they are depends on the rows of a tile and on whether contexts are split alone.
         """
         assert self._limits is not None
         blocks = BlockManager(self.num_blocks, self.block_size)
         batch = Batch()
         for num_tokens in (2, 1)[: self.num_blocks]:
             batch.add(make_sequence(0, num_tokens, emits=True, blocks=blocks), num_tokens)
-        most = self._limits.num_splits(1, longest)
+        exact = self._limits.exact(batch)
         for tile_rows in TILE_ROWS:
-            for num_splits in sorted({2**i for i in range(most.bit_length())} | {most}):
-                exact = self._limits.exact(batch)
-                shape = replace(exact, tile_rows=tile_rows, num_splits=num_splits)
+            for num_parts in sorted({exact.num_parts, self._limits.num_parts(1, longest)}):
+                shape = replace(exact, tile_rows=tile_rows, num_parts=num_parts)
                 self._packer.fill(batch, shape, {})
                 self._run(self._packer.send(shape))
                 self.timeline.wait(self.timeline.mark())

@@ -62,7 +62,7 @@ class OperationProbe:
         key = None
         if isinstance(plan, AttentionPlan):
             places = plan.tiles.shape, plan.decodes.shape, plan.block_table.shape
-            key = (*places, plan.tile_rows, plan.num_splits, plan.block_table.data_ptr())
+            key = (*places, plan.tile_rows, plan.num_parts, plan.block_table.data_ptr())
         return self._time("attention", work, batch.num_tokens, key)
 
     @torch.inference_mode()

@@ -17,12 +17,14 @@ from sarathi_kernels.attention.reference import Segment, make_segment
 from sarathi_lab.engine.executor import NO_TOKEN
 from sarathi_lab.engine.request import Batch, SequenceState
 from sarathi_lab.executor.torch.block_table import BlockTable
-from sarathi_lab.executor.torch.shapes import Shape
+from sarathi_lab.executor.torch.shapes import Limits, Shape
 from sarathi_lab.model.operations import PackedInputs
 
 Views = dict[str, NDArray[Any]]
 BY_TOKEN = ("token_ids", "positions", "slots", "feed_rows")
-BY_SEQUENCE = ("query_starts", "kv_lens", "block_table", "tiles", "decodes")
+BY_SEQUENCE = (
+    "query_starts", "kv_lens", "block_table", "tiles", "decodes", "parts", "reductions"
+)  # fmt: skip
 ALIGNMENT = 32  # int32 elements: kernels are compiled for aligned pointers, once only if all are
 NUM_BUFFERS = 2  # batches in flight at most: a buffer is filled again when its batch is done
 
@@ -93,6 +95,8 @@ class Fields:
             "kv_lens": (shape.num_sequences,),
             "decodes": (shape.num_decodes,),
             "tiles": (shape.num_tiles, 2),
+            "parts": (shape.num_parts, 4),
+            "reductions": (shape.num_reductions, 3),
             "block_table": (shape.num_sequences, shape.max_blocks),
         }
         self.size = 0
@@ -113,8 +117,9 @@ fields_of = lru_cache(maxsize=256)(Fields)
 class Packer:
     """Packs batches for one device: `fill` on the host, then `send` to the device."""
 
-    def __init__(self, block_size: int, device: torch.device) -> None:
-        self.block_size = block_size
+    def __init__(self, limits: Limits, device: torch.device) -> None:
+        self._limits = limits
+        self.block_size = limits.block_size
         # The device reads pinned memory while the host goes on.
         is_pinned = device.type == "cuda"
         self._hosts = [_Buffer(pin_memory=is_pinned) for _ in range(NUM_BUFFERS)]
@@ -141,7 +146,11 @@ class Packer:
         views["query_starts"][0] = 0
         emitting = np.array([chunk.emits_token for chunk in batch.chunks], dtype=bool)
         _put(views["emit_rows"], ends[emitting] - 1, padding=0)
-        _put(views["decodes"], np.flatnonzero(query_lens == 1), padding=PADDING)
+        decodes = np.flatnonzero(query_lens == 1)
+        parts, reductions = self._limits.parts(decodes, (starts + query_lens)[decodes], shape)
+        _put(views["decodes"], decodes, padding=PADDING)
+        _put(views["parts"], parts, padding=PADDING)
+        _put(views["reductions"], reductions, padding=PADDING)
         _put(views["tiles"], tiles_of(query_lens.tolist(), shape.tile_rows), padding=PADDING)
 
     def send(self, shape: Shape, into: Tensor | None = None) -> PackedInputs:
@@ -153,7 +162,6 @@ class Packer:
         plan = AttentionPlan(
             **{name: views.pop(name) for name in BY_SEQUENCE},
             tile_rows=shape.tile_rows,
-            num_splits=shape.num_splits,
         )
         return PackedInputs(attention=plan, **views)
 

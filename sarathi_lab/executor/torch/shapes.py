@@ -5,8 +5,12 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import Any
 
-from sarathi_kernels.attention.plan import choose_num_splits, choose_tile_rows
+import numpy as np
+from numpy.typing import NDArray
+
+from sarathi_kernels.attention.plan import choose_tile_rows, plan_parts, room_for_parts
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.model.roofline import TILE
 from sarathi_lab.model.spec import ModelSpec
@@ -31,7 +35,12 @@ class Shape:
     num_tiles: int
     max_blocks: int
     tile_rows: int
-    num_splits: int
+    num_parts: int
+
+    @property
+    def num_reductions(self) -> int:
+        """Decodes whose contexts may be split: none where there is no room for more parts."""
+        return self.num_decodes if self.num_parts > self.num_decodes else 0
 
 
 @dataclass(frozen=True)
@@ -56,19 +65,30 @@ class Limits:
             num_tiles=sum(-(-num_tokens // tile_rows) for num_tokens in prompts),
             max_blocks=-(-max(end for _, end in lengths) // self.block_size),
             tile_rows=tile_rows,
-            num_splits=self.num_splits(len(contexts), max(contexts, default=0)),
+            num_parts=self.num_parts(len(contexts), max(contexts, default=0)),
         )
 
     def empty(self, num_tokens: int, num_emits: int) -> Shape:
         """Padding alone, as much as so many tokens."""
-        return Shape(num_tokens, 0, num_emits, 0, 0, 0, TILE, 1)
+        return Shape(num_tokens, 0, num_emits, 0, 0, 0, TILE, 0)
 
     def tile_rows(self, num_prompt_tokens: int) -> int:
         return choose_tile_rows(num_prompt_tokens, self.spec.num_heads, self.num_sms)
 
-    def num_splits(self, num_decodes: int, longest: int) -> int:
-        """Parts that each decode's context is cut into."""
-        return choose_num_splits(num_decodes, self.spec.num_kv_heads, longest, self.num_sms)
+    def num_parts(self, num_decodes: int, longest: int) -> int:
+        """Room for the parts that decodes' contexts are cut into."""
+        return room_for_parts(num_decodes, self.spec.num_kv_heads, longest, self.num_sms)
+
+    def parts(
+        self, sequences: NDArray[Any], kv_lens: NDArray[Any], shape: Shape
+    ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """`parts` and `reductions` (see AttentionPlan) of decodes with so many cached tokens, as
+        many as `shape` has room for.
+        """
+        spec, room = self.spec, shape.num_parts if shape.num_reductions else len(sequences)
+        return plan_parts(
+            sequences, kv_lens, spec.num_kv_heads, self.num_sms, room, spec.sliding_window
+        )
 
 
 class PaddedShapes:
@@ -101,7 +121,7 @@ class PaddedShapes:
             num_tiles=num_tiles,
             max_blocks=-(-self._longest // self._limits.block_size),
             tile_rows=tile_rows,
-            num_splits=self._limits.num_splits(batch_size, self._longest),
+            num_parts=self._limits.num_parts(batch_size, self._longest),
         )
 
     def choose(self, batch: Batch) -> Shape:
