@@ -150,9 +150,8 @@ def fused_config(
     if dtype == torch.float32:
         return prefill.prefill_config(chip, head_size, dtype, 64)
     if chip.shared_memory >= LARGE_SHARED_MEMORY:
-        return PrefillConfig(
-            64, 32 if wide or is_8_bit else 64, num_warps=4, num_stages=2 if wide else 3
-        )
+        block_n = 16 if wide else 32 if is_8_bit else 64
+        return PrefillConfig(64, block_n, num_warps=4, num_stages=2 if wide else 3)
     return PrefillConfig(32 if wide else 64, 16 if is_8_bit else 32, num_warps=4, num_stages=2)
 
 

@@ -1,11 +1,11 @@
 """The kernel configurations that the engine can pick, as launches of the public functions without
 data.
 
-What changes the hot code is there on every chip: head sizes, cache types, groups, windows, blocks
-larger than a tile, tiles, whole and split contexts. What changes little is there on `THOROUGH`
-chips, one of each kind of shared memory and matrix instruction that a configuration is chosen by:
-other dtypes than bfloat16, further group and block sizes. Model sizes (hidden, heads, vocabulary)
-change constants only.
+Every chip has what whole batches launch, with caches of each type, what else the hot shapes may be
+launched with (tiles, whole and split contexts), and one dtype of the rest. Other shapes and dtypes
+are there on `THOROUGH` chips, one with each kind of matrix instruction that a tile is chosen for:
+what they could do wrong is to spill, and the other two chips take the same tiles or smaller ones.
+Model sizes (hidden, heads, vocabulary) change constants only.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from sarathi_kernels.runtime.launch import Launch, recorded
 
 BLOCK_SIZE = 256  # larger than any tile
 VARIANTS: tuple[Variant, ...] = ("series", "fused")  # the others launch what these do
-THOROUGH = (80, 90)  # sm_86 differs from sm_80, and sm_100 from sm_90, in the figures of hot code
+THOROUGH = (80, 90)
 HIDDEN_SIZES = (4096, 5120, 6656)  # 7B and 8B, 13B, 33B
 VOCAB_SIZE = 32_000
 NUM_KV_HEADS = 8
@@ -145,24 +145,18 @@ def head_shapes(chip: Chip, quick: bool) -> list[HeadShape]:
     """The shapes to compile attention for on `chip`, each once."""
     if quick:
         return [HeadShape()]
-    further = _further_shapes() if chip.capability in THOROUGH else ()
-    return list(dict.fromkeys((*HOT_SHAPES, *_shapes(), *further)))
+    others = _other_shapes() if chip.capability in THOROUGH else ()
+    return list(dict.fromkeys((*HOT_SHAPES, *others)))
 
 
-def _shapes() -> Iterator[HeadShape]:
-    """What changes the hot code, each change alone."""
+def _other_shapes() -> Iterator[HeadShape]:
+    """What changes the hot code: each change alone, and 8 bits with what takes most registers."""
     yield from (HeadShape(head_size=head_size) for head_size in SUPPORTED_HEAD_SIZES)
-    yield from (HeadShape(kv=kv, head_size=size) for kv in LARGEST for size in (80, 128, 256))
-    yield from (HeadShape(window=4096, kv=kv) for kv in (None, *LARGEST))
-    yield from (HeadShape(block_size=BLOCK_SIZE, kv=kv) for kv in (None, *LARGEST))
-
-
-def _further_shapes() -> Iterator[HeadShape]:
-    """What changes it little, and what is seldom used."""
     yield from (HeadShape(dtype=dtype) for dtype in SUPPORTED_DTYPES)
-    yield from (HeadShape(dtype=torch.float32, kv=kv) for kv in LARGEST)
-    yield from (HeadShape(head_size=size, group=1) for size in SUPPORTED_HEAD_SIZES)
-    yield from (HeadShape(head_size=256, block_size=BLOCK_SIZE), HeadShape(group=8))
+    yield from (HeadShape(block_size=BLOCK_SIZE), HeadShape(window=4096), HeadShape(group=8))
+    for kv in LARGEST:
+        yield from (HeadShape(kv=kv, head_size=256), HeadShape(kv=kv, window=4096))
+        yield HeadShape(kv=kv, block_size=BLOCK_SIZE)
 
 
 def _attend(shape: HeadShape, num_tokens: int, quick: bool) -> None:
@@ -179,9 +173,9 @@ def _work_divisions(shape: HeadShape, quick: bool) -> Iterator[tuple[Variant, in
     yield "series", TILE_ROWS[-1], True
     if quick:
         return
-    yield "fused", TILE_ROWS[-1], True
     if shape.kv is None and shape.window is None:
         yield "series", TILE_ROWS[0], True
+        yield "fused", TILE_ROWS[-1], True
     if shape in HOT_SHAPES:
         yield from product(VARIANTS, TILE_ROWS, (False, True))
 

@@ -12,9 +12,10 @@ from math import prod
 
 from torch import Tensor
 
+from sarathi_kernels.attention.support import E4M3_CAPABILITY
 from sarathi_kernels.compilation.compiled import WARP_SIZE, Compiled
 from sarathi_kernels.compilation.sass import by_class, disassembled, hot_loop
-from sarathi_kernels.runtime.chip import Chip
+from sarathi_kernels.runtime.chip import CHIPS, Chip
 from sarathi_kernels.runtime.launch import Launch
 
 SCHEDULERS = 4  # of a multiprocessor, from sm_80 to sm_100
@@ -37,12 +38,12 @@ PEAKS = {
     90: Peaks(989.4e12, 3.35e12, 4096),  # H100 SXM
     100: Peaks(2250e12, 8.0e12, 8192),  # B200
 }
-# Of the chip's peak, what the loop must allow at least: with a cache in 16 bits, and in 8. What a
-# loop allows of several chips' peaks varies: B200 has twice H100's products a scheduler.
+# Of the chip's peak, what the loop must allow at least: with a cache in 16 bits, in 8, and in 8 on
+# chips that do not convert e4m3.
 LIMITS = {
-    "prefill_kernel": ("products", (0.5, 0.3)),
-    "fused_kernel": ("products", (0.5,)),
-    "decode_kernel": ("memory", (1.25, 0.72)),
+    "prefill_kernel": ("products", (0.8, 0.3, 0.2)),
+    "fused_kernel": ("products", (0.8,)),
+    "decode_kernel": ("memory", (2.0, 1.1, 0.72)),
     "tiled_matmul_kernel": ("products", (0.9,)),
     "persistent_matmul_kernel": ("products", (0.9,)),
     "rotate_and_store_kernel": ("memory", (0.75,)),
@@ -97,12 +98,21 @@ def work_of(launch: Launch) -> tuple[int, int]:
 
 
 def limit_complaints(launch: Launch, kernel: str, passed: Pass, chip: Chip) -> list[str]:
-    """What its instructions keep the loop from, where that is more than LIMITS allow."""
+    """What its instructions keep the loop from, where that is more than LIMITS allow.
+
+    A B200 has memory and products twice as fast as an H100's, but its schedulers issue no more: it
+    is judged as an H100.
+    """
     if kernel not in LIMITS:
         return []
     of, shares = LIMITS[kernel]
-    share = shares[launch.arguments[1].element_size() == 1] if len(shares) > 1 else shares[0]
-    peaks, (bytes_per_second, flops_per_second) = PEAKS[chip.capability], passed.issue_bound(chip)
+    is_8_bit = len(shares) > 1 and launch.arguments[1].element_size() == 1
+    share = shares[is_8_bit + (is_8_bit and chip.capability < E4M3_CAPABILITY)]
+    judged = CHIPS[min(chip.capability, 90)]
+    peaks, (bytes_per_second, flops_per_second) = (
+        PEAKS[judged.capability],
+        passed.issue_bound(judged),
+    )
     found = {
         "memory": bytes_per_second / peaks.bytes_per_second,
         "products": flops_per_second / peaks.flops_per_second,
