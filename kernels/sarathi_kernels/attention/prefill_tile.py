@@ -37,16 +37,18 @@ def load_tile(
     """[BLOCK_N, PADDED_SIZE] keys or values of one KV head in DTYPE; tokens from `kv_len` on are
     zero if MASKED.
     """
-    ENTRY: tl.constexpr = cache.dtype.element_ty
-    if tl.uint8 == ENTRY:
-        # As words of two entries, which are copied to where matrix instructions take them.
-        words = load_tile(
-            cache.to(tl.pointer_type(tl.uint16), bitcast=True),
-            table, first_key, first_column, kv_len, stride_block // 2, stride_slot // 2,
-            HEAD_SIZE // 2, PADDED_SIZE // 2, BLOCK_SIZE, BLOCK_N, MASKED, DESCRIPTORS, tl.uint16,
-        )  # fmt: skip
-        even, odd = columns_of(words, ENTRY, DTYPE)
-        return tl.join(even, odd).reshape(BLOCK_N, PADDED_SIZE)
+    if not DESCRIPTORS:
+        ENTRY: tl.constexpr = cache.dtype.element_ty
+        if tl.uint8 == ENTRY:
+            # As words of two entries, which are copied to where matrix instructions take them.
+            words = load_tile(
+                cache.to(tl.pointer_type(tl.uint16), bitcast=True),
+                table, first_key, first_column, kv_len, stride_block // 2, stride_slot // 2,
+                HEAD_SIZE // 2, PADDED_SIZE // 2, BLOCK_SIZE, BLOCK_N, MASKED, DESCRIPTORS,
+                tl.uint16,
+            )  # fmt: skip
+            even, odd = columns_of(words, ENTRY, DTYPE)
+            return tl.join(even, odd).reshape(BLOCK_N, PADDED_SIZE)
     tokens = first_key + tl.arange(0, BLOCK_N)
     if DESCRIPTORS:
         row = tl.load(table + first_key // BLOCK_SIZE) * BLOCK_SIZE + first_key % BLOCK_SIZE
