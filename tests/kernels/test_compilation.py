@@ -255,8 +255,10 @@ def test_hot_configurations_compile_without_complaint_on_every_chip(
     quick_rows: list[dict[str, str]],
 ) -> None:
     assert complaints_of(quick_rows) == []
+    rarely = {"fused_kernel"}  # launched where a batch fills waves of it, and in the recorded table
     by_chip = {
-        c: {row["kernel"] for row in quick_rows if row["capability"] == str(c)} for c in CHIPS
+        c: {row["kernel"] for row in quick_rows if row["capability"] == str(c)} - rarely
+        for c in CHIPS
     }
     assert by_chip[90] == by_chip[100]
     assert (
@@ -420,7 +422,8 @@ def test_a_loop_of_too_many_instructions_is_complained_of(
 def test_recorded_table_has_every_chip_and_no_complaint() -> None:
     rows = read_table(TABLE)
     assert complaints_of(rows) == []
-    assert {int(row["capability"]) for row in rows} == set(CHIPS)
+    by_chip = {c: {row["kernel"] for row in rows if row["capability"] == str(c)} for c in CHIPS}
+    assert by_chip[90] == by_chip[100] > by_chip[80] == by_chip[86]
 
 
 def test_quick_figures_are_the_recorded_ones(quick_rows: list[dict[str, str]]) -> None:
