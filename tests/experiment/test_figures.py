@@ -15,6 +15,7 @@ from sarathi_lab.experiment.registry import KEYS
 from sarathi_lab.experiment.simulate import jobs_of, predict
 from sarathi_lab.results import load
 from sarathi_lab.results.plots.figures import draw
+from sarathi_lab.results.plots.serving import LOOKS
 from sarathi_lab.tasks import figures
 from sarathi_lab.tasks.figures import main
 
@@ -42,7 +43,11 @@ def test_it_writes_png_and_pdf_and_the_verdicts(tmp_path, capsys):
 def test_what_is_recorded_of_serving_is_drawn_for_every_device(name):
     titles = [ax.get_title() for ax in figures.draw(name).axes if ax.has_data()]
     devices = {title.partition(",")[0] for title in titles}
-    assert devices == set(load.load(name).device)
+    points = load.load(name).dropna(subset="y")
+    if name == "sarathi_serve_budget":  # a budget has a place where both of its times have a number
+        times = points[points.quantity.isin(LOOKS[name].quantities)].groupby(["device", "x"])
+        points = times.filter(lambda rows: rows.quantity.nunique() == 2)
+    assert devices == set(points.device)
 
 
 @pytest.mark.parametrize(
