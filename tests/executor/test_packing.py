@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from sarathi_lab.executor.torch.shapes import (
     LARGEST_HYBRID,
     Limits,
     PaddedShapes,
+    Shape,
     bucket_sizes,
     hybrid_sizes,
 )
@@ -229,6 +231,23 @@ def test_more_prompts_than_there_are_tiles_for_keep_their_own_shape():
     prompts = [sequence(i, 10, 0, [], blocks) for i in range(25)]
     batch = batch_of(*((prompt, 10) for prompt in prompts))
     assert shapes.choose(batch) == LIMITS.exact(batch)
+
+
+@pytest.mark.parametrize("window", [None, 700])
+def test_parts_fit_a_shape_whatever_the_contexts_are(window):
+    """Of contexts that are rounded up before the length of a part is chosen."""
+    limits = Limits(replace(SPEC, sliding_window=window), block_size=4, num_sms=132)
+    random = np.random.default_rng(0)
+    for num_decodes in (1, 5, 40):
+        for longest in (256, 5000):
+            room = limits.num_parts(num_decodes, longest)
+            shape = Shape(num_decodes, num_decodes, 0, num_decodes, 0, 0, 64, room)
+            for _ in range(10):
+                kv_lens = random.integers(1, longest + 1, num_decodes)
+                parts, _ = limits.parts(np.arange(num_decodes), kv_lens, shape)
+                assert len(parts) <= room
+                seen = kv_lens if window is None else np.minimum(kv_lens, window)
+                assert (parts[:, 2] - parts[:, 1]).sum() >= seen.sum()
 
 
 @pytest.mark.parametrize("window", [None, 700])

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sarathi_kernels.attention.plan import choose_tile_rows, plan_parts, room_for_parts
+from sarathi_kernels.attention.plan import (
+    PART_TOKENS,
+    choose_part_tokens,
+    choose_tile_rows,
+    divide,
+    room_for_parts,
+)
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.model.roofline import TILE
 from sarathi_lab.model.spec import ModelSpec
@@ -41,6 +48,14 @@ class Shape:
     def num_reductions(self) -> int:
         """Decodes whose contexts may be split: none where there is no room for more parts."""
         return self.num_decodes if self.num_parts > self.num_decodes else 0
+
+
+@lru_cache(maxsize=1024)
+def _part_tokens(lengths: bytes, num_kv_heads: int, num_sms: int, max_parts: int) -> int:
+    """`choose_part_tokens` of int64 `lengths`."""
+    return choose_part_tokens(
+        np.frombuffer(lengths, dtype=np.int64), num_kv_heads, num_sms, max_parts
+    )
 
 
 @dataclass(frozen=True)
@@ -85,10 +100,18 @@ class Limits:
         """`parts` and `reductions` (see AttentionPlan) of decodes with so many cached tokens, as
         many as `shape` has room for.
         """
-        spec, room = self.spec, shape.num_parts if shape.num_reductions else len(sequences)
-        return plan_parts(
-            sequences, kv_lens, spec.num_kv_heads, self.num_sms, room, spec.sliding_window
-        )
+        if len(sequences) == 0:
+            return divide(sequences, kv_lens, 1)
+        # Chosen for lengths rounded up, which stay what they are for many iterations. Parts begin
+        # at a multiple of PART_TOKENS, so they reach up to as many beyond a window.
+        window, lengths = self.spec.sliding_window, -(-kv_lens // PART_TOKENS) * PART_TOKENS
+        if window is not None:
+            lengths = np.minimum(lengths, window + PART_TOKENS)
+        part_tokens = int(lengths.max())
+        if shape.num_reductions:
+            sizes = (self.spec.num_kv_heads, self.num_sms, shape.num_parts)
+            part_tokens = _part_tokens(lengths.astype(np.int64).tobytes(), *sizes)
+        return divide(sequences, kv_lens, part_tokens, window)
 
 
 class PaddedShapes:
