@@ -89,7 +89,9 @@ def run_tests(chosen: Sequence[str], report: Path, seconds: float | None) -> int
     Returns pytest's code, None if it was ended after `seconds`.
     """
     command = [sys.executable, *OPTIONS, *chosen]
-    environment = {**os.environ, streamed.REPORT: str(report)}
+    # It may itself be run by a worker of xdist's, as the tests are: its own tests are not.
+    environment = {n: value for n, value in os.environ.items() if not n.startswith("PYTEST_XDIST")}
+    environment[streamed.REPORT] = str(report)
     with subprocess.Popen(command, cwd=REPOSITORY, env=environment) as process:
         try:
             return process.wait(seconds)
