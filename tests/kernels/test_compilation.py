@@ -226,6 +226,11 @@ def test_blocks_per_sm_follows_the_scarcest_resource() -> None:
     assert replace(small, threads=32, registers=16).blocks_per_sm(CHIPS[80]) == 32
 
 
+# With matrix instructions of a warp and of a warp group; the other chips are in the recorded table,
+# which is of these sources.
+QUICK_CHIPS = (80, 90)
+
+
 @pytest.fixture(scope="module")
 def quick_rows(
     tmp_path_factory: pytest.TempPathFactory, made_once: Callable[[str, Callable[[], Any]], Any]
@@ -236,7 +241,8 @@ def quick_rows(
 
     def make() -> list[dict[str, str]]:
         path = tmp_path_factory.mktemp("compiled") / "quick.csv"
-        command = ("-m", "sarathi_kernels.compilation", "--quick", "--write", str(path))
+        chips = [f"--capability={one}" for one in QUICK_CHIPS]
+        command = ("-m", "sarathi_kernels.compilation", "--quick", *chips, "--write", str(path))
         run_compiler(*command, expected=None)
         return read_table(path)
 
@@ -251,19 +257,17 @@ def complaints_of(rows: list[dict[str, str]]) -> list[str]:
     ]
 
 
-def test_hot_configurations_compile_without_complaint_on_every_chip(
+def test_hot_configurations_compile_without_complaint(
     quick_rows: list[dict[str, str]],
 ) -> None:
     assert complaints_of(quick_rows) == []
     rarely = {"fused_kernel"}  # launched where a batch fills waves of it, and in the recorded table
     by_chip = {
         c: {row["kernel"] for row in quick_rows if row["capability"] == str(c)} - rarely
-        for c in CHIPS
+        for c in QUICK_CHIPS
     }
-    assert by_chip[90] == by_chip[100]
-    assert (
-        by_chip[80] == by_chip[86] == by_chip[90] - {"persistent_matmul_kernel"}
-    )  # which needs descriptors
+    needs_descriptors = {"persistent_matmul_kernel"}
+    assert by_chip[80] == by_chip[90] - needs_descriptors
 
 
 def test_recorded_table_is_of_these_sources() -> None:
