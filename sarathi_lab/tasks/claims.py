@@ -18,11 +18,14 @@ from sarathi_lab.config.paths import EXPERIMENTS as RECORDS
 from sarathi_lab.config.paths import OUTPUTS, make_folder
 from sarathi_lab.experiment.claims import in_words, load_claims, verdicts
 from sarathi_lab.experiment.figures import FIGURES
+from sarathi_lab.results import load
 from sarathi_lab.results.load import SIMULATED
 from sarathi_lab.results.result import Shown, show
 
 README = RECORDS / "README.md"
 BEGIN, END = "<!-- claims: python -m sarathi_lab claims --readme -->", "<!-- end of claims -->"
+BEGIN_MAP, END_MAP = BEGIN.replace("claims:", "map:"), "<!-- end of map -->"
+AFTER = "after_sarathi"  # the folder of experiments on what came after SARATHI
 PROFILED = "-profiled"
 STYLES = {"holds": "green", "partly": "yellow", "fails": "red"}
 STYLES |= {"undecided": "cyan", "not measured": "dim"}
@@ -56,10 +59,31 @@ def readme_table(table: pd.DataFrame) -> str:
     devices = measured_devices(table)
     lines = [f"| claim | source | expected | {' | '.join([*devices, 'simulated'])} |"]
     lines.append("|" + " --- |" * (len(devices) + 4))
-    for _, rows in table.groupby("id", sort=False):
+    for _, rows in table[~_is_after(table)].groupby("id", sort=False):
         first, cells = rows.iloc[0], recorded_cells(rows, devices)
         lines.append(f"| {first.claim} | {first.source} | {first.expected} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def map_table(table: pd.DataFrame, root: str = "") -> str:
+    """What came after SARATHI in Markdown: each claim, its source, the gain claimed, what was found
+    on which device, and under which conditions; `root` leads to `experiments/`.
+    """
+    lines = ["| experiment | claim | source | claimed | found | conditions |", "|" + " --- |" * 6]
+    conditions = {claim.id: claim.caveat for claim in load_claims()}
+    for name, rows in table[_is_after(table)].groupby("id", sort=False):
+        first, known = rows.iloc[0], rows[rows.verdict != "not measured"]
+        devices = measured_devices(known)
+        *cells, simulated = recorded_cells(known, devices)
+        found = [f"{device} {cell}" for device, cell in zip(devices, cells, strict=True)]
+        where = f"[{first.experiment}]({root}{AFTER}/{first.experiment}/README.md)"
+        told = (first.claim, first.source, first.expected, "; ".join([*found, simulated]))
+        lines.append(f"| {where} | {' | '.join(told)} | {conditions[str(name)]} |")
+    return "\n".join(lines)
+
+
+def _is_after(table: pd.DataFrame) -> pd.Series:
+    return table.experiment.map(load.group_of) == AFTER
 
 
 def measured_devices(table: pd.DataFrame) -> list[str]:
@@ -91,8 +115,9 @@ def _simulated(found: Mapping[str, Mapping[Hashable, Any]]) -> str:
 
 
 def write_readme(table: pd.DataFrame, path: Path = README) -> None:
-    """Put the table between its marks. Raises UserError if the marks are gone."""
+    """Put the tables between their marks. Raises UserError if the marks are gone."""
     write_block(path, BEGIN, END, readme_table(table))
+    write_block(path, BEGIN_MAP, END_MAP, map_table(table))
 
 
 def write_block(path: Path, begin: str, end: str, block: str) -> None:

@@ -336,6 +336,8 @@ def test_the_readme_shows_what_is_recorded(recorded):
     text = claims.README.read_text()
     between = text.partition(claims.BEGIN)[2].partition(claims.END)[0].strip()
     assert between == claims.readme_table(recorded), "run python -m sarathi_lab claims --readme"
+    between = text.partition(claims.BEGIN_MAP)[2].partition(claims.END_MAP)[0].strip()
+    assert between == claims.map_table(recorded), "run python -m sarathi_lab claims --readme"
 
 
 def test_the_document_is_up_to_date_and_has_every_claim_with_what_it_takes(recorded):
@@ -361,7 +363,8 @@ def test_the_readme_is_rewritten_between_its_marks(tmp_path):
     ):
         load.save(table(y), "fig08", device, tmp_path)
     path = tmp_path / "README.md"
-    path.write_text(f"before\n{claims.BEGIN}\nold\n{claims.END}\nafter\n")
+    map_marks = f"{claims.BEGIN_MAP}\n{{}}\n{claims.END_MAP}\n"
+    path.write_text(f"before\n{claims.BEGIN}\nold\n{claims.END}\nafter\n{map_marks}")
     claims.write_readme(verdicts(tmp_path, [GAIN]), path)
     assert path.read_text() == (
         f"before\n{claims.BEGIN}\n| claim | source | expected | cpu | simulated |\n| --- | --- "
@@ -369,6 +372,7 @@ def test_the_readme_is_rewritten_between_its_marks(tmp_path):
         "| it gains | a paper | at least 1.33 | **holds**: 1.4 (1.3 to 1.5, 96 %) | **holds**: "
         "a6000 1.5 (1.4 to 1.6, 96 %), h200 1.45 (1.35 to 1.55, 96 %); "
         f"**undecided**: h100 1.05 (0.95 to 1.15, 96 %) |\n{claims.END}\nafter\n"
+        f"{map_marks.format(claims.map_table(verdicts(tmp_path, [])))}"
     )
     path.write_text("nothing")
     with pytest.raises(UserError, match="has no place for the claims"):
