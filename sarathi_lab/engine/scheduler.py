@@ -165,12 +165,16 @@ class Scheduler:
         """Book a finished batch (and `advance`, if not done); returns the sequences it finished."""
         if result.batch.queues is None:
             self.advance(result.batch)
-        emitting = [chunk for chunk in result.batch.chunks if chunk.emits_token]
-        for chunk in emitting:
-            chunk.sequence.token_times.append(result.end)
+        emitted = [  # who, and the token's position
+            (sequence, start + num_tokens)
+            for sequence, start, num_tokens, _, emits_token in result.batch.chunks
+            if emits_token
+        ]
+        for sequence, _ in emitted:
+            sequence.token_times.append(result.end)
         if result.token_ids:  # else nobody computes them
-            for chunk, token_id in zip(emitting, result.token_ids, strict=True):
-                chunk.sequence.output_token_ids[chunk.output_index] = token_id
+            for (sequence, position), token_id in zip(emitted, result.token_ids, strict=True):
+                sequence.output_token_ids[position - sequence.request.prompt_len] = token_id
         if result.batch.num_prefills:
             self.last_prompt_latency = result.end - result.start
         return result.batch.finished
@@ -182,8 +186,11 @@ class Scheduler:
         decodes: list[SequenceState] = []
         block_size = self.blocks.block_size
         limit = self.batch_size if token_budget is None else min(self.batch_size, token_budget)
-        for sequence in self.running.at_rest:
-            if len(batch.chunks) + len(decodes) >= limit:
+        limit -= len(batch)
+        at_rest, others = iter(self.running.at_rest), list[SequenceState]()
+        for sequence in at_rest:
+            if len(decodes) >= limit:
+                others.append(sequence)
                 break
             if (
                 sequence.is_running
@@ -196,6 +203,9 @@ class Scheduler:
             ):
                 sequence.in_flight = True  # making room for a later one can't evict it
                 decodes.append(sequence)
+            else:
+                others.append(sequence)
+        self.running.at_rest = [*others, *at_rest]  # what comes next need not pass over the decodes
         batch.add_decodes(decodes)
 
     def continue_prefills(

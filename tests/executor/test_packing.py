@@ -21,7 +21,7 @@ from sarathi_kernels.attention.plan import (
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.executor import NO_TOKEN
 from sarathi_lab.engine.request import Batch, Request, SequenceState
-from sarathi_lab.executor.torch.packing import Packer
+from sarathi_lab.executor.torch.packing import ITERATIONS, Packer, Parts
 from sarathi_lab.executor.torch.shapes import (
     LARGEST_HYBRID,
     Limits,
@@ -235,7 +235,6 @@ def test_more_prompts_than_there_are_tiles_for_keep_their_own_shape():
 
 @pytest.mark.parametrize("window", [None, 700])
 def test_parts_fit_a_shape_whatever_the_contexts_are(window):
-    """Of contexts that are rounded up before the length of a part is chosen."""
     limits = Limits(replace(SPEC, sliding_window=window), block_size=4, num_sms=132)
     random = np.random.default_rng(0)
     for num_decodes in (1, 5, 40):
@@ -257,6 +256,13 @@ def test_parts_cover_what_decodes_see_and_none_takes_longer_than_all_should(wind
     room = room_for_parts(len(kv_lens), 8, 16_384, 132)
     parts, reductions = plan_parts(sequences, kv_lens, 8, 132, room, window)
     assert len(parts) <= room
+    require_cover(parts, reductions, sequences, kv_lens, window)
+    share = (kv_lens if window is None else np.minimum(kv_lens, window)).sum() * 8 / (2 * 132)
+    assert (parts[:, 2] - parts[:, 1]).max() <= share
+
+
+def require_cover(parts, reductions, sequences, kv_lens, window):
+    """Each sequence has all that it sees in its parts, and knows which they are."""
     for sequence, kv_len in zip(sequences, kv_lens, strict=True):
         own = np.flatnonzero(parts[:, 0] == sequence)
         begins, ends = parts[own, 1], parts[own, 2]
@@ -268,5 +274,25 @@ def test_parts_cover_what_decodes_see_and_none_takes_longer_than_all_should(wind
         assert (parts[own, 3] == (len(own) > 1)).all()
         reduced = reductions[reductions[:, 0] == sequence, 1:].tolist()
         assert reduced == ([[own[0], len(own)]] if len(own) > 1 else [])
-    share = (kv_lens if window is None else np.minimum(kv_lens, window)).sum() * 8 / (2 * 132)
-    assert (parts[:, 2] - parts[:, 1]).max() <= share
+
+
+@pytest.mark.parametrize("window", [None, 700])
+def test_parts_grow_with_the_contexts_and_are_planned_anew_where_others_come(window, monkeypatch):
+    planned, plan = [], Limits.parts
+    monkeypatch.setattr(Limits, "parts", lambda *given: planned.append(given) or plan(*given))
+    parts = Parts(Limits(replace(SPEC, sliding_window=window), block_size=4, num_sms=132))
+    kv_lens = np.random.default_rng(1).integers(1, 3000, 9)
+    shapes = [Shape(9, 9, 0, 9, 0, 0, 64, num_parts) for num_parts in (900, 9)]
+    for steps, decodes, shape in (
+        (ITERATIONS + 2, np.arange(9), shapes[0]),  # of which the last plans again
+        (2, np.arange(1, 9), shapes[0]),
+        (2, np.arange(1, 9), shapes[1]),  # no room for more than one of each
+        (2, np.arange(9), shapes[0]),
+    ):
+        for _ in range(steps):
+            kv_lens += 1
+            found, reductions = parts.of(decodes, kv_lens, shape)
+            require_cover(found, reductions, decodes, kv_lens[decodes], window)
+            assert len(reductions) <= shape.num_reductions
+        kv_lens[0] += 1  # a decode that is elsewhere meanwhile
+    assert len(planned) == 5

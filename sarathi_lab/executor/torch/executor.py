@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,10 +21,11 @@ from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.compositions import make_sequence
 from sarathi_lab.engine.executor import StepResult
 from sarathi_lab.engine.request import Batch, SequenceState
+from sarathi_lab.executor.torch.block_table import BlockTable
 from sarathi_lab.executor.torch.faults import faults_explained, in_words, nan_error
 from sarathi_lab.executor.torch.graphs import NoGraphs, rehearse
 from sarathi_lab.executor.torch.host_pool import HostPool
-from sarathi_lab.executor.torch.packing import Packer, fields_of, pack
+from sarathi_lab.executor.torch.packing import NUM_BUFFERS, Packer, fields_of, pack
 from sarathi_lab.executor.torch.shapes import Limits, PaddedShapes, Shape
 from sarathi_lab.executor.torch.watching import HostTimeline, Mark, Nothing
 from sarathi_lab.model.operations import NAN_TOKEN, PackedInputs
@@ -87,6 +89,7 @@ class TorchExecutor:
         model.operations.range = self._watch.range
         if limits is not None:
             self._packer = Packer(limits, model.device)
+        self._table = BlockTable(block_size)  # of batches packed for torch
         self._shapes: PaddedShapes | None = None
         # Where recorded work reads its inputs, and these; `_kept` are those of measurements, which
         # come again.
@@ -97,6 +100,8 @@ class TorchExecutor:
         # By sequence of the last batch, the row of its token in `_sampled`.
         self._newest: dict[SequenceState, int] = {}
         self._sampled = torch.zeros(MAX_EMITS, dtype=torch.int32, device=model.device)
+        on_host: dict[str, Any] = {"dtype": torch.int32, "pin_memory": model.device.type == "cuda"}
+        self._on_host = cycle([torch.empty(MAX_EMITS, **on_host) for _ in range(NUM_BUFFERS)])
 
     @property
     def now(self) -> float:
@@ -169,9 +174,9 @@ class TorchExecutor:
         is_replayed = may_replay and self._graphs.replay(shape)
         if not is_replayed:
             self._run(inputs)
-        emitting = [chunk.sequence for chunk in batch.chunks if chunk.emits_token]
+        emitting = [sequence for sequence, _, _, _, emits in batch.chunks if emits]
         self._newest = dict(zip(emitting, range(len(emitting)), strict=True))
-        token_ids = _to_host(self._sampled[: len(emitting)])
+        token_ids = self._fetch(self._sampled[: len(emitting)])
         end = self.timeline.mark()
         known = {
             "host_time": time.perf_counter() - begun,
@@ -186,9 +191,15 @@ class TorchExecutor:
         inputs = self.packed(batch)
         host_time = time.perf_counter() - begun
         self._swap(batch)
-        token_ids = _to_host(model.operations.greedy(model(inputs, self.cache)))
+        token_ids = self._fetch(model.operations.greedy(model(inputs, self.cache)))
         end, launched = self.timeline.mark(), self.timeline.launched
         return InFlight(batch, start, end, launched, token_ids, {"host_time": host_time})
+
+    def _fetch(self, token_ids: Tensor) -> Tensor:
+        """A copy on the host that is complete when the work behind it is; on a CPU, at once. It
+        holds until the batch after next.
+        """
+        return next(self._on_host)[: len(token_ids)].copy_(token_ids, non_blocking=True)
 
     def _swap(self, batch: Batch) -> None:
         if batch.copies:
@@ -220,7 +231,7 @@ class TorchExecutor:
         if self._limits is None:
             model, window = self.model, self.model.spec.sliding_window
             masks = model.operations.wants_masks
-            return pack(batch, self.block_size, window, model.device, model.dtype, with_masks=masks)
+            return pack(batch, self._table, window, model.device, model.dtype, with_masks=masks)
         shape = self._limits.exact(batch)
         self._packer.fill(batch, shape, {})
         return self._packer.send(shape)
@@ -325,11 +336,3 @@ class TorchExecutor:
             self.timeline.wait(self.timeline.mark())
             self._graphs.capture(shape, partial(self._run, inputs))
             self._recorded[shape] = buffer, inputs
-
-
-def _to_host(token_ids: Tensor) -> Tensor:
-    """A copy on the host that is complete when the work behind it is; on a CPU, at once."""
-    if token_ids.device.type == "cpu":
-        return token_ids.clone()
-    on_host = torch.empty(len(token_ids), dtype=token_ids.dtype, pin_memory=True)
-    return on_host.copy_(token_ids, non_blocking=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import lru_cache, partial
+from itertools import compress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch import Tensor
 from sarathi_kernels.attention.plan import PADDING, AttentionPlan, tiles_of
 from sarathi_kernels.attention.reference import Segment, make_segment
 from sarathi_lab.engine.executor import NO_TOKEN
-from sarathi_lab.engine.request import Batch, SequenceState
+from sarathi_lab.engine.request import Batch, Chunk, SequenceState
 from sarathi_lab.executor.torch.block_table import BlockTable
 from sarathi_lab.executor.torch.shapes import Limits, Shape
 from sarathi_lab.model.operations import PackedInputs
@@ -26,12 +27,13 @@ BY_SEQUENCE = (
     "query_starts", "kv_lens", "block_table", "tiles", "decodes", "parts", "reductions"
 )  # fmt: skip
 ALIGNMENT = 32  # int32 elements: kernels are compiled for aligned pointers, once only if all are
+ITERATIONS = 64  # that parts are kept for: how much longer than planned they may get, in tokens
 NUM_BUFFERS = 2  # batches in flight at most: a buffer is filled again when its batch is done
 
 
 def pack(
     batch: Batch,
-    block_size: int,
+    table: BlockTable,
     sliding_window: int | None,
     device: torch.device,
     dtype: torch.dtype,
@@ -39,8 +41,9 @@ def pack(
     with_masks: bool = True,
 ) -> PackedInputs:
     """The chunks of `batch` one after the other, int64; `dtype` is that of attention masks."""
+    block_size = table.block_size
     fields = {name: np.empty(batch.num_tokens, dtype=np.int64) for name in BY_TOKEN}
-    _fill_tokens(fields, _columns(batch), block_size, {})
+    _fill_tokens(fields, _columns(batch), table, {})
     del fields["feed_rows"]  # the host knows all tokens
     tensors = {name: torch.from_numpy(field).to(device) for name, field in fields.items()}
     with_mask = partial(make_segment, sliding_window=sliding_window, device=device, dtype=dtype)
@@ -74,14 +77,6 @@ def token_ids_of(sequence: SequenceState, start: int, end: int) -> NDArray[np.in
     prompt = request.prompt_token_ids[start : min(end, prompt_len)]
     output = sequence.output_token_ids[max(0, start - prompt_len) : max(0, end - prompt_len)]
     return np.concatenate([np.asarray(prompt, dtype=np.int64), np.asarray(output, dtype=np.int64)])
-
-
-def token_id_of(sequence: SequenceState, position: int) -> int:
-    """The token there; `token_ids_of` for a single one."""
-    index = position - sequence.request.prompt_len
-    if index >= 0:
-        return sequence.output_token_ids[index]
-    return int(token_ids_of(sequence, position, position + 1)[0])
 
 
 class Fields:
@@ -118,13 +113,12 @@ class Packer:
     """Packs batches for one device: `fill` on the host, then `send` to the device."""
 
     def __init__(self, limits: Limits, device: torch.device) -> None:
-        self._limits = limits
-        self.block_size = limits.block_size
         # The device reads pinned memory while the host goes on.
         is_pinned = device.type == "cuda"
         self._hosts = [_Buffer(pin_memory=is_pinned) for _ in range(NUM_BUFFERS)]
         self._filled = 0
-        self._blocks = BlockTable()
+        self._table = BlockTable(limits.block_size)
+        self._parts = Parts(limits)
         self._on_device = _Buffer(device=device)
 
     def fill(self, batch: Batch, shape: Shape, newest: Mapping[SequenceState, int]) -> None:
@@ -138,20 +132,19 @@ class Packer:
         fields = fields_of(shape)
         views = fields.views(self._hosts[self._filled].sized(fields.size).numpy())
         columns = _columns(batch)
-        sequences, starts, query_lens, ends = columns
-        _fill_tokens(views, columns, self.block_size, newest)
-        _put(views["kv_lens"], starts + query_lens, padding=0)
-        self._blocks.fill(views["block_table"], sequences)
+        _fill_tokens(views, columns, self._table, newest)
+        _, lengths, ends, kv_lens, _, are_emitting = columns
+        _put(views["kv_lens"], kv_lens, padding=0)
+        self._table.fill(views["block_table"])
         _put(views["query_starts"][1:], ends, padding=batch.num_tokens)
         views["query_starts"][0] = 0
-        emitting = np.array([chunk.emits_token for chunk in batch.chunks], dtype=bool)
-        _put(views["emit_rows"], ends[emitting] - 1, padding=0)
-        decodes = np.flatnonzero(query_lens == 1)
-        parts, reductions = self._limits.parts(decodes, (starts + query_lens)[decodes], shape)
+        _put(views["emit_rows"], ends[are_emitting] - 1, padding=0)
+        decodes = np.flatnonzero(lengths == 1)
+        parts, reductions = self._parts.of(decodes, kv_lens, shape)
         _put(views["decodes"], decodes, padding=PADDING)
         _put(views["parts"], parts, padding=PADDING)
         _put(views["reductions"], reductions, padding=PADDING)
-        _put(views["tiles"], tiles_of(query_lens.tolist(), shape.tile_rows), padding=PADDING)
+        _put(views["tiles"], tiles_of(lengths.tolist(), shape.tile_rows), padding=PADDING)
 
     def send(self, shape: Shape, into: Tensor | None = None) -> PackedInputs:
         """Copy what was filled to `into`, or a buffer that the next call overwrites, unawaited."""
@@ -186,49 +179,84 @@ class _Buffer:
 class Columns(NamedTuple):
     """The chunks of a batch: `ends` is the row behind each one's last token."""
 
-    sequences: list[SequenceState]
-    starts: NDArray[np.int64]
+    sequences: tuple[SequenceState, ...]
     lengths: NDArray[np.int64]
     ends: NDArray[np.int64]
+    kv_lens: NDArray[np.int64]
+    are_decodes: NDArray[np.bool_]
+    are_emitting: NDArray[np.bool_]
 
 
 def _columns(batch: Batch) -> Columns:
-    lengths = np.array([chunk.num_tokens for chunk in batch.chunks], dtype=np.int64)
-    starts = np.array([chunk.start for chunk in batch.chunks], dtype=np.int64)
-    sequences = [chunk.sequence for chunk in batch.chunks]
-    return Columns(sequences, starts, lengths, np.cumsum(lengths))
+    of_chunks = zip(*batch.chunks, strict=True) if batch.chunks else ((),) * len(Chunk._fields)
+    sequences, starts, num_tokens, are_decodes, are_emitting = of_chunks
+    lengths = np.array(num_tokens, dtype=np.int64)
+    kv_lens = np.array(starts, dtype=np.int64) + lengths
+    flags = (np.frombuffer(bytes(each), dtype=bool) for each in (are_decodes, are_emitting))
+    return Columns(sequences, lengths, np.cumsum(lengths), kv_lens, *flags)
 
 
 def _fill_tokens(
-    views: Views, columns: Columns, block_size: int, newest: Mapping[SequenceState, int]
+    views: Views, columns: Columns, table: BlockTable, newest: Mapping[SequenceState, int]
 ) -> None:
+    """Write what is known of each token, and let `table` be that of the batch."""
     token_ids, positions, slots, feed_rows = (views[name] for name in BY_TOKEN)
-    sequences, starts, lengths, ends = columns
-    # As a rule all but one take a single token: worth a way without an array for each.
-    singles = np.flatnonzero(lengths == 1)
-    rows, at = ends[singles] - 1, starts[singles]
-    own = [(sequences[i], start) for i, start in zip(singles.tolist(), at.tolist(), strict=True)]
-    held = [sequence.block_ids[start // block_size] for sequence, start in own]
-    positions[rows] = at
-    slots[rows] = np.array(held, dtype=np.int64) * block_size + at % block_size
-    token_ids[rows] = [token_id_of(sequence, start) for sequence, start in own]
-    for i in np.flatnonzero(lengths > 1).tolist():
-        here = slice(ends[i] - lengths[i], ends[i])
-        start, end = int(starts[i]), int(starts[i] + lengths[i])
-        first_block, where = start // block_size, np.arange(start, end)
-        blocks = np.array(sequences[i].block_ids[first_block : -(-end // block_size)])
-        positions[here] = where
-        slots[here] = blocks[where // block_size - first_block] * block_size + where % block_size
-        token_ids[here] = token_ids_of(sequences[i], start, end)
+    sequences, lengths, ends, kv_lens, are_decodes, _ = columns
+    num_tokens = int(ends[-1]) if sequences else 0
+    owners = np.repeat(np.arange(len(sequences)), lengths)
+    at = np.arange(num_tokens) + (kv_lens - ends)[owners]
+    table.take(sequences, kv_lens)
+    _put(positions, at, padding=0)
+    _put(slots, table.slots(owners, at), padding=PADDING)
+    # As a rule all but one are decodes: worth a way without an array for each.
+    places = zip(sequences, (kv_lens - 1).tolist(), strict=True)
+    token_ids[ends[are_decodes] - 1] = [
+        one.output_token_ids[place - one.request.prompt_len]
+        for (one, place) in compress(places, are_decodes)
+    ]
+    for i in np.flatnonzero(~are_decodes).tolist():
+        start, end = int(kv_lens[i] - lengths[i]), int(kv_lens[i])
+        token_ids[ends[i] - lengths[i] : ends[i]] = token_ids_of(sequences[i], start, end)
+    token_ids[num_tokens:] = 0
     last = ends - 1  # only the newest token of a sequence can be on its way
     unknown = np.flatnonzero(token_ids[last] == NO_TOKEN)
     feed_rows.fill(PADDING)
     feed_rows[last[unknown]] = [newest[sequences[i]] for i in unknown.tolist()]
     token_ids[last[unknown]] = 0
-    num_tokens = int(ends[-1]) if len(ends) else 0
-    token_ids[num_tokens:], positions[num_tokens:], slots[num_tokens:] = 0, 0, PADDING
 
 
 def _put(field: NDArray[Any], values: NDArray[Any], padding: int) -> None:
     field[: len(values)] = values
     field[len(values) :] = padding
+
+
+class Parts:
+    """The parts of decodes' contexts: planned once for many iterations, in which the same decodes
+    go on, a token longer in each. So do their last parts.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._left = 0  # iterations of this plan
+
+    def of(
+        self, decodes: NDArray[np.int64], kv_lens: NDArray[np.int64], shape: Shape
+    ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """`parts` and `reductions` (see AttentionPlan) of the sequences `decodes`, of those with
+        `kv_lens` cached tokens, as many as `shape` has room for.
+        """
+        contexts, room = kv_lens[decodes], (shape.num_parts, shape.num_reductions)
+        if self._left and room == self._room and self._go_on(decodes, contexts):
+            self._parts[self._are_last, 2] += 1
+            self._left -= 1
+        else:
+            self._parts, self._reductions = self._limits.parts(decodes, contexts, shape)
+            self._are_last = self._parts[:, 2] == kv_lens[self._parts[:, 0]]
+            self._decodes, self._room, self._left = decodes, room, ITERATIONS
+        self._contexts = contexts
+        return self._parts, self._reductions
+
+    def _go_on(self, decodes: NDArray[np.int64], contexts: NDArray[np.int64]) -> bool:
+        """Whether these are the decodes of the iteration before, each with one more token."""
+        before = self._decodes, self._contexts + 1
+        return np.array_equal(decodes, before[0]) and np.array_equal(contexts, before[1])
