@@ -22,43 +22,42 @@ class BlockTable:
         self._ids = np.zeros((0, 0), dtype=np.int32)
         self._num_written = np.zeros(0, dtype=np.int64)
         self._num_preemptions = np.zeros(0, dtype=np.int64)  # of the sequence, when it was written
-        # Of the newest batch, as a rule those of the next.
-        self._sequences: Sequence[SequenceState] = ()
-        self._preemptions: list[int] = []
-        self._rows = np.zeros(0, dtype=np.int64)
 
-    def take(self, sequences: Sequence[SequenceState], kv_lens: NDArray[np.int64]) -> None:
-        """Let `sequences` be the batch from now on, each with the blocks of so many tokens."""
-        preemptions = [sequence.num_preemptions for sequence in sequences]
-        if sequences != self._sequences or preemptions != self._preemptions:
-            self._enter(sequences, preemptions)
-        lacking = np.flatnonzero(self._num_written[self._rows] * self.block_size < kv_lens)
-        for i, row in zip(lacking.tolist(), self._rows[lacking].tolist(), strict=True):
-            self._write(row, sequences[i].block_ids)
-
-    def slots(self, owners: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Where in the cache the tokens at `positions` of the batch's sequences `owners` are."""
-        blocks, offsets = np.divmod(positions, self.block_size)
-        return self._ids[self._rows[owners], blocks] * self.block_size + offsets
-
-    def fill(self, view: NDArray[np.int32]) -> None:
-        """Write the blocks of the batch to the first rows of `view`, zeros behind them and
-        elsewhere; what it has no columns for is left out.
+    def rows_of(
+        self, sequences: Sequence[SequenceState], preemptions: Sequence[int]
+    ) -> NDArray[np.int64]:
+        """The rows of `sequences`, which were preempted so many times; they hold until other
+        sequences are asked for, or one of these is preempted.
         """
-        num_rows, num_columns = len(self._rows), min(view.shape[1], self._ids.shape[1])
-        view[:num_rows, :num_columns] = self._ids[self._rows, :num_columns]
-        view[:num_rows, num_columns:] = 0
-        view[num_rows:] = 0
-
-    def _enter(self, sequences: Sequence[SequenceState], preemptions: list[int]) -> None:
-        """Find the rows of `sequences`, and forget the blocks of who was preempted."""
         if missing := [one for one in sequences if one not in self._row_of]:
             self._give_rows(missing, set(sequences))
         rows = np.array([self._row_of[one] for one in sequences], dtype=np.int64)
         lost = rows[self._num_preemptions[rows] != preemptions]
         self._ids[lost], self._num_written[lost] = 0, 0
         self._num_preemptions[rows] = preemptions
-        self._sequences, self._preemptions, self._rows = sequences, preemptions, rows
+        return rows
+
+    def extend(
+        self,
+        rows: NDArray[np.int64],
+        sequences: Sequence[SequenceState],
+        kv_lens: NDArray[np.int64],
+    ) -> None:
+        """Write the blocks of `sequences` to their `rows`, where so many tokens need more."""
+        lacking = (self._num_written[rows] * self.block_size < kv_lens).nonzero()[0]
+        for i, row in zip(lacking.tolist(), rows[lacking].tolist(), strict=True):
+            self._write(row, sequences[i].block_ids)
+
+    def slots(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Where in the cache the tokens at `positions` of the sequences in `rows` are."""
+        blocks = positions // self.block_size
+        return (self._ids[rows, blocks] - blocks) * self.block_size + positions
+
+    def fill(self, view: NDArray[np.int32], rows: NDArray[np.int64]) -> None:
+        """Write the blocks in `rows` to `view`; what it has no columns for is left out."""
+        num_columns = min(view.shape[1], self._ids.shape[1])
+        view[:, :num_columns] = self._ids[rows, :num_columns]
+        view[:, num_columns:] = 0
 
     def _give_rows(self, missing: Sequence[SequenceState], here: set[SequenceState]) -> None:
         """Give free rows to `missing`: those of sequences that neither run nor are `here`, and then

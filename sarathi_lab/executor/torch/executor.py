@@ -21,11 +21,10 @@ from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.compositions import make_sequence
 from sarathi_lab.engine.executor import StepResult
 from sarathi_lab.engine.request import Batch, SequenceState
-from sarathi_lab.executor.torch.block_table import BlockTable
 from sarathi_lab.executor.torch.faults import faults_explained, in_words, nan_error
 from sarathi_lab.executor.torch.graphs import NoGraphs, rehearse
 from sarathi_lab.executor.torch.host_pool import HostPool
-from sarathi_lab.executor.torch.packing import NUM_BUFFERS, Packer, fields_of, pack
+from sarathi_lab.executor.torch.packing import NUM_BUFFERS, Packer, Tokens, fields_of, pack
 from sarathi_lab.executor.torch.shapes import Limits, PaddedShapes, Shape
 from sarathi_lab.executor.torch.watching import HostTimeline, Mark, Nothing
 from sarathi_lab.model.operations import NAN_TOKEN, PackedInputs
@@ -89,7 +88,7 @@ class TorchExecutor:
         model.operations.range = self._watch.range
         if limits is not None:
             self._packer = Packer(limits, model.device)
-        self._table = BlockTable(block_size)  # of batches packed for torch
+        self._tokens = Tokens(block_size)  # of batches packed for torch
         self._shapes: PaddedShapes | None = None
         # Where recorded work reads its inputs, and these; `_kept` are those of measurements, which
         # come again.
@@ -231,7 +230,7 @@ class TorchExecutor:
         if self._limits is None:
             model, window = self.model, self.model.spec.sliding_window
             masks = model.operations.wants_masks
-            return pack(batch, self._table, window, model.device, model.dtype, with_masks=masks)
+            return pack(batch, self._tokens, window, model.device, model.dtype, with_masks=masks)
         shape = self._limits.exact(batch)
         self._packer.fill(batch, shape, {})
         return self._packer.send(shape)

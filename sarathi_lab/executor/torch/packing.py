@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping
 from functools import lru_cache, partial
 from itertools import compress
-from typing import Any, NamedTuple
+from operator import getitem
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,7 +34,7 @@ NUM_BUFFERS = 2  # batches in flight at most: a buffer is filled again when its 
 
 def pack(
     batch: Batch,
-    table: BlockTable,
+    tokens: Tokens,
     sliding_window: int | None,
     device: torch.device,
     dtype: torch.dtype,
@@ -41,9 +42,9 @@ def pack(
     with_masks: bool = True,
 ) -> PackedInputs:
     """The chunks of `batch` one after the other, int64; `dtype` is that of attention masks."""
-    block_size = table.block_size
+    block_size = tokens.table.block_size
     fields = {name: np.empty(batch.num_tokens, dtype=np.int64) for name in BY_TOKEN}
-    _fill_tokens(fields, _columns(batch), table, {})
+    tokens.fill(fields, tokens.composition(batch), batch, {})
     del fields["feed_rows"]  # the host knows all tokens
     tensors = {name: torch.from_numpy(field).to(device) for name, field in fields.items()}
     with_mask = partial(make_segment, sliding_window=sliding_window, device=device, dtype=dtype)
@@ -109,15 +110,101 @@ class Fields:
 fields_of = lru_cache(maxsize=256)(Fields)
 
 
+class Composition:
+    """What of batches is the same while the same sequences take as many tokens each, as a rule for
+    many iterations. `key` has the columns of their chunks but `start`, and their preemptions.
+    """
+
+    def __init__(self, key: tuple[tuple[Any, ...], ...], table: BlockTable) -> None:
+        self.key = key
+        self.sequences, num_tokens, flags, emits, preemptions = key
+        self.rows = table.rows_of(self.sequences, preemptions)
+        self.lengths = np.array(num_tokens, dtype=np.int64)
+        self.ends = np.cumsum(self.lengths)  # the row behind each one's last token
+        self.num_tokens = int(self.ends[-1]) if num_tokens else 0
+        self.emit_rows = self.ends[np.array(emits, dtype=bool)] - 1
+        self.singles = (self.lengths == 1).nonzero()[0]  # decodes to the kernels
+        self.owners = np.repeat(np.arange(len(num_tokens)), self.lengths)
+        self.offsets = np.arange(self.num_tokens) - (self.ends - self.lengths)[self.owners]
+        # As a rule all but one are decodes: worth a way without an array for each.
+        self.decodes = np.array(flags, dtype=bool).nonzero()[0]
+        self.outputs = [one.output_token_ids for one in compress(self.sequences, flags)]
+        prompt_lens = [one.request.prompt_len for one in compress(self.sequences, flags)]
+        self.prompt_lens = np.array(prompt_lens, dtype=np.int64)
+        self.others = [i for i, is_decode in enumerate(flags) if not is_decode]
+
+    def fill(self, views: Views, shape: Shape) -> None:
+        """Write what is the same, and padding, in tensors of `shape`."""
+        num_sequences = len(self.sequences)
+        for name, padding in (("token_ids", 0), ("positions", 0), ("slots", PADDING)):
+            views[name][self.num_tokens :] = padding
+        views["feed_rows"].fill(PADDING)
+        views["kv_lens"][num_sequences:] = 0
+        views["block_table"][num_sequences:] = 0
+        _put(views["query_starts"][1:], self.ends, padding=self.num_tokens)
+        views["query_starts"][0] = 0
+        _put(views["emit_rows"], self.emit_rows, padding=0)
+        _put(views["decodes"], self.singles, padding=PADDING)
+        _put(views["tiles"], tiles_of(self.lengths.tolist(), shape.tile_rows), padding=PADDING)
+
+
+class Tokens:
+    """The tokens of one batch after the other, and where in the cache they are."""
+
+    def __init__(self, block_size: int) -> None:
+        self.table = BlockTable(block_size)
+        self._newest = Composition(((),) * 5, self.table)
+
+    def composition(self, batch: Batch) -> Composition:
+        """That of `batch`: the last one if it is still right."""
+        columns = zip(*batch.chunks, strict=True) if batch.chunks else ((),) * len(Chunk._fields)
+        sequences, _, *others = columns
+        key = (sequences, *others, tuple([one.num_preemptions for one in sequences]))
+        if key != self._newest.key:
+            self._newest = Composition(key, self.table)
+        return self._newest
+
+    def fill(
+        self, views: Views, made: Composition, batch: Batch, newest: Mapping[SequenceState, int]
+    ) -> NDArray[np.int64]:
+        """Write the fields of BY_TOKEN for the tokens of `batch`, which `made` is of; returns how
+        many tokens each sequence then has in the cache.
+        """
+        sequences, ends = made.sequences, made.ends
+        token_ids, positions, slots, feed_rows = (views[name] for name in BY_TOKEN)
+        starts = np.array([chunk.start for chunk in batch.chunks], dtype=np.int64)
+        kv_lens = starts + made.lengths
+        at = starts[made.owners] + made.offsets
+        self.table.extend(made.rows, sequences, kv_lens)
+        positions[: len(at)] = at
+        slots[: len(at)] = self.table.slots(made.rows[made.owners], at)
+        places = (starts[made.decodes] - made.prompt_lens).tolist()
+        token_ids[ends[made.decodes] - 1] = list(map(getitem, made.outputs, places))
+        for i in made.others:
+            start, end = int(starts[i]), int(kv_lens[i])
+            token_ids[ends[i] - made.lengths[i] : ends[i]] = token_ids_of(sequences[i], start, end)
+        last = ends - 1  # only the newest token of a sequence can be on its way
+        unknown = (token_ids[last] == NO_TOKEN).nonzero()[0]
+        feed_rows[: len(at)] = PADDING
+        feed_rows[last[unknown]] = [newest[sequences[i]] for i in unknown.tolist()]
+        token_ids[last[unknown]] = 0
+        return kv_lens
+
+
+def _put(field: NDArray[Any], values: NDArray[Any], padding: int) -> None:
+    field[: len(values)] = values
+    field[len(values) :] = padding
+
+
 class Packer:
     """Packs batches for one device: `fill` on the host, then `send` to the device."""
 
     def __init__(self, limits: Limits, device: torch.device) -> None:
         # The device reads pinned memory while the host goes on.
         is_pinned = device.type == "cuda"
-        self._hosts = [_Buffer(pin_memory=is_pinned) for _ in range(NUM_BUFFERS)]
+        self._hosts = [_HostBuffer(pin_memory=is_pinned) for _ in range(NUM_BUFFERS)]
         self._filled = 0
-        self._table = BlockTable(limits.block_size)
+        self._tokens = Tokens(limits.block_size)
         self._parts = Parts(limits)
         self._on_device = _Buffer(device=device)
 
@@ -129,22 +216,14 @@ class Packer:
         tokens sampled last.
         """
         self._filled = (self._filled + 1) % NUM_BUFFERS
-        fields = fields_of(shape)
-        views = fields.views(self._hosts[self._filled].sized(fields.size).numpy())
-        columns = _columns(batch)
-        _fill_tokens(views, columns, self._table, newest)
-        _, lengths, ends, kv_lens, _, are_emitting = columns
-        _put(views["kv_lens"], kv_lens, padding=0)
-        self._table.fill(views["block_table"])
-        _put(views["query_starts"][1:], ends, padding=batch.num_tokens)
-        views["query_starts"][0] = 0
-        _put(views["emit_rows"], ends[are_emitting] - 1, padding=0)
-        decodes = np.flatnonzero(lengths == 1)
-        parts, reductions = self._parts.of(decodes, kv_lens, shape)
-        _put(views["decodes"], decodes, padding=PADDING)
+        made = self._tokens.composition(batch)
+        views = self._hosts[self._filled].views(made, shape)
+        kv_lens = self._tokens.fill(views, made, batch, newest)
+        views["kv_lens"][: len(kv_lens)] = kv_lens
+        self._tokens.table.fill(views["block_table"][: len(kv_lens)], made.rows)
+        parts, reductions = self._parts.of(made.singles, kv_lens, shape)
         _put(views["parts"], parts, padding=PADDING)
         _put(views["reductions"], reductions, padding=PADDING)
-        _put(views["tiles"], tiles_of(lengths.tolist(), shape.tile_rows), padding=PADDING)
 
     def send(self, shape: Shape, into: Tensor | None = None) -> PackedInputs:
         """Copy what was filled to `into`, or a buffer that the next call overwrites, unawaited."""
@@ -160,7 +239,7 @@ class Packer:
 
     def copy(self, into: Tensor) -> None:
         """Copy what was filled, for whoever has the inputs of that buffer already."""
-        into.copy_(self._hosts[self._filled].sized(len(into)), non_blocking=True)
+        into.copy_(self._hosts[self._filled].sized(into.numel()), non_blocking=True)
 
 
 class _Buffer:
@@ -171,63 +250,27 @@ class _Buffer:
         self._tensor = torch.empty(0, dtype=torch.int32)
 
     def sized(self, size: int) -> Tensor:
-        if len(self._tensor) < size:
+        if self._tensor.numel() < size:
             self._tensor = torch.empty(2 * size, dtype=torch.int32, **self._where)
         return self._tensor[:size]
 
 
-class Columns(NamedTuple):
-    """The chunks of a batch: `ends` is the row behind each one's last token."""
+class _HostBuffer(_Buffer):
+    """One that knows what it was filled with."""
 
-    sequences: tuple[SequenceState, ...]
-    lengths: NDArray[np.int64]
-    ends: NDArray[np.int64]
-    kv_lens: NDArray[np.int64]
-    are_decodes: NDArray[np.bool_]
-    are_emitting: NDArray[np.bool_]
+    def __init__(self, **where: Any) -> None:
+        super().__init__(**where)
+        self._filled: tuple[Composition, Shape] | None = None
+        self._views: Views = {}
 
-
-def _columns(batch: Batch) -> Columns:
-    of_chunks = zip(*batch.chunks, strict=True) if batch.chunks else ((),) * len(Chunk._fields)
-    sequences, starts, num_tokens, are_decodes, are_emitting = of_chunks
-    lengths = np.array(num_tokens, dtype=np.int64)
-    kv_lens = np.array(starts, dtype=np.int64) + lengths
-    flags = (np.frombuffer(bytes(each), dtype=bool) for each in (are_decodes, are_emitting))
-    return Columns(sequences, lengths, np.cumsum(lengths), kv_lens, *flags)
-
-
-def _fill_tokens(
-    views: Views, columns: Columns, table: BlockTable, newest: Mapping[SequenceState, int]
-) -> None:
-    """Write what is known of each token, and let `table` be that of the batch."""
-    token_ids, positions, slots, feed_rows = (views[name] for name in BY_TOKEN)
-    sequences, lengths, ends, kv_lens, are_decodes, _ = columns
-    num_tokens = int(ends[-1]) if sequences else 0
-    owners = np.repeat(np.arange(len(sequences)), lengths)
-    at = np.arange(num_tokens) + (kv_lens - ends)[owners]
-    table.take(sequences, kv_lens)
-    _put(positions, at, padding=0)
-    _put(slots, table.slots(owners, at), padding=PADDING)
-    # As a rule all but one are decodes: worth a way without an array for each.
-    places = zip(sequences, (kv_lens - 1).tolist(), strict=True)
-    token_ids[ends[are_decodes] - 1] = [
-        one.output_token_ids[place - one.request.prompt_len]
-        for (one, place) in compress(places, are_decodes)
-    ]
-    for i in np.flatnonzero(~are_decodes).tolist():
-        start, end = int(kv_lens[i] - lengths[i]), int(kv_lens[i])
-        token_ids[ends[i] - lengths[i] : ends[i]] = token_ids_of(sequences[i], start, end)
-    token_ids[num_tokens:] = 0
-    last = ends - 1  # only the newest token of a sequence can be on its way
-    unknown = np.flatnonzero(token_ids[last] == NO_TOKEN)
-    feed_rows.fill(PADDING)
-    feed_rows[last[unknown]] = [newest[sequences[i]] for i in unknown.tolist()]
-    token_ids[last[unknown]] = 0
-
-
-def _put(field: NDArray[Any], values: NDArray[Any], padding: int) -> None:
-    field[: len(values)] = values
-    field[len(values) :] = padding
+    def views(self, made: Composition, shape: Shape) -> Views:
+        """The fields of `shape`, with what `made` has in common with all its batches."""
+        if self._filled is None or self._filled[0] is not made or self._filled[1] != shape:
+            fields = fields_of(shape)
+            self._views = fields.views(self.sized(fields.size).numpy())
+            self._filled = made, shape
+            made.fill(self._views, shape)
+        return self._views
 
 
 class Parts:
@@ -238,6 +281,8 @@ class Parts:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._left = 0  # iterations of this plan
+        self._next = b"", b""  # decodes and contexts that go on with it
+        self._room = 0, 0
 
     def of(
         self, decodes: NDArray[np.int64], kv_lens: NDArray[np.int64], shape: Shape
@@ -246,17 +291,13 @@ class Parts:
         `kv_lens` cached tokens, as many as `shape` has room for.
         """
         contexts, room = kv_lens[decodes], (shape.num_parts, shape.num_reductions)
-        if self._left and room == self._room and self._go_on(decodes, contexts):
+        goes_on = (decodes.tobytes(), contexts.tobytes(), room) == (*self._next, self._room)
+        if self._left and goes_on:
             self._parts[self._are_last, 2] += 1
             self._left -= 1
         else:
             self._parts, self._reductions = self._limits.parts(decodes, contexts, shape)
             self._are_last = self._parts[:, 2] == kv_lens[self._parts[:, 0]]
-            self._decodes, self._room, self._left = decodes, room, ITERATIONS
-        self._contexts = contexts
+            self._room, self._left = room, ITERATIONS
+        self._next = decodes.tobytes(), (contexts + 1).tobytes()
         return self._parts, self._reductions
-
-    def _go_on(self, decodes: NDArray[np.int64], contexts: NDArray[np.int64]) -> bool:
-        """Whether these are the decodes of the iteration before, each with one more token."""
-        before = self._decodes, self._contexts + 1
-        return np.array_equal(decodes, before[0]) and np.array_equal(contexts, before[1])
