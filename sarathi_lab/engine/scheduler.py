@@ -165,13 +165,14 @@ class Scheduler:
         """Book a finished batch (and `advance`, if not done); returns the sequences it finished."""
         if result.batch.queues is None:
             self.advance(result.batch)
+        end = result.end
         emitted = [  # who, and the token's position
             (sequence, start + num_tokens)
             for sequence, start, num_tokens, _, emits_token in result.batch.chunks
             if emits_token
         ]
         for sequence, _ in emitted:
-            sequence.token_times.append(result.end)
+            sequence.token_times.append(end)
         if result.token_ids:  # else nobody computes them
             for (sequence, position), token_id in zip(emitted, result.token_ids, strict=True):
                 sequence.output_token_ids[position - sequence.request.prompt_len] = token_id

@@ -21,7 +21,7 @@ from sarathi_kernels.attention.plan import (
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.executor import NO_TOKEN
 from sarathi_lab.engine.request import Batch, Request, SequenceState
-from sarathi_lab.executor.torch.packing import ITERATIONS, Packer, Parts
+from sarathi_lab.executor.torch.packing import BY_SEQUENCE, BY_TOKEN, ITERATIONS, Packer, Parts
 from sarathi_lab.executor.torch.shapes import (
     LARGEST_HYBRID,
     Limits,
@@ -136,36 +136,44 @@ def test_a_buffer_is_not_filled_while_a_batch_in_flight_may_read_it(mixed):
 
 @given(data=st.data())
 @settings(max_examples=60, deadline=None)
-def test_a_block_table_that_is_kept_is_the_one_that_is_made_anew(data):
+def test_what_is_kept_from_batch_to_batch_is_what_is_made_anew(data):
     """Sequences grow, are evicted and come back with other blocks, or end and make way for new
-    ones; a batch has any of them, of any context.
+    ones; a batch has any of them, of any context, and as a rule those of the batch before.
     """
     blocks, packer, running, made = BlockManager(24, 4), Packer(LIMITS, CPU), [], 0
+    padded = PaddedShapes(LIMITS, batch_size=6, max_tokens=32, longest=96)
     for _ in range(data.draw(st.integers(1, 12))):
-        for one in data.draw(st.lists(st.sampled_from(running), unique=True)) if running else []:
+        is_next = data.draw(st.booleans())  # of the batch before
+        evicted = st.lists(st.sampled_from(running), unique=True) if running else st.just([])
+        for one in [] if is_next else data.draw(evicted):
             blocks.free(one)
-            one.num_preemptions += 1
+            one.num_computed, one.num_preemptions = 0, one.num_preemptions + 1
             if data.draw(st.booleans()):
                 running.remove(one)
                 one.is_running = False
-        if len(running) < 6:
-            one = SequenceState(Request(made, 0.0, 96, 1, np.zeros(96, dtype=np.int32)), made)
+        if len(running) < 6 and not is_next:
+            one = sequence(made, data.draw(st.integers(1, 9)), 0, [], blocks)
             running, made, one.is_running = [*running, one], made + 1, True
         batch = Batch()
-        for one in data.draw(st.permutations(running)):
-            one.num_computed = 4 * len(one.block_ids)
-            if blocks.grow(one, one.num_computed + 1):
-                batch.add(one, 1)
+        for one in running if is_next else data.draw(st.permutations(running)):
+            num_tokens = data.draw(st.sampled_from([1, one.num_pending]))
+            if blocks.grow(one, one.num_computed + num_tokens):
+                batch.add(one, num_tokens)
         if not batch.chunks:
             continue
-        shape = LIMITS.exact(batch)
-        packer.fill(batch, shape, {})
-        table = packer.send(shape).attention.block_table
-        rows = [chunk.sequence.block_ids for chunk in batch.chunks]
-        expected = [row + [0] * (shape.max_blocks - len(row)) for row in rows]
-        assert table.tolist() == expected
-        for chunk in batch.chunks:
-            chunk.sequence.in_flight = False
+        shape = data.draw(st.sampled_from([LIMITS.exact(batch), padded.choose(batch)]))
+        packers = packer, Packer(LIMITS, CPU)
+        for each in packers:
+            each.fill(batch, shape, {})
+        kept, anew = (each.send(shape) for each in packers)
+        for name in BY_TOKEN:
+            assert torch.equal(getattr(kept, name), getattr(anew, name)), name
+        for name in set(BY_SEQUENCE) - {"parts", "reductions"}:
+            assert torch.equal(getattr(kept.attention, name), getattr(anew.attention, name)), name
+        for one, start, num_tokens, _, emits in batch.chunks:
+            one.in_flight, one.num_computed = False, start + num_tokens
+            if emits:
+                one.output_token_ids.append(7 + one.num_computed)
 
 
 def test_shapes_are_aligned_so_that_no_kernel_is_compiled_twice(mixed):
