@@ -164,7 +164,7 @@ def test_what_is_kept_from_batch_to_batch_is_what_is_made_anew(data):
         shape = data.draw(st.sampled_from([LIMITS.exact(batch), padded.choose(batch)]))
         packers = packer, Packer(LIMITS, CPU)
         for each in packers:
-            each.fill(batch, shape, {})
+            each.fill(batch, shape, {one: row for row, one in enumerate(running)})
         kept, anew = (each.send(shape) for each in packers)
         for name in BY_TOKEN:
             assert torch.equal(getattr(kept, name), getattr(anew, name)), name
@@ -173,7 +173,7 @@ def test_what_is_kept_from_batch_to_batch_is_what_is_made_anew(data):
         for one, start, num_tokens, _, emits in batch.chunks:
             one.in_flight, one.num_computed = False, start + num_tokens
             if emits:
-                one.output_token_ids.append(7 + one.num_computed)
+                one.output_token_ids.append(data.draw(st.sampled_from([7, NO_TOKEN])))
 
 
 def test_shapes_are_aligned_so_that_no_kernel_is_compiled_twice(mixed):

@@ -281,8 +281,9 @@ class Parts:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._left = 0  # iterations of this plan
-        self._next = b"", b""  # decodes and contexts that go on with it
-        self._room = 0, 0
+        self._next: tuple[object, ...] = ()  # what goes on with it: decodes, contexts, and room
+        self._parts = self._reductions = np.zeros((0, 0), dtype=np.int32)
+        self._are_last = np.zeros(0, dtype=bool)
 
     def of(
         self, decodes: NDArray[np.int64], kv_lens: NDArray[np.int64], shape: Shape
@@ -291,13 +292,12 @@ class Parts:
         `kv_lens` cached tokens, as many as `shape` has room for.
         """
         contexts, room = kv_lens[decodes], (shape.num_parts, shape.num_reductions)
-        goes_on = (decodes.tobytes(), contexts.tobytes(), room) == (*self._next, self._room)
-        if self._left and goes_on:
+        if self._left and (decodes.tobytes(), contexts.tobytes(), room) == self._next:
             self._parts[self._are_last, 2] += 1
             self._left -= 1
         else:
             self._parts, self._reductions = self._limits.parts(decodes, contexts, shape)
             self._are_last = self._parts[:, 2] == kv_lens[self._parts[:, 0]]
-            self._room, self._left = room, ITERATIONS
-        self._next = decodes.tobytes(), (contexts + 1).tobytes()
+            self._left = ITERATIONS
+        self._next = decodes.tobytes(), (contexts + 1).tobytes(), room
         return self._parts, self._reductions
