@@ -193,13 +193,15 @@ class Scheduler:
             if len(decodes) >= limit:
                 others.append(sequence)
                 break
+            # `is_decoding` in place: a call for each of hundreds is a fifth of the time.
+            num_computed, generated = sequence.num_computed, len(sequence.output_token_ids)
             if (
-                sequence.is_running
+                generated
+                and num_computed - sequence.request.prompt_len == generated - 1
+                and sequence.is_running
                 and not sequence.in_flight
-                and sequence.is_decoding
                 and (  # its last block has room, unless it is full
-                    sequence.num_computed % block_size
-                    or self.make_room(sequence, sequence.num_computed + 1)
+                    num_computed % block_size or self.make_room(sequence, num_computed + 1)
                 )
             ):
                 sequence.in_flight = True  # making room for a later one can't evict it

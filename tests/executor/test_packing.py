@@ -21,11 +21,13 @@ from sarathi_kernels.attention.plan import (
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.executor import NO_TOKEN
 from sarathi_lab.engine.request import Batch, Request, SequenceState
-from sarathi_lab.executor.torch.packing import BY_SEQUENCE, BY_TOKEN, ITERATIONS, Packer, Parts
+from sarathi_lab.executor.torch.packing import BY_SEQUENCE, BY_TOKEN, Packer
 from sarathi_lab.executor.torch.shapes import (
+    ITERATIONS,
     LARGEST_HYBRID,
     Limits,
     PaddedShapes,
+    Parts,
     Shape,
     bucket_sizes,
     hybrid_sizes,

@@ -19,7 +19,7 @@ from sarathi_kernels.attention.reference import Segment, make_segment
 from sarathi_lab.engine.executor import NO_TOKEN
 from sarathi_lab.engine.request import Batch, Chunk, SequenceState
 from sarathi_lab.executor.torch.block_table import BlockTable
-from sarathi_lab.executor.torch.shapes import Limits, Shape
+from sarathi_lab.executor.torch.shapes import Limits, Parts, Shape
 from sarathi_lab.model.operations import PackedInputs
 
 Views = dict[str, NDArray[Any]]
@@ -28,7 +28,6 @@ BY_SEQUENCE = (
     "query_starts", "kv_lens", "block_table", "tiles", "decodes", "parts", "reductions"
 )  # fmt: skip
 ALIGNMENT = 32  # int32 elements: kernels are compiled for aligned pointers, once only if all are
-ITERATIONS = 64  # that parts are kept for: how much longer than planned they may get, in tokens
 NUM_BUFFERS = 2  # batches in flight at most: a buffer is filled again when its batch is done
 
 
@@ -44,7 +43,7 @@ def pack(
     """The chunks of `batch` one after the other, int64; `dtype` is that of attention masks."""
     block_size = tokens.table.block_size
     fields = {name: np.empty(batch.num_tokens, dtype=np.int64) for name in BY_TOKEN}
-    tokens.fill(fields, tokens.composition(batch), batch, {})
+    tokens.fill(fields, *tokens.take(batch), {})
     del fields["feed_rows"]  # the host knows all tokens
     tensors = {name: torch.from_numpy(field).to(device) for name, field in fields.items()}
     with_mask = partial(make_segment, sliding_window=sliding_window, device=device, dtype=dtype)
@@ -155,24 +154,27 @@ class Tokens:
         self.table = BlockTable(block_size)
         self._newest = Composition(((),) * 5, self.table)
 
-    def composition(self, batch: Batch) -> Composition:
-        """That of `batch`: the last one if it is still right."""
+    def take(self, batch: Batch) -> tuple[Composition, NDArray[np.int64]]:
+        """The composition of `batch`, the last one if it is still right, and its chunks' starts."""
         columns = zip(*batch.chunks, strict=True) if batch.chunks else ((),) * len(Chunk._fields)
-        sequences, _, *others = columns
+        sequences, starts, *others = columns
         key = (sequences, *others, tuple([one.num_preemptions for one in sequences]))
         if key != self._newest.key:
             self._newest = Composition(key, self.table)
-        return self._newest
+        return self._newest, np.array(starts, dtype=np.int64)
 
     def fill(
-        self, views: Views, made: Composition, batch: Batch, newest: Mapping[SequenceState, int]
+        self,
+        views: Views,
+        made: Composition,
+        starts: NDArray[np.int64],
+        newest: Mapping[SequenceState, int],
     ) -> NDArray[np.int64]:
-        """Write the fields of BY_TOKEN for the tokens of `batch`, which `made` is of; returns how
-        many tokens each sequence then has in the cache.
+        """Write the fields of BY_TOKEN for the tokens behind `starts`; returns how many tokens each
+        sequence then has in the cache.
         """
         sequences, ends = made.sequences, made.ends
         token_ids, positions, slots, feed_rows = (views[name] for name in BY_TOKEN)
-        starts = np.array([chunk.start for chunk in batch.chunks], dtype=np.int64)
         kv_lens = starts + made.lengths
         at = starts[made.owners] + made.offsets
         self.table.extend(made.rows, sequences, kv_lens)
@@ -216,9 +218,9 @@ class Packer:
         tokens sampled last.
         """
         self._filled = (self._filled + 1) % NUM_BUFFERS
-        made = self._tokens.composition(batch)
+        made, starts = self._tokens.take(batch)
         views = self._hosts[self._filled].views(made, shape)
-        kv_lens = self._tokens.fill(views, made, batch, newest)
+        kv_lens = self._tokens.fill(views, made, starts, newest)
         views["kv_lens"][: len(kv_lens)] = kv_lens
         self._tokens.table.fill(views["block_table"][: len(kv_lens)], made.rows)
         parts, reductions = self._parts.of(made.singles, kv_lens, shape)
@@ -271,33 +273,3 @@ class _HostBuffer(_Buffer):
             self._filled = made, shape
             made.fill(self._views, shape)
         return self._views
-
-
-class Parts:
-    """The parts of decodes' contexts: planned once for many iterations, in which the same decodes
-    go on, a token longer in each. So do their last parts.
-    """
-
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
-        self._left = 0  # iterations of this plan
-        self._next: tuple[object, ...] = ()  # what goes on with it: decodes, contexts, and room
-        self._parts = self._reductions = np.zeros((0, 0), dtype=np.int32)
-        self._are_last = np.zeros(0, dtype=bool)
-
-    def of(
-        self, decodes: NDArray[np.int64], kv_lens: NDArray[np.int64], shape: Shape
-    ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """`parts` and `reductions` (see AttentionPlan) of the sequences `decodes`, of those with
-        `kv_lens` cached tokens, as many as `shape` has room for.
-        """
-        contexts, room = kv_lens[decodes], (shape.num_parts, shape.num_reductions)
-        if self._left and (decodes.tobytes(), contexts.tobytes(), room) == self._next:
-            self._parts[self._are_last, 2] += 1
-            self._left -= 1
-        else:
-            self._parts, self._reductions = self._limits.parts(decodes, contexts, shape)
-            self._are_last = self._parts[:, 2] == kv_lens[self._parts[:, 0]]
-            self._left = ITERATIONS
-        self._next = decodes.tobytes(), (contexts + 1).tobytes(), room
-        return self._parts, self._reductions

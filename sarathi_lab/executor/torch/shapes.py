@@ -22,6 +22,7 @@ LARGEST_GRAPH = 512  # decodes; larger batches keep the device busy enough witho
 # Tokens of a batch with prompts. At peak (989 TFLOP/s) an H100 takes 0.42 ms for the products of
 # so many in a layer of hidden size 2,048: about what launching its kernels takes the host.
 LARGEST_HYBRID = 4096
+ITERATIONS = 64  # that parts are kept for: so many tokens longer than planned they may get
 FINE_HYBRID = 512  # tokens; up to here hybrid shapes are half a tile apart, beyond a whole one
 
 
@@ -90,6 +91,36 @@ class Limits:
         max_parts = shape.num_parts if shape.num_reductions else 0
         heads, window = self.spec.num_kv_heads, self.spec.sliding_window
         return plan_parts(sequences, kv_lens, heads, self.num_sms, max_parts, window)
+
+
+class Parts:
+    """The parts of decodes' contexts: planned once for many iterations, in which the same decodes
+    go on, a token longer in each. So do their last parts.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._left = 0  # iterations of this plan
+        self._next: tuple[object, ...] = ()  # what goes on with it: decodes, contexts, and room
+        self._parts = self._reductions = np.zeros((0, 0), dtype=np.int32)
+        self._are_last = np.zeros(0, dtype=bool)
+
+    def of(
+        self, decodes: NDArray[np.int64], kv_lens: NDArray[np.int64], shape: Shape
+    ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """`parts` and `reductions` (see AttentionPlan) of the sequences `decodes`, of those with
+        `kv_lens` cached tokens, as many as `shape` has room for.
+        """
+        contexts, room = kv_lens[decodes], (shape.num_parts, shape.num_reductions)
+        if self._left and (decodes.tobytes(), contexts.tobytes(), room) == self._next:
+            self._parts[self._are_last, 2] += 1
+            self._left -= 1
+        else:
+            self._parts, self._reductions = self._limits.parts(decodes, contexts, shape)
+            self._are_last = self._parts[:, 2] == kv_lens[self._parts[:, 0]]
+            self._left = ITERATIONS
+        self._next = decodes.tobytes(), (contexts + 1).tobytes(), room
+        return self._parts, self._reductions
 
 
 class PaddedShapes:
