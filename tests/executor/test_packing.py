@@ -80,7 +80,7 @@ def mixed():
     known = sequence(2, 5, 5, [77], blocks)
     unknown = sequence(3, 6, 7, [70, NO_TOKEN], blocks)
     last = sequence(4, 4, 3, [], blocks)
-    return batch_of((known, 1), (unknown, 1), (chunk, 6), (last, 1)), {unknown: 5}
+    return batch_of((known, 1), (unknown, 1), (chunk, 6), (last, 1)), [*[known] * 5, unknown]
 
 
 @pytest.mark.parametrize("is_padded", [False, True])
@@ -166,7 +166,7 @@ def test_what_is_kept_from_batch_to_batch_is_what_is_made_anew(data):
         shape = data.draw(st.sampled_from([LIMITS.exact(batch), padded.choose(batch)]))
         packers = packer, Packer(LIMITS, CPU)
         for each in packers:
-            each.fill(batch, shape, {one: row for row, one in enumerate(running)})
+            each.fill(batch, shape, running)
         kept, anew = (each.send(shape) for each in packers)
         for name in BY_TOKEN:
             assert torch.equal(getattr(kept, name), getattr(anew, name)), name

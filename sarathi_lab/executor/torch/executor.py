@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -96,8 +96,7 @@ class TorchExecutor:
         self._kept: dict[Shape, tuple[Tensor, PackedInputs]] = {}
         self._in_flight: deque[InFlight] = deque()
         self._rehearse: Callable[[], float] = lambda: math.nan  # until it is warmed up
-        # By sequence of the last batch, the row of its token in `_sampled`.
-        self._newest: dict[SequenceState, int] = {}
+        self._newest: Sequence[SequenceState] = ()  # whose tokens are the rows of `_sampled`
         self._sampled = torch.zeros(MAX_EMITS, dtype=torch.int32, device=model.device)
         on_host: dict[str, Any] = {"dtype": torch.int32, "pin_memory": model.device.type == "cuda"}
         self._on_host = cycle([torch.empty(MAX_EMITS, **on_host) for _ in range(NUM_BUFFERS)])
@@ -112,7 +111,7 @@ class TorchExecutor:
 
     def start(self) -> None:
         self._in_flight.clear()  # of a run that stopped half-way
-        self._newest.clear()
+        self._newest = ()
         self.timeline.reset()
         self._watch.start()
 
@@ -160,7 +159,7 @@ class TorchExecutor:
         if self._limits is None:
             return self._run_packed_for_torch(batch, begun)
         shape = self._limits.exact(batch) if self._shapes is None else self._shapes.choose(batch)
-        self._packer.fill(batch, shape, self._newest)
+        emitting = self._packer.fill(batch, shape, self._newest)
         start = self.timeline.mark()
         self._swap(batch)
         recorded = self._recorded.get(shape)
@@ -173,8 +172,7 @@ class TorchExecutor:
         is_replayed = may_replay and self._graphs.replay(shape)
         if not is_replayed:
             self._run(inputs)
-        emitting = [sequence for sequence, _, _, _, emits in batch.chunks if emits]
-        self._newest = dict(zip(emitting, range(len(emitting)), strict=True))
+        self._newest = emitting
         token_ids = self._fetch(self._sampled[: len(emitting)])
         end = self.timeline.mark()
         known = {
@@ -232,7 +230,7 @@ class TorchExecutor:
             masks = model.operations.wants_masks
             return pack(batch, self._tokens, window, model.device, model.dtype, with_masks=masks)
         shape = self._limits.exact(batch)
-        self._packer.fill(batch, shape, {})
+        self._packer.fill(batch, shape, ())
         return self._packer.send(shape)
 
     # -- before the run ----------------------------------------------------------------------------
@@ -271,7 +269,7 @@ class TorchExecutor:
         """Run an iteration of padding: it takes the memory of a real one and touches no cache."""
         assert self._limits is not None, "inputs packed for kernels can be padding"
         shape = self._limits.empty(num_tokens, num_emits)
-        self._packer.fill(Batch(), shape, {})
+        self._packer.fill(Batch(), shape, ())
         self._run(self._packer.send(shape))
 
     def _compile(self, longest: int) -> None:
@@ -287,7 +285,7 @@ class TorchExecutor:
         for tile_rows in TILE_ROWS:
             for num_parts in sorted({exact.num_parts, self._limits.num_parts(1, longest)}):
                 shape = replace(exact, tile_rows=tile_rows, num_parts=num_parts)
-                self._packer.fill(batch, shape, {})
+                self._packer.fill(batch, shape, ())
                 self._run(self._packer.send(shape))
                 self.timeline.wait(self.timeline.mark())
 
@@ -328,7 +326,7 @@ class TorchExecutor:
                 continue
             self._kept.pop(shape, None)
             buffer = torch.empty(fields_of(shape).size, dtype=torch.int32, device=self.model.device)
-            self._packer.fill(Batch(), shape, {})
+            self._packer.fill(Batch(), shape, ())
             inputs = self._packer.send(shape, buffer)
             self._run(inputs)
             # The host's buffer is filled anew for the next shape.

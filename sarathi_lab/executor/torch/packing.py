@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from functools import lru_cache, partial
 from itertools import compress
 from operator import getitem
@@ -43,7 +43,7 @@ def pack(
     """The chunks of `batch` one after the other, int64; `dtype` is that of attention masks."""
     block_size = tokens.table.block_size
     fields = {name: np.empty(batch.num_tokens, dtype=np.int64) for name in BY_TOKEN}
-    tokens.fill(fields, *tokens.take(batch), {})
+    tokens.fill(fields, *tokens.take(batch), ())
     del fields["feed_rows"]  # the host knows all tokens
     tensors = {name: torch.from_numpy(field).to(device) for name, field in fields.items()}
     with_mask = partial(make_segment, sliding_window=sliding_window, device=device, dtype=dtype)
@@ -121,7 +121,10 @@ class Composition:
         self.lengths = np.array(num_tokens, dtype=np.int64)
         self.ends = np.cumsum(self.lengths)  # the row behind each one's last token
         self.num_tokens = int(self.ends[-1]) if num_tokens else 0
-        self.emit_rows = self.ends[np.array(emits, dtype=bool)] - 1
+        are_emitting = np.array(emits, dtype=bool)
+        self.emitting = tuple(compress(self.sequences, emits))
+        self.emit_rows = self.ends[are_emitting] - 1
+        self.sampled_rows = np.cumsum(are_emitting) - 1  # of the tokens sampled, by sequence
         self.singles = (self.lengths == 1).nonzero()[0]  # decodes to the kernels
         self.owners = np.repeat(np.arange(len(num_tokens)), self.lengths)
         self.offsets = np.arange(self.num_tokens) - (self.ends - self.lengths)[self.owners]
@@ -168,7 +171,7 @@ class Tokens:
         views: Views,
         made: Composition,
         starts: NDArray[np.int64],
-        newest: Mapping[SequenceState, int],
+        newest: Sequence[SequenceState],
     ) -> NDArray[np.int64]:
         """Write the fields of BY_TOKEN for the tokens behind `starts`; returns how many tokens each
         sequence then has in the cache.
@@ -188,7 +191,11 @@ class Tokens:
         last = ends - 1  # only the newest token of a sequence can be on its way
         unknown = (token_ids[last] == NO_TOKEN).nonzero()[0]
         feed_rows[: len(at)] = PADDING
-        feed_rows[last[unknown]] = [newest[sequences[i]] for i in unknown.tolist()]
+        if newest == made.emitting:
+            feed_rows[last[unknown]] = made.sampled_rows[unknown]
+        else:
+            row_of = {one: row for row, one in enumerate(newest)}
+            feed_rows[last[unknown]] = [row_of[sequences[i]] for i in unknown.tolist()]
         token_ids[last[unknown]] = 0
         return kv_lens
 
@@ -210,12 +217,14 @@ class Packer:
         self._parts = Parts(limits)
         self._on_device = _Buffer(device=device)
 
-    def fill(self, batch: Batch, shape: Shape, newest: Mapping[SequenceState, int]) -> None:
+    def fill(
+        self, batch: Batch, shape: Shape, newest: Sequence[SequenceState]
+    ) -> Sequence[SequenceState]:
         """Write `batch` in tensors of `shape`, and padding behind it, to the buffer that the batch
         before last has read.
 
-        A token that the host does not know yet is to be fed from the row `newest` says of the
-        tokens sampled last.
+        A token that the host does not know yet is to be fed from the tokens sampled last, a row for
+        each sequence of `newest`. Returns those that `batch` samples tokens of.
         """
         self._filled = (self._filled + 1) % NUM_BUFFERS
         made, starts = self._tokens.take(batch)
@@ -226,6 +235,7 @@ class Packer:
         parts, reductions = self._parts.of(made.singles, kv_lens, shape)
         _put(views["parts"], parts, padding=PADDING)
         _put(views["reductions"], reductions, padding=PADDING)
+        return made.emitting
 
     def send(self, shape: Shape, into: Tensor | None = None) -> PackedInputs:
         """Copy what was filled to `into`, or a buffer that the next call overwrites, unawaited."""

@@ -113,7 +113,7 @@ class Parts:
         """
         contexts, room = kv_lens[decodes], (shape.num_parts, shape.num_reductions)
         if self._left and (decodes.tobytes(), contexts.tobytes(), room) == self._next:
-            self._parts[self._are_last, 2] += 1
+            self._parts[:, 2] += self._are_last
             self._left -= 1
         else:
             self._parts, self._reductions = self._limits.parts(decodes, contexts, shape)
@@ -168,10 +168,15 @@ class PaddedShapes:
         """Whether `shape`, which has room for the tokens of `batch`, has it for the rest."""
         if len(batch) > shape.num_sequences:
             return False
+        if not batch.num_prefills:
+            return max(map(_start, batch.chunks)) < self._longest
         if max([start + num_tokens for _, start, num_tokens, _, _ in batch.chunks]) > self._longest:
             return False
-        lengths = [chunk.num_tokens for chunk in batch.chunks] if batch.num_prefills else []
+        lengths = (chunk.num_tokens for chunk in batch.chunks)
         return _num_tiles(lengths, shape.tile_rows) <= shape.num_tiles
+
+
+_start = attrgetter("start")
 
 
 def _num_tiles(lengths: Iterable[int], tile_rows: int) -> int:
