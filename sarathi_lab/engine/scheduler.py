@@ -165,17 +165,14 @@ class Scheduler:
         """Book a finished batch (and `advance`, if not done); returns the sequences it finished."""
         if result.batch.queues is None:
             self.advance(result.batch)
-        end = result.end
-        emitted = [  # who, and the token's position
-            (sequence, start + num_tokens)
-            for sequence, start, num_tokens, _, emits_token in result.batch.chunks
-            if emits_token
-        ]
-        for sequence, _ in emitted:
-            sequence.token_times.append(end)
+        emitting, end = [chunk for chunk in result.batch.chunks if chunk.emits_token], result.end
+        for chunk in emitting:
+            chunk.sequence.token_times.append(end)
         if result.token_ids:  # else nobody computes them
-            for (sequence, position), token_id in zip(emitted, result.token_ids, strict=True):
-                sequence.output_token_ids[position - sequence.request.prompt_len] = token_id
+            for chunk, token_id in zip(emitting, result.token_ids, strict=True):
+                sequence, start, num_tokens, _, _ = chunk  # its `output_index` without a call
+                at = start + num_tokens - sequence.request.prompt_len
+                sequence.output_token_ids[at] = token_id
         if result.batch.num_prefills:
             self.last_prompt_latency = result.end - result.start
         return result.batch.finished
@@ -187,28 +184,21 @@ class Scheduler:
         decodes: list[SequenceState] = []
         block_size = self.blocks.block_size
         limit = self.batch_size if token_budget is None else min(self.batch_size, token_budget)
-        limit -= len(batch)
-        at_rest, others = iter(self.running.at_rest), list[SequenceState]()
-        for sequence in at_rest:
-            if len(decodes) >= limit:
-                others.append(sequence)
+        for sequence in self.running.at_rest:
+            if len(batch.chunks) + len(decodes) >= limit:
                 break
-            # `is_decoding` in place: a call for each of hundreds is a fifth of the time.
             num_computed, generated = sequence.num_computed, len(sequence.output_token_ids)
             if (
-                generated
-                and num_computed - sequence.request.prompt_len == generated - 1
-                and sequence.is_running
+                sequence.is_running
                 and not sequence.in_flight
+                and generated  # so it `is_decoding`, asked without a call for each of hundreds
+                and num_computed - sequence.request.prompt_len == generated - 1
                 and (  # its last block has room, unless it is full
                     num_computed % block_size or self.make_room(sequence, num_computed + 1)
                 )
             ):
                 sequence.in_flight = True  # making room for a later one can't evict it
                 decodes.append(sequence)
-            else:
-                others.append(sequence)
-        self.running.at_rest = [*others, *at_rest]  # what comes next need not pass over the decodes
         batch.add_decodes(decodes)
 
     def continue_prefills(
