@@ -181,11 +181,11 @@ class Scheduler:
 
     def add_decodes(self, batch: Batch, token_budget: int | None = None) -> None:
         """Give idle decodes their next token, oldest first, evicting the newest if need be."""
-        decodes: list[SequenceState] = []
-        block_size = self.blocks.block_size
+        decodes, block_size = list[SequenceState](), self.blocks.block_size
         limit = self.batch_size if token_budget is None else min(self.batch_size, token_budget)
+        limit -= len(batch)
         for sequence in self.running.at_rest:
-            if len(batch.chunks) + len(decodes) >= limit:
+            if len(decodes) >= limit:
                 break
             num_computed, generated = sequence.num_computed, len(sequence.output_token_ids)
             if (
