@@ -234,4 +234,4 @@ class Batch:
         self.chunks += [make(Chunk, (one, one.num_computed, 1, True, True)) for one in sequences]
         self.num_emits += len(sequences)
         self.num_decode_tokens += len(sequences)
-        self.decode_kv_tokens += len(sequences) + sum(one.num_computed for one in sequences)
+        self.decode_kv_tokens += len(sequences) + sum([one.num_computed for one in sequences])

@@ -165,12 +165,14 @@ class Scheduler:
         """Book a finished batch (and `advance`, if not done); returns the sequences it finished."""
         if result.batch.queues is None:
             self.advance(result.batch)
-        emitting = [chunk for chunk in result.batch.chunks if chunk.emits_token]
+        emitting, end = [chunk for chunk in result.batch.chunks if chunk.emits_token], result.end
         for chunk in emitting:
-            chunk.sequence.token_times.append(result.end)
+            chunk.sequence.token_times.append(end)
         if result.token_ids:  # else nobody computes them
             for chunk, token_id in zip(emitting, result.token_ids, strict=True):
-                chunk.sequence.output_token_ids[chunk.output_index] = token_id
+                sequence, start, num_tokens, _, _ = chunk  # its `output_index` without a call
+                at = start + num_tokens - sequence.request.prompt_len
+                sequence.output_token_ids[at] = token_id
         if result.batch.num_prefills:
             self.last_prompt_latency = result.end - result.start
         return result.batch.finished
@@ -179,19 +181,20 @@ class Scheduler:
 
     def add_decodes(self, batch: Batch, token_budget: int | None = None) -> None:
         """Give idle decodes their next token, oldest first, evicting the newest if need be."""
-        decodes: list[SequenceState] = []
-        block_size = self.blocks.block_size
+        decodes, block_size = list[SequenceState](), self.blocks.block_size
         limit = self.batch_size if token_budget is None else min(self.batch_size, token_budget)
+        limit -= len(batch)
         for sequence in self.running.at_rest:
-            if len(batch.chunks) + len(decodes) >= limit:
+            if len(decodes) >= limit:
                 break
+            num_computed, generated = sequence.num_computed, len(sequence.output_token_ids)
             if (
                 sequence.is_running
                 and not sequence.in_flight
-                and sequence.is_decoding
+                and generated  # so it `is_decoding`, asked without a call for each of hundreds
+                and num_computed - sequence.request.prompt_len == generated - 1
                 and (  # its last block has room, unless it is full
-                    sequence.num_computed % block_size
-                    or self.make_room(sequence, sequence.num_computed + 1)
+                    num_computed % block_size or self.make_room(sequence, num_computed + 1)
                 )
             ):
                 sequence.in_flight = True  # making room for a later one can't evict it

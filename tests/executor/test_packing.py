@@ -21,11 +21,13 @@ from sarathi_kernels.attention.plan import (
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.executor import NO_TOKEN
 from sarathi_lab.engine.request import Batch, Request, SequenceState
-from sarathi_lab.executor.torch.packing import Packer
+from sarathi_lab.executor.torch.packing import BY_SEQUENCE, BY_TOKEN, Packer
 from sarathi_lab.executor.torch.shapes import (
+    ITERATIONS,
     LARGEST_HYBRID,
     Limits,
     PaddedShapes,
+    Parts,
     Shape,
     bucket_sizes,
     hybrid_sizes,
@@ -78,7 +80,7 @@ def mixed():
     known = sequence(2, 5, 5, [77], blocks)
     unknown = sequence(3, 6, 7, [70, NO_TOKEN], blocks)
     last = sequence(4, 4, 3, [], blocks)
-    return batch_of((known, 1), (unknown, 1), (chunk, 6), (last, 1)), {unknown: 5}
+    return batch_of((known, 1), (unknown, 1), (chunk, 6), (last, 1)), [*[known] * 5, unknown]
 
 
 @pytest.mark.parametrize("is_padded", [False, True])
@@ -136,36 +138,44 @@ def test_a_buffer_is_not_filled_while_a_batch_in_flight_may_read_it(mixed):
 
 @given(data=st.data())
 @settings(max_examples=60, deadline=None)
-def test_a_block_table_that_is_kept_is_the_one_that_is_made_anew(data):
+def test_what_is_kept_from_batch_to_batch_is_what_is_made_anew(data):
     """Sequences grow, are evicted and come back with other blocks, or end and make way for new
-    ones; a batch has any of them, of any context.
+    ones; a batch has any of them, of any context, and as a rule those of the batch before.
     """
     blocks, packer, running, made = BlockManager(24, 4), Packer(LIMITS, CPU), [], 0
+    padded = PaddedShapes(LIMITS, batch_size=6, max_tokens=32, longest=96)
     for _ in range(data.draw(st.integers(1, 12))):
-        for one in data.draw(st.lists(st.sampled_from(running), unique=True)) if running else []:
+        is_next = data.draw(st.booleans())  # of the batch before
+        evicted = st.lists(st.sampled_from(running), unique=True) if running else st.just([])
+        for one in [] if is_next else data.draw(evicted):
             blocks.free(one)
-            one.num_preemptions += 1
+            one.num_computed, one.num_preemptions = 0, one.num_preemptions + 1
             if data.draw(st.booleans()):
                 running.remove(one)
                 one.is_running = False
-        if len(running) < 6:
-            one = SequenceState(Request(made, 0.0, 96, 1, np.zeros(96, dtype=np.int32)), made)
+        if len(running) < 6 and not is_next:
+            one = sequence(made, data.draw(st.integers(1, 9)), 0, [], blocks)
             running, made, one.is_running = [*running, one], made + 1, True
         batch = Batch()
-        for one in data.draw(st.permutations(running)):
-            one.num_computed = 4 * len(one.block_ids)
-            if blocks.grow(one, one.num_computed + 1):
-                batch.add(one, 1)
+        for one in running if is_next else data.draw(st.permutations(running)):
+            num_tokens = data.draw(st.sampled_from([1, one.num_pending]))
+            if blocks.grow(one, one.num_computed + num_tokens):
+                batch.add(one, num_tokens)
         if not batch.chunks:
             continue
-        shape = LIMITS.exact(batch)
-        packer.fill(batch, shape, {})
-        table = packer.send(shape).attention.block_table
-        rows = [chunk.sequence.block_ids for chunk in batch.chunks]
-        expected = [row + [0] * (shape.max_blocks - len(row)) for row in rows]
-        assert table.tolist() == expected
-        for chunk in batch.chunks:
-            chunk.sequence.in_flight = False
+        shape = data.draw(st.sampled_from([LIMITS.exact(batch), padded.choose(batch)]))
+        packers = packer, Packer(LIMITS, CPU)
+        for each in packers:
+            each.fill(batch, shape, running)
+        kept, anew = (each.send(shape) for each in packers)
+        for name in BY_TOKEN:
+            assert torch.equal(getattr(kept, name), getattr(anew, name)), name
+        for name in set(BY_SEQUENCE) - {"parts", "reductions"}:
+            assert torch.equal(getattr(kept.attention, name), getattr(anew.attention, name)), name
+        for one, start, num_tokens, _, emits in batch.chunks:
+            one.in_flight, one.num_computed = False, start + num_tokens
+            if emits:
+                one.output_token_ids.append(data.draw(st.sampled_from([7, NO_TOKEN])))
 
 
 def test_shapes_are_aligned_so_that_no_kernel_is_compiled_twice(mixed):
@@ -235,7 +245,6 @@ def test_more_prompts_than_there_are_tiles_for_keep_their_own_shape():
 
 @pytest.mark.parametrize("window", [None, 700])
 def test_parts_fit_a_shape_whatever_the_contexts_are(window):
-    """Of contexts that are rounded up before the length of a part is chosen."""
     limits = Limits(replace(SPEC, sliding_window=window), block_size=4, num_sms=132)
     random = np.random.default_rng(0)
     for num_decodes in (1, 5, 40):
@@ -257,6 +266,13 @@ def test_parts_cover_what_decodes_see_and_none_takes_longer_than_all_should(wind
     room = room_for_parts(len(kv_lens), 8, 16_384, 132)
     parts, reductions = plan_parts(sequences, kv_lens, 8, 132, room, window)
     assert len(parts) <= room
+    require_cover(parts, reductions, sequences, kv_lens, window)
+    share = (kv_lens if window is None else np.minimum(kv_lens, window)).sum() * 8 / (2 * 132)
+    assert (parts[:, 2] - parts[:, 1]).max() <= share
+
+
+def require_cover(parts, reductions, sequences, kv_lens, window):
+    """Each sequence has all that it sees in its parts, and knows which they are."""
     for sequence, kv_len in zip(sequences, kv_lens, strict=True):
         own = np.flatnonzero(parts[:, 0] == sequence)
         begins, ends = parts[own, 1], parts[own, 2]
@@ -268,5 +284,25 @@ def test_parts_cover_what_decodes_see_and_none_takes_longer_than_all_should(wind
         assert (parts[own, 3] == (len(own) > 1)).all()
         reduced = reductions[reductions[:, 0] == sequence, 1:].tolist()
         assert reduced == ([[own[0], len(own)]] if len(own) > 1 else [])
-    share = (kv_lens if window is None else np.minimum(kv_lens, window)).sum() * 8 / (2 * 132)
-    assert (parts[:, 2] - parts[:, 1]).max() <= share
+
+
+@pytest.mark.parametrize("window", [None, 700])
+def test_parts_grow_with_the_contexts_and_are_planned_anew_where_others_come(window, monkeypatch):
+    planned, plan = [], Limits.parts
+    monkeypatch.setattr(Limits, "parts", lambda *given: planned.append(given) or plan(*given))
+    parts = Parts(Limits(replace(SPEC, sliding_window=window), block_size=4, num_sms=132))
+    kv_lens = np.random.default_rng(1).integers(1, 3000, 9)
+    shapes = [Shape(9, 9, 0, 9, 0, 0, 64, num_parts) for num_parts in (900, 9)]
+    for steps, decodes, shape in (
+        (ITERATIONS + 2, np.arange(9), shapes[0]),  # of which the last plans again
+        (2, np.arange(1, 9), shapes[0]),
+        (2, np.arange(1, 9), shapes[1]),  # no room for more than one of each
+        (2, np.arange(9), shapes[0]),
+    ):
+        for _ in range(steps):
+            kv_lens += 1
+            found, reductions = parts.of(decodes, kv_lens, shape)
+            require_cover(found, reductions, decodes, kv_lens[decodes], window)
+            assert len(reductions) <= shape.num_reductions
+        kv_lens[0] += 1  # a decode that is elsewhere meanwhile
+    assert len(planned) == 5

@@ -13,7 +13,7 @@ from checkpoints import DEVICE, FAMILIES, make_checkpoint
 
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.request import Batch, Request, SequenceState
-from sarathi_lab.executor.torch.packing import pack
+from sarathi_lab.executor.torch.packing import Tokens, pack
 from sarathi_lab.model.checkpoint import AutoModel
 from sarathi_lab.model.transformer import KVCache, Transformer
 from sarathi_lab.model.weights import load_model
@@ -40,7 +40,7 @@ class Driver:
         self, model: Transformer, num_blocks: int = 64, block_order: list[int] | None = None
     ) -> None:
         self.model = model
-        self.blocks = BlockManager(num_blocks, BLOCK_SIZE)
+        self.blocks, self.tokens = BlockManager(num_blocks, BLOCK_SIZE), Tokens(BLOCK_SIZE)
         if block_order is not None:
             self.blocks._free = block_order
         self.cache = KVCache(model.spec, num_blocks, BLOCK_SIZE, DEVICE, model.dtype)
@@ -57,7 +57,7 @@ class Driver:
         for sequence, num_tokens in parts:
             assert self.blocks.grow(sequence, sequence.num_computed + num_tokens)
             batch.add(sequence, num_tokens)
-        inputs = pack(batch, BLOCK_SIZE, self.model.spec.sliding_window, DEVICE, self.model.dtype)
+        inputs = pack(batch, self.tokens, self.model.spec.sliding_window, DEVICE, self.model.dtype)
         every_end = [segment.start + segment.num_queries - 1 for segment in inputs.attention]
         logits = self.model(
             dataclasses.replace(inputs, emit_rows=torch.tensor(every_end, device=DEVICE)),

@@ -15,64 +15,73 @@ class BlockTable:
     is preempted and loses all: so what came since its last batch is written, and no more.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
         self._row_of: dict[SequenceState, int] = {}
+        self._free: list[int] = []  # rows
         self._ids = np.zeros((0, 0), dtype=np.int32)
         self._num_written = np.zeros(0, dtype=np.int64)
         self._num_preemptions = np.zeros(0, dtype=np.int64)  # of the sequence, when it was written
 
-    def fill(self, view: NDArray[np.int32], sequences: Sequence[SequenceState]) -> None:
-        """Write the blocks of `sequences` to the rows of `view`, zeros behind them and elsewhere;
-        what it has no columns for is left out.
+    def rows_of(
+        self, sequences: Sequence[SequenceState], preemptions: Sequence[int]
+    ) -> NDArray[np.int64]:
+        """The rows of `sequences`, which were preempted so many times; they hold until other
+        sequences are asked for, or one of these is preempted.
         """
-        rows, num_columns = self._rows(sequences), min(view.shape[1], self._ids.shape[1])
-        view[: len(rows), :num_columns] = self._ids[rows, :num_columns]
-        view[: len(rows), num_columns:] = 0
-        view[len(rows) :] = 0
-
-    def _rows(self, sequences: Sequence[SequenceState]) -> NDArray[np.int64]:
-        missing = [sequence for sequence in sequences if sequence not in self._row_of]
-        if missing:
-            self._enter(missing, sequences)
-        rows = np.array([self._row_of[sequence] for sequence in sequences], dtype=np.int64)
-        held = np.array([len(one.block_ids) for one in sequences], dtype=np.int64)
-        preemptions = np.array([one.num_preemptions for one in sequences], dtype=np.int64)
-        changed = held != self._num_written[rows]
-        changed |= preemptions != self._num_preemptions[rows]
-        for i in np.flatnonzero(changed).tolist():
-            self._write(int(rows[i]), sequences[i])
+        if missing := [one for one in sequences if one not in self._row_of]:
+            self._give_rows(missing, set(sequences))
+        rows = np.array([self._row_of[one] for one in sequences], dtype=np.int64)
+        lost = rows[self._num_preemptions[rows] != preemptions]
+        self._ids[lost], self._num_written[lost] = 0, 0
+        self._num_preemptions[rows] = preemptions
         return rows
 
-    def _enter(self, missing: Sequence[SequenceState], sequences: Sequence[SequenceState]) -> None:
-        """Give rows to `missing`: those of sequences that neither run nor are in this batch, and
-        then new ones.
-        """
-        here = set(sequences)
-        gone = [one for one in self._row_of if not one.is_running and one not in here]
-        taken = {row for one, row in self._row_of.items()} - {self._row_of.pop(one) for one in gone}
-        free = [row for row in range(len(taken) + len(missing) + len(gone)) if row not in taken]
-        for sequence, row in zip(missing, free, strict=False):
-            self._row_of[sequence] = row
-            self._resize(row + 1, 0)
-            self._ids[row], self._num_written[row] = 0, 0
-            self._num_preemptions[row] = sequence.num_preemptions
+    def extend(
+        self,
+        rows: NDArray[np.int64],
+        sequences: Sequence[SequenceState],
+        kv_lens: NDArray[np.int64],
+    ) -> None:
+        """Write the blocks of `sequences` to their `rows`, where so many tokens need more."""
+        lacking = (self._num_written[rows] * self.block_size < kv_lens).nonzero()[0]
+        for i, row in zip(lacking.tolist(), rows[lacking].tolist(), strict=True):
+            self._write(row, sequences[i].block_ids)
 
-    def _write(self, row: int, sequence: SequenceState) -> None:
-        first, last = int(self._num_written[row]), len(sequence.block_ids)
-        if self._num_preemptions[row] != sequence.num_preemptions:
-            first, self._num_preemptions[row] = 0, sequence.num_preemptions
-        self._resize(0, last)
-        self._ids[row, first:last] = sequence.block_ids[first:]
-        self._ids[row, last:] = 0
+    def slots(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Where in the cache the tokens at `positions` of the sequences in `rows` are."""
+        blocks = positions // self.block_size
+        return (self._ids[rows, blocks] - blocks) * self.block_size + positions
+
+    def fill(self, view: NDArray[np.int32], rows: NDArray[np.int64]) -> None:
+        """Write the blocks in `rows` to `view`; what it has no columns for is left out."""
+        num_columns = min(view.shape[1], self._ids.shape[1])
+        view[:, :num_columns] = self._ids[rows, :num_columns]
+        view[:, num_columns:] = 0
+
+    def _give_rows(self, missing: Sequence[SequenceState], here: set[SequenceState]) -> None:
+        """Give free rows to `missing`: those of sequences that neither run nor are `here`, and then
+        new ones.
+        """
+        gone = [one for one in self._row_of if not one.is_running and one not in here]
+        self._free += [self._row_of.pop(one) for one in gone]
+        if (lacking := len(missing) - len(self._free)) > 0:
+            num_rows = len(self._ids)
+            self._resize(num_rows + max(num_rows, lacking), self._ids.shape[1])
+            self._free += range(num_rows, len(self._ids))
+        for sequence in missing:
+            row = self._row_of[sequence] = self._free.pop()
+            self._ids[row], self._num_written[row] = 0, 0
+
+    def _write(self, row: int, block_ids: list[int]) -> None:
+        first, last = int(self._num_written[row]), len(block_ids)
+        if last > self._ids.shape[1]:
+            self._resize(len(self._ids), 2 * last)
+        self._ids[row, first:last] = block_ids[first:]
         self._num_written[row] = last
 
     def _resize(self, num_rows: int, num_columns: int) -> None:
-        """Have room for as many, and for twice as many where there is too little."""
-        rows, columns = self._ids.shape
-        if num_rows <= rows and num_columns <= columns:
-            return
-        larger = max(rows, 2 * num_rows if num_rows > rows else 0)
-        wider = max(columns, 2 * num_columns if num_columns > columns else 0)
-        self._ids = np.pad(self._ids, ((0, larger - rows), (0, wider - columns)))
-        self._num_written = np.pad(self._num_written, (0, larger - rows))
-        self._num_preemptions = np.pad(self._num_preemptions, (0, larger - rows))
+        more = num_rows - len(self._ids)
+        self._ids = np.pad(self._ids, ((0, more), (0, num_columns - self._ids.shape[1])))
+        self._num_written = np.pad(self._num_written, (0, more))
+        self._num_preemptions = np.pad(self._num_preemptions, (0, more))

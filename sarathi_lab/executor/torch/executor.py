@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ from sarathi_lab.engine.request import Batch, SequenceState
 from sarathi_lab.executor.torch.faults import faults_explained, in_words, nan_error
 from sarathi_lab.executor.torch.graphs import NoGraphs, rehearse
 from sarathi_lab.executor.torch.host_pool import HostPool
-from sarathi_lab.executor.torch.packing import Packer, fields_of, pack
+from sarathi_lab.executor.torch.packing import NUM_BUFFERS, Packer, Tokens, fields_of, pack
 from sarathi_lab.executor.torch.shapes import Limits, PaddedShapes, Shape
 from sarathi_lab.executor.torch.watching import HostTimeline, Mark, Nothing
 from sarathi_lab.model.operations import NAN_TOKEN, PackedInputs
@@ -87,6 +88,7 @@ class TorchExecutor:
         model.operations.range = self._watch.range
         if limits is not None:
             self._packer = Packer(limits, model.device)
+        self._tokens = Tokens(block_size)  # of batches packed for torch
         self._shapes: PaddedShapes | None = None
         # Where recorded work reads its inputs, and these; `_kept` are those of measurements, which
         # come again.
@@ -94,9 +96,10 @@ class TorchExecutor:
         self._kept: dict[Shape, tuple[Tensor, PackedInputs]] = {}
         self._in_flight: deque[InFlight] = deque()
         self._rehearse: Callable[[], float] = lambda: math.nan  # until it is warmed up
-        # By sequence of the last batch, the row of its token in `_sampled`.
-        self._newest: dict[SequenceState, int] = {}
+        self._newest: Sequence[SequenceState] = ()  # whose tokens are the rows of `_sampled`
         self._sampled = torch.zeros(MAX_EMITS, dtype=torch.int32, device=model.device)
+        on_host: dict[str, Any] = {"dtype": torch.int32, "pin_memory": model.device.type == "cuda"}
+        self._on_host = cycle([torch.empty(MAX_EMITS, **on_host) for _ in range(NUM_BUFFERS)])
 
     @property
     def now(self) -> float:
@@ -108,7 +111,7 @@ class TorchExecutor:
 
     def start(self) -> None:
         self._in_flight.clear()  # of a run that stopped half-way
-        self._newest.clear()
+        self._newest = ()
         self.timeline.reset()
         self._watch.start()
 
@@ -156,7 +159,7 @@ class TorchExecutor:
         if self._limits is None:
             return self._run_packed_for_torch(batch, begun)
         shape = self._limits.exact(batch) if self._shapes is None else self._shapes.choose(batch)
-        self._packer.fill(batch, shape, self._newest)
+        emitting = self._packer.fill(batch, shape, self._newest)
         start = self.timeline.mark()
         self._swap(batch)
         recorded = self._recorded.get(shape)
@@ -169,9 +172,8 @@ class TorchExecutor:
         is_replayed = may_replay and self._graphs.replay(shape)
         if not is_replayed:
             self._run(inputs)
-        emitting = [chunk.sequence for chunk in batch.chunks if chunk.emits_token]
-        self._newest = dict(zip(emitting, range(len(emitting)), strict=True))
-        token_ids = _to_host(self._sampled[: len(emitting)])
+        self._newest = emitting
+        token_ids = self._fetch(self._sampled[: len(emitting)])
         end = self.timeline.mark()
         known = {
             "host_time": time.perf_counter() - begun,
@@ -186,9 +188,15 @@ class TorchExecutor:
         inputs = self.packed(batch)
         host_time = time.perf_counter() - begun
         self._swap(batch)
-        token_ids = _to_host(model.operations.greedy(model(inputs, self.cache)))
+        token_ids = self._fetch(model.operations.greedy(model(inputs, self.cache)))
         end, launched = self.timeline.mark(), self.timeline.launched
         return InFlight(batch, start, end, launched, token_ids, {"host_time": host_time})
+
+    def _fetch(self, token_ids: Tensor) -> Tensor:
+        """A copy on the host that is complete when the work behind it is; on a CPU, at once. It
+        holds until the batch after next.
+        """
+        return next(self._on_host)[: len(token_ids)].copy_(token_ids, non_blocking=True)
 
     def _swap(self, batch: Batch) -> None:
         if batch.copies:
@@ -220,9 +228,9 @@ class TorchExecutor:
         if self._limits is None:
             model, window = self.model, self.model.spec.sliding_window
             masks = model.operations.wants_masks
-            return pack(batch, self.block_size, window, model.device, model.dtype, with_masks=masks)
+            return pack(batch, self._tokens, window, model.device, model.dtype, with_masks=masks)
         shape = self._limits.exact(batch)
-        self._packer.fill(batch, shape, {})
+        self._packer.fill(batch, shape, ())
         return self._packer.send(shape)
 
     # -- before the run ----------------------------------------------------------------------------
@@ -261,7 +269,7 @@ class TorchExecutor:
         """Run an iteration of padding: it takes the memory of a real one and touches no cache."""
         assert self._limits is not None, "inputs packed for kernels can be padding"
         shape = self._limits.empty(num_tokens, num_emits)
-        self._packer.fill(Batch(), shape, {})
+        self._packer.fill(Batch(), shape, ())
         self._run(self._packer.send(shape))
 
     def _compile(self, longest: int) -> None:
@@ -277,7 +285,7 @@ class TorchExecutor:
         for tile_rows in TILE_ROWS:
             for num_parts in sorted({exact.num_parts, self._limits.num_parts(1, longest)}):
                 shape = replace(exact, tile_rows=tile_rows, num_parts=num_parts)
-                self._packer.fill(batch, shape, {})
+                self._packer.fill(batch, shape, ())
                 self._run(self._packer.send(shape))
                 self.timeline.wait(self.timeline.mark())
 
@@ -318,18 +326,10 @@ class TorchExecutor:
                 continue
             self._kept.pop(shape, None)
             buffer = torch.empty(fields_of(shape).size, dtype=torch.int32, device=self.model.device)
-            self._packer.fill(Batch(), shape, {})
+            self._packer.fill(Batch(), shape, ())
             inputs = self._packer.send(shape, buffer)
             self._run(inputs)
             # The host's buffer is filled anew for the next shape.
             self.timeline.wait(self.timeline.mark())
             self._graphs.capture(shape, partial(self._run, inputs))
             self._recorded[shape] = buffer, inputs
-
-
-def _to_host(token_ids: Tensor) -> Tensor:
-    """A copy on the host that is complete when the work behind it is; on a CPU, at once."""
-    if token_ids.device.type == "cpu":
-        return token_ids.clone()
-    on_host = torch.empty(len(token_ids), dtype=token_ids.dtype, pin_memory=True)
-    return on_host.copy_(token_ids, non_blocking=True)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from itertools import compress
+from operator import getitem
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,9 +17,9 @@ from torch import Tensor
 from sarathi_kernels.attention.plan import PADDING, AttentionPlan, tiles_of
 from sarathi_kernels.attention.reference import Segment, make_segment
 from sarathi_lab.engine.executor import NO_TOKEN
-from sarathi_lab.engine.request import Batch, SequenceState
+from sarathi_lab.engine.request import Batch, Chunk, SequenceState
 from sarathi_lab.executor.torch.block_table import BlockTable
-from sarathi_lab.executor.torch.shapes import Limits, Shape
+from sarathi_lab.executor.torch.shapes import Limits, Parts, Shape
 from sarathi_lab.model.operations import PackedInputs
 
 Views = dict[str, NDArray[Any]]
@@ -31,7 +33,7 @@ NUM_BUFFERS = 2  # batches in flight at most: a buffer is filled again when its 
 
 def pack(
     batch: Batch,
-    block_size: int,
+    tokens: Tokens,
     sliding_window: int | None,
     device: torch.device,
     dtype: torch.dtype,
@@ -39,8 +41,9 @@ def pack(
     with_masks: bool = True,
 ) -> PackedInputs:
     """The chunks of `batch` one after the other, int64; `dtype` is that of attention masks."""
+    block_size = tokens.table.block_size
     fields = {name: np.empty(batch.num_tokens, dtype=np.int64) for name in BY_TOKEN}
-    _fill_tokens(fields, _columns(batch), block_size, {})
+    tokens.fill(fields, *tokens.take(batch), ())
     del fields["feed_rows"]  # the host knows all tokens
     tensors = {name: torch.from_numpy(field).to(device) for name, field in fields.items()}
     with_mask = partial(make_segment, sliding_window=sliding_window, device=device, dtype=dtype)
@@ -76,14 +79,6 @@ def token_ids_of(sequence: SequenceState, start: int, end: int) -> NDArray[np.in
     return np.concatenate([np.asarray(prompt, dtype=np.int64), np.asarray(output, dtype=np.int64)])
 
 
-def token_id_of(sequence: SequenceState, position: int) -> int:
-    """The token there; `token_ids_of` for a single one."""
-    index = position - sequence.request.prompt_len
-    if index >= 0:
-        return sequence.output_token_ids[index]
-    return int(token_ids_of(sequence, position, position + 1)[0])
-
-
 class Fields:
     """Where each field lies in the buffer for tensors of `shape`, which has `size` elements."""
 
@@ -114,44 +109,133 @@ class Fields:
 fields_of = lru_cache(maxsize=256)(Fields)
 
 
+class Composition:
+    """What of batches is the same while the same sequences take as many tokens each, as a rule for
+    many iterations. `key` has the columns of their chunks but `start`, and their preemptions.
+    """
+
+    def __init__(self, key: tuple[tuple[Any, ...], ...], table: BlockTable) -> None:
+        self.key = key
+        self.sequences, num_tokens, flags, emits, preemptions = key
+        self.rows = table.rows_of(self.sequences, preemptions)
+        self.lengths = np.array(num_tokens, dtype=np.int64)
+        self.ends = np.cumsum(self.lengths)  # the row behind each one's last token
+        self.num_tokens = int(self.ends[-1]) if num_tokens else 0
+        are_emitting = np.array(emits, dtype=bool)
+        self.emitting = tuple(compress(self.sequences, emits))
+        self.emit_rows = self.ends[are_emitting] - 1
+        self.sampled_rows = np.cumsum(are_emitting) - 1  # of the tokens sampled, by sequence
+        self.singles = (self.lengths == 1).nonzero()[0]  # decodes to the kernels
+        self.owners = np.repeat(np.arange(len(num_tokens)), self.lengths)
+        self.offsets = np.arange(self.num_tokens) - (self.ends - self.lengths)[self.owners]
+        # As a rule all but one are decodes: worth a way without an array for each.
+        self.decodes = np.array(flags, dtype=bool).nonzero()[0]
+        self.outputs = [one.output_token_ids for one in compress(self.sequences, flags)]
+        prompt_lens = [one.request.prompt_len for one in compress(self.sequences, flags)]
+        self.prompt_lens = np.array(prompt_lens, dtype=np.int64)
+        self.others = [i for i, is_decode in enumerate(flags) if not is_decode]
+
+    def fill(self, views: Views, shape: Shape) -> None:
+        """Write what is the same, and padding, in tensors of `shape`."""
+        num_sequences = len(self.sequences)
+        for name, padding in (("token_ids", 0), ("positions", 0), ("slots", PADDING)):
+            views[name][self.num_tokens :] = padding
+        views["feed_rows"].fill(PADDING)
+        views["kv_lens"][num_sequences:] = 0
+        views["block_table"][num_sequences:] = 0
+        _put(views["query_starts"][1:], self.ends, padding=self.num_tokens)
+        views["query_starts"][0] = 0
+        _put(views["emit_rows"], self.emit_rows, padding=0)
+        _put(views["decodes"], self.singles, padding=PADDING)
+        _put(views["tiles"], tiles_of(self.lengths.tolist(), shape.tile_rows), padding=PADDING)
+
+
+class Tokens:
+    """The tokens of one batch after the other, and where in the cache they are."""
+
+    def __init__(self, block_size: int) -> None:
+        self.table = BlockTable(block_size)
+        self._newest = Composition(((),) * 5, self.table)
+
+    def take(self, batch: Batch) -> tuple[Composition, NDArray[np.int64]]:
+        """The composition of `batch`, the last one if it is still right, and its chunks' starts."""
+        columns = zip(*batch.chunks, strict=True) if batch.chunks else ((),) * len(Chunk._fields)
+        sequences, starts, *others = columns
+        key = (sequences, *others, tuple([one.num_preemptions for one in sequences]))
+        if key != self._newest.key:
+            self._newest = Composition(key, self.table)
+        return self._newest, np.array(starts, dtype=np.int64)
+
+    def fill(
+        self,
+        views: Views,
+        made: Composition,
+        starts: NDArray[np.int64],
+        newest: Sequence[SequenceState],
+    ) -> NDArray[np.int64]:
+        """Write the fields of BY_TOKEN for the tokens behind `starts`; returns how many tokens each
+        sequence then has in the cache.
+        """
+        sequences, ends = made.sequences, made.ends
+        token_ids, positions, slots, feed_rows = (views[name] for name in BY_TOKEN)
+        kv_lens = starts + made.lengths
+        at = starts[made.owners] + made.offsets
+        self.table.extend(made.rows, sequences, kv_lens)
+        positions[: len(at)] = at
+        slots[: len(at)] = self.table.slots(made.rows[made.owners], at)
+        places = (starts[made.decodes] - made.prompt_lens).tolist()
+        token_ids[ends[made.decodes] - 1] = list(map(getitem, made.outputs, places))
+        for i in made.others:
+            start, end = int(starts[i]), int(kv_lens[i])
+            token_ids[ends[i] - made.lengths[i] : ends[i]] = token_ids_of(sequences[i], start, end)
+        last = ends - 1  # only the newest token of a sequence can be on its way
+        unknown = (token_ids[last] == NO_TOKEN).nonzero()[0]
+        feed_rows[: len(at)] = PADDING
+        if newest == made.emitting:
+            feed_rows[last[unknown]] = made.sampled_rows[unknown]
+        else:
+            row_of = {one: row for row, one in enumerate(newest)}
+            feed_rows[last[unknown]] = [row_of[sequences[i]] for i in unknown.tolist()]
+        token_ids[last[unknown]] = 0
+        return kv_lens
+
+
+def _put(field: NDArray[Any], values: NDArray[Any], padding: int) -> None:
+    field[: len(values)] = values
+    field[len(values) :] = padding
+
+
 class Packer:
     """Packs batches for one device: `fill` on the host, then `send` to the device."""
 
     def __init__(self, limits: Limits, device: torch.device) -> None:
-        self._limits = limits
-        self.block_size = limits.block_size
         # The device reads pinned memory while the host goes on.
         is_pinned = device.type == "cuda"
-        self._hosts = [_Buffer(pin_memory=is_pinned) for _ in range(NUM_BUFFERS)]
+        self._hosts = [_HostBuffer(pin_memory=is_pinned) for _ in range(NUM_BUFFERS)]
         self._filled = 0
-        self._blocks = BlockTable()
+        self._tokens = Tokens(limits.block_size)
+        self._parts = Parts(limits)
         self._on_device = _Buffer(device=device)
 
-    def fill(self, batch: Batch, shape: Shape, newest: Mapping[SequenceState, int]) -> None:
+    def fill(
+        self, batch: Batch, shape: Shape, newest: Sequence[SequenceState]
+    ) -> Sequence[SequenceState]:
         """Write `batch` in tensors of `shape`, and padding behind it, to the buffer that the batch
         before last has read.
 
-        A token that the host does not know yet is to be fed from the row `newest` says of the
-        tokens sampled last.
+        A token that the host does not know yet is to be fed from the tokens sampled last, a row for
+        each sequence of `newest`. Returns those that `batch` samples tokens of.
         """
         self._filled = (self._filled + 1) % NUM_BUFFERS
-        fields = fields_of(shape)
-        views = fields.views(self._hosts[self._filled].sized(fields.size).numpy())
-        columns = _columns(batch)
-        sequences, starts, query_lens, ends = columns
-        _fill_tokens(views, columns, self.block_size, newest)
-        _put(views["kv_lens"], starts + query_lens, padding=0)
-        self._blocks.fill(views["block_table"], sequences)
-        _put(views["query_starts"][1:], ends, padding=batch.num_tokens)
-        views["query_starts"][0] = 0
-        emitting = np.array([chunk.emits_token for chunk in batch.chunks], dtype=bool)
-        _put(views["emit_rows"], ends[emitting] - 1, padding=0)
-        decodes = np.flatnonzero(query_lens == 1)
-        parts, reductions = self._limits.parts(decodes, (starts + query_lens)[decodes], shape)
-        _put(views["decodes"], decodes, padding=PADDING)
+        made, starts = self._tokens.take(batch)
+        views = self._hosts[self._filled].views(made, shape)
+        kv_lens = self._tokens.fill(views, made, starts, newest)
+        views["kv_lens"][: len(kv_lens)] = kv_lens
+        self._tokens.table.fill(views["block_table"][: len(kv_lens)], made.rows)
+        parts, reductions = self._parts.of(made.singles, kv_lens, shape)
         _put(views["parts"], parts, padding=PADDING)
         _put(views["reductions"], reductions, padding=PADDING)
-        _put(views["tiles"], tiles_of(query_lens.tolist(), shape.tile_rows), padding=PADDING)
+        return made.emitting
 
     def send(self, shape: Shape, into: Tensor | None = None) -> PackedInputs:
         """Copy what was filled to `into`, or a buffer that the next call overwrites, unawaited."""
@@ -167,7 +251,7 @@ class Packer:
 
     def copy(self, into: Tensor) -> None:
         """Copy what was filled, for whoever has the inputs of that buffer already."""
-        into.copy_(self._hosts[self._filled].sized(len(into)), non_blocking=True)
+        into.copy_(self._hosts[self._filled].sized(into.numel()), non_blocking=True)
 
 
 class _Buffer:
@@ -178,57 +262,24 @@ class _Buffer:
         self._tensor = torch.empty(0, dtype=torch.int32)
 
     def sized(self, size: int) -> Tensor:
-        if len(self._tensor) < size:
+        if self._tensor.numel() < size:
             self._tensor = torch.empty(2 * size, dtype=torch.int32, **self._where)
         return self._tensor[:size]
 
 
-class Columns(NamedTuple):
-    """The chunks of a batch: `ends` is the row behind each one's last token."""
+class _HostBuffer(_Buffer):
+    """One that knows what it was filled with."""
 
-    sequences: list[SequenceState]
-    starts: NDArray[np.int64]
-    lengths: NDArray[np.int64]
-    ends: NDArray[np.int64]
+    def __init__(self, **where: Any) -> None:
+        super().__init__(**where)
+        self._filled: tuple[Composition, Shape] | None = None
+        self._views: Views = {}
 
-
-def _columns(batch: Batch) -> Columns:
-    lengths = np.array([chunk.num_tokens for chunk in batch.chunks], dtype=np.int64)
-    starts = np.array([chunk.start for chunk in batch.chunks], dtype=np.int64)
-    sequences = [chunk.sequence for chunk in batch.chunks]
-    return Columns(sequences, starts, lengths, np.cumsum(lengths))
-
-
-def _fill_tokens(
-    views: Views, columns: Columns, block_size: int, newest: Mapping[SequenceState, int]
-) -> None:
-    token_ids, positions, slots, feed_rows = (views[name] for name in BY_TOKEN)
-    sequences, starts, lengths, ends = columns
-    # As a rule all but one take a single token: worth a way without an array for each.
-    singles = np.flatnonzero(lengths == 1)
-    rows, at = ends[singles] - 1, starts[singles]
-    own = [(sequences[i], start) for i, start in zip(singles.tolist(), at.tolist(), strict=True)]
-    held = [sequence.block_ids[start // block_size] for sequence, start in own]
-    positions[rows] = at
-    slots[rows] = np.array(held, dtype=np.int64) * block_size + at % block_size
-    token_ids[rows] = [token_id_of(sequence, start) for sequence, start in own]
-    for i in np.flatnonzero(lengths > 1).tolist():
-        here = slice(ends[i] - lengths[i], ends[i])
-        start, end = int(starts[i]), int(starts[i] + lengths[i])
-        first_block, where = start // block_size, np.arange(start, end)
-        blocks = np.array(sequences[i].block_ids[first_block : -(-end // block_size)])
-        positions[here] = where
-        slots[here] = blocks[where // block_size - first_block] * block_size + where % block_size
-        token_ids[here] = token_ids_of(sequences[i], start, end)
-    last = ends - 1  # only the newest token of a sequence can be on its way
-    unknown = np.flatnonzero(token_ids[last] == NO_TOKEN)
-    feed_rows.fill(PADDING)
-    feed_rows[last[unknown]] = [newest[sequences[i]] for i in unknown.tolist()]
-    token_ids[last[unknown]] = 0
-    num_tokens = int(ends[-1]) if len(ends) else 0
-    token_ids[num_tokens:], positions[num_tokens:], slots[num_tokens:] = 0, 0, PADDING
-
-
-def _put(field: NDArray[Any], values: NDArray[Any], padding: int) -> None:
-    field[: len(values)] = values
-    field[len(values) :] = padding
+    def views(self, made: Composition, shape: Shape) -> Views:
+        """The fields of `shape`, with what `made` has in common with all its batches."""
+        if self._filled is None or self._filled[0] is not made or self._filled[1] != shape:
+            fields = fields_of(shape)
+            self._views = fields.views(self.sized(fields.size).numpy())
+            self._filled = made, shape
+            made.fill(self._views, shape)
+        return self._views

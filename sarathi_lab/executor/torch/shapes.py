@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sarathi_kernels.attention.plan import (
-    PART_TOKENS,
-    choose_part_tokens,
-    choose_tile_rows,
-    divide,
-    room_for_parts,
-)
+from sarathi_kernels.attention.plan import choose_tile_rows, plan_parts, room_for_parts
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.model.roofline import TILE
 from sarathi_lab.model.spec import ModelSpec
@@ -28,6 +22,7 @@ LARGEST_GRAPH = 512  # decodes; larger batches keep the device busy enough witho
 # Tokens of a batch with prompts. At peak (989 TFLOP/s) an H100 takes 0.42 ms for the products of
 # so many in a layer of hidden size 2,048: about what launching its kernels takes the host.
 LARGEST_HYBRID = 4096
+ITERATIONS = 64  # that parts are kept for: so many tokens longer than planned they may get
 FINE_HYBRID = 512  # tokens; up to here hybrid shapes are half a tile apart, beyond a whole one
 
 
@@ -50,14 +45,6 @@ class Shape:
         return self.num_decodes if self.num_parts > self.num_decodes else 0
 
 
-@lru_cache(maxsize=1024)
-def _part_tokens(lengths: bytes, num_kv_heads: int, num_sms: int, max_parts: int) -> int:
-    """`choose_part_tokens` of int64 `lengths`."""
-    return choose_part_tokens(
-        np.frombuffer(lengths, dtype=np.int64), num_kv_heads, num_sms, max_parts
-    )
-
-
 @dataclass(frozen=True)
 class Limits:
     """What an executor knows of every batch to come: model, cache and multiprocessors."""
@@ -68,19 +55,20 @@ class Limits:
 
     def exact(self, batch: Batch) -> Shape:
         """The shape of `batch` without padding. A chunk of one token is a decode to the kernels."""
-        lengths = [(chunk.num_tokens, chunk.start + chunk.num_tokens) for chunk in batch.chunks]
-        contexts = [end for num_tokens, end in lengths if num_tokens == 1]
-        prompts = [num_tokens for num_tokens, _ in lengths if num_tokens > 1]
-        tile_rows = self.tile_rows(sum(prompts))
+        lengths = [chunk.num_tokens for chunk in batch.chunks]
+        contexts = [chunk.start + chunk.num_tokens for chunk in batch.chunks]
+        num_decodes = lengths.count(1)
+        tile_rows = self.tile_rows(batch.num_tokens - num_decodes)
+        longest = max((end for end, n in zip(contexts, lengths, strict=True) if n == 1), default=0)
         return Shape(
             num_tokens=batch.num_tokens,
             num_sequences=len(batch),
             num_emits=batch.num_emits,
-            num_decodes=len(contexts),
-            num_tiles=sum(-(-num_tokens // tile_rows) for num_tokens in prompts),
-            max_blocks=-(-max(end for _, end in lengths) // self.block_size),
+            num_decodes=num_decodes,
+            num_tiles=_num_tiles(lengths, tile_rows),
+            max_blocks=-(-max(contexts) // self.block_size),
             tile_rows=tile_rows,
-            num_parts=self.num_parts(len(contexts), max(contexts, default=0)),
+            num_parts=self.num_parts(num_decodes, longest),
         )
 
     def empty(self, num_tokens: int, num_emits: int) -> Shape:
@@ -100,18 +88,39 @@ class Limits:
         """`parts` and `reductions` (see AttentionPlan) of decodes with so many cached tokens, as
         many as `shape` has room for.
         """
-        if len(sequences) == 0:
-            return divide(sequences, kv_lens, 1)
-        # Chosen for lengths rounded up, which stay what they are for many iterations. Parts begin
-        # at a multiple of PART_TOKENS, so they reach up to as many beyond a window.
-        window, lengths = self.spec.sliding_window, -(-kv_lens // PART_TOKENS) * PART_TOKENS
-        if window is not None:
-            lengths = np.minimum(lengths, window + PART_TOKENS)
-        part_tokens = int(lengths.max())
-        if shape.num_reductions:
-            sizes = (self.spec.num_kv_heads, self.num_sms, shape.num_parts)
-            part_tokens = _part_tokens(lengths.astype(np.int64).tobytes(), *sizes)
-        return divide(sequences, kv_lens, part_tokens, window)
+        max_parts = shape.num_parts if shape.num_reductions else 0
+        heads, window = self.spec.num_kv_heads, self.spec.sliding_window
+        return plan_parts(sequences, kv_lens, heads, self.num_sms, max_parts, window)
+
+
+class Parts:
+    """The parts of decodes' contexts: planned once for many iterations, in which the same decodes
+    go on, a token longer in each. So do their last parts.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._left = 0  # iterations of this plan
+        self._next: tuple[object, ...] = ()  # what goes on with it: decodes, contexts, and room
+        self._parts = self._reductions = np.zeros((0, 0), dtype=np.int32)
+        self._are_last = np.zeros(0, dtype=bool)
+
+    def of(
+        self, decodes: NDArray[np.int64], kv_lens: NDArray[np.int64], shape: Shape
+    ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """`parts` and `reductions` (see AttentionPlan) of the sequences `decodes`, of those with
+        `kv_lens` cached tokens, as many as `shape` has room for.
+        """
+        contexts, room = kv_lens[decodes], (shape.num_parts, shape.num_reductions)
+        if self._left and (decodes.tobytes(), contexts.tobytes(), room) == self._next:
+            self._parts[:, 2] += self._are_last
+            self._left -= 1
+        else:
+            self._parts, self._reductions = self._limits.parts(decodes, contexts, shape)
+            self._are_last = self._parts[:, 2] == kv_lens[self._parts[:, 0]]
+            self._left = ITERATIONS
+        self._next = decodes.tobytes(), (contexts + 1).tobytes(), room
+        return self._parts, self._reductions
 
 
 class PaddedShapes:
@@ -149,19 +158,30 @@ class PaddedShapes:
 
     def choose(self, batch: Batch) -> Shape:
         """The padded shape for `batch`, or its own."""
-        exact = self._limits.exact(batch)
         shapes = self._hybrids if batch.num_prefills else self._decodes
-        place = bisect_left(shapes, exact.num_tokens, key=attrgetter("num_tokens"))
-        if place == len(shapes) or not _fits(exact, shape := shapes[place]):
-            return exact
-        lengths = [chunk.num_tokens for chunk in batch.chunks if chunk.num_tokens > 1]
-        num_tiles = sum(-(-num_tokens // shape.tile_rows) for num_tokens in lengths)
-        return shape if num_tiles <= shape.num_tiles else exact
+        place = bisect_left(shapes, batch.num_tokens, key=attrgetter("num_tokens"))
+        if place < len(shapes) and self._fits(batch, shapes[place]):
+            return shapes[place]
+        return self._limits.exact(batch)
+
+    def _fits(self, batch: Batch, shape: Shape) -> bool:
+        """Whether `shape`, which has room for the tokens of `batch`, has it for the rest."""
+        if len(batch) > shape.num_sequences:
+            return False
+        if not batch.num_prefills:
+            return max(map(_start, batch.chunks)) < self._longest
+        if max([start + num_tokens for _, start, num_tokens, _, _ in batch.chunks]) > self._longest:
+            return False
+        lengths = (chunk.num_tokens for chunk in batch.chunks)
+        return _num_tiles(lengths, shape.tile_rows) <= shape.num_tiles
 
 
-def _fits(exact: Shape, shape: Shape) -> bool:
-    names = ("num_tokens", "num_sequences", "num_emits", "num_decodes", "max_blocks")
-    return all(getattr(exact, name) <= getattr(shape, name) for name in names)
+_start = attrgetter("start")
+
+
+def _num_tiles(lengths: Iterable[int], tile_rows: int) -> int:
+    """Tiles of chunks of so many tokens. A chunk of one is a decode to the kernels."""
+    return sum(-(-num_tokens // tile_rows) for num_tokens in lengths if num_tokens > 1)
 
 
 def hybrid_sizes(max_tokens: int) -> list[int]:
