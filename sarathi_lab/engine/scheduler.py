@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from itertools import islice
 from typing import Any, Literal, TypeVar
@@ -38,6 +39,8 @@ class Scheduler:
     is room, else it is computed again. Swapped sequences come back before any waiting one is
     admitted. Those admitted start behind what is cached of them.
     """
+
+    next_time = math.inf  # nothing happens to an engine by itself
 
     def __init__(
         self,
@@ -77,6 +80,11 @@ class Scheduler:
         return bool(self.waiting or self.running or self.swapped)
 
     @property
+    def queues(self) -> Queues:
+        num_waiting = len(self.waiting) + len(self.swapped)
+        return Queues(len(self.running), num_waiting, self.blocks.num_used, self.num_preemptions)
+
+    @property
     def has_preempted(self) -> bool:
         """Whether somebody had to give way since this iteration's batch was begun."""
         return self.num_preemptions > self._preempted_before
@@ -112,6 +120,14 @@ class Scheduler:
         self._num_added += 1
         self.waiting.append(sequence)
         return sequence
+
+    def take_in(self, sequence: SequenceState) -> None:
+        """Queue one that another engine has begun, without blocks but with its cache brought here:
+        it enters before those that wait.
+        """
+        sequence.order = self._num_added
+        self._num_added += 1
+        self.swapped.append(sequence)
 
     def check_fits(self, request: Request) -> None:
         """Raise UserError if model or cache are too small for `request`, even alone."""
@@ -156,10 +172,7 @@ class Scheduler:
         for sequence in batch.finished:
             self.blocks.free(sequence)
             self.running.leave(sequence)
-        num_waiting = len(self.waiting) + len(self.swapped)
-        batch.queues = Queues(
-            len(self.running), num_waiting, self.blocks.num_used, self.num_preemptions
-        )
+        batch.queues = self.queues
 
     def update(self, result: StepResult) -> list[SequenceState]:
         """Book a finished batch (and `advance`, if not done); returns the sequences it finished."""

@@ -1,7 +1,8 @@
 """Scheduling policies, one module per system; `base` says what a policy is."""
 
+from sarathi_lab.engine.admission import with_budget
 from sarathi_lab.policy.ascend import Ascend, AscendDynamic, AscendV09
-from sarathi_lab.policy.base import Policy, Reserve, with_budget
+from sarathi_lab.policy.base import Policy, Reserve
 from sarathi_lab.policy.deepspeed import SplitFuse
 from sarathi_lab.policy.fastdeploy import FastDeploy
 from sarathi_lab.policy.lightllm import LightLLM
