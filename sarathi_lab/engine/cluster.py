@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from pathlib import Path
@@ -238,20 +238,17 @@ class Handover(Cluster):
 
     def update(self, result: StepResult) -> list[SequenceState]:
         finished, place = super().update(result), result.batch.instance
-        scheduler = self.schedulers[place]
-        if leaving := self.leaving(place, result):
-            for sequence in leaving:
-                scheduler.running.leave(sequence)
-                self._leaving.append((place, sequence))
-            result.batch.queues = scheduler.queues
+        self.move_on(place, result)
+        result.batch.queues = self.schedulers[place].queues
         return finished
 
-    def leaving(self, place: int, result: StepResult) -> Collection[SequenceState]:
-        """Who shall leave the instance after this batch."""
-        if place >= self._num_entries:
-            return []
-        emitting = (chunk.sequence for chunk in result.batch.chunks if chunk.emits_token)
-        return [sequence for sequence in emitting if not sequence.is_finished]
+    def move_on(self, place: int, result: StepResult) -> None:
+        """Let those leave the instance who shall do so after this batch."""
+        if place < self._num_entries:
+            for sequence, *_, emits_token in result.batch.chunks:
+                if emits_token and not sequence.is_finished:
+                    self.schedulers[place].running.leave(sequence)
+                    self._leaving.append((place, sequence))
 
     def target(self, sequence: SequenceState, places: Sequence[int]) -> int | None:
         """The least loaded of `places` that has room for `sequence`, also for what comes there."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from sarathi_lab.config.checked import number, one_of, share, whole
+from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.prefix_cache import num_found
 from sarathi_lab.engine.request import Request, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
@@ -55,6 +56,16 @@ class Routing:
     cache_threshold: float = share(0.3, fix="use a share of the prompt such as 0.3")
     balance_abs_threshold: int = whole(64, minimum=0, fix="use a number of requests such as 64")
     balance_rel_threshold: float = number(1.5, minimum=1, fix="use a ratio from 1, such as 1.5")
+
+    def check_routing(self) -> None:
+        """Raise UserError for settings that the router does not read."""
+        for name in ("cache_threshold", "balance_abs_threshold", "balance_rel_threshold"):
+            value = getattr(self, name)
+            if self.router != "prefix_aware" and value != getattr(Routing, name):
+                raise UserError(
+                    f"cluster.{name}={value} has no effect on cluster.router={self.router}; drop "
+                    "it, or use cluster.router=prefix_aware"
+                )
 
     def make_router(self) -> Router:
         """A router for one run."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,10 +14,12 @@ from sarathi_lab.engine.cluster import Cluster, Handover, Instances, Link
 from sarathi_lab.engine.executor import Executor
 from sarathi_lab.engine.routers import Routing
 from sarathi_lab.engine.scheduler import Scheduler
+from sarathi_lab.engine.taichi import TaiChi
 
 INSTANCES = "use a number of engines such as 2"
 TOKENS = "use the tokens of an iteration such as 2048, or null for the policy's own"
 RATE = "use bytes per second, or null for the hardware's"
+OBJECTIVE = "name an objective with both bounds, such as slo=mlperf-llama3-8b, or seconds"
 SECONDS = "use seconds, or null for the hardware's"
 AnyPolicy = SchedulingPolicy[Scheduler]
 MakeScheduler = Callable[[AnyPolicy], Scheduler]
@@ -48,18 +51,11 @@ SINGLE = Topology()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Several(Topology, Routing):
-    """Several engines behind a router. Raises UserError for settings that none could have."""
+class Several(Topology):
+    """Several engines. Raises UserError for settings that none could have."""
 
     def __post_init__(self) -> None:
         check_fields(self, "cluster.")
-        for name in ("cache_threshold", "balance_abs_threshold", "balance_rel_threshold"):
-            value = getattr(self, name)
-            if self.router != "prefix_aware" and value != getattr(Routing, name):
-                raise UserError(
-                    f"cluster.{name}={value} has no effect on cluster.router={self.router}; drop "
-                    "it, or use cluster.router=prefix_aware"
-                )
 
     @property
     def budgets(self) -> Sequence[int | None]:
@@ -78,15 +74,19 @@ class Several(Topology, Routing):
         cuts = getattr(policy, "budget_field", None) is not None
         return [with_budget(policy, own) if own and cuts else policy for own in self.budgets]
 
-    def cluster(self, schedulers: Sequence[Scheduler], instances: Instances) -> Cluster:
-        return Cluster(schedulers, instances, self.make_router())
+    @abstractmethod
+    def cluster(self, schedulers: Sequence[Scheduler], instances: Instances) -> Cluster: ...
 
 
 @dataclass(frozen=True, kw_only=True)
-class Replicas(Several):
+class Replicas(Several, Routing):
     """`num` engines, each with requests of its own from the first to the last token."""
 
     num: int = whole(2, minimum=1, fix=INSTANCES)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_routing()
 
     @property
     def num_instances(self) -> int:  # type: ignore[override]
@@ -95,16 +95,19 @@ class Replicas(Several):
     def describe(self) -> str:
         return f"{self.num} replicas, {self.router}"
 
+    def cluster(self, schedulers: Sequence[Scheduler], instances: Instances) -> Cluster:
+        return Cluster(schedulers, instances, self.make_router())
+
 
 @dataclass(frozen=True, kw_only=True)
-class Disaggregated(Several):
-    """`prefill` engines that compute prompts and `decode` engines that generate (`Handover`).
+class Linked(Several):
+    """`prefill` engines and `decode` engines, between which sequences move.
 
     The KV cache moves over `link`: "nvlink", the links within a node, or "network", those between
     nodes, as the hardware file states both for a device, times the devices of an instance; or at
     `bytes_per_second` for an instance, with `latency` seconds before each transfer. With `serial`
     an instance sends or receives one cache at a time. `prefill_chunk` and `decode_chunk` are tokens
-    of an iteration in place of the policy's. `router` chooses the prefill engine.
+    of an iteration in place of the policy's.
     """
 
     prefill: int = whole(1, minimum=1, fix=INSTANCES)
@@ -112,9 +115,7 @@ class Disaggregated(Several):
     prefill_chunk: int | None = whole(None, minimum=1, fix=TOKENS)
     decode_chunk: int | None = whole(None, minimum=1, fix=TOKENS)
     link: str = one_of("nvlink", valid=("nvlink", "network"))
-    bytes_per_second: float | None = number(
-        None, above=0, fix="use bytes/s, or null for the link's"
-    )
+    bytes_per_second: float | None = number(None, above=0, fix=RATE)
     latency: float | None = number(None, minimum=0, fix=SECONDS)
     serial: bool = flag(True)
 
@@ -129,5 +130,34 @@ class Disaggregated(Several):
     def describe(self) -> str:
         return f"{self.prefill} prefill and {self.decode} decode instances over {self.link}"
 
+
+@dataclass(frozen=True, kw_only=True)
+class Disaggregated(Linked, Routing):
+    """Prompts on some engines, decodes on the others (`Handover`); `router` chooses the former."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_routing()
+
     def cluster(self, schedulers: Sequence[Scheduler], instances: Instances) -> Cluster:
         return Handover(schedulers, instances, self.make_router(), self.prefill)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefillAndDecodeHeavy(Linked):
+    """`TaiChi`: prompts and decodes everywhere, in large chunks on `prefill` engines and in small
+    ones on the others; requests move by the slack of their objectives `ttft` and `tpot` (seconds).
+    """
+
+    ttft: float | None = number(None, above=0, fix=OBJECTIVE)
+    tpot: float | None = number(None, above=0, fix=OBJECTIVE)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("ttft", "tpot"):
+            if getattr(self, name) is None:
+                raise UserError(f"cluster.{name}=null: requests move by their slack; {OBJECTIVE}")
+
+    def cluster(self, schedulers: Sequence[Scheduler], instances: Instances) -> Cluster:
+        ttft, tpot = float(self.ttft or 0), float(self.tpot or 0)  # both are there
+        return TaiChi(schedulers, instances, self.prefill, ttft, tpot)

@@ -19,7 +19,7 @@ from sarathi_lab.engine.executor import Backend, Executor, Sizes
 from sarathi_lab.engine.loop import AnyScheduler
 from sarathi_lab.engine.queues import QueueOrder
 from sarathi_lab.engine.scheduler import Preemption, Scheduler
-from sarathi_lab.engine.topology import SINGLE, Disaggregated, Several, Topology
+from sarathi_lab.engine.topology import SINGLE, Linked, Several, Topology
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.experiment.advisor import BASELINES, Advice, Prediction, advise
@@ -106,7 +106,7 @@ class Plan:
     @property
     def _link(self) -> Link | None:
         cluster, backend = self.cluster, self.backend
-        if not isinstance(cluster, Disaggregated) or not isinstance(backend, SimulatedBackend):
+        if not isinstance(cluster, Linked) or not isinstance(backend, SimulatedBackend):
             return None
         return backend.link(self.spec, cluster)
 
@@ -224,7 +224,7 @@ def _check_cluster(plan: Plan) -> None:
     cluster, backend = plan.cluster, plan.backend
     if not isinstance(cluster, Several):
         return
-    named, fix = f"cluster={type(cluster).__name__.lower()}", "or use cluster=single"
+    named, fix = f"a cluster of {cluster.describe()}", "or use cluster=single"
     if not isinstance(backend, SimulatedBackend):
         raise UserError(f"{named} is simulated only; add executor=simulated, {fix}")
     if (stages := backend.num_stages) > 1:
@@ -232,15 +232,15 @@ def _check_cluster(plan: Plan) -> None:
             f"executor.pipeline_parallel={stages}: the instances of {named} are no pipelines; use "
             f"executor.tensor_parallel, {fix}"
         )
-    if cluster.router == "prefix_aware" and not plan.shares_prefixes:
+    if getattr(cluster, "router", "") == "prefix_aware" and not plan.shares_prefixes:
         raise UserError(
             "cluster.router=prefix_aware has no effect as nothing is cached; add cache.prefix=true"
         )
-    if not isinstance(cluster, Disaggregated):
+    if not isinstance(cluster, Linked):
         return
     if backend.host.overlaps:
         raise UserError(
-            f"host={backend.host.name} schedules ahead, and {named} takes a sequence away at its "
+            f"host={backend.host.name} schedules ahead, but sequences leave an engine at their "
             "first token; use host=none or another one that does not"
         )
     for name in ("prefill_chunk", "decode_chunk"):

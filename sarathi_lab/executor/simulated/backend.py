@@ -12,7 +12,7 @@ from sarathi_lab.config.errors import UserError, require_one_of
 from sarathi_lab.engine.cluster import Link
 from sarathi_lab.engine.executor import Executor, Predictor, Sizes
 from sarathi_lab.engine.request import Batch
-from sarathi_lab.engine.topology import Disaggregated
+from sarathi_lab.engine.topology import Linked
 from sarathi_lab.executor.simulated.cost_model import CostModel, make_cost_model
 from sarathi_lab.executor.simulated.executor import PipelineExecutor, SimulatedExecutor
 from sarathi_lab.executor.simulated.experts import ALONE, Sharing
@@ -141,7 +141,7 @@ class SimulatedBackend:
             )
         return cautions
 
-    def link(self, spec: ModelSpec, cluster: Disaggregated) -> Link:
+    def link(self, spec: ModelSpec, cluster: Linked) -> Link:
         """What moves the KV cache of `spec` between instances on this backend's devices, each of
         which sends its own part. Raises UserError for a rate that nobody states.
         """
