@@ -34,8 +34,8 @@ class SlidingServe(SloBudget):
     urgency_levels: int = whole(4, minimum=1, fix="use 1 for the shortest first")
 
     def budget_within(self, slack: float, batch: Batch, prompts: Sequence[SequenceState]) -> int:
-        if slack == math.inf:
-            return self.max_num_batched_tokens
+        if slack == math.inf or self.since == "last_token":  # which leaves the next no slack
+            return super().budget_within(slack, batch, prompts)
         seconds = cache(lambda rung: self.seconds(batch, prompts, rung))
         wanted = batch.num_tokens + sum(sequence.num_pending for sequence in prompts)
         largest = last_within(slack, self.rungs, seconds)
