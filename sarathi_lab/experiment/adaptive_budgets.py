@@ -115,6 +115,9 @@ def adaptive_budgets(
             for name in (*policies, BOUND):
                 ratio = found[name] / found[HINDSIGHT]
                 yield point(dataset, f"capacity / {HINDSIGHT}", "ratio", name, ratio, slo=kind)
+            if {"sliding_serve", "niyama"} <= set(found):
+                ratio = found["sliding_serve"] / found["niyama"]
+                yield point(dataset, "capacity / niyama", "ratio", "sliding_serve", ratio, slo=kind)
             if not math.isnan(found[HINDSIGHT]):
                 step = search.grid.step(overload * found[HINDSIGHT])
                 yield from _overloaded(search, kind, policies, f"fixed {sizes['budget']}", step)
