@@ -90,7 +90,7 @@ def adaptive_budgets(
     objectives: Mapping[str, Sequence[str]],
     slos: Mapping[str, Any],
     adaptive: Sequence[str],
-    budgets: Sequence[int],
+    hindsight: Mapping[str, Sequence[int]],
     largest: int,
     attained: float,
     precision: float,
@@ -98,15 +98,16 @@ def adaptive_budgets(
     **sizes: Any,
 ) -> Iterator[Point]:
     """By data set and objective each policy's capacity, the highest rate of a grid at which a share
-    `attained` of the requests is within the objective, also over hindsight's, which has `budgets`;
-    and the goodput at `overload` times hindsight's. Adaptive policies take up to `largest` tokens.
+    `attained` of the requests is within the objective, also over that of the `hindsight` that has
+    some fixed budgets; and the goodput at `overload` times that rate. Adaptive policies take up to
+    `largest` tokens.
     """
     for dataset, kinds in objectives.items():
         requests = bench.requests(dataset, num_searched[dataset], seed)
         search = Search(bench, dataset, requests, Grid(precision), attained)
         rate = prompt_rate(bench, requests, largest)
         for kind in kinds:
-            fixed = {f"fixed {own}": bench.chunking(own) for own in budgets}
+            fixed = {f"fixed {own}": bench.chunking(own) for own in hindsight[kind]}
             others = bench.named(adaptive, largest).items()
             policies = fixed | {name: aimed(own, bench.slo(kind), kind) for name, own in others}
             found = dict(_capacities(search, kind, policies, list(fixed.values()), rate))
