@@ -32,10 +32,8 @@ HINDSIGHT, BOUND, FCFS = "hindsight", "bound", "first come"
 # What an objective's time between tokens bounds: each gap, or how late a token is, whose deadline
 # counts from the arrival, so that what came early leaves time for what comes later.
 SINCE: Mapping[str, Any] = {"gaps": "last_token", "deadlines": "arrival"}
-LOWEST, HIGHEST = (
-    1 / 4,
-    2.0,
-)  # rates that are tried, of the one at which all requests at once are served
+# Of the rate at which requests that are all there at once are served, those that are tried.
+LOWEST, HIGHEST = 1 / 4, 4.0
 
 
 @dataclass
