@@ -140,6 +140,6 @@ def _option(group: str, name: str) -> DictConfig:
 
 
 def _served(plan: Plan) -> Ledger:
-    executor = plan.backend.build(plan.spec, plan.checkpoint, plan.sizes)
-    run_engine(plan.load.arrivals(), plan.scheduler(), executor, ledger := Ledger())
+    executor = plan.executor()
+    run_engine(plan.load.arrivals(), plan.scheduler(executor), executor, ledger := Ledger())
     return ledger

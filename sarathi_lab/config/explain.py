@@ -23,7 +23,10 @@ from sarathi_lab.config.instantiate import class_of, parameters_of
 from sarathi_lab.config.paths import CONF
 
 HYDRA_ERRORS = (HydraException, OmegaConfBaseException, ValueError)
-GROUPS = ("task", "policy", "workload", "executor", "model", "hardware", "host", "slo", "tracking")
+GROUPS = (
+    *("task", "policy", "workload", "executor", "model", "hardware", "host", "cluster", "slo"),
+    "tracking",
+)
 LAUNCHERS = {
     "joblib": "hydra-joblib-launcher",
     "submitit_local": "hydra-submitit-launcher",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from sarathi_lab.config.errors import UserError
@@ -10,6 +11,7 @@ from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.request import Batch, Request, SequenceState
 
 Moves = TypeVar("Moves", contravariant=True)
+Own = TypeVar("Own")
 # How many of the tokens that are left for a sequence's prompt it takes; 0 passes it over.
 Size = Callable[[SequenceState, int], int]
 
@@ -28,6 +30,13 @@ class SchedulingPolicy(Protocol[Moves]):
     def reserved_tokens(self, request: Request, num_known: int, max_model_len: int) -> int: ...
 
     def fill(self, batch: Batch, scheduler: Moves) -> None: ...
+
+
+def with_budget(policy: Own, budget: int) -> Own:
+    """`policy`, which cuts prompts, with another budget (tokens of one iteration)."""
+    own: Any = policy
+    changed: Own = replace(own, **{own.budget_field: budget})
+    return changed
 
 
 def check_fits(

@@ -35,6 +35,7 @@ _OF_ITERATION = (
     "host_time",
     "is_replayed",
     "launching_time",
+    "batch.instance",
 )
 _OF_REQUEST = (
     "request.request_id",
@@ -91,9 +92,14 @@ class Ledger:
         return sum(row[place] for row in self._iterations) / max(1, len(self._iterations))
 
     def iterations(self) -> pd.DataFrame:
-        """One row per iteration, as collected; queue lengths are those after it."""
+        """One row per iteration, as collected; queue lengths are those after it, of its `instance`.
+        One engine has no such column.
+        """
         table = pd.DataFrame(self._iterations, columns=list(ITERATION_COLUMNS))
-        table["num_preemptions"] = np.diff(table.num_preemptions, prepend=0)  # counted from 0
+        counts = table.groupby("instance").num_preemptions  # from 0
+        table["num_preemptions"] -= counts.shift(fill_value=0)
+        if not table.instance.any():
+            del table["instance"]
         table.insert(0, "iteration", range(len(table)))
         return table
 

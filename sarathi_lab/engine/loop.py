@@ -9,12 +9,16 @@ from typing import Protocol
 from sarathi_lab.engine.admission import SchedulingPolicy
 from sarathi_lab.engine.arrivals import Arrivals, as_arrivals
 from sarathi_lab.engine.block_manager import BlockManager
+from sarathi_lab.engine.cluster import Cluster
 from sarathi_lab.engine.executor import Executor, StepResult
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.queues import QueueOrder
 from sarathi_lab.engine.replicas import LockstepReplicas
 from sarathi_lab.engine.request import Request, SequenceState
 from sarathi_lab.engine.scheduler import Preemption, Scheduler
+from sarathi_lab.engine.topology import SINGLE, Topology
+
+AnyScheduler = Scheduler | LockstepReplicas | Cluster
 
 
 class Recorder(Protocol):
@@ -38,21 +42,23 @@ def serve(
     queue_order: QueueOrder = "fcfs",
     preemption: Preemption = "recompute",
     num_replicas: int = 1,
+    cluster: Topology = SINGLE,
     recorder: Recorder | None = None,
 ) -> Ledger:
     """Serve `requests` with an empty cache; the rest is as in `Scheduler` and `BlockManager`.
 
     `max_model_len` is the longest request's if None. `num_replicas` engines of these sizes run in
-    lockstep, for an executor that knows of a batch's `parts`. `recorder` sees the iterations in
-    place of the ledger, which is then returned empty unless it is that. Raises UserError for what
-    can never be served.
+    lockstep, for an executor that knows of a batch's `parts`. A `cluster` has instances of these
+    sizes, for the `Instances` that it makes. `recorder` sees the iterations in place of the ledger,
+    which is then returned empty unless it is that. Raises UserError for what can never be served.
     """
     arrivals = as_arrivals(requests)
     if max_model_len is None:
         max_model_len = max((request.total_len for request in arrivals.requests), default=1)
-    schedulers = [
-        Scheduler(
-            policy,
+
+    def make(own: SchedulingPolicy[Scheduler]) -> Scheduler:
+        return Scheduler(
+            own,
             BlockManager(num_blocks, block_size, num_host_blocks, shares_prefixes=shares_prefixes),
             batch_size=batch_size,
             max_model_len=max_model_len,
@@ -60,9 +66,11 @@ def serve(
             queue_order=queue_order,
             preemption=preemption,
         )
-        for _ in range(num_replicas)
-    ]
-    scheduler = LockstepReplicas(schedulers) if num_replicas > 1 else schedulers[0]
+
+    if num_replicas > 1:
+        scheduler: AnyScheduler = LockstepReplicas([make(policy) for _ in range(num_replicas)])
+    else:
+        scheduler = cluster.scheduler(policy, make, executor)
     ledger = recorder if isinstance(recorder, Ledger) else Ledger()
     run_engine(arrivals, scheduler, executor, recorder or ledger)
     return ledger
@@ -70,7 +78,7 @@ def serve(
 
 def run_engine(
     requests: Iterable[Request] | Arrivals,
-    scheduler: Scheduler | LockstepReplicas,
+    scheduler: AnyScheduler,
     executor: Executor,
     recorder: Recorder,
 ) -> None:
@@ -83,21 +91,22 @@ def run_engine(
         while arrivals.next_time <= executor.now:
             scheduler.add(arrivals.pop())
         _submit_all(scheduler, executor)
-        # Of a pipeline, whether a request enters before the oldest batch leaves.
+        next_time = min(arrivals.next_time, scheduler.next_time)
+        # Of a pipeline or a cluster, whether a request enters before the oldest batch leaves.
         has_room = executor.num_in_flight < executor.capacity
-        if executor.num_in_flight and not (has_room and arrivals.next_time < executor.next_end):
+        if executor.num_in_flight and not (has_room and next_time < executor.next_end):
             result = executor.collect()
             finished = scheduler.update(result)
             recorder.record(result, finished)
             arrivals.finished(finished)
-        elif arrivals.next_time < math.inf:
-            executor.wait_until(arrivals.next_time)
+        elif next_time < math.inf:
+            executor.wait_until(next_time)
         else:
             left = f"{len(scheduler.waiting)} waiting requests"
             raise RuntimeError(f"policy {scheduler.policy.name} stalled with {left}")
 
 
-def _submit_all(scheduler: Scheduler | LockstepReplicas, executor: Executor) -> None:
+def _submit_all(scheduler: AnyScheduler, executor: Executor) -> None:
     while executor.num_in_flight < executor.capacity:
         batch = scheduler.schedule(executor.now)
         if batch is None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 from sarathi_lab.engine.executor import StepResult
 from sarathi_lab.engine.request import Batch, Queues, Request, SequenceState
+from sarathi_lab.engine.routers import least_loaded
 from sarathi_lab.engine.scheduler import Scheduler
-
-WAITING_WEIGHT = 4  # of a waiting request beside one that runs, as vLLM's front end counts them
 
 
 class LockstepReplicas:
@@ -17,9 +17,10 @@ class LockstepReplicas:
 
     So do replicas that share the experts of a mixture (vLLM's data parallelism with expert
     parallelism): a layer's experts wait for the tokens of all. The batches of one iteration are the
-    `parts` of one. A request goes for good to the replica with the fewest, where those that wait
-    count four times.
+    `parts` of one. A request goes for good to the least loaded (`routers`).
     """
+
+    next_time = math.inf
 
     def __init__(self, replicas: Sequence[Scheduler]) -> None:
         self.replicas = replicas
@@ -39,7 +40,7 @@ class LockstepReplicas:
 
     def add(self, request: Request) -> SequenceState:
         """Queue a request. Raises UserError for one that could never finish."""
-        return min(self.replicas, key=_load).add(request)
+        return self.replicas[least_loaded(self.replicas, request)].add(request)
 
     def schedule(self, now: float) -> Batch | None:
         """The next batch of each at time `now` (seconds), or None if none can run."""
@@ -63,7 +64,3 @@ class LockstepReplicas:
             own = replace(result, batch=part, token_ids=result.token_ids[start:end])
             finished += replica.update(own)
         return finished
-
-
-def _load(replica: Scheduler) -> int:
-    return WAITING_WEIGHT * len(replica.waiting) + len(replica.running)

@@ -179,6 +179,7 @@ class Batch:
     finished: list[SequenceState] = field(default_factory=list)
     queues: Queues | None = None
     parts: tuple[Batch, ...] = ()  # of replicas of the engine in lockstep, one each, maybe empty
+    instance: int = 0  # of a cluster, that runs it
 
     @classmethod
     def of(cls, parts: tuple[Batch, ...]) -> Batch:

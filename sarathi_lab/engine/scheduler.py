@@ -39,6 +39,8 @@ class Scheduler:
     admitted. Those admitted start behind what is cached of them.
     """
 
+    next_time = float("inf")  # nothing happens to an engine by itself
+
     def __init__(
         self,
         policy: SchedulingPolicy[Scheduler],
@@ -61,8 +63,7 @@ class Scheduler:
         self.swapped: deque[SequenceState] = deque()
         self._states: dict[type, Any] = {}  # the policy's own, by its class
         self.running = RunningSequences(by_priority if queue_order == "priority" else by_arrival)
-        self.now = 0.0
-        self.last_prompt_latency = 0.0
+        self.now = self.last_prompt_latency = 0.0
         self.num_preemptions = self._num_added = self._preempted_before = 0
         self._copies: list[Copy] = []  # for the next batch
 
@@ -113,14 +114,18 @@ class Scheduler:
         self.waiting.append(sequence)
         return sequence
 
+    def take_in(self, sequence: SequenceState) -> None:
+        """Queue one whose cache another engine computed: it enters before those that wait."""
+        sequence.order, self._num_added = self._num_added, self._num_added + 1
+        self.swapped.append(sequence)
+
     def check_fits(self, request: Request) -> None:
         """Raise UserError if model or cache are too small for `request`, even alone."""
         check_fits(request, self.blocks, self.policy, self.max_model_len)
 
     def schedule(self, now: float) -> Batch | None:
         """The next batch at time `now` (seconds), or None if nothing can run."""
-        self.now = now
-        self._preempted_before = self.num_preemptions
+        self.now, self._preempted_before = now, self.num_preemptions
         batch = Batch()
         if self.running.rank is by_priority:
             self.sort_running()  # the urgent choose first, as those behind them give way
@@ -156,10 +161,8 @@ class Scheduler:
         for sequence in batch.finished:
             self.blocks.free(sequence)
             self.running.leave(sequence)
-        num_waiting = len(self.waiting) + len(self.swapped)
-        batch.queues = Queues(
-            len(self.running), num_waiting, self.blocks.num_used, self.num_preemptions
-        )
+        num_waiting, used = len(self.waiting) + len(self.swapped), self.blocks.num_used
+        batch.queues = Queues(len(self.running), num_waiting, used, self.num_preemptions)
 
     def update(self, result: StepResult) -> list[SequenceState]:
         """Book a finished batch (and `advance`, if not done); returns the sequences it finished."""

@@ -17,6 +17,7 @@ from sarathi_lab.engine.executor import Executor
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import serve
 from sarathi_lab.engine.request import Request
+from sarathi_lab.engine.topology import SINGLE, Topology
 from sarathi_lab.policy import Policy
 from sarathi_lab.results.intervals import ends_of_median
 from sarathi_lab.results.serving_metrics import is_met
@@ -37,6 +38,7 @@ class Engine:
     num_blocks: int
     block_size: int
     num_stages: int = 1
+    cluster: Topology = SINGLE  # which made the executor
     on_iteration: Callable[[int], None] = lambda num_tokens: None
     # By policy, the shares of the iterations of each of its runs that were replayed.
     replayed: defaultdict[str, list[float]] = field(
@@ -55,6 +57,7 @@ class Engine:
             block_size=self.block_size,
             max_model_len=self.max_model_len,
             num_micro_batches=self.num_stages,
+            cluster=self.cluster,
             recorder=ledger,
         )
         self.replayed[policy.name].append(ledger.replayed_share)

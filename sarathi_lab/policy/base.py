@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any, ClassVar, Literal, cast, get_args
+from typing import ClassVar, Literal, cast, get_args
 
 from sarathi_lab.config.checked import check_fields
 from sarathi_lab.config.errors import UserError, require_int, require_number, require_one_of
@@ -88,12 +87,6 @@ class Policy(ABC):
     @abstractmethod
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         """Put this iteration's work into the empty `batch`."""
-
-
-def with_budget(policy: Policy, budget: int) -> Policy:
-    """`policy`, which cuts prompts, with another budget (tokens of one iteration)."""
-    changes: dict[str, Any] = {str(policy.budget_field): budget}
-    return replace(cast(Any, policy), **changes)
 
 
 def check_budget(name: str, budget: int, batch_size: int) -> None:

@@ -102,6 +102,28 @@ def prefix_metrics(requests: pd.DataFrame) -> dict[str, float]:
     return {"prefix_hit_rate": float(requests.prefix_hit_tokens.sum() / requests.prompt_len.sum())}
 
 
+def cluster_metrics(
+    summary: Mapping[str, float], num_instances: int, num_devices: int
+) -> dict[str, float]:
+    """What only several engines have, from the `summary` of all of them."""
+    rates = ("throughput", "output_throughput", "request_throughput", "goodput")
+    return {
+        "num_devices": float(num_devices),
+        "instance_idle_fraction": 1 - summary["busy_time"] / (num_instances * summary["duration"]),
+        **{f"{name}_per_device": summary[name] / num_devices for name in rates if name in summary},
+    }
+
+
+def transfer_metrics(transfers: pd.DataFrame) -> dict[str, float]:
+    """Of caches that moved between engines; the time counts the wait for the link."""
+    if transfers.empty:
+        return {}
+    seconds = transfers.end - transfers.requested
+    num_bytes = float(transfers.num_bytes.sum())
+    moved = {"num_transfers": float(len(transfers)), "transfer_bytes": num_bytes}
+    return {**moved, **quantiles("transfer_time", seconds)}
+
+
 def compare(
     summary: Mapping[str, float], baseline: Mapping[str, float], name: str
 ) -> dict[str, float]:
@@ -189,11 +211,17 @@ def device_idle_fraction(iterations: pd.DataFrame) -> float:
     """Share of a device's time, while there were requests to serve, between iterations and within
     those whose launches it waited for (`starved_time`).
     """
-    had_work = (iterations.num_running + iterations.num_waiting > 0).to_numpy()[:-1]
-    gaps = np.maximum(0.0, iterations.start.to_numpy()[1:] - iterations.end.to_numpy()[:-1])
-    between = float(gaps[had_work].sum())
+    own = "instance" in iterations
+    devices = [each for _, each in iterations.groupby("instance")] if own else [iterations]
+    between = sum(map(_idle_between, devices))
     idle = between + float(starved_time(iterations).sum())
     return idle / (between + float(iterations.busy.sum()))
+
+
+def _idle_between(iterations: pd.DataFrame) -> float:
+    had_work = (iterations.num_running + iterations.num_waiting > 0).to_numpy()[:-1]
+    gaps = np.maximum(0.0, iterations.start.to_numpy()[1:] - iterations.end.to_numpy()[:-1])
+    return float(gaps[had_work].sum())
 
 
 def starved_time(iterations: pd.DataFrame) -> pd.Series:

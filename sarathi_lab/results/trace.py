@@ -1,5 +1,5 @@
 """A run as a trace for Perfetto (ui.perfetto.dev) or chrome://tracing: a row per stage,
-micro-batches and bubbles.
+micro-batches and bubbles; a process per instance of a cluster.
 
 Format: the JSON array of Chrome's trace event format; "X" is an event with a duration, "M" names a
 row.
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,16 +33,20 @@ def write_trace(
 def _events(
     iterations: pd.DataFrame, stages: pd.DataFrame, bubbles: pd.DataFrame
 ) -> Iterator[dict[str, Any]]:
-    for stage in sorted(stages.stage.unique().tolist()):
-        row = {"ph": "M", "name": "thread_name", "pid": 0, "tid": stage}
+    instances = iterations.instance if "instance" in iterations else 0
+    rows = iterations.assign(instance=instances).set_index("iteration")
+    for instance, stage in product(sorted(set(rows.instance)), sorted(set(stages.stage))):
+        row = {"ph": "M", "name": "thread_name", "pid": int(instance), "tid": int(stage)}
         yield {**row, "args": {"name": f"stage {stage}"}}
-    counts: Any = iterations.set_index("iteration")[COUNTS].to_dict("index")
+    counts: Any = rows[COUNTS].to_dict("index")
+    places = rows.instance.to_dict()
     for span in cast(Iterable[Any], stages.itertuples(index=False)):
         count = counts[span.iteration]
         parts = [("prefill", count["num_prefill_tokens"]), ("decode", count["num_decode_tokens"])]
         work = " + ".join(f"{number} {kind}" for kind, number in parts if number)
         name = f"iteration {span.iteration}: {work}"
-        yield _event(name, "iteration", span, {"iteration": span.iteration, **count})
+        event = _event(name, "iteration", span, {"iteration": span.iteration, **count})
+        yield {**event, "pid": places[span.iteration]}
     for gap in cast(Iterable[Any], bubbles.itertuples(index=False)):
         args = {"cause": gap.cause, "before": gap.iteration - 1, "after": gap.iteration}
         yield _event(f"bubble {gap.cause}", "bubble", gap, args)

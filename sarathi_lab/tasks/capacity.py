@@ -51,6 +51,7 @@ class Capacity(Task):
         *("policy", "workload", "executor", "model", "hardware", "slo", "device", "dtype", "seed"),
         *("chunk", "batch", "pd_ratio", "seq_len", "max_model_len", "cache", "stall"),
         "prompt_classes",
+        "cluster",
     )
     has_runs = True
     seeds: int = whole(3, minimum=1, fix="use a few sets of requests, such as 3")
@@ -154,7 +155,7 @@ class Capacity(Task):
     ) -> tuple[search.Trials, Slo, float, search.Capacities]:
         """The runs, the objective in seconds, the saturation rate and what was found."""
         plan = plans[0]
-        executor = plan.backend.build(plan.spec, plan.checkpoint, plan.sizes)
+        executor = plan.executor()
         if plan.fills_memory and executor.num_blocks:
             plan = replace(plan, num_blocks=executor.num_blocks)
         slo = plan.targets.slo.resolved(slo_reference(plan, executor))
@@ -164,7 +165,7 @@ class Capacity(Task):
         with progress_of(title, expected, "tokens") as progress:
             cache = (plan.num_blocks, plan.block_size)
             sizes = (plan.batch_size, plan.max_model_len, *cache, plan.backend.num_stages)
-            engine = search.Engine(executor, *sizes, progress)
+            engine = search.Engine(executor, *sizes, plan.cluster, progress)
             loads = {int(own.config["seed"]): own.load.requests for own in plans}
             trials = search.Trials(engine, plan.policy, loads, search.Grid(self.precision))
             saturation = trials.saturation_rate(lengths[0])

@@ -6,6 +6,7 @@ import time
 from contextlib import suppress
 
 from sarathi_lab.config.console import progress_of
+from sarathi_lab.engine.executor import Executor
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.engine.request import Batch
@@ -28,7 +29,7 @@ def predict_roofline(plan: Plan, peaks: Peaks) -> float:
     ledger, executor = Ledger(), _roofline(plan, peaks)
     with progress_of("predicting the roofline", num_tokens(plan), "tokens") as advance:
         ledger.on_iteration = advance
-        run_engine(plan.load.arrivals(), plan.scheduler(), executor, ledger)
+        run_engine(plan.load.arrivals(), plan.scheduler(executor), executor, ledger)
     return float(ledger.iterations().end.max())
 
 
@@ -36,7 +37,7 @@ def tried_loop(plan: Plan) -> tuple[float, float]:
     """Seconds that the loop takes on a virtual clock, by this machine's clock and by that one, from
     its first `TRIED_SECONDS`.
     """
-    peaks, ledger, start = plan.backend.peaks(), Ledger(), time.monotonic()
+    executor, ledger, start = _roofline(plan, plan.backend.peaks()), Ledger(), time.monotonic()
     done, total = 0, num_tokens(plan)
 
     def advance(num_tokens: int) -> None:
@@ -47,16 +48,16 @@ def tried_loop(plan: Plan) -> tuple[float, float]:
 
     ledger.on_iteration = advance
     with suppress(TimeoutError):
-        run_engine(plan.load.arrivals(), plan.scheduler(), _roofline(plan, peaks), ledger)
+        run_engine(plan.load.arrivals(), plan.scheduler(executor), executor, ledger)
     scale = total / max(1, done)
     return scale * (time.monotonic() - start), scale * float(ledger.iterations().end.max())
 
 
-def _roofline(plan: Plan, peaks: Peaks) -> PipelineExecutor:
+def _roofline(plan: Plan, peaks: Peaks) -> Executor:
     num_stages = plan.backend.num_stages
 
     def times(batch: Batch) -> list[float]:
         roofline = float(roofline_time(plan.spec, batch, plan.backend.dtype_bytes, peaks))
         return [roofline] * num_stages
 
-    return PipelineExecutor(num_stages, times)
+    return plan.executor(lambda: PipelineExecutor(num_stages, times))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -12,10 +12,14 @@ from omegaconf import DictConfig, OmegaConf
 
 from sarathi_lab.config.errors import UserError, require_bool, require_int, require_one_of
 from sarathi_lab.config.instantiate import build, option_files, read_option, resolved
+from sarathi_lab.engine.admission import SchedulingPolicy
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.executor import Backend, Executor, Sizes
+from sarathi_lab.engine.loop import AnyScheduler
 from sarathi_lab.engine.queues import QueueOrder
 from sarathi_lab.engine.scheduler import Preemption, Scheduler
+from sarathi_lab.engine.topology import SINGLE, Linked, Several, Topology
+from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.experiment.advisor import BASELINES, Advice, Prediction, advise
 from sarathi_lab.model.checkpoint import resolve_model, text_encoder
@@ -64,6 +68,14 @@ class Plan:
     writes_trace: bool
     targets: Targets = field(default_factory=Targets)
     advice: Advice | None = None
+    cluster: Topology = SINGLE  # of engines of these sizes
+
+    @property
+    def num_devices(self) -> int:
+        """GPUs of all instances."""
+        backend = self.backend
+        own = backend.parallel.num_devices if isinstance(backend, SimulatedBackend) else 1
+        return self.cluster.num_instances * own
 
     @property
     def sizes(self) -> Sizes:
@@ -85,10 +97,23 @@ class Plan:
             num_host_blocks=self.num_host_blocks,
         )
 
-    def scheduler(self) -> Scheduler:
+    def executor(self, make: Callable[[], Executor] | None = None) -> Executor:
+        """The warmed-up executor of the run, of what `make` gives in place of the backend's."""
+        make = make or (lambda: self.backend.build(self.spec, self.checkpoint, self.sizes))
+        if isinstance(self.backend, SimulatedBackend):
+            return self.cluster.executor(make, self.backend.link(self.spec, self.cluster))
+        return make()
+
+    def scheduler(self, executor: Executor) -> AnyScheduler:
+        """The one for `executor`, which this plan has made."""
+        scheduler: AnyScheduler = self.cluster.scheduler(self.policy, self.engine, executor)
+        return scheduler
+
+    def engine(self, policy: SchedulingPolicy[Scheduler]) -> Scheduler:
+        """The scheduler of one engine."""
         sizes = (self.num_blocks, self.block_size, self.num_host_blocks)
         return Scheduler(
-            self.policy,
+            policy,
             BlockManager(*sizes, shares_prefixes=self.shares_prefixes),
             batch_size=self.batch_size,
             max_model_len=self.max_model_len,
@@ -175,7 +200,9 @@ def _parts(cfg: DictConfig) -> Plan:
         saturation_limits=build(cfg.stop_when_saturated),
         writes_trace=require_bool("trace", cfg.trace, "use true to write trace.json, else false"),
         targets=Targets(build(cfg.slo), cfg.stall, config["prompt_classes"]),
+        cluster=build(cfg.cluster),
     )
+    _check_cluster(plan)
     plan.window.check(load)
     plan.saturation_limits.check(load)
     if plan.queue_order == "priority" and len({one.priority for one in load.requests}) < 2:
@@ -184,6 +211,39 @@ def _parts(cfg: DictConfig) -> Plan:
             "add workload.priorities=[0,1] (for workload=prompts: priority in the file's rows)"
         )
     return plan
+
+
+def _check_cluster(plan: Plan) -> None:
+    """Refuse a cluster that can't be simulated, and settings of one that nothing reads."""
+    cluster, backend = plan.cluster, plan.backend
+    if not isinstance(cluster, Several):
+        return
+    named, fix = f"a cluster of {cluster.describe()}", "or use cluster=single"
+    if not isinstance(backend, SimulatedBackend):
+        raise UserError(f"{named} is simulated only; add executor=simulated, {fix}")
+    if (stages := backend.num_stages) > 1:
+        raise UserError(
+            f"executor.pipeline_parallel={stages}: the instances of {named} are no pipelines; use "
+            f"executor.tensor_parallel, {fix}"
+        )
+    if getattr(cluster, "router", "") == "prefix_aware" and not plan.shares_prefixes:
+        raise UserError(
+            "cluster.router=prefix_aware has no effect as nothing is cached; add cache.prefix=true"
+        )
+    if not isinstance(cluster, Linked):
+        return
+    if backend.host.overlaps:
+        raise UserError(
+            f"host={backend.host.name} schedules ahead, but sequences leave an engine at their "
+            "first token; use host=none or another one that does not"
+        )
+    for name in ("prefill_chunk", "decode_chunk"):
+        if (budget := getattr(cluster, name)) is not None and plan.policy.budget_field is None:
+            raise UserError(
+                f"cluster.{name}={budget} has no effect on policy {plan.policy.name}, which never "
+                "cuts prompts; drop it"
+            )
+    backend.link(plan.spec, cluster)  # unknown, it is refused at once
 
 
 def _cache(
@@ -233,9 +293,13 @@ def _fitted(plan: Plan, chunks: Sequence[int] | None = None) -> Plan:
             policy=with_budget(policy, advice.chunk),
             advice=advice,
         )
-    scheduler = plan.scheduler()
-    for request in plan.load.requests:
-        scheduler.check_fits(request)
+    checked: list[SchedulingPolicy[Scheduler]] = []
+    for own in plan.cluster.policies(plan.policy):
+        if own not in checked:
+            checked.append(own)
+            scheduler = plan.engine(own)
+            for request in plan.load.requests:
+                scheduler.check_fits(request)
     return plan
 
 
@@ -245,6 +309,11 @@ def _advice(plan: Plan, chunks: Sequence[int] | None) -> Advice:
         raise UserError(
             f"chunk={AUTO} is for one batch at a time, not for the {plan.backend.num_stages} of a "
             "pipeline; name a number such as chunk=256, or use executor.pipeline_parallel=1"
+        )
+    if plan.cluster.num_instances > 1:
+        raise UserError(
+            f"chunk={AUTO} is for one engine, not for {plan.cluster.describe()}; name a number "
+            "such as chunk=256, or use cluster=single"
         )
     if plan.load.num_users is not None:
         raise UserError(

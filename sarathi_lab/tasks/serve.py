@@ -19,6 +19,7 @@ from sarathi_lab.config.console import console, progress_of
 from sarathi_lab.config.errors import RunError
 from sarathi_lab.config.paths import locked
 from sarathi_lab.config.run_context import RunContext
+from sarathi_lab.engine.cluster import Cluster, Transfer
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.experiment.advisor import Advice
@@ -42,6 +43,7 @@ READ = (  # what decides a run's work, and what is read from it
     *("policy", "workload", "executor", "model", "batch", "max_model_len", "cache", "queue_order"),
     *("preemption", "window", "stop_when_saturated", "slo", "stall", "prompt_classes"),
     "repetition",
+    "cluster",
 )
 ADVICE_COLUMNS = {
     "throughput": "tokens/s",
@@ -198,13 +200,14 @@ def _measured(
     the metrics of the part that counts (RunError if none does), and cautions.
     """
     backend = plan.backend
-    executor = backend.build(plan.spec, plan.checkpoint, plan.sizes)
+    executor = plan.executor()
     if plan.fills_memory and executor.num_blocks is not None:
         plan = replace(plan, num_blocks=executor.num_blocks)
+    scheduler = plan.scheduler(executor)
     recorder = plan.saturation_limits.guard(ledger, plan.load)
     with progress_of("serving", num_tokens(plan), "tokens") as advance:
         ledger.on_iteration = advance
-        run_engine(plan.load.arrivals(), plan.scheduler(), executor, recorder)
+        run_engine(plan.load.arrivals(), scheduler, executor, recorder)
     peaks = backend.peaks()  # anew: a busy machine may have freed up since they were announced
     iterations = metrics.add_costs(ledger.iterations(), plan.spec, backend.dtype_bytes, peaks)
     requests, bubbles = ledger.requests(), ledger.bubbles()
@@ -226,6 +229,12 @@ def _measured(
     summary = metrics.summarise(iterations, requests, peaks, decode_cost) | rates
     slo = plan.targets.slo.resolved(reference)
     summary |= serving_summary_of(plan, requests, summary["duration"], peaks, slo)
+    if isinstance(scheduler, Cluster):
+        moves = pd.DataFrame(scheduler.transfers, columns=list(Transfer._fields))
+        tables |= {"transfers.parquet": moves} if len(moves) else {}
+        summary |= metrics.transfer_metrics(moves)
+        sizes = (plan.cluster.num_instances, plan.num_devices)
+        summary |= metrics.cluster_metrics(summary, *sizes)
     if plan.shares_prefixes:
         summary |= metrics.prefix_metrics(requests)
     if backend.num_stages > 1:
@@ -277,6 +286,8 @@ def print_plan(plan: Plan, context: RunContext) -> None:
     print_device(context, plan.spec, plan.backend, str(plan.policy))
     cache = f"cache {plan.num_blocks} x {plan.block_size} tokens"
     console().print(f"  {plan.load.describe()}, batch {plan.batch_size}, {cache}")
+    if words := plan.cluster.describe():
+        console().print(f"  {words}; batch and cache are those of each")
 
 
 def print_advice(advice: Advice) -> None:

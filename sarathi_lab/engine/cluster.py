@@ -1,0 +1,304 @@
+"""Several instances of an engine on one clock: an executor and a scheduler each, a router, and
+links over which the KV cache of a sequence moves from one instance to another.
+
+The loop drives a cluster as it drives an engine: `Instances` is its executor, `Cluster` its
+scheduler.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from heapq import heappop, heappush
+from pathlib import Path
+from typing import NamedTuple
+
+from sarathi_lab.engine.executor import Executor, StepResult
+from sarathi_lab.engine.request import Batch, Request, SequenceState
+from sarathi_lab.engine.routers import Router, load_of
+from sarathi_lab.engine.scheduler import Scheduler
+
+
+@dataclass(frozen=True)
+class Link:
+    """How the KV cache moves between instances: `latency` seconds, then `bytes_per_token` bytes a
+    cached token at `bytes_per_second`.
+
+    Each instance has one link. With `is_serial` a transfer waits until those before it are over at
+    both ends; else transfers do not slow each other.
+    """
+
+    bytes_per_second: float
+    latency: float
+    bytes_per_token: float
+    is_serial: bool = True
+
+    def seconds(self, num_tokens: int) -> float:
+        return self.latency + num_tokens * self.bytes_per_token / self.bytes_per_second
+
+
+class Transfer(NamedTuple):
+    """The cache of `num_tokens` tokens on its way between two instances, by their numbers."""
+
+    end: float  # seconds since the start of the run
+    start: float
+    requested: float  # when it could have started, if the link had been free
+    request_id: int
+    source: int
+    target: int
+    num_tokens: int
+    num_bytes: float
+
+
+class Instances:
+    """Several executors as one `Executor`, on one clock: what ends first is collected first.
+
+    A batch runs on the one that its `instance` names. `link` moves caches between them; None: none.
+    """
+
+    num_blocks = None
+
+    def __init__(self, executors: Sequence[Executor], link: Link | None = None) -> None:
+        self.executors = executors
+        self.link = link
+        self.capacity = sum(executor.capacity for executor in executors)
+        self.feeds_tokens = executors[0].feeds_tokens
+        self.start()
+
+    def start(self) -> None:
+        for executor in self.executors:
+            executor.start()
+        self.now = 0.0
+        self.num_in_flight = 0
+        self._free_at = [0.0] * len(self.executors)  # when each one's link is idle again
+
+    def has_room(self, instance: int) -> bool:
+        """Whether the instance could take a batch now."""
+        executor = self.executors[instance]
+        return executor.num_in_flight < executor.capacity
+
+    def submit(self, batch: Batch) -> None:
+        executor = self.executors[batch.instance]
+        executor.wait_until(self.now)
+        executor.submit(batch)
+        self.num_in_flight += 1
+
+    def collect(self) -> StepResult:
+        """Let the clock reach the end of the batch that ends first; of several the first one's."""
+        self.num_in_flight -= 1
+        first = min(self._busy(), key=lambda executor: executor.next_end)
+        result = first.collect()
+        self.now = max(self.now, first.now)
+        return result
+
+    @property
+    def next_end(self) -> float:
+        return min(executor.next_end for executor in self._busy())
+
+    def wait_until(self, time: float) -> None:
+        self.now = max(self.now, time)
+
+    def send(self, source: int, target: int, sequence: SequenceState) -> Transfer:
+        """Begin to move what is computed of `sequence`, now or when its links are free."""
+        assert self.link is not None, "a cluster that moves caches has a link"
+        num_tokens, start = sequence.num_computed, self.now
+        if self.link.is_serial:
+            start = max(start, self._free_at[source], self._free_at[target])
+        end = start + self.link.seconds(num_tokens)
+        self._free_at[source] = self._free_at[target] = end
+        num_bytes = num_tokens * self.link.bytes_per_token
+        number = sequence.request.request_id
+        return Transfer(end, start, self.now, number, source, target, num_tokens, num_bytes)
+
+    def write_profile(self, directory: Path) -> Mapping[str, float]:
+        """Nothing is watched."""
+        return {}
+
+    def _busy(self) -> list[Executor]:
+        return [executor for executor in self.executors if executor.num_in_flight]
+
+
+class Cluster:
+    """The schedulers of several instances as the one that the loop drives.
+
+    A request goes to the instance that `router` chooses of the first `num_entries`; which are all,
+    unless sequences move on (`Handover`). Where no instance has room for a batch, requests that
+    come are handed out when the next batch ends.
+    """
+
+    def __init__(
+        self,
+        schedulers: Sequence[Scheduler],
+        instances: Instances,
+        router: Router,
+        num_entries: int | None = None,
+    ) -> None:
+        self.schedulers = schedulers
+        self.instances = instances
+        self.policy = schedulers[0].policy
+        self.transfers: list[Transfer] = []
+        self._router = router
+        self._entries = schedulers[:num_entries]
+        # When each said that it has no batch; it is asked again later, or if something changed.
+        self._refused = [math.nan] * len(schedulers)
+
+    @property
+    def has_work(self) -> bool:
+        return any(scheduler.has_work for scheduler in self.schedulers)
+
+    @property
+    def next_time(self) -> float:
+        """When something happens by itself (seconds); infinity: nothing will."""
+        return math.inf
+
+    @property
+    def waiting(self) -> list[SequenceState]:
+        return [sequence for scheduler in self.schedulers for sequence in scheduler.waiting]
+
+    def check_fits(self, request: Request) -> None:
+        """Raise UserError if model or cache of an instance are too small for `request`."""
+        for scheduler in {type(one.policy): one for one in self.schedulers}.values():
+            scheduler.check_fits(request)
+
+    def add(self, request: Request) -> SequenceState:
+        """Queue a request at an instance. Raises UserError for one that could never finish."""
+        place = self.route(request)
+        self._refused[place] = math.nan
+        return self.schedulers[place].add(request)
+
+    def route(self, request: Request) -> int:
+        return self._router(self._entries, request)
+
+    def schedule(self, now: float) -> Batch | None:
+        """A batch for an instance that has room at time `now` (seconds), or None: no more now."""
+        for place, scheduler in enumerate(self.schedulers):
+            if self._refused[place] != now and self.instances.has_room(place):
+                if (batch := scheduler.schedule(now)) is not None:
+                    batch.instance = place
+                    return batch
+                self._refused[place] = now
+        return None
+
+    def advance(self, batch: Batch) -> None:
+        """Book what is known of a batch before it ran."""
+        self.schedulers[batch.instance].advance(batch)
+        self._refused[batch.instance] = math.nan
+
+    def update(self, result: StepResult) -> list[SequenceState]:
+        """Book a finished batch; returns the sequences that it finished."""
+        place = result.batch.instance
+        self._refused[place] = math.nan
+        return self.schedulers[place].update(result)
+
+
+class Handover(Cluster):
+    """A cluster whose first `num_entries` instances compute prompts and emit first tokens; then a
+    sequence moves to one of the others, which decode (DistServe, arXiv 2401.09670; Splitwise,
+    arXiv 2311.18677).
+
+    The least loaded one with room in its cache takes it; while there is none, the sequence keeps
+    its blocks where it is, so that prompts wait, too. Its cache moves over the link as a whole and
+    at once, and its blocks are free when it has arrived. Where it is admitted like one that comes
+    back from host memory: before those that wait. A sequence that has to give way there is computed
+    again there, or swapped, as the scheduler does.
+    """
+
+    def __init__(
+        self,
+        schedulers: Sequence[Scheduler],
+        instances: Instances,
+        router: Router,
+        num_entries: int,
+    ) -> None:
+        super().__init__(schedulers, instances, router, num_entries)
+        self._num_entries = num_entries
+        self._leaving: deque[tuple[int, SequenceState]] = deque()  # from where, first come first
+        # By the end of its transfer: what moves, as it was and as it will be.
+        self._moving: list[tuple[Transfer, SequenceState, SequenceState]] = []
+        self._coming = [0] * len(schedulers)  # tokens on their way to each
+        self._num_coming = [0] * len(schedulers)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._leaving or self._moving) or super().has_work
+
+    @property
+    def next_time(self) -> float:
+        return self._moving[0][0].end if self._moving else math.inf
+
+    def schedule(self, now: float) -> Batch | None:
+        while self._moving and self._moving[0][0].end <= now:
+            self._arrive(*heappop(self._moving))
+        self._send_off()
+        return super().schedule(now)
+
+    def update(self, result: StepResult) -> list[SequenceState]:
+        finished, batch = super().update(result), result.batch
+        self.move_on(batch.instance, result)
+        assert batch.queues is not None, "it is booked"
+        num_running = len(self.schedulers[batch.instance].running)
+        batch.queues = batch.queues._replace(num_running=num_running)
+        return finished
+
+    def move_on(self, place: int, result: StepResult) -> None:
+        """Let those leave the instance who shall do so after this batch."""
+        if place < self._num_entries:
+            for sequence, *_, emits_token in result.batch.chunks:
+                if emits_token and not sequence.is_finished:
+                    self.schedulers[place].running.leave(sequence)
+                    self._leaving.append((place, sequence))
+
+    def target(self, sequence: SequenceState, places: Sequence[int]) -> int | None:
+        """The least loaded of `places` that has room for `sequence`, also for what comes there."""
+        fitting = [place for place in places if self._fits(sequence, place)]
+        return min(fitting, key=self._load, default=None)
+
+    def _load(self, place: int) -> int:
+        return load_of(self.schedulers[place]) + self._num_coming[place]
+
+    def _fits(self, sequence: SequenceState, place: int) -> bool:
+        scheduler = self.schedulers[place]
+        num_tokens = sequence.num_known + self._coming[place]
+        num_others = len(scheduler.running) + len(scheduler.swapped) + self._num_coming[place]
+        watermark = scheduler.policy.watermark
+        fits = scheduler.blocks.can_hold(num_tokens, watermark)
+        return num_others < scheduler.max_num_seqs and fits
+
+    def _send_off(self) -> None:
+        """Begin the transfers that can begin, in the order in which sequences came to wait."""
+        places = range(self._num_entries, len(self.schedulers))
+        while self._leaving:
+            source, sequence = self._leaving[0]
+            if (target := self.target(sequence, places)) is None:
+                return
+            self._leaving.popleft()
+            self._send(source, target, sequence)
+
+    def _send(self, source: int, target: int, sequence: SequenceState) -> None:
+        transfer = self.instances.send(source, target, sequence)
+        self.transfers.append(transfer)
+        self._coming[target] += sequence.num_known
+        self._num_coming[target] += 1
+        heappush(self._moving, (transfer, sequence, moved(sequence)))
+
+    def _arrive(self, transfer: Transfer, before: SequenceState, after: SequenceState) -> None:
+        source, target = transfer.source, transfer.target
+        self._coming[target] -= after.num_known
+        self._num_coming[target] -= 1
+        self.schedulers[source].blocks.free(before)
+        self.schedulers[target].take_in(after)
+        self._refused[source] = self._refused[target] = math.nan
+
+
+def moved(sequence: SequenceState) -> SequenceState:
+    """`sequence` without its blocks, for another instance; its own self keeps them until then."""
+    return replace(
+        sequence,
+        block_ids=[],
+        host_block_ids=[],
+        cached_runs=[],
+        num_published=0,
+        blocks_are_neighbours=True,
+    )
