@@ -10,6 +10,7 @@ from sarathi_lab.policy.lmdeploy import LMDeploy, LMDeployPytorch
 from sarathi_lab.policy.nano_vllm import NanoVllm
 from sarathi_lab.policy.openvino import OpenVINO
 from sarathi_lab.policy.paper import Orca, RequestLevel, Sarathi
+from sarathi_lab.policy.ranked import Ranked
 from sarathi_lab.policy.sarathi_serve import ChunkedOnly, SarathiServe, SarathiServeDynamic
 from sarathi_lab.policy.sglang import SGLang
 from sarathi_lab.policy.tgi import TGI
@@ -34,6 +35,7 @@ __all__ = [
     "PPas",
     "Policy",
     "PrefillFirst",
+    "Ranked",
     "RequestLevel",
     "Reserve",
     "SGLang",

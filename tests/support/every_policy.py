@@ -20,6 +20,7 @@ from sarathi_lab.policy import (
     Orca,
     PPas,
     PrefillFirst,
+    Ranked,
     RequestLevel,
     Sarathi,
     SarathiServe,
@@ -99,4 +100,10 @@ POLICIES = {
     "ascend_phases": Ascend(max_num_seqs=2, enable_pd_transfer=True, decode_max_num_seqs=3),
     "ascend_chunked": Ascend(256, enable_chunked_prefill=True, long_prefill_token_threshold=4),
     "ascend_dynamic": AscendDynamic(10, slo_limits_for_dynamic_batch=15, profile_table=TABLE),
+    "ranked_ratio": Ranked(chunk=8),
+    "ranked_shortest_chunk": Ranked(chunk=8, order="shortest", patience=4.0, reserve="chunk"),
+    "ranked_slack": Ranked(chunk=8, order="slack", patience=2.0, seconds_per_token=0.125),
+    "ranked_preflow": Ranked(chunk=8, order="preflow", patience=4.0, watermark=0.0),
+    "ranked_short_first": Ranked(chunk=8, order="short_first", patience=6.0, short_len=6),
+    "ranked_reserve": Ranked(chunk=8, order="fcfs", short_len=6, reserve_tokens=3),
 }
