@@ -23,6 +23,9 @@ OUT_OF_ORDER = (
     "ascend_phases",
     "vllm_v0_chunked_partial",
     "ranked",
+    "niyama",
+    "sliding_serve",
+    "lprs",
 )
 IN_ORDER = [name for name in POLICIES if not name.startswith(OUT_OF_ORDER)]
 

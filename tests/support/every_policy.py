@@ -15,7 +15,9 @@ from sarathi_lab.policy import (
     LlamaCpp,
     LMDeploy,
     LMDeployPytorch,
+    Lprs,
     NanoVllm,
+    Niyama,
     OpenVINO,
     Orca,
     PPas,
@@ -26,6 +28,8 @@ from sarathi_lab.policy import (
     SarathiServe,
     SarathiServeDynamic,
     SGLang,
+    SlidingServe,
+    SloBudget,
     SplitFuse,
     TensorRTLLM,
     TransformersFIFO,
@@ -38,6 +42,8 @@ from sarathi_lab.policy.profile_table import ProfileTable, Row
 MAX_LEN = 40
 # 8 tokens beside a decode, 6 beside up to two, nothing beside more.
 TABLE = ProfileTable((Row(8, 1, 64, 10.0), Row(6, 2, 64, 10.0), Row(12, 4, 64, 20.0)))
+# Of an adaptive budget: an iteration of 8 tokens takes 1.2 seconds.
+TIMED = {"min_num_batched_tokens": 2, "step": 3, "times": (0.4, 0.1, 0.0)}
 POLICIES = {
     "request_level": RequestLevel(),
     "request_level_prompt": RequestLevel(reserve="prompt"),
@@ -106,4 +112,10 @@ POLICIES = {
     "ranked_preflow": Ranked(chunk=8, order="preflow", patience=4.0, watermark=0.0),
     "ranked_short_first": Ranked(chunk=8, order="short_first", patience=6.0, short_len=6),
     "ranked_reserve": Ranked(chunk=8, order="fcfs", short_len=6, reserve_tokens=3),
+    "slo_budget": SloBudget(10, **TIMED, tbt=1.2),
+    "niyama": Niyama(10, **TIMED, ttft=8.0, tbt=1.2),
+    "niyama_tiers": Niyama(10, **TIMED, tbt=1.0, tiers=(3.0, 30.0), reserve="chunk"),
+    "sliding_serve": SlidingServe(10, **TIMED, ttft=8.0, tbt=1.2),
+    "lprs": Lprs(10, **TIMED, target_time=1.2),
+    "lprs_active": Lprs(10, **TIMED, target_time=0.9, max_active_prefills=2, min_active_chunk=4),
 }

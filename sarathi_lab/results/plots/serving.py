@@ -26,6 +26,7 @@ from sarathi_lab.results.plots.style import (
 )
 
 GAPS, TBT, TTFT, CAPACITY = "longest gap", "TBT P99", "TTFT P50", "capacity"
+P_PAS_LOADS = ("mean latency, low load", "mean latency, high load")
 PAPER = "paper"
 COLUMNS = 4
 
@@ -127,6 +128,10 @@ LOOKS: Mapping[str, ServingLook] = {
     "sarathi_serve_ablation": ServingLook(bars, (TTFT, TBT), is_split=True),
     "sarathi_serve_capacity": ServingLook(bars, (CAPACITY,)),
     "sarathi_serve_budget": ServingLook(budgets, (TTFT, TBT)),
+    "adaptive_budgets": ServingLook(bars, (CAPACITY,)),
+    "p_pas_gain": ServingLook(
+        bars, ("mean latency, low load", "mean latency, high load"), is_split=True
+    ),
 }
 
 
