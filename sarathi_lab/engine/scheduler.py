@@ -20,7 +20,7 @@ from sarathi_lab.engine.queues import (
     is_idle,
     make_queue,
 )
-from sarathi_lab.engine.request import Batch, Copy, Queues, Request, SequenceState
+from sarathi_lab.engine.request import Batch, Chunk, Copy, Queues, Request, SequenceState
 
 Preemption = Literal["recompute", "swap"]
 State = TypeVar("State")
@@ -131,6 +131,8 @@ class Scheduler:
         if self._copies:
             batch.copies, self._copies = self._copies, []
             batch.num_swapped_tokens = len(batch.copies) * self.blocks.block_size
+        if self.policy.follows_up:
+            self._book([chunk for chunk in batch.chunks if not chunk.emits_token])
         return batch
 
     def advance(self, batch: Batch) -> None:
@@ -140,19 +142,10 @@ class Scheduler:
         With an executor that feeds the tokens of one batch to the next, this is done at submission:
         so the next batch can be made while this one runs.
         """
-        resting = []
-        for sequence, start, num_tokens, _, emits_token in batch.chunks:
-            sequence.in_flight = False
-            sequence.num_computed = start + num_tokens
-            if emits_token:
-                token_ids = sequence.output_token_ids
-                token_ids.append(NO_TOKEN)
-                if len(token_ids) >= sequence.request.output_len:
-                    batch.finished.append(sequence)
-                    continue
-            resting.append(sequence)
-        self.running.rest(resting)
-        self.blocks.publish(batch)
+        chunks = batch.chunks
+        if self.policy.follows_up:  # the others are booked since it was made
+            chunks = [chunk for chunk in chunks if chunk.emits_token]
+        batch.finished += self._book(chunks)
         for sequence in batch.finished:
             self.blocks.free(sequence)
             self.running.leave(sequence)
@@ -160,6 +153,25 @@ class Scheduler:
         batch.queues = Queues(
             len(self.running), num_waiting, self.blocks.num_used, self.num_preemptions
         )
+
+    def _book(self, chunks: list[Chunk]) -> list[SequenceState]:
+        """Let `chunks` count as computed and what they filled be shared; returns those sequences
+        that have all they asked for.
+        """
+        resting, finished = [], []
+        for sequence, start, num_tokens, _, emits_token in chunks:
+            sequence.in_flight = False
+            sequence.num_computed = start + num_tokens
+            if emits_token:
+                token_ids = sequence.output_token_ids
+                token_ids.append(NO_TOKEN)
+                if len(token_ids) >= sequence.request.output_len:
+                    finished.append(sequence)
+                    continue
+            resting.append(sequence)
+        self.running.rest(resting)
+        self.blocks.publish(chunks)
+        return finished
 
     def update(self, result: StepResult) -> list[SequenceState]:
         """Book a finished batch (and `advance`, if not done); returns the sequences it finished."""

@@ -4,6 +4,7 @@ from sarathi_lab.policy.adaptive import SloBudget
 from sarathi_lab.policy.ascend import Ascend, AscendDynamic, AscendV09
 from sarathi_lab.policy.base import Policy, Reserve, with_budget
 from sarathi_lab.policy.deepspeed import SplitFuse
+from sarathi_lab.policy.dynamic_chunks import DynamicChunks
 from sarathi_lab.policy.fastdeploy import FastDeploy
 from sarathi_lab.policy.lightllm import LightLLM
 from sarathi_lab.policy.llama_cpp import LlamaCpp
@@ -28,6 +29,7 @@ __all__ = [
     "AscendDynamic",
     "AscendV09",
     "ChunkedOnly",
+    "DynamicChunks",
     "FastDeploy",
     "LMDeploy",
     "LMDeployPytorch",

@@ -94,14 +94,14 @@ class Ranked(Policy):
         prompts = scheduler.idle_prefills
         if not scheduler.swapped:
             prompts += scheduler.upcoming(LOOKAHEAD)
-        has_short = any(one.num_pending <= self.short_len for one in prompts)
+        has_short = any(one.num_known <= self.short_len for one in prompts)
         kept = self.reserve_tokens if has_short else 0
         may_enter = True
         for sequence in sorted(prompts, key=lambda one: (self.rank(one, scheduler.now), one.order)):
             left = tokens_to_take(sequence, self.chunk, batch)
             if left == 0 or len(batch) >= scheduler.batch_size:
                 return
-            if kept and sequence.num_pending > self.short_len:
+            if kept and sequence.num_known > self.short_len:
                 left = max(1, min(left, self.chunk - kept - batch.num_tokens))
             if is_idle(sequence):
                 scheduler.take(batch, sequence, left)

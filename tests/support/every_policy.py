@@ -10,6 +10,7 @@ from sarathi_lab.policy import (
     AscendDynamic,
     AscendV09,
     ChunkedOnly,
+    DynamicChunks,
     FastDeploy,
     LightLLM,
     LlamaCpp,
@@ -112,6 +113,9 @@ POLICIES = {
     "ranked_preflow": Ranked(chunk=8, order="preflow", patience=4.0, watermark=0.0),
     "ranked_short_first": Ranked(chunk=8, order="short_first", patience=6.0, short_len=6),
     "ranked_reserve": Ranked(chunk=8, order="fcfs", short_len=6, reserve_tokens=3),
+    "dynamic_chunks": DynamicChunks(
+        8, alignment=2, seconds_per_token=0.1, seconds_per_squared_token=0.01
+    ),
     "slo_budget": SloBudget(10, **TIMED, tbt=1.2),
     "niyama": Niyama(10, **TIMED, ttft=8.0, tbt=1.2),
     "niyama_tiers": Niyama(10, **TIMED, tbt=1.0, tiers=(3.0, 30.0), reserve="chunk"),
