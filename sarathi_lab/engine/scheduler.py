@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeVar
 
 from sarathi_lab.engine.admission import SchedulingPolicy, Size, check_fits, tokens_to_take
 from sarathi_lab.engine.block_manager import BlockManager
-from sarathi_lab.engine.executor import NO_TOKEN, StepResult
+from sarathi_lab.engine.executor import StepResult
 from sarathi_lab.engine.queues import (
     QueueOrder,
     RunningSequences,
@@ -132,7 +132,7 @@ class Scheduler:
             batch.copies, self._copies = self._copies, []
             batch.num_swapped_tokens = len(batch.copies) * self.blocks.block_size
         if self.policy.follows_up:
-            self._book([chunk for chunk in batch.chunks if not chunk.emits_token])
+            self._settle([chunk for chunk in batch.chunks if not chunk.emits_token])
         return batch
 
     def advance(self, batch: Batch) -> None:
@@ -145,7 +145,7 @@ class Scheduler:
         chunks = batch.chunks
         if self.policy.follows_up:  # the others are booked since it was made
             chunks = [chunk for chunk in chunks if chunk.emits_token]
-        batch.finished += self._book(chunks)
+        batch.finished += self._settle(chunks)
         for sequence in batch.finished:
             self.blocks.free(sequence)
             self.running.leave(sequence)
@@ -153,25 +153,6 @@ class Scheduler:
         batch.queues = Queues(
             len(self.running), num_waiting, self.blocks.num_used, self.num_preemptions
         )
-
-    def _book(self, chunks: list[Chunk]) -> list[SequenceState]:
-        """Let `chunks` count as computed and what they filled be shared; returns those sequences
-        that have all they asked for.
-        """
-        resting, finished = [], []
-        for sequence, start, num_tokens, _, emits_token in chunks:
-            sequence.in_flight = False
-            sequence.num_computed = start + num_tokens
-            if emits_token:
-                token_ids = sequence.output_token_ids
-                token_ids.append(NO_TOKEN)
-                if len(token_ids) >= sequence.request.output_len:
-                    finished.append(sequence)
-                    continue
-            resting.append(sequence)
-        self.running.rest(resting)
-        self.blocks.publish(chunks)
-        return finished
 
     def update(self, result: StepResult) -> list[SequenceState]:
         """Book a finished batch (and `advance`, if not done); returns the sequences it finished."""
@@ -186,6 +167,11 @@ class Scheduler:
         if result.batch.num_prefills:
             self.last_prompt_latency = result.end - result.start
         return result.batch.finished
+
+    def _settle(self, chunks: list[Chunk]) -> list[SequenceState]:
+        finished = self.running.settle(chunks)
+        self.blocks.publish(chunks)
+        return finished
 
     # -- the moves ---------------------------------------------------------------------------------
 

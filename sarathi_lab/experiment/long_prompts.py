@@ -23,6 +23,7 @@ from sarathi_lab.policy import Policy
 from sarathi_lab.workload.base import random_prompt
 
 NO_LONG = "no long prompts"  # the series of the short ones alone, under fixed chunks
+REFERENCES = (CHUNKING, "lars")
 P50, P99, LONG = "TTFT P50, short", "TTFT P99, short", "TTFT, long"
 SHARE, FAIRNESS = "over the bound, short", "fairness"
 
@@ -127,11 +128,12 @@ def _alone(bench: ServingBench, length: int, known: dict[int, float]) -> float:
 
 
 def _points(dataset: str, found: Mapping[str, Mapping[tuple[str, str], float]]) -> Iterator[Point]:
-    """Every value, and where fixed chunks have it, too, the ratio to theirs."""
+    """Every value, and the times also over those of `REFERENCES`."""
     for name, values in found.items():
         for (quantity, unit), value in values.items():
-            kind = "share" if unit == "share" else "value"
+            kind: Any = "share" if unit == "share" else "value"
             yield point(dataset, quantity, unit, name, value, kind=kind)
-            fixed = found.get(CHUNKING, {}).get((quantity, unit), 0.0)
-            if unit == "s" and fixed and name not in (CHUNKING, NO_LONG):
-                yield point(dataset, f"{quantity} / {CHUNKING}", "ratio", name, value / fixed)
+            for reference in REFERENCES if unit == "s" and name != NO_LONG else ():
+                if name != reference in found:
+                    ratio = value / found[reference][quantity, unit]
+                    yield point(dataset, f"{quantity} / {reference}", "ratio", name, ratio)
