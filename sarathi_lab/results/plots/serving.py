@@ -115,10 +115,11 @@ def tradeoff(points: pd.DataFrame, ax: Axes) -> Axes:
     both = points.pivot(index="series", columns="quantity", values="y")
     for i, series in enumerate(points.series.unique()):
         style: dict[str, Any] = {"linestyle": "none", "color": f"C{i % 10}"}
+        style["fillstyle"] = "none" if i >= 10 else "full"  # colours and markers begin anew
         ax.plot(both[x][series], both[y][series], marker(i), label=str(series), **style)
     ax.set(xlabel=f"{x} [s]", ylabel=f"{y} [s]", yscale="log")
     ax.margins(0.1)
-    ax.legend(fontsize=7, loc="best")
+    ax.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.25), ncols=2)
     return ax
 
 
