@@ -53,17 +53,17 @@ def long_prompts(
     tables = {NO_LONG: _serve(bench, bench.chunking(sizes["budget"]), short)}
     for name, policy in _policies(bench, policies, variants, sizes["budget"]).items():
         tables[name] = _serve(bench, policy, [*short, *long])
-    found = {}
+    found: dict[str, dict[tuple[str, str], float]] = {}
     for name, table in tables.items():
         waits = table.first_token_time - table.arrival_time
         is_short = table.request_id < len(short)
         found[name] = {
-            (P50, "s"): waits[is_short].quantile(0.5),
-            (P99, "s"): waits[is_short].quantile(0.99),
-            (SHARE, "share"): (waits[is_short] > bound).mean(),
+            (P50, "s"): float(waits[is_short].quantile(0.5)),
+            (P99, "s"): float(waits[is_short].quantile(0.99)),
+            (SHARE, "share"): float((waits[is_short] > bound).mean()),
         }
         if name != NO_LONG:
-            found[name][LONG, "s"] = waits[~is_short].mean()
+            found[name][LONG, "s"] = float(waits[~is_short].mean())
             ideal = np.array([_alone(bench, int(n), alone) for n in table.prompt_len])
             found[name][FAIRNESS, "index"] = jain(waits.to_numpy() / ideal)
     yield from _points(dataset, found)

@@ -119,7 +119,8 @@ def tradeoff(points: pd.DataFrame, ax: Axes) -> Axes:
         ax.plot(both[x][series], both[y][series], marker(i), label=str(series), **style)
     ax.set(xlabel=f"{x} [s]", ylabel=f"{y} [s]", yscale="log")
     ax.margins(0.1)
-    ax.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.25), ncols=2)
+    ax.set_ylim(top=both[y].max() * 300)  # room for the legend
+    ax.legend(fontsize=6, loc="upper right", labelspacing=0.2)
     return ax
 
 
