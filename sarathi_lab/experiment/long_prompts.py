@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.request import Request
 from sarathi_lab.experiment.capacity import at_rate
 from sarathi_lab.experiment.clock import Point
@@ -109,7 +110,16 @@ def _policies(
         settings: dict[str, Any] = dict(changes)
         if (policy := bench.policy(settings.pop("policy"), budget)) is not None:
             found[name] = replace(policy, **settings)  # type: ignore[type-var]
-    return found
+    return {name: policy for name, policy in found.items() if can_run(bench, policy)}
+
+
+def can_run(bench: ServingBench, policy: Policy) -> bool:
+    """Whether it has what it needs: a device that is measured has no cost model to rank by."""
+    try:
+        policy.validate(bench.engine.batch_size, bench.engine.max_model_len)
+    except UserError:
+        return False
+    return True
 
 
 def _serve(bench: ServingBench, policy: Policy, requests: Sequence[Request]) -> pd.DataFrame:

@@ -10,6 +10,7 @@ import numpy as np
 
 from sarathi_lab.engine.request import Request
 from sarathi_lab.experiment.clock import Point
+from sarathi_lab.experiment.long_prompts import can_run
 from sarathi_lab.experiment.registry import Ints, Platform, figure
 from sarathi_lab.experiment.serving import CHUNKING, LOADED, ServingBench, point
 from sarathi_lab.policy import Policy
@@ -61,7 +62,7 @@ def _policies(
     if (policy := bench.policy("dynamic_chunks", chunk)) is not None:
         own: Any = policy
         found |= {name: replace(own, smooth_factor=f) for name, f in smooth_factors.items()}
-    return found
+    return {name: policy for name, policy in found.items() if can_run(bench, policy)}
 
 
 def _served(bench: ServingBench, policy: Policy, requests: list[Request]) -> tuple[float, float]:

@@ -22,6 +22,7 @@ def make_policy(name: str, budget: int):
     return {
         "sarathi_serve": SarathiServe(chunk=budget),
         "shortest_remaining": Ranked(chunk=budget, order="shortest"),
+        "lars": Ranked(chunk=budget, order="slack"),
         "vllm_v1": VllmV1(max_num_batched_tokens=budget),
     }.get(name)
 
@@ -39,7 +40,7 @@ def test_fairness_by_hand():
 
 def test_who_serves_the_short_first_spares_them_and_the_long_prompt_pays():
     sizes = FIGURES["long_prompts"].sizes("dry") | {
-        "policies": ["sarathi_serve", "shortest_remaining"],
+        "policies": ["sarathi_serve", "shortest_remaining", "lars"],  # no device says its times
         "bound": 0.1,
     }
     executor = ScriptedExecutor(lambda batch: 0.01 * batch.num_tokens)
