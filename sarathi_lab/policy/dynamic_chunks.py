@@ -5,22 +5,19 @@ long.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from sarathi_lab.config.checked import number, share, whole
-from sarathi_lab.config.errors import UserError
-from sarathi_lab.engine.executor import Predictor
+from sarathi_lab.config.checked import share, whole
 from sarathi_lab.engine.request import Batch, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
-from sarathi_lab.policy.base import Policy, Reserve
-from sarathi_lab.policy.prefill_cost import PrefillCost, fit_prefill_cost
+from sarathi_lab.policy.base import Reserve
+from sarathi_lab.policy.prefill_cost import KnowsPrefillCost
 
 LEAST_SHARE = 4  # a chunk is at least this part of the first
 
 
 @dataclass(frozen=True)
-class DynamicChunks(Policy):
+class DynamicChunks(KnowsPrefillCost):
     """Decodes, then prompts in order of arrival, whose chunks follow one another through a pipeline
     and shrink: SGLang's dynamic chunking.
 
@@ -43,26 +40,13 @@ class DynamicChunks(Policy):
     chunk: int = 8192
     smooth_factor: float = share(0.75, fix="use 0 for chunks that are alike, or 0.75")
     alignment: int = whole(64, minimum=1, fix="use the tokens of a page such as 64")
-    seconds_per_token: float | None = number(None, above=0, fix="use seconds such as 3e-5")
-    seconds_per_squared_token: float = number(0.0, minimum=0, fix="use seconds such as 1e-10")
     watermark: float = 0.01
     reserve: Reserve = "prompt"
 
     def validate(self, batch_size: int, max_model_len: int) -> None:
         super().validate(batch_size, max_model_len)
-        if self.seconds_per_token is None and self.smooth_factor:
-            raise UserError(
-                "policy=dynamic_chunks needs seconds_per_token here, as a device that is measured "
-                "has no cost model; add policy.seconds_per_token=SECONDS"
-            )
-
-    def on_device(
-        self, predictor: Callable[[], Predictor | None], batch_size: int, max_model_len: int
-    ) -> DynamicChunks:
-        if self.seconds_per_token is not None or (iteration_time := predictor()) is None:
-            return self
-        square, linear = fit_prefill_cost(iteration_time, max_model_len)
-        return replace(self, seconds_per_token=linear, seconds_per_squared_token=square)
+        if self.smooth_factor:
+            self.check_seconds(f"policy={self.name}")
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         def size(sequence: SequenceState, left: int) -> int:
@@ -75,11 +59,11 @@ class DynamicChunks(Policy):
 
     def next_chunk(self, context: int) -> int:
         """Tokens of an iteration whose prompt has `context` tokens behind it."""
-        square, seconds = self.seconds_per_squared_token, self.seconds_per_token
-        if not square or seconds is None:
+        square, linear = cost = self.prefill_cost
+        if not square:
             return self.chunk
-        whole_chunk = PrefillCost(square, seconds)(self.chunk)
-        slope = 2 * square * context + seconds
+        whole_chunk = cost(self.chunk)
+        slope = 2 * square * context + linear
         equal = (math.sqrt(slope * slope + 4 * square * whole_chunk) - slope) / (2 * square)
         smoothed = int(self.chunk + self.smooth_factor * (equal - self.chunk))
         tokens = max(smoothed, self.chunk // LEAST_SHARE)

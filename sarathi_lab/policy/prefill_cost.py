@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Self
 
 import numpy as np
 
+from sarathi_lab.config.checked import number
+from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.compositions import make_batch
+from sarathi_lab.engine.executor import Predictor
 from sarathi_lab.engine.request import Batch
+from sarathi_lab.policy.base import Policy
 
 NUM_SAMPLES = 64
 
@@ -37,3 +42,34 @@ def fit_prefill_cost(iteration_time: Callable[[Batch], float], longest: int) -> 
     if square <= 0:
         return PrefillCost(0.0, max(float(np.polyfit(lengths, seconds, 1)[0]), 1e-12))
     return PrefillCost(float(square), max(float(linear), 1e-12))
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnowsPrefillCost(Policy):
+    """A policy that is told what a prompt takes: by its settings, or else by the device's cost
+    model.
+    """
+
+    seconds_per_token: float | None = number(None, above=0, fix="use seconds such as 3e-5")
+    seconds_per_squared_token: float = number(0.0, minimum=0, fix="use seconds such as 1e-10")
+
+    @property
+    def prefill_cost(self) -> PrefillCost:
+        """In seconds, or in tokens where nobody said."""
+        return PrefillCost(self.seconds_per_squared_token, self.seconds_per_token or 1.0)
+
+    def check_seconds(self, what: str) -> None:
+        """Raise UserError, in the name of `what` needs them, if nobody said seconds."""
+        if self.seconds_per_token is None:
+            raise UserError(
+                f"{what} needs seconds_per_token here, as a device that is measured has no cost "
+                "model; add policy.seconds_per_token=SECONDS"
+            )
+
+    def on_device(
+        self, predictor: Callable[[], Predictor | None], batch_size: int, max_model_len: int
+    ) -> Self:
+        if self.seconds_per_token is not None or (iteration_time := predictor()) is None:
+            return self
+        square, linear = fit_prefill_cost(iteration_time, max_model_len)
+        return replace(self, seconds_per_token=linear, seconds_per_squared_token=square)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from math import log2
 from typing import Literal, get_args
 
 from sarathi_lab.config.checked import number, whole
 from sarathi_lab.config.errors import UserError, require_one_of
 from sarathi_lab.engine.admission import tokens_to_take
-from sarathi_lab.engine.executor import Predictor
 from sarathi_lab.engine.queues import LOOKAHEAD, is_idle
 from sarathi_lab.engine.request import Batch, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
-from sarathi_lab.policy.base import Policy, Reserve
-from sarathi_lab.policy.prefill_cost import PrefillCost, fit_prefill_cost
+from sarathi_lab.policy.base import Reserve
+from sarathi_lab.policy.prefill_cost import KnowsPrefillCost, PrefillCost
 
 Order = Literal["fcfs", "response_ratio", "shortest", "slack", "preflow", "short_first"]
 # Parameters that not every order reads, and which do.
@@ -23,7 +21,7 @@ READ = {"patience": ("shortest", "slack", "preflow", "short_first"), "deadline_f
 
 
 @dataclass(frozen=True)
-class Ranked(Policy):
+class Ranked(KnowsPrefillCost):
     """Decodes, then prompts by `order` within `chunk` tokens, whether they run or wait.
 
     A prompt that has begun may be passed over by one that comes later; it keeps its cache. Rules,
@@ -58,8 +56,6 @@ class Ranked(Policy):
     deadline_factor: float = number(5.0, above=0, fix="use a factor such as 5")
     short_len: int = whole(256, minimum=1, fix="use tokens such as 256")
     reserve_tokens: int = whole(0, minimum=0, fix="use 0 to keep none")
-    seconds_per_token: float | None = number(None, above=0, fix="use seconds such as 3e-5")
-    seconds_per_squared_token: float = number(0.0, minimum=0, fix="use seconds such as 1e-10")
     watermark: float = 0.01
     reserve: Reserve = "prompt"
 
@@ -73,19 +69,8 @@ class Ranked(Policy):
         if self.reserve_tokens >= self.chunk:
             reserved = f"reserve_tokens={self.reserve_tokens}"
             raise UserError(f"{reserved} leaves nothing of chunk={self.chunk}; lower it")
-        if self.order == "slack" and self.seconds_per_token is None:
-            raise UserError(
-                "order=slack needs seconds_per_token here, as a device that is measured has no "
-                "cost model; add policy.seconds_per_token=SECONDS"
-            )
-
-    def on_device(
-        self, predictor: Callable[[], Predictor | None], batch_size: int, max_model_len: int
-    ) -> Ranked:
-        if self.seconds_per_token is not None or (iteration_time := predictor()) is None:
-            return self
-        square, linear = fit_prefill_cost(iteration_time, max_model_len)
-        return replace(self, seconds_per_token=linear, seconds_per_squared_token=square)
+        if self.order == "slack":
+            self.check_seconds("order=slack")
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         scheduler.sort_running()
@@ -111,9 +96,7 @@ class Ranked(Policy):
     def rank(self, sequence: SequenceState, now: float) -> float:
         """The lower is served first; `now` in seconds."""
         age, known = now - sequence.request.arrival_time, sequence.num_known
-        cost = PrefillCost(self.seconds_per_squared_token, self.seconds_per_token or 1.0)
-        if self.order == "preflow":
-            cost = PrefillCost(0.5, 0.5)
+        cost = PrefillCost(0.5, 0.5) if self.order == "preflow" else self.prefill_cost
         whole_time, rest = cost(known), cost(sequence.num_pending, sequence.num_computed)
         match self.order:
             case "response_ratio":
