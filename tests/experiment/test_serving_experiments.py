@@ -66,7 +66,7 @@ def test_a_round_has_the_same_points_whatever_its_seed_and_its_ratios_are_of_its
         quantity, _, reference = labels["quantity"].partition(" / ")
         quantity = quantity.removesuffix(" of sarathi_serve")
         own = absolute[labels["slo"], quantity, point.series, point.x].y.value
-        names = {"both": "hybrid and chunked"}
+        names = {"both": "hybrid and chunked", "hindsight": "hindsight"}
         at = largest if reference == "largest budget" else point.x
         series = names.get(reference, "sarathi_serve")
         other = absolute[labels["slo"], quantity, series, at].y.value
@@ -200,7 +200,8 @@ def test_a_picture_has_a_panel_per_device_and_data_set(name):
     both = pd.concat([points.assign(device=f"cpu, {model}") for model in ("tiny", "30m")])
     figure = serving.draw(name, "A title", both)
     titles = [ax.get_title() for ax in figure.axes if ax.has_data()]
-    num_panels = 2 if name in ("sarathi_serve_ablation", "sarathi_serve_capacity") else 1
+    one = ("sarathi_serve_stalls", "sarathi_serve_budget")
+    num_panels = 1 if name in one else 2
     assert len(titles) == 2 * num_panels
     assert {title.splitlines()[0] for title in titles} == {"cpu, tiny", "cpu, 30m"}
     assert figure.get_suptitle() == "A title"
