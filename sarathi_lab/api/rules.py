@@ -110,7 +110,7 @@ class ShadowExecutor:
     """`executor` over `caches`, one for each replica; it emits `token_of` its chunks, or no tokens.
 
     Batches that are fed on the device are written when they are submitted, those in a pipeline when
-    they come out.
+    they come out, unless the policy follows them up.
     """
 
     def __init__(
@@ -123,17 +123,21 @@ class ShadowExecutor:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.executor, name)
 
+    def _writes_at_once(self, cache: ShadowCache) -> bool:
+        """Whether the next batch finds what one in flight writes, as it comes behind it."""
+        return self.executor.feeds_tokens or cache.scheduler.policy.follows_up
+
     def submit(self, batch: Batch) -> None:
         for cache, part in zip(self.caches, batch.parts or (batch,), strict=True):
             cache.begin(part)
-            if self.executor.feeds_tokens:
+            if self._writes_at_once(cache):
                 cache.end()
         self.executor.submit(batch)
 
     def collect(self) -> StepResult:
         result = self.executor.collect()
-        if not self.executor.feeds_tokens:
-            for cache in self.caches:
+        for cache in self.caches:
+            if not self._writes_at_once(cache):
                 cache.end()
         emitting = (chunk for chunk in result.batch.chunks if chunk.emits_token)
         token_ids = [token_of(chunk) if self.knows_tokens else NO_TOKEN for chunk in emitting]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sarathi_lab.engine.prefix_cache import PrefixCache, num_found
-from sarathi_lab.engine.request import Batch, Copy, SequenceState
+from sarathi_lab.engine.request import Chunk, Copy, SequenceState
 
 
 class BlockManager:
@@ -92,10 +92,10 @@ class BlockManager:
             sequence.num_computed = num_found(self.prefix.find(sequence)) * self.block_size
         return sequence
 
-    def publish(self, batch: Batch) -> None:
-        """Let others share the full blocks that `batch` fills."""
+    def publish(self, chunks: Sequence[Chunk]) -> None:
+        """Let others share the full blocks that `chunks` fill."""
         if self.prefix is not None:
-            for sequence, start, _, is_decode, _ in batch.chunks:
+            for sequence, start, _, is_decode, _ in chunks:
                 # Most chunks are decodes, and one of a block's many fills it.
                 if not is_decode or start % self.block_size == 0 or not sequence.num_published:
                     self.prefix.publish(sequence)

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from operator import attrgetter
 from typing import Literal
 
-from sarathi_lab.engine.request import SequenceState
+from sarathi_lab.engine.executor import NO_TOKEN
+from sarathi_lab.engine.request import Chunk, SequenceState
 
 QueueOrder = Literal["fcfs", "priority", "shortest"]
 Rank = tuple[float, int]
@@ -159,6 +160,24 @@ class RunningSequences(list[SequenceState]):
         """Take `sequences` back from a batch that has ended."""
         self.at_rest += sequences
         self.at_rest.sort(key=attrgetter("position"))
+
+    def settle(self, chunks: Iterable[Chunk]) -> list[SequenceState]:
+        """Let `chunks` count as computed, with their next tokens yet to be known, and take their
+        sequences back, but those that have all they asked for, which are returned.
+        """
+        resting, finished = [], []
+        for sequence, start, num_tokens, _, emits_token in chunks:
+            sequence.in_flight = False
+            sequence.num_computed = start + num_tokens
+            if emits_token:
+                token_ids = sequence.output_token_ids
+                token_ids.append(NO_TOKEN)
+                if len(token_ids) >= sequence.request.output_len:
+                    finished.append(sequence)
+                    continue
+            resting.append(sequence)
+        self.rest(resting)
+        return finished
 
     def tidy(self) -> None:
         """Forget of `at_rest` who left or is in flight."""

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeVar
 
 from sarathi_lab.engine.admission import SchedulingPolicy, Size, check_fits, tokens_to_take
 from sarathi_lab.engine.block_manager import BlockManager
-from sarathi_lab.engine.executor import NO_TOKEN, StepResult
+from sarathi_lab.engine.executor import StepResult
 from sarathi_lab.engine.queues import (
     QueueOrder,
     RunningSequences,
@@ -20,7 +20,7 @@ from sarathi_lab.engine.queues import (
     is_idle,
     make_queue,
 )
-from sarathi_lab.engine.request import Batch, Copy, Queues, Request, SequenceState
+from sarathi_lab.engine.request import Batch, Chunk, Copy, Queues, Request, SequenceState
 
 Preemption = Literal["recompute", "swap"]
 State = TypeVar("State")
@@ -136,6 +136,8 @@ class Scheduler:
         if self._copies:
             batch.copies, self._copies = self._copies, []
             batch.num_swapped_tokens = len(batch.copies) * self.blocks.block_size
+        if self.policy.follows_up:
+            self._settle([chunk for chunk in batch.chunks if not chunk.emits_token])
         return batch
 
     def advance(self, batch: Batch) -> None:
@@ -145,19 +147,10 @@ class Scheduler:
         With an executor that feeds the tokens of one batch to the next, this is done at submission:
         so the next batch can be made while this one runs.
         """
-        resting = []
-        for sequence, start, num_tokens, _, emits_token in batch.chunks:
-            sequence.in_flight = False
-            sequence.num_computed = start + num_tokens
-            if emits_token:
-                token_ids = sequence.output_token_ids
-                token_ids.append(NO_TOKEN)
-                if len(token_ids) >= sequence.request.output_len:
-                    batch.finished.append(sequence)
-                    continue
-            resting.append(sequence)
-        self.running.rest(resting)
-        self.blocks.publish(batch)
+        chunks = batch.chunks
+        if self.policy.follows_up:  # the others are booked since it was made
+            chunks = [chunk for chunk in chunks if chunk.emits_token]
+        batch.finished += self._settle(chunks)
         for sequence in batch.finished:
             self.blocks.free(sequence)
             self.running.leave(sequence)
@@ -179,6 +172,11 @@ class Scheduler:
         if result.batch.num_prefills:
             self.last_prompt_latency = result.end - result.start
         return result.batch.finished
+
+    def _settle(self, chunks: list[Chunk]) -> list[SequenceState]:
+        finished = self.running.settle(chunks)
+        self.blocks.publish(chunks)
+        return finished
 
     # -- the moves ---------------------------------------------------------------------------------
 

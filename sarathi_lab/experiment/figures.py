@@ -11,8 +11,10 @@ from sarathi_lab.experiment import (
     decodes,
     disaggregation,
     iterations,
+    long_prompts,
     pipeline,
     serving,
+    shrinking_chunks,
     throughput,
 )
 from sarathi_lab.experiment.registry import FIGURES, KEYS, ErrorRow, Figure
@@ -26,6 +28,10 @@ LABELS = ["hardware", "level", "model", "method"]
 ERRORS = ["row", "device", "points", "mean", "largest", "stated"]
 ERRORS += ["aim_mean", "aim_largest", "verdict"]
 _ = (adaptive_budgets, decodes, disaggregation, iterations, pipeline, serving, throughput)
+_ = (
+    *(adaptive_budgets, decodes, iterations, long_prompts, pipeline, serving),
+    *(shrinking_chunks, throughput),
+)
 PAPERS = tuple(sorted(name for name, figure in FIGURES.items() if figure.has_paper))
 SERVING = tuple(name for name, figure in FIGURES.items() if figure.kind == "rounds")
 SIMULATED = EXPERIMENTS / "sarathi" / "paper" / "results" / "simulated.csv"

@@ -5,6 +5,7 @@ from sarathi_lab.policy.adaptive import SloBudget
 from sarathi_lab.policy.ascend import Ascend, AscendDynamic, AscendV09
 from sarathi_lab.policy.base import Policy, Reserve
 from sarathi_lab.policy.deepspeed import SplitFuse
+from sarathi_lab.policy.dynamic_chunks import DynamicChunks
 from sarathi_lab.policy.fastdeploy import FastDeploy
 from sarathi_lab.policy.lightllm import LightLLM
 from sarathi_lab.policy.llama_cpp import LlamaCpp
@@ -14,6 +15,7 @@ from sarathi_lab.policy.nano_vllm import NanoVllm
 from sarathi_lab.policy.niyama import Niyama
 from sarathi_lab.policy.openvino import OpenVINO
 from sarathi_lab.policy.paper import Orca, RequestLevel, Sarathi
+from sarathi_lab.policy.ranked import Ranked
 from sarathi_lab.policy.sarathi_serve import ChunkedOnly, SarathiServe, SarathiServeDynamic
 from sarathi_lab.policy.sglang import SGLang
 from sarathi_lab.policy.sliding_serve import SlidingServe
@@ -28,6 +30,7 @@ __all__ = [
     "AscendDynamic",
     "AscendV09",
     "ChunkedOnly",
+    "DynamicChunks",
     "FastDeploy",
     "LMDeploy",
     "LMDeployPytorch",
@@ -41,6 +44,7 @@ __all__ = [
     "PPas",
     "Policy",
     "PrefillFirst",
+    "Ranked",
     "RequestLevel",
     "Reserve",
     "SGLang",

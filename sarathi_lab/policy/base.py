@@ -28,12 +28,15 @@ class Policy(ABC):
     "total" (prompt and all of its output), its whole "prompt", or just the first "chunk".
     `watermark` is the share of the cache that admission leaves free. `budget_field` names the field
     that holds the tokens of one iteration, which the setting `chunk` stands for; None for policies
-    that never cut a prompt. With `decodes_on_top` that is for prompts alone.
+    that never cut a prompt. With `decodes_on_top` that is for prompts alone. With `follows_up` the
+    next chunk of a prompt is scheduled while the one before is in flight: in a pipeline, whose
+    stages take them in order.
     """
 
     name: ClassVar[str]
     budget_field: ClassVar[str | None] = None
     decodes_on_top: ClassVar[bool] = False
+    follows_up: ClassVar[bool] = False
     reserve: Reserve = "max_model_len"
     watermark: float = 0.0
 

@@ -35,6 +35,11 @@ LOAD += [
 
 # What a file sets differently from the class, as that is another system's or version's.
 SET = {
+    "lars": {"order", "patience"},
+    "shortest_remaining": {"order"},
+    "preflow": {"order"},
+    "short_request_first": {"order"},
+    "reserve_for_short": {"order", "reserve_tokens"},
     "chunk_beside_decodes": {"min_active_prefills"},
     "ascend_v0_9": {"enable_chunked_prefill"},
     "hybrid_only": {"max_prefills", "reserve"},
@@ -55,6 +60,8 @@ def test_a_policy_made_in_python_is_that_of_its_file(option):
 @cache
 def planned(option: str, executor: str, table: str) -> Plan:
     own = {"policy.profile_table": table} if option == "ascend_dynamic" else {}
+    if option in ("lars", "dynamic_chunks"):
+        own = {"policy.seconds_per_token": 0.001}
     if option in ADAPTIVE:
         own = {"policy.times": [0.01, 0.0001, 0.0]}
     device = ["device=cpu", "dtype=float32"] if executor == "torch" else []

@@ -22,6 +22,7 @@ OUT_OF_ORDER = (
     "ascend_long",
     "ascend_phases",
     "vllm_v0_chunked_partial",
+    "ranked",
     "niyama",
     "sliding_serve",
     "lprs",

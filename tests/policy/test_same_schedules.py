@@ -34,6 +34,7 @@ TIGHT = (
     "workload.num_requests=24",
     "cache.num_blocks=100",
 )
+PIPELINE = ("hardware=a100", "executor.pipeline_parallel=4", "workload=zipf", *SMALL[2:])
 POLICIES = (
     "ascend,ascend_dynamic,ascend_v0_9,chunked_only,fastdeploy,hybrid_only,lightllm,llama_cpp,lmdeploy,"
     "lmdeploy_pytorch,nano_vllm,openvino,orca,p_pas,prefill_first,request_level,sarathi,sarathi_serve,"
@@ -62,10 +63,7 @@ SWEEPS = {
     ),
     "pipeline": (
         "policy=orca,sarathi",
-        "hardware=a100",
-        "executor.pipeline_parallel=4",
-        "workload=zipf",
-        *SMALL[2:],
+        *PIPELINE,
     ),
     "trace": (
         "policy=sarathi,vllm_v1",
@@ -76,6 +74,12 @@ SWEEPS = {
     ),
     "advice": ("chunk=auto", *SMALL[:3]),
     "profiled": ("executor.cost_model=profiled", "model=13b", "hardware=a6000", *SMALL),
+    "ranked": (
+        "policy=highest_response_ratio,shortest_remaining,lars,preflow,short_request_first,"
+        "reserve_for_short",
+        *TIGHT,
+    ),
+    "following chunks": ("policy=dynamic_chunks", *PIPELINE),
 }
 COUNTED = {  # whole numbers: equal to the last one
     "iterations": [

@@ -109,6 +109,34 @@ def budgets(points: pd.DataFrame, ax: Axes) -> Axes:
     return ax
 
 
+def tradeoff(points: pd.DataFrame, ax: Axes) -> Axes:
+    """One quantity by another, in seconds, a marker per series: down and left is better."""
+    y, x = points.quantity.unique()
+    both = points.pivot(index="series", columns="quantity", values="y")
+    for i, series in enumerate(points.series.unique()):
+        style: dict[str, Any] = {"linestyle": "none", "color": f"C{i % 10}"}
+        style["fillstyle"] = "none" if i >= 10 else "full"  # colours and markers begin anew
+        ax.plot(both[x][series], both[y][series], marker(i), label=str(series), **style)
+    ax.set(xlabel=f"{x} [s]", ylabel=f"{y} [s]", yscale="log")
+    ax.margins(0.1)
+    ax.set_ylim(top=both[y].max() * 300)  # room for the legend
+    ax.legend(fontsize=6, loc="upper right", labelspacing=0.2)
+    return ax
+
+
+def lines(points: pd.DataFrame, ax: Axes) -> Axes:
+    """A quantity by tokens, a line per series with its interval."""
+    for i, (series, rows) in enumerate(points.groupby("series", sort=False)):
+        line = rows.sort_values("x")
+        ax.plot(line.x, line.y, marker(i), linestyle="-", color=f"C{i}", label=str(series))
+        if {"low", "high"} <= set(line):
+            ax.vlines(line.x, line.low, line.high, color=f"C{i}", linewidth=0.9)
+    ax.set(xlabel="chunk [tokens]", ylabel=f"{points.quantity.iloc[0]} [{points.unit.iloc[0]}]")
+    ax.set_xscale("log", base=2)
+    ax.legend(fontsize=8, loc="best")
+    return ax
+
+
 @dataclass(frozen=True)
 class ServingLook:
     """A panel a data set, objective and, with `is_split`, quantity."""
@@ -129,6 +157,8 @@ LOOKS: Mapping[str, ServingLook] = {
     "sarathi_serve_capacity": ServingLook(bars, (CAPACITY,)),
     "sarathi_serve_budget": ServingLook(budgets, (TTFT, TBT)),
     "disaggregation": ServingLook(bars, ("goodput per GPU",)),
+    "long_prompts": ServingLook(tradeoff, ("TTFT P99, short", "TTFT, long")),
+    "dynamic_chunks": ServingLook(lines, ("throughput / one stage's",)),
     "adaptive_budgets": ServingLook(bars, (CAPACITY,)),
     "p_pas_gain": ServingLook(
         bars, ("mean latency, low load", "mean latency, high load"), is_split=True
