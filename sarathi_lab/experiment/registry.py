@@ -83,6 +83,7 @@ class Figure:
     at: Callable[[pd.DataFrame], Sizes] | None = None
     errors: Sequence[ErrorRow] = ()
     is_counted: bool = False  # simulated by counting batches, too
+    is_simulated: bool = False  # never measured
     max_spread: float = 0.15
     needs: Sequence[str] = ()
     takes: Sequence[str] = ()

@@ -20,6 +20,8 @@ import pandas as pd
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.engine.request import Request
+from sarathi_lab.engine.topology import Topology
+from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.experiment.capacity import (
     Engine,
     Grid,
@@ -60,7 +62,9 @@ LOADED: dict[str, Any] = {
 
 @dataclass
 class ServingBench:
-    """One engine that serves `model` at `sizes`, without tokens if `vocab_size` is None."""
+    """One engine that serves `model` at `sizes`, without tokens if `vocab_size` is None; simulated,
+    also the clusters of such engines.
+    """
 
     sizes: Mapping[str, Any]
     model: str
@@ -68,6 +72,9 @@ class ServingBench:
     policy: MakePolicy
     vocab_size: int | None
     seed: int = 0
+    clusters: Callable[[Topology], Engine] | None = None
+    starts: dict[Any, float] = field(default_factory=dict)  # where searches begin (requests/s)
+    backend: SimulatedBackend | None = None  # of the executor, where it is simulated
     _saturation: dict[str, float] = field(default_factory=dict)
     _slos: dict[str, Slo] = field(default_factory=dict)
 

@@ -14,6 +14,7 @@ from sarathi_lab.config.console import progress_of
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.engine.executor import Sizes
+from sarathi_lab.engine.topology import SINGLE, Topology
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.cost_model import Level, make_cost_model
 from sarathi_lab.executor.simulated.hardware import Parallel
@@ -171,9 +172,14 @@ def served(
     def table_for(model: str, backend: SimulatedBackend) -> pd.DataFrame:
         spec = load_option("model", model)
         cache = (backend.kv_blocks(spec, BLOCK_SIZE), BLOCK_SIZE)
-        executor = backend.build(spec, None, Sizes(*cache, batch))
-        engine = Engine(executor, batch, longest(sizes), *cache, backend.num_stages)
-        bench = ServingBench(sizes, model, engine, make_policy, None, seed)
+
+        def engine(cluster: Topology) -> Engine:
+            build = partial(backend.build, spec, None, Sizes(*cache, batch))
+            executor = cluster.executor(build, backend.link(spec, cluster))
+            return Engine(executor, batch, longest(sizes), *cache, backend.num_stages, cluster)
+
+        bench = ServingBench(sizes, model, engine(SINGLE), make_policy, None, seed, engine)
+        bench.backend = backend
         with progress_of(f"computing {figure.name} with {model}", number, "rounds") as advance:
             samples = rounds(
                 partial(figure.make, bench, **sizes),

@@ -66,6 +66,8 @@ class Measure(Task):
         """Refuse a model that does not fit the device, and settings that nothing would read."""
         backend, own = build(cfg.executor), self._own
         if isinstance(backend, TorchBackend):
+            if own.is_simulated:
+                raise UserError(f"{own.name} is simulated only; add executor=simulated")
             self._refuse("every", "is for the recomputed figures of executor=simulated")
             spec, checkpoint = resolve_model(cfg, backend)
             if checkpoint is not None:

@@ -14,7 +14,6 @@ from sarathi_lab.config.errors import UserError, require_bool, require_int, requ
 from sarathi_lab.config.instantiate import build, option_files, read_option, resolved
 from sarathi_lab.engine.admission import SchedulingPolicy
 from sarathi_lab.engine.block_manager import BlockManager
-from sarathi_lab.engine.cluster import Link
 from sarathi_lab.engine.executor import Backend, Executor, Sizes
 from sarathi_lab.engine.loop import AnyScheduler
 from sarathi_lab.engine.queues import QueueOrder
@@ -101,14 +100,9 @@ class Plan:
     def executor(self, make: Callable[[], Executor] | None = None) -> Executor:
         """The warmed-up executor of the run, of what `make` gives in place of the backend's."""
         make = make or (lambda: self.backend.build(self.spec, self.checkpoint, self.sizes))
-        return self.cluster.executor(make, self._link)
-
-    @property
-    def _link(self) -> Link | None:
-        cluster, backend = self.cluster, self.backend
-        if not isinstance(cluster, Linked) or not isinstance(backend, SimulatedBackend):
-            return None
-        return backend.link(self.spec, cluster)
+        is_simulated = isinstance(self.backend, SimulatedBackend)
+        link = self.backend.link(self.spec, self.cluster) if is_simulated else None
+        return self.cluster.executor(make, link)
 
     def scheduler(self, executor: Executor) -> AnyScheduler:
         """The one for `executor`, which this plan has made."""

@@ -12,7 +12,7 @@ from sarathi_lab.config.errors import UserError, require_one_of
 from sarathi_lab.engine.cluster import Link
 from sarathi_lab.engine.executor import Executor, Predictor, Sizes
 from sarathi_lab.engine.request import Batch
-from sarathi_lab.engine.topology import Linked
+from sarathi_lab.engine.topology import Linked, Topology
 from sarathi_lab.executor.simulated.cost_model import CostModel, make_cost_model
 from sarathi_lab.executor.simulated.executor import PipelineExecutor, SimulatedExecutor
 from sarathi_lab.executor.simulated.experts import ALONE, Sharing
@@ -25,6 +25,7 @@ from sarathi_lab.executor.simulated.hardware import (
 )
 from sarathi_lab.executor.simulated.host import NO_HOST, Host
 from sarathi_lab.executor.simulated.profiled import ProfiledOperations
+from sarathi_lab.model.power import PowerModel
 from sarathi_lab.model.roofline import Peaks
 from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec, WeightDtype
 
@@ -89,6 +90,10 @@ class SimulatedBackend:
         return self.pipeline_parallel
 
     @property
+    def power(self) -> PowerModel | None:
+        return self.hardware.power
+
+    @property
     def dtype_name(self) -> str:
         return DEFAULT_DTYPES[self.hardware.dtype_bytes] if self.dtype == "auto" else self.dtype
 
@@ -141,10 +146,12 @@ class SimulatedBackend:
             )
         return cautions
 
-    def link(self, spec: ModelSpec, cluster: Linked) -> Link:
+    def link(self, spec: ModelSpec, cluster: Topology) -> Link | None:
         """What moves the KV cache of `spec` between instances on this backend's devices, each of
-        which sends its own part. Raises UserError for a rate that nobody states.
+        which sends its own part; None where nothing moves. Raises UserError for an unknown rate.
         """
+        if not isinstance(cluster, Linked):
+            return None
         hardware = self.hardware
         name = {"nvlink": "link_bytes_per_second", "network": "network_bytes_per_second"}
         stated = getattr(hardware, name[cluster.link])

@@ -127,6 +127,7 @@ LOOKS: Mapping[str, ServingLook] = {
     "sarathi_serve_ablation": ServingLook(bars, (TTFT, TBT), is_split=True),
     "sarathi_serve_capacity": ServingLook(bars, (CAPACITY,)),
     "sarathi_serve_budget": ServingLook(budgets, (TTFT, TBT)),
+    "energy": ServingLook(bars, ("energy a token", "power of a device"), is_split=True),
 }
 
 
