@@ -41,6 +41,7 @@ def agentic(
     bench: ServingBench,
     seed: int,
     *,
+    turns: int,
     sessions: int,
     rate: float,
     budget: int,
@@ -62,8 +63,10 @@ def agentic(
     for dataset, workload in datasets(bench.sizes).items():
         assert isinstance(workload, Agentic), "the sizes name a workload of sessions"
         own = {f"{tokens}": Setting(tokens) for tokens in budgets} | {"whole": Setting(whole)}
-        own |= {f"{name}, no cache": setting._replace(is_cached=False) for name, setting in own.items()}
-        work = replace(workload, num_requests=sessions * workload.turns)
+        own |= {
+            f"{name}, no cache": setting._replace(is_cached=False) for name, setting in own.items()
+        }
+        work = replace(workload, turns=turns, num_requests=sessions * turns)
         found = {name: _served(bench, work, seed, rate, setting) for name, setting in own.items()}
         yield from _points(f"{dataset}, one engine", found)
         for name in found:
@@ -71,8 +74,10 @@ def agentic(
                 yield from _over(dataset, "no cache", name, found[name], found[f"{name}, no cache"])
             if name.isdecimal():
                 yield from _over(dataset, "whole prompts", name, found[name], found["whole"])
-        chosen = {name: Setting(budget, True, Replicas(num=replicas, router=name)) for name in routers}
-        work = replace(workload, num_requests=replica_sessions * workload.turns)
+        chosen = {
+            name: Setting(budget, True, Replicas(num=replicas, router=name)) for name in routers
+        }
+        work = replace(work, num_requests=replica_sessions * turns)
         at = replicas * replica_rate
         found = {name: _served(bench, work, seed, at, setting) for name, setting in chosen.items()}
         yield from _points(f"{dataset}, {replicas} engines", found)

@@ -46,7 +46,7 @@ def energy(
     **sizes: Any,
 ) -> Iterator[Point]:
     """Joules a token by token budget and by policy, over those of whole prompts on the same
-    requests, at `load` of the saturation rate of the first round; joules an output token by batch,
+    requests, at `load` of the saturation rate; joules an output token by batch,
     where all requests are there at once; and watts of iterations by what is in them.
     """
     if bench.backend is None or bench.backend.power is None:
@@ -54,8 +54,7 @@ def energy(
     for dataset in sizes["datasets"]:
         requests = bench.requests(dataset, num_requests, seed)
         whole = bench.chunking(longest(bench.sizes) + sizes["batch"])
-        rate = load * _rate_of_all(bench, dataset, requests, whole)
-        arriving = at_rate(requests, rate)
+        arriving = at_rate(requests, load * bench.saturation_rate(dataset))
         own = {str(tokens): bench.chunking(max(tokens, sizes["batch"])) for tokens in budgets}
         own |= {WHOLE: whole} | bench.named(policies, budget)
         found = {name: _energy(bench, arriving, policy) for name, policy in own.items()}
@@ -71,17 +70,6 @@ def energy(
             if kind in found[WHOLE]:
                 yield _point(dataset, "power of iterations", "W", kind, found[WHOLE][kind])
         yield from _by_batch(bench, dataset, requests, budget, batches)
-
-
-def _rate_of_all(
-    bench: ServingBench, dataset: str, requests: Sequence[Request], policy: Policy
-) -> float:
-    """Requests per second where all of the first round's are there at once."""
-    if dataset not in bench.starts:
-        at_once = [replace(one, arrival_time=0.0) for one in requests]
-        ledger = bench.engine.serve(at_once, policy)
-        bench.starts[dataset] = len(requests) / float(ledger.iterations().end.max())
-    return float(bench.starts[dataset])
 
 
 def _by_batch(

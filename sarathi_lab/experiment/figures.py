@@ -6,7 +6,17 @@ import pandas as pd
 
 from sarathi_lab.config.errors import UserError, require_one_of
 from sarathi_lab.config.paths import EXPERIMENTS
-from sarathi_lab.experiment import decodes, energy, iterations, pipeline, serving, throughput
+from sarathi_lab.experiment import (
+    adaptive_budgets,
+    agentic,
+    decodes,
+    disaggregation,
+    energy,
+    iterations,
+    pipeline,
+    serving,
+    throughput,
+)
 from sarathi_lab.experiment.registry import FIGURES, KEYS, ErrorRow, Figure
 from sarathi_lab.results import load
 
@@ -17,7 +27,8 @@ COLUMNS = ["figure", *KEYS, "y", "unit", "source", "device", "uncertainty"]
 LABELS = ["hardware", "level", "model", "method"]
 ERRORS = ["row", "device", "points", "mean", "largest", "stated"]
 ERRORS += ["aim_mean", "aim_largest", "verdict"]
-_ = (decodes, energy, iterations, pipeline, serving, throughput)
+_ = (adaptive_budgets, agentic, decodes, disaggregation, energy)
+_ = (iterations, pipeline, serving, throughput)
 PAPERS = tuple(sorted(name for name, figure in FIGURES.items() if figure.has_paper))
 SERVING = tuple(name for name, figure in FIGURES.items() if figure.kind == "rounds")
 SIMULATED = EXPERIMENTS / "sarathi" / "paper" / "results" / "simulated.csv"

@@ -73,10 +73,11 @@ class ServingBench:
     vocab_size: int | None
     seed: int = 0
     clusters: Callable[[Topology], Engine] | None = None
-    starts: dict[Any, float] = field(default_factory=dict)  # where searches begin (requests/s)
     backend: SimulatedBackend | None = None  # of the executor, where it is simulated
     _saturation: dict[str, float] = field(default_factory=dict)
     _slos: dict[str, Slo] = field(default_factory=dict)
+    # By data set and objective, where the last round's searches ended (steps of the grid).
+    starts: dict[tuple[str, str], dict[str, int]] = field(default_factory=dict)
 
     def engine_of(self, policy: str) -> Engine:
         """The engine with the batch that the policy has at these sizes."""
@@ -165,7 +166,7 @@ def sarathi_serve_stalls(bench: ServingBench, seed: int, **sizes: Any) -> Iterat
     if seed == 0:
         for name, requests in found.items():
             for time, gap in longest_gaps(requests, STALL_BINS):
-                yield _point(dataset, "longest gap", "ms", name, 1e3 * gap, time, kind="curve")
+                yield point(dataset, "longest gap", "ms", name, 1e3 * gap, time, kind="curve")
     waits = {name: _waits(requests) for name, requests in found.items()}
     yield from _compared(dataset, waits, (TBT, LONG, TTFT), CHUNKING, CHUNKING)
 
@@ -220,12 +221,12 @@ def sarathi_serve_capacity(
             capacity = trials.capacity(slo, start, limits, lengths)
             start = capacity.median or start
             found[name] = capacity.median if capacity.is_settled else math.nan
-            yield _point(dataset, "capacity", "1/s", name, found[name], slo=kind)
+            yield point(dataset, "capacity", "1/s", name, found[name], slo=kind)
         for name, value in found.items():
             if name != CHUNKING:
                 gain = found[CHUNKING] / value if value else math.inf
                 quantity = f"capacity of {CHUNKING} / own"
-                yield _point(dataset, quantity, "ratio", name, gain, slo=kind)
+                yield point(dataset, quantity, "ratio", name, gain, slo=kind)
 
 
 @figure(question="Which token budget, when requests arrive over time?", seconds=60, **LOADED)
@@ -242,10 +243,10 @@ def sarathi_serve_budget(
         }
         for own, wait in waits.items():
             for key, words in (TBT, TTFT):
-                yield _point(dataset, words, "s", CHUNKING, wait[key], own)
+                yield point(dataset, words, "s", CHUNKING, wait[key], own)
                 if own != largest:
                     ratio, quantity = wait[key] / waits[largest][key], f"{words} / largest budget"
-                    yield _point(dataset, quantity, "ratio", CHUNKING, ratio, own)
+                    yield point(dataset, quantity, "ratio", CHUNKING, ratio, own)
 
 
 def _waits(requests: pd.DataFrame) -> Waits:
@@ -262,13 +263,13 @@ def _compared(
     """Seconds of every series, and over those of the series `to`."""
     for key, words in quantities:
         for series, wait in waits.items():
-            yield _point(dataset, words, "s", series, wait[key])
+            yield point(dataset, words, "s", series, wait[key])
             if series != to:
                 ratio = wait[key] / waits[to][key]
-                yield _point(dataset, f"{words} / {called}", "ratio", series, ratio)
+                yield point(dataset, f"{words} / {called}", "ratio", series, ratio)
 
 
-def _point(
+def point(
     dataset: str,
     quantity: str,
     unit: str,
@@ -279,6 +280,7 @@ def _point(
     slo: str = "",
     kind: Any = "value",
 ) -> Point:
+    """A point in the panel of its data set, objective and quantity."""
     place = f"{dataset}, {slo}" if slo else dataset
     panel = f"{place}: {quantity}" + ("" if unit == "ratio" else f" [{unit}]")
     labels = (("dataset", dataset), ("slo", slo), ("quantity", quantity))

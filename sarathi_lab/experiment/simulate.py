@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -27,6 +27,7 @@ from sarathi_lab.experiment.registry import KEYS, Figure
 from sarathi_lab.experiment.samples import rounds, table_of
 from sarathi_lab.experiment.serving import MakePolicy, ServingBench, longest
 from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec
+from sarathi_lab.policy import Policy
 from sarathi_lab.results.intervals import FEWEST_PAIRS
 from sarathi_lab.results.load import POINT, SIMULATED
 
@@ -171,14 +172,20 @@ def served(
 
     def table_for(model: str, backend: SimulatedBackend) -> pd.DataFrame:
         spec = load_option("model", model)
-        cache = (backend.kv_blocks(spec, BLOCK_SIZE), BLOCK_SIZE)
+        blocks = (backend.kv_blocks(spec, BLOCK_SIZE), BLOCK_SIZE)
+        predictor = cache(partial(backend.predictor, spec))
 
         def engine(cluster: Topology) -> Engine:
-            build = partial(backend.build, spec, None, Sizes(*cache, batch))
+            build = partial(backend.build, spec, None, Sizes(*blocks, batch))
             executor = cluster.executor(build, backend.link(spec, cluster))
-            return Engine(executor, batch, longest(sizes), *cache, backend.num_stages, cluster)
+            return Engine(executor, batch, longest(sizes), *blocks, backend.num_stages, cluster)
 
-        bench = ServingBench(sizes, model, engine(SINGLE), make_policy, None, seed, engine)
+        @cache
+        def on_device(name: str, budget: int) -> Policy | None:
+            policy = make_policy(name, budget)
+            return policy and policy.on_device(predictor, batch, longest(sizes))
+
+        bench = ServingBench(sizes, model, engine(SINGLE), on_device, None, seed, engine)
         bench.backend = backend
         with progress_of(f"computing {figure.name} with {model}", number, "rounds") as advance:
             samples = rounds(

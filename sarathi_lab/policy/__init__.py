@@ -1,6 +1,7 @@
 """Scheduling policies, one module per system; `base` says what a policy is."""
 
 from sarathi_lab.engine.admission import with_budget
+from sarathi_lab.policy.adaptive import SloBudget
 from sarathi_lab.policy.ascend import Ascend, AscendDynamic, AscendV09
 from sarathi_lab.policy.base import Policy, Reserve
 from sarathi_lab.policy.deepspeed import SplitFuse
@@ -8,11 +9,14 @@ from sarathi_lab.policy.fastdeploy import FastDeploy
 from sarathi_lab.policy.lightllm import LightLLM
 from sarathi_lab.policy.llama_cpp import LlamaCpp
 from sarathi_lab.policy.lmdeploy import LMDeploy, LMDeployPytorch
+from sarathi_lab.policy.lprs import Lprs
 from sarathi_lab.policy.nano_vllm import NanoVllm
+from sarathi_lab.policy.niyama import Niyama
 from sarathi_lab.policy.openvino import OpenVINO
 from sarathi_lab.policy.paper import Orca, RequestLevel, Sarathi
 from sarathi_lab.policy.sarathi_serve import ChunkedOnly, SarathiServe, SarathiServeDynamic
 from sarathi_lab.policy.sglang import SGLang
+from sarathi_lab.policy.sliding_serve import SlidingServe
 from sarathi_lab.policy.tgi import TGI
 from sarathi_lab.policy.transformers import TransformersFIFO, TransformersPrefillFirst
 from sarathi_lab.policy.trtllm import TensorRTLLM
@@ -29,7 +33,9 @@ __all__ = [
     "LMDeployPytorch",
     "LightLLM",
     "LlamaCpp",
+    "Lprs",
     "NanoVllm",
+    "Niyama",
     "OpenVINO",
     "Orca",
     "PPas",
@@ -41,6 +47,8 @@ __all__ = [
     "Sarathi",
     "SarathiServe",
     "SarathiServeDynamic",
+    "SlidingServe",
+    "SloBudget",
     "SplitFuse",
     "TensorRTLLM",
     "TransformersFIFO",

@@ -100,9 +100,9 @@ class Plan:
     def executor(self, make: Callable[[], Executor] | None = None) -> Executor:
         """The warmed-up executor of the run, of what `make` gives in place of the backend's."""
         make = make or (lambda: self.backend.build(self.spec, self.checkpoint, self.sizes))
-        is_simulated = isinstance(self.backend, SimulatedBackend)
-        link = self.backend.link(self.spec, self.cluster) if is_simulated else None
-        return self.cluster.executor(make, link)
+        if isinstance(self.backend, SimulatedBackend):
+            return self.cluster.executor(make, self.backend.link(self.spec, self.cluster))
+        return make()
 
     def scheduler(self, executor: Executor) -> AnyScheduler:
         """The one for `executor`, which this plan has made."""

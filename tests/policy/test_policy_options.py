@@ -22,6 +22,7 @@ from sarathi_lab.run import main
 from sarathi_lab.tasks.plan import Plan
 
 OPTIONS = sorted(path.stem for path in (CONF / "policy").glob("*.yaml"))
+ADAPTIVE = ("slo_budget", "niyama", "sliding_serve", "lprs")  # told what an iteration takes
 # Prompts are longer than the chunk, which is the smallest that every policy takes.
 LOAD = ["model=tiny", "batch=4", "max_model_len=360", "pd_ratio=30", "chunk=256", "tracking=none"]
 LOAD += [
@@ -34,6 +35,7 @@ LOAD += [
 
 # What a file sets differently from the class, as that is another system's or version's.
 SET = {
+    "chunk_beside_decodes": {"min_active_prefills"},
     "ascend_v0_9": {"enable_chunked_prefill"},
     "hybrid_only": {"max_prefills", "reserve"},
     "sarathi_serve_dynamic": {"low_chunk_size"},
@@ -53,6 +55,8 @@ def test_a_policy_made_in_python_is_that_of_its_file(option):
 @cache
 def planned(option: str, executor: str, table: str) -> Plan:
     own = {"policy.profile_table": table} if option == "ascend_dynamic" else {}
+    if option in ADAPTIVE:
+        own = {"policy.times": [0.01, 0.0001, 0.0]}
     device = ["device=cpu", "dtype=float32"] if executor == "torch" else []
     return plan_of(option, f"executor={executor}", *LOAD, *device, changes=own)
 

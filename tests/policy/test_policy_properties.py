@@ -22,6 +22,9 @@ OUT_OF_ORDER = (
     "ascend_long",
     "ascend_phases",
     "vllm_v0_chunked_partial",
+    "niyama",
+    "sliding_serve",
+    "lprs",
 )
 IN_ORDER = [name for name in POLICIES if not name.startswith(OUT_OF_ORDER)]
 

@@ -15,7 +15,9 @@ from sarathi_lab.policy import (
     LlamaCpp,
     LMDeploy,
     LMDeployPytorch,
+    Lprs,
     NanoVllm,
+    Niyama,
     OpenVINO,
     Orca,
     PPas,
@@ -25,6 +27,8 @@ from sarathi_lab.policy import (
     SarathiServe,
     SarathiServeDynamic,
     SGLang,
+    SlidingServe,
+    SloBudget,
     SplitFuse,
     TensorRTLLM,
     TransformersFIFO,
@@ -37,6 +41,8 @@ from sarathi_lab.policy.profile_table import ProfileTable, Row
 MAX_LEN = 40
 # 8 tokens beside a decode, 6 beside up to two, nothing beside more.
 TABLE = ProfileTable((Row(8, 1, 64, 10.0), Row(6, 2, 64, 10.0), Row(12, 4, 64, 20.0)))
+# Of an adaptive budget: an iteration of 8 tokens takes 1.2 seconds.
+TIMED = {"min_num_batched_tokens": 2, "step": 3, "times": (0.4, 0.1, 0.0)}
 POLICIES = {
     "request_level": RequestLevel(),
     "request_level_prompt": RequestLevel(reserve="prompt"),
@@ -99,4 +105,10 @@ POLICIES = {
     "ascend_phases": Ascend(max_num_seqs=2, enable_pd_transfer=True, decode_max_num_seqs=3),
     "ascend_chunked": Ascend(256, enable_chunked_prefill=True, long_prefill_token_threshold=4),
     "ascend_dynamic": AscendDynamic(10, slo_limits_for_dynamic_batch=15, profile_table=TABLE),
+    "slo_budget": SloBudget(10, **TIMED, tbt=1.2),
+    "niyama": Niyama(10, **TIMED, ttft=8.0, tbt=1.2),
+    "niyama_tiers": Niyama(10, **TIMED, tbt=1.0, tiers=(3.0, 30.0), reserve="chunk"),
+    "sliding_serve": SlidingServe(10, **TIMED, ttft=8.0, tbt=1.2),
+    "lprs": Lprs(10, **TIMED, target_time=1.2),
+    "lprs_active": Lprs(10, **TIMED, target_time=0.9, max_active_prefills=2, min_active_chunk=4),
 }

@@ -26,6 +26,7 @@ from sarathi_lab.results.plots.style import (
 )
 
 GAPS, TBT, TTFT, CAPACITY = "longest gap", "TBT P99", "TTFT P50", "capacity"
+P_PAS_LOADS = ("mean latency, low load", "mean latency, high load")
 PAPER = "paper"
 COLUMNS = 4
 
@@ -127,7 +128,15 @@ LOOKS: Mapping[str, ServingLook] = {
     "sarathi_serve_ablation": ServingLook(bars, (TTFT, TBT), is_split=True),
     "sarathi_serve_capacity": ServingLook(bars, (CAPACITY,)),
     "sarathi_serve_budget": ServingLook(budgets, (TTFT, TBT)),
+    "disaggregation": ServingLook(bars, ("goodput per GPU",)),
+    "adaptive_budgets": ServingLook(bars, (CAPACITY,)),
+    "p_pas_gain": ServingLook(
+        bars, ("mean latency, low load", "mean latency, high load"), is_split=True
+    ),
     "energy": ServingLook(bars, ("energy a token", "power of a device"), is_split=True),
+    "agentic": ServingLook(
+        bars, ("TTFT P50, later turns", "hit share, later turns"), is_split=True
+    ),
 }
 
 

@@ -1,0 +1,251 @@
+"""Budgets that follow an objective beside fixed ones, and P-PAS on the arrivals of its measurement.
+
+How far a policy is from what could be is told by two series. "hindsight" is an oracle: of some
+fixed budgets the best for the very requests and rate, chosen once their outcome is known. "bound"
+is a rate that no policy passes: there even the prompts alone, without decodes, are too many tokens.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from sarathi_lab.engine.request import Request
+from sarathi_lab.experiment.capacity import Grid, Trials, at_rate, highest_passing
+from sarathi_lab.experiment.clock import Point
+from sarathi_lab.experiment.registry import Platform, figure
+from sarathi_lab.experiment.serving import LOADED, ServingBench, point
+from sarathi_lab.policy import Lprs, Policy, SloBudget
+from sarathi_lab.results.serving_metrics import is_good, waits
+from sarathi_lab.results.slo import Slo
+
+HINDSIGHT, BOUND, FCFS = "hindsight", "bound", "first come"
+# What an objective's time between tokens bounds: each gap, or how late a token is, whose deadline
+# counts from the arrival, so that what came early leaves time for what comes later.
+SINCE: Mapping[str, Any] = {"gaps": "last_token", "deadlines": "arrival"}
+LOWEST, HIGHEST = (
+    1 / 4,
+    2.0,
+)  # rates that are tried, of the one at which all requests at once are served
+
+
+@dataclass
+class Search:
+    """The rates, of a grid, at which the requests of a round are served within an objective."""
+
+    bench: ServingBench
+    dataset: str
+    requests: Sequence[Request]
+    grid: Grid
+    attained: float  # share of the requests
+    known: dict[Policy, Trials] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        saturation = self.bench.saturation_rate(self.dataset)
+        self.limits = self.grid.step(LOWEST * saturation), self.grid.step(HIGHEST * saturation)
+
+    def table(self, policy: Policy, step: int) -> pd.DataFrame:
+        """The requests that `policy` served at a step of the grid."""
+        own = Trials(self.bench.engine, policy, {0: self.requests}, self.grid)
+        return self.known.setdefault(policy, own).at(0, len(self.requests), step).requests
+
+    def capacity(self, passes: Callable[[int], bool], start: int) -> int | None:
+        """The highest step that passes; None if even the lowest does not."""
+        return highest_passing(passes, start, *self.limits).passing
+
+    def is_within(self, policies: Sequence[Policy], kind: str, step: int) -> bool:
+        """Whether one of `policies` serves enough of the requests within the objective."""
+        slo = self.bench.slo(kind)
+        return any(
+            within(self.table(policy, step), slo, kind).mean() >= self.attained
+            for policy in policies
+        )
+
+    def could_be_within(self, kind: str, tokens_per_second: float, step: int) -> bool:
+        """Whether the device has time for the prompts alone."""
+        requests = at_rate(self.requests, self.grid.rate(step))
+        ttft, missed = self.bench.slo(kind).ttft, 1 - self.attained
+        assert ttft is not None
+        return longest_queue(requests, tokens_per_second, missed) <= ttft
+
+
+@figure(
+    question="Does a budget that follows the objective serve more within it?",
+    seconds=120,
+    **{**LOADED, "papers": [Platform("llama3-8b", "h100")]},
+)
+def adaptive_budgets(
+    bench: ServingBench,
+    seed: int,
+    *,
+    num_searched: Mapping[str, int],
+    objectives: Mapping[str, Sequence[str]],
+    slos: Mapping[str, Any],
+    adaptive: Sequence[str],
+    budgets: Sequence[int],
+    largest: int,
+    attained: float,
+    precision: float,
+    overload: float,
+    **sizes: Any,
+) -> Iterator[Point]:
+    """By data set and objective each policy's capacity, the highest rate of a grid at which a share
+    `attained` of the requests is within the objective, also over hindsight's, which has `budgets`;
+    and the goodput at `overload` times hindsight's. Adaptive policies take up to `largest` tokens.
+    """
+    for dataset, kinds in objectives.items():
+        requests = bench.requests(dataset, num_searched[dataset], seed)
+        search = Search(bench, dataset, requests, Grid(precision), attained)
+        rate = prompt_rate(bench, requests, largest)
+        for kind in kinds:
+            fixed = {f"fixed {own}": bench.chunking(own) for own in budgets}
+            others = bench.named(adaptive, largest).items()
+            policies = fixed | {name: aimed(own, bench.slo(kind), kind) for name, own in others}
+            found = dict(_capacities(search, kind, policies, list(fixed.values()), rate))
+            for name, value in found.items():
+                yield point(dataset, "capacity", "1/s", name, value, slo=kind)
+            for name in (*policies, BOUND):
+                ratio = found[name] / found[HINDSIGHT]
+                yield point(dataset, f"capacity / {HINDSIGHT}", "ratio", name, ratio, slo=kind)
+            if not math.isnan(found[HINDSIGHT]):
+                step = search.grid.step(overload * found[HINDSIGHT])
+                yield from _overloaded(search, kind, policies, f"fixed {sizes['budget']}", step)
+
+
+def _capacities(
+    search: Search,
+    kind: str,
+    policies: Mapping[str, Policy],
+    fixed: Sequence[Policy],
+    tokens_per_second: float,
+) -> Iterator[tuple[str, float]]:
+    """Each policy's, hindsight's and the bound, in requests a second; searches begin where the ones
+    before ended.
+    """
+    tests = {name: partial(search.is_within, [own], kind) for name, own in policies.items()}
+    tests[HINDSIGHT] = partial(search.is_within, fixed, kind)
+    tests[BOUND] = partial(search.could_be_within, kind, tokens_per_second)
+    last = search.bench.starts.setdefault((search.dataset, kind), {})
+    start = search.grid.step(search.bench.saturation_rate(search.dataset))
+    for name, passes in tests.items():
+        passing = search.capacity(passes, last.get(name, start))
+        start = last[name] = search.limits[0] if passing is None else passing
+        yield name, math.nan if passing is None else search.grid.rate(passing)
+
+
+def _overloaded(
+    search: Search, kind: str, policies: Mapping[str, Policy], usual: str, step: int
+) -> Iterator[Point]:
+    """The goodput of each policy; who misses the objective, and what ageing does to whole waits."""
+    dataset, slo = search.dataset, search.bench.slo(kind)
+    misses = {}
+    for name, policy in policies.items():
+        served = search.table(policy, step)
+        is_in_time = within(served, slo, kind)
+        misses[name] = 1 - is_in_time.mean()
+        rate = is_in_time.sum() / served.finish_time.max()
+        yield point(dataset, "goodput", "1/s", name, rate, slo=kind, kind="share")
+    for name, other in (("niyama", usual), ("sliding_serve", "niyama")):
+        if name in misses and misses[other]:
+            ratio = misses[name] / misses[other]
+            yield point(dataset, f"misses / {other}", "ratio", name, ratio, slo=kind, kind="share")
+    if isinstance(aged := policies.get("lprs"), Lprs):
+        tables = [search.table(own, step) for own in (aged, replace(aged, prompt_weight=0.0))]
+        own, other = (waits(table)["latency"].mean() for table in tables)
+        yield point(dataset, f"mean latency / {FCFS}", "ratio", "lprs", own / other, slo=kind)
+
+
+@figure(
+    question="Does the simulator have P-PAS's measured gain?",
+    seconds=60,
+    **{**LOADED, "papers": [Platform("llama3.2-3b", "a100")]},
+)
+def p_pas_gain(
+    bench: ServingBench,
+    seed: int,
+    *,
+    phases: Mapping[str, Sequence[Sequence[float]]],
+    large: int,
+    **sizes: Any,
+) -> Iterator[Point]:
+    """Mean latency by load with vLLM's budgets of `budget` and `large` tokens, and with P-PAS, also
+    over the former two. `phases` are pairs of seconds and requests a second by load.
+    """
+    small, (dataset, *_) = sizes["budget"], sizes["datasets"]
+    chosen = (("vllm_v1", small), ("vllm_v1", large), ("p_pas", large))
+    policies = {
+        f"{name} {own}": policy for name, own in chosen if (policy := bench.policy(name, own))
+    }
+    for load, own in phases.items():
+        times = phased(own, bench.seed + seed)
+        requests = bench.requests(dataset, len(times), seed)
+        arriving = [
+            replace(one, arrival_time=time) for one, time in zip(requests, times, strict=True)
+        ]
+        tables = {name: bench.engine.serve(arriving, own) for name, own in policies.items()}
+        found = {name: waits(own.requests())["latency"].mean() for name, own in tables.items()}
+        for name, seconds in found.items():
+            yield point(dataset, f"mean latency, {load}", "s", name, seconds)
+        for other in list(found)[:-1]:
+            name, quantity = list(found)[-1], f"mean latency, {load} / {other}"
+            yield point(dataset, quantity, "ratio", name, found[name] / found[other])
+
+
+def phased(phases: Sequence[Sequence[float]], seed: int) -> list[float]:
+    """Arrivals in seconds of a Poisson process whose rate changes, as `benchmark.py` of
+    TimoSaemann/ppas-vllm draws them: those of a phase begin anew with it.
+    """
+    dice, start, times = random.Random(seed), 0.0, []
+    for seconds, rate in phases:
+        time = start + dice.expovariate(rate)
+        while time < start + seconds:
+            times.append(time)
+            time += dice.expovariate(rate)
+        start += seconds
+    return times
+
+
+def aimed(policy: Policy, slo: Slo, kind: str) -> Policy:
+    """`policy` with the objective for its own, if it has one."""
+    if isinstance(policy, SloBudget):
+        return replace(policy, ttft=slo.ttft, tbt=slo.tbt, since=SINCE[kind])
+    return replace(policy, target_time=slo.tbt) if isinstance(policy, Lprs) else policy
+
+
+def within(requests: pd.DataFrame, slo: Slo, kind: str) -> NDArray[np.bool_]:
+    """Which requests [R] meet the objective: first token and, by `kind`, gaps (P99 of each request)
+    or deadlines, `ttft` after the arrival for the first token and `tbt` later for each next.
+    """
+    if kind == "gaps":
+        return is_good(requests, slo)["all"]
+    both = zip(requests.token_times, requests.arrival_time, strict=True)
+    late = [np.max(np.subtract(t, arrival) - slo.tbt * np.arange(len(t))) for t, arrival in both]
+    return np.asarray(late) <= slo.ttft
+
+
+def prompt_rate(bench: ServingBench, requests: Sequence[Request], budget: int) -> float:
+    """Prompt tokens a second where there is nothing else to do."""
+    prompts = [replace(one, arrival_time=0.0, output_len=1) for one in requests]
+    ended = bench.engine.serve(prompts, bench.chunking(budget)).iterations().end.max()
+    return sum(one.prompt_len for one in prompts) / float(ended)
+
+
+def longest_queue(requests: Sequence[Request], tokens_per_second: float, missed: float) -> float:
+    """Seconds of prompts that wait at most, right after an arrival, where a share `missed` of the
+    requests, those of the longest prompts, costs nothing.
+    """
+    queue = longest = 0.0
+    before = requests[0].arrival_time
+    for one in requests:
+        queue = max(0.0, queue - (one.arrival_time - before)) + one.prompt_len / tokens_per_second
+        longest, before = max(longest, queue), one.arrival_time
+    lengths = sorted((one.prompt_len for one in requests), reverse=True)
+    return longest - sum(lengths[: math.floor(missed * len(lengths) + 1e-9)]) / tokens_per_second
