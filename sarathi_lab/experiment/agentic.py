@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from sarathi_lab.config.errors import UserError
@@ -13,6 +14,7 @@ from sarathi_lab.engine.topology import SINGLE, Replicas, Topology
 from sarathi_lab.experiment.clock import Estimate, Point
 from sarathi_lab.experiment.registry import Platform, figure
 from sarathi_lab.experiment.serving import ServingBench, datasets, longest
+from sarathi_lab.results.serving_metrics import gaps
 from sarathi_lab.workload.agentic import Agentic
 
 FIRST, LATER = "first turns", "later turns"
@@ -105,9 +107,8 @@ def _values(table: pd.DataFrame) -> Mapping[tuple[str, str], float]:
     """By turns, first and later ones, and quantity."""
     found = {}
     for which, rows in ((FIRST, table[table.turn == 1]), (LATER, table[table.turn > 1])):
-        gaps = rows.token_times.explode().groupby(level=0).diff().dropna().astype(float)
         found[which, TTFT], found[which, TTFT_P90] = rows.ttft.quantile([0.5, 0.9])
-        found[which, TBT] = gaps.quantile(0.99)
+        found[which, TBT] = float(np.quantile(gaps(rows), 0.99))
         found[which, HITS] = rows.prefix_hit_tokens.sum() / rows.prompt_len.sum()
     return found
 

@@ -40,8 +40,8 @@ class Engine:
     block_size: int
     num_stages: int = 1
     cluster: Topology = SINGLE  # which made the executor
-    shares_prefixes: bool = False
     on_iteration: Callable[[int], None] = lambda num_tokens: None
+    shares_prefixes: bool = False
     # By policy, the shares of the iterations of each of its runs that were replayed.
     replayed: defaultdict[str, list[float]] = field(
         default_factory=lambda: defaultdict(list), compare=False
