@@ -120,7 +120,7 @@ def _points(dataset: str, found: Mapping[str, pd.DataFrame]) -> Iterator[Point]:
             for quantity, unit in QUANTITIES:
                 yield _point(dataset, f"{quantity}, {which}", unit, name, values[which, quantity])
         for turn, rows in table.groupby("turn"):
-            yield _point(dataset, BY_TURN, "s", name, rows.ttft.median(), turn)
+            yield _point(dataset, BY_TURN, "s", name, rows.ttft.median(), float(str(turn)))
 
 
 def _over(

@@ -55,17 +55,17 @@ def energy(
         requests = bench.requests(dataset, num_requests, seed)
         whole = bench.chunking(longest(bench.sizes) + sizes["batch"])
         arriving = at_rate(requests, load * bench.saturation_rate(dataset))
-        own = {str(tokens): bench.chunking(max(tokens, sizes["batch"])) for tokens in budgets}
+        at = {f"chunk {tokens}": tokens for tokens in budgets}
+        own = {name: bench.chunking(max(tokens, sizes["batch"])) for name, tokens in at.items()}
         own |= {WHOLE: whole} | bench.named(policies, budget)
         found = {name: _energy(bench, arriving, policy) for name, policy in own.items()}
         for name, values in found.items():
-            x = float(name) if name.isdecimal() else 0.0
-            series = f"{CHUNKING}, {name}" if name.isdecimal() else name
-            yield _point(dataset, PER_TOKEN, "J", series, values["joules_per_token"], x)
-            yield _point(dataset, WATTS, "W", series, values["mean_watts"], x)
+            x = at.get(name, 0)
+            yield _point(dataset, PER_TOKEN, "J", name, values["joules_per_token"], x)
+            yield _point(dataset, WATTS, "W", name, values["mean_watts"], x)
             if name != WHOLE:
                 ratio = values["joules_per_token"] / found[WHOLE]["joules_per_token"]
-                yield _point(dataset, f"{PER_TOKEN} / {WHOLE}", "ratio", series, ratio, x)
+                yield _point(dataset, f"{PER_TOKEN} / {WHOLE}", "ratio", name, ratio, x)
         for kind in ("prompts", "decodes"):
             if kind in found[WHOLE]:
                 yield _point(dataset, "power of iterations", "W", kind, found[WHOLE][kind])
