@@ -65,18 +65,14 @@ class Instances:
         self.link = link
         self.capacity = sum(executor.capacity for executor in executors)
         self.feeds_tokens = executors[0].feeds_tokens
-        self.now = 0.0
-        self._free_at = [0.0] * len(executors)  # when the link of each has sent and received all
+        self.start()
 
     def start(self) -> None:
         for executor in self.executors:
             executor.start()
         self.now = 0.0
-        self._free_at = [0.0] * len(self.executors)
-
-    @property
-    def num_in_flight(self) -> int:
-        return sum(executor.num_in_flight for executor in self.executors)
+        self.num_in_flight = 0
+        self._free_at = [0.0] * len(self.executors)  # when each one's link is idle again
 
     def has_room(self, instance: int) -> bool:
         """Whether the instance could take a batch now."""
@@ -87,9 +83,11 @@ class Instances:
         executor = self.executors[batch.instance]
         executor.wait_until(self.now)
         executor.submit(batch)
+        self.num_in_flight += 1
 
     def collect(self) -> StepResult:
         """Let the clock reach the end of the batch that ends first; of several the first one's."""
+        self.num_in_flight -= 1
         first = min(self._busy(), key=lambda executor: executor.next_end)
         result = first.collect()
         self.now = max(self.now, first.now)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from sarathi_lab.config.checked import check_fields, flag, number, one_of, whole
-from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.admission import SchedulingPolicy, with_budget
 from sarathi_lab.engine.cluster import Cluster, Handover, Instances, Link
 from sarathi_lab.engine.executor import Executor
@@ -56,6 +55,8 @@ class Several(Topology):
 
     def __post_init__(self) -> None:
         check_fields(self, "cluster.")
+        if isinstance(self, Routing):
+            self.check_routing()
 
     @property
     def budgets(self) -> Sequence[int | None]:
@@ -83,10 +84,6 @@ class Replicas(Several, Routing):
     """`num` engines, each with requests of its own from the first to the last token."""
 
     num: int = whole(2, minimum=1, fix=INSTANCES)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check_routing()
 
     @property
     def num_instances(self) -> int:  # type: ignore[override]
@@ -135,10 +132,6 @@ class Linked(Several):
 class Disaggregated(Linked, Routing):
     """Prompts on some engines, decodes on the others (`Handover`); `router` chooses the former."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check_routing()
-
     def cluster(self, schedulers: Sequence[Scheduler], instances: Instances) -> Cluster:
         return Handover(schedulers, instances, self.make_router(), self.prefill)
 
@@ -149,15 +142,8 @@ class PrefillAndDecodeHeavy(Linked):
     ones on the others; requests move by the slack of their objectives `ttft` and `tpot` (seconds).
     """
 
-    ttft: float | None = number(None, above=0, fix=OBJECTIVE)
-    tpot: float | None = number(None, above=0, fix=OBJECTIVE)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("ttft", "tpot"):
-            if getattr(self, name) is None:
-                raise UserError(f"cluster.{name}=null: requests move by their slack; {OBJECTIVE}")
+    ttft: float = number(above=0, fix=OBJECTIVE)
+    tpot: float = number(above=0, fix=OBJECTIVE)
 
     def cluster(self, schedulers: Sequence[Scheduler], instances: Instances) -> Cluster:
-        ttft, tpot = float(self.ttft or 0), float(self.tpot or 0)  # both are there
-        return TaiChi(schedulers, instances, self.prefill, ttft, tpot)
+        return TaiChi(schedulers, instances, self.prefill, self.ttft, self.tpot)

@@ -175,6 +175,7 @@ def served(
         blocks = (backend.kv_blocks(spec, BLOCK_SIZE), BLOCK_SIZE)
         predictor = cache(partial(backend.predictor, spec))
 
+        @cache  # a cost model with tables takes a second to make
         def engine(cluster: Topology) -> Engine:
             build = partial(backend.build, spec, None, Sizes(*blocks, batch))
             executor = cluster.executor(build, backend.link(spec, cluster))

@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -73,7 +73,7 @@ def _main(options: argparse.Namespace) -> int:
     chosen = {experiments.get(name, name) for name in options.only or experiments}
     make_folder(results, "--results")
     done = load_costs(results / COSTS.name)
-    jobs = [(name, how) for how in SETTINGS for name in FIGURES if name in chosen]
+    jobs = [job for job in _jobs(FIGURES) if job[0] in chosen]
     left = [job for job in jobs if job not in done.index and options.how in (None, job[1])]
     order = sorted(left, key=_seconds)  # so that most is there soon
     failed = take_turns({job: _seconds(job) for job in order}, partial(_run, results=results))
@@ -86,6 +86,12 @@ def _main(options: argparse.Namespace) -> int:
     for words in failed:
         print(f"failed: {words}")
     return int(bool(failed))
+
+
+def _jobs(names: Iterable[str]) -> list[Job]:
+    """What is run of experiments: not everything can be measured."""
+    both = ((name, how) for how in SETTINGS for name in names)
+    return [job for job in both if job[1] == "simulated" or not FIGURES[job[0]].is_simulated]
 
 
 def _seconds(job: Job) -> float:
@@ -135,7 +141,8 @@ def document(found: pd.DataFrame) -> str:
     """
     costs, claims = load_costs(), load_claims()
     names = [name for name in FIGURES if name in {claim.experiment for claim in claims}]
-    took = {how: sum(_seconds((name, how)) for name in names) / 60 for how in SETTINGS}
+    jobs = _jobs(names)
+    took = {how: sum(_seconds(job) for job in jobs if job[1] == how) / 60 for how in SETTINGS}
     words = " and ".join(f"{minutes:.0f} minutes {how}" for how, minutes in took.items())
     most = f"{costs.memory.max() / 1e9:.1f} GB"
     parts = [f"Together about {words}, at most {most}, on {costs.device.mode()[0]}.\n"]
@@ -159,7 +166,8 @@ def _part(name: str, claims: Sequence[Claim], found: pd.DataFrame, costs: pd.Dat
     lines += ["", "| command | device | minutes | GB |", "| --- | --- | --- | --- |"]
     papers = " and ".join(f"{on.hardware} ({on.model})" for on in FIGURES[name].papers or [A6000])
     for how, device in (("simulated", f"simulated {papers}"), ("measured", "the one at hand")):
-        job = (name, how)
+        if (job := (name, how)) not in _jobs([name]):
+            continue
         minutes, gigabytes = f"{_seconds(job) / 60:.1f} (planned)", "not taken"
         if job in costs.index:
             minutes = f"{float(costs.seconds[job]) / 60:.1f}"

@@ -169,8 +169,11 @@ def _run_all(options: argparse.Namespace, results: Path, run: Command) -> list[s
     claimed = {claim.experiment for claim in load_claims()}
     is_record = results == RECORDS
     names = options.only or [name for name in FIGURES if is_record or name in claimed]
-    seconds = {name: FIGURES[name].seconds for name in names}  # of measuring
-    if total := options.seconds or (None if is_record else FEW_MINUTES):
+    measured = [name for name in names if not FIGURES[name].is_simulated]
+    seconds = {name: FIGURES[name].seconds for name in measured}
+    if not seconds and options.run:
+        raise UserError(f"{', '.join(names)}: simulated only; use --simulate in place of --run")
+    if seconds and (total := options.seconds or (None if is_record else FEW_MINUTES)):
         share = total / sum(seconds.values())  # by what each experiment needs
         seconds = {name: max(0.5, share * own) for name, own in seconds.items()}
     costs = load_costs().seconds
