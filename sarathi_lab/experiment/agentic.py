@@ -43,7 +43,7 @@ def agentic(
     bench: ServingBench,
     seed: int,
     *,
-    turns: int,
+    session: Mapping[str, Any],
     sessions: int,
     rate: float,
     budget: int,
@@ -56,7 +56,7 @@ def agentic(
 ) -> Iterator[Point]:
     """First tokens by turn, gaps and hit shares: on one engine by token budget with and without a
     prefix cache, at `rate` sessions a second; and on `replicas` engines by router, `replica_rate`
-    sessions a second for each. Ratios are to no cache, whole prompts and round robin, of the same
+    sessions a second for each. `session` are settings of the workload. Ratios are to no cache, whole prompts and round robin, of the same
     sessions.
     """
     if bench.clusters is None:
@@ -68,7 +68,8 @@ def agentic(
         own |= {
             f"{name}, no cache": setting._replace(is_cached=False) for name, setting in own.items()
         }
-        work = replace(workload, turns=turns, num_requests=sessions * turns)
+        work = replace(workload, **session)
+        work = replace(work, num_requests=sessions * work.turns)
         found = {name: _served(bench, work, seed, rate, setting) for name, setting in own.items()}
         yield from _points(f"{dataset}, one engine", found)
         for name in found:
@@ -79,7 +80,7 @@ def agentic(
         chosen = {
             name: Setting(budget, True, Replicas(num=replicas, router=name)) for name in routers
         }
-        work = replace(work, num_requests=replica_sessions * turns)
+        work = replace(work, num_requests=replica_sessions * work.turns)
         at = replicas * replica_rate
         found = {name: _served(bench, work, seed, at, setting) for name, setting in chosen.items()}
         yield from _points(f"{dataset}, {replicas} engines", found)
@@ -118,6 +119,8 @@ def _points(dataset: str, found: Mapping[str, pd.DataFrame]) -> Iterator[Point]:
         values = _values(table)
         for which in (FIRST, LATER):
             for quantity, unit in QUANTITIES:
+                if quantity == HITS and (which == FIRST or not values[which, HITS]):
+                    continue  # a first turn has the system prompt at most, and without a cache none
                 yield _point(dataset, f"{quantity}, {which}", unit, name, values[which, quantity])
         for turn, rows in table.groupby("turn"):
             yield _point(dataset, BY_TURN, "s", name, rows.ttft.median(), float(str(turn)))
@@ -132,7 +135,7 @@ def _over(
         for quantity in (TTFT, TTFT_P90, TBT):
             ratio = values[which, quantity] / others[which, quantity]
             yield _point(dataset, f"{quantity}, {which} / {called}", "ratio", name, ratio)
-        if others[which, HITS] > 0:
+        if which == LATER and others[which, HITS]:
             ratio = values[which, HITS] / others[which, HITS]
             yield _point(dataset, f"{HITS}, {which} / {called}", "ratio", name, ratio)
 
