@@ -56,8 +56,8 @@ def agentic(
 ) -> Iterator[Point]:
     """First tokens by turn, gaps and hit shares: on one engine by token budget with and without a
     prefix cache, at `rate` sessions a second; and on `replicas` engines by router, `replica_rate`
-    sessions a second for each. `session` are settings of the workload. Ratios are to no cache, whole prompts and round robin, of the same
-    sessions.
+    sessions a second for each. `session` are settings of the workload. Ratios are to no cache,
+    whole prompts and round robin, of the same sessions.
     """
     if bench.clusters is None:
         raise UserError("several engines are simulated only; add executor=simulated")

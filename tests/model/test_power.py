@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+from composed import run
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
@@ -47,6 +48,21 @@ def test_constants_that_no_device_has_are_refused(wrong):
         replace(POWER, **wrong)
 
 
-def test_hardware_of_unknown_power_has_none():
-    assert load_option("hardware", "a100").power.limit_watts == 400.0
-    assert load_option("hardware", "b200").power is None
+@pytest.mark.parametrize("hardware", ["a100", "b200"])
+def test_only_a_run_on_hardware_of_known_power_has_energy(hardware, tmp_path):
+    small = (
+        "task=serve",
+        "model=tiny",
+        "workload.num_requests=4",
+        "seq_len=64",
+        "baselines=[]",
+        "chunk=32",
+    )
+    result = run(tmp_path, "executor=simulated", f"hardware={hardware}", *small)
+    names = {"energy", "joules_per_token", "joules_per_output_token", "mean_watts"}
+    power = load_option("hardware", hardware).power
+    assert names & set(result.summary) == (names if power else set())
+    iterations = result.tables["iterations.parquet"]
+    assert {"watts", "energy"} & set(iterations) == ({"watts", "energy"} if power else set())
+    if power:
+        assert power.idle_watts < result.summary["mean_watts"] <= power.limit_watts
