@@ -1,4 +1,6 @@
-"""Where requests come from: a list with times, or users who each wait for their last answer."""
+"""Where requests come from: a list with times, users who each wait for their last answer, or
+sessions of turns that do.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,13 @@ import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import pairwise
+from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from sarathi_lab.engine.executor import NO_TOKEN
 from sarathi_lab.engine.request import Request, SequenceState
 
 
@@ -65,6 +73,66 @@ class ClosedLoop(Arrivals):
 
     def _look_ahead(self) -> None:
         self.next_time = self._due[0] if self._due and self.requests else math.inf
+
+
+class Turn(NamedTuple):
+    """A request without its prompt, which is known when the turn before has been answered: what
+    was there, and `new_tokens`. It comes `pause` seconds after that.
+    """
+
+    request: Request
+    new_tokens: NDArray[np.int32]
+    pause: float
+
+
+class Sessions(Arrivals):
+    """Sessions of turns: the first turn comes at its request's time, each other one a pause after
+    the one before was answered, with its prompt and its answer in front of the new tokens.
+
+    Where nobody computes answers, a stand-in of the request's own is in their place, by which the
+    prefix cache knows them, too.
+    """
+
+    def __init__(self, sessions: Sequence[Sequence[Turn]]) -> None:
+        self._next = {
+            before.request.request_id: after
+            for turns in sessions
+            for before, after in pairwise(turns)
+        }
+        self._due: list[tuple[float, int, Request]] = []
+        for first, *_ in sessions:
+            self._send(first.request.arrival_time, first.request, first.new_tokens)
+        super().__init__(turn.request for turns in sessions for turn in turns)
+
+    def pop(self) -> Request:
+        request = heapq.heappop(self._due)[-1]
+        self._look_ahead()
+        return request
+
+    def finished(self, sequences: Sequence[SequenceState]) -> None:
+        """Let the tools of these answers run."""
+        for sequence in sequences:
+            turn = self._next.pop(sequence.request.request_id, None)
+            if turn is not None:
+                prompt = np.concatenate([_known_tokens(sequence), turn.new_tokens])
+                self._send(sequence.finish_time + turn.pause, turn.request, prompt)
+        self._look_ahead()
+
+    def _send(self, time: float, request: Request, prompt: NDArray[np.int32]) -> None:
+        assert len(prompt) == request.prompt_len, "a prompt is all that was said, and what is new"
+        sent = replace(request, arrival_time=time, prompt_token_ids=prompt)
+        heapq.heappush(self._due, (time, request.request_id, sent))
+
+    def _look_ahead(self) -> None:
+        self.next_time = self._due[0][0] if self._due else math.inf
+
+
+def _known_tokens(sequence: SequenceState) -> NDArray[np.int32]:
+    """Prompt and answer; for tokens that nobody computed what `PrefixCache` takes them for."""
+    own = NO_TOKEN - 1 - sequence.request.request_id
+    answer = [own if token == NO_TOKEN else token for token in sequence.output_token_ids]
+    prompt = sequence.request.prompt_token_ids
+    return np.concatenate([np.asarray(prompt, dtype=np.int32), np.asarray(answer, dtype=np.int32)])
 
 
 def as_arrivals(requests: Iterable[Request] | Arrivals) -> Arrivals:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
 from sarathi_lab.engine.request import Batch
+from sarathi_lab.model.power import PowerModel
 from sarathi_lab.model.roofline import Peaks
 from sarathi_lab.model.spec import ModelSpec
 
@@ -144,6 +145,10 @@ class Backend(Protocol):
     @property
     def num_stages(self) -> int:
         """Stages of the pipeline, so batches in flight; 1 on a device that is none."""
+
+    @property
+    def power(self) -> PowerModel | None:
+        """What each of its devices draws; None where nothing is known of it."""
 
     @property
     def default_model(self) -> str:

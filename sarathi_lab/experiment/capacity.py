@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from sarathi_lab.config.errors import UserError
+from sarathi_lab.engine.arrivals import Arrivals
 from sarathi_lab.engine.executor import Executor
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import serve
@@ -40,12 +41,13 @@ class Engine:
     num_stages: int = 1
     cluster: Topology = SINGLE  # which made the executor
     on_iteration: Callable[[int], None] = lambda num_tokens: None
+    shares_prefixes: bool = False
     # By policy, the shares of the iterations of each of its runs that were replayed.
     replayed: defaultdict[str, list[float]] = field(
         default_factory=lambda: defaultdict(list), compare=False
     )
 
-    def serve(self, requests: Sequence[Request], policy: Policy) -> Ledger:
+    def serve(self, requests: Sequence[Request] | Arrivals, policy: Policy) -> Ledger:
         ledger = Ledger()
         ledger.on_iteration = self.on_iteration
         serve(
@@ -58,6 +60,7 @@ class Engine:
             max_model_len=self.max_model_len,
             num_micro_batches=self.num_stages,
             cluster=self.cluster,
+            shares_prefixes=self.shares_prefixes,
             recorder=ledger,
         )
         self.replayed[policy.name].append(ledger.replayed_share)

@@ -8,8 +8,10 @@ from sarathi_lab.config.errors import UserError, require_one_of
 from sarathi_lab.config.paths import EXPERIMENTS
 from sarathi_lab.experiment import (
     adaptive_budgets,
+    agentic,
     decodes,
     disaggregation,
+    energy,
     iterations,
     long_prompts,
     pipeline,
@@ -32,6 +34,8 @@ _ = (
     *(adaptive_budgets, decodes, iterations, long_prompts, pipeline, serving),
     *(shrinking_chunks, throughput),
 )
+_ = [adaptive_budgets, agentic, decodes, disaggregation, energy]
+_ += [iterations, pipeline, serving, throughput]
 PAPERS = tuple(sorted(name for name, figure in FIGURES.items() if figure.has_paper))
 SERVING = tuple(name for name, figure in FIGURES.items() if figure.kind == "rounds")
 SIMULATED = EXPERIMENTS / "sarathi" / "paper" / "results" / "simulated.csv"

@@ -21,6 +21,7 @@ from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.engine.request import Request
 from sarathi_lab.engine.topology import Topology
+from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.experiment.capacity import (
     Engine,
     Grid,
@@ -72,6 +73,7 @@ class ServingBench:
     vocab_size: int | None
     seed: int = 0
     clusters: Callable[[Topology], Engine] | None = None
+    backend: SimulatedBackend | None = None  # of the executor, where it is simulated
     _saturation: dict[str, float] = field(default_factory=dict)
     _slos: dict[str, Slo] = field(default_factory=dict)
     # By data set and objective, where the last round's searches ended (steps of the grid).

@@ -187,6 +187,7 @@ def served(
             return policy and policy.on_device(predictor, batch, longest(sizes))
 
         bench = ServingBench(sizes, model, engine(SINGLE), on_device, None, seed, engine)
+        bench.backend = backend
         with progress_of(f"computing {figure.name} with {model}", number, "rounds") as advance:
             samples = rounds(
                 partial(figure.make, bench, **sizes),

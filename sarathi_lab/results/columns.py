@@ -41,6 +41,9 @@ HEADINGS: dict[str, tuple[str, float, str]] = {
     "bubble_time_p50": ("bubbles a request P50 [s]", 1, ".2f"),
     "mfu": ("MFU", 1, ".2f"),
     "mbu": ("MBU", 1, ".2f"),
+    "joules_per_token": ("energy [J/token]", 1, ".3g"),
+    "joules_per_output_token": ("energy [J/output token]", 1, ".3g"),
+    "mean_watts": ("power of a device [W]", 1, ".0f"),
 }
 
 

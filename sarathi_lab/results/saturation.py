@@ -100,8 +100,8 @@ class SaturationLimits:
         """Raise UserError if the requests' times can't overload anything."""
         if not self.are_set or load.has_times:
             return
-        is_open = load.num_users is None
-        why = "all requests arrive at once" if is_open else "users wait for their answers"
+        waits = load.waits_for_answers
+        why = "requests wait for answers" if waits else "all requests arrive at once"
         raise UserError(
             f"{SETTING} has no effect: {why}; drop it, or add workload.arrivals=poisson and "
             "workload.rate"

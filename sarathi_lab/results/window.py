@@ -44,7 +44,7 @@ class Window:
 
     def check(self, load: LoadedRequests) -> None:
         """Raise UserError if no request arrives after the warm-up."""
-        if self.is_whole or load.num_users is not None:
+        if self.is_whole or load.waits_for_answers:
             return
         if not load.has_times:
             raise UserError(

@@ -315,10 +315,11 @@ def _advice(plan: Plan, chunks: Sequence[int] | None) -> Advice:
             f"chunk={AUTO} is for one engine, not for {plan.cluster.describe()}; name a number "
             "such as chunk=256, or use cluster=single"
         )
-    if plan.load.num_users is not None:
+    if plan.load.waits_for_answers:
+        by = f"workload={plan.load.name}" if plan.load.sessions else "workload.arrivals=users"
         raise UserError(
-            f"chunk={AUTO} is chosen by when requests arrive, which workload.arrivals=users leaves "
-            "to the answers; name a number such as chunk=256"
+            f"chunk={AUTO} is chosen by when requests arrive, which {by} leaves to the answers; "
+            "name a number such as chunk=256"
         )
     predictor = plan.backend.predictor(plan.spec)
     if predictor is None:

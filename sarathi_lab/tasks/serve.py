@@ -210,6 +210,9 @@ def _measured(
         run_engine(plan.load.arrivals(), scheduler, executor, recorder)
     peaks = backend.peaks()  # anew: a busy machine may have freed up since they were announced
     iterations = metrics.add_costs(ledger.iterations(), plan.spec, backend.dtype_bytes, peaks)
+    sizes = (plan.num_devices, plan.cluster.num_instances)
+    if backend.power is not None:
+        iterations = metrics.add_energy(iterations, backend.power, sizes[0] // sizes[1])
     requests, bubbles = ledger.requests(), ledger.bubbles()
     tables = {ITERATIONS: iterations, REQUESTS: requests}
     run_dir.mkdir(parents=True, exist_ok=True)
@@ -233,8 +236,9 @@ def _measured(
         moves = pd.DataFrame(scheduler.transfers, columns=list(Transfer._fields))
         tables |= {"transfers.parquet": moves} if len(moves) else {}
         summary |= metrics.transfer_metrics(moves)
-        sizes = (plan.cluster.num_instances, plan.num_devices)
-        summary |= metrics.cluster_metrics(summary, *sizes)
+        summary |= metrics.cluster_metrics(summary, sizes[1], sizes[0])
+    if backend.power is not None:
+        summary |= metrics.energy_metrics(iterations, summary, backend.power, *sizes)
     if plan.shares_prefixes:
         summary |= metrics.prefix_metrics(requests)
     if backend.num_stages > 1:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sarathi_lab.config.errors import LAST_SECOND, UserError
-from sarathi_lab.engine.arrivals import Arrivals, ClosedLoop
+from sarathi_lab.engine.arrivals import Arrivals, ClosedLoop, Sessions, Turn
 from sarathi_lab.engine.request import Request
 
 Encode = Callable[[str], list[int]]
@@ -30,6 +30,7 @@ class LoadedRequests:
     notes: Sequence[str] = ()  # what else there is to say of a file
     num_users: int | None = None
     think_time: float = 0.0  # seconds
+    sessions: Sequence[Sequence[Turn]] = ()  # where requests wait for the answers of others
 
     def __post_init__(self) -> None:
         last = max((request.arrival_time for request in self.requests), default=0.0)
@@ -40,14 +41,22 @@ class LoadedRequests:
             )
 
     def arrivals(self) -> Arrivals:
+        if self.sessions:
+            return Sessions(self.sessions)
         if self.num_users is None:
             return Arrivals(self.requests)
         return ClosedLoop(self.requests, self.num_users, self.think_time)
 
     @property
+    def waits_for_answers(self) -> bool:
+        """Whether when requests arrive is up to the answers before (a closed loop)."""
+        return self.num_users is not None or bool(self.sessions)
+
+    @property
     def has_times(self) -> bool:
         """Whether requests arrive over time by themselves (an open loop)."""
-        return self.num_users is None and any(request.arrival_time > 0 for request in self.requests)
+        has_gaps = any(request.arrival_time > 0 for request in self.requests)
+        return has_gaps and not self.waits_for_answers
 
     def describe(self) -> str:
         """How many requests of which lengths there are, and which rows were left out why."""

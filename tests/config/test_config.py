@@ -24,7 +24,9 @@ OPTIONS = [
     for path in sorted(CONF.glob("*/*.yaml"))
     if path.parent.name in GROUPS and (path.parent.name, path.stem) not in OF_A_RUN
 ]
-LONG_PROMPTS = {("workload", "openchat_sharegpt4"), ("workload", "arxiv_summarization")}
+LONG_PROMPTS = {
+    ("workload", name) for name in ("agentic", "arxiv_summarization", "openchat_sharegpt4")
+}
 NEEDS_FILE = {("workload", "prompts"), ("workload", "trace"), ("task", "validate")}
 # for one device: refused, see test_bad_input
 TOO_LARGE = {("model", "gpt3-175b"), ("model", "llama3.1-70b")}

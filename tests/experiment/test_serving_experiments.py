@@ -13,10 +13,11 @@ import pytest
 from composed import config_of
 from helpers import ScriptedExecutor
 
-from sarathi_lab.config.instantiate import build
+from sarathi_lab.config.instantiate import build, load_option
 from sarathi_lab.config.paths import EXPERIMENTS as FOLDERS
 from sarathi_lab.engine.cluster import Link
 from sarathi_lab.engine.topology import Topology
+from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.experiment.capacity import Engine, mean_rate
 from sarathi_lab.experiment.figures import FIGURES, SERVING
@@ -50,7 +51,8 @@ def make_bench(name: str) -> ServingBench:
         seconds = partial(SimulatedExecutor, lambda batch: 0.005 + 0.001 * batch.num_tokens)
         return replace(engine, executor=cluster.executor(seconds, LINK), cluster=cluster)
 
-    return ServingBench(sizes, "tiny", engine, make_policy, None, clusters=clusters)
+    own = {"clusters": clusters, "backend": SimulatedBackend(load_option("hardware", "a100"))}
+    return ServingBench(sizes, "tiny", engine, make_policy, None, **own)
 
 
 def make_points(name: str, seed: int) -> list:
@@ -215,7 +217,7 @@ def test_a_picture_has_a_panel_per_device_and_data_set(name):
     figure = serving.draw(name, "A title", both)
     titles = [ax.get_title() for ax in figure.axes if ax.has_data()]
     one = ("sarathi_serve_stalls", "sarathi_serve_budget", "disaggregation")
-    num_panels = 1 if name in one else 2
+    num_panels = 4 if name == "agentic" else 1 if name in one else 2
     assert len(titles) == 2 * num_panels
     assert {title.splitlines()[0] for title in titles} == {"cpu, tiny", "cpu, 30m"}
     assert figure.get_suptitle() == "A title"

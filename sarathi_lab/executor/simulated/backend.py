@@ -25,6 +25,7 @@ from sarathi_lab.executor.simulated.hardware import (
 )
 from sarathi_lab.executor.simulated.host import NO_HOST, Host
 from sarathi_lab.executor.simulated.profiled import ProfiledOperations
+from sarathi_lab.model.power import PowerModel
 from sarathi_lab.model.roofline import Peaks
 from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec, WeightDtype
 
@@ -87,6 +88,10 @@ class SimulatedBackend:
     @property
     def num_stages(self) -> int:
         return self.pipeline_parallel
+
+    @property
+    def power(self) -> PowerModel | None:
+        return self.hardware.power
 
     @property
     def dtype_name(self) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sarathi_lab.config.errors import UserError, require_int, require_number
+from sarathi_lab.model.power import PowerModel
 from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec
 
 PEAKS = ("flops_per_second", "bytes_per_second", "memory_bytes", "fp8_flops_per_second")
@@ -76,7 +77,8 @@ class Hardware:
     `two_shot_latency` is what summing by parts takes longer than sending all to all, 0: always by
     parts. `host_bytes_per_second` is what each device reaches to or from host memory.
     `fp8_flops_per_second` is the peak of products in 8 bits and `fp8_efficiency` the share of it
-    that these reach at best. None: not known, so what needs it can't be simulated.
+    that these reach at best. None: not known, so what needs it can't be simulated. Without `power`
+    runs have no energy.
     """
 
     name: str
@@ -118,6 +120,7 @@ class Hardware:
     decode_fill: float = 0.0
     regroup_time: float = 0.0
     hybrid_call: bool | None = None
+    power: PowerModel | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         fix = "correct the hardware file"

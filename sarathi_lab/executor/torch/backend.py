@@ -93,6 +93,7 @@ class TorchBackend:
     name: ClassVar[str] = "torch"
     computes_tokens: ClassVar[bool] = True
     num_stages: ClassVar[int] = 1
+    power: ClassVar[None] = None  # not measured
     device: str = "auto"
     dtype: str = "auto"
     seed: int = 0

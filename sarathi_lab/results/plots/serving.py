@@ -29,6 +29,7 @@ GAPS, TBT, TTFT, CAPACITY = "longest gap", "TBT P99", "TTFT P50", "capacity"
 P_PAS_LOADS = ("mean latency, low load", "mean latency, high load")
 PAPER = "paper"
 COLUMNS = 4
+MOST_LEVEL = 6  # bars whose names have room beside each other
 
 
 def draw(name: str, title: str, points: pd.DataFrame) -> Figure:
@@ -86,8 +87,11 @@ def bars(points: pd.DataFrame, ax: Axes) -> Axes:
     ax.bar(places, rows.y, 0.6, color=[*map(colours(list(rows.series)).get, rows.series)])
     if {"low", "high"} <= set(rows):
         ax.vlines(places, rows.low, rows.high, color="black", linewidth=0.9)
-    names = [str(name).replace("_", "\n").replace(" ", "\n") for name in rows.series]
-    ax.set_xticks(places, names, fontsize=8)
+    if len(rows) > MOST_LEVEL:
+        ax.set_xticks(places, rows.series.astype(str), fontsize=8, rotation=90)
+    else:
+        names = [str(name).replace("_", "\n").replace(" ", "\n") for name in rows.series]
+        ax.set_xticks(places, names, fontsize=8)
     unit = str(rows.unit.iloc[0])
     ax.set_ylabel({"1/s": "requests per second", "s": "seconds"}.get(unit, unit))
     ax.grid(axis="x", visible=False)
@@ -162,6 +166,10 @@ LOOKS: Mapping[str, ServingLook] = {
     "adaptive_budgets": ServingLook(bars, (CAPACITY,)),
     "p_pas_gain": ServingLook(
         bars, ("mean latency, low load", "mean latency, high load"), is_split=True
+    ),
+    "energy": ServingLook(bars, ("energy a token", "power of a device"), is_split=True),
+    "agentic": ServingLook(
+        bars, ("TTFT P50, later turns", "hit share, later turns"), is_split=True
     ),
 }
 

@@ -119,6 +119,11 @@ class Endpoint(Task):
 
     def _load(self, cfg: DictConfig, texts: Texts) -> LoadedRequests:
         load = build(cfg.workload).generate(self.vocab_size, texts.encode)
+        if load.sessions:
+            raise UserError(
+                f"workload={load.name} is not driven by task=endpoint, which sends no answer back; "
+                "use another workload"
+            )
         if load.num_users is not None:
             raise UserError(
                 "workload.arrivals=users is not driven by task=endpoint; use "
