@@ -29,13 +29,10 @@ COLUMNS = ["figure", *KEYS, "y", "unit", "source", "device", "uncertainty"]
 LABELS = ["hardware", "level", "model", "method"]
 ERRORS = ["row", "device", "points", "mean", "largest", "stated"]
 ERRORS += ["aim_mean", "aim_largest", "verdict"]
-_ = (adaptive_budgets, decodes, disaggregation, iterations, pipeline, serving, throughput)
 _ = (
-    *(adaptive_budgets, decodes, iterations, long_prompts, pipeline, serving),
-    *(shrinking_chunks, throughput),
+    *(adaptive_budgets, agentic, decodes, disaggregation, energy, iterations, long_prompts),
+    *(pipeline, serving, shrinking_chunks, throughput),
 )
-_ = [adaptive_budgets, agentic, decodes, disaggregation, energy]
-_ += [iterations, pipeline, serving, throughput]
 PAPERS = tuple(sorted(name for name, figure in FIGURES.items() if figure.has_paper))
 SERVING = tuple(name for name, figure in FIGURES.items() if figure.kind == "rounds")
 SIMULATED = EXPERIMENTS / "sarathi" / "paper" / "results" / "simulated.csv"
