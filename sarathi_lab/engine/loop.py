@@ -9,13 +9,14 @@ from typing import Protocol
 from sarathi_lab.engine.admission import SchedulingPolicy
 from sarathi_lab.engine.arrivals import Arrivals, as_arrivals
 from sarathi_lab.engine.block_manager import BlockManager
+from sarathi_lab.engine.books import Preemption
 from sarathi_lab.engine.cluster import Cluster
 from sarathi_lab.engine.executor import Executor, StepResult
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.queues import QueueOrder
 from sarathi_lab.engine.replicas import LockstepReplicas
 from sarathi_lab.engine.request import Request, SequenceState
-from sarathi_lab.engine.scheduler import Preemption, Scheduler
+from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.engine.topology import SINGLE, Topology
 
 AnyScheduler = Scheduler | LockstepReplicas | Cluster

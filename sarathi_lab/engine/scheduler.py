@@ -1,34 +1,16 @@
-"""Queues, admission and preemption, and the moves that every policy is made of."""
+"""Admission and preemption: the moves that every policy is made of."""
 
 from __future__ import annotations
 
-from collections import deque
-from itertools import islice
-from typing import Any, Literal, TypeVar
-
-from sarathi_lab.engine.admission import SchedulingPolicy, Size, check_fits, tokens_to_take
-from sarathi_lab.engine.block_manager import BlockManager
-from sarathi_lab.engine.executor import StepResult
-from sarathi_lab.engine.queues import (
-    QueueOrder,
-    RunningSequences,
-    Test,
-    WaitingQueue,
-    by_arrival,
-    by_priority,
-    candidates,
-    is_idle,
-    make_queue,
-)
-from sarathi_lab.engine.request import Batch, Chunk, Copy, Queues, Request, SequenceState
-
-Preemption = Literal["recompute", "swap"]
-State = TypeVar("State")
+from sarathi_lab.engine.admission import Size, tokens_to_take
+from sarathi_lab.engine.books import Books
+from sarathi_lab.engine.queues import Test, by_priority, candidates, is_idle
+from sarathi_lab.engine.request import Batch, SequenceState
 
 
-class Scheduler:
-    """Turns requests into batches; a policy decides the order of the moves, this class keeps the
-    books.
+class Scheduler(Books):
+    """Turns requests into batches; a policy decides the order of the moves, this class makes them
+    and keeps the books.
 
     A batch carries at most `batch_size` sequences, and the executor keeps `num_micro_batches` of
     them in flight; those in flight are never scheduled or evicted.
@@ -39,93 +21,9 @@ class Scheduler:
     admitted. Those admitted start behind what is cached of them.
     """
 
-    next_time = float("inf")  # nothing happens to an engine by itself
-
-    def __init__(
-        self,
-        policy: SchedulingPolicy[Scheduler],
-        blocks: BlockManager,
-        *,
-        batch_size: int,
-        max_model_len: int,
-        num_micro_batches: int = 1,
-        queue_order: QueueOrder = "fcfs",
-        preemption: Preemption = "recompute",
-    ) -> None:
-        policy.validate(batch_size, max_model_len)
-        self.policy = policy
-        self.blocks = blocks
-        self.batch_size = batch_size
-        self.max_num_seqs = batch_size * num_micro_batches
-        self.max_model_len = max_model_len
-        self.preemption = preemption
-        self.waiting: WaitingQueue = make_queue(queue_order)
-        self.swapped: deque[SequenceState] = deque()
-        self._states: dict[type, Any] = {}  # the policy's own, by its class
-        self.running = RunningSequences(by_priority if queue_order == "priority" else by_arrival)
-        self.now = self.last_prompt_latency = 0.0
-        self.num_preemptions = self._num_added = self._preempted_before = 0
-        self._copies: list[Copy] = []  # for the next batch
-
-    def state(self, kind: type[State]) -> State:
-        """The policy's own state, from one iteration to the next: `kind()` when first asked for."""
-        if kind not in self._states:
-            self._states[kind] = kind()
-        return self._states[kind]
-
-    @property
-    def has_work(self) -> bool:
-        return bool(self.waiting or self.running or self.swapped)
-
-    @property
-    def has_preempted(self) -> bool:
-        """Whether somebody had to give way since this iteration's batch was begun."""
-        return self.num_preemptions > self._preempted_before
-
-    @property
-    def has_idle_running(self) -> bool:
-        """Whether some running sequence is not in flight."""
-        return any(map(is_idle, self.running.at_rest))
-
-    @property
-    def idle_decodes(self) -> list[SequenceState]:
-        """Running sequences whose next token could be decoded now, oldest first."""
-        return [sequence for sequence in self.running.idle if sequence.is_decoding]
-
-    def num_idle_decodes(self, most: int) -> int:
-        """How many `idle_decodes` there are, counted no further than `most`."""
-        decodes = (one for one in self.running.at_rest if is_idle(one) and one.is_decoding)
-        return sum(1 for _ in islice(decodes, most))
-
-    @property
-    def idle_prefills(self) -> list[SequenceState]:
-        """Running sequences whose prompt could be caught up now, oldest first."""
-        return [sequence for sequence in self.running.idle if not sequence.is_decoding]
-
-    def upcoming(self, num_sequences: int) -> list[SequenceState]:
-        """The next waiting sequences, in the order of admission."""
-        return [self.blocks.look_up(sequence) for sequence in islice(self.waiting, num_sequences)]
-
-    def add(self, request: Request) -> SequenceState:
-        """Queue a request. Raises UserError for one that could never finish."""
-        self.check_fits(request)
-        sequence = SequenceState(request, order=self._num_added)
-        self._num_added += 1
-        self.waiting.append(sequence)
-        return sequence
-
-    def take_in(self, sequence: SequenceState) -> None:
-        """Queue one whose cache another engine computed: it enters before those that wait."""
-        sequence.order, self._num_added = self._num_added, self._num_added + 1
-        self.swapped.append(sequence)
-
-    def check_fits(self, request: Request) -> None:
-        """Raise UserError if model or cache are too small for `request`, even alone."""
-        check_fits(request, self.blocks, self.policy, self.max_model_len)
-
     def schedule(self, now: float) -> Batch | None:
         """The next batch at time `now` (seconds), or None if nothing can run."""
-        self.now, self._preempted_before = now, self.num_preemptions
+        self.now, self.preempted_before = now, self.num_preemptions
         batch = Batch()
         if self.running.rank is by_priority:
             self.sort_running()  # the urgent choose first, as those behind them give way
@@ -133,52 +31,12 @@ class Scheduler:
         self.running.tidy()
         if not batch.chunks:
             return None  # copies that were begun go with the next batch
-        if self._copies:
-            batch.copies, self._copies = self._copies, []
+        if self.copies:
+            batch.copies, self.copies = self.copies, []
             batch.num_swapped_tokens = len(batch.copies) * self.blocks.block_size
         if self.policy.follows_up:
-            self._settle([chunk for chunk in batch.chunks if not chunk.emits_token])
+            self.settle([chunk for chunk in batch.chunks if not chunk.emits_token])
         return batch
-
-    def advance(self, batch: Batch) -> None:
-        """Book what is known of a batch before it ran: how far its sequences come, and which have
-        all they asked for. Their next tokens are counted, and filled in by `update`.
-
-        With an executor that feeds the tokens of one batch to the next, this is done at submission:
-        so the next batch can be made while this one runs.
-        """
-        chunks = batch.chunks
-        if self.policy.follows_up:  # the others are booked since it was made
-            chunks = [chunk for chunk in chunks if chunk.emits_token]
-        batch.finished += self._settle(chunks)
-        for sequence in batch.finished:
-            self.blocks.free(sequence)
-            self.running.leave(sequence)
-        num_waiting, used = len(self.waiting) + len(self.swapped), self.blocks.num_used
-        batch.queues = Queues(len(self.running), num_waiting, used, self.num_preemptions)
-
-    def update(self, result: StepResult) -> list[SequenceState]:
-        """Book a finished batch (and `advance`, if not done); returns the sequences it finished."""
-        if result.batch.queues is None:
-            self.advance(result.batch)
-        emitting, end = [chunk for chunk in result.batch.chunks if chunk.emits_token], result.end
-        for chunk in emitting:
-            chunk.sequence.token_times.append(end)
-        if result.token_ids:  # else nobody computes them
-            for chunk, token_id in zip(emitting, result.token_ids, strict=True):
-                sequence, start, num_tokens, _, _ = chunk  # its `output_index` without a call
-                at = start + num_tokens - sequence.request.prompt_len
-                sequence.output_token_ids[at] = token_id
-        if result.batch.num_prefills:
-            self.last_prompt_latency = result.end - result.start
-        return result.batch.finished
-
-    def _settle(self, chunks: list[Chunk]) -> list[SequenceState]:
-        finished = self.running.settle(chunks)
-        self.blocks.publish(chunks)
-        return finished
-
-    # -- the moves ---------------------------------------------------------------------------------
 
     def add_decodes(self, batch: Batch, token_budget: int | None = None) -> None:
         """Give idle decodes their next token, oldest first, evicting the newest if need be."""
@@ -255,7 +113,7 @@ class Scheduler:
                 or (copies := self.blocks.swap_in(sequence, needed, watermark)) is None
             ):
                 return
-            self._copies += copies
+            self.copies += copies
             self.swapped.popleft()
             self.running.enter(sequence)
             batch.add(sequence, num_tokens)
@@ -332,7 +190,7 @@ class Scheduler:
             sequence.num_computed = 0
             self.waiting.appendleft(sequence)
         else:
-            self._copies += copies
+            self.copies += copies
             self.swapped.append(sequence)
 
     def sort_running(self) -> None:

@@ -14,10 +14,11 @@ from sarathi_lab.config.errors import UserError, require_bool, require_int, requ
 from sarathi_lab.config.instantiate import build, option_files, read_option, resolved
 from sarathi_lab.engine.admission import SchedulingPolicy
 from sarathi_lab.engine.block_manager import BlockManager
+from sarathi_lab.engine.books import Preemption
 from sarathi_lab.engine.executor import Backend, Executor, Sizes
 from sarathi_lab.engine.loop import AnyScheduler
 from sarathi_lab.engine.queues import QueueOrder
-from sarathi_lab.engine.scheduler import Preemption, Scheduler
+from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.engine.topology import SINGLE, Linked, Several, Topology
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor

@@ -1,0 +1,155 @@
+"""What an engine knows of its requests: its queues, its cache, and what batches change of them."""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import islice
+from typing import Any, Literal, TypeVar
+
+from sarathi_lab.engine.admission import SchedulingPolicy, check_fits
+from sarathi_lab.engine.block_manager import BlockManager
+from sarathi_lab.engine.executor import StepResult
+from sarathi_lab.engine.queues import (
+    QueueOrder,
+    RunningSequences,
+    WaitingQueue,
+    by_arrival,
+    by_priority,
+    is_idle,
+    make_queue,
+)
+from sarathi_lab.engine.request import Batch, Chunk, Copy, Queues, Request, SequenceState
+
+Preemption = Literal["recompute", "swap"]
+State = TypeVar("State")
+
+
+class Books:
+    """The books of a `Scheduler`, whose policy and sizes it is made with: who waits, runs or is
+    swapped out, and what is known once a batch has begun and ended.
+    """
+
+    next_time = float("inf")  # nothing happens to an engine by itself
+
+    def __init__(
+        self,
+        policy: SchedulingPolicy[Any],
+        blocks: BlockManager,
+        *,
+        batch_size: int,
+        max_model_len: int,
+        num_micro_batches: int = 1,
+        queue_order: QueueOrder = "fcfs",
+        preemption: Preemption = "recompute",
+    ) -> None:
+        policy.validate(batch_size, max_model_len)
+        self.policy = policy
+        self.blocks = blocks
+        self.batch_size = batch_size
+        self.max_num_seqs = batch_size * num_micro_batches
+        self.max_model_len = max_model_len
+        self.preemption = preemption
+        self.waiting: WaitingQueue = make_queue(queue_order)
+        self.swapped: deque[SequenceState] = deque()
+        self._states: dict[type, Any] = {}  # the policy's own, by its class
+        self.running = RunningSequences(by_priority if queue_order == "priority" else by_arrival)
+        self.now = self.last_prompt_latency = 0.0
+        self.num_preemptions = self._num_added = self.preempted_before = (
+            0  # the last, as a batch begins
+        )
+        self.copies: list[Copy] = []  # for the next batch
+
+    def state(self, kind: type[State]) -> State:
+        """The policy's own state, from one iteration to the next: `kind()` when first asked for."""
+        if kind not in self._states:
+            self._states[kind] = kind()
+        return self._states[kind]
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting or self.running or self.swapped)
+
+    @property
+    def has_preempted(self) -> bool:
+        """Whether somebody had to give way since this iteration's batch was begun."""
+        return self.num_preemptions > self.preempted_before
+
+    @property
+    def has_idle_running(self) -> bool:
+        """Whether some running sequence is not in flight."""
+        return any(map(is_idle, self.running.at_rest))
+
+    @property
+    def idle_decodes(self) -> list[SequenceState]:
+        """Running sequences whose next token could be decoded now, oldest first."""
+        return [sequence for sequence in self.running.idle if sequence.is_decoding]
+
+    def num_idle_decodes(self, most: int) -> int:
+        """How many `idle_decodes` there are, counted no further than `most`."""
+        decodes = (one for one in self.running.at_rest if is_idle(one) and one.is_decoding)
+        return sum(1 for _ in islice(decodes, most))
+
+    @property
+    def idle_prefills(self) -> list[SequenceState]:
+        """Running sequences whose prompt could be caught up now, oldest first."""
+        return [sequence for sequence in self.running.idle if not sequence.is_decoding]
+
+    def upcoming(self, num_sequences: int) -> list[SequenceState]:
+        """The next waiting sequences, in the order of admission."""
+        return [self.blocks.look_up(sequence) for sequence in islice(self.waiting, num_sequences)]
+
+    def add(self, request: Request) -> SequenceState:
+        """Queue a request. Raises UserError for one that could never finish."""
+        self.check_fits(request)
+        sequence = SequenceState(request, order=self._num_added)
+        self._num_added += 1
+        self.waiting.append(sequence)
+        return sequence
+
+    def take_in(self, sequence: SequenceState) -> None:
+        """Queue one whose cache another engine computed: it enters before those that wait."""
+        sequence.order, self._num_added = self._num_added, self._num_added + 1
+        self.swapped.append(sequence)
+
+    def check_fits(self, request: Request) -> None:
+        """Raise UserError if model or cache are too small for `request`, even alone."""
+        check_fits(request, self.blocks, self.policy, self.max_model_len)
+
+    def advance(self, batch: Batch) -> None:
+        """Book what is known of a batch before it ran: how far its sequences come, and which have
+        all they asked for. Their next tokens are counted, and filled in by `update`.
+
+        With an executor that feeds the tokens of one batch to the next, this is done at submission:
+        so the next batch can be made while this one runs.
+        """
+        chunks = batch.chunks
+        if self.policy.follows_up:  # the others are booked since it was made
+            chunks = [chunk for chunk in chunks if chunk.emits_token]
+        batch.finished += self.settle(chunks)
+        for sequence in batch.finished:
+            self.blocks.free(sequence)
+            self.running.leave(sequence)
+        num_waiting, used = len(self.waiting) + len(self.swapped), self.blocks.num_used
+        batch.queues = Queues(len(self.running), num_waiting, used, self.num_preemptions)
+
+    def update(self, result: StepResult) -> list[SequenceState]:
+        """Book a finished batch (and `advance`, if not done); returns the sequences it finished."""
+        if result.batch.queues is None:
+            self.advance(result.batch)
+        emitting, end = [chunk for chunk in result.batch.chunks if chunk.emits_token], result.end
+        for chunk in emitting:
+            chunk.sequence.token_times.append(end)
+        if result.token_ids:  # else nobody computes them
+            for chunk, token_id in zip(emitting, result.token_ids, strict=True):
+                sequence, start, num_tokens, _, _ = chunk  # its `output_index` without a call
+                at = start + num_tokens - sequence.request.prompt_len
+                sequence.output_token_ids[at] = token_id
+        if result.batch.num_prefills:
+            self.last_prompt_latency = result.end - result.start
+        return result.batch.finished
+
+    def settle(self, chunks: list[Chunk]) -> list[SequenceState]:
+        """Book how far `chunks` bring their sequences; returns those that have all their tokens."""
+        finished = self.running.settle(chunks)
+        self.blocks.publish(chunks)
+        return finished
