@@ -216,7 +216,8 @@ def test_a_picture_has_a_panel_per_device_and_data_set(name):
     both = pd.concat([points.assign(device=f"cpu, {model}") for model in ("tiny", "30m")])
     figure = serving.draw(name, "A title", both)
     titles = [ax.get_title() for ax in figure.axes if ax.has_data()]
-    one = ("sarathi_serve_stalls", "sarathi_serve_budget", "disaggregation")
+    one = ("sarathi_serve_stalls", "sarathi_serve_budget")
+    one += ("disaggregation", "dynamic_chunks", "long_prompts")
     num_panels = 4 if name == "agentic" else 1 if name in one else 2
     assert len(titles) == 2 * num_panels
     assert {title.splitlines()[0] for title in titles} == {"cpu, tiny", "cpu, 30m"}

@@ -60,7 +60,7 @@ def test_a_policy_made_in_python_is_that_of_its_file(option):
 @cache
 def planned(option: str, executor: str, table: str) -> Plan:
     own = {"policy.profile_table": table} if option == "ascend_dynamic" else {}
-    if option in ("lars", "dynamic_chunks"):
+    if option in ("lars", "highest_response_ratio", "shortest_remaining", "dynamic_chunks"):
         own = {"policy.seconds_per_token": 0.001}
     if option in ADAPTIVE:
         own = {"policy.times": [0.01, 0.0001, 0.0]}

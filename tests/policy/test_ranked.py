@@ -104,10 +104,11 @@ def test_a_reserve_is_kept_from_a_long_prompt_only_while_a_short_one_is_there():
 
 
 def test_a_prompt_that_has_no_room_keeps_those_behind_it_out():
-    # The cache has 16 tokens, the first prompt 12 of them; the second, of 8, comes first.
-    requests = requests_of((12, 1), (8, 1), (4, 1), arrivals=[0.0, 0.5, 1.5])
-    found = schedule(Ranked(chunk=4, order="fcfs", watermark=0.0), requests, num_blocks=4)
-    assert found[3] == [(1, 0, 4)]
+    # The cache has 16 tokens, the first prompt 12 of them; the second, of 8, is before the third,
+    # which would fit.
+    requests = requests_of((12, 1), (8, 1), (4, 1), arrivals=[0.0, 0.5, 0.5])
+    found = schedule(Ranked(chunk=8, order="fcfs", watermark=0.0), requests, num_blocks=4)
+    assert found == [[(0, 0, 8)], [(0, 8, 4)], [(1, 0, 8)], [(2, 0, 4)]]
 
 
 @given(
