@@ -23,7 +23,7 @@ from sarathi_lab.experiment.capacity import Engine, mean_rate
 from sarathi_lab.experiment.figures import FIGURES, SERVING
 from sarathi_lab.experiment.samples import rounds, table_of
 from sarathi_lab.experiment.serving import ServingBench, datasets, longest, longest_gaps
-from sarathi_lab.policy import Orca, PrefillFirst, SarathiServe
+from sarathi_lab.policy import Orca, PPas, PrefillFirst, SarathiServe
 from sarathi_lab.results import load
 from sarathi_lab.results.plots import serving
 from sarathi_lab.run import main
@@ -37,6 +37,7 @@ def make_policy(name: str, budget: int):
         "sarathi_serve": lambda: SarathiServe(chunk=budget),
         "prefill_first": PrefillFirst,
         "orca": Orca,
+        "p_pas": lambda: PPas(budget),
     }
     return makers[name]() if name in makers else None  # as where a policy is not there
 

@@ -37,7 +37,7 @@ def runs() -> pd.DataFrame:
         latencies = {"ttft_p50": 4.0 * slow + i / 50, "ttft_p99": 9.0 * slow, "tbt_p99": 0.1 * slow}
         rows.append({"policy": name, "name": name, "throughput": 6000.0 + 10 * i, **latencies})
     table = pd.DataFrame(rows).assign(model="13b", device="simulated a100", executor="simulated")
-    return table.assign(decode_time_marginal=0.001, kv_reread_factor=1 + np.arange(27) % 2)
+    return table.assign(decode_time_marginal=0.001, kv_reread_factor=1 + np.arange(len(table)) % 2)
 
 
 @pytest.fixture(scope="module")

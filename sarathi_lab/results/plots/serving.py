@@ -30,6 +30,7 @@ P_PAS_LOADS = ("mean latency, low load", "mean latency, high load")
 PAPER = "paper"
 COLUMNS = 4
 MOST_LEVEL = 6  # bars whose names have room beside each other
+MOST_UPRIGHT = 6  # bars whose names find room beside one another
 
 
 def draw(name: str, title: str, points: pd.DataFrame) -> Figure:
@@ -92,6 +93,11 @@ def bars(points: pd.DataFrame, ax: Axes) -> Axes:
     else:
         names = [str(name).replace("_", "\n").replace(" ", "\n") for name in rows.series]
         ax.set_xticks(places, names, fontsize=8)
+    names = [str(name).replace("_", " ") for name in rows.series]
+    if len(rows) > MOST_UPRIGHT:
+        ax.set_xticks(places, names, fontsize=8, rotation=90)
+    else:
+        ax.set_xticks(places, [name.replace(" ", "\n") for name in names], fontsize=8)
     unit = str(rows.unit.iloc[0])
     ax.set_ylabel({"1/s": "requests per second", "s": "seconds"}.get(unit, unit))
     ax.grid(axis="x", visible=False)
