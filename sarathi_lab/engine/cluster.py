@@ -235,9 +235,11 @@ class Handover(Cluster):
         return super().schedule(now)
 
     def update(self, result: StepResult) -> list[SequenceState]:
-        finished, place = super().update(result), result.batch.instance
-        self.move_on(place, result)
-        result.batch.queues = self.schedulers[place].queues
+        finished, batch = super().update(result), result.batch
+        self.move_on(batch.instance, result)
+        assert batch.queues is not None, "it is booked"
+        num_running = len(self.schedulers[batch.instance].running)
+        batch.queues = batch.queues._replace(num_running=num_running)
         return finished
 
     def move_on(self, place: int, result: StepResult) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from itertools import islice
 from typing import Any, Literal, TypeVar
@@ -40,7 +39,7 @@ class Scheduler:
     admitted. Those admitted start behind what is cached of them.
     """
 
-    next_time = math.inf  # nothing happens to an engine by itself
+    next_time = float("inf")  # nothing happens to an engine by itself
 
     def __init__(
         self,
@@ -64,8 +63,7 @@ class Scheduler:
         self.swapped: deque[SequenceState] = deque()
         self._states: dict[type, Any] = {}  # the policy's own, by its class
         self.running = RunningSequences(by_priority if queue_order == "priority" else by_arrival)
-        self.now = 0.0
-        self.last_prompt_latency = 0.0
+        self.now = self.last_prompt_latency = 0.0
         self.num_preemptions = self._num_added = self._preempted_before = 0
         self._copies: list[Copy] = []  # for the next batch
 
@@ -78,11 +76,6 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         return bool(self.waiting or self.running or self.swapped)
-
-    @property
-    def queues(self) -> Queues:
-        num_waiting = len(self.waiting) + len(self.swapped)
-        return Queues(len(self.running), num_waiting, self.blocks.num_used, self.num_preemptions)
 
     @property
     def has_preempted(self) -> bool:
@@ -122,11 +115,8 @@ class Scheduler:
         return sequence
 
     def take_in(self, sequence: SequenceState) -> None:
-        """Queue one that another engine has begun, without blocks but with its cache brought here:
-        it enters before those that wait.
-        """
-        sequence.order = self._num_added
-        self._num_added += 1
+        """Queue one whose cache another engine computed: it enters before those that wait."""
+        sequence.order, self._num_added = self._num_added, self._num_added + 1
         self.swapped.append(sequence)
 
     def check_fits(self, request: Request) -> None:
@@ -135,8 +125,7 @@ class Scheduler:
 
     def schedule(self, now: float) -> Batch | None:
         """The next batch at time `now` (seconds), or None if nothing can run."""
-        self.now = now
-        self._preempted_before = self.num_preemptions
+        self.now, self._preempted_before = now, self.num_preemptions
         batch = Batch()
         if self.running.rank is by_priority:
             self.sort_running()  # the urgent choose first, as those behind them give way
@@ -172,7 +161,8 @@ class Scheduler:
         for sequence in batch.finished:
             self.blocks.free(sequence)
             self.running.leave(sequence)
-        batch.queues = self.queues
+        num_waiting, used = len(self.waiting) + len(self.swapped), self.blocks.num_used
+        batch.queues = Queues(len(self.running), num_waiting, used, self.num_preemptions)
 
     def update(self, result: StepResult) -> list[SequenceState]:
         """Book a finished batch (and `advance`, if not done); returns the sequences it finished."""

@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.request import Request
 from sarathi_lab.experiment.capacity import Grid, Trials, at_rate, highest_passing
 from sarathi_lab.experiment.clock import Point
@@ -31,10 +32,8 @@ HINDSIGHT, BOUND, FCFS = "hindsight", "bound", "first come"
 # What an objective's time between tokens bounds: each gap, or how late a token is, whose deadline
 # counts from the arrival, so that what came early leaves time for what comes later.
 SINCE: Mapping[str, Any] = {"gaps": "last_token", "deadlines": "arrival"}
-LOWEST, HIGHEST = (
-    1 / 4,
-    2.0,
-)  # rates that are tried, of the one at which all requests at once are served
+# Of the rate at which requests that are all there at once are served, those that are tried.
+LOWEST, HIGHEST = 1 / 4, 4.0
 
 
 @dataclass
@@ -72,9 +71,8 @@ class Search:
     def could_be_within(self, kind: str, tokens_per_second: float, step: int) -> bool:
         """Whether the device has time for the prompts alone."""
         requests = at_rate(self.requests, self.grid.rate(step))
-        ttft, missed = self.bench.slo(kind).ttft, 1 - self.attained
-        assert ttft is not None
-        return longest_queue(requests, tokens_per_second, missed) <= ttft
+        ttft, _ = times_of(self.bench.slo(kind))
+        return longest_queue(requests, tokens_per_second, 1 - self.attained) <= ttft
 
 
 @figure(
@@ -90,7 +88,7 @@ def adaptive_budgets(
     objectives: Mapping[str, Sequence[str]],
     slos: Mapping[str, Any],
     adaptive: Sequence[str],
-    budgets: Sequence[int],
+    hindsight: Mapping[str, Sequence[int]],
     largest: int,
     attained: float,
     precision: float,
@@ -98,15 +96,16 @@ def adaptive_budgets(
     **sizes: Any,
 ) -> Iterator[Point]:
     """By data set and objective each policy's capacity, the highest rate of a grid at which a share
-    `attained` of the requests is within the objective, also over hindsight's, which has `budgets`;
-    and the goodput at `overload` times hindsight's. Adaptive policies take up to `largest` tokens.
+    `attained` of the requests is within the objective, also over that of the `hindsight` that has
+    some fixed budgets; and the goodput at `overload` times that rate. Adaptive policies take up to
+    `largest` tokens.
     """
     for dataset, kinds in objectives.items():
         requests = bench.requests(dataset, num_searched[dataset], seed)
         search = Search(bench, dataset, requests, Grid(precision), attained)
         rate = prompt_rate(bench, requests, largest)
         for kind in kinds:
-            fixed = {f"fixed {own}": bench.chunking(own) for own in budgets}
+            fixed = {f"fixed {own}": bench.chunking(own) for own in hindsight[kind]}
             others = bench.named(adaptive, largest).items()
             policies = fixed | {name: aimed(own, bench.slo(kind), kind) for name, own in others}
             found = dict(_capacities(search, kind, policies, list(fixed.values()), rate))
@@ -115,6 +114,9 @@ def adaptive_budgets(
             for name in (*policies, BOUND):
                 ratio = found[name] / found[HINDSIGHT]
                 yield point(dataset, f"capacity / {HINDSIGHT}", "ratio", name, ratio, slo=kind)
+            if {"sliding_serve", "niyama"} <= set(found):
+                ratio = found["sliding_serve"] / found["niyama"]
+                yield point(dataset, "capacity / niyama", "ratio", "sliding_serve", ratio, slo=kind)
             if not math.isnan(found[HINDSIGHT]):
                 step = search.grid.step(overload * found[HINDSIGHT])
                 yield from _overloaded(search, kind, policies, f"fixed {sizes['budget']}", step)
@@ -215,9 +217,17 @@ def phased(phases: Sequence[Sequence[float]], seed: int) -> list[float]:
 
 def aimed(policy: Policy, slo: Slo, kind: str) -> Policy:
     """`policy` with the objective for its own, if it has one."""
+    ttft, tbt = times_of(slo)
     if isinstance(policy, SloBudget):
-        return replace(policy, ttft=slo.ttft, tbt=slo.tbt, since=SINCE[kind])
-    return replace(policy, target_time=slo.tbt) if isinstance(policy, Lprs) else policy
+        return replace(policy, ttft=ttft, tbt=tbt, since=SINCE[kind])
+    return replace(policy, target_time=tbt) if isinstance(policy, Lprs) else policy
+
+
+def times_of(slo: Slo) -> tuple[float, float]:
+    """Seconds to the first token and between tokens. Raises UserError without one of them."""
+    if slo.ttft is None or slo.tbt is None:
+        raise UserError(f"objective {slo.name} lacks ttft or tbt; add the seconds to its slos")
+    return slo.ttft, slo.tbt
 
 
 def within(requests: pd.DataFrame, slo: Slo, kind: str) -> NDArray[np.bool_]:
@@ -226,9 +236,10 @@ def within(requests: pd.DataFrame, slo: Slo, kind: str) -> NDArray[np.bool_]:
     """
     if kind == "gaps":
         return is_good(requests, slo)["all"]
+    ttft, tbt = times_of(slo)
     both = zip(requests.token_times, requests.arrival_time, strict=True)
-    late = [np.max(np.subtract(t, arrival) - slo.tbt * np.arange(len(t))) for t, arrival in both]
-    return np.asarray(late) <= slo.ttft
+    late = [np.max(np.subtract(t, arrival) - tbt * np.arange(len(t))) for t, arrival in both]
+    return np.asarray(late) <= ttft
 
 
 def prompt_rate(bench: ServingBench, requests: Sequence[Request], budget: int) -> float:

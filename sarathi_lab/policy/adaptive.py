@@ -99,9 +99,9 @@ class AdaptiveBudget(Policy):
     @cached_property
     def rungs(self) -> list[int]:
         """The ladder, ascending, in tokens."""
-        most = self.max_num_batched_tokens
+        least, most = self.min_num_batched_tokens, self.max_num_batched_tokens
         steps = range(self.step, most, self.step)
-        return sorted({min(self.min_num_batched_tokens, most), *steps, most})
+        return sorted({min(least, most), *(rung for rung in steps if rung > least), most})
 
     def seconds(self, batch: Batch, prompts: Sequence[SequenceState], budget: int) -> float:
         """Predicted for `batch` and what `prompts` take of `budget` tokens, with the margin."""

@@ -67,7 +67,7 @@ class Lprs(AdaptiveBudget):
     def take(
         self, batch: Batch, prompts: Sequence[SequenceState], budget: int, scheduler: Scheduler
     ) -> None:
-        num_tokens, kept = batch.num_tokens, []
+        num_tokens, kept = batch.num_tokens, list[SequenceState]()
         for sequence in prompts:
             left = min(sequence.num_pending, budget - num_tokens)
             if left >= min(sequence.num_pending, self.min_active_chunk) or not kept:

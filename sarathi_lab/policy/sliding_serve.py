@@ -47,7 +47,8 @@ class SlidingServe(SloBudget):
     ) -> int:
         """Tokens of this iteration with `rung` and of the next, of those that are `wanted`."""
         left = slack - seconds(rung) + self.tbt
-        return min(wanted, rung + last_within(left, self.rungs, seconds))
+        following = last_within(left, self.rungs, seconds)
+        return min(wanted, rung + (following if seconds(following) <= left else 0))
 
     def ordered(
         self, prompts: list[SequenceState], scheduler: Scheduler

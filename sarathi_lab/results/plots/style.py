@@ -27,6 +27,7 @@ POLICIES = (
     *("fastdeploy", "hybrid_only", "lightllm", "llama_cpp", "lmdeploy", "lmdeploy_pytorch"),
     *("nano_vllm", "openvino", "p_pas", "sarathi_serve_dynamic", "transformers_fifo"),
     *("transformers_prefill_first", "vllm_v0_chunked"),
+    *("slo_budget", "niyama", "sliding_serve", "lprs", "chunk_beside_decodes"),
 )
 MARKERS = tuple("os^DvPX*<>")  # by device or series, so that print without colour tells them apart
 # By source; what is simulated has others where it is shown at more than one level.
@@ -36,7 +37,8 @@ COLOURS = (  # seaborn's, that people who are colour-blind tell apart
     *("#0173b2", "#de8f05", "#029e73", "#d55e00", "#cc78bc"),
     *("#ca9161", "#fbafe4", "#949494", "#ece133", "#56b4e9"),
 )
-PALETTE = (*COLOURS, *map(to_hex, plt.get_cmap("tab20b")(np.arange(20))))
+MORE = (plt.get_cmap(name)(np.arange(20)) for name in ("tab20b", "tab20c"))
+PALETTE = (*COLOURS, *(to_hex(colour) for colours in MORE for colour in colours))
 WIDTH = 9.6  # inches of the widest picture; a page shows it at some 830 pixels
 # seaborn's look as matplotlib ships it: every sweep ends in a picture, and importing seaborn itself
 # takes two seconds. Markers keep their edges: the paper's points are hollow.

@@ -1,0 +1,213 @@
+"""Schedules of budgets that follow an objective, by hand; rows are (request, start, tokens)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from helpers import ScriptedExecutor, requests_of, scheduler_for, serve
+
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.engine.executor import Predictor
+from sarathi_lab.policy import Lprs, Niyama, PPas, SlidingServe, SloBudget
+
+TOKEN = 0.125  # seconds
+# Of 1 to 8 tokens, each of which takes an eighth of a second, as predicted.
+LADDER = {"min_num_batched_tokens": 2, "step": 1, "times": (0.0, TOKEN, 0.0)}
+
+
+def schedule(policy, requests, **kwargs):
+    executor = ScriptedExecutor(lambda batch: TOKEN * batch.num_tokens)
+    return serve(requests, scheduler_for(policy, **kwargs), executor).schedule
+
+
+def test_a_budget_fills_the_time_between_tokens():
+    """Five tokens take it: one decode and four of the prompt; without decodes all eight run."""
+    requests = requests_of((4, 6), (26, 1), arrivals=[0, 0.25])
+    assert schedule(SloBudget(8, **LADDER, tbt=5 * TOKEN), requests) == [
+        [(0, 0, 4)],
+        *([(0, 4 + i, 1), (1, 4 * i, 4)] for i in range(5)),
+        [(1, 20, 6)],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changed", "tokens"),
+    [
+        ({}, 4),
+        ({"tbt": 4 * TOKEN}, 3),
+        ({"margin": 1.25}, 3),
+        ({"times": (TOKEN, TOKEN, 0.0)}, 3),
+        ({"times": (0.0, TOKEN, TOKEN / 5)}, 2),  # of 7 tokens that the decode reads, and 2 more
+        ({"step": 3, "min_num_batched_tokens": 3}, 2),
+        ({"tbt": TOKEN}, 1),  # nothing fits: the least that is taken
+        ({"tbt": TOKEN, "min_num_batched_tokens": 4}, 3),
+        ({"since": "first_token"}, 7),  # two tokens came 4 eighths early each
+        ({"since": "arrival", "ttft": 0.75}, 7),
+        ({"max_num_batched_tokens": 4}, 3),
+    ],
+)
+def test_every_parameter_of_the_budget_counts(changed, tokens):
+    requests = requests_of((4, 6), (26, 1), arrivals=[0, 0.7])
+    policy = SloBudget(8, **LADDER, tbt=5 * TOKEN)
+    batches = schedule(replace(policy, **changed), requests)
+    start = next(batch for batch in batches if len(batch) == 2)
+    assert start[1] == (1, 0, tokens)
+
+
+def test_a_deadline_from_the_arrival_leaves_what_an_early_first_token_saved():
+    requests = requests_of((4, 6), (26, 1), arrivals=[0, 0.25])
+    policy = SloBudget(16, **LADDER, tbt=2 * TOKEN, since="arrival", ttft=1.5)
+    # Due at 1.75 s; it is 0.5 s.
+    assert schedule(policy, requests)[1] == [(0, 4, 1), (1, 0, 9)]
+    assert schedule(replace(policy, since="first_token"), requests)[1] == [(0, 4, 1), (1, 0, 1)]
+
+
+def test_the_devices_cost_model_is_asked_where_no_times_are_given():
+    policy = SloBudget(8).on_device(lambda: Predictor(lambda batch: {"all": 0.01}), 4, 200)
+    policy.validate(4, 200)
+    assert policy.predicted(None) == 0.01
+    with pytest.raises(UserError, match=r"policy=slo_budget needs policy\.times here"):
+        SloBudget(8).on_device(lambda: None, 4, 200).validate(4, 200)
+    with pytest.raises(UserError, match=r"times=\[0.1\] are no three times"):
+        SloBudget(8, times=[0.1]).validate(4, 200)
+
+
+# -- Niyama ----------------------------------------------------------------------------------------
+
+# A decode, then a long prompt and a short one.
+PAIR = requests_of((2, 9), (12, 1), (4, 1), arrivals=[0, 0.125, 0.125])
+
+
+def begun(policy, requests=PAIR, **kwargs) -> list[int]:
+    """Request ids in the order in which they were begun."""
+    rows = [row for batch in schedule(policy, requests, **kwargs) for row in batch]
+    return [number for number, start, _ in rows if start == 0]
+
+
+@pytest.mark.parametrize(
+    ("changed", "order"),
+    [
+        ({"hybrid": 0.0}, [0, 1, 2]),
+        ({"hybrid": 0.008}, [0, 2, 1]),  # 8 tokens less are 64 ms sooner
+        ({"hybrid": 0.0, "ttft": 1.0}, [0, 2, 1]),  # twelve tokens at 8 a second come too late
+    ],
+)
+def test_niyama_puts_near_deadlines_first_and_gives_up_the_late(changed, order):
+    policy = Niyama(8, **LADDER, ttft=4.0, tbt=0.5)
+    assert begun(replace(policy, **changed)) == order
+
+
+def test_niyama_counts_tiers_by_priority():
+    tiered = [replace(one, priority=2 - one.request_id) for one in PAIR]
+    policy = Niyama(8, **LADDER, hybrid=0.0, tbt=0.5, tiers=(9.0, 30.0))
+    assert begun(policy, tiered) == [0, 2, 1]
+    assert begun(replace(policy, tiers=(9.0,)), tiered) == [0, 1, 2]
+
+
+def test_niyama_counts_a_predicted_time_1_2_times():
+    requests = requests_of((4, 6), (26, 1), arrivals=[0, 0.25])
+    policy = Niyama(8, **LADDER, tbt=5 * TOKEN, since="last_token")
+    assert schedule(policy, requests)[1] == [(0, 4, 1), (1, 0, 3)]
+
+
+def test_niyama_follows_the_throughput():
+    policy = Niyama(8, **LADDER)
+    scheduler = scheduler_for(policy)
+    serve(requests_of((8, 1), (8, 1)), scheduler, ScriptedExecutor(lambda batch: 2.0))
+    # 8 a second as predicted, then 8 in two seconds, once: the last iteration is never looked at.
+    (state,) = scheduler._states.values()
+    assert state.rate == pytest.approx(0.995 * 8 + 0.005 * 4)
+
+
+# -- SlidingServe ----------------------------------------------------------------------------------
+
+
+def test_sliding_serve_keeps_slack_for_the_next_iteration():
+    """Four tokens take a second and six 1.9. Of two seconds of slack six leave none for another
+    iteration, four leave 1.5 with the next token's half second.
+    """
+    requests = requests_of((2, 5), (26, 1), arrivals=[0, 0.5])
+    seconds = lambda batch: 1.0 if batch.num_tokens <= 4 else 1.9  # noqa: E731
+    own = {"min_num_batched_tokens": 4, "step": 6, "ttft": 2.5, "tbt": 0.5, "since": "arrival"}
+    second = {
+        kind: serve(
+            requests,
+            scheduler_for(kind(6, **own, times=Predictor(lambda batch: {"all": seconds(batch)}))),
+            ScriptedExecutor(seconds),
+        ).schedule[1]
+        for kind in (SloBudget, SlidingServe)
+    }
+    assert second[SloBudget] == [(0, 2, 1), (1, 0, 5)]
+    assert second[SlidingServe] == [(0, 2, 1), (1, 0, 3)]
+
+
+@pytest.mark.parametrize(
+    ("changed", "order"),
+    [
+        ({}, [0, 2, 1]),  # alike urgent: the shorter
+        ({"ttft": 0.125, "urgency_levels": 1}, [0, 2, 1]),
+        ({"urgency_levels": 400}, [0, 1, 2]),  # whose deadline is nearer
+    ],
+)
+def test_sliding_serve_orders_by_urgency_then_length(changed, order):
+    requests = requests_of((2, 9), (12, 1), (4, 1), arrivals=[0, 0.125, 0.15])
+    policy = SlidingServe(8, **LADDER, ttft=4.0, tbt=0.5)
+    assert begun(replace(policy, **changed), requests) == order
+
+
+def test_sliding_serve_puts_those_last_whose_deadline_is_over():
+    requests = requests_of((8, 1), (4, 1), (12, 1), arrivals=[0, 0, 0.5])
+    assert begun(SlidingServe(8, **LADDER, ttft=0.5), requests, batch_size=1) == [1, 2, 0]
+
+
+# -- LPRS ------------------------------------------------------------------------------------------
+
+
+def test_lprs_has_a_target_without_decodes_too():
+    policy = Lprs(8, **LADDER, target_time=5 * TOKEN)
+    assert schedule(policy, requests_of((12, 2), (6, 1))) == [
+        [(1, 0, 5)],
+        [(1, 5, 1), (0, 0, 4)],
+        [(0, 4, 5)],
+        [(0, 9, 3)],
+        [(0, 12, 1)],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changed", "order"),
+    [
+        ({"time_weight": 0.0}, [0, 2, 1]),
+        ({"time_weight": 100.0}, [0, 1, 2]),  # a tenth of a second more counts for ten tokens
+        ({}, [0, 2, 1]),  # 0.3 of the 8 tokens of a second
+        ({"prompt_weight": 0.0}, [0, 1, 2]),
+    ],
+)
+def test_lprs_weighs_waiting_against_length(changed, order):
+    requests = requests_of((2, 9), (12, 1), (4, 1), arrivals=[0, 0.05, 0.15])
+    policy = replace(Lprs(8, **LADDER, target_time=4 * TOKEN), **changed)
+    assert begun(policy, requests) == order
+
+
+def test_lprs_controls_how_many_prompts_are_active_and_their_chunks():
+    policy = Lprs(8, **LADDER, target_time=1.0, prompt_weight=0.0)
+    prompts = requests_of((6, 1), (6, 1), (1, 1))
+    assert schedule(policy, prompts)[0] == [(0, 0, 6), (1, 0, 2)]
+    least = replace(policy, min_active_chunk=3)
+    assert schedule(least, prompts)[0] == [(0, 0, 6), (2, 0, 1)]  # which is all it lacks
+    assert schedule(replace(policy, max_active_prefills=1), prompts)[0] == [(0, 0, 6)]
+
+
+# -- chunks only beside decodes --------------------------------------------------------------------
+
+
+def test_p_pas_from_one_prompt_on_cuts_only_beside_decodes():
+    policy = PPas(max_num_batched_tokens=32, min_active_prefills=1)
+    requests = requests_of((10, 3), (10, 1), (10, 1), arrivals=[0, 0.5, 0.5])
+    assert serve(requests, scheduler_for(policy)).schedule == [
+        [(0, 0, 10)],
+        [(0, 10, 1), (1, 0, 4)],
+        [(0, 11, 1), (1, 4, 4)],
+        [(1, 8, 2), (2, 0, 10)],
+    ]
