@@ -66,9 +66,12 @@ def energy(
             if name != WHOLE:
                 ratio = values["joules_per_token"] / found[WHOLE]["joules_per_token"]
                 yield _point(dataset, f"{PER_TOKEN} / {WHOLE}", "ratio", name, ratio, x)
-        for kind in ("prompts", "decodes"):
-            if kind in found[WHOLE]:
-                yield _point(dataset, "power of iterations", "W", kind, found[WHOLE][kind])
+        prompts, decodes = found[WHOLE]["prompts"], found[WHOLE]["decodes"]
+        yield _point(dataset, "power of iterations", "W", "prompts", prompts)
+        yield _point(dataset, "power of iterations", "W", "decodes", decodes)
+        yield _point(
+            dataset, "power of iterations / prompts", "ratio", "decodes", decodes / prompts
+        )
         yield from _by_batch(bench, dataset, requests, budget, batches)
 
 
@@ -111,9 +114,8 @@ def _summary(bench: ServingBench, ledger: Ledger) -> dict[str, float]:
     found = metrics.energy_metrics(iterations, counts, backend.power, devices)
     kinds = {"prompts": iterations.num_decode_tokens == 0, "decodes": iterations.num_prefills == 0}
     for kind, own in kinds.items():
-        if own.any():
-            rows = iterations[own]
-            found[kind] = float(rows.energy.sum() / rows.busy.sum() / devices)
+        rows = iterations[own]
+        found[kind] = float(rows.energy.sum() / rows.busy.sum() / devices)
     return found
 
 

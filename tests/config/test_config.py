@@ -16,6 +16,7 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.explain import GROUPS, options
 from sarathi_lab.config.instantiate import build, make_loader
 from sarathi_lab.config.paths import CONF
+from sarathi_lab.experiment.figures import FIGURES
 from sarathi_lab.tasks.plan import make_plan
 
 OF_A_RUN = {("hardware", "auto"), ("host", "auto")}  # found by task=validate
@@ -86,7 +87,9 @@ NEEDED = {"policies": [*TRACE, "policy=sarathi,orca"]}
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_every_experiment_composes_all_its_jobs(experiment):
     has_own_task = "override /task" in (CONF / "experiment" / f"{experiment}.yaml").read_text()
-    device = [] if has_own_task else ["executor=simulated"]
+    figure = FIGURES.get(experiment)
+    is_simulated = not has_own_task or (figure is not None and figure.is_simulated)
+    device = ["executor=simulated"] if is_simulated else []
     command_line = read_command_line(
         [f"experiment={experiment}", *device, *NEEDED.get(experiment, [])]
     )
