@@ -22,7 +22,7 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.request import Request
 from sarathi_lab.experiment.capacity import Grid, Trials, at_rate, highest_passing
 from sarathi_lab.experiment.clock import Point
-from sarathi_lab.experiment.registry import Platform, figure
+from sarathi_lab.experiment.registry import PROFILED, Platform, figure
 from sarathi_lab.experiment.serving import LOADED, ServingBench, point
 from sarathi_lab.policy import Lprs, Policy, SloBudget
 from sarathi_lab.results.serving_metrics import is_good, waits
@@ -79,6 +79,7 @@ class Search:
     question="Does a budget that follows the objective serve more within it?",
     seconds=120,
     **{**LOADED, "papers": [Platform("llama3-8b", "h100")]},
+    simulated=PROFILED,
 )
 def adaptive_budgets(
     bench: ServingBench,
@@ -169,6 +170,7 @@ def _overloaded(
     question="Does the simulator have P-PAS's measured gain?",
     seconds=60,
     **{**LOADED, "papers": [Platform("llama3.2-3b", "a100")]},
+    simulated=PROFILED,
 )
 def p_pas_gain(
     bench: ServingBench,

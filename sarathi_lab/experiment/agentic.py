@@ -12,7 +12,7 @@ import pandas as pd
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.topology import SINGLE, Replicas, Topology
 from sarathi_lab.experiment.clock import Estimate, Point
-from sarathi_lab.experiment.registry import Platform, figure
+from sarathi_lab.experiment.registry import PROFILED, Platform, figure
 from sarathi_lab.experiment.serving import ServingBench, datasets, longest
 from sarathi_lab.results.serving_metrics import gaps
 from sarathi_lab.workload.agentic import Agentic
@@ -37,6 +37,7 @@ class Setting(NamedTuple):
     is_simulated=True,
     seconds=0,
     papers=[Platform("llama3.1-8b", "h100")],
+    simulated=PROFILED,
     needs=("datasets", "batch"),
 )
 def agentic(

@@ -15,7 +15,7 @@ from sarathi_lab.engine.request import Request
 from sarathi_lab.engine.topology import Disaggregated, PrefillAndDecodeHeavy, Replicas, Several
 from sarathi_lab.experiment.capacity import at_rate
 from sarathi_lab.experiment.clock import Estimate, Point
-from sarathi_lab.experiment.registry import Platform, figure
+from sarathi_lab.experiment.registry import PROFILED, Platform, figure
 from sarathi_lab.experiment.serving import ServingBench
 from sarathi_lab.results.serving_metrics import is_good
 from sarathi_lab.results.slo import Slo
@@ -35,6 +35,7 @@ Known = dict[float, pd.DataFrame]  # by rate the table of requests
     is_simulated=True,
     seconds=0,
     papers=[Platform("llama3-8b", "h100")],
+    simulated=PROFILED,
     needs=("datasets", "batch"),
 )
 def disaggregation(

@@ -12,7 +12,7 @@ from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.request import Request
 from sarathi_lab.experiment.capacity import at_rate
 from sarathi_lab.experiment.clock import Estimate, Point
-from sarathi_lab.experiment.registry import Platform, figure
+from sarathi_lab.experiment.registry import PROFILED, Platform, figure
 from sarathi_lab.experiment.serving import CHUNKING, ServingBench, longest
 from sarathi_lab.policy import Policy
 from sarathi_lab.results import metrics
@@ -26,6 +26,7 @@ WHOLE = "whole prompts"  # Sarathi-Serve with a budget that no prompt exceeds
     kind="rounds",
     is_simulated=True,
     seconds=0,
+    simulated=PROFILED,
     papers=[
         Platform("llama3-8b", "h100"),
         Platform("qwen3-30b-a3b", "h100"),

@@ -18,7 +18,7 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.request import Request
 from sarathi_lab.experiment.capacity import at_rate
 from sarathi_lab.experiment.clock import Point
-from sarathi_lab.experiment.registry import Ints, Platform, figure
+from sarathi_lab.experiment.registry import PROFILED, Ints, Platform, figure
 from sarathi_lab.experiment.serving import CHUNKING, LOADED, ServingBench, point
 from sarathi_lab.policy import Policy
 from sarathi_lab.workload.base import random_prompt
@@ -33,6 +33,7 @@ SHARE, FAIRNESS = "over the bound, short", "fairness"
     question="Who waits for a long prompt, and what does sparing them cost it?",
     seconds=60,
     **{**LOADED, "papers": [Platform("llama3.1-8b", "h100")]},
+    simulated=PROFILED,
 )
 def long_prompts(
     bench: ServingBench,

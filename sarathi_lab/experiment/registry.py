@@ -22,6 +22,7 @@ from sarathi_lab.results.load import load_paper
 from sarathi_lab.results.plots.look import Look
 
 KEYS = ["panel", "series", "x"]
+PROFILED = ("executor.cost_model=profiled",)  # by measured operation times
 SETUPS = ("paper", "small", "dry")  # sizes: the paper's, a CPU's, and those that take seconds
 
 Ints = Sequence[int]
@@ -84,6 +85,7 @@ class Figure:
     errors: Sequence[ErrorRow] = ()
     is_counted: bool = False  # simulated by counting batches, too
     is_simulated: bool = False  # never measured
+    simulated: Sequence[str] = ()  # settings with which its simulation is recorded
     max_spread: float = 0.15
     needs: Sequence[str] = ()
     takes: Sequence[str] = ()

@@ -11,7 +11,7 @@ import numpy as np
 from sarathi_lab.engine.request import Request
 from sarathi_lab.experiment.clock import Point
 from sarathi_lab.experiment.long_prompts import can_run
-from sarathi_lab.experiment.registry import Ints, Platform, figure
+from sarathi_lab.experiment.registry import PROFILED, Ints, Platform, figure
 from sarathi_lab.experiment.serving import CHUNKING, LOADED, ServingBench, point
 from sarathi_lab.policy import Policy
 from sarathi_lab.workload.base import random_prompt
@@ -24,6 +24,7 @@ TTFT, SPEED = "TTFT", "throughput / one stage's"
     question="Do chunks that shrink with the context speed a pipeline's prefill?",
     seconds=30,
     **{**LOADED, "papers": [Platform("llama3.1-70b", "h100", 8)]},
+    simulated=(*PROFILED, "executor.pipeline_parallel=4"),
 )
 def dynamic_chunks(
     bench: ServingBench,

@@ -40,7 +40,7 @@ from sarathi_lab.tasks.report import write_report
 
 DOCUMENT = REPOSITORY / "ARTIFACT.md"
 RESULTS = OUTPUTS / "artifact"
-SETTINGS = {"simulated": ["executor=simulated"], "measured": []}  # of what is computed, and not
+HOW = ("simulated", "measured")
 KEPT = "what finished is kept; the same command goes on"
 
 
@@ -53,7 +53,7 @@ def main(args: Sequence[str]) -> int:
     )
     text = "one experiment, such as fig08, or that of a claim; may be repeated"
     parser.add_argument("--only", action="append", metavar="NAME", help=text)
-    parser.add_argument("--how", choices=SETTINGS, help="simulate or measure only")
+    parser.add_argument("--how", choices=HOW, help="simulate or measure only")
     text = "where results are kept (default: %(default)s)"
     parser.add_argument("--results", type=Path, default=RESULTS, help=text)
     text = "run nothing; rewrite ARTIFACT.md from the claims, what is recorded and what it took"
@@ -90,7 +90,7 @@ def _main(options: argparse.Namespace) -> int:
 
 def _jobs(names: Iterable[str]) -> list[Job]:
     """What is run of experiments: not everything can be measured."""
-    both = ((name, how) for how in SETTINGS for name in names)
+    both = ((name, how) for how in HOW for name in names)
     return [job for job in both if job[1] == "simulated" or not FIGURES[job[0]].is_simulated]
 
 
@@ -104,8 +104,9 @@ def command(job: Job, results: Path = RESULTS) -> list[str]:
     """The arguments that run a job, as far as its claims need it, and record its results."""
     name, how = job
     own = [one for claim in load_claims() if claim.experiment == name for one in claim.settings]
+    settings = ["executor=simulated", *FIGURES[name].simulated] if how == "simulated" else []
     aside = [f"task.record={results}", "tracking=none"]
-    return [f"experiment={name}", *SETTINGS[how], *dict.fromkeys(own), *aside]
+    return [f"experiment={name}", *settings, *dict.fromkeys(own), *aside]
 
 
 def _run(job: Job, results: Path) -> int:
@@ -142,7 +143,7 @@ def document(found: pd.DataFrame) -> str:
     costs, claims = load_costs(), load_claims()
     names = [name for name in FIGURES if name in {claim.experiment for claim in claims}]
     jobs = _jobs(names)
-    took = {how: sum(_seconds(job) for job in jobs if job[1] == how) / 60 for how in SETTINGS}
+    took = {how: sum(_seconds(job) for job in jobs if job[1] == how) / 60 for how in HOW}
     words = " and ".join(f"{minutes:.0f} minutes {how}" for how, minutes in took.items())
     most = f"{costs.memory.max() / 1e9:.1f} GB"
     parts = [f"Together about {words}, at most {most}, on {costs.device.mode()[0]}.\n"]

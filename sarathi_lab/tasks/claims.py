@@ -214,7 +214,7 @@ def _run_all(options: argparse.Namespace, results: Path, run: Command) -> list[s
         def run_one(job: Job) -> int:
             name, how = job
             aside = f"{folder}/{name}-{how}"
-            own = ["executor=simulated"]
+            own = ["executor=simulated", *FIGURES[name].simulated]
             if how == "measured":
                 own = [*options.settings, f"task.seconds={seconds[name]:g}"]
             fixed = [f"experiment={name}", "tracking=none", f"task.record={results}"]
