@@ -101,7 +101,7 @@ class SaturationLimits:
         if not self.are_set or load.has_times:
             return
         waits = load.waits_for_answers
-        why = "requests wait for answers" if waits else "all requests arrive at once"
+        why = "users wait for their answers" if waits else "all requests arrive at once"
         raise UserError(
             f"{SETTING} has no effect: {why}; drop it, or add workload.arrivals=poisson and "
             "workload.rate"
