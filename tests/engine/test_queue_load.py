@@ -114,6 +114,7 @@ def test_a_cache_for_hardly_more_than_one_request(name, preemption):
 
 # They look past requests with long prompts, up to LOOKAHEAD of them, or rank so many.
 LOOKING_FURTHER = ("vllm_v0_chunked_partial", "ascend_long", "ranked")
+LOOKING_FURTHER += ("niyama", "sliding_serve", "lprs")
 
 
 @pytest.mark.parametrize("name", POLICIES)
