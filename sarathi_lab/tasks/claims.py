@@ -105,11 +105,12 @@ def _cell(row: Mapping[Hashable, Any] | None) -> str:
 
 
 def _simulated(found: Mapping[str, Mapping[Hashable, Any]]) -> str:
-    """The simulated devices by verdict, each with its value."""
+    """The simulated devices by verdict, each with its value, once where it has two levels."""
     told: dict[str, list[str]] = {}
     for device in sorted(found):
-        if device.startswith(SIMULATED) and not device.endswith(PROFILED):
-            words = f"{device.removeprefix(SIMULATED)} {in_words(found[device])}"
+        base = device.removesuffix(PROFILED)
+        if device.startswith(SIMULATED) and (device == base or base not in found):
+            words = f"{base.removeprefix(SIMULATED)} {in_words(found[device])}"
             told.setdefault(found[device]["verdict"], []).append(words)
     return "; ".join(f"**{verdict}**: {', '.join(words)}" for verdict, words in told.items())
 
