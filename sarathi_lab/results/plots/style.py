@@ -27,7 +27,9 @@ POLICIES = (
     *("fastdeploy", "hybrid_only", "lightllm", "llama_cpp", "lmdeploy", "lmdeploy_pytorch"),
     *("nano_vllm", "openvino", "p_pas", "sarathi_serve_dynamic", "transformers_fifo"),
     *("transformers_prefill_first", "vllm_v0_chunked"),
-    *("slo_budget", "niyama", "sliding_serve", "lprs", "chunk_beside_decodes"),
+    *("slo_budget", "niyama", "sliding_serve", "lprs", "chunk_beside_decodes", "dynamic_chunks"),
+    *("highest_response_ratio", "shortest_remaining", "lars", "preflow", "short_request_first"),
+    "reserve_for_short",
 )
 MARKERS = tuple("os^DvPX*<>")  # by device or series, so that print without colour tells them apart
 # By source; what is simulated has others where it is shown at more than one level.
