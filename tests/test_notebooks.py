@@ -25,6 +25,7 @@ PICTURES = {
     "compare_runs": 2,
     "your_policy": 2,
     "playground": 1,
+    "after_sarathi": 7,
     "walkthrough": 10,
     "figures": len(PAPERS) + len(SERVING) + 5,  # policies on five devices
 }  # fewest

@@ -26,11 +26,9 @@ from sarathi_lab.results.plots.style import (
 )
 
 GAPS, TBT, TTFT, CAPACITY = "longest gap", "TBT P99", "TTFT P50", "capacity"
-P_PAS_LOADS = ("mean latency, low load", "mean latency, high load")
 PAPER = "paper"
 COLUMNS = 4
-MOST_LEVEL = 6  # bars whose names have room beside each other
-MOST_UPRIGHT = 6  # bars whose names find room beside one another
+MOST_LEVEL = 5  # bars whose names have room beside each other
 
 
 def draw(name: str, title: str, points: pd.DataFrame) -> Figure:
@@ -88,13 +86,8 @@ def bars(points: pd.DataFrame, ax: Axes) -> Axes:
     ax.bar(places, rows.y, 0.6, color=[*map(colours(list(rows.series)).get, rows.series)])
     if {"low", "high"} <= set(rows):
         ax.vlines(places, rows.low, rows.high, color="black", linewidth=0.9)
-    if len(rows) > MOST_LEVEL:
-        ax.set_xticks(places, rows.series.astype(str), fontsize=8, rotation=90)
-    else:
-        names = [str(name).replace("_", "\n").replace(" ", "\n") for name in rows.series]
-        ax.set_xticks(places, names, fontsize=8)
     names = [str(name).replace("_", " ") for name in rows.series]
-    if len(rows) > MOST_UPRIGHT:
+    if len(rows) > MOST_LEVEL:
         ax.set_xticks(places, names, fontsize=8, rotation=90)
     else:
         ax.set_xticks(places, [name.replace(" ", "\n") for name in names], fontsize=8)
