@@ -67,6 +67,8 @@ def test_every_option_instantiates_and_makes_a_plan_in_simulation(chosen):
         room = ["model=7b"]  # which the smallest GPU holds
     else:
         room = ["model=tiny"] if groups.get("executor") == "torch" else []
+    if groups.get("cluster") == "taichi":
+        room += ["cluster.ttft=1", "cluster.tpot=0.05"]
     options = [f"{group}={option}" for group, option in chosen]
     with initialize_config_dir(str(CONF), version_base="1.3"):
         cfg = compose("config", [*options, *executor, *room])
@@ -98,11 +100,14 @@ def test_every_experiment_composes_all_its_jobs(experiment):
     command_line.check()
 
 
-def test_the_experiment_over_policies_names_every_policy_once():
-    """Of which the test above composes two."""
-    overlay = OmegaConf.load(CONF / "experiment" / "policies.yaml")
-    named = str(overlay.hydra.sweeper.params.policy).split(",")
-    assert sorted(named) == sorted(path.stem for path in (CONF / "policy").glob("*.yaml"))
+def test_every_policy_is_compared_in_one_experiment():
+    """The test above composes two of those that one experiment sweeps."""
+    overlays = {path.stem: path.read_text() for path in (CONF / "experiment").glob("*.yaml")}
+    swept = str(OmegaConf.create(overlays["policies"]).hydra.sweeper.params.policy).split(",")
+    assert len(set(swept)) == len(swept)
+    later = [overlays[name] for name in ("long_prompts", "dynamic_chunks", "adaptive_budgets")]
+    others = {path.stem for path in (CONF / "policy").glob("*.yaml")} - {*swept}
+    assert all(sum(name in text for text in later) == 1 for name in others)
 
 
 def test_parts_that_workloads_share_are_no_workloads():
