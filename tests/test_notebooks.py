@@ -1,5 +1,6 @@
-"""The notebooks run top to bottom in a JupyterLab in a browser, or without one in a plain kernel,
-as on a fresh clone and beside runs of one's own, and show what they promise; as committed, too.
+"""The notebooks run top to bottom in a plain kernel, those that one moves in a JupyterLab in a
+browser, as on a fresh clone and beside runs of one's own, and show what they promise; as committed,
+too.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,16 +19,19 @@ from helpers import drawing_once
 
 from sarathi_lab.config.paths import REPOSITORY
 from sarathi_lab.experiment.figures import PAPERS, SERVING
+from sarathi_lab.results.load import group_of
+from sarathi_lab.tasks.claims import AFTER
 
 NOTEBOOKS = REPOSITORY / "notebooks"
 LARGEST = 4_000_000  # bytes
+LATER = [name for name in SERVING if group_of(name) == AFTER]
 PICTURES = {
     "compare_runs": 2,
     "your_policy": 2,
     "playground": 1,
-    "after_sarathi": 7,
+    AFTER: len(LATER),
     "walkthrough": 10,
-    "figures": len(PAPERS) + len(SERVING) + 5,  # policies on five devices
+    "figures": len(PAPERS) + len(SERVING) - len(LATER) + 5,  # policies on five devices
 }  # fewest
 ONCE = {  # times are not looked at
     "lab.tiny_on_this_cpu()": "lab.tiny_on_this_cpu(repetitions=1)",
@@ -37,11 +41,14 @@ BROWSERS = filter(None, map(shutil.which, ("chromium", "chromium-browser", "goog
 BROWSER = next(BROWSERS, None) if find_spec("playwright") else None
 LONGEST = 240  # seconds of a cell, which takes a tenth of that
 AGAIN = "compare_runs, again"  # once there are runs
+MOVED = ("playground", AGAIN)  # in a browser, where there is one
 # Only against a hang: what a cell takes depends on what else the machine does.
 pytestmark = pytest.mark.timeout(1800)
 
 
-def in_kernel(folder: Path, environment: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+def in_kernel(
+    folder: Path, environment: Mapping[str, str], names: Sequence[str]
+) -> dict[str, dict[str, Any]]:
     """Printed and rendered text, and number of pictures, of each notebook, run one after another in
     one kernel that forgets its names in between.
     """
@@ -49,7 +56,7 @@ def in_kernel(folder: Path, environment: Mapping[str, str]) -> dict[str, dict[st
     from nbclient import NotebookClient
     from nbclient.exceptions import CellTimeoutError
 
-    paths = {name: NOTEBOOKS / f"{name.partition(',')[0]}.ipynb" for name in (*PICTURES, AGAIN)}
+    paths = {name: NOTEBOOKS / f"{name.partition(',')[0]}.ipynb" for name in names}
     notebooks = {name: nbformat.read(path, as_version=4) for name, path in paths.items()}
     for notebook in notebooks.values():
         nbformat.validate(notebook)
@@ -68,7 +75,9 @@ def in_kernel(folder: Path, environment: Mapping[str, str]) -> dict[str, dict[st
     return {name: {"text": text, "pictures": number} for name, (text, number) in shown.items()}
 
 
-def in_browser(folder: Path, environment: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+def in_browser(
+    folder: Path, environment: Mapping[str, str], names: Sequence[str]
+) -> dict[str, dict[str, Any]]:
     """The same in a JupyterLab, each in a kernel of its own, with what its page says of errors, and
     of what is moved.
     """
@@ -77,7 +86,7 @@ def in_browser(folder: Path, environment: Mapping[str, str]) -> dict[str, dict[s
     found: dict[str, dict[str, Any]] = {}
     visits = {"playground": move_the_playground, AGAIN: choose_another_sweep}
     with lab_in_browser(str(BROWSER), folder, environment, ONCE) as run:
-        for name in (*PICTURES, AGAIN):
+        for name in names:
             moved: list[Any] = []
             visit = visits.get(name, lambda page: None)
             page = run(
@@ -135,7 +144,9 @@ def executed(tmp_path_factory, made_once):
     def make():
         folder = tmp_path_factory.mktemp("notebooks")
         environment = {"SARATHI_LAB_OUTPUT": str(folder / "outputs"), "SARATHI_LAB_RUNS": ""}
-        return (in_browser if BROWSER else in_kernel)(folder, environment)
+        still = [name for name in PICTURES if name not in MOVED]
+        run = in_browser if BROWSER else in_kernel
+        return in_kernel(folder, environment, still) | run(folder, environment, MOVED)
 
     return made_once("notebooks", make)
 
@@ -167,6 +178,12 @@ def test_the_walkthrough_serves_the_tiny_model_under_every_policy(executed):
     assert re.search(
         r"A6000, simulated: chunk 256 serves most, 1\.\d+ times request-level batching", text
     )
+
+
+def test_the_map_has_every_claim_with_its_verdict(executed):
+    text = executed[AFTER]["text"]
+    assert all(f"[{name}](../experiments/{AFTER}/{name}/README.md)" in text for name in LATER)
+    assert "(at least 4.48): simulated-h100-profiled **1.32" in text
 
 
 def test_runs_are_compared_with_and_without_ones_own(executed):
