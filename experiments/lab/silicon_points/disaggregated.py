@@ -1,6 +1,6 @@
 """Hold simulated prefill and decode instances against the measured points that have them.
 
-    python experiments/lab/silicon_points/disaggregated.py POINTS.csv    # half a minute
+    python experiments/lab/silicon_points/disaggregated.py POINTS.csv
 
 Rows do not say how many users there were: taken are as many as the decode instances' batches hold,
 who come evenly over the time of an answer. Instances of several sizes make a cluster here, which no
