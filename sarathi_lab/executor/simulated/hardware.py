@@ -155,6 +155,8 @@ class Hardware:
             require_number(f"hardware.uncertainty.{kind}", errors[kind], minimum=0, fix=share)
         if self.tables is not None and not (self.tables and isinstance(self.tables, str)):
             raise UserError(f"hardware.tables={self.tables} is no path of a folder; {fix}")
+        if self.power is not None and not isinstance(self.power, PowerModel):
+            raise UserError(f"hardware.power={self.power} is no power model; {fix}")
 
     def _given(self, names: tuple[str, ...]) -> list[str]:
         """Those of `names` that have a value; None is checked where it is not allowed."""
