@@ -9,6 +9,9 @@ from helpers import ScriptedExecutor, requests_of, scheduler_for, serve
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.executor import Predictor
+from sarathi_lab.engine.ledger import Ledger
+from sarathi_lab.engine.loop import run_engine
+from sarathi_lab.executor.simulated.executor import PipelineExecutor
 from sarathi_lab.policy import Lprs, Niyama, PPas, SlidingServe, SloBudget
 
 TOKEN = 0.125  # seconds
@@ -211,3 +214,13 @@ def test_p_pas_from_one_prompt_on_cuts_only_beside_decodes():
         [(0, 11, 1), (1, 4, 4)],
         [(1, 8, 2), (2, 0, 10)],
     ]
+
+
+def test_prompts_that_fill_the_cache_between_them_do_not_wait_for_each_other():
+    """In a pipeline each has a part of it, chunk by chunk: the newer gives way, and comes back."""
+    requests = requests_of((14, 1), (22, 1))
+    sizes = {"num_blocks": 23, "block_size": 1, "batch_size": 1, "num_micro_batches": 2}
+    scheduler = scheduler_for(SloBudget(8, **LADDER, reserve="chunk"), **sizes)
+    run_engine(requests, scheduler, PipelineExecutor(2, lambda batch: [1.0, 1.0]), Ledger())
+    assert scheduler.num_preemptions
+    assert not scheduler.has_work
