@@ -145,8 +145,9 @@ def executed(tmp_path_factory, made_once):
         folder = tmp_path_factory.mktemp("notebooks")
         environment = {"SARATHI_LAB_OUTPUT": str(folder / "outputs"), "SARATHI_LAB_RUNS": ""}
         still = [name for name in PICTURES if name not in MOVED]
-        run = in_browser if BROWSER else in_kernel
-        return in_kernel(folder, environment, still) | run(folder, environment, MOVED)
+        if not BROWSER:
+            return in_kernel(folder, environment, [*still, *MOVED])
+        return in_kernel(folder, environment, still) | in_browser(folder, environment, MOVED)
 
     return made_once("notebooks", make)
 
