@@ -151,10 +151,13 @@ class ModelSpec:
 
     def require_runnable(self) -> None:
         """Raise UserError for a shape that exists for simulation only."""
-        if self.simulation_only or self.num_experts:
+        has_known_experts = self.gated_ffn and not self.ffn_bias and self.activation == "silu"
+        reason = "is for simulation only" if self.simulation_only else ""
+        if self.num_experts and not has_known_experts:
+            reason = "has experts without SiLU and a gate, or with biases, which are only simulated"
+        if reason:
             raise UserError(
-                f"model {self.name} is for simulation only; add executor=simulated or take "
-                "another model"
+                f"model {self.name} {reason}; add executor=simulated or take another model"
             )
 
     # -- shapes ------------------------------------------------------------------------------------
