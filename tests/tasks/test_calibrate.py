@@ -293,6 +293,7 @@ def test_what_cannot_be_measured_is_one_line(args, words):
 @pytest.mark.parametrize(
     ("args", "words"),
     [
+        (["model=tiny-moe"], ["model=tiny-moe: ", "take a dense model"]),
         (["model=tinny"], ["model=tinny is unknown", "did you mean tiny"]),
         (["chunk=256"], ["chunk=256 has no effect", "calibrate does not read chunk", "seq_len"]),
         (["hardware=a40"], ["hardware=a40 has no effect"]),
