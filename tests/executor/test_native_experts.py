@@ -1,0 +1,112 @@
+"""Mixtures of experts in C++, against sums in float64 by expert."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from native_library import needs_library
+from torch import Tensor
+
+from sarathi_kernels.cpu import library
+from sarathi_kernels.cpu.mixture import experts as experts_of
+from sarathi_kernels.cpu.packing import pack_linear, packed_nbytes
+from sarathi_kernels.runtime.testing import relative_error
+
+pytestmark = needs_library
+BOUND = 3e-6  # of sums in float32
+
+
+@pytest.fixture(params=[True, False], ids=["amx", "avx512"])
+def allows_amx(request: pytest.FixtureRequest) -> bool:
+    yield library.start(2, allows_amx=request.param)
+    library.start(2)
+
+
+def made(*sizes: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(sizes, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def by_expert(
+    x: Tensor, logits: Tensor, gate_up: Tensor, down: Tensor, top_k: int, *, normalised: bool
+) -> Tensor:
+    """In float64, all experts for all rows, most of them weighted by zero."""
+    shares = logits.double().softmax(dim=1)
+    chosen = shares.topk(top_k, dim=1)
+    weights = torch.zeros_like(shares).scatter(1, chosen.indices, chosen.values)
+    if normalised:
+        weights /= weights.sum(dim=1, keepdim=True)
+    gate, up = torch.einsum("th,eoh->eto", x.double(), gate_up.double()).chunk(2, dim=2)
+    results = torch.einsum("eti,ehi->eth", torch.nn.functional.silu(gate) * up, down.double())
+    return torch.einsum("te,eth->th", weights, results).float()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("rows", "hidden", "size", "experts", "top_k"),
+    [
+        (1, 48, 20, 4, 2),
+        (3, 33, 31, 5, 5),
+        (40, 64, 96, 8, 2),
+        (70, 40, 17, 60, 4),
+        (700, 32, 16, 2, 1),
+    ],
+)
+@pytest.mark.parametrize("normalised", [True, False])
+def test_experts(
+    allows_amx: bool,
+    dtype: torch.dtype,
+    rows: int,
+    hidden: int,
+    size: int,
+    experts: int,
+    top_k: int,
+    normalised: bool,
+) -> None:
+    x, logits = made(rows, hidden, seed=0, dtype=dtype).float(), 3 * made(rows, experts, seed=1)
+    gate_up = made(experts, 2 * size, hidden, seed=2, dtype=dtype) / hidden**0.5
+    down = made(experts, hidden, size, seed=3, dtype=dtype)
+    packed = pack_linear(gate_up, None, is_gated=True), pack_linear(down, None)
+    assert packed[0].weight.nbytes == packed_nbytes(gate_up, is_gated=True)
+    assert packed[1].weight.nbytes == packed_nbytes(down)
+    found = experts_of(x, logits, *packed, top_k=top_k, normalised=normalised)
+    expected = by_expert(x, logits, gate_up, down, top_k, normalised=normalised)
+    is_rounded = allows_amx and dtype == torch.bfloat16
+    assert relative_error(found, expected) < (8e-3 if is_rounded else BOUND)
+
+
+def test_equal_logits_take_the_first_experts_and_all_rows_may_choose_one() -> None:
+    """All rows of one expert are more than a block of 256."""
+    x, (gate_up, down) = made(600, 16, seed=0), (made(3, 32, 16, seed=1), made(3, 16, 16, seed=2))
+    packed = pack_linear(gate_up, None, is_gated=True), pack_linear(down, None)
+    found = experts_of(x, torch.zeros(600, 3), *packed, top_k=1, normalised=True)
+    alone = by_expert(x, torch.zeros(600, 1), gate_up[:1], down[:1], 1, normalised=True)
+    assert relative_error(found, alone) < BOUND
+
+
+def test_what_is_no_number_stays_none_and_spoils_no_other_row() -> None:
+    x, logits = made(4, 16, seed=0), made(4, 3, seed=1)
+    gate_up, down = made(3, 32, 16, seed=2), made(3, 16, 16, seed=3)
+    packed = pack_linear(gate_up, None, is_gated=True), pack_linear(down, None)
+    clean = experts_of(x, logits, *packed, top_k=2, normalised=True)
+    x[0, 3], logits[2, 1] = float("nan"), float("nan")
+    found = experts_of(x, logits, *packed, top_k=2, normalised=True)
+    assert found[[0, 2]].isnan().all()
+    assert torch.equal(found[[1, 3]], clean[[1, 3]])
+
+
+def test_no_rows_and_sizes_that_do_not_match() -> None:
+    packed = (
+        pack_linear(torch.ones(3, 32, 16), None, is_gated=True),
+        pack_linear(torch.ones(3, 16, 16), None),
+    )
+    empty = experts_of(torch.ones(0, 16), torch.ones(0, 3), *packed, top_k=1, normalised=True)
+    assert empty.shape == (0, 16)
+    for x, logits, top_k in (
+        (torch.ones(2, 15), torch.ones(2, 3), 1),
+        (torch.ones(2, 16), torch.ones(2, 4), 1),
+        (torch.ones(2, 16), torch.ones(1, 3), 1),
+        (torch.ones(2, 16), torch.ones(2, 3), 4),
+        (torch.ones(2, 16), torch.ones(2, 3), 0),
+    ):
+        with pytest.raises(ValueError, match="do not match"):
+            experts_of(x, logits, *packed, top_k=top_k, normalised=True)
