@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import cycle
+
+import numpy as np
 import pytest
 import torch
+from every_policy import POLICIES
+from helpers import scheduler_for
 from native_library import needs_library
 from torch import Tensor
 
@@ -11,6 +17,17 @@ from sarathi_kernels.cpu import library
 from sarathi_kernels.cpu.mixture import experts as experts_of
 from sarathi_kernels.cpu.packing import pack_linear, packed_nbytes
 from sarathi_kernels.runtime.testing import relative_error
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.instantiate import load_option
+from sarathi_lab.engine.ledger import Ledger
+from sarathi_lab.engine.loop import run_engine
+from sarathi_lab.engine.request import Request
+from sarathi_lab.executor.torch import backend
+from sarathi_lab.executor.torch.executor import TorchExecutor
+from sarathi_lab.model.spec import ModelSpec
+from sarathi_lab.model.transformer import Transformer
+from sarathi_lab.model.weights import load_model
+from sarathi_lab.policy import Orca, Policy, SarathiServe, with_budget
 
 pytestmark = needs_library
 BOUND = 3e-6  # of sums in float32
@@ -110,3 +127,65 @@ def test_no_rows_and_sizes_that_do_not_match() -> None:
     ):
         with pytest.raises(ValueError, match="do not match"):
             experts_of(x, logits, *packed, top_k=top_k, normalised=True)
+
+
+# -- whole models ----------------------------------------------------------------------------------
+
+CPU = torch.device("cpu")
+TINY = load_option("model", "tiny-moe")
+SHARED = replace(TINY, shared_expert_size=24, normalise_experts=False, experts_per_token=3)
+NUM_BLOCKS, BLOCK_SIZE = 40, 4
+
+
+def requests() -> list[Request]:
+    rng = np.random.default_rng(11)
+    lengths = [(19, 5), (7, 7), (25, 2), (5, 1), (13, 4)]
+    return [
+        Request(i, 0.0, prompt, output, rng.integers(0, TINY.vocab_size, prompt, dtype=np.int32))
+        for i, (prompt, output) in enumerate(lengths)
+    ]
+
+
+def tokens_of(model: Transformer, policy: Policy) -> dict[int, list[int]]:
+    """Greedy tokens by request."""
+    scheduler = scheduler_for(
+        policy, batch_size=4, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, max_model_len=28
+    )
+    ledger = Ledger()
+    executor = TorchExecutor(model, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
+    run_engine(requests(), scheduler, executor, ledger)
+    table = ledger.requests()
+    return dict(zip(table.request_id, table.output_token_ids, strict=True))
+
+
+def made_model(spec: ModelSpec, *, is_native: bool = True, is_whole: bool = True) -> Transformer:
+    model = load_model(spec, None, CPU, torch.float32, seed=0)
+    if is_native:
+        backend.use_native(model, is_whole=is_whole)
+    return model
+
+
+def test_tokens_are_those_of_plain_torch_under_every_policy() -> None:
+    """Whose tokens are transformers', see test_torch_experts."""
+    expected, model = tokens_of(made_model(TINY, is_native=False), Orca()), made_model(TINY)
+    chunks = cycle((3, 5, 8, 64))
+    for name, policy in POLICIES.items():
+        cut = with_budget(policy, next(chunks)) if policy.budget_field else policy
+        try:
+            found = tokens_of(model, cut)
+        except UserError:  # a policy that has no such budget
+            found = tokens_of(model, policy)
+        assert found == expected, name
+
+
+@pytest.mark.parametrize("is_whole", [True, False], ids=["whole", "by operation"])
+def test_a_shared_expert_and_shares_of_the_whole_softmax(is_whole: bool) -> None:
+    expected = tokens_of(made_model(SHARED, is_native=False), Orca())
+    assert tokens_of(made_model(SHARED, is_whole=is_whole), SarathiServe(chunk=8)) == expected
+
+
+def test_there_is_one_copy_of_the_weights() -> None:
+    model = made_model(SHARED)
+    held = [parameter.numel() for parameter in model.parameters() if parameter.ndim > 1]
+    assert held == [TINY.vocab_size * TINY.hidden_size]  # the embedding
+    assert backend.native_operations.why_not(TINY, torch.float32) is None
