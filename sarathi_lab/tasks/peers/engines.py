@@ -204,7 +204,10 @@ def require_llama(spec: ModelSpec) -> None:
     """
     for each in fields(spec):
         value = getattr(spec, each.name)
-        if each.name not in (*SHAPES, *EXPERT_SHAPES, "name", "rope_theta") and value != each.default:
+        if (
+            each.name not in (*SHAPES, *EXPERT_SHAPES, "name", "rope_theta")
+            and value != each.default
+        ):
             raise UserError(
                 f"task.models: {spec.name} has {each.name}={value}, which a plain Llama has "
                 "not; use 30m, 120m or 30m-moe"
