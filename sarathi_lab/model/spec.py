@@ -250,7 +250,9 @@ class ModelSpec:
         head = (work.num_emits > 0) * self.lm_head.num_params * dtype_bytes
         if not self.num_experts:
             return self.num_linear_params * self.linear_bytes(dtype_bytes) + head
-        chosen = self.share_of_experts(work.num_prefill_tokens + work.num_decode_tokens)
+        decodes, share = work.num_decode_tokens, getattr(work, "layer_share", 1.0)
+        chosen = share * self.share_of_experts(work.num_prefill_tokens / share + decodes)
+        chosen += (1 - share) * self.share_of_experts(decodes)  # in layers that no prompt passes
         experts = self.num_expert_params
         read = self.num_linear_params - experts + chosen * experts
         return read * self.linear_bytes(dtype_bytes) + head

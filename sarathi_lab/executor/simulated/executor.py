@@ -15,8 +15,9 @@ from sarathi_lab.executor.simulated.host import NO_HOST, Host
 
 
 class SimulatedExecutor:
-    """An `Executor` for one simulated device; `iteration_time` gives the seconds of a batch, and
-    `host` those that schedule and launch it.
+    """An `Executor` for one simulated device; `iteration_time` gives the seconds of a batch, with
+    `num_layers` also where prompts pass these in groups, and `host` those that schedule and launch
+    it.
 
     A host that overlaps has a batch ready when the one before ends, if it is quick enough; so a
     request that comes meanwhile waits for one batch more.
@@ -25,10 +26,17 @@ class SimulatedExecutor:
     capacity = 1
     feeds_tokens = False
     num_blocks = None
+    num_layers: int | None = None
 
-    def __init__(self, iteration_time: Callable[[Batch], float], host: Host = NO_HOST) -> None:
+    def __init__(
+        self,
+        iteration_time: Callable[[Batch], float],
+        host: Host = NO_HOST,
+        num_layers: int | None = None,
+    ) -> None:
         self._iteration_time = iteration_time
         self._host = host
+        self.num_layers = num_layers
         if host.overlaps:
             self.capacity, self.feeds_tokens = 2, True
         self.start()

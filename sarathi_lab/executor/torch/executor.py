@@ -24,6 +24,7 @@ from sarathi_lab.engine.request import Batch, SequenceState
 from sarathi_lab.executor.torch.faults import faults_explained, in_words, nan_error
 from sarathi_lab.executor.torch.graphs import NoGraphs, rehearse
 from sarathi_lab.executor.torch.host_pool import HostPool
+from sarathi_lab.executor.torch.layered import LayeredPasses
 from sarathi_lab.executor.torch.packing import NUM_BUFFERS, Packer, Tokens, fields_of, pack
 from sarathi_lab.executor.torch.shapes import Limits, PaddedShapes, Shape
 from sarathi_lab.executor.torch.watching import HostTimeline, Mark, Nothing
@@ -80,6 +81,7 @@ class TorchExecutor:
         self.block_size = block_size
         self.capacity = capacity
         self.feeds_tokens = capacity > 1
+        self.num_layers = model.spec.num_layers
         self.timeline = timeline or HostTimeline()
         self._sleep = sleep
         self._limits = limits
@@ -88,6 +90,8 @@ class TorchExecutor:
         model.operations.range = self._watch.range
         if limits is not None:
             self._packer = Packer(limits, model.device)
+            self._outside = Packer(limits, model.device)  # of decodes in layers without prompts
+        self._layered = LayeredPasses(model, self.cache)
         self._tokens = Tokens(block_size)  # of batches packed for torch
         self._shapes: PaddedShapes | None = None
         # Where recorded work reads its inputs, and these; `_kept` are those of measurements, which
@@ -112,6 +116,7 @@ class TorchExecutor:
     def start(self) -> None:
         self._in_flight.clear()  # of a run that stopped half-way
         self._newest = ()
+        self._layered.start()
         self.timeline.reset()
         self._watch.start()
 
@@ -158,6 +163,8 @@ class TorchExecutor:
     def _launch(self, batch: Batch, begun: float) -> InFlight:
         if self._limits is None:
             return self._run_packed_for_torch(batch, begun)
+        if batch.layers is not None:
+            return self._launch_layered(batch, self._limits, begun)
         shape = self._limits.exact(batch) if self._shapes is None else self._shapes.choose(batch)
         emitting = self._packer.fill(batch, shape, self._newest)
         start = self.timeline.mark()
@@ -182,13 +189,37 @@ class TorchExecutor:
         }
         return InFlight(batch, start, end, self.timeline.launched, token_ids, known)
 
+    def _launch_layered(self, batch: Batch, limits: Limits, begun: float) -> InFlight:
+        """Launch a batch whose prompts pass some layers alone; no graph is recorded of such."""
+        inside, outside = batch.apart()
+        shape, decodes = limits.exact(inside), None
+        emitting = self._packer.fill(inside, shape, self._newest)
+        if outside.chunks:
+            decode_shape = limits.exact(outside)
+            self._outside.fill(outside, decode_shape, self._newest)
+            decodes = self._outside.send(decode_shape)
+        start = self.timeline.mark()
+        self._swap(batch)
+        inputs = self._fed(self._packer.send(shape))
+        self._sample(self._layered.logits(batch, inputs, decodes))
+        self._newest = emitting
+        token_ids = self._fetch(self._sampled[: len(emitting)])
+        end = self.timeline.mark()
+        known = {"host_time": time.perf_counter() - begun}
+        return InFlight(batch, start, end, self.timeline.launched, token_ids, known)
+
     def _run_packed_for_torch(self, batch: Batch, begun: float) -> InFlight:
         model = self.model
         start = self.timeline.mark()
-        inputs = self.packed(batch)
+        if batch.layers is None:
+            compute = partial(model, self.packed(batch), self.cache)
+        else:
+            inside, outside = map(self.packed, batch.apart())
+            decodes = outside if batch.num_decode_tokens else None
+            compute = partial(self._layered.logits, batch, inside, decodes)
         host_time = time.perf_counter() - begun
         self._swap(batch)
-        token_ids = self._fetch(model.operations.greedy(model(inputs, self.cache)))
+        token_ids = self._fetch(model.operations.greedy(compute()))
         end, launched = self.timeline.mark(), self.timeline.launched
         return InFlight(batch, start, end, launched, token_ids, {"host_time": host_time})
 
@@ -206,12 +237,18 @@ class TorchExecutor:
 
     def _run(self, inputs: PackedInputs) -> None:
         """Sample into `_sampled`, having taken from there what tokens the host did not know."""
+        self._sample(self.model(self._fed(inputs), self.cache))
+
+    def _fed(self, inputs: PackedInputs) -> PackedInputs:
+        """`inputs` with the tokens that the host did not know."""
         feed = inputs.feed_rows
         assert feed is not None, "inputs packed for kernels say what to feed"
         # Not below 0: NAN_TOKEN is none that can be looked up.
         fed = self._sampled.index_select(0, feed.clamp(min=0)).clamp_(min=0)
-        inputs = replace(inputs, token_ids=torch.where(feed < 0, inputs.token_ids, fed))
-        token_ids = self.model.operations.greedy(self.model(inputs, self.cache))
+        return replace(inputs, token_ids=torch.where(feed < 0, inputs.token_ids, fed))
+
+    def _sample(self, logits: Tensor) -> None:
+        token_ids = self.model.operations.greedy(logits)
         self._sampled[: len(token_ids)].copy_(token_ids)
 
     @torch.inference_mode()
