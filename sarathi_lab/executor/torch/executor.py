@@ -24,7 +24,7 @@ from sarathi_lab.engine.request import Batch, SequenceState
 from sarathi_lab.executor.torch.faults import faults_explained, in_words, nan_error
 from sarathi_lab.executor.torch.graphs import NoGraphs, rehearse
 from sarathi_lab.executor.torch.host_pool import HostPool
-from sarathi_lab.executor.torch.layered import LayeredPasses
+from sarathi_lab.executor.torch.layered import Passes, packed_apart
 from sarathi_lab.executor.torch.packing import NUM_BUFFERS, Packer, Tokens, fields_of, pack
 from sarathi_lab.executor.torch.shapes import Limits, PaddedShapes, Shape
 from sarathi_lab.executor.torch.watching import HostTimeline, Mark, Nothing
@@ -90,8 +90,8 @@ class TorchExecutor:
         model.operations.range = self._watch.range
         if limits is not None:
             self._packer = Packer(limits, model.device)
-            self._outside = Packer(limits, model.device)  # of decodes in layers without prompts
-        self._layered = LayeredPasses(model, self.cache)
+            self._outside = Packer(limits, model.device)  # of decodes without prompts, unpadded
+        self._passes = Passes(model, self.cache)
         self._tokens = Tokens(block_size)  # of batches packed for torch
         self._shapes: PaddedShapes | None = None
         # Where recorded work reads its inputs, and these; `_kept` are those of measurements, which
@@ -116,7 +116,7 @@ class TorchExecutor:
     def start(self) -> None:
         self._in_flight.clear()  # of a run that stopped half-way
         self._newest = ()
-        self._layered.start()
+        self._passes.start()
         self.timeline.reset()
         self._watch.start()
 
@@ -161,10 +161,8 @@ class TorchExecutor:
     # -- one iteration -----------------------------------------------------------------------------
 
     def _launch(self, batch: Batch, begun: float) -> InFlight:
-        if self._limits is None:
-            return self._run_packed_for_torch(batch, begun)
-        if batch.layers is not None:
-            return self._launch_layered(batch, self._limits, begun)
+        if self._limits is None or batch.layers is not None:
+            return self._launch_unpadded(batch, begun)
         shape = self._limits.exact(batch) if self._shapes is None else self._shapes.choose(batch)
         emitting = self._packer.fill(batch, shape, self._newest)
         start = self.timeline.mark()
@@ -189,37 +187,18 @@ class TorchExecutor:
         }
         return InFlight(batch, start, end, self.timeline.launched, token_ids, known)
 
-    def _launch_layered(self, batch: Batch, limits: Limits, begun: float) -> InFlight:
-        """Launch a batch whose prompts pass some layers alone; no graph is recorded of such."""
-        inside, outside = batch.apart()
-        shape, decodes = limits.exact(inside), None
-        emitting = self._packer.fill(inside, shape, self._newest)
-        if outside.chunks:
-            decode_shape = limits.exact(outside)
-            self._outside.fill(outside, decode_shape, self._newest)
-            decodes = self._outside.send(decode_shape)
+    def _launch_unpadded(self, batch: Batch, begun: float) -> InFlight:
+        """Launch what no graph is recorded of: plain torch's, and prompts in groups of layers."""
         start = self.timeline.mark()
-        self._swap(batch)
-        inputs = self._fed(self._packer.send(shape))
-        self._sample(self._layered.logits(batch, inputs, decodes))
-        self._newest = emitting
-        token_ids = self._fetch(self._sampled[: len(emitting)])
-        end = self.timeline.mark()
-        known = {"host_time": time.perf_counter() - begun}
-        return InFlight(batch, start, end, self.timeline.launched, token_ids, known)
-
-    def _run_packed_for_torch(self, batch: Batch, begun: float) -> InFlight:
-        model = self.model
-        start = self.timeline.mark()
-        if batch.layers is None:
-            compute = partial(model, self.packed(batch), self.cache)
-        else:
-            inside, outside = map(self.packed, batch.apart())
-            decodes = outside if batch.num_decode_tokens else None
-            compute = partial(self._layered.logits, batch, inside, decodes)
+        inputs = self.packed(batch, self._newest)
         host_time = time.perf_counter() - begun
         self._swap(batch)
-        token_ids = self._fetch(model.operations.greedy(compute()))
+        if self._limits is None:
+            token_ids = self._fetch(self.model.operations.greedy(self._passes(inputs)))
+        else:
+            self._run(inputs)
+            self._newest = tuple(chunk.sequence for chunk in batch.chunks if chunk.emits_token)
+            token_ids = self._fetch(self._sampled[: batch.num_emits])
         end, launched = self.timeline.mark(), self.timeline.launched
         return InFlight(batch, start, end, launched, token_ids, {"host_time": host_time})
 
@@ -237,18 +216,12 @@ class TorchExecutor:
 
     def _run(self, inputs: PackedInputs) -> None:
         """Sample into `_sampled`, having taken from there what tokens the host did not know."""
-        self._sample(self.model(self._fed(inputs), self.cache))
-
-    def _fed(self, inputs: PackedInputs) -> PackedInputs:
-        """`inputs` with the tokens that the host did not know."""
         feed = inputs.feed_rows
         assert feed is not None, "inputs packed for kernels say what to feed"
         # Not below 0: NAN_TOKEN is none that can be looked up.
         fed = self._sampled.index_select(0, feed.clamp(min=0)).clamp_(min=0)
-        return replace(inputs, token_ids=torch.where(feed < 0, inputs.token_ids, fed))
-
-    def _sample(self, logits: Tensor) -> None:
-        token_ids = self.model.operations.greedy(logits)
+        inputs = replace(inputs, token_ids=torch.where(feed < 0, inputs.token_ids, fed))
+        token_ids = self.model.operations.greedy(self._passes(inputs))
         self._sampled[: len(token_ids)].copy_(token_ids)
 
     @torch.inference_mode()
@@ -260,15 +233,20 @@ class TorchExecutor:
         finally:
             self.model.whole_pass = whole_pass
 
-    def packed(self, batch: Batch) -> PackedInputs:
-        """The unpadded inputs of a batch of known tokens, which hold until the next batch."""
+    def packed(self, batch: Batch, newest: Sequence[SequenceState] = ()) -> PackedInputs:
+        """The unpadded inputs of a batch, which hold until the next one. Its tokens are known, but
+        for those sampled last, of `newest`.
+        """
+        if batch.layers is not None:
+            return packed_apart(batch, partial(self.packed, newest=newest))
         if self._limits is None:
             model, window = self.model, self.model.spec.sliding_window
             masks = model.operations.wants_masks
             return pack(batch, self._tokens, window, model.device, model.dtype, with_masks=masks)
         shape = self._limits.exact(batch)
-        self._packer.fill(batch, shape, ())
-        return self._packer.send(shape)
+        packer = self._packer if batch.num_prefills else self._outside
+        packer.fill(batch, shape, newest)
+        return packer.send(shape)
 
     # -- before the run ----------------------------------------------------------------------------
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
 import torch
 from torch import Tensor
 
@@ -10,8 +13,26 @@ from sarathi_lab.model.operations import PackedInputs
 from sarathi_lab.model.transformer import KVCache, Transformer
 
 
-class LayeredPasses:
-    """Runs batches with `Batch.layers` one layer after another, whatever the model's `whole_pass`.
+@dataclass(frozen=True)
+class LayeredInputs(PackedInputs):
+    """Those of all tokens of a `batch` with `Batch.layers`, and of its decodes alone for the layers
+    `outside`; None without decodes.
+    """
+
+    batch: Batch = field(kw_only=True)
+    outside: PackedInputs | None = field(kw_only=True)
+
+
+def packed_apart(batch: Batch, packed: Callable[[Batch], PackedInputs]) -> LayeredInputs:
+    """The inputs of `batch`, by what packs the inputs of one that passes all layers."""
+    inside, decodes = batch.apart()
+    outside = packed(decodes) if decodes.chunks else None
+    return LayeredInputs(**vars(packed(inside)), batch=batch, outside=outside)
+
+
+class Passes:
+    """Runs inputs through the model; `LayeredInputs` one layer after another, whatever the model's
+    `whole_pass`.
 
     Of each prompt that is halfway it keeps the hidden states and what is still to be added to them,
     each [num_tokens, hidden_size], until the next group of layers.
@@ -25,43 +46,44 @@ class LayeredPasses:
     def start(self) -> None:
         self._halfway.clear()
 
-    def logits(self, batch: Batch, inside: PackedInputs, outside: PackedInputs | None) -> Tensor:
-        """The logits of all that emit, [num_emits, vocab_size], from the inputs of `Batch.apart`,
-        whose prompts come behind the decodes; `outside` is None without decodes.
-        """
-        model, layers = self.model, batch.layers
+    def __call__(self, inputs: PackedInputs) -> Tensor:
+        """The logits of all that emit, [num_emits, vocab_size]."""
+        if not isinstance(inputs, LayeredInputs):
+            logits: Tensor = self.model(inputs, self.cache)
+            return logits
+        model, batch, layers = self.model, inputs.batch, inputs.batch.layers
         assert layers is not None, "its prompts pass some layers alone"
-        hidden, update = self._entering(batch, layers.start, inside, outside)
+        hidden, update = self._entering(inputs, layers.start)
         within = range(layers.start, layers.stop)
-        update = model.pass_layers(hidden, update, inside, self.cache, within)
+        update = model.pass_layers(hidden, update, inputs, self.cache, within)
         if layers.is_last:
-            return model.logits(hidden, update, inside.emit_rows)
-        first = batch.num_decode_tokens
-        lengths = [first, *(chunk.num_tokens for chunk in batch.chunks[first:])]
-        (hidden, *halfway), (update, *updates) = hidden.split(lengths), update.split(lengths)
-        for chunk, *kept in zip(batch.chunks[first:], halfway, updates, strict=True):
-            self._halfway[chunk.sequence] = kept[0], kept[1]
-        if outside is None:
+            return model.logits(hidden, update, inputs.emit_rows)
+        prompts = batch.chunks[batch.num_decode_tokens :]  # behind the decodes
+        lengths = [batch.num_decode_tokens, *(chunk.num_tokens for chunk in prompts)]
+        (hidden, *states), (update, *updates) = hidden.split(lengths), update.split(lengths)
+        kept = zip(states, updates, strict=True)
+        self._halfway |= zip((chunk.sequence for chunk in prompts), kept, strict=True)
+        if inputs.outside is None:
             return hidden.new_empty(0, model.spec.vocab_size)
         after = range(layers.stop, layers.num)
-        update = model.pass_layers(hidden, update, outside, self.cache, after)
-        return model.logits(hidden, update, outside.emit_rows)
+        update = model.pass_layers(hidden, update, inputs.outside, self.cache, after)
+        return model.logits(hidden, update, inputs.outside.emit_rows)
 
-    def _entering(
-        self, batch: Batch, start: int, inside: PackedInputs, outside: PackedInputs | None
-    ) -> tuple[Tensor, Tensor | None]:
+    def _entering(self, inputs: LayeredInputs, start: int) -> tuple[Tensor, Tensor | None]:
         """Hidden states and updates of all tokens in front of layer `start`."""
-        model = self.model
+        model, batch = self.model, inputs.batch
         # The others were preempted since, and begin anew.
         self._halfway = {one: kept for one, kept in self._halfway.items() if one.layers_passed}
-        num_decodes = batch.num_decode_tokens
+        num_entering = batch.num_decode_tokens if start else None
         with model.operations.range("embedding"):
-            hidden = model.embedding(inside.token_ids[: None if start == 0 else num_decodes])
+            hidden = model.embedding(inputs.token_ids[:num_entering])
         if start == 0:
             return hidden, None
-        kept = [self._halfway.pop(chunk.sequence) for chunk in batch.chunks[num_decodes:]]
-        if outside is not None:
-            update = model.pass_layers(hidden, None, outside, self.cache, range(start))
-            kept.insert(0, (hidden, update))
-        states, updates = zip(*kept, strict=True)
+        prompts = batch.chunks[batch.num_decode_tokens :]
+        both = [self._halfway.pop(chunk.sequence) for chunk in prompts]
+        if inputs.outside is not None:
+            before = range(start)
+            update = model.pass_layers(hidden, None, inputs.outside, self.cache, before)
+            both.insert(0, (hidden, update))
+        states, updates = zip(*both, strict=True)
         return torch.cat(states), torch.cat(updates)
