@@ -183,9 +183,9 @@ def _serve(case: Case, scheduler: CountingScheduler) -> list[list[tuple[int, int
     checker, requests = Checker(scheduler), case.requests
     histories = [history((), one.request_id, one.total_len, is_shared=False) for one in requests]
     cache = ShadowCache(scheduler, histories)
-    executor = PipelineExecutor(case.num_stages, times)
-    executor.num_layers = NUM_LAYERS if case.num_stages == 1 else None
-    run_engine(requests, scheduler, ShadowExecutor(executor, [cache]), checker)
+    pipeline = PipelineExecutor(case.num_stages, times, num_layers=NUM_LAYERS)
+    executor = ShadowExecutor(pipeline, [cache])
+    run_engine(requests, scheduler, executor, checker)
     check_books(requests, [scheduler], checker)
     if len(requests) == STREAM:
         _check_starvation(checker, requests)

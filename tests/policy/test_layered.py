@@ -8,7 +8,9 @@ import pytest
 from helpers import ScriptedExecutor, requests_of, scheduler_for, serve
 from hypothesis import given
 from hypothesis import strategies as st
+from plans import plan_of
 
+from sarathi_lab.api.check import check_policy
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.engine.compositions import make_batch
@@ -18,6 +20,7 @@ from sarathi_lab.engine.request import Batch, Layers
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.executor.simulated.executor import PipelineExecutor
 from sarathi_lab.policy import LayeredPrefill
+from sarathi_lab.tasks.estimate import predict_roofline
 
 POLICY = LayeredPrefill(chunk=4, max_num_batched_tokens=16)
 
@@ -152,6 +155,14 @@ def test_weights_are_read_for_prompts_in_their_layers_alone():
     ledger = Ledger()
     run_engine(requests_of((16, 2)), scheduler_for(POLICY), ScriptedExecutor(), ledger)
     assert ledger.iterations().layer_share.tolist() == pytest.approx([1 / 6, 1 / 3] * 2 + [1])
+
+
+def test_it_runs_wherever_a_policy_is_tried_or_advised():
+    """By rooflines before a run, by `check_policy`, and by the prediction behind chunk=auto."""
+    plan = plan_of("layered_prefill", "executor=simulated", "chunk=auto", "workload.num_requests=4")
+    assert plan.advice is not None
+    assert predict_roofline(plan, plan.backend.peaks()) > 0
+    check_policy(POLICY, num_queues=20)
 
 
 def test_a_pipeline_is_refused_in_a_line():

@@ -84,7 +84,8 @@ class PipelineExecutor(SimulatedExecutor):
 
     `stage_times` gives a batch's seconds on each stage, `send_time` those between two stages, which
     keep none busy. A stage starts a micro-batch when it has it and is done with the previous one,
-    the first not before its submission. Raises UserError for less than one stage.
+    the first not before its submission. A single stage may have `num_layers` that prompts pass in
+    groups. Raises UserError for less than one stage.
     """
 
     def __init__(
@@ -92,7 +93,9 @@ class PipelineExecutor(SimulatedExecutor):
         num_stages: int,
         stage_times: Callable[[Batch], Sequence[float]],
         send_time: Callable[[Batch], float] = lambda batch: 0.0,
+        num_layers: int | None = None,
     ) -> None:
+        self.num_layers = num_layers if num_stages == 1 else None
         fix = "use the number of pipeline stages, such as 8"
         self.capacity = require_int("num_stages", num_stages, 1, fix)
         self._stage_times = stage_times
