@@ -12,7 +12,7 @@ from typing import Any
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.executor import NO_TOKEN, Executor, StepResult
 from sarathi_lab.engine.ledger import Ledger
-from sarathi_lab.engine.request import Batch, Chunk, Request, SequenceState
+from sarathi_lab.engine.request import Batch, Chunk, Layers, Request, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.policy import Policy
 
@@ -65,7 +65,7 @@ class ShadowCache:
         self.size = blocks.block_size
         self.device: list[list[int | None]] = [[None] * self.size for _ in range(blocks.num_blocks)]
         self.host: list[list[int | None]] = [[] for _ in range(blocks.num_host_blocks)]
-        self.writes: list[list[tuple[int, int, int]]] = []  # of each batch in flight
+        self.writes: list[list[tuple[int, int, int | None]]] = []  # of each batch in flight
 
     def begin(self, batch: Batch) -> None:
         """Make the batch's copies, and let its chunks read."""
@@ -79,7 +79,8 @@ class ShadowCache:
                 self.device[block] = [None] * self.size
         held = Counter(block for one in self.scheduler.running for block in one.block_ids)
         writes = []
-        for sequence, start, num_tokens, _, _ in batch.chunks:
+        is_halfway = batch.layers is not None and not batch.layers.is_last
+        for sequence, start, num_tokens, is_decode, _ in batch.chunks:
             numbers, block_ids = self.histories[sequence.request.request_id], sequence.block_ids
             read = [number for block in block_ids for number in self.device[block]][:start]
             hold(read == numbers[:start], "blocks", f"{sequence} reads what it did not write")
@@ -95,7 +96,9 @@ class ShadowCache:
                     "blocks",
                     f"{sequence} writes to block {block}, which others hold, too",
                 )
-                writes.append((block, position % self.size, numbers[position]))
+                # what is not computed in all layers is of no use to anybody
+                whole = is_decode or not is_halfway
+                writes.append((block, position % self.size, numbers[position] if whole else None))
         places = {write[:2] for write in writes}
         hold(len(places) == len(writes), "blocks", "two chunks write to one slot")
         self.writes.append(writes)
@@ -151,6 +154,8 @@ class CountingScheduler(Scheduler):
 
     def preempt(self, sequence: SequenceState) -> None:
         num_computed = sequence.num_computed
+        halfway = Layers(0, sequence.layers_passed, self.num_layers)
+        self.num_lost += halfway.of(sequence.num_halfway)
         super().preempt(sequence)
         self.num_lost += num_computed - sequence.num_computed
 
@@ -203,19 +208,20 @@ def check_batch(batch: Batch, scheduler: Scheduler) -> None:
     prompts = [chunk for chunk in chunks if not chunk.is_decode]
     decodes = [chunk for chunk in chunks if chunk.is_decode]
     pairs = [range(chunk.start + 1, chunk.start + chunk.num_tokens + 1) for chunk in prompts]
+    part = int if batch.layers is None else batch.layers.of
     sums = {
         "num_prefills": len(prompts),
         "num_decode_tokens": len(decodes),
-        "num_prefill_tokens": sum(chunk.num_tokens for chunk in prompts),
-        "prefill_kv_tokens": sum(chunk.start + chunk.num_tokens for chunk in prompts),
+        "num_prefill_tokens": sum(part(chunk.num_tokens) for chunk in prompts),
+        "prefill_kv_tokens": sum(part(chunk.start + chunk.num_tokens) for chunk in prompts),
         "decode_kv_tokens": sum(chunk.start + 1 for chunk in decodes),
-        "prefill_query_key_pairs": sum(map(sum, pairs)),
+        "prefill_query_key_pairs": sum(part(sum(own)) for own in pairs),
     }
     for name, value in sums.items():
         own = getattr(batch, name)
         hold(own == value, "batch", f"{name} is {own}, its chunks make {value}; use Batch.add")
     # A sequence that comes back to its cached tokens looks like a decode beside whole prompts.
-    is_cut = bool(decodes) and scheduler.blocks.prefix is None
+    is_cut = bool(decodes) and scheduler.blocks.prefix is None and not policy.in_layers
     budget = policy.budget if isinstance(policy, Policy) else None
     if isinstance(policy, Policy) and budget is not None and (policy.is_capped or is_cut):
         on_top = len(decodes) if policy.decodes_on_top else 0

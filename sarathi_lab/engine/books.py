@@ -18,7 +18,15 @@ from sarathi_lab.engine.queues import (
     is_idle,
     make_queue,
 )
-from sarathi_lab.engine.request import Batch, Chunk, Copy, Queues, Request, SequenceState
+from sarathi_lab.engine.request import (
+    Batch,
+    Chunk,
+    Copy,
+    Layers,
+    Queues,
+    Request,
+    SequenceState,
+)
 
 Preemption = Literal["recompute", "swap"]
 State = TypeVar("State")
@@ -30,6 +38,7 @@ class Books:
     """
 
     next_time = float("inf")  # nothing happens to an engine by itself
+    num_layers = 1  # that prompts can pass in groups: the executor's, once it is known
 
     def __init__(
         self,
@@ -125,6 +134,8 @@ class Books:
         chunks = batch.chunks
         if self.policy.follows_up:  # the others are booked since it was made
             chunks = [chunk for chunk in chunks if chunk.emits_token]
+        if batch.layers is not None:
+            chunks = self._halfway(chunks, batch.layers)
         batch.finished += self.settle(chunks)
         for sequence in batch.finished:
             self.blocks.free(sequence)
@@ -147,6 +158,19 @@ class Books:
         if result.batch.num_prefills:
             self.last_prompt_latency = result.end - result.start
         return result.batch.finished
+
+    def _halfway(self, chunks: list[Chunk], layers: Layers) -> list[Chunk]:
+        """Book the prompts of `chunks` that have layers before them; returns the other chunks."""
+        prompts = [chunk for chunk in chunks if not chunk.is_decode]
+        for sequence, _, num_tokens, _, _ in prompts:
+            is_done = layers.is_last
+            sequence.layers_passed = 0 if is_done else layers.stop
+            sequence.num_halfway = 0 if is_done else num_tokens
+            sequence.in_flight = False
+        if layers.is_last:
+            return chunks
+        self.running.rest([chunk.sequence for chunk in prompts])
+        return [chunk for chunk in chunks if chunk.is_decode]
 
     def settle(self, chunks: list[Chunk]) -> list[SequenceState]:
         """Book how far `chunks` bring their sequences; returns those that have all their tokens."""

@@ -73,6 +73,10 @@ class Executor(Protocol):
         """Blocks of its cache; None where there is no real one."""
 
     @property
+    def num_layers(self) -> int | None:
+        """Layers that prompts may pass in groups (`Batch.layers`); None: only all at once."""
+
+    @property
     def now(self) -> float: ...
 
     @property
@@ -99,9 +103,12 @@ class Executor(Protocol):
 
 @dataclass(frozen=True)
 class Predictor:
-    """Seconds of an iteration: by operation, or, called, one after the other."""
+    """Seconds of an iteration: by operation, or, called, one after the other. Prompts may pass
+    `num_layers` in groups, unless None.
+    """
 
     operation_times: Callable[[Batch], dict[str, float]]
+    num_layers: int | None = None
 
     def __call__(self, batch: Batch) -> float:
         return sum(self.operation_times(batch).values())

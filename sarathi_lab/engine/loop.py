@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import Protocol
 
+from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.admission import SchedulingPolicy
 from sarathi_lab.engine.arrivals import Arrivals, as_arrivals
 from sarathi_lab.engine.block_manager import BlockManager
@@ -85,6 +86,8 @@ def run_engine(
 ) -> None:
     """Serve `requests` to the end. The clock starts at zero with this call."""
     arrivals = as_arrivals(requests)
+    if scheduler.policy.in_layers:
+        _tell_layers(scheduler, executor)
     for request in arrivals.requests:
         scheduler.check_fits(request)  # before anything runs: a late refusal would lose the run
     executor.start()
@@ -105,6 +108,20 @@ def run_engine(
         else:
             left = f"{len(scheduler.waiting)} waiting requests"
             raise RuntimeError(f"policy {scheduler.policy.name} stalled with {left}")
+
+
+def _tell_layers(scheduler: AnyScheduler, executor: Executor) -> None:
+    """Let `scheduler` know the executor's layers. Raises UserError if prompts can't pass them in
+    groups.
+    """
+    num_layers = executor.num_layers
+    if num_layers is None or not isinstance(scheduler, Scheduler):
+        raise UserError(
+            f"policy {scheduler.policy.name} moves prompts through groups of layers, which "
+            "pipelines and several engines can't; use executor.pipeline_parallel=1 and "
+            "cluster=single, or policy=sarathi_serve"
+        )
+    scheduler.num_layers = num_layers
 
 
 def _submit_all(scheduler: AnyScheduler, executor: Executor) -> None:

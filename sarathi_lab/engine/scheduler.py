@@ -184,6 +184,7 @@ class Scheduler(Books):
         copies = self.blocks.swap_out(sequence) if self.preemption == "swap" else None
         self.blocks.free(sequence)
         self.running.leave(sequence)
+        sequence.num_halfway = sequence.layers_passed = 0  # what was between layers is lost
         sequence.num_preemptions += 1
         self.num_preemptions += 1
         if copies is None:

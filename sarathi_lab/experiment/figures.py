@@ -13,6 +13,7 @@ from sarathi_lab.experiment import (
     disaggregation,
     energy,
     iterations,
+    layered,
     long_prompts,
     pipeline,
     serving,
@@ -30,7 +31,16 @@ LABELS = ["hardware", "level", "model", "method"]
 ERRORS = ["row", "device", "points", "mean", "largest", "stated"]
 ERRORS += ["aim_mean", "aim_largest", "verdict"]
 _ = (
-    *(adaptive_budgets, agentic, decodes, disaggregation, energy, iterations, long_prompts),
+    *(
+        adaptive_budgets,
+        agentic,
+        decodes,
+        disaggregation,
+        energy,
+        iterations,
+        layered,
+        long_prompts,
+    ),
     *(pipeline, serving, shrinking_chunks, throughput),
 )
 PAPERS = tuple(sorted(name for name, figure in FIGURES.items() if figure.has_paper))

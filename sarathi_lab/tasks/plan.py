@@ -80,13 +80,13 @@ class Plan:
 
     @property
     def sizes(self) -> Sizes:
-        policy = self.policy
+        policy, batch_size = self.policy, self.batch_size
         if policy.is_capped:
-            on_top = self.batch_size if policy.decodes_on_top else 0
-            most_tokens = max(policy.budget or 0, self.batch_size) + on_top
+            most_tokens = max(policy.budget or 0, batch_size) + batch_size * policy.decodes_on_top
         else:  # the longest prompts whole, beside as many decodes as there may be
             longest = sorted((request.total_len for request in self.load.requests), reverse=True)
-            most_tokens = sum(longest[: policy.most_prefills or self.batch_size]) + self.batch_size
+            whole = sum(longest[: policy.most_prefills or batch_size])
+            most_tokens = min(whole, policy.most_prompt_tokens or whole) + batch_size
         return Sizes(
             num_blocks=self.num_blocks,
             block_size=self.block_size,

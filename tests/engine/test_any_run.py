@@ -171,6 +171,7 @@ def test_a_run_is_refused_in_a_line_or_serves_every_request(name, wished, engine
             schedulers.append(make_scheduler(POLICIES[name], longest, engine))
             for request in requests:
                 schedulers[-1].check_fits(request)
+        served([], [], schedulers, engine)  # an executor that can't is told from before any batch
     except UserError as error:
         refusal = str(error)
     if refusal:
