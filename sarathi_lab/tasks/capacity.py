@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 import pandas as pd
 from omegaconf import DictConfig
@@ -117,7 +118,7 @@ class Capacity(Task):
         serve.print_plan(plan, context)
         trials, slo, saturation, found = self._search(plans, self._lengths(plan))
         peaks = plan.backend.peaks()
-        crew = Crew(partial(tuple, (plan, slo, peaks)), self._size(plan))
+        crew = Crew(partial(_Objective, plan, slo, peaks), self._size(plan))
         with progress_of("summing up", len(trials.known), "runs") as advance:
             found_of = crew.map(_summary, trials.known.values(), advance)
         summaries = dict(zip(trials.known, found_of, strict=True))
@@ -237,7 +238,13 @@ def _costs(plan: Plan, trial: Trial, peaks: Peaks) -> pd.DataFrame:
     return add_costs(trial.iterations, plan.spec, plan.backend.dtype_bytes, peaks)
 
 
-def _summary(of: tuple[Plan, Slo, Peaks], trial: Trial) -> dict[str, float]:
+class _Objective(NamedTuple):
+    plan: Plan
+    slo: Slo
+    peaks: Peaks
+
+
+def _summary(of: _Objective, trial: Trial) -> dict[str, float]:
     plan, slo, peaks = of
     served = (trial.requests, float(trial.iterations.end.max()))
     own = summarise(_costs(plan, trial, peaks), trial.requests, peaks, None)
