@@ -29,6 +29,7 @@ GROUPS = (
 )
 LAUNCHERS = {
     "joblib": "hydra-joblib-launcher",
+    "ray": "hydra-ray-launcher",
     "submitit_local": "hydra-submitit-launcher",
     "submitit_slurm": "hydra-submitit-launcher",
 }
