@@ -17,6 +17,7 @@ from sarathi_lab.experiment import (
     pipeline,
     serving,
     shrinking_chunks,
+    speculation,
     throughput,
 )
 from sarathi_lab.experiment.registry import FIGURES, KEYS, ErrorRow, Figure
@@ -31,7 +32,7 @@ ERRORS = ["row", "device", "points", "mean", "largest", "stated"]
 ERRORS += ["aim_mean", "aim_largest", "verdict"]
 _ = (
     *(adaptive_budgets, agentic, decodes, disaggregation, energy, iterations, long_prompts),
-    *(pipeline, serving, shrinking_chunks, throughput),
+    *(pipeline, serving, shrinking_chunks, speculation, throughput),
 )
 PAPERS = tuple(sorted(name for name, figure in FIGURES.items() if figure.has_paper))
 SERVING = tuple(name for name, figure in FIGURES.items() if figure.kind == "rounds")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 
 import numpy as np
 
@@ -54,19 +53,19 @@ class AssumedDrafter:
         self._settings = settings
         self._known: dict[int, list[bool]] = {}
 
-    def known(self, sequence: SequenceState) -> list[bool]:
-        """`Assumed.known` of what `sequence` has not generated yet."""
-        request = sequence.request
+    def known(self, sequence: SequenceState, most: int) -> list[bool]:
+        """`Assumed.known` of the `most` tokens that `sequence` generates next."""
+        request, at = sequence.request, len(sequence.output_token_ids)
         if request.request_id not in self._known:
             self._known[request.request_id] = self._settings.known(request)
-        return self._known[request.request_id][len(sequence.output_token_ids) :]
+        return self._known[request.request_id][at : at + most]
 
     def propose(self, sequence: SequenceState, most: int) -> Sequence[int]:
         return [NO_TOKEN] * most
 
     def num_accepted(self, sequence: SequenceState, sampled: Sequence[int]) -> int:
-        known = self.known(sequence)[: len(sequence.draft_token_ids)]
-        return sum(1 for _ in takewhile(bool, known))
+        known = self.known(sequence, len(sequence.draft_token_ids))
+        return len(known) if all(known) else known.index(False)
 
     def forget(self, sequences: Iterable[SequenceState]) -> None:
         for sequence in sequences:

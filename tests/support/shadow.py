@@ -24,8 +24,8 @@ class Telling(Assumed):
 class TellingDrafter(AssumedDrafter):
     def propose(self, sequence: SequenceState, most: int) -> list[int]:
         first = 1000 * sequence.request.request_id + len(sequence.output_token_ids)
-        known = self.known(sequence)
-        return [first + i if known[i] else -9 for i in range(most)]
+        known = self.known(sequence, most)
+        return [first + i if right else -9 for i, right in enumerate(known)]
 
 
 class ShadowCache(rules.ShadowCache):
