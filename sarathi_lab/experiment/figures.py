@@ -12,6 +12,7 @@ from sarathi_lab.experiment import (
     decodes,
     disaggregation,
     energy,
+    expert_reload,
     iterations,
     long_prompts,
     pipeline,
@@ -30,8 +31,8 @@ LABELS = ["hardware", "level", "model", "method"]
 ERRORS = ["row", "device", "points", "mean", "largest", "stated"]
 ERRORS += ["aim_mean", "aim_largest", "verdict"]
 _ = (
-    *(adaptive_budgets, agentic, decodes, disaggregation, energy, iterations, long_prompts),
-    *(pipeline, serving, shrinking_chunks, throughput),
+    *(adaptive_budgets, agentic, decodes, disaggregation, energy, expert_reload, iterations),
+    *(long_prompts, pipeline, serving, shrinking_chunks, throughput),
 )
 PAPERS = tuple(sorted(name for name, figure in FIGURES.items() if figure.has_paper))
 SERVING = tuple(name for name, figure in FIGURES.items() if figure.kind == "rounds")

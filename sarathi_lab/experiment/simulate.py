@@ -142,19 +142,23 @@ def recorded_tables(points: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 
 def computed(
-    figure: Figure, spec: ModelSpec, backend: SimulatedBackend, sizes: Mapping[str, Any]
+    figure: Figure,
+    backends: Sequence[tuple[ModelSpec, SimulatedBackend]],
+    sizes: Mapping[str, Any],
 ) -> dict[str, pd.DataFrame]:
-    """The table of an experiment that is none of the paper's figures, by the device's folder; its
-    intervals are the error that the cost model states of itself.
+    """The tables of an experiment that is none of the paper's figures by the devices' folders, for
+    models on backends; intervals are the error that the cost model states of itself.
     """
-    cost = make_cost_model(
-        backend.cost_model, spec, backend.hardware, backend.dtype_bytes, backend.parallel
-    )
-    with progress_of(f"computing {figure.name}", 1) as advance:
-        table = _table(_made(figure, spec, CostClock(cost), sizes)).assign(figure=figure.name)
-        advance(1)
-    folder = folder_of(backend.hardware.name, backend.cost_model)
-    return {folder: _labelled(_with_intervals(table), backend, spec.name)}
+    tables = []
+    with progress_of(f"computing {figure.name}", len(backends)) as advance:
+        for spec, backend in backends:
+            cost = make_cost_model(
+                backend.cost_model, spec, backend.hardware, backend.dtype_bytes, backend.parallel
+            )
+            table = _table(_made(figure, spec, CostClock(cost), sizes)).assign(figure=figure.name)
+            tables.append(_labelled(_with_intervals(table), backend, spec.name))
+            advance(1)
+    return _by_folder(pd.concat(tables, ignore_index=True))
 
 
 def served(
@@ -199,10 +203,13 @@ def served(
         table = table_of(figure.name, samples, math.inf, is_series=False)
         return _labelled(table, backend, model)
 
-    tables = pd.concat([table_for(*own) for own in backends], ignore_index=True)
+    return _by_folder(pd.concat([table_for(*own) for own in backends], ignore_index=True))
+
+
+def _by_folder(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
     return {
         folder_of(*map(str, labels)): rows.reset_index(drop=True)
-        for labels, rows in tables.groupby(["hardware", "level"], sort=False)
+        for labels, rows in table.groupby(["hardware", "level"], sort=False)
     }
 
 
