@@ -9,7 +9,6 @@ import pytest
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
 from sarathi_lab.experiment.clock import CostClock
-from sarathi_lab.experiment.expert_reload import FFN, PREFILL
 from sarathi_lab.experiment.figures import FIGURES
 from sarathi_lab.results import load
 from sarathi_lab.run import main
@@ -38,8 +37,8 @@ def test_ratios_by_hand():
     read = 0.01 * (32 + 64 + 80)
     whole, decodes = 1 + 8 + 0.8, 1 + 0.3 + 0.27
     assert found == {
-        (FFN, 32): pytest.approx((3 + 8) / 9),
-        (PREFILL, 32): pytest.approx((3 + 8 + read) / whole),
+        ("FFN / whole", 32): pytest.approx((3 + 8) / 9),
+        ("prefill / whole", 32): pytest.approx((3 + 8 + read) / whole),
         ("beside 3 decodes / apart", 32): pytest.approx(
             (3 + 8 + 0.9 + read + 3 * 0.27) / (whole + 3 * decodes)
         ),
@@ -54,7 +53,7 @@ def test_experts_are_loaded_again_where_dense_products_are_not(level):
         name: points(CostClock(make_cost_model(level, load_option("model", name), H100, 2)), sizes)
         for name in ("qwen3-30b-a3b", "llama3.2-3b")
     }
-    mixture, dense = (own[FFN, 512].value for own in found.values())
+    mixture, dense = (own["FFN / whole", 512].value for own in found.values())
     assert mixture > 4 > 1.3 > dense
     apart = [own["beside 8 decodes / apart", 512].value for own in found.values()]
     assert apart[0] > 1.3 > 1 > apart[1]
@@ -66,7 +65,7 @@ def test_an_interval_has_the_experts_own_error():
     def error(experts):
         known = {"matmul": 0.0, "attention": 0.0, "experts": experts}
         cost = make_cost_model("analytic", spec, replace(H100, uncertainty=known), 2)
-        return points(CostClock(cost))[FFN, 32].error
+        return points(CostClock(cost))["FFN / whole", 32].error
 
     assert error(0.0) == 0
     assert 0.2 < error(0.2) < 0.2 * 2**0.5
