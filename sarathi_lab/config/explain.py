@@ -25,7 +25,7 @@ from sarathi_lab.config.paths import CONF
 HYDRA_ERRORS = (HydraException, OmegaConfBaseException, ValueError)
 GROUPS = (
     *("task", "policy", "workload", "executor", "model", "hardware", "host", "cluster", "slo"),
-    "tracking",
+    *("speculation", "tracking"),
 )
 LAUNCHERS = {
     "joblib": "hydra-joblib-launcher",

@@ -27,6 +27,7 @@ from sarathi_lab.engine.request import (
     Request,
     SequenceState,
 )
+from sarathi_lab.engine.speculation import NO_SPECULATION, Speculation, verify
 
 Preemption = Literal["recompute", "swap"]
 State = TypeVar("State")
@@ -50,6 +51,7 @@ class Books:
         num_micro_batches: int = 1,
         queue_order: QueueOrder = "fcfs",
         preemption: Preemption = "recompute",
+        speculation: Speculation = NO_SPECULATION,
     ) -> None:
         policy.validate(batch_size, max_model_len)
         self.policy = policy
@@ -58,6 +60,7 @@ class Books:
         self.max_num_seqs = batch_size * num_micro_batches
         self.max_model_len = max_model_len
         self.preemption = preemption
+        self.drafter = speculation.drafter()
         self.waiting: WaitingQueue = make_queue(queue_order)
         self.swapped: deque[SequenceState] = deque()
         self._states: dict[type, Any] = {}  # the policy's own, by its class
@@ -145,18 +148,23 @@ class Books:
 
     def update(self, result: StepResult) -> list[SequenceState]:
         """Book a finished batch (and `advance`, if not done); returns the sequences it finished."""
+        token_ids = result.token_ids
+        if self.drafter is not None and result.batch.num_draft_tokens:
+            token_ids = verify(self.drafter, result)
         if result.batch.queues is None:
             self.advance(result.batch)
         emitting, end = [chunk for chunk in result.batch.chunks if chunk.emits_token], result.end
         for chunk in emitting:
             chunk.sequence.token_times.append(end)
-        if result.token_ids:  # else nobody computes them
-            for chunk, token_id in zip(emitting, result.token_ids, strict=True):
+        if token_ids:  # else nobody computes them
+            for chunk, token_id in zip(emitting, token_ids, strict=True):
                 sequence, start, num_tokens, _, _ = chunk  # its `output_index` without a call
                 at = start + num_tokens - sequence.request.prompt_len
                 sequence.output_token_ids[at] = token_id
         if result.batch.num_prefills:
             self.last_prompt_latency = result.end - result.start
+        if self.drafter is not None:
+            self.drafter.forget(result.batch.finished)
         return result.batch.finished
 
     def _halfway(self, chunks: list[Chunk], layers: Layers) -> list[Chunk]:

@@ -126,6 +126,7 @@ class Sizes:
     chunk: int | None = None  # None: batches with prompts may have any number of tokens
     fills_memory: bool = False  # with the cache, whatever `num_blocks`
     num_host_blocks: int = 0  # of the cache in host memory, for what is swapped out
+    num_drafts: int = 0  # of a decode, at most
 
 
 class Backend(Protocol):

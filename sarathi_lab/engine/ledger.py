@@ -24,6 +24,8 @@ _OF_ITERATION = (
     "batch.decode_kv_tokens",
     "batch.prefill_query_key_pairs",
     "batch.num_emits",
+    "batch.num_draft_tokens",
+    "batch.num_accepted_tokens",
     "batch.queues.num_running",
     "batch.queues.num_waiting",
     "batch.queues.num_blocks_used",
@@ -94,7 +96,8 @@ class Ledger:
 
     def iterations(self) -> pd.DataFrame:
         """One row per iteration, as collected; queue lengths are those after it, of its `instance`.
-        One engine has no such column, and none has `layer_share` where all pass all layers.
+        One engine has no such column, a run without drafts none of these, and none has
+        `layer_share` where all pass all layers.
         """
         table = pd.DataFrame(self._iterations, columns=list(ITERATION_COLUMNS))
         counts = table.groupby("instance").num_preemptions  # from 0
@@ -103,6 +106,8 @@ class Ledger:
             del table["instance"]
         if (table.layer_share == 1).all():
             del table["layer_share"]
+        if not table.num_draft_tokens.any():
+            table = table.drop(columns=["num_draft_tokens", "num_accepted_tokens"])
         table.insert(0, "iteration", range(len(table)))
         return table
 

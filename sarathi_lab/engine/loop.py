@@ -18,6 +18,7 @@ from sarathi_lab.engine.queues import QueueOrder
 from sarathi_lab.engine.replicas import LockstepReplicas
 from sarathi_lab.engine.request import Request, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
+from sarathi_lab.engine.speculation import NO_SPECULATION, Speculation
 from sarathi_lab.engine.topology import SINGLE, Topology
 
 AnyScheduler = Scheduler | LockstepReplicas | Cluster
@@ -45,6 +46,7 @@ def serve(
     preemption: Preemption = "recompute",
     num_replicas: int = 1,
     cluster: Topology = SINGLE,
+    speculation: Speculation = NO_SPECULATION,
     recorder: Recorder | None = None,
 ) -> Ledger:
     """Serve `requests` with an empty cache; the rest is as in `Scheduler` and `BlockManager`.
@@ -55,6 +57,11 @@ def serve(
     which is then returned empty unless it is that. Raises UserError for what can never be served.
     """
     arrivals = as_arrivals(requests)
+    if speculation.most_drafts and (executor.feeds_tokens or num_replicas > 1):
+        raise UserError(
+            "drafts are judged before the next batch is made, by each engine for itself; use an "
+            "executor without overlap, and one replica"
+        )
     if max_model_len is None:
         max_model_len = max((request.total_len for request in arrivals.requests), default=1)
 
@@ -67,6 +74,7 @@ def serve(
             num_micro_batches=num_micro_batches,
             queue_order=queue_order,
             preemption=preemption,
+            speculation=speculation,
         )
 
     if num_replicas > 1:

@@ -66,6 +66,7 @@ class SequenceState:
     position: int = 0
     in_flight: bool = False
     output_token_ids: list[int] = field(default_factory=list)
+    draft_token_ids: Sequence[int] = ()  # of its decode in flight, to be verified
     token_times: list[float] = field(default_factory=list)  # when each was collected
     first_scheduled_time: float | None = None
     prefix_hit_tokens: int = 0  # of the prompt, when admitted first
@@ -134,8 +135,13 @@ class Chunk(NamedTuple):
 
     @property
     def output_index(self) -> int:
-        """Which of the sequence's output tokens it emits, if it does."""
+        """Which of the sequence's output tokens it emits, if it does; with drafts the last."""
         return self.start + self.num_tokens - self.sequence.request.prompt_len
+
+    @property
+    def num_rows(self) -> int:
+        """Of logits, if it emits: a decode wants those behind its drafts, too."""
+        return self.num_tokens if self.is_decode else 1
 
 
 class Copy(NamedTuple):
@@ -169,7 +175,7 @@ class Layers(NamedTuple):
 SUMS = (  # of a batch
     *("num_swapped_tokens", "prefix_hit_tokens", "num_prefills", "num_prefill_tokens"),
     *("num_decode_tokens", "prefill_kv_tokens", "decode_kv_tokens", "prefill_query_key_pairs"),
-    "num_emits",
+    *("num_emits", "num_draft_tokens", "num_accepted_tokens"),
 )
 
 
@@ -198,11 +204,13 @@ class Batch:
     prefix_hit_tokens: int = 0  # found in the cache by those it admits
     num_prefills: int = 0
     num_prefill_tokens: int = 0
-    num_decode_tokens: int = 0  # one token a decode, so also the number of decodes
+    num_decode_tokens: int = 0  # one a decode, and its drafts
     prefill_kv_tokens: int = 0
     decode_kv_tokens: int = 0
     prefill_query_key_pairs: int = 0  # causal products
-    num_emits: int = 0
+    num_emits: int = 0  # rows of logits: a token each, but for drafts that are wrong
+    num_draft_tokens: int = 0  # of the decodes' tokens
+    num_accepted_tokens: int = 0  # of the drafts, once it has run
     # Set by `Scheduler.advance`: who has all they asked for, and the queues that it leaves behind.
     finished: list[SequenceState] = field(default_factory=list)
     queues: Queues | None = None
@@ -222,6 +230,15 @@ class Batch:
     @property
     def num_tokens(self) -> int:
         return self.num_prefill_tokens + self.num_decode_tokens
+
+    @property
+    def num_decodes(self) -> int:
+        return self.num_decode_tokens - self.num_draft_tokens
+
+    @property
+    def num_rejected_tokens(self) -> int:
+        """Drafts that were wrong, once it has run."""
+        return self.num_draft_tokens - self.num_accepted_tokens
 
     @property
     def num_swapped_blocks(self) -> int:
@@ -306,6 +323,16 @@ class Batch:
         self.num_emits += len(sequences)
         self.num_decode_tokens += len(sequences)
         self.decode_kv_tokens += len(sequences) + sum([one.num_computed for one in sequences])
+
+    def add_drafts(self, place: int, drafts: Sequence[int]) -> None:
+        """Let the decode at `place` carry `drafts`, which see one another and its context."""
+        chunk, number = self.chunks[place], len(drafts)
+        chunk.sequence.draft_token_ids = drafts
+        self.chunks[place] = chunk._replace(num_tokens=1 + number)
+        self.num_draft_tokens += number
+        self.num_decode_tokens += number
+        self.decode_kv_tokens += number
+        self.num_emits += number
 
 
 def _pairs(start: int, num_tokens: int) -> int:

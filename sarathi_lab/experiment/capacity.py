@@ -16,6 +16,7 @@ from sarathi_lab.engine.executor import Executor
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import serve
 from sarathi_lab.engine.request import Request
+from sarathi_lab.engine.speculation import NO_SPECULATION, Speculation
 from sarathi_lab.engine.topology import SINGLE, Topology
 from sarathi_lab.policy import Policy
 from sarathi_lab.results.intervals import ends_of_median
@@ -38,6 +39,7 @@ class Engine:
     cluster: Topology = SINGLE  # which made the executor
     on_iteration: Callable[[int], None] = lambda num_tokens: None
     shares_prefixes: bool = False
+    speculation: Speculation = NO_SPECULATION
     # By policy, the shares of the iterations of each of its runs that were replayed.
     replayed: defaultdict[str, list[float]] = field(
         default_factory=lambda: defaultdict(list), compare=False
@@ -57,6 +59,7 @@ class Engine:
             num_micro_batches=self.num_stages,
             cluster=self.cluster,
             shares_prefixes=self.shares_prefixes,
+            speculation=self.speculation,
             recorder=ledger,
         )
         self.replayed[policy.name].append(ledger.replayed_share)

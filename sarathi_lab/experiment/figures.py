@@ -18,6 +18,7 @@ from sarathi_lab.experiment import (
     pipeline,
     serving,
     shrinking_chunks,
+    speculation,
     throughput,
 )
 from sarathi_lab.experiment.registry import FIGURES, KEYS, ErrorRow, Figure
@@ -41,7 +42,7 @@ _ = (
         layered,
         long_prompts,
     ),
-    *(pipeline, serving, shrinking_chunks, throughput),
+    *(pipeline, serving, shrinking_chunks, speculation, throughput),
 )
 PAPERS = tuple(sorted(name for name, figure in FIGURES.items() if figure.has_paper))
 SERVING = tuple(name for name, figure in FIGURES.items() if figure.kind == "rounds")

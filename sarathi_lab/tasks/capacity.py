@@ -58,7 +58,7 @@ class Capacity(Task):
         *("policy", "workload", "executor", "model", "hardware", "slo", "device", "dtype", "seed"),
         *("chunk", "batch", "pd_ratio", "seq_len", "max_model_len", "cache", "stall"),
         "prompt_classes",
-        "cluster",
+        *("cluster", "speculation"),
     )
     has_runs = True
     seeds: int = whole(3, minimum=1, fix="use a few sets of requests, such as 3")
@@ -214,7 +214,8 @@ def _trials(
     plan = plans[0]
     cache = (plan.num_blocks, plan.block_size)
     sizes = (plan.batch_size, plan.max_model_len, *cache, plan.backend.num_stages)
-    engine = search.Engine(executor or plan.executor(), *sizes, plan.cluster, progress)
+    executor = executor or plan.executor()
+    engine = search.Engine(executor, *sizes, plan.cluster, progress, speculation=plan.speculation)
     loads = {int(own.config["seed"]): own.load.requests for own in plans}
     return Trials(engine, plan.policy, loads, grid)
 

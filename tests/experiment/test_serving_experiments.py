@@ -84,7 +84,8 @@ def test_a_round_has_the_same_points_whatever_its_seed_and_its_ratios_are_of_its
         quantity, _, reference = labels["quantity"].partition(" / ")
         quantity = quantity.removesuffix(" of sarathi_serve")
         own = absolute[labels["slo"], quantity, point.series, point.x].y.value
-        names = {"both": "hybrid and chunked", "hindsight": "hindsight"}
+        names = {"both": "hybrid and chunked", "hindsight": "hindsight", "no drafts": "no drafts"}
+        names |= {"reserved for all": "reserved for all"}
         at = largest if reference == "largest budget" else point.x
         series = names.get(reference, "sarathi_serve")
         other = absolute[labels["slo"], quantity, series, at].y.value

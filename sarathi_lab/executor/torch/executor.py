@@ -178,7 +178,7 @@ class TorchExecutor:
         if not is_replayed:
             self._run(inputs)
         self._newest = emitting
-        token_ids = self._fetch(self._sampled[: len(emitting)])
+        token_ids = self._fetch(self._sampled[: batch.num_emits])
         end = self.timeline.mark()
         known = {
             "host_time": time.perf_counter() - begun,

@@ -170,6 +170,9 @@ LOOKS: Mapping[str, ServingLook] = {
         bars, ("mean latency, low load", "mean latency, high load"), is_split=True
     ),
     "energy": ServingLook(bars, ("energy a token", "power of a device"), is_split=True),
+    "speculation": ServingLook(
+        lines, ("latency P50 / no drafts", "throughput, all at once / no drafts"), is_split=True
+    ),
     "agentic": ServingLook(
         bars, ("TTFT P50, later turns", "hit share, later turns"), is_split=True
     ),
