@@ -101,7 +101,7 @@ class Plan:
             chunk=policy.budget,
             fills_memory=self.fills_memory,
             num_host_blocks=self.num_host_blocks,
-            num_drafts=num_drafts,
+            num_drafts=self.speculation.most_drafts,
         )
 
     def executor(self, make: Callable[[], Executor] | None = None) -> Executor:
