@@ -160,8 +160,25 @@ class TorchExecutor:
             return self._run_packed_for_torch(batch, begun)
         shape = self._limits.exact(batch) if self._shapes is None else self._shapes.choose(batch)
         emitting = self._packer.fill(batch, shape, self._newest)
+        self._share(batch, shape)
         start = self.timeline.mark()
         self._swap(batch)
+        is_replayed = self._compute(shape)
+        self._newest = emitting
+        token_ids = self._fetch(self._sampled[: len(emitting)])
+        end = self.timeline.mark()
+        known = {
+            "host_time": time.perf_counter() - begun,
+            "num_padding_tokens": shape.num_tokens - batch.num_tokens,
+            "is_replayed": is_replayed,
+        }
+        return InFlight(batch, start, end, self.timeline.launched, token_ids, known)
+
+    def _share(self, batch: Batch, shape: Shape) -> None:
+        """Hand what was filled to other ranks, if there are any."""
+
+    def _compute(self, shape: Shape) -> bool:
+        """Compute what was filled; returns whether a graph was replayed."""
         recorded = self._recorded.get(shape)
         if recorded is not None:
             buffer, inputs = recorded
@@ -172,15 +189,7 @@ class TorchExecutor:
         is_replayed = may_replay and self._graphs.replay(shape)
         if not is_replayed:
             self._run(inputs)
-        self._newest = emitting
-        token_ids = self._fetch(self._sampled[: len(emitting)])
-        end = self.timeline.mark()
-        known = {
-            "host_time": time.perf_counter() - begun,
-            "num_padding_tokens": shape.num_tokens - batch.num_tokens,
-            "is_replayed": is_replayed,
-        }
-        return InFlight(batch, start, end, self.timeline.launched, token_ids, known)
+        return is_replayed
 
     def _run_packed_for_torch(self, batch: Batch, begun: float) -> InFlight:
         model = self.model
@@ -244,6 +253,17 @@ class TorchExecutor:
         Records all padded shapes for sequences of up to `longest` tokens, and batches of up to
         `max_tokens`, decodes included (None: `chunk_tokens`).
         """
+        self.prepare(batch_size, chunk_tokens, longest, max_tokens)
+        self._rehearse = partial(
+            rehearse, self, self.num_blocks, self.block_size, batch_size, chunk_tokens
+        )
+        self._rehearse()
+
+    @torch.inference_mode()
+    def prepare(
+        self, batch_size: int, chunk_tokens: int, longest: int, max_tokens: int | None
+    ) -> None:
+        """The part of a warm-up that every rank does by itself."""
         if self._limits is not None:
             self._shapes = PaddedShapes(
                 self._limits,
@@ -259,10 +279,6 @@ class TorchExecutor:
         if self._host_pool is not None:
             with faults_explained(self.model.device, "the first swap"):
                 self._host_pool.warm_up()
-        self._rehearse = partial(
-            rehearse, self, self.num_blocks, self.block_size, batch_size, chunk_tokens
-        )
-        self._rehearse()
 
     @torch.inference_mode()
     def compute_padding(self, num_tokens: int, num_emits: int) -> None:
