@@ -11,7 +11,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from sarathi_lab.model.checkpoint import Source, Stored, parameter_sources, stored_tensors
-from sarathi_lab.model.operations import NAN_TOKEN, Operations, PackedInputs
+from sarathi_lab.model.operations import NAN_TOKEN, PackedInputs
 from sarathi_lab.model.parts import Interval, Part
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.model.transformer import KVCache, Transformer
@@ -73,13 +73,18 @@ class ShardedTransformer(Transformer):
                 del self.lm_head, self.final_norm
 
     def share_sums(self) -> None:
-        """Let products by rows be summed over ranks; after weights were packed, if they are."""
-        if self.part.ranks.tensor > 1:
+        """Let products by rows be summed over ranks, and tokens be chosen of all shares of the
+        vocabulary; once, after weights were packed if they are.
+        """
+        if not self.part.is_last:
+            self.operations.greedy = _no_tokens  # type: ignore[method-assign]
+        if self.part.ranks.tensor > 1 and not isinstance(self.layers[0].out_proj, Summed):
             for layer in self.layers:
-                layer.out_proj = Summed(layer.out_proj, self._exchange)
-                layer.ffn_down = Summed(layer.ffn_down, self._exchange)
-            greedy = _Greedy(self.operations, self._exchange, self.vocabulary[0])
-            self.operations.greedy = greedy  # type: ignore[method-assign]
+                for name in ("out_proj", "ffn_down"):
+                    setattr(layer, name, Summed(getattr(layer, name), self._exchange))
+            if self.part.is_last:
+                greedy = _Greedy(self._exchange, self.vocabulary[0])
+                self.operations.greedy = greedy  # type: ignore[method-assign]
 
     def forward(self, inputs: PackedInputs, cache: KVCache) -> Tensor:
         operations = self.operations
@@ -114,16 +119,19 @@ class ShardedTransformer(Transformer):
         return self._exchange.sum(found.masked_fill_(is_other[:, None], 0.0))
 
 
+def _no_tokens(logits: Tensor) -> Tensor:
+    """Of a stage that has no logits."""
+    return torch.empty(0, dtype=torch.int64, device=logits.device)
+
+
 class _Greedy:
     """The likeliest token of all ranks' shares of the vocabulary, the lowest id of equal ones."""
 
-    def __init__(self, operations: Operations, exchange: Exchange, first: int) -> None:
+    def __init__(self, exchange: Exchange, first: int) -> None:
         self._exchange = exchange
         self._first = first
 
     def __call__(self, logits: Tensor) -> Tensor:
-        if not len(logits):
-            return torch.empty(0, dtype=torch.int64, device=logits.device)
         largest, ids = logits.max(dim=-1)
         # Both in one tensor: 64 bits hold every logit and every id.
         own = torch.stack([largest.double(), (ids + self._first).double()], dim=-1)
@@ -180,9 +188,9 @@ def _cut(full: Tensor, dim: int, intervals: Sequence[Interval]) -> Tensor:
 def _fill_from(model: ShardedTransformer, spec: ModelSpec, directory: Path) -> None:
     stored = stored_tensors(directory)
     for name, sources in parameter_sources(directory, spec):
-        if name == "lm_head.weight" and spec.tie_embeddings:
-            if model.part.is_last and (found := stored.get(sources[0].tensor)) is not None:
-                _check_tied(model, sources[0], found)
+        head = stored.get(sources[0].tensor) if sources[0].tied and model.part.is_last else None
+        if head is not None:
+            _check_tied(model, sources[0], head)
         for own in model.part.names(name, spec):
             target = model.get_parameter(own)
             if not model.part.adds_bias(name):

@@ -21,6 +21,7 @@ from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.executor.torch.device import resolve_device
+from sarathi_lab.executor.torch.ranks.checks import require_one_device
 from sarathi_lab.experiment.figures import FIGURES, PAPERS, Figure, paper
 from sarathi_lab.experiment.measure import least_room, measure, room_of
 from sarathi_lab.experiment.registry import SETUPS
@@ -68,6 +69,7 @@ class Measure(Task):
         if isinstance(backend, TorchBackend):
             if own.is_simulated:
                 raise UserError(f"{own.name} is simulated only; add executor=simulated")
+            require_one_device(backend, "task=measure")
             self._refuse("every", "is for the recomputed figures of executor=simulated")
             spec, checkpoint = resolve_model(cfg, backend)
             if checkpoint is not None:

@@ -14,7 +14,7 @@ from sarathi_lab.executor.torch.ranks.exchange import RankExchange
 from sarathi_lab.executor.torch.ranks.executor import Driver, Follower
 from sarathi_lab.executor.torch.ranks.group import Group, Kind, Lost, exchanging, group_of
 from sarathi_lab.model.parts import Ranks
-from sarathi_lab.model.sharded import load_part
+from sarathi_lab.model.sharded import ShardedTransformer, load_part
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.model.transformer import Transformer
 
@@ -47,12 +47,13 @@ class PartMaker(Maker):
     def agreed(self, num_blocks: int) -> int:
         least = torch.tensor([num_blocks])
         with exchanging():
-            dist.all_reduce(least, dist.ReduceOp.MIN)
+            dist.all_reduce(least, dist.ReduceOp.MIN, group=self._group.active)
         return int(least)
 
     def executor(self, model: Transformer, **settings: Any) -> Driver | Follower:
+        assert isinstance(model, ShardedTransformer), "it is from `load`"
         model.share_sums()
-        make = Follower if self._group.rank else Driver
+        make: type[Driver | Follower] = Follower if self._group.rank else Driver
         return make(model, self._group, self.exchange, **settings)
 
 
@@ -80,8 +81,11 @@ def build(backend: TorchBackend, spec: ModelSpec, checkpoint: Path | None, sizes
 
 def build_part(
     backend: TorchBackend, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes, group: Group
-) -> Driver | Follower:
-    """The executor of this rank, not warmed up."""
+) -> Driver | Follower | None:
+    """The executor of this rank, not warmed up; None where there are more ranks than parts."""
+    group.arrange(backend.ranks)
+    if group.rank >= backend.num_devices:
+        return None
     own = backend.on_rank(group.local_rank)
     made = own.built(spec, checkpoint, sizes, PartMaker(group, backend.ranks))
     assert isinstance(made, Driver | Follower)

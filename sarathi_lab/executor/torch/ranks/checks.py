@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def check_ranks(backend: TorchBackend) -> None:
-    """Raise UserError for settings that several ranks do not have, or devices that are not there."""
+    """Raise UserError for what several ranks do not have, or GPUs that are not there."""
     count, ranks = backend.ranks.num_devices, backend.ranks
     if count == 1:
         return
@@ -40,7 +40,7 @@ def check_ranks(backend: TorchBackend) -> None:
 
 
 def check_split(backend: TorchBackend, spec: ModelSpec) -> None:
-    """Raise UserError for a model that does not come apart, or other ranks than torchrun started."""
+    """Raise UserError for a model that does not come apart, or torchrun's other ranks."""
     backend.ranks.check(spec)
     check_size(backend.ranks.num_devices)
 

@@ -28,10 +28,10 @@ class RankExchange:
         dtype: torch.dtype,
     ) -> None:
         self._group = group
-        self._shared = group.arrange(part.ranks)
+        self._shared = group.shared
         self._before = group.rank - part.ranks.tensor  # in the stage before, and the next one
         self._next = group.rank + part.ranks.tensor
-        self._hidden_size, self._where = hidden_size, {"device": device, "dtype": dtype}
+        self._hidden_size, self._device, self._dtype = hidden_size, device, dtype
         self._expected: deque[tuple[Any, Tensor]] = deque()
         self._sent: deque[tuple[Any, Tensor]] = deque()
         self._most_sent = 2 * part.ranks.pipeline
@@ -48,16 +48,15 @@ class RankExchange:
         return tensor
 
     def gather(self, tensor: Tensor) -> Tensor:
-        own = tensor.contiguous()
-        size = dist.get_world_size(self._shared)
-        found = torch.empty((size * len(own), *own.shape[1:]), dtype=own.dtype, device=own.device)
+        found = [torch.empty_like(tensor) for _ in range(dist.get_world_size(self._shared))]
         with exchanging():
-            dist.all_gather_into_tensor(found, own, group=self._shared)
-        return found.view(size, *own.shape)
+            dist.all_gather(found, tensor, group=self._shared)
+        return torch.stack(found)
 
     def expect(self, num_tokens: int) -> None:
         """Let the hidden states of a batch to come arrive while this rank computes others."""
-        hidden = torch.empty((num_tokens, self._hidden_size), **self._where)
+        size = (num_tokens, self._hidden_size)
+        hidden = torch.empty(size, device=self._device, dtype=self._dtype)
         with exchanging():
             self._expected.append((dist.irecv(hidden, self._before, tag=HIDDEN), hidden))
 

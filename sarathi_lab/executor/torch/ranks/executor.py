@@ -160,9 +160,7 @@ class Driver(RankExecutor):
         bubbles = bubbles_between(before, done.batch, free_at, spans, is_starved, number)
         end = spans[-1][1]
         self._watch.collected()
-        return StepResult(
-            done.batch, spans[0][0], end, token_ids, spans, bubbles, **done.known
-        )
+        return StepResult(done.batch, spans[0][0], end, token_ids, spans, bubbles, **done.known)
 
     def _of_tensor_ranks(self) -> StepResult:
         try:
@@ -172,7 +170,7 @@ class Driver(RankExecutor):
 
     @property
     def next_end(self) -> float:
-        """Of a pipeline, whose first stage may be idle: not before an arrival, unless it is done."""
+        """Of a pipeline, whose first stage may be idle: after an arrival, unless it is done."""
         if self.num_stages == 1 or not self._reports.empty():
             return self.now
         return float("inf")

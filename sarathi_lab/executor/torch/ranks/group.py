@@ -86,9 +86,7 @@ class Group:
         self._processes = processes or {}
         self._sent: deque[tuple[Any, Tensor]] = deque()
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-        dist.init_process_group(
-            backend, store=store, rank=rank, world_size=size, timeout=FOREVER
-        )
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=FOREVER)
         store.set(f"host/{rank}", platform.node())
 
     @property
@@ -96,29 +94,36 @@ class Group:
         """Its number on this machine, and of its GPU."""
         return int(os.environ["LOCAL_RANK"]) if by_torchrun() else self.rank
 
-    def arrange(self, ranks: Ranks) -> dist.ProcessGroup | None:
-        """The group of the ranks that share this one's layers; all ranks call it at once."""
-        if ranks != self.ranks:
-            self.ranks, own = ranks, self.rank // ranks.tensor
-            stages = range(ranks.pipeline)
-            members = [range(stage * ranks.tensor, (stage + 1) * ranks.tensor) for stage in stages]
-            made = [dist.new_group(list(one), timeout=FOREVER) for one in members]
-            self._shared = made[own] if ranks.tensor > 1 else None
-        return self._shared
+    def arrange(self, ranks: Ranks) -> None:
+        """Make the group of the ranks that share this one's layers (`shared`) and that of all that
+        have a part (`active`), the first ones; all ranks call it at once.
+        """
+        if ranks == self.ranks:
+            return
+        self.ranks = ranks
+        stages = [
+            range(rank, rank + ranks.tensor) for rank in map(ranks.leader, range(ranks.pipeline))
+        ]
+        self.active = dist.new_group(list(range(ranks.num_devices)), timeout=FOREVER)
+        made = [dist.new_group(list(stage), timeout=FOREVER) for stage in stages]
+        self.shared = next(
+            (one for one, stage in zip(made, stages, strict=True) if self.rank in stage), None
+        )
 
     # -- messages ----------------------------------------------------------------------------------
 
     def tell(self, kind: Kind, payload: Any = None) -> None:
-        """Send all other ranks `kind` and a tensor of numbers, or any object, and go on."""
+        """Send the others `kind` and a tensor of numbers, or any object, and go on."""
+        ranks = None if kind in (Kind.STOP, Kind.BUILD) else self.ranks
+        count = self.size if ranks is None else ranks.num_devices
         if not isinstance(payload, Tensor):
             payload = torch.frombuffer(bytearray(pickle.dumps(payload)), dtype=torch.uint8)
         numbers = payload.view(torch.uint8)
         header = torch.tensor([kind, len(numbers)])
         with exchanging():
-            for rank in range(self.size):
-                if rank != self.rank:
-                    self.send(header, rank, CONTROL)
-                    self.send(numbers, rank, CONTROL)
+            for rank in range(1, count):
+                self.send(header, rank, CONTROL)
+                self.send(numbers, rank, CONTROL)
 
     def send(self, tensor: Tensor, rank: int, tag: int) -> None:
         """Send without waiting; the tensor must not change. Dropped, a message would not arrive."""
@@ -156,7 +161,9 @@ class Group:
         while time.monotonic() < end and len(silent) != 1:
             for rank in others:
                 if self._said(f"failed/{rank}"):
-                    return f"{self._named(rank)} failed: {self.store.get(f'failed/{rank}').decode()}"
+                    return (
+                        f"{self._named(rank)} failed: {self.store.get(f'failed/{rank}').decode()}"
+                    )
             silent = [rank for rank in others if not self._said(f"lost/{rank}")]
             gone = [rank for rank in silent if self._has_ended(rank)]
             silent = gone if len(gone) == 1 else silent
@@ -209,9 +216,9 @@ _current: Group | None = None  # rank 0's: kept from run to run, as processes ta
 
 
 def group_of(size: int) -> Group:
-    """The group of `size` ranks that this process leads. Raises RunError if it can't be formed."""
+    """A group of `size` ranks or more that this process leads. RunError if it can't be formed."""
     global _current
-    if _current is not None and _current.is_usable and _current.size == size:
+    if _current is not None and _current.is_usable and _current.size >= size:
         return _current
     if by_torchrun():
         if _current is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import astuple, fields
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -23,8 +24,9 @@ def packed(inputs: PackedInputs, copies: Sequence[Copy]) -> Tensor:
     segments: Sequence[Segment] = inputs.attention
     numbers: list[int] = []
     for one in segments:
-        is_slice = isinstance(one.blocks, slice)
-        ids = [one.blocks.start, one.blocks.stop] if is_slice else one.blocks.tolist()
+        blocks = one.blocks
+        is_slice = isinstance(blocks, slice)
+        ids = [blocks.start, blocks.stop] if isinstance(blocks, slice) else blocks.tolist()
         numbers += [one.num_queries, one.kv_len, is_slice, len(ids), *ids]
     by_token = (inputs.token_ids, inputs.positions, inputs.slots)
     head = torch.tensor([len(copies), len(inputs.token_ids), len(inputs.emit_rows)])
@@ -74,15 +76,17 @@ def unpacked(
     _, rest = copies_of(payload)
     *by_token, emit_rows, rows = rest.split([tokens] * 3 + [emits, len(rest) - 3 * tokens - emits])
     numbers, segments, at, row = rows.tolist(), [], 0, 0
+    with_mask = partial(make_segment, sliding_window=sliding_window, device=device, dtype=dtype)
     while at < len(numbers):
         num_queries, kv_len, is_slice, count = numbers[at : at + 4]
         ids = numbers[at + 4 : at + 4 + count]
         blocks = slice(*ids) if is_slice else torch.tensor(ids, device=device)
         if with_masks:
-            window = {"sliding_window": sliding_window, "device": device, "dtype": dtype}
-            segments.append(make_segment(row, num_queries, kv_len, blocks, **window))
+            segments.append(with_mask(row, num_queries, kv_len, blocks))
         else:
             segments.append(Segment(row, num_queries, kv_len, blocks, first_key=0, mask=None))
         row, at = row + num_queries, at + 4 + count
-    tensors = [tensor.clone().to(device) for tensor in (*by_token, emit_rows)]
-    return PackedInputs(*tensors, attention=segments)
+    token_ids, positions, slots, emits_at = (
+        tensor.clone().to(device) for tensor in (*by_token, emit_rows)
+    )
+    return PackedInputs(token_ids, positions, slots, emits_at, attention=segments)

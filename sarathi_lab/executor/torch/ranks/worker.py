@@ -1,5 +1,5 @@
-"""A rank that follows rank 0: `python -m sarathi_lab.executor.torch.ranks.worker PORT RANK SIZE PID`,
-started by rank 0, or the lab's own command under torchrun.
+"""A rank that follows rank 0: a process that rank 0 has started with PORT RANK SIZE PID, or the
+lab's own command under torchrun.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import threading
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -79,20 +80,29 @@ def follow(group: Group) -> int:
 
 
 def _follow(group: Group) -> None:
-    inbox, executor = Inbox(group), None
+    inbox = Inbox(group)
+    executor: Follower | None = None
     while (message := inbox.next()).kind != Kind.STOP:
-        if message.kind == Kind.RUN:
-            assert executor is not None, "rank 0 builds first"
-            executor.run(message.payload.view(torch.int64))
-        elif message.kind == Kind.BUILD:
+        if message.kind == Kind.BUILD:
             inbox.executor = executor = None  # its memory is the next one's
-            inbox.executor = executor = build_part(*message.unpickled(), group)
+            inbox.executor = executor = _built(message, group)
+            continue
+        assert executor is not None, "rank 0 builds first"
+        if message.kind == Kind.RUN:
+            executor.run(message.payload.view(torch.int64))
         elif message.kind == Kind.PREPARE:
             executor.warm_up(**message.unpickled())
         elif message.kind == Kind.START:
             executor.start()
         elif message.kind == Kind.CLOCK:
             executor.read_clock()
+
+
+def _built(message: Message, group: Group) -> Follower | None:
+    backend, spec, checkpoint, sizes = message.unpickled()
+    made = build_part(backend, spec, checkpoint, sizes, group)
+    assert made is None or isinstance(made, Follower), "this is not rank 0"
+    return made
 
 
 def main(args: Sequence[str]) -> int:
@@ -105,11 +115,17 @@ def main(args: Sequence[str]) -> int:
     return follow(Group(store, rank, size))
 
 
-def follow_torchrun() -> int:
-    return follow(join_torchrun())
+def follow_torchrun() -> NoReturn:
+    """Follow as one of torchrun's ranks, and end the process."""
+    _end(follow(join_torchrun()))
+
+
+def _end(code: int) -> NoReturn:
+    """End at once: a thread may wait for a message that never comes."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":
-    code = main(sys.argv[1:])
-    sys.stdout.flush()
-    os._exit(code)  # a thread may wait for a message that never comes
+    _end(main(sys.argv[1:]))
