@@ -18,8 +18,8 @@ _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 def running(
     *args: str, module: Sequence[str] = ("sarathi_lab.run",), **environment: str
 ) -> Iterator[subprocess.Popen[str]]:
-    """`python -m sarathi_lab.run`, or another `module` and its arguments, with `args`, in a process group that is killed in the end; the
-    process itself also when the tests are.
+    """`python -m sarathi_lab.run`, or another `module` and its arguments, with `args`, in a process
+    group that is killed in the end; the process itself also when the tests are.
     """
     process = subprocess.Popen(
         [sys.executable, "-m", *module, *args],

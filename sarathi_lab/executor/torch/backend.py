@@ -6,22 +6,28 @@ import gc
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, ClassVar, get_args
+from typing import ClassVar, get_args
 
 import torch
 
-from sarathi_kernels.cpu import library
-from sarathi_kernels.cpu.build import NotBuilt
 from sarathi_kernels.runtime.chip import chip_of
 from sarathi_lab.config.errors import UserError, require_bool, require_one_of
 from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.executor.torch import device as devices
+from sarathi_lab.executor.torch.computing import (
+    FIX,
+    _why_not_built,
+    require_supported,
+    use_native,
+    use_triton,
+)
 from sarathi_lab.executor.torch.device import has_fast_path, measure_peaks, num_threads
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.executor.torch.faults import faults_explained
 from sarathi_lab.executor.torch.graphs import CudaGraphs, NoGraphs
+from sarathi_lab.executor.torch.maker import Maker
 from sarathi_lab.executor.torch.memory import Memory, kv_blocks_beside
 from sarathi_lab.executor.torch.ranks.checks import check_ranks, check_split
 from sarathi_lab.executor.torch.shapes import Limits
@@ -32,67 +38,9 @@ from sarathi_lab.model.parts import Ranks
 from sarathi_lab.model.roofline import Peaks
 from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec, WeightDtype
 from sarathi_lab.model.transformer import Transformer
-from sarathi_lab.model.weights import load_model
 
 HYBRIDS = get_args(Hybrid)
-FIX = "use executor.kernels=torch"
 WARM_UP_TOKENS = 256
-
-
-def require_supported(spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> None:
-    """Raise UserError unless kernels run on `device` and take the model's heads and `dtype`."""
-    try:
-        from sarathi_kernels.attention.support import check_supported
-        from sarathi_kernels.runtime.support import probe, require_chip
-    except ImportError as error:
-        raise UserError(f"Triton is not installed ({error}); {FIX}") from None
-    try:
-        check_supported(spec.head_size, dtype, block_size=1)  # they take blocks of any size
-        require_chip(chip_of(device))
-        if device.type == "cuda":
-            probe(device)
-    except ValueError as error:
-        raise UserError(f"model {spec.name}: {error}; {FIX}") from None
-
-
-def use_triton(model: Transformer, hybrid: Hybrid) -> None:
-    """Let kernels do what is between the model's matrix products."""
-    from sarathi_lab.model.kernel_operations import KernelOperations
-
-    model.operations = KernelOperations(model.spec, model.inverse_frequencies, hybrid)
-
-
-@cache
-def _why_not_built() -> str | None:
-    try:
-        library.load()
-    except NotBuilt as error:
-        return str(error)
-    return None
-
-
-def use_native(model: Transformer, *, is_whole: bool = True) -> None:
-    """Let C++ compute the model, each iteration in one call or, unless `is_whole`, in several."""
-    library.start(torch.get_num_threads())
-    operations = native_operations.NativeOperations(model, is_whole=is_whole)
-    model.operations = operations
-    model.whole_pass = operations.whole_pass if is_whole else None
-
-
-class Maker:
-    """Makes a model and its executor on one device; of several ranks each has another one."""
-
-    is_whole = True  # whether C++ may compute whole iterations in one call
-
-    def load(self, *args: Any) -> Transformer:
-        return load_model(*args)
-
-    def agreed(self, num_blocks: int) -> int:
-        """The blocks that all ranks have room for."""
-        return num_blocks
-
-    def executor(self, model: Transformer, **settings: Any) -> TorchExecutor:
-        return TorchExecutor(model, **settings)
 
 
 @dataclass(frozen=True)

@@ -253,22 +253,20 @@ class TorchExecutor:
         Records all padded shapes for sequences of up to `longest` tokens, and batches of up to
         `max_tokens`, decodes included (None: `chunk_tokens`).
         """
-        self.prepare(batch_size, chunk_tokens, longest, max_tokens)
+        self.prepare(batch_size, longest, max_tokens or chunk_tokens)
         self._rehearse = partial(
             rehearse, self, self.num_blocks, self.block_size, batch_size, chunk_tokens
         )
         self._rehearse()
 
     @torch.inference_mode()
-    def prepare(
-        self, batch_size: int, chunk_tokens: int, longest: int, max_tokens: int | None
-    ) -> None:
+    def prepare(self, batch_size: int, longest: int, max_tokens: int) -> None:
         """The part of a warm-up that every rank does by itself."""
         if self._limits is not None:
             self._shapes = PaddedShapes(
                 self._limits,
                 batch_size=batch_size,
-                max_tokens=max_tokens or chunk_tokens,
+                max_tokens=max_tokens,
                 longest=longest,
             )
             self._forget_beyond(self._shapes.all)

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from sarathi_lab.engine.executor import Sizes
-from sarathi_lab.executor.torch.backend import Maker
+from sarathi_lab.executor.torch.maker import Maker
 from sarathi_lab.executor.torch.ranks.exchange import RankExchange
 from sarathi_lab.executor.torch.ranks.executor import Driver, Follower
 from sarathi_lab.executor.torch.ranks.group import Group, Kind, Lost, exchanging, group_of

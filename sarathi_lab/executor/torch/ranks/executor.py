@@ -59,10 +59,6 @@ class Follower(RankExecutor):
     stage's the tokens.
     """
 
-    def warm_up(self, **sizes: Any) -> None:
-        """All but the iterations that rank 0 begins."""
-        self.prepare(**sizes)
-
     def expect(self, num_tokens: int) -> None:
         """Let the hidden states of a batch to come arrive meanwhile, where nothing else orders
         what arrives: a GPU's stream does.
@@ -183,9 +179,9 @@ class Driver(RankExecutor):
                 return
             self._sleep(min(left, POLLED) if self._in_flight else left)
 
-    def warm_up(self, **sizes: Any) -> None:
+    def prepare(self, *sizes: int) -> None:
         self._tell(Kind.PREPARE, sizes)
-        super().warm_up(**sizes)
+        super().prepare(*sizes)
 
     # -- the other ranks' side ---------------------------------------------------------------------
 

@@ -40,7 +40,7 @@ class Kind(IntEnum):
 
     STOP = 0
     BUILD = 1  # (backend, spec, checkpoint, sizes), by everybody at once
-    PREPARE = 2  # arguments of `warm_up`
+    PREPARE = 2  # arguments of `prepare`
     START = 3  # set the clock to zero
     RUN = 4  # a batch, see `wire`
     CLOCK = 5  # answer with the time

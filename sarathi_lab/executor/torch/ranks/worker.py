@@ -91,7 +91,7 @@ def _follow(group: Group) -> None:
         if message.kind == Kind.RUN:
             executor.run(message.payload.view(torch.int64))
         elif message.kind == Kind.PREPARE:
-            executor.warm_up(**message.unpickled())
+            executor.prepare(*message.unpickled())
         elif message.kind == Kind.START:
             executor.start()
         elif message.kind == Kind.CLOCK:
