@@ -15,6 +15,7 @@ from sarathi_lab.experiment import (
     iterations,
     long_prompts,
     pipeline,
+    real_pipeline,
     serving,
     shrinking_chunks,
     throughput,
@@ -31,7 +32,7 @@ ERRORS = ["row", "device", "points", "mean", "largest", "stated"]
 ERRORS += ["aim_mean", "aim_largest", "verdict"]
 _ = (
     *(adaptive_budgets, agentic, decodes, disaggregation, energy, iterations, long_prompts),
-    *(pipeline, serving, shrinking_chunks, throughput),
+    *(pipeline, real_pipeline, serving, shrinking_chunks, throughput),
 )
 PAPERS = tuple(sorted(name for name, figure in FIGURES.items() if figure.has_paper))
 SERVING = tuple(name for name, figure in FIGURES.items() if figure.kind == "rounds")

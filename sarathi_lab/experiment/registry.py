@@ -66,9 +66,9 @@ class Figure:
     `seconds` is how long a CPU measures it; half an interval wider than `max_spread` of the median
     leaves no number. `papers` are the platforms of the paper's own figure; `paper` makes its points
     of `files` whose `columns` were renamed, `at` the sizes at which `executor=simulated` has all of
-    them. `kind` says what the function is: "units" yields units of work, "pipeline" and "rounds"
-    are run by `pipeline` and `serving`. Beside its keyword arguments there are sizes that it
-    `needs` or `takes`.
+    them. `kind` says what the function is: "units" yields units of work; "pipeline", "rounds" and
+    "stages" are run by `pipeline`, `serving` and `real_pipeline`. Beside its keyword arguments
+    there are sizes that it `needs` or `takes`.
     """
 
     name: str
