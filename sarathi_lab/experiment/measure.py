@@ -98,6 +98,9 @@ def room_of(figure: Figure, spec: ModelSpec, sizes: Mapping[str, Any]) -> Room:
         batch, longest = sizes["batch"], serving.longest(sizes)
         num_blocks = math.ceil(1.05 * batch * math.ceil(longest / BLOCK_SIZE))  # with a watermark
         return Room(num_blocks * BLOCK_SIZE, batch, longest)
+    if figure.kind == "stages":
+        at_once = sizes["batch"] * max(sizes["stages"])
+        return Room(at_once * (sizes["longest"] + BLOCK_SIZE), sizes["batch"], sizes["longest"])
     needs = _Needs()
     for unit in figure.units(spec, sizes):
         list(unit(needs))

@@ -180,14 +180,14 @@ def real_bubbles(
     longest: int,
     batch: int,
     chunk: int,
-    num_requests: Mapping[str, int],
+    num_requests: Ints,
     num_seeds: int,
 ) -> Iterator[Point]:
     """Ratios of median bubble time and of completion, Orca over SARATHI, of one set of requests on
     one of `stages` with one of `models`; each policy's idle share of its stages by cause, and its
     simulated completion over the measured one. `num_seeds` sets are that many pairs.
     """
-    requests = bench.requests(num_requests[bench.spec.name], seed)
+    requests = bench.requests(num_requests[models.index(bench.spec.name)], seed)
     policies: Sequence[Policy] = (Sarathi(chunk=chunk), Orca())
     times: dict[tuple[str, str], tuple[float, float]] = {}
     for policy in policies:

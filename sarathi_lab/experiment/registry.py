@@ -91,6 +91,13 @@ class Figure:
     takes: Sequence[str] = ()
 
     @property
+    def is_of_stages(self) -> bool:
+        """Whether it is of real processes, with their simulation beside, in sets of requests
+        however long these take: nothing to simulate apart.
+        """
+        return self.kind == "stages"
+
+    @property
     def has_paper(self) -> bool:
         """Whether the paper's own points are there, beside which it is drawn."""
         return bool(self.columns)
