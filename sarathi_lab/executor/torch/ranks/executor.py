@@ -66,6 +66,12 @@ class Follower(RankExecutor):
         if self.model.part.stage and self.model.device.type == "cpu":
             self.exchange.expect(num_tokens)
 
+    @property
+    def reports(self) -> bool:
+        """Whether it speaks for a stage."""
+        part = self.model.part
+        return part.stage > 0 and part.tensor == 0
+
     @torch.inference_mode()
     def run(self, payload: Tensor) -> None:
         copies, _ = wire.copies_of(payload)
@@ -84,16 +90,17 @@ class Follower(RankExecutor):
             self._compute(shape)
             token_ids = self._sampled[: shape.num_emits]
         end = self.ended
-        part = self.model.part
-        if part.stage and not part.tensor:
+        if self.reports:
             began, ended = self.timeline.wait(self.exchange.began), self.timeline.wait(end)
             zero = time.perf_counter() - self.timeline.now
-            tokens = token_ids.tolist() if part.is_last else []
+            tokens = token_ids.tolist() if self.model.part.is_last else []
             report = [zero + began, zero + ended, *tokens]
             self.group.send(torch.tensor(report, dtype=torch.float64), 0, REPORT)
 
     def read_clock(self) -> None:
-        self.group.send(torch.tensor([time.perf_counter()], dtype=torch.float64), 0, REPORT)
+        """Answer rank 0 if it listens; what it does not take would be there for its next report."""
+        if self.reports:
+            self.group.send(torch.tensor([time.perf_counter()], dtype=torch.float64), 0, REPORT)
 
 
 class Driver(RankExecutor):
