@@ -32,7 +32,7 @@ from sarathi_lab.experiment import serving
 from sarathi_lab.experiment.capacity import Engine
 from sarathi_lab.experiment.clock import BLOCK_SIZE, Clock, Unit
 from sarathi_lab.experiment.measured_clock import DeviceClock
-from sarathi_lab.experiment.real_pipeline import measure_stages
+from sarathi_lab.experiment.real_pipeline import measure_stages, stage_name
 from sarathi_lab.experiment.registry import Figure
 from sarathi_lab.experiment.samples import Samples, are_narrow, keep, rounds, table_of
 from sarathi_lab.experiment.scenario import Scenario, Served
@@ -208,7 +208,7 @@ def _of_stages(
     with progress_of(f"measuring {figure.name}", figure.seconds, "s") as advance:
         samples = measure_stages(backend, figure.make, sizes, seed, advance)
     table = table_of(figure.name, samples, max_spread, is_series=False)
-    about = {"dtype": backend.dtype_name, "device_name": backend.device_name}
+    about = {"dtype": backend.dtype_name, "device_name": f"{stage_name(backend)} a stage"}
     return Measured(table.assign(**about), pd.DataFrame(), pd.DataFrame())
 
 

@@ -268,5 +268,10 @@ def _round(
     return make(bench, seed + number, **sizes)
 
 
+def stage_name(backend: TorchBackend) -> str:
+    """The device of one stage."""
+    return replace(backend, **_one_thread(backend)).device_name
+
+
 def _one_thread(backend: TorchBackend) -> dict[str, Any]:
     return {} if backend.uses_gpus else {"threads": 1}
