@@ -197,8 +197,9 @@ def _fill_from(model: ShardedTransformer, spec: ModelSpec, directory: Path) -> N
                 target.zero_()
                 continue
             cuts, row = model.part.cuts(name, spec), 0
+            rows = target if cuts else target.view(-1, *sources[0].shape[1:])
             for tensor in _slices(sources, stored, cuts, spec, model.part):
-                target[row : row + len(tensor)].copy_(tensor)
+                rows[row : row + len(tensor)].copy_(tensor)
                 row += len(tensor)
 
 

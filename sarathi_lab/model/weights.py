@@ -50,8 +50,8 @@ def random_deviation(name: str, shape: Sequence[int], spec: ModelSpec) -> float 
     if len(shape) == 1:
         return None
     is_looked_up = name == "embedding.weight" and not spec.tie_embeddings
-    deviation = 1.0 if is_looked_up else shape[1] ** -0.5
-    is_residual = "out_proj" in name or "ffn_down" in name
+    deviation = 1.0 if is_looked_up else shape[-1] ** -0.5
+    is_residual = "out_proj" in name or "down" in name
     return deviation * ((2 * spec.num_layers) ** -0.5 if is_residual else 1.0)
 
 

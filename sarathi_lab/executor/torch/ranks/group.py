@@ -8,6 +8,7 @@ import atexit
 import os
 import pickle
 import platform
+import signal
 import subprocess
 import sys
 import time
@@ -30,6 +31,7 @@ HOST = "127.0.0.1"
 FOREVER = timedelta(days=365)  # to wait for a batch: rank 0 may draw pictures meanwhile
 JOINED_IN = timedelta(seconds=120)
 TOLD_IN = 3.0  # seconds for ranks to say why they end, once one of them is gone
+ENDED_BY_TORCHRUN = 5  # seconds that rank 0 has for its last words
 ENDED_IN = 2.0  # seconds for a rank to end by itself
 CONTROL, HIDDEN, REPORT = 1, 2, 3  # tags of messages
 MOST_SENT = 256  # messages kept until they are known to be received
@@ -246,6 +248,8 @@ def join_torchrun() -> Group:
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     rendezvous = dist.rendezvous("env://", rank, size, timeout=JOINED_IN)
     store, _, _ = next(iter(rendezvous))
+    if rank == 0:  # torchrun ends it when another is gone, which it has yet to say
+        signal.signal(signal.SIGTERM, lambda *_: signal.alarm(ENDED_BY_TORCHRUN))
     return Group(dist.PrefixStore("sarathi_lab", store), rank, size)
 
 
