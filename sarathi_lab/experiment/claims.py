@@ -182,7 +182,9 @@ def _value(claim: Claim, table: pd.DataFrame | None, device: str) -> tuple[Value
     """The claim's value and interval, or none with the reason: a point it needs is missing."""
     if table is None or (rows := table[table.device == device]).empty:
         return Value(), "no results of this device"
-    take, chosen = TAKES[claim.take], _chosen(claim, rows, 1)
+    queries = [where for where in (claim.where, claim.over) if where is not None]
+    picked = [_query(claim, where, rows) for where in queries]
+    take, chosen = TAKES[claim.take], _chosen(claim, picked, 1)
     needed = [take.needed(chosen)]
     if claim.needs is not None:
         needed.append(_query(claim, claim.needs, rows))
@@ -194,19 +196,20 @@ def _value(claim: Claim, table: pd.DataFrame | None, device: str) -> tuple[Value
     parts = take.parts(needed[0])
     several, at_once = parts, take.at_once(len(parts))
     if at_once > 1:  # each has an interval so wide that all hold together
-        several = _chosen(claim, rows, at_once).loc[parts.index]
+        several = _chosen(claim, picked, at_once).loc[parts.index]
     missed = at_once * (1 - several.confidence.astype(float)).mean(skipna=False)
     value, low, high = map(float, take.combine(several))
     return Value(value, low, high, max(1 - missed, 0.0)), None
 
 
-def _chosen(claim: Claim, rows: pd.DataFrame, at_once: float) -> pd.DataFrame:
-    """The claim's rows, with intervals of which so many at once miss as seldom as one of LEVEL."""
-    if claim.over is None:
-        return _bounded(_query(claim, claim.where, rows), at_once)
-    own, over = (
-        _bounded(_query(claim, where, rows), 2 * at_once) for where in (claim.where, claim.over)
-    )
+def _chosen(claim: Claim, picked: Sequence[pd.DataFrame], at_once: float) -> pd.DataFrame:
+    """The claim's rows, of those `picked` by its queries, with intervals of which so many at once
+    miss as seldom as one of LEVEL.
+    """
+    own, *others = (_bounded(rows, len(picked) * at_once) for rows in picked)
+    if not others:
+        return own
+    over = others[0]
     both = own.merge(over, on=list(claim.match), suffixes=("", "_over"))
     return both.assign(
         y=both.y / both.y_over,
@@ -225,7 +228,8 @@ def _bounded(rows: pd.DataFrame, at_once: float) -> pd.DataFrame:
         if known:
             is_series = not row.is_simulated
             found[index] = ends_of_median(known, level=level, is_series=is_series)
-    rows.update(pd.DataFrame.from_dict(found, orient="index", columns=Ends._fields))
+    if found:
+        rows.loc[list(found), list(Ends._fields)] = list(found.values())
     return rows.fillna({"low": rows.y, "high": rows.y})
 
 

@@ -5,10 +5,10 @@ checked and named, nothing loaded.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, get_args
+from typing import Protocol, get_args
 
 from omegaconf import DictConfig
 from safetensors import SafetensorError, safe_open
@@ -16,27 +16,15 @@ from safetensors import SafetensorError, safe_open
 from sarathi_lab.config.errors import UserError, require_one_of
 from sarathi_lab.config.instantiate import build, load_option
 from sarathi_lab.config.paths import json_object
-from sarathi_lab.model.huggingface import AGAIN, read_config, read_spec
+from sarathi_lab.model.huggingface import AGAIN, read_spec
 from sarathi_lab.model.spec import KvDtype, ModelSpec
+from sarathi_lab.model.tensor_names import Source, parameter_sources
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 HUB_FILES = ["*.json", "*.safetensors"]
 DTYPES = ("F64", "F32", "BF16", "F16")
 # What old versions of transformers saved besides: buffers that follow from the settings.
 UNUSED = re.compile(r"rotary_emb\.inv_freq$|attention\.(masked_)?bias$")
-
-
-@dataclass(frozen=True)
-class Source:
-    """A checkpoint tensor that fills the next rows of one of the decoder's parameters.
-    `interleaved` tensors hold (q, k, v) head by head, as GPT-NeoX stores them; one that is `tied`
-    need not be there, as it has to equal what fills the parameter anyway.
-    """
-
-    tensor: str
-    shape: tuple[int, ...]
-    interleaved: bool = False
-    tied: bool = False
 
 
 @dataclass(frozen=True)
@@ -146,7 +134,7 @@ def check_checkpoint(directory: Path, spec: ModelSpec) -> None:
     """
     tensors = stored_tensors(directory)
     left = {name for name in tensors if not UNUSED.search(name)}
-    for _, sources in parameter_sources(directory, spec):
+    for _, sources in parameter_sources(directory, spec, tensors):
         for source in sources:
             if source.tensor in tensors:
                 _check_tensor(source, tensors[source.tensor])
@@ -172,74 +160,6 @@ def _check_tensor(source: Source, stored: Stored) -> None:
             f"{where} is {stored.dtype}, weights are one of {', '.join(DTYPES)} here; take the "
             "unquantized model"
         )
-
-
-# How two families of architectures name their tensors; of the decoder's linears, the modules that
-# make one up, their rows one after the other.
-_LLAMA: Mapping[str, Any] = {
-    "embedding": "model.embed_tokens.weight",
-    "lm_head": "lm_head.weight",
-    "final_norm": "model.norm",
-    "layer": "model.layers.{}",
-    "qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "out_proj": ("self_attn.o_proj",),
-    "ffn_up": ("mlp.gate_proj", "mlp.up_proj"),
-    "ffn_down": ("mlp.down_proj",),
-}
-_NEOX: Mapping[str, Any] = {
-    "embedding": "gpt_neox.embed_in.weight",
-    "lm_head": "embed_out.weight",
-    "final_norm": "gpt_neox.final_layer_norm",
-    "layer": "gpt_neox.layers.{}",
-    "qkv_proj": ("attention.query_key_value",),  # interleaved
-    "out_proj": ("attention.dense",),
-    "ffn_up": ("mlp.dense_h_to_4h",),
-    "ffn_down": ("mlp.dense_4h_to_h",),
-}
-
-
-def parameter_sources(directory: Path, spec: ModelSpec) -> Iterator[tuple[str, list[Source]]]:
-    """Every parameter of `Transformer` and the checkpoint tensors that fill its rows, in order."""
-    names = _NEOX if read_config(directory)["model_type"] == "gpt_neox" else _LLAMA
-    table = (spec.vocab_size, spec.hidden_size)
-    yield "embedding.weight", [Source(names["embedding"], table)]
-    yield "lm_head.weight", [Source(names["lm_head"], table, tied=spec.tie_embeddings)]
-    yield from _norm("final_norm", names["final_norm"], spec)
-    for i in range(spec.num_layers):
-        ours, theirs = f"layers.{i}", names["layer"].format(i)
-        yield from _norm(f"{ours}.attention_norm", f"{theirs}.input_layernorm", spec)
-        yield from _norm(f"{ours}.ffn_norm", f"{theirs}.post_attention_layernorm", spec)
-        for kind in ("q_norm", "k_norm") if spec.qk_norm else ():
-            tensor = f"{theirs}.self_attn.{kind}.weight"
-            yield f"{ours}.{kind}.weight", [Source(tensor, (spec.head_size,))]
-        yield from _linears(ours, theirs, names, spec)
-
-
-def _norm(ours: str, theirs: str, spec: ModelSpec) -> Iterator[tuple[str, list[Source]]]:
-    for kind in ("weight", "bias") if spec.norm == "layer" else ("weight",):
-        yield f"{ours}.{kind}", [Source(f"{theirs}.{kind}", (spec.hidden_size,))]
-
-
-def _linears(
-    ours: str, theirs: str, names: Mapping[str, Any], spec: ModelSpec
-) -> Iterator[tuple[str, list[Source]]]:
-    hidden, q, kv = spec.hidden_size, spec.q_size, spec.kv_size
-    parts = {  # rows of the modules, their columns, and whether they have biases
-        "qkv_proj": ((q + 2 * kv,) if names is _NEOX else (q, kv, kv), hidden, spec.qkv_bias),
-        "out_proj": ((hidden,), q, spec.out_bias),
-        "ffn_up": ((spec.ffn_size,) * len(names["ffn_up"]), hidden, spec.ffn_bias),
-        "ffn_down": ((hidden,), spec.ffn_size, spec.ffn_bias),
-    }
-    for name, (rows, columns, has_bias) in parts.items():
-        is_interleaved = name == "qkv_proj" and names is _NEOX
-        for kind, width in (("weight", (columns,)), ("bias", ()))[: 1 + has_bias]:
-            yield (
-                f"{ours}.{name}.{kind}",
-                [
-                    Source(f"{theirs}.{module}.{kind}", (count, *width), is_interleaved)
-                    for module, count in zip(names[name], rows, strict=True)
-                ],
-            )
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,12 @@ _DEFAULTS: Config = {
     "use_sliding_window": False,
 }
 _QWEN: Config = {"max_position_embeddings": 32768, "num_key_value_heads": 32}
+_QWEN_MOE: Config = {
+    "max_position_embeddings": 32768,
+    "norm_topk_prob": False,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": None,
+}
 _OWN_DEFAULTS: Mapping[str, Config] = {
     "mistral": {
         "max_position_embeddings": 131072,
@@ -42,6 +48,31 @@ _OWN_DEFAULTS: Mapping[str, Config] = {
     },
     "qwen2": _QWEN,
     "qwen3": {**_QWEN, "head_dim": 128},
+    "mixtral": {
+        "max_position_embeddings": 131072,
+        "num_key_value_heads": 8,
+        "sliding_window": None,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1e6,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+    },
+    "qwen2_moe": {
+        **_QWEN_MOE,
+        "num_key_value_heads": 16,
+        "qkv_bias": True,
+        "moe_intermediate_size": 1408,
+        "shared_expert_intermediate_size": 5632,
+        "num_experts_per_tok": 4,
+        "num_experts": 60,
+    },
+    "qwen3_moe": {
+        **_QWEN_MOE,
+        "num_key_value_heads": 4,
+        "moe_intermediate_size": 768,
+        "num_experts_per_tok": 8,
+        "num_experts": 128,
+    },
     "gpt_neox": {
         "hidden_act": "gelu",
         "layer_norm_eps": 1e-5,
@@ -182,6 +213,46 @@ def _qwen3(config: Config) -> dict[str, Any]:
     return {**_qwen2(config), "qkv_bias": bias, "out_bias": bias, "qk_norm": True}
 
 
+def _mixtral(config: Config) -> dict[str, Any]:
+    return {**_mistral(config), **_mixture(config, "intermediate_size")}
+
+
+def _qwen_moe(config: Config) -> dict[str, Any]:
+    """What mixtures of Qwen's call by the same names. Raises UserError for dense layers."""
+    for name, kept in (("decoder_sparse_step", 1), ("mlp_only_layers", None)):
+        if (value := config[name] or None) != kept:
+            raise UserError(
+                f"{name}={value!r} is not supported; take a model all of whose layers have experts"
+            )
+    return {
+        **_mixture(config, "moe_intermediate_size"),
+        "normalise_experts": config["norm_topk_prob"],
+    }
+
+
+def _qwen2_moe(config: Config) -> dict[str, Any]:
+    return {
+        **_qwen2(config),
+        **_qwen_moe(config),
+        "qkv_bias": config["qkv_bias"],
+        "shared_expert_size": config["shared_expert_intermediate_size"],
+    }
+
+
+def _qwen3_moe(config: Config) -> dict[str, Any]:
+    return {**_qwen3(config), **_qwen_moe(config)}
+
+
+def _mixture(config: Config, size: str) -> dict[str, Any]:
+    """`num_local_experts` is what today's transformers saves for both names."""
+    number = config.get("num_local_experts", config["num_experts"])
+    return {
+        "num_experts": require_int("num_experts", number, 1, AGAIN),
+        "experts_per_token": config["num_experts_per_tok"],
+        "ffn_size": config[size],
+    }
+
+
 def _gpt_neox(config: Config) -> dict[str, Any]:
     if require_bool("use_parallel_residual", config["use_parallel_residual"]):
         raise UserError(
@@ -204,5 +275,8 @@ FAMILIES: Mapping[str, Callable[[Config], dict[str, Any]]] = {
     "mistral": _mistral,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
+    "mixtral": _mixtral,
+    "qwen2_moe": _qwen2_moe,
+    "qwen3_moe": _qwen3_moe,
     "gpt_neox": _gpt_neox,
 }

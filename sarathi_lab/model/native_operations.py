@@ -33,6 +33,8 @@ def why_not(spec: ModelSpec, dtype: torch.dtype) -> str | None:
     """Why the C++ does not take a model, in words; None if it does."""
     if dtype not in DTYPES:
         return f"it computes float32 and bfloat16, not {str(dtype).removeprefix('torch.')}"
+    if spec.num_experts:
+        return "it has no mixtures of experts"
     if spec.head_size > library.MAX_HEAD_SIZE:
         return f"its heads have up to {library.MAX_HEAD_SIZE} entries, not {spec.head_size}"
     return None

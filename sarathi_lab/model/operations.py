@@ -15,6 +15,7 @@ from sarathi_kernels.attention.kv_cache import Cache, write_kv
 from sarathi_kernels.attention.reference import paged_attention
 from sarathi_kernels.elementwise.activation import activate_, gated_activate_
 from sarathi_kernels.elementwise.rotary import apply_rotary, rotary_tables
+from sarathi_lab.model.experts import experts
 from sarathi_lab.model.fp8 import Fp8Linear
 from sarathi_lab.model.spec import ModelSpec
 
@@ -116,6 +117,17 @@ class Operations:
         biases = (None, None) if up.bias is None else up.bias.chunk(2)
         gate, raised = (F.linear(x, w, b) for w, b in zip(weights, biases, strict=True))
         return gated_activate_(gate, raised, self.spec.activation)
+
+    def experts(self, x: Tensor, router_logits: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+        """What the chosen experts add to each of [num_tokens, hidden_size]; the same shape."""
+        return experts(
+            x,
+            router_logits,
+            gate_up,
+            down,
+            top_k=self.spec.experts_per_token,
+            normalised=self.spec.normalise_experts,
+        )
 
     def greedy(self, logits: Tensor) -> Tensor:
         """The likeliest token of each row of [num_emits, vocab_size]; NAN_TOKEN where a logit is

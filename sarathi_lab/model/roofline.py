@@ -69,7 +69,8 @@ def operation_rooflines(
     weight = spec.linear_bytes(dtype_bytes)
     chosen = spec.experts_per_token / max(1, spec.num_experts)
     heads = spec.q_size + 2 * spec.kv_size
-    ffn = spec.ffn_size * (3 if spec.gated_ffn else 2) * max(1, spec.experts_per_token)
+    width = spec.ffn_size * max(1, spec.experts_per_token) + spec.shared_expert_size
+    ffn = width * (3 if spec.gated_ffn else 2)
     return {
         **{one.name: product(one, num_tokens, weight=weight) for one in spec.layer_linears},
         **{

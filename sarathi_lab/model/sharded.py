@@ -10,10 +10,11 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from sarathi_lab.model.checkpoint import Source, Stored, parameter_sources, stored_tensors
+from sarathi_lab.model.checkpoint import Stored, stored_tensors
 from sarathi_lab.model.operations import NAN_TOKEN, PackedInputs
 from sarathi_lab.model.parts import Interval, Part
 from sarathi_lab.model.spec import ModelSpec
+from sarathi_lab.model.tensor_names import Source, parameter_sources
 from sarathi_lab.model.transformer import KVCache, Transformer
 from sarathi_lab.model.weights import random_deviation, untied
 
@@ -187,7 +188,7 @@ def _cut(full: Tensor, dim: int, intervals: Sequence[Interval]) -> Tensor:
 
 def _fill_from(model: ShardedTransformer, spec: ModelSpec, directory: Path) -> None:
     stored = stored_tensors(directory)
-    for name, sources in parameter_sources(directory, spec):
+    for name, sources in parameter_sources(directory, spec, stored):
         head = stored.get(sources[0].tensor) if sources[0].tied and model.part.is_last else None
         if head is not None:
             _check_tied(model, sources[0], head)

@@ -78,8 +78,10 @@ class ModelSpec:
     biases it is SARATHI's plain block (section 2.1: FFN H -> 4H -> H with GeLU, 12 H^2 parameters a
     layer). FLOPs and bytes count the whole context, also where a `sliding_window` spares some.
 
-    With `num_experts` the FFN of a layer is a mixture (simulation only): a router chooses
-    `experts_per_token` of them for each token, and `ffn_size` is the width of one.
+    With `num_experts` the FFN of a layer is a mixture: a router chooses `experts_per_token` of them
+    for each token, and `ffn_size` is the width of one. Their outputs are weighted by the softmax
+    over all, which `normalise_experts` scales to sum to one over those chosen. Every token passes
+    the shared expert of `shared_expert_size`, times the sigmoid of a gate of its own (Qwen2-MoE).
     """
 
     name: str
@@ -106,6 +108,8 @@ class ModelSpec:
     tie_embeddings: bool = flag(False)
     num_experts: int = _count(0, minimum=0)  # 0: one FFN for all tokens
     experts_per_token: int = _count(0, minimum=0)
+    shared_expert_size: int = _count(0, minimum=0)  # 0: none
+    normalise_experts: bool = flag(True)
     simulation_only: bool = flag(False)
     # of the cache: as the rest, or 8 bits with a scale
     kv_dtype: KvDtype = one_of("auto", valid=get_args(KvDtype))
@@ -133,22 +137,27 @@ class ModelSpec:
                 f"rotary_fraction={self.rotary_fraction} rotates {self.rotary_size} of "
                 f"head_size={self.head_size} entries, which are not there in pairs"
             )
-        is_mixture = 0 < self.experts_per_token <= self.num_experts and self.simulation_only
+        is_mixture = 0 < self.experts_per_token <= self.num_experts
         if (self.num_experts or self.experts_per_token) and not is_mixture:
             return (
                 f"num_experts={self.num_experts} needs experts_per_token="
-                f"{self.experts_per_token} to be from 1 to it, and simulation_only: true"
+                f"{self.experts_per_token} to be from 1 to it"
             )
+        if self.shared_expert_size and not is_mixture:
+            return f"shared_expert_size={self.shared_expert_size} needs num_experts"
         if self.num_params > MOST_PARAMS:
             return f"it would have {self.num_params:.1e} parameters, of {MOST_PARAMS:.0e} at most"
         return None
 
     def require_runnable(self) -> None:
         """Raise UserError for a shape that exists for simulation only."""
-        if self.simulation_only:
+        has_known_experts = self.gated_ffn and not self.ffn_bias and self.activation == "silu"
+        reason = "is for simulation only" if self.simulation_only else ""
+        if self.num_experts and not has_known_experts:
+            reason = "has experts without SiLU and a gate, or with biases, which are only simulated"
+        if reason:
             raise UserError(
-                f"model {self.name} is for simulation only; add executor=simulated or take "
-                "another model"
+                f"model {self.name} {reason}; add executor=simulated or take another model"
             )
 
     # -- shapes ------------------------------------------------------------------------------------
@@ -175,20 +184,24 @@ class ModelSpec:
             Linear("qkv_proj", hidden, self.q_size + 2 * self.kv_size, count),
             Linear("out_proj", self.q_size, hidden, count),
         )
-        if self.num_experts:
-            return (*attention, Linear("router", hidden, self.num_experts, count))
-        return (*attention, *self._ffn(count))
+        if not self.num_experts:
+            return (*attention, *self._ffn("ffn", self.ffn_size, count))
+        router = Linear("router", hidden, self.num_experts, count)
+        if not self.shared_expert_size:
+            return (*attention, router)
+        shared = self._ffn("shared", self.shared_expert_size, count)
+        return (*attention, router, *shared, Linear("shared_gate", hidden, 1, count))
 
     @cached_property
     def expert_linears(self) -> tuple[Linear, ...]:
         """The products of all experts, each over the tokens that chose it; none without experts."""
-        return self._ffn(self.num_layers * self.num_experts) if self.num_experts else ()
+        count = self.num_layers * self.num_experts
+        return self._ffn("ffn", self.ffn_size, count) if self.num_experts else ()
 
-    def _ffn(self, count: int) -> tuple[Linear, ...]:
-        hidden, ffn = self.hidden_size, self.ffn_size
+    def _ffn(self, name: str, width: int, count: int) -> tuple[Linear, ...]:
         return (
-            Linear("ffn_up", hidden, ffn * (2 if self.gated_ffn else 1), count),
-            Linear("ffn_down", ffn, hidden, count),
+            Linear(f"{name}_up", self.hidden_size, width * (2 if self.gated_ffn else 1), count),
+            Linear(f"{name}_down", width, self.hidden_size, count),
         )
 
     @cached_property
@@ -205,7 +218,7 @@ class ModelSpec:
 
     @cached_property
     def num_expert_params(self) -> int:
-        """Those of them that are experts'."""
+        """Those of them that are experts' that a router chooses among."""
         return sum(linear.num_params for linear in self.expert_linears)
 
     def share_of_experts(self, num_tokens: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -101,21 +102,34 @@ class Transformer(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention and feed-forward block, each behind its norm and added to the residual stream."""
+    """Attention and feed-forward block, each behind its norm and added to the residual stream.
+
+    The feed-forward block is a dense one; or a router, all experts' weights, and maybe a shared
+    expert with its gate.
+    """
 
     qkv_proj: nn.Linear
     out_proj: nn.Linear
     ffn_up: nn.Linear
     ffn_down: nn.Linear
+    router: nn.Linear
+    shared_up: nn.Linear
+    shared_down: nn.Linear
+    shared_gate: nn.Linear
 
     def __init__(self, spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
         self.spec = spec
-        placed = {"device": device, "dtype": dtype}
-        biases = (spec.qkv_bias, spec.out_bias, spec.ffn_bias, spec.ffn_bias)
-        for linear, bias in zip(spec.layer_linears, biases, strict=True):
-            sizes = linear.in_features, linear.out_features
+        placed: dict[str, Any] = {"device": device, "dtype": dtype}
+        dense = dict.fromkeys(("ffn_up", "ffn_down"), spec.ffn_bias)
+        biases = {"qkv_proj": spec.qkv_bias, "out_proj": spec.out_bias, **dense}
+        for linear in spec.layer_linears:
+            sizes, bias = (linear.in_features, linear.out_features), biases.get(linear.name, False)
             self.add_module(linear.name, skip_init(nn.Linear, *sizes, bias=bias, **placed))
+        if spec.num_experts:
+            experts, hidden, size = spec.num_experts, spec.hidden_size, spec.ffn_size
+            self.gate_up = nn.Parameter(torch.empty(experts, 2 * size, hidden, **placed))
+            self.down = nn.Parameter(torch.empty(experts, hidden, size, **placed))
         self.attention_norm = _norm(spec, device, dtype)
         self.ffn_norm = _norm(spec, device, dtype)
         if spec.qk_norm:
@@ -159,7 +173,13 @@ class Layer(nn.Module):
 
     def feed_forward(self, x: Tensor, operations: Operations) -> Tensor:
         """The block behind its norm, on [num_tokens, hidden_size]."""
-        return self.ffn_down(operations.expand(x, self.ffn_up))
+        if not self.spec.num_experts:
+            return self.ffn_down(operations.expand(x, self.ffn_up))
+        update = operations.experts(x, self.router(x), self.gate_up, self.down)
+        if self.spec.shared_expert_size:
+            gate = self.shared_gate(x).sigmoid_()  # before the block, which may overwrite `x`
+            update += gate * self.shared_down(operations.expand(x, self.shared_up))
+        return update
 
 
 def _norm(spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> nn.Module:

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.model import fp8
-from sarathi_lab.model.checkpoint import Source, parameter_sources, stored_tensors
+from sarathi_lab.model.checkpoint import stored_tensors
 from sarathi_lab.model.spec import ModelSpec
+from sarathi_lab.model.tensor_names import Source, parameter_sources
 from sarathi_lab.model.transformer import Transformer
 
 
@@ -60,12 +61,16 @@ def fill_from(model: Transformer, directory: Path) -> None:
     Raises UserError for an output head that is told to equal the embedding, and does not.
     """
     stored = stored_tensors(directory)
-    for name, sources in parameter_sources(directory, model.spec):
-        rows = model.get_parameter(name).split([source.shape[0] for source in sources])
+    # Each file opened once: an expert is a tensor, and a header is read at every opening.
+    files = {one.file: safe_open(one.file, framework="pt") for one in stored.values()}
+    for name, sources in parameter_sources(directory, model.spec, stored):
+        # the weights of all experts are one parameter, their rows one after the other
+        parameter = model.get_parameter(name).view(-1, *sources[0].shape[1:])
+        rows = parameter.split([source.shape[0] for source in sources])
         for source, target in zip(sources, rows, strict=True):
             if source.tied and source.tensor not in stored:
                 continue
-            tensor = _read(source, stored[source.tensor].file, model.spec)
+            tensor = _read(source, files[stored[source.tensor].file], model.spec)
             if not source.tied:
                 target.copy_(tensor)
             elif not torch.equal(tensor.to(target), target):
@@ -79,10 +84,9 @@ def untied(tensor: str, directory: Path) -> UserError:
     )
 
 
-def _read(source: Source, file: Path, spec: ModelSpec) -> Tensor:
+def _read(source: Source, tensors: safe_open, spec: ModelSpec) -> Tensor:
     """The rows of a parameter that `source` is of."""
-    with safe_open(file, framework="pt") as tensors:
-        tensor = tensors.get_tensor(source.tensor)
+    tensor = tensors.get_tensor(source.tensor)
     if not source.interleaved:
         return tensor
     # From (q, k, v) of each head to all q, all k, all v.

@@ -68,6 +68,11 @@ class Calibrate(Task):
                 f"executor.weights={backend.weights}: the simulator reads no times of such "
                 "products; use executor.weights=auto"
             )
+        if spec.num_experts:
+            raise UserError(
+                f"model={spec.name}: a mixture's times depend on what its tokens choose, "
+                "which is not measured here; take a dense model"
+            )
         backend.check(spec, BLOCK_SIZE * profiling.blocks_needed(_shapes(cfg), BLOCK_SIZE))
         installed = CONF / "hardware" / f"{self._hardware_name(backend)}.yaml"
         if self.install and not IS_CHECKOUT:

@@ -19,7 +19,7 @@ from sarathi_lab.executor.simulated.experts import Sharing
 from sarathi_lab.executor.simulated.host import Host
 from sarathi_lab.policy import VllmV1
 
-EXPERTS = replace(SPEC, num_experts=8, experts_per_token=2, simulation_only=True)
+EXPERTS = replace(SPEC, num_experts=8, experts_per_token=2)
 LENGTHS = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 8)), min_size=1, max_size=12)
 SIZES = {"batch_size": 3, "num_blocks": 30, "block_size": 4}
 
@@ -85,8 +85,8 @@ def test_a_mixture_reads_the_experts_that_are_chosen(tokens):
     assert flops == tokens * (ffn * (EXPERTS.experts_per_token - 1) + router)
 
 
-def test_mixtures_are_for_simulation_and_choose_some_experts():
-    for wrong in ({"experts_per_token": 0}, {"experts_per_token": 9}, {"simulation_only": False}):
+def test_mixtures_choose_some_experts():
+    for wrong in ({"experts_per_token": 0}, {"experts_per_token": 9}):
         with pytest.raises(UserError, match="num_experts=8 needs"):
             replace(EXPERTS, **wrong)
 

@@ -14,7 +14,7 @@ from sarathi_lab.executor.simulated.experts import Experts, Sharing
 from sarathi_lab.executor.simulated.interpolation import RatioGrid
 from sarathi_lab.executor.table_files import read_tables
 
-MIXTURE = replace(SPEC, num_experts=8, experts_per_token=2, gated_ffn=True, simulation_only=True)
+MIXTURE = replace(SPEC, num_experts=8, experts_per_token=2, gated_ffn=True)
 ROWS = pd.DataFrame(
     {
         "tokens": [1, 2, 4, 8, 64],

@@ -70,7 +70,7 @@ def test_hardware_without_such_a_peak_is_refused():
 
 
 def test_a_mixture_of_experts_is_refused():
-    mixture = replace(SPEC, num_experts=2, experts_per_token=1, simulation_only=True)
+    mixture = replace(SPEC, num_experts=2, experts_per_token=1)
     with pytest.raises(UserError, match=r"mixture of experts.*executor\.weights=auto"):
         SimulatedBackend(GPU, weights="fp8").check(mixture, 0)
 

@@ -18,10 +18,11 @@ from sarathi_lab.experiment.measured_cost import MeasuredCostModel
 
 @pytest.fixture
 def tasks(tmp_path, monkeypatch):
-    """A machine told by hand: `wait(by thread)` and `now` in seconds."""
+    """A machine told by hand: `wait(by thread)`; in seconds `now`, and what this thread `ran`."""
     monkeypatch.setattr(own_time, "TASKS", tmp_path)
-    now = [0.0]
+    now, ran = [0.0], [0.0]
     monkeypatch.setattr(own_time.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(own_time.time, "thread_time", lambda: ran[0])
 
     def wait(**seconds: float) -> None:
         for thread, value in seconds.items():
@@ -30,24 +31,25 @@ def tasks(tmp_path, monkeypatch):
             (folder / "schedstat").write_text(f"99 {int(1e9 * value)} 1")
 
     wait(t1=5.0, t2=7.0)
-    return wait, now
+    return wait, now, ran
 
 
 @pytest.mark.parametrize(
-    ("waits", "lost"),
+    ("waits", "computed", "lost"),
     [
-        ((0.0, 0.0), 0.0),
-        ((0.4, 0.0), 0.4),
-        ((0.5, 0.5), 0.75),  # at times that are not known: half of the second half is one's alone
-        ((1.0, 0.3), 1.0),
-        ((9.0, 0.0), 1.0),  # what began before the last reading is told when it ends
+        ((0.0, 0.0), 1.0, 0.0),
+        ((0.4, 0.0), 0.6, 0.4),
+        ((0.5, 0.5), 0.2, 0.75),  # when is not known: half of the second half is one's alone
+        ((1.0, 0.3), 0.0, 1.0),
+        ((9.0, 0.0), 0.0, 1.0),  # what began before the last reading is told when it ends
+        ((0.0, 1.0), 0.9, 0.1),  # the second waits for its core, nobody for the second
     ],
 )
-def test_the_clock_stands_still_while_a_thread_waits_for_its_core(tasks, waits, lost):
-    wait, now = tasks
+def test_the_clock_stands_still_while_a_thread_waits_for_its_core(tasks, waits, computed, lost):
+    wait, now, ran = tasks
     clock = OwnClock()
     wait(t1=5.0 + waits[0], t2=7.0 + waits[1])
-    now[0] = 1.0
+    now[0], ran[0] = 1.0, computed
     assert clock() == pytest.approx(1.0 - lost)
     now[0] = 3.0  # nobody waited since
     assert clock() == pytest.approx(3.0 - lost)

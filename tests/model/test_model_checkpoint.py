@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.model.checkpoint import AutoModel
-from sarathi_lab.model.huggingface import read_spec
+from sarathi_lab.model.huggingface import FAMILIES, read_spec
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.model.transformer import Transformer
 from sarathi_lab.model.weights import fill_from, load_model
@@ -226,7 +226,7 @@ def test_old_style_rope_settings_are_read_like_the_new(copy):
     assert (old.rope_scaling.kind, old.rope_scaling.factor) == ("linear", 3.0)
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "gpt_neox"])
+@pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_what_a_config_leaves_out_is_as_transformers_takes_it(tmp_path, family):
     import transformers
 
@@ -240,13 +240,26 @@ def test_what_a_config_leaves_out_is_as_transformers_takes_it(tmp_path, family):
     assert found.max_position == theirs.max_position_embeddings
     assert found.num_kv_heads == getattr(theirs, "num_key_value_heads", 64)
     assert found.head_size == (getattr(theirs, "head_dim", None) or 8)
-    assert found.sliding_window == getattr(theirs, "sliding_window", None)
+    assert found.sliding_window == (getattr(theirs, "sliding_window", None) or None)
     assert found.tie_embeddings == theirs.tie_word_embeddings
     assert found.rope_theta == theirs.rope_parameters["rope_theta"]
     assert found.rotary_fraction == theirs.rope_parameters.get("partial_rotary_factor", 1.0)
     assert found.activation == theirs.hidden_act
     epsilon = "layer_norm_eps" if family == "gpt_neox" else "rms_norm_eps"
     assert found.norm_eps == getattr(theirs, epsilon)
+    sizes = {  # of mixtures of experts
+        "num_experts": "num_experts",
+        "experts_per_token": "num_experts_per_tok",
+        "shared_expert_size": "shared_expert_intermediate_size",
+    }
+    for ours, name in sizes.items():
+        assert getattr(found, ours) == getattr(theirs, name, 0)
+    assert found.ffn_size == getattr(theirs, "moe_intermediate_size", 80)
+    is_qwen = found.num_experts and family != "mixtral"
+    assert found.normalise_experts == (theirs.norm_topk_prob if is_qwen else True)
+    assert found.qkv_bias == bool(
+        getattr(theirs, "qkv_bias", family == "qwen2" or getattr(theirs, "attention_bias", False))
+    )
 
 
 def test_a_hub_id_that_cannot_be_had_is_one_line():

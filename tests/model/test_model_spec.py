@@ -63,7 +63,8 @@ def test_every_field_refuses_what_is_not_of_its_kind(value):
         {"num_layers": 10**9},
         {"num_kv_heads": 3},
         {"experts_per_token": 1},
-        {"num_experts": 2, "experts_per_token": 1},
+        {"num_experts": 2, "experts_per_token": 3},
+        {"shared_expert_size": 4},  # beside no others
         {"name": None},
     ],
     ids=str,

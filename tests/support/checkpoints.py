@@ -60,20 +60,34 @@ FAMILIES: dict[str, tuple[str, dict[str, object]]] = {  # name: class in transfo
         },
     ),
 }
+_EXPERTS = {"num_key_value_heads": 2, "num_experts_per_tok": 3}
+_QWEN_EXPERTS = {**_EXPERTS, "num_experts": 6, "moe_intermediate_size": 20}
+MIXTURES: dict[str, tuple[str, dict[str, object]]] = {
+    "mixtral": ("MixtralConfig", {**_EXPERTS, "num_local_experts": 5, "intermediate_size": 20}),
+    "qwen3_moe": ("Qwen3MoeConfig", {**_QWEN_EXPERTS, "head_dim": 16, "norm_topk_prob": True}),
+    "qwen3_moe plain": ("Qwen3MoeConfig", {**_QWEN_EXPERTS, "head_dim": 16}),
+    "qwen2_moe": ("Qwen2MoeConfig", {**_QWEN_EXPERTS, "shared_expert_intermediate_size": 28}),
+}
 
 
 def make_checkpoint(
-    family: str, directory: Path, max_shard_size: str = "1GB", **sizes: int
+    family: str,
+    directory: Path,
+    max_shard_size: str = "1GB",
+    *,
+    is_fused: bool = False,
+    **sizes: int,
 ) -> torch.nn.Module:
     """Save a seeded random model of `family` and return it; every bias and norm is random too, or
     nothing tests it.
 
-    `sizes` go before the family's own.
+    `sizes` go before the family's own. With `is_fused` all experts are in one tensor, as they are
+    in memory.
     """
     import transformers  # here, as it takes seconds
 
     transformers.logging.set_verbosity_error()
-    kind, settings = FAMILIES[family]
+    kind, settings = {**FAMILIES, **MIXTURES}[family]
     config = getattr(transformers, kind)(**{**SIZES, **settings, **sizes})
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
@@ -83,5 +97,7 @@ def make_checkpoint(
                 parameter.add_(0.3 * torch.randn_like(parameter))
             else:
                 parameter.normal_(0.0, 1.5 * parameter.shape[-1] ** -0.5)
-    model.save_pretrained(directory, max_shard_size=max_shard_size)
+    model.save_pretrained(
+        directory, max_shard_size=max_shard_size, save_original_format=not is_fused
+    )
     return model

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import copy
 
-from hydra._internal.core_plugins.file_config_source import FileConfigSource
-from hydra._internal.core_plugins.importlib_resources_config_source import (
-    ImportlibResourcesConfigSource,
-)
+from hydra.core.plugins import Plugins
+from hydra.plugins.config_source import ConfigSource
 
 from sarathi_lab.config.paths import CONF
 
@@ -16,8 +14,9 @@ def quicken() -> None:
     """Take copies of what was read before: parsing YAML is a third of composing, and nearly every
     test of a command composes.
     """
-    for source in (FileConfigSource, ImportlibResourcesConfigSource):
-        _remember(source)
+    for source in Plugins.instance().discover(ConfigSource):  # the classes that composing takes
+        if source.__name__ in ("FileConfigSource", "ImportlibResourcesConfigSource"):
+            _remember(source)
 
 
 def _remember(source) -> None:

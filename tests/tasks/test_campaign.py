@@ -21,6 +21,7 @@ from sarathi_lab.config.errors import RunError, no_room
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import CONF, REPOSITORY
 from sarathi_lab.config.run_context import RunContext
+from sarathi_lab.executor.torch import profiling
 from sarathi_lab.results.provenance import parse_clocks, slug_of
 from sarathi_lab.run import main
 from sarathi_lab.tasks.gpu import gpu_tests
@@ -307,7 +308,12 @@ def dry(tmp_path_factory):
     figures = "task.experiments=[table4,fig08]"
     parts = "peaks,kernels,gpu_calibration,gpu_kv_reread"
     pieces = [[f"task={parts}"], ["task=gpu_figures_13b", figures], ["task=targets"]]
-    codes = [main([*campaign, *piece]) for piece in pieces]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(profiling, "MAX_ROUNDS", 3)  # the fewest, whatever else the machine does
+        patch.setattr(profiling, "TOKENS", (1, 2, 4, 8, 16, 32, 64))
+        patch.setattr(profiling, "CHUNKS", (16, 64))
+        patch.setattr(profiling, "VISIT", 0.003)
+        codes = [main([*campaign, *piece]) for piece in pieces]
     return codes, folder / "campaign-dry"
 
 

@@ -36,6 +36,7 @@ def small(monkeypatch):
     """Few shapes of the model of dry runs, with heads that the kernels take."""
     monkeypatch.setattr(profiling, "TOKENS", (1, 2, 8, 32))
     monkeypatch.setattr(profiling, "CHUNKS", (16, 32))
+    monkeypatch.setattr(profiling, "MAX_ROUNDS", 3)  # the fewest, whatever else the machine does
     read = delegated.read_option
 
     def with_heads(group, path):

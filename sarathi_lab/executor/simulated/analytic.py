@@ -19,8 +19,8 @@ from sarathi_lab.executor.simulated.matmul import matmul_time
 from sarathi_lab.model.spec import Linear, ModelSpec
 
 # Products whose partial sums are added over the devices (Megatron-LM).
-CUT_BY_ROWS = ("out_proj", "ffn_down")
-ALL_REDUCES = len(CUT_BY_ROWS)  # a layer
+CUT_BY_ROWS = ("out_proj", "ffn_down", "shared_down")
+ALL_REDUCES = 2  # a layer: a shared expert's sums are added to those of the others before
 NORMS = 2  # a layer
 
 
@@ -73,10 +73,12 @@ class AnalyticOperations:
         times["norms"] = NORMS * self._norm_time(num_tokens)
         # Between the products of the FFN one row is read, or two with a gate, and one written.
         rows = 3 if spec.gated_ffn else 2
-        ffn_share = math.ceil(spec.ffn_size / tensor)
+        width = spec.ffn_size
         if spec.num_experts:  # whose activation is a part of them; the router's choice is not
             times["router"] += self._moving_time(num_tokens * spec.num_experts * dtype_bytes)
-        else:
+            width = spec.shared_expert_size
+        if width:
+            ffn_share = math.ceil(width / tensor)
             times["activation"] = self._moving_time(num_tokens * rows * ffn_share * dtype_bytes)
         # New keys and values are read as computed, and written as the cache holds them.
         computed = 2 * spec.kv_size * dtype_bytes

@@ -20,12 +20,13 @@ from sarathi_lab.model.spec import ModelSpec
 Level = Literal["analytic", "profiled"]
 OperationTimes = Callable[[Batch], dict[str, float]]  # seconds by operation
 
+SHARED = ("shared_up", "shared_down", "shared_gate")  # a shared expert's products
 # Operations by kind, as the paper's figures call them. What is in none is overhead.
 KINDS: Mapping[str, tuple[str, ...]] = {
     "preproj": ("qkv_proj",),
     "attn": ("prefill_attention", "decode_attention", "kv_write"),
     "postproj": ("out_proj",),
-    "ffn": ("ffn_up", "ffn_down", "activation", "ffn", "router", "experts"),
+    "ffn": ("ffn_up", "ffn_down", "activation", "ffn", "router", "experts", *SHARED),
     "elementwise": ("norms", "final_norm", "qk_norm", "rotary", "elementwise"),
     "others": ("embedding", "lm_head", "sampling", "logits", "overhead", "others"),
     "communication": ("all_reduce", "send", "swap"),

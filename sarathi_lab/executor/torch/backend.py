@@ -208,7 +208,10 @@ class TorchBackend:
         spec.require_runnable()
         if self.weights == "fp8":
             sizes = [(one.in_features, one.out_features) for one in spec.layer_linears]
-            if (reason := fp8.why_not(sizes, self._device, self._dtype[1])) is not None:
+            reason = fp8.why_not(sizes, self._device, self._dtype[1])
+            if spec.num_experts:
+                reason = f"model {spec.name} is a mixture of experts"
+            if reason is not None:
                 raise UserError(
                     f"executor.weights=fp8 does not run here: {reason}; use executor.weights=auto"
                 )

@@ -116,7 +116,7 @@ class GpuCalibration(Delegated):
     def delegated(self, cfg: DictConfig) -> tuple[Task, DictConfig]:
         """With the most decodes and the longest context."""
         model, batch, seq_len = ("tiny", 2, 64) if self.is_dry else ("13b", 18, 3072)
-        seconds = 2.0 if self.is_dry else max(15.0, (1 - self.LOADING) * self.seconds)
+        seconds = 20.0 if self.is_dry else max(15.0, (1 - self.LOADING) * self.seconds)
         sized = changed(cfg, model=_option("model", model), batch=batch, seq_len=seq_len)
         return Calibrate(seconds, current_device(cfg)[1]), sized
 
