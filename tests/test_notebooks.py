@@ -63,7 +63,8 @@ def in_kernel(
         nbformat.validate(notebook)
     forget = (nbformat.v4.new_code_cell("%reset -f") for _ in notebooks)
     cells = [cell for notebook in notebooks.values() for cell in (*notebook.cells, next(forget))]
-    for cell in cells:
+    for i, cell in enumerate(cells):
+        cell.id = f"cell-{i}"  # each notebook has numbered its own
         for given, once in ONCE.items():
             cell.source = cell.source.replace(given, once)
     client = NotebookClient(nbformat.v4.new_notebook(cells=cells), timeout=LONGEST)

@@ -25,6 +25,7 @@ from sarathi_lab.executor.simulated.executor import PipelineExecutor
 from sarathi_lab.policy import Policy, with_budget
 
 LONGEST_PROMPT, LONGEST_OUTPUT = 28, 12  # tokens
+NUM_LAYERS = 6  # for policies by which prompts pass these in groups
 STREAM = 40  # requests of one size that keep coming while others wait
 MOST_OVERTAKING = STREAM // 2  # requests that come later and are done before one
 
@@ -140,7 +141,7 @@ def _case(policy: Policy, random: Random) -> Case:
         num_blocks=max(1, -(-longest // block_size) + spare),
         block_size=block_size,
         num_host_blocks=random.choice((0, 0, 2, 30)),
-        num_stages=1 if is_stream else random.choice((1, 1, 2, 4)),
+        num_stages=1 if is_stream or policy.in_layers else random.choice((1, 1, 2, 4)),
     )
 
 
@@ -182,7 +183,8 @@ def _serve(case: Case, scheduler: CountingScheduler) -> list[list[tuple[int, int
     checker, requests = Checker(scheduler), case.requests
     histories = [history((), one.request_id, one.total_len, is_shared=False) for one in requests]
     cache = ShadowCache(scheduler, histories)
-    executor = ShadowExecutor(PipelineExecutor(case.num_stages, times), [cache])
+    pipeline = PipelineExecutor(case.num_stages, times, num_layers=NUM_LAYERS)
+    executor = ShadowExecutor(pipeline, [cache])
     run_engine(requests, scheduler, executor, checker)
     check_books(requests, [scheduler], checker)
     if len(requests) == STREAM:

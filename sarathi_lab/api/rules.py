@@ -12,7 +12,7 @@ from typing import Any
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.executor import NO_TOKEN, Executor, StepResult
 from sarathi_lab.engine.ledger import Ledger
-from sarathi_lab.engine.request import Batch, Chunk, Request, SequenceState
+from sarathi_lab.engine.request import Batch, Chunk, Layers, Request, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.policy import Policy
 
@@ -34,9 +34,10 @@ def hold(is_so: bool, rule: str, how: str) -> None:
         raise RuleBroken(rule, how)
 
 
-def token_of(chunk: Chunk) -> int:
-    """The token that a chunk emits: it tells whose it is, and which."""
-    return 1000 * chunk.sequence.request.request_id + chunk.output_index
+def tokens_of(chunk: Chunk) -> list[int]:
+    """The tokens that a chunk's rows emit: each tells whose it is, and which."""
+    first = 1000 * chunk.sequence.request.request_id + chunk.output_index - chunk.num_rows
+    return [first + row + 1 for row in range(chunk.num_rows)]
 
 
 def history(prompt: Sequence[int], request_id: int, output_len: int, *, is_shared: bool) -> History:
@@ -65,7 +66,7 @@ class ShadowCache:
         self.size = blocks.block_size
         self.device: list[list[int | None]] = [[None] * self.size for _ in range(blocks.num_blocks)]
         self.host: list[list[int | None]] = [[] for _ in range(blocks.num_host_blocks)]
-        self.writes: list[list[tuple[int, int, int]]] = []  # of each batch in flight
+        self.writes: list[list[tuple[int, int, int | None]]] = []  # of each batch in flight
 
     def begin(self, batch: Batch) -> None:
         """Make the batch's copies, and let its chunks read."""
@@ -79,7 +80,9 @@ class ShadowCache:
                 self.device[block] = [None] * self.size
         held = Counter(block for one in self.scheduler.running for block in one.block_ids)
         writes = []
-        for sequence, start, num_tokens, _, _ in batch.chunks:
+        is_halfway = batch.layers is not None and not batch.layers.is_last
+        for chunk in batch.chunks:
+            sequence, start, num_tokens, is_decode, _ = chunk
             numbers, block_ids = self.histories[sequence.request.request_id], sequence.block_ids
             read = [number for block in block_ids for number in self.device[block]][:start]
             hold(read == numbers[:start], "blocks", f"{sequence} reads what it did not write")
@@ -95,10 +98,16 @@ class ShadowCache:
                     "blocks",
                     f"{sequence} writes to block {block}, which others hold, too",
                 )
-                writes.append((block, position % self.size, numbers[position]))
+                # what is not computed in all layers is of no use to anybody
+                number = self.number(chunk, position) if is_decode or not is_halfway else None
+                writes.append((block, position % self.size, number))
         places = {write[:2] for write in writes}
         hold(len(places) == len(writes), "blocks", "two chunks write to one slot")
         self.writes.append(writes)
+
+    def number(self, chunk: Chunk, position: int) -> int:
+        """What `chunk` writes at `position`."""
+        return self.histories[chunk.sequence.request.request_id][position]
 
     def end(self) -> None:
         """Let what the oldest batch computed be seen."""
@@ -107,7 +116,7 @@ class ShadowCache:
 
 
 class ShadowExecutor:
-    """`executor` over `caches`, one for each replica; it emits `token_of` its chunks, or no tokens.
+    """`executor` over `caches`, one for each replica; it emits `tokens_of` its chunks, or none.
 
     Batches that are fed on the device are written when they are submitted, those in a pipeline when
     they come out, unless the policy follows them up.
@@ -140,7 +149,9 @@ class ShadowExecutor:
             if not self._writes_at_once(cache):
                 cache.end()
         emitting = (chunk for chunk in result.batch.chunks if chunk.emits_token)
-        token_ids = [token_of(chunk) if self.knows_tokens else NO_TOKEN for chunk in emitting]
+        token_ids = [token for chunk in emitting for token in tokens_of(chunk)]
+        if not self.knows_tokens:
+            token_ids = [NO_TOKEN] * len(token_ids)
         return replace(result, token_ids=token_ids)
 
 
@@ -151,6 +162,8 @@ class CountingScheduler(Scheduler):
 
     def preempt(self, sequence: SequenceState) -> None:
         num_computed = sequence.num_computed
+        halfway = Layers(0, sequence.layers_passed, self.num_layers)
+        self.num_lost += halfway.of(sequence.num_halfway)
         super().preempt(sequence)
         self.num_lost += num_computed - sequence.num_computed
 
@@ -178,9 +191,9 @@ class Checker(Ledger):
             [(c.sequence.request.request_id, c.start, c.num_tokens) for c in batch.chunks]
         )
         self.finished += finished
-        self.num_tokens += batch.num_tokens
+        self.num_tokens += batch.num_tokens - batch.num_rejected_tokens
         self.num_hits += batch.prefix_hit_tokens
-        self.num_emits += batch.num_emits
+        self.num_emits += batch.num_emits - batch.num_rejected_tokens
         is_ending = len(self._iterations) < MOST_ITERATIONS
         hold(is_ending, "progress", "sequences evict one another and none gets done")
 
@@ -202,23 +215,26 @@ def check_batch(batch: Batch, scheduler: Scheduler) -> None:
     hold(all(chunk.num_tokens > 0 for chunk in chunks), "batch", "a chunk has no tokens")
     prompts = [chunk for chunk in chunks if not chunk.is_decode]
     decodes = [chunk for chunk in chunks if chunk.is_decode]
+    wrong = batch.num_rejected_tokens  # drafts that are no longer of their chunks
     pairs = [range(chunk.start + 1, chunk.start + chunk.num_tokens + 1) for chunk in prompts]
+    part = int if batch.layers is None else batch.layers.of
     sums = {
         "num_prefills": len(prompts),
-        "num_decode_tokens": len(decodes),
-        "num_prefill_tokens": sum(chunk.num_tokens for chunk in prompts),
-        "prefill_kv_tokens": sum(chunk.start + chunk.num_tokens for chunk in prompts),
-        "decode_kv_tokens": sum(chunk.start + 1 for chunk in decodes),
-        "prefill_query_key_pairs": sum(map(sum, pairs)),
+        "num_decodes": len(decodes),
+        "num_decode_tokens": sum(chunk.num_tokens for chunk in decodes) + wrong,
+        "num_prefill_tokens": sum(part(chunk.num_tokens) for chunk in prompts),
+        "prefill_kv_tokens": sum(part(chunk.start + chunk.num_tokens) for chunk in prompts),
+        "decode_kv_tokens": sum(chunk.start + chunk.num_tokens for chunk in decodes) + wrong,
+        "prefill_query_key_pairs": sum(part(sum(own)) for own in pairs),
     }
     for name, value in sums.items():
         own = getattr(batch, name)
         hold(own == value, "batch", f"{name} is {own}, its chunks make {value}; use Batch.add")
     # A sequence that comes back to its cached tokens looks like a decode beside whole prompts.
-    is_cut = bool(decodes) and scheduler.blocks.prefix is None
+    is_cut = bool(decodes) and scheduler.blocks.prefix is None and not policy.in_layers
     budget = policy.budget if isinstance(policy, Policy) else None
     if isinstance(policy, Policy) and budget is not None and (policy.is_capped or is_cut):
-        on_top = len(decodes) if policy.decodes_on_top else 0
+        on_top = batch.num_decode_tokens if policy.decodes_on_top else 0
         hold(
             batch.num_tokens <= max(budget + on_top, len(decodes)),
             "budget",

@@ -64,7 +64,12 @@ class CommandLine:
     @property
     def is_apart(self) -> bool:
         """Whether jobs run in other processes, by one of Hydra's launchers."""
-        return self.is_sweep and self.master.hydra.runtime.choices["hydra/launcher"] != "basic"
+        return self.is_sweep and self.launcher != "basic"
+
+    @property
+    def launcher(self) -> str:
+        """The one of Hydra's that runs a sweep's jobs."""
+        return str(self.master.hydra.runtime.choices["hydra/launcher"])
 
     def check(self) -> None:
         """Let the tasks check and prepare all jobs. Raises UserError."""

@@ -29,7 +29,7 @@ READ_BY = {
     "chunk": ("policy",),
     "pd_ratio": ("workload",),
     "seq_len": ("workload",),
-    "seed": ("workload", "executor"),
+    "seed": ("workload", "executor", "speculation"),
     "device": ("executor",),
     "dtype": ("executor",),
     "hardware": ("executor",),

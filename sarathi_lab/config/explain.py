@@ -25,10 +25,11 @@ from sarathi_lab.config.paths import CONF
 HYDRA_ERRORS = (HydraException, OmegaConfBaseException, ValueError)
 GROUPS = (
     *("task", "policy", "workload", "executor", "model", "hardware", "host", "cluster", "slo"),
-    "tracking",
+    *("speculation", "tracking"),
 )
 LAUNCHERS = {
     "joblib": "hydra-joblib-launcher",
+    "ray": "hydra-ray-launcher",
     "submitit_local": "hydra-submitit-launcher",
     "submitit_slurm": "hydra-submitit-launcher",
 }

@@ -27,6 +27,7 @@ from sarathi_lab.config.cores import pin_process
 from sarathi_lab.config.effects import fit_targets
 from sarathi_lab.config.errors import UserError, no_room
 from sarathi_lab.config.instantiate import build
+from sarathi_lab.config.launchers import time_over
 from sarathi_lab.config.paths import write_json
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.config.sweep_record import FINISHED, OUTPUT, SweepRecord, record_failure
@@ -176,7 +177,7 @@ class RecordedJob:
             started = {"command": self.record.command, "host": self.record.host}
             run_here(self.work, cfg, self.swept, self.job, **started)
         except Exception as error:
-            told = error if isinstance(error, UserError) else no_room(error)
+            told = error if isinstance(error, UserError) else no_room(error) or time_over(error)
             if told is not None:
                 stopped(run_dir, told)
                 return

@@ -21,6 +21,7 @@ from sarathi_lab.config.arguments import quoted
 from sarathi_lab.config.command_line import CommandLine
 from sarathi_lab.config.errors import EXIT_FAILED, EXIT_USER_ERROR, UserError, no_room
 from sarathi_lab.config.jobs import RecordedJob, Work, hydra_context, stopped
+from sarathi_lab.config.launchers import prepare
 from sarathi_lab.config.sweep_progress import SweepProgress
 from sarathi_lab.config.sweep_record import OUTPUT, SweepRecord, record_failure
 from sarathi_lab.config.sweep_resume import fingerprint
@@ -128,13 +129,14 @@ class Sweep:
             import joblib
 
             num_processes = joblib.effective_n_jobs(num_jobs)
+        prepare(command_line.launcher, command_line.master.hydra.launcher)
         launcher = Plugins.instance().instantiate_launcher(
             hydra_context=hydra_context(command_line.loader, command_line.master),
             task_function=RecordedJob(self._work, self.record, command_line.swept, num_processes),
             config=command_line.master,
         )
         try:
-            launcher.launch(settings, initial_job_idx=0)
+            ends = launcher.launch(settings, initial_job_idx=0)
         except (BrokenProcessPool, HydraException):
             raise
         except Exception as error:
@@ -142,6 +144,11 @@ class Sweep:
             raise UserError(
                 f"the launcher gave up ({type(error).__name__}: {told}); jobs it queued may run on"
             ) from error
+        for number, how in zip(jobs, ends, strict=True):
+            if isinstance(how, str) and not self.record.has_ended(number):
+                folder = self.record.job_dir(number)
+                folder.mkdir(exist_ok=True)  # of a job that never began
+                record_failure(folder, error=how or "its process ended before it did")
 
     def _keep_lost(self, jobs: Mapping[int, Sequence[str]]) -> None:
         """Record the jobs that ran when a worker was killed, one of them its."""

@@ -95,9 +95,10 @@ class BlockManager:
     def publish(self, chunks: Sequence[Chunk]) -> None:
         """Let others share the full blocks that `chunks` fill."""
         if self.prefix is not None:
-            for sequence, start, _, is_decode, _ in chunks:
+            for sequence, start, num_tokens, is_decode, _ in chunks:
                 # Most chunks are decodes, and one of a block's many fills it.
-                if not is_decode or start % self.block_size == 0 or not sequence.num_published:
+                is_within = is_decode and num_tokens == 1 and start % self.block_size
+                if not is_within or not sequence.num_published:
                     self.prefix.publish(sequence)
 
     def admit(self, sequence: SequenceState, num_tokens: int, watermark: float = 0.0) -> bool:

@@ -18,7 +18,16 @@ from sarathi_lab.engine.queues import (
     is_idle,
     make_queue,
 )
-from sarathi_lab.engine.request import Batch, Chunk, Copy, Queues, Request, SequenceState
+from sarathi_lab.engine.request import (
+    Batch,
+    Chunk,
+    Copy,
+    Layers,
+    Queues,
+    Request,
+    SequenceState,
+)
+from sarathi_lab.engine.speculation import NO_SPECULATION, Speculation, verify
 
 Preemption = Literal["recompute", "swap"]
 State = TypeVar("State")
@@ -30,6 +39,7 @@ class Books:
     """
 
     next_time = float("inf")  # nothing happens to an engine by itself
+    num_layers = 1  # that prompts can pass in groups: the executor's, once it is known
 
     def __init__(
         self,
@@ -41,6 +51,7 @@ class Books:
         num_micro_batches: int = 1,
         queue_order: QueueOrder = "fcfs",
         preemption: Preemption = "recompute",
+        speculation: Speculation = NO_SPECULATION,
     ) -> None:
         policy.validate(batch_size, max_model_len)
         self.policy = policy
@@ -49,6 +60,7 @@ class Books:
         self.max_num_seqs = batch_size * num_micro_batches
         self.max_model_len = max_model_len
         self.preemption = preemption
+        self.drafter = speculation.drafter()
         self.waiting: WaitingQueue = make_queue(queue_order)
         self.swapped: deque[SequenceState] = deque()
         self._states: dict[type, Any] = {}  # the policy's own, by its class
@@ -125,6 +137,8 @@ class Books:
         chunks = batch.chunks
         if self.policy.follows_up:  # the others are booked since it was made
             chunks = [chunk for chunk in chunks if chunk.emits_token]
+        if batch.layers is not None:
+            chunks = self._halfway(chunks, batch.layers)
         batch.finished += self.settle(chunks)
         for sequence in batch.finished:
             self.blocks.free(sequence)
@@ -134,19 +148,37 @@ class Books:
 
     def update(self, result: StepResult) -> list[SequenceState]:
         """Book a finished batch (and `advance`, if not done); returns the sequences it finished."""
+        token_ids = result.token_ids
+        if self.drafter is not None and result.batch.num_draft_tokens:
+            token_ids = verify(self.drafter, result)
         if result.batch.queues is None:
             self.advance(result.batch)
         emitting, end = [chunk for chunk in result.batch.chunks if chunk.emits_token], result.end
         for chunk in emitting:
             chunk.sequence.token_times.append(end)
-        if result.token_ids:  # else nobody computes them
-            for chunk, token_id in zip(emitting, result.token_ids, strict=True):
+        if token_ids:  # else nobody computes them
+            for chunk, token_id in zip(emitting, token_ids, strict=True):
                 sequence, start, num_tokens, _, _ = chunk  # its `output_index` without a call
                 at = start + num_tokens - sequence.request.prompt_len
                 sequence.output_token_ids[at] = token_id
         if result.batch.num_prefills:
             self.last_prompt_latency = result.end - result.start
+        if self.drafter is not None:
+            self.drafter.forget(result.batch.finished)
         return result.batch.finished
+
+    def _halfway(self, chunks: list[Chunk], layers: Layers) -> list[Chunk]:
+        """Book the prompts of `chunks` that have layers before them; returns the other chunks."""
+        prompts = [chunk for chunk in chunks if not chunk.is_decode]
+        for sequence, _, num_tokens, _, _ in prompts:
+            is_done = layers.is_last
+            sequence.layers_passed = 0 if is_done else layers.stop
+            sequence.num_halfway = 0 if is_done else num_tokens
+            sequence.in_flight = False
+        if layers.is_last:
+            return chunks
+        self.running.rest([chunk.sequence for chunk in prompts])
+        return [chunk for chunk in chunks if chunk.is_decode]
 
     def settle(self, chunks: list[Chunk]) -> list[SequenceState]:
         """Book how far `chunks` bring their sequences; returns those that have all their tokens."""

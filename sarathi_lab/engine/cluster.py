@@ -58,7 +58,7 @@ class Instances:
     A batch runs on the one that its `instance` names. `link` moves caches between them; None: none.
     """
 
-    num_blocks = None
+    num_blocks = num_layers = None
 
     def __init__(self, executors: Sequence[Executor], link: Link | None = None) -> None:
         self.executors = executors

@@ -101,6 +101,10 @@ class Executor(Protocol):
         """Blocks of its cache; None where there is no real one."""
 
     @property
+    def num_layers(self) -> int | None:
+        """Layers that prompts may pass in groups (`Batch.layers`); None: only all at once."""
+
+    @property
     def now(self) -> float: ...
 
     @property
@@ -127,9 +131,12 @@ class Executor(Protocol):
 
 @dataclass(frozen=True)
 class Predictor:
-    """Seconds of an iteration: by operation, or, called, one after the other."""
+    """Seconds of an iteration: by operation, or, called, one after the other. Prompts may pass
+    `num_layers` in groups, unless None.
+    """
 
     operation_times: Callable[[Batch], dict[str, float]]
+    num_layers: int | None = None
 
     def __call__(self, batch: Batch) -> float:
         return sum(self.operation_times(batch).values())
@@ -147,6 +154,7 @@ class Sizes:
     chunk: int | None = None  # None: batches with prompts may have any number of tokens
     fills_memory: bool = False  # with the cache, whatever `num_blocks`
     num_host_blocks: int = 0  # of the cache in host memory, for what is swapped out
+    num_drafts: int = 0  # of a decode, at most
 
 
 class Backend(Protocol):

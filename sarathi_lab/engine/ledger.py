@@ -24,6 +24,8 @@ _OF_ITERATION = (
     "batch.decode_kv_tokens",
     "batch.prefill_query_key_pairs",
     "batch.num_emits",
+    "batch.num_draft_tokens",
+    "batch.num_accepted_tokens",
     "batch.queues.num_running",
     "batch.queues.num_waiting",
     "batch.queues.num_blocks_used",
@@ -36,6 +38,7 @@ _OF_ITERATION = (
     "is_replayed",
     "launching_time",
     "batch.instance",
+    "batch.layer_share",
 )
 _OF_REQUEST = (
     "request.request_id",
@@ -93,13 +96,18 @@ class Ledger:
 
     def iterations(self) -> pd.DataFrame:
         """One row per iteration, as collected; queue lengths are those after it, of its `instance`.
-        One engine has no such column.
+        One engine has no such column, a run without drafts none of these, and none has
+        `layer_share` where all pass all layers.
         """
         table = pd.DataFrame(self._iterations, columns=list(ITERATION_COLUMNS))
         counts = table.groupby("instance").num_preemptions  # from 0
         table["num_preemptions"] -= counts.shift(fill_value=0)
         if not table.instance.any():
             del table["instance"]
+        if (table.layer_share == 1).all():
+            del table["layer_share"]
+        if not table.num_draft_tokens.any():
+            table = table.drop(columns=["num_draft_tokens", "num_accepted_tokens"])
         table.insert(0, "iteration", range(len(table)))
         return table
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import Protocol
 
+from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.admission import SchedulingPolicy
 from sarathi_lab.engine.arrivals import Arrivals, as_arrivals
 from sarathi_lab.engine.block_manager import BlockManager
@@ -17,6 +18,7 @@ from sarathi_lab.engine.queues import QueueOrder
 from sarathi_lab.engine.replicas import LockstepReplicas
 from sarathi_lab.engine.request import Request, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
+from sarathi_lab.engine.speculation import NO_SPECULATION, Speculation
 from sarathi_lab.engine.topology import SINGLE, Topology
 
 AnyScheduler = Scheduler | LockstepReplicas | Cluster
@@ -44,6 +46,7 @@ def serve(
     preemption: Preemption = "recompute",
     num_replicas: int = 1,
     cluster: Topology = SINGLE,
+    speculation: Speculation = NO_SPECULATION,
     recorder: Recorder | None = None,
 ) -> Ledger:
     """Serve `requests` with an empty cache; the rest is as in `Scheduler` and `BlockManager`.
@@ -54,6 +57,11 @@ def serve(
     which is then returned empty unless it is that. Raises UserError for what can never be served.
     """
     arrivals = as_arrivals(requests)
+    if speculation.most_drafts and (executor.feeds_tokens or num_replicas > 1):
+        raise UserError(
+            "drafts are judged before the next batch is made, by each engine for itself; use an "
+            "executor without overlap, and one replica"
+        )
     if max_model_len is None:
         max_model_len = max((request.total_len for request in arrivals.requests), default=1)
 
@@ -66,6 +74,7 @@ def serve(
             num_micro_batches=num_micro_batches,
             queue_order=queue_order,
             preemption=preemption,
+            speculation=speculation,
         )
 
     if num_replicas > 1:
@@ -85,6 +94,8 @@ def run_engine(
 ) -> None:
     """Serve `requests` to the end. The clock starts at zero with this call."""
     arrivals = as_arrivals(requests)
+    if scheduler.policy.in_layers:
+        _tell_layers(scheduler, executor)
     for request in arrivals.requests:
         scheduler.check_fits(request)  # before anything runs: a late refusal would lose the run
     executor.start()
@@ -105,6 +116,20 @@ def run_engine(
         else:
             left = f"{len(scheduler.waiting)} waiting requests"
             raise RuntimeError(f"policy {scheduler.policy.name} stalled with {left}")
+
+
+def _tell_layers(scheduler: AnyScheduler, executor: Executor) -> None:
+    """Let `scheduler` know the executor's layers. Raises UserError if prompts can't pass them in
+    groups.
+    """
+    num_layers = executor.num_layers
+    if num_layers is None or not isinstance(scheduler, Scheduler):
+        raise UserError(
+            f"policy {scheduler.policy.name} moves prompts through groups of layers, which "
+            "pipelines, ranks and several engines can't; use executor.pipeline_parallel=1 (on a "
+            "real device tensor_parallel=1, too) and cluster=single, or policy=sarathi_serve"
+        )
+    scheduler.num_layers = num_layers
 
 
 def _submit_all(scheduler: AnyScheduler, executor: Executor) -> None:

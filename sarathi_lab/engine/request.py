@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -66,11 +66,16 @@ class SequenceState:
     position: int = 0
     in_flight: bool = False
     output_token_ids: list[int] = field(default_factory=list)
+    draft_token_ids: Sequence[int] = ()  # of its decode in flight, to be verified
     token_times: list[float] = field(default_factory=list)  # when each was collected
     first_scheduled_time: float | None = None
     prefix_hit_tokens: int = 0  # of the prompt, when admitted first
     num_preemptions: int = 0
     bubble_time: float = 0.0  # seconds of idle stages before its batches
+    # Of a prompt that passes the layers in groups (`Batch.pass_in`): its tokens that are halfway,
+    # those after `num_computed`, and how many layers they have passed.
+    num_halfway: int = 0
+    layers_passed: int = 0
 
     @property
     def first_token_time(self) -> float:
@@ -130,8 +135,13 @@ class Chunk(NamedTuple):
 
     @property
     def output_index(self) -> int:
-        """Which of the sequence's output tokens it emits, if it does."""
+        """Which of the sequence's output tokens it emits, if it does; with drafts the last."""
         return self.start + self.num_tokens - self.sequence.request.prompt_len
+
+    @property
+    def num_rows(self) -> int:
+        """Of logits, if it emits: a decode wants those behind its drafts, too."""
+        return self.num_tokens if self.is_decode else 1
 
 
 class Copy(NamedTuple):
@@ -142,10 +152,30 @@ class Copy(NamedTuple):
     host_block: int
 
 
+class Layers(NamedTuple):
+    """The layers `start` to `stop` of all `num` that a model has."""
+
+    start: int
+    stop: int
+    num: int
+
+    @property
+    def is_last(self) -> bool:
+        return self.stop == self.num
+
+    @property
+    def share(self) -> float:
+        return (self.stop - self.start) / self.num
+
+    def of(self, number: int) -> int:
+        """Their part of `number`, whole, so that the parts of all groups add up to it."""
+        return number * self.stop // self.num - number * self.start // self.num
+
+
 SUMS = (  # of a batch
     *("num_swapped_tokens", "prefix_hit_tokens", "num_prefills", "num_prefill_tokens"),
     *("num_decode_tokens", "prefill_kv_tokens", "decode_kv_tokens", "prefill_query_key_pairs"),
-    "num_emits",
+    *("num_emits", "num_draft_tokens", "num_accepted_tokens"),
 )
 
 
@@ -162,19 +192,25 @@ class Queues(NamedTuple):
 class Batch:
     """The chunks of one iteration and their sums, from which FLOPs and bytes follow. `kv_tokens`
     count cached tokens read by attention (context plus the chunk itself).
+
+    With `layers` its prompts pass these alone, and its decodes all; the sums then have the layers'
+    part of what belongs to prompts.
     """
 
     chunks: list[Chunk] = field(default_factory=list)
+    layers: Layers | None = None
     copies: list[Copy] = field(default_factory=list)  # made in order, before anything is computed
     num_swapped_tokens: int = 0  # of cache, in all copies
     prefix_hit_tokens: int = 0  # found in the cache by those it admits
     num_prefills: int = 0
     num_prefill_tokens: int = 0
-    num_decode_tokens: int = 0  # one token a decode, so also the number of decodes
+    num_decode_tokens: int = 0  # one a decode, and its drafts
     prefill_kv_tokens: int = 0
     decode_kv_tokens: int = 0
     prefill_query_key_pairs: int = 0  # causal products
-    num_emits: int = 0
+    num_emits: int = 0  # rows of logits: a token each, but for drafts that are wrong
+    num_draft_tokens: int = 0  # of the decodes' tokens
+    num_accepted_tokens: int = 0  # of the drafts, once it has run
     # Set by `Scheduler.advance`: who has all they asked for, and the queues that it leaves behind.
     finished: list[SequenceState] = field(default_factory=list)
     queues: Queues | None = None
@@ -196,8 +232,55 @@ class Batch:
         return self.num_prefill_tokens + self.num_decode_tokens
 
     @property
+    def num_decodes(self) -> int:
+        return self.num_decode_tokens - self.num_draft_tokens
+
+    @property
+    def num_rejected_tokens(self) -> int:
+        """Drafts that were wrong, once it has run."""
+        return self.num_draft_tokens - self.num_accepted_tokens
+
+    @property
     def num_swapped_blocks(self) -> int:
         return len(self.copies)
+
+    @property
+    def layer_share(self) -> float:
+        """Of all layers, those that its prompts pass."""
+        return 1.0 if self.layers is None else self.layers.share
+
+    def pass_in(self, layers: Layers) -> None:
+        """Let the chunks of prompts, which were added whole, pass `layers` alone, behind decodes;
+        only the last layers emit. Raises ValueError for prompts that are not in front of them.
+        """
+        for i, chunk in enumerate(self.chunks):
+            if chunk.is_decode:
+                continue
+            sequence = chunk.sequence
+            passed = sequence.layers_passed, sequence.num_halfway or chunk.num_tokens
+            if passed != (layers.start, chunk.num_tokens):
+                raise ValueError(f"{chunk.num_tokens} tokens of {sequence} can't pass {layers}")
+            self.chunks[i] = chunk._replace(emits_token=chunk.emits_token and layers.is_last)
+        self.chunks.sort(key=lambda chunk: not chunk.is_decode)
+        self.layers = layers
+        self.num_emits = sum(chunk.emits_token for chunk in self.chunks)
+        of, prompts = layers.of, self.chunks[self.num_decode_tokens :]
+        self.num_prefill_tokens = sum(of(one.num_tokens) for one in prompts)
+        self.prefill_kv_tokens = sum(of(one.start + one.num_tokens) for one in prompts)
+        pairs = (_pairs(one.start, one.num_tokens) for one in prompts)
+        self.prefill_query_key_pairs = sum(map(of, pairs))
+
+    def apart(self) -> tuple[Batch, Batch]:
+        """What passes `layers`, and what passes the other layers, which are the decodes, as batches
+        that pass all layers.
+        """
+        num_decodes = self.num_decode_tokens
+        outside = Batch(self.chunks[:num_decodes], num_emits=num_decodes)
+        outside.num_decode_tokens, outside.decode_kv_tokens = num_decodes, self.decode_kv_tokens
+        inside = replace(outside, chunks=self.chunks, num_emits=self.num_emits)
+        for chunk in self.chunks[num_decodes:]:
+            inside.count_prefill(chunk.start, chunk.num_tokens)
+        return inside, outside
 
     def put_prefills_first(self) -> None:
         """Order the chunks: those of prompts before the decodes, each in the order they had."""
@@ -222,10 +305,14 @@ class Batch:
             self.num_decode_tokens += 1
             self.decode_kv_tokens += start + 1
         else:
-            self.num_prefills += 1
-            self.num_prefill_tokens += num_tokens
-            self.prefill_kv_tokens += start + num_tokens
-            self.prefill_query_key_pairs += num_tokens * start + num_tokens * (num_tokens + 1) // 2
+            self.count_prefill(start, num_tokens)
+
+    def count_prefill(self, start: int, num_tokens: int) -> None:
+        """Add a chunk of a prompt to the sums."""
+        self.num_prefills += 1
+        self.num_prefill_tokens += num_tokens
+        self.prefill_kv_tokens += start + num_tokens
+        self.prefill_query_key_pairs += _pairs(start, num_tokens)
 
     def add_decodes(self, sequences: Sequence[SequenceState]) -> None:
         """Take the next token of `sequences`, which are decoding, and in flight already: what `add`
@@ -236,3 +323,18 @@ class Batch:
         self.num_emits += len(sequences)
         self.num_decode_tokens += len(sequences)
         self.decode_kv_tokens += len(sequences) + sum([one.num_computed for one in sequences])
+
+    def add_drafts(self, place: int, drafts: Sequence[int]) -> None:
+        """Let the decode at `place` carry `drafts`, which see one another and its context."""
+        chunk, number = self.chunks[place], len(drafts)
+        chunk.sequence.draft_token_ids = drafts
+        self.chunks[place] = chunk._replace(num_tokens=1 + number)
+        self.num_draft_tokens += number
+        self.num_decode_tokens += number
+        self.decode_kv_tokens += number
+        self.num_emits += number
+
+
+def _pairs(start: int, num_tokens: int) -> int:
+    """Causal query-key pairs of tokens behind `start` others."""
+    return num_tokens * start + num_tokens * (num_tokens + 1) // 2

@@ -6,6 +6,7 @@ from sarathi_lab.engine.admission import Size, tokens_to_take
 from sarathi_lab.engine.books import Books
 from sarathi_lab.engine.queues import Test, by_priority, candidates, is_idle
 from sarathi_lab.engine.request import Batch, SequenceState
+from sarathi_lab.engine.speculation import add_drafts
 
 
 class Scheduler(Books):
@@ -59,6 +60,8 @@ class Scheduler(Books):
                 sequence.in_flight = True  # making room for a later one can't evict it
                 decodes.append(sequence)
         batch.add_decodes(decodes)
+        if self.drafter is not None:
+            add_drafts(self, batch, len(batch) - len(decodes))
 
     def continue_prefills(
         self,
@@ -95,6 +98,8 @@ class Scheduler(Books):
         if num_tokens <= 0 or not make_room(sequence, sequence.num_computed + num_tokens):
             return False
         batch.add(sequence, num_tokens)
+        if self.drafter is not None:
+            add_drafts(self, batch, len(batch) - 1)
         return True
 
     def swap_in(
@@ -184,6 +189,7 @@ class Scheduler(Books):
         copies = self.blocks.swap_out(sequence) if self.preemption == "swap" else None
         self.blocks.free(sequence)
         self.running.leave(sequence)
+        sequence.num_halfway = sequence.layers_passed = 0  # what was between layers is lost
         sequence.num_preemptions += 1
         self.num_preemptions += 1
         if copies is None:

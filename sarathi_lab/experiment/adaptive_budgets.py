@@ -20,10 +20,11 @@ from numpy.typing import NDArray
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.request import Request
-from sarathi_lab.experiment.capacity import Grid, Trials, at_rate, highest_passing
+from sarathi_lab.experiment.capacity import Grid, at_rate, highest_passing
 from sarathi_lab.experiment.clock import Point
 from sarathi_lab.experiment.registry import PROFILED, Platform, figure
 from sarathi_lab.experiment.serving import LOADED, ServingBench, point
+from sarathi_lab.experiment.trials import Trials
 from sarathi_lab.policy import Lprs, Policy, SloBudget
 from sarathi_lab.results.serving_metrics import is_good, waits
 from sarathi_lab.results.slo import Slo
@@ -78,6 +79,7 @@ class Search:
 @figure(
     question="Does a budget that follows the objective serve more within it?",
     seconds=120,
+    is_chained=True,  # where its searches begin
     **{**LOADED, "papers": [Platform("llama3-8b", "h100")]},
     simulated=PROFILED,
 )

@@ -66,7 +66,8 @@ class Prediction:
         longest = self.max_model_len or max(request.total_len for request in self.requests)
         never_short = 2 * self.batch_size * math.ceil(longest / self.block_size)
         cache = (self.num_blocks or never_short, self.block_size)
-        executor = SimulatedExecutor(self.iteration_time)
+        num_layers = getattr(self.iteration_time, "num_layers", None)
+        executor = SimulatedExecutor(self.iteration_time, num_layers=num_layers)
         return Engine(executor, self.batch_size, longest, *cache).serve(self.requests, policy)
 
     def throughput(self, ledger: Ledger) -> float:

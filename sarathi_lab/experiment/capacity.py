@@ -6,11 +6,9 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.arrivals import Arrivals
@@ -18,11 +16,10 @@ from sarathi_lab.engine.executor import Executor
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import serve
 from sarathi_lab.engine.request import Request
+from sarathi_lab.engine.speculation import NO_SPECULATION, Speculation
 from sarathi_lab.engine.topology import SINGLE, Topology
 from sarathi_lab.policy import Policy
 from sarathi_lab.results.intervals import ends_of_median
-from sarathi_lab.results.serving_metrics import is_met
-from sarathi_lab.results.slo import Slo
 
 ROUNDING = 1e-9  # of the logarithm, so that a rate of the grid is its own step
 # Where a search ends by default, in saturation rates. Above, only a short run meets an objective.
@@ -42,6 +39,7 @@ class Engine:
     cluster: Topology = SINGLE  # which made the executor
     on_iteration: Callable[[int], None] = lambda num_tokens: None
     shares_prefixes: bool = False
+    speculation: Speculation = NO_SPECULATION
     # By policy, the shares of the iterations of each of its runs that were replayed.
     replayed: defaultdict[str, list[float]] = field(
         default_factory=lambda: defaultdict(list), compare=False
@@ -61,6 +59,7 @@ class Engine:
             num_micro_batches=self.num_stages,
             cluster=self.cluster,
             shares_prefixes=self.shares_prefixes,
+            speculation=self.speculation,
             recorder=ledger,
         )
         self.replayed[policy.name].append(ledger.replayed_share)
@@ -137,71 +136,6 @@ def highest_passing(
 def run_lengths(num_requests: int, doublings: int) -> list[int]:
     """Requests of a run, each twice as many as before, from 2: the last are all `num_requests`."""
     return sorted({max(2, num_requests >> shift) for shift in range(doublings + 1)})
-
-
-class Trial(NamedTuple):
-    """One run: its seed, its number of requests and their rate (1/s), and its tables."""
-
-    seed: int
-    num_requests: int
-    rate: float
-    iterations: pd.DataFrame
-    requests: pd.DataFrame
-
-
-@dataclass
-class Trials:
-    """Serves `loads`, the requests of each seed, under one policy on `engine`; keeps every run.
-
-    A search takes up what is `known`. A seed's search begins where the one before it ended.
-    """
-
-    engine: Engine
-    policy: Policy
-    loads: Mapping[int, Sequence[Request]]
-    grid: Grid
-    known: dict[tuple[int, int, int], Trial] = field(default_factory=dict)
-
-    def at(self, seed: int, number: int, step: int) -> Trial:
-        """The run of a seed's first `number` requests at a step of the grid, unless it is known."""
-        if (seed, number, step) not in self.known:
-            rate = self.grid.rate(step)
-            requests = at_rate(self.loads[seed][:number], rate)
-            ledger = self.engine.serve(requests, self.policy)
-            tables = ledger.iterations(), ledger.requests()
-            self.known[seed, number, step] = Trial(seed, number, rate, *tables)
-        return self.known[seed, number, step]
-
-    def saturation_rate(self, number: int) -> float:
-        """Requests per second of the first seed's first `number`, all arriving at once."""
-        chosen = next(iter(self.loads.values()))[:number]
-        ledger = self.engine.serve([replace(one, arrival_time=0.0) for one in chosen], self.policy)
-        return len(chosen) / float(ledger.iterations().end.max())
-
-    def capacity(
-        self, slo: Slo, start: float, limits: tuple[float, float], lengths: Sequence[int]
-    ) -> Capacities:
-        """The highest rate of each seed that meets `slo`, from `start` within `limits` (1/s).
-
-        A queue that grows is met by a run that is short enough, so runs of `lengths` requests are
-        searched one after the other until the capacity stands still.
-        """
-        lowest, highest = map(self.grid.step, limits)
-        at, found = self.grid.step(start), None
-        for number in lengths:
-            brackets = {}
-            for seed in self.loads:
-                meets = partial(self._meets, slo, seed, number)
-                brackets[seed] = bracket = highest_passing(meets, at, lowest, highest)
-                at = lowest if bracket.passing is None else bracket.passing
-            found = Capacities(self.grid, lowest, highest, brackets, number, found)
-            if found.is_settled:
-                break
-        assert found is not None, "there is a length at least"
-        return found
-
-    def _meets(self, slo: Slo, seed: int, number: int, step: int) -> bool:
-        return is_met(self.at(seed, number, step).requests, slo)
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,13 @@ from sarathi_lab.experiment import (
     disaggregation,
     energy,
     iterations,
+    layered,
     long_prompts,
     pipeline,
     real_pipeline,
     serving,
     shrinking_chunks,
+    speculation,
     throughput,
 )
 from sarathi_lab.experiment.registry import FIGURES, KEYS, ErrorRow, Figure
@@ -31,8 +33,17 @@ LABELS = ["hardware", "level", "model", "method"]
 ERRORS = ["row", "device", "points", "mean", "largest", "stated"]
 ERRORS += ["aim_mean", "aim_largest", "verdict"]
 _ = (
-    *(adaptive_budgets, agentic, decodes, disaggregation, energy, iterations, long_prompts),
-    *(pipeline, real_pipeline, serving, shrinking_chunks, throughput),
+    *(
+        adaptive_budgets,
+        agentic,
+        decodes,
+        disaggregation,
+        energy,
+        iterations,
+        layered,
+        long_prompts,
+    ),
+    *(pipeline, real_pipeline, serving, shrinking_chunks, speculation, throughput),
 )
 PAPERS = tuple(sorted(name for name, figure in FIGURES.items() if figure.has_paper))
 SERVING = tuple(name for name, figure in FIGURES.items() if figure.kind == "rounds")

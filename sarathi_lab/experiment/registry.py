@@ -85,6 +85,7 @@ class Figure:
     errors: Sequence[ErrorRow] = ()
     is_counted: bool = False  # simulated by counting batches, too
     is_simulated: bool = False  # never measured
+    is_chained: bool = False  # a round takes up what the one before found
     simulated: Sequence[str] = ()  # settings with which its simulation is recorded
     max_spread: float = 0.15
     needs: Sequence[str] = ()

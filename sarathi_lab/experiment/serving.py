@@ -25,13 +25,13 @@ from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.experiment.capacity import (
     Engine,
     Grid,
-    Trials,
     at_rate,
     limits_around,
     run_lengths,
 )
 from sarathi_lab.experiment.clock import Estimate, Point
 from sarathi_lab.experiment.registry import Platform, figure
+from sarathi_lab.experiment.trials import Trials
 from sarathi_lab.policy import Policy
 from sarathi_lab.results.decode_cost import decode_iteration
 from sarathi_lab.results.serving_metrics import gaps, latency

@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any, NamedTuple
 
 import pandas as pd
 
 from sarathi_lab.config.console import progress_of
+from sarathi_lab.config.crew import Crew
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
-from sarathi_lab.engine.executor import Sizes
-from sarathi_lab.engine.topology import SINGLE, Topology
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.cost_model import Level, make_cost_model
 from sarathi_lab.executor.simulated.hardware import Parallel
 from sarathi_lab.executor.table_files import read_tables
 from sarathi_lab.experiment import pipeline
-from sarathi_lab.experiment.capacity import Engine
-from sarathi_lab.experiment.clock import BLOCK_SIZE, CostClock, CountingClock, Point
+from sarathi_lab.experiment.clock import CostClock, CountingClock, Point, Unit
 from sarathi_lab.experiment.figures import COLUMNS, FIGURES, LABELS
 from sarathi_lab.experiment.registry import KEYS, Figure
-from sarathi_lab.experiment.samples import rounds, table_of
-from sarathi_lab.experiment.serving import MakePolicy, ServingBench, longest
 from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec
-from sarathi_lab.policy import Policy
-from sarathi_lab.results.intervals import FEWEST_PAIRS
 from sarathi_lab.results.load import POINT, SIMULATED
 
 DTYPE = "float16"  # the paper does not say; 2 bytes an element fit all its figures
@@ -102,32 +94,67 @@ def check_fits(job: Job) -> None:
             )
 
 
-def predict(job: Job, every: int = 1, sizes: Mapping[str, Any] | None = None) -> pd.DataFrame:
-    """The points of a job in the columns of `figure.parquet`, each n-th along the long axes, at
-    `sizes` in place of conf/experiment's. Raises UserError as `make_cost_model` does.
-    """
-    figure, spec = FIGURES[job.figure], load_option("model", job.model)
-    hardware, dtype_bytes = load_option("hardware", job.hardware), DTYPE_BYTES[DTYPE]
-    if figure.kind == "pipeline":
-        points = pipeline.predicted(spec, hardware, dtype_bytes, figure.paper_points(), every)
-    else:
-        make_clock = CountingClock if job.method == COUNTED else CostClock
-        clock = make_clock(make_cost_model(job.level, spec, hardware, dtype_bytes))
-        points = _made(figure, spec, clock, figure.paper_sizes(every, sizes))
-    labels = {**job._asdict(), "device": job.device, "source": "simulated"}
-    return _table(points).assign(**labels)[[*COLUMNS, *LABELS]]
-
-
 def predict_all(
-    jobs: Sequence[Job], every: int = 1, sizes: Mapping[str, Any] | None = None
+    jobs: Sequence[Job],
+    every: int = 1,
+    sizes: Mapping[str, Any] | None = None,
+    processes: int | None = None,
 ) -> list[pd.DataFrame]:
-    """The points of each job, several at a time, in the order of the jobs."""
-    with ProcessPoolExecutor() as pool, progress_of("predicting", len(jobs)) as advance:
-        futures = [pool.submit(predict, job, every, sizes) for job in jobs]
-        for future in as_completed(futures):
-            future.result()
-            advance(1)
-    return [future.result() for future in futures]
+    """The points of each job in the columns of `figure.parquet`, each n-th along the long axes, at
+    `sizes` in place of conf/experiment's; by `processes`. Raises UserError as `make_cost_model`
+    does.
+    """
+    make = partial(_Parts, jobs, every, sizes)
+    crew = Crew(make, processes)
+    items = [(job, part) for job in range(len(jobs)) for part in range(crew.own.number(job))]
+    with progress_of("predicting", len(items), "parts") as advance:
+        found = crew.map(_Parts.points, items, advance)
+    tables = []
+    for number, job in enumerate(jobs):
+        own = zip(items, found, strict=True)
+        points = [point for (of, _), points in own if of == number for point in points]
+        labels = {**job._asdict(), "device": job.device, "source": "simulated"}
+        tables.append(_table(points).assign(**labels)[[*COLUMNS, *LABELS]])
+    return tables
+
+
+def predict(job: Job, every: int = 1, sizes: Mapping[str, Any] | None = None) -> pd.DataFrame:
+    """The points of one job, by this process."""
+    return predict_all([job], every, sizes, processes=1)[0]
+
+
+class _Parts:
+    """What jobs are made of: units on a clock of their own, or a pipeline whole."""
+
+    def __init__(self, jobs: Sequence[Job], every: int, sizes: Mapping[str, Any] | None) -> None:
+        self._jobs, self._every, self._sizes = jobs, every, sizes
+        self._units, self._clock = cache(self._list_units), cache(_clock)
+
+    def number(self, job: int) -> int:
+        is_pipeline = FIGURES[self._jobs[job].figure].kind == "pipeline"
+        return 1 if is_pipeline else len(self._units(job))
+
+    def points(self, place: tuple[int, int]) -> list[Point]:
+        """Those of a job's part, by their numbers."""
+        job = self._jobs[place[0]]
+        figure = FIGURES[job.figure]
+        if figure.kind == "pipeline":
+            options = load_option("model", job.model), load_option("hardware", job.hardware)
+            paper = figure.paper_points()
+            return list(pipeline.predicted(*options, DTYPE_BYTES[DTYPE], paper, self._every))
+        return list(self._units(place[0])[place[1]](self._clock(job)))
+
+    def _list_units(self, number: int) -> list[Unit]:
+        job = self._jobs[number]
+        figure, spec = FIGURES[job.figure], load_option("model", job.model)
+        return list(figure.units(spec, figure.paper_sizes(self._every, self._sizes)))
+
+
+def _clock(job: Job) -> CostClock:
+    """It takes a second where there are tables."""
+    spec, hardware = load_option("model", job.model), load_option("hardware", job.hardware)
+    make_clock = CountingClock if job.method == COUNTED else CostClock
+    return make_clock(make_cost_model(job.level, spec, hardware, DTYPE_BYTES[DTYPE]))
 
 
 def recorded_tables(points: pd.DataFrame) -> dict[str, pd.DataFrame]:
@@ -142,75 +169,34 @@ def recorded_tables(points: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 
 def computed(
-    figure: Figure, spec: ModelSpec, backend: SimulatedBackend, sizes: Mapping[str, Any]
+    figure: Figure,
+    spec: ModelSpec,
+    backend: SimulatedBackend,
+    sizes: Mapping[str, Any],
+    processes: int | None = None,
 ) -> dict[str, pd.DataFrame]:
     """The table of an experiment that is none of the paper's figures, by the device's folder; its
     intervals are the error that the cost model states of itself.
     """
-    cost = make_cost_model(
-        backend.cost_model, spec, backend.hardware, backend.dtype_bytes, backend.parallel
-    )
-    with progress_of(f"computing {figure.name}", 1) as advance:
-        table = _table(_made(figure, spec, CostClock(cost), sizes)).assign(figure=figure.name)
-        advance(1)
+    crew = Crew(partial(_units, figure.name, spec, backend, sizes), processes)
+    with progress_of(f"computing {figure.name}", len(crew.own), "parts") as advance:
+        found = crew.map(_unit_points, range(len(crew.own)), advance)
+    points = [point for unit in found for point in unit]
+    table = _table(points).assign(figure=figure.name)
     folder = folder_of(backend.hardware.name, backend.cost_model)
-    return {folder: _labelled(_with_intervals(table), backend, spec.name)}
+    return {folder: labelled(_with_intervals(table), backend, spec.name)}
 
 
-def served(
-    figure: Figure,
-    backends: Sequence[tuple[str, SimulatedBackend]],
-    make_policy: MakePolicy,
-    seed: int,
-    sizes: Mapping[str, Any],
-) -> dict[str, pd.DataFrame]:
-    """The tables of an experiment of serving by the devices' folders, for models on backends.
-
-    An interval is that of the median over the rounds: it says how far the seeds are apart.
-    """
-    batch, number = sizes["batch"], FEWEST_PAIRS
-
-    def table_for(model: str, backend: SimulatedBackend) -> pd.DataFrame:
-        spec = load_option("model", model)
-        blocks = (backend.kv_blocks(spec, BLOCK_SIZE), BLOCK_SIZE)
-        predictor = cache(partial(backend.predictor, spec))
-
-        @cache  # a cost model with tables takes a second to make
-        def engine(cluster: Topology) -> Engine:
-            build = partial(backend.build, spec, None, Sizes(*blocks, batch))
-            executor = cluster.executor(build, backend.link(spec, cluster))
-            return Engine(executor, batch, longest(sizes), *blocks, backend.num_stages, cluster)
-
-        @cache
-        def on_device(name: str, budget: int) -> Policy | None:
-            policy = make_policy(name, budget)
-            return policy and policy.on_device(predictor, batch, longest(sizes))
-
-        bench = ServingBench(sizes, model, engine(SINGLE), on_device, None, seed, engine)
-        bench.backend = backend
-        with progress_of(f"computing {figure.name} with {model}", number, "rounds") as advance:
-            samples = rounds(
-                partial(figure.make, bench, **sizes),
-                fewest=number,
-                most=number,
-                # In rounds, whatever time they take: the clock is computed.
-                advance=lambda seconds: advance(1),
-            )
-        table = table_of(figure.name, samples, math.inf, is_series=False)
-        return _labelled(table, backend, model)
-
-    tables = pd.concat([table_for(*own) for own in backends], ignore_index=True)
-    return {
-        folder_of(*map(str, labels)): rows.reset_index(drop=True)
-        for labels, rows in tables.groupby(["hardware", "level"], sort=False)
-    }
+def _units(
+    name: str, spec: ModelSpec, backend: SimulatedBackend, sizes: Mapping[str, Any]
+) -> list[Callable[[], Iterable[Point]]]:
+    parts = (backend.hardware, backend.dtype_bytes, backend.parallel)
+    clock = CostClock(make_cost_model(backend.cost_model, spec, *parts))
+    return [partial(unit, clock) for unit in FIGURES[name].units(spec, sizes)]
 
 
-def _made(
-    figure: Figure, spec: ModelSpec, clock: CostClock, sizes: Mapping[str, Any]
-) -> Iterator[Point]:
-    for unit in figure.units(spec, sizes):
-        yield from unit(clock)
+def _unit_points(units: Sequence[Callable[[], Iterable[Point]]], number: int) -> list[Point]:
+    return list(units[number]())
 
 
 def _table(points: Iterable[Point]) -> pd.DataFrame:
@@ -224,7 +210,7 @@ def _with_intervals(table: pd.DataFrame) -> pd.DataFrame:
     return table[POINT]
 
 
-def _labelled(table: pd.DataFrame, backend: SimulatedBackend, model: str) -> pd.DataFrame:
+def labelled(table: pd.DataFrame, backend: SimulatedBackend, model: str) -> pd.DataFrame:
     return table.assign(
         hardware=backend.hardware.name,
         level=backend.cost_model,

@@ -11,6 +11,7 @@ from sarathi_kernels.elementwise.fused_activation import activation_, gated_acti
 from sarathi_kernels.elementwise.norm import NormKind, add_norm
 from sarathi_kernels.elementwise.rotary_kv import rotate_and_store
 from sarathi_kernels.elementwise.sampling import greedy
+from sarathi_kernels.experts.mixture import mixture_of_experts
 from sarathi_lab.model.operations import Hybrid, Operations, PackedInputs, Rotary
 from sarathi_lab.model.spec import ModelSpec
 
@@ -48,6 +49,12 @@ class KernelOperations(Operations):
     def expand(self, x: Tensor, up: nn.Linear) -> Tensor:
         activate = gated_activation if self.spec.gated_ffn else activation_
         return activate(up(x), self.spec.activation)
+
+    def experts(self, x: Tensor, router_logits: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+        top_k, normalised = self.spec.experts_per_token, self.spec.normalise_experts
+        return mixture_of_experts(
+            x, router_logits, gate_up, down, top_k=top_k, normalised=normalised
+        )
 
     def greedy(self, logits: Tensor) -> Tensor:
         return greedy(logits)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from sarathi_kernels.attention.kv_cache import Cache, QuantizedCache
 from sarathi_kernels.cpu import library, structures
 from sarathi_kernels.cpu.memory import give_back_freed, use_huge_pages
+from sarathi_kernels.cpu.mixture import experts
 from sarathi_kernels.cpu.packing import (
     PANEL,
     PackedLinear,
@@ -26,6 +27,7 @@ from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.model.transformer import KVCache, Layer, Transformer
 
 DTYPES = (torch.float32, torch.bfloat16)
+EXPERTS = ("gate_up", "down")  # of a layer: the weights of all of them
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")  # numbered as in `structures.h`
 
 
@@ -33,8 +35,6 @@ def why_not(spec: ModelSpec, dtype: torch.dtype) -> str | None:
     """Why the C++ does not take a model, in words; None if it does."""
     if dtype not in DTYPES:
         return f"it computes float32 and bfloat16, not {str(dtype).removeprefix('torch.')}"
-    if spec.num_experts:
-        return "it has no mixtures of experts"
     if spec.head_size > library.MAX_HEAD_SIZE:
         return f"its heads have up to {library.MAX_HEAD_SIZE} entries, not {spec.head_size}"
     return None
@@ -57,29 +57,40 @@ class NativeLinear(nn.Module):
 
 def _pack_all(model: Transformer) -> None:
     """Put packed weights, all in one piece of memory, in the place of the model's own."""
-    linears = [
-        (layer, linear.name, linear.name == "ffn_up" and model.spec.gated_ffn)
-        for layer in model.layers
-        for linear in model.spec.layer_linears
-    ]
-    if hasattr(model, "lm_head"):  # which only the last stage of a pipeline has
-        linears.append((model, "lm_head", False))
+    weights = list(_weights(model))
     nbytes = sum(
-        packed_nbytes(getattr(parent, name).weight, is_gated=is_gated)
-        for parent, name, is_gated in linears
+        packed_nbytes(_parts(getattr(parent, name))[0], is_gated=is_gated)
+        for parent, name, is_gated in weights
     )
 
     def packed() -> Iterator[PackedLinear]:
-        for parent, name, is_gated in linears:
-            linear = getattr(parent, name)
+        for parent, name, is_gated in weights:
+            weight, bias = _parts(getattr(parent, name))
             delattr(parent, name)
-            yield pack_linear(linear.weight.detach(), linear.bias, is_gated=is_gated)
-            del linear
+            yield pack_linear(weight.detach(), bias, is_gated=is_gated)
+            del weight, bias
             # its size is not that of what follows: it would add up to the weights once more
             give_back_freed()
 
-    for (parent, name, _), weight in zip(linears, pack_together(packed(), nbytes), strict=True):
-        setattr(parent, name, NativeLinear(weight))
+    for (parent, name, _), weight in zip(weights, pack_together(packed(), nbytes), strict=True):
+        setattr(parent, name, weight if name in EXPERTS else NativeLinear(weight))
+
+
+def _weights(model: Transformer) -> Iterator[tuple[nn.Module, str, bool]]:
+    """Whose product with which weight, and whether half of its rows are gates of the other half."""
+    gated = {"ffn_up", "shared_up"} if model.spec.gated_ffn else set()
+    for layer in model.layers:
+        for linear in model.spec.layer_linears:
+            yield layer, linear.name, linear.name in gated
+        for name in EXPERTS if model.spec.num_experts else ():
+            yield layer, name, name == "gate_up"
+    if hasattr(model, "lm_head"):  # which only the last stage of a pipeline has
+        yield model, "lm_head", False
+
+
+def _parts(own: nn.Linear | Tensor) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias of a product, or the weights of experts."""
+    return (own, None) if isinstance(own, Tensor) else (own.weight, own.bias)
 
 
 class NativeOperations(Operations):
@@ -136,8 +147,22 @@ class NativeOperations(Operations):
         if not self.spec.gated_ffn:
             return activate_(product, self.spec.activation)
         pairs = product.view(len(x), -1, 2, PANEL // 2)
-        gate, raised = (half.flatten(1)[:, : self.spec.ffn_size] for half in pairs.unbind(2))
+        assert isinstance(up, NativeLinear), "the weights are packed"
+        width = up.packed.out_features
+        gate, raised = (half.flatten(1)[:, :width] for half in pairs.unbind(2))
         return gated_activate_(gate, raised, self.spec.activation)
+
+    def experts(
+        self,
+        x: Tensor,
+        router_logits: Tensor,
+        gate_up: Tensor | PackedLinear,
+        down: Tensor | PackedLinear,
+    ) -> Tensor:
+        assert isinstance(gate_up, PackedLinear), "the weights are packed"
+        assert isinstance(down, PackedLinear), "the weights are packed"
+        top_k, normalised = self.spec.experts_per_token, self.spec.normalise_experts
+        return experts(x, router_logits, gate_up, down, top_k=top_k, normalised=normalised)
 
     def greedy(self, logits: Tensor) -> Tensor:
         return library.greedy(logits.float().contiguous(), NAN_TOKEN)
@@ -162,6 +187,9 @@ class NativeOperations(Operations):
             head_size=spec.head_size,
             rotary_half=len(self._inverse_frequencies),
             window=spec.sliding_window or 0,
+            num_experts=spec.num_experts,
+            experts_per_token=spec.experts_per_token,
+            normalises=spec.normalise_experts,
             is_bf16=model.dtype == torch.bfloat16,
             activation=ACTIVATIONS.index(spec.activation),
             is_gated=spec.gated_ffn,
@@ -170,6 +198,7 @@ class NativeOperations(Operations):
 
     def _layer_struct(self, layer: nn.Module) -> structures.LayerStruct:
         assert isinstance(layer, Layer), "the model has no other layers"
+        dense = "shared" if self.spec.num_experts else "ffn"  # beside the experts, or alone
         return structures.LayerStruct(
             attention_norm=self._norm_struct(layer.attention_norm),
             ffn_norm=self._norm_struct(layer.ffn_norm),
@@ -177,8 +206,12 @@ class NativeOperations(Operations):
             key_norm=self._norm_struct(getattr(layer, "k_norm", None)),
             qkv=_linear_struct(layer.qkv_proj),
             out=_linear_struct(layer.out_proj),
-            up=_linear_struct(layer.ffn_up),
-            down=_linear_struct(layer.ffn_down),
+            up=_linear_struct(getattr(layer, f"{dense}_up", None)),
+            down=_linear_struct(getattr(layer, f"{dense}_down", None)),
+            shared_gate=_linear_struct(getattr(layer, "shared_gate", None)),
+            router=_linear_struct(getattr(layer, "router", None)),
+            expert_up=_linear_struct(getattr(layer, "gate_up", None)),
+            expert_down=_linear_struct(getattr(layer, "down", None)),
         )
 
     def _norm_struct(self, norm: nn.Module | None) -> structures.NormStruct:
@@ -191,6 +224,10 @@ class NativeOperations(Operations):
         return library.norm_struct(weight, bias, norm.eps or 0.0)
 
 
-def _linear_struct(module: nn.Module) -> structures.LinearStruct:
-    assert isinstance(module, NativeLinear), "the weights are packed"
-    return library.linear_struct(module.packed)
+def _linear_struct(weight: object) -> structures.LinearStruct:
+    """Of nothing, one without a weight."""
+    if weight is None:
+        return structures.LinearStruct()
+    packed = weight.packed if isinstance(weight, NativeLinear) else weight
+    assert isinstance(packed, PackedLinear), "the weights are packed"
+    return library.linear_struct(packed)

@@ -263,10 +263,17 @@ class ModelSpec:
         head = (work.num_emits > 0) * self.lm_head.num_params * dtype_bytes
         if not self.num_experts:
             return self.num_linear_params * self.linear_bytes(dtype_bytes) + head
-        chosen = self.share_of_experts(work.num_prefill_tokens + work.num_decode_tokens)
-        experts = self.num_expert_params
-        read = self.num_linear_params - experts + chosen * experts
-        return read * self.linear_bytes(dtype_bytes) + head
+        others = (self.num_linear_params - self.num_expert_params) * self.linear_bytes(dtype_bytes)
+        return others + self.expert_read_bytes(work, dtype_bytes) + head
+
+    def expert_read_bytes(self, work: Work, dtype_bytes: int) -> Any:
+        """What of these bytes are experts'. Where prompts pass a `layer_share` of the layers alone,
+        decodes choose in the others.
+        """
+        decodes, share = work.num_decode_tokens, getattr(work, "layer_share", 1.0)
+        chosen = share * self.share_of_experts(work.num_prefill_tokens / share + decodes)
+        chosen += (1 - share) * self.share_of_experts(decodes)
+        return chosen * self.num_expert_params * self.linear_bytes(dtype_bytes)
 
     def min_bytes(self, work: Work, dtype_bytes: int) -> Any:
         """Least memory traffic of one iteration: weights read, KV read, new KV written."""

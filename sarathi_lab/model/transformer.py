@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 import torch
@@ -87,18 +88,36 @@ class Transformer(nn.Module):
         """Write keys and values to `cache`; returns the logits, [num_emits, vocab_size]."""
         if self.whole_pass is not None:
             return self.whole_pass(inputs, cache)
+        with self.operations.range("embedding"):
+            hidden = self.embedding(inputs.token_ids)  # [num_tokens, hidden_size]
+        update = self.pass_layers(hidden, None, inputs, cache, range(self.spec.num_layers))
+        return self.logits(hidden, update, inputs.emit_rows)
+
+    def pass_layers(
+        self,
+        hidden: Tensor,
+        update: Tensor | None,
+        inputs: PackedInputs,
+        cache: KVCache,
+        numbers: range,
+    ) -> Tensor:
+        """Let `hidden` and the `update` that is still to be added to it, both [num_tokens,
+        hidden_size], pass the layers of neighbouring `numbers`; returns the next update.
+        """
         operations = self.operations
         with operations.range("embedding"):
-            hidden = self.embedding(inputs.token_ids)  # [num_tokens, hidden_size]
             rotary = operations.rotary(inputs.positions)
-        update: Tensor | None = None
-        for layer, (keys, values) in zip(self.layers, cache.layers(), strict=True):
+        every = zip(self.layers, cache.layers(), strict=True)
+        for layer, (keys, values) in islice(every, numbers.start, numbers.stop):
             update = layer(hidden, update, operations, inputs, rotary, keys, values)
-        with operations.range("logits"):
-            assert update is not None, "a model has layers"
-            emitting = hidden.index_select(0, inputs.emit_rows)
-            last = update.index_select(0, inputs.emit_rows)
-            return self.lm_head(operations.add_norm(emitting, last, self.final_norm))
+        assert update is not None, "a model has layers"
+        return update
+
+    def logits(self, hidden: Tensor, update: Tensor, rows: Tensor) -> Tensor:
+        """Those of some rows behind the last layer, [len(rows), vocab_size]."""
+        with self.operations.range("logits"):
+            emitting, last = hidden.index_select(0, rows), update.index_select(0, rows)
+            return self.lm_head(self.operations.add_norm(emitting, last, self.final_norm))
 
 
 class Layer(nn.Module):

@@ -7,6 +7,7 @@ from sarathi_lab.policy.base import Policy, Reserve
 from sarathi_lab.policy.deepspeed import SplitFuse
 from sarathi_lab.policy.dynamic_chunks import DynamicChunks
 from sarathi_lab.policy.fastdeploy import FastDeploy
+from sarathi_lab.policy.layered import LayeredPrefill
 from sarathi_lab.policy.lightllm import LightLLM
 from sarathi_lab.policy.llama_cpp import LlamaCpp
 from sarathi_lab.policy.lmdeploy import LMDeploy, LMDeployPytorch
@@ -34,6 +35,7 @@ __all__ = [
     "FastDeploy",
     "LMDeploy",
     "LMDeployPytorch",
+    "LayeredPrefill",
     "LightLLM",
     "LlamaCpp",
     "Lprs",

@@ -30,13 +30,15 @@ class Policy(ABC):
     that holds the tokens of one iteration, which the setting `chunk` stands for; None for policies
     that never cut a prompt. With `decodes_on_top` that is for prompts alone. With `follows_up` the
     next chunk of a prompt is scheduled while the one before is in flight: in a pipeline, whose
-    stages take them in order.
+    stages take them in order. With `in_layers` prompts pass the layers in groups (`Batch.pass_in`),
+    which needs an executor that can.
     """
 
     name: ClassVar[str]
     budget_field: ClassVar[str | None] = None
     decodes_on_top: ClassVar[bool] = False
     follows_up: ClassVar[bool] = False
+    in_layers: ClassVar[bool] = False
     reserve: Reserve = "max_model_len"
     watermark: float = 0.0
 
@@ -53,6 +55,11 @@ class Policy(ABC):
     @property
     def most_prefills(self) -> int | None:
         """The most whole prompts in one batch; None: as many as a batch has sequences."""
+        return None
+
+    @property
+    def most_prompt_tokens(self) -> int | None:
+        """The most tokens of prompts in a batch that is not `is_capped`; None: any number."""
         return None
 
     def validate(self, batch_size: int, max_model_len: int) -> None:

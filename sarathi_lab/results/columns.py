@@ -43,6 +43,8 @@ HEADINGS: dict[str, tuple[str, float, str]] = {
     "mbu": ("MBU", 1, ".2f"),
     "joules_per_token": ("energy [J/token]", 1, ".3g"),
     "joules_per_output_token": ("energy [J/output token]", 1, ".3g"),
+    "acceptance_rate": ("drafts that were right", 1, ".1%"),
+    "tokens_per_decode": ("tokens a decode and iteration", 1, ".2f"),
     "mean_watts": ("power of a device [W]", 1, ".0f"),
 }
 

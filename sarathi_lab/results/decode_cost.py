@@ -50,13 +50,13 @@ class DecodeCost:
 
 def fullest_hybrid(iterations: pd.DataFrame) -> Composition | None:
     """The fullest mix of one chunk and decodes in a run, at its median contexts; None if never
-    mixed.
+    mixed, or if decodes had drafts.
 
     The most decodes beside a chunk (the paper's B - 1); of the chunks seen there the most frequent,
     then the largest.
     """
     hybrids = iterations[(iterations.num_prefills == 1) & (iterations.num_decode_tokens > 0)]
-    if hybrids.empty:
+    if hybrids.empty or "num_draft_tokens" in iterations:
         return None
     num_decodes = int(hybrids.num_decode_tokens.max())
     fullest = hybrids[hybrids.num_decode_tokens == num_decodes]

@@ -133,6 +133,14 @@ def prefix_metrics(requests: pd.DataFrame) -> dict[str, float]:
     return {"prefix_hit_rate": float(requests.prefix_hit_tokens.sum() / requests.prompt_len.sum())}
 
 
+def speculation_metrics(iterations: pd.DataFrame) -> dict[str, float]:
+    """What only a run with drafts has: how many were right, and tokens of a decode's iteration."""
+    drafts, accepted = iterations.num_draft_tokens.sum(), iterations.num_accepted_tokens.sum()
+    decodes = iterations.num_decode_tokens.sum() - drafts
+    found = {"num_draft_tokens": drafts, "tokens_per_decode": 1 + accepted / decodes}
+    return {"acceptance_rate": float(accepted / drafts), **{k: float(v) for k, v in found.items()}}
+
+
 def cluster_metrics(
     summary: Mapping[str, float], num_instances: int, num_devices: int
 ) -> dict[str, float]:
@@ -189,8 +197,10 @@ def rates(
 
 def _decode(iterations: pd.DataFrame, cost: DecodeCost | None) -> dict[str, float]:
     decode_only = (iterations.num_prefill_tokens == 0) & (iterations.num_decode_tokens > 0)
-    alone = iterations.num_decode_tokens[decode_only].sum()
-    hybrid = iterations.num_decode_tokens[~decode_only].sum()
+    tokens = iterations.num_decode_tokens
+    if "num_draft_tokens" in iterations:
+        tokens = tokens - (iterations.num_draft_tokens - iterations.num_accepted_tokens)
+    alone, hybrid = tokens[decode_only].sum(), tokens[~decode_only].sum()
     summary: dict[str, float] = {"num_decode_tokens": alone + hybrid}
     seconds = iterations.busy[decode_only].sum()
     if cost is not None:

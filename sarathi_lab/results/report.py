@@ -31,7 +31,7 @@ LINE = ("throughput", "ttft_p50", "tbt_p99")  # of a baseline
 MAIN = (  # of a run; the rest is for who asks
     *("duration", "num_failed", "throughput", "decode_throughput", "decode_speedup"),
     *("kv_reread_factor", "ttft_p50", "ttft_p99", "tbt_p50", "tbt_p99", "num_stalls"),
-    "longest_gap",
+    *("longest_gap", "acceptance_rate", "tokens_per_decode"),
     *("slo_attainment", "goodput", "capacity", "bubble_fraction", "time_over_roofline"),
 )
 BETTER = dict.fromkeys(("decode_time_marginal", "kv_reread_factor", "ttft_p50", "tbt_p99"), "v")

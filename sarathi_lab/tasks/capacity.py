@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
 
 import pandas as pd
 from omegaconf import DictConfig
 
 from sarathi_lab.config.checked import number, whole
 from sarathi_lab.config.console import progress_of
+from sarathi_lab.config.crew import Crew, crew_size
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.run_context import RunContext
+from sarathi_lab.engine.executor import Executor
+from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.experiment import capacity as search
+from sarathi_lab.experiment.trials import Key, Trial, Trials
+from sarathi_lab.model.roofline import Peaks
 from sarathi_lab.results.metrics import add_costs, summarise
 from sarathi_lab.results.plots.tasks import rate_curves
 from sarathi_lab.results.result import ITERATIONS, REQUESTS, Result
@@ -51,7 +58,7 @@ class Capacity(Task):
         *("policy", "workload", "executor", "model", "hardware", "slo", "device", "dtype", "seed"),
         *("chunk", "batch", "pd_ratio", "seq_len", "max_model_len", "cache", "stall"),
         "prompt_classes",
-        "cluster",
+        *("cluster", "speculation"),
     )
     has_runs = True
     seeds: int = whole(3, minimum=1, fix="use a few sets of requests, such as 3")
@@ -59,6 +66,7 @@ class Capacity(Task):
     doublings: int = whole(3, minimum=1, fix="use a few, such as 3")
     lowest: float | None = number(None, above=0, fix=RATES)
     highest: float | None = number(None, above=0, fix=RATES)
+    processes: int | None = crew_size()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -78,6 +86,11 @@ class Capacity(Task):
         configs = [self._with_arrivals(cfg, seed) for seed in seeds]
         plans = [make_plan(own) for own in configs]
         slo, name = plans[0].targets.slo, plans[0].load.name
+        if self.processes is not None and self._size(plans[0]) != self.processes:
+            raise UserError(
+                f"task.processes={self.processes} has no effect: it is for executor=simulated, and "
+                "a measurement is alone; drop it"
+            )
         if not slo.bounds and not slo.is_relative:
             raise UserError(
                 f"slo={slo.name} has no bounds that a rate could meet; name an objective, such as "
@@ -105,15 +118,10 @@ class Capacity(Task):
         serve.print_plan(plan, context)
         trials, slo, saturation, found = self._search(plans, self._lengths(plan))
         peaks = plan.backend.peaks()
-
-        def costs(trial: search.Trial) -> pd.DataFrame:
-            return add_costs(trial.iterations, plan.spec, plan.backend.dtype_bytes, peaks)
-
-        summaries = {}
-        for key, trial in trials.known.items():
-            served = (trial.requests, float(trial.iterations.end.max()))
-            summaries[key] = summarise(costs(trial), trial.requests, peaks, None)
-            summaries[key] |= serve.serving_summary_of(plan, *served, peaks, slo)
+        crew = Crew(partial(_Objective, plan, slo, peaks), self._size(plan))
+        with progress_of("summing up", len(trials.known), "runs") as advance:
+            found_of = crew.map(_summary, trials.known.values(), advance)
+        summaries = dict(zip(trials.known, found_of, strict=True))
         table = pd.DataFrame(
             dict(zip(("seed", "num_requests", "rate"), trial, strict=False))
             | {"slo_met": is_met(trial.requests, slo)}
@@ -127,7 +135,7 @@ class Capacity(Task):
         if bracket.passing is not None and found.is_settled:
             key = (seed, found.num_requests, bracket.passing)
             best, at_capacity = trials.known[key], summaries[key]
-            tables |= {ITERATIONS: costs(best), REQUESTS: best.requests}
+            tables |= {ITERATIONS: _costs(plan, best, peaks), REQUESTS: best.requests}
         summary = {**at_capacity, **found.summary, "capacity_trials": float(len(trials.known))}
         summary["closed_rate"] = saturation
         where = f"{plan.policy.name}, {plan.spec.name} on {plan.backend.device_name}"
@@ -152,7 +160,7 @@ class Capacity(Task):
 
     def _search(
         self, plans: Sequence[Plan], lengths: Sequence[int]
-    ) -> tuple[search.Trials, Slo, float, search.Capacities]:
+    ) -> tuple[Trials, Slo, float, search.Capacities]:
         """The runs, the objective in seconds, the saturation rate and what was found."""
         plan = plans[0]
         executor = plan.executor()
@@ -162,15 +170,19 @@ class Capacity(Task):
         tokens = sum(request.total_len - 1 for request in plan.load.requests[: 2 * lengths[0]])
         expected = tokens * (1 + FIRST_TRIALS + LATER_TRIALS * (len(plans) - 1))
         title = f"looking for the capacity under {slo.name}"
+        grid = search.Grid(self.precision)
+        crew = Crew(partial(_trials, plans, grid), self._size(plan))
         with progress_of(title, expected, "tokens") as progress:
-            cache = (plan.num_blocks, plan.block_size)
-            sizes = (plan.batch_size, plan.max_model_len, *cache, plan.backend.num_stages)
-            engine = search.Engine(executor, *sizes, plan.cluster, progress)
-            loads = {int(own.config["seed"]): own.load.requests for own in plans}
-            trials = search.Trials(engine, plan.policy, loads, search.Grid(self.precision))
+            trials = _trials([plan, *plans[1:]], grid, executor, progress)
+            if crew.size > 1:
+                trials.serve_all, trials.ahead = partial(_served, crew, progress), crew.size
             saturation = trials.saturation_rate(lengths[0])
             limits = search.limits_around(saturation, self.lowest, self.highest)
             return trials, slo, saturation, trials.capacity(slo, saturation, limits, lengths)
+
+    def _size(self, plan: Plan) -> int | None:
+        """Processes that serve: what is measured has the machine to itself."""
+        return self.processes if isinstance(plan.backend, SimulatedBackend) else 1
 
     def _with_arrivals(self, cfg: DictConfig, seed: int) -> DictConfig:
         """`cfg` with another seed, the requests of its longest runs, and arrivals whose gaps a rate
@@ -190,6 +202,54 @@ class Capacity(Task):
             if kind == "closed":
                 own.workload.arrivals = "poisson"
         return own
+
+
+def _trials(
+    plans: Sequence[Plan],
+    grid: search.Grid,
+    executor: Executor | None = None,
+    progress: Callable[[float], None] = lambda num_tokens: None,
+) -> Trials:
+    """Runs of the plans' requests, by seed, on `executor` or one of their own."""
+    plan = plans[0]
+    cache = (plan.num_blocks, plan.block_size)
+    sizes = (plan.batch_size, plan.max_model_len, *cache, plan.backend.num_stages)
+    executor = executor or plan.executor()
+    engine = search.Engine(executor, *sizes, plan.cluster, progress, speculation=plan.speculation)
+    loads = {int(own.config["seed"]): own.load.requests for own in plans}
+    return Trials(engine, plan.policy, loads, grid)
+
+
+def _served(
+    crew: Crew[Trials], progress: Callable[[float], None], keys: Sequence[Key]
+) -> list[Trial]:
+    """The runs of `keys`, several at a time; progress is told of each in tokens."""
+    found = crew.map(Trials.serve, keys)
+    progress(
+        float(
+            sum(
+                trial.requests.prompt_len.sum() + trial.requests.output_len.sum() for trial in found
+            )
+        )
+    )
+    return found
+
+
+def _costs(plan: Plan, trial: Trial, peaks: Peaks) -> pd.DataFrame:
+    return add_costs(trial.iterations, plan.spec, plan.backend.dtype_bytes, peaks)
+
+
+class _Objective(NamedTuple):
+    plan: Plan
+    slo: Slo
+    peaks: Peaks
+
+
+def _summary(of: _Objective, trial: Trial) -> dict[str, float]:
+    plan, slo, peaks = of
+    served = (trial.requests, float(trial.iterations.end.max()))
+    own = summarise(_costs(plan, trial, peaks), trial.requests, peaks, None)
+    return own | serve.serving_summary_of(plan, *served, peaks, slo)
 
 
 def _grows(plan: Plan) -> bool:

@@ -60,4 +60,5 @@ def _roofline(plan: Plan, peaks: Peaks) -> Executor:
         roofline = float(roofline_time(plan.spec, batch, plan.backend.dtype_bytes, peaks))
         return [roofline] * num_stages
 
-    return plan.executor(lambda: PipelineExecutor(num_stages, times))
+    num_layers = plan.spec.num_layers
+    return plan.executor(lambda: PipelineExecutor(num_stages, times, num_layers=num_layers))

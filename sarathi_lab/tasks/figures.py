@@ -15,6 +15,7 @@ from omegaconf import DictConfig
 
 from sarathi_lab.config.checked import listed, whole
 from sarathi_lab.config.console import console, print_place, progress_of
+from sarathi_lab.config.crew import crew_size
 from sarathi_lab.config.errors import exit_code, require_one_of
 from sarathi_lab.config.paths import CONF, OUTPUTS, make_folder
 from sarathi_lab.config.run_context import RunContext
@@ -119,13 +120,14 @@ class Figures(Task):
     figures: Sequence[str] | None = _some("figures", PAPERS)
     gpus: Sequence[str] | None = _some("gpus", GPUS)
     every: int = whole(1, minimum=1, fix="use 1 for all points")
+    processes: int | None = crew_size()
 
     def check(self, cfg: DictConfig) -> None:
         for job in _jobs(self._names(), self.gpus):
             check_fits(job)
 
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
-        return recompute(self._names(), self.gpus, self.every)
+        return recompute(self._names(), self.gpus, self.every, None, self.processes)
 
     def _names(self) -> list[str]:
         return [name for name in PAPERS if self.figures is None or name in self.figures]
@@ -136,10 +138,14 @@ def _jobs(names: Sequence[str], gpus: Sequence[str] | None = None) -> list[Job]:
 
 
 def recompute(
-    names: Sequence[str], gpus: Sequence[str] | None, every: int, sizes: Sizes | None = None
+    names: Sequence[str],
+    gpus: Sequence[str] | None,
+    every: int,
+    sizes: Sizes | None = None,
+    processes: int | None = None,
 ) -> Result:
     """The paper's figures at `sizes` (None: conf/experiment's), with the paper's own points."""
-    predicted = predict_all(_jobs(names, gpus), every, sizes)
+    predicted = predict_all(_jobs(names, gpus), every, sizes, processes)
     points = pd.concat([*map(registered.paper, names), *predicted], ignore_index=True)
     errors = registered.error_table(points)
     others = points[(points.source != "paper") & ~points.device.isin(errors.device)]

@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from sarathi_lab.config.checked import number, one_of, whole
 from sarathi_lab.config.console import print_place
+from sarathi_lab.config.crew import crew_size
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import build, load_option
 from sarathi_lab.config.paths import CONF
@@ -26,7 +27,8 @@ from sarathi_lab.experiment.figures import FIGURES, PAPERS, Figure, paper
 from sarathi_lab.experiment.measure import least_room, measure, room_of
 from sarathi_lab.experiment.real_pipeline import check_stages
 from sarathi_lab.experiment.registry import SETUPS
-from sarathi_lab.experiment.simulate import computed, recorded_tables, served
+from sarathi_lab.experiment.simulate import computed, recorded_tables
+from sarathi_lab.experiment.simulated_serving import served
 from sarathi_lab.model.checkpoint import resolve_model
 from sarathi_lab.policy import Policy
 from sarathi_lab.results import load
@@ -63,6 +65,7 @@ class Measure(Task):
     record: str | None = None
     every: int = whole(1, minimum=1, fix="use 1 for all points")
     sizes: Mapping[str, Any] | None = None
+    processes: int | None = crew_size()
 
     def check(self, cfg: DictConfig) -> None:
         """Refuse a model that does not fit the device, and settings that nothing would read."""
@@ -72,6 +75,7 @@ class Measure(Task):
                 raise UserError(f"{own.name} is simulated only; add executor=simulated")
             require_one_device(backend, "task=measure")
             self._refuse("every", "is for the recomputed figures of executor=simulated")
+            self._refuse("processes", "is for executor=simulated, and a measurement is alone")
             if own.kind == "stages":
                 return self._check_stages(cfg, backend)
             spec, checkpoint = resolve_model(cfg, backend)
@@ -116,16 +120,17 @@ class Measure(Task):
         if isinstance(backend, TorchBackend):
             return self._measured(cfg, backend, context)
         if own.has_paper:  # with its errors and pictures
-            found = recompute([own.name], _gpus(cfg), self.every, self.sizes)
+            found = recompute([own.name], _gpus(cfg), self.every, self.sizes, self.processes)
             tables = recorded_tables(found.tables[POINTS])
             self._record(tables)
             return replace(found, tables={**found.tables, **tables}, float_format="%.6g")
         sizes = self._sizes(backend)
         if own.kind == "rounds":
             platforms, make_policy = self._platforms(cfg, backend), partial(_policy, cfg)
-            tables = served(own, platforms, make_policy, int(cfg.seed), sizes)
+            tables = served(own, platforms, make_policy, int(cfg.seed), sizes, self.processes)
         else:
-            tables = computed(own, resolve_model(cfg, backend)[0], backend, sizes)
+            spec, _ = resolve_model(cfg, backend)
+            tables = computed(own, spec, backend, sizes, self.processes)
         return self._result(tables, "simulated", context, {})
 
     @property

@@ -19,7 +19,8 @@ from sarathi_lab.engine.executor import Backend, Executor, Sizes
 from sarathi_lab.engine.loop import AnyScheduler
 from sarathi_lab.engine.queues import QueueOrder
 from sarathi_lab.engine.scheduler import Scheduler
-from sarathi_lab.engine.topology import SINGLE, Linked, Several, Topology
+from sarathi_lab.engine.speculation import NO_SPECULATION, Speculation
+from sarathi_lab.engine.topology import SINGLE, Topology
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.experiment.advisor import BASELINES, Advice, Prediction, advise
@@ -31,6 +32,7 @@ from sarathi_lab.results.decode_cost import decode_iteration
 from sarathi_lab.results.saturation import SaturationLimits
 from sarathi_lab.results.slo import Targets
 from sarathi_lab.results.window import Window
+from sarathi_lab.tasks.plan_checks import check_cluster, check_speculation
 from sarathi_lab.workload import LoadedRequests, Workload
 from sarathi_lab.workload.traces import Trace
 
@@ -70,6 +72,7 @@ class Plan:
     targets: Targets = field(default_factory=Targets)
     advice: Advice | None = None
     cluster: Topology = SINGLE  # of engines of these sizes
+    speculation: Speculation = NO_SPECULATION
 
     @property
     def num_devices(self) -> int:
@@ -78,13 +81,15 @@ class Plan:
 
     @property
     def sizes(self) -> Sizes:
-        policy = self.policy
+        policy, batch_size = self.policy, self.batch_size
+        most_decoded = batch_size * (1 + self.speculation.most_drafts)
         if policy.is_capped:
-            on_top = self.batch_size if policy.decodes_on_top else 0
-            most_tokens = max(policy.budget or 0, self.batch_size) + on_top
+            on_top = most_decoded * policy.decodes_on_top
+            most_tokens = max(policy.budget or 0, batch_size) + on_top
         else:  # the longest prompts whole, beside as many decodes as there may be
             longest = sorted((request.total_len for request in self.load.requests), reverse=True)
-            most_tokens = sum(longest[: policy.most_prefills or self.batch_size]) + self.batch_size
+            whole = sum(longest[: policy.most_prefills or batch_size])
+            most_tokens = min(whole, policy.most_prompt_tokens or whole) + most_decoded
         return Sizes(
             num_blocks=self.num_blocks,
             block_size=self.block_size,
@@ -94,6 +99,7 @@ class Plan:
             chunk=policy.budget,
             fills_memory=self.fills_memory,
             num_host_blocks=self.num_host_blocks,
+            num_drafts=self.speculation.most_drafts,
         )
 
     def executor(self, make: Callable[[], Executor] | None = None) -> Executor:
@@ -119,6 +125,7 @@ class Plan:
             num_micro_batches=self.backend.num_stages,
             queue_order=self.queue_order,
             preemption=self.preemption,
+            speculation=self.speculation,
         )
 
 
@@ -200,8 +207,10 @@ def _parts(cfg: DictConfig) -> Plan:
         writes_trace=require_bool("trace", cfg.trace, "use true to write trace.json, else false"),
         targets=Targets(build(cfg.slo), cfg.stall, config["prompt_classes"]),
         cluster=build(cfg.cluster),
+        speculation=build(cfg.speculation, Speculation),
     )
-    _check_cluster(plan)
+    check_cluster(plan)
+    check_speculation(plan)
     plan.window.check(load)
     plan.saturation_limits.check(load)
     if plan.queue_order == "priority" and len({one.priority for one in load.requests}) < 2:
@@ -210,39 +219,6 @@ def _parts(cfg: DictConfig) -> Plan:
             "add workload.priorities=[0,1] (for workload=prompts: priority in the file's rows)"
         )
     return plan
-
-
-def _check_cluster(plan: Plan) -> None:
-    """Refuse a cluster that can't be simulated, and settings of one that nothing reads."""
-    cluster, backend = plan.cluster, plan.backend
-    if not isinstance(cluster, Several):
-        return
-    named, fix = f"a cluster of {cluster.describe()}", "or use cluster=single"
-    if not isinstance(backend, SimulatedBackend):
-        raise UserError(f"{named} is simulated only; add executor=simulated, {fix}")
-    if (stages := backend.num_stages) > 1:
-        raise UserError(
-            f"executor.pipeline_parallel={stages}: the instances of {named} are no pipelines; use "
-            f"executor.tensor_parallel, {fix}"
-        )
-    if getattr(cluster, "router", "") == "prefix_aware" and not plan.shares_prefixes:
-        raise UserError(
-            "cluster.router=prefix_aware has no effect as nothing is cached; add cache.prefix=true"
-        )
-    if not isinstance(cluster, Linked):
-        return
-    if backend.host.overlaps:
-        raise UserError(
-            f"host={backend.host.name} schedules ahead, but sequences leave an engine at their "
-            "first token; use host=none or another one that does not"
-        )
-    for name in ("prefill_chunk", "decode_chunk"):
-        if (budget := getattr(cluster, name)) is not None and plan.policy.budget_field is None:
-            raise UserError(
-                f"cluster.{name}={budget} has no effect on policy {plan.policy.name}, which never "
-                "cuts prompts; drop it"
-            )
-    backend.link(plan.spec, cluster)  # unknown, it is refused at once
 
 
 def _cache(
@@ -319,6 +295,11 @@ def _advice(plan: Plan, chunks: Sequence[int] | None) -> Advice:
         raise UserError(
             f"chunk={AUTO} is chosen by when requests arrive, which {by} leaves to the answers; "
             "name a number such as chunk=256"
+        )
+    if words := plan.speculation.describe():
+        raise UserError(
+            f"chunk={AUTO} is chosen without drafts, not for {words}; name a number such as "
+            "chunk=256"
         )
     predictor = plan.backend.predictor(plan.spec)
     if predictor is None:

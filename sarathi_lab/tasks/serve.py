@@ -43,7 +43,7 @@ READ = (  # what decides a run's work, and what is read from it
     *("policy", "workload", "executor", "model", "batch", "max_model_len", "cache", "queue_order"),
     *("preemption", "window", "stop_when_saturated", "slo", "stall", "prompt_classes"),
     "repetition",
-    "cluster",
+    *("cluster", "speculation"),
 )
 ADVICE_COLUMNS = {
     "throughput": "tokens/s",
@@ -157,7 +157,8 @@ def _executed(
     peaks = plan.backend.peaks()
     print_plan(plan, context)
     predicted = {}
-    if plan.backend.computes_tokens:  # a simulated run takes no longer than its prediction
+    # A simulated run takes no longer than its prediction; which drafts will be right is not known.
+    if plan.backend.computes_tokens and not plan.speculation.most_drafts:
         predicted["predicted_roofline"] = roofline = predict_roofline(plan, peaks)
         console().print(f"  predicted roofline {roofline:.2f} s")
     console().print(f"  peaks {peaks.describe()}")
@@ -239,6 +240,8 @@ def _measured(
         summary |= metrics.cluster_metrics(summary, sizes[1], sizes[0])
     if backend.power is not None:
         summary |= metrics.energy_metrics(iterations, summary, backend.power, *sizes)
+    if "num_draft_tokens" in iterations:
+        summary |= metrics.speculation_metrics(iterations)
     if plan.shares_prefixes:
         summary |= metrics.prefix_metrics(requests)
     if backend.num_stages > 1:
@@ -292,6 +295,8 @@ def print_plan(plan: Plan, context: RunContext) -> None:
     console().print(f"  {plan.load.describe()}, batch {plan.batch_size}, {cache}")
     if words := plan.cluster.describe():
         console().print(f"  {words}; batch and cache are those of each")
+    if words := plan.speculation.describe():
+        console().print(f"  {words}")
 
 
 def print_advice(advice: Advice) -> None:

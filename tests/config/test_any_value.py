@@ -43,6 +43,7 @@ BASES = (
     ((*SMALL, "host=vllm_0_12"), "host"),
     ((*SMALL, "hardware=a100", "executor.cost_model=profiled"), "hardware"),
     ((*SMALL, "preemption=swap"), "cache"),
+    ((*SMALL, "speculation=assumed"), "speculation"),
     *(((*SMALL, f"policy={name}"), "policy") for name in ("orca", "sglang", "vllm_v1", "trtllm")),
     (("task=endpoint", "task.base_url=http://127.0.0.1:9/v1", "tracking=none"), "task"),
 )

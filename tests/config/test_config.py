@@ -58,7 +58,8 @@ def test_every_option_is_chosen():
 @pytest.mark.parametrize("chosen", CHOICES, ids=lambda chosen: " ".join(map("=".join, chosen)))
 def test_every_option_instantiates_and_makes_a_plan_in_simulation(chosen):
     groups = dict(chosen)
-    executor = [] if "executor" in groups else ["executor=simulated"]
+    computes = groups.get("speculation") == "prompt_lookup"  # which reads tokens
+    executor = [] if "executor" in groups or computes else ["executor=simulated"]
     if "model" in groups:
         room = ["hardware=h200", "cache.num_blocks=200"]
     elif LONG_PROMPTS & {*chosen}:
@@ -66,7 +67,7 @@ def test_every_option_instantiates_and_makes_a_plan_in_simulation(chosen):
     elif "hardware" in groups:
         room = ["model=7b"]  # which the smallest GPU holds
     else:
-        room = ["model=tiny"] if groups.get("executor") == "torch" else []
+        room = ["model=tiny"] if groups.get("executor") == "torch" or computes else []
     if groups.get("cluster") == "taichi":
         room += ["cluster.ttft=1", "cluster.tpot=0.05"]
     options = [f"{group}={option}" for group, option in chosen]
@@ -105,7 +106,8 @@ def test_every_policy_is_compared_in_one_experiment():
     overlays = {path.stem: path.read_text() for path in (CONF / "experiment").glob("*.yaml")}
     swept = str(OmegaConf.create(overlays["policies"]).hydra.sweeper.params.policy).split(",")
     assert len(set(swept)) == len(swept)
-    later = [overlays[name] for name in ("long_prompts", "dynamic_chunks", "adaptive_budgets")]
+    after = ("long_prompts", "dynamic_chunks", "adaptive_budgets", "layered_prefill")
+    later = [overlays[name] for name in after]
     others = {path.stem for path in (CONF / "policy").glob("*.yaml")} - {*swept}
     assert all(sum(name in text for text in later) == 1 for name in others)
 

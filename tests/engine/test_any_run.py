@@ -1,5 +1,5 @@
 """Random runs of every policy over a cache that checks every slot: pipelines, tight caches,
-swapping, shared prefixes, replicas. FUZZ_CASES=N makes N runs of each of `POLICIES`.
+swapping, shared prefixes, replicas, drafts. FUZZ_CASES=N makes N runs of each of `POLICIES`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from every_policy import MAX_LEN, POLICIES
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
-from shadow import Checker, ShadowExecutor, as_array
+from shadow import Checker, ShadowCache, ShadowExecutor, Telling, as_array
 
-from sarathi_lab.api.rules import CountingScheduler, ShadowCache, check_books, history
+from sarathi_lab.api.rules import CountingScheduler, check_books, history
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.engine import prefix_cache
@@ -25,6 +25,7 @@ from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.loop import run_engine
 from sarathi_lab.engine.replicas import LockstepReplicas
 from sarathi_lab.engine.request import Request
+from sarathi_lab.engine.speculation import NO_SPECULATION
 from sarathi_lab.policy import Policy, with_budget
 
 NUM_CASES = int(os.environ.get("FUZZ_CASES", "12"))
@@ -104,6 +105,8 @@ engines = st.fixed_dictionaries(
         "sharing": st.sampled_from(SHARING),
         "num_replicas": st.sampled_from([1, 1, 1, 2]),
         "users": st.none() | st.integers(1, 3),
+        "drafts": st.none()
+        | st.builds(Telling, tokens=st.integers(1, 5), acceptance=st.sampled_from([0.0, 0.6, 1.0])),
     }
 )
 
@@ -116,6 +119,7 @@ def make_scheduler(policy: Policy, longest: int, engine: dict[str, Any]) -> Coun
         policy = with_budget(policy, engine["chunk"])
     num_blocks = max(1, -(-longest // block_size) + engine["spare"][0])
     shares = engine["sharing"] is not None
+    speculates = engine["drafts"] and not feeds_tokens and engine["num_replicas"] == 1
     return CountingScheduler(
         policy,
         BlockManager(num_blocks, block_size, num_host_blocks, shares_prefixes=shares),
@@ -124,6 +128,7 @@ def make_scheduler(policy: Policy, longest: int, engine: dict[str, Any]) -> Coun
         num_micro_batches=1 if feeds_tokens else capacity,
         queue_order=engine["queue_order"],
         preemption="swap" if num_host_blocks else "recompute",
+        speculation=engine["drafts"] if speculates else NO_SPECULATION,
     )
 
 
@@ -171,6 +176,7 @@ def test_a_run_is_refused_in_a_line_or_serves_every_request(name, wished, engine
             schedulers.append(make_scheduler(POLICIES[name], longest, engine))
             for request in requests:
                 schedulers[-1].check_fits(request)
+        served([], [], schedulers, engine)  # an executor that can't is told from before any batch
     except UserError as error:
         refusal = str(error)
     if refusal:

@@ -90,7 +90,7 @@ def test_generated_tokens_are_cached_too():
     the answer waits.
     """
     first = request(0, tokens((1, 6)), output_len=11)
-    answer = np.arange(11, dtype=np.int32)  # as `token_of` says for request 0
+    answer = np.arange(11, dtype=np.int32)  # as `tokens_of` says for request 0
     for known, hit in ((11, 12), (10, 12), (5, 8)):
         turn = np.concatenate([first.prompt_token_ids, answer[:known], tokens((2, 5))])
         executor = serve([first, request(1, turn, time=20.0)], sharing())

@@ -91,3 +91,33 @@ def test_ratios_are_linear_in_logarithms_and_constant_past_their_edge():
 def test_one_row_holds_for_all_sizes():
     grid = RatioGrid(pd.DataFrame([[3.0]], index=[7], columns=[2]))
     assert [grid.ratio(7, 2), grid.ratio(1, 9), grid.ratio(100, 1)] == pytest.approx([3, 3, 3])
+
+
+@pytest.mark.parametrize("gpu", ["h100", "h200", "b200", "l40s", "rtx-pro-6000"])
+def test_the_formula_of_other_models_predicts_the_experts_of_the_tables(gpu):
+    """Its figures were fitted to neither of the tables' models (fit_experts.py)."""
+    hardware = load_option("hardware", gpu)
+    plain = replace(hardware, expert_efficiency=1.0, expert_launch=0.0, expert_traffic=0.0)
+    rows = read_tables(hardware.tables).frames["moe"]
+    errors = {}
+    for name, device in (("fitted", hardware), ("plain", plain)):
+        times = [
+            1e6 * _of_shape(row, device).time(row.tokens * row.top_k, row.activated_experts)
+            for row in rows.itertuples()
+        ]
+        errors[name] = (pd.Series(times) / rows.time_us.to_numpy() - 1).abs().mean()
+    assert errors["fitted"] < 0.17
+    assert errors["fitted"] < 0.7 * errors["plain"]
+
+
+def _of_shape(row, hardware):
+    sizes = {"hidden_size": row.hidden_size, "ffn_size": row.expert_size}
+    chosen = {"num_experts": row.num_experts, "experts_per_token": row.top_k}
+    return Experts(replace(MIXTURE, **sizes, **chosen), hardware, 2)
+
+
+@pytest.mark.parametrize("figure", ["expert_launch", "expert_traffic", "expert_efficiency"])
+def test_every_figure_of_experts_slows_them(figure):
+    value = 1e-5 if figure == "expert_launch" else 0.5
+    slower = Experts(MIXTURE, replace(LINKED, **{figure: value}), 2)
+    assert slower.time(4000, 8) > Experts(MIXTURE, LINKED, 2).time(4000, 8)

@@ -11,7 +11,7 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
-from checkpoints import DEVICE, FAMILIES
+from checkpoints import DEVICE, FAMILIES, MIXTURES
 from helpers import scheduler_for
 from toy_executors import BLOCK_SIZE, load_family, on_kernels, requests_with_tokens
 
@@ -33,7 +33,7 @@ from sarathi_lab.policy import Orca, PrefillFirst, Sarathi, SarathiServe
 
 LENGTHS = [(17, 3), (2, 1)]  # few: the interpreter takes its time
 # Grouped heads, a window, norms of heads, and (gpt_neox) biases, LayerNorm and partial rotation.
-KERNEL_FAMILIES = ["llama gqa, llama3 rope", "mistral window", "qwen3", "gpt_neox"]
+KERNEL_FAMILIES = ["llama gqa, llama3 rope", "mistral window", "qwen3", "gpt_neox", "qwen2_moe"]
 
 
 def served(model, executor, policy, requests, num_blocks=40):
@@ -53,7 +53,7 @@ def served(model, executor, policy, requests, num_blocks=40):
 @pytest.fixture(scope="module", params=KERNEL_FAMILIES)
 def family(request, tmp_path_factory):
     """(a model on kernels, its requests, the tokens that plain torch gives for each)."""
-    assert request.param in FAMILIES
+    assert request.param in {**FAMILIES, **MIXTURES}
     model = load_family(request.param, tmp_path_factory.mktemp("checkpoint"))
     requests = requests_with_tokens(LENGTHS)
     executor = TorchExecutor(model, num_blocks=40, block_size=BLOCK_SIZE)

@@ -82,8 +82,15 @@ def expected() -> list[list[int]]:
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: "x".join(map(str, layout)))
 def test_greedy_tokens_equal_one_devices_under_every_policy(layout, expected):
     executor = built(*layout)
-    found = {name: tokens(executor, policy) for name, policy in POLICIES.items()}
+    # prompts pass several ranks' layers at once
+    policies = {name: policy for name, policy in POLICIES.items() if not policy.in_layers}
+    found = {name: tokens(executor, policy) for name, policy in policies.items()}
     assert {name for name, own in found.items() if own != expected} == set()
+
+
+def test_prompts_that_pass_groups_of_layers_are_refused():
+    with pytest.raises(UserError, match="moves prompts through groups of layers"):
+        tokens(built(2, 1), POLICIES["layered_prefill"])
 
 
 def test_swapped_blocks_are_moved_on_every_rank():

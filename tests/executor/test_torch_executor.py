@@ -24,6 +24,7 @@ from sarathi_lab.model.transformer import Transformer
 from sarathi_lab.model.weights import load_model
 from sarathi_lab.policy import (
     TGI,
+    LayeredPrefill,
     LightLLM,
     LlamaCpp,
     LMDeploy,
@@ -49,6 +50,8 @@ POLICIES = [
     *(Sarathi(chunk=chunk) for chunk in (3, 4, 8, 16, 64)),
     Sarathi(chunk=5, min_decodes=0),
     *(SarathiServe(chunk=chunk) for chunk in (3, 4, 8, 16, 64)),
+    LayeredPrefill(chunk=8),
+    LayeredPrefill(chunk=3, max_num_batched_tokens=16),
 ]
 # On the tiny model only: what they add is schedules, not shapes.
 SYSTEMS = [
@@ -134,7 +137,13 @@ def test_greedy_tokens_are_the_same_under_every_system(tiny):
 
 
 @pytest.mark.parametrize(
-    "policy", [PrefillFirst(watermark=0.0), SarathiServe(chunk=8, watermark=0.0)], ids=str
+    "policy",
+    [
+        PrefillFirst(watermark=0.0),
+        SarathiServe(chunk=8, watermark=0.0),
+        LayeredPrefill(chunk=8, watermark=0.0, reserve="chunk"),
+    ],
+    ids=str,
 )
 def test_preemption_by_recompute_loses_no_token(tiny, policy):
     requests = requests_with_tokens([(14, 12), (13, 12), (15, 12)], vocab_size=256)
@@ -174,7 +183,9 @@ def seconds_of(num_tokens: int) -> float:
 
 
 @pytest.mark.parametrize(
-    "policy", [*(p for p in POLICIES if getattr(p, "chunk", 8) == 8), *SYSTEMS], ids=str
+    "policy",
+    [*(p for p in POLICIES if getattr(p, "chunk", 8) == 8 and not p.in_layers), *SYSTEMS],
+    ids=str,
 )
 def test_same_step_times_give_the_same_schedule(tiny, policy):
     arrivals = [0.0, 0.25, 1.0, 40.0, 40.125]

@@ -23,7 +23,7 @@ from sarathi_lab.experiment.capacity import Engine, mean_rate
 from sarathi_lab.experiment.figures import FIGURES, SERVING
 from sarathi_lab.experiment.samples import rounds, table_of
 from sarathi_lab.experiment.serving import ServingBench, datasets, longest, longest_gaps
-from sarathi_lab.policy import Orca, PPas, PrefillFirst, SarathiServe
+from sarathi_lab.policy import LayeredPrefill, Orca, PPas, PrefillFirst, SarathiServe
 from sarathi_lab.results import load
 from sarathi_lab.results.plots import serving
 from sarathi_lab.run import main
@@ -35,6 +35,7 @@ LINK = Link(bytes_per_second=1e6, latency=1e-4, bytes_per_token=2)
 def make_policy(name: str, budget: int):
     makers = {
         "sarathi_serve": lambda: SarathiServe(chunk=budget),
+        "layered_prefill": lambda: LayeredPrefill(chunk=budget),
         "prefill_first": PrefillFirst,
         "orca": Orca,
         "p_pas": lambda: PPas(budget),
@@ -83,7 +84,8 @@ def test_a_round_has_the_same_points_whatever_its_seed_and_its_ratios_are_of_its
         quantity, _, reference = labels["quantity"].partition(" / ")
         quantity = quantity.removesuffix(" of sarathi_serve")
         own = absolute[labels["slo"], quantity, point.series, point.x].y.value
-        names = {"both": "hybrid and chunked", "hindsight": "hindsight"}
+        names = {"both": "hybrid and chunked", "hindsight": "hindsight", "no drafts": "no drafts"}
+        names |= {"reserved for all": "reserved for all"}
         at = largest if reference == "largest budget" else point.x
         series = names.get(reference, "sarathi_serve")
         other = absolute[labels["slo"], quantity, series, at].y.value
@@ -218,7 +220,7 @@ def test_a_picture_has_a_panel_per_device_and_data_set(name):
     figure = serving.draw(name, "A title", both)
     titles = [ax.get_title() for ax in figure.axes if ax.has_data()]
     one = ("sarathi_serve_stalls", "sarathi_serve_budget")
-    one += ("disaggregation", "dynamic_chunks", "long_prompts")
+    one += ("disaggregation", "dynamic_chunks", "layered_prefill", "long_prompts")
     num_panels = 4 if name == "agentic" else 1 if name in one else 2
     assert len(titles) == 2 * num_panels
     assert {title.splitlines()[0] for title in titles} == {"cpu, tiny", "cpu, 30m"}

@@ -295,12 +295,13 @@ def test_recorded_table_has_what_batches_launch_with_the_oldest_and_the_newest_t
             "compilation.configurations",
             {"decode_kernel", "rotate_and_store_kernel", "add_norm_kernel"},
         ),
+        ("compilation.expert_configurations", {"order_kernel"}),
     ],
 )
 def test_a_change_makes_only_the_rows_of_kernels_that_use_it_out_of_date(
     module: str, changes: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kernels = ("decode_kernel", "rotate_and_store_kernel", "add_norm_kernel")
+    kernels = ("decode_kernel", "rotate_and_store_kernel", "add_norm_kernel", "order_kernel")
     before = {kernel: source_hash.__wrapped__(kernel) for kernel in kernels}
     changed = table._modules() | {f"sarathi_kernels.{module}": ast.parse("x = 1")}
     if module == "elementwise.norm":  # which must still define the kernel
@@ -439,12 +440,15 @@ def answers(made_once: Callable[[str, Callable[[], Any]], Any]) -> list[str]:
     """What is compiled for 48, 1 and 17 tokens, and the exit code for an unknown kernel."""
     code = """
 import sys
+from dataclasses import replace
 from sarathi_kernels.compilation.__main__ import main
 from sarathi_kernels.compilation.configurations import record
+from sarathi_kernels.compilation.expert_configurations import DECODES, launches_of
 from sarathi_kernels.compilation.table import units_of
 from sarathi_kernels.runtime.chip import CHIPS
 for num_tokens in (48, 1, 17):
     launches = record(CHIPS[90], quick=True, num_tokens=num_tokens)
+    launches += launches_of(replace(DECODES, num_tokens=num_tokens), CHIPS[90])
     print(sorted(unit.source.key for unit in units_of(launches, CHIPS[90])))
 sys.argv[1:] = ["--quick", "--kernel", "no_such_kernel"]
 print(main())

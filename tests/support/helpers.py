@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from sarathi_lab.api.rules import tokens_of
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.executor import StepResult
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import run_engine
-from sarathi_lab.engine.request import Batch, Chunk, Copy, Request
+from sarathi_lab.engine.request import Batch, Copy, Request
 from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.policy import Policy
 
@@ -40,11 +41,6 @@ def scheduler_for(
     return Scheduler(policy, blocks, batch_size=batch_size, max_model_len=max_model_len, **kwargs)
 
 
-def token_of(chunk: Chunk) -> int:
-    """What the scripted model says: a token that tells whose it is, and which."""
-    return 1000 * chunk.sequence.request.request_id + chunk.output_index
-
-
 class ScriptedExecutor:
     """A virtual clock whose iterations take what `seconds` says; keeps every batch's rows in
     `schedule`.
@@ -63,6 +59,7 @@ class ScriptedExecutor:
         self.capacity = capacity
         self.feeds_tokens = feeds_tokens
         self.num_blocks = None
+        self.num_layers = 6 if capacity == 1 or feeds_tokens else None
         self.now = 0.0
         self.schedule: list[list[ChunkRow]] = []
         self.copies: list[list[Copy]] = []
@@ -87,7 +84,7 @@ class ScriptedExecutor:
     def collect(self) -> StepResult:
         batch, start, end = self._in_flight.pop(0)
         self.now = end
-        token_ids = [token_of(c) for c in batch.chunks if c.emits_token]
+        token_ids = [token for c in batch.chunks if c.emits_token for token in tokens_of(c)]
         return StepResult(batch, start, end, token_ids)
 
     @property

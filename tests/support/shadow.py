@@ -9,9 +9,31 @@ from helpers import ScriptedExecutor
 from integrity import check_integrity
 
 from sarathi_lab.api import rules
-from sarathi_lab.api.rules import ShadowCache
-from sarathi_lab.engine.request import Batch
+from sarathi_lab.engine.request import Batch, Chunk, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
+from sarathi_lab.workload.acceptance import Assumed, AssumedDrafter
+
+
+class Telling(Assumed):
+    """Drafts that are tokens: those of `tokens_of` where they are right."""
+
+    def drafter(self) -> AssumedDrafter:
+        return TellingDrafter(self)
+
+
+class TellingDrafter(AssumedDrafter):
+    def propose(self, sequence: SequenceState, most: int) -> list[int]:
+        first = 1000 * sequence.request.request_id + len(sequence.output_token_ids)
+        known = self.known(sequence, most)
+        return [first + i if right else -9 for i, right in enumerate(known)]
+
+
+class ShadowCache(rules.ShadowCache):
+    """One in which drafts that are wrong leave what nobody may read."""
+
+    def number(self, chunk: Chunk, position: int) -> int:
+        drafts = chunk.sequence.draft_token_ids[: position - chunk.start] if chunk.is_decode else ()
+        return -1 if -9 in drafts else super().number(chunk, position)
 
 
 class ShadowExecutor(rules.ShadowExecutor):

@@ -19,13 +19,13 @@ from sarathi_lab.experiment.capacity import (
     Capacities,
     Engine,
     Grid,
-    Trials,
     at_rate,
     highest_passing,
     limits_around,
     mean_rate,
     run_lengths,
 )
+from sarathi_lab.experiment.trials import Trials
 from sarathi_lab.model.roofline import Peaks
 from sarathi_lab.policy import RequestLevel, SarathiServe
 from sarathi_lab.results.load import load_runs

@@ -46,6 +46,9 @@ LIMITS = {
     "decode_kernel": ("memory", (2.0, 1.1, 0.72)),
     "tiled_matmul_kernel": ("products", (0.9,)),
     "persistent_matmul_kernel": ("products", (0.9,)),
+    "expert_up_kernel": ("products", (0.6,)),  # of 16 rows, twelve times what memory feeds
+    "expert_down_kernel": ("products", (0.6,)),
+    "combine_kernel": ("memory", (0.75,)),
     "rotate_and_store_kernel": ("memory", (0.75,)),
     "add_norm_kernel": ("memory", (0.75,)),
     "gated_activation_kernel": ("memory", (0.75,)),

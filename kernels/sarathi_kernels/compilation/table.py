@@ -19,12 +19,18 @@ import triton
 
 from sarathi_kernels.compilation.compiled import Source, check, compile_source, source_of
 from sarathi_kernels.compilation.configurations import record, record_batches
+from sarathi_kernels.compilation.expert_configurations import (
+    record_expert_batches,
+    record_experts,
+)
 from sarathi_kernels.compilation.loops import Pass, hot_pass, limit_complaints
 from sarathi_kernels.runtime.chip import CHIPS, Chip
 from sarathi_kernels.runtime.launch import Launch
 
 PACKAGE = Path(__file__).parents[1]
-CONFIGURATIONS = "sarathi_kernels.compilation.configurations"  # every kernel's, so all rows'
+CONFIGURATIONS = "sarathi_kernels.compilation.configurations"  # of all rows but experts'
+EXPERTS = "sarathi_kernels.experts."
+EXPERT_CONFIGURATIONS = "sarathi_kernels.compilation.expert_configurations"
 TABLE_COMMAND = "python -m sarathi_kernels.compilation --write kernels/compiled.csv"
 
 
@@ -82,11 +88,14 @@ class Row:
 def source_hash(kernel: str) -> str:
     """A hash of the code that `kernel` and its launches depend on: a row of another is out of date.
 
-    That is the module that defines it and all of the package that this imports. Layout, comments,
+    That is the module that defines it and all of the package that this imports, and the
+    configurations that it is compiled in. Layout, comments,
     docstrings, imports and the files' names do not count.
     """
     trees = _modules()
-    reached, ahead = {CONFIGURATIONS}, [name for name in trees if _defines(trees[name], kernel)]
+    ahead = [name for name in trees if _defines(trees[name], kernel)]
+    is_experts = any(name.startswith(EXPERTS) for name in ahead)
+    reached = {EXPERT_CONFIGURATIONS if is_experts else CONFIGURATIONS}
     while ahead:
         name = ahead.pop()
         if name in trees and name not in reached:
@@ -159,11 +168,15 @@ def collect(
     for chip in map(CHIPS.__getitem__, capabilities):
         named = [
             Unit(each, chip, source_of(each, chip.capability), name)
-            for name, each in record_batches(chip, quick=quick)
+            for name, each in (
+                *record_batches(chip, quick=quick),
+                *record_expert_batches(chip, quick=quick),
+            )
         ]
         units += {(unit.source.key, unit.batch): unit for unit in named}.values()
         keys = {unit.source.key for unit in named}
-        others = [] if batches else units_of(record(chip, quick=quick), chip)
+        launches = record(chip, quick=quick) + record_experts(chip, quick=quick)
+        others = [] if batches else units_of(launches, chip)
         units += [unit for unit in others if unit.source.key not in keys]
     return [unit for unit in units if not kernels or unit.source.source.name in kernels]
 

@@ -54,14 +54,25 @@ inline bool has_sizes(const Linear& linear, int64_t in_features, int64_t out_fea
     return linear.in_features == in_features && linear.out_features == out_features;
 }
 
+// Of a feed-forward block, which may be missing.
+inline bool have_sizes(const Linear& up, const Linear& down, const Linear& first_down, const Model& model) {
+    return !up.weight == !down.weight &&
+           (!up.weight || (has_sizes(up, model.hidden_size, down.in_features) &&
+                           has_sizes(down, first_down.in_features, model.hidden_size)));
+}
+
 inline bool has_sizes(const Layer& layer, const Model& model) {
     const int64_t queries = model.num_heads * model.head_size, keys = model.num_kv_heads * model.head_size;
     const auto is_of_heads = [&](const Norm& norm) { return !norm.weight || norm.size == model.head_size; };
     return layer.attention_norm.size == model.hidden_size && layer.ffn_norm.size == model.hidden_size &&
            is_of_heads(layer.query_norm) && is_of_heads(layer.key_norm) &&
            has_sizes(layer.qkv, model.hidden_size, queries + 2 * keys) && has_sizes(layer.out, queries, model.hidden_size) &&
-           has_sizes(layer.up, model.hidden_size, layer.down.in_features) &&
-           has_sizes(layer.down, model.layers[0].down.in_features, model.hidden_size);
+           have_sizes(layer.up, layer.down, model.layers[0].down, model) &&
+           have_sizes(layer.expert_up, layer.expert_down, model.layers[0].expert_down, model) &&
+           (!layer.shared_gate.weight || has_sizes(layer.shared_gate, model.hidden_size, 1)) &&
+           !layer.router.weight == !layer.expert_up.weight &&
+           (!layer.router.weight || (has_sizes(layer.router, model.hidden_size, model.num_experts) &&
+                                     0 < model.experts_per_token && model.experts_per_token <= model.num_experts));
 }
 
 inline Fault fault_of(const Model& model) {

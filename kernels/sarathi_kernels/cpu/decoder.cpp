@@ -41,6 +41,17 @@ void forward(Decoder& decoder, const Batch& batch, int thread) {
     }
 }
 
+// The inputs of a product, x [rows, width].
+void put_all(const float* x, int64_t rows, int64_t width, bool as_bf16, Inputs& inputs) {
+    inputs.reserve(rows, width, as_bf16);
+    for (int64_t row = 0; row < rows; ++row) {
+        for (int64_t i = 0; i < width; i += LANES) {
+            const __mmask16 mask = lanes(width - i);
+            inputs.put(row, i, load(x + row * width + i, mask), mask);
+        }
+    }
+}
+
 // One layer's keys or values, as Python hands them over.
 struct Layered {
     const void* data;
@@ -110,17 +121,24 @@ Fault sarathi_forward(void* made, const Batch* batch) {
 
 // x [rows, in_features] float32 times a packed weight, to out [rows, out_features].
 void sarathi_linear(const Linear* linear, int32_t is_bf16, const float* x, int64_t rows, float* out) {
+    const Group all[]{{0, rows, 0}};
     Inputs inputs;
-    inputs.reserve(rows, linear->in_features, is_bf16 && uses_amx);
-    for (int64_t row = 0; row < rows; ++row) {
-        const float* from = x + row * linear->in_features;
-        for (int64_t i = 0; i < linear->in_features; i += LANES) {
-            const __mmask16 mask = lanes(linear->in_features - i);
-            inputs.put(row, i, load(from + i, mask), mask);
-        }
-    }
-    run([&](int) { multiply_to(inputs, rows, *linear, is_bf16, out, linear->out_features, false); },
+    put_all(x, rows, linear->in_features, is_bf16 && uses_amx, inputs);
+    run([&](int) { multiply_to(inputs, all, *linear, is_bf16, out, linear->out_features, false); },
         inputs.is_bf16);
+}
+
+// x and out [rows, hidden_size] float32; the experts of a layer by `logits` [rows, num_experts]. Of the model and the
+// layer nothing else is read.
+void sarathi_experts(const Model* model, const Layer* layer, const float* x, const float* logits, int64_t rows,
+                     float* out) {
+    Inputs inputs;
+    put_all(x, rows, model->hidden_size, model->is_bf16 && uses_amx, inputs);
+    Mixture mixture;
+    mixture.reserve(rows, *layer, *model, inputs.is_bf16);
+    std::copy_n(logits, rows * model->num_experts, mixture.logits.begin());
+    std::fill_n(out, rows * model->hidden_size, 0.0f);
+    run([&](int) { mixture.add_to(out, inputs, rows, *layer, *model); }, inputs.is_bf16);
 }
 
 // query and out [num_tokens, num_heads, head_size] float32; one layer's keys and values in `num_blocks` blocks, whose type

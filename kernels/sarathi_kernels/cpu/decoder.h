@@ -4,6 +4,7 @@
 #pragma once
 
 #include "attention.h"
+#include "mixture.h"
 #include "rows.h"
 
 namespace sarathi {
@@ -15,8 +16,9 @@ inline std::vector<AttentionScratch> scratches;  // of each thread
 struct Decoder {
     Model model;
     Shape shape{};
-    Floats hidden, heads;
+    Floats hidden, heads, gates;
     Inputs normed, attended, expanded;
+    Mixture mixture;
     std::vector<Segment> segments;
     std::vector<AttentionTask> tasks;
 
@@ -30,9 +32,11 @@ struct Decoder {
         const Layer& layer = model.layers[0];
         AttentionScratch::grow(hidden, batch.num_tokens * model.hidden_size);
         AttentionScratch::grow(heads, batch.num_tokens * heads_width());
+        AttentionScratch::grow(gates, std::max(batch.num_tokens, batch.num_emits));
         normed.reserve(batch.num_tokens, model.hidden_size, as_bf16);
         attended.reserve(batch.num_tokens, layer.out.in_features, as_bf16);
         expanded.reserve(batch.num_tokens, layer.down.in_features, as_bf16);
+        mixture.reserve(batch.num_tokens, layer, model, as_bf16);
         segments.assign(batch.segments, batch.segments + batch.num_segments);
         tasks = attention_tasks(shape, segments, pool->size);
         int64_t longest = 0;
@@ -65,23 +69,32 @@ struct Decoder {
     template <class T, class C>
     void forward(const Batch& batch, int thread) {
         embed<T>(batch);
-        int64_t rows = batch.num_tokens;
+        Group rows[]{{0, batch.num_tokens, 0}};
         for (int64_t number = 0; number < model.num_layers; ++number) {
             const Layer& layer = model.layers[number];
-            norm_rows(hidden.data(), rows, model.hidden_size, layer.attention_norm, normed);
+            norm_rows(hidden.data(), rows[0].rows, model.hidden_size, layer.attention_norm, normed);
             multiply_to(normed, rows, layer.qkv, model.is_bf16, heads.data(), heads_width(), false);
             rotate_and_store<C>(layer, batch, number);
             if (number == model.num_layers - 1) {
-                rows = batch.num_emits;
+                rows[0].rows = batch.num_emits;
                 pool->share(1, [&](int64_t) { gather(batch); });
             }
             attend_all<C>(batch, number, thread);
             multiply_to(attended, rows, layer.out, model.is_bf16, hidden.data(), model.hidden_size, true);
-            norm_rows(hidden.data(), rows, model.hidden_size, layer.ffn_norm, normed);
-            expand(normed, rows, layer.up, model, expanded);
-            multiply_to(expanded, rows, layer.down, model.is_bf16, hidden.data(), model.hidden_size, true);
+            norm_rows(hidden.data(), rows[0].rows, model.hidden_size, layer.ffn_norm, normed);
+            if (layer.router.weight) {
+                multiply_to(normed, rows, layer.router, model.is_bf16, mixture.logits.data(), model.num_experts, false);
+                mixture.add_to(hidden.data(), normed, rows[0].rows, layer, model);
+            }
+            if (layer.shared_gate.weight) {
+                multiply_to(normed, rows, layer.shared_gate, model.is_bf16, gates.data(), 1, false);
+            }
+            if (layer.up.weight) {
+                expand(normed, rows, layer.up, model, expanded, layer.shared_gate.weight ? gates.data() : nullptr);
+                multiply_to(expanded, rows, layer.down, model.is_bf16, hidden.data(), model.hidden_size, true);
+            }
         }
-        norm_rows(hidden.data(), rows, model.hidden_size, model.final_norm, normed);
+        norm_rows(hidden.data(), rows[0].rows, model.hidden_size, model.final_norm, normed);
         multiply_to(normed, rows, model.head, model.is_bf16, batch.logits, model.head.out_features, false);
     }
 
@@ -152,6 +165,7 @@ struct Decoder {
         normed.reserve(batch.num_emits, model.hidden_size, as_bf16);
         attended.reserve(batch.num_emits, attended.width, as_bf16);
         expanded.reserve(batch.num_emits, expanded.width, as_bf16);
+        mixture.reserve(batch.num_emits, model.layers[0], model, as_bf16);
     }
 
     static void gather_rows(const Batch& batch, Floats& rows, int64_t width) {

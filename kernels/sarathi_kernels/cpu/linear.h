@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cmath>
+#include <span>
 
 #include "pool.h"
 #include "products.h"
@@ -33,6 +34,14 @@ struct Inputs {
     float* floats(int64_t row) { return memory.data() + row * stride(); }
     bf16* halves(int64_t row, int64_t column = 0) {
         return reinterpret_cast<bf16*>(memory.data()) + in_tiles(row, column, width);
+    }
+    void copy_row(int64_t row, Inputs& to, int64_t at) {
+        if (!is_bf16) {
+            std::copy_n(floats(row), width, to.floats(at));
+        }
+        for (int64_t column = 0; is_bf16 && column < width; column += KBLOCK) {
+            std::copy_n(halves(row, column), KBLOCK, to.halves(at, column));
+        }
     }
     void put(int64_t row, int64_t column, __m512 x, __mmask16 mask) {
         if (!is_bf16) {
@@ -74,19 +83,31 @@ inline void multiply_panel(Inputs& inputs, int64_t first, int64_t end, const Lin
     }
 }
 
+// Rows that are multiplied by the same weight: number `weight` of those that lie one behind the other in a packed one.
+struct Group {
+    int64_t first, rows, weight;  // the first row is that of a tile
+};
+using Groups = std::span<const Group>;
+
 // All threads together: `put(row, panel, sums)` is called for every row and panel with its 32 sums. Each panel is read
-// once for all rows, unless there are too few of them to keep the threads equally busy.
+// once for all rows of a group, unless there are too few of them to keep the threads equally busy.
 template <class Put>
-void multiply_all(Inputs& inputs, int64_t num_rows, const Linear& linear, int64_t columns, bool is_bf16, Put&& put) {
+void multiply_all(Inputs& inputs, Groups groups, const Linear& linear, int64_t columns, bool is_bf16, Put&& put) {
     const int64_t panels = (columns + PANEL - 1) / PANEL, wanted = 8 * pool->size;
-    const int64_t parts = std::min((wanted + panels - 1) / panels, (num_rows + ROWS_OF_BLOCK - 1) / ROWS_OF_BLOCK);
-    const int64_t step = parts > 0 ? round_up((num_rows + parts - 1) / parts, 2 * LANES) : 0;
-    pool->share(panels * parts, [&](int64_t task) {
+    int64_t most = 0;
+    for (const Group& group : groups) {
+        most = std::max(most, group.rows);
+    }
+    const int64_t parts = std::min((wanted + panels - 1) / panels, (most + ROWS_OF_BLOCK - 1) / ROWS_OF_BLOCK);
+    pool->share(static_cast<int64_t>(groups.size()) * panels * parts, [&](int64_t task) {
         alignas(64) float sums[ROWS_OF_BLOCK * PANEL];
-        const int64_t panel = task / parts, part = task % parts, end = std::min(num_rows, (part + 1) * step);
-        for (int64_t first = part * step; first < end; first += ROWS_OF_BLOCK) {
+        const Group& group = groups[task / (panels * parts)];
+        const int64_t panel = task / parts % panels, part = task % parts;
+        const int64_t step = round_up((group.rows + parts - 1) / parts, 2 * LANES);
+        const int64_t end = group.first + std::min(group.rows, (part + 1) * step);
+        for (int64_t first = group.first + part * step; first < end; first += ROWS_OF_BLOCK) {
             const int64_t last = std::min(end, first + ROWS_OF_BLOCK);
-            multiply_panel(inputs, first, last, linear, panel, is_bf16, sums);
+            multiply_panel(inputs, first, last, linear, group.weight * panels + panel, is_bf16, sums);
             for (int64_t row = first; row < last; ++row) {
                 put(row, panel, sums + (row - first) * PANEL);
             }
@@ -95,9 +116,9 @@ void multiply_all(Inputs& inputs, int64_t num_rows, const Linear& linear, int64_
 }
 
 // Into `out`, [rows, stride], or added to what is there.
-inline void multiply_to(Inputs& inputs, int64_t rows, const Linear& linear, bool is_bf16, float* out, int64_t stride, bool adds) {
+inline void multiply_to(Inputs& inputs, Groups groups, const Linear& linear, bool is_bf16, float* out, int64_t stride, bool adds) {
     const int64_t columns = linear.out_features;
-    multiply_all(inputs, rows, linear, columns, is_bf16, [&](int64_t row, int64_t panel, const float* sums) {
+    multiply_all(inputs, groups, linear, columns, is_bf16, [&](int64_t row, int64_t panel, const float* sums) {
         for (int64_t column = panel * PANEL; column < std::min((panel + 1) * PANEL, columns); column += LANES) {
             float* to = out + row * stride + column;
             const __mmask16 mask = lanes(columns - column);
@@ -128,14 +149,17 @@ inline __m512 activate(__m512 x, int32_t activation) {
     return load(values);
 }
 
-// A gated panel holds 16 gates and the 16 values that they scale.
-inline void expand(Inputs& inputs, int64_t rows, const Linear& up, const Model& model, Inputs& out) {
+// A gated panel holds 16 gates and the 16 values that they scale. Where `gates` has one for each row, all of the row is
+// scaled by its sigmoid.
+inline void expand(Inputs& inputs, Groups groups, const Linear& up, const Model& model, Inputs& out,
+                   const float* gates = nullptr) {
     const int64_t width = up.out_features, per_panel = model.is_gated ? LANES : PANEL;
     const int64_t columns = (width + per_panel - 1) / per_panel * PANEL;
-    multiply_all(inputs, rows, up, columns, model.is_bf16, [&](int64_t row, int64_t panel, const float* sums) {
+    multiply_all(inputs, groups, up, columns, model.is_bf16, [&](int64_t row, int64_t panel, const float* sums) {
         for (int64_t column = 0; column < per_panel; column += LANES) {
             __m512 x = activate(load(sums + column), model.activation);
             x = model.is_gated ? _mm512_mul_ps(x, load(sums + LANES)) : x;
+            x = gates ? sigmoid_times(x, _mm512_set1_ps(gates[row])) : x;
             out.put(row, panel * per_panel + column, x, lanes(width - panel * per_panel - column));
         }
     });

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import prod
 
 import torch
 import torch.nn.functional as F
@@ -25,8 +26,9 @@ DTYPES = (torch.float32, torch.bfloat16)
 
 @dataclass(frozen=True)
 class PackedLinear:
-    """A packed weight; `bias` is float32 and as wide as the panels. `out_features` of a gated
-    product are half. Raises ValueError if the tensors do not have the sizes that it says.
+    """A packed weight, or those of `count` experts one behind the other; `bias` is float32 and as
+    wide as the panels. `out_features` of a gated product are half. Raises ValueError if the tensors
+    do not have the sizes that it says.
     """
 
     weight: Tensor
@@ -34,9 +36,10 @@ class PackedLinear:
     in_features: int
     out_features: int
     is_gated: bool = False
+    count: int = 1
 
     def __post_init__(self) -> None:
-        panels = -(-self.out_features // (PANEL // 2 if self.is_gated else PANEL))
+        panels = -(-self.out_features // (PANEL // 2 if self.is_gated else PANEL)) * self.count
         in_blocks = (-(-self.in_features // KBLOCK), 2, 16, 16, 2)
         inner = in_blocks if self.is_bf16 else (self.in_features, PANEL)
         bias = self.bias
@@ -63,21 +66,24 @@ class PackedLinear:
 
 
 def pack_linear(weight: Tensor, bias: Tensor | None, *, is_gated: bool = False) -> PackedLinear:
-    """Pack `weight` [out_features, in_features], and `bias` [out_features] where there is one.
+    """Pack `weight` [out_features, in_features], and `bias` [out_features] where there is one; or
+    the weights of experts, [count, out_features, in_features].
 
     With `is_gated` the first half of the rows are gates of the second: each panel gets 16 of both.
     Raises ValueError for a dtype that is neither float32 nor bfloat16.
     """
     if weight.dtype not in DTYPES:
         raise ValueError(f"weights of {weight.dtype} can't be packed; use float32 or bfloat16")
-    out_features, in_features = weight.shape
-    rows = _pair(weight) if is_gated else weight
+    out_features, in_features = weight.shape[-2:]
+    experts = weight.view(-1, out_features, in_features)
+    rows = _pair(experts) if is_gated else F.pad(experts, (0, 0, 0, -out_features % PANEL))
     biases = None
     if bias is not None:
-        paired = _pair(bias[:, None])[:, 0] if is_gated else bias
+        paired = _pair(bias[None, :, None])[0, :, 0] if is_gated else bias
         biases = F.pad(paired.float(), (0, -len(paired) % PANEL)).contiguous()
     kept = out_features // 2 if is_gated else out_features
-    return PackedLinear(_panels(rows), biases, in_features, kept, is_gated)
+    panels = _panels(rows.flatten(0, 1))
+    return PackedLinear(panels, biases, in_features, kept, is_gated, len(experts))
 
 
 def pack_together(packed: Iterator[PackedLinear], nbytes: int) -> list[PackedLinear]:
@@ -99,30 +105,30 @@ def pack_together(packed: Iterator[PackedLinear], nbytes: int) -> list[PackedLin
 
 def packed_nbytes(weight: Tensor, *, is_gated: bool = False) -> int:
     """What `pack_together` needs for the packed form of `weight`."""
-    rows, columns = weight.shape
+    *count, rows, columns = weight.shape
     if is_gated:
         rows = 2 * (-(-rows // 2 // 16) * 16)
     if weight.dtype == torch.bfloat16:
         columns = -(-columns // KBLOCK) * KBLOCK
-    size = -(-rows // PANEL) * PANEL * columns * weight.element_size()
+    size = prod(count) * -(-rows // PANEL) * PANEL * columns * weight.element_size()
     return -(-size // CACHE_LINE) * CACHE_LINE
 
 
 def _pair(weight: Tensor) -> Tensor:
-    """16 rows of the first half, 16 of the second, and so on: [2 ceil(half / 16) 16,
-    in_features].
+    """16 rows of the first half, 16 of the second, and so on: [count, 2 half, in_features] to
+    [count, 2 ceil(half / 16) 16, in_features].
     """
-    halves = weight.view(2, -1, weight.shape[1])
-    padded = F.pad(halves, (0, 0, 0, -halves.shape[1] % 16))
-    return padded.view(2, -1, 16, weight.shape[1]).transpose(0, 1).reshape(-1, weight.shape[1])
+    count, rows, columns = weight.shape
+    halves = F.pad(weight.view(count, 2, -1, columns), (0, 0, 0, -(rows // 2) % 16))
+    return halves.view(count, 2, -1, 16, columns).transpose(1, 2).reshape(count, -1, columns)
 
 
 def _panels(weight: Tensor) -> Tensor:
-    rows, columns = weight.shape
+    """Of rows that fill panels."""
+    columns = weight.shape[1]
     if weight.dtype == torch.float32:
-        padded = F.pad(weight, (0, 0, 0, -rows % PANEL))
-        return padded.view(-1, PANEL, columns).transpose(1, 2).contiguous()
-    padded = F.pad(weight, (0, -columns % KBLOCK, 0, -rows % PANEL))
+        return weight.view(-1, PANEL, columns).transpose(1, 2).contiguous()
+    padded = F.pad(weight, (0, -columns % KBLOCK))
     blocks = padded.view(
         -1, 2, 16, padded.shape[1] // KBLOCK, 16, 2
     )  # panel, half, column, block, pair, of two

@@ -22,7 +22,10 @@ struct Norm {
 
 struct Layer {
     Norm attention_norm, ffn_norm, query_norm, key_norm;
-    Linear qkv, out, up, down;
+    Linear qkv, out;
+    Linear up, down;  // of the dense block, or the shared expert; weight null: none
+    Linear shared_gate;  // to one result a row, whose sigmoid scales that block; weight null: none
+    Linear router, expert_up, expert_down;  // all experts' weights one behind the other; weight null: no mixture
 };
 
 struct Model {
@@ -31,7 +34,8 @@ struct Model {
     Norm final_norm;
     Linear head;
     int64_t num_layers, vocab_size, hidden_size, num_heads, num_kv_heads, head_size, rotary_half, window;
-    int32_t is_bf16, activation, is_gated;
+    int64_t num_experts, experts_per_token;
+    int32_t is_bf16, activation, is_gated, normalises;  // shares of the chosen experts: to a sum of 1
     float scale;
 };
 

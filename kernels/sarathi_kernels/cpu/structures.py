@@ -34,6 +34,7 @@ class LayerStruct(Structure):
     _fields_ = (
         *((name, NormStruct) for name in ("attention_norm", "ffn_norm", "query_norm", "key_norm")),
         *((name, LinearStruct) for name in ("qkv", "out", "up", "down")),
+        *((name, LinearStruct) for name in ("shared_gate", "router", "expert_up", "expert_down")),
     )
 
 
@@ -56,9 +57,11 @@ class ModelStruct(Structure):
                 "head_size",
                 "rotary_half",
                 "window",
+                "num_experts",
+                "experts_per_token",
             )
         ),
-        *((name, c_int32) for name in ("is_bf16", "activation", "is_gated")),
+        *((name, c_int32) for name in ("is_bf16", "activation", "is_gated", "normalises")),
         ("scale", c_float),
     )
 

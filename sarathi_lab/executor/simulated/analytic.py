@@ -115,14 +115,14 @@ class AnalyticOperations:
             prefill = prefill_attention_time(
                 _prefills(batch), head_size=self.spec.head_size, **self._read
             )
-        decodes, kv_tokens = batch.num_decode_tokens, batch.decode_kv_tokens
+        decodes, kv_tokens = batch.num_decodes, batch.decode_kv_tokens
         return prefill, decode_attention_time(decodes, kv_tokens, **self._read)
 
     def hybrid_attention(self, batch: Batch) -> float:
         """Seconds of one layer's call over all of `batch`, which has decodes."""
         return hybrid_attention_time(
             _prefills(batch),
-            batch.num_decode_tokens,
+            batch.num_decodes,
             batch.decode_kv_tokens,
             head_size=self.spec.head_size,
             **self._read,

@@ -85,7 +85,7 @@ class ShapedAttention:
         """
         by_formula = self._formula.separate_attention(batch)
         prefill, decode = by_formula
-        tokens, decodes = batch.num_prefill_tokens, batch.num_decode_tokens
+        tokens, decodes = batch.num_prefill_tokens, batch.num_decodes
         if tokens and "prefill_attention" in self.bases:
             number, length = equivalent_prompts(tokens, batch.prefill_query_key_pairs)
             prefill *= self._prompts.ratio(number * self._prompt_share, length)

@@ -57,7 +57,7 @@ class AttentionTable:
         """Seconds of prompts and of decodes. `in_one_call` the second is what decodes add to the
         call over both; where no row is of such calls, by the formula's ratio.
         """
-        tokens, decodes = batch.num_prefill_tokens, batch.num_decode_tokens
+        tokens, decodes = batch.num_prefill_tokens, batch.num_decodes
         context = batch.decode_kv_tokens / decodes if decodes else 0.0
         prefill = self._prefill(batch) if tokens else 0.0
         if not decodes:

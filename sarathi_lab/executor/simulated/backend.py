@@ -179,7 +179,7 @@ class SimulatedBackend:
             times["overhead"] += self.host.exposed(batch, sum(times.values()))
             return times
 
-        return Predictor(operation_times)
+        return Predictor(operation_times, spec.num_layers)
 
     def kv_blocks(self, spec: ModelSpec, block_size: int) -> int:
         """What the hardware file's memory holds beside the weights."""
@@ -191,7 +191,8 @@ class SimulatedBackend:
         cost = self._cost(spec)
         if self.num_stages > 1:
             return PipelineExecutor(self.num_stages, cost.stage_times, cost.send_time)
-        return SimulatedExecutor(cost.iteration_time, self.host)
+        layers = None if self.sharing.replicas > 1 else spec.num_layers
+        return SimulatedExecutor(cost.iteration_time, self.host, layers)
 
     def _cost(self, spec: ModelSpec) -> CostModel:
         hardware = self.hardware

@@ -126,13 +126,26 @@ class CostModel:
         The last one adds the output head, sampling and the iteration's overhead. What is swapped is
         copied before a stage computes.
         """
-        layers = self.parallel.layers_per_stage(self.spec)
-        times = [layers * self.layer_time(batch)] * self.parallel.pipeline
-        times[-1] += self._once_sum(batch.num_tokens) + self._emit_sum(batch.num_emits)
+        parts = self._passes(batch)
+        layers_time = sum(layers * self.layer_time(part) for layers, part in parts)
+        times = [layers_time] * self.parallel.pipeline
+        times[-1] += self._once_sum(parts[-1][1].num_tokens) + self._emit_sum(batch.num_emits)
         times[-1] += self.operations.iteration_overhead
         if batch.num_swapped_tokens:
             times = [time + self.swap_time(batch) for time in times]
         return times
+
+    def _passes(self, batch: Batch) -> list[tuple[int, Batch]]:
+        """How many layers of a stage pass what of `batch`, which passes the last layer in the end.
+        Where prompts pass some layers alone, only decodes pass the others.
+        """
+        layers = self.parallel.layers_per_stage(self.spec)
+        if batch.layers is None:
+            return [(layers, batch)]
+        inside, outside = batch.apart()
+        within = batch.layers.stop - batch.layers.start
+        both = [(within, inside), (layers - within if outside.chunks else 0, outside)]
+        return both[::-1] if batch.layers.is_last else both
 
     def layer_time(self, batch: Batch) -> float:
         """Seconds of one layer, on the device and its host at the same time."""
@@ -173,20 +186,21 @@ class CostModel:
         attention apart for prefills and decodes (section 4.3.2). "all_reduce" and "send" are there
         if the model is spread so, "swap" if blocks are copied.
         """
-        num_layers, num_stages = self.spec.num_layers, self.parallel.pipeline
-        by_token = self._token_times(batch.num_tokens)
-        times = {name: num_layers * time for name, time in by_token.items()}
-        for name, time in zip(ATTENTION, self.operations.attention_times(batch), strict=True):
-            times[name] = num_layers * time
-        if self.experts:
-            times["experts"] = self._expert_time(batch.num_tokens)
-        once = self._once_times(batch.num_tokens)
+        num_stages, parts = self.parallel.pipeline, self._passes(batch)
+        times, waiting = dict[str, float](), 0.0
+        for layers, part in parts:
+            attention = zip(ATTENTION, self.operations.attention_times(part), strict=True)
+            own = {**self._token_times(part.num_tokens), **dict(attention)}
+            if self.experts:
+                own["experts"] = self.experts.seconds((part.num_tokens,))
+            for name, time in own.items():
+                times[name] = times.get(name, 0.0) + num_stages * layers * time
+            if self._layer_host_time:
+                waiting += layers * (self.layer_time(part) - self._layer_device_time(part))
+        once = self._once_times(parts[-1][1].num_tokens)
         for name, time in (*once.items(), *self._emit_times(batch.num_emits).items()):
             times[name] = times.get(name, 0.0) + time
-        times["overhead"] = self.operations.iteration_overhead
-        if self._layer_host_time:
-            waiting = self.layer_time(batch) - self._layer_device_time(batch)
-            times["overhead"] += num_layers * waiting
+        times["overhead"] = self.operations.iteration_overhead + num_stages * waiting
         if num_stages > 1:
             times["send"] = (num_stages - 1) * self.send_time(batch)
         if batch.num_swapped_tokens:

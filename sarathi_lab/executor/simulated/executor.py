@@ -15,8 +15,9 @@ from sarathi_lab.executor.simulated.host import NO_HOST, Host
 
 
 class SimulatedExecutor:
-    """An `Executor` for one simulated device; `iteration_time` gives the seconds of a batch, and
-    `host` those that schedule and launch it.
+    """An `Executor` for one simulated device; `iteration_time` gives the seconds of a batch, with
+    `num_layers` also where prompts pass these in groups, and `host` those that schedule and launch
+    it.
 
     A host that overlaps has a batch ready when the one before ends, if it is quick enough; so a
     request that comes meanwhile waits for one batch more.
@@ -25,10 +26,17 @@ class SimulatedExecutor:
     capacity = 1
     feeds_tokens = False
     num_blocks = None
+    num_layers: int | None = None
 
-    def __init__(self, iteration_time: Callable[[Batch], float], host: Host = NO_HOST) -> None:
+    def __init__(
+        self,
+        iteration_time: Callable[[Batch], float],
+        host: Host = NO_HOST,
+        num_layers: int | None = None,
+    ) -> None:
         self._iteration_time = iteration_time
         self._host = host
+        self.num_layers = num_layers
         if host.overlaps:
             self.capacity, self.feeds_tokens = 2, True
         self.start()
@@ -76,7 +84,8 @@ class PipelineExecutor(SimulatedExecutor):
 
     `stage_times` gives a batch's seconds on each stage, `send_time` those between two stages, which
     keep none busy. A stage starts a micro-batch when it has it and is done with the previous one,
-    the first not before its submission. Raises UserError for less than one stage.
+    the first not before its submission. A single stage may have `num_layers` that prompts pass in
+    groups. Raises UserError for less than one stage.
     """
 
     def __init__(
@@ -84,7 +93,9 @@ class PipelineExecutor(SimulatedExecutor):
         num_stages: int,
         stage_times: Callable[[Batch], Sequence[float]],
         send_time: Callable[[Batch], float] = lambda batch: 0.0,
+        num_layers: int | None = None,
     ) -> None:
+        self.num_layers = num_layers if num_stages == 1 else None
         fix = "use the number of pipeline stages, such as 8"
         self.capacity = require_int("num_stages", num_stages, 1, fix)
         self._stage_times = stage_times

@@ -55,9 +55,10 @@ class Experts:
 
     Each replica of `sharing` is `tensor` devices with its share of the experts; those of a replica
     split every expert. A token's choice is taken as random, so that as many experts are read as the
-    mean of such choices. It is a roofline, to which nothing was fitted, times what `rows` measured
-    over it (`moe` of `tables.FILES`, all experts on one device): by the experts that are read and
-    the tokens of each, constant beyond, and of the nearest shape if the rows have such.
+    mean of such choices. It is a roofline with three figures of the hardware (`expert_...`), times
+    what `rows` measured over it (`moe` of `tables.FILES`, all experts on one device): by the
+    experts that are read and the tokens of each, constant beyond, and of the nearest shape if the
+    rows have such.
 
     Replicas gather the tokens of all with the router's logits, and scatter the sums: in a ring over
     the links of `hardware`, as no table has it. Raises UserError for unknown links.
@@ -89,7 +90,9 @@ class Experts:
     def caution(self) -> str:
         """Where the times are from."""
         if self.base is None:
-            return "the experts' times are a roofline that nothing was fitted to"
+            fitted = self.hardware.expert_traffic > 0
+            to = "fitted to other models" if fitted else "that nothing was fitted to"
+            return f"the experts' times are a roofline {to}"
         of = self.base
         return (
             f"experts by {of.num_experts} of {of.hidden_size} x {of.expert_size} on a device, "
@@ -117,17 +120,22 @@ class Experts:
         """Of the pairs whose experts are on other devices, if each has `pairs`: vLLM's kernels
         write zeros for their products, and run activation and sum over them, too.
         """
-        up = 2 if self.spec.gated_ffn else 1
-        moved = (2 * up + 1) * self.shape.expert_size + 2 * self.shape.hidden_size
-        others = (self.devices - 1) * pairs
-        return others * moved * self.dtype_bytes / self.hardware.memory_rate
+        return self._moving(self.shape, (self.devices - 1) * pairs, self.spec.gated_ffn)
+
+    def _moving(self, shape: Shape, pairs: float, gated: bool) -> float:
+        """Of what is between the products and after them: written by one, read by the next."""
+        moved = (5 if gated else 3) * shape.expert_size + 2 * shape.hidden_size
+        return pairs * moved * self.dtype_bytes / self.hardware.memory_rate
 
     def _formula(self, shape: Shape, pairs: float, chosen: float, gated: bool) -> float:
         each = (3 if gated else 2) * shape.hidden_size * shape.expert_size
         hardware = self.hardware
-        compute = 2 * pairs * each / (hardware.flops_per_second * hardware.matmul_efficiency)
+        share = hardware.matmul_efficiency * hardware.expert_efficiency
+        compute = 2 * pairs * each / (hardware.flops_per_second * share)
         memory = chosen * each * self.dtype_bytes / hardware.memory_rate
-        return KERNELS * hardware.kernel_launch + overlapped(compute, memory)
+        between = hardware.expert_traffic * self._moving(shape, pairs, gated)
+        fixed = KERNELS * hardware.kernel_launch + hardware.expert_launch
+        return fixed + overlapped(compute, memory) + between
 
     def _measured(self, rows: pd.DataFrame) -> tuple[Shape, RatioGrid]:
         """The shape of `rows` that is nearest, and its ratios of measured to computed seconds."""

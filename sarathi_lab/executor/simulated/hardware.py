@@ -14,16 +14,16 @@ PEAKS = ("flops_per_second", "bytes_per_second", "memory_bytes", "fp8_flops_per_
 EFFICIENCIES = (
     *("matmul_efficiency", "attention_efficiency", "causal_efficiency"),
     *("memory_efficiency", "kv_efficiency", "link_efficiency", "prompt_efficiency"),
-    "fp8_efficiency",
+    *("fp8_efficiency", "expert_efficiency"),
 )
 FIXED_COSTS = (
     *("kernel_launch", "attention_launch", "decode_launch"),
     *("decode_block_time", "decode_fill", "regroup_time"),
     *("iteration_overhead", "layer_host_time"),
-    *("link_latency", "link_step", "two_shot_latency"),
+    *("link_latency", "link_step", "two_shot_latency", "expert_launch"),
 )
 COUNTS = ("num_sms", "chunk_splits", "decode_splits", "ungrouped_splits")
-SLOWDOWNS = ("query_ramp", "link_sharing")
+SLOWDOWNS = ("query_ramp", "link_sharing", "expert_traffic")
 LINKS = ("link_bytes_per_second", "network_bytes_per_second", "host_bytes_per_second")
 OPTIONAL = (  # may be None
     *("prompt_efficiency", "decode_launch", "ungrouped_splits", "fp8_flops_per_second"),
@@ -119,6 +119,9 @@ class Hardware:
     decode_block_time: float = 0.0
     decode_fill: float = 0.0
     regroup_time: float = 0.0
+    expert_efficiency: float = 1.0
+    expert_launch: float = 0.0
+    expert_traffic: float = 0.0
     hybrid_call: bool | None = None
     power: PowerModel | None = field(default=None, compare=False)
 

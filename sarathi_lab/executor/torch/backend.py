@@ -311,7 +311,8 @@ class TorchBackend:
         if self._device.type != "cuda" or not self.uses_kernels:
             return sizes.num_blocks
         probe = make(1, sizes.block_size)
-        most = kv_blocks_beside(probe, sizes.max_batch_tokens or WARM_UP_TOKENS, sizes.batch_size)
+        num_emits = sizes.batch_size * (1 + sizes.num_drafts)
+        most = kv_blocks_beside(probe, sizes.max_batch_tokens or WARM_UP_TOKENS, num_emits)
         return most.checked(None if sizes.fills_memory else sizes.num_blocks)
 
     def _executor(

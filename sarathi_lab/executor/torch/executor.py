@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import cycle
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,28 +24,17 @@ from sarathi_lab.engine.request import Batch, SequenceState
 from sarathi_lab.executor.torch.faults import faults_explained, in_words, nan_error
 from sarathi_lab.executor.torch.graphs import NoGraphs, rehearse
 from sarathi_lab.executor.torch.host_pool import HostPool
+from sarathi_lab.executor.torch.in_flight import InFlight
+from sarathi_lab.executor.torch.layered import Passes, packed_apart
 from sarathi_lab.executor.torch.packing import NUM_BUFFERS, Packer, Tokens, fields_of, pack
 from sarathi_lab.executor.torch.shapes import Limits, PaddedShapes, Shape
-from sarathi_lab.executor.torch.watching import HostTimeline, Mark, Nothing
+from sarathi_lab.executor.torch.watching import HostTimeline, Nothing
 from sarathi_lab.model.operations import NAN_TOKEN, PackedInputs
 from sarathi_lab.model.transformer import KVCache, Transformer
 
 MAX_EMITS = 1 << 16  # tokens sampled in one iteration
 MOST_RECORDED = 256  # shapes: those of an experiment's few settings, which take turns
 KEPT = 64  # recorded shapes of measurements: each takes some of the device's memory
-
-
-class InFlight(NamedTuple):
-    """A submitted batch: its time on the device, until when the host `launched` it, its tokens on
-    their way, and what else its `StepResult` has.
-    """
-
-    batch: Batch
-    start: Mark
-    end: Mark
-    launched: float
-    token_ids: Tensor
-    known: Mapping[str, Any]
 
 
 class TorchExecutor:
@@ -80,6 +69,7 @@ class TorchExecutor:
         self.block_size = block_size
         self.capacity = capacity
         self.feeds_tokens = capacity > 1
+        self.num_layers: int | None = model.spec.num_layers
         self.timeline = timeline or HostTimeline()
         self._sleep = sleep
         self._limits = limits
@@ -88,6 +78,8 @@ class TorchExecutor:
         model.operations.range = self._watch.range
         if limits is not None:
             self._packer = Packer(limits, model.device)
+            self._outside = Packer(limits, model.device)  # of decodes without prompts, unpadded
+        self._passes = Passes(model, self.cache)
         self._tokens = Tokens(block_size)  # of batches packed for torch
         self._shapes: PaddedShapes | None = None
         # Where recorded work reads its inputs, and these; `_kept` are those of measurements, which
@@ -112,6 +104,7 @@ class TorchExecutor:
     def start(self) -> None:
         self._in_flight.clear()  # of a run that stopped half-way
         self._newest = ()
+        self._passes.start()
         self.timeline.reset()
         self._watch.start()
 
@@ -156,8 +149,8 @@ class TorchExecutor:
     # -- one iteration -----------------------------------------------------------------------------
 
     def _launch(self, batch: Batch, begun: float) -> InFlight:
-        if self._limits is None:
-            return self._run_packed_for_torch(batch, begun)
+        if self._limits is None or batch.layers is not None:
+            return self._launch_unpadded(batch, begun)
         shape = self._limits.exact(batch) if self._shapes is None else self._shapes.choose(batch)
         emitting = self._packer.fill(batch, shape, self._newest)
         self._share(batch, shape)
@@ -165,7 +158,7 @@ class TorchExecutor:
         self._swap(batch)
         is_replayed = self._compute(shape)
         self._newest = emitting
-        token_ids = self._fetch(self._sampled[: len(emitting)])
+        token_ids = self._fetch(self._sampled[: batch.num_emits])
         end = self.timeline.mark()
         known = {
             "host_time": time.perf_counter() - begun,
@@ -186,18 +179,22 @@ class TorchExecutor:
         else:
             inputs = self._packer.send(shape)
         may_replay = recorded is not None and not self._watch.is_apart
-        is_replayed = may_replay and self._graphs.replay(shape)
-        if not is_replayed:
+        if not (is_replayed := may_replay and self._graphs.replay(shape)):
             self._run(inputs)
         return is_replayed
 
-    def _run_packed_for_torch(self, batch: Batch, begun: float) -> InFlight:
-        model = self.model
+    def _launch_unpadded(self, batch: Batch, begun: float) -> InFlight:
+        """Launch what no graph is recorded of: plain torch's, and prompts in groups of layers."""
         start = self.timeline.mark()
-        inputs = self.packed(batch)
+        inputs = self.packed(batch, self._newest)
         host_time = time.perf_counter() - begun
         self._swap(batch)
-        token_ids = self._fetch(model.operations.greedy(model(inputs, self.cache)))
+        if self._limits is None:
+            token_ids = self._fetch(self.model.operations.greedy(self._passes(inputs)))
+        else:
+            self._run(inputs)
+            self._newest = tuple(chunk.sequence for chunk in batch.chunks if chunk.emits_token)
+            token_ids = self._fetch(self._sampled[: batch.num_emits])
         end, launched = self.timeline.mark(), self.timeline.launched
         return InFlight(batch, start, end, launched, token_ids, {"host_time": host_time})
 
@@ -220,7 +217,7 @@ class TorchExecutor:
         # Not below 0: NAN_TOKEN is none that can be looked up.
         fed = self._sampled.index_select(0, feed.clamp(min=0)).clamp_(min=0)
         inputs = replace(inputs, token_ids=torch.where(feed < 0, inputs.token_ids, fed))
-        token_ids = self.model.operations.greedy(self.model(inputs, self.cache))
+        token_ids = self.model.operations.greedy(self._passes(inputs))
         self._sampled[: len(token_ids)].copy_(token_ids)
 
     @torch.inference_mode()
@@ -232,19 +229,23 @@ class TorchExecutor:
         finally:
             self.model.whole_pass = whole_pass
 
-    def packed(self, batch: Batch) -> PackedInputs:
-        """The unpadded inputs of a batch of known tokens, which hold until the next batch."""
+    def packed(self, batch: Batch, newest: Sequence[SequenceState] = ()) -> PackedInputs:
+        """The unpadded inputs of a batch, which hold until the next one. Its tokens are known, but
+        for those sampled last, of `newest`.
+        """
+        if batch.layers is not None:
+            return packed_apart(batch, partial(self.packed, newest=newest))
         if self._limits is None:
             model, window = self.model, self.model.spec.sliding_window
             masks = model.operations.wants_masks
             return pack(batch, self._tokens, window, model.device, model.dtype, with_masks=masks)
         shape = self._limits.exact(batch)
-        self._packer.fill(batch, shape, ())
-        return self._packer.send(shape)
+        packer = self._packer if batch.num_prefills else self._outside
+        packer.fill(batch, shape, newest)
+        return packer.send(shape)
 
     # -- before the run ----------------------------------------------------------------------------
 
-    @torch.inference_mode()
     def warm_up(
         self, *, batch_size: int, chunk_tokens: int, longest: int, max_tokens: int | None = None
     ) -> None:

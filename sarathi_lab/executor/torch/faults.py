@@ -74,7 +74,7 @@ def nan_error(
     model: Transformer, batch: Batch, token_ids: list[int], run: Callable[[Batch], object]
 ) -> RunError:
     """Names the first request whose logits are not numbers, and the layer; `run` runs a batch."""
-    emitting = [chunk for chunk in batch.chunks if chunk.emits_token]
+    emitting = [one for one in batch.chunks if one.emits_token for _ in range(one.num_rows)]
     chunk = emitting[token_ids.index(NAN_TOKEN)]
     is_half = model.dtype == torch.float16
     fix = "use dtype=bfloat16 or float32" if is_half else "check the model's weights"
@@ -101,7 +101,7 @@ def _first_bad_layer(model: Transformer, chunk: Chunk, run: Callable[[Batch], ob
         again = Batch()
         again.chunks.append(chunk)
         again.num_prefills, again.num_prefill_tokens = 1, chunk.num_tokens
-        again.num_emits = 1
+        again.num_emits = chunk.num_rows
         run(again)
     if not bad:
         return "from the output head on"

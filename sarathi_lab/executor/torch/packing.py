@@ -47,7 +47,8 @@ def pack(
     del fields["feed_rows"]  # the host knows all tokens
     tensors = {name: torch.from_numpy(field).to(device) for name, field in fields.items()}
     with_mask = partial(make_segment, sliding_window=sliding_window, device=device, dtype=dtype)
-    segments, emit_rows, row = [], [], 0
+    segments, row = [], 0
+    emit_rows: list[int] = []
     for chunk in batch.chunks:
         end = chunk.start + chunk.num_tokens
         held = chunk.sequence.block_ids
@@ -61,13 +62,15 @@ def pack(
             segments.append(Segment(row, chunk.num_tokens, end, blocks, first_key=0, mask=None))
         row += chunk.num_tokens
         if chunk.emits_token:
-            emit_rows.append(row - 1)
+            emit_rows += range(row - chunk.num_rows, row)
     emits = torch.tensor(emit_rows, dtype=torch.int64, device=device)
     return PackedInputs(**tensors, emit_rows=emits, attention=segments)
 
 
 def token_ids_of(sequence: SequenceState, start: int, end: int) -> NDArray[np.int64]:
-    """Tokens `start` to `end`; after a preemption they may span the prompt and what followed."""
+    """Tokens `start` to `end`; after a preemption they may span the prompt and what followed, and
+    behind what is known come the drafts.
+    """
     request = sequence.request
     prompt_len = request.prompt_len
     if request.prompt_token_ids is None:
@@ -76,7 +79,9 @@ def token_ids_of(sequence: SequenceState, start: int, end: int) -> NDArray[np.in
         )
     prompt = request.prompt_token_ids[start : min(end, prompt_len)]
     output = sequence.output_token_ids[max(0, start - prompt_len) : max(0, end - prompt_len)]
-    return np.concatenate([np.asarray(prompt, dtype=np.int64), np.asarray(output, dtype=np.int64)])
+    known = [np.asarray(prompt, dtype=np.int64), np.asarray(output, dtype=np.int64)]
+    drafts = sequence.draft_token_ids[: max(0, end - sequence.num_known)]
+    return np.concatenate([*known, np.asarray(drafts, dtype=np.int64)] if drafts else known)
 
 
 class Fields:
@@ -128,8 +133,14 @@ class Composition:
         self.singles = (self.lengths == 1).nonzero()[0]  # decodes to the kernels
         self.owners = np.repeat(np.arange(len(num_tokens)), self.lengths)
         self.offsets = np.arange(self.num_tokens) - (self.ends - self.lengths)[self.owners]
+        are_decodes = np.array(flags, dtype=bool)
+        if (have_drafts := are_decodes & (self.lengths > 1)).any():
+            rows = np.where(are_decodes, self.lengths, 1) * are_emitting
+            self.emit_rows = np.repeat(self.ends - np.cumsum(rows), rows) + np.arange(rows.sum())
+            are_decodes &= ~have_drafts
+            flags = are_decodes.tolist()
         # As a rule all but one are decodes: worth a way without an array for each.
-        self.decodes = np.array(flags, dtype=bool).nonzero()[0]
+        self.decodes = are_decodes.nonzero()[0]
         self.outputs = [one.output_token_ids for one in compress(self.sequences, flags)]
         prompt_lens = [one.request.prompt_len for one in compress(self.sequences, flags)]
         self.prompt_lens = np.array(prompt_lens, dtype=np.int64)

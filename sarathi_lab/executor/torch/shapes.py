@@ -157,7 +157,9 @@ class PaddedShapes:
         )
 
     def choose(self, batch: Batch) -> Shape:
-        """The padded shape for `batch`, or its own."""
+        """The padded shape for `batch`, or its own, as where there are drafts."""
+        if batch.num_draft_tokens:
+            return self._limits.exact(batch)
         shapes = self._hybrids if batch.num_prefills else self._decodes
         place = bisect_left(shapes, batch.num_tokens, key=attrgetter("num_tokens"))
         if place < len(shapes) and self._fits(batch, shapes[place]):

@@ -9,6 +9,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -127,15 +128,16 @@ def tradeoff(points: pd.DataFrame, ax: Axes) -> Axes:
     return ax
 
 
-def lines(points: pd.DataFrame, ax: Axes) -> Axes:
-    """A quantity by tokens, a line per series with its interval."""
+def lines(points: pd.DataFrame, ax: Axes, x: str = "chunk [tokens]") -> Axes:
+    """A quantity by tokens, or by another `x`, a line per series with its interval."""
     for i, (series, rows) in enumerate(points.groupby("series", sort=False)):
         line = rows.sort_values("x")
         ax.plot(line.x, line.y, marker(i), linestyle="-", color=f"C{i}", label=str(series))
         if {"low", "high"} <= set(line):
             ax.vlines(line.x, line.low, line.high, color=f"C{i}", linewidth=0.9)
-    ax.set(xlabel="chunk [tokens]", ylabel=f"{points.quantity.iloc[0]} [{points.unit.iloc[0]}]")
-    ax.set_xscale("log", base=2)
+    ax.set(xlabel=x, ylabel=f"{points.quantity.iloc[0]} [{points.unit.iloc[0]}]")
+    if x.endswith("[tokens]"):
+        ax.set_xscale("log", base=2)
     ax.legend(fontsize=8, loc="best")
     return ax
 
@@ -162,11 +164,15 @@ LOOKS: Mapping[str, ServingLook] = {
     "disaggregation": ServingLook(bars, ("goodput per GPU",)),
     "long_prompts": ServingLook(tradeoff, ("TTFT P99, short", "TTFT, long")),
     "dynamic_chunks": ServingLook(lines, ("throughput / one stage's",)),
+    "layered_prefill": ServingLook(partial(lines, x="load [of saturation]"), ("TTFT mean",)),
     "adaptive_budgets": ServingLook(bars, (CAPACITY,)),
     "p_pas_gain": ServingLook(
         bars, ("mean latency, low load", "mean latency, high load"), is_split=True
     ),
     "energy": ServingLook(bars, ("energy a token", "power of a device"), is_split=True),
+    "speculation": ServingLook(
+        lines, ("latency P50 / no drafts", "throughput, all at once / no drafts"), is_split=True
+    ),
     "agentic": ServingLook(
         bars, ("TTFT P50, later turns", "hit share, later turns"), is_split=True
     ),

@@ -182,7 +182,7 @@ class Worker:
 
 # -- the files that every engine reads ----------------------------------------------------------
 
-# What a Llama's configuration can say; anything else must be as it is by default.
+# What a Llama's or Mixtral's configuration can say; anything else must be as it is by default.
 SHAPES = {
     "num_layers": "num_hidden_layers",
     "hidden_size": "hidden_size",
@@ -195,16 +195,22 @@ SHAPES = {
     "norm_eps": "rms_norm_eps",
     "tie_embeddings": "tie_word_embeddings",
 }
+EXPERT_SHAPES = {"num_experts": "num_local_experts", "experts_per_token": "num_experts_per_tok"}
 
 
 def require_llama(spec: ModelSpec) -> None:
-    """Raise UserError unless `spec` is a plain Llama, which is what all engines read."""
+    """Raise UserError unless `spec` is a plain Llama, which is what all engines read, or a Mixtral,
+    which most do.
+    """
     for each in fields(spec):
         value = getattr(spec, each.name)
-        if each.name not in (*SHAPES, "name", "rope_theta") and value != each.default:
+        if (
+            each.name not in (*SHAPES, *EXPERT_SHAPES, "name", "rope_theta")
+            and value != each.default
+        ):
             raise UserError(
                 f"task.models: {spec.name} has {each.name}={value}, which a plain Llama has "
-                "not; use 30m or 120m"
+                "not; use 30m, 120m or 30m-moe"
             )
 
 
@@ -213,7 +219,8 @@ def ensure_checkpoint(
 ) -> Path:
     """The checkpoint of `spec` below `folder`, made unless it is there, in float32."""
     directory = folder / (f"{spec.name}-seed{seed}" if has_weights else f"{spec.name}-shape")
-    shapes = {theirs: getattr(spec, ours) for ours, theirs in SHAPES.items()}
+    names = {**SHAPES, **(EXPERT_SHAPES if spec.num_experts else {})}
+    shapes = {theirs: getattr(spec, ours) for ours, theirs in names.items()}
     rope = {"rope_type": "default", "rope_theta": spec.rope_theta}
     wanted: dict[str, Any] = {**shapes, "rope_parameters": rope}
     if directory.is_dir():
@@ -231,22 +238,25 @@ def ensure_checkpoint(
     had_bar = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        _llama(wanted, seed if has_weights else None).save_pretrained(unfinished)
+        _made(wanted, seed if has_weights else None).save_pretrained(unfinished)
     finally:
         if had_bar:
             logging.enable_progress_bar()
     return unfinished.rename(directory)
 
 
-def _llama(shapes: dict[str, Any], seed: int | None) -> Any:
+def _made(shapes: dict[str, Any], seed: int | None) -> Any:
     """The model with the weights of `seed`; None: its configuration."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    import transformers
 
+    family = "Mixtral" if EXPERT_SHAPES["num_experts"] in shapes else "Llama"
+    kind = getattr(transformers, f"{family}ForCausalLM")
     ends = dict.fromkeys(("bos_token_id", "eos_token_id"))
-    config = LlamaConfig(**shapes, **ends, pad_token_id=0, architectures=["LlamaForCausalLM"])
+    shapes = {**shapes, **ends, "pad_token_id": 0, "architectures": [kind.__name__]}
+    config = kind.config_class(**shapes)
     if seed is None:
         return config
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return LlamaForCausalLM(config)
+        return kind(config)

@@ -15,7 +15,8 @@ from torch import Tensor
 from sarathi_lab.config.errors import RunError
 from sarathi_lab.engine.executor import Span, StepResult, bubbles_between
 from sarathi_lab.engine.request import Batch
-from sarathi_lab.executor.torch.executor import InFlight, TorchExecutor
+from sarathi_lab.executor.torch.executor import TorchExecutor
+from sarathi_lab.executor.torch.in_flight import InFlight
 from sarathi_lab.executor.torch.packing import NUM_BUFFERS, Packer
 from sarathi_lab.executor.torch.ranks import wire
 from sarathi_lab.executor.torch.ranks.exchange import RankExchange
@@ -40,6 +41,7 @@ class RankExecutor(TorchExecutor):
         self.group = group
         self.exchange = exchange
         exchange.timeline = self.timeline
+        self.num_layers = None  # prompts pass all layers at once
         self.num_stages = model.part.ranks.pipeline
         if self.num_stages > 1:
             self.capacity, self.feeds_tokens = self.num_stages, False
@@ -88,7 +90,7 @@ class Follower(RankExecutor):
             self.exchange.begin()
             self._swap(Batch(copies=copies))
             self._compute(shape)
-            token_ids = self._sampled[: shape.num_emits]
+            token_ids = self._sampled[: wire.num_emits(payload)]  # the others are padding
         end = self.ended
         if self.reports:
             began, ended = self.timeline.wait(self.exchange.began), self.timeline.wait(end)
@@ -192,7 +194,7 @@ class Driver(RankExecutor):
 
     # -- the other ranks' side ---------------------------------------------------------------------
 
-    def _run_packed_for_torch(self, batch: Batch, begun: float) -> InFlight:
+    def _launch_unpadded(self, batch: Batch, begun: float) -> InFlight:
         model = self.model
         self.exchange.begin()
         inputs = self.packed(batch)
@@ -207,7 +209,7 @@ class Driver(RankExecutor):
     def _share(self, batch: Batch, shape: Shape) -> None:
         self.exchange.begin()
         filled = self._packer.filled(shape)
-        self.group.tell(Kind.RUN, wire.packed_for_kernels(shape, filled, batch.copies))
+        self.group.tell(Kind.RUN, wire.packed_for_kernels(shape, filled, batch))
 
     def _launch(self, batch: Batch, begun: float) -> InFlight:
         done = super()._launch(batch, begun)

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from sarathi_kernels.attention.reference import Segment, make_segment
-from sarathi_lab.engine.request import Copy
+from sarathi_lab.engine.request import Batch, Copy
 from sarathi_lab.executor.torch.shapes import Shape
 from sarathi_lab.model.operations import PackedInputs
 
-HEAD = 3  # numbers before the rest: of copies, of tokens or -1, of emits or of a buffer's elements
+HEAD = 3  # numbers before the rest: of copies, of tokens or -1, of tokens sampled
 SHAPE = len(fields(Shape))
 PADDED = -1  # in place of tokens: a buffer packed for kernels follows
 
@@ -34,10 +34,10 @@ def packed(inputs: PackedInputs, copies: Sequence[Copy]) -> Tensor:
     return torch.cat([part.cpu() for part in parts])
 
 
-def packed_for_kernels(shape: Shape, buffer: Tensor, copies: Sequence[Copy]) -> Tensor:
+def packed_for_kernels(shape: Shape, buffer: Tensor, batch: Batch) -> Tensor:
     """The buffer (int32) that `Packer` has filled, in tensors of `shape`."""
-    head = torch.tensor([len(copies), PADDED, len(buffer)])
-    return torch.cat([head, _numbers(copies), torch.tensor(astuple(shape)), buffer.long()])
+    head = torch.tensor([len(batch.copies), PADDED, batch.num_emits])
+    return torch.cat([head, _numbers(batch.copies), torch.tensor(astuple(shape)), buffer.long()])
 
 
 def _numbers(copies: Sequence[Copy]) -> Tensor:
@@ -48,6 +48,11 @@ def num_tokens(payload: Tensor) -> int:
     """Of a batch, padding included."""
     copies, tokens, _ = payload[:HEAD].tolist()
     return int(payload[HEAD + 3 * copies]) if tokens == PADDED else tokens
+
+
+def num_emits(payload: Tensor) -> int:
+    """Tokens that a batch samples, without padding."""
+    return int(payload[2])
 
 
 def copies_of(payload: Tensor) -> tuple[list[Copy], Tensor]:

@@ -1,0 +1,89 @@
+"""Batches whose prompts pass the layers in groups: what is between two groups is kept here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from sarathi_lab.engine.request import Batch, SequenceState
+from sarathi_lab.model.operations import PackedInputs
+from sarathi_lab.model.transformer import KVCache, Transformer
+
+
+@dataclass(frozen=True)
+class LayeredInputs(PackedInputs):
+    """Those of all tokens of a `batch` with `Batch.layers`, and of its decodes alone for the layers
+    `outside`; None without decodes.
+    """
+
+    batch: Batch = field(kw_only=True)
+    outside: PackedInputs | None = field(kw_only=True)
+
+
+def packed_apart(batch: Batch, packed: Callable[[Batch], PackedInputs]) -> LayeredInputs:
+    """The inputs of `batch`, by what packs the inputs of one that passes all layers."""
+    inside, decodes = batch.apart()
+    outside = packed(decodes) if decodes.chunks else None
+    return LayeredInputs(**vars(packed(inside)), batch=batch, outside=outside)
+
+
+class Passes:
+    """Runs inputs through the model; `LayeredInputs` one layer after another, whatever the model's
+    `whole_pass`.
+
+    Of each prompt that is halfway it keeps the hidden states and what is still to be added to them,
+    each [num_tokens, hidden_size], until the next group of layers.
+    """
+
+    def __init__(self, model: Transformer, cache: KVCache) -> None:
+        self.model = model
+        self.cache = cache
+        self._halfway: dict[SequenceState, tuple[Tensor, Tensor]] = {}
+
+    def start(self) -> None:
+        self._halfway.clear()
+
+    def __call__(self, inputs: PackedInputs) -> Tensor:
+        """The logits of all that emit, [num_emits, vocab_size]."""
+        if not isinstance(inputs, LayeredInputs):
+            logits: Tensor = self.model(inputs, self.cache)
+            return logits
+        model, batch, layers = self.model, inputs.batch, inputs.batch.layers
+        assert layers is not None, "its prompts pass some layers alone"
+        hidden, update = self._entering(inputs, layers.start)
+        within = range(layers.start, layers.stop)
+        update = model.pass_layers(hidden, update, inputs, self.cache, within)
+        if layers.is_last:
+            return model.logits(hidden, update, inputs.emit_rows)
+        prompts = batch.chunks[batch.num_decode_tokens :]  # behind the decodes
+        lengths = [batch.num_decode_tokens, *(chunk.num_tokens for chunk in prompts)]
+        (hidden, *states), (update, *updates) = hidden.split(lengths), update.split(lengths)
+        kept = zip(states, updates, strict=True)
+        self._halfway |= zip((chunk.sequence for chunk in prompts), kept, strict=True)
+        if inputs.outside is None:
+            return hidden.new_empty(0, model.spec.vocab_size)
+        after = range(layers.stop, layers.num)
+        update = model.pass_layers(hidden, update, inputs.outside, self.cache, after)
+        return model.logits(hidden, update, inputs.outside.emit_rows)
+
+    def _entering(self, inputs: LayeredInputs, start: int) -> tuple[Tensor, Tensor | None]:
+        """Hidden states and updates of all tokens in front of layer `start`."""
+        model, batch = self.model, inputs.batch
+        # The others were preempted since, and begin anew.
+        self._halfway = {one: kept for one, kept in self._halfway.items() if one.layers_passed}
+        num_entering = batch.num_decode_tokens if start else None
+        with model.operations.range("embedding"):
+            hidden = model.embedding(inputs.token_ids[:num_entering])
+        if start == 0:
+            return hidden, None
+        prompts = batch.chunks[batch.num_decode_tokens :]
+        both = [self._halfway.pop(chunk.sequence) for chunk in prompts]
+        if inputs.outside is not None:
+            before = range(start)
+            update = model.pass_layers(hidden, None, inputs.outside, self.cache, before)
+            both.insert(0, (hidden, update))
+        states, updates = zip(*both, strict=True)
+        return torch.cat(states), torch.cat(updates)

@@ -1,0 +1,160 @@
+"""What drafts in decodes give and take: by their number, their acceptance and the token budget that
+they share with the chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from sarathi_lab.engine.ledger import Ledger
+from sarathi_lab.engine.request import Request
+from sarathi_lab.engine.speculation import NO_SPECULATION, PromptLookup, Speculation
+from sarathi_lab.experiment.capacity import at_rate
+from sarathi_lab.experiment.clock import Point
+from sarathi_lab.experiment.registry import PROFILED, Ints, Platform, figure
+from sarathi_lab.experiment.serving import LOADED, ServingBench, point
+from sarathi_lab.results.metrics import speculation_metrics
+from sarathi_lab.results.serving_metrics import latency
+from sarathi_lab.workload.acceptance import Assumed
+
+NONE = "no drafts"
+WAITS = {"ttft_p50": "TTFT P50", "tpot_p50": "TPOT P50", "latency_p50": "latency P50"}
+RATE, BEST = "throughput, all at once", "best budget"
+FEW = "TTFT P50, few requests"
+FOR_ALL, FOR_THESE = "reserved for all", "reserved for these"
+ON = [("llama3-8b", "h100"), ("qwen3-30b-a3b", "h100"), ("llama3-8b", "a100")]
+
+
+@figure(
+    question="What do drafts in hybrid batches give, and what do they take of the budget?",
+    seconds=90,
+    **{**LOADED, "papers": [Platform(*on) for on in ON]},
+    simulated=PROFILED,
+)
+def speculation(
+    bench: ServingBench,
+    seed: int,
+    *,
+    drafts: Ints,
+    acceptances: Sequence[float],
+    budgets: Ints,
+    load: float,
+    pattern: int,
+    reserved: Mapping[str, Any] | None,
+    **sizes: Any,
+) -> Iterator[Point]:
+    """Waits at `load` of the saturation rate without drafts, and tokens a second where all requests
+    are there at once, by token budget and number of drafts, over those without drafts on the same
+    requests; and the budget of the least median latency.
+
+    Simulated, drafts are right with each of the `acceptances`; on a device they are looked up in
+    prompts that repeat `pattern` tokens. `reserved` serves a few requests with a budget from which
+    the drafts of a full batch are taken in advance, and with one from which only theirs are.
+    """
+    for dataset in sizes["datasets"]:
+        requests = bench.requests(dataset, sizes["num_requests"], seed)
+        requests = [repeated(one, pattern) for one in requests]
+        arriving = at_rate(requests, load * bench.saturation_rate(dataset))
+        at_once = [replace(one, arrival_time=0.0) for one in requests]
+        found: dict[str, dict[int, dict[str, float]]] = {}
+        for name, own in _speculations(bench, seed, drafts, acceptances).items():
+            found[name] = {
+                budget: _values(
+                    _served(bench, arriving, own, budget), _served(bench, at_once, own, budget)
+                )
+                for budget in budgets
+            }
+        yield from _points(dataset, found)
+    if reserved is not None:
+        yield from _reserved(bench, seed, **reserved)
+
+
+def repeated(request: Request, pattern: int) -> Request:
+    """`request` with a prompt of its first `pattern` tokens, again and again."""
+    prompt = request.prompt_token_ids
+    if prompt is None:
+        return request
+    return replace(request, prompt_token_ids=np.resize(prompt[:pattern], len(prompt)))
+
+
+def _speculations(
+    bench: ServingBench, seed: int, drafts: Ints, acceptances: Sequence[float]
+) -> dict[str, Speculation]:
+    found: dict[str, Speculation] = {NONE: NO_SPECULATION}
+    for tokens in drafts:
+        if bench.vocab_size is not None:
+            found[f"{tokens} looked up"] = PromptLookup(tokens=tokens)
+            continue
+        for rate in acceptances:
+            own = Assumed(tokens=tokens, acceptance=rate, seed=bench.seed + seed)
+            found[f"{tokens} drafts, {rate:g} right"] = own
+    return found
+
+
+def _served(
+    bench: ServingBench, requests: Sequence[Request], own: Speculation, budget: int
+) -> Ledger:
+    engine = replace(bench.engine, speculation=own)
+    return engine.serve(requests, bench.chunking(max(budget, engine.batch_size)))
+
+
+def _values(arriving: Ledger, at_once: Ledger) -> dict[str, float]:
+    """By quantity: seconds, tokens a second, and what was accepted if there were drafts."""
+    table, iterations = at_once.requests(), arriving.iterations()
+    tokens = table.prompt_len.sum() + table.output_len.sum()
+    found = {words: latency(arriving.requests())[key] for key, words in WAITS.items()}
+    found[RATE] = float(tokens / table.finish_time.max())
+    if "num_draft_tokens" in iterations:
+        accepted = speculation_metrics(iterations)
+        found |= {name: accepted[name] for name in ("acceptance_rate", "tokens_per_decode")}
+    return found
+
+
+UNITS = {RATE: "tokens/s", "acceptance_rate": "share", "tokens_per_decode": "tokens"}
+
+
+def _points(
+    dataset: str, found: Mapping[str, Mapping[int, Mapping[str, float]]]
+) -> Iterator[Point]:
+    for name, by_budget in found.items():
+        for budget, values in by_budget.items():
+            for quantity, value in values.items():
+                unit = UNITS.get(quantity, "s")
+                yield point(dataset, quantity, unit, name, value, budget)
+                if name != NONE and quantity in found[NONE][budget]:
+                    ratio = value / found[NONE][budget][quantity]
+                    yield point(dataset, f"{quantity} / {NONE}", "ratio", name, ratio, budget)
+        best = min(by_budget, key=lambda budget: by_budget[budget][WAITS["latency_p50"]])
+        yield point(dataset, BEST, "tokens", name, best)
+
+
+def _reserved(
+    bench: ServingBench,
+    seed: int,
+    *,
+    dataset: str,
+    num_requests: int,
+    rate: float,
+    drafts: int,
+    acceptance: float,
+    budget: int,
+    most: int,
+) -> Iterator[Point]:
+    """`num_requests` of `dataset` at `rate` a second: with `budget` tokens for them and their
+    drafts, and with what is left of it if the drafts of `most` sequences, but one, are set aside.
+    """
+    requests = at_rate(bench.requests(dataset, num_requests, seed), rate)
+    own = Assumed(tokens=drafts, acceptance=acceptance, seed=bench.seed + seed)
+    budgets = {FOR_ALL: budget - most * (drafts - 1), FOR_THESE: budget}
+    found = {
+        name: latency(_served(bench, requests, own, tokens).requests())["ttft_p50"]
+        for name, tokens in budgets.items()
+    }
+    for name, value in found.items():
+        yield point(dataset, FEW, "s", name, value)
+    ratio = found[FOR_THESE] / found[FOR_ALL]
+    yield point(dataset, f"{FEW} / {FOR_ALL}", "ratio", FOR_THESE, ratio)

@@ -1,0 +1,55 @@
+"""What a plan's parts refuse of one another."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.engine.topology import Linked, Several
+from sarathi_lab.executor.simulated.backend import SimulatedBackend
+
+if TYPE_CHECKING:
+    from sarathi_lab.tasks.plan import Plan
+
+
+def check_speculation(plan: Plan) -> None:
+    """Refuse drafts that the backend has no use for, or no time to judge."""
+    backend, ahead = plan.backend, ""
+    if isinstance(backend, SimulatedBackend):
+        ahead = "host=none" if backend.host.overlaps else ""
+    elif getattr(backend, "uses_kernels", False) and getattr(backend, "overlap", False):
+        ahead = "executor.overlap=false"
+    plan.speculation.check(computes_tokens=backend.computes_tokens, ahead=ahead)
+
+
+def check_cluster(plan: Plan) -> None:
+    """Refuse a cluster that can't be simulated, and settings of one that nothing reads."""
+    cluster, backend = plan.cluster, plan.backend
+    if not isinstance(cluster, Several):
+        return
+    named, fix = f"a cluster of {cluster.describe()}", "or use cluster=single"
+    if not isinstance(backend, SimulatedBackend):
+        raise UserError(f"{named} is simulated only; add executor=simulated, {fix}")
+    if (stages := backend.num_stages) > 1:
+        raise UserError(
+            f"executor.pipeline_parallel={stages}: the instances of {named} are no pipelines; use "
+            f"executor.tensor_parallel, {fix}"
+        )
+    if getattr(cluster, "router", "") == "prefix_aware" and not plan.shares_prefixes:
+        raise UserError(
+            "cluster.router=prefix_aware has no effect as nothing is cached; add cache.prefix=true"
+        )
+    if not isinstance(cluster, Linked):
+        return
+    if backend.host.overlaps:
+        raise UserError(
+            f"host={backend.host.name} schedules ahead, but sequences leave an engine at their "
+            "first token; use host=none or another one that does not"
+        )
+    for name in ("prefill_chunk", "decode_chunk"):
+        if (budget := getattr(cluster, name)) is not None and plan.policy.budget_field is None:
+            raise UserError(
+                f"cluster.{name}={budget} has no effect on policy {plan.policy.name}, which never "
+                "cuts prompts; drop it"
+            )
+    backend.link(plan.spec, cluster)  # unknown, it is refused at once

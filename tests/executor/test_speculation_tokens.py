@@ -1,0 +1,152 @@
+"""Greedy tokens with drafts are those without: in plain torch, C++ and Triton's path, under all
+policies, with preemption, prefix caching and chunks of any size.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from every_policy import POLICIES
+from helpers import scheduler_for
+from integrity import check_integrity
+from native_library import needs_library
+from toy_executors import SPEC, model_on, on_kernels
+
+from sarathi_lab.engine.block_manager import BlockManager
+from sarathi_lab.engine.ledger import Ledger
+from sarathi_lab.engine.loop import run_engine
+from sarathi_lab.engine.request import Request, SequenceState
+from sarathi_lab.engine.scheduler import Scheduler
+from sarathi_lab.engine.speculation import NO_SPECULATION, LookupDrafter, PromptLookup
+from sarathi_lab.executor.torch.executor import TorchExecutor
+from sarathi_lab.policy import Orca, Sarathi, SarathiServe, VllmV1
+
+KINDS = ["torch", pytest.param("native", marks=needs_library), "triton"]
+LOOKUP = PromptLookup(tokens=3)
+
+
+class Told(PromptLookup):
+    """Drafts from the answers that it is told, every fourth token of which is wrong."""
+
+    def __init__(self, answers: list[list[int]]) -> None:
+        super().__init__(tokens=3)
+        object.__setattr__(self, "answers", answers)
+
+    def drafter(self) -> LookupDrafter:
+        return ToldDrafter(self)
+
+
+class ToldDrafter(LookupDrafter):
+    def __init__(self, told: Told) -> None:
+        super().__init__(told)
+        self.answers = told.answers
+
+    def propose(self, sequence: SequenceState, most: int) -> list[int]:
+        at = range(len(sequence.output_token_ids), len(sequence.output_token_ids) + most)
+        answer = self.answers[sequence.request.request_id]
+        return [(answer[i] + (i % 4 == 3)) % SPEC.vocab_size for i in at]
+
+
+def repetitive(lengths, seed: int = 5) -> list[Request]:
+    """Prompts that repeat a few tokens."""
+    dice = np.random.default_rng(seed)
+    prompts = [np.resize(dice.integers(0, SPEC.vocab_size, 4), p) for p, _ in lengths]
+    return [
+        Request(i, 0.0, p, d, prompt.astype(np.int32))
+        for i, ((p, d), prompt) in enumerate(zip(lengths, prompts, strict=True))
+    ]
+
+
+def served(requests, executor, policy, speculation, num_blocks=60, **settings):
+    scheduler = scheduler_for(
+        policy,
+        batch_size=4,
+        num_blocks=num_blocks,
+        block_size=executor.block_size,
+        max_model_len=40,
+        speculation=speculation,
+        **settings,
+    )
+    ledger = Ledger()
+    run_engine(requests, scheduler, executor, ledger)
+    check_integrity(scheduler.blocks, [])
+    return ledger.requests().output_token_ids.tolist(), ledger.iterations(), scheduler
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_are_unchanged_on_every_path(kind):
+    """Also that drafts are right now and then, and save iterations. Batches with drafts are padded
+    to no recorded shape, as these have no rows for their logits.
+    """
+    model, executor = model_on(kind), None
+    requests = repetitive([(19, 14), (5, 12), (9, 8)])
+    if kind == "triton":
+        requests = repetitive([(19, 7), (5, 7)])  # few: the interpreter takes its time
+        executor = on_kernels(model, capacity=1)
+        executor.warm_up(batch_size=3, chunk_tokens=16, longest=40)
+    executor = executor or TorchExecutor(model, num_blocks=60, block_size=4)
+    for policy in (Sarathi(chunk=16), *([] if kind == "triton" else [Orca(), VllmV1(6)])):
+        expected, without, _ = served(requests, executor, policy, NO_SPECULATION)
+        tokens, iterations, _ = served(requests, executor, policy, Told(expected))
+        assert tokens == expected
+        assert 0 < iterations.num_accepted_tokens.sum() < iterations.num_draft_tokens.sum()
+        assert len(iterations) < len(without)
+        drafting = iterations[iterations.num_draft_tokens > 0]
+        assert not drafting.num_padding_tokens.any()
+        assert not drafting.is_replayed.any()
+
+
+@pytest.fixture(scope="module")
+def plain() -> TorchExecutor:
+    return TorchExecutor(model_on("torch"), num_blocks=60, block_size=4)
+
+
+def test_tokens_are_unchanged_under_every_policy(plain):
+    requests = repetitive([(11, 6), (4, 12), (7, 9), (13, 5)])
+    expected, _, _ = served(requests, plain, Orca(), NO_SPECULATION)
+    wrong = [
+        name
+        for name, policy in POLICIES.items()
+        if served(requests, plain, policy, Told(expected))[0] != expected
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("chunk", [4, 5, 16])
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+def test_tokens_are_unchanged_through_preemption(plain, chunk, preemption):
+    requests = repetitive([(11, 14), (10, 13), (9, 15)])
+    expected, _, _ = served(requests, plain, Orca(), NO_SPECULATION)
+    num_host_blocks = 8 if preemption == "swap" else 0
+    executor = TorchExecutor(
+        plain.model, num_blocks=8, block_size=4, num_host_blocks=num_host_blocks
+    )
+    tokens, iterations, scheduler = served(
+        requests,
+        executor,
+        SarathiServe(chunk=chunk, reserve="chunk", watermark=0.0),
+        LOOKUP,
+        num_blocks=8,
+        num_host_blocks=num_host_blocks,
+        preemption=preemption,
+    )
+    assert tokens == expected
+    assert scheduler.num_preemptions > 0
+    assert iterations.num_accepted_tokens.sum() > 0
+
+
+def test_tokens_are_unchanged_where_prefixes_are_shared(plain):
+    """The last request is the first's prompt and answer: blocks that drafts filled are found."""
+    first, second = repetitive([(13, 12), (9, 9)])
+    answer = served([first], plain, Orca(), NO_SPECULATION)[0][0]
+    later = np.concatenate([first.prompt_token_ids, answer]).astype(np.int32)
+    requests = [first, second, Request(2, 0.0, len(later), 8, later)]
+    expected, _, _ = served(requests, plain, Orca(), NO_SPECULATION)
+    blocks = BlockManager(60, 4, shares_prefixes=True)
+    scheduler = Scheduler(
+        SarathiServe(chunk=5), blocks, batch_size=1, max_model_len=40, speculation=LOOKUP
+    )
+    ledger = Ledger()
+    run_engine(requests, scheduler, plain, ledger)
+    assert ledger.requests().output_token_ids.tolist() == expected
+    assert ledger.requests().prefix_hit_tokens[2] == 20, "all blocks without the last token"
