@@ -45,11 +45,12 @@ def _prepare_ray(settings: DictConfig) -> None:
         return ""
 
     with open_dict(settings):
-        settings.ray.remote.setdefault(
-            "max_retries", 0
-        )  # a run that kills its process does it again
-        settings.ray.init.setdefault("log_to_driver", False)  # jobs have files for what they print
-        settings.ray.init.setdefault("logging_level", "error")
+        # A run that kills its process would do it again.
+        settings.ray.remote.setdefault("max_retries", 0)
+        own = {"log_to_driver": False, "logging_level": "error"}  # jobs have files for their words
+        # The plugin gives a size, with which Ray joins no cluster that is there.
+        for name, value in (own | {"object_store_memory": None}).items():
+            settings.ray.init.setdefault(name, value)
     _core.ray = SimpleNamespace(get=end)
 
 

@@ -263,8 +263,8 @@ class Batch:
             self.chunks[i] = chunk._replace(emits_token=chunk.emits_token and layers.is_last)
         self.chunks.sort(key=lambda chunk: not chunk.is_decode)
         self.layers = layers
-        self.num_emits = sum(chunk.emits_token for chunk in self.chunks)
-        of, prompts = layers.of, self.chunks[self.num_decode_tokens :]
+        self.num_emits = sum(chunk.num_rows for chunk in self.chunks if chunk.emits_token)
+        of, prompts = layers.of, self.chunks[self.num_decodes :]
         self.num_prefill_tokens = sum(of(one.num_tokens) for one in prompts)
         self.prefill_kv_tokens = sum(of(one.start + one.num_tokens) for one in prompts)
         pairs = (_pairs(one.start, one.num_tokens) for one in prompts)
@@ -274,9 +274,10 @@ class Batch:
         """What passes `layers`, and what passes the other layers, which are the decodes, as batches
         that pass all layers.
         """
-        num_decodes = self.num_decode_tokens
-        outside = Batch(self.chunks[:num_decodes], num_emits=num_decodes)
-        outside.num_decode_tokens, outside.decode_kv_tokens = num_decodes, self.decode_kv_tokens
+        num_decodes, num_tokens = self.num_decodes, self.num_decode_tokens
+        outside = Batch(self.chunks[:num_decodes], num_emits=num_tokens)
+        outside.num_draft_tokens = self.num_draft_tokens
+        outside.num_decode_tokens, outside.decode_kv_tokens = num_tokens, self.decode_kv_tokens
         inside = replace(outside, chunks=self.chunks, num_emits=self.num_emits)
         for chunk in self.chunks[num_decodes:]:
             inside.count_prefill(chunk.start, chunk.num_tokens)

@@ -1,4 +1,4 @@
-"""The chunk to take, by prediction; the price of chunking alone; and where chunked prefill pays."""
+"""The chunk to take, by prediction, and where chunked prefill pays."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from sarathi_lab.engine.compositions import make_batch
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.request import Batch, Request
-from sarathi_lab.executor.simulated.cost_model import KINDS, OperationTimes
+from sarathi_lab.executor.simulated.cost_model import OperationTimes
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.experiment.capacity import Engine
 from sarathi_lab.experiment.scenario import lengths, steady, together
@@ -23,8 +22,6 @@ from sarathi_lab.results.serving_metrics import is_met, latency
 from sarathi_lab.results.slo import Slo
 
 BASELINES: Mapping[str, Policy] = {"request_level": RequestLevel(), "orca": Orca()}
-MATMUL = (*KINDS["preproj"], *KINDS["postproj"], *KINDS["ffn"], "lm_head")
-ATTENTION = KINDS["attn"]
 NEUTRAL = 0.02  # gains and losses up to this share are neither
 OUTCOMES = ("loses", "neutral", "gains")
 AS_GOOD = 0.01  # a throughput that is less than this share below the best is as good
@@ -194,48 +191,6 @@ def _marked(table: pd.DataFrame) -> pd.DataFrame:
     good = throughput[throughput >= (1 - AS_GOOD) * throughput.max()].index
     best = throughput[throughput == throughput.max()].index
     return table.assign(is_as_good=table.index.isin(good), is_best=table.index.isin(best))
-
-
-@dataclass(frozen=True)
-class LossSplit:
-    """Seconds that a prompt in chunks takes more than `whole`, by cause; below zero is a gain.
-
-    `attention` is the cache read again by every chunk (and smaller kernels), `matmul` part-filled
-    tiles and waves and weights read once per chunk (a product overlaps the two), `fixed` what an
-    iteration costs whatever its size.
-    """
-
-    whole: float
-    attention: float
-    matmul: float
-    fixed: float
-
-    @property
-    def total(self) -> float:
-        return self.attention + self.matmul + self.fixed
-
-
-def chunking_loss(prompt_len: int, chunk: int, operation_times: OperationTimes) -> LossSplit:
-    """The extra time of a prompt, prefilled alone in chunks (section 4.2, Fig 13).
-
-    What is neither a matrix product nor attention counts as fixed, so that the parts add up.
-    """
-
-    def seconds_in(tokens: int) -> pd.Series:
-        starts = range(0, prompt_len, tokens)
-        sizes = [(start, min(tokens, prompt_len - start)) for start in starts]
-        batches = [
-            make_batch(prefill_tokens=size, start=start, emits=start + size == prompt_len)
-            for start, size in sizes
-        ]
-        return pd.DataFrame(map(operation_times, batches)).sum()
-
-    whole = seconds_in(prompt_len)
-    extra = seconds_in(chunk).sub(whole, fill_value=0.0)
-    attention = float(extra[extra.index.isin(ATTENTION)].sum())
-    matmul = float(extra[extra.index.isin(MATMUL)].sum())
-    fixed = float(extra[~extra.index.isin((*ATTENTION, *MATMUL))].sum())
-    return LossSplit(float(whole.sum()), attention, matmul, fixed)
 
 
 def steady_throughput(

@@ -14,6 +14,7 @@ from sarathi_lab.engine.compositions import chunks_of, make_batch
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.cost_model import KINDS
 from sarathi_lab.executor.simulated.executor import SimulatedExecutor
+from sarathi_lab.executor.simulated.hardware import EXPERTS
 from sarathi_lab.experiment.scenario import Scenario, Served, Times, serve, steady, together
 
 EVERYTHING = tuple(KINDS)
@@ -86,13 +87,16 @@ class Clock(ABC):
         """The sum of the operations of some kinds.
 
         Matrix products and attention err in their own ways; streaming kernels and fixed costs are
-        fitted with the products; communication was compared with nothing.
+        fitted with the products; communication was compared with nothing. Experts have their own
+        error where one is stated.
         """
         products = self.cost.uncertainty["matmul"]
         errors = {"attn": self.cost.uncertainty["attention"], "communication": 1.0}
         by_kind = {kind: sum(times.get(name, 0.0) for name in KINDS[kind]) for kind in kinds}
         total = sum(by_kind.values())
         off = sum(abs(value) * errors.get(kind, products) for kind, value in by_kind.items())
+        if "ffn" in by_kind and (experts := times.get(EXPERTS, 0.0)):
+            off += abs(experts) * (self.cost.uncertainty.get(EXPERTS, products) - products)
         return Estimate(total, off / abs(total) if total else 0.0)
 
     def duration(self, *batches: Batch, kinds: Iterable[str] = EVERYTHING) -> Estimate:

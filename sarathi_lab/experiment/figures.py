@@ -12,6 +12,7 @@ from sarathi_lab.experiment import (
     decodes,
     disaggregation,
     energy,
+    expert_reload,
     iterations,
     layered,
     long_prompts,
@@ -33,17 +34,9 @@ LABELS = ["hardware", "level", "model", "method"]
 ERRORS = ["row", "device", "points", "mean", "largest", "stated"]
 ERRORS += ["aim_mean", "aim_largest", "verdict"]
 _ = (
-    *(
-        adaptive_budgets,
-        agentic,
-        decodes,
-        disaggregation,
-        energy,
-        iterations,
-        layered,
-        long_prompts,
-    ),
-    *(pipeline, real_pipeline, serving, shrinking_chunks, speculation, throughput),
+    *(adaptive_budgets, agentic, decodes, disaggregation, energy, expert_reload, iterations),
+    *(layered, long_prompts, pipeline, real_pipeline, serving, shrinking_chunks, speculation),
+    throughput,
 )
 PAPERS = tuple(sorted(name for name, figure in FIGURES.items() if figure.has_paper))
 SERVING = tuple(name for name, figure in FIGURES.items() if figure.kind == "rounds")

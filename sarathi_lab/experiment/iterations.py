@@ -10,7 +10,6 @@ import pandas as pd
 
 from sarathi_lab.engine.compositions import chunks_of, make_batch
 from sarathi_lab.engine.request import Batch
-from sarathi_lab.experiment.advisor import chunking_loss
 from sarathi_lab.experiment.clock import (
     COMPUTE,
     EVERYTHING,
@@ -21,6 +20,7 @@ from sarathi_lab.experiment.clock import (
     Unit,
     one,
 )
+from sarathi_lab.experiment.loss import chunking_loss
 from sarathi_lab.experiment.registry import KEYS, Aims, ErrorRow, Ints, figure
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.results.plots.look import Look

@@ -47,6 +47,15 @@ def folder_of(hardware: str, level: str) -> str:
     return SIMULATED + hardware + ("" if level == "analytic" else f"-{level}")
 
 
+def by_folder(tables: Sequence[pd.DataFrame]) -> dict[str, pd.DataFrame]:
+    """The rows of labelled `tables` by the folder of their hardware and level."""
+    rows = pd.concat(tables, ignore_index=True)
+    return {
+        folder_of(*map(str, labels)): own.reset_index(drop=True)
+        for labels, own in rows.groupby(["hardware", "level"], sort=False)
+    }
+
+
 def jobs_of(figure: str, gpus: Sequence[str] | None = None) -> list[Job]:
     """The paper's GPUs, or each of `gpus`, at every level that its file has for the model."""
     levels: tuple[Level, ...] = ("profiled", "analytic")
@@ -170,21 +179,22 @@ def recorded_tables(points: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 def computed(
     figure: Figure,
-    spec: ModelSpec,
-    backend: SimulatedBackend,
+    backends: Sequence[tuple[ModelSpec, SimulatedBackend]],
     sizes: Mapping[str, Any],
     processes: int | None = None,
 ) -> dict[str, pd.DataFrame]:
-    """The table of an experiment that is none of the paper's figures, by the device's folder; its
-    intervals are the error that the cost model states of itself.
+    """The tables of an experiment that is none of the paper's figures by the devices' folders, for
+    models on backends; intervals are the error that the cost model states of itself.
     """
-    crew = Crew(partial(_units, figure.name, spec, backend, sizes), processes)
-    with progress_of(f"computing {figure.name}", len(crew.own), "parts") as advance:
-        found = crew.map(_unit_points, range(len(crew.own)), advance)
-    points = [point for unit in found for point in unit]
-    table = _table(points).assign(figure=figure.name)
-    folder = folder_of(backend.hardware.name, backend.cost_model)
-    return {folder: labelled(_with_intervals(table), backend, spec.name)}
+    tables = []
+    for spec, backend in backends:
+        crew = Crew(partial(_units, figure.name, spec, backend, sizes), processes)
+        title = f"computing {figure.name} with {spec.name}"
+        with progress_of(title, len(crew.own), "parts") as advance:
+            found = crew.map(_unit_points, range(len(crew.own)), advance)
+        table = _table(point for unit in found for point in unit).assign(figure=figure.name)
+        tables.append(labelled(_with_intervals(table), backend, spec.name))
+    return by_folder(tables)
 
 
 def _units(

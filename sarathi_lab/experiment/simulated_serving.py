@@ -21,7 +21,7 @@ from sarathi_lab.experiment.clock import BLOCK_SIZE, Point
 from sarathi_lab.experiment.registry import FIGURES, Figure
 from sarathi_lab.experiment.samples import Samples, keep, table_of
 from sarathi_lab.experiment.serving import MakePolicy, ServingBench, longest
-from sarathi_lab.experiment.simulate import folder_of, labelled
+from sarathi_lab.experiment.simulate import by_folder, labelled
 from sarathi_lab.policy import Policy
 from sarathi_lab.results.intervals import FEWEST_PAIRS
 
@@ -52,12 +52,7 @@ def served(
             keep(samples, points)
         table = table_of(figure.name, samples, math.inf, is_series=False)
         tables.append(labelled(table, backend, model))
-    return {
-        folder_of(*map(str, labels)): rows.reset_index(drop=True)
-        for labels, rows in pd.concat(tables, ignore_index=True).groupby(
-            ["hardware", "level"], sort=False
-        )
-    }
+    return by_folder(tables)
 
 
 @dataclass(frozen=True)

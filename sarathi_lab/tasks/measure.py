@@ -30,6 +30,7 @@ from sarathi_lab.experiment.registry import SETUPS
 from sarathi_lab.experiment.simulate import computed, recorded_tables
 from sarathi_lab.experiment.simulated_serving import served
 from sarathi_lab.model.checkpoint import resolve_model
+from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Policy
 from sarathi_lab.results import load
 from sarathi_lab.results.intervals import LEVEL
@@ -105,8 +106,8 @@ class Measure(Task):
                 spec = load_option("model", model)
                 platform.check(spec, least_room(own, spec, self._sizes(backend)))
             return None
-        spec, _ = resolve_model(cfg, backend)
-        backend.check(spec, room_of(own, spec, self._sizes(backend)).kv_tokens)
+        for spec, platform in self._specs(cfg, backend):
+            platform.check(spec, room_of(own, spec, self._sizes(backend)).kv_tokens)
         if backend.parallel.num_devices > 1:
             raise UserError(
                 f"task=measure simulates one device, not {backend.parallel.description}; leave "
@@ -129,8 +130,7 @@ class Measure(Task):
             platforms, make_policy = self._platforms(cfg, backend), partial(_policy, cfg)
             tables = served(own, platforms, make_policy, int(cfg.seed), sizes, self.processes)
         else:
-            spec, _ = resolve_model(cfg, backend)
-            tables = computed(own, spec, backend, sizes, self.processes)
+            tables = computed(own, self._specs(cfg, backend), sizes, self.processes)
         return self._result(tables, "simulated", context, {})
 
     @property
@@ -244,6 +244,15 @@ class Measure(Task):
             )
             for model, gpu, num_devices in self._own.papers
         ]
+
+    def _specs(
+        self, cfg: DictConfig, backend: SimulatedBackend
+    ) -> list[tuple[ModelSpec, SimulatedBackend]]:
+        """The same for batches: where there are no platforms, the chosen or usual model."""
+        if _is_papers_model(cfg) and self._own.papers:
+            own = self._platforms(cfg, backend)
+            return [(load_option("model", model), platform) for model, platform in own]
+        return [(resolve_model(cfg, backend)[0], backend)]
 
     def _check_papers(self, cfg: DictConfig, backend: SimulatedBackend) -> None:
         why = "is for measuring: the paper's figures are recomputed at its own sizes"

@@ -22,6 +22,7 @@ from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.hardware import kv_capacity
 from sarathi_lab.experiment import advisor
 from sarathi_lab.experiment.advisor import BASELINES, OUTCOMES, PolicyOfChunk
+from sarathi_lab.experiment.loss import chunking_loss, why_of_experts
 from sarathi_lab.experiment.server_flags import ServerFlag, flags
 from sarathi_lab.model.checkpoint import resolve_model
 from sarathi_lab.model.spec import ModelSpec
@@ -77,6 +78,7 @@ LOSS_COLUMNS = {
     "matmul": "smaller matrix products [ms]",
     "fixed": "fixed per iteration [ms]",
 }
+OF_EXPERTS = "of the products, experts [ms]"
 
 
 @dataclass(frozen=True)
@@ -112,17 +114,21 @@ class Advise(Task):
         print_plan(plan, context)
         print_advice(advice)
         prompt_len = max(request.prompt_len for request in plan.load.requests)
-        times = cost_of(cfg)[2].operation_times
-        rows = []
+        _, spec, predictor = cost_of(cfg)
+        rows, why = [], []
         for chunk in advice.table.chunk.tolist():
-            split = advisor.chunking_loss(prompt_len, chunk, times)
+            split = chunking_loss(prompt_len, chunk, predictor.operation_times)
             labels = {"prompt_len": prompt_len, "chunk": chunk}
             rows.append({**labels, **asdict(split), "loss": split.total / split.whole})
+            is_told = chunk in (advice.table.chunk.min(), advice.chunk) and chunk < prompt_len
+            if spec.num_experts and is_told:
+                why.append(f"  {why_of_experts(spec, prompt_len, chunk, split)}")
         loss = pd.DataFrame(rows)
+        columns = {**LOSS_COLUMNS, **({"experts": OF_EXPERTS} if spec.num_experts else {})}
         by_cause = loss.assign(total=loss[["attention", "matmul", "fixed"]].sum(axis="columns"))
-        by_cause[[*LOSS_COLUMNS]] *= 1e3
-        by_cause = by_cause[["chunk", *LOSS_COLUMNS, "loss"]].rename(columns=LOSS_COLUMNS)
-        formats = dict.fromkeys(LOSS_COLUMNS.values(), ".1f") | {"loss": "+.1%"}
+        by_cause[[*columns]] *= 1e3
+        by_cause = by_cause[["chunk", *columns, "loss"]].rename(columns=columns)
+        formats = dict.fromkeys(columns.values(), ".1f") | {"loss": "+.1%"}
         table = Shown(by_cause.to_dict("records"), formats=formats)
         shown = ["  as settings of servers"]  # each on a line of its own, so that it can be copied
         for server in servers:
@@ -137,7 +143,7 @@ class Advise(Task):
         return Result(
             tables={"advice": advice.table, "loss": loss, "flags": flags_table(servers)},
             summary={str(name): float(value) for name, value in numbers.items()},
-            shown=[title, table, *shown],
+            shown=[title, table, *why, *shown],
             labels={"device": hardware},
             tags=["advice", hardware],
             config=plan.config,

@@ -26,8 +26,12 @@ SIZE = 4  # of a block
 TIGHT = 9  # blocks, where the longest request takes eight
 
 
+MIXTURE = {"num_experts": 8, "experts_per_token": 2, "ffn_size": 32}
+
+
 def model_of(kind: str, num_layers: int = 5) -> Transformer:
-    model = load_model(replace(SPEC, num_layers=num_layers), None, DEVICE, torch.float32, seed=0)
+    spec = replace(SPEC, num_layers=num_layers, **(MIXTURE if kind == "mixture" else {}))
+    model = load_model(spec, None, DEVICE, torch.float32, seed=0)
     if kind == "native":
         backend.use_native(model)
     elif kind == "triton":
@@ -35,7 +39,9 @@ def model_of(kind: str, num_layers: int = 5) -> Transformer:
     return model
 
 
-@pytest.fixture(scope="module", params=["torch", pytest.param("native", marks=needs_library)])
+@pytest.fixture(
+    scope="module", params=["torch", "mixture", pytest.param("native", marks=needs_library)]
+)
 def model(request) -> Transformer:
     return model_of(request.param)
 

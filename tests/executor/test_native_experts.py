@@ -87,7 +87,7 @@ def test_experts(
     assert packed[1].weight.nbytes == packed_nbytes(down)
     found = experts_of(x, logits, *packed, top_k=top_k, normalised=normalised)
     expected = by_expert(x, logits, gate_up, down, top_k, normalised=normalised)
-    is_rounded = allows_amx and dtype == torch.bfloat16
+    is_rounded = dtype == torch.bfloat16  # where the CPU multiplies it, also between the products
     assert relative_error(found, expected) < (8e-3 if is_rounded else BOUND)
 
 

@@ -22,14 +22,12 @@ from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.cost_model import KINDS, make_cost_model
 from sarathi_lab.experiment.advisor import (
-    ATTENTION,
     BASELINES,
-    MATMUL,
     Prediction,
     advise,
     candidates,
-    chunking_loss,
 )
+from sarathi_lab.experiment.loss import ATTENTION, MATMUL, chunking_loss
 from sarathi_lab.policy import RequestLevel, Sarathi, SarathiServe
 from sarathi_lab.results.slo import Slo
 from sarathi_lab.run import main

@@ -16,7 +16,8 @@ from omegaconf import OmegaConf
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
-from sarathi_lab.experiment.advisor import Prediction, advise, chunking_loss
+from sarathi_lab.experiment.advisor import Prediction, advise
+from sarathi_lab.experiment.loss import chunking_loss
 from sarathi_lab.experiment.server_flags import flags
 from sarathi_lab.policy import SarathiServe
 from sarathi_lab.run import main
@@ -73,6 +74,24 @@ def test_every_setting_that_it_reads_has_an_effect(tmp_path):
     for i, other in enumerate(others):
         tables = advised(tmp_path / str(i), other)
         assert any(not tables[name].equals(plain[name]) for name in TABLES), other
+
+
+def test_a_mixture_is_advised_larger_chunks_and_told_why(tmp_path, capsys):
+    long = ("hardware=h100", "seq_len=8192", "pd_ratio=32", "task.chunks=[512,4096]")
+    found = {
+        model: run(tmp_path / model, *SMALL, *long, f"model={model}")
+        for model in ("llama3-8b", "qwen3-30b-a3b")
+    }
+    dense, mixture = (result.tables["loss"].set_index("chunk") for result in found.values())
+    assert [result.summary["chunk"] for result in found.values()] == [512, 4096]
+    assert (dense.experts == 0).all()
+    assert mixture.experts[512] > 0.5 * mixture.whole[512]
+    said = {model: " ".join(map(str, result.shown)) for model, result in found.items()}
+    assert "experts:" not in said["llama3-8b"]
+    assert (
+        "a chunk of 512 tokens loads 100% of a layer's 128, each for 32 tokens"
+        in said["qwen3-30b-a3b"]
+    )
 
 
 def test_policy_and_cost_model_are_those_of_the_command_line(tmp_path):

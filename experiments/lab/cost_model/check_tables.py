@@ -4,8 +4,8 @@
 
 Prints mean absolute relative errors: of 16-bit products on shapes of which no row is kept, of
 attention on query and KV heads that are not kept, of experts by shape, with the formula's on the
-same rows (choices that are not balanced are predicted as random ones). States those of products and
-attention in each meta.yaml.
+same rows (choices that are not balanced are predicted as random ones). States those of products,
+attention and experts in each meta.yaml.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ MODEL = "llama3-8b"  # whose heads are replaced
 MIXTURE = "qwen3-30b-a3b"  # whose experts are
 # Hidden size and width of experts with two weights each, as the bytes of their times tell.
 UNGATED = ((2688, 1856), (2048, 5120))
+OWN = "of the tables"
 DISTRIBUTIONS = ("balanced", "power_law_1.01", "power_law_1.2")
 SMALLEST = 512  # features of a product: no model has narrower ones on a device
 DTYPE_BYTES = 2
@@ -70,6 +71,9 @@ def main() -> None:
             print((100 * by_shape.mean()).round(1).to_string())
             print((100 * experts.groupby("choices")[["error", "formula"]].mean()).round(1))
         stated = {"matmul": float(products.mean()), "attention": float(by_call.error.max())}
+        if "moe" in tables.frames:  # the tables' own shapes by other choices than theirs
+            own = experts[experts.experts == OWN].groupby("choices").error.mean()
+            stated["experts"] = float(own.max())
         rounded = {kind: round(error, 3) for kind, error in stated.items()}
         write_tables(TABLES / name, {}, {**tables.meta, "uncertainty": rounded}, TITLE)
 
@@ -100,7 +104,7 @@ def expert_errors(
                 Experts(spec, hardware, DTYPE_BYTES, rows=table)
                 for table in (tables.frames["moe"], None)
             ]
-            name = "of the tables" if kept else f"{number} of {hidden} x {whole}, {chosen} a token"
+            name = OWN if kept else f"{number} of {hidden} x {whole}, {chosen} a token"
             for row in own.itertuples():
                 calls = row.tokens * chosen, row.activated_experts
                 one, other = (abs(1e6 * way.time(*calls) / row.time_us - 1) for way in ways)

@@ -123,9 +123,9 @@ Fault sarathi_forward(void* made, const Batch* batch) {
 void sarathi_linear(const Linear* linear, int32_t is_bf16, const float* x, int64_t rows, float* out) {
     const Group all[]{{0, rows, 0}};
     Inputs inputs;
-    put_all(x, rows, linear->in_features, is_bf16 && uses_amx, inputs);
+    put_all(x, rows, linear->in_features, rounds_inputs(is_bf16), inputs);
     run([&](int) { multiply_to(inputs, all, *linear, is_bf16, out, linear->out_features, false); },
-        inputs.is_bf16);
+        is_bf16 && uses_amx);
 }
 
 // x and out [rows, hidden_size] float32; the experts of a layer by `logits` [rows, num_experts]. Of the model and the
@@ -133,12 +133,12 @@ void sarathi_linear(const Linear* linear, int32_t is_bf16, const float* x, int64
 void sarathi_experts(const Model* model, const Layer* layer, const float* x, const float* logits, int64_t rows,
                      float* out) {
     Inputs inputs;
-    put_all(x, rows, model->hidden_size, model->is_bf16 && uses_amx, inputs);
+    put_all(x, rows, model->hidden_size, rounds_inputs(model->is_bf16), inputs);
     Mixture mixture;
     mixture.reserve(rows, *layer, *model, inputs.is_bf16);
     std::copy_n(logits, rows * model->num_experts, mixture.logits.begin());
     std::fill_n(out, rows * model->hidden_size, 0.0f);
-    run([&](int) { mixture.add_to(out, inputs, rows, *layer, *model); }, inputs.is_bf16);
+    run([&](int) { mixture.add_to(out, inputs, rows, *layer, *model); }, model->is_bf16 && uses_amx);
 }
 
 // query and out [num_tokens, num_heads, head_size] float32; one layer's keys and values in `num_blocks` blocks, whose type

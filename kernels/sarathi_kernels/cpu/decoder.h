@@ -1,5 +1,5 @@
 // A decoder's whole iteration: norms, products, rotary embedding, paged attention, logits. Everything but the packed
-// weights and the cache is float32; with bfloat16 weights what AMX multiplies is rounded to it, as it would be between
+// weights and the cache is float32; with bfloat16 weights what a CPU multiplies as such is rounded, as it would be between
 // torch's operations.
 #pragma once
 
@@ -9,7 +9,6 @@
 
 namespace sarathi {
 
-inline bool uses_amx = false;  // for bfloat16
 inline std::vector<AttentionScratch> scratches;  // of each thread
 
 // Buffers and shapes of one model; the threads run `forward` side by side, each for its share of every phase.
@@ -28,7 +27,7 @@ struct Decoder {
 
     void prepare(const Batch& batch) {
         shape = {model.num_heads, model.num_kv_heads, model.head_size, batch.block_size, model.window, model.scale};
-        const bool as_bf16 = model.is_bf16 && uses_amx;
+        const bool as_bf16 = rounds_inputs(model.is_bf16);
         const Layer& layer = model.layers[0];
         AttentionScratch::grow(hidden, batch.num_tokens * model.hidden_size);
         AttentionScratch::grow(heads, batch.num_tokens * heads_width());
@@ -186,7 +185,7 @@ struct Decoder {
             const AttentionTask& task = tasks[index];
             const Segment& segment = segments[task.segment];
             attend<T>(shape, segment, task, {keys.data, keys.scales}, {values.data, values.scales}, heads.data(),
-                      heads_width(), scratches[thread], attended.is_bf16,
+                      heads_width(), scratches[thread], model.is_bf16 && uses_amx,
                    [&](int64_t row, int64_t column, __m512 x, __mmask16 mask) { attended.put(row, column, x, mask); });
         });
     }

@@ -187,7 +187,7 @@ def linear(x: Tensor, weight: PackedLinear) -> Tensor:
     """x [rows, in_features] times a packed weight; [rows, out_features] of x's dtype.
 
     Of a gated weight all columns of the panels: 16 gates and the 16 columns they scale, and so on.
-    Sums are float32. With AMX, x is rounded to bfloat16 beforehand if the weight is of it. Raises
+    Sums are float32. A CPU that multiplies bfloat16 has x rounded to it if the weight is. Raises
     ValueError if sizes do not match.
     """
     if x.shape[1] != weight.in_features:

@@ -14,10 +14,10 @@ constexpr int64_t ROWS_OF_BLOCK = 256;  // of a product, whose sums stay in the 
 
 inline int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
-// Inputs of a product, zero beyond their width; where AMX multiplies them bfloat16 in tiles, else float32 in rows.
+// Inputs of a product, zero beyond their width; bfloat16 in tiles where that is multiplied, else float32 in rows.
 struct Inputs {
     Floats memory;
-    int64_t width = 0;  // rounded up: AMX reads whole tiles
+    int64_t width = 0;  // rounded up: tiles are read whole
     bool is_bf16 = false;
 
     void reserve(int64_t rows, int64_t wanted, bool as_bf16) {
@@ -65,7 +65,9 @@ inline void multiply_panel(Inputs& inputs, int64_t first, int64_t end, const Lin
                     float* sums) {
     const int64_t k = round_up(linear.in_features, is_bf16 ? KBLOCK : 1);
     const void* weight = static_cast<const char*>(linear.weight) + panel * PANEL * k * (is_bf16 ? 2 : 4);
-    if (inputs.is_bf16) {
+    if (inputs.is_bf16 && !uses_amx) {
+        multiply_rows_pairs(inputs.halves(first), inputs.width, static_cast<const bf16*>(weight), k, end - first, sums);
+    } else if (inputs.is_bf16) {
         multiply_tiles(inputs.halves(first), inputs.width, static_cast<const bf16*>(weight), k, end - first, sums,
                        false, true);
     } else if (is_bf16) {

@@ -188,7 +188,7 @@ inline void end_tiles() {}
 inline void multiply_tiles(const bf16*, int64_t, const bf16*, int64_t, int64_t, float*, bool, bool) {}
 #endif
 
-// Calls a template with the number of rows as its constant, 1 to ROWS.
+// Calls a template with the number of rows as its constant, 1 to M.
 template <int M, class Call>
 inline void with_rows(int64_t rows, Call&& call) {
     if constexpr (M > 1) {
@@ -226,5 +226,59 @@ inline void multiply_rows_bf16(const float* a, int64_t row_stride, const bf16* b
         row = end;
     }
 }
+
+#ifdef __AVX512BF16__
+constexpr bool HAS_PAIRS = true;
+
+// Up to 8 rows within a tile of `a`, which lies in tiles as `in_tiles` says, times a packed panel: of two bfloat16 at once.
+template <int M>
+inline void multiply_pairs(const bf16* a, const bf16* b, int64_t count, float* out) {
+    constexpr int64_t FAR = 4 * TILE;  // ahead of what is read
+    __m512 sum[M][2];
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m) {
+        sum[m][0] = sum[m][1] = _mm512_setzero_ps();
+    }
+    for (int64_t i = 0; i < count; ++i, a += TILE, b += 2 * TILE) {
+        for (int64_t pair = 0; pair < KBLOCK / 2; ++pair) {
+            const bf16* of_pair = b + pair * 2 * LANES;
+            const __m512bh left = (__m512bh)_mm512_loadu_si512(of_pair);
+            const __m512bh right = (__m512bh)_mm512_loadu_si512(of_pair + TILE);
+            _mm_prefetch(reinterpret_cast<const char*>(of_pair + FAR), _MM_HINT_T0);
+            _mm_prefetch(reinterpret_cast<const char*>(of_pair + FAR + TILE), _MM_HINT_T0);
+#pragma GCC unroll 8
+            for (int m = 0; m < M; ++m) {
+                int32_t both;
+                std::memcpy(&both, a + m * KBLOCK + pair * 2, sizeof both);
+                const __m512bh x = (__m512bh)_mm512_set1_epi32(both);
+                sum[m][0] = _mm512_dpbf16_ps(sum[m][0], x, left);
+                sum[m][1] = _mm512_dpbf16_ps(sum[m][1], x, right);
+            }
+        }
+    }
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m) {
+        store(out + m * PANEL, sum[m][0]);
+        store(out + m * PANEL + LANES, sum[m][1]);
+    }
+}
+
+inline void multiply_rows_pairs(const bf16* a, int64_t width, const bf16* b, int64_t k, int64_t rows, float* out) {
+    constexpr int STEP = 8;  // half a tile
+    for (int64_t row = 0; row < rows; row += STEP) {
+        with_rows<STEP>(std::min<int64_t>(STEP, rows - row), [&]<int M>() {
+            multiply_pairs<M>(a + in_tiles(row, 0, width), b, k / KBLOCK, out + row * PANEL);
+        });
+    }
+}
+#else
+constexpr bool HAS_PAIRS = false;
+inline void multiply_rows_pairs(const bf16*, int64_t, const bf16*, int64_t, int64_t, float*) {}
+#endif
+
+inline bool uses_amx = false;  // for bfloat16
+
+// Whether the inputs of products are rounded, as it is bfloat16 that is multiplied.
+inline bool rounds_inputs(bool is_bf16) { return is_bf16 && (uses_amx || HAS_PAIRS); }
 
 }  // namespace sarathi

@@ -11,7 +11,7 @@ from sarathi_lab.config.errors import require_one_of
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.analytic import AnalyticOperations
 from sarathi_lab.executor.simulated.experts import ALONE, Experts, Sharing
-from sarathi_lab.executor.simulated.hardware import ONE_DEVICE, Hardware, Parallel
+from sarathi_lab.executor.simulated.hardware import EXPERTS, ONE_DEVICE, Hardware, Parallel
 from sarathi_lab.executor.simulated.matmul import overlapped
 from sarathi_lab.executor.simulated.profiled import profiled_operations
 from sarathi_lab.executor.tables import ATTENTION
@@ -102,7 +102,9 @@ class CostModel:
 
     @property
     def uncertainty(self) -> Mapping[str, float]:
-        return self.operations.uncertainty
+        """As `Operations` has it; of experts where there are some."""
+        known = self.operations.uncertainty
+        return {kind: known[kind] for kind in known if kind != EXPERTS or self.experts}
 
     def iteration_time(self, batch: Batch) -> float:
         """Seconds of one iteration alone: its stages, one after the other, and the sends.

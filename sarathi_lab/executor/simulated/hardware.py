@@ -31,7 +31,8 @@ OPTIONAL = (  # may be None
 )
 WEIGHTS = "executor.weights"  # the setting that asks for products in 8 bits
 LINK_FIX = "use bytes/s, null if unknown"
-UNCERTAIN = ("matmul", "attention")  # the kinds of operation that `Hardware.uncertainty` speaks of
+# The kinds of operation that `Hardware.uncertainty` speaks of, and one that it may add.
+UNCERTAIN, EXPERTS = ("matmul", "attention"), "experts"
 
 
 def known_or_nan(stated: Mapping[str, float | None]) -> dict[str, float]:
@@ -150,10 +151,10 @@ class Hardware:
                 f"{', '.join(map(str, sizes))}"
             )
         errors = self.uncertainty
-        if not isinstance(errors, Mapping) or set(errors) != set(UNCERTAIN):
+        if not isinstance(errors, Mapping) or set(errors) - {EXPERTS} != set(UNCERTAIN):
             kinds = " and ".join(UNCERTAIN)
             raise UserError(f"hardware.uncertainty={errors} does not map {kinds}; {fix}")
-        for kind in [kind for kind in UNCERTAIN if errors[kind] is not None]:
+        for kind in [kind for kind, error in errors.items() if error is not None]:
             share = "use a share from 0, null if nothing was held out"
             require_number(f"hardware.uncertainty.{kind}", errors[kind], minimum=0, fix=share)
         if self.tables is not None and not (self.tables and isinstance(self.tables, str)):

@@ -58,7 +58,7 @@ class Passes:
         update = model.pass_layers(hidden, update, inputs, self.cache, within)
         if layers.is_last:
             return model.logits(hidden, update, inputs.emit_rows)
-        prompts = batch.chunks[batch.num_decode_tokens :]  # behind the decodes
+        prompts = batch.chunks[batch.num_decodes :]  # behind the decodes
         lengths = [batch.num_decode_tokens, *(chunk.num_tokens for chunk in prompts)]
         (hidden, *states), (update, *updates) = hidden.split(lengths), update.split(lengths)
         kept = zip(states, updates, strict=True)
@@ -79,7 +79,7 @@ class Passes:
             hidden = model.embedding(inputs.token_ids[:num_entering])
         if start == 0:
             return hidden, None
-        prompts = batch.chunks[batch.num_decode_tokens :]
+        prompts = batch.chunks[batch.num_decodes :]
         both = [self._halfway.pop(chunk.sequence) for chunk in prompts]
         if inputs.outside is not None:
             before = range(start)
