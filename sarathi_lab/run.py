@@ -24,15 +24,25 @@ from sarathi_lab.config.paths import CONF, make_folder
 from sarathi_lab.config.sweep import Sweep
 from sarathi_lab.config.sweep_record import as_command
 from sarathi_lab.config.sweep_resume import check_unused, find_sweep, split_resume
+from sarathi_lab.executor.torch.ranks import launched
 
 
 def main(args: Sequence[str]) -> int:
     """Run a command line; returns the exit code.
 
     0; 2 for a mistake of the user's, or runs that stopped; 1 for runs that failed otherwise; 130
-    for Ctrl-C.
+    for Ctrl-C. Of torchrun's ranks the first does it, the others follow and do not return.
     """
-    return exit_code(lambda: _main(args), "finished runs are kept")
+    if launched.is_follower():
+        from sarathi_lab.executor.torch.ranks.worker import follow_torchrun
+
+        follow_torchrun()
+    code = exit_code(lambda: _main(args), "finished runs are kept")
+    if launched.by_torchrun() and code == 0:  # else torchrun ends the others
+        from sarathi_lab.executor.torch.ranks import group
+
+        group.close()
+    return code
 
 
 def _main(args: Sequence[str]) -> int:

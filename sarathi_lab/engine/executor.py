@@ -60,6 +60,34 @@ class StepResult:
         return sum(end - start for start, end in self.stages) / len(self.stages)
 
 
+def bubbles_between(
+    before: Batch | None,
+    after: Batch,
+    free_at: Sequence[float],
+    spans: Sequence[Span],
+    is_starved: bool,
+    iteration: int,
+) -> list[Bubble]:
+    """The idle gaps that `after` ends: on each stage from `free_at`, when it ended `before` (None
+    for the first of a run), to the start of its span.
+    """
+    if before is None:
+        return []
+    cause: Cause = "starved" if is_starved else _cause(before, after)
+    return [
+        Bubble(stage, free, start, cause, iteration)
+        for stage, (free, (start, _)) in enumerate(zip(free_at, spans, strict=True))
+        if start > free
+    ]
+
+
+def _cause(before: Batch, after: Batch) -> Cause:
+    """The bubble (section 3.3) that separates two micro-batches, by what they carry."""
+    if before.num_prefill_tokens == after.num_prefill_tokens:
+        return "PB3"
+    return "PB1" if before.num_prefill_tokens and after.num_prefill_tokens else "PB2"
+
+
 class Executor(Protocol):
     """Runs batches and owns the clock, in seconds since `start`; collects them in the order of
     submission.
@@ -153,6 +181,10 @@ class Backend(Protocol):
     @property
     def num_stages(self) -> int:
         """Stages of the pipeline, so batches in flight; 1 on a device that is none."""
+
+    @property
+    def num_devices(self) -> int:
+        """That compute together, those of all stages."""
 
     @property
     def power(self) -> PowerModel | None:

@@ -126,8 +126,8 @@ def _tell_layers(scheduler: AnyScheduler, executor: Executor) -> None:
     if num_layers is None or not isinstance(scheduler, Scheduler):
         raise UserError(
             f"policy {scheduler.policy.name} moves prompts through groups of layers, which "
-            "pipelines and several engines can't; use executor.pipeline_parallel=1 and "
-            "cluster=single, or policy=sarathi_serve"
+            "pipelines, ranks and several engines can't; use executor.pipeline_parallel=1 (on a "
+            "real device tensor_parallel=1, too) and cluster=single, or policy=sarathi_serve"
         )
     scheduler.num_layers = num_layers
 

@@ -17,6 +17,7 @@ from sarathi_lab.experiment import (
     layered,
     long_prompts,
     pipeline,
+    real_pipeline,
     serving,
     shrinking_chunks,
     speculation,
@@ -34,7 +35,8 @@ ERRORS = ["row", "device", "points", "mean", "largest", "stated"]
 ERRORS += ["aim_mean", "aim_largest", "verdict"]
 _ = (
     *(adaptive_budgets, agentic, decodes, disaggregation, energy, expert_reload, iterations),
-    *(layered, long_prompts, pipeline, serving, shrinking_chunks, speculation, throughput),
+    *(layered, long_prompts, pipeline, real_pipeline, serving, shrinking_chunks, speculation),
+    throughput,
 )
 PAPERS = tuple(sorted(name for name, figure in FIGURES.items() if figure.has_paper))
 SERVING = tuple(name for name, figure in FIGURES.items() if figure.kind == "rounds")

@@ -32,6 +32,7 @@ from sarathi_lab.experiment import serving
 from sarathi_lab.experiment.capacity import Engine
 from sarathi_lab.experiment.clock import BLOCK_SIZE, Clock, Unit
 from sarathi_lab.experiment.measured_clock import DeviceClock
+from sarathi_lab.experiment.real_pipeline import measure_stages, stage_name
 from sarathi_lab.experiment.registry import Figure
 from sarathi_lab.experiment.samples import Samples, are_narrow, keep, rounds, table_of
 from sarathi_lab.experiment.scenario import Scenario, Served
@@ -97,6 +98,9 @@ def room_of(figure: Figure, spec: ModelSpec, sizes: Mapping[str, Any]) -> Room:
         batch, longest = sizes["batch"], serving.longest(sizes)
         num_blocks = math.ceil(1.05 * batch * math.ceil(longest / BLOCK_SIZE))  # with a watermark
         return Room(num_blocks * BLOCK_SIZE, batch, longest)
+    if figure.kind == "stages":
+        at_once = sizes["batch"] * max(sizes["stages"])
+        return Room(at_once * (sizes["longest"] + BLOCK_SIZE), sizes["batch"], sizes["longest"])
     needs = _Needs()
     for unit in figure.units(spec, sizes):
         list(unit(needs))
@@ -149,6 +153,8 @@ def measure(
 
     With `is_cut` the units, ends and middles first, are as many as the time allows so many of.
     """
+    if figure.kind == "stages":
+        return _of_stages(figure, backend, sizes, seed, max_spread)
     room = room_of(figure, spec, sizes)
     if figure.kind == "rounds":
         held = BLOCK_SIZE * backend.kv_blocks(spec, BLOCK_SIZE)
@@ -189,6 +195,21 @@ def measure(
         table.loc[[not values for values in samples.values()], "reason"] = LEFT_OUT
     table = table.assign(model=spec.name, dtype=backend.dtype_name, device_name=backend.device_name)
     return Measured(table, compositions, scenarios)
+
+
+def _of_stages(
+    figure: Figure,
+    backend: TorchBackend,
+    sizes: Mapping[str, Any],
+    seed: int,
+    max_spread: float,
+) -> Measured:
+    """Of several processes, each set of requests being independent of the others."""
+    with progress_of(f"measuring {figure.name}", figure.seconds, "s") as advance:
+        samples = measure_stages(backend, figure.make, sizes, seed, advance)
+    table = table_of(figure.name, samples, max_spread, is_series=False)
+    about = {"dtype": backend.dtype_name, "device_name": f"{stage_name(backend)} a stage"}
+    return Measured(table.assign(**about), pd.DataFrame(), pd.DataFrame())
 
 
 def _replayed(engine: Engine, model: str) -> pd.DataFrame:

@@ -66,9 +66,9 @@ class Figure:
     `seconds` is how long a CPU measures it; half an interval wider than `max_spread` of the median
     leaves no number. `papers` are the platforms of the paper's own figure; `paper` makes its points
     of `files` whose `columns` were renamed, `at` the sizes at which `executor=simulated` has all of
-    them. `kind` says what the function is: "units" yields units of work, "pipeline" and "rounds"
-    are run by `pipeline` and `serving`. Beside its keyword arguments there are sizes that it
-    `needs` or `takes`.
+    them. `kind` says what the function is: "units" yields units of work; "pipeline", "rounds" and
+    "stages" are run by `pipeline`, `serving` and `real_pipeline`. Beside its keyword arguments
+    there are sizes that it `needs` or `takes`.
     """
 
     name: str
@@ -90,6 +90,13 @@ class Figure:
     max_spread: float = 0.15
     needs: Sequence[str] = ()
     takes: Sequence[str] = ()
+
+    @property
+    def is_of_stages(self) -> bool:
+        """Whether it is of real processes, with their simulation beside, in sets of requests
+        however long these take: nothing to simulate apart.
+        """
+        return self.kind == "stages"
 
     @property
     def has_paper(self) -> bool:

@@ -84,7 +84,8 @@ def _weights(model: Transformer) -> Iterator[tuple[nn.Module, str, bool]]:
             yield layer, linear.name, linear.name in gated
         for name in EXPERTS if model.spec.num_experts else ():
             yield layer, name, name == "gate_up"
-    yield model, "lm_head", False
+    if hasattr(model, "lm_head"):  # which only the last stage of a pipeline has
+        yield model, "lm_head", False
 
 
 def _parts(own: nn.Linear | Tensor) -> tuple[Tensor, Tensor | None]:
@@ -97,17 +98,17 @@ class NativeOperations(Operations):
 
     Weights are packed and take the place of the model's own, so that there is one copy of each; a
     tied embedding is kept as it was, beside the packed output head. `whole_pass` does everything in
-    one call.
+    one call, unless it is not to be (`is_whole`).
     """
 
     wants_masks = False
 
-    def __init__(self, model: Transformer) -> None:
+    def __init__(self, model: Transformer, *, is_whole: bool = True) -> None:
         super().__init__(model.spec, model.inverse_frequencies, model.dtype)
         _pack_all(model)
         self._kept: list[object] = []  # what the structures point at
-        struct = self._model_struct(model)
-        self._decoder = library.Decoder(struct, self._kept)
+        if is_whole:
+            self._decoder = library.Decoder(self._model_struct(model), self._kept)
         self._cache: Callable[[], KVCache | None] = lambda: None  # the last one seen
         self._tables = rotary_tables(torch.arange(0), self._inverse_frequencies, torch.float32)
 

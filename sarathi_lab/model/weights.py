@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -37,15 +38,22 @@ def load_model(
 def fill_at_random(model: Transformer, seed: int) -> None:
     """Activations stay of order one at any width and depth (GPT-2's residual scaling)."""
     generator = torch.Generator(model.device).manual_seed(seed)
-    depth = (2 * model.spec.num_layers) ** -0.5
     for name, parameter in model.named_parameters():
-        if parameter.ndim == 1:
+        deviation = random_deviation(name, parameter.shape, model.spec)
+        if deviation is None:
             parameter.fill_(0.0 if name.endswith("bias") else 1.0)
-            continue
-        is_looked_up = name == "embedding.weight" and not model.spec.tie_embeddings
-        std = 1.0 if is_looked_up else parameter.shape[-1] ** -0.5
-        is_residual = "out_proj" in name or "down" in name
-        parameter.normal_(0.0, std * (depth if is_residual else 1.0), generator=generator)
+        else:
+            parameter.normal_(0.0, deviation, generator=generator)
+
+
+def random_deviation(name: str, shape: Sequence[int], spec: ModelSpec) -> float | None:
+    """The standard deviation of a parameter's random values; None for biases, 0, and norms, 1."""
+    if len(shape) == 1:
+        return None
+    is_looked_up = name == "embedding.weight" and not spec.tie_embeddings
+    deviation = 1.0 if is_looked_up else shape[-1] ** -0.5
+    is_residual = "out_proj" in name or "down" in name
+    return deviation * ((2 * spec.num_layers) ** -0.5 if is_residual else 1.0)
 
 
 def fill_from(model: Transformer, directory: Path) -> None:
@@ -66,10 +74,14 @@ def fill_from(model: Transformer, directory: Path) -> None:
             if not source.tied:
                 target.copy_(tensor)
             elif not torch.equal(tensor.to(target), target):
-                raise UserError(
-                    f"{source.tensor} in {directory} differs from the embedding; correct "
-                    "tie_word_embeddings in config.json to false"
-                )
+                raise untied(source.tensor, directory)
+
+
+def untied(tensor: str, directory: Path) -> UserError:
+    return UserError(
+        f"{tensor} in {directory} differs from the embedding; correct tie_word_embeddings in "
+        "config.json to false"
+    )
 
 
 def _read(source: Source, tensors: safe_open, spec: ModelSpec) -> Tensor:

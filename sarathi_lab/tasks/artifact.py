@@ -89,9 +89,10 @@ def _main(options: argparse.Namespace) -> int:
 
 
 def _jobs(names: Iterable[str]) -> list[Job]:
-    """What is run of experiments: not everything can be measured."""
+    """What is run of experiments: not everything can be measured, or simulated apart."""
     both = ((name, how) for how in HOW for name in names)
-    return [job for job in both if job[1] == "simulated" or not FIGURES[job[0]].is_simulated]
+    lacks = {"simulated": "is_of_stages", "measured": "is_simulated"}
+    return [job for job in both if not getattr(FIGURES[job[0]], lacks[job[1]])]
 
 
 def _seconds(job: Job) -> float:

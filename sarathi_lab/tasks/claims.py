@@ -208,7 +208,9 @@ def _run_all(options: argparse.Namespace, results: Path, run: Command) -> list[s
         jobs |= {(name, "measured"): own + OVERHEAD for name, own in seconds.items()}
     if options.simulate:
         jobs |= {
-            (one, "simulated"): costs.get((one, "simulated"), SIMULATED_USUALLY) for one in names
+            (one, "simulated"): costs.get((one, "simulated"), SIMULATED_USUALLY)
+            for one in names
+            if not FIGURES[one].is_of_stages
         }
     with tempfile.TemporaryDirectory(prefix="sarathi-lab-") as folder:
 
@@ -217,7 +219,8 @@ def _run_all(options: argparse.Namespace, results: Path, run: Command) -> list[s
             aside = f"{folder}/{name}-{how}"
             own = ["executor=simulated", *FIGURES[name].simulated]
             if how == "measured":
-                own = [*options.settings, f"task.seconds={seconds[name]:g}"]
+                own = list(options.settings)
+                own += [] if FIGURES[name].is_of_stages else [f"task.seconds={seconds[name]:g}"]
             fixed = [f"experiment={name}", "tracking=none", f"task.record={results}"]
             return run([*fixed, f"output={aside}", f"hydra.run.dir={aside}/run", *own])
 

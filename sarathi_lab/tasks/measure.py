@@ -22,8 +22,10 @@ from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.executor.torch.device import resolve_device
+from sarathi_lab.executor.torch.ranks.checks import require_one_device
 from sarathi_lab.experiment.figures import FIGURES, PAPERS, Figure, paper
 from sarathi_lab.experiment.measure import least_room, measure, room_of
+from sarathi_lab.experiment.real_pipeline import check_stages
 from sarathi_lab.experiment.registry import SETUPS
 from sarathi_lab.experiment.simulate import computed, recorded_tables
 from sarathi_lab.experiment.simulated_serving import served
@@ -72,14 +74,22 @@ class Measure(Task):
         if isinstance(backend, TorchBackend):
             if own.is_simulated:
                 raise UserError(f"{own.name} is simulated only; add executor=simulated")
+            require_one_device(backend, "task=measure")
             self._refuse("every", "is for the recomputed figures of executor=simulated")
             self._refuse("processes", "is for executor=simulated, and a measurement is alone")
+            if own.kind == "stages":
+                return self._check_stages(cfg, backend)
             spec, checkpoint = resolve_model(cfg, backend)
             if checkpoint is not None:
                 raise UserError(
                     f"task=measure takes random weights; drop model.path={cfg.model.path}"
                 )
             return backend.check(spec, least_room(own, spec, self._sizes(backend)))
+        if own.kind == "stages":
+            raise UserError(
+                f"{own.name} is of real stages, and has the simulated ones beside; use "
+                "executor=torch, or experiment=fig12"
+            )
         for name in ("seconds", "max_spread"):
             self._refuse(name, "is for measuring, and executor=simulated computes")
         if own.has_paper:
@@ -130,6 +140,15 @@ class Measure(Task):
     def _refuse(self, name: str, why: str) -> None:
         if (value := getattr(self, name)) != getattr(type(self), name):
             raise UserError(f"task.{name}={value} has no effect: it {why}; drop it")
+
+    def _check_stages(self, cfg: DictConfig, backend: TorchBackend) -> None:
+        self._refuse("seconds", "measures sets of requests (task.sizes), however long they take")
+        if not _is_papers_model(cfg):
+            raise UserError(
+                f"model={cfg.model.name} has no effect: {self.experiment} has models of its own; "
+                f"use task.sizes.{self._setup(backend)}.models=[{cfg.model.name}]"
+            )
+        check_stages(backend, self._sizes(backend))
 
     def _setup(self, backend: Any) -> str:
         """The sizes that were asked for, or those that suit the device."""

@@ -77,9 +77,7 @@ class Plan:
     @property
     def num_devices(self) -> int:
         """GPUs of all instances."""
-        backend = self.backend
-        own = backend.parallel.num_devices if isinstance(backend, SimulatedBackend) else 1
-        return self.cluster.num_instances * own
+        return self.cluster.num_instances * self.backend.num_devices
 
     @property
     def sizes(self) -> Sizes:

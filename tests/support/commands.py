@@ -8,19 +8,21 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 _LIBC = ctypes.CDLL(None)
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 
 @contextlib.contextmanager
-def running(*args: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
-    """`python -m sarathi_lab.run` with `args`, in a process group that is killed in the end; the
-    process itself also when the tests are.
+def running(
+    *args: str, module: Sequence[str] = ("sarathi_lab.run",), **environment: str
+) -> Iterator[subprocess.Popen[str]]:
+    """`python -m sarathi_lab.run`, or another `module` and its arguments, with `args`, in a process
+    group that is killed in the end; the process itself also when the tests are.
     """
     process = subprocess.Popen(
-        [sys.executable, "-m", "sarathi_lab.run", *args],
+        [sys.executable, "-m", *module, *args],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -86,6 +86,10 @@ class SimulatedBackend:
         return Parallel(self.tensor_parallel, self.pipeline_parallel)
 
     @property
+    def num_devices(self) -> int:
+        return self.parallel.num_devices
+
+    @property
     def num_stages(self) -> int:
         return self.pipeline_parallel
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from sarathi_lab.config.errors import LAST_SECOND, RunError, require_int
-from sarathi_lab.engine.executor import Bubble, Cause, Span, StepResult
+from sarathi_lab.engine.executor import Span, StepResult, bubbles_between
 from sarathi_lab.engine.request import Batch
 from sarathi_lab.executor.simulated.host import NO_HOST, Host
 
@@ -119,7 +119,8 @@ class PipelineExecutor(SimulatedExecutor):
         is_starved = self._free_slots.popleft() < self.now
         spans = self._spans(seconds, self._send_time(batch))
         _reached(spans[-1][1])
-        bubbles = self._bubbles(batch, spans, is_starved)
+        number = self._num_submitted
+        bubbles = bubbles_between(self._last, batch, self._free_at, spans, is_starved, number)
         self._free_at = [end for _, end in spans]
         self._last = batch
         self._num_submitted += 1
@@ -142,16 +143,6 @@ class PipelineExecutor(SimulatedExecutor):
             ready = start + duration + send_time
         return spans
 
-    def _bubbles(self, batch: Batch, spans: Sequence[Span], is_starved: bool) -> Sequence[Bubble]:
-        if self._last is None:
-            return []
-        cause: Cause = "starved" if is_starved else _cause(self._last, batch)
-        return [
-            Bubble(stage, free, start, cause, self._num_submitted)
-            for stage, (free, (start, _)) in enumerate(zip(self._free_at, spans, strict=True))
-            if start > free
-        ]
-
 
 def _reached(time: float) -> float:
     """`time`, in seconds. Raises RunError where the clock does not go."""
@@ -161,10 +152,3 @@ def _reached(time: float) -> float:
             f"what makes it longer than {LAST_SECOND:g} s: hardware, host or times of arrival"
         )
     return time
-
-
-def _cause(before: Batch, after: Batch) -> Cause:
-    """The bubble (section 3.3) that separates two micro-batches, by what they carry."""
-    if before.num_prefill_tokens == after.num_prefill_tokens:
-        return "PB3"
-    return "PB1" if before.num_prefill_tokens and after.num_prefill_tokens else "PB2"

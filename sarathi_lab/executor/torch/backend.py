@@ -4,77 +4,43 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import ClassVar, get_args
 
 import torch
 
-from sarathi_kernels.cpu import library
-from sarathi_kernels.cpu.build import NotBuilt
 from sarathi_kernels.runtime.chip import chip_of
 from sarathi_lab.config.errors import UserError, require_bool, require_one_of
 from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.executor.torch import device as devices
+from sarathi_lab.executor.torch.computing import (
+    FIX,
+    _why_not_built,
+    require_supported,
+    use_native,
+    use_triton,
+)
 from sarathi_lab.executor.torch.device import has_fast_path, measure_peaks, num_threads
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.executor.torch.faults import faults_explained
 from sarathi_lab.executor.torch.graphs import CudaGraphs, NoGraphs
+from sarathi_lab.executor.torch.maker import Maker
 from sarathi_lab.executor.torch.memory import Memory, kv_blocks_beside
+from sarathi_lab.executor.torch.ranks.checks import check_ranks, check_split
 from sarathi_lab.executor.torch.shapes import Limits
 from sarathi_lab.executor.torch.watching import ProfileKind, make_watch, timeline_of
 from sarathi_lab.model import fp8, native_operations
 from sarathi_lab.model.operations import Hybrid
+from sarathi_lab.model.parts import Ranks
 from sarathi_lab.model.roofline import Peaks
 from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec, WeightDtype
 from sarathi_lab.model.transformer import Transformer
-from sarathi_lab.model.weights import load_model
 
 HYBRIDS = get_args(Hybrid)
-FIX = "use executor.kernels=torch"
 WARM_UP_TOKENS = 256
-
-
-def require_supported(spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> None:
-    """Raise UserError unless kernels run on `device` and take the model's heads and `dtype`."""
-    try:
-        from sarathi_kernels.attention.support import check_supported
-        from sarathi_kernels.runtime.support import probe, require_chip
-    except ImportError as error:
-        raise UserError(f"Triton is not installed ({error}); {FIX}") from None
-    try:
-        check_supported(spec.head_size, dtype, block_size=1)  # they take blocks of any size
-        require_chip(chip_of(device))
-        if device.type == "cuda":
-            probe(device)
-    except ValueError as error:
-        raise UserError(f"model {spec.name}: {error}; {FIX}") from None
-
-
-def use_triton(model: Transformer, hybrid: Hybrid) -> None:
-    """Let kernels do what is between the model's matrix products."""
-    from sarathi_lab.model.kernel_operations import KernelOperations
-
-    model.operations = KernelOperations(model.spec, model.inverse_frequencies, hybrid)
-
-
-@cache
-def _why_not_built() -> str | None:
-    try:
-        library.load()
-    except NotBuilt as error:
-        return str(error)
-    return None
-
-
-def use_native(model: Transformer, *, is_whole: bool = True) -> None:
-    """Let C++ compute the model, each iteration in one call or, unless `is_whole`, in several."""
-    library.start(torch.get_num_threads())
-    operations = native_operations.NativeOperations(model)
-    model.operations = operations
-    model.whole_pass = operations.whole_pass if is_whole else None
 
 
 @dataclass(frozen=True)
@@ -87,12 +53,13 @@ class TorchBackend:
     replays batches of a few padded shapes, and `hybrid` says how a chunk and decodes share the
     device in attention. `threads` compute on a CPU; None: as many as torch takes. `profile` looks
     into iterations (`watching`). `weights="fp8"` has weights and activations of the layers'
-    products in 8 bits, which a CPU emulates. Raises UserError for what is not there.
+    products in 8 bits, which a CPU emulates. `tensor_parallel` devices share a layer,
+    `pipeline_parallel` stages the layers, each device with a process of its own (`ranks`). Raises
+    UserError for what is not there.
     """
 
     name: ClassVar[str] = "torch"
     computes_tokens: ClassVar[bool] = True
-    num_stages: ClassVar[int] = 1
     power: ClassVar[None] = None  # not measured
     device: str = "auto"
     dtype: str = "auto"
@@ -104,6 +71,8 @@ class TorchBackend:
     threads: int | None = None
     profile: ProfileKind = "none"
     weights: WeightDtype = "auto"
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
 
     def __post_init__(self) -> None:
         _ = self._dtype  # a device that is not there is refused at once
@@ -137,12 +106,29 @@ class TorchBackend:
         is_interpreting = os.environ.get("TRITON_INTERPRET") == "1"
         if self.kernels == "triton" and is_cpu and not is_interpreting:
             raise UserError(f"executor.kernels=triton needs a GPU, the device is a CPU; {FIX}")
+        check_ranks(self)
         for name in () if self.uses_kernels else ("overlap", "cuda_graphs", "hybrid"):
             if (value := getattr(self, name)) != getattr(type(self), name):
                 raise UserError(
                     f"executor.{name}={value} is for Triton's kernels, which do not run here "
                     f"(device {self._device}, executor.kernels={self.kernels}); leave it out"
                 )
+
+    @property
+    def ranks(self) -> Ranks:
+        return Ranks(self.tensor_parallel, self.pipeline_parallel)
+
+    @property
+    def uses_gpus(self) -> bool:
+        return self._device.type == "cuda"
+
+    def on_rank(self, local_rank: int) -> TorchBackend:
+        """The same on the GPU of a rank of this machine."""
+        return replace(self, device=f"cuda:{local_rank}") if self.uses_gpus else self
+
+    @property
+    def num_stages(self) -> int:
+        return self.pipeline_parallel
 
     @property
     def uses_kernels(self) -> bool:
@@ -175,12 +161,24 @@ class TorchBackend:
 
     @property
     def device_name(self) -> str:
-        return devices.device_description(self._device, num_threads(self.threads))
+        name = devices.device_description(self._device, self._threads)
+        return name if self.num_devices == 1 else f"{name}, {self.ranks.description}"
+
+    @property
+    def num_devices(self) -> int:
+        return self.ranks.num_devices
 
     @property
     def num_threads(self) -> int | None:
-        """How many threads compute; None on a GPU."""
-        return num_threads(self.threads) if self._device.type == "cpu" else None
+        """How many threads compute, on each of several ranks; None on a GPU."""
+        return self._threads if self._device.type == "cpu" else None
+
+    @property
+    def _threads(self) -> int:
+        """Those of `threads`, or a rank's share of all."""
+        if self.threads is None and self.num_devices > 1:
+            return max(1, num_threads(None) // self.num_devices)
+        return num_threads(self.threads)
 
     @property
     def dtype_name(self) -> str:
@@ -197,6 +195,7 @@ class TorchBackend:
     def check(self, spec: ModelSpec, kv_tokens: int, host_kv_tokens: int = 0) -> None:
         """Raise UserError for what can't run: a shape, kernels, or more than the free memory."""
         spec = self._in_weights(spec)
+        check_split(self, spec)
         if self.uses_kernels:
             with faults_explained(self._device, "the run of a first kernel"):
                 require_supported(spec, self._device, self._dtype[1])
@@ -219,8 +218,12 @@ class TorchBackend:
         return replace(spec, weight_dtype=self.weights)
 
     def _memory(self, spec: ModelSpec) -> Memory:
-        """Before weights are in 8 bits they are there as they are loaded."""
+        """Before weights are in 8 bits they are there as they are loaded. A GPU holds one rank's
+        part, a machine's memory all of them.
+        """
         spec = replace(spec, weight_dtype="auto")
+        if self._device.type == "cuda" and self.num_devices > 1:
+            spec = self.ranks.part(0).spec(spec)
         return Memory(self._device, self.device_name, spec, self.dtype_bytes)
 
     def kv_blocks(self, spec: ModelSpec, block_size: int) -> int:
@@ -228,9 +231,15 @@ class TorchBackend:
 
     def peaks(self) -> Peaks:
         """Measured on this device; the best so far."""
-        devices.use_threads(self.threads)
+        threads, count = self.num_threads, self.num_devices
+        devices.use_threads(threads if count == 1 or threads is None else None)  # of all ranks here
         with faults_explained(self._device, "the measurement of its peaks"):
-            return measure_peaks(self._device, self._dtype[1])
+            found = measure_peaks(self._device, self._dtype[1])
+        devices.use_threads(threads)
+        if threads is not None or count == 1:
+            return found
+        flops, rate = found.flops_per_second, found.bytes_per_second
+        return Peaks(count * flops, count * rate, f"{found.source} x {count}")
 
     def size(self) -> tuple[int, int]:
         """Bytes of the device's memory, and how many multiprocessors or CPU threads compute."""
@@ -256,49 +265,73 @@ class TorchBackend:
         """None: a real device is measured, not predicted."""
 
     def build(self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes) -> TorchExecutor:
-        """Load weights, make the cache and warm up. Raises RunError if memory does not suffice."""
+        """Load weights, make the cache and warm up. Raises RunError if memory does not suffice, or
+        a rank is gone.
+        """
+        if self.num_devices > 1:
+            from sarathi_lab.executor.torch.ranks.build import build  # which needs this module
+
+            return build(self, spec, checkpoint, sizes)
+        executor = self.built(spec, checkpoint, sizes)
+        self.warm_up(executor, sizes)
+        return executor
+
+    def built(
+        self, spec: ModelSpec, checkpoint: Path | None, sizes: Sizes, maker: Maker | None = None
+    ) -> TorchExecutor:
+        """The executor, not warmed up; a `maker` has it of a part of the model."""
+        maker = maker or Maker()
         spec = self._in_weights(spec)
-        devices.use_threads(self.threads)
+        devices.use_threads(self.num_threads)
         if self._device.type == "cpu":
             devices.keep_freed_memory()
         else:
             gc.collect()  # a run that stopped may have left its memory in a cycle
             torch.cuda.empty_cache()
         with faults_explained(self._device, f"the loading of {spec.name}"):
-            model = load_model(spec, checkpoint, self._device, self._dtype[1], self.seed)
+            model = maker.load(spec, checkpoint, self._device, self._dtype[1], self.seed)
             if self.uses_kernels:
                 use_triton(model, self.hybrid)
             elif self._wants_native and self._why_not_native(spec) is None:
-                use_native(model, is_whole=self.profile == "none")
-            num_blocks = self._num_blocks(model, sizes)
-            executor = self._executor(model, num_blocks, sizes.block_size, sizes.num_host_blocks)
+                use_native(model, is_whole=maker.is_whole and self.profile == "none")
+            make = partial(self._executor, maker, model)
+            num_blocks = maker.agreed(self._num_blocks(make, sizes))
+            return make(num_blocks, sizes.block_size, sizes.num_host_blocks)
+
+    def warm_up(self, executor: TorchExecutor, sizes: Sizes) -> None:
         executor.warm_up(
             batch_size=sizes.batch_size,
             chunk_tokens=sizes.chunk or WARM_UP_TOKENS,
-            longest=sizes.max_model_len or num_blocks * sizes.block_size,
+            longest=sizes.max_model_len or executor.num_blocks * sizes.block_size,
             max_tokens=sizes.max_batch_tokens,
         )
-        return executor
 
-    def _num_blocks(self, model: Transformer, sizes: Sizes) -> int:
+    def _num_blocks(self, make: Callable[..., TorchExecutor], sizes: Sizes) -> int:
         """The planned cache, if it fits beside an iteration's activations, or all that does."""
         if self._device.type != "cuda" or not self.uses_kernels:
             return sizes.num_blocks
-        probe = self._executor(model, num_blocks=1, block_size=sizes.block_size)
+        probe = make(1, sizes.block_size)
         num_emits = sizes.batch_size * (1 + sizes.num_drafts)
         most = kv_blocks_beside(probe, sizes.max_batch_tokens or WARM_UP_TOKENS, num_emits)
         return most.checked(None if sizes.fills_memory else sizes.num_blocks)
 
     def _executor(
-        self, model: Transformer, num_blocks: int, block_size: int, num_host_blocks: int = 0
+        self,
+        maker: Maker,
+        model: Transformer,
+        num_blocks: int,
+        block_size: int,
+        num_host_blocks: int = 0,
     ) -> TorchExecutor:
         uses_kernels = self.uses_kernels
-        uses_graphs = uses_kernels and self.cuda_graphs and self._device.type == "cuda"
+        # A stage's waiting for the one before is no part of its work: it stays out of graphs.
+        uses_graphs = uses_kernels and self.cuda_graphs and self.num_stages == 1
+        uses_graphs = uses_graphs and self._device.type == "cuda"
         timeline = timeline_of(self._device)
         limits = None
         if uses_kernels:
             limits = Limits(model.spec, block_size, chip_of(self._device).num_sms)
-        return TorchExecutor(
+        return maker.executor(
             model,
             num_blocks=num_blocks,
             block_size=block_size,

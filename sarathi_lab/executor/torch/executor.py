@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import cycle
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,29 +24,17 @@ from sarathi_lab.engine.request import Batch, SequenceState
 from sarathi_lab.executor.torch.faults import faults_explained, in_words, nan_error
 from sarathi_lab.executor.torch.graphs import NoGraphs, rehearse
 from sarathi_lab.executor.torch.host_pool import HostPool
+from sarathi_lab.executor.torch.in_flight import InFlight
 from sarathi_lab.executor.torch.layered import Passes, packed_apart
 from sarathi_lab.executor.torch.packing import NUM_BUFFERS, Packer, Tokens, fields_of, pack
 from sarathi_lab.executor.torch.shapes import Limits, PaddedShapes, Shape
-from sarathi_lab.executor.torch.watching import HostTimeline, Mark, Nothing
+from sarathi_lab.executor.torch.watching import HostTimeline, Nothing
 from sarathi_lab.model.operations import NAN_TOKEN, PackedInputs
 from sarathi_lab.model.transformer import KVCache, Transformer
 
 MAX_EMITS = 1 << 16  # tokens sampled in one iteration
 MOST_RECORDED = 256  # shapes: those of an experiment's few settings, which take turns
 KEPT = 64  # recorded shapes of measurements: each takes some of the device's memory
-
-
-class InFlight(NamedTuple):
-    """A submitted batch: its time on the device, until when the host `launched` it, its tokens on
-    their way, and what else its `StepResult` has.
-    """
-
-    batch: Batch
-    start: Mark
-    end: Mark
-    launched: float
-    token_ids: Tensor
-    known: Mapping[str, Any]
 
 
 class TorchExecutor:
@@ -81,7 +69,7 @@ class TorchExecutor:
         self.block_size = block_size
         self.capacity = capacity
         self.feeds_tokens = capacity > 1
-        self.num_layers = model.spec.num_layers
+        self.num_layers: int | None = model.spec.num_layers
         self.timeline = timeline or HostTimeline()
         self._sleep = sleep
         self._limits = limits
@@ -165,18 +153,10 @@ class TorchExecutor:
             return self._launch_unpadded(batch, begun)
         shape = self._limits.exact(batch) if self._shapes is None else self._shapes.choose(batch)
         emitting = self._packer.fill(batch, shape, self._newest)
+        self._share(batch, shape)
         start = self.timeline.mark()
         self._swap(batch)
-        recorded = self._recorded.get(shape)
-        if recorded is not None:
-            buffer, inputs = recorded
-            self._packer.copy(buffer)
-        else:
-            inputs = self._packer.send(shape)
-        may_replay = recorded is not None and not self._watch.is_apart
-        is_replayed = may_replay and self._graphs.replay(shape)
-        if not is_replayed:
-            self._run(inputs)
+        is_replayed = self._compute(shape)
         self._newest = emitting
         token_ids = self._fetch(self._sampled[: batch.num_emits])
         end = self.timeline.mark()
@@ -186,6 +166,22 @@ class TorchExecutor:
             "is_replayed": is_replayed,
         }
         return InFlight(batch, start, end, self.timeline.launched, token_ids, known)
+
+    def _share(self, batch: Batch, shape: Shape) -> None:
+        """Hand what was filled to other ranks, if there are any."""
+
+    def _compute(self, shape: Shape) -> bool:
+        """Compute what was filled; returns whether a graph was replayed."""
+        recorded = self._recorded.get(shape)
+        if recorded is not None:
+            buffer, inputs = recorded
+            self._packer.copy(buffer)
+        else:
+            inputs = self._packer.send(shape)
+        may_replay = recorded is not None and not self._watch.is_apart
+        if not (is_replayed := may_replay and self._graphs.replay(shape)):
+            self._run(inputs)
+        return is_replayed
 
     def _launch_unpadded(self, batch: Batch, begun: float) -> InFlight:
         """Launch what no graph is recorded of: plain torch's, and prompts in groups of layers."""
@@ -250,7 +246,6 @@ class TorchExecutor:
 
     # -- before the run ----------------------------------------------------------------------------
 
-    @torch.inference_mode()
     def warm_up(
         self, *, batch_size: int, chunk_tokens: int, longest: int, max_tokens: int | None = None
     ) -> None:
@@ -259,11 +254,20 @@ class TorchExecutor:
         Records all padded shapes for sequences of up to `longest` tokens, and batches of up to
         `max_tokens`, decodes included (None: `chunk_tokens`).
         """
+        self.prepare(batch_size, longest, max_tokens or chunk_tokens)
+        self._rehearse = partial(
+            rehearse, self, self.num_blocks, self.block_size, batch_size, chunk_tokens
+        )
+        self._rehearse()
+
+    @torch.inference_mode()
+    def prepare(self, batch_size: int, longest: int, max_tokens: int) -> None:
+        """The part of a warm-up that every rank does by itself."""
         if self._limits is not None:
             self._shapes = PaddedShapes(
                 self._limits,
                 batch_size=batch_size,
-                max_tokens=max_tokens or chunk_tokens,
+                max_tokens=max_tokens,
                 longest=longest,
             )
             self._forget_beyond(self._shapes.all)
@@ -274,10 +278,6 @@ class TorchExecutor:
         if self._host_pool is not None:
             with faults_explained(self.model.device, "the first swap"):
                 self._host_pool.warm_up()
-        self._rehearse = partial(
-            rehearse, self, self.num_blocks, self.block_size, batch_size, chunk_tokens
-        )
-        self._rehearse()
 
     @torch.inference_mode()
     def compute_padding(self, num_tokens: int, num_emits: int) -> None:

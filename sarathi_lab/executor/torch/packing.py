@@ -219,10 +219,12 @@ def _put(field: NDArray[Any], values: NDArray[Any], padding: int) -> None:
 class Packer:
     """Packs batches for one device: `fill` on the host, then `send` to the device."""
 
-    def __init__(self, limits: Limits, device: torch.device) -> None:
+    def __init__(
+        self, limits: Limits, device: torch.device, num_buffers: int | None = None
+    ) -> None:
         # The device reads pinned memory while the host goes on.
         is_pinned = device.type == "cuda"
-        self._hosts = [_HostBuffer(pin_memory=is_pinned) for _ in range(NUM_BUFFERS)]
+        self._hosts = [_HostBuffer(pin_memory=is_pinned) for _ in range(num_buffers or NUM_BUFFERS)]
         self._filled = 0
         self._tokens = Tokens(limits.block_size)
         self._parts = Parts(limits)
@@ -237,7 +239,7 @@ class Packer:
         A token that the host does not know yet is to be fed from the tokens sampled last, a row for
         each sequence of `newest`. Returns those that `batch` samples tokens of.
         """
-        self._filled = (self._filled + 1) % NUM_BUFFERS
+        self._filled = (self._filled + 1) % len(self._hosts)
         made, starts = self._tokens.take(batch)
         views = self._hosts[self._filled].views(made, shape)
         kv_lens = self._tokens.fill(views, made, starts, newest)
@@ -247,6 +249,15 @@ class Packer:
         _put(views["parts"], parts, padding=PADDING)
         _put(views["reductions"], reductions, padding=PADDING)
         return made.emitting
+
+    def filled(self, shape: Shape) -> Tensor:
+        """A copy of what was filled, for other ranks to `take`."""
+        return self._hosts[self._filled].sized(fields_of(shape).size).clone()
+
+    def take(self, buffer: Tensor) -> None:
+        """Take what another rank has filled."""
+        self._filled = (self._filled + 1) % len(self._hosts)
+        self._hosts[self._filled].overwrite(buffer)
 
     def send(self, shape: Shape, into: Tensor | None = None) -> PackedInputs:
         """Copy what was filled to `into`, or a buffer that the next call overwrites, unawaited."""
@@ -285,6 +296,10 @@ class _HostBuffer(_Buffer):
         super().__init__(**where)
         self._filled: tuple[Composition, Shape] | None = None
         self._views: Views = {}
+
+    def overwrite(self, numbers: Tensor) -> None:
+        self._filled = None
+        self.sized(len(numbers)).copy_(numbers)
 
     def views(self, made: Composition, shape: Shape) -> Views:
         """The fields of `shape`, with what `made` has in common with all its batches."""

@@ -1,0 +1,58 @@
+"""What computes a model besides plain torch: Triton's kernels on a GPU, C++ on a CPU."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+
+from sarathi_kernels.cpu import library
+from sarathi_kernels.cpu.build import NotBuilt
+from sarathi_kernels.runtime.chip import chip_of
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.model import native_operations
+from sarathi_lab.model.operations import Hybrid
+from sarathi_lab.model.spec import ModelSpec
+from sarathi_lab.model.transformer import Transformer
+
+FIX = "use executor.kernels=torch"
+
+
+def require_supported(spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> None:
+    """Raise UserError unless kernels run on `device` and take the model's heads and `dtype`."""
+    try:
+        from sarathi_kernels.attention.support import check_supported
+        from sarathi_kernels.runtime.support import probe, require_chip
+    except ImportError as error:
+        raise UserError(f"Triton is not installed ({error}); {FIX}") from None
+    try:
+        check_supported(spec.head_size, dtype, block_size=1)  # they take blocks of any size
+        require_chip(chip_of(device))
+        if device.type == "cuda":
+            probe(device)
+    except ValueError as error:
+        raise UserError(f"model {spec.name}: {error}; {FIX}") from None
+
+
+def use_triton(model: Transformer, hybrid: Hybrid) -> None:
+    """Let kernels do what is between the model's matrix products."""
+    from sarathi_lab.model.kernel_operations import KernelOperations
+
+    model.operations = KernelOperations(model.spec, model.inverse_frequencies, hybrid)
+
+
+@cache
+def _why_not_built() -> str | None:
+    try:
+        library.load()
+    except NotBuilt as error:
+        return str(error)
+    return None
+
+
+def use_native(model: Transformer, *, is_whole: bool = True) -> None:
+    """Let C++ compute the model, each iteration in one call or, unless `is_whole`, in several."""
+    library.start(torch.get_num_threads())
+    operations = native_operations.NativeOperations(model, is_whole=is_whole)
+    model.operations = operations
+    model.whole_pass = operations.whole_pass if is_whole else None

@@ -1,0 +1,277 @@
+"""Bubbles of a real pipeline, beside those of the simulated one with the same stages' times: Fig 12
+with processes of this machine as stages.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from scipy.optimize import nnls
+
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.instantiate import load_option
+from sarathi_lab.engine.block_manager import BlockManager
+from sarathi_lab.engine.compositions import make_batch
+from sarathi_lab.engine.executor import Executor, Sizes, StepResult
+from sarathi_lab.engine.ledger import Ledger
+from sarathi_lab.engine.request import Batch, Request
+from sarathi_lab.executor.simulated.executor import PipelineExecutor
+from sarathi_lab.executor.torch.backend import TorchBackend
+from sarathi_lab.experiment.capacity import Engine
+from sarathi_lab.experiment.clock import BLOCK_SIZE, Estimate, Point
+from sarathi_lab.experiment.pipeline import completion_time, workload
+from sarathi_lab.experiment.registry import Ints, figure
+from sarathi_lab.experiment.samples import Samples, rounds
+from sarathi_lab.model.spec import ModelSpec
+from sarathi_lab.policy import Orca, Policy, Sarathi
+from sarathi_lab.results.plots.look import Look
+from sarathi_lab.workload.base import random_prompt
+
+MEASURED, SIMULATED = "measured", "simulated"
+BUBBLES, COMPLETION, IDLE, ERROR = "bubbles", "completion", "idle share", "simulated / measured"
+TIMED = 3  # micro-batches of a composition whose stages' times count, all stages being at work
+WATERMARK = 1.05  # of blocks, for policies that leave some free
+
+
+@dataclass(frozen=True)
+class StageTimes:
+    """Seconds of a batch on each stage: over its number of tokens interpolated between `knots`, and
+    linear in the query-key pairs of prompts, the context of decodes and the tokens emitted; those
+    of sending linear in tokens. Fitted to what the stages took side by side.
+    """
+
+    knots: Sequence[int]
+    weights: np.ndarray  # [stages, features]
+    sending: tuple[float, float]  # seconds, and seconds a token
+
+    @classmethod
+    def fit(cls, timed: Sequence[tuple[Batch, Sequence[float], float]]) -> StageTimes:
+        """Of batches with the seconds of each stage, and those of sending; by least squares of
+        relative errors, no part below zero.
+        """
+        batches = [batch for batch, _, _ in timed]
+        knots = sorted({batch.num_tokens for batch in batches})
+        rows = np.array([_features(batch, knots) for batch in batches])
+        seconds = np.array([stages for _, stages, _ in timed])  # [batches, stages]
+        weights = [nnls(rows / own[:, None], np.ones(len(rows)))[0] for own in seconds.T]
+        tokens = np.array([[1.0, batch.num_tokens] for batch in batches])
+        fixed, each = nnls(tokens, np.array([sent for _, _, sent in timed]))[0]
+        return cls(knots, np.array(weights), (float(fixed), float(each)))
+
+    def stage_times(self, batch: Batch) -> list[float]:
+        found: list[float] = (self.weights @ _features(batch, self.knots)).tolist()
+        return found
+
+    def send_time(self, batch: Batch) -> float:
+        return self.sending[0] + self.sending[1] * batch.num_tokens
+
+
+def _features(batch: Batch, knots: Sequence[int]) -> np.ndarray:
+    hats = [np.interp(batch.num_tokens, knots, row) for row in np.eye(len(knots))]
+    beyond = max(1.0, batch.num_tokens / knots[-1])  # in proportion
+    others = [batch.prefill_query_key_pairs, batch.decode_kv_tokens, batch.num_emits]
+    return np.array([*(beyond * hat for hat in hats), *others])
+
+
+class StageBench:
+    """A pipeline of `stages` processes with `spec`, its stages' times, and requests for it."""
+
+    def __init__(
+        self, backend: TorchBackend, spec: ModelSpec, stages: int, sizes: Mapping[str, Any]
+    ) -> None:
+        self.spec, self.stages, self._sizes = spec, stages, sizes
+        self._backend = backend
+        self._blocks = math.ceil(
+            WATERMARK * stages * sizes["batch"] * -(-sizes["longest"] // BLOCK_SIZE)
+        )
+        self.executor: Executor = backend.build(spec, None, self._own_sizes)
+        self.times = StageTimes.fit([self._timed(one) for one in self._compositions()])
+
+    @property
+    def _own_sizes(self) -> Sizes:
+        sizes = self._sizes
+        tokens = sizes["longest"] + sizes["batch"]
+        return Sizes(self._blocks, BLOCK_SIZE, sizes["batch"], sizes["longest"], tokens)
+
+    def serve(self, executor: Executor, policy: Policy, requests: Sequence[Request]) -> Ledger:
+        sizes = (self._sizes["batch"], self._sizes["longest"], self._blocks, BLOCK_SIZE)
+        return Engine(executor, *sizes, num_stages=self.stages).serve(requests, policy)
+
+    def simulated(self) -> PipelineExecutor:
+        return PipelineExecutor(self.stages, self.times.stage_times, self.times.send_time)
+
+    def requests(self, num_requests: int, seed: int) -> list[Request]:
+        """Those of Fig 12 in this size, with tokens."""
+        shortest, longest = self._sizes["shortest"], self._sizes["longest"]
+        made = workload(num_requests, seed, shortest, longest)
+        size = self.spec.vocab_size
+        return [
+            replace(one, prompt_token_ids=random_prompt(one.request_id, one.prompt_len, size, seed))
+            for one in made
+        ]
+
+    def _compositions(self) -> Iterator[Callable[[], Batch]]:
+        """Batches that together tell what a stage's time depends on."""
+        longest, batch = self._sizes["longest"], self._sizes["batch"]
+        decodes = sorted({1, 2, batch // 2, batch} - {0})
+        for number in decodes:
+            for context in (2, longest // 2, longest - 1):
+                yield self._maker(num_decodes=number, context=context)
+        tokens = 8
+        while tokens < longest:
+            for start in (0, longest - 1 - tokens):
+                for emits in (False, True):
+                    yield self._maker(prefill_tokens=tokens, start=start, emits=emits)
+            riders = {"num_decodes": batch - 1, "context": longest // 2}
+            yield self._maker(prefill_tokens=tokens, **riders)
+            tokens *= 2
+        yield self._maker(prefill_tokens=longest - 1)
+
+    def _maker(self, **composition: Any) -> Callable[[], Batch]:
+        def make() -> Batch:
+            return make_batch(**composition, blocks=BlockManager(self._blocks, BLOCK_SIZE))
+
+        return make
+
+    def _timed(self, make: Callable[[], Batch]) -> tuple[Batch, list[float], float]:
+        """A composition, its seconds on each stage while all are at work, and those of sending it
+        to a stage that waits.
+        """
+        executor, found = self.executor, list[StepResult]()
+        executor.start()
+        for _ in range(TIMED + 2 * (self.stages - 1)):
+            if executor.num_in_flight == self.stages:
+                found.append(executor.collect())
+            executor.submit(make())
+        while executor.num_in_flight:
+            found.append(executor.collect())
+        spans = np.array([result.stages for result in found])  # [batches, stages, 2]
+        at_work = slice(self.stages - 1, self.stages - 1 + TIMED)
+        seconds = np.median(spans[at_work, :, 1] - spans[at_work, :, 0], axis=0)
+        sent = float(np.median(spans[0, 1:, 0] - spans[0, :-1, 1]))
+        return found[0].batch, seconds.tolist(), sent
+
+
+@figure(
+    question="Do equal chunks close the bubbles of a real pipeline?",
+    seconds=430,
+    kind="stages",
+    max_spread=0.3,
+    look=Look(
+        "Orca over SARATHI on stages that are processes of one machine",
+        "stages",
+        "orca / sarathi",
+        panels={BUBBLES: "median bubble time of a request", COMPLETION: "completion"},
+        left_out=(IDLE, ERROR),
+    ),
+)
+def real_bubbles(
+    bench: StageBench,
+    seed: int,
+    *,
+    models: Sequence[str],
+    stages: Ints,
+    shortest: int,
+    longest: int,
+    batch: int,
+    chunk: int,
+    num_requests: Ints,
+    num_seeds: int,
+) -> Iterator[Point]:
+    """Ratios of median bubble time and of completion, Orca over SARATHI, of one set of requests on
+    one of `stages` with one of `models`; each policy's idle share of its stages by cause, and its
+    simulated completion over the measured one. `num_seeds` sets are that many pairs.
+    """
+    requests = bench.requests(num_requests[models.index(bench.spec.name)], seed)
+    policies: Sequence[Policy] = (Sarathi(chunk=chunk), Orca())
+    times: dict[tuple[str, str], tuple[float, float]] = {}
+    for policy in policies:
+        for kind, executor in ((MEASURED, bench.executor), (SIMULATED, bench.simulated())):
+            ledger = bench.serve(executor, policy, requests)
+            table = ledger.requests()
+            bubble = float(np.median(table.bubble_time))
+            times[policy.name, kind] = bubble, completion_time(table.finish_time)
+            yield from _idle(bench, policy.name, kind, ledger)
+        ratio = times[policy.name, SIMULATED][1] / times[policy.name, MEASURED][1]
+        yield _point(bench, ERROR, f"{policy.name}, completion", ratio, MEASURED)
+    for place, panel in enumerate((BUBBLES, COMPLETION)):
+        for kind in (MEASURED, SIMULATED):
+            ratio = times["orca", kind][place] / times["sarathi", kind][place]
+            yield _point(bench, panel, kind, ratio, kind)
+
+
+def _idle(bench: StageBench, policy: str, kind: str, ledger: Ledger) -> Iterator[Point]:
+    """Of the seconds of all stages, those of bubbles by cause."""
+    stages, bubbles = ledger.stages(), ledger.bubbles()
+    whole = bench.stages * float(stages.end.max() - stages.start.min())
+    seconds = (bubbles.end - bubbles.start).groupby(bubbles.cause).sum()
+    for cause in ("PB1", "PB2", "PB3", "starved"):
+        share = float(seconds.get(cause, 0.0)) / whole
+        yield _point(bench, IDLE, f"{policy}, {cause}, {kind}", share, kind)._replace(kind="share")
+
+
+def _point(bench: StageBench, panel: str, series: str, value: float, kind: str) -> Point:
+    name = bench.spec.name
+    labels = (("model", name), ("how", kind))
+    x, y = float(bench.stages), Estimate(value)
+    return Point(panel, f"{name}, {series}", x, y, labels=labels)
+
+
+def check_stages(backend: TorchBackend, sizes: Mapping[str, Any]) -> None:
+    """Refuse models that do not fit or come apart, and threads that no stage would have."""
+    if backend.threads is not None:
+        raise UserError(
+            f"executor.threads={backend.threads} has no effect: each stage has one thread; drop it"
+        )
+    for stages in sizes["stages"]:
+        own = replace(backend, pipeline_parallel=stages, **_one_thread(backend))
+        tokens = stages * sizes["batch"] * (sizes["longest"] + BLOCK_SIZE)
+        for name in sizes["models"]:
+            own.check(load_option("model", name), tokens)
+
+
+def measure_stages(
+    backend: TorchBackend,
+    make: Callable[..., Iterator[Point]],
+    sizes: Mapping[str, Any],
+    seed: int,
+    advance: Callable[[float], None],
+) -> Samples:
+    """The samples of all models and numbers of stages, one thread a stage."""
+    samples: Samples = {}
+    num_seeds = sizes["num_seeds"]
+    for stages in sorted(sizes["stages"], reverse=True):  # fewer find their processes there
+        for name in sizes["models"]:
+            own = replace(backend, pipeline_parallel=stages, **_one_thread(backend))
+            bench = StageBench(own, load_option("model", name), stages, sizes)
+            samples |= rounds(
+                partial(_round, make, bench, sizes, seed),
+                fewest=num_seeds,
+                most=num_seeds,
+                advance=advance,
+            )
+    return samples
+
+
+def _round(
+    make: Callable[..., Iterator[Point]],
+    bench: StageBench,
+    sizes: Mapping[str, Any],
+    seed: int,
+    number: int,
+) -> Iterator[Point]:
+    return make(bench, seed + number, **sizes)
+
+
+def stage_name(backend: TorchBackend) -> str:
+    """The device of one stage."""
+    return replace(backend, **_one_thread(backend)).device_name
+
+
+def _one_thread(backend: TorchBackend) -> dict[str, Any]:
+    return {} if backend.uses_gpus else {"threads": 1}

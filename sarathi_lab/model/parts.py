@@ -1,0 +1,161 @@
+"""One rank's part of a model: a stage of its layers, and of these a share of the heads, of the FFN
+and of the vocabulary (Megatron-LM, arXiv 1909.08053, section 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from sarathi_lab.config.errors import UserError, require_int
+from sarathi_lab.model.spec import ModelSpec
+
+Interval = tuple[int, int]  # first, and one behind the last
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """`tensor` ranks share every layer, `pipeline` stages share the layers; a stage's ranks have
+    consecutive numbers. UserError for a degree below 1.
+    """
+
+    tensor: int = 1
+    pipeline: int = 1
+
+    def __post_init__(self) -> None:
+        share = "use the number of devices that share a layer, such as 2"
+        require_int("executor.tensor_parallel", self.tensor, 1, share)
+        stages = "use the number of stages, such as 2"
+        require_int("executor.pipeline_parallel", self.pipeline, 1, stages)
+
+    @property
+    def num_devices(self) -> int:
+        return self.tensor * self.pipeline
+
+    @property
+    def description(self) -> str:
+        """The devices in words, tensor by pipeline: "8 x 8 devices"."""
+        return f"{self.tensor} x {self.pipeline} devices"
+
+    def part(self, rank: int) -> Part:
+        return Part(self, *divmod(rank, self.tensor))
+
+    def leader(self, stage: int) -> int:
+        """The rank that speaks for a stage."""
+        return stage * self.tensor
+
+    def named(self, rank: int) -> str:
+        """Such as "rank 3 (stage 1 of 2, part 1 of 2 of its layers)"."""
+        stage, tensor = divmod(rank, self.tensor)
+        places = [f"stage {stage} of {self.pipeline}"] if self.pipeline > 1 else []
+        places += [f"part {tensor} of {self.tensor} of its layers"] if self.tensor > 1 else []
+        return f"rank {rank} ({', '.join(places)})"
+
+    def check(self, spec: ModelSpec) -> None:
+        """Raise UserError unless `spec` comes apart into parts of equal work."""
+        if self.num_devices == 1:
+            return
+        name = f"of model {spec.name}"
+        if spec.num_layers % self.pipeline:
+            raise _uneven("pipeline", self.pipeline, spec.num_layers, f"layers {name}")
+        for number, what in ((spec.num_heads, "heads"), (spec.ffn_size, "columns of the FFN")):
+            if number % self.tensor:
+                raise _uneven("tensor", self.tensor, number, f"{what} {name}")
+        if self.tensor > 1 and self.tensor % spec.num_kv_heads and spec.num_kv_heads % self.tensor:
+            raise _uneven("tensor", self.tensor, spec.num_kv_heads, f"KV heads {name}")
+        if self.tensor > 1 and spec.num_experts:
+            raise UserError(
+                f"executor.tensor_parallel={self.tensor} does not split the experts {name}; use "
+                "executor.pipeline_parallel"
+            )
+
+
+def _uneven(kind: str, degree: int, number: int, what: str) -> UserError:
+    valid = ", ".join(str(n) for n in range(1, min(number, 64) + 1) if number % n == 0)
+    return UserError(
+        f"executor.{kind}_parallel={degree} does not divide the {number} {what}; use one of {valid}"
+    )
+
+
+@dataclass(frozen=True)
+class Part:
+    """What rank number `tensor` of those that share `stage` has."""
+
+    ranks: Ranks
+    stage: int
+    tensor: int
+
+    @property
+    def is_first(self) -> bool:
+        return self.stage == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.stage == self.ranks.pipeline - 1
+
+    def spec(self, spec: ModelSpec) -> ModelSpec:
+        """The shapes of this part; where there are fewer KV heads than ranks, each has one."""
+        share = self.ranks.tensor
+        first, end = self.vocabulary(spec)
+        return replace(
+            spec,
+            num_layers=spec.num_layers // self.ranks.pipeline,
+            num_heads=spec.num_heads // share,
+            num_kv_heads=max(1, spec.num_kv_heads // share),
+            ffn_size=spec.ffn_size // share,
+            vocab_size=end - first,
+        )
+
+    def layers(self, spec: ModelSpec) -> range:
+        count = spec.num_layers // self.ranks.pipeline
+        return range(self.stage * count, (self.stage + 1) * count)
+
+    def vocabulary(self, spec: ModelSpec) -> Interval:
+        """Its token ids."""
+        share, size = self.ranks.tensor, spec.vocab_size
+        return size * self.tensor // share, size * (self.tensor + 1) // share
+
+    def names(self, name: str, spec: ModelSpec) -> list[str]:
+        """What this part calls a parameter of the whole model; nothing if it lacks it."""
+        if name.startswith("layers."):
+            _, number, rest = name.split(".", 2)
+            layers = self.layers(spec)
+            return [f"layers.{int(number) - layers.start}.{rest}"] if int(number) in layers else []
+        if name == "embedding.weight":
+            is_head = spec.tie_embeddings and self.is_last and not self.is_first
+            return [name] if self.is_first else ["lm_head.weight"] if is_head else []
+        is_own = self.is_last and not (name == "lm_head.weight" and spec.tie_embeddings)
+        return [name] if is_own else []
+
+    def cuts(self, name: str, spec: ModelSpec) -> tuple[int, Sequence[Interval]] | None:
+        """The dimension in which a parameter of the whole model is cut, and what this part has of
+        it, one after the other; None for all of it.
+        """
+        share, own = self.ranks.tensor, self.tensor
+        if share == 1:
+            return None
+        module, kind = name.split(".")[-2:]
+        if module in ("embedding", "lm_head"):
+            return 0, [self.vocabulary(spec)]
+        head, heads = spec.head_size, spec.num_heads // share
+        q = (own * heads * head, (own + 1) * heads * head)
+        ffn = spec.ffn_size // share
+        raised = (own * ffn, (own + 1) * ffn)
+        if module == "qkv_proj":
+            kv_heads = max(1, spec.num_kv_heads // share)
+            first = own * spec.num_kv_heads // share * head
+            kv = (first, first + kv_heads * head)
+            return 0, [q, _moved(kv, spec.q_size), _moved(kv, spec.q_size + spec.kv_size)]
+        if module == "ffn_up":
+            return 0, [raised, *([_moved(raised, spec.ffn_size)] if spec.gated_ffn else [])]
+        if kind == "weight" and module in ("out_proj", "ffn_down"):
+            return 1, [q if module == "out_proj" else raised]
+        return None
+
+    def adds_bias(self, name: str) -> bool:
+        """Whether it is this part that adds a bias; of those that sum their products one does."""
+        return self.tensor == 0 or not name.endswith(("out_proj.bias", "ffn_down.bias"))
+
+
+def _moved(interval: Interval, by: int) -> Interval:
+    return interval[0] + by, interval[1] + by

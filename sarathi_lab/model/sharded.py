@@ -1,0 +1,242 @@
+"""The transformer of one rank: its part of the weights, and what it exchanges with the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from sarathi_lab.model.checkpoint import Stored, stored_tensors
+from sarathi_lab.model.operations import NAN_TOKEN, PackedInputs
+from sarathi_lab.model.parts import Interval, Part
+from sarathi_lab.model.spec import ModelSpec
+from sarathi_lab.model.tensor_names import Source, parameter_sources
+from sarathi_lab.model.transformer import KVCache, Transformer
+from sarathi_lab.model.weights import random_deviation, untied
+
+
+class Exchange(Protocol):
+    """How a rank reaches those that share its layers, and the stages beside its own."""
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Sum over the ranks of the stage, in place."""
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        """Those of all ranks of the stage, [ranks, ...]."""
+
+    def receive(self, num_tokens: int) -> Tensor:
+        """The hidden states [num_tokens, hidden_size] that the stage before sends."""
+
+    def send(self, hidden: Tensor) -> None:
+        """Hand them to the next stage."""
+
+
+class Summed(nn.Module):
+    """A product of which each rank has a part of the columns; the sum is everybody's."""
+
+    def __init__(self, product: nn.Module, exchange: Exchange) -> None:
+        super().__init__()
+        self.product = product
+        self._exchange = exchange
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._exchange.sum(self.product(x))
+
+
+class ShardedTransformer(Transformer):
+    """A `Transformer` of one part's shapes. The first stage embeds, the last one has the logits of
+    its share of the vocabulary; the others return none, [0, vocab_size].
+
+    Token ids are equal to those of one device wherever the two largest logits of a row differ by
+    more than the rounding of sums in another order; equal logits go to the lowest id, as there.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        part: Part,
+        exchange: Exchange,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__(part.spec(spec), device, dtype)
+        self.part = part
+        self._exchange = exchange
+        self.vocabulary = part.vocabulary(spec)
+        if part.ranks.pipeline > 1:
+            if not part.is_first:
+                del self.embedding
+            if not part.is_last:
+                del self.lm_head, self.final_norm
+
+    def share_sums(self) -> None:
+        """Let products by rows be summed over ranks, and tokens be chosen of all shares of the
+        vocabulary; once, after weights were packed if they are.
+        """
+        if not self.part.is_last:
+            self.operations.greedy = _no_tokens  # type: ignore[method-assign]
+        if self.part.ranks.tensor > 1 and not isinstance(self.layers[0].out_proj, Summed):
+            for layer in self.layers:
+                for name in ("out_proj", "ffn_down"):
+                    setattr(layer, name, Summed(getattr(layer, name), self._exchange))
+            if self.part.is_last:
+                greedy = _Greedy(self._exchange, self.vocabulary[0])
+                self.operations.greedy = greedy  # type: ignore[method-assign]
+
+    def forward(self, inputs: PackedInputs, cache: KVCache) -> Tensor:
+        operations = self.operations
+        with operations.range("embedding"):
+            if self.part.is_first:
+                hidden = self._embedded(inputs.token_ids)
+            else:
+                hidden = self._exchange.receive(len(inputs.token_ids))
+            rotary = operations.rotary(inputs.positions)
+        update: Tensor | None = None
+        for layer, (keys, values) in zip(self.layers, cache.layers(), strict=True):
+            update = layer(hidden, update, operations, inputs, rotary, keys, values)
+        assert update is not None, "a stage has layers"
+        if not self.part.is_last:
+            hidden += update
+            self._exchange.send(hidden)
+            return hidden.new_empty((0, self.spec.vocab_size))
+        with operations.range("logits"):
+            emitting = hidden.index_select(0, inputs.emit_rows)
+            last = update.index_select(0, inputs.emit_rows)
+            logits: Tensor = self.lm_head(operations.add_norm(emitting, last, self.final_norm))
+            return logits
+
+    def _embedded(self, token_ids: Tensor) -> Tensor:
+        """The rows of all ranks' tables: each looks up its own ids, and adds nothing for others."""
+        if self.part.ranks.tensor == 1:
+            found: Tensor = self.embedding(token_ids)
+            return found
+        first, end = self.vocabulary
+        is_other = (token_ids < first) | (token_ids >= end)
+        found = self.embedding((token_ids - first).masked_fill(is_other, 0))
+        return self._exchange.sum(found.masked_fill_(is_other[:, None], 0.0))
+
+
+def _no_tokens(logits: Tensor) -> Tensor:
+    """Of a stage that has no logits."""
+    return torch.empty(0, dtype=torch.int64, device=logits.device)
+
+
+class _Greedy:
+    """The likeliest token of all ranks' shares of the vocabulary, the lowest id of equal ones."""
+
+    def __init__(self, exchange: Exchange, first: int) -> None:
+        self._exchange = exchange
+        self._first = first
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        largest, ids = logits.max(dim=-1)
+        # Both in one tensor: 64 bits hold every logit and every id.
+        own = torch.stack([largest.double(), (ids + self._first).double()], dim=-1)
+        found = self._exchange.gather(own)  # [ranks, num_emits, 2], by ids
+        best = found[..., 0].max(dim=0)  # the first of equal ones; NaN if there is one
+        chosen = found[..., 1].gather(0, best.indices[None])[0].long()
+        return chosen.masked_fill_(best.values.isnan(), NAN_TOKEN)
+
+
+def load_part(
+    spec: ModelSpec,
+    directory: Path | None,
+    part: Part,
+    exchange: Exchange,
+    device: torch.device,
+    dtype: torch.dtype,
+    seed: int,
+) -> ShardedTransformer:
+    """The model of `part`, from a checkpoint of which its slices alone are read, or the slices of
+    the random weights that one device has. UserError as of `weights.load_model`.
+    """
+    spec.require_runnable()
+    model = ShardedTransformer(spec, part, exchange, device, dtype)
+    if directory is None:
+        _fill_at_random(model, spec, seed)
+    else:
+        _fill_from(model, spec, directory)
+    return model.eval()
+
+
+def _fill_at_random(model: ShardedTransformer, spec: ModelSpec, seed: int) -> None:
+    """Draw every parameter of the whole model, one at a time, so that all parts draw the same."""
+    generator = torch.Generator(model.device).manual_seed(seed)
+    whole = Transformer(spec, torch.device("meta"), model.dtype)
+    for name, parameter in whole.named_parameters():
+        deviation = random_deviation(name, parameter.shape, spec)
+        full = torch.empty(parameter.shape, device=model.device, dtype=model.dtype)
+        if deviation is None:
+            full.fill_(0.0 if name.endswith("bias") else 1.0)
+        else:
+            full.normal_(0.0, deviation, generator=generator)
+        for own in model.part.names(name, spec):
+            cuts = model.part.cuts(name, spec)
+            target = model.get_parameter(own)
+            target.copy_(full if cuts is None else _cut(full, *cuts))
+            if not model.part.adds_bias(name):
+                target.zero_()
+
+
+def _cut(full: Tensor, dim: int, intervals: Sequence[Interval]) -> Tensor:
+    return torch.cat([full.narrow(dim, first, end - first) for first, end in intervals], dim=dim)
+
+
+def _fill_from(model: ShardedTransformer, spec: ModelSpec, directory: Path) -> None:
+    stored = stored_tensors(directory)
+    for name, sources in parameter_sources(directory, spec, stored):
+        head = stored.get(sources[0].tensor) if sources[0].tied and model.part.is_last else None
+        if head is not None:
+            _check_tied(model, sources[0], head)
+        for own in model.part.names(name, spec):
+            target = model.get_parameter(own)
+            if not model.part.adds_bias(name):
+                target.zero_()
+                continue
+            cuts, row = model.part.cuts(name, spec), 0
+            rows = target if cuts else target.view(-1, *sources[0].shape[1:])
+            for tensor in _slices(sources, stored, cuts, spec, model.part):
+                rows[row : row + len(tensor)].copy_(tensor)
+                row += len(tensor)
+
+
+def _slices(
+    sources: Sequence[Source],
+    stored: dict[str, Stored],
+    cuts: tuple[int, Sequence[Interval]] | None,
+    spec: ModelSpec,
+    part: Part,
+) -> Iterable[Tensor]:
+    """What a part has of the tensors that fill a parameter; nothing else is read."""
+    offset = 0
+    for source in sources:
+        rows = source.shape[0]
+        with safe_open(stored[source.tensor].file, framework="pt") as tensors:
+            view = tensors.get_slice(source.tensor)
+            if source.interleaved:  # (q, k, v) of each head
+                share = part.ranks.tensor
+                tensor = view[rows * part.tensor // share : rows * (part.tensor + 1) // share]
+                by_head = tensor.view(spec.num_heads // share, 3, -1, *tensor.shape[1:])
+                yield by_head.transpose(0, 1).reshape(tensor.shape)
+            elif cuts is None:
+                yield view[:]
+            elif cuts[0] == 1:
+                ((first, end),) = cuts[1]
+                yield view[:, first:end]
+            else:
+                inside = (cut for cut in cuts[1] if offset <= cut[0] < offset + rows)
+                yield from (view[first - offset : end - offset] for first, end in inside)
+        offset += rows
+
+
+def _check_tied(model: ShardedTransformer, source: Source, stored: Stored) -> None:
+    """Raise UserError for an output head that is told to equal the embedding, and does not."""
+    own = model.get_parameter("embedding.weight" if model.part.is_first else "lm_head.weight")
+    with safe_open(stored.file, framework="pt") as tensors:
+        first, end = model.vocabulary
+        if not torch.equal(tensors.get_slice(source.tensor)[first:end].to(own), own):
+            raise untied(source.tensor, stored.file.parent)

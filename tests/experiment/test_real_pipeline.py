@@ -1,0 +1,80 @@
+"""The real pipeline's experiment: stages' times are fitted, measured stands beside simulated."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from sarathi_lab.engine.compositions import make_batch
+from sarathi_lab.experiment.real_pipeline import StageTimes
+from sarathi_lab.results import load
+from sarathi_lab.run import main
+
+DRY = ["experiment=real_bubbles", "task.setup=dry", "device=cpu", "tracking=none"]
+
+
+def test_times_of_stages_are_fitted_to_what_they_took():
+    """By hand: two stages, the second with the output head; sends take 1 ms and 10 us a token."""
+
+    def seconds(batch) -> list[float]:
+        own = 0.01 + 0.001 * batch.num_tokens + 1e-6 * batch.prefill_query_key_pairs
+        return [own, own + 0.002 * batch.num_emits]
+
+    shapes = [
+        {
+            "prefill_tokens": tokens,
+            "start": start,
+            "emits": emits,
+            "num_decodes": decodes,
+            "context": context,
+        }
+        for tokens in (0, 8, 32, 64)
+        for start in (0, 100)
+        for emits in (False, True)
+        for decodes in (0, 1, 4)
+        for context in (20, 90)
+        if tokens or decodes
+    ]
+    batches = [make_batch(**shape) for shape in shapes]
+    timed = [(batch, seconds(batch), 1e-3 + 1e-5 * batch.num_tokens) for batch in batches]
+    times = StageTimes.fit(timed)
+    # between what was timed, and beyond the most tokens
+    unseen = make_batch(prefill_tokens=48, start=30, num_decodes=2, context=20, emits=True)
+    assert times.stage_times(unseen) == pytest.approx(seconds(unseen), rel=0.02)
+    assert times.send_time(unseen) == pytest.approx(1e-3 + 50e-5)
+    larger = make_batch(prefill_tokens=136)
+    assert times.stage_times(larger)[0] == pytest.approx(2 * 0.078 + 1e-6 * 136 * 137 / 2, rel=0.05)
+
+
+def test_measured_stands_beside_simulated(tmp_path, capsys):
+    places = [f"output={tmp_path}", f"hydra.run.dir={tmp_path}/run", f"task.record={tmp_path}"]
+    assert main([*DRY, "task.max_spread=50", *places]) == 0
+    table = load.load("real_bubbles", tmp_path)
+    assert set(table.device) == {"cpu"}
+    assert set(table.how) == {"measured", "simulated"}
+    points = table.set_index(["panel", "series"]).y
+    for panel in ("bubbles", "completion"):
+        ratios = [points[panel, f"tiny, {how}"] for how in ("measured", "simulated")]
+        assert np.isfinite(ratios).all()
+    idle = table[table.panel == "idle share"]
+    assert (idle.groupby(["how"]).y.sum() < 2).all()  # two policies, none idle all the time
+    assert pd.read_parquet(tmp_path / "run" / "figure.parquet").source.eq("measured").all()
+    assert (tmp_path / "run" / "real_bubbles.png").is_file()
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (["executor=simulated"], "is of real stages, and has the simulated ones beside"),
+        (["model=tiny"], "has models of its own; use task.sizes.dry.models=[tiny]"),
+        (["executor.threads=1"], "executor.threads=1 has no effect: each stage has one"),
+        (["task.sizes.dry.stages=[3]"], "executor.pipeline_parallel=3 does not divide the 2"),
+        (["executor.tensor_parallel=2"], "looks into one device, not 2"),
+    ],
+)
+def test_what_has_no_effect_is_refused(settings, words, tmp_path, capsys):
+    is_simulated = settings == ["executor=simulated"]
+    own = [one for one in DRY if not (is_simulated and one.startswith(("device", "task")))]
+    assert main([*own, *settings, f"output={tmp_path}"]) == 2
+    assert words in capsys.readouterr().err
