@@ -27,7 +27,7 @@ from sarathi_lab.engine.request import (
     Request,
     SequenceState,
 )
-from sarathi_lab.engine.speculation import NO_SPECULATION, Speculation, drafter_for, verify
+from sarathi_lab.engine.speculation import NO_SPECULATION, Speculation, verify
 
 Preemption = Literal["recompute", "swap"]
 State = TypeVar("State")
@@ -60,7 +60,7 @@ class Books:
         self.max_num_seqs = batch_size * num_micro_batches
         self.max_model_len = max_model_len
         self.preemption = preemption
-        self.drafter = drafter_for(policy, speculation)
+        self.drafter = speculation.drafter()
         self.waiting: WaitingQueue = make_queue(queue_order)
         self.swapped: deque[SequenceState] = deque()
         self._states: dict[type, Any] = {}  # the policy's own, by its class

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from sarathi_lab.config.checked import check_fields, whole
 from sarathi_lab.config.errors import UserError
@@ -174,16 +174,6 @@ class LookupDrafter:
                     text.follows[tuple(known[at - size : at])] = at
         text.num_indexed = len(known)
         return text
-
-
-def drafter_for(policy: Any, speculation: Speculation) -> Drafter | None:
-    """The one of a scheduler. Raises UserError for a policy whose prompts pass layers in groups."""
-    if speculation.most_drafts and getattr(policy, "in_layers", False):
-        raise UserError(
-            f"policy {policy.name} lets prompts pass groups of layers beside decodes of one token "
-            "each, not beside drafts; use speculation=none, or another policy"
-        )
-    return speculation.drafter()
 
 
 def add_drafts(scheduler: Scheduler, batch: Batch, first: int) -> None:

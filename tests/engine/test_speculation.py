@@ -16,7 +16,7 @@ from sarathi_lab.engine import loop
 from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.request import Request, SequenceState
 from sarathi_lab.engine.speculation import PromptLookup
-from sarathi_lab.policy import LayeredPrefill, Orca, Sarathi
+from sarathi_lab.policy import Orca, Sarathi
 from sarathi_lab.workload.acceptance import Assumed
 
 
@@ -89,11 +89,6 @@ def test_what_makes_batches_ahead_takes_no_drafts(settings):
     replicas = {} if settings else {"num_replicas": 2}
     with pytest.raises(UserError, match="without overlap, and one replica"):
         loop.serve(requests_of((3, 3)), Orca(), ScriptedExecutor(**settings), **sizes, **replicas)
-
-
-def test_prompts_that_pass_groups_of_layers_are_refused():
-    with pytest.raises(UserError, match="not beside drafts; use speculation=none"):
-        scheduler_for(LayeredPrefill(chunk=8), speculation=Assumed())
 
 
 def test_lookups_of_no_ngram_are_refused():
