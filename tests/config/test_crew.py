@@ -95,7 +95,7 @@ def test_rounds_units_and_figures_are_the_same():
     for number in (1, 2):
         model = load_option("model", "llama3-8b")
         tables = served(stalls, [(model.name, backend)], partial(_policy, cfg), 0, dry[0], number)
-        tables |= {"units": computed(reread, model, backend, dry[1], number).popitem()[1]}
+        tables |= {"units": computed(reread, [(model, backend)], dry[1], number).popitem()[1]}
         figures = predict_all(jobs_of("table2"), 1, None, number)
         mine.append([*tables.values(), *figures])
     for one, two in zip(*mine, strict=True):

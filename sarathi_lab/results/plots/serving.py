@@ -63,6 +63,11 @@ def draw(name: str, title: str, points: pd.DataFrame) -> Figure:
         _paper_marks(papers[papers.place == place], ax)
         titles = textwrap.wrap(str(device), 30) + textwrap.wrap(place, 30)
         ax.set_title("\n".join(titles), fontsize=9)
+    if look.is_legend_below and places:
+        handles, labels = axes[0].get_legend_handles_labels()
+        for ax in axes[: len(places)]:
+            ax.get_legend().remove()
+        figure.legend(handles, labels, fontsize=8, ncols=3, loc="outside lower center")
     width = int(10 * size[0])
     return finished(figure, "\n".join(textwrap.wrap(title, width, break_on_hyphens=False)))
 
@@ -135,7 +140,8 @@ def lines(points: pd.DataFrame, ax: Axes, x: str = "chunk [tokens]") -> Axes:
         ax.plot(line.x, line.y, marker(i), linestyle="-", color=f"C{i}", label=str(series))
         if {"low", "high"} <= set(line):
             ax.vlines(line.x, line.low, line.high, color=f"C{i}", linewidth=0.9)
-    ax.set(xlabel=x, ylabel=f"{points.quantity.iloc[0]} [{points.unit.iloc[0]}]")
+    quantity = f"{points.quantity.iloc[0]} [{points.unit.iloc[0]}]"
+    ax.set(xlabel=x, ylabel="\n".join(textwrap.wrap(quantity, 24)))
     if x.endswith("[tokens]"):
         ax.set_xscale("log", base=2)
     ax.legend(fontsize=8, loc="best")
@@ -144,12 +150,15 @@ def lines(points: pd.DataFrame, ax: Axes, x: str = "chunk [tokens]") -> Axes:
 
 @dataclass(frozen=True)
 class ServingLook:
-    """A panel a data set, objective and, with `is_split`, quantity."""
+    """A panel a data set, objective and, with `is_split`, quantity; one legend for all of them if
+    `is_legend_below`, where they have the same series.
+    """
 
     panel: Callable[[pd.DataFrame, Axes], Axes]
     quantities: tuple[str, ...]
     unit: str | None = None
     is_split: bool = False
+    is_legend_below: bool = False
 
     def place(self, dataset: str, slo: str, quantity: str) -> str:
         place = f"{dataset}, {slo}" if slo else dataset
@@ -171,7 +180,10 @@ LOOKS: Mapping[str, ServingLook] = {
     ),
     "energy": ServingLook(bars, ("energy a token", "power of a device"), is_split=True),
     "speculation": ServingLook(
-        lines, ("latency P50 / no drafts", "throughput, all at once / no drafts"), is_split=True
+        lines,
+        ("latency P50 / no drafts", "throughput, all at once / no drafts"),
+        is_split=True,
+        is_legend_below=True,
     ),
     "agentic": ServingLook(
         bars, ("TTFT P50, later turns", "hit share, later turns"), is_split=True

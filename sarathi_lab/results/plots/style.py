@@ -29,7 +29,7 @@ POLICIES = (
     *("transformers_prefill_first", "vllm_v0_chunked"),
     *("slo_budget", "niyama", "sliding_serve", "lprs", "chunk_beside_decodes", "dynamic_chunks"),
     *("highest_response_ratio", "shortest_remaining", "lars", "preflow", "short_request_first"),
-    "reserve_for_short",
+    *("reserve_for_short", "layered_prefill"),
 )
 MARKERS = tuple("os^DvPX*<>")  # by device or series, so that print without colour tells them apart
 # By source; what is simulated has others where it is shown at more than one level.
