@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from sarathi_lab.engine.compositions import chunks_of, make_batch
@@ -43,11 +43,18 @@ BESIDE, LONGEST = "beside {} decodes / apart", "longest gap / whole"
     ),
 )
 def expert_reload(
-    spec: ModelSpec, *, prompt_len: int, chunks: Ints, decodes: Ints, context: int
+    spec: ModelSpec,
+    *,
+    prompt_len: int,
+    chunks: Ints,
+    decodes: Ints,
+    context: int,
+    models: Sequence[str] = (),
 ) -> Iterator[Unit]:
     """A prompt in chunks over the same at once, in the FFN and as a whole; with decodes of
     `context` tokens riding on every chunk over the whole prompt and as many iterations of them
-    after it; and the longest iteration that the most decodes ride on, over the whole prompt.
+    after it; and the longest iteration that the most decodes ride on, over the whole prompt. The
+    task measures `models` one after the other, unless one was chosen.
     """
     for chunk in chunks:
         yield partial(_alone, spec.name, prompt_len, chunk)

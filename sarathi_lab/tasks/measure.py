@@ -24,7 +24,7 @@ from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.executor.torch.device import resolve_device
 from sarathi_lab.executor.torch.ranks.checks import require_one_device
 from sarathi_lab.experiment.figures import FIGURES, PAPERS, Figure, paper
-from sarathi_lab.experiment.measure import least_room, measure, room_of
+from sarathi_lab.experiment.measure import Measured, least_room, measure, room_of
 from sarathi_lab.experiment.real_pipeline import check_stages
 from sarathi_lab.experiment.registry import SETUPS
 from sarathi_lab.experiment.simulate import computed, recorded_tables
@@ -79,12 +79,13 @@ class Measure(Task):
             self._refuse("processes", "is for executor=simulated, and a measurement is alone")
             if own.kind == "stages":
                 return self._check_stages(cfg, backend)
-            spec, checkpoint = resolve_model(cfg, backend)
-            if checkpoint is not None:
+            if resolve_model(cfg, backend)[1] is not None:
                 raise UserError(
                     f"task=measure takes random weights; drop model.path={cfg.model.path}"
                 )
-            return backend.check(spec, least_room(own, spec, self._sizes(backend)))
+            for spec in self._measured_specs(cfg, backend):
+                backend.check(spec, least_room(own, spec, self._sizes(backend)))
+            return None
         if own.kind == "stages":
             raise UserError(
                 f"{own.name} is of real stages, and has the simulated ones beside; use "
@@ -160,24 +161,37 @@ class Measure(Task):
     def _sizes(self, backend: Any) -> Mapping[str, Any]:
         return self._own.sizes(self._setup(backend), self.sizes)
 
+    def _measured_specs(self, cfg: DictConfig, backend: TorchBackend) -> list[ModelSpec]:
+        """The chosen model, or those that the experiment compares, or the usual one."""
+        compared = self._sizes(backend).get("models", ()) if self._own.kind == "units" else ()
+        if compared and _is_papers_model(cfg):
+            return [load_option("model", name) for name in compared]
+        return [resolve_model(cfg, backend)[0]]
+
     def _measured(self, cfg: DictConfig, backend: TorchBackend, context: RunContext) -> Result:
-        spec, _ = resolve_model(cfg, backend)
         own, sizes = self._own, self._sizes(backend)
-        found = measure(
-            own,
-            backend,
-            spec,
-            sizes,
-            seconds=self.seconds or own.seconds,
-            max_spread=own.max_spread if self.max_spread is None else self.max_spread,
-            make_policy=partial(_policy, cfg),
-            seed=int(cfg.seed),
-            is_cut=self._setup(backend) == "paper",
+        specs = self._measured_specs(cfg, backend)
+        each = [
+            measure(
+                own,
+                backend,
+                spec,
+                sizes,
+                seconds=(self.seconds or own.seconds) / len(specs),
+                max_spread=own.max_spread if self.max_spread is None else self.max_spread,
+                make_policy=partial(_policy, cfg),
+                seed=int(cfg.seed),
+                is_cut=self._setup(backend) == "paper",
+            )
+            for spec in specs
+        ]
+        found = Measured(
+            *(pd.concat(tables, ignore_index=True) for tables in zip(*each, strict=True))
         )
         device = device_folder(resolve_device(backend.device).type, backend.device_name)
         usual = next((platform.model for platform in own.papers), backend.default_model)
-        if device != "cpu" and spec.name != usual:  # on a GPU it has a folder of its own
-            device += f"-{spec.name}"
+        if device != "cpu" and specs[0].name != usual:  # on a GPU it has a folder of its own
+            device += f"-{specs[0].name}"
         table, source = found.table, "measured"
         if own.kind == "pipeline":
             stages, where = sizes["stages"], backend.device_name
