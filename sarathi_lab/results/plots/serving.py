@@ -66,7 +66,8 @@ def draw(name: str, title: str, points: pd.DataFrame) -> Figure:
     if look.is_legend_below and places:
         handles, labels = axes[0].get_legend_handles_labels()
         for ax in axes[: len(places)]:
-            ax.get_legend().remove()
+            if (legend := ax.get_legend()) is not None:
+                legend.remove()
         figure.legend(handles, labels, fontsize=8, ncols=3, loc="outside lower center")
     width = int(10 * size[0])
     return finished(figure, "\n".join(textwrap.wrap(title, width, break_on_hyphens=False)))
