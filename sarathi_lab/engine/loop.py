@@ -124,12 +124,17 @@ def _tell_layers(scheduler: AnyScheduler, executor: Executor) -> None:
     """
     num_layers = executor.num_layers
     if num_layers is None or not isinstance(scheduler, Scheduler):
-        raise UserError(
-            f"policy {scheduler.policy.name} moves prompts through groups of layers, which "
-            "pipelines, ranks and several engines can't; use executor.pipeline_parallel=1 (on a "
-            "real device tensor_parallel=1, too) and cluster=single, or policy=sarathi_serve"
-        )
+        raise no_groups(scheduler.policy.name)
     scheduler.num_layers = num_layers
+
+
+def no_groups(policy: str) -> UserError:
+    """What to say of a policy that moves prompts through groups of layers where nothing can."""
+    return UserError(
+        f"policy {policy} moves prompts through groups of layers, which pipelines, ranks and "
+        "several engines can't; use executor.pipeline_parallel=1 (on a real device "
+        "tensor_parallel=1, too) and cluster=single, or policy=sarathi_serve"
+    )
 
 
 def _submit_all(scheduler: AnyScheduler, executor: Executor) -> None:

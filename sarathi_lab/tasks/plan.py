@@ -32,7 +32,7 @@ from sarathi_lab.results.decode_cost import decode_iteration
 from sarathi_lab.results.saturation import SaturationLimits
 from sarathi_lab.results.slo import Targets
 from sarathi_lab.results.window import Window
-from sarathi_lab.tasks.plan_checks import check_cluster, check_speculation
+from sarathi_lab.tasks.plan_checks import check_cluster, check_layers, check_speculation
 from sarathi_lab.workload import LoadedRequests, Workload
 from sarathi_lab.workload.traces import Trace
 
@@ -210,6 +210,7 @@ def _parts(cfg: DictConfig) -> Plan:
         speculation=build(cfg.speculation, Speculation),
     )
     check_cluster(plan)
+    check_layers(plan)
     check_speculation(plan)
     plan.window.check(load)
     plan.saturation_limits.check(load)

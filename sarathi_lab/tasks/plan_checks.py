@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sarathi_lab.config.errors import UserError
+from sarathi_lab.engine.loop import no_groups
 from sarathi_lab.engine.topology import Linked, Several
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 
@@ -20,6 +21,16 @@ def check_speculation(plan: Plan) -> None:
     elif getattr(backend, "uses_kernels", False) and getattr(backend, "overlap", False):
         ahead = "executor.overlap=false"
     plan.speculation.check(computes_tokens=backend.computes_tokens, ahead=ahead)
+
+
+def check_layers(plan: Plan) -> None:
+    """Refuse groups of layers on a backend none of whose executors has all layers."""
+    backend = plan.backend
+    is_apart = isinstance(plan.cluster, Several) or backend.num_stages > 1
+    if not isinstance(backend, SimulatedBackend):
+        is_apart |= getattr(backend, "tensor_parallel", 1) > 1
+    if plan.policy.in_layers and is_apart:
+        raise no_groups(plan.policy.name)
 
 
 def check_cluster(plan: Plan) -> None:

@@ -17,6 +17,10 @@ SMALL = ["executor=simulated", "tracking=none", "workload.num_requests=2"]
 NO_GPU = not torch.cuda.is_available()
 
 MISTAKES = [
+    (
+        ["policy=layered_prefill", "executor=simulated", "executor.pipeline_parallel=2"],
+        "policy layered_prefill moves prompts through groups of layers, which pipelines",
+    ),
     (["chunk=0"], ["chunk=0", "below 1"]),
     (["chunk=-5"], ["chunk=-5", "below 1"]),
     (["chunk=abc"], ["chunk=abc", "not a whole number"]),
