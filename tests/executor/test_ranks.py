@@ -217,7 +217,7 @@ def test_a_rank_that_dies_is_named_and_the_next_run_goes_on(tmp_path, capsys, ex
     words = r"rank 3 \(stage 1 of 2, part 1 of 2 of its layers\) was killed by signal 9; the other"
     with pytest.raises(RunError, match=words):
         tokens(executor, Orca())
-    assert time.monotonic() - begun < 60  # a second or two; however busy the machine is
+    assert time.monotonic() - begun < 10
     settings = ["model=tiny", "batch=3", "seq_len=32", "pd_ratio=7", "device=cpu", "baselines=[]"]
     settings += ["workload.num_requests=6", "tracking=none", f"output={tmp_path}", "repeat=1"]
     assert main([*settings, "chunk=8,16", "executor.pipeline_parallel=2", "-m"]) == 0
