@@ -88,26 +88,17 @@ class ShardedTransformer(Transformer):
                 self.operations.greedy = greedy  # type: ignore[method-assign]
 
     def forward(self, inputs: PackedInputs, cache: KVCache) -> Tensor:
-        operations = self.operations
-        with operations.range("embedding"):
+        with self.operations.range("embedding"):
             if self.part.is_first:
                 hidden = self._embedded(inputs.token_ids)
             else:
                 hidden = self._exchange.receive(len(inputs.token_ids))
-            rotary = operations.rotary(inputs.positions)
-        update: Tensor | None = None
-        for layer, (keys, values) in zip(self.layers, cache.layers(), strict=True):
-            update = layer(hidden, update, operations, inputs, rotary, keys, values)
-        assert update is not None, "a stage has layers"
-        if not self.part.is_last:
-            hidden += update
-            self._exchange.send(hidden)
-            return hidden.new_empty((0, self.spec.vocab_size))
-        with operations.range("logits"):
-            emitting = hidden.index_select(0, inputs.emit_rows)
-            last = update.index_select(0, inputs.emit_rows)
-            logits: Tensor = self.lm_head(operations.add_norm(emitting, last, self.final_norm))
-            return logits
+        update = self.pass_layers(hidden, None, inputs, cache, range(self.spec.num_layers))
+        if self.part.is_last:
+            return self.logits(hidden, update, inputs.emit_rows)
+        hidden += update
+        self._exchange.send(hidden)
+        return hidden.new_empty((0, self.spec.vocab_size))
 
     def _embedded(self, token_ids: Tensor) -> Tensor:
         """The rows of all ranks' tables: each looks up its own ids, and adds nothing for others."""
