@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from commands import running
+from commands import running, sweep_of
 
 from sarathi_lab.run import main
 
@@ -57,11 +57,6 @@ def ray(*args: str) -> None:
 def output(tmp_path: Path) -> Path:
     (tmp_path / "o").mkdir()
     return tmp_path / "o"
-
-
-def sweep_of(output: Path) -> Path:
-    (record,) = output.rglob("sweep.json")
-    return record.parent
 
 
 def test_eight_jobs_leave_what_one_machine_does(tmp_path):

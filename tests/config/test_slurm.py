@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from commands import running
+from commands import running, sweep_of
 
 from sarathi_lab.run import main
 
@@ -47,11 +47,6 @@ def slurm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def output(tmp_path: Path) -> Path:
     (tmp_path / "o").mkdir()
     return tmp_path / "o"
-
-
-def sweep_of(output: Path) -> Path:
-    (record,) = output.rglob("sweep.json")
-    return record.parent
 
 
 def failure(output: Path, number: int) -> str:

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
-from commands import running
+from commands import running, sweep_of
 
 from sarathi_lab.config.console import duration
 from sarathi_lab.config.sweep_record import SweepRecord
@@ -60,11 +60,6 @@ def calls(output: Path) -> list[str]:
 
 def result(sweep: Path, number: int) -> dict:
     return json.loads((sweep / str(number) / "result.json").read_text())
-
-
-def sweep_of(output: Path) -> Path:
-    (record,) = output.rglob("sweep.json")
-    return record.parent
 
 
 def test_a_failing_run_is_recorded_the_rest_goes_on_and_resume_repeats_only_it(output, capfd):

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 _LIBC = ctypes.CDLL(None)
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
@@ -36,3 +37,9 @@ def running(
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+
+
+def sweep_of(output: Path) -> Path:
+    """The folder of the one sweep below `output`."""
+    (record,) = output.rglob("sweep.json")
+    return record.parent

@@ -78,6 +78,20 @@ def main() -> None:
         write_tables(TABLES / name, {}, {**tables.meta, "uncertainty": rounded}, TITLE)
 
 
+def mixture_of(hidden: int, width: int, number: int, chosen: int, whole: int) -> ModelSpec:
+    """A model with measured experts: `number` of `hidden` by `width` (of the `whole` one), of which
+    each token has `chosen`.
+    """
+    return replace(
+        load_option("model", MIXTURE),
+        hidden_size=hidden,
+        ffn_size=width,
+        num_experts=number,
+        experts_per_token=chosen,
+        gated_ffn=(hidden, whole) not in UNGATED,
+    )
+
+
 def expert_errors(
     tables: OperationTables, source: Path, gpu: str, hardware: Hardware
 ) -> pd.DataFrame:
@@ -92,14 +106,7 @@ def expert_errors(
             rows = rows[~rows.kept]
         for shape, own in rows.groupby(["kept", *EXPERT_SHAPE, "inter_size"]):
             kept, hidden, width, number, chosen, whole = map(int, shape)
-            spec = replace(
-                load_option("model", MIXTURE),
-                hidden_size=hidden,
-                ffn_size=width,
-                num_experts=number,
-                experts_per_token=chosen,
-                gated_ffn=(hidden, whole) not in UNGATED,
-            )
+            spec = mixture_of(hidden, width, number, chosen, whole)
             ways = [
                 Experts(spec, hardware, DTYPE_BYTES, rows=table)
                 for table in (tables.frames["moe"], None)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from check_tables import DISTRIBUTIONS, DTYPE_BYTES, MIXTURE, UNGATED
+from check_tables import DISTRIBUTIONS, DTYPE_BYTES, mixture_of
 from distil import is_kept, read_experts, source_of
 from numpy.typing import NDArray
 from scipy.optimize import minimize
@@ -94,17 +94,9 @@ def _predicted(hardware: Hardware, rows: pd.DataFrame) -> pd.Series:
     """Microseconds of the rows by formula."""
     parts = []
     for shape, own in rows.groupby([*EXPERT_SHAPE, "inter_size"]):
-        hidden, width, number, chosen, whole = map(int, shape)
-        spec = replace(
-            load_option("model", MIXTURE),
-            hidden_size=hidden,
-            ffn_size=width,
-            num_experts=number,
-            experts_per_token=chosen,
-            gated_ffn=(hidden, whole) not in UNGATED,
-        )
+        spec = mixture_of(*map(int, shape))
         experts = Experts(spec, hardware, DTYPE_BYTES)
-        calls = zip(own.tokens * chosen, own.activated_experts, strict=True)
+        calls = zip(own.tokens * spec.experts_per_token, own.activated_experts, strict=True)
         parts.append(pd.Series([1e6 * experts.time(*call) for call in calls], own.index))
     return pd.concat(parts).reindex(rows.index)
 
