@@ -60,7 +60,8 @@ class DynamicChunks(KnowsPrefillCost):
     def next_chunk(self, context: int) -> int:
         """Tokens of an iteration whose prompt has `context` tokens behind it."""
         square, linear = cost = self.prefill_cost
-        if not square:
+        # Behind nothing the solution is `chunk` itself, which rounding would take a page from.
+        if not (square and context):
             return self.chunk
         whole_chunk = cost(self.chunk)
         slope = 2 * square * context + linear

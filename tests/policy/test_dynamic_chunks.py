@@ -52,6 +52,20 @@ def test_no_chunk_takes_longer_than_the_first_but_the_least_and_by_rounding(chun
     assert tokens == max(1, chunk // 4) or cost(tokens, context) <= cost(chunk) * (1 + 1e-6)
 
 
+@given(st.integers(1, 10**5), st.floats(1e-12, 1e-6))
+def test_a_prompt_begins_with_a_whole_chunk_whatever_is_rounded(chunk, square):
+    # These seconds gave 255.99999999999994 tokens of 256, and so a page of 64 less.
+    for policy in (
+        DynamicChunks(
+            256,
+            seconds_per_token=7.203501673407452e-05,
+            seconds_per_squared_token=3.7788630968708293e-08,
+        ),
+        DynamicChunks(chunk, seconds_per_token=1e-5, seconds_per_squared_token=square),
+    ):
+        assert policy.next_chunk(0) == policy.chunk
+
+
 def test_a_prompts_chunks_follow_one_another_through_a_pipeline():
     """Two stages of a second each: the second chunk enters after one, not two; a decode waits for
     its token.
