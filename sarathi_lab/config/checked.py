@@ -92,6 +92,22 @@ def check_fields(settings: Any, prefix: str = "") -> None:
             one.metadata["check"](one.metadata["name"] or prefix + one.name, value)
 
 
+def refuse_unread(settings: Any, names: Iterable[str], why: str, prefix: str = "") -> None:
+    """Raise UserError for the first of the fields `names` that is not at its default, as nothing
+    reads it; `why` ends the sentence.
+    """
+    for name in names:
+        if (value := getattr(settings, name)) != getattr(type(settings), name, None):
+            raise UserError(f"{prefix}{name}={value} has no effect{why}")
+
+
+def require_order(settings: Any, low: str, high: str, why: str, prefix: str = "") -> None:
+    """Raise UserError if the field `low` exceeds the field `high`; `why` ends the sentence."""
+    value, limit = getattr(settings, low), getattr(settings, high)
+    if value is not None and value > limit:
+        raise UserError(f"{prefix}{low}={value} exceeds {prefix}{high}={limit}{why}")
+
+
 def _field(default: Any, check: Check, name: str | None = None, optional: bool = False) -> Any:
     metadata = {"check": check, "name": name, "optional": optional or default is None}
     return field(default=default, metadata=metadata)

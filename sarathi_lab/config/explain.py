@@ -128,13 +128,10 @@ def _described(group: str, names: Sequence[str], folders: Sequence[Path]) -> lis
     for name in names:
         path = _file(group, name, folders)
         text = "" if path is None else path.read_text().removeprefix("# @package _global_\n")
-        said = " ".join(line[2:] for line in takewhile(_is_comment, text.splitlines()))
+        comment = takewhile(lambda line: line.startswith("# "), text.splitlines())
+        said = " ".join(line[2:] for line in comment)
         lines.append(f"  {name:{width}}  {said.partition('. ')[0].rstrip('.')}".rstrip())
     return lines
-
-
-def _is_comment(line: str) -> bool:
-    return line.startswith("# ")
 
 
 def _file(group: str, name: str, folders: Sequence[Path]) -> Path | None:

@@ -18,15 +18,7 @@ from sarathi_lab.engine.queues import (
     is_idle,
     make_queue,
 )
-from sarathi_lab.engine.request import (
-    Batch,
-    Chunk,
-    Copy,
-    Layers,
-    Queues,
-    Request,
-    SequenceState,
-)
+from sarathi_lab.engine.request import Batch, Chunk, Copy, Layers, Queues, Request, SequenceState
 from sarathi_lab.engine.speculation import NO_SPECULATION, Speculation, verify
 
 Preemption = Literal["recompute", "swap"]
@@ -66,9 +58,8 @@ class Books:
         self._states: dict[type, Any] = {}  # the policy's own, by its class
         self.running = RunningSequences(by_priority if queue_order == "priority" else by_arrival)
         self.now = self.last_prompt_latency = 0.0
-        self.num_preemptions = self._num_added = self.preempted_before = (
-            0  # the last, as a batch begins
-        )
+        self.num_preemptions = self._num_added = 0
+        self.preempted_before = 0  # as a batch begins
         self.copies: list[Copy] = []  # for the next batch
 
     def state(self, kind: type[State]) -> State:

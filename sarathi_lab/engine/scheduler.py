@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from sarathi_lab.engine.admission import Size, tokens_to_take
 from sarathi_lab.engine.books import Books
 from sarathi_lab.engine.queues import Test, by_priority, candidates, is_idle
@@ -81,14 +83,26 @@ class Scheduler(Books):
                 return
             self.take(batch, sequence, num_tokens if size is None else size(sequence, num_tokens))
 
-    def catch_up(self, batch: Batch, token_budget: int, size: Size | None = None) -> None:
-        """Let idle sequences take what they lack in the order they run in, decodes or not."""
-        for sequence in self.running.idle:
+    def share(
+        self,
+        batch: Batch,
+        sequences: Iterable[SequenceState],
+        token_budget: int,
+        size: Size | None = None,
+    ) -> None:
+        """Let `sequences`, idle or waiting, share `token_budget` tokens in this order; nobody is
+        admitted once one did not fit the cache or had to give way, or while some are swapped out.
+        """
+        is_open = not self.swapped
+        for sequence in sequences:
             left = tokens_to_take(sequence, token_budget, batch)
             if left == 0 or len(batch) >= self.batch_size:
                 return
+            num_tokens = left if size is None else size(sequence, left)
             if is_idle(sequence):
-                self.take(batch, sequence, left if size is None else size(sequence, left))
+                self.take(batch, sequence, num_tokens)
+            elif is_open and not self.has_preempted:
+                is_open = self.enter(batch, sequence, num_tokens)
 
     def take(
         self, batch: Batch, sequence: SequenceState, num_tokens: int, *, evict: bool = True

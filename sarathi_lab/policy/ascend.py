@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from sarathi_lab.config.checked import flag, number, whole
+from sarathi_lab.config.checked import flag, number, refuse_unread, whole
 from sarathi_lab.config.errors import UserError, require_int
 from sarathi_lab.engine.executor import Predictor
 from sarathi_lab.engine.queues import Test
@@ -125,36 +125,21 @@ class Ascend(AscendV09):
     enable_pd_transfer: bool = flag(False)
     decode_max_num_seqs: int = whole(0, minimum=0, fix="use 0 for max_num_seqs")
 
-    def validate(self, batch_size: int, max_model_len: int) -> None:
+    def check(self, batch_size: int, max_model_len: int) -> None:
         check_threshold(self.long_prefill_token_threshold, max_model_len)
-        super().validate(batch_size, max_model_len)
         if self.enable_chunked_prefill:
-            self._check_chunked()
+            of_whole = ("max_num_seqs", "enable_pd_transfer", "decode_max_num_seqs")
+            why = " with enable_chunked_prefill=true; drop one of them"
+            refuse_unread(self, ("max_long_partial_prefills", *of_whole), why)
         else:
             self._check_whole(batch_size)
-
-    def _check_chunked(self) -> None:
-        """Raise UserError for a parameter that chunks leave without effect."""
-        for name in (
-            "max_long_partial_prefills",
-            "max_num_seqs",
-            "enable_pd_transfer",
-            "decode_max_num_seqs",
-        ):
-            if value := getattr(self, name):
-                raise UserError(
-                    f"{name}={value} has no effect with enable_chunked_prefill=true; drop one of "
-                    "them"
-                )
 
     def _check_whole(self, batch_size: int) -> None:
         """Raise UserError for a parameter that others leave without effect."""
         limited, decoding = self.max_num_seqs or batch_size, self.decode_max_num_seqs
-        if self.long_prefill_token_threshold and not self.max_long_partial_prefills:
-            raise UserError(
-                f"long_prefill_token_threshold={self.long_prefill_token_threshold} has no effect "
-                "without max_long_partial_prefills; add it"
-            )
+        if not self.max_long_partial_prefills:
+            why = " without max_long_partial_prefills; add it"
+            refuse_unread(self, ["long_prefill_token_threshold"], why)
         if (most := max(limited, decoding)) > batch_size:
             raise UserError(
                 f"max_num_seqs or decode_max_num_seqs={most} exceeds batch={batch_size}; raise "
@@ -244,8 +229,7 @@ class AscendDynamic(Policy):
     watermark: float = 0.0
     reserve = "chunk"
 
-    def validate(self, batch_size: int, max_model_len: int) -> None:
-        super().validate(batch_size, max_model_len)
+    def check(self, batch_size: int, max_model_len: int) -> None:
         check_threshold(self.long_prefill_token_threshold, max_model_len)
         if self.profile_table is None:
             raise UserError(_NO_TABLE)

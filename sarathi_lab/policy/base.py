@@ -71,6 +71,10 @@ class Policy(ABC):
             raise UserError(f"watermark={self.watermark} is not below 1; {fix}")
         if self.budget_field is not None:
             self.check_budget(batch_size, max_model_len)
+        self.check(batch_size, max_model_len)
+
+    def check(self, batch_size: int, max_model_len: int) -> None:  # noqa: B027 (few need more)
+        """Raise UserError for what else a subclass refuses, where each field is right by itself."""
 
     def check_budget(self, batch_size: int, max_model_len: int) -> None:
         """Raise UserError for a budget that leaves a full batch of decodes no prompt token."""

@@ -41,8 +41,7 @@ class FastDeploy(Policy):
     )
     reserve = "chunk"
 
-    def validate(self, batch_size: int, max_model_len: int) -> None:
-        super().validate(batch_size, max_model_len)
+    def check(self, batch_size: int, max_model_len: int) -> None:
         check_partial_prefills(self.max_num_partial_prefills, self.max_long_partial_prefills)
         check_threshold(self.long_prefill_token_threshold, max_model_len)
 
@@ -55,7 +54,7 @@ class FastDeploy(Policy):
                 left if sequence.is_decoding else min(left, for_prompts - batch.num_prefill_tokens)
             )
 
-        scheduler.catch_up(batch, self.max_num_batched_tokens, size)
+        scheduler.share(batch, scheduler.running.idle, self.max_num_batched_tokens, size)
         if not scheduler.has_preempted:
             self._admit(batch, scheduler)
 

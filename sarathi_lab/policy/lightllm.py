@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import accumulate
 
-from sarathi_lab.config.checked import whole
-from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.checked import require_order, whole
 from sarathi_lab.engine.request import Batch, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.policy.base import Policy, check_budget
@@ -46,13 +45,9 @@ class LightLLM(Policy):
     router_max_wait_tokens: int = whole(6, minimum=1, fix="use a number of turns such as 6")
     reserve = "chunk"
 
-    def validate(self, batch_size: int, max_model_len: int) -> None:
-        super().validate(batch_size, max_model_len)
-        if self._piece > self.batch_max_tokens:
-            raise UserError(
-                f"chunked_prefill_size={self.chunked_prefill_size} exceeds batch_max_tokens="
-                f"{self.batch_max_tokens}, so a long prompt could never start; {_HALF}"
-            )
+    def check(self, batch_size: int, max_model_len: int) -> None:
+        why = f", so a long prompt could never start; {_HALF}"
+        require_order(self, "chunked_prefill_size", "batch_max_tokens", why)
 
     def check_budget(self, batch_size: int, max_model_len: int) -> None:
         check_budget("batch_max_tokens", self.batch_max_tokens, max(2, batch_size))

@@ -34,8 +34,7 @@ class OpenVINO(Policy):
     def reserved_tokens(self, request: Request, num_known: int, max_model_len: int) -> int:
         return 0 if self.dynamic_split_fuse else num_known
 
-    def validate(self, batch_size: int, max_model_len: int) -> None:
-        super().validate(batch_size, max_model_len)
+    def check(self, batch_size: int, max_model_len: int) -> None:
         if not self.dynamic_split_fuse and self.max_num_batched_tokens < max_model_len:
             raise UserError(
                 f"max_num_batched_tokens={self.max_num_batched_tokens} is below max_model_len="

@@ -57,8 +57,7 @@ class SGLang(Policy):
     clip_max_new_tokens: int = whole(4096, minimum=1, fix="use a number of tokens such as 4096")
     reserve = "chunk"
 
-    def validate(self, batch_size: int, max_model_len: int) -> None:
-        super().validate(batch_size, max_model_len)
+    def check(self, batch_size: int, max_model_len: int) -> None:
         if self.chunked_prefill_size % self.page_size:
             raise UserError(
                 f"chunked_prefill_size={self.chunked_prefill_size} is not a multiple of page_size="

@@ -48,8 +48,7 @@ class TGI(Policy):
     max_waiting_tokens: int = whole(20, minimum=0, fix="use a number of decode steps such as 20")
     reserve = "total"
 
-    def validate(self, batch_size: int, max_model_len: int) -> None:
-        super().validate(batch_size, max_model_len)
+    def check(self, batch_size: int, max_model_len: int) -> None:
         if not self.chunking and self.max_batch_prefill_tokens < max_model_len:
             raise UserError(
                 f"max_batch_prefill_tokens={self.max_batch_prefill_tokens} is below max_model_len="

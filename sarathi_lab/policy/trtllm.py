@@ -7,8 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from sarathi_lab.config.checked import flag, whole
-from sarathi_lab.config.errors import UserError, require_one_of
+from sarathi_lab.config.checked import flag, one_of, require_order, whole
 from sarathi_lab.engine.request import Batch, Request, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.policy.base import Policy
@@ -61,9 +60,13 @@ class TensorRTLLM(Policy):
     name = "trtllm"
     budget_field = "max_num_tokens"
     max_num_tokens: int = 256
-    context_chunking_policy: ContextChunking = "FIRST_COME_FIRST_SERVED"
+    context_chunking_policy: ContextChunking = one_of(
+        "FIRST_COME_FIRST_SERVED", valid=get_args(ContextChunking)
+    )
     chunk_unit_size: int = whole(32, minimum=1, fix="use a number of tokens such as 32")
-    capacity_scheduler_policy: CapacityScheduler = "GUARANTEED_NO_EVICT"
+    capacity_scheduler_policy: CapacityScheduler = one_of(
+        "GUARANTEED_NO_EVICT", valid=get_args(CapacityScheduler)
+    )
     enable_batch_size_tuning: bool = flag(False)
     enable_max_num_tokens_tuning: bool = flag(False)
     dynamic_batch_moving_average_window: int = whole(
@@ -74,18 +77,9 @@ class TensorRTLLM(Policy):
         pauses = self.capacity_scheduler_policy == "MAX_UTILIZATION"
         return num_known if pauses else request.total_len
 
-    def validate(self, batch_size: int, max_model_len: int) -> None:
-        super().validate(batch_size, max_model_len)
-        for name, valid in (
-            ("context_chunking_policy", ContextChunking),
-            ("capacity_scheduler_policy", CapacityScheduler),
-        ):
-            require_one_of(name, getattr(self, name), get_args(valid))
-        if self.chunk_unit_size > self.max_num_tokens:
-            raise UserError(
-                f"chunk_unit_size={self.chunk_unit_size} exceeds max_num_tokens="
-                f"{self.max_num_tokens}, so no prompt could be cut; lower it"
-            )
+    def check(self, batch_size: int, max_model_len: int) -> None:
+        why = ", so no prompt could be cut; lower it"
+        require_order(self, "chunk_unit_size", "max_num_tokens", why)
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         batch_size, budget = self._limits(scheduler)
@@ -124,7 +118,7 @@ class TensorRTLLM(Policy):
         """How many of `left` tokens each prompt gets; `pending` is what it lacks."""
         unit = self.chunk_unit_size
         if self.context_chunking_policy == "FORCE_CHUNK":
-            return _one_each([min(unit, wanted) for wanted in pending], left)
+            pending = [min(unit, wanted) for wanted in pending]
         if sum(pending) <= left:
             return pending
         if self.context_chunking_policy == "EQUAL_PROGRESS":
@@ -180,14 +174,6 @@ def tuned_num_tokens(batch_size: int, ratio: float) -> int:
     overlapped = int(batch_size * ratio + batch_size)
     least = next((tokens for above, tokens in _LEAST_TOKENS if ratio > above), _LEAST_TOKENS[-1][1])
     return max(1 << math.ceil(math.log2(overlapped)), least)
-
-
-def _one_each(units: list[int], left: int) -> list[int]:
-    sizes = []
-    for unit in units:
-        sizes.append(unit if unit <= left else 0)
-        left -= sizes[-1]
-    return sizes
 
 
 def _by_turns(pending: list[int], left: int, unit: int) -> list[int]:

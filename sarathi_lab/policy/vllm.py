@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sarathi_lab.config.checked import flag, number, whole
+from sarathi_lab.config.checked import flag, number, refuse_unread, whole
 from sarathi_lab.config.errors import UserError, require_int
 from sarathi_lab.engine.admission import Size
 from sarathi_lab.engine.queues import LOOKAHEAD, Test
@@ -31,8 +31,7 @@ class PrefillFirst(Policy):
     watermark: float = 0.01
     reserve: Reserve = "prompt"
 
-    def validate(self, batch_size: int, max_model_len: int) -> None:
-        super().validate(batch_size, max_model_len)
+    def check(self, batch_size: int, max_model_len: int) -> None:
         check_whole_prompts(self.max_num_batched_tokens, max_model_len)
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
@@ -75,15 +74,12 @@ class VllmV0Chunked(Policy):
     watermark: float = 0.01
     reserve: Reserve = "prompt"
 
-    def validate(self, batch_size: int, max_model_len: int) -> None:
-        super().validate(batch_size, max_model_len)
+    def check(self, batch_size: int, max_model_len: int) -> None:
         check_partial_prefills(self.max_num_partial_prefills, self.max_long_partial_prefills)
         check_threshold(self.long_prefill_token_threshold, max_model_len)
-        if self.max_num_partial_prefills == 1 and self.long_prefill_token_threshold:
-            raise UserError(
-                f"long_prefill_token_threshold={self.long_prefill_token_threshold} has no effect "
-                "on one prompt at a time; add max_num_partial_prefills=2 or more, or use 0"
-            )
+        if self.max_num_partial_prefills == 1:
+            why = " on one prompt at a time; add max_num_partial_prefills=2 or more, or use 0"
+            refuse_unread(self, ["long_prefill_token_threshold"], why)
         if self.max_num_partial_prefills > self.max_num_batched_tokens:
             raise UserError(
                 f"max_num_partial_prefills={self.max_num_partial_prefills} leaves each less than a "
@@ -166,15 +162,14 @@ class VllmV1(Policy):
     watermark: float = 0.0
     reserve = "chunk"
 
-    def validate(self, batch_size: int, max_model_len: int) -> None:
-        super().validate(batch_size, max_model_len)
+    def check(self, batch_size: int, max_model_len: int) -> None:
         check_threshold(self.long_prefill_token_threshold, max_model_len)
         if not self.enable_chunked_prefill:
             check_whole_prompts(self.max_num_batched_tokens, max_model_len)
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         size = self._size(batch, scheduler)
-        scheduler.catch_up(batch, self.max_num_batched_tokens, size)
+        scheduler.share(batch, scheduler.running.idle, self.max_num_batched_tokens, size)
         if not scheduler.has_preempted:
             may_enter = fits_whole(scheduler) if self.scheduler_reserve_full_isl else None
             scheduler.admit(
@@ -215,8 +210,8 @@ class PPas(VllmV1):
     )
     min_active_prefills: int = whole(2, minimum=1, fix="use 2, as the paper does")
 
-    def validate(self, batch_size: int, max_model_len: int) -> None:
-        super().validate(batch_size, max_model_len)
+    def check(self, batch_size: int, max_model_len: int) -> None:
+        super().check(batch_size, max_model_len)
         if self.prefill_cap is not None and self.prefill_cap >= self.max_num_batched_tokens:
             raise UserError(
                 f"prefill_cap={self.prefill_cap} has no effect, as max_num_batched_tokens="

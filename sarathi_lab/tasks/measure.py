@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 from omegaconf import DictConfig, OmegaConf
 
-from sarathi_lab.config.checked import number, one_of, whole
+from sarathi_lab.config.checked import number, one_of, refuse_unread, whole
 from sarathi_lab.config.console import print_place
 from sarathi_lab.config.crew import crew_size
 from sarathi_lab.config.errors import UserError
@@ -139,8 +139,7 @@ class Measure(Task):
         return FIGURES[self.experiment]
 
     def _refuse(self, name: str, why: str) -> None:
-        if (value := getattr(self, name)) != getattr(type(self), name):
-            raise UserError(f"task.{name}={value} has no effect: it {why}; drop it")
+        refuse_unread(self, [name], f": it {why}; drop it", "task.")
 
     def _check_stages(self, cfg: DictConfig, backend: TorchBackend) -> None:
         self._refuse("seconds", "measures sets of requests (task.sizes), however long they take")
@@ -271,12 +270,9 @@ class Measure(Task):
     def _check_papers(self, cfg: DictConfig, backend: SimulatedBackend) -> None:
         why = "is for measuring: the paper's figures are recomputed at its own sizes"
         self._refuse("setup", why)
-        for name in ("dtype", "cost_model", "tensor_parallel", "pipeline_parallel"):
-            if (value := getattr(backend, name)) != getattr(SimulatedBackend, name):
-                raise UserError(
-                    f"executor.{name}={value} has no effect: {self.experiment} is recomputed as "
-                    "the paper has it, at both levels of the cost model; drop it"
-                )
+        names = ("dtype", "cost_model", "tensor_parallel", "pipeline_parallel")
+        why = f": {self.experiment} is recomputed as the paper has it, at both levels of the cost "
+        refuse_unread(backend, names, f"{why}model; drop it", "executor.")
         if not _is_papers_model(cfg):
             raise UserError(
                 f"model={cfg.model.name} has no effect: {self.experiment} is of the paper's "

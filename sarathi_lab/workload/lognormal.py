@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import ClassVar
 
 import numpy as np
 
@@ -24,6 +25,7 @@ class Lognormal(MadeUp):
     """
 
     name = "lognormal"
+    kinds: ClassVar[Sequence[str]] = ("prompt", "output")  # with a median and a P90
     prompt_p50: float = number(above=0, fix="use tokens")
     prompt_p90: float = number(above=0, fix="use tokens")
     output_p50: float = number(above=0, fix="use tokens")
@@ -32,7 +34,7 @@ class Lognormal(MadeUp):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for kind in ("prompt", "output"):
+        for kind in self.kinds:
             p50, p90 = getattr(self, f"{kind}_p50"), getattr(self, f"{kind}_p90")
             if p90 <= p50:
                 raise UserError(

@@ -10,8 +10,8 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sarathi_lab.config.checked import number, whole
-from sarathi_lab.config.errors import UserError, require_one_of
+from sarathi_lab.config.checked import number, refuse_unread, require_order, whole
+from sarathi_lab.config.errors import require_one_of
 from sarathi_lab.workload.arriving import MOST_REQUESTS, READS, Arriving
 from sarathi_lab.workload.base import Encode, LoadedRequests, random_prompt
 
@@ -51,11 +51,9 @@ class MadeUp(Arriving, ABC):
         if self.arrivals is None:
             require_one_of("workload.arrivals", self.arrivals, READS)
         super().__post_init__()
-        if self.num_prefixes is not None and not self.shared_prefix_len:
-            raise UserError(
-                f"workload.num_prefixes={self.num_prefixes} has no effect without a prefix; add "
-                "workload.shared_prefix_len=512"
-            )
+        if not self.shared_prefix_len:
+            why = " without a prefix; add workload.shared_prefix_len=512"
+            refuse_unread(self, ["num_prefixes"], why, "workload.")
 
     @abstractmethod
     def lengths(self) -> Iterable[tuple[int, int]]:
@@ -121,11 +119,7 @@ class _Varied(_Synthetic):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.min_len > self.max_len:
-            raise UserError(
-                f"workload.min_len={self.min_len} exceeds workload.max_len={self.max_len}; "
-                "exchange them"
-            )
+        require_order(self, "min_len", "max_len", "; exchange them", "workload.")
 
     def _generator(self) -> np.random.Generator:
         return np.random.default_rng([self.seed, 2])
