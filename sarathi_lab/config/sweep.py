@@ -2,8 +2,6 @@
 went.
 """
 
-from __future__ import annotations
-
 import platform
 import signal
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Says of every job of a sweep how it ended, in whatever process it ran."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """What the scheduler asks of a policy, which requests fit at all, and how much of one goes next."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar

@@ -2,8 +2,6 @@
 sessions of turns that do.
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections import deque

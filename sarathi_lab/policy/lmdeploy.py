@@ -1,7 +1,5 @@
 """LMDeploy's two engines."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import accumulate
 

@@ -1,7 +1,5 @@
 """Niyama (arXiv 2503.22562), later QoServe."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

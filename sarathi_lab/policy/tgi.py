@@ -1,7 +1,5 @@
 """Text Generation Inference's router (TGI v3)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -2,8 +2,6 @@
 draws a finished sweep again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

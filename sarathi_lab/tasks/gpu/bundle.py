@@ -2,8 +2,6 @@
 and Triton, and no internet.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re
