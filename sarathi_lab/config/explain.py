@@ -82,10 +82,8 @@ def _missing_plugin(kind: str, name: str) -> str:
     if name not in LAUNCHERS:
         return f"hydra/launcher={name} is unknown; use one of basic, {', '.join(LAUNCHERS)}"
     package = LAUNCHERS[name]
-    return (
-        f"hydra/launcher={name} needs the package {package}, which is missing; pip install "
-        f"{package}"
-    )
+    fix = f"pip install {package}"
+    return f"hydra/launcher={name} needs the package {package}, which is missing; {fix}"
 
 
 def options(group: str, settings: Sequence[str], loader: ConfigLoader) -> list[str]:

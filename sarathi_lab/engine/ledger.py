@@ -92,9 +92,8 @@ class Ledger:
         """Start and end by iteration and stage; a device that is no pipeline is one stage, 0."""
         spans = np.array(self._spans).reshape(-1, 2)
         iteration, stage = np.divmod(np.arange(len(spans)), self._num_stages)
-        return pd.DataFrame(
-            {"iteration": iteration, "stage": stage, "start": spans[:, 0], "end": spans[:, 1]}
-        )
+        table = pd.DataFrame(spans, columns=["start", "end"])
+        return table.assign(iteration=iteration, stage=stage)[["iteration", "stage", *table]]
 
     def bubbles(self) -> pd.DataFrame:
         """One row per idle gap of a pipeline's stage between iteration - 1 and `iteration`."""

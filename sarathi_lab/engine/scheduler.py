@@ -118,17 +118,16 @@ class Scheduler(Books):
         self, batch: Batch, token_budget: int | None = None, size: Size | None = None
     ) -> None:
         """Bring swapped sequences back while they fit, first out first in; each runs on at once."""
-        while (
-            self.swapped and len(self.running) < self.max_num_seqs and len(batch) < self.batch_size
-        ):
+        while self.swapped:
+            if len(self.running) >= self.max_num_seqs or len(batch) >= self.batch_size:
+                return
             sequence = self.swapped[0]
             num_tokens = tokens_to_take(sequence, token_budget, batch, size)
             needed = self._set_aside(sequence, num_tokens)
             watermark = self.policy.watermark if self.running else 0.0
-            if (
-                num_tokens <= 0
-                or (copies := self.blocks.swap_in(sequence, needed, watermark)) is None
-            ):
+            if num_tokens <= 0:
+                return
+            if (copies := self.blocks.swap_in(sequence, needed, watermark)) is None:
                 return
             self.copies += copies
             self.swapped.popleft()
@@ -222,6 +221,5 @@ class Scheduler(Books):
         return max(sequence.num_computed + num_tokens, reserved)
 
     def _is_full(self, batch: Batch, max_prefills: int | None) -> bool:
-        return len(batch) >= self.batch_size or (
-            max_prefills is not None and batch.num_prefills >= max_prefills
-        )
+        has_prefills = max_prefills is not None and batch.num_prefills >= max_prefills
+        return has_prefills or len(batch) >= self.batch_size

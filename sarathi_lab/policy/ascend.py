@@ -56,10 +56,8 @@ class AscendV09(Policy):
             check_whole_prompts(self.max_num_batched_tokens, max_model_len)
             return
         fix = f"use a multiple of {BUDGET_MULTIPLE}"
-        budget = require_int(
-            "max_num_batched_tokens", self.max_num_batched_tokens, BUDGET_MULTIPLE, fix
-        )
-        if budget % BUDGET_MULTIPLE:
+        budget = self.max_num_batched_tokens
+        if require_int("max_num_batched_tokens", budget, BUDGET_MULTIPLE, fix) % BUDGET_MULTIPLE:
             raise UserError(
                 f"max_num_batched_tokens={budget} is none that the NPU's kernels take; {fix}"
             )
@@ -67,10 +65,9 @@ class AscendV09(Policy):
 
     @cached_property
     def _chunked(self) -> VllmV1:
-        assert self.max_num_batched_tokens is not None
-        return VllmV1(
-            self.max_num_batched_tokens, scheduler_reserve_full_isl=False, watermark=self.watermark
-        )
+        budget = self.max_num_batched_tokens
+        assert budget is not None
+        return VllmV1(budget, scheduler_reserve_full_isl=False, watermark=self.watermark)
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         if self.enable_chunked_prefill:
@@ -91,9 +88,7 @@ class AscendV09(Policy):
     def _is_barred(self, batch: Batch, scheduler: Scheduler) -> Test:
         budget = budget_for_whole(self.max_num_batched_tokens, scheduler.max_model_len)
         fits = fits_whole(scheduler)
-        return lambda sequence: (
-            batch.num_tokens + sequence.num_pending > budget or not fits(sequence)
-        )
+        return lambda one: batch.num_tokens + one.num_pending > budget or not fits(one)
 
 
 @dataclass
@@ -153,9 +148,8 @@ class Ascend(AscendV09):
 
     @cached_property
     def _chunked(self) -> VllmV1:
-        return replace(
-            super()._chunked, long_prefill_token_threshold=self.long_prefill_token_threshold
-        )
+        threshold = self.long_prefill_token_threshold
+        return replace(super()._chunked, long_prefill_token_threshold=threshold)
 
     def _admit(self, batch: Batch, scheduler: Scheduler) -> None:
         is_filling, most = self._is_filling(scheduler), self._most_running(scheduler)
@@ -243,9 +237,8 @@ class AscendDynamic(Policy):
         iteration_time = predictor()
         if iteration_time is None:
             raise UserError(_NO_TABLE)
-        return replace(
-            self, profile_table=make_profile_table(iteration_time, batch_size, max_model_len)
-        )
+        table = make_profile_table(iteration_time, batch_size, max_model_len)
+        return replace(self, profile_table=table)
 
     @property
     def _table(self) -> ProfileTable:

@@ -82,11 +82,8 @@ class Policy(ABC):
 
     def reserved_tokens(self, request: Request, num_known: int, max_model_len: int) -> int:
         """Tokens of cache that the admission of `num_known` known tokens sets aside."""
-        if self.reserve == "prompt":
-            return num_known
-        return {"max_model_len": max_model_len, "total": request.total_len, "chunk": 0}[
-            self.reserve
-        ]
+        reserved = {"max_model_len": max_model_len, "total": request.total_len, "chunk": 0}
+        return reserved.get(self.reserve, num_known)
 
     def on_device(
         self, predictor: Callable[[], Predictor | None], batch_size: int, max_model_len: int

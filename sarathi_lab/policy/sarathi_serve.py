@@ -57,10 +57,8 @@ class SarathiServeDynamic(Policy):
         """Tokens of an iteration up to a prompt of each stage, the first stage's first."""
         low, stages = self.low_chunk_size, self.chunk_schedule_stages
         step = (self.high_chunk_size - low) / max(1, stages - 1)
-        sizes = [
-            round(int(low + step * i) / CHUNK_MULTIPLE) * CHUNK_MULTIPLE for i in range(stages)
-        ]
-        return sizes[::-1]
+        sizes = [int(low + step * i) for i in reversed(range(stages))]
+        return [round(size / CHUNK_MULTIPLE) * CHUNK_MULTIPLE for size in sizes]
 
     def check(self, batch_size: int, max_model_len: int) -> None:
         check_budget("low_chunk_size", self.low_chunk_size, batch_size)

@@ -67,9 +67,8 @@ class TGI(Policy):
         if self.chunking:
             scheduler.add_decodes(batch)
             scheduler.continue_prefills(batch, self.max_batch_prefill_tokens)
-            scheduler.admit(
-                batch, self.max_batch_prefill_tokens, may_enter=self._within_total(scheduler)
-            )
+            fits_total = self._within_total(scheduler)
+            scheduler.admit(batch, self.max_batch_prefill_tokens, may_enter=fits_total)
             return
         state, pauses = scheduler.state(_Pauses), bool(scheduler.running)
         if not pauses or not state.decodes_next:

@@ -81,17 +81,14 @@ class TensorRTLLM(Policy):
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         batch_size, budget = self._limits(scheduler)
-        may_begin = (
-            self.capacity_scheduler_policy != "STATIC_BATCH" or not scheduler.has_idle_running
-        )
+        is_static = self.capacity_scheduler_policy == "STATIC_BATCH"
+        may_begin = not (is_static and scheduler.has_idle_running)
         scheduler.add_decodes(batch, min(batch_size, budget))
         scheduler.swap_in(batch, budget)
         prompts = scheduler.idle_prefills[: max(0, batch_size - len(batch))]
         if may_begin and not scheduler.swapped:
             prompts += self._with_room(scheduler, batch_size - len(batch) - len(prompts))
-        sizes = self._sizes(
-            [sequence.num_pending for sequence in prompts], budget - batch.num_tokens
-        )
+        sizes = self._sizes([one.num_pending for one in prompts], budget - batch.num_tokens)
         for sequence, num_tokens in zip(prompts, sizes, strict=True):
             if sequence.is_running:
                 scheduler.take(batch, sequence, num_tokens)
@@ -135,23 +132,17 @@ class TensorRTLLM(Policy):
             return batch_size, budget
         window = self.dynamic_batch_moving_average_window
         lengths = scheduler.state(_Seen).lengths
-        active = scheduler.running + scheduler.upcoming(
-            scheduler.max_num_seqs - len(scheduler.running)
-        )
-        lengths.extend(
-            (sequence.request.prompt_len, sequence.request.output_len) for sequence in active
-        )
+        entering = scheduler.upcoming(scheduler.max_num_seqs - len(scheduler.running))
+        active = [one.request for one in scheduler.running + entering]
+        lengths.extend((request.prompt_len, request.output_len) for request in active)
         while len(lengths) > window:
             lengths.popleft()
         if not lengths:
             return batch_size, budget
-        input_len, output_len = (
-            sum(column) / len(lengths) for column in zip(*lengths, strict=True)
-        )
+        input_len, output_len = (sum(own) / len(lengths) for own in zip(*lengths, strict=True))
         if self.enable_batch_size_tuning:
-            held = scheduler.blocks.num_blocks // scheduler.blocks.blocks_for(
-                int(input_len) + int(output_len)
-            )
+            needed = scheduler.blocks.blocks_for(int(input_len) + int(output_len))
+            held = scheduler.blocks.num_blocks // needed
             batch_size = min(batch_size, tuned_batch_size(held))
         if self.enable_max_num_tokens_tuning:
             budget = min(budget, tuned_num_tokens(batch_size, input_len / output_len))

@@ -169,10 +169,9 @@ class VllmV1(Policy):
         size = self._size(batch, scheduler)
         scheduler.share(batch, scheduler.running.idle, self.max_num_batched_tokens, size)
         if not scheduler.has_preempted:
+            size, budget = self._whole(size), self.max_num_batched_tokens
             may_enter = fits_whole(scheduler) if self.scheduler_reserve_full_isl else None
-            scheduler.admit(
-                batch, self.max_num_batched_tokens, size=self._whole(size), may_enter=may_enter
-            )
+            scheduler.admit(batch, budget, size=size, may_enter=may_enter)
 
     def _size(self, batch: Batch, scheduler: Scheduler) -> Size:
         """How many tokens a sequence takes of those that are left."""
@@ -182,9 +181,7 @@ class VllmV1(Policy):
         """`size`, where prompts are not cut to fit: 0 for one that would be."""
         if self.enable_chunked_prefill:
             return size
-        return lambda sequence, left: (
-            size(sequence, left) if size(sequence, sequence.num_pending) <= left else 0
-        )
+        return lambda one, left: size(one, left) if size(one, one.num_pending) <= left else 0
 
 
 @dataclass(frozen=True)

@@ -182,9 +182,8 @@ class Measure(Task):
             )
             for spec in specs
         ]
-        found = Measured(
-            *(pd.concat(tables, ignore_index=True) for tables in zip(*each, strict=True))
-        )
+        whole = [pd.concat(own, ignore_index=True) for own in zip(*each, strict=True)]
+        found = Measured(*whole)
         device = device_folder(resolve_device(backend.device).type, backend.device_name)
         usual = next((platform.model for platform in own.papers), backend.default_model)
         if device != "cpu" and specs[0].name != usual:  # on a GPU it has a folder of its own

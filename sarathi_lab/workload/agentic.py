@@ -48,12 +48,9 @@ class Agentic(Lognormal):
 
     def generate(self, vocab_size: int | None, encode: Encode | None = None) -> LoadedRequests:
         sessions = self._lengths()
-        starts = self.times(len(sessions)).tolist()
-        flat = [
-            (start, *turn) for start, turns in zip(starts, sessions, strict=True) for turn in turns
-        ]
-        times = np.array([start for start, *_ in flat])
-        shapes = ((prompt_len, output_len, None, ()) for _, prompt_len, _, output_len in flat)
+        flat = [turn for turns in sessions for turn in turns]
+        times = np.repeat(self.times(len(sessions)), [len(turns) for turns in sessions])
+        shapes = ((prompt_len, output_len, None, ()) for prompt_len, _, output_len in flat)
         load = self.loaded(self.name, times, shapes)
         requests = iter(load.requests)
         turns = [

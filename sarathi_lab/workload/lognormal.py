@@ -49,9 +49,8 @@ class Lognormal(MadeUp):
         generator = np.random.default_rng([self.seed, 3])
         fits = [self._fit("prompt", "output"), self._fit("output", "prompt")]
         while True:
-            prompt_len, output_len = (
-                max(1, round(float(generator.lognormal(*fit)))) for fit in fits
-            )
+            drawn = (float(generator.lognormal(*fit)) for fit in fits)
+            prompt_len, output_len = (max(1, round(length)) for length in drawn)
             if prompt_len + output_len <= self.max_len:
                 yield prompt_len, output_len
 

@@ -21,10 +21,9 @@ _TOKENS = "use at least one prompt and one output token"
 
 def split_length(total_len: int, pd_ratio: float) -> tuple[int, int]:
     """P and D, each at least 1, of P + D = total_len and P : D nearest to `pd_ratio`."""
-    prompt_len = (
-        total_len - 1 if pd_ratio >= 2 * total_len else round(total_len * pd_ratio / (pd_ratio + 1))
-    )
-    prompt_len = min(max(prompt_len, 1), total_len - 1)
+    prompt_len = total_len - 1
+    if pd_ratio < 2 * total_len:
+        prompt_len = min(prompt_len, max(1, round(total_len * pd_ratio / (pd_ratio + 1))))
     return prompt_len, total_len - prompt_len
 
 
@@ -59,10 +58,8 @@ class MadeUp(Arriving, ABC):
 
     def generate(self, vocab_size: int | None, encode: Encode | None = None) -> LoadedRequests:
         """`num_requests` requests, whose lengths no setting of arrivals changes."""
-        shapes = (
-            (*lengths, self._prompt(i, lengths[0], vocab_size), ())
-            for i, lengths in enumerate(self.lengths())
-        )
+        lengths = enumerate(self.lengths())
+        shapes = ((*own, self._prompt(i, own[0], vocab_size), ()) for i, own in lengths)
         return self.loaded(self.name, self.times(self.num_requests), shapes)
 
     def _prompt(

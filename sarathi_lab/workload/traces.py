@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 
 from sarathi_lab.config.checked import number, refuse_unread, whole
 from sarathi_lab.config.errors import UserError
+from sarathi_lab.engine.prefix_cache import PREFIX_ID_TOKENS
 from sarathi_lab.workload.arriving import ArrivalKind, Arriving
 from sarathi_lab.workload.base import Encode, LoadedRequests, random_prompt
 from sarathi_lab.workload.files import named_file
-from sarathi_lab.workload.trace_formats import PREFIX_BLOCK, TraceTable, read_trace
+from sarathi_lab.workload.trace_formats import TraceTable, read_trace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,8 +119,8 @@ class Trace(Arriving):
         prompt = random_prompt(request_id, prompt_len, vocab_size, self.seed)
         if prompt is None or vocab_size is None:
             return None
-        for start, block_id in zip(range(0, prompt_len, PREFIX_BLOCK), ids, strict=False):
+        for start, block_id in zip(range(0, prompt_len, PREFIX_ID_TOKENS), ids, strict=False):
             dice = np.random.default_rng([self.seed, 5, block_id])
-            block = dice.integers(0, vocab_size, PREFIX_BLOCK, dtype=np.int32)
-            prompt[start : start + PREFIX_BLOCK] = block[: prompt_len - start]
+            block = dice.integers(0, vocab_size, PREFIX_ID_TOKENS, dtype=np.int32)
+            prompt[start : start + PREFIX_ID_TOKENS] = block[: prompt_len - start]
         return prompt
