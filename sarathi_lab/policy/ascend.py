@@ -53,7 +53,7 @@ class AscendV09(Policy):
 
     def check_budget(self, batch_size: int, max_model_len: int) -> None:
         if not self.enable_chunked_prefill:
-            check_whole_prompts(self.max_num_batched_tokens, max_model_len)
+            check_whole_prompts(self, self.max_num_batched_tokens, max_model_len)
             return
         fix = f"use a multiple of {BUDGET_MULTIPLE}"
         budget = self.max_num_batched_tokens

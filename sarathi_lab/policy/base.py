@@ -80,6 +80,13 @@ class Policy(ABC):
         """Raise UserError for a budget that leaves a full batch of decodes no prompt token."""
         check_budget(str(self.budget_field), cast(int, self.budget), batch_size)
 
+    def check_longest(self, name: str, max_model_len: int, why: str) -> None:
+        """Raise UserError, for the reason `why`, if the field `name` (None: no limit) leaves no
+        room for the longest request.
+        """
+        if (most := getattr(self, name)) is not None and most < max_model_len:
+            raise UserError(f"{name}={most} is below max_model_len={max_model_len}: {why}")
+
     def reserved_tokens(self, request: Request, num_known: int, max_model_len: int) -> int:
         """Tokens of cache that the admission of `num_known` known tokens sets aside."""
         reserved = {"max_model_len": max_model_len, "total": request.total_len, "chunk": 0}

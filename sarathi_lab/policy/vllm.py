@@ -30,7 +30,7 @@ class PrefillFirst(Policy):
     reserve: Reserve = "prompt"
 
     def check(self, batch_size: int, max_model_len: int) -> None:
-        check_whole_prompts(self.max_num_batched_tokens, max_model_len)
+        check_whole_prompts(self, self.max_num_batched_tokens, max_model_len)
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         if not scheduler.swapped and self._may_admit(scheduler):
@@ -163,7 +163,7 @@ class VllmV1(Policy):
     def check(self, batch_size: int, max_model_len: int) -> None:
         check_threshold(self.long_prefill_token_threshold, max_model_len)
         if not self.enable_chunked_prefill:
-            check_whole_prompts(self.max_num_batched_tokens, max_model_len)
+            check_whole_prompts(self, self.max_num_batched_tokens, max_model_len)
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         size = self._size(batch, scheduler)
@@ -251,17 +251,12 @@ def budget_for_whole(max_num_batched_tokens: int | None, max_model_len: int) -> 
     return max_num_batched_tokens or max(max_model_len, 2048)
 
 
-def check_whole_prompts(max_num_batched_tokens: int | None, max_model_len: int) -> None:
-    """Raise UserError for a budget that the longest prompt does not fit uncut."""
-    if max_num_batched_tokens is None:
-        return
-    fix = "use null for max(max_model_len, 2048)"
-    if require_int("max_num_batched_tokens", max_num_batched_tokens, 1, fix) < max_model_len:
-        raise UserError(
-            f"max_num_batched_tokens={max_num_batched_tokens} is below max_model_len="
-            f"{max_model_len}: a prompt that is never cut may not fit; raise it, or use a policy "
-            "that chunks"
-        )
+def check_whole_prompts(policy: Policy, budget: int | None, max_model_len: int) -> None:
+    """Raise UserError for `max_num_batched_tokens` that the longest prompt does not fit uncut."""
+    if budget is not None:
+        require_int("max_num_batched_tokens", budget, 1, "use null for max(max_model_len, 2048)")
+    why = "a prompt that is never cut may not fit; raise it, or use a policy that chunks"
+    policy.check_longest("max_num_batched_tokens", max_model_len, why)
 
 
 def check_partial_prefills(most: object, most_long: object) -> None:
