@@ -2,8 +2,6 @@
 once, in as many rounds as it repeats.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Collection, Sequence
 from itertools import islice, product

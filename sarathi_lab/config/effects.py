@@ -1,7 +1,5 @@
 """Refuses settings that Hydra accepts but that would have no effect."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Sequence
 from functools import cache

@@ -2,8 +2,6 @@
 2; and the checks that raise it.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import sys
@@ -58,6 +56,12 @@ def require_number(
     if value and not LEAST <= abs(value) <= MOST:
         raise UserError(f"{name}={value} is not from {LEAST:g} to {MOST:.3g}; {fix}")
     return float(value)
+
+
+def require_share(name: str, value: object, fix: str) -> None:
+    """Raise `UserError` unless `value` is a number from 0 to 1."""
+    if require_number(name, value, minimum=0, fix=fix) > 1:
+        raise UserError(f"{name}={value} is above 1; {fix}")
 
 
 def require_text(name: str, value: object, fix: str) -> None:

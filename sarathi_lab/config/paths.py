@@ -1,7 +1,5 @@
 """Where what the code reads is kept, and how JSON is read and files are written."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import json

@@ -2,8 +2,6 @@
 every job.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 import shutil

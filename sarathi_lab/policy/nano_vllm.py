@@ -1,7 +1,5 @@
 """nano-vLLM, vLLM's rule in a thousand lines."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from sarathi_lab.engine.request import Batch, SequenceState

@@ -1,7 +1,5 @@
 """Times of an iteration by tokens, decodes and context, as Ascend's dynamic batch reads them."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -67,9 +65,8 @@ def make_profile_table(
     of two.
     """
     largest = max(2048, 2 * max_model_len)
-    chunk_sizes = sorted(
-        size for k in range(largest.bit_length()) for size in (16 << k, 24 << k) if size <= largest
-    )
+    sizes = [size << k for k in range(largest.bit_length()) for size in (16, 24)]
+    chunk_sizes = sorted(size for size in sizes if size <= largest)
     shapes = [
         (chunk_size, d_num, ctx_len)
         for ctx_len in _doublings(SMALLEST_CONTEXT, max_model_len)

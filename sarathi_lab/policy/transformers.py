@@ -1,7 +1,5 @@
 """The two schedulers of Hugging Face transformers' continuous batching."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from dataclasses import dataclass, field
 
@@ -107,11 +105,8 @@ class TransformersPrefillFirst(_Transformers):
 def _may_admit(scheduler: Scheduler) -> bool:
     """Whether nobody was taken out since some request finished."""
     state = scheduler.state(_Kept)
-    if (
-        state.sequences
-        and scheduler.running
-        and not any(sequence.is_finished for sequence in state.sequences)
-    ):
+    has_finished = any(sequence.is_finished for sequence in state.sequences)
+    if state.sequences and scheduler.running and not has_finished:
         return False
     state.sequences = []
     return True

@@ -2,8 +2,6 @@
 which says what each of them takes.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The task `calibrate`: measures this machine, so that `executor=simulated` can stand in for it."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -220,9 +218,8 @@ def _errors(
         {"": name, "rows": int((measured.table.operation == name).sum()), heading: error}
         for name, error in held_out.items()
     ]
-    uncertainty = ", ".join(
-        f"{kind} {error:.0%}" for kind, error in hardware.held_out_errors.items()
-    )
+    errors = hardware.held_out_errors.items()
+    uncertainty = ", ".join(f"{kind} {error:.0%}" for kind, error in errors)
     return [
         *lines,
         Shown(rows, left=[""], formats={heading: ".1%"}),

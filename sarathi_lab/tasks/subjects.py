@@ -1,7 +1,5 @@
 """What is measured: a real device, the model, and the folder of its weights if it has one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from omegaconf import DictConfig

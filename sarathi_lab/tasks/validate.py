@@ -1,7 +1,5 @@
 """The task `validate`: a pinned run of a real server, replayed and held against its times."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -54,9 +52,8 @@ class Replay:
     def serve(self, ledger: Ledger) -> None:
         """Serve the run's requests, and record them in `ledger`."""
         run, spec = self.run, self.spec
-        executor = self.backend.build(
-            spec, None, Sizes(self.num_blocks, run.block_size, run.max_num_seqs)
-        )
+        sizes = Sizes(self.num_blocks, run.block_size, run.max_num_seqs)
+        executor = self.backend.build(spec, None, sizes)
         serve(
             self.requests,
             self.policy,
@@ -159,9 +156,7 @@ def _configured(cfg: DictConfig, run: RealRun) -> DictConfig:
     """`cfg` with what the run says wherever it has `AUTO`."""
     settings: dict[str, object] = {}
     if cfg.hardware.name == AUTO:
-        named = {
-            key: value for key, value in cfg.hardware.items() if key not in ("name", "_target_")
-        }
+        named = {key: cfg.hardware[key] for key in cfg.hardware if key not in ("name", "_target_")}
         settings["hardware"] = _matching("hardware", run.hardware, run.source, named)
         if cfg.hardware.tables is not None:
             settings["executor"] = OmegaConf.merge(cfg.executor, {"cost_model": "profiled"})

@@ -2,8 +2,6 @@
 What only the server knows (when it first scheduled a request, its preemptions) is NaN.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 
@@ -71,9 +69,7 @@ def intervals_table(answers: Sequence[Answer]) -> pd.DataFrame:
         return np.searchsorted(np.sort(times), edges[1:], side="right")
 
     arrived = count_until([answer.request.arrival_time for answer in answers])
-    answered = count_until(
-        [min([*answer.piece_times[:1], answer.finish_time]) for answer in answers]
-    )
+    answered = count_until([min([*one.piece_times[:1], one.finish_time]) for one in answers])
     ended = count_until([answer.finish_time for answer in answers])
     return pd.DataFrame(
         {

@@ -1,7 +1,5 @@
 """Parts of the campaign that other tasks and experiments measure, at the campaign's sizes."""
 
-from __future__ import annotations
-
 import time
 from abc import abstractmethod
 from collections.abc import Sequence

@@ -2,8 +2,6 @@
 to a file once it has ended, so that these are left when the tests are cut short.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from typing import Any
