@@ -2,6 +2,8 @@
 once, in as many rounds as it repeats.
 """
 
+from __future__ import annotations
+
 import copy
 from collections.abc import Collection, Sequence
 from itertools import islice, product

@@ -1,5 +1,7 @@
 """Objects from configuration nodes, and from the files of `conf/` by their names."""
 
+from __future__ import annotations
+
 import inspect
 import re
 from importlib import import_module
