@@ -1,5 +1,7 @@
 """Policies that are given as objects, as options of the group `policy` like those of `conf/`."""
 
+from __future__ import annotations
+
 import re
 import sys
 from dataclasses import MISSING, Field, fields, is_dataclass

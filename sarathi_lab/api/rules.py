@@ -2,6 +2,8 @@
 an executor and a recorder that check a run against it.
 """
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace

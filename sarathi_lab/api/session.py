@@ -1,5 +1,7 @@
 """`lab.serve` and `lab.sweep`: what the command line does, with Python's values for settings."""
 
+from __future__ import annotations
+
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,5 +1,7 @@
 """Calls a function in a process of its own, so that one that hangs or crashes ends nothing else."""
 
+from __future__ import annotations
+
 import contextlib
 import multiprocessing
 import os

@@ -1,5 +1,7 @@
 """Everything that a sweep has left so far in one file, for a machine that may vanish."""
 
+from __future__ import annotations
+
 import os
 import tarfile
 from collections.abc import Iterator, Sequence

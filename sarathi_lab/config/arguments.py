@@ -1,5 +1,7 @@
 """The arguments of a command line: flags, named as Hydra names them, and settings."""
 
+from __future__ import annotations
+
 import argparse
 import re
 from collections.abc import Sequence

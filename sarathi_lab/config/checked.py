@@ -2,6 +2,8 @@
 instead.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable
 from dataclasses import MISSING, field, fields, is_dataclass
 from functools import partial

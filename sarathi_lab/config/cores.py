@@ -1,5 +1,7 @@
 """Processes of a sweep that take cores of their own, none of them another's."""
 
+from __future__ import annotations
+
 import os
 import stat
 import tempfile

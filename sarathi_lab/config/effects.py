@@ -1,5 +1,7 @@
 """Refuses settings that Hydra accepts but that would have no effect."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Collection, Sequence
 from functools import cache

@@ -2,6 +2,8 @@
 2; and the checks that raise it.
 """
 
+from __future__ import annotations
+
 import os
 import re
 import sys

@@ -1,5 +1,7 @@
 """What Hydra says of a mistake in several lines, in one: the value, the reason and the fix."""
 
+from __future__ import annotations
+
 import difflib
 import re
 from collections.abc import Iterator, Sequence

@@ -2,6 +2,8 @@
 ends of Slurm's jobs are read from squeue, as sacct answers only where accounting is kept.
 """
 
+from __future__ import annotations
+
 import subprocess
 import time
 from types import SimpleNamespace

@@ -1,5 +1,7 @@
 """Where what the code reads is kept, and how JSON is read and files are written."""
 
+from __future__ import annotations
+
 import errno
 import fcntl
 import json

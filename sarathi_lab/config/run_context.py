@@ -1,5 +1,7 @@
 """What a task is told of the run that it is."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

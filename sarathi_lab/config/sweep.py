@@ -2,6 +2,8 @@
 went.
 """
 
+from __future__ import annotations
+
 import json
 import platform
 import signal

@@ -2,6 +2,8 @@
 every job.
 """
 
+from __future__ import annotations
+
 import json
 import shlex
 import shutil

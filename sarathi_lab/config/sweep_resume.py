@@ -2,6 +2,8 @@
 another.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 import re

@@ -1,5 +1,7 @@
 """What the scheduler asks of a policy, and how much of a sequence goes next."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar

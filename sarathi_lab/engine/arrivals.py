@@ -2,6 +2,8 @@
 sessions of turns that do.
 """
 
+from __future__ import annotations
+
 import heapq
 import math
 from collections import deque

@@ -1,5 +1,7 @@
 """Paged accounting of the KV cache: which sequence holds which fixed-size block."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 from sarathi_lab.engine.prefix_cache import PrefixCache, num_found

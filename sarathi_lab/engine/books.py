@@ -1,5 +1,7 @@
 """What an engine knows of its requests: its queues, its cache, and what batches change of them."""
 
+from __future__ import annotations
+
 from collections import deque
 from itertools import islice
 from typing import Any, Literal, TypeVar

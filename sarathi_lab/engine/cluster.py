@@ -5,6 +5,8 @@ The loop drives a cluster as it drives an engine: `Instances` is its executor, `
 scheduler.
 """
 
+from __future__ import annotations
+
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence

@@ -1,5 +1,7 @@
 """Throw-away sequences and batches made to order: what probes run and the paper's tables time."""
 
+from __future__ import annotations
+
 import numpy as np
 from numpy.typing import NDArray
 

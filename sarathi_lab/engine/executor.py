@@ -1,5 +1,7 @@
 """The interface between the engine loop and what owns time, such as a device or a cost model."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

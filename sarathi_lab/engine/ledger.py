@@ -1,5 +1,7 @@
 """The record of a run: one row per iteration, one per request. Counts only; costs come later."""
 
+from __future__ import annotations
+
 from array import array
 from collections.abc import Callable
 from operator import attrgetter

@@ -1,5 +1,7 @@
 """The only loop, for every executor: hand over arrivals, submit batches, collect results."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterable
 from typing import Protocol

@@ -1,5 +1,7 @@
 """Prefix caching: full blocks of the KV cache are found by their tokens, and shared."""
 
+from __future__ import annotations
+
 from array import array
 from bisect import bisect_left
 from collections import OrderedDict

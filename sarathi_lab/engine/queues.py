@@ -2,6 +2,8 @@
 cache is short.
 """
 
+from __future__ import annotations
+
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator

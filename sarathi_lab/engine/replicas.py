@@ -1,5 +1,7 @@
 """Several schedulers as the one that the loop drives, and data-parallel replicas in lockstep."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,5 +1,7 @@
 """Which instance of a cluster takes a request: a router chooses one of several schedulers."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count

@@ -1,5 +1,7 @@
 """Admission and preemption: the moves that every policy is made of."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 
 from sarathi_lab.engine.admission import Size, tokens_to_take

@@ -2,6 +2,8 @@
 move between them by their slack.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 from sarathi_lab.engine.cluster import Handover, Instances

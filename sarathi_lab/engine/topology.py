@@ -1,5 +1,7 @@
 """What a cluster is made of (config group `cluster`): how many instances, and who moves where."""
 
+from __future__ import annotations
+
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -2,6 +2,8 @@
 within their deadlines.
 """
 
+from __future__ import annotations
+
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence

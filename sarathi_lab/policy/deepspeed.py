@@ -1,5 +1,7 @@
 """DeepSpeed-FastGen (arXiv 2401.08671), the scheduler of DeepSpeed-MII."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 from sarathi_lab.engine.request import Batch, SequenceState

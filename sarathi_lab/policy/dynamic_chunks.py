@@ -2,6 +2,8 @@
 long.
 """
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass
 

@@ -1,5 +1,7 @@
 """FastDeploy (PaddlePaddle), whose documents name SARATHI (arXiv 2308.16369) as its source."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 from sarathi_lab.config.checked import whole

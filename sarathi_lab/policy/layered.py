@@ -1,5 +1,7 @@
 """Layered prefill (arXiv 2510.08055): prompts advance by groups of layers, not by tokens."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from math import ceil
 

@@ -1,5 +1,7 @@
 """LightLLM's router and its chunked-prefill backend."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from itertools import accumulate
 

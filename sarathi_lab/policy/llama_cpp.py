@@ -1,5 +1,7 @@
 """llama.cpp's server."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 from sarathi_lab.config.checked import whole

@@ -1,5 +1,7 @@
 """LMDeploy's two engines."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from itertools import accumulate
 

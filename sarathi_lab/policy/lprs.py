@@ -1,5 +1,7 @@
 """LPRS with ageing (arXiv 2606.09061)."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property

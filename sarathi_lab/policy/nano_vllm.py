@@ -1,5 +1,7 @@
 """nano-vLLM, vLLM's rule in a thousand lines."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 from sarathi_lab.engine.request import Batch, SequenceState

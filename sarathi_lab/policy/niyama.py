@@ -1,5 +1,7 @@
 """Niyama (arXiv 2503.22562), later QoServe."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial

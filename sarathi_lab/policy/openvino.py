@@ -1,5 +1,7 @@
 """OpenVINO GenAI's continuous batching."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 from sarathi_lab.config.checked import flag

@@ -1,5 +1,7 @@
 """The policies that SARATHI compares (arXiv 2308.16369): its own, request-level batching, Orca."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import Any
 

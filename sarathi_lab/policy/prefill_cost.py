@@ -1,5 +1,7 @@
 """What a prompt's prefill takes as a quadratic of its length, fitted to a device's cost model."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Self

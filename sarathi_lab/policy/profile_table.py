@@ -1,5 +1,7 @@
 """Times of an iteration by tokens, decodes and context, as Ascend's dynamic batch reads them."""
 
+from __future__ import annotations
+
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,5 +1,7 @@
 """Prompts in an order that their lengths and waits decide anew in every iteration."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from math import log2
 from typing import Literal, get_args

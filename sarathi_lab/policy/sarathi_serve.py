@@ -1,5 +1,7 @@
 """Sarathi-Serve (OSDI '24, arXiv 2403.02310), its dynamic chunks and its ablation."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil

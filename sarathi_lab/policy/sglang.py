@@ -1,5 +1,7 @@
 """SGLang's scheduler."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 from sarathi_lab.config.checked import flag, number, share, whole

@@ -1,5 +1,7 @@
 """SlidingServe (arXiv 2606.05933)."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,5 +1,7 @@
 """Text Generation Inference's router (TGI v3)."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass
 

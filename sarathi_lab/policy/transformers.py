@@ -1,5 +1,7 @@
 """The two schedulers of Hugging Face transformers' continuous batching."""
 
+from __future__ import annotations
+
 from abc import abstractmethod
 from dataclasses import dataclass, field
 

@@ -1,5 +1,7 @@
 """TensorRT-LLM's scheduler."""
 
+from __future__ import annotations
+
 import math
 from collections import deque
 from dataclasses import dataclass, field

@@ -1,5 +1,7 @@
 """vLLM's schedulers: v0 without and with chunked prefill, v1, and P-PAS over v1."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 from sarathi_lab.config.checked import flag, number, refuse_unread, whole

@@ -2,6 +2,8 @@
 which says what each of them takes.
 """
 
+from __future__ import annotations
+
 import argparse
 import os
 import subprocess

@@ -1,5 +1,7 @@
 """What a command line can ask for (config group `task`), and the one place that runs it."""
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace

@@ -1,5 +1,7 @@
 """The task `calibrate`: measures this machine, so that `executor=simulated` can stand in for it."""
 
+from __future__ import annotations
+
 import re
 import time
 from collections.abc import Mapping, Sequence

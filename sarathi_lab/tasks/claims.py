@@ -1,5 +1,7 @@
 """The verdicts as people read them: in the terminal, and as the README's table."""
 
+from __future__ import annotations
+
 import argparse
 import os
 import tempfile

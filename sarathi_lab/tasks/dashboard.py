@@ -1,5 +1,7 @@
 """The command `dashboard`: a workspace and a report that compare the runs of a W&B project."""
 
+from __future__ import annotations
+
 import argparse
 import json
 import os

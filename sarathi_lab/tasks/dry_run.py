@@ -1,5 +1,7 @@
 """What `--dry-run` prints: the runs of a command line, and how long each may take."""
 
+from __future__ import annotations
+
 import json
 import time
 from pathlib import Path

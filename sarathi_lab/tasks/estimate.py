@@ -1,5 +1,7 @@
 """What a run would take, by its own loop on a virtual clock."""
 
+from __future__ import annotations
+
 import time
 from contextlib import suppress
 

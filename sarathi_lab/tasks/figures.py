@@ -1,5 +1,7 @@
 """The paper's figures, drawn from recorded results, or recomputed on simulated GPUs."""
 
+from __future__ import annotations
+
 import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

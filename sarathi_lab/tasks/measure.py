@@ -1,5 +1,7 @@
 """The task of one experiment: measured with executor=torch, computed with executor=simulated."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -1,5 +1,7 @@
 """From a composed configuration to a checked plan: all that a run needs, nothing run."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace

@@ -2,6 +2,8 @@
 draws a finished sweep again.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -2,6 +2,8 @@
 chunked prefill gains, `profile_table` the iteration times that policy=ascend_dynamic reads.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial

@@ -1,5 +1,7 @@
 """`python -m sarathi_lab report [FOLDER]`: what was run and found, on one page of HTML."""
 
+from __future__ import annotations
+
 import argparse
 from collections.abc import Sequence
 from datetime import datetime

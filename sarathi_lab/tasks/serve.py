@@ -1,5 +1,7 @@
 """Executes plans: a run with its baselines beside it, each leaving a folder of tables."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 import os

@@ -1,5 +1,7 @@
 """What is measured: a real device, the model, and the folder of its weights if it has one."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 from omegaconf import DictConfig

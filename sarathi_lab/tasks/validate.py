@@ -1,5 +1,7 @@
 """The task `validate`: a pinned run of a real server, replayed and held against its times."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace

@@ -1,5 +1,7 @@
 """Sessions of agents: turns that share a growing prefix, with the pauses of their tools between."""
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass, replace
 

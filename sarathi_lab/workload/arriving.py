@@ -1,5 +1,7 @@
 """How requests arrive, and how urgent they are: settings that several workloads share."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -1,5 +1,7 @@
 """What every workload gives, and the random prompts that they share."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable

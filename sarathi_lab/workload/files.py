@@ -1,5 +1,7 @@
 """Requests from files of prompts (JSONL), and how text files are read."""
 
+from __future__ import annotations
+
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass

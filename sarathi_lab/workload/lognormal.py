@@ -1,5 +1,7 @@
 """Requests whose lengths have a stated median and P90, as papers describe their data sets."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,5 +1,7 @@
 """Requests with made-up prompts: the paper's fixed grid, uniform and Zipf lengths."""
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

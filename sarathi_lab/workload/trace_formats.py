@@ -1,5 +1,7 @@
 """Reads tables of request lengths, and maybe arrival times, in the formats of public traces."""
 
+from __future__ import annotations
+
 import csv
 from array import array
 from collections.abc import Callable, Mapping, Sequence

@@ -1,5 +1,7 @@
 """Requests with the lengths of a trace, at its own times or others, and made-up prompts."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,5 +1,7 @@
 """Requests to a server that speaks OpenAI's API, and the meaning of its events. No network here."""
 
+from __future__ import annotations
+
 import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence

@@ -2,6 +2,8 @@
 What only the server knows (when it first scheduled a request, its preemptions) is NaN.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 

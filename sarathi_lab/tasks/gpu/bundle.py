@@ -2,6 +2,8 @@
 and Triton, and no internet.
 """
 
+from __future__ import annotations
+
 import argparse
 import os
 import re

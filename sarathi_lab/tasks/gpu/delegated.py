@@ -1,5 +1,7 @@
 """Parts of the campaign that other tasks and experiments measure, at the campaign's sizes."""
 
+from __future__ import annotations
+
 import time
 from abc import abstractmethod
 from collections.abc import Sequence

@@ -1,5 +1,7 @@
 """The part of the campaign that runs the tests which need a GPU, or sees that they are skipped."""
 
+from __future__ import annotations
+
 import json
 import os
 import signal

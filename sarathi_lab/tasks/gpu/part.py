@@ -1,5 +1,7 @@
 """A part of `make campaign`: measures within its time and records what it found, and its end."""
 
+from __future__ import annotations
+
 import json
 import time
 from abc import abstractmethod

@@ -1,5 +1,7 @@
 """Parts of the campaign that measure by themselves: peaks of the device, and kernels."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial

@@ -2,6 +2,8 @@
 to a file once it has ended, so that these are left when the tests are cut short.
 """
 
+from __future__ import annotations
+
 import json
 import os
 from typing import Any

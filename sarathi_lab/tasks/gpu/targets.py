@@ -1,5 +1,7 @@
 """What the engine should reach beside what was measured, judged from the recorded tables alone."""
 
+from __future__ import annotations
+
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
