@@ -187,9 +187,8 @@ def _on(make_clock: Callable[[], Clock], units: Iterable[Unit]) -> list[Part]:
 def recorded_tables(points: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """The served points of `figure.parquet` by the device's folder, in the columns of `load`."""
     own = points[(points.source == "simulated") & (points.method != COUNTED)]
-    labels = {"dtype": DTYPE, "device_name": own.device}
-    table = _with_intervals(own).assign(**own[["hardware", "level", "model"]], **labels)
-    return by_folder([table])
+    table = _with_intervals(own).assign(**own[["hardware", "level", "model"]], dtype=DTYPE)
+    return by_folder([table.assign(device_name=own.device)])
 
 
 def computed(
