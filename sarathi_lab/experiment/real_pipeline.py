@@ -7,7 +7,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -85,18 +84,13 @@ class StageBench:
         self, backend: TorchBackend, spec: ModelSpec, stages: int, sizes: Mapping[str, Any]
     ) -> None:
         self.spec, self.stages, self._sizes = spec, stages, sizes
-        self._backend = backend
         self._blocks = math.ceil(
             WATERMARK * stages * sizes["batch"] * -(-sizes["longest"] // BLOCK_SIZE)
         )
-        self.executor: Executor = backend.build(spec, None, self._own_sizes)
+        longest, batch = sizes["longest"], sizes["batch"]
+        own = Sizes(self._blocks, BLOCK_SIZE, batch, longest, longest + batch)
+        self.executor: Executor = backend.build(spec, None, own)
         self.times = StageTimes.fit([self._timed(one) for one in self._compositions()])
-
-    @property
-    def _own_sizes(self) -> Sizes:
-        sizes = self._sizes
-        tokens = sizes["longest"] + sizes["batch"]
-        return Sizes(self._blocks, BLOCK_SIZE, sizes["batch"], sizes["longest"], tokens)
 
     def serve(self, executor: Executor, policy: Policy, requests: Sequence[Request]) -> Ledger:
         sizes = (self._sizes["batch"], self._sizes["longest"], self._blocks, BLOCK_SIZE)
@@ -115,30 +109,24 @@ class StageBench:
             for one in made
         ]
 
-    def _compositions(self) -> Iterator[Callable[[], Batch]]:
+    def _compositions(self) -> Iterator[Mapping[str, Any]]:
         """Batches that together tell what a stage's time depends on."""
         longest, batch = self._sizes["longest"], self._sizes["batch"]
         decodes = sorted({1, 2, batch // 2, batch} - {0})
         for number in decodes:
             for context in (2, longest // 2, longest - 1):
-                yield self._maker(num_decodes=number, context=context)
+                yield {"num_decodes": number, "context": context}
         tokens = 8
         while tokens < longest:
             for start in (0, longest - 1 - tokens):
                 for emits in (False, True):
-                    yield self._maker(prefill_tokens=tokens, start=start, emits=emits)
+                    yield {"prefill_tokens": tokens, "start": start, "emits": emits}
             riders = {"num_decodes": batch - 1, "context": longest // 2}
-            yield self._maker(prefill_tokens=tokens, **riders)
+            yield {"prefill_tokens": tokens, **riders}
             tokens *= 2
-        yield self._maker(prefill_tokens=longest - 1)
+        yield {"prefill_tokens": longest - 1}
 
-    def _maker(self, **composition: Any) -> Callable[[], Batch]:
-        def make() -> Batch:
-            return make_batch(**composition, blocks=BlockManager(self._blocks, BLOCK_SIZE))
-
-        return make
-
-    def _timed(self, make: Callable[[], Batch]) -> tuple[Batch, list[float], float]:
+    def _timed(self, composition: Mapping[str, Any]) -> tuple[Batch, list[float], float]:
         """A composition, its seconds on each stage while all are at work, and those of sending it
         to a stage that waits.
         """
@@ -147,7 +135,8 @@ class StageBench:
         for _ in range(TIMED + 2 * (self.stages - 1)):
             if executor.num_in_flight == self.stages:
                 found.append(executor.collect())
-            executor.submit(make())
+            blocks = BlockManager(self._blocks, BLOCK_SIZE)
+            executor.submit(make_batch(**composition, blocks=blocks))
         while executor.num_in_flight:
             found.append(executor.collect())
         spans = np.array([result.stages for result in found])  # [batches, stages, 2]
@@ -249,23 +238,12 @@ def measure_stages(
         for name in sizes["models"]:
             own = replace(backend, pipeline_parallel=stages, **_one_thread(backend))
             bench = StageBench(own, load_option("model", name), stages, sizes)
-            samples |= rounds(
-                partial(_round, make, bench, sizes, seed),
-                fewest=num_seeds,
-                most=num_seeds,
-                advance=advance,
-            )
+
+            def play(number: int, bench: StageBench = bench) -> Iterator[Point]:
+                return make(bench, seed + number, **sizes)
+
+            samples |= rounds(play, fewest=num_seeds, most=num_seeds, advance=advance)
     return samples
-
-
-def _round(
-    make: Callable[..., Iterator[Point]],
-    bench: StageBench,
-    sizes: Mapping[str, Any],
-    seed: int,
-    number: int,
-) -> Iterator[Point]:
-    return make(bench, seed + number, **sizes)
 
 
 def stage_name(backend: TorchBackend) -> str:

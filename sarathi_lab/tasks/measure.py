@@ -27,8 +27,7 @@ from sarathi_lab.experiment.figures import FIGURES, PAPERS, Figure, paper
 from sarathi_lab.experiment.measure import Measured, least_room, measure, room_of
 from sarathi_lab.experiment.real_pipeline import check_stages
 from sarathi_lab.experiment.registry import SETUPS
-from sarathi_lab.experiment.simulate import computed, recorded_tables
-from sarathi_lab.experiment.simulated_serving import served
+from sarathi_lab.experiment.simulate import computed, recorded_tables, served
 from sarathi_lab.model.checkpoint import resolve_model
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Policy

@@ -21,7 +21,7 @@ from sarathi_lab.executor.simulated.experts import Sharing
 from sarathi_lab.model.checkpoint import resolve_model
 from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec
 from sarathi_lab.policy import VllmV1
-from sarathi_lab.results.plots.validation import validation
+from sarathi_lab.results.plots.tasks import validation
 from sarathi_lab.results.real_run import NULL_BLOCKS, RealRun, read_run
 from sarathi_lab.results.report import print_cautions
 from sarathi_lab.results.result import ITERATIONS, REQUESTS, Result, Shown
