@@ -110,22 +110,32 @@ def test_cpp_computes_the_parts_too(expected):
     assert tokens(executor, Sarathi(chunk=8)) == expected
 
 
-def test_stages_have_mixtures_of_experts():
-    spec = load_option("model", "tiny-moe")
-    expected = tokens(built(spec=spec), Orca())
-    assert tokens(built(1, 2, spec), Sarathi(chunk=8)) == expected
-    with pytest.raises(UserError, match="does not split the experts"):
-        TorchBackend(device="cpu", tensor_parallel=2).check(spec, 100)
+@pytest.mark.parametrize("layout", [(2, 2), (1, 2), (2, 1)])
+def test_ranks_share_mixtures_of_experts(layout):
+    mixture = load_option("model", "tiny-moe")
+    for spec in (mixture, replace(mixture, shared_expert_size=24)):
+        expected = tokens(built(spec=spec), Orca())
+        assert tokens(built(*layout, spec), Sarathi(chunk=8)) == expected
 
 
 @pytest.mark.parametrize(
-    "family", ["llama biases", "llama linear rope, tied", "gpt_neox", "qwen3", "mistral window"]
+    ("family", "is_fused"),
+    [
+        ("llama biases", False),
+        ("llama linear rope, tied", False),
+        ("gpt_neox", False),
+        ("qwen3", False),
+        ("mistral window", False),
+        ("mixtral", False),
+        ("mixtral", True),
+        ("qwen2_moe", False),
+    ],
 )
-def test_a_checkpoint_is_read_by_parts(family, tmp_path):
+def test_a_checkpoint_is_read_by_parts(family, is_fused, tmp_path):
     """Every part holds the slices of what one device loads, and together they say the same; with
     four ranks and two KV heads each head is there twice.
     """
-    make_checkpoint(family, tmp_path)
+    make_checkpoint(family, tmp_path, is_fused=is_fused)
     spec, checkpoint = AutoModel(str(tmp_path)).resolve("unused")
     whole = load_model(spec, checkpoint, CPU, torch.float32, seed=0)
     for ranks in (Ranks(2, 2), Ranks(4, 1), Ranks(1, 2)):
