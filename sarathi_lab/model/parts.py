@@ -150,7 +150,7 @@ class Part:
             return rows, [q, _moved(kv, spec.q_size), _moved(kv, spec.q_size + spec.kv_size)]
         if module in ("ffn_up", "shared_up") or kind == "gate_up":
             return rows, [raised, *([_moved(raised, width)] if spec.gated_ffn else [])]
-        if module in ("ffn_down", "shared_down") and kind == "weight" or kind == "down":
+        if (module in ("ffn_down", "shared_down") and kind == "weight") or kind == "down":
             return -1, [raised]
         if module == "out_proj" and kind == "weight":
             return -1, [q]
