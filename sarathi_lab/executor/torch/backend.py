@@ -41,6 +41,7 @@ from sarathi_lab.model.transformer import Transformer
 
 HYBRIDS = get_args(Hybrid)
 WARM_UP_TOKENS = 256
+WHOLE = ("none", "operations")  # profiles that C++ has of an iteration in one call
 
 
 @dataclass(frozen=True)
@@ -294,7 +295,7 @@ class TorchBackend:
             if self.uses_kernels:
                 use_triton(model, self.hybrid)
             elif self._wants_native and self._why_not_native(spec) is None:
-                use_native(model, is_whole=maker.is_whole and self.profile == "none")
+                use_native(model, is_whole=maker.is_whole and self.profile in WHOLE)
             make = partial(self._executor, maker, model)
             num_blocks = maker.agreed(self._num_blocks(make, sizes))
             return make(num_blocks, sizes.block_size, sizes.num_host_blocks)
