@@ -2,8 +2,6 @@
 // operations, and two runtimes that spin on the same cores slow each other down.
 #pragma once
 
-#include <immintrin.h>
-
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -16,6 +14,15 @@ namespace sarathi {
 
 constexpr int SPINS_IN_PHASE = 2000;  // most waits are shorter; on a busy machine others may have the core
 constexpr int SPINS_BETWEEN_RUNS = 4000;  // the host prepares the next iteration in less
+
+// Leaves the core's units to others while waiting.
+inline void relax() {
+#ifdef __x86_64__
+    __builtin_ia32_pause();
+#else
+    asm volatile("yield");
+#endif
+}
 
 class Pool {
   public:
@@ -62,7 +69,7 @@ class Pool {
     void serve(int id) {
         for (int seen = 0;;) {
             for (int spin = 0; runs_.load(std::memory_order_acquire) == seen && spin < SPINS_BETWEEN_RUNS; ++spin) {
-                _mm_pause();
+                relax();
             }
             runs_.wait(seen);
             ++seen;
@@ -84,7 +91,7 @@ class Pool {
             return;
         }
         for (int spin = 0; epoch_.load(std::memory_order_acquire) == epoch && spin < SPINS_IN_PHASE; ++spin) {
-            _mm_pause();
+            relax();
         }
         epoch_.wait(epoch);
     }
