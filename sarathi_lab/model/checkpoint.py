@@ -201,8 +201,9 @@ def resolve_model(cfg: DictConfig, backend: HasDefaultModel) -> tuple[ModelSpec,
             f"model.kv_dtype={spec.kv_dtype} is set by the cache; use "
             f"cache.dtype={spec.kv_dtype} instead"
         )
-    types = {"kv_dtype": cfg.cache.dtype, "weight_dtype": cfg.executor.get("weights", "auto")}
-    return replace(spec, **types), checkpoint
+    is_int8 = cfg.executor.get("dtype") == "int8"
+    weights = "int8" if is_int8 else cfg.executor.get("weights", "auto")
+    return replace(spec, kv_dtype=cfg.cache.dtype, weight_dtype=weights), checkpoint
 
 
 def text_encoder(checkpoint: Path | None) -> Callable[[str], list[int]] | None:

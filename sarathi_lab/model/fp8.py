@@ -50,10 +50,3 @@ def why_not(linears: list[tuple[int, int]], device: torch.device, dtype: torch.d
     if odd := [size for sizes in linears for size in sizes if size % MULTIPLE]:
         return f"a layer's size, {odd[0]}, is no multiple of {MULTIPLE}"
     return None
-
-
-def in_fp8(layer: nn.Module) -> None:
-    """Exchange all products of a layer for such in 8 bits, one after the other."""
-    for name, module in list(layer.named_children()):
-        if isinstance(module, nn.Linear):
-            setattr(layer, name, Fp8Linear(module))

@@ -14,6 +14,7 @@ from sarathi_kernels.cpu import library, structures
 from sarathi_kernels.cpu.memory import give_back_freed, use_huge_pages
 from sarathi_kernels.cpu.mixture import experts
 from sarathi_kernels.cpu.packing import (
+    MOST_BYTES,
     PANEL,
     PackedLinear,
     pack_linear,
@@ -22,6 +23,7 @@ from sarathi_kernels.cpu.packing import (
 )
 from sarathi_kernels.elementwise.activation import activate_, gated_activate_
 from sarathi_kernels.elementwise.rotary import rotary_tables
+from sarathi_lab.model.int8 import Int8Linear
 from sarathi_lab.model.operations import NAN_TOKEN, Operations, PackedInputs
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.model.transformer import KVCache, Layer, Transformer
@@ -35,6 +37,9 @@ def why_not(spec: ModelSpec, dtype: torch.dtype) -> str | None:
     """Why the C++ does not take a model, in words; None if it does."""
     if dtype not in DTYPES:
         return f"it computes float32 and bfloat16, not {str(dtype).removeprefix('torch.')}"
+    most = max(one.in_features for one in (*spec.layer_linears, spec.lm_head))
+    if spec.weight_dtype == "int8" and most > MOST_BYTES:
+        return f"its sums in int8 are of up to {MOST_BYTES} inputs, not {most}"
     if spec.head_size > library.MAX_HEAD_SIZE:
         return f"its heads have up to {library.MAX_HEAD_SIZE} entries, not {spec.head_size}"
     return None
@@ -65,10 +70,10 @@ def _pack_all(model: Transformer) -> None:
 
     def packed() -> Iterator[PackedLinear]:
         for parent, name, is_gated in weights:
-            weight, bias = _parts(getattr(parent, name))
+            weight, *beside = _parts(getattr(parent, name))
             delattr(parent, name)
-            yield pack_linear(weight.detach(), bias, is_gated=is_gated)
-            del weight, bias
+            yield pack_linear(weight.detach(), *beside, is_gated=is_gated)
+            del weight, beside
             # its size is not that of what follows: it would add up to the weights once more
             give_back_freed()
 
@@ -88,9 +93,13 @@ def _weights(model: Transformer) -> Iterator[tuple[nn.Module, str, bool]]:
         yield model, "lm_head", False
 
 
-def _parts(own: nn.Linear | Tensor) -> tuple[Tensor, Tensor | None]:
-    """Weight and bias of a product, or the weights of experts."""
-    return (own, None) if isinstance(own, Tensor) else (own.weight, own.bias)
+def _parts(
+    own: nn.Linear | Int8Linear | Tensor,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Weight, bias and scales of a product, or the weights of experts."""
+    if isinstance(own, Tensor):
+        return own, None, None
+    return own.weight, own.bias, own.scales if isinstance(own, Int8Linear) else None
 
 
 class NativeOperations(Operations):

@@ -16,7 +16,6 @@ from sarathi_kernels.attention.reference import paged_attention
 from sarathi_kernels.elementwise.activation import activate_, gated_activate_
 from sarathi_kernels.elementwise.rotary import apply_rotary, rotary_tables
 from sarathi_lab.model.experts import experts
-from sarathi_lab.model.fp8 import Fp8Linear
 from sarathi_lab.model.spec import ModelSpec
 
 # How a chunk and decodes share a device in attention.
@@ -115,7 +114,7 @@ class Operations:
         """The product with `up` and the activation: [num_tokens, hidden_size] to [., ffn_size]."""
         if not self.spec.gated_ffn:
             return activate_(up(x), self.spec.activation)
-        if isinstance(up, Fp8Linear):
+        if not isinstance(up, nn.Linear):  # in 8 bits
             return gated_activate_(*up(x).chunk(2, dim=-1), self.spec.activation)
         # Two products of the one weight: their results are contiguous, which the activation and the
         # next product gain more from (a quarter of the block's time on 4,096 tokens) than one wide

@@ -16,7 +16,7 @@ from sarathi_lab.model.parts import Interval, Part
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.model.tensor_names import Source, parameter_sources
 from sarathi_lab.model.transformer import KVCache, Transformer
-from sarathi_lab.model.weights import random_deviation, untied
+from sarathi_lab.model.weights import in_8_bits, random_deviation, untied
 
 
 class Exchange(Protocol):
@@ -144,6 +144,7 @@ def load_part(
         _fill_at_random(model, spec, seed)
     else:
         _fill_from(model, spec, directory)
+    in_8_bits(model)
     return model.eval()
 
 

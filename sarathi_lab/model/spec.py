@@ -14,8 +14,10 @@ Norm = Literal["rms", "layer"]
 Activation = Literal["silu", "gelu", "gelu_tanh"]
 RopeKind = Literal["linear", "llama3"]
 KvDtype = Literal["auto", "int8", "fp8"]
-WeightDtype = Literal["auto", "fp8"]
+WeightDtype = Literal["auto", "fp8", "int8"]
 DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+WEIGHT_DTYPES = ("auto", "fp8")  # that executor.weights takes; int8 comes with dtype=int8
+SCALE_BYTES = 4  # of the float32 beside an output channel of int8 weights
 KV_SCALE_BYTES = 4  # the float32 that stands beside every head of 8-bit keys or values
 FIX = "correct the model's settings"
 _count = partial(whole, maximum=2**31 - 1, fix=FIX)  # token ids and kernels' sizes have 32 bits
@@ -113,7 +115,7 @@ class ModelSpec:
     simulation_only: bool = flag(False)
     # of the cache: as the rest, or 8 bits with a scale
     kv_dtype: KvDtype = one_of("auto", valid=get_args(KvDtype))
-    # of the layers' products: as the rest, or 8 bits
+    # of the layers' products: as the rest, or 8 bits; int8 is the output head's too
     weight_dtype: WeightDtype = one_of("auto", valid=get_args(WeightDtype))
 
     def __post_init__(self) -> None:
@@ -234,12 +236,25 @@ class ModelSpec:
     # -- bytes -------------------------------------------------------------------------------------
 
     def linear_bytes(self, dtype_bytes: int) -> int:
-        """Bytes of one parameter of the layers' products; embedding and output head keep theirs."""
+        """Bytes of one parameter of the layers' products; the embedding keeps its own."""
         return dtype_bytes if self.weight_dtype == "auto" else 1
 
+    def head_bytes(self, dtype_bytes: int) -> int:
+        """Bytes of one parameter of the output head."""
+        return 1 if self.weight_dtype == "int8" else dtype_bytes
+
+    @property
+    def _scale_bytes(self) -> int:
+        """Of all products in int8."""
+        linears = (*self.layer_linears, self.lm_head) if self.weight_dtype == "int8" else ()
+        return sum(SCALE_BYTES * linear.out_features * linear.count for linear in linears)
+
     def weight_bytes(self, dtype_bytes: int) -> int:
-        heads = self.num_params - self.num_linear_params
-        return self.num_linear_params * self.linear_bytes(dtype_bytes) + heads * dtype_bytes
+        """Of all matrices and scales; a head in int8 has its own though the embedding is tied."""
+        layers = self.num_linear_params * self.linear_bytes(dtype_bytes) + self._scale_bytes
+        has_head = self.weight_dtype == "int8" or not self.tie_embeddings
+        heads = dtype_bytes + has_head * self.head_bytes(dtype_bytes)
+        return layers + self.lm_head.num_params * heads
 
     def kv_head_bytes(self, dtype_bytes: int) -> int:
         """One token's keys in one head: d_head entries, or as many bytes and a scale in 8 bits."""
@@ -260,7 +275,8 @@ class ModelSpec:
 
     def weight_read_bytes(self, work: Work, dtype_bytes: int) -> Any:
         """Weights that one iteration reads: the layers' once, the output head's if a row emits."""
-        head = (work.num_emits > 0) * self.lm_head.num_params * dtype_bytes
+        head = (work.num_emits > 0) * self.lm_head.num_params * self.head_bytes(dtype_bytes)
+        head += self._scale_bytes
         if not self.num_experts:
             return self.num_linear_params * self.linear_bytes(dtype_bytes) + head
         others = (self.num_linear_params - self.num_expert_params) * self.linear_bytes(dtype_bytes)

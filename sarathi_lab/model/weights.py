@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.model import fp8
 from sarathi_lab.model.checkpoint import stored_tensors
+from sarathi_lab.model.fp8 import Fp8Linear
+from sarathi_lab.model.int8 import Int8Linear
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.model.tensor_names import Source, parameter_sources
 from sarathi_lab.model.transformer import Transformer
+
+PRODUCTS: dict[str, Callable[[nn.Linear], nn.Module]] = {"fp8": Fp8Linear, "int8": Int8Linear}
 
 
 def load_model(
@@ -30,9 +33,20 @@ def load_model(
         fill_at_random(model, seed)
     else:
         fill_from(model, directory)
-    for layer in model.layers if spec.weight_dtype == "fp8" else ():
-        fp8.in_fp8(layer)
-    return model.eval()
+    return in_8_bits(model).eval()
+
+
+def in_8_bits(model: Transformer) -> Transformer:
+    """`model` with such products in the place of its own, exchanged one after the other, if its
+    spec says so: those of its layers, and in int8 the output head.
+    """
+    if (made := PRODUCTS.get(model.spec.weight_dtype)) is None:
+        return model
+    for parent in (*model.layers, *((model,) if made is Int8Linear else ())):
+        for name, module in list(parent.named_children()):
+            if isinstance(module, nn.Linear):
+                setattr(parent, name, made(module))
+    return model
 
 
 def fill_at_random(model: Transformer, seed: int) -> None:

@@ -23,6 +23,7 @@ from sarathi_lab.config.errors import UserError, require_bool, require_int, requ
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.executor.torch.backend import TorchBackend
+from sarathi_lab.executor.torch.device import DTYPES
 from sarathi_lab.executor.torch.executor import TorchExecutor
 from sarathi_lab.executor.torch.teacher_forced import (
     Cuts,
@@ -47,6 +48,10 @@ COUNTS = "use numbers of sequences such as [0,3]"
 _axis = partial(listed, complaint="is not a list of values; use one such as those of the default")
 
 
+def _dtype(name: str, value: object) -> None:
+    require_one_of(name, value, tuple(DTYPES))
+
+
 def _whole(minimum: int, fix: str) -> Any:
     return partial(require_int, minimum=minimum, fix=fix)
 
@@ -69,13 +74,17 @@ class Quality(Task):
     kv_dtypes: Sequence[KvDtype] = _axis(
         ("auto", "int8", "fp8"), each=partial(require_one_of, valid=get_args(KvDtype))
     )
+    more_dtypes: Sequence[str] = _axis((), may_be_empty=True, each=_dtype)
     record: str | None = None
 
     def check(self, cfg: DictConfig) -> None:
         backend, spec, checkpoint = _subject(cfg)
         self._pieces(spec, checkpoint)
-        for kv_dtype in self.kv_dtypes:
-            backend.check(replace(spec, kv_dtype=kv_dtype), self._num_blocks * BLOCK_SIZE)
+        for each, kv_dtype in product(self._backends(backend), self.kv_dtypes):
+            each.check(replace(spec, kv_dtype=kv_dtype), self._num_blocks * BLOCK_SIZE)
+
+    def _backends(self, first: TorchBackend) -> list[TorchBackend]:
+        return [first, *(replace(first, dtype=name) for name in self.more_dtypes)]
 
     def run(self, cfg: DictConfig, context: RunContext) -> Result:
         backend, spec, checkpoint = _subject(cfg)
@@ -83,7 +92,6 @@ class Quality(Task):
         console().print(f"\nquality of {where}", style="bold")
         table = self._compared(backend, spec, checkpoint, pieces).assign(
             model=spec.name,
-            dtype=backend.dtype_name,
             device=backend.device_name,
             weights=backend.weights,
             git_commit=provenance()["git_commit"],
@@ -93,14 +101,15 @@ class Quality(Task):
             is_cpu = backend.num_threads is not None
             device = "cpu" if is_cpu else slug_of(torch.cuda.get_device_name())
             places["record"] = load.save(table, EXPERIMENT, device, Path(self.record))
-        means = table.groupby("kv_dtype")[["nll_increase", "kl", "top1_agreement"]].mean()
+        kinds = table.kv_dtype if not self.more_dtypes else table.dtype + " " + table.kv_dtype
+        means = table.groupby(kinds)[["nll_increase", "kl", "top1_agreement"]].mean()
         return Result(
             tables={EXPERIMENT: table},
             summary={f"{c}/{k}": float(means[c][k]) for k in means.index for c in means},
             shown=[_shown(table)],
             places=places,
             labels={"where": where},
-            tags=[EXPERIMENT, spec.name, backend.dtype_name],
+            tags=[EXPERIMENT, spec.name, *table.dtype.unique()],
             float_format="%.6g",
         )
 
@@ -115,17 +124,18 @@ class Quality(Task):
         exact = TorchBackend(backend.device, "float32", kernels="torch", threads=backend.threads)
         reference = exact.build(spec, checkpoint, sizes)
         cells = list(product(self.prefix_hits, self.chunks, self.offsets, self.mates))
-        num_cells = len(self.kv_dtypes) * len(cells)
+        kinds = list(product(self._backends(backend), self.kv_dtypes))
         rows = []
-        with progress_of("comparing", num_cells + 1, "cells") as progress:
+        with progress_of("comparing", len(kinds) * len(cells) + 1, "cells") as progress:
             uncut = Cuts(self.length)
             texts = [(own, teacher_forced_logits(reference, own[:-1], uncut)) for own in pieces]
             progress(1)
-            for kv_dtype in self.kv_dtypes:
-                executor = backend.build(replace(spec, kv_dtype=kv_dtype), checkpoint, sizes)
+            for each, kv_dtype in kinds:
+                executor = each.build(replace(spec, kv_dtype=kv_dtype), checkpoint, sizes)
                 for hit, chunk, offset, num_mates in cells:
                     cuts = Cuts(chunk, offset, hit)
-                    rows.append(_row(executor, cuts, num_mates, texts))
+                    row = _row(executor, cuts, num_mates, texts)
+                    rows.append({"dtype": each.dtype_name, **row})
                     progress(1)
         return pd.DataFrame(rows)
 
@@ -190,13 +200,14 @@ def _row(
 
 
 def _shown(table: pd.DataFrame) -> Shown:
-    """The means of each type of cache, and its worst cell by divergence."""
+    """The means of each type of model and cache, and its worst cell by divergence."""
     rows = []
-    for kv_dtype, cells in table.groupby("kv_dtype", sort=False):
+    for (dtype, kv_dtype), cells in table.groupby(["dtype", "kv_dtype"], sort=False):
         worst = cells.iloc[int(cells.kl.argmax())]
         cell = f"chunk {worst.chunk}, offset {worst.offset}, mates {worst.num_mates}"
         rows.append(
             {
+                "dtype": str(dtype),
                 "KV cache": str(kv_dtype),
                 "B/token": f"{worst.kv_bytes_per_token:,}",
                 "NLL": f"{cells.nll.mean():.4f}",
@@ -207,4 +218,4 @@ def _shown(table: pd.DataFrame) -> Shown:
                 "worst cell": f"{cell}, prefix hit" if worst.prefix_hit else cell,
             }
         )
-    return Shown(rows, left=("KV cache", "worst cell"))
+    return Shown(rows, left=("dtype", "KV cache", "worst cell"))

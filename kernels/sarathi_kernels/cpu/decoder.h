@@ -32,7 +32,7 @@ struct Decoder {
         pool->take_waited();
         marked = Pool::now();
         shape = {model.num_heads, model.num_kv_heads, model.head_size, batch.block_size, model.window, model.scale};
-        const bool as_bf16 = rounds_inputs(model.is_bf16);
+        const bool as_bf16 = rounds_inputs(model.is_bf16) && !model.head.scales;
         const Layer& layer = model.layers[0];
         AttentionScratch::grow(hidden, batch.num_tokens * model.hidden_size);
         AttentionScratch::grow(heads, batch.num_tokens * heads_width());

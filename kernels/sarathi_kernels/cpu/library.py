@@ -90,7 +90,12 @@ def start(num_threads: int, *, allows_amx: bool = True) -> bool:
 def linear_struct(linear: PackedLinear) -> LinearStruct:
     """Valid as long as `linear`."""
     return LinearStruct(
-        linear.weight.data_ptr(), address(linear.bias), linear.in_features, linear.out_features
+        linear.weight.data_ptr(),
+        address(linear.bias),
+        linear.in_features,
+        linear.out_features,
+        address(linear.scales),
+        address(linear.sums),
     )
 
 
@@ -199,8 +204,9 @@ def linear(x: Tensor, weight: PackedLinear) -> Tensor:
     """x [rows, in_features] times a packed weight; [rows, out_features] of x's dtype.
 
     Of a gated weight all columns of the panels: 16 gates and the 16 columns they scale, and so on.
-    Sums are float32. A CPU that multiplies bfloat16 has x rounded to it if the weight is. Raises
-    ValueError if sizes do not match.
+    Sums are float32. A CPU that multiplies bfloat16 has x rounded to it if the weight is; for one
+    in int8 each row is rounded to that, with a scale of its own. Raises ValueError if sizes do not
+    match.
     """
     if x.shape[1] != weight.in_features:
         raise ValueError(f"x {tuple(x.shape)} does not match {weight.in_features} inputs")

@@ -4,9 +4,8 @@
 #include <cmath>
 #include <span>
 
+#include "int8.h"
 #include "pool.h"
-#include "products.h"
-#include "structures.h"
 
 namespace sarathi {
 
@@ -14,7 +13,8 @@ constexpr int64_t ROWS_OF_BLOCK = 256;  // of a product, whose sums stay in the 
 
 inline int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
-// Inputs of a product, zero beyond their width; bfloat16 in tiles where that is multiplied, else float32 in rows.
+// Inputs of a product, zero beyond their width; bfloat16 in tiles where that is multiplied, else float32 in rows. Int8,
+// which is made of these for one product, takes their place.
 struct Inputs {
     Floats memory;
     int64_t width = 0;  // rounded up: tiles are read whole
@@ -35,6 +35,14 @@ struct Inputs {
     bf16* halves(int64_t row, int64_t column = 0) {
         return reinterpret_cast<bf16*>(memory.data()) + in_tiles(row, column, width);
     }
+    int8_t* bytes(int64_t row) { return reinterpret_cast<int8_t*>(floats(row)); }
+    void to_int8(int64_t row, int64_t size) {
+        *scale(row) = quantize_row(floats(row), size, bytes(row));
+        for (int64_t i = 0; IS_UNSIGNED && i < size; ++i) {
+            bytes(row)[i] ^= -128;
+        }
+    }
+    float* scale(int64_t row) { return floats(row) + width; }
     void copy_row(int64_t row, Inputs& to, int64_t at) {
         if (!is_bf16) {
             std::copy_n(floats(row), width, to.floats(at));
@@ -63,7 +71,9 @@ inline void multiply_panel(Inputs& inputs, int64_t first, int64_t end, const Lin
                     float* sums) {
     const int64_t k = round_up(linear.in_features, is_bf16 ? KBLOCK : 1);
     const void* weight = static_cast<const char*>(linear.weight) + panel * PANEL * k * (is_bf16 ? 2 : 4);
-    if (inputs.is_bf16 && !uses_amx) {
+    if (linear.scales) {
+        multiply_int8(inputs.bytes(first), inputs.stride() * 4, inputs.scale(first), linear, panel, end - first, sums);
+    } else if (inputs.is_bf16 && !uses_amx) {
         multiply_rows_pairs(inputs.halves(first), inputs.width, static_cast<const bf16*>(weight), k, end - first, sums);
     } else if (inputs.is_bf16) {
         multiply_tiles(inputs.halves(first), inputs.width, static_cast<const bf16*>(weight), k, end - first, sums,
@@ -98,6 +108,9 @@ void multiply_all(Inputs& inputs, Groups groups, const Linear& linear, int64_t c
     int64_t most = 0;
     for (const Group& group : groups) {
         most = std::max(most, group.rows);
+        if (linear.scales) {
+            pool->share(group.rows, [&](int64_t row) { inputs.to_int8(group.first + row, linear.in_features); });
+        }
     }
     const int64_t parts = std::min((wanted + panels - 1) / panels, (most + ROWS_OF_BLOCK - 1) / ROWS_OF_BLOCK);
     pool->share(static_cast<int64_t>(groups.size()) * panels * parts, [&](int64_t task) {

@@ -2,8 +2,8 @@
 in one stream.
 
 float32: [panels, in_features, 32]. bfloat16, for AMX: [panels, in_features / 32, 2, 16, 16, 2],
-that is blocks of 32 inputs, two halves of 16 columns, and in each the inputs pair by pair. Sizes
-are rounded up, with zeros.
+that is blocks of 32 inputs, two halves of 16 columns, and in each the inputs pair by pair. int8, by
+fours: [panels, in_features / 4, 32, 4], inputs rounded up to 64. Sizes are rounded up, with zeros.
 """
 
 from __future__ import annotations
@@ -21,14 +21,18 @@ from sarathi_kernels.cpu.memory import use_huge_pages
 PANEL = 32
 KBLOCK = 32
 CACHE_LINE = 64
+QUAD = 4
+BYTES = 64  # inputs of a row in int8 that AMX takes at a time
 DTYPES = (torch.float32, torch.bfloat16)
+MOST_BYTES = 2**31 // (255 * 127)  # inputs in int8 whose sums int32 holds, 128 added to each
 
 
 @dataclass(frozen=True)
 class PackedLinear:
     """A packed weight, or those of `count` experts one behind the other; `bias` is float32 and as
-    wide as the panels. `out_features` of a gated product are half. Raises ValueError if the tensors
-    do not have the sizes that it says.
+    wide as the panels. `out_features` of a gated product are half. In int8 there are the columns'
+    float32 `scales` and int32 `sums`, as wide. Raises ValueError if the tensors do not have the
+    sizes that it says.
     """
 
     weight: Tensor
@@ -37,17 +41,26 @@ class PackedLinear:
     out_features: int
     is_gated: bool = False
     count: int = 1
+    scales: Tensor | None = None
+    sums: Tensor | None = None
 
     def __post_init__(self) -> None:
         panels = -(-self.out_features // (PANEL // 2 if self.is_gated else PANEL)) * self.count
         in_blocks = (-(-self.in_features // KBLOCK), 2, 16, 16, 2)
         inner = in_blocks if self.is_bf16 else (self.in_features, PANEL)
-        bias = self.bias
+        if self.is_int8:
+            inner = (-(-self.in_features // BYTES) * BYTES // QUAD, PANEL, QUAD)
+        beside = {torch.float32: [self.bias, self.scales], torch.int32: [self.sums]}
         if (
-            self.weight.dtype not in DTYPES
+            (not self.is_int8 and self.weight.dtype not in DTYPES)
             or self.weight.shape != (panels, *inner)
             or not self.weight.is_contiguous()
-            or (bias is not None and (bias.dtype, bias.shape) != (torch.float32, (panels * PANEL,)))
+            or {one is not None for one in (self.scales, self.sums)} != {self.is_int8}
+            or any(
+                one is not None and (one.dtype, one.shape) != (dtype, (panels * PANEL,))
+                for dtype, several in beside.items()
+                for one in several
+            )
         ):
             raise ValueError(
                 f"{tuple(self.weight.shape)} of {self.weight.dtype} is not the packed weight of "
@@ -64,26 +77,43 @@ class PackedLinear:
         """Else float32."""
         return self.weight.dtype == torch.bfloat16
 
+    @property
+    def is_int8(self) -> bool:
+        return self.weight.dtype == torch.int8
 
-def pack_linear(weight: Tensor, bias: Tensor | None, *, is_gated: bool = False) -> PackedLinear:
+
+def pack_linear(
+    weight: Tensor, bias: Tensor | None, scales: Tensor | None = None, *, is_gated: bool = False
+) -> PackedLinear:
     """Pack `weight` [out_features, in_features], and `bias` [out_features] where there is one; or
-    the weights of experts, [count, out_features, in_features].
+    the weights of experts, [count, out_features, in_features]. Weights in int8 have `scales`
+    [out_features].
 
     With `is_gated` the first half of the rows are gates of the second: each panel gets 16 of both.
-    Raises ValueError for a dtype that is neither float32 nor bfloat16.
+    Raises ValueError for other dtypes.
     """
-    if weight.dtype not in DTYPES:
-        raise ValueError(f"weights of {weight.dtype} can't be packed; use float32 or bfloat16")
+    if weight.dtype not in (DTYPES if scales is None else (torch.int8,)):
+        raise ValueError(
+            f"weights of {weight.dtype} can't be packed; use float32, bfloat16, or int8 with scales"
+        )
     out_features, in_features = weight.shape[-2:]
+    if scales is not None and in_features > MOST_BYTES:
+        raise ValueError(f"sums of {in_features} products exceed int32; use up to {MOST_BYTES}")
     experts = weight.view(-1, out_features, in_features)
     rows = _pair(experts) if is_gated else F.pad(experts, (0, 0, 0, -out_features % PANEL))
-    biases = None
-    if bias is not None:
-        paired = _pair(bias[None, :, None])[0, :, 0] if is_gated else bias
-        biases = F.pad(paired.float(), (0, -len(paired) % PANEL)).contiguous()
     kept = out_features // 2 if is_gated else out_features
-    panels = _panels(rows.flatten(0, 1))
-    return PackedLinear(panels, biases, in_features, kept, is_gated, len(experts))
+    wide = rows.flatten(0, 1)
+    sums = None if scales is None else wide.sum(1, dtype=torch.int32)
+    beside = (None if one is None else _columns(one, is_gated) for one in (bias, scales))
+    biases, of_columns = beside
+    panels = _panels(wide)
+    return PackedLinear(panels, biases, in_features, kept, is_gated, len(experts), of_columns, sums)
+
+
+def _columns(values: Tensor, is_gated: bool) -> Tensor:
+    """One for each row of a weight, as wide as its panels, in float32."""
+    paired = _pair(values[None, :, None])[0, :, 0] if is_gated else values
+    return F.pad(paired.float(), (0, -len(paired) % PANEL)).contiguous()
 
 
 def pack_together(packed: Iterator[PackedLinear], nbytes: int) -> list[PackedLinear]:
@@ -110,6 +140,8 @@ def packed_nbytes(weight: Tensor, *, is_gated: bool = False) -> int:
         rows = 2 * (-(-rows // 2 // 16) * 16)
     if weight.dtype == torch.bfloat16:
         columns = -(-columns // KBLOCK) * KBLOCK
+    if weight.dtype == torch.int8:
+        columns = -(-columns // BYTES) * BYTES
     size = prod(count) * -(-rows // PANEL) * PANEL * columns * weight.element_size()
     return -(-size // CACHE_LINE) * CACHE_LINE
 
@@ -128,6 +160,9 @@ def _panels(weight: Tensor) -> Tensor:
     columns = weight.shape[1]
     if weight.dtype == torch.float32:
         return weight.view(-1, PANEL, columns).transpose(1, 2).contiguous()
+    if weight.dtype == torch.int8:
+        quads = F.pad(weight, (0, -columns % BYTES)).unflatten(1, (-1, QUAD))
+        return quads.unflatten(0, (-1, PANEL)).transpose(1, 2).contiguous()
     padded = F.pad(weight, (0, -columns % KBLOCK))
     blocks = padded.view(
         -1, 2, 16, padded.shape[1] // KBLOCK, 16, 2

@@ -52,24 +52,6 @@ inline void rotate(float* head, const float* cosines, const float* sines, int64_
     }
 }
 
-// A head in 8 bits: the multiples of the scale that is returned, which is no number if an entry is not finite.
-template <class T>
-float quantize_row(const float* from, int64_t size, T* to) {
-    Vector most = broadcast(0.0f), poison = broadcast(0.0f);
-    for (int64_t i = 0; i < size; i += LANES) {
-        const Vector x = load(from + i, lanes(size - i));
-        most = max(max(x, -x), most);
-        poison = fma(x, broadcast(0.0f), poison);
-    }
-    const float scale = reduce_max(most) / LARGEST<T> + reduce_add(poison);
-    const Vector inverse = broadcast(scale > 0 ? 1 / scale : 0.0f);
-    for (int64_t i = 0; i < size; i += LANES) {
-        const Mask mask = lanes(size - i);
-        store(to + i, load(from + i, mask) * inverse, mask);
-    }
-    return scale;
-}
-
 template <class T>
 void copy_row(const float* from, int64_t size, T* to) {
     for (int64_t i = 0; i < size; i += LANES) {

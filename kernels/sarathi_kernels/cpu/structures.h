@@ -11,6 +11,8 @@ struct Linear {
     const void* weight;  // packed
     const float* bias;   // as wide as the packed weight, or null
     int64_t in_features, out_features;  // of a gated product, what is left of each pair
+    const float* scales;  // of an int8 weight's columns, null for others
+    const int32_t* sums;  // and of these columns
 };
 
 struct Norm {

@@ -18,6 +18,8 @@ class LinearStruct(Structure):
         ("bias", c_void_p),
         ("in_features", c_int64),
         ("out_features", c_int64),
+        ("scales", c_void_p),
+        ("sums", c_void_p),
     )
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, get_args
+from typing import ClassVar
 
 from sarathi_lab.config.errors import UserError, require_one_of
 from sarathi_lab.engine.cluster import Link
@@ -27,7 +27,7 @@ from sarathi_lab.executor.simulated.host import NO_HOST, Host
 from sarathi_lab.executor.simulated.profiled import ProfiledOperations
 from sarathi_lab.model.power import PowerModel
 from sarathi_lab.model.roofline import Peaks
-from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec, WeightDtype
+from sarathi_lab.model.spec import DTYPE_BYTES, WEIGHT_DTYPES, ModelSpec, WeightDtype
 
 # What dtype=auto stands for, by the hardware file's size of elements; the paper's fit 2 bytes.
 DEFAULT_DTYPES = {2: "float16", 4: "float32"}
@@ -58,7 +58,7 @@ class SimulatedBackend:
         for name, kind in (("hardware", Hardware), ("host", Host)):
             if not isinstance(value := getattr(self, name), kind):
                 raise UserError(f"executor.{name}={value} is none; choose one by {name}=NAME")
-        require_one_of(WEIGHTS, self.weights, get_args(WeightDtype))
+        require_one_of(WEIGHTS, self.weights, WEIGHT_DTYPES)
         _ = self.parallel  # degrees below 1 are refused at once
         if self.host.is_stated and self.num_stages > 1:
             raise UserError(

@@ -18,7 +18,10 @@ from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.executor.torch import device as devices
 from sarathi_lab.executor.torch.computing import (
     FIX,
+    INT8,
     _why_not_built,
+    check_int8,
+    in_weights,
     require_supported,
     use_native,
     use_triton,
@@ -32,11 +35,11 @@ from sarathi_lab.executor.torch.memory import Memory, kv_blocks_beside
 from sarathi_lab.executor.torch.ranks.checks import check_ranks, check_split
 from sarathi_lab.executor.torch.shapes import Limits
 from sarathi_lab.executor.torch.watching import ProfileKind, make_watch, timeline_of
-from sarathi_lab.model import fp8, native_operations
+from sarathi_lab.model import native_operations
 from sarathi_lab.model.operations import Hybrid
 from sarathi_lab.model.parts import Ranks
 from sarathi_lab.model.roofline import Peaks
-from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec, WeightDtype
+from sarathi_lab.model.spec import WEIGHT_DTYPES, ModelSpec, WeightDtype
 from sarathi_lab.model.transformer import Transformer
 
 HYBRIDS = get_args(Hybrid)
@@ -54,9 +57,10 @@ class TorchBackend:
     replays batches of a few padded shapes, and `hybrid` says how a chunk and decodes share the
     device in attention. `threads` compute on a CPU; None: as many as torch takes. `profile` looks
     into iterations (`watching`). `weights="fp8"` has weights and activations of the layers'
-    products in 8 bits, which a CPU emulates. `tensor_parallel` devices share a layer,
-    `pipeline_parallel` stages the layers, each device with a process of its own (`ranks`), and of
-    `rank_timeout` seconds to make progress in. Raises UserError for what is not there.
+    products in 8 bits, which a CPU emulates. `dtype="int8"` has all products in int8, on a CPU, and
+    the rest in bfloat16. `tensor_parallel` devices share a layer, `pipeline_parallel` stages the
+    layers, each device with a process of its own (`ranks`), and of `rank_timeout` seconds to make
+    progress in. Raises UserError for what is not there.
     """
 
     name: ClassVar[str] = "torch"
@@ -82,7 +86,7 @@ class TorchBackend:
             "kernels": ("auto", "triton", "native", "torch"),
             "hybrid": HYBRIDS,
             "profile": get_args(ProfileKind),
-            "weights": get_args(WeightDtype),
+            "weights": WEIGHT_DTYPES,
         }
         for name, valid in choices.items():
             require_one_of(f"executor.{name}", getattr(self, name), valid)
@@ -108,6 +112,8 @@ class TorchBackend:
         is_interpreting = os.environ.get("TRITON_INTERPRET") == "1"
         if self.kernels == "triton" and is_cpu and not is_interpreting:
             raise UserError(f"executor.kernels=triton needs a GPU, the device is a CPU; {FIX}")
+        if self.dtype == INT8:
+            check_int8(self)
         check_ranks(self)
         for name in () if self.uses_kernels else ("overlap", "cuda_graphs", "hybrid"):
             if (value := getattr(self, name)) != getattr(type(self), name):
@@ -146,7 +152,7 @@ class TorchBackend:
         if not self._wants_native:
             return None
         if self.weights == "fp8":
-            return "its products have no 8 bits"
+            return "its products in 8 bits are those of dtype=int8"
         return native_operations.why_not(spec, self._dtype[1]) or _why_not_built()
 
     @cached_property
@@ -188,7 +194,8 @@ class TorchBackend:
 
     @property
     def dtype_bytes(self) -> int:
-        return DTYPE_BYTES[self.dtype_name]
+        """Of an element of the cache, and of a weight unless those are in 8 bits."""
+        return self._dtype[1].itemsize
 
     @property
     def default_model(self) -> str:
@@ -206,18 +213,7 @@ class TorchBackend:
         self._memory(spec).check(kv_tokens, host_kv_tokens)
 
     def _in_weights(self, spec: ModelSpec) -> ModelSpec:
-        """`spec` with weights as they are here. Raises UserError for what can't run."""
-        spec.require_runnable()
-        if self.weights == "fp8":
-            sizes = [(one.in_features, one.out_features) for one in spec.layer_linears]
-            reason = fp8.why_not(sizes, self._device, self._dtype[1])
-            if spec.num_experts:
-                reason = f"model {spec.name} is a mixture of experts"
-            if reason is not None:
-                raise UserError(
-                    f"executor.weights=fp8 does not run here: {reason}; use executor.weights=auto"
-                )
-        return replace(spec, weight_dtype=self.weights)
+        return in_weights(self, spec, self._device, self._dtype[1])
 
     def _memory(self, spec: ModelSpec) -> Memory:
         """Before weights are in 8 bits they are there as they are loaded. A GPU holds one rank's
@@ -259,6 +255,8 @@ class TorchBackend:
             )
         if self.weights == "fp8" and self._device.type == "cpu":
             cautions.append("a CPU emulates products in 8 bits: their numbers, not their speed")
+        elif self.dtype == INT8 and uses_torch:
+            cautions.append("plain torch emulates products in int8: their numbers, not their speed")
         elif self.weights == "fp8":
             cautions.append(f"the roofline is that of products in {self.dtype_name}, not in 8 bits")
         return cautions

@@ -17,7 +17,12 @@ from sarathi_lab.executor.torch.memory import free_memory_bytes
 from sarathi_lab.executor.torch.watching import durations, timeline_of
 from sarathi_lab.model.roofline import Peaks
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "int8": torch.bfloat16,  # of all but weights and inputs of products
+}
 # Sets of a CPU's instructions of which one has to be whole (x86-64, x86-64, ARM).
 FAST_PATHS: dict[torch.dtype, tuple[tuple[str, ...], ...]] = {
     torch.bfloat16: (("avx512_bw", "avx512_vl", "avx512_dq"), ("avx_ne_convert",), ("bf16",)),

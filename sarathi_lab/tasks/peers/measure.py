@@ -119,6 +119,9 @@ class Comparison:
         if (kind := self.device.partition(":")[0]) not in engine.devices:
             self._fail(engine, f"installed; not run on {kind} here")
             return None
+        if subject.dtype not in engine.dtypes:
+            self._fail(engine, f"installed; not run in {subject.dtype} here")
+            return None
         path = self.logs / f"{name.replace(' ', '-')}-{subject.model}-{subject.dtype}.log"
         environment = environment_of(engine.python, self.device, self.threads)
         worker = Worker([engine.python, str(engine.script)], environment, path)

@@ -22,7 +22,6 @@ from sarathi_lab.config.instantiate import build, load_option
 from sarathi_lab.config.paths import CONF, make_folder
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.executor.torch import device as devices
-from sarathi_lab.model.spec import DTYPE_BYTES
 from sarathi_lab.results.provenance import provenance
 from sarathi_lab.results.result import Result, Shown
 from sarathi_lab.tasks.base import Task
@@ -33,7 +32,6 @@ from sarathi_lab.tasks.peers.measure import SCENARIOS, Comparison, Subject, tabl
 PREFIX = "sarathi-peers-"
 NODES = ("policy", "executor")  # that our own worker builds
 MODELS = sorted(path.stem for path in CONF.glob("model/*.yaml") if path.stem != "auto")
-DTYPES = ("float32", "bfloat16")  # that all engines have
 LABELS = ["peer", "variant", "model", "dtype", "workload"]  # what tells engines and loads apart
 WITHOUT_EFFECT = {  # settings, and what to do instead
     "executor.dtype": "; use task.dtypes=[{}]",
@@ -62,7 +60,7 @@ class Peers(Task):
     peers: Sequence[str] = _some("peers", PEERS, PEERS, may_be_empty=True)
     python: Mapping[str, str | None] = field(default_factory=dict)
     models: Sequence[str] = _some("models", ["30m"], MODELS)
-    dtypes: Sequence[str] = _some("dtypes", ["float32"], DTYPES)
+    dtypes: Sequence[str] = _some("dtypes", ["float32"], engines.ALL)
     workloads: Sequence[str] = _some("workloads", ["A", "B"], SCENARIOS)
     repetitions: int = whole(3, minimum=1, fix="use a small number such as 3")
     threads: int | None = None
@@ -182,7 +180,7 @@ class Peers(Task):
             spec, has_weights = load_option("model", name), not self.random_weights
             directory = engines.ensure_checkpoint(spec, folder, seed, has_weights=has_weights)
             for dtype in self.dtypes:
-                kv_bytes = spec.kv_bytes_per_token(DTYPE_BYTES[dtype])
+                kv_bytes = spec.kv_bytes_per_token(devices.DTYPES[dtype].itemsize)
                 yield Subject(name, directory, spec.vocab_size, kv_bytes, dtype, has_weights)
 
     def _measured(

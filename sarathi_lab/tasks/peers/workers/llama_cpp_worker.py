@@ -33,9 +33,9 @@ from worker_protocol import serve
 PAGE = 256  # tokens, to which llama.cpp rounds the context of a sequence
 MARGIN = 2  # tokens below its end at which the server ends a sequence
 POLL = 0.05  # seconds between two looks whether the server is ready
-KV_TYPES = {"float32": "f32", "bfloat16": "f16"}  # the latter is llama.cpp's own choice
+KV_TYPES = {"float32": "f32", "bfloat16": "f16", "int8": "f16"}  # f16 is llama.cpp's own choice
 # Its flash attention moves logits by about a thousandth, also where all is float32.
-FLASH_ATTENTION = {"float32": False, "bfloat16": True}
+FLASH_ATTENTION = {"float32": False, "bfloat16": True, "int8": True}
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 QUERY, KEY = "self_attn.q_proj", "self_attn.k_proj"
 OUTSIDE_LAYERS = {
@@ -161,7 +161,7 @@ def _end_with_parent() -> None:
 
 
 def exported(model_dir: Path, dtype: str) -> Path:
-    """The model in `dtype` (float32 or bfloat16) below its folder, made unless it is there."""
+    """The model in `dtype` (int8: Q8_0) below its folder, made unless it is there."""
     target = model_dir / "llama_cpp" / f"{dtype}.gguf"
     if target.is_file():
         return target
@@ -174,7 +174,7 @@ def exported(model_dir: Path, dtype: str) -> Path:
     writer = gguf.GGUFWriter(unfinished, "llama")
     _describe(writer, config)
     kinds = gguf.GGMLQuantizationType
-    matrices = {"float32": kinds.F32, "bfloat16": kinds.BF16}[dtype]
+    matrices = {"float32": kinds.F32, "bfloat16": kinds.BF16, "int8": kinds.Q8_0}[dtype]
     for name, weight in renamed(load_file(model_dir / "model.safetensors"), config):
         kind = matrices if weight.ndim == 2 else kinds.F32
         writer.add_tensor(name, gguf.quants.quantize(weight, kind), raw_dtype=kind)

@@ -19,18 +19,19 @@ class OpenVinoGenAi:
     """
 
     def load(self, settings: dict[str, Any]) -> str:
-        """The export is in float32; the precision of the products is a property of the pipeline."""
+        """The export is in float32, or its weights in int8; the precision of the products is a
+        property of the pipeline, which OpenVINO chooses itself for weights in int8.
+        """
         batch, whole = settings["batch"], settings["batch"] * settings["longest"]
         scheduler = genai.SchedulerConfig()
         scheduler.dynamic_split_fuse = settings["split"]
         scheduler.max_num_batched_tokens = settings["chunk"] if settings["split"] else whole
         scheduler.max_num_seqs = batch
         scheduler.enable_prefix_caching = False  # every run has the same prompts
-        properties = {
-            "INFERENCE_PRECISION_HINT": PRECISIONS[settings["dtype"]],
-            "INFERENCE_NUM_THREADS": settings["threads"],
-        }
-        directory = str(_exported(Path(settings["model_dir"])))
+        properties = {"INFERENCE_NUM_THREADS": settings["threads"]}
+        if (dtype := settings["dtype"]) != "int8":
+            properties["INFERENCE_PRECISION_HINT"] = PRECISIONS[dtype]
+        directory = str(_exported(Path(settings["model_dir"]), in_int8=dtype == "int8"))
         self.pipeline = genai.ContinuousBatchingPipeline(directory, scheduler, "CPU", properties)
         return f"openvino-genai {genai.__version__}"
 
@@ -47,13 +48,13 @@ class OpenVinoGenAi:
         return [list(each.m_generation_ids[0]) for each in found]
 
 
-def _exported(model_dir: Path) -> Path:
-    target = model_dir / "openvino"
+def _exported(model_dir: Path, *, in_int8: bool) -> Path:
+    target = model_dir / ("openvino-int8" if in_int8 else "openvino")
     if not target.is_dir():
         from optimum.intel import OVModelForCausalLM
 
-        options = {"export": True, "load_in_8bit": False, "compile": False}
-        unfinished = model_dir / "openvino.unfinished"
+        options = {"export": True, "load_in_8bit": in_int8, "compile": False}
+        unfinished = target.with_suffix(".unfinished")
         OVModelForCausalLM.from_pretrained(model_dir, **options).save_pretrained(unfinished)
         unfinished.rename(target)
     return target
