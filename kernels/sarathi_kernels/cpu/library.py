@@ -57,10 +57,19 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 }
 
 
+_started_isa = "auto"  # the set of instructions that `start` was told last
+
+
+def load(isa: str | None = None) -> ctypes.CDLL:
+    """The library for `isa` (see `build`), or for the one that was started last; compiled now
+    unless it was before. Raises NotBuilt.
+    """
+    return _open(isa or _started_isa)
+
+
 @cache
-def load() -> ctypes.CDLL:
-    """The library, compiled now unless it was before. Raises NotBuilt."""
-    path = build()
+def _open(isa: str) -> ctypes.CDLL:
+    path = build(isa)
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:
@@ -78,13 +87,16 @@ def _raise_fault(fault: bytes | None, function: object, arguments: object) -> No
         raise ValueError(fault.decode())
 
 
-def start(num_threads: int, *, allows_amx: bool = True) -> bool:
-    """Start so many threads, before any other call; returns whether bfloat16 is multiplied by AMX.
-    Raises NotBuilt.
+def start(num_threads: int, *, allows_amx: bool = True, isa: str = "auto") -> bool:
+    """Start so many threads, before any other call, for what is called from now on to be computed
+    by `isa`; returns whether bfloat16 is multiplied by AMX. Raises NotBuilt.
     """
+    global _started_isa
     if num_threads < 1:
         raise ValueError(f"{num_threads} threads compute nothing; use 1 or more")
-    return bool(load().sarathi_start(num_threads, allows_amx))
+    is_amx = bool(load(isa).sarathi_start(num_threads, allows_amx))
+    _started_isa = isa
+    return is_amx
 
 
 def linear_struct(linear: PackedLinear) -> LinearStruct:
@@ -116,10 +128,10 @@ class Decoder:
     """
 
     def __init__(self, struct: ModelStruct, kept: Sequence[object]) -> None:
-        self._struct, self._kept = struct, kept
+        self._struct, self._kept, self._library = struct, kept, load()
         self._made = c_void_p()
-        load().sarathi_make_decoder(byref(struct), byref(self._made))
-        weakref.finalize(self, load().sarathi_free_decoder, self._made)
+        self._library.sarathi_make_decoder(byref(struct), byref(self._made))
+        weakref.finalize(self, self._library.sarathi_free_decoder, self._made)
 
     def forward(
         self,
@@ -171,10 +183,10 @@ class Decoder:
             kv_type(cached[0].dtype),
         )
         if record is None:
-            load().sarathi_forward(self._made, byref(batch))
+            self._library.sarathi_forward(self._made, byref(batch))
             return logits
         batch.seconds = seconds = (c_double * len(OPERATIONS))()
-        load().sarathi_forward(self._made, byref(batch))
+        self._library.sarathi_forward(self._made, byref(batch))
         for name, spent in zip(OPERATIONS, seconds, strict=True):
             if spent:
                 record(name, spent)
