@@ -18,7 +18,6 @@ from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.executor.torch import device as devices
 from sarathi_lab.executor.torch.computing import (
     FIX,
-    ISAS,
     _why_not_built,
     built_isa,
     require_isa,
@@ -82,7 +81,6 @@ class TorchBackend:
         _ = self._dtype  # a device that is not there is refused at once
         choices = {
             "kernels": ("auto", "triton", "native", "torch"),
-            "isa": ISAS,
             "hybrid": HYBRIDS,
             "profile": get_args(ProfileKind),
             "weights": get_args(WeightDtype),
@@ -167,8 +165,8 @@ class TorchBackend:
 
     @property
     def device_name(self) -> str:
-        isa = built_isa(self.isa) if self._wants_native else None
-        name = devices.device_description(self._device, self._threads, isa)
+        isa = self._wants_native and built_isa(self.isa)
+        name = devices.device_description(self._device, self._threads, isa or None)
         return name if self.num_devices == 1 else f"{name}, {self.ranks.description}"
 
     @property
@@ -208,8 +206,7 @@ class TorchBackend:
                 require_supported(spec, self._device, self._dtype[1])
         is_forced = self.kernels == "native" or self.isa != "auto"
         if is_forced and (reason := self._why_not_native(spec)):
-            name = "kernels=native" if self.isa == "auto" else f"isa={self.isa}"
-            raise UserError(f"executor.{name} does not run here: {reason}; {FIX}")
+            raise UserError(f"executor.kernels=native does not run here: {reason}; {FIX}")
         self._memory(spec).check(kv_tokens, host_kv_tokens)
 
     def _in_weights(self, spec: ModelSpec) -> ModelSpec:
@@ -302,8 +299,7 @@ class TorchBackend:
             if self.uses_kernels:
                 use_triton(model, self.hybrid)
             elif self._wants_native and self._why_not_native(spec) is None:
-                is_whole = maker.is_whole and self.profile == "none"
-                use_native(model, is_whole=is_whole, isa=self.isa)
+                use_native(model, is_whole=maker.is_whole and self.profile == "none", isa=self.isa)
             make = partial(self._executor, maker, model)
             num_blocks = maker.agreed(self._num_blocks(make, sizes))
             return make(num_blocks, sizes.block_size, sizes.num_host_blocks)
