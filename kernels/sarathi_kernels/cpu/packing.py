@@ -47,7 +47,7 @@ class PackedLinear:
     def __post_init__(self) -> None:
         panels = -(-self.out_features // (PANEL // 2 if self.is_gated else PANEL)) * self.count
         in_blocks = (-(-self.in_features // KBLOCK), 2, 16, 16, 2)
-        inner = in_blocks if self.is_bf16 else (self.in_features, PANEL)
+        inner: tuple[int, ...] = in_blocks if self.is_bf16 else (self.in_features, PANEL)
         if self.is_int8:
             inner = (-(-self.in_features // BYTES) * BYTES // QUAD, PANEL, QUAD)
         beside = {torch.float32: [self.bias, self.scales], torch.int32: [self.sums]}

@@ -19,7 +19,6 @@ from sarathi_lab.executor.torch import device as devices
 from sarathi_lab.executor.torch.computing import (
     FIX,
     INT8,
-    ISAS,
     _why_not_built,
     built_isa,
     check_int8,
@@ -88,7 +87,6 @@ class TorchBackend:
         _ = self._dtype  # a device that is not there is refused at once
         choices = {
             "kernels": ("auto", "triton", "native", "torch"),
-            "isa": ISAS,
             "hybrid": HYBRIDS,
             "profile": get_args(ProfileKind),
             "weights": WEIGHT_DTYPES,
@@ -175,8 +173,8 @@ class TorchBackend:
 
     @property
     def device_name(self) -> str:
-        isa = built_isa(self.isa) if self._wants_native else None
-        name = devices.device_description(self._device, self._threads, isa)
+        isa = self._wants_native and built_isa(self.isa)
+        name = devices.device_description(self._device, self._threads, isa or None)
         return name if self.num_devices == 1 else f"{name}, {self.ranks.description}"
 
     @property
@@ -217,8 +215,7 @@ class TorchBackend:
                 require_supported(spec, self._device, self._dtype[1])
         is_forced = self.kernels == "native" or self.isa != "auto"
         if is_forced and (reason := self._why_not_native(spec)):
-            name = "kernels=native" if self.isa == "auto" else f"isa={self.isa}"
-            raise UserError(f"executor.{name} does not run here: {reason}; {FIX}")
+            raise UserError(f"executor.kernels=native does not run here: {reason}; {FIX}")
         self._memory(spec).check(kv_tokens, host_kv_tokens)
 
     def _in_weights(self, spec: ModelSpec) -> ModelSpec:
