@@ -16,6 +16,9 @@ from filelock import FileLock
 
 os.environ.setdefault("WANDB_MODE", "offline")  # no test talks to a server
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Else every worker, and every process that a test starts, compiles all that it imports anew.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # A check of IRIs that jsonschema, and so nbformat, takes if it is there: 7 s of grammars.
 sys.modules.setdefault("rfc3987_syntax", None)
 

@@ -94,7 +94,7 @@ class Trials:
         for number in lengths:
             brackets = {}
             for seed in self.loads:
-                own = partial(_passes, passes, seed, number)
+                own = partial(lambda *key: passes(key), seed, number)
                 brackets[seed] = bracket = highest_passing(own, at, lowest, highest)
                 at = lowest if bracket.passing is None else bracket.passing
             found = Capacities(self.grid, lowest, highest, brackets, number, found)
@@ -126,10 +126,6 @@ class Trials:
 
 class _EnoughError(Exception):
     """As many runs are due as are served at a time."""
-
-
-def _passes(passes: Passes, seed: int, number: int, step: int) -> bool:
-    return passes((seed, number, step))
 
 
 def likely(key: Key, outcomes: Mapping[Key, bool]) -> bool:

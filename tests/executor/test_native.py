@@ -421,10 +421,10 @@ def test_any_model_is_either_refused_or_computed_as_torch_does():
 def unbuilt(monkeypatch, tmp_path):
     """Nothing compiled so far, and a cache folder of its own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    library.load.cache_clear()
+    library._open.cache_clear()
     backend._why_not_built.cache_clear()
     yield tmp_path
-    library.load.cache_clear()
+    library._open.cache_clear()
     backend._why_not_built.cache_clear()
 
 
@@ -433,7 +433,7 @@ def unbuilt(monkeypatch, tmp_path):
     [("/no/such/compiler", "does not run"), ("/bin/false", "does not compile|gave no reason")],
 )
 def test_without_a_compiler_torch_computes_and_says_so(unbuilt, monkeypatch, compiler, reason):
-    monkeypatch.setattr(build, "cpu_flags", lambda: set(build.NEEDED))
+    monkeypatch.setattr(build, "cpu_flags", lambda: build.NEEDED["avx2"])
     monkeypatch.setenv("CXX", compiler)
     (caution,) = TorchBackend(device="cpu").cautions(SPEC)
     assert "plain torch computes this" in caution
@@ -442,14 +442,26 @@ def test_without_a_compiler_torch_computes_and_says_so(unbuilt, monkeypatch, com
     assert not list(unbuilt.rglob("*.so"))
 
 
-def test_a_cpu_without_avx512_is_told_apart(unbuilt, monkeypatch):
+def test_a_cpu_without_any_of_the_instructions_is_told_apart(unbuilt, monkeypatch):
     monkeypatch.setattr(build, "cpu_flags", lambda: {"avx2"})
     (caution, *_) = TorchBackend(device="cpu").cautions(SPEC)
-    assert "no AVX512" in caution
+    assert "this CPU has none of avx512, avx2, neon" in caution
+
+
+def test_the_best_instructions_are_taken_and_others_if_they_are_there(monkeypatch):
+    both = build.NEEDED["avx512"] | build.NEEDED["avx2"]
+    monkeypatch.setattr(build, "cpu_flags", lambda: both)
+    assert [build.instruction_set(isa) for isa in ("auto", "avx2")] == ["avx512", "avx2"]
+    monkeypatch.setattr(build, "cpu_flags", lambda: build.NEEDED["avx2"])
+    assert build.instruction_set() == "avx2"
+    with pytest.raises(UserError, match=r"isa=avx512 .* no avx512 .*; it has avx2; use auto"):
+        TorchBackend(device="cpu", isa="avx512")
+    with pytest.raises(UserError, match="isa=avx2 is for the C"):
+        TorchBackend(device="cpu", isa="avx2", kernels="torch")
 
 
 def test_a_folder_that_cannot_be_written_is_no_crash(unbuilt, monkeypatch):
-    monkeypatch.setattr(build, "cpu_flags", lambda: set(build.NEEDED))
+    monkeypatch.setattr(build, "cpu_flags", lambda: build.NEEDED["avx2"])
     (unbuilt / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(unbuilt / "file"))
     monkeypatch.setenv("CXX", "/bin/true")
@@ -469,7 +481,7 @@ def test_float16_is_left_to_torch(monkeypatch):
 @pytest.fixture
 def compiled(unbuilt, monkeypatch) -> list[Path]:
     """What was compiled so far, by a compiler that takes no time."""
-    monkeypatch.setattr(build, "cpu_flags", lambda: set(build.NEEDED))
+    monkeypatch.setattr(build, "cpu_flags", lambda: build.NEEDED["avx2"])
     monkeypatch.setenv("CXX", "c++")
     made: list[Path] = []
 

@@ -197,7 +197,7 @@ def test_a_dtype_without_a_fast_path_is_said(monkeypatch, dtype, is_fast, said):
 def test_a_slow_cpu_works_and_says_so_once_a_sweep(monkeypatch, tmp_path, capsys):
     """Not before every run: two of the sweep's, two baselines."""
 
-    def fail():
+    def fail(isa):
         raise NotBuilt("this CPU has no AVX512 (avx512f is missing)")
 
     monkeypatch.setattr(library, "load", fail)

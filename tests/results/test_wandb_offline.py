@@ -12,7 +12,6 @@ from types import SimpleNamespace
 
 import pytest
 from omegaconf import OmegaConf
-from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
 from wandb_records import records_of, summary_of
 
 from sarathi_lab.config.command_line import read_command_line
@@ -147,6 +146,11 @@ def test_a_measured_run_is_of_its_machine_and_has_no_simulated_hardware(tmp_path
 
 def agent_command(parameters: dict[str, object]) -> list[str]:
     """The command that `wandb agent` makes of the sweep file and its choice of parameters."""
+    from wandb.sdk.launch.sweeps.utils import (  # here, as it takes a second
+        create_sweep_command,
+        create_sweep_command_args,
+    )
+
     sweep = OmegaConf.to_container(OmegaConf.load(EXPERIMENTS / "wandb_sweep.yaml"))
     arguments = create_sweep_command_args(
         {"args": {name: {"value": value} for name, value in parameters.items()}}

@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.bias import causal_lower_right
 
 from sarathi_kernels.attention.cases import AttentionCase, AttentionInputs
 
@@ -42,6 +41,8 @@ def torch_attention(
     """Torch's attention of the case's only sequence by each backend that can do it; on a CPU, by
     its only one.
     """
+    from torch.nn.attention.bias import causal_lower_right  # here, as it takes a second
+
     ((num_queries, kv_len),) = case.sequences
     query = inputs.query.transpose(0, 1).contiguous()[None]
     key, value = (

@@ -34,7 +34,7 @@ struct NextRows {
     }
     void fetch() {
         for (const int64_t end = std::min(lines, line + step); line < end; ++line) {
-            prefetch<true>(reinterpret_cast<const char*>(rows[line / lines_of_row]) + line % lines_of_row * 64);
+            __builtin_prefetch(reinterpret_cast<const char*>(rows[line / lines_of_row]) + line % lines_of_row * 64, 0, 2);
         }
     }
 };
@@ -188,8 +188,8 @@ inline std::vector<AttentionTask> attention_tasks(const Shape& shape, const std:
 // `put(row, column, x, mask)` takes the results; `uses_amx` says whether AMX may multiply what is in bfloat16 or 8 bits.
 template <class T, class Put>
 void attend(const Shape& shape, const Segment& segment, const AttentionTask& task, Stored<const T> keys,
-            Stored<const T> values, const float* query, int64_t query_stride, AttentionScratch& scratch, [[maybe_unused]] bool uses_amx,
-            Put&& put) {
+            Stored<const T> values, const float* query, int64_t query_stride, AttentionScratch& scratch,
+            [[maybe_unused]] bool uses_amx, Put&& put) {
     const Cache<T> key_cache{keys.from_head(task.first_head, shape), shape, segment};
     const Cache<T> value_cache{values.from_head(task.first_head, shape), shape, segment};
     if (segment.num_queries > 1) {

@@ -12,9 +12,17 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+import torch
+
 SOURCE = Path(__file__).with_name("decoder.cpp")
-FLAGS = ("-O3", "-march=native", "-std=c++20", "-shared", "-fPIC", "-pthread")
-NEEDED = {"avx512f", "avx512bw", "avx512vl", "avx512dq"}
+FLAGS = ("-O3", "-std=c++20", "-shared", "-fPIC", "-pthread")
+# Sets of instructions, the best first: what a CPU has to have, and what tells a compiler of it.
+NEEDED: dict[str, set[str]] = {
+    "avx512": {"avx512_f", "avx512_bw", "avx512_vl", "avx512_dq"},
+    "avx2": {"avx2", "fma3", "f16c"},
+    "neon": {"neon"},
+}
+TARGETS = {"avx512": "-march=native", "avx2": "-march=x86-64-v3", "neon": "-mcpu=native"}
 TIMEOUT = 300  # seconds
 
 
@@ -22,29 +30,38 @@ class NotBuilt(RuntimeError):
     """Why there is no library: one line."""
 
 
-def build() -> Path:
-    """The compiled library. Raises NotBuilt where the CPU or the compiler do not suffice."""
+def instruction_set(isa: str = "auto") -> str:
+    """`isa`, a key of NEEDED, or the best that this CPU has. Raises NotBuilt if it has it not."""
     flags = cpu_flags()
-    if missing := sorted(NEEDED - flags):
-        raise NotBuilt(f"this CPU has no AVX512 ({missing[0]} is missing)")
+    there = [name for name, needed in NEEDED.items() if needed <= flags]
+    if isa in there or (isa == "auto" and there):
+        return isa if isa in there else there[0]
+    if isa == "auto":
+        raise NotBuilt(f"this CPU has none of {', '.join(NEEDED)}")
+    has = f"it has {', '.join(there) or 'none of ' + ', '.join(NEEDED)}"
+    missing = sorted(NEEDED[isa] - flags)[0]
+    raise NotBuilt(f"this CPU has no {isa} ({missing} is missing); {has}")
+
+
+def build(isa: str = "auto") -> Path:
+    """The library compiled for `instruction_set(isa)`. Raises NotBuilt where the CPU or the
+    compiler do not suffice.
+    """
+    isa = instruction_set(isa)
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     if not compiler:
         raise NotBuilt("there is no C++ compiler (g++ 11 or newer, or set CXX)")
-    library = cache_folder() / f"decoder-{_key(compiler, flags)}.so"
+    command = [compiler, TARGETS[isa], *FLAGS]
+    library = cache_folder() / f"decoder-{isa}-{_key(command)}.so"
     if not _is_whole(library):
-        _compile(compiler, library)
+        _compile(command, library)
     return library
 
 
 def cpu_flags() -> set[str]:
-    """What instructions this CPU has, as Linux calls them; nothing elsewhere."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return set()
-    return next(
-        (set(line.split(":", 1)[1].split()) for line in lines if line.startswith("flags")), set()
-    )
+    """What instructions this CPU has, as torch calls them; NEON is part of 64-bit ARM."""
+    flags = {name for name, is_there in torch.cpu.get_capabilities().items() if is_there is True}
+    return flags | ({"neon"} if platform.machine().lower() in ("aarch64", "arm64") else set())
 
 
 def cache_folder() -> Path:
@@ -53,15 +70,15 @@ def cache_folder() -> Path:
     return Path(root) / "sarathi_lab"
 
 
-def _key(compiler: str, flags: set[str]) -> str:
+def _key(command: list[str]) -> str:
     """Of all that the result depends on."""
     sources = [*sorted(SOURCE.parent.glob("*.h")), SOURCE]
-    version = _run([compiler, "--version"])
+    version = _run([command[0], "--version"])
     parts = [
         *(path.read_text() for path in sources),
         version,
-        *FLAGS,
-        *sorted(flags),
+        *command[1:],
+        *sorted(cpu_flags()),
         platform.libc_ver()[1],
     ]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
@@ -83,7 +100,7 @@ def _hash(library: Path) -> str:
     return hashlib.sha256(library.read_bytes()).hexdigest()
 
 
-def _compile(compiler: str, library: Path) -> None:
+def _compile(command: list[str], library: Path) -> None:
     """Aside and moved when complete, so that processes that start together never load half a
     library.
     """
@@ -91,7 +108,7 @@ def _compile(compiler: str, library: Path) -> None:
         library.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=library.parent) as folder:
             aside = Path(folder) / library.name
-            _run([compiler, *FLAGS, str(SOURCE), "-o", str(aside)])
+            _run([*command, str(SOURCE), "-o", str(aside)])
             _hash_file(aside).write_text(_hash(aside))
             aside.replace(library)
             _hash_file(aside).replace(_hash_file(library))

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Sequence
-from ctypes import POINTER, byref, c_char_p, c_int32, c_int64, c_void_p
+from collections.abc import Callable, Sequence
+from ctypes import POINTER, byref, c_char_p, c_double, c_int32, c_int64, c_void_p
 from functools import cache
 from typing import Any
 
@@ -21,6 +21,7 @@ from sarathi_kernels.attention.reference import Segment
 from sarathi_kernels.cpu.build import NotBuilt, build
 from sarathi_kernels.cpu.packing import DTYPES, PackedLinear
 from sarathi_kernels.cpu.structures import (
+    OPERATIONS,
     BatchStruct,
     LayerStruct,
     LinearStruct,
@@ -56,10 +57,19 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 }
 
 
+_started_isa = "auto"  # the set of instructions that `start` was told last
+
+
+def load(isa: str | None = None) -> ctypes.CDLL:
+    """The library for `isa` (see `build`), or for the one that was started last; compiled now
+    unless it was before. Raises NotBuilt.
+    """
+    return _open(isa or _started_isa)
+
+
 @cache
-def load() -> ctypes.CDLL:
-    """The library, compiled now unless it was before. Raises NotBuilt."""
-    path = build()
+def _open(isa: str) -> ctypes.CDLL:
+    path = build(isa)
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:
@@ -77,13 +87,16 @@ def _raise_fault(fault: bytes | None, function: object, arguments: object) -> No
         raise ValueError(fault.decode())
 
 
-def start(num_threads: int, *, allows_amx: bool = True) -> bool:
-    """Start so many threads, before any other call; returns whether bfloat16 is multiplied by AMX.
-    Raises NotBuilt.
+def start(num_threads: int, *, allows_amx: bool = True, isa: str = "auto") -> bool:
+    """Start so many threads, before any other call, for what is called from now on to be computed
+    by `isa`; returns whether bfloat16 is multiplied by AMX. Raises NotBuilt.
     """
+    global _started_isa
     if num_threads < 1:
         raise ValueError(f"{num_threads} threads compute nothing; use 1 or more")
-    return bool(load().sarathi_start(num_threads, allows_amx))
+    is_amx = bool(load(isa).sarathi_start(num_threads, allows_amx))
+    _started_isa = isa
+    return is_amx
 
 
 def linear_struct(linear: PackedLinear) -> LinearStruct:
@@ -115,10 +128,10 @@ class Decoder:
     """
 
     def __init__(self, struct: ModelStruct, kept: Sequence[object]) -> None:
-        self._struct, self._kept = struct, kept
+        self._struct, self._kept, self._library = struct, kept, load()
         self._made = c_void_p()
-        load().sarathi_make_decoder(byref(struct), byref(self._made))
-        weakref.finalize(self, load().sarathi_free_decoder, self._made)
+        self._library.sarathi_make_decoder(byref(struct), byref(self._made))
+        weakref.finalize(self, self._library.sarathi_free_decoder, self._made)
 
     def forward(
         self,
@@ -130,8 +143,12 @@ class Decoder:
         keys: Cache,  # [num_layers, num_blocks, block_size, num_kv_heads, head_size]
         values: Cache,
         tables: tuple[Tensor, Tensor],  # cosines and sines, [num_positions, ...] float32
+        record: Callable[[str, float], None] | None = None,
     ) -> Tensor:
         """One iteration: writes keys and values; returns logits [num_emits, vocab_size] in float32.
+
+        `record` is told the seconds of each operation in all layers, less what its threads waited
+        for each other, which is "waiting"; those on contexts of single tokens are attention_decode.
 
         Raises ValueError for tensors of other kinds, and for numbers beyond what they point into.
         """
@@ -165,7 +182,14 @@ class Decoder:
             logits.data_ptr(),
             kv_type(cached[0].dtype),
         )
-        load().sarathi_forward(self._made, byref(batch))
+        if record is None:
+            self._library.sarathi_forward(self._made, byref(batch))
+            return logits
+        batch.seconds = seconds = (c_double * len(OPERATIONS))()
+        self._library.sarathi_forward(self._made, byref(batch))
+        for name, spent in zip(OPERATIONS, seconds, strict=True):
+            if spent:
+                record(name, spent)
         return logits
 
 

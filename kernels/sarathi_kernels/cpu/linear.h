@@ -79,7 +79,8 @@ inline void multiply_panel(Inputs& inputs, int64_t first, int64_t end, const Lin
         multiply_tiles(inputs.halves(first), inputs.width, static_cast<const bf16*>(weight), k, end - first, sums,
                        false, true);
     } else if (is_bf16) {
-        multiply_rows_bf16(inputs.floats(first), inputs.stride(), static_cast<const bf16*>(weight), k, end - first, sums);
+        multiply_rows<false, true>(inputs.floats(first), inputs.stride(), 1, static_cast<const bf16*>(weight), k,
+                                   end - first, sums);
     } else {
         multiply_rows<false, true>(inputs.floats(first), inputs.stride(), 1, static_cast<const float*>(weight), k,
                                    end - first, sums);

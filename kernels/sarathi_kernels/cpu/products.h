@@ -21,7 +21,7 @@ struct Ahead {
     int64_t lines = 0;  // at a time
     void fetch() {
         for (int64_t line = 0; line < lines; ++line, next += 64) {
-            prefetch<true>(next);
+            __builtin_prefetch(next, 0, 2);
         }
     }
 };
@@ -67,7 +67,7 @@ inline void multiply(const float* a, int64_t row_stride, int64_t k_stride, const
             Vector weights[WIDTH<M>];
             for (int v = 0; v < WIDTH<M>; ++v) {
                 weights[v] = load(panel + v * LANES);
-                prefetch(panel + 16 * PANEL + v * LANES);
+                __builtin_prefetch(panel + 16 * PANEL + v * LANES);
             }
 #pragma GCC unroll 16
             for (int m = 0; m < M; ++m) {
@@ -79,20 +79,23 @@ inline void multiply(const float* a, int64_t row_stride, int64_t k_stride, const
 }
 
 // The same with weights of bfloat16: pairs of inputs lie together, each pair for 16 columns (see `packing.py`).
-template <int M>
-inline void multiply_bf16(const float* a, int64_t row_stride, const bf16* b, int64_t k, float* out) {
+template <int M, bool Accumulates>
+inline void multiply(const float* a, int64_t row_stride, int64_t k_stride, const bf16* b, int64_t k, float* out) {
     for (int64_t column = 0; column < PANEL; column += WIDTH<M> * LANES) {
-        Sums<M> sums(out + column);
-        for (int64_t i = 0; i < k; i += 2) {
+        Sums<M, Accumulates> sums(out + column);
+        const float* inputs = a;
+        for (int64_t i = 0; i < k; i += 2, inputs += 2 * k_stride) {
             const bf16* pairs = b + i / KBLOCK * KBLOCK * PANEL + i % KBLOCK * LANES + column * KBLOCK;
             Vector first[WIDTH<M>], second[WIDTH<M>];
             for (int v = 0; v < WIDTH<M>; ++v) {
-                load_pairs(pairs + v * TILE, first[v], second[v]);
+                const Vector both = load(reinterpret_cast<const float*>(pairs + v * TILE));
+                first[v] = first_of_pairs(both);
+                second[v] = second_of_pairs(both);
             }
 #pragma GCC unroll 16
             for (int m = 0; m < M; ++m) {
-                sums.add(m, a[m * row_stride + i], first);
-                sums.add(m, a[m * row_stride + i + 1], second);
+                sums.add(m, inputs[m * row_stride], first);
+                sums.add(m, inputs[m * row_stride + k_stride], second);
             }
         }
         sums.store_to(out + column);
@@ -132,7 +135,7 @@ inline void multiply_tile_row(const bf16* a, const bf16* b, int64_t count, float
     }
     for (int64_t i = 0; i < count; ++i, a += TILE, b += 2 * TILE) {
         for (int64_t line = 0; line < 2 * TILE; line += 32) {
-            prefetch(b + FAR + line);
+            __builtin_prefetch(b + FAR + line);
         }
         _tile_loadd(4, a, 64);
         _tile_loadd(6, b, 64);
@@ -220,27 +223,16 @@ inline void with_rows(int64_t rows, Call&& call) {
 
 // `rows` of a product, as many at a time as registers hold, in parts as equal as can be.
 // What follows `b` in memory is next if it streams.
-template <bool Accumulates, bool Streams = false>
-inline void multiply_rows(const float* a, int64_t row_stride, int64_t k_stride, const float* b, int64_t k, int64_t rows,
+template <bool Accumulates, bool Streams = false, class T>
+inline void multiply_rows(const float* a, int64_t row_stride, int64_t k_stride, const T* b, int64_t k, int64_t rows,
                           float* out) {
-    const int64_t parts = (rows + ROWS - 1) / ROWS, lines = k * PANEL * 4 / 64;
+    const int64_t parts = (rows + ROWS - 1) / ROWS, lines = k * PANEL * static_cast<int64_t>(sizeof(T)) / 64;
     Ahead ahead{reinterpret_cast<const char*>(b + k * PANEL), Streams && parts > 1 ? (lines + parts - 1) / parts : 0};
     for (int64_t part = 0, row = 0; part < parts; ++part) {
         ahead.fetch();
         const int64_t end = (part + 1) * rows / parts;
         with_rows<ROWS>(end - row, [&]<int M>() {
             multiply<M, Accumulates>(a + row * row_stride, row_stride, k_stride, b, k, out + row * PANEL);
-        });
-        row = end;
-    }
-}
-
-inline void multiply_rows_bf16(const float* a, int64_t row_stride, const bf16* b, int64_t k, int64_t rows, float* out) {
-    const int64_t parts = (rows + ROWS - 1) / ROWS;
-    for (int64_t part = 0, row = 0; part < parts; ++part) {
-        const int64_t end = (part + 1) * rows / parts;
-        with_rows<ROWS>(end - row, [&]<int M>() {
-            multiply_bf16<M>(a + row * row_stride, row_stride, b, k, out + row * PANEL);
         });
         row = end;
     }
@@ -253,33 +245,25 @@ constexpr bool HAS_PAIRS = true;
 template <int M>
 inline void multiply_pairs(const bf16* a, const bf16* b, int64_t count, float* out) {
     constexpr int64_t FAR = 4 * TILE;  // ahead of what is read
-    Vector sum[M][2];
-#pragma GCC unroll 8
-    for (int m = 0; m < M; ++m) {
-        sum[m][0] = sum[m][1] = broadcast(0.0f);
-    }
+    Sums<M> sums(out);
     for (int64_t i = 0; i < count; ++i, a += TILE, b += 2 * TILE) {
         for (int64_t pair = 0; pair < KBLOCK / 2; ++pair) {
             const bf16* of_pair = b + pair * 2 * LANES;
             const __m512bh left = (__m512bh)_mm512_loadu_si512(of_pair);
             const __m512bh right = (__m512bh)_mm512_loadu_si512(of_pair + TILE);
-            prefetch(of_pair + FAR);
-            prefetch(of_pair + FAR + TILE);
+            __builtin_prefetch(of_pair + FAR);
+            __builtin_prefetch(of_pair + FAR + TILE);
 #pragma GCC unroll 8
             for (int m = 0; m < M; ++m) {
                 int32_t both;
                 std::memcpy(&both, a + m * KBLOCK + pair * 2, sizeof both);
                 const __m512bh x = (__m512bh)_mm512_set1_epi32(both);
-                sum[m][0] = _mm512_dpbf16_ps(sum[m][0], x, left);
-                sum[m][1] = _mm512_dpbf16_ps(sum[m][1], x, right);
+                sums.of[m][0] = _mm512_dpbf16_ps(sums.of[m][0], x, left);
+                sums.of[m][1] = _mm512_dpbf16_ps(sums.of[m][1], x, right);
             }
         }
     }
-#pragma GCC unroll 8
-    for (int m = 0; m < M; ++m) {
-        store(out + m * PANEL, sum[m][0]);
-        store(out + m * PANEL + LANES, sum[m][1]);
-    }
+    sums.store_to(out);
 }
 
 inline void multiply_rows_pairs(const bf16* a, int64_t width, const bf16* b, int64_t k, int64_t rows, float* out) {

@@ -1,5 +1,6 @@
-// Sixteen floats at a time: loads, conversions, exponentials, transposes. What differs between instruction sets is in one
-// header each, which defines `Vector` (16 floats), `Mask` (the first few of them) and the operations on both.
+// Sixteen floats at a time: loads, conversions, exponentials, transposes. Each instruction set has a header with what one
+// of its registers does, a `Part`; one of AVX512 is all of a `Vector`, of the others it takes several (`simd_pair.h`).
+// A `Mask` is the first few lanes.
 #pragma once
 
 #include <algorithm>
@@ -55,12 +56,6 @@ inline H fp8_as_half(H bits) {
     return (bits & 0x80) << 8 | (bits & 0x7F) << 7;
 }
 
-// Asks for a cache line that is read soon, or (`Later`) after some other work.
-template <bool Later = false>
-inline void prefetch(const void* line) {
-    __builtin_prefetch(line, 0, Later ? 2 : 3);
-}
-
 }  // namespace sarathi
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
@@ -71,6 +66,18 @@ inline void prefetch(const void* line) {
 #include "simd_neon.h"
 #else
 #error "neither AVX512 nor AVX2 with FMA and F16C nor NEON"
+#endif
+
+namespace sarathi {
+
+// Pairs of bfloat16, read as floats: the first of each, and the second.
+inline Part first_of_pairs(Part both) { return reinterpret_cast<Part>(reinterpret_cast<PartBits>(both) << 16); }
+inline Part second_of_pairs(Part both) { return reinterpret_cast<Part>(reinterpret_cast<PartBits>(both) & 0xFFFF0000); }
+
+}  // namespace sarathi
+
+#ifndef __AVX512F__
+#include "simd_pair.h"
 #endif
 
 namespace sarathi {

@@ -5,9 +5,10 @@
 
 namespace sarathi {
 
-using Vector = __m512;
+using Part = __m512;
+using Vector = Part;
 using Mask = __mmask16;
-typedef uint32_t Words __attribute__((vector_size(64)));
+typedef uint32_t PartBits __attribute__((vector_size(64)));
 typedef uint16_t Halves __attribute__((vector_size(32)));
 
 constexpr int SUMS = 24;  // vectors of a product's results kept in registers, beside two weights and one input
@@ -54,20 +55,13 @@ inline Vector load(const fp8* from, Mask mask = 0xFFFF) {
     return _mm512_cvtph_ps(reinterpret_cast<__m256i>(half)) * broadcast(256.0f);
 }
 
-// Pairs of bfloat16: the first of each, and the second.
-inline void load_pairs(const bf16* from, Vector& first, Vector& second) {
-    const __m512i both = _mm512_loadu_si512(from);
-    first = _mm512_castsi512_ps(_mm512_slli_epi32(both, 16));
-    second = _mm512_castsi512_ps(_mm512_and_epi32(both, _mm512_set1_epi32(static_cast<int>(0xFFFF0000))));
-}
-
 inline void store(float* to, Vector x, Mask mask = 0xFFFF) { _mm512_mask_storeu_ps(to, mask, x); }
 
 inline __m256i to_bf16(Vector x) {
 #ifdef __AVX512BF16__
     return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x));
 #else
-    return _mm512_cvtepi32_epi16(reinterpret_cast<__m512i>(bf16_bits(reinterpret_cast<Words>(x))));
+    return _mm512_cvtepi32_epi16(reinterpret_cast<__m512i>(bf16_bits(reinterpret_cast<PartBits>(x))));
 #endif
 }
 
@@ -78,7 +72,7 @@ inline void store(int8_t* to, Vector x, Mask mask = 0xFFFF) {
 }
 
 inline void store(fp8* to, Vector x, Mask mask = 0xFFFF) {
-    const Words bits = fp8_bits(reinterpret_cast<Words>(x * broadcast(0x1p-120f)));
+    const PartBits bits = fp8_bits(reinterpret_cast<PartBits>(x * broadcast(0x1p-120f)));
     _mm512_mask_cvtepi32_storeu_epi8(to, mask, reinterpret_cast<__m512i>(bits));
 }
 

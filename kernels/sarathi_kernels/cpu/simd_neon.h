@@ -16,12 +16,6 @@ inline Part min(Part a, Part b) { return vbslq_f32(vcltq_f32(a, b), a, b); }
 inline Part nearest(Part x) { return vrndnq_f32(x); }
 inline bool exceeds(Part a, Part b) { return vminvq_u32(vcleq_f32(a, b)) == 0; }  // anywhere
 inline float reduce_add(Part x) { return vaddvq_f32(x); }
-inline float reduce_max(Part x) { return vmaxvq_f32(x); }
-
-// The sum of each of four.
-inline void add_each(Part a, Part b, Part c, Part d, float* to) {
-    vst1q_f32(to, vpaddq_f32(vpaddq_f32(a, b), vpaddq_f32(c, d)));
-}
 
 // Four bytes, in the lower half.
 inline uint8x8_t load_bytes(const void* from) {
@@ -44,30 +38,6 @@ inline Part load_part(const fp8* from) {
     return vcvt_f32_f16(vreinterpret_f16_u16(half)) * repeat(256.0f);
 }
 
-inline void store_part(float* to, Part x) { vst1q_f32(to, x); }
-
-inline void store_part(bf16* to, Part x) { vst1_u16(to, vmovn_u32(bf16_bits(vreinterpretq_u32_f32(x)))); }
-
-inline void store_part(int8_t* to, Part x) {
-    const int16x4_t words = vqmovn_s32(vcvtnq_s32_f32(x));
-    const int8x8_t bytes = vqmovn_s16(vcombine_s16(words, words));
-    std::memcpy(to, &bytes, 4);
-}
-
-inline void store_part(fp8* to, Part x) {
-    const uint16x4_t words = vmovn_u32(fp8_bits(vreinterpretq_u32_f32(x * repeat(0x1p-120f))));
-    const uint8x8_t bytes = vmovn_u16(vcombine_u16(words, words));
-    std::memcpy(to, &bytes, 4);
-}
-
-inline void transpose(Part (&x)[4]) {
-    const float32x4x2_t a = vtrnq_f32(x[0], x[1]), b = vtrnq_f32(x[2], x[3]);
-    for (int i = 0; i < 2; ++i) {
-        x[i] = vcombine_f32(vget_low_f32(a.val[i]), vget_low_f32(b.val[i]));
-        x[i + 2] = vcombine_f32(vget_high_f32(a.val[i]), vget_high_f32(b.val[i]));
-    }
-}
+inline void store(float* to, Part x) { vst1q_f32(to, x); }
 
 }  // namespace sarathi
-
-#include "simd_pair.h"

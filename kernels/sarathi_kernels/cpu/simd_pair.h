@@ -2,6 +2,9 @@
 // such a `Part` or pairs themselves. A mask is a count.
 #pragma once
 
+#include <bit>
+#include <cmath>
+
 namespace sarathi {
 
 constexpr int SUMS = 6;  // vectors of a product's results kept in registers, beside a weight and one input
@@ -16,6 +19,7 @@ inline Part scale(Part x, Part n) {
 template <class H>
 struct Pair {
     H low, high;
+    static constexpr int64_t HALF = sizeof(H) / sizeof(float);
     friend Pair operator+(Pair a, Pair b) { return {a.low + b.low, a.high + b.high}; }
     friend Pair operator-(Pair a, Pair b) { return {a.low - b.low, a.high - b.high}; }
     friend Pair operator*(Pair a, Pair b) { return {a.low * b.low, a.high * b.high}; }
@@ -24,11 +28,13 @@ struct Pair {
     friend Pair fma(Pair a, Pair b, Pair c) { return {fma(a.low, b.low, c.low), fma(a.high, b.high, c.high)}; }
     friend Pair max(Pair a, Pair b) { return {max(a.low, b.low), max(a.high, b.high)}; }
     friend Pair min(Pair a, Pair b) { return {min(a.low, b.low), min(a.high, b.high)}; }
+    friend Pair first_of_pairs(Pair x) { return {first_of_pairs(x.low), first_of_pairs(x.high)}; }
+    friend Pair second_of_pairs(Pair x) { return {second_of_pairs(x.low), second_of_pairs(x.high)}; }
     friend Pair nearest(Pair x) { return {nearest(x.low), nearest(x.high)}; }
     friend Pair scale(Pair x, Pair n) { return {scale(x.low, n.low), scale(x.high, n.high)}; }
+    friend void store(float* to, Pair x) { store(to, x.low), store(to + HALF, x.high); }
     friend float reduce_add(Pair x) { return reduce_add(x.low + x.high); }
-    friend float reduce_max(Pair x) { return reduce_max(max(x.low, x.high)); }
-    friend bool exceeds(Pair a, Pair b) { return exceeds(a.low, b.low) | exceeds(a.high, b.high); }
+    friend bool exceeds(Pair a, Pair b) { return exceeds(a.low, b.low) || exceeds(a.high, b.high); }
 };
 using Vector = std::conditional_t<sizeof(Part) == 32, Pair<Part>, Pair<Pair<Part>>>;
 
@@ -44,51 +50,23 @@ inline V each_part(Make&& make, int64_t lane = 0) {
     if constexpr (sizeof(V) == sizeof(Part)) {
         return make(lane);
     } else {
-        using H = decltype(V::low);
-        return {each_part<H>(make, lane), each_part<H>(make, lane + static_cast<int64_t>(sizeof(H) / sizeof(float)))};
+        return {each_part<decltype(V::low)>(make, lane), each_part<decltype(V::low)>(make, lane + V::HALF)};
     }
 }
 
-// And `use(part, lane)`.
-template <class V, class Use>
-inline void for_parts(V x, Use&& use, int64_t lane = 0) {
-    if constexpr (sizeof(V) == sizeof(Part)) {
-        use(x, lane);
-    } else {
-        for_parts(x.low, use, lane);
-        for_parts(x.high, use, lane + static_cast<int64_t>(sizeof(x.low) / sizeof(float)));
-    }
-}
-
-inline Vector broadcast(float x) {
-    return each_part([&](int64_t) { return repeat(x); });
-}
-
-template <class T>
-inline Vector load(const T* from) {
-    return each_part([&](int64_t lane) { return load_part(from + lane); });
-}
-
-template <class T>
-inline Vector load(const T* from, Mask mask) {
-    if (mask.count == LANES) {
-        return load(from);
-    }
-    T values[LANES] = {};
-    std::copy_n(from, mask.count, values);
-    return load(values);
-}
-
-inline Vector load(const float* from, Mask mask, Vector elsewhere) {
-    float values[LANES];
-    for_parts(elsewhere, [&](Part x, int64_t lane) { store_part(values + lane, x); });
-    std::copy_n(from, mask.count, values);
-    return load(values);
+inline bf16 converted(float x, bf16) { return bf16_bits(std::bit_cast<uint32_t>(x)); }
+inline fp8 converted(float x, fp8) { return {static_cast<uint8_t>(fp8_bits(std::bit_cast<uint32_t>(x * 0x1p-120f)))}; }
+inline int8_t converted(float x, int8_t) {
+    return static_cast<int8_t>(std::max(-128.0f, std::min(127.0f, std::nearbyint(x))));
 }
 
 template <class T>
 inline void store(T* to, Vector x) {
-    for_parts(x, [&](Part part, int64_t lane) { store_part(to + lane, part); });
+    float values[LANES];
+    store(values, x);
+    for (int64_t i = 0; i < LANES; ++i) {
+        to[i] = converted(values[i], T{});
+    }
 }
 
 template <class T>
@@ -101,22 +79,31 @@ inline void store(T* to, Vector x, Mask mask) {
     std::copy_n(values, mask.count, to);
 }
 
+inline Vector broadcast(float x) {
+    return each_part([&](int64_t) { return repeat(x); });
+}
+
+template <class T>
+inline Vector load(const T* from) {
+    return each_part([&](int64_t lane) { return load_part(from + lane); });
+}
+
+template <class T>
+inline Vector load(const T* from, Mask mask, Vector elsewhere = broadcast(0.0f)) {
+    if (mask.count == LANES) {
+        return load(from);
+    }
+    T values[LANES];
+    store(values, elsewhere);
+    std::copy_n(from, mask.count, values);
+    return load(values);
+}
+
 // Zero elsewhere.
 inline Vector keep(Vector x, Mask mask) {
     float values[LANES];
     store(values, x);
-    return mask.count == LANES ? x : load(values, mask);
-}
-
-// Pairs of bfloat16: the first of each, and the second.
-inline void load_pairs(const bf16* from, Vector& first, Vector& second) {
-    const auto both = [&](int64_t lane) {
-        PartBits bits;
-        std::memcpy(&bits, from + 2 * lane, sizeof bits);
-        return bits;
-    };
-    first = each_part([&](int64_t lane) { return reinterpret_cast<Part>(both(lane) << 16); });
-    second = each_part([&](int64_t lane) { return reinterpret_cast<Part>(both(lane) & 0xFFFF0000); });
+    return load(values, mask);
 }
 
 // What is left of x beside a whole number.
@@ -128,35 +115,30 @@ inline Vector fraction(Vector x, Vector& whole) {
 
 inline uint32_t nan_lanes(Vector x) { return exceeds(x, x); }  // whether there are any
 
-template <class H>
-inline Part folded(H x) {
-    if constexpr (sizeof(H) == sizeof(Part)) {
-        return x;
-    } else {
-        return folded(x.low + x.high);
-    }
+inline float reduce_max(Vector x) {
+    float values[LANES];
+    store(values, x);
+    return *std::max_element(values, values + LANES);
 }
 
 // The sum of each of four vectors, the first `count` of which are stored.
 inline void store_sums(float* to, const Vector (&x)[4], int64_t count) {
-    float sums[4];
-    add_each(folded(x[0]), folded(x[1]), folded(x[2]), folded(x[3]), count >= 4 ? to : sums);
-    if (count < 4) {
-        std::copy_n(sums, count, to);
+    for (int64_t i = 0; i < std::min<int64_t>(4, count); ++i) {
+        to[i] = reduce_add(x[i]);
     }
 }
 
 // Rows become columns.
-template <class H>
-inline void transpose(Pair<H> (&x)[sizeof(Pair<H>) / sizeof(float)]) {
-    constexpr int64_t n = sizeof(H) / sizeof(float);
-    H a[n], b[n], c[n], d[n];
-    for (int64_t i = 0; i < n; ++i) {
-        a[i] = x[i].low, b[i] = x[i].high, c[i] = x[n + i].low, d[i] = x[n + i].high;
+inline void transpose(Vector (&x)[LANES]) {
+    float values[LANES][LANES], row[LANES];
+    for (int64_t i = 0; i < LANES; ++i) {
+        store(row, x[i]);
+        for (int64_t j = 0; j < LANES; ++j) {
+            values[j][i] = row[j];
+        }
     }
-    transpose(a), transpose(b), transpose(c), transpose(d);
-    for (int64_t i = 0; i < n; ++i) {
-        x[i] = {a[i], c[i]}, x[n + i] = {b[i], d[i]};
+    for (int64_t i = 0; i < LANES; ++i) {
+        x[i] = load(values[i]);
     }
 }
 

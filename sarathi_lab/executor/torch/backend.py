@@ -19,9 +19,12 @@ from sarathi_lab.executor.torch import device as devices
 from sarathi_lab.executor.torch.computing import (
     FIX,
     INT8,
+    ISAS,
     _why_not_built,
+    built_isa,
     check_int8,
     in_weights,
+    require_isa,
     require_supported,
     use_native,
     use_triton,
@@ -44,6 +47,7 @@ from sarathi_lab.model.transformer import Transformer
 
 HYBRIDS = get_args(Hybrid)
 WARM_UP_TOKENS = 256
+WHOLE = ("none", "operations")  # profiles that C++ has of an iteration in one call
 
 
 @dataclass(frozen=True)
@@ -52,13 +56,14 @@ class TorchBackend:
 
     `kernels` does what is not a matrix product: "triton" or plain "torch"; "native" computes whole
     iterations in C++ on a CPU. "auto" takes Triton's kernels on a GPU, and C++ on a CPU where it
-    can be compiled. With Triton's, `overlap` makes the next batch while one runs, `cuda_graphs`
-    replays batches of a few padded shapes, and `hybrid` says how a chunk and decodes share the
-    device in attention. `threads` compute on a CPU; None: as many as torch takes. `profile` looks
-    into iterations (`watching`). `weights="fp8"` has weights and activations of the layers'
-    products in 8 bits, which a CPU emulates. `dtype="int8"` has all products in int8, on a CPU, and
-    the rest in bfloat16. `tensor_parallel` devices share a layer, `pipeline_parallel` stages the
-    layers, each device with a process of its own (`ranks`). Raises UserError for what is not there.
+    can be compiled, by the instructions `isa`, the CPU's best if "auto". With Triton's, `overlap`
+    makes the next batch while one runs, `cuda_graphs` replays batches of a few padded shapes, and
+    `hybrid` says how a chunk and decodes share the device in attention. `threads` compute on a CPU;
+    None: as many as torch takes. `profile` looks into iterations (`watching`). `weights="fp8"` has
+    weights and activations of the layers' products in 8 bits, which a CPU emulates. `dtype="int8"`
+    has all products in int8, on a CPU, and the rest in bfloat16. `tensor_parallel` devices share a
+    layer, `pipeline_parallel` stages the layers, each device with a process of its own (`ranks`),
+    and of `rank_timeout` seconds to make progress in. Raises UserError for what is not there.
     """
 
     name: ClassVar[str] = "torch"
@@ -68,6 +73,7 @@ class TorchBackend:
     dtype: str = "auto"
     seed: int = 0
     kernels: str = "auto"
+    isa: str = "auto"
     cuda_graphs: bool = True
     overlap: bool = True
     hybrid: Hybrid = "series"
@@ -76,11 +82,13 @@ class TorchBackend:
     weights: WeightDtype = "auto"
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
+    rank_timeout: int = 300
 
     def __post_init__(self) -> None:
         _ = self._dtype  # a device that is not there is refused at once
         choices = {
             "kernels": ("auto", "triton", "native", "torch"),
+            "isa": ISAS,
             "hybrid": HYBRIDS,
             "profile": get_args(ProfileKind),
             "weights": WEIGHT_DTYPES,
@@ -112,6 +120,7 @@ class TorchBackend:
         if self.dtype == INT8:
             check_int8(self)
         check_ranks(self)
+        require_isa(self.isa, is_wanted=self._wants_native)
         for name in () if self.uses_kernels else ("overlap", "cuda_graphs", "hybrid"):
             if (value := getattr(self, name)) != getattr(type(self), name):
                 raise UserError(
@@ -150,7 +159,7 @@ class TorchBackend:
             return None
         if self.weights == "fp8":
             return "its products in 8 bits are those of dtype=int8"
-        return native_operations.why_not(spec, self._dtype[1]) or _why_not_built()
+        return native_operations.why_not(spec, self._dtype[1]) or _why_not_built(self.isa)
 
     @cached_property
     def _device(self) -> torch.device:
@@ -166,7 +175,8 @@ class TorchBackend:
 
     @property
     def device_name(self) -> str:
-        name = devices.device_description(self._device, self._threads)
+        isa = built_isa(self.isa) if self._wants_native else None
+        name = devices.device_description(self._device, self._threads, isa)
         return name if self.num_devices == 1 else f"{name}, {self.ranks.description}"
 
     @property
@@ -205,8 +215,10 @@ class TorchBackend:
         if self.uses_kernels:
             with faults_explained(self._device, "the run of a first kernel"):
                 require_supported(spec, self._device, self._dtype[1])
-        if self.kernels == "native" and (reason := self._why_not_native(spec)):
-            raise UserError(f"executor.kernels=native does not run here: {reason}; {FIX}")
+        is_forced = self.kernels == "native" or self.isa != "auto"
+        if is_forced and (reason := self._why_not_native(spec)):
+            name = "kernels=native" if self.isa == "auto" else f"isa={self.isa}"
+            raise UserError(f"executor.{name} does not run here: {reason}; {FIX}")
         self._memory(spec).check(kv_tokens, host_kv_tokens)
 
     def _in_weights(self, spec: ModelSpec) -> ModelSpec:
@@ -290,7 +302,8 @@ class TorchBackend:
             if self.uses_kernels:
                 use_triton(model, self.hybrid)
             elif self._wants_native and self._why_not_native(spec) is None:
-                use_native(model, is_whole=maker.is_whole and self.profile == "none")
+                is_whole = maker.is_whole and self.profile in WHOLE
+                use_native(model, is_whole=is_whole, isa=self.isa)
             make = partial(self._executor, maker, model)
             num_blocks = maker.agreed(self._num_blocks(make, sizes))
             return make(num_blocks, sizes.block_size, sizes.num_host_blocks)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from sarathi_kernels.cpu import library
-from sarathi_kernels.cpu.build import NotBuilt
+from sarathi_kernels.cpu.build import NEEDED, NotBuilt, instruction_set
 from sarathi_kernels.runtime.chip import chip_of
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.model import fp8, native_operations
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from sarathi_lab.executor.torch.backend import TorchBackend
 
 FIX = "use executor.kernels=torch"
+ISAS = ("auto", *NEEDED)
 INT8 = "int8"  # the dtype whose products alone are in it
 
 
@@ -85,18 +86,37 @@ def use_triton(model: Transformer, hybrid: Hybrid) -> None:
     model.operations = KernelOperations(model.spec, model.inverse_frequencies, hybrid)
 
 
-@cache
-def _why_not_built() -> str | None:
+def require_isa(isa: str, *, is_wanted: bool) -> None:
+    """Raise UserError unless the C++, if it `is_wanted`, can have the instructions `isa` here."""
+    if isa == "auto":
+        return
+    if not is_wanted:
+        raise UserError(f"executor.isa={isa} is for the C++ of a CPU, not used here; leave it out")
     try:
-        library.load()
+        instruction_set(isa)
+    except NotBuilt as error:
+        raise UserError(f"executor.isa={isa} does not run here: {error}; use auto") from None
+
+
+def built_isa(isa: str) -> str | None:
+    """Of which instructions the compiled C++ is; None without it."""
+    return instruction_set(isa) if _why_not_built(isa) is None else None
+
+
+@cache
+def _why_not_built(isa: str) -> str | None:
+    try:
+        library.load(isa)
     except NotBuilt as error:
         return str(error)
     return None
 
 
-def use_native(model: Transformer, *, is_whole: bool = True) -> None:
-    """Let C++ compute the model, each iteration in one call or, unless `is_whole`, in several."""
-    library.start(torch.get_num_threads())
+def use_native(model: Transformer, *, is_whole: bool = True, isa: str = "auto") -> None:
+    """Let C++ compute the model by the instructions `isa`, each iteration in one call or, unless
+    `is_whole`, in several.
+    """
+    library.start(torch.get_num_threads(), isa=isa)
     operations = native_operations.NativeOperations(model, is_whole=is_whole)
     model.operations = operations
     model.whole_pass = operations.whole_pass if is_whole else None

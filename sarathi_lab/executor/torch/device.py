@@ -120,11 +120,16 @@ def has_fast_path(dtype: torch.dtype) -> bool:
     return any(all(map(there.get, needed)) for needed in FAST_PATHS[dtype])
 
 
-def device_description(device: torch.device, num_threads: int | None = None) -> str:
-    """Such as "cpu (Intel Xeon, 2 threads)", or a GPU's name; None: torch's threads."""
+def device_description(
+    device: torch.device, num_threads: int | None = None, isa: str | None = None
+) -> str:
+    """Such as "cpu (Intel Xeon, 2 threads, avx512)", or a GPU's name; None: torch's threads, and
+    no instructions to be named.
+    """
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"cpu ({_cpu_name()}, {num_threads or torch.get_num_threads()} threads)"
+    threads = f"{num_threads or torch.get_num_threads()} threads"
+    return f"cpu ({_cpu_name()}, {threads}{f', {isa}' if isa else ''})"
 
 
 def _cpu_name() -> str:
