@@ -8,7 +8,7 @@ are rounded up, with zeros.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -86,8 +86,13 @@ def pack_linear(weight: Tensor, bias: Tensor | None, *, is_gated: bool = False) 
     return PackedLinear(panels, biases, in_features, kept, is_gated, len(experts))
 
 
-def pack_together(packed: Iterator[PackedLinear], nbytes: int) -> list[PackedLinear]:
-    """Move the weights into one tensor of `nbytes` or more, on large pages where Linux gives them.
+def pack_together(
+    packed: Iterator[PackedLinear],
+    nbytes: int,
+    copy: Callable[[Tensor, Tensor], Tensor] = Tensor.copy_,
+) -> list[PackedLinear]:
+    """Move the weights into one tensor of `nbytes` or more, on large pages where Linux gives them;
+    `copy` touches them first.
 
     An iteration of few tokens reads all of them once: on small pages a good part of its time goes
     into finding those.
@@ -98,7 +103,7 @@ def pack_together(packed: Iterator[PackedLinear], nbytes: int) -> list[PackedLin
     for linear in packed:
         size = linear.weight.nbytes
         weight = memory[offset : offset + size].view(linear.weight.dtype).view(linear.weight.shape)
-        moved.append(replace(linear, weight=weight.copy_(linear.weight)))
+        moved.append(replace(linear, weight=copy(weight, linear.weight)))
         offset += -(-size // CACHE_LINE) * CACHE_LINE
     return moved
 

@@ -10,6 +10,7 @@ from sarathi_kernels.cpu import library
 from sarathi_kernels.cpu.build import NotBuilt
 from sarathi_kernels.runtime.chip import chip_of
 from sarathi_lab.config.errors import UserError
+from sarathi_lab.executor.torch.placement import place
 from sarathi_lab.model import native_operations
 from sarathi_lab.model.operations import Hybrid
 from sarathi_lab.model.spec import ModelSpec
@@ -53,6 +54,8 @@ def _why_not_built() -> str | None:
 def use_native(model: Transformer, *, is_whole: bool = True) -> None:
     """Let C++ compute the model, each iteration in one call or, unless `is_whole`, in several."""
     library.start(torch.get_num_threads())
+    placement = place(torch.get_num_threads())
+    library.place(placement.bound, placement.nodes)
     operations = native_operations.NativeOperations(model, is_whole=is_whole)
     model.operations = operations
     model.whole_pass = operations.whole_pass if is_whole else None
