@@ -196,11 +196,8 @@ def _check_starvation(checker: Checker, requests: Sequence[Request]) -> None:
     order = [one.request.request_id for one in checker.finished]
     for place, number in enumerate(order):
         later = sum(other > number for other in order[:place])
-        hold(
-            later <= MOST_OVERTAKING,
-            "starvation",
-            f"request {number} is overtaken by {later} of those that come after it",
-        )
+        how = f"request {number} is overtaken by {later} of those that come after it"
+        hold(later <= MOST_OVERTAKING, "starvation", how)
 
 
 def _shortest(case: Case, found: RuleBroken) -> tuple[Case, RuleBroken]:
@@ -211,9 +208,8 @@ def _shortest(case: Case, found: RuleBroken) -> tuple[Case, RuleBroken]:
         if len(case.requests) == 1 or found.rule in ("starvation", "same schedule"):
             break
         left = [one for i, one in enumerate(case.requests) if i != number]
-        fewer = replace(
-            case, requests=tuple(replace(one, request_id=i) for i, one in enumerate(left))
-        )
+        renumbered = tuple(replace(one, request_id=i) for i, one in enumerate(left))
+        fewer = replace(case, requests=renumbered)
         try:
             broken = _fault(fewer)
         except UserError:

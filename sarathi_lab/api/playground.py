@@ -63,7 +63,9 @@ class Playground:
         if (key := fingerprint(plan)) not in self._known:
             if len(self._known) >= MOST_KNOWN:
                 del self._known[next(iter(self._known))]
-            self._known[key] = _served(plan)
+            executor, ledger = plan.executor(), Ledger()
+            run_engine(plan.load.arrivals(), plan.scheduler(executor), executor, ledger)
+            self._known[key] = ledger
         return self._known[key]
 
 
@@ -138,9 +140,3 @@ def _option(group: str, name: str) -> DictConfig:
     if name not in options:
         raise UserError(f"{group}={name} is no option; use one of {', '.join(options)}")
     return read_option(group, options[name])
-
-
-def _served(plan: Plan) -> Ledger:
-    executor = plan.executor()
-    run_engine(plan.load.arrivals(), plan.scheduler(executor), executor, ledger := Ledger())
-    return ledger

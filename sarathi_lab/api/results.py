@@ -51,9 +51,8 @@ class Results:
         from sarathi_lab.results.report import conclusion, sweep_table
 
         shown = sweep_table(self.runs, f"{len(self.runs)} runs")
-        table = pd.DataFrame(list(map(dict, shown.rows))).to_html(
-            index=False, border=0, max_rows=MOST_ROWS
-        )
+        rows = pd.DataFrame(list(map(dict, shown.rows)))
+        table = rows.to_html(index=False, border=0, max_rows=MOST_ROWS)
         return "\n".join([f"<b>{shown.title}</b>", table, *conclusion(self.runs)])
 
     @cached_property

@@ -87,17 +87,11 @@ class ShadowCache:
             read = [number for block in block_ids for number in self.device[block]][:start]
             hold(read == numbers[:start], "blocks", f"{sequence} reads what it did not write")
             for position in range(start, start + num_tokens):
-                hold(
-                    position // self.size < len(block_ids),
-                    "blocks",
-                    f"{sequence} writes token {position}, for which it holds no block",
-                )
+                how = f"{sequence} writes token {position}, for which it holds no block"
+                hold(position // self.size < len(block_ids), "blocks", how)
                 block = block_ids[position // self.size]
-                hold(
-                    held[block] <= 1,
-                    "blocks",
-                    f"{sequence} writes to block {block}, which others hold, too",
-                )
+                how = f"{sequence} writes to block {block}, which others hold, too"
+                hold(held[block] <= 1, "blocks", how)
                 # what is not computed in all layers is of no use to anybody
                 number = self.number(chunk, position) if is_decode or not is_halfway else None
                 writes.append((block, position % self.size, number))
@@ -187,9 +181,8 @@ class Checker(Ledger):
             self.check_cache(scheduler)
             idle = [*scheduler.waiting, *scheduler.swapped]
             hold(not any(one.block_ids for one in idle), "blocks", "who waits holds blocks")
-        self.schedule.append(
-            [(c.sequence.request.request_id, c.start, c.num_tokens) for c in batch.chunks]
-        )
+        rows = [(c.sequence.request.request_id, c.start, c.num_tokens) for c in batch.chunks]
+        self.schedule.append(rows)
         self.finished += finished
         self.num_tokens += batch.num_tokens - batch.num_rejected_tokens
         self.num_hits += batch.prefix_hit_tokens
@@ -207,11 +200,8 @@ def check_batch(batch: Batch, scheduler: Scheduler) -> None:
     chunks, policy = batch.chunks, scheduler.policy
     sequences = {chunk.sequence for chunk in chunks}
     hold(len(sequences) == len(chunks), "batch", "a sequence is in it twice")
-    hold(
-        len(chunks) <= scheduler.batch_size,
-        "batch",
-        f"it has {len(chunks)} sequences, where batch={scheduler.batch_size}",
-    )
+    how = f"it has {len(chunks)} sequences, where batch={scheduler.batch_size}"
+    hold(len(chunks) <= scheduler.batch_size, "batch", how)
     hold(all(chunk.num_tokens > 0 for chunk in chunks), "batch", "a chunk has no tokens")
     prompts = [chunk for chunk in chunks if not chunk.is_decode]
     decodes = [chunk for chunk in chunks if chunk.is_decode]

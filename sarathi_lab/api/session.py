@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext, redirect_stdout
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -37,11 +37,9 @@ def serve(*, verbose: bool = False, **settings: Any) -> Results:
     if `verbose`; W&B hears of them with `tracking="wandb"`. Raises UserError for what the command
     line refuses, in the same words, and whatever stops the run.
     """
-
-    def run(command_line: CommandLine, is_resumed: bool) -> None:
+    with _prepared(settings, [], verbose) as (command_line, _):
         run_single(command_line)
-
-    return _executed(run, {**UNTRACKED, **settings}, [], verbose)
+    return load(command_line.results_dir)
 
 
 def sweep(*, verbose: bool = False, **settings: Any) -> Results:
@@ -51,34 +49,32 @@ def sweep(*, verbose: bool = False, **settings: Any) -> Results:
     one value stands in a list: `baselines=[["orca"]]`. Runs that stop are left out with a warning;
     raises UserError if none is left.
     """
-
-    def run(command_line: CommandLine, is_resumed: bool) -> None:
+    with _prepared(settings, ["-m"], verbose) as (command_line, is_resumed):
         jobs = Sweep(command_line, run_task, is_resumed=is_resumed)
         jobs.run()
-        if (failure := jobs.failure()) is None:
-            return
+    if (failure := jobs.failure()) is not None:
         if not any(map(jobs.record.is_finished, jobs.record.begun())):
             raise UserError(failure[0])
-        warnings.warn(f"{failure[0]} (see {jobs.record.folder})", stacklevel=4)
+        warnings.warn(f"{failure[0]} (see {jobs.record.folder})", stacklevel=2)
+    return load(command_line.results_dir)
 
-    return _executed(run, {**UNTRACKED, **settings}, ["-m"], verbose)
 
-
-def _executed(
-    run: Callable[[CommandLine, bool], None],
-    settings: Mapping[str, Any],
-    flags: list[str],
-    verbose: bool,
-) -> Results:
+@contextmanager
+def _prepared(
+    settings: Mapping[str, Any], flags: list[str], verbose: bool
+) -> Iterator[tuple[CommandLine, bool]]:
+    """The command line of `settings`, checked, and whether it continues a sweep; what is printed
+    meanwhile is not seen, unless `verbose`.
+    """
     with TemporaryDirectory() as folder, nullcontext() if verbose else redirect_stdout(StringIO()):
-        command_line, is_resumed = prepare(_arguments(settings, flags, Path(folder)))
+        args = _arguments({**UNTRACKED, **settings}, flags, Path(folder))
+        command_line, is_resumed = prepare(args)
         if not build((cfg := command_line.jobs[0].cfg).task).has_runs:
             raise UserError(
                 f"task={type(build(cfg.task)).__name__.lower()} leaves no runs to return; use the "
                 "command line for it"
             )
-        run(command_line, is_resumed)
-    return load(command_line.results_dir)
+        yield command_line, is_resumed
 
 
 def read(settings: Mapping[str, Any]) -> DictConfig:

@@ -13,17 +13,10 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from sarathi_lab.config.errors import UserError
 
 SWITCHES = (
-    ("--help", "-h"),
-    ("--hydra-help",),
-    ("--version",),
-    ("--resolve",),
-    ("--run", "-r"),
-    ("--multirun", "-m"),
-    ("--dry-run",),
-    ("--verbose", "-v"),
-    ("--shell-completion", "-sc"),
+    *("--help -h", "--hydra-help", "--version", "--resolve", "--run -r", "--multirun -m"),
+    *("--dry-run", "--verbose -v", "--shell-completion -sc"),
 )
-WITH_VALUE = (("--cfg", "-c"), ("--package", "-p"), ("--config-dir", "-cd"))
+WITH_VALUE = ("--cfg -c", "--package -p", "--config-dir -cd")
 SHOWING = ("help", "hydra_help", "version", "cfg", "info", "shell_completion")
 
 
@@ -84,9 +77,9 @@ def read_arguments(args: Sequence[str]) -> Arguments:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
     for names in SWITCHES:
-        parser.add_argument(*names, action="store_true")
+        parser.add_argument(*names.split(), action="store_true")
     for names in WITH_VALUE:
-        parser.add_argument(*names)
+        parser.add_argument(*names.split())
     parser.add_argument("--info", "-i", nargs="?", const="all")
     parser.add_argument("settings", nargs="*")
     return parser

@@ -9,75 +9,31 @@ from dataclasses import MISSING, field, fields, is_dataclass
 from functools import partial
 from typing import Any
 
-from sarathi_lab.config.errors import (
-    MOST,
-    UserError,
-    require_bool,
-    require_int,
-    require_list,
-    require_number,
-    require_one_of,
-    require_text,
-)
-
-Check = Callable[[str, Any], object]
+from sarathi_lab.config import errors
 
 
-def whole(
+def checked(
+    check: Callable[..., object],
     default: Any = MISSING,
     *,
-    minimum: int,
-    fix: str,
-    maximum: int = MOST,
     name: str | None = None,
     optional: bool = False,
+    **rules: Any,
 ) -> Any:
-    """A whole number from `minimum` to `maximum`; or None if that is the default, or with
-    `optional`.
+    """A field whose value passes `check`, which is handed the `rules`; or is None, if that is the
+    default, or with `optional`. The user knows it by `name`, else by its own.
     """
-    check = partial(require_int, minimum=minimum, maximum=maximum, fix=fix)
-    return _field(default, check, name, optional)
+    own = {"check": partial(check, **rules), "name": name, "optional": optional or default is None}
+    return field(default=default, metadata=own)
 
 
-def number(
-    default: Any = MISSING,
-    *,
-    fix: str,
-    above: float | None = None,
-    minimum: float | None = None,
-    name: str | None = None,
-) -> Any:
-    """A finite number, or None if that is the default."""
-    return _field(default, partial(require_number, above=above, minimum=minimum, fix=fix), name)
-
-
-def share(default: float, *, fix: str) -> Any:
-    """A number from 0 to 1."""
-
-    def check(name: str, value: Any) -> None:
-        if require_number(name, value, minimum=0, fix=fix) > 1:
-            raise UserError(f"{name}={value} is above 1; {fix}")
-
-    return _field(default, check)
-
-
-def text(default: Any = MISSING, *, fix: str) -> Any:
-    """Text that is not blank; or None if that is the default."""
-    return _field(default, partial(require_text, fix=fix))
-
-
-def flag(default: bool) -> Any:
-    return _field(default, require_bool)
-
-
-def one_of(default: Any = MISSING, *, valid: Iterable[str]) -> Any:
-    """One of a few names."""
-    return _field(default, partial(require_one_of, valid=valid))
-
-
-def listed(default: Any = MISSING, *, each: Check, complaint: str, **rest: Any) -> Any:
-    """A list, each value of which passes (`require_list`); or None if that is the default."""
-    return _field(default, partial(require_list, complaint=complaint, each=each, **rest))
+whole = partial(checked, errors.require_int)  # from `minimum` to `maximum`
+number = partial(checked, errors.require_number)  # finite, above `above`, from `minimum`
+share = partial(checked, errors.require_share)  # a number from 0 to 1
+text = partial(checked, errors.require_text)  # that is not blank
+flag = partial(checked, errors.require_bool)
+one_of = partial(checked, errors.require_one_of)  # of the names `valid`
+listed = partial(checked, errors.require_list)  # each value of which passes `each`
 
 
 def check_fields(settings: Any, prefix: str = "") -> None:
@@ -92,6 +48,17 @@ def check_fields(settings: Any, prefix: str = "") -> None:
             one.metadata["check"](one.metadata["name"] or prefix + one.name, value)
 
 
-def _field(default: Any, check: Check, name: str | None = None, optional: bool = False) -> Any:
-    metadata = {"check": check, "name": name, "optional": optional or default is None}
-    return field(default=default, metadata=metadata)
+def refuse_unread(settings: Any, names: Iterable[str], why: str, prefix: str = "") -> None:
+    """Raise UserError for the first of the fields `names` that is not at its default, as nothing
+    reads it; `why` ends the sentence.
+    """
+    for name in names:
+        if (value := getattr(settings, name)) != getattr(type(settings), name, None):
+            raise errors.UserError(f"{prefix}{name}={value} has no effect{why}")
+
+
+def require_order(settings: Any, low: str, high: str, why: str, prefix: str = "") -> None:
+    """Raise UserError if the field `low` exceeds the field `high`; `why` ends the sentence."""
+    value, limit = getattr(settings, low), getattr(settings, high)
+    if value is not None and value > limit:
+        raise errors.UserError(f"{prefix}{low}={value} exceeds {prefix}{high}={limit}{why}")

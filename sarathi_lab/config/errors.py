@@ -60,6 +60,12 @@ def require_number(
     return float(value)
 
 
+def require_share(name: str, value: object, fix: str) -> None:
+    """Raise `UserError` unless `value` is a number from 0 to 1."""
+    if require_number(name, value, minimum=0, fix=fix) > 1:
+        raise UserError(f"{name}={value} is above 1; {fix}")
+
+
 def require_text(name: str, value: object, fix: str) -> None:
     """Raise `UserError` unless `value` is text, not blank and without control characters."""
     is_text = isinstance(value, str) and bool(value.strip())

@@ -84,10 +84,8 @@ def _missing_plugin(kind: str, name: str) -> str:
     if name not in LAUNCHERS:
         return f"hydra/launcher={name} is unknown; use one of basic, {', '.join(LAUNCHERS)}"
     package = LAUNCHERS[name]
-    return (
-        f"hydra/launcher={name} needs the package {package}, which is missing; pip install "
-        f"{package}"
-    )
+    fix = f"pip install {package}"
+    return f"hydra/launcher={name} needs the package {package}, which is missing; {fix}"
 
 
 def options(group: str, settings: Sequence[str], loader: ConfigLoader) -> list[str]:
@@ -128,13 +126,10 @@ def _described(group: str, names: Sequence[str], folders: Sequence[Path]) -> lis
     for name in names:
         path = _file(group, name, folders)
         text = "" if path is None else path.read_text().removeprefix("# @package _global_\n")
-        said = " ".join(line[2:] for line in takewhile(_is_comment, text.splitlines()))
+        comment = takewhile(lambda line: line.startswith("# "), text.splitlines())
+        said = " ".join(line[2:] for line in comment)
         lines.append(f"  {name:{width}}  {said.partition('. ')[0].rstrip('.')}".rstrip())
     return lines
-
-
-def _is_comment(line: str) -> bool:
-    return line.startswith("# ")
 
 
 def _file(group: str, name: str, folders: Sequence[Path]) -> Path | None:

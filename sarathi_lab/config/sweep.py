@@ -4,9 +4,11 @@ went.
 
 from __future__ import annotations
 
+import json
 import platform
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -16,15 +18,65 @@ from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from omegaconf import open_dict
 
-from sarathi_lab.config import console
 from sarathi_lab.config.arguments import quoted
 from sarathi_lab.config.command_line import CommandLine
+from sarathi_lab.config.console import console, duration, print_place, progress_of, repeated
 from sarathi_lab.config.errors import EXIT_FAILED, EXIT_USER_ERROR, UserError, no_room
 from sarathi_lab.config.jobs import RecordedJob, Work, hydra_context, stopped
 from sarathi_lab.config.launchers import prepare
-from sarathi_lab.config.sweep_progress import SweepProgress
-from sarathi_lab.config.sweep_record import OUTPUT, SweepRecord, record_failure
+from sarathi_lab.config.sweep_record import FINISHED, OUTPUT, SweepRecord, record_failure
 from sarathi_lab.config.sweep_resume import fingerprint
+
+POLL_SECONDS = 0.5
+
+
+class SweepProgress:
+    """Reads the outcomes of jobs from their folders, so that any process may run them."""
+
+    def __init__(self, record: SweepRecord, num_done: int) -> None:
+        self._record = record
+        self._done_before = self._done = num_done
+        self._started = time.monotonic()
+        self._pending: dict[int, str] = {}
+
+    def expect(self, jobs: Mapping[int, str]) -> None:
+        """Wait for these jobs, too: their numbers, and what to call them."""
+        self._pending |= jobs
+
+    def update(self) -> int:
+        """Print a line for every job that has ended since the last call; returns how many."""
+        before = self._done
+        for number in sorted(self._pending):
+            if (outcome := self._outcome(number)) is not None:
+                name = self._pending.pop(number)
+                self._done += 1
+                place = f"[{self._done}/{self._record.num_jobs}]"
+                console().print(f"{place} {name} {outcome}{self._time_left()}", soft_wrap=True)
+        return self._done - before
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Print these lines, and how far the sweep is, while other processes run the jobs."""
+        with (
+            progress_of("running", len(self._pending), "runs") as advance,
+            repeated(lambda: advance(self.update()), POLL_SECONDS),
+        ):
+            yield
+        self.update()
+
+    def _outcome(self, number: int) -> str | None:
+        if self._record.is_finished(number):
+            seconds = json.loads((self._record.job_dir(number) / FINISHED).read_text())["seconds"]
+            return f"took {duration(seconds)}"
+        failure = self._record.failure(number)
+        return None if failure is None else f"failed: {failure['error']}"
+
+    def _time_left(self) -> str:
+        """From the pace of the jobs that this command ran."""
+        if not (num_left := self._record.num_jobs - self._done):
+            return ""
+        pace = (time.monotonic() - self._started) / (self._done - self._done_before)
+        return f", about {duration(pace * num_left)} left"
 
 
 class Sweep:
@@ -65,15 +117,14 @@ class Sweep:
             hydra.overrides.hydra.extend(own)
             hydra.sweep.dir = str(record.folder)
         for note in self._command_line.notes:
-            console.console().print(note, soft_wrap=True)
+            console().print(note, soft_wrap=True)
         if not self._is_resumed:
             record.write()
             return []
         record.clear_unfinished()
         finished = [number for number in record.begun() if record.is_finished(number)]
-        console.print_place(
-            "resume", f"{record.folder} ({len(finished)} of {record.num_jobs} runs finished)"
-        )
+        how_far = f"{len(finished)} of {record.num_jobs} runs finished"
+        print_place("resume", f"{record.folder} ({how_far})")
         return finished
 
     def failure(self) -> tuple[str, int] | None:
@@ -118,9 +169,7 @@ class Sweep:
                 return
             except BrokenProcessPool:
                 self._keep_lost(left)
-            left = {
-                number: job for number, job in left.items() if not self.record.has_ended(number)
-            }
+            left = {number: left[number] for number in self._not_ended(left)}
 
     def _launch_apart(self, jobs: Mapping[int, Sequence[str]]) -> None:
         settings = [[*job, f"hydra.sweep.subdir={number}"] for number, job in jobs.items()]
@@ -152,9 +201,7 @@ class Sweep:
 
     def _keep_lost(self, jobs: Mapping[int, Sequence[str]]) -> None:
         """Record the jobs that ran when a worker was killed, one of them its."""
-        folders = [
-            self.record.job_dir(number) for number in jobs if not self.record.has_ended(number)
-        ]
+        folders = [self.record.job_dir(number) for number in self._not_ended(jobs)]
         lost = [folder for folder in folders if (folder / OUTPUT).is_file()]
         if not lost:
             raise UserError(
@@ -164,6 +211,9 @@ class Sweep:
         for folder in lost:
             record_failure(folder, error=f"{error}memory")
         self._progress.update()
+
+    def _not_ended(self, jobs: Iterable[int]) -> list[int]:
+        return [number for number in jobs if not self.record.has_ended(number)]
 
     def _name(self, number: int, job: Sequence[str]) -> str:
         swept = self._command_line.swept

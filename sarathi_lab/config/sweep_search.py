@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
 
-from sarathi_lab.config.checked import check_fields, whole
+from sarathi_lab.config.checked import check_fields, one_of, whole
 from sarathi_lab.config.console import console
 from sarathi_lab.config.errors import UserError, require_one_of
 from sarathi_lab.config.paths import write_json
@@ -40,7 +40,7 @@ class OptunaSearch:
     """
 
     objective: str
-    direction: Literal["maximize", "minimize"]
+    direction: Literal["maximize", "minimize"] = one_of(valid=("maximize", "minimize"))
     n_trials: int = whole(minimum=1, fix="use the number of trials, such as 20")
     parallel: int = whole(minimum=1, fix="use the number of trials at a time, such as 1")
     seed: int = whole(minimum=0, fix="use a number such as 0")
@@ -48,7 +48,6 @@ class OptunaSearch:
 
     def __post_init__(self) -> None:
         check_fields(self, "hydra.sweeper.")
-        require_one_of("hydra.sweeper.direction", self.direction, ("maximize", "minimize"))
         if importlib.util.find_spec("optuna") is None:
             raise UserError(
                 "hydra/sweeper=optuna_search needs the package optuna, which is missing; pip "

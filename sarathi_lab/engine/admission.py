@@ -1,4 +1,4 @@
-"""What the scheduler asks of a policy, which requests fit at all, and how much of one goes next."""
+"""What the scheduler asks of a policy, and how much of a sequence goes next."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
-from sarathi_lab.config.errors import UserError
-from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.request import Batch, Request, SequenceState
 
 Moves = TypeVar("Moves", contravariant=True)
@@ -43,27 +41,6 @@ def with_budget(policy: Own, budget: int) -> Own:
     own: Any = policy
     changed: Own = replace(own, **{own.budget_field: budget})
     return changed
-
-
-def check_fits(
-    request: Request, blocks: BlockManager, policy: SchedulingPolicy[Any], max_model_len: int
-) -> None:
-    """Raise UserError if `request` is longer than the model or the cache allows, alone on an idle
-    engine.
-    """
-    what = f"request {request.request_id} of {request.prompt_len} + {request.output_len} tokens"
-    if request.total_len > max_model_len:
-        raise UserError(
-            f"{what} exceeds max_model_len={max_model_len}; raise it or shorten the request"
-        )
-    reserved = policy.reserved_tokens(request, request.total_len, max_model_len)
-    needed = blocks.blocks_for(max(request.total_len, reserved))
-    needed += blocks.watermark_blocks(policy.watermark)
-    if needed > blocks.num_blocks:
-        raise UserError(
-            f"{what} can never fit the KV cache: policy {policy.name} needs {needed} blocks of "
-            f"{blocks.block_size} tokens, num_blocks={blocks.num_blocks}; raise cache.num_blocks"
-        )
 
 
 def tokens_to_take(

@@ -94,11 +94,8 @@ class Sessions(Arrivals):
     """
 
     def __init__(self, sessions: Sequence[Sequence[Turn]]) -> None:
-        self._next = {
-            before.request.request_id: after
-            for turns in sessions
-            for before, after in pairwise(turns)
-        }
+        pairs = (pair for turns in sessions for pair in pairwise(turns))
+        self._next = {before.request.request_id: after for before, after in pairs}
         self._due: list[tuple[float, int, Request]] = []
         for first, *_ in sessions:
             self._send(first.request.arrival_time, first.request, first.new_tokens)

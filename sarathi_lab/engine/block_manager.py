@@ -116,9 +116,8 @@ class BlockManager:
 
     def free(self, sequence: SequenceState) -> None:
         """Take back all blocks of `sequence`, but for what others share."""
-        self._free.extend(
-            reversed(sequence.block_ids) if self.prefix is None else self.prefix.release(sequence)
-        )
+        prefix = self.prefix
+        self._free += sequence.block_ids[::-1] if prefix is None else prefix.release(sequence)
         sequence.block_ids.clear()
         sequence.blocks_are_neighbours = True
 

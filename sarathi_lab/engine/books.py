@@ -6,7 +6,8 @@ from collections import deque
 from itertools import islice
 from typing import Any, Literal, TypeVar
 
-from sarathi_lab.engine.admission import SchedulingPolicy, check_fits
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.engine.admission import SchedulingPolicy
 from sarathi_lab.engine.block_manager import BlockManager
 from sarathi_lab.engine.executor import StepResult
 from sarathi_lab.engine.queues import (
@@ -18,15 +19,7 @@ from sarathi_lab.engine.queues import (
     is_idle,
     make_queue,
 )
-from sarathi_lab.engine.request import (
-    Batch,
-    Chunk,
-    Copy,
-    Layers,
-    Queues,
-    Request,
-    SequenceState,
-)
+from sarathi_lab.engine.request import Batch, Chunk, Copy, Layers, Queues, Request, SequenceState
 from sarathi_lab.engine.speculation import NO_SPECULATION, Speculation, verify
 
 Preemption = Literal["recompute", "swap"]
@@ -66,9 +59,8 @@ class Books:
         self._states: dict[type, Any] = {}  # the policy's own, by its class
         self.running = RunningSequences(by_priority if queue_order == "priority" else by_arrival)
         self.now = self.last_prompt_latency = 0.0
-        self.num_preemptions = self._num_added = self.preempted_before = (
-            0  # the last, as a batch begins
-        )
+        self.num_preemptions = self._num_added = 0
+        self.preempted_before = 0  # as a batch begins
         self.copies: list[Copy] = []  # for the next batch
 
     def state(self, kind: type[State]) -> State:
@@ -125,7 +117,19 @@ class Books:
 
     def check_fits(self, request: Request) -> None:
         """Raise UserError if model or cache are too small for `request`, even alone."""
-        check_fits(request, self.blocks, self.policy, self.max_model_len)
+        what = f"request {request.request_id} of {request.prompt_len} + {request.output_len} tokens"
+        most, blocks, policy = self.max_model_len, self.blocks, self.policy
+        if request.total_len > most:
+            raise UserError(f"{what} exceeds max_model_len={most}; raise it or shorten the request")
+        reserved = policy.reserved_tokens(request, request.total_len, most)
+        needed = blocks.blocks_for(max(request.total_len, reserved))
+        needed += blocks.watermark_blocks(policy.watermark)
+        if needed > blocks.num_blocks:
+            raise UserError(
+                f"{what} can never fit the KV cache: policy {policy.name} needs {needed} blocks of "
+                f"{blocks.block_size} tokens, num_blocks={blocks.num_blocks}; raise "
+                "cache.num_blocks"
+            )
 
     def advance(self, batch: Batch) -> None:
         """Book what is known of a batch before it ran: how far its sequences come, and which have

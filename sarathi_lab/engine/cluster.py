@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sarathi_lab.engine.executor import Executor, StepResult
+from sarathi_lab.engine.replicas import Schedulers
 from sarathi_lab.engine.request import Batch, Request, SequenceState
 from sarathi_lab.engine.routers import Router, load_of
 from sarathi_lab.engine.scheduler import Scheduler
@@ -120,7 +121,7 @@ class Instances:
         return [executor for executor in self.executors if executor.num_in_flight]
 
 
-class Cluster:
+class Cluster(Schedulers):
     """The schedulers of several instances as the one that the loop drives.
 
     A request goes to the instance that `router` chooses of the first `num_entries`; which are all,
@@ -135,32 +136,13 @@ class Cluster:
         router: Router,
         num_entries: int | None = None,
     ) -> None:
-        self.schedulers = schedulers
+        super().__init__(schedulers)
         self.instances = instances
-        self.policy = schedulers[0].policy
         self.transfers: list[Transfer] = []
         self._router = router
         self._entries = schedulers[:num_entries]
         # When each said that it has no batch; it is asked again later, or if something changed.
         self._refused = [math.nan] * len(schedulers)
-
-    @property
-    def has_work(self) -> bool:
-        return any(scheduler.has_work for scheduler in self.schedulers)
-
-    @property
-    def next_time(self) -> float:
-        """When something happens by itself (seconds); infinity: nothing will."""
-        return math.inf
-
-    @property
-    def waiting(self) -> list[SequenceState]:
-        return [sequence for scheduler in self.schedulers for sequence in scheduler.waiting]
-
-    def check_fits(self, request: Request) -> None:
-        """Raise UserError if model or cache of an instance are too small for `request`."""
-        for scheduler in {type(one.policy): one for one in self.schedulers}.values():
-            scheduler.check_fits(request)
 
     def add(self, request: Request) -> SequenceState:
         """Queue a request at an instance. Raises UserError for one that could never finish."""

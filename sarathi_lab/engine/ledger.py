@@ -10,50 +10,24 @@ import numpy as np
 import pandas as pd
 
 from sarathi_lab.engine.executor import Bubble, StepResult
-from sarathi_lab.engine.request import SequenceState
+from sarathi_lab.engine.request import Queues, SequenceState
 
 # Where each column is found, from a StepResult and a finished SequenceState; its name is the end.
 _OF_ITERATION = (
-    "start",
-    "end",
-    "busy",
-    "batch.num_prefills",
-    "batch.num_prefill_tokens",
-    "batch.num_decode_tokens",
-    "batch.prefill_kv_tokens",
-    "batch.decode_kv_tokens",
-    "batch.prefill_query_key_pairs",
-    "batch.num_emits",
-    "batch.num_draft_tokens",
-    "batch.num_accepted_tokens",
-    "batch.queues.num_running",
-    "batch.queues.num_waiting",
-    "batch.queues.num_blocks_used",
-    "batch.queues.num_preemptions",
-    "batch.num_swapped_blocks",
-    "batch.num_swapped_tokens",
-    "batch.prefix_hit_tokens",
-    "num_padding_tokens",
-    "host_time",
-    "is_replayed",
-    "launching_time",
-    "batch.instance",
-    "batch.layer_share",
+    *("start", "end", "busy"),
+    *("batch.num_prefills", "batch.num_prefill_tokens", "batch.num_decode_tokens"),
+    *("batch.prefill_kv_tokens", "batch.decode_kv_tokens", "batch.prefill_query_key_pairs"),
+    *("batch.num_emits", "batch.num_draft_tokens", "batch.num_accepted_tokens"),
+    *(f"batch.queues.{name}" for name in Queues._fields),
+    *("batch.num_swapped_blocks", "batch.num_swapped_tokens", "batch.prefix_hit_tokens"),
+    *("num_padding_tokens", "host_time", "is_replayed", "launching_time"),
+    *("batch.instance", "batch.layer_share"),
 )
 _OF_REQUEST = (
-    "request.request_id",
-    "request.arrival_time",
-    "first_scheduled_time",
-    "first_token_time",
-    "finish_time",
-    "request.prompt_len",
-    "request.output_len",
-    "request.priority",
-    "num_preemptions",
-    "prefix_hit_tokens",
-    "bubble_time",
-    "output_token_ids",
-    "token_times",
+    *("request.request_id", "request.arrival_time"),
+    *("first_scheduled_time", "first_token_time", "finish_time"),
+    *("request.prompt_len", "request.output_len", "request.priority"),
+    *("num_preemptions", "prefix_hit_tokens", "bubble_time", "output_token_ids", "token_times"),
 )
 ITERATION_COLUMNS = tuple(path.rpartition(".")[-1] for path in _OF_ITERATION)
 REQUEST_COLUMNS = tuple(path.rpartition(".")[-1] for path in _OF_REQUEST)
@@ -120,9 +94,8 @@ class Ledger:
         """Start and end by iteration and stage; a device that is no pipeline is one stage, 0."""
         spans = np.array(self._spans).reshape(-1, 2)
         iteration, stage = np.divmod(np.arange(len(spans)), self._num_stages)
-        return pd.DataFrame(
-            {"iteration": iteration, "stage": stage, "start": spans[:, 0], "end": spans[:, 1]}
-        )
+        table = pd.DataFrame(spans, columns=["start", "end"])
+        return table.assign(iteration=iteration, stage=stage)[["iteration", "stage", *table]]
 
     def bubbles(self) -> pd.DataFrame:
         """One row per idle gap of a pipeline's stage between iteration - 1 and `iteration`."""

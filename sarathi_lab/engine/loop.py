@@ -57,7 +57,7 @@ def serve(
     which is then returned empty unless it is that. Raises UserError for what can never be served.
     """
     arrivals = as_arrivals(requests)
-    if speculation.most_drafts and (executor.feeds_tokens or num_replicas > 1):
+    if speculation.tokens and (executor.feeds_tokens or num_replicas > 1):
         raise UserError(
             "drafts are judged before the next batch is made, by each engine for itself; use an "
             "executor without overlap, and one replica"
@@ -95,7 +95,9 @@ def run_engine(
     """Serve `requests` to the end. The clock starts at zero with this call."""
     arrivals = as_arrivals(requests)
     if scheduler.policy.in_layers:
-        _tell_layers(scheduler, executor)
+        if executor.num_layers is None or not isinstance(scheduler, Scheduler):
+            raise no_groups(scheduler.policy.name)
+        scheduler.num_layers = executor.num_layers
     for request in arrivals.requests:
         scheduler.check_fits(request)  # before anything runs: a late refusal would lose the run
     executor.start()
@@ -116,16 +118,6 @@ def run_engine(
         else:
             left = f"{len(scheduler.waiting)} waiting requests"
             raise RuntimeError(f"policy {scheduler.policy.name} stalled with {left}")
-
-
-def _tell_layers(scheduler: AnyScheduler, executor: Executor) -> None:
-    """Let `scheduler` know the executor's layers. Raises UserError if prompts can't pass them in
-    groups.
-    """
-    num_layers = executor.num_layers
-    if num_layers is None or not isinstance(scheduler, Scheduler):
-        raise no_groups(scheduler.policy.name)
-    scheduler.num_layers = num_layers
 
 
 def no_groups(policy: str) -> UserError:

@@ -216,9 +216,8 @@ def _tokens(sequence: SequenceState, start: int, end: int) -> bytes:
     request = sequence.request
     assert request.prompt_token_ids is not None
     prompt = np.asarray(request.prompt_token_ids[start:end], dtype=np.int32)
-    generated = sequence.output_token_ids[
-        max(0, start - request.prompt_len) : max(0, end - request.prompt_len)
-    ]
+    first, last = (max(0, at - request.prompt_len) for at in (start, end))
+    generated = sequence.output_token_ids[first:last]
     own = NO_TOKEN - 1 - request.request_id
     known = [own if token == NO_TOKEN else token for token in generated]
     return prompt.tobytes() + array("i", known).tobytes()

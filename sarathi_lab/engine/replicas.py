@@ -1,4 +1,4 @@
-"""Data-parallel replicas of an engine in lockstep, as the one scheduler that the loop drives."""
+"""Several schedulers as the one that the loop drives, and data-parallel replicas in lockstep."""
 
 from __future__ import annotations
 
@@ -12,7 +12,33 @@ from sarathi_lab.engine.routers import least_loaded
 from sarathi_lab.engine.scheduler import Scheduler
 
 
-class LockstepReplicas:
+class Schedulers:
+    """What several schedulers have together."""
+
+    def __init__(self, schedulers: Sequence[Scheduler]) -> None:
+        self.schedulers = schedulers
+        self.policy = schedulers[0].policy
+
+    @property
+    def next_time(self) -> float:
+        """When something happens by itself (seconds); infinity: nothing will."""
+        return math.inf
+
+    @property
+    def has_work(self) -> bool:
+        return any(scheduler.has_work for scheduler in self.schedulers)
+
+    @property
+    def waiting(self) -> list[SequenceState]:
+        return [sequence for scheduler in self.schedulers for sequence in scheduler.waiting]
+
+    def check_fits(self, request: Request) -> None:
+        """Raise UserError if model or cache of one are too small for `request`, even alone."""
+        for scheduler in {type(one.policy): one for one in self.schedulers}.values():
+            scheduler.check_fits(request)
+
+
+class LockstepReplicas(Schedulers):
     """Replicas of an engine, each with a cache of its own, that run one batch each at a time.
 
     So do replicas that share the experts of a mixture (vLLM's data parallelism with expert
@@ -20,36 +46,18 @@ class LockstepReplicas:
     `parts` of one. A request goes for good to the least loaded (`routers`).
     """
 
-    next_time = math.inf
-
-    def __init__(self, replicas: Sequence[Scheduler]) -> None:
-        self.replicas = replicas
-        self.policy = replicas[0].policy
-
-    @property
-    def has_work(self) -> bool:
-        return any(replica.has_work for replica in self.replicas)
-
-    @property
-    def waiting(self) -> list[SequenceState]:
-        return [sequence for replica in self.replicas for sequence in replica.waiting]
-
-    def check_fits(self, request: Request) -> None:
-        """Raise UserError if model or cache are too small for `request`, even alone."""
-        self.replicas[0].check_fits(request)
-
     def add(self, request: Request) -> SequenceState:
         """Queue a request. Raises UserError for one that could never finish."""
-        return self.replicas[least_loaded(self.replicas, request)].add(request)
+        return self.schedulers[least_loaded(self.schedulers, request)].add(request)
 
     def schedule(self, now: float) -> Batch | None:
         """The next batch of each at time `now` (seconds), or None if none can run."""
-        parts = tuple(replica.schedule(now) or Batch() for replica in self.replicas)
+        parts = tuple(replica.schedule(now) or Batch() for replica in self.schedulers)
         return Batch.of(parts) if any(parts) else None
 
     def advance(self, batch: Batch) -> None:
         """Book what is known of a batch before it ran."""
-        for replica, part in zip(self.replicas, batch.parts, strict=True):
+        for replica, part in zip(self.schedulers, batch.parts, strict=True):
             replica.advance(part)
         queues = [part.queues for part in batch.parts if part.queues is not None]
         batch.queues = Queues(*map(sum, zip(*queues, strict=True)))
@@ -59,7 +67,7 @@ class LockstepReplicas:
         if result.batch.queues is None:
             self.advance(result.batch)
         finished, end = [], 0
-        for replica, part in zip(self.replicas, result.batch.parts, strict=True):
+        for replica, part in zip(self.schedulers, result.batch.parts, strict=True):
             start, end = end, end + part.num_emits
             own = replace(result, batch=part, token_ids=result.token_ids[start:end])
             finished += replica.update(own)

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 
-from sarathi_lab.config.checked import number, one_of, share, whole
-from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.checked import number, one_of, refuse_unread, share, whole
 from sarathi_lab.engine.prefix_cache import num_found
 from sarathi_lab.engine.request import Request, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
@@ -59,13 +58,10 @@ class Routing:
 
     def check_routing(self) -> None:
         """Raise UserError for settings that the router does not read."""
-        for name in ("cache_threshold", "balance_abs_threshold", "balance_rel_threshold"):
-            value = getattr(self, name)
-            if self.router != "prefix_aware" and value != getattr(Routing, name):
-                raise UserError(
-                    f"cluster.{name}={value} has no effect on cluster.router={self.router}; drop "
-                    "it, or use cluster.router=prefix_aware"
-                )
+        if self.router != "prefix_aware":
+            names = ("cache_threshold", "balance_abs_threshold", "balance_rel_threshold")
+            why = f" on cluster.router={self.router}; drop it, or use cluster.router=prefix_aware"
+            refuse_unread(self, names, why, "cluster.")
 
     def make_router(self) -> Router:
         """A router for one run."""

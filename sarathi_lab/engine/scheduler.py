@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from sarathi_lab.engine.admission import Size, tokens_to_take
 from sarathi_lab.engine.books import Books
 from sarathi_lab.engine.queues import Test, by_priority, candidates, is_idle
@@ -81,14 +83,26 @@ class Scheduler(Books):
                 return
             self.take(batch, sequence, num_tokens if size is None else size(sequence, num_tokens))
 
-    def catch_up(self, batch: Batch, token_budget: int, size: Size | None = None) -> None:
-        """Let idle sequences take what they lack in the order they run in, decodes or not."""
-        for sequence in self.running.idle:
+    def share(
+        self,
+        batch: Batch,
+        sequences: Iterable[SequenceState],
+        token_budget: int,
+        size: Size | None = None,
+    ) -> None:
+        """Let `sequences`, idle or waiting, share `token_budget` tokens in this order; nobody is
+        admitted once one did not fit the cache or had to give way, or while some are swapped out.
+        """
+        is_open = not self.swapped
+        for sequence in sequences:
             left = tokens_to_take(sequence, token_budget, batch)
             if left == 0 or len(batch) >= self.batch_size:
                 return
+            num_tokens = left if size is None else size(sequence, left)
             if is_idle(sequence):
-                self.take(batch, sequence, left if size is None else size(sequence, left))
+                self.take(batch, sequence, num_tokens)
+            elif is_open and not self.has_preempted:
+                is_open = self.enter(batch, sequence, num_tokens)
 
     def take(
         self, batch: Batch, sequence: SequenceState, num_tokens: int, *, evict: bool = True
@@ -106,17 +120,16 @@ class Scheduler(Books):
         self, batch: Batch, token_budget: int | None = None, size: Size | None = None
     ) -> None:
         """Bring swapped sequences back while they fit, first out first in; each runs on at once."""
-        while (
-            self.swapped and len(self.running) < self.max_num_seqs and len(batch) < self.batch_size
-        ):
+        while self.swapped:
+            if len(self.running) >= self.max_num_seqs or len(batch) >= self.batch_size:
+                return
             sequence = self.swapped[0]
             num_tokens = tokens_to_take(sequence, token_budget, batch, size)
             needed = self._set_aside(sequence, num_tokens)
             watermark = self.policy.watermark if self.running else 0.0
-            if (
-                num_tokens <= 0
-                or (copies := self.blocks.swap_in(sequence, needed, watermark)) is None
-            ):
+            if num_tokens <= 0:
+                return
+            if (copies := self.blocks.swap_in(sequence, needed, watermark)) is None:
                 return
             self.copies += copies
             self.swapped.popleft()
@@ -210,6 +223,5 @@ class Scheduler(Books):
         return max(sequence.num_computed + num_tokens, reserved)
 
     def _is_full(self, batch: Batch, max_prefills: int | None) -> bool:
-        return len(batch) >= self.batch_size or (
-            max_prefills is not None and batch.num_prefills >= max_prefills
-        )
+        has_prefills = max_prefills is not None and batch.num_prefills >= max_prefills
+        return has_prefills or len(batch) >= self.batch_size

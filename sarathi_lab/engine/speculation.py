@@ -8,12 +8,13 @@ The cache of the others is overwritten, as positions are counted from what is co
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
-from sarathi_lab.config.checked import check_fields, whole
+from sarathi_lab.config.checked import check_fields, require_order, whole
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.executor import NO_TOKEN, StepResult
 from sarathi_lab.engine.request import Batch, SequenceState
@@ -25,32 +26,32 @@ TOKENS = "use a few drafts of a decode, such as 4, or speculation=none"
 NGRAM = "use the tokens that must be equal, such as 3"
 
 
-class Drafter(Protocol):
-    """Makes and judges the drafts of one scheduler's sequences."""
+class Drafter(ABC):
+    """Makes and judges the drafts of one scheduler's sequences, at most `tokens` of a decode."""
 
-    @property
-    def tokens(self) -> int:
-        """The most drafts of a decode."""
+    def __init__(self, tokens: int) -> None:
+        self.tokens = tokens
+        self._known: dict[int, Any] = {}  # of requests, by their ids
 
+    @abstractmethod
     def propose(self, sequence: SequenceState, most: int) -> Sequence[int]:
         """Up to `most` tokens that may follow what is known of `sequence`, which is decoding."""
 
+    @abstractmethod
     def num_accepted(self, sequence: SequenceState, sampled: Sequence[int]) -> int:
         """How many of its drafts are right, where its rows sample `sampled` (none: nobody did)."""
 
     def forget(self, sequences: Iterable[SequenceState]) -> None:
         """Hear that these are done."""
+        for sequence in sequences:
+            self._known.pop(sequence.request.request_id, None)
 
 
 class Speculation:
     """Where drafts come from (config group `speculation`); here from nowhere."""
 
     reads_tokens = False  # where nobody computes these, it has nothing to go by
-
-    @property
-    def most_drafts(self) -> int:
-        """The most drafts of a decode."""
-        return 0
+    tokens: int = 0  # the most drafts of a decode
 
     def drafter(self) -> Drafter | None:
         """A new one, for a scheduler; None: there are no drafts."""
@@ -64,7 +65,7 @@ class Speculation:
         """Raise UserError for a device that has no use for it; `ahead` is the fix where the next
         batch is made while one runs, else empty.
         """
-        if not self.most_drafts:
+        if not self.tokens:
             return
         own = f"speculation of {self.describe()}"
         if self.reads_tokens and not computes_tokens:
@@ -103,15 +104,7 @@ class PromptLookup(Speculation):
 
     def __post_init__(self) -> None:
         check_fields(self, "speculation.")
-        if self.min_ngram > self.max_ngram:
-            raise UserError(
-                f"speculation.min_ngram={self.min_ngram} exceeds speculation.max_ngram="
-                f"{self.max_ngram}; exchange them"
-            )
-
-    @property
-    def most_drafts(self) -> int:
-        return self.tokens
+        require_order(self, "min_ngram", "max_ngram", "; exchange them", "speculation.")
 
     def drafter(self) -> Drafter:
         return LookupDrafter(self)
@@ -129,13 +122,12 @@ class _Text:
     num_indexed: int = 0  # tokens whose n-grams, those that end before them, are in `follows`
 
 
-class LookupDrafter:
+class LookupDrafter(Drafter):
     """The drafter of a `PromptLookup`; it goes through each token once."""
 
     def __init__(self, settings: PromptLookup) -> None:
-        self.tokens = settings.tokens
+        super().__init__(settings.tokens)
         self._sizes = range(settings.max_ngram, settings.min_ngram - 1, -1)
-        self._texts: dict[int, _Text] = {}
 
     def propose(self, sequence: SequenceState, most: int) -> Sequence[int]:
         text = self._text(sequence)
@@ -153,19 +145,14 @@ class LookupDrafter:
         pairs = zip(sequence.draft_token_ids, sampled, strict=False)
         return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
-    def forget(self, sequences: Iterable[SequenceState]) -> None:
-        for sequence in sequences:
-            self._texts.pop(sequence.request.request_id, None)
-
     def _text(self, sequence: SequenceState) -> _Text:
         """All that is known of `sequence`, indexed."""
         request = sequence.request
-        text = self._texts.get(request.request_id)
-        if text is None:
+        if request.request_id not in self._known:
             if request.prompt_token_ids is None:
                 raise ValueError(f"request {request.request_id} has no tokens to look up")
-            text = _Text(list(map(int, request.prompt_token_ids)))
-            self._texts[request.request_id] = text
+            self._known[request.request_id] = _Text(list(map(int, request.prompt_token_ids)))
+        text: _Text = self._known[request.request_id]
         known = text.known
         known += sequence.output_token_ids[len(known) - request.prompt_len :]
         for at in range(text.num_indexed, len(known)):

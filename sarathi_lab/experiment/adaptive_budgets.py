@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -22,8 +22,8 @@ from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.request import Request
 from sarathi_lab.experiment.capacity import Grid, at_rate, highest_passing
 from sarathi_lab.experiment.clock import Point
-from sarathi_lab.experiment.registry import PROFILED, Platform, figure
-from sarathi_lab.experiment.serving import LOADED, ServingBench, point
+from sarathi_lab.experiment.registry import PROFILED, Platform
+from sarathi_lab.experiment.serving import ServingBench, compared, point, under_load
 from sarathi_lab.experiment.trials import Trials
 from sarathi_lab.policy import Lprs, Policy, SloBudget
 from sarathi_lab.results.serving_metrics import is_good, waits
@@ -57,10 +57,6 @@ class Search:
         own = Trials(self.bench.engine, policy, {0: self.requests}, self.grid)
         return self.known.setdefault(policy, own).at(0, len(self.requests), step).requests
 
-    def capacity(self, passes: Callable[[int], bool], start: int) -> int | None:
-        """The highest step that passes; None if even the lowest does not."""
-        return highest_passing(passes, start, *self.limits).passing
-
     def is_within(self, policies: Sequence[Policy], kind: str, step: int) -> bool:
         """Whether one of `policies` serves enough of the requests within the objective."""
         slo = self.bench.slo(kind)
@@ -76,11 +72,11 @@ class Search:
         return longest_queue(requests, tokens_per_second, 1 - self.attained) <= ttft
 
 
-@figure(
-    question="Does a budget that follows the objective serve more within it?",
-    seconds=120,
+@under_load(
+    "Does a budget that follows the objective serve more within it?",
+    120,
+    Platform("llama3-8b", "h100"),
     is_chained=True,  # where its searches begin
-    **{**LOADED, "papers": [Platform("llama3-8b", "h100")]},
     simulated=PROFILED,
 )
 def adaptive_budgets(
@@ -141,7 +137,7 @@ def _capacities(
     last = search.bench.starts.setdefault((search.dataset, kind), {})
     start = search.grid.step(search.bench.saturation_rate(search.dataset))
     for name, passes in tests.items():
-        passing = search.capacity(passes, last.get(name, start))
+        passing = highest_passing(passes, last.get(name, start), *search.limits).passing
         start = last[name] = search.limits[0] if passing is None else passing
         yield name, math.nan if passing is None else search.grid.rate(passing)
 
@@ -168,10 +164,10 @@ def _overloaded(
         yield point(dataset, f"mean latency / {FCFS}", "ratio", "lprs", own / other, slo=kind)
 
 
-@figure(
-    question="Does the simulator have P-PAS's measured gain?",
-    seconds=60,
-    **{**LOADED, "papers": [Platform("llama3.2-3b", "a100")]},
+@under_load(
+    "Does the simulator have P-PAS's measured gain?",
+    60,
+    Platform("llama3.2-3b", "a100"),
     simulated=PROFILED,
 )
 def p_pas_gain(
@@ -196,13 +192,13 @@ def p_pas_gain(
         arriving = [
             replace(one, arrival_time=time) for one, time in zip(requests, times, strict=True)
         ]
-        tables = {name: bench.engine.serve(arriving, own) for name, own in policies.items()}
-        found = {name: waits(own.requests())["latency"].mean() for name, own in tables.items()}
-        for name, seconds in found.items():
-            yield point(dataset, f"mean latency, {load}", "s", name, seconds)
-        for other in list(found)[:-1]:
-            name, quantity = list(found)[-1], f"mean latency, {load} / {other}"
-            yield point(dataset, quantity, "ratio", name, found[name] / found[other])
+        quantity, found = f"mean latency, {load}", {}
+        for name, policy in policies.items():
+            table = bench.engine.serve(arriving, policy).requests()
+            found[name] = {quantity: waits(table)["latency"].mean()}
+        last = dict([found.popitem()])
+        yield from compared(dataset, found, {})
+        yield from compared(dataset, last, found)
 
 
 def phased(phases: Sequence[Sequence[float]], seed: int) -> list[float]:

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.topology import SINGLE, Replicas, Topology
-from sarathi_lab.experiment.clock import Estimate, Point
-from sarathi_lab.experiment.registry import PROFILED, Platform, figure
-from sarathi_lab.experiment.serving import ServingBench, datasets, longest
+from sarathi_lab.experiment.clock import Point
+from sarathi_lab.experiment.registry import Platform
+from sarathi_lab.experiment.serving import (
+    ServingBench,
+    Values,
+    compared,
+    datasets,
+    longest,
+    only_simulated,
+    point,
+    ratios,
+)
 from sarathi_lab.results.serving_metrics import gaps
 from sarathi_lab.workload.agentic import Agentic
 
-FIRST, LATER = "first turns", "later turns"
-TTFT, TTFT_P90, TBT, HITS = "TTFT P50", "TTFT P90", "TBT P99", "hit share"
-BY_TURN = "TTFT P50 by turn"
-QUANTITIES = ((TTFT, "s"), (TTFT_P90, "s"), (TBT, "s"), (HITS, "share"))
+HITS = "hit share, later turns"
 
 
 class Setting(NamedTuple):
@@ -31,14 +36,9 @@ class Setting(NamedTuple):
     cluster: Topology = SINGLE
 
 
-@figure(
-    question="What do chunks, prefix caching and the router do to each turn's first token?",
-    kind="rounds",
-    is_simulated=True,
-    seconds=0,
-    papers=[Platform("llama3.1-8b", "h100")],
-    simulated=PROFILED,
-    needs=("datasets", "batch"),
+@only_simulated(
+    "What do chunks, prefix caching and the router do to each turn's first token?",
+    Platform("llama3.1-8b", "h100"),
 )
 def agentic(
     bench: ServingBench,
@@ -60,88 +60,70 @@ def agentic(
     sessions a second for each. `session` are settings of the workload. Ratios are to no cache,
     whole prompts and round robin, of the same sessions.
     """
-    if bench.clusters is None:
-        raise UserError("several engines are simulated only; add executor=simulated")
     whole = longest(bench.sizes) + sizes["batch"]
+    own = {f"{tokens}": Setting(tokens) for tokens in budgets} | {"whole": Setting(whole)}
+    own |= {f"{name}, no cache": each._replace(is_cached=False) for name, each in own.items()}
+    clusters = {n: Setting(budget, True, Replicas(num=replicas, router=n)) for n in routers}
     for dataset, workload in datasets(bench.sizes).items():
         assert isinstance(workload, Agentic), "the sizes name a workload of sessions"
-        own = {f"{tokens}": Setting(tokens) for tokens in budgets} | {"whole": Setting(whole)}
-        own |= {
-            f"{name}, no cache": setting._replace(is_cached=False) for name, setting in own.items()
-        }
-        work = replace(workload, **session)
-        work = replace(work, num_requests=sessions * work.turns)
-        found = {name: _served(bench, work, seed, rate, setting) for name, setting in own.items()}
-        yield from _points(f"{dataset}, one engine", found)
-        for name in found:
+        work = replace(workload, **session, seed=bench.seed + seed)
+        values = yield from _served(bench, dataset + ", one engine", work, sessions, rate, own)
+        for name in own:
+            others = {}
             if not name.endswith("no cache"):
-                yield from _over(dataset, "no cache", name, found[name], found[f"{name}, no cache"])
+                others["no cache"] = values[f"{name}, no cache"]
             if name.isdecimal():
-                yield from _over(dataset, "whole prompts", name, found[name], found["whole"])
-        chosen = {
-            name: Setting(budget, True, Replicas(num=replicas, router=name)) for name in routers
-        }
-        work = replace(work, num_requests=replica_sessions * work.turns)
-        at = replicas * replica_rate
-        found = {name: _served(bench, work, seed, at, setting) for name, setting in chosen.items()}
-        yield from _points(f"{dataset}, {replicas} engines", found)
+                others["whole prompts"] = values["whole"]
+            for called, other in others.items():
+                yield from ratios(dataset, called, name, values[name], other, kind="share")
+        where, at = f"{dataset}, {replicas} engines", replicas * replica_rate
+        values = yield from _served(bench, where, work, replica_sessions, at, clusters)
         for name in routers[1:]:
-            yield from _over(dataset, routers[0], name, found[name], found[routers[0]])
+            other = values[routers[0]]
+            yield from ratios(dataset, routers[0], name, values[name], other, kind="share")
 
 
 def _served(
-    bench: ServingBench, workload: Agentic, seed: int, rate: float, setting: Setting
-) -> pd.DataFrame:
-    """The turns of the round's sessions: waits, gaps, hits, and the number of the turn from 1."""
-    assert bench.clusters is not None, "checked before"
-    own = replace(workload, seed=bench.seed + seed, arrivals="poisson", rate=rate)
-    load = own.generate(bench.vocab_size)
-    engine = bench.engine if setting.cluster is SINGLE else bench.clusters(setting.cluster)
-    engine = replace(engine, shares_prefixes=setting.is_cached)
-    requests = engine.serve(load.arrivals(), bench.chunking(setting.budget)).requests()
-    turns = {t.request.request_id: k for own in load.sessions for k, t in enumerate(own, start=1)}
-    return requests.assign(
-        turn=requests.request_id.map(turns), ttft=requests.first_token_time - requests.arrival_time
-    )
-
-
-def _values(table: pd.DataFrame) -> Mapping[tuple[str, str], float]:
-    """By turns, first and later ones, and quantity."""
+    bench: ServingBench,
+    where: str,
+    workload: Agentic,
+    num_sessions: int,
+    rate: float,
+    settings: Mapping[str, Setting],
+) -> Generator[Point, None, dict[str, Values]]:
+    """The points of the same sessions under every setting; returns the values."""
+    number = num_sessions * workload.turns
+    work = replace(workload, num_requests=number, arrivals="poisson", rate=rate)
     found = {}
-    for which, rows in ((FIRST, table[table.turn == 1]), (LATER, table[table.turn > 1])):
-        found[which, TTFT], found[which, TTFT_P90] = rows.ttft.quantile([0.5, 0.9])
-        found[which, TBT] = float(np.quantile(gaps(rows), 0.99))
-        found[which, HITS] = rows.prefix_hit_tokens.sum() / rows.prompt_len.sum()
+    for name, setting in settings.items():
+        turns = _turns(bench, work, setting)
+        found[name] = _values(turns)
+        for turn, rows in turns.groupby("turn"):
+            x, median = float(str(turn)), float(rows.ttft.median())
+            yield point(where, "TTFT P50 by turn", "s", name, median, x, kind="share")
+    yield from compared(where, found, {}, {HITS: "share"}, kind="share")
     return found
 
 
-def _points(dataset: str, found: Mapping[str, pd.DataFrame]) -> Iterator[Point]:
-    for name, table in found.items():
-        values = _values(table)
-        for which in (FIRST, LATER):
-            for quantity, unit in QUANTITIES:
-                if quantity == HITS and (which == FIRST or not values[which, HITS]):
-                    continue  # a first turn has the system prompt at most, and without a cache none
-                yield _point(dataset, f"{quantity}, {which}", unit, name, values[which, quantity])
-        for turn, rows in table.groupby("turn"):
-            yield _point(dataset, BY_TURN, "s", name, rows.ttft.median(), float(str(turn)))
+def _turns(bench: ServingBench, workload: Agentic, setting: Setting) -> pd.DataFrame:
+    """The turns' waits, gaps and hits, and the number of each from 1."""
+    load = workload.generate(bench.vocab_size)
+    engine = bench.engine if setting.cluster is SINGLE else bench.cluster(setting.cluster)
+    engine = replace(engine, shares_prefixes=setting.is_cached)
+    requests = engine.serve(load.arrivals(), bench.chunking(setting.budget)).requests()
+    turns = {t.request.request_id: k for own in load.sessions for k, t in enumerate(own, start=1)}
+    ttft = requests.first_token_time - requests.arrival_time
+    return requests.assign(turn=requests.request_id.map(turns), ttft=ttft)
 
 
-def _over(
-    dataset: str, called: str, name: str, table: pd.DataFrame, other: pd.DataFrame
-) -> Iterator[Point]:
-    """Times of a setting over those of another, on the same sessions."""
-    values, others = _values(table), _values(other)
-    for which in (FIRST, LATER):
-        for quantity in (TTFT, TTFT_P90, TBT):
-            ratio = values[which, quantity] / others[which, quantity]
-            yield _point(dataset, f"{quantity}, {which} / {called}", "ratio", name, ratio)
-        if which == LATER and others[which, HITS]:
-            ratio = values[which, HITS] / others[which, HITS]
-            yield _point(dataset, f"{HITS}, {which} / {called}", "ratio", name, ratio)
-
-
-def _point(dataset: str, quantity: str, unit: str, series: str, y: float, x: float = 0.0) -> Point:
-    panel = f"{dataset}: {quantity}" + ("" if unit == "ratio" else f" [{unit}]")
-    labels = (("dataset", dataset), ("slo", ""), ("quantity", quantity))
-    return Point(panel, series, float(x), Estimate(float(y)), unit, "share", labels)
+def _values(table: pd.DataFrame) -> Values:
+    """Of first turns and later ones; of these the share of hits, too, if there are any: a first
+    turn has the system prompt at most.
+    """
+    found = {}
+    later = table[table.turn > 1]
+    for which, rows in (("first turns", table[table.turn == 1]), ("later turns", later)):
+        found[f"TTFT P50, {which}"], found[f"TTFT P90, {which}"] = rows.ttft.quantile([0.5, 0.9])
+        found[f"TBT P99, {which}"] = float(np.quantile(gaps(rows), 0.99))
+    share = later.prefix_hit_tokens.sum() / later.prompt_len.sum()
+    return found | ({HITS: float(share)} if share else {})

@@ -278,10 +278,6 @@ def _maybe_largest(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[rows.high >= rows.low.max()]
 
 
-def _maybe_least(rows: pd.DataFrame) -> pd.DataFrame:
-    return rows[rows.low <= rows.high.min()]
-
-
 def _x_of_max(rows: pd.DataFrame) -> tuple[float, float, float]:
     """Where y is largest, and the least and largest x at which it may be."""
     return rows.sort_values("y").x.iloc[-1], rows.x.min(), rows.x.max()
@@ -294,7 +290,12 @@ def _maybe_best(rows: pd.DataFrame) -> pd.DataFrame:
 
 TAKES: Mapping[str, Take] = {
     "max": Take(_whole, _maybe_largest, _of_best, lambda rows: tuple(rows[ENDS].max())),
-    "min": Take(_whole, _maybe_least, _of_best, lambda rows: tuple(rows[ENDS].min())),
+    "min": Take(
+        _whole,
+        lambda rows: rows[rows.low <= rows.high.min()],
+        _of_best,
+        lambda rows: tuple(rows[ENDS].min()),
+    ),
     "x of max": Take(_whole, _maybe_best, _of_best, _x_of_max),  # where y is largest
     # y at the largest x over that at the smallest
     "last / first": Take(_line_ends, _whole, float, _last_over_first),

@@ -5,18 +5,17 @@ decode instances (DistServe, Splitwise), and as TaiChi's, which do both.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cache
 from typing import Any
 
 import pandas as pd
 
-from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.request import Request
 from sarathi_lab.engine.topology import Disaggregated, PrefillAndDecodeHeavy, Replicas, Several
 from sarathi_lab.experiment.capacity import at_rate
-from sarathi_lab.experiment.clock import Estimate, Point
-from sarathi_lab.experiment.registry import PROFILED, Platform, figure
-from sarathi_lab.experiment.serving import ServingBench
+from sarathi_lab.experiment.clock import Point
+from sarathi_lab.experiment.registry import Platform
+from sarathi_lab.experiment.serving import ServingBench, only_simulated, point
 from sarathi_lab.results.serving_metrics import is_good
 from sarathi_lab.results.slo import Slo
 
@@ -26,17 +25,12 @@ KINDS: Mapping[str, type[Several]] = {
     "taichi": PrefillAndDecodeHeavy,
 }
 GOODPUT = "goodput per GPU"
-Known = dict[float, pd.DataFrame]  # by rate the table of requests
+Run = Callable[[float], pd.DataFrame]  # by rate the table of requests
 
 
-@figure(
-    question="At equal GPUs, does it pay to chunk, to disaggregate, or to do both?",
-    kind="rounds",
-    is_simulated=True,
-    seconds=0,
-    papers=[Platform("llama3-8b", "h100")],
-    simulated=PROFILED,
-    needs=("datasets", "batch"),
+@only_simulated(
+    "At equal GPUs, does it pay to chunk, to disaggregate, or to do both?",
+    Platform("llama3-8b", "h100"),
 )
 def disaggregation(
     bench: ServingBench,
@@ -58,18 +52,20 @@ def disaggregation(
         requests = bench.requests(dataset, num_requests[dataset], seed)
         found: dict[str, dict[str, float]] = {objective: {} for objective in bounds}
         for name, settings in arrangements.items():
-            known: Known = {}
+            run: Run | None = None
             for objective, stated in bounds.items():
                 slo = Slo(name=objective, **stated)
-                if settings["kind"] == "taichi":  # the others run the same under any objective
-                    known = {}
-                run = partial(_served, bench, settings, slo, requests, known)
+                cluster = _cluster(settings, slo)
+                # Only TaiChi's run depends on the objective.
+                if run is None or settings["kind"] == "taichi":
+                    run = _runs(bench, requests, cluster, settings["chunk"])
                 rate = _goodput(run, slo, rates[dataset], attainment)
-                found[objective][name] = rate / _cluster(settings, slo).num_instances
+                found[objective][name] = rate / cluster.num_instances
         for objective, own in found.items():
-            for name, value in own.items():
-                yield _point(dataset, objective, GOODPUT, "1/s", name, value)
-            yield from _gains(dataset, objective, arrangements, own)
+            gains = _gains(arrangements, own)
+            values = [("1/s", GOODPUT, name, value) for name, value in own.items()]
+            for unit, quantity, name, value in (*values, *gains):
+                yield point(dataset, quantity, unit, name, value, slo=objective, kind="share")
 
 
 def _cluster(settings: Mapping[str, Any], slo: Slo) -> Several:
@@ -79,27 +75,13 @@ def _cluster(settings: Mapping[str, Any], slo: Slo) -> Several:
     return KINDS[settings["kind"]](**own)
 
 
-def _served(
-    bench: ServingBench,
-    settings: Mapping[str, Any],
-    slo: Slo,
-    requests: Sequence[Request],
-    known: Known,
-    rate: float,
-) -> pd.DataFrame:
-    """The table of `requests` served at `rate`, once."""
-    if bench.clusters is None:
-        raise UserError("several engines are simulated only; add executor=simulated")
-    if rate not in known:
-        engine = bench.clusters(_cluster(settings, slo))
-        ledger = engine.serve(at_rate(requests, rate), bench.chunking(settings["chunk"]))
-        known[rate] = ledger.requests()
-    return known[rate]
+def _runs(bench: ServingBench, requests: Sequence[Request], cluster: Several, chunk: int) -> Run:
+    """The tables of `requests` served at a rate, each once."""
+    engine, policy = bench.cluster(cluster), bench.chunking(chunk)
+    return cache(lambda rate: engine.serve(at_rate(requests, rate), policy).requests())
 
 
-def _goodput(
-    run: Callable[[float], pd.DataFrame], slo: Slo, rates: Sequence[float], attainment: float
-) -> float:
+def _goodput(run: Run, slo: Slo, rates: Sequence[float], attainment: float) -> float:
     """The rate at which the share of requests within `slo` falls below `attainment`, between two of
     `rates` by the line between them; 0 if it is below at the first, the last if it never falls.
     """
@@ -115,11 +97,8 @@ def _goodput(
 
 
 def _gains(
-    dataset: str,
-    objective: str,
-    arrangements: Mapping[str, Mapping[str, Any]],
-    found: Mapping[str, float],
-) -> Iterator[Point]:
+    arrangements: Mapping[str, Mapping[str, Any]], found: Mapping[str, float]
+) -> Iterator[tuple[str, str, str, float]]:
     """The best of each kind over the best of those before it, on the same requests."""
     best: dict[str, float] = {}
     for name, value in found.items():
@@ -129,13 +108,7 @@ def _gains(
     for i, kind in enumerate(kinds):
         for other in kinds[:i]:
             gain = best[kind] / best[other] if best[other] else float("inf")
-            yield _point(dataset, objective, f"{GOODPUT} / best {other}", "ratio", kind, gain)
+            yield "ratio", f"{GOODPUT} / best {other}", kind, gain
         if i > 1:
             gain = best[kind] / max(best[other] for other in kinds[:i])
-            yield _point(dataset, objective, f"{GOODPUT} / best of both", "ratio", kind, gain)
-
-
-def _point(dataset: str, slo: str, quantity: str, unit: str, series: str, y: float) -> Point:
-    panel = f"{dataset}, {slo}: {quantity}" + ("" if unit == "ratio" else f" [{unit}]")
-    labels = (("dataset", dataset), ("slo", slo), ("quantity", quantity))
-    return Point(panel, series, 0.0, Estimate(y), unit, "share", labels)
+            yield "ratio", f"{GOODPUT} / best of both", kind, gain

@@ -14,12 +14,10 @@ from sarathi_lab.experiment import (
     energy,
     expert_reload,
     iterations,
-    layered,
     long_prompts,
     pipeline,
     real_pipeline,
-    serving,
-    shrinking_chunks,
+    sarathi_serve,
     speculation,
     throughput,
 )
@@ -35,7 +33,7 @@ ERRORS = ["row", "device", "points", "mean", "largest", "stated"]
 ERRORS += ["aim_mean", "aim_largest", "verdict"]
 _ = (
     *(adaptive_budgets, agentic, decodes, disaggregation, energy, expert_reload, iterations),
-    *(layered, long_prompts, pipeline, real_pipeline, serving, shrinking_chunks, speculation),
+    *(long_prompts, pipeline, real_pipeline, sarathi_serve, speculation),
     throughput,
 )
 PAPERS = tuple(sorted(name for name, figure in FIGURES.items() if figure.has_paper))

@@ -1,38 +1,38 @@
-"""A few long prompts among many short ones: who waits for whom under which policy.
-
-A round serves the same requests under every policy. Long prompts come at even distances over the
-time of the short ones, so that mostly one is there.
+"""Long prompts: among many short ones, who waits for whom under which policy; and one at a time
+through a pipeline, in chunks that are alike or shrink.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
-import pandas as pd
-from numpy.typing import NDArray
 
 from sarathi_lab.config.errors import UserError
+from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.request import Request
 from sarathi_lab.experiment.capacity import at_rate
 from sarathi_lab.experiment.clock import Point
-from sarathi_lab.experiment.registry import PROFILED, Ints, Platform, figure
-from sarathi_lab.experiment.serving import CHUNKING, LOADED, ServingBench, point
+from sarathi_lab.experiment.registry import PROFILED, Ints, Platform
+from sarathi_lab.experiment.serving import CHUNKING, ServingBench, compared, point, under_load
 from sarathi_lab.policy import Policy
+from sarathi_lab.results.serving_metrics import jain_index
 from sarathi_lab.workload.base import random_prompt
 
 NO_LONG = "no long prompts"  # the series of the short ones alone, under fixed chunks
-REFERENCES = (CHUNKING, "lars")
 P50, P99, LONG = "TTFT P50, short", "TTFT P99, short", "TTFT, long"
 SHARE, FAIRNESS = "over the bound, short", "fairness"
+ALIKE = "chunks alike"
+TTFT, SPEED = "TTFT", "throughput / one stage's"
 
 
-@figure(
-    question="Who waits for a long prompt, and what does sparing them cost it?",
-    seconds=60,
-    **{**LOADED, "papers": [Platform("llama3.1-8b", "h100")]},
+@under_load(
+    "Who waits for a long prompt, and what does sparing them cost it?",
+    60,
+    Platform("llama3.1-8b", "h100"),
     simulated=PROFILED,
 )
 def long_prompts(
@@ -51,29 +51,25 @@ def long_prompts(
     `variants` are further policies by name: an option as `policy`, and what differs from it.
     """
     dataset, short, long = _requests(bench, seed, long_lens)
-    alone: dict[int, float] = {}
-    tables = {NO_LONG: _serve(bench, bench.chunking(sizes["budget"]), short)}
-    for name, policy in _policies(bench, policies, variants, sizes["budget"]).items():
-        tables[name] = _serve(bench, policy, [*short, *long])
-    found: dict[str, dict[tuple[str, str], float]] = {}
+    own = _policies(bench, policies, variants, sizes["budget"])
+    tables = {NO_LONG: bench.engine.serve(short, bench.chunking(sizes["budget"])).requests()}
+    tables |= {n: bench.engine.serve([*short, *long], one).requests() for n, one in own.items()}
+    ideal = cache(lambda length: _ttft(_alone(bench, bench.chunking(sizes["budget"]), length)))
+    found: dict[str, dict[str, float]] = {}
     for name, table in tables.items():
         waits = table.first_token_time - table.arrival_time
         is_short = table.request_id < len(short)
-        found[name] = {
-            (P50, "s"): float(waits[is_short].quantile(0.5)),
-            (P99, "s"): float(waits[is_short].quantile(0.99)),
-            (SHARE, "share"): float((waits[is_short] > bound).mean()),
-        }
+        p50, p99 = waits[is_short].quantile([0.5, 0.99])
+        found[name] = {P50: float(p50), P99: float(p99)}
+        above = float((waits[is_short] > bound).mean())
+        yield point(dataset, SHARE, "share", name, above, kind="share")
         if name != NO_LONG:
-            found[name][LONG, "s"] = float(waits[~is_short].mean())
-            ideal = np.array([_alone(bench, int(n), alone) for n in table.prompt_len])
-            found[name][FAIRNESS, "index"] = jain(waits.to_numpy() / ideal)
-    yield from _points(dataset, found)
-
-
-def jain(values: NDArray[np.float64]) -> float:
-    """Jain's index of fairness: 1 if all are equal, 1/n if one of n has everything."""
-    return float(values.sum() ** 2 / (len(values) * (values**2).sum()))
+            found[name][LONG] = float(waits[~is_short].mean())
+            fairness = jain_index(waits.to_numpy() / [ideal(int(n)) for n in table.prompt_len])
+            yield point(dataset, FAIRNESS, "index", name, fairness)
+    yield from compared(dataset, {NO_LONG: found.pop(NO_LONG)}, {})
+    others = {name: found[name] for name in (CHUNKING, "lars") if name in found}
+    yield from compared(dataset, found, others)
 
 
 def _requests(
@@ -123,28 +119,59 @@ def can_run(bench: ServingBench, policy: Policy) -> bool:
     return True
 
 
-def _serve(bench: ServingBench, policy: Policy, requests: Sequence[Request]) -> pd.DataFrame:
-    return bench.engine.serve(requests, policy).requests()
+def _alone(bench: ServingBench, policy: Policy, length: int, number: int = 0) -> Ledger:
+    """A prompt of a single output token that is served by an idle engine."""
+    tokens = random_prompt(number, length, bench.vocab_size, bench.seed)
+    return bench.engine.serve([Request(0, 0.0, length, 1, tokens)], policy)
 
 
-def _alone(bench: ServingBench, length: int, known: dict[int, float]) -> float:
-    """Seconds to the first token of a prompt that is served in chunks by an idle engine."""
-    if length not in known:
-        tokens = random_prompt(0, length, bench.vocab_size, bench.seed)
-        table = _serve(
-            bench, bench.chunking(bench.sizes["budget"]), [Request(0, 0.0, length, 1, tokens)]
-        )
-        known[length] = float(table.first_token_time.iloc[0])
-    return known[length]
+def _ttft(ledger: Ledger) -> float:
+    return float(ledger.requests().first_token_time.iloc[0])
 
 
-def _points(dataset: str, found: Mapping[str, Mapping[tuple[str, str], float]]) -> Iterator[Point]:
-    """Every value, and the times also over those of `REFERENCES`."""
-    for name, values in found.items():
-        for (quantity, unit), value in values.items():
-            kind: Any = "share" if unit == "share" else "value"
-            yield point(dataset, quantity, unit, name, value, kind=kind)
-            for reference in REFERENCES if unit == "s" and name != NO_LONG else ():
-                if name != reference in found:
-                    ratio = value / found[reference][quantity, unit]
-                    yield point(dataset, f"{quantity} / {reference}", "ratio", name, ratio)
+@under_load(
+    "Do chunks that shrink with the context speed a pipeline's prefill?",
+    30,
+    Platform("llama3.1-70b", "h100", 8),
+    simulated=(*PROFILED, "executor.pipeline_parallel=4"),
+)
+def dynamic_chunks(
+    bench: ServingBench,
+    seed: int,
+    *,
+    chunks: Ints,
+    smooth_factors: Mapping[str, float],
+    **sizes: Any,
+) -> Iterator[Point]:
+    """Times to the first token of the first data set's prompts, each alone (mean), and their
+    throughput over that of one stage with all layers, which has no bubbles and sends nothing, by
+    first chunk. `smooth_factors` by series; Sarathi-Serve has one chunk of a prompt in flight.
+    """
+    dataset = next(iter(bench.sizes["datasets"]))
+    requests = bench.requests(dataset, bench.sizes["num_requests"], seed)
+    for chunk in chunks:
+        policies, found = bench.named([CHUNKING], chunk), {}
+        if (shrinking := bench.policy("dynamic_chunks", chunk)) is not None:
+            own: Any = shrinking
+            policies |= {n: replace(own, smooth_factor=f) for n, f in smooth_factors.items()}
+        for name in [name for name, policy in policies.items() if can_run(bench, policy)]:
+            ttft, speed = _one_by_one(bench, policies[name], requests)
+            yield point(dataset, SPEED, "times", name, speed, chunk)
+            found[name] = {TTFT: ttft}
+        usual = {CHUNKING: found.pop(CHUNKING)}
+        yield from compared(dataset, usual, {}, x=chunk)
+        alike = {ALIKE: found[ALIKE]} if ALIKE in found else {}
+        yield from compared(dataset, found, usual | alike, x=chunk)
+
+
+def _one_by_one(
+    bench: ServingBench, policy: Policy, requests: list[Request]
+) -> tuple[float, float]:
+    """Mean seconds to the first token, and how many times as fast as one stage with all layers."""
+    waits, alone = [], 0.0
+    for one in requests:
+        ledger = _alone(bench, policy, one.prompt_len, one.request_id)
+        waits.append(_ttft(ledger))
+        stages = ledger.stages()
+        alone += float((stages.end - stages.start).sum())
+    return float(np.mean(waits)), alone / sum(waits)

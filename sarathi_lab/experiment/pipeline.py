@@ -14,7 +14,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -69,46 +68,21 @@ SYSTEMS: Mapping[str, System] = {
 }
 
 
-class Run(NamedTuple):
-    """`rows` (panel, series, x, y), the `summary` in flat names, and seconds of `bubbles` by
-    system, cause and stage.
+def curves_of(ledgers: Mapping[str, Sequence[Ledger]]) -> pd.DataFrame:
+    """Rows (panel, series, x, y) of the replicas' `ledgers` by system.
 
     Panel "a" is the CDF of a request's bubble time (x in seconds); panel "b" the time (y, seconds)
     at which x requests were done.
     """
-
-    rows: pd.DataFrame
-    summary: dict[str, float]
-    bubbles: pd.DataFrame
-
-
-def run_systems(
-    spec: ModelSpec, hardware: Hardware, num_requests: int = NUM_REQUESTS, seed: int = 0
-) -> Run:
-    """Serve the paper's requests with its three systems. Raises UserError for no requests."""
-    ledgers = {name: serve(name, spec, hardware, num_requests, seed) for name in SYSTEMS}
-    requests = {
-        name: pd.concat([ledger.requests() for ledger in parts]) for name, parts in ledgers.items()
-    }
-    done = np.arange(1, num_requests + 1)
-    shares = done / num_requests
-    curves = [("a", name, np.sort(requests[name].bubble_time), shares) for name in PIPELINES]
-    curves += [("b", name, done, np.sort(requests[name].finish_time)) for name in SYSTEMS]
+    curves = []
+    for name, parts in ledgers.items():
+        requests = pd.concat([ledger.requests() for ledger in parts])
+        done = np.arange(1, len(requests) + 1)
+        curves.append(("b", name, done, np.sort(requests.finish_time)))
+        if name in PIPELINES:
+            curves.append(("a", name, np.sort(requests.bubble_time), done / len(requests)))
     rows = [pd.DataFrame(dict(zip(ROWS, curve, strict=True))) for curve in curves]
-    medians = {name: float(requests[name].bubble_time.median()) for name in PIPELINES}
-    times = {name: completion_time(table.finish_time) for name, table in requests.items()}
-    summary = {
-        **{f"bubble_median_{name}": seconds for name, seconds in medians.items()},
-        "bubble_ratio": medians["tp_pp_orca"] / medians["sarathi"],
-        **{f"completion_{name}": seconds for name, seconds in times.items()},
-        "tp_pp_orca_over_sarathi": times["tp_pp_orca"] / times["sarathi"],
-        "tp_8rep_over_sarathi": times["tp_8rep"] / times["sarathi"],
-        "tp_pp_orca_over_tp_8rep": times["tp_pp_orca"] / times["tp_8rep"],
-    }
-    gaps = pd.concat([ledgers[name][0].bubbles().assign(series=name) for name in PIPELINES])
-    gaps = gaps.assign(seconds=gaps.end - gaps.start)
-    bubbles = gaps.groupby(["series", "cause", "stage"]).seconds.sum().reset_index()
-    return Run(pd.concat(rows, ignore_index=True), summary, bubbles)
+    return pd.concat(rows, ignore_index=True)
 
 
 def serve(
@@ -119,7 +93,9 @@ def serve(
     seed: int = 0,
     stage_times: StageTimes = lambda cost: cost.stage_times,
 ) -> list[Ledger]:
-    """The ledgers of a system's replicas; another `stage_times` tries other costs of stages."""
+    """The ledgers of a system's replicas; another `stage_times` tries other costs of stages. Raises
+    UserError for no requests.
+    """
     system = SYSTEMS[name]
     cost = make_cost_model("analytic", spec, hardware, hardware.dtype_bytes, system.parallel)
     requests = workload(num_requests, seed)
@@ -145,14 +121,14 @@ def completion_time(finish_times: Sequence[float] | pd.Series) -> float:
     return float(np.sort(finish_times)[round(COMPLETED * len(finish_times)) - 1])
 
 
-def at_points(found: Run, points: pd.DataFrame) -> pd.DataFrame:
-    """What `found` has where the paper has its `points` (panels "a" and "b"): rows with y.
+def at_points(curves: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
+    """What `curves` have where the paper has its `points` (panels "a" and "b"): rows with y.
 
     The curve of a run of fewer requests than the paper's is stretched.
     """
     rows = []
     for (panel, series), line in points.groupby(["panel", "series"]):
-        own = found.rows[(found.rows.panel == panel) & (found.rows.series == series)]
+        own = curves[(curves.panel == panel) & (curves.series == series)]
         if panel == "a":
             y = np.interp(line.x, own.y, own.x)
         else:
@@ -257,8 +233,8 @@ def predicted(
     spec: ModelSpec, hardware: Hardware, dtype_bytes: int, paper: pd.DataFrame, every: int
 ) -> Iterator[Point]:
     """Fig 12 by the cost model at the paper's points, with each n-th of its requests."""
-    found = run_systems(spec, hardware, NUM_REQUESTS // every)
-    curves = at_points(found, paper[paper.panel != "ratios"])
+    ledgers = {name: serve(name, spec, hardware, NUM_REQUESTS // every) for name in SYSTEMS}
+    curves = at_points(curves_of(ledgers), paper[paper.panel != "ratios"])
     cost = make_cost_model("analytic", spec, hardware, dtype_bytes, SYSTEMS["sarathi"].parallel)
     typical = make_batch(prefill_tokens=230, start=1000, num_decodes=26, context=2000)
     error = CostClock(cost).duration(typical).error

@@ -7,7 +7,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -34,7 +33,8 @@ from sarathi_lab.workload.base import random_prompt
 
 MEASURED, SIMULATED = "measured", "simulated"
 BUBBLES, COMPLETION, IDLE, ERROR = "bubbles", "completion", "idle share", "simulated / measured"
-TIMED = 3  # micro-batches of a composition whose stages' times count, all stages being at work
+TIMED = 6  # micro-batches of a composition whose times count
+CALIBRATING = 10**6  # seed of requests that nothing is measured of
 WATERMARK = 1.05  # of blocks, for policies that leave some free
 
 
@@ -42,7 +42,8 @@ WATERMARK = 1.05  # of blocks, for policies that leave some free
 class StageTimes:
     """Seconds of a batch on each stage: over its number of tokens interpolated between `knots`, and
     linear in the query-key pairs of prompts, the context of decodes and the tokens emitted; those
-    of sending linear in tokens. Fitted to what the stages took side by side.
+    of sending linear in tokens. Fitted to what the stages took side by side, and to sends into a
+    stage that waits.
     """
 
     knots: Sequence[int]
@@ -85,25 +86,24 @@ class StageBench:
         self, backend: TorchBackend, spec: ModelSpec, stages: int, sizes: Mapping[str, Any]
     ) -> None:
         self.spec, self.stages, self._sizes = spec, stages, sizes
-        self._backend = backend
         self._blocks = math.ceil(
             WATERMARK * stages * sizes["batch"] * -(-sizes["longest"] // BLOCK_SIZE)
         )
-        self.executor: Executor = backend.build(spec, None, self._own_sizes)
+        longest, batch = sizes["longest"], sizes["batch"]
+        own = Sizes(self._blocks, BLOCK_SIZE, batch, longest, longest + batch)
+        self.executor: Executor = backend.build(spec, None, own)
         self.times = StageTimes.fit([self._timed(one) for one in self._compositions()])
-
-    @property
-    def _own_sizes(self) -> Sizes:
-        sizes = self._sizes
-        tokens = sizes["longest"] + sizes["batch"]
-        return Sizes(self._blocks, BLOCK_SIZE, sizes["batch"], sizes["longest"], tokens)
+        self.turnaround = self._turnaround()
 
     def serve(self, executor: Executor, policy: Policy, requests: Sequence[Request]) -> Ledger:
         sizes = (self._sizes["batch"], self._sizes["longest"], self._blocks, BLOCK_SIZE)
         return Engine(executor, *sizes, num_stages=self.stages).serve(requests, policy)
 
     def simulated(self) -> PipelineExecutor:
-        return PipelineExecutor(self.stages, self.times.stage_times, self.times.send_time)
+        times = self.times
+        return PipelineExecutor(
+            self.stages, times.stage_times, times.send_time, turnaround=self.turnaround
+        )
 
     def requests(self, num_requests: int, seed: int) -> list[Request]:
         """Those of Fig 12 in this size, with tokens."""
@@ -115,46 +115,62 @@ class StageBench:
             for one in made
         ]
 
-    def _compositions(self) -> Iterator[Callable[[], Batch]]:
+    def _compositions(self) -> Iterator[Mapping[str, Any]]:
         """Batches that together tell what a stage's time depends on."""
         longest, batch = self._sizes["longest"], self._sizes["batch"]
         decodes = sorted({1, 2, batch // 2, batch} - {0})
         for number in decodes:
             for context in (2, longest // 2, longest - 1):
-                yield self._maker(num_decodes=number, context=context)
+                yield {"num_decodes": number, "context": context}
         tokens = 8
         while tokens < longest:
             for start in (0, longest - 1 - tokens):
                 for emits in (False, True):
-                    yield self._maker(prefill_tokens=tokens, start=start, emits=emits)
+                    yield {"prefill_tokens": tokens, "start": start, "emits": emits}
             riders = {"num_decodes": batch - 1, "context": longest // 2}
-            yield self._maker(prefill_tokens=tokens, **riders)
+            yield {"prefill_tokens": tokens, **riders}
             tokens *= 2
-        yield self._maker(prefill_tokens=longest - 1)
+        yield {"prefill_tokens": longest - 1}
 
-    def _maker(self, **composition: Any) -> Callable[[], Batch]:
-        def make() -> Batch:
-            return make_batch(**composition, blocks=BlockManager(self._blocks, BLOCK_SIZE))
-
-        return make
-
-    def _timed(self, make: Callable[[], Batch]) -> tuple[Batch, list[float], float]:
+    def _timed(self, composition: Mapping[str, Any]) -> tuple[Batch, list[float], float]:
         """A composition, its seconds on each stage while all are at work, and those of sending it
-        to a stage that waits.
+        to a stage that waits; means, as they add up to a completion.
+        """
+        at_work = self._spans(composition, TIMED + 2 * (self.stages - 1), self.stages)
+        at_work = at_work[self.stages - 1 : self.stages - 1 + TIMED]
+        seconds = (at_work[:, :, 1] - at_work[:, :, 0]).mean(axis=0)
+        alone = self._spans(composition, 1 + TIMED, 1)[
+            1:
+        ]  # the first send after a start takes longer
+        sent = (alone[:, 1:, 0] - alone[:, :-1, 1]).mean()
+        return self._made(composition), seconds.tolist(), float(sent)
+
+    def _spans(self, composition: Mapping[str, Any], number: int, most: int) -> np.ndarray:
+        """When each stage worked on each of `number` equal batches, `most` of them in flight;
+        [batches, stages, 2].
         """
         executor, found = self.executor, list[StepResult]()
         executor.start()
-        for _ in range(TIMED + 2 * (self.stages - 1)):
-            if executor.num_in_flight == self.stages:
+        for batch in [self._made(composition) for _ in range(number)]:
+            if executor.num_in_flight == most:
                 found.append(executor.collect())
-            executor.submit(make())
+            executor.submit(batch)
         while executor.num_in_flight:
             found.append(executor.collect())
-        spans = np.array([result.stages for result in found])  # [batches, stages, 2]
-        at_work = slice(self.stages - 1, self.stages - 1 + TIMED)
-        seconds = np.median(spans[at_work, :, 1] - spans[at_work, :, 0], axis=0)
-        sent = float(np.median(spans[0, 1:, 0] - spans[0, :-1, 1]))
-        return found[0].batch, seconds.tolist(), sent
+        return np.array([result.stages for result in found])
+
+    def _made(self, composition: Mapping[str, Any]) -> Batch:
+        return make_batch(**composition, blocks=BlockManager(self._blocks, BLOCK_SIZE))
+
+    def _turnaround(self) -> float:
+        """Seconds from when the first stage and a place are free to when it begins a micro-batch:
+        to hear that one is done, and to schedule. Of a run of other requests than those measured.
+        """
+        requests = self.requests(2 * self.stages * self._sizes["batch"], CALIBRATING)
+        stages = self.serve(self.executor, Orca(), requests).stages()
+        spans = stages[["start", "end"]].to_numpy().reshape(-1, self.stages, 2)
+        free = np.maximum(spans[self.stages - 1 : -1, 0, 1], spans[: -self.stages, -1, 1])
+        return float((spans[self.stages :, 0, 0] - free).mean())
 
 
 @figure(
@@ -249,23 +265,12 @@ def measure_stages(
         for name in sizes["models"]:
             own = replace(backend, pipeline_parallel=stages, **_one_thread(backend))
             bench = StageBench(own, load_option("model", name), stages, sizes)
-            samples |= rounds(
-                partial(_round, make, bench, sizes, seed),
-                fewest=num_seeds,
-                most=num_seeds,
-                advance=advance,
-            )
+
+            def play(number: int, bench: StageBench = bench) -> Iterator[Point]:
+                return make(bench, seed + number, **sizes)
+
+            samples |= rounds(play, fewest=num_seeds, most=num_seeds, advance=advance)
     return samples
-
-
-def _round(
-    make: Callable[..., Iterator[Point]],
-    bench: StageBench,
-    sizes: Mapping[str, Any],
-    seed: int,
-    number: int,
-) -> Iterator[Point]:
-    return make(bench, seed + number, **sizes)
 
 
 def stage_name(backend: TorchBackend) -> str:

@@ -1,63 +1,58 @@
-"""Sarathi-Serve's experiments under load (arXiv 2403.02310): stalls, ablation, capacity and the
-token budget.
+"""What experiments under load are made of: the engine that serves, and the points of a round.
 
-Each is a round: all policies serve the same requests, one after the other, on one engine. Every
-round has a seed of its own, and its values are samples of the points. The paper's sizes are those
-of section 5 and the artifact's scripts; a search takes as many requests as it needs.
+In a round all policies serve the same requests, one after the other, on one engine. Every round
+has a seed of its own, and its values are samples of the points.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from types import MappingProxyType
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
+from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import CONF
+from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.request import Request
 from sarathi_lab.engine.topology import Topology
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
-from sarathi_lab.experiment.capacity import (
-    Engine,
-    Grid,
-    at_rate,
-    limits_around,
-    run_lengths,
-)
+from sarathi_lab.experiment.capacity import Engine, Grid, at_rate
 from sarathi_lab.experiment.clock import Estimate, Point
-from sarathi_lab.experiment.registry import Platform, figure
+from sarathi_lab.experiment.registry import PROFILED, Platform, figure
 from sarathi_lab.experiment.trials import Trials
 from sarathi_lab.policy import Policy
+from sarathi_lab.results import metrics
 from sarathi_lab.results.decode_cost import decode_iteration
-from sarathi_lab.results.serving_metrics import gaps, latency
 from sarathi_lab.results.slo import Slo
 from sarathi_lab.workload.lognormal import Lognormal
 
 # Table 1; the paper's ablation, stalls and budgets are of Yi-34B.
 YI, MISTRAL = Platform("yi-34b", "a100", 2), Platform("mistral-7b", "a100", 1)
 LOAD = 0.7  # of the rate at which a device serves all that is there at once, where none is stated
-BOTH, HYBRID, CHUNKED = "hybrid and chunked", "hybrid only", "chunked only"  # the paper's Table 4
 CHUNKING = "sarathi_serve"
-SCHEDULERS = (CHUNKING, "prefill_first", "orca")  # in the paper's Fig 10: Sarathi-Serve, vLLM, Orca
-STALL_BINS = 120
-LONG, TBT, TTFT = ("longest_gap", "longest gap"), ("tbt_p99", "TBT P99"), ("ttft_p50", "TTFT P50")
 ANY = "any"  # model, in `rates`
 # By name and token budget; None where there is no such policy.
 MakePolicy = Callable[[str, int], Policy | None]
-Waits = Mapping[str, float]
-LOADED: dict[str, Any] = {
-    "kind": "rounds",
-    "max_spread": 0.5,
-    "papers": [YI],
-    # What `ServingBench` reads of the sizes.
-    "needs": ("datasets", "num_requests", "batch", "budget"),
-    "takes": ("batches", "rates"),
-}
+Values = Mapping[str, float]  # by quantity
+Register = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def under_load(question: str, seconds: float, *papers: Platform, **declared: Any) -> Register:
+    """Register a figure of rounds, with what `ServingBench` reads of the sizes."""
+    needs, takes = ("datasets", "num_requests", "batch", "budget"), ("batches", "rates")
+    own = {"question": question, "seconds": seconds, "papers": papers or (YI,)}
+    return figure(kind="rounds", max_spread=0.5, needs=needs, takes=takes, **own, **declared)
+
+
+def only_simulated(question: str, *papers: Platform) -> Register:
+    """Register a figure of rounds on what no device at hand is or tells."""
+    own = {"question": question, "papers": papers, "simulated": PROFILED, "seconds": 0}
+    return figure(kind="rounds", is_simulated=True, needs=("datasets", "batch"), **own)
 
 
 @dataclass
@@ -137,6 +132,30 @@ class ServingBench:
         arriving = at_rate(requests, self.rate(dataset))
         return self.engine_of(name).serve(arriving, policy).requests()
 
+    def cluster(self, topology: Topology) -> Engine:
+        """Several engines. Raises UserError on a real device."""
+        if self.clusters is None:
+            raise UserError("several engines are simulated only; add executor=simulated")
+        return self.clusters(topology)
+
+    def check_power(self, fix: str) -> None:
+        """Raise UserError if nothing says what the device draws."""
+        if self.backend is None or self.backend.power is None:
+            raise UserError(f"this experiment needs a power model; {fix}")
+
+    def energy(self, ledger: Ledger) -> tuple[pd.DataFrame, dict[str, float]]:
+        """The iterations with their costs, watts and joules, and the metrics of energy with the
+        counts of tokens.
+        """
+        backend, spec = self.backend, load_option("model", self.model)
+        assert backend is not None, "checked before"
+        assert backend.power is not None, "checked before"
+        devices, costs = backend.parallel.num_devices, (backend.dtype_bytes, backend.peaks())
+        table = metrics.add_costs(ledger.iterations(), spec, *costs)
+        table = metrics.add_energy(table, backend.power, devices)
+        counts = metrics.throughput(ledger.requests(), table.end.max())
+        return table, counts | metrics.energy_metrics(table, counts, backend.power, devices)
+
 
 def datasets(sizes: Mapping[str, Any]) -> dict[str, Lognormal]:
     """The data sets of some sizes: options of the group workload, or settings of a `Lognormal`."""
@@ -157,116 +176,39 @@ def longest(sizes: Mapping[str, Any]) -> int:
     return max(dataset.max_len for dataset in datasets(sizes).values())
 
 
-@figure(question="Do whole prompts stop the tokens of others?", seconds=40, **LOADED)
-def sarathi_serve_stalls(bench: ServingBench, seed: int, **sizes: Any) -> Iterator[Point]:
-    """The longest gaps between tokens, over time in the first round (Fig 1a), and of all."""
-    dataset = list(sizes["datasets"])[-1]  # of the longest prompts
-    policies = bench.named(SCHEDULERS, sizes["budget"])
-    found = {name: bench.serve(name, own, dataset, seed) for name, own in policies.items()}
-    if seed == 0:
-        for name, requests in found.items():
-            for time, gap in longest_gaps(requests, STALL_BINS):
-                yield point(dataset, "longest gap", "ms", name, 1e3 * gap, time, kind="curve")
-    waits = {name: _waits(requests) for name, requests in found.items()}
-    yield from _compared(dataset, waits, (TBT, LONG, TTFT), CHUNKING, CHUNKING)
-
-
-@figure(question="Which half of Sarathi-Serve does what?", seconds=40, **LOADED)
-def sarathi_serve_ablation(bench: ServingBench, seed: int, **sizes: Any) -> Iterator[Point]:
-    """Whole prompts beside decodes, chunks apart from decodes, and beside them (Table 4)."""
-    whole, budget = longest(sizes) + sizes["batch"], sizes["budget"]
-    kinds = {BOTH: (CHUNKING, budget), HYBRID: (CHUNKING, whole), CHUNKED: ("chunked_only", budget)}
-    made = {kind: bench.policy(*own) for kind, own in kinds.items()}
-    for dataset in sizes["datasets"]:
-        waits = {
-            kind: _waits(bench.serve(CHUNKING, policy, dataset, seed))
-            for kind, policy in made.items()
-            if policy is not None
-        }
-        yield from _compared(dataset, waits, (TTFT, TBT), BOTH, "both")
-
-
-@figure(
-    question="How much more load does Sarathi-Serve sustain?",
-    seconds=120,
-    **{**LOADED, "papers": [MISTRAL, YI]},
-)
-def sarathi_serve_capacity(
-    bench: ServingBench,
-    seed: int,
-    *,
-    num_searched: int,
-    doublings: int,
-    slos: Mapping[str, Any],
-    slo_budgets: Mapping[str, int],
-    precision: float,
-    searched: Sequence[str],
-    **sizes: Any,
-) -> Iterator[Point]:
-    """The highest rate of each policy within the objectives (Fig 10a), and Sarathi-Serve's gain, of
-    the first data set, whose gains the paper states. Runs have `num_searched` requests, doubled
-    until the capacity stands still but at most `doublings` times; then it is not a number.
-    """
-    dataset = next(iter(sizes["datasets"]))
-    requests = {seed: bench.requests(dataset, num_searched << doublings, seed)}
-    lengths = run_lengths(num_searched << doublings, doublings)
-    known: dict[tuple[str, Policy], Trials] = {}  # has served some rates for another objective
-    saturation = bench.saturation_rate(dataset)
-    for kind in slos:
-        slo, found, start = bench.slo(kind), {}, LOAD * saturation
-        for name, policy in bench.named(searched, slo_budgets[kind]).items():
-            trials = Trials(bench.engine_of(name), policy, requests, Grid(precision))
-            trials = known.setdefault((name, policy), trials)
-            limits = limits_around(saturation, None, None)
-            capacity = trials.capacity(slo, start, limits, lengths)
-            start = capacity.median or start
-            found[name] = capacity.median if capacity.is_settled else math.nan
-            yield point(dataset, "capacity", "1/s", name, found[name], slo=kind)
-        for name, value in found.items():
-            if name != CHUNKING:
-                gain = found[CHUNKING] / value if value else math.inf
-                quantity = f"capacity of {CHUNKING} / own"
-                yield point(dataset, quantity, "ratio", name, gain, slo=kind)
-
-
-@figure(question="Which token budget, when requests arrive over time?", seconds=60, **LOADED)
-def sarathi_serve_budget(
-    bench: ServingBench, seed: int, *, budgets: Sequence[int], **sizes: Any
-) -> Iterator[Point]:
-    """Times to the first token and between tokens by budget, also over the largest's."""
-    largest = max(budgets)
-    for dataset in sizes["datasets"]:
-        policies = {own: bench.chunking(max(own, sizes["batch"])) for own in budgets}
-        waits = {
-            own: _waits(bench.serve(CHUNKING, policy, dataset, seed))
-            for own, policy in policies.items()
-        }
-        for own, wait in waits.items():
-            for key, words in (TBT, TTFT):
-                yield point(dataset, words, "s", CHUNKING, wait[key], own)
-                if own != largest:
-                    ratio, quantity = wait[key] / waits[largest][key], f"{words} / largest budget"
-                    yield point(dataset, quantity, "ratio", CHUNKING, ratio, own)
-
-
-def _waits(requests: pd.DataFrame) -> Waits:
-    return {**latency(requests), "longest_gap": max(gap for _, gap in longest_gaps(requests, 1))}
-
-
-def _compared(
+def compared(
     dataset: str,
-    waits: Mapping[str, Waits],
-    quantities: Sequence[tuple[str, str]],
-    to: str,
-    called: str,
+    found: Mapping[str, Values],
+    others: Mapping[str, Values],
+    units: Mapping[str, str] = MappingProxyType({}),
+    x: float = 0.0,
+    **labels: Any,
 ) -> Iterator[Point]:
-    """Seconds of every series, and over those of the series `to`."""
-    for key, words in quantities:
-        for series, wait in waits.items():
-            yield point(dataset, words, "s", series, wait[key])
-            if series != to:
-                ratio = wait[key] / waits[to][key]
-                yield point(dataset, f"{words} / {called}", "ratio", series, ratio)
+    """The values `found` of every series in their `units` (seconds), and over those of `others`,
+    by what these are called, that have the quantity; labels are those of `point`.
+    """
+    for series, values in found.items():
+        for quantity, value in values.items():
+            unit = units.get(quantity, "s")
+            yield point(dataset, quantity, unit, series, value, x, **labels)
+        for called, other in others.items():
+            if other is not values:
+                yield from ratios(dataset, called, series, values, other, x, **labels)
+
+
+def ratios(
+    dataset: str,
+    called: str,
+    series: str,
+    values: Values,
+    other: Values,
+    x: float = 0.0,
+    **labels: Any,
+) -> Iterator[Point]:
+    """The values of a series over those of another, of the quantities that both have."""
+    for quantity in [one for one in values if one in other]:
+        ratio = values[quantity] / other[quantity]
+        yield point(dataset, f"{quantity} / {called}", "ratio", series, ratio, x, **labels)
 
 
 def point(
@@ -285,12 +227,3 @@ def point(
     panel = f"{place}: {quantity}" + ("" if unit == "ratio" else f" [{unit}]")
     labels = (("dataset", dataset), ("slo", slo), ("quantity", quantity))
     return Point(panel, series, float(x), Estimate(y), unit, kind, labels)
-
-
-def longest_gaps(requests: pd.DataFrame, num_bins: int) -> list[tuple[float, float]]:
-    """(end, longest gap that ended in it) in seconds of those of `num_bins` that have one."""
-    ends = np.concatenate([np.empty(0), *(np.asarray(times)[1:] for times in requests.token_times)])
-    between = gaps(requests)
-    edges = np.linspace(0.0, float(requests.finish_time.max()), num_bins + 1)
-    places = np.clip(np.searchsorted(edges, ends) - 1, 0, num_bins - 1)
-    return [(float(edges[i + 1]), float(between[places == i].max())) for i in np.unique(places)]

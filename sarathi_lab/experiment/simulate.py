@@ -1,9 +1,13 @@
-"""Fills figures with cost models: the same batches, requests and policies on a virtual clock."""
+"""Fills figures with cost models: the same batches, requests and policies on a virtual clock; and
+experiments of serving with rounds of requests under all their policies.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
+from itertools import islice
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -12,19 +16,27 @@ from sarathi_lab.config.console import progress_of
 from sarathi_lab.config.crew import Crew
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
+from sarathi_lab.engine.executor import Sizes
+from sarathi_lab.engine.topology import SINGLE, Topology
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.cost_model import Level, make_cost_model
 from sarathi_lab.executor.simulated.hardware import Parallel
 from sarathi_lab.executor.table_files import read_tables
 from sarathi_lab.experiment import pipeline
-from sarathi_lab.experiment.clock import CostClock, CountingClock, Point, Unit
+from sarathi_lab.experiment.capacity import Engine
+from sarathi_lab.experiment.clock import BLOCK_SIZE, Clock, CostClock, CountingClock, Point, Unit
 from sarathi_lab.experiment.figures import COLUMNS, FIGURES, LABELS
 from sarathi_lab.experiment.registry import KEYS, Figure
+from sarathi_lab.experiment.samples import Samples, keep, table_of
+from sarathi_lab.experiment.serving import MakePolicy, ServingBench, longest
 from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec
+from sarathi_lab.policy import Policy
+from sarathi_lab.results.intervals import FEWEST_PAIRS
 from sarathi_lab.results.load import POINT, SIMULATED
 
 DTYPE = "float16"  # the paper does not say; 2 bytes an element fit all its figures
 COUNTED = "counted"  # the method of points that are counted instead of served
+Part = Callable[[], Iterable[Point]]  # of the points of a job
 
 
 class Job(NamedTuple):
@@ -103,6 +115,28 @@ def check_fits(job: Job) -> None:
             )
 
 
+def fill(
+    what: str, unit: str, makers: Sequence[Callable[[], Sequence[Part]]], processes: int | None
+) -> list[list[list[Point]]]:
+    """The points of all parts that each of `makers` lists, by `processes`, each of which calls a
+    maker once if it has a part of it.
+    """
+    crew = Crew(partial(_listed, makers), processes)
+    numbers = [len(crew.own(job)) for job in range(len(makers))]
+    items = [(job, part) for job, number in enumerate(numbers) for part in range(number)]
+    with progress_of(what, len(items), unit) as advance:
+        found = iter(crew.map(_points, items, advance))
+    return [list(islice(found, number)) for number in numbers]
+
+
+def _listed(makers: Sequence[Callable[[], Sequence[Part]]]) -> Callable[[int], Sequence[Part]]:
+    return cache(lambda job: makers[job]())
+
+
+def _points(parts: Callable[[int], Sequence[Part]], place: tuple[int, int]) -> list[Point]:
+    return list(parts(place[0])[place[1]]())
+
+
 def predict_all(
     jobs: Sequence[Job],
     every: int = 1,
@@ -113,17 +147,11 @@ def predict_all(
     `sizes` in place of conf/experiment's; by `processes`. Raises UserError as `make_cost_model`
     does.
     """
-    make = partial(_Parts, jobs, every, sizes)
-    crew = Crew(make, processes)
-    items = [(job, part) for job in range(len(jobs)) for part in range(crew.own.number(job))]
-    with progress_of("predicting", len(items), "parts") as advance:
-        found = crew.map(_Parts.points, items, advance)
+    makers = [partial(_parts_of, job, every, sizes) for job in jobs]
     tables = []
-    for number, job in enumerate(jobs):
-        own = zip(items, found, strict=True)
-        points = [point for (of, _), points in own if of == number for point in points]
+    for job, found in zip(jobs, fill("predicting", "parts", makers, processes), strict=True):
         labels = {**job._asdict(), "device": job.device, "source": "simulated"}
-        tables.append(_table(points).assign(**labels)[[*COLUMNS, *LABELS]])
+        tables.append(_table(found).assign(**labels)[[*COLUMNS, *LABELS]])
     return tables
 
 
@@ -132,49 +160,35 @@ def predict(job: Job, every: int = 1, sizes: Mapping[str, Any] | None = None) ->
     return predict_all([job], every, sizes, processes=1)[0]
 
 
-class _Parts:
-    """What jobs are made of: units on a clock of their own, or a pipeline whole."""
-
-    def __init__(self, jobs: Sequence[Job], every: int, sizes: Mapping[str, Any] | None) -> None:
-        self._jobs, self._every, self._sizes = jobs, every, sizes
-        self._units, self._clock = cache(self._list_units), cache(_clock)
-
-    def number(self, job: int) -> int:
-        is_pipeline = FIGURES[self._jobs[job].figure].kind == "pipeline"
-        return 1 if is_pipeline else len(self._units(job))
-
-    def points(self, place: tuple[int, int]) -> list[Point]:
-        """Those of a job's part, by their numbers."""
-        job = self._jobs[place[0]]
-        figure = FIGURES[job.figure]
-        if figure.kind == "pipeline":
-            options = load_option("model", job.model), load_option("hardware", job.hardware)
-            paper = figure.paper_points()
-            return list(pipeline.predicted(*options, DTYPE_BYTES[DTYPE], paper, self._every))
-        return list(self._units(place[0])[place[1]](self._clock(job)))
-
-    def _list_units(self, number: int) -> list[Unit]:
-        job = self._jobs[number]
-        figure, spec = FIGURES[job.figure], load_option("model", job.model)
-        return list(figure.units(spec, figure.paper_sizes(self._every, self._sizes)))
-
-
-def _clock(job: Job) -> CostClock:
-    """It takes a second where there are tables."""
+def _parts_of(job: Job, every: int, sizes: Mapping[str, Any] | None) -> list[Part]:
+    """Units on a clock of their own, or a pipeline whole."""
+    figure, dtype_bytes = FIGURES[job.figure], DTYPE_BYTES[DTYPE]
     spec, hardware = load_option("model", job.model), load_option("hardware", job.hardware)
+    if figure.kind == "pipeline":
+        paper = figure.paper_points()
+        return [partial(pipeline.predicted, spec, hardware, dtype_bytes, paper, every)]
     make_clock = CountingClock if job.method == COUNTED else CostClock
-    return make_clock(make_cost_model(job.level, spec, hardware, DTYPE_BYTES[DTYPE]))
+    cost = partial(make_cost_model, job.level, spec, hardware, dtype_bytes)
+    return _on(lambda: make_clock(cost()), figure.units(spec, figure.paper_sizes(every, sizes)))
+
+
+def _on(make_clock: Callable[[], Clock], units: Iterable[Unit]) -> list[Part]:
+    """Units on one clock, which takes a second where there are tables, so that only who needs it
+    makes it.
+    """
+    clock = cache(make_clock)
+
+    def timed(unit: Unit) -> Iterable[Point]:
+        return unit(clock())
+
+    return [partial(timed, unit) for unit in units]
 
 
 def recorded_tables(points: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """The served points of `figure.parquet` by the device's folder, in the columns of `load`."""
     own = points[(points.source == "simulated") & (points.method != COUNTED)]
-    return {
-        folder_of(*map(str, labels)): _with_intervals(rows).assign(
-            **rows[["hardware", "level", "model"]], dtype=DTYPE, device_name=rows.device
-        )
-        for labels, rows in own.groupby(["hardware", "level"], sort=False)
-    }
+    table = _with_intervals(own).assign(**own[["hardware", "level", "model"]], dtype=DTYPE)
+    return by_folder([table.assign(device_name=own.device)])
 
 
 def computed(
@@ -186,30 +200,26 @@ def computed(
     """The tables of an experiment that is none of the paper's figures by the devices' folders, for
     models on backends; intervals are the error that the cost model states of itself.
     """
+    makers = [partial(_units, figure.name, *on, sizes) for on in backends]
+    title = f"computing {figure.name} with {' and '.join(spec.name for spec, _ in backends)}"
     tables = []
-    for spec, backend in backends:
-        crew = Crew(partial(_units, figure.name, spec, backend, sizes), processes)
-        title = f"computing {figure.name} with {spec.name}"
-        with progress_of(title, len(crew.own), "parts") as advance:
-            found = crew.map(_unit_points, range(len(crew.own)), advance)
-        table = _table(point for unit in found for point in unit).assign(figure=figure.name)
+    for (spec, backend), found in zip(
+        backends, fill(title, "parts", makers, processes), strict=True
+    ):
+        table = _table(found).assign(figure=figure.name)
         tables.append(labelled(_with_intervals(table), backend, spec.name))
     return by_folder(tables)
 
 
 def _units(
     name: str, spec: ModelSpec, backend: SimulatedBackend, sizes: Mapping[str, Any]
-) -> list[Callable[[], Iterable[Point]]]:
-    parts = (backend.hardware, backend.dtype_bytes, backend.parallel)
-    clock = CostClock(make_cost_model(backend.cost_model, spec, *parts))
-    return [partial(unit, clock) for unit in FIGURES[name].units(spec, sizes)]
+) -> list[Part]:
+    on = (backend.cost_model, spec, backend.hardware, backend.dtype_bytes, backend.parallel)
+    return _on(lambda: CostClock(make_cost_model(*on)), FIGURES[name].units(spec, sizes))
 
 
-def _unit_points(units: Sequence[Callable[[], Iterable[Point]]], number: int) -> list[Point]:
-    return list(units[number]())
-
-
-def _table(points: Iterable[Point]) -> pd.DataFrame:
+def _table(parts: Iterable[Sequence[Point]]) -> pd.DataFrame:
+    points = (point for part in parts for point in part)
     rows = [(p.panel, p.series, float(p.x), p.y.value, p.unit, p.y.error) for p in points]
     return pd.DataFrame(rows, columns=[*KEYS, "y", "unit", "uncertainty"])
 
@@ -228,3 +238,64 @@ def labelled(table: pd.DataFrame, backend: SimulatedBackend, model: str) -> pd.D
         dtype=backend.dtype_name,
         device_name=backend.device_name,
     )
+
+
+def served(
+    figure: Figure,
+    backends: Sequence[tuple[str, SimulatedBackend]],
+    make_policy: MakePolicy,
+    seed: int,
+    sizes: Mapping[str, Any],
+    processes: int | None = None,
+) -> dict[str, pd.DataFrame]:
+    """The tables of an experiment of serving by the devices' folders, for models on backends.
+
+    An interval is that of the median over the rounds: it says how far the seeds are apart.
+    """
+    benches = [partial(_bench, *on, make_policy, seed, sizes) for on in backends]
+    makers = [partial(_rounds, figure.name, make_bench) for make_bench in benches]
+    what = f"computing {figure.name} with {' and '.join(model for model, _ in backends)}"
+    rounds = fill(what, "rounds", makers, 1 if figure.is_chained else processes)
+    tables = []
+    for (model, backend), found in zip(backends, rounds, strict=True):
+        samples: Samples = {}
+        for points in found:
+            keep(samples, points)
+        table = table_of(figure.name, samples, math.inf, is_series=False)
+        tables.append(labelled(table, backend, model))
+    return by_folder(tables)
+
+
+def _rounds(name: str, make_bench: Callable[[], ServingBench]) -> list[Part]:
+    made = cache(make_bench)
+
+    def played(number: int) -> Iterable[Point]:
+        bench = made()
+        return FIGURES[name].make(bench, number, **bench.sizes)
+
+    return [partial(played, number) for number in range(FEWEST_PAIRS)]
+
+
+def _bench(
+    model: str,
+    backend: SimulatedBackend,
+    make_policy: MakePolicy,
+    seed: int,
+    sizes: Mapping[str, Any],
+) -> ServingBench:
+    spec, batch, longest_one = load_option("model", model), sizes["batch"], longest(sizes)
+    blocks = (backend.kv_blocks(spec, BLOCK_SIZE), BLOCK_SIZE)
+    predictor = cache(partial(backend.predictor, spec))
+
+    @cache  # a cost model with tables takes a second to make
+    def engine(cluster: Topology) -> Engine:
+        build = partial(backend.build, spec, None, Sizes(*blocks, batch))
+        executor = cluster.executor(build, backend.link(spec, cluster))
+        return Engine(executor, batch, longest_one, *blocks, backend.num_stages, cluster)
+
+    @cache
+    def on_device(name: str, budget: int) -> Policy | None:
+        policy = make_policy(name, budget)
+        return policy and policy.on_device(predictor, batch, longest_one)
+
+    return ServingBench(sizes, model, engine(SINGLE), on_device, None, seed, engine, backend)

@@ -15,8 +15,8 @@ from sarathi_lab.engine.request import Request
 from sarathi_lab.engine.speculation import NO_SPECULATION, PromptLookup, Speculation
 from sarathi_lab.experiment.capacity import at_rate
 from sarathi_lab.experiment.clock import Point
-from sarathi_lab.experiment.registry import PROFILED, Ints, Platform, figure
-from sarathi_lab.experiment.serving import LOADED, ServingBench, point
+from sarathi_lab.experiment.registry import PROFILED, Ints, Platform
+from sarathi_lab.experiment.serving import ServingBench, Values, compared, point, under_load
 from sarathi_lab.results.metrics import speculation_metrics
 from sarathi_lab.results.serving_metrics import latency
 from sarathi_lab.workload.acceptance import Assumed
@@ -26,13 +26,15 @@ WAITS = {"ttft_p50": "TTFT P50", "tpot_p50": "TPOT P50", "latency_p50": "latency
 RATE, BEST = "throughput, all at once", "best budget"
 FEW = "TTFT P50, few requests"
 FOR_ALL, FOR_THESE = "reserved for all", "reserved for these"
-ON = [("llama3-8b", "h100"), ("qwen3-30b-a3b", "h100"), ("llama3-8b", "a100")]
+UNITS = {RATE: "tokens/s", "acceptance_rate": "share", "tokens_per_decode": "tokens"}
 
 
-@figure(
-    question="What do drafts in hybrid batches give, and what do they take of the budget?",
-    seconds=90,
-    **{**LOADED, "papers": [Platform(*on) for on in ON]},
+@under_load(
+    "What do drafts in hybrid batches give, and what do they take of the budget?",
+    90,
+    Platform("llama3-8b", "h100"),
+    Platform("qwen3-30b-a3b", "h100"),
+    Platform("llama3-8b", "a100"),
     simulated=PROFILED,
 )
 def speculation(
@@ -60,15 +62,16 @@ def speculation(
         requests = [repeated(one, pattern) for one in requests]
         arriving = at_rate(requests, load * bench.saturation_rate(dataset))
         at_once = [replace(one, arrival_time=0.0) for one in requests]
-        found: dict[str, dict[int, dict[str, float]]] = {}
+        without: dict[int, Values] = {}
         for name, own in _speculations(bench, seed, drafts, acceptances).items():
-            found[name] = {
-                budget: _values(
-                    _served(bench, arriving, own, budget), _served(bench, at_once, own, budget)
-                )
-                for budget in budgets
-            }
-        yield from _points(dataset, found)
+            waits = {}
+            for budget in budgets:
+                both = (_served(bench, some, own, budget) for some in (arriving, at_once))
+                found = _values(*both)
+                none = without.setdefault(budget, found)  # the first has no drafts
+                waits[budget] = found[WAITS["latency_p50"]]
+                yield from compared(dataset, {name: found}, {NONE: none}, UNITS, budget)
+            yield point(dataset, BEST, "tokens", name, min(waits, key=lambda own: waits[own]))
     if reserved is not None:
         yield from _reserved(bench, seed, **reserved)
 
@@ -102,7 +105,7 @@ def _served(
     return engine.serve(requests, bench.chunking(max(budget, engine.batch_size)))
 
 
-def _values(arriving: Ledger, at_once: Ledger) -> dict[str, float]:
+def _values(arriving: Ledger, at_once: Ledger) -> Values:
     """By quantity: seconds, tokens a second, and what was accepted if there were drafts."""
     table, iterations = at_once.requests(), arriving.iterations()
     tokens = table.prompt_len.sum() + table.output_len.sum()
@@ -112,24 +115,6 @@ def _values(arriving: Ledger, at_once: Ledger) -> dict[str, float]:
         accepted = speculation_metrics(iterations)
         found |= {name: accepted[name] for name in ("acceptance_rate", "tokens_per_decode")}
     return found
-
-
-UNITS = {RATE: "tokens/s", "acceptance_rate": "share", "tokens_per_decode": "tokens"}
-
-
-def _points(
-    dataset: str, found: Mapping[str, Mapping[int, Mapping[str, float]]]
-) -> Iterator[Point]:
-    for name, by_budget in found.items():
-        for budget, values in by_budget.items():
-            for quantity, value in values.items():
-                unit = UNITS.get(quantity, "s")
-                yield point(dataset, quantity, unit, name, value, budget)
-                if name != NONE and quantity in found[NONE][budget]:
-                    ratio = value / found[NONE][budget][quantity]
-                    yield point(dataset, f"{quantity} / {NONE}", "ratio", name, ratio, budget)
-        best = min(by_budget, key=lambda budget: by_budget[budget][WAITS["latency_p50"]])
-        yield point(dataset, BEST, "tokens", name, best)
 
 
 def _reserved(
@@ -150,11 +135,7 @@ def _reserved(
     requests = at_rate(bench.requests(dataset, num_requests, seed), rate)
     own = Assumed(tokens=drafts, acceptance=acceptance, seed=bench.seed + seed)
     budgets = {FOR_ALL: budget - most * (drafts - 1), FOR_THESE: budget}
-    found = {
-        name: latency(_served(bench, requests, own, tokens).requests())["ttft_p50"]
-        for name, tokens in budgets.items()
-    }
-    for name, value in found.items():
-        yield point(dataset, FEW, "s", name, value)
-    ratio = found[FOR_THESE] / found[FOR_ALL]
-    yield point(dataset, f"{FEW} / {FOR_ALL}", "ratio", FOR_THESE, ratio)
+    found = {}
+    for name, tokens in budgets.items():
+        found[name] = {FEW: latency(_served(bench, requests, own, tokens).requests())["ttft_p50"]}
+    yield from compared(dataset, found, {FOR_ALL: found[FOR_ALL]})

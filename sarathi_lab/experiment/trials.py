@@ -89,7 +89,7 @@ class Trials:
         for number in lengths:
             brackets = {}
             for seed in self.loads:
-                own = partial(_passes, passes, seed, number)
+                own = partial(lambda *key: passes(key), seed, number)
                 brackets[seed] = bracket = highest_passing(own, at, lowest, highest)
                 at = lowest if bracket.passing is None else bracket.passing
             found = Capacities(self.grid, lowest, highest, brackets, number, found)
@@ -150,10 +150,6 @@ class _MissingError(Exception):
     """A search asks for a run that is not served."""
 
     key: Key
-
-
-def _passes(passes: Passes, seed: int, number: int, step: int) -> bool:
-    return passes((seed, number, step))
 
 
 def likely(key: Key, outcomes: Mapping[Key, bool]) -> bool:

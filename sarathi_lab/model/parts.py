@@ -58,16 +58,16 @@ class Ranks:
         name = f"of model {spec.name}"
         if spec.num_layers % self.pipeline:
             raise _uneven("pipeline", self.pipeline, spec.num_layers, f"layers {name}")
-        for number, what in ((spec.num_heads, "heads"), (spec.ffn_size, "columns of the FFN")):
+        shares = {
+            "heads": spec.num_heads,
+            "columns of an expert" if spec.num_experts else "columns of the FFN": spec.ffn_size,
+            "columns of the shared expert": spec.shared_expert_size,
+        }
+        for what, number in shares.items():
             if number % self.tensor:
                 raise _uneven("tensor", self.tensor, number, f"{what} {name}")
         if self.tensor > 1 and self.tensor % spec.num_kv_heads and spec.num_kv_heads % self.tensor:
             raise _uneven("tensor", self.tensor, spec.num_kv_heads, f"KV heads {name}")
-        if self.tensor > 1 and spec.num_experts:
-            raise UserError(
-                f"executor.tensor_parallel={self.tensor} does not split the experts {name}; use "
-                "executor.pipeline_parallel"
-            )
 
 
 def _uneven(kind: str, degree: int, number: int, what: str) -> UserError:
@@ -103,6 +103,7 @@ class Part:
             num_heads=spec.num_heads // share,
             num_kv_heads=max(1, spec.num_kv_heads // share),
             ffn_size=spec.ffn_size // share,
+            shared_expert_size=spec.shared_expert_size // share,
             vocab_size=end - first,
         )
 
@@ -128,29 +129,37 @@ class Part:
         return [name] if is_own else []
 
     def cuts(self, name: str, spec: ModelSpec) -> tuple[int, Sequence[Interval]] | None:
-        """The dimension in which a parameter of the whole model is cut, and what this part has of
-        it, one after the other; None for all of it.
+        """The dimension, counted from the last, in which a parameter of the whole model is cut, and
+        what this part has of it, one after the other; None for all of it, as of a router.
         """
-        share, own = self.ranks.tensor, self.tensor
+        share = self.ranks.tensor
         if share == 1:
             return None
         module, kind = name.split(".")[-2:]
+        rows = -1 if kind == "bias" else -2
         if module in ("embedding", "lm_head"):
-            return 0, [self.vocabulary(spec)]
-        head, heads = spec.head_size, spec.num_heads // share
-        q = (own * heads * head, (own + 1) * heads * head)
-        ffn = spec.ffn_size // share
-        raised = (own * ffn, (own + 1) * ffn)
+            return rows, [self.vocabulary(spec)]
+        q = self._own(spec.q_size)
+        width = spec.shared_expert_size if module.startswith("shared") else spec.ffn_size
+        raised = self._own(width)
         if module == "qkv_proj":
+            head = spec.head_size
             kv_heads = max(1, spec.num_kv_heads // share)
-            first = own * spec.num_kv_heads // share * head
+            first = self.tensor * spec.num_kv_heads // share * head
             kv = (first, first + kv_heads * head)
-            return 0, [q, _moved(kv, spec.q_size), _moved(kv, spec.q_size + spec.kv_size)]
-        if module == "ffn_up":
-            return 0, [raised, *([_moved(raised, spec.ffn_size)] if spec.gated_ffn else [])]
-        if kind == "weight" and module in ("out_proj", "ffn_down"):
-            return 1, [q if module == "out_proj" else raised]
+            return rows, [q, _moved(kv, spec.q_size), _moved(kv, spec.q_size + spec.kv_size)]
+        if module in ("ffn_up", "shared_up") or kind == "gate_up":
+            return rows, [raised, *([_moved(raised, width)] if spec.gated_ffn else [])]
+        if (module in ("ffn_down", "shared_down") and kind == "weight") or kind == "down":
+            return -1, [raised]
+        if module == "out_proj" and kind == "weight":
+            return -1, [q]
         return None
+
+    def _own(self, size: int) -> Interval:
+        """Its share of as many."""
+        share = size // self.ranks.tensor
+        return self.tensor * share, (self.tensor + 1) * share
 
     def adds_bias(self, name: str) -> bool:
         """Whether it is this part that adds a bias; of those that sum their products one does."""

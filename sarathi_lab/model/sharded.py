@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from safetensors import safe_open
-from torch import Tensor, nn
+from torch import Tensor
 
-from sarathi_lab.model.checkpoint import Stored, stored_tensors
+from sarathi_lab.model.checkpoint import stored_tensors
 from sarathi_lab.model.operations import NAN_TOKEN, PackedInputs
 from sarathi_lab.model.parts import Interval, Part
 from sarathi_lab.model.spec import ModelSpec
@@ -35,18 +35,6 @@ class Exchange(Protocol):
         """Hand them to the next stage."""
 
 
-class Summed(nn.Module):
-    """A product of which each rank has a part of the columns; the sum is everybody's."""
-
-    def __init__(self, product: nn.Module, exchange: Exchange) -> None:
-        super().__init__()
-        self.product = product
-        self._exchange = exchange
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self._exchange.sum(self.product(x))
-
-
 class ShardedTransformer(Transformer):
     """A `Transformer` of one part's shapes. The first stage embeds, the last one has the logits of
     its share of the vocabulary; the others return none, [0, vocab_size].
@@ -66,6 +54,7 @@ class ShardedTransformer(Transformer):
         super().__init__(part.spec(spec), device, dtype)
         self.part = part
         self._exchange = exchange
+        self._is_summed = False
         self.vocabulary = part.vocabulary(spec)
         if part.ranks.pipeline > 1:
             if not part.is_first:
@@ -75,17 +64,21 @@ class ShardedTransformer(Transformer):
 
     def share_sums(self) -> None:
         """Let products by rows be summed over ranks, and tokens be chosen of all shares of the
-        vocabulary; once, after weights were packed if they are.
+        vocabulary; after weights were packed if they are.
+
+        Summed is what attention and what the whole feed-forward block of a layer returns, that of
+        all experts at once. Sums are equal to the bit on all ranks, and so what routers choose.
         """
+        exchange, shares = self._exchange, self.part.ranks.tensor > 1
         if not self.part.is_last:
             self.operations.greedy = _no_tokens  # type: ignore[method-assign]
-        if self.part.ranks.tensor > 1 and not isinstance(self.layers[0].out_proj, Summed):
-            for layer in self.layers:
-                for name in ("out_proj", "ffn_down"):
-                    setattr(layer, name, Summed(getattr(layer, name), self._exchange))
-            if self.part.is_last:
-                greedy = _Greedy(self._exchange, self.vocabulary[0])
-                self.operations.greedy = greedy  # type: ignore[method-assign]
+        elif shares:
+            greedy = _Greedy(exchange, self.vocabulary[0])
+            self.operations.greedy = greedy  # type: ignore[method-assign]
+        for layer in self.layers if shares and not self._is_summed else ():
+            for module in (layer, layer.out_proj):
+                module.register_forward_hook(lambda *args: exchange.sum(args[-1]))
+        self._is_summed = True
 
     def forward(self, inputs: PackedInputs, cache: KVCache) -> Tensor:
         with self.operations.range("embedding"):
@@ -179,55 +172,68 @@ def _cut(full: Tensor, dim: int, intervals: Sequence[Interval]) -> Tensor:
 
 def _fill_from(model: ShardedTransformer, spec: ModelSpec, directory: Path) -> None:
     stored = stored_tensors(directory)
+    # Each file opened once: an expert is a tensor, and a header is read at every opening.
+    files = {one.file: safe_open(one.file, framework="pt") for one in stored.values()}
+
+    def view(tensor: str) -> Any:
+        return files[stored[tensor].file].get_slice(tensor)
+
     for name, sources in parameter_sources(directory, spec, stored):
-        head = stored.get(sources[0].tensor) if sources[0].tied and model.part.is_last else None
-        if head is not None:
-            _check_tied(model, sources[0], head)
+        head = sources[0]
+        if head.tied and model.part.is_last and head.tensor in stored:
+            _check_tied(model, view(head.tensor), head.tensor, directory)
+        cuts = model.part.cuts(name, spec)
         for own in model.part.names(name, spec):
             target = model.get_parameter(own)
             if not model.part.adds_bias(name):
                 target.zero_()
                 continue
-            cuts, row = model.part.cuts(name, spec), 0
-            rows = target if cuts else target.view(-1, *sources[0].shape[1:])
-            for tensor in _slices(sources, stored, cuts, spec, model.part):
-                rows[row : row + len(tensor)].copy_(tensor)
-                row += len(tensor)
+            # Experts that are stored one by one are filled so.
+            targets = [target] if target.ndim == len(sources[0].shape) else list(target)
+            count = len(sources) // len(targets)
+            for i, one in enumerate(targets):
+                of = sources[i * count : (i + 1) * count]
+                _join(one, cuts[0] if cuts else 0, _slices(of, view, cuts, spec, model.part))
+
+
+def _join(target: Tensor, dim: int, tensors: Iterable[Tensor]) -> None:
+    """Fill `target` with tensors one after the other."""
+    at = 0
+    for one in tensors:
+        target.narrow(dim, at, one.shape[dim]).copy_(one)
+        at += one.shape[dim]
 
 
 def _slices(
     sources: Sequence[Source],
-    stored: dict[str, Stored],
+    view: Callable[[str], Any],
     cuts: tuple[int, Sequence[Interval]] | None,
     spec: ModelSpec,
     part: Part,
-) -> Iterable[Tensor]:
+) -> Iterator[Tensor]:
     """What a part has of the tensors that fill a parameter; nothing else is read."""
     offset = 0
     for source in sources:
-        rows = source.shape[0]
-        with safe_open(stored[source.tensor].file, framework="pt") as tensors:
-            view = tensors.get_slice(source.tensor)
-            if source.interleaved:  # (q, k, v) of each head
-                share = part.ranks.tensor
-                tensor = view[rows * part.tensor // share : rows * (part.tensor + 1) // share]
-                by_head = tensor.view(spec.num_heads // share, 3, -1, *tensor.shape[1:])
-                yield by_head.transpose(0, 1).reshape(tensor.shape)
-            elif cuts is None:
-                yield view[:]
-            elif cuts[0] == 1:
-                ((first, end),) = cuts[1]
-                yield view[:, first:end]
-            else:
-                inside = (cut for cut in cuts[1] if offset <= cut[0] < offset + rows)
-                yield from (view[first - offset : end - offset] for first, end in inside)
-        offset += rows
+        stored = view(source.tensor)
+        if source.interleaved:  # (q, k, v) of each head
+            share, rows = part.ranks.tensor, source.shape[0]
+            tensor = stored[rows * part.tensor // share : rows * (part.tensor + 1) // share]
+            by_head = tensor.view(spec.num_heads // share, 3, -1, *tensor.shape[1:])
+            yield by_head.transpose(0, 1).reshape(tensor.shape)
+        elif cuts is None:
+            yield stored[:]
+        else:
+            dim, intervals = cuts
+            size = source.shape[dim]
+            before = (slice(None),) * (len(source.shape) + dim)
+            inside = (cut for cut in intervals if offset <= cut[0] < offset + size)
+            yield from (stored[(*before, slice(a - offset, b - offset))] for a, b in inside)
+            offset += size
 
 
-def _check_tied(model: ShardedTransformer, source: Source, stored: Stored) -> None:
+def _check_tied(model: ShardedTransformer, stored: Any, tensor: str, directory: Path) -> None:
     """Raise UserError for an output head that is told to equal the embedding, and does not."""
     own = model.get_parameter("embedding.weight" if model.part.is_first else "lm_head.weight")
-    with safe_open(stored.file, framework="pt") as tensors:
-        first, end = model.vocabulary
-        if not torch.equal(tensors.get_slice(source.tensor)[first:end].to(own), own):
-            raise untied(source.tensor, stored.file.parent)
+    first, end = model.vocabulary
+    if not torch.equal(stored[first:end].to(own), own):
+        raise untied(tensor, directory)

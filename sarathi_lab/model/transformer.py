@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import skip_init
 
 from sarathi_kernels.attention.kv_cache import Cache, QuantizedCache
 from sarathi_lab.model.operations import Operations, PackedInputs, Rotary
@@ -60,6 +59,22 @@ class KVCache:
         return zip(keys, map(QuantizedCache, self.values, self.value_scales), strict=True)
 
 
+class EmptyLinear(nn.Linear):
+    """One whose parameters are filled later. (`torch.nn.utils.skip_init` takes 1.5 s: to make
+    tensors on the meta device torch imports its compiler.)
+    """
+
+    def reset_parameters(self) -> None:
+        """Nothing."""
+
+
+class EmptyEmbedding(nn.Embedding):
+    """As `EmptyLinear`."""
+
+    def reset_parameters(self) -> None:
+        """Nothing."""
+
+
 class Transformer(nn.Module):
     """Decoder-only transformer; parameters are made uninitialised, `weights.load_model` fills them.
 
@@ -72,11 +87,11 @@ class Transformer(nn.Module):
         self.spec = spec
         self.device = device
         self.dtype = dtype
-        placed = {"device": device, "dtype": dtype}
-        self.embedding = skip_init(nn.Embedding, spec.vocab_size, spec.hidden_size, **placed)
+        placed: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.embedding = EmptyEmbedding(spec.vocab_size, spec.hidden_size, **placed)
         self.layers = nn.ModuleList(Layer(spec, device, dtype) for _ in range(spec.num_layers))
         self.final_norm = _norm(spec, device, dtype)
-        self.lm_head = skip_init(nn.Linear, spec.hidden_size, spec.vocab_size, bias=False, **placed)
+        self.lm_head = EmptyLinear(spec.hidden_size, spec.vocab_size, bias=False, **placed)
         if spec.tie_embeddings:
             self.lm_head.weight = self.embedding.weight
         self.inverse_frequencies = inverse_frequencies(spec).to(device)
@@ -144,7 +159,7 @@ class Layer(nn.Module):
         biases = {"qkv_proj": spec.qkv_bias, "out_proj": spec.out_bias, **dense}
         for linear in spec.layer_linears:
             sizes, bias = (linear.in_features, linear.out_features), biases.get(linear.name, False)
-            self.add_module(linear.name, skip_init(nn.Linear, *sizes, bias=bias, **placed))
+            self.add_module(linear.name, EmptyLinear(*sizes, bias=bias, **placed))
         if spec.num_experts:
             experts, hidden, size = spec.num_experts, spec.hidden_size, spec.ffn_size
             self.gate_up = nn.Parameter(torch.empty(experts, 2 * size, hidden, **placed))

@@ -1,4 +1,6 @@
-"""Scheduling policies, one module per system; `base` says what a policy is."""
+"""Scheduling policies, one module per system; `base` says what a policy is. What is imported here
+is what `conf/policy/` and others find.
+"""
 
 from sarathi_lab.engine.admission import with_budget
 from sarathi_lab.policy.adaptive import SloBudget
@@ -24,42 +26,3 @@ from sarathi_lab.policy.tgi import TGI
 from sarathi_lab.policy.transformers import TransformersFIFO, TransformersPrefillFirst
 from sarathi_lab.policy.trtllm import TensorRTLLM
 from sarathi_lab.policy.vllm import PPas, PrefillFirst, VllmV0Chunked, VllmV1
-
-__all__ = [
-    "TGI",
-    "Ascend",
-    "AscendDynamic",
-    "AscendV09",
-    "ChunkedOnly",
-    "DynamicChunks",
-    "FastDeploy",
-    "LMDeploy",
-    "LMDeployPytorch",
-    "LayeredPrefill",
-    "LightLLM",
-    "LlamaCpp",
-    "Lprs",
-    "NanoVllm",
-    "Niyama",
-    "OpenVINO",
-    "Orca",
-    "PPas",
-    "Policy",
-    "PrefillFirst",
-    "Ranked",
-    "RequestLevel",
-    "Reserve",
-    "SGLang",
-    "Sarathi",
-    "SarathiServe",
-    "SarathiServeDynamic",
-    "SlidingServe",
-    "SloBudget",
-    "SplitFuse",
-    "TensorRTLLM",
-    "TransformersFIFO",
-    "TransformersPrefillFirst",
-    "VllmV0Chunked",
-    "VllmV1",
-    "with_budget",
-]

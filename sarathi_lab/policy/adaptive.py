@@ -16,7 +16,7 @@ from sarathi_lab.config.checked import number, one_of, whole
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.admission import tokens_to_take
 from sarathi_lab.engine.executor import Predictor
-from sarathi_lab.engine.queues import LOOKAHEAD, is_idle
+from sarathi_lab.engine.queues import LOOKAHEAD
 from sarathi_lab.engine.request import Batch, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.policy.base import Policy, Reserve
@@ -47,8 +47,7 @@ class AdaptiveBudget(Policy):
     watermark: float = 0.01
     reserve: Reserve = "prompt"
 
-    def validate(self, batch_size: int, max_model_len: int) -> None:
-        super().validate(batch_size, max_model_len)
+    def check(self, batch_size: int, max_model_len: int) -> None:
         if isinstance(self.times, Predictor):
             return
         if self.times is None:
@@ -124,18 +123,8 @@ class AdaptiveBudget(Policy):
     def take(
         self, batch: Batch, prompts: Sequence[SequenceState], budget: int, scheduler: Scheduler
     ) -> None:
-        """Let `prompts` share `budget` tokens; nobody is admitted once one did not fit the cache or
-        had to give way, or while some are swapped out.
-        """
-        is_open = not scheduler.swapped
-        for sequence in prompts:
-            left = tokens_to_take(sequence, budget, batch)
-            if not left or len(batch) >= scheduler.batch_size:
-                return
-            if is_idle(sequence):
-                scheduler.take(batch, sequence, left)
-            elif is_open and not scheduler.has_preempted:
-                is_open = scheduler.enter(batch, sequence, left)
+        """Let `prompts` share `budget` tokens."""
+        scheduler.share(batch, prompts, budget)
 
 
 def last_within(slack: float, rungs: Sequence[int], seconds: Callable[[int], float]) -> int:

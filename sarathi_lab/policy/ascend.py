@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from sarathi_lab.config.checked import flag, number, whole
+from sarathi_lab.config.checked import flag, number, refuse_unread, whole
 from sarathi_lab.config.errors import UserError, require_int
 from sarathi_lab.engine.executor import Predictor
 from sarathi_lab.engine.queues import Test
@@ -53,13 +53,11 @@ class AscendV09(Policy):
 
     def check_budget(self, batch_size: int, max_model_len: int) -> None:
         if not self.enable_chunked_prefill:
-            check_whole_prompts(self.max_num_batched_tokens, max_model_len)
+            check_whole_prompts(self, self.max_num_batched_tokens, max_model_len)
             return
         fix = f"use a multiple of {BUDGET_MULTIPLE}"
-        budget = require_int(
-            "max_num_batched_tokens", self.max_num_batched_tokens, BUDGET_MULTIPLE, fix
-        )
-        if budget % BUDGET_MULTIPLE:
+        budget = self.max_num_batched_tokens
+        if require_int("max_num_batched_tokens", budget, BUDGET_MULTIPLE, fix) % BUDGET_MULTIPLE:
             raise UserError(
                 f"max_num_batched_tokens={budget} is none that the NPU's kernels take; {fix}"
             )
@@ -67,10 +65,9 @@ class AscendV09(Policy):
 
     @cached_property
     def _chunked(self) -> VllmV1:
-        assert self.max_num_batched_tokens is not None
-        return VllmV1(
-            self.max_num_batched_tokens, scheduler_reserve_full_isl=False, watermark=self.watermark
-        )
+        budget = self.max_num_batched_tokens
+        assert budget is not None
+        return VllmV1(budget, scheduler_reserve_full_isl=False, watermark=self.watermark)
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         if self.enable_chunked_prefill:
@@ -91,9 +88,7 @@ class AscendV09(Policy):
     def _is_barred(self, batch: Batch, scheduler: Scheduler) -> Test:
         budget = budget_for_whole(self.max_num_batched_tokens, scheduler.max_model_len)
         fits = fits_whole(scheduler)
-        return lambda sequence: (
-            batch.num_tokens + sequence.num_pending > budget or not fits(sequence)
-        )
+        return lambda one: batch.num_tokens + one.num_pending > budget or not fits(one)
 
 
 @dataclass
@@ -125,36 +120,21 @@ class Ascend(AscendV09):
     enable_pd_transfer: bool = flag(False)
     decode_max_num_seqs: int = whole(0, minimum=0, fix="use 0 for max_num_seqs")
 
-    def validate(self, batch_size: int, max_model_len: int) -> None:
+    def check(self, batch_size: int, max_model_len: int) -> None:
         check_threshold(self.long_prefill_token_threshold, max_model_len)
-        super().validate(batch_size, max_model_len)
         if self.enable_chunked_prefill:
-            self._check_chunked()
+            of_whole = ("max_num_seqs", "enable_pd_transfer", "decode_max_num_seqs")
+            why = " with enable_chunked_prefill=true; drop one of them"
+            refuse_unread(self, ("max_long_partial_prefills", *of_whole), why)
         else:
             self._check_whole(batch_size)
-
-    def _check_chunked(self) -> None:
-        """Raise UserError for a parameter that chunks leave without effect."""
-        for name in (
-            "max_long_partial_prefills",
-            "max_num_seqs",
-            "enable_pd_transfer",
-            "decode_max_num_seqs",
-        ):
-            if value := getattr(self, name):
-                raise UserError(
-                    f"{name}={value} has no effect with enable_chunked_prefill=true; drop one of "
-                    "them"
-                )
 
     def _check_whole(self, batch_size: int) -> None:
         """Raise UserError for a parameter that others leave without effect."""
         limited, decoding = self.max_num_seqs or batch_size, self.decode_max_num_seqs
-        if self.long_prefill_token_threshold and not self.max_long_partial_prefills:
-            raise UserError(
-                f"long_prefill_token_threshold={self.long_prefill_token_threshold} has no effect "
-                "without max_long_partial_prefills; add it"
-            )
+        if not self.max_long_partial_prefills:
+            why = " without max_long_partial_prefills; add it"
+            refuse_unread(self, ["long_prefill_token_threshold"], why)
         if (most := max(limited, decoding)) > batch_size:
             raise UserError(
                 f"max_num_seqs or decode_max_num_seqs={most} exceeds batch={batch_size}; raise "
@@ -168,9 +148,8 @@ class Ascend(AscendV09):
 
     @cached_property
     def _chunked(self) -> VllmV1:
-        return replace(
-            super()._chunked, long_prefill_token_threshold=self.long_prefill_token_threshold
-        )
+        threshold = self.long_prefill_token_threshold
+        return replace(super()._chunked, long_prefill_token_threshold=threshold)
 
     def _admit(self, batch: Batch, scheduler: Scheduler) -> None:
         is_filling, most = self._is_filling(scheduler), self._most_running(scheduler)
@@ -244,8 +223,7 @@ class AscendDynamic(Policy):
     watermark: float = 0.0
     reserve = "chunk"
 
-    def validate(self, batch_size: int, max_model_len: int) -> None:
-        super().validate(batch_size, max_model_len)
+    def check(self, batch_size: int, max_model_len: int) -> None:
         check_threshold(self.long_prefill_token_threshold, max_model_len)
         if self.profile_table is None:
             raise UserError(_NO_TABLE)
@@ -259,9 +237,8 @@ class AscendDynamic(Policy):
         iteration_time = predictor()
         if iteration_time is None:
             raise UserError(_NO_TABLE)
-        return replace(
-            self, profile_table=make_profile_table(iteration_time, batch_size, max_model_len)
-        )
+        table = make_profile_table(iteration_time, batch_size, max_model_len)
+        return replace(self, profile_table=table)
 
     @property
     def _table(self) -> ProfileTable:

@@ -71,18 +71,26 @@ class Policy(ABC):
             raise UserError(f"watermark={self.watermark} is not below 1; {fix}")
         if self.budget_field is not None:
             self.check_budget(batch_size, max_model_len)
+        self.check(batch_size, max_model_len)
+
+    def check(self, batch_size: int, max_model_len: int) -> None:  # noqa: B027 (few need more)
+        """Raise UserError for what else a subclass refuses, where each field is right by itself."""
 
     def check_budget(self, batch_size: int, max_model_len: int) -> None:
         """Raise UserError for a budget that leaves a full batch of decodes no prompt token."""
         check_budget(str(self.budget_field), cast(int, self.budget), batch_size)
 
+    def check_longest(self, name: str, max_model_len: int, why: str) -> None:
+        """Raise UserError, for the reason `why`, if the field `name` (None: no limit) leaves no
+        room for the longest request.
+        """
+        if (most := getattr(self, name)) is not None and most < max_model_len:
+            raise UserError(f"{name}={most} is below max_model_len={max_model_len}: {why}")
+
     def reserved_tokens(self, request: Request, num_known: int, max_model_len: int) -> int:
         """Tokens of cache that the admission of `num_known` known tokens sets aside."""
-        if self.reserve == "prompt":
-            return num_known
-        return {"max_model_len": max_model_len, "total": request.total_len, "chunk": 0}[
-            self.reserve
-        ]
+        reserved = {"max_model_len": max_model_len, "total": request.total_len, "chunk": 0}
+        return reserved.get(self.reserve, num_known)
 
     def on_device(
         self, predictor: Callable[[], Predictor | None], batch_size: int, max_model_len: int

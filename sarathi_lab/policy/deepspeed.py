@@ -31,12 +31,9 @@ class SplitFuse(Policy):
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         self._schedule(batch, scheduler)
-        while (
-            not batch.chunks
-            and scheduler.running
-            and not any(s.in_flight for s in scheduler.running)
-        ):
-            scheduler.preempt(max(scheduler.running, key=scheduler.running.rank))
+        running = scheduler.running
+        while not batch.chunks and running and not any(one.in_flight for one in running):
+            scheduler.preempt(max(running, key=running.rank))
             self._schedule(batch, scheduler)
 
     def _schedule(self, batch: Batch, scheduler: Scheduler) -> None:

@@ -43,8 +43,7 @@ class DynamicChunks(KnowsPrefillCost):
     watermark: float = 0.01
     reserve: Reserve = "prompt"
 
-    def validate(self, batch_size: int, max_model_len: int) -> None:
-        super().validate(batch_size, max_model_len)
+    def check(self, batch_size: int, max_model_len: int) -> None:
         if self.smooth_factor:
             self.check_seconds(f"policy={self.name}")
 

@@ -41,8 +41,7 @@ class FastDeploy(Policy):
     )
     reserve = "chunk"
 
-    def validate(self, batch_size: int, max_model_len: int) -> None:
-        super().validate(batch_size, max_model_len)
+    def check(self, batch_size: int, max_model_len: int) -> None:
         check_partial_prefills(self.max_num_partial_prefills, self.max_long_partial_prefills)
         check_threshold(self.long_prefill_token_threshold, max_model_len)
 
@@ -51,21 +50,19 @@ class FastDeploy(Policy):
         for_prompts = self.max_num_batched_tokens - len(scheduler.idle_decodes)
 
         def size(sequence: SequenceState, left: int) -> int:
-            return (
-                left if sequence.is_decoding else min(left, for_prompts - batch.num_prefill_tokens)
-            )
+            if sequence.is_decoding:
+                return left
+            return min(left, for_prompts - batch.num_prefill_tokens)
 
-        scheduler.catch_up(batch, self.max_num_batched_tokens, size)
+        scheduler.share(batch, scheduler.running.idle, self.max_num_batched_tokens, size)
         if not scheduler.has_preempted:
             self._admit(batch, scheduler)
 
     def _extend_decodes(self, scheduler: Scheduler) -> None:
         for sequence in scheduler.idle_decodes:
             slots = len(sequence.block_ids) * scheduler.blocks.block_size
-            if (
-                sequence.is_running
-                and slots - sequence.num_known <= self.prealloc_dec_block_slot_num_threshold
-            ):
+            num_free = slots - sequence.num_known
+            if sequence.is_running and num_free <= self.prealloc_dec_block_slot_num_threshold:
                 scheduler.make_room(sequence, self._with_decode_blocks(sequence, slots, scheduler))
 
     def _admit(self, batch: Batch, scheduler: Scheduler) -> None:
@@ -78,19 +75,15 @@ class FastDeploy(Policy):
             num_long = sum(is_long(chunk.sequence) for chunk in batch.chunks if not chunk.is_decode)
             if is_long(sequence) and num_long >= self.max_long_partial_prefills:
                 return False
-            return scheduler.blocks.can_hold(
-                self._with_decode_blocks(sequence, sequence.num_known, scheduler)
-            )
+            wanted = self._with_decode_blocks(sequence, sequence.num_known, scheduler)
+            return scheduler.blocks.can_hold(wanted)
 
-        scheduler.admit(
-            batch, self.max_num_batched_tokens, self.max_num_partial_prefills, may_enter=may_enter
-        )
+        most = (self.max_num_batched_tokens, self.max_num_partial_prefills)
+        scheduler.admit(batch, *most, may_enter=may_enter)
 
     def _with_decode_blocks(
         self, sequence: SequenceState, num_tokens: int, scheduler: Scheduler
     ) -> int:
         """`num_tokens` and a decode's blocks, but no more than the request needs."""
-        return min(
-            num_tokens + self.static_decode_blocks * scheduler.blocks.block_size,
-            sequence.request.total_len,
-        )
+        num_tokens += self.static_decode_blocks * scheduler.blocks.block_size
+        return min(num_tokens, sequence.request.total_len)

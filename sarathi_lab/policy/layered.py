@@ -7,7 +7,7 @@ from math import ceil
 
 from sarathi_lab.config.checked import whole
 from sarathi_lab.config.errors import require_int
-from sarathi_lab.engine.request import Batch, Layers, SequenceState
+from sarathi_lab.engine.request import Batch, Layers
 from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.policy.base import Policy, Reserve
 
@@ -64,7 +64,8 @@ class LayeredPrefill(Policy):
             if sequence.num_halfway:
                 scheduler.take(batch, sequence, sequence.num_halfway)
         if batch.num_prefills:
-            scheduler.swap_in(batch, size=_decodes_only)
+            # No other prompt comes back from host memory while some are halfway.
+            scheduler.swap_in(batch, size=lambda one, left: left if one.is_decoding else 0)
         else:
             state.num_groups, state.num_passed = self._begin(batch, scheduler), 0
         if batch.num_prefills and state.num_groups > 1:
@@ -81,8 +82,3 @@ class LayeredPrefill(Policy):
         scheduler.admit(batch, most)
         wanted = self.groups or ceil(batch.num_prefill_tokens / self.chunk)
         return max(1, min(wanted, scheduler.num_layers))
-
-
-def _decodes_only(sequence: SequenceState, left: int) -> int:
-    """What comes back from host memory while prompts are halfway: no other prompt."""
-    return left if sequence.is_decoding else 0

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import accumulate
 
-from sarathi_lab.config.checked import whole
-from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.checked import require_order, whole
 from sarathi_lab.engine.request import Batch, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.policy.base import Policy, check_budget
+from sarathi_lab.policy.vllm import at_most
 
 _SPARE_TOKENS = 6  # what the original adds to each request's expected output, ADDED_OUTPUT_LEN
 _HALF = "use null for half of batch_max_tokens"
@@ -46,13 +46,9 @@ class LightLLM(Policy):
     router_max_wait_tokens: int = whole(6, minimum=1, fix="use a number of turns such as 6")
     reserve = "chunk"
 
-    def validate(self, batch_size: int, max_model_len: int) -> None:
-        super().validate(batch_size, max_model_len)
-        if self._piece > self.batch_max_tokens:
-            raise UserError(
-                f"chunked_prefill_size={self.chunked_prefill_size} exceeds batch_max_tokens="
-                f"{self.batch_max_tokens}, so a long prompt could never start; {_HALF}"
-            )
+    def check(self, batch_size: int, max_model_len: int) -> None:
+        why = f", so a long prompt could never start; {_HALF}"
+        require_order(self, "chunked_prefill_size", "batch_max_tokens", why)
 
     def check_budget(self, batch_size: int, max_model_len: int) -> None:
         check_budget("batch_max_tokens", self.batch_max_tokens, max(2, batch_size))
@@ -74,9 +70,7 @@ class LightLLM(Policy):
         state, piece = scheduler.state(_Turns), self._piece
         may_begin = state.turn % self.router_max_wait_tokens == 0 or not scheduler.running
         needed = sum(min(sequence.num_pending, piece) for sequence in scheduler.running)
-        scheduler.continue_prefills(
-            batch, self.batch_max_tokens, size=lambda sequence, left: min(left, piece)
-        )
+        scheduler.continue_prefills(batch, self.batch_max_tokens, size=at_most(piece))
         loads = [self._load(sequence) for sequence in scheduler.running]
         capacity = scheduler.blocks.num_blocks * scheduler.blocks.block_size
         state.turn += 1
@@ -106,8 +100,6 @@ class LightLLM(Policy):
 def _peak(loads: list[tuple[int, int]]) -> int:
     """The most tokens of cache ever held, if each request grows by one a turn until its end."""
     loads = sorted(loads, reverse=True)
-    held = accumulate(tokens for _, tokens in loads)
-    return max(
-        life * (i + 1) + tokens
-        for i, ((life, _), tokens) in enumerate(zip(loads, held, strict=True))
-    )
+    lives, tokens = zip(*loads, strict=True)
+    held = zip(lives, accumulate(tokens), strict=True)
+    return max(life * number + own for number, (life, own) in enumerate(held, 1))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import chain
 
 from sarathi_lab.config.checked import whole
 from sarathi_lab.config.errors import UserError
@@ -38,8 +37,7 @@ class LlamaCpp(Policy):
     n_batch: int = whole(2048, minimum=1, fix="use a number of tokens such as 2048")
     reserve = "max_model_len"
 
-    def validate(self, batch_size: int, max_model_len: int) -> None:
-        super().validate(batch_size, max_model_len)
+    def check(self, batch_size: int, max_model_len: int) -> None:
         if self.n_batch < self.n_ubatch:
             raise UserError(
                 f"n_batch={self.n_batch} is below n_ubatch={self.n_ubatch}, its piece; raise "
@@ -52,7 +50,9 @@ class LlamaCpp(Policy):
             self._add_piece(batch, scheduler)
         if not batch.chunks:
             scheduler.add_decodes(batch)
-            state.left = self._prompt_tokens(scheduler, self.n_batch - batch.num_tokens)
+            entering = scheduler.upcoming(scheduler.max_num_seqs - len(scheduler.running))
+            wanted = sum(one.num_pending for one in [*scheduler.idle_prefills, *entering])
+            state.left = min(self.n_batch - batch.num_tokens, wanted)
             self._add_piece(batch, scheduler)
 
     def _add_piece(self, batch: Batch, scheduler: Scheduler) -> None:
@@ -62,11 +62,3 @@ class LlamaCpp(Policy):
         scheduler.continue_prefills(batch, budget)
         scheduler.admit(batch, budget)
         state.left = state.left - batch.num_prefill_tokens if batch.num_tokens == budget else 0
-
-    @staticmethod
-    def _prompt_tokens(scheduler: Scheduler, most: int) -> int:
-        """Tokens of prompts that a round beginning now carries, `most` at most."""
-        entering = scheduler.upcoming(scheduler.max_num_seqs - len(scheduler.running))
-        return min(
-            most, sum(sequence.num_pending for sequence in chain(scheduler.idle_prefills, entering))
-        )

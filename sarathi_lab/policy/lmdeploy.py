@@ -90,23 +90,17 @@ class LMDeployPytorch(Policy):
             return True
         if len(scheduler.running) < scheduler.batch_size / 2:
             return True
-        return any(
-            total >= budget
-            for total in accumulate(sequence.num_pending for sequence in scheduler.waiting)
-        )
+        totals = accumulate(sequence.num_pending for sequence in scheduler.waiting)
+        return any(total >= budget for total in totals)
 
     def _add_prompts(self, batch: Batch, scheduler: Scheduler) -> None:
-        scheduler.continue_prefills(batch, self.max_prefill_token_num, max_prefills=1)
-        if not scheduler.swapped:
-            scheduler.admit(
-                batch, self.max_prefill_token_num, size=lambda *given: self._size(batch, *given)
-            )
+        budget = self.max_prefill_token_num
 
-    def _size(self, batch: Batch, sequence: SequenceState, num_tokens: int) -> int:
-        """All of a prompt, or the first piece of one that is too long for any batch, alone."""
-        is_long = sequence.num_pending > self.max_prefill_token_num
-        return (
-            num_tokens
-            if num_tokens == sequence.num_pending or (is_long and not batch.chunks)
-            else 0
-        )
+        def size(sequence: SequenceState, left: int) -> int:
+            """All of a prompt, or the first piece of one that is too long for any batch, alone."""
+            is_alone = sequence.num_pending > budget and not batch.chunks
+            return left if left == sequence.num_pending or is_alone else 0
+
+        scheduler.continue_prefills(batch, budget, max_prefills=1)
+        if not scheduler.swapped:
+            scheduler.admit(batch, budget, size=size)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from sarathi_lab.config.checked import listed, number, one_of
 from sarathi_lab.config.errors import require_number
@@ -48,9 +49,7 @@ class Niyama(SloBudget):
     since: Since = one_of("arrival", valid=("arrival", "first_token", "last_token"))
     hybrid: float = number(0.008, minimum=0, fix="use 0 for the earliest deadline first")
     tiers: Sequence[float] | None = listed(
-        None,
-        each=lambda name, value: require_number(name, value, above=0, fix=TIERS),
-        complaint=TIERS,
+        None, each=partial(require_number, above=0, fix=TIERS), complaint=TIERS
     )
 
     def due(self, sequence: SequenceState) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sarathi_lab.config.checked import flag
-from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.request import Batch, Request, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.policy.base import Policy
@@ -34,14 +33,11 @@ class OpenVINO(Policy):
     def reserved_tokens(self, request: Request, num_known: int, max_model_len: int) -> int:
         return 0 if self.dynamic_split_fuse else num_known
 
-    def validate(self, batch_size: int, max_model_len: int) -> None:
-        super().validate(batch_size, max_model_len)
-        if not self.dynamic_split_fuse and self.max_num_batched_tokens < max_model_len:
-            raise UserError(
-                f"max_num_batched_tokens={self.max_num_batched_tokens} is below max_model_len="
-                f"{max_model_len}: without dynamic_split_fuse a longer prompt is an error; raise "
-                "it, or use dynamic_split_fuse=true"
-            )
+    def check(self, batch_size: int, max_model_len: int) -> None:
+        if not self.dynamic_split_fuse:
+            why = "without dynamic_split_fuse a longer prompt is an error; raise it, or use "
+            why += "dynamic_split_fuse=true"
+            self.check_longest("max_num_batched_tokens", max_model_len, why)
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         budget = self.max_num_batched_tokens

@@ -80,8 +80,7 @@ class Sarathi(Policy):
     def most_prefills(self) -> int | None:
         return max(self.max_prefills, self.min_decodes) if self.max_prefills else None
 
-    def validate(self, batch_size: int, max_model_len: int) -> None:
-        super().validate(batch_size, max_model_len)
+    def check(self, batch_size: int, max_model_len: int) -> None:
         if self.min_decodes > max(1, batch_size - 1):
             raise UserError(
                 f"min_decodes={self.min_decodes} exceeds the {batch_size - 1} decodes that fit "

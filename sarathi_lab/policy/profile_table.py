@@ -67,9 +67,8 @@ def make_profile_table(
     of two.
     """
     largest = max(2048, 2 * max_model_len)
-    chunk_sizes = sorted(
-        size for k in range(largest.bit_length()) for size in (16 << k, 24 << k) if size <= largest
-    )
+    sizes = [size << k for k in range(largest.bit_length()) for size in (16, 24)]
+    chunk_sizes = sorted(size for size in sizes if size <= largest)
     shapes = [
         (chunk_size, d_num, ctx_len)
         for ctx_len in _doublings(SMALLEST_CONTEXT, max_model_len)

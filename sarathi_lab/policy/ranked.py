@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from math import log2
 from typing import Literal, get_args
 
-from sarathi_lab.config.checked import number, whole
-from sarathi_lab.config.errors import UserError, require_one_of
-from sarathi_lab.engine.admission import tokens_to_take
-from sarathi_lab.engine.queues import LOOKAHEAD, is_idle
+from sarathi_lab.config.checked import number, one_of, refuse_unread, whole
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.engine.queues import LOOKAHEAD
 from sarathi_lab.engine.request import Batch, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.policy.base import Reserve
@@ -51,7 +50,7 @@ class Ranked(KnowsPrefillCost):
     name = "ranked"
     budget_field = "chunk"
     chunk: int = 2048
-    order: Order = "response_ratio"
+    order: Order = one_of("response_ratio", valid=get_args(Order))
     patience: float = number(10.0, above=0, fix="use seconds such as 10")
     deadline_factor: float = number(5.0, above=0, fix="use a factor such as 5")
     short_len: int = whole(256, minimum=1, fix="use tokens such as 256")
@@ -59,13 +58,9 @@ class Ranked(KnowsPrefillCost):
     watermark: float = 0.01
     reserve: Reserve = "prompt"
 
-    def validate(self, batch_size: int, max_model_len: int) -> None:
-        super().validate(batch_size, max_model_len)
-        require_one_of("order", self.order, get_args(Order))
-        defaults = {field.name: field.default for field in fields(self)}
-        for name, readers in READ.items():
-            if self.order not in readers and getattr(self, name) != defaults[name]:
-                raise UserError(f"{name} has no effect with order={self.order}; drop it")
+    def check(self, batch_size: int, max_model_len: int) -> None:
+        unread = [name for name, readers in READ.items() if self.order not in readers]
+        refuse_unread(self, unread, f" with order={self.order}; drop it")
         if self.reserve_tokens >= self.chunk:
             reserved = f"reserve_tokens={self.reserve_tokens}"
             raise UserError(f"{reserved} leaves nothing of chunk={self.chunk}; lower it")
@@ -81,17 +76,14 @@ class Ranked(KnowsPrefillCost):
             prompts += scheduler.upcoming(LOOKAHEAD)
         has_short = any(one.num_known <= self.short_len for one in prompts)
         kept = self.reserve_tokens if has_short else 0
-        may_enter = True
-        for sequence in sorted(prompts, key=lambda one: (self.rank(one, scheduler.now), one.order)):
-            left = tokens_to_take(sequence, self.chunk, batch)
-            if left == 0 or len(batch) >= scheduler.batch_size:
-                return
+
+        def size(sequence: SequenceState, left: int) -> int:
             if kept and sequence.num_known > self.short_len:
-                left = max(1, min(left, self.chunk - kept - batch.num_tokens))
-            if is_idle(sequence):
-                scheduler.take(batch, sequence, left)
-            elif may_enter and not scheduler.has_preempted:
-                may_enter = scheduler.enter(batch, sequence, left)
+                return max(1, min(left, self.chunk - kept - batch.num_tokens))
+            return left
+
+        prompts.sort(key=lambda one: (self.rank(one, scheduler.now), one.order))
+        scheduler.share(batch, prompts, self.chunk, size)
 
     def rank(self, sequence: SequenceState, now: float) -> float:
         """The lower is served first; `now` in seconds."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
 
-from sarathi_lab.config.checked import whole
+from sarathi_lab.config.checked import require_order, whole
 from sarathi_lab.config.errors import UserError, require_int
 from sarathi_lab.engine.request import Batch, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
@@ -59,24 +59,17 @@ class SarathiServeDynamic(Policy):
         """Tokens of an iteration up to a prompt of each stage, the first stage's first."""
         low, stages = self.low_chunk_size, self.chunk_schedule_stages
         step = (self.high_chunk_size - low) / max(1, stages - 1)
-        sizes = [
-            round(int(low + step * i) / CHUNK_MULTIPLE) * CHUNK_MULTIPLE for i in range(stages)
-        ]
-        return sizes[::-1]
+        sizes = [int(low + step * i) for i in reversed(range(stages))]
+        return [round(size / CHUNK_MULTIPLE) * CHUNK_MULTIPLE for size in sizes]
 
-    def validate(self, batch_size: int, max_model_len: int) -> None:
-        super().validate(batch_size, max_model_len)
+    def check(self, batch_size: int, max_model_len: int) -> None:
         check_budget("low_chunk_size", self.low_chunk_size, batch_size)
         for name in ("low_chunk_size", "high_chunk_size"):
             if getattr(self, name) % CHUNK_MULTIPLE:
                 raise UserError(
                     f"{name}={getattr(self, name)} is not a multiple of {CHUNK_MULTIPLE}; use one"
                 )
-        if self.low_chunk_size > self.high_chunk_size:
-            raise UserError(
-                f"low_chunk_size={self.low_chunk_size} exceeds "
-                f"high_chunk_size={self.high_chunk_size}; lower it"
-            )
+        require_order(self, "low_chunk_size", "high_chunk_size", "; lower it")
         require_int(
             "chunk_schedule_max_tokens",
             self.chunk_schedule_max_tokens,

@@ -57,8 +57,7 @@ class SGLang(Policy):
     clip_max_new_tokens: int = whole(4096, minimum=1, fix="use a number of tokens such as 4096")
     reserve = "chunk"
 
-    def validate(self, batch_size: int, max_model_len: int) -> None:
-        super().validate(batch_size, max_model_len)
+    def check(self, batch_size: int, max_model_len: int) -> None:
         if self.chunked_prefill_size % self.page_size:
             raise UserError(
                 f"chunked_prefill_size={self.chunked_prefill_size} is not a multiple of page_size="
@@ -68,12 +67,12 @@ class SGLang(Policy):
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         if not scheduler.running:
             scheduler.state(_Estimate).new_token_ratio = self._initial_ratio
-        riding = (
-            min(len(scheduler.idle_decodes), scheduler.batch_size) if self.enable_mixed_chunk else 0
-        )
-        scheduler.continue_prefills(batch, self.chunked_prefill_size - riding)
+        budget = self.chunked_prefill_size
+        if self.enable_mixed_chunk:  # decodes ride along
+            budget -= min(len(scheduler.idle_decodes), scheduler.batch_size)
+        scheduler.continue_prefills(batch, budget)
         if not scheduler.swapped:
-            self._admit(batch, scheduler, self.chunked_prefill_size - riding)
+            self._admit(batch, scheduler, budget)
         if batch.chunks and not self.enable_mixed_chunk:
             return
         if not batch.chunks:
@@ -96,23 +95,15 @@ class SGLang(Policy):
             if not num_tokens or not scheduler.enter(batch, sequence, num_tokens):
                 return
             used += self._in_pages(num_tokens)
-            promised += self.page_size + (
-                self._output_left(sequence) if num_tokens == pending else 0
-            )
+            promised += self.page_size
+            promised += self._output_left(sequence) if num_tokens == pending else 0
 
     def _promised(self, batch: Batch, scheduler: Scheduler) -> float:
         """Tokens of cache that running requests, and `batch`, are expected to take yet."""
-        decodes = sum(
-            self._output_left(sequence) for sequence in scheduler.running if sequence.is_decoding
-        )
-        begun = [
-            self._output_left(chunk.sequence) if chunk.emits_token else 0 for chunk in batch.chunks
-        ]
-        return (
-            decodes * scheduler.state(_Estimate).new_token_ratio
-            + sum(begun)
-            + self.page_size * len(begun)
-        )
+        ratio = scheduler.state(_Estimate).new_token_ratio
+        decodes = sum(self._output_left(one) for one in scheduler.running if one.is_decoding)
+        begun = sum(self._output_left(one.sequence) for one in batch.chunks if one.emits_token)
+        return decodes * ratio + begun + self.page_size * len(batch)
 
     def _retract(self, scheduler: Scheduler) -> None:
         """While all decodes fit, let the ratio decay; else retract the least advanced."""
@@ -120,25 +111,18 @@ class SGLang(Policy):
         if not decodes:
             return
         blocks, state = scheduler.blocks, scheduler.state(_Estimate)
-        if (
-            sum(blocks.num_missing(sequence, sequence.num_known) for sequence in decodes)
-            <= blocks.num_free
-        ):
+        if sum(blocks.num_missing(one, one.num_known) for one in decodes) <= blocks.num_free:
             lowest = self._initial_ratio * self.min_new_token_ratio_factor
             step = (self._initial_ratio - lowest) / self.new_token_ratio_decay_steps
             state.new_token_ratio = max(lowest, state.new_token_ratio - step)
             return
-        decodes.sort(
-            key=lambda sequence: (-len(sequence.output_token_ids), sequence.request.prompt_len)
-        )
+        decodes.sort(key=lambda one: (-len(one.output_token_ids), one.request.prompt_len))
         while len(decodes) > 1:
             scheduler.preempt(decodes.pop())
             if blocks.num_free * blocks.block_size >= len(decodes) * self.retract_decode_steps:
                 break
-        decoded = sum(
-            len(sequence.output_token_ids) + self.retract_decode_steps for sequence in decodes
-        )
-        wanted = sum(sequence.request.output_len for sequence in decodes)
+        decoded = sum(len(one.output_token_ids) + self.retract_decode_steps for one in decodes)
+        wanted = sum(one.request.output_len for one in decodes)
         state.new_token_ratio = min(1.0, decoded / wanted)
 
     @property
@@ -149,6 +133,5 @@ class SGLang(Policy):
         return -(-num_tokens // self.page_size) * self.page_size
 
     def _output_left(self, sequence: SequenceState) -> int:
-        return min(
-            self.clip_max_new_tokens, sequence.request.output_len - len(sequence.output_token_ids)
-        )
+        left = sequence.request.output_len - len(sequence.output_token_ids)
+        return min(self.clip_max_new_tokens, left)

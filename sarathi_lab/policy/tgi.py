@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from sarathi_lab.config.checked import flag, number, whole
-from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.request import Batch, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.policy.base import Policy
@@ -48,31 +46,19 @@ class TGI(Policy):
     max_waiting_tokens: int = whole(20, minimum=0, fix="use a number of decode steps such as 20")
     reserve = "total"
 
-    def validate(self, batch_size: int, max_model_len: int) -> None:
-        super().validate(batch_size, max_model_len)
-        if not self.chunking and self.max_batch_prefill_tokens < max_model_len:
-            raise UserError(
-                f"max_batch_prefill_tokens={self.max_batch_prefill_tokens} is below max_model_len="
-                f"{max_model_len}: without chunking a prompt may not fit; raise it, or use "
-                "chunking=true"
-            )
-        if self._total < max_model_len:
-            raise UserError(
-                f"max_batch_total_tokens={self.max_batch_total_tokens} is below max_model_len="
-                f"{max_model_len}: a request may never start; raise it, or {_NO_TOTAL}"
-            )
-
-    @property
-    def _total(self) -> float:
-        return math.inf if self.max_batch_total_tokens is None else self.max_batch_total_tokens
+    def check(self, batch_size: int, max_model_len: int) -> None:
+        if not self.chunking:
+            why = "without chunking a prompt may not fit; raise it, or use chunking=true"
+            self.check_longest("max_batch_prefill_tokens", max_model_len, why)
+        why = f"a request may never start; raise it, or {_NO_TOTAL}"
+        self.check_longest("max_batch_total_tokens", max_model_len, why)
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         if self.chunking:
             scheduler.add_decodes(batch)
             scheduler.continue_prefills(batch, self.max_batch_prefill_tokens)
-            scheduler.admit(
-                batch, self.max_batch_prefill_tokens, may_enter=self._within_total(scheduler)
-            )
+            fits_total = self._within_total(scheduler)
+            scheduler.admit(batch, self.max_batch_prefill_tokens, may_enter=fits_total)
             return
         state, pauses = scheduler.state(_Pauses), bool(scheduler.running)
         if not pauses or not state.decodes_next:
@@ -107,11 +93,12 @@ class TGI(Policy):
 
     def _within_total(self, scheduler: Scheduler) -> Callable[[SequenceState], bool]:
         """Whether one more request fits the total; to be asked once each, in order."""
+        most = self.max_batch_total_tokens
         total = sum(sequence.request.total_len for sequence in scheduler.running)
 
         def fits(sequence: SequenceState) -> bool:
             nonlocal total
             total += sequence.request.total_len
-            return total <= self._total
+            return most is None or total <= most
 
         return fits

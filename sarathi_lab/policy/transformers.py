@@ -107,11 +107,8 @@ class TransformersPrefillFirst(_Transformers):
 def _may_admit(scheduler: Scheduler) -> bool:
     """Whether nobody was taken out since some request finished."""
     state = scheduler.state(_Kept)
-    if (
-        state.sequences
-        and scheduler.running
-        and not any(sequence.is_finished for sequence in state.sequences)
-    ):
+    has_finished = any(sequence.is_finished for sequence in state.sequences)
+    if state.sequences and scheduler.running and not has_finished:
         return False
     state.sequences = []
     return True

@@ -7,8 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from sarathi_lab.config.checked import flag, whole
-from sarathi_lab.config.errors import UserError, require_one_of
+from sarathi_lab.config.checked import flag, one_of, require_order, whole
 from sarathi_lab.engine.request import Batch, Request, SequenceState
 from sarathi_lab.engine.scheduler import Scheduler
 from sarathi_lab.policy.base import Policy
@@ -61,9 +60,13 @@ class TensorRTLLM(Policy):
     name = "trtllm"
     budget_field = "max_num_tokens"
     max_num_tokens: int = 256
-    context_chunking_policy: ContextChunking = "FIRST_COME_FIRST_SERVED"
+    context_chunking_policy: ContextChunking = one_of(
+        "FIRST_COME_FIRST_SERVED", valid=get_args(ContextChunking)
+    )
     chunk_unit_size: int = whole(32, minimum=1, fix="use a number of tokens such as 32")
-    capacity_scheduler_policy: CapacityScheduler = "GUARANTEED_NO_EVICT"
+    capacity_scheduler_policy: CapacityScheduler = one_of(
+        "GUARANTEED_NO_EVICT", valid=get_args(CapacityScheduler)
+    )
     enable_batch_size_tuning: bool = flag(False)
     enable_max_num_tokens_tuning: bool = flag(False)
     dynamic_batch_moving_average_window: int = whole(
@@ -74,32 +77,20 @@ class TensorRTLLM(Policy):
         pauses = self.capacity_scheduler_policy == "MAX_UTILIZATION"
         return num_known if pauses else request.total_len
 
-    def validate(self, batch_size: int, max_model_len: int) -> None:
-        super().validate(batch_size, max_model_len)
-        for name, valid in (
-            ("context_chunking_policy", ContextChunking),
-            ("capacity_scheduler_policy", CapacityScheduler),
-        ):
-            require_one_of(name, getattr(self, name), get_args(valid))
-        if self.chunk_unit_size > self.max_num_tokens:
-            raise UserError(
-                f"chunk_unit_size={self.chunk_unit_size} exceeds max_num_tokens="
-                f"{self.max_num_tokens}, so no prompt could be cut; lower it"
-            )
+    def check(self, batch_size: int, max_model_len: int) -> None:
+        why = ", so no prompt could be cut; lower it"
+        require_order(self, "chunk_unit_size", "max_num_tokens", why)
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         batch_size, budget = self._limits(scheduler)
-        may_begin = (
-            self.capacity_scheduler_policy != "STATIC_BATCH" or not scheduler.has_idle_running
-        )
+        is_static = self.capacity_scheduler_policy == "STATIC_BATCH"
+        may_begin = not (is_static and scheduler.has_idle_running)
         scheduler.add_decodes(batch, min(batch_size, budget))
         scheduler.swap_in(batch, budget)
         prompts = scheduler.idle_prefills[: max(0, batch_size - len(batch))]
         if may_begin and not scheduler.swapped:
             prompts += self._with_room(scheduler, batch_size - len(batch) - len(prompts))
-        sizes = self._sizes(
-            [sequence.num_pending for sequence in prompts], budget - batch.num_tokens
-        )
+        sizes = self._sizes([one.num_pending for one in prompts], budget - batch.num_tokens)
         for sequence, num_tokens in zip(prompts, sizes, strict=True):
             if sequence.is_running:
                 scheduler.take(batch, sequence, num_tokens)
@@ -124,7 +115,7 @@ class TensorRTLLM(Policy):
         """How many of `left` tokens each prompt gets; `pending` is what it lacks."""
         unit = self.chunk_unit_size
         if self.context_chunking_policy == "FORCE_CHUNK":
-            return _one_each([min(unit, wanted) for wanted in pending], left)
+            pending = [min(unit, wanted) for wanted in pending]
         if sum(pending) <= left:
             return pending
         if self.context_chunking_policy == "EQUAL_PROGRESS":
@@ -143,23 +134,17 @@ class TensorRTLLM(Policy):
             return batch_size, budget
         window = self.dynamic_batch_moving_average_window
         lengths = scheduler.state(_Seen).lengths
-        active = scheduler.running + scheduler.upcoming(
-            scheduler.max_num_seqs - len(scheduler.running)
-        )
-        lengths.extend(
-            (sequence.request.prompt_len, sequence.request.output_len) for sequence in active
-        )
+        entering = scheduler.upcoming(scheduler.max_num_seqs - len(scheduler.running))
+        active = [one.request for one in scheduler.running + entering]
+        lengths.extend((request.prompt_len, request.output_len) for request in active)
         while len(lengths) > window:
             lengths.popleft()
         if not lengths:
             return batch_size, budget
-        input_len, output_len = (
-            sum(column) / len(lengths) for column in zip(*lengths, strict=True)
-        )
+        input_len, output_len = (sum(own) / len(lengths) for own in zip(*lengths, strict=True))
         if self.enable_batch_size_tuning:
-            held = scheduler.blocks.num_blocks // scheduler.blocks.blocks_for(
-                int(input_len) + int(output_len)
-            )
+            needed = scheduler.blocks.blocks_for(int(input_len) + int(output_len))
+            held = scheduler.blocks.num_blocks // needed
             batch_size = min(batch_size, tuned_batch_size(held))
         if self.enable_max_num_tokens_tuning:
             budget = min(budget, tuned_num_tokens(batch_size, input_len / output_len))
@@ -180,14 +165,6 @@ def tuned_num_tokens(batch_size: int, ratio: float) -> int:
     overlapped = int(batch_size * ratio + batch_size)
     least = next((tokens for above, tokens in _LEAST_TOKENS if ratio > above), _LEAST_TOKENS[-1][1])
     return max(1 << math.ceil(math.log2(overlapped)), least)
-
-
-def _one_each(units: list[int], left: int) -> list[int]:
-    sizes = []
-    for unit in units:
-        sizes.append(unit if unit <= left else 0)
-        left -= sizes[-1]
-    return sizes
 
 
 def _by_turns(pending: list[int], left: int, unit: int) -> list[int]:

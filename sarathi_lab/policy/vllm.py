@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sarathi_lab.config.checked import flag, number, whole
+from sarathi_lab.config.checked import flag, number, refuse_unread, whole
 from sarathi_lab.config.errors import UserError, require_int
 from sarathi_lab.engine.admission import Size
 from sarathi_lab.engine.queues import LOOKAHEAD, Test
@@ -31,9 +31,8 @@ class PrefillFirst(Policy):
     watermark: float = 0.01
     reserve: Reserve = "prompt"
 
-    def validate(self, batch_size: int, max_model_len: int) -> None:
-        super().validate(batch_size, max_model_len)
-        check_whole_prompts(self.max_num_batched_tokens, max_model_len)
+    def check(self, batch_size: int, max_model_len: int) -> None:
+        check_whole_prompts(self, self.max_num_batched_tokens, max_model_len)
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         if not scheduler.swapped and self._may_admit(scheduler):
@@ -75,15 +74,12 @@ class VllmV0Chunked(Policy):
     watermark: float = 0.01
     reserve: Reserve = "prompt"
 
-    def validate(self, batch_size: int, max_model_len: int) -> None:
-        super().validate(batch_size, max_model_len)
+    def check(self, batch_size: int, max_model_len: int) -> None:
         check_partial_prefills(self.max_num_partial_prefills, self.max_long_partial_prefills)
         check_threshold(self.long_prefill_token_threshold, max_model_len)
-        if self.max_num_partial_prefills == 1 and self.long_prefill_token_threshold:
-            raise UserError(
-                f"long_prefill_token_threshold={self.long_prefill_token_threshold} has no effect "
-                "on one prompt at a time; add max_num_partial_prefills=2 or more, or use 0"
-            )
+        if self.max_num_partial_prefills == 1:
+            why = " on one prompt at a time; add max_num_partial_prefills=2 or more, or use 0"
+            refuse_unread(self, ["long_prefill_token_threshold"], why)
         if self.max_num_partial_prefills > self.max_num_batched_tokens:
             raise UserError(
                 f"max_num_partial_prefills={self.max_num_partial_prefills} leaves each less than a "
@@ -166,20 +162,18 @@ class VllmV1(Policy):
     watermark: float = 0.0
     reserve = "chunk"
 
-    def validate(self, batch_size: int, max_model_len: int) -> None:
-        super().validate(batch_size, max_model_len)
+    def check(self, batch_size: int, max_model_len: int) -> None:
         check_threshold(self.long_prefill_token_threshold, max_model_len)
         if not self.enable_chunked_prefill:
-            check_whole_prompts(self.max_num_batched_tokens, max_model_len)
+            check_whole_prompts(self, self.max_num_batched_tokens, max_model_len)
 
     def fill(self, batch: Batch, scheduler: Scheduler) -> None:
         size = self._size(batch, scheduler)
-        scheduler.catch_up(batch, self.max_num_batched_tokens, size)
+        scheduler.share(batch, scheduler.running.idle, self.max_num_batched_tokens, size)
         if not scheduler.has_preempted:
+            size, budget = self._whole(size), self.max_num_batched_tokens
             may_enter = fits_whole(scheduler) if self.scheduler_reserve_full_isl else None
-            scheduler.admit(
-                batch, self.max_num_batched_tokens, size=self._whole(size), may_enter=may_enter
-            )
+            scheduler.admit(batch, budget, size=size, may_enter=may_enter)
 
     def _size(self, batch: Batch, scheduler: Scheduler) -> Size:
         """How many tokens a sequence takes of those that are left."""
@@ -189,9 +183,7 @@ class VllmV1(Policy):
         """`size`, where prompts are not cut to fit: 0 for one that would be."""
         if self.enable_chunked_prefill:
             return size
-        return lambda sequence, left: (
-            size(sequence, left) if size(sequence, sequence.num_pending) <= left else 0
-        )
+        return lambda one, left: size(one, left) if size(one, one.num_pending) <= left else 0
 
 
 @dataclass(frozen=True)
@@ -215,8 +207,8 @@ class PPas(VllmV1):
     )
     min_active_prefills: int = whole(2, minimum=1, fix="use 2, as the paper does")
 
-    def validate(self, batch_size: int, max_model_len: int) -> None:
-        super().validate(batch_size, max_model_len)
+    def check(self, batch_size: int, max_model_len: int) -> None:
+        super().check(batch_size, max_model_len)
         if self.prefill_cap is not None and self.prefill_cap >= self.max_num_batched_tokens:
             raise UserError(
                 f"prefill_cap={self.prefill_cap} has no effect, as max_num_batched_tokens="
@@ -261,17 +253,12 @@ def budget_for_whole(max_num_batched_tokens: int | None, max_model_len: int) -> 
     return max_num_batched_tokens or max(max_model_len, 2048)
 
 
-def check_whole_prompts(max_num_batched_tokens: int | None, max_model_len: int) -> None:
-    """Raise UserError for a budget that the longest prompt does not fit uncut."""
-    if max_num_batched_tokens is None:
-        return
-    fix = "use null for max(max_model_len, 2048)"
-    if require_int("max_num_batched_tokens", max_num_batched_tokens, 1, fix) < max_model_len:
-        raise UserError(
-            f"max_num_batched_tokens={max_num_batched_tokens} is below max_model_len="
-            f"{max_model_len}: a prompt that is never cut may not fit; raise it, or use a policy "
-            "that chunks"
-        )
+def check_whole_prompts(policy: Policy, budget: int | None, max_model_len: int) -> None:
+    """Raise UserError for `max_num_batched_tokens` that the longest prompt does not fit uncut."""
+    if budget is not None:
+        require_int("max_num_batched_tokens", budget, 1, "use null for max(max_model_len, 2048)")
+    why = "a prompt that is never cut may not fit; raise it, or use a policy that chunks"
+    policy.check_longest("max_num_batched_tokens", max_model_len, why)
 
 
 def check_partial_prefills(most: object, most_long: object) -> None:

@@ -58,27 +58,21 @@ def conclude(
     Of a run that ends by an error, what it did before is kept if it says so (`Stopped`), and it is
     tracked as failed.
     """
-    with lines_of(Progress(context.name)):
-        _conclude(work, cfg, context, is_run=is_run)
-
-
-def _conclude(
-    work: Callable[[], Result | None], cfg: DictConfig, context: RunContext, *, is_run: bool
-) -> None:
     tracker: Tracker = build(cfg.tracking)
-    try:
-        result = work()
-    except Exception as error:
-        done = _with_settings(error.result if isinstance(error, Stopped) else Result(), cfg)
-        if isinstance(error, Stopped):
-            write_stopped(done, context, str(error))
-        if is_run:
-            track(done, context, tracker, has_failed=True)
-        raise
-    if result is not None:
-        write(_with_settings(result, cfg), context, tracker, is_run=is_run)
-        if result.error is not None:
-            raise result.error
+    with lines_of(Progress(context.name)):
+        try:
+            result = work()
+        except Exception as error:
+            done = _with_settings(error.result if isinstance(error, Stopped) else Result(), cfg)
+            if isinstance(error, Stopped):
+                write_stopped(done, context, str(error))
+            if is_run:
+                track(done, context, tracker, has_failed=True)
+            raise
+        if result is not None:
+            write(_with_settings(result, cfg), context, tracker, is_run=is_run)
+    if result is not None and result.error is not None:
+        raise result.error
 
 
 def _with_settings(result: Result, cfg: DictConfig) -> Result:

@@ -220,9 +220,8 @@ def _errors(
         {"": name, "rows": int((measured.table.operation == name).sum()), heading: error}
         for name, error in held_out.items()
     ]
-    uncertainty = ", ".join(
-        f"{kind} {error:.0%}" for kind, error in hardware.held_out_errors.items()
-    )
+    errors = hardware.held_out_errors.items()
+    uncertainty = ", ".join(f"{kind} {error:.0%}" for kind, error in errors)
     return [
         *lines,
         Shown(rows, left=[""], formats={heading: ".1%"}),

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 from omegaconf import DictConfig, OmegaConf
 
-from sarathi_lab.config.checked import number, one_of, whole
+from sarathi_lab.config.checked import number, one_of, refuse_unread, whole
 from sarathi_lab.config.console import print_place
 from sarathi_lab.config.crew import crew_size
 from sarathi_lab.config.errors import UserError
@@ -27,8 +27,7 @@ from sarathi_lab.experiment.figures import FIGURES, PAPERS, Figure, paper
 from sarathi_lab.experiment.measure import Measured, least_room, measure, room_of
 from sarathi_lab.experiment.real_pipeline import check_stages
 from sarathi_lab.experiment.registry import SETUPS
-from sarathi_lab.experiment.simulate import computed, recorded_tables
-from sarathi_lab.experiment.simulated_serving import served
+from sarathi_lab.experiment.simulate import computed, recorded_tables, served
 from sarathi_lab.model.checkpoint import resolve_model
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Policy
@@ -139,8 +138,7 @@ class Measure(Task):
         return FIGURES[self.experiment]
 
     def _refuse(self, name: str, why: str) -> None:
-        if (value := getattr(self, name)) != getattr(type(self), name):
-            raise UserError(f"task.{name}={value} has no effect: it {why}; drop it")
+        refuse_unread(self, [name], f": it {why}; drop it", "task.")
 
     def _check_stages(self, cfg: DictConfig, backend: TorchBackend) -> None:
         self._refuse("seconds", "measures sets of requests (task.sizes), however long they take")
@@ -185,9 +183,8 @@ class Measure(Task):
             )
             for spec in specs
         ]
-        found = Measured(
-            *(pd.concat(tables, ignore_index=True) for tables in zip(*each, strict=True))
-        )
+        whole = [pd.concat(own, ignore_index=True) for own in zip(*each, strict=True)]
+        found = Measured(*whole)
         device = device_folder(resolve_device(backend.device).type, backend.device_name)
         usual = next((platform.model for platform in own.papers), backend.default_model)
         if device != "cpu" and specs[0].name != usual:  # on a GPU it has a folder of its own
@@ -271,12 +268,9 @@ class Measure(Task):
     def _check_papers(self, cfg: DictConfig, backend: SimulatedBackend) -> None:
         why = "is for measuring: the paper's figures are recomputed at its own sizes"
         self._refuse("setup", why)
-        for name in ("dtype", "cost_model", "tensor_parallel", "pipeline_parallel"):
-            if (value := getattr(backend, name)) != getattr(SimulatedBackend, name):
-                raise UserError(
-                    f"executor.{name}={value} has no effect: {self.experiment} is recomputed as "
-                    "the paper has it, at both levels of the cost model; drop it"
-                )
+        names = ("dtype", "cost_model", "tensor_parallel", "pipeline_parallel")
+        why = f": {self.experiment} is recomputed as the paper has it, at both levels of the cost "
+        refuse_unread(backend, names, f"{why}model; drop it", "executor.")
         if not _is_papers_model(cfg):
             raise UserError(
                 f"model={cfg.model.name} has no effect: {self.experiment} is of the paper's "

@@ -82,7 +82,7 @@ class Plan:
     @property
     def sizes(self) -> Sizes:
         policy, batch_size = self.policy, self.batch_size
-        most_decoded = batch_size * (1 + self.speculation.most_drafts)
+        most_decoded = batch_size * (1 + self.speculation.tokens)
         if policy.is_capped:
             on_top = most_decoded * policy.decodes_on_top
             most_tokens = max(policy.budget or 0, batch_size) + on_top
@@ -99,7 +99,7 @@ class Plan:
             chunk=policy.budget,
             fills_memory=self.fills_memory,
             num_host_blocks=self.num_host_blocks,
-            num_drafts=self.speculation.most_drafts,
+            num_drafts=self.speculation.tokens,
         )
 
     def executor(self, make: Callable[[], Executor] | None = None) -> Executor:

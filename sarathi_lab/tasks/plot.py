@@ -13,15 +13,14 @@ from sarathi_lab.results.load import load_runs
 from sarathi_lab.results.report import save_picture
 
 AXES = ("x", "hue", "facet", "y")
+PURPOSE = "draws a finished sweep's sweep.png and sweep.pdf again; y may name several"
 USAGE = f"usage: python -m sarathi_lab plot FOLDER {' '.join(f'[{name}=NAME]' for name in AXES)}"
 
 
 def main(args: Sequence[str]) -> int:
     """Draw the sweep in the folder that the first argument names; returns the exit code."""
     if not args or args[0] in ("-h", "--help"):
-        print(
-            f"{USAGE}\n\ndraws a finished sweep's sweep.png and sweep.pdf again; y may name several"
-        )
+        print(f"{USAGE}\n\n{PURPOSE}")
         return 0 if args else 2
     return exit_code(lambda: _plot(Path(args[0]), args[1:]), "the picture is as it was")
 

@@ -113,9 +113,8 @@ def _facts(place: Path, own: pd.DataFrame) -> dict[str, str]:
     facts["commit"] = _all_of(own, "git_commit")
     packages = [str(name) for name in own if str(name).startswith("versions.")]
     versions = (f"{name.partition('.')[2]} {_all_of(own, name)}" for name in packages)
-    return {
-        name: words for name, words in {**facts, "versions": ", ".join(versions)}.items() if words
-    }
+    facts["versions"] = ", ".join(versions)
+    return {name: words for name, words in facts.items() if words}
 
 
 def _all_of(own: pd.DataFrame, name: str) -> str:
@@ -123,10 +122,8 @@ def _all_of(own: pd.DataFrame, name: str) -> str:
 
 
 def _failed(place: Path) -> Shown:
-    paths = sorted(place.glob("*/failed.json"))
-    rows = [
-        {"run": path.parent.name, "error": load.read_object(path).get("error")} for path in paths
-    ]
+    found = {path.parent.name: load.read_object(path) for path in place.glob("*/failed.json")}
+    rows = [{"run": run, "error": failure.get("error")} for run, failure in sorted(found.items())]
     return Shown(rows, left=["run", "error"], title="Runs that failed")
 
 
@@ -180,9 +177,8 @@ def _claims(judged: pd.DataFrame) -> Shown:
 def _of_experiment(folder: Path, root: Path, judged: pd.DataFrame) -> Section:
     """What is recorded of an experiment, with the pictures beside it; drawn where there is none."""
     name, is_lab = folder.name, root.resolve() == EXPERIMENTS
-    tables = {
-        path: pd.read_csv(path).copy() for path in sorted((folder / "results").rglob("*.csv"))
-    }
+    recorded = sorted((folder / "results").rglob("*.csv"))
+    tables = {path: pd.read_csv(path).copy() for path in recorded}
     swept_ones = {path: own for path, own in tables.items() if {"policy", "is_baseline"} <= {*own}}
     has_settings = (CONF / "experiment" / f"{name}.yaml").is_file()
     named = [own[key] for own in tables.values() for key in DEVICE if key in own]

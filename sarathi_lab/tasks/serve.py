@@ -158,7 +158,7 @@ def _executed(
     print_plan(plan, context)
     predicted = {}
     # A simulated run takes no longer than its prediction; which drafts will be right is not known.
-    if plan.backend.computes_tokens and not plan.speculation.most_drafts:
+    if plan.backend.computes_tokens and not plan.speculation.tokens:
         predicted["predicted_roofline"] = roofline = predict_roofline(plan, peaks)
         console().print(f"  predicted roofline {roofline:.2f} s")
     console().print(f"  peaks {peaks.describe()}")

@@ -21,7 +21,7 @@ from sarathi_lab.executor.simulated.experts import Sharing
 from sarathi_lab.model.checkpoint import resolve_model
 from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec
 from sarathi_lab.policy import VllmV1
-from sarathi_lab.results.plots.validation import validation
+from sarathi_lab.results.plots.tasks import validation
 from sarathi_lab.results.real_run import NULL_BLOCKS, RealRun, read_run
 from sarathi_lab.results.report import print_cautions
 from sarathi_lab.results.result import ITERATIONS, REQUESTS, Result, Shown
@@ -54,9 +54,8 @@ class Replay:
     def serve(self, ledger: Ledger) -> None:
         """Serve the run's requests, and record them in `ledger`."""
         run, spec = self.run, self.spec
-        executor = self.backend.build(
-            spec, None, Sizes(self.num_blocks, run.block_size, run.max_num_seqs)
-        )
+        sizes = Sizes(self.num_blocks, run.block_size, run.max_num_seqs)
+        executor = self.backend.build(spec, None, sizes)
         serve(
             self.requests,
             self.policy,
@@ -159,9 +158,7 @@ def _configured(cfg: DictConfig, run: RealRun) -> DictConfig:
     """`cfg` with what the run says wherever it has `AUTO`."""
     settings: dict[str, object] = {}
     if cfg.hardware.name == AUTO:
-        named = {
-            key: value for key, value in cfg.hardware.items() if key not in ("name", "_target_")
-        }
+        named = {key: cfg.hardware[key] for key in cfg.hardware if key not in ("name", "_target_")}
         settings["hardware"] = _matching("hardware", run.hardware, run.source, named)
         if cfg.hardware.tables is not None:
             settings["executor"] = OmegaConf.merge(cfg.executor, {"cost_model": "profiled"})

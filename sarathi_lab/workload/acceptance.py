@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from sarathi_lab.config.checked import check_fields, share, whole
 from sarathi_lab.engine.executor import NO_TOKEN
 from sarathi_lab.engine.request import Request, SequenceState
-from sarathi_lab.engine.speculation import TOKENS, Speculation
+from sarathi_lab.engine.speculation import TOKENS, Drafter, Speculation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,10 +29,6 @@ class Assumed(Speculation):
     def __post_init__(self) -> None:
         check_fields(self, "speculation.")
 
-    @property
-    def most_drafts(self) -> int:
-        return self.tokens
-
     def drafter(self) -> AssumedDrafter:
         return AssumedDrafter(self)
 
@@ -45,20 +41,20 @@ class Assumed(Speculation):
         return (dice.random(request.output_len) < self.acceptance).tolist()
 
 
-class AssumedDrafter:
+class AssumedDrafter(Drafter):
     """The drafter of an `Assumed`: its drafts are no tokens."""
 
     def __init__(self, settings: Assumed) -> None:
-        self.tokens = settings.tokens
+        super().__init__(settings.tokens)
         self._settings = settings
-        self._known: dict[int, list[bool]] = {}
 
     def known(self, sequence: SequenceState, most: int) -> list[bool]:
         """`Assumed.known` of the `most` tokens that `sequence` generates next."""
         request, at = sequence.request, len(sequence.output_token_ids)
         if request.request_id not in self._known:
             self._known[request.request_id] = self._settings.known(request)
-        return self._known[request.request_id][at : at + most]
+        known: list[bool] = self._known[request.request_id]
+        return known[at : at + most]
 
     def propose(self, sequence: SequenceState, most: int) -> Sequence[int]:
         return [NO_TOKEN] * most
@@ -66,7 +62,3 @@ class AssumedDrafter:
     def num_accepted(self, sequence: SequenceState, sampled: Sequence[int]) -> int:
         known = self.known(sequence, len(sequence.draft_token_ids))
         return len(known) if all(known) else known.index(False)
-
-    def forget(self, sequences: Iterable[SequenceState]) -> None:
-        for sequence in sequences:
-            self._known.pop(sequence.request.request_id, None)

@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sarathi_lab.config.checked import number, whole
 from sarathi_lab.config.errors import UserError
@@ -31,6 +30,7 @@ class Agentic(Lognormal):
     """
 
     name = "agentic"
+    kinds = ("prompt", "output", "pause")
     turns: int = whole(12, minimum=1, fix="use the requests of a session such as 12")
     pause_p50: float = number(1.0, above=0, fix=PAUSE)
     pause_p90: float = number(10.0, above=0, fix=PAUSE)
@@ -42,11 +42,6 @@ class Agentic(Lognormal):
                 "workload.arrivals=users has no effect on sessions, whose turns wait for answers "
                 "by themselves; use workload.arrivals=closed or poisson"
             )
-        if self.pause_p90 <= self.pause_p50:
-            raise UserError(
-                f"workload.pause_p90={self.pause_p90:g} is not above workload.pause_p50="
-                f"{self.pause_p50:g}; raise it"
-            )
         if self.shared_prefix_len + self.prompt_p90 + self.output_p90 >= self.max_len:
             raise UserError(
                 f"workload.max_len={self.max_len} has no room for a first turn behind a system "
@@ -55,12 +50,9 @@ class Agentic(Lognormal):
 
     def generate(self, vocab_size: int | None, encode: Encode | None = None) -> LoadedRequests:
         sessions = self._lengths()
-        starts = self.times(len(sessions)).tolist()
-        flat = [
-            (start, *turn) for start, turns in zip(starts, sessions, strict=True) for turn in turns
-        ]
-        times = np.array([start for start, *_ in flat])
-        shapes = ((prompt_len, output_len, None, ()) for _, prompt_len, _, output_len in flat)
+        flat = [turn for turns in sessions for turn in turns]
+        times = np.repeat(self.times(len(sessions)), [len(turns) for turns in sessions])
+        shapes = ((prompt_len, output_len, None, ()) for prompt_len, _, output_len in flat)
         load = self.loaded(self.name, times, shapes)
         requests = iter(load.requests)
         turns = [
@@ -93,13 +85,12 @@ class Agentic(Lognormal):
     def _turn(self, request: Request, new_len: int, vocab_size: int | None) -> Turn:
         number, size = request.request_id, vocab_size or ANY_VOCAB_SIZE
         is_first = new_len == request.prompt_len
-        make = self._prompt if is_first else self._own_tokens
-        tokens = make(number, new_len, size)
+        if is_first:
+            tokens = self._prompt(number, new_len, size)
+        else:
+            tokens = random_prompt(number, new_len, size, self.seed)
         assert tokens is not None, "there is a vocabulary"
         dice = np.random.default_rng([self.seed, 12, number])
         deviation = math.log(self.pause_p90 / self.pause_p50) / P90
         pause = self.pause_p50 * math.exp(deviation * float(dice.standard_normal()))
         return Turn(request, tokens, pause)
-
-    def _own_tokens(self, number: int, length: int, size: int) -> NDArray[np.int32] | None:
-        return random_prompt(number, length, size, self.seed)

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sarathi_lab.config.checked import check_fields, number, whole
-from sarathi_lab.config.errors import MOST, UserError, require_int, require_number, require_one_of
+from sarathi_lab.config.checked import check_fields, listed, number, refuse_unread, whole
+from sarathi_lab.config.errors import (
+    MOST,
+    UserError,
+    require_int,
+    require_list,
+    require_number,
+    require_one_of,
+)
 from sarathi_lab.engine.request import Request
 from sarathi_lab.workload.base import LoadedRequests
 
@@ -35,6 +43,8 @@ EXPLAINED = {
 CV_RANGE = (0.01, 100.0)  # beyond, gaps are equal or zero in double precision
 MOST_REQUESTS = 10_000_000  # which take some 5 GB
 SHARES_ERROR = 1e-6  # by which shares may miss 1
+LEVELS = "use whole numbers, lower ones first served, such as [0,1]"
+NO_LEVELS = f"is not a list; {LEVELS}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +73,9 @@ class Arriving:
         None, minimum=1, maximum=MOST_REQUESTS, fix=f"use {EXPLAINED['users']}"
     )
     think_time: float | None = number(None, minimum=0, fix="use seconds, such as 1.0")
-    priorities: Sequence[int] | None = None
+    priorities: Sequence[int] | None = listed(
+        None, each=partial(require_int, minimum=-MOST, fix=LEVELS), complaint=NO_LEVELS
+    )
     priority_shares: Sequence[float] | None = None
     seed: int = whole(minimum=0, fix="use a number such as 0", name="seed")
 
@@ -84,42 +96,30 @@ class Arriving:
         """Raise UserError unless there is what this `kind` of arrivals reads, and no more."""
         require_one_of("workload.arrivals", kind, READS)
         for name, explained in EXPLAINED.items():
-            value = getattr(self, name)
             if name not in READS[kind]:
-                if value is not None:
-                    reader = next(other for other, read in READS.items() if name in read)
-                    raise UserError(
-                        f"workload.{name}={value} has no effect on {kind} arrivals; drop it or use "
-                        f"workload.arrivals={reader}"
-                    )
-            elif value is None and name not in OPTIONAL:
+                reader = next(other for other, read in READS.items() if name in read)
+                why = f" on {kind} arrivals; drop it or use workload.arrivals={reader}"
+                refuse_unread(self, [name], why, "workload.")
+            elif getattr(self, name) is None and name not in OPTIONAL:
                 raise UserError(f"workload.arrivals={kind} needs workload.{name}, {explained}")
 
     def _check_priorities(self) -> None:
         priorities, shares = self.priorities, self.priority_shares
         if priorities is None:
-            if shares is not None:
-                raise UserError(
-                    f"workload.priority_shares={shares} has no effect without workload.priorities; "
-                    "add workload.priorities=[0,1]"
-                )
+            why = " without workload.priorities; add workload.priorities=[0,1]"
+            refuse_unread(self, ["priority_shares"], why, "workload.")
             return
-        fix = "use whole numbers, lower ones first served, such as [0,1]"
-        if not _is_list(priorities) or not priorities:
-            raise UserError(f"workload.priorities={priorities} is not a list; {fix}")
-        own = f"workload.priorities={list(priorities)}"
-        for priority in priorities:
-            require_int("workload.priorities", priority, -MOST, fix)
-        if len(set(priorities)) < 2:
-            raise UserError(f"{own} has no effect: all are equal; {fix}")
+        levels = list(priorities)
+        if len(set(levels)) < 2:
+            raise UserError(f"workload.priorities={levels} has no effect: all are equal; {LEVELS}")
         if shares is None:
             return
-        name, levels = "workload.priority_shares", list(priorities)
+        name = "workload.priority_shares"
         fix = f"give one share a priority of {levels} that sum to 1, or null for equal ones"
-        if not _is_list(shares) or len(shares) != len(levels):
-            raise UserError(f"{name}={shares} does not fit workload.priorities; {fix}")
-        for share in shares:
-            require_number(name, share, above=0, fix=fix)
+        unfit = f"does not fit workload.priorities; {fix}"
+        require_list(name, shares, unfit, partial(require_number, above=0, fix=fix))
+        if len(shares) != len(levels):
+            raise UserError(f"{name}={shares} {unfit}")
         if abs(sum(shares) - 1) > SHARES_ERROR:
             raise UserError(f"{name}={list(shares)} sum to {sum(shares):g}; {fix}")
 
@@ -170,7 +170,3 @@ class Arriving:
         ]
         think_time = self.think_time or 0.0
         return LoadedRequests(name, requests, num_users=self.users, think_time=think_time, **read)
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str)

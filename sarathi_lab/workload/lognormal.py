@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import ClassVar
 
 import numpy as np
 
@@ -24,6 +25,7 @@ class Lognormal(MadeUp):
     """
 
     name = "lognormal"
+    kinds: ClassVar[Sequence[str]] = ("prompt", "output")  # with a median and a P90
     prompt_p50: float = number(above=0, fix="use tokens")
     prompt_p90: float = number(above=0, fix="use tokens")
     output_p50: float = number(above=0, fix="use tokens")
@@ -32,7 +34,7 @@ class Lognormal(MadeUp):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for kind in ("prompt", "output"):
+        for kind in self.kinds:
             p50, p90 = getattr(self, f"{kind}_p50"), getattr(self, f"{kind}_p90")
             if p90 <= p50:
                 raise UserError(
@@ -49,9 +51,8 @@ class Lognormal(MadeUp):
         generator = np.random.default_rng([self.seed, 3])
         fits = [self._fit("prompt", "output"), self._fit("output", "prompt")]
         while True:
-            prompt_len, output_len = (
-                max(1, round(float(generator.lognormal(*fit)))) for fit in fits
-            )
+            drawn = (float(generator.lognormal(*fit)) for fit in fits)
+            prompt_len, output_len = (max(1, round(length)) for length in drawn)
             if prompt_len + output_len <= self.max_len:
                 yield prompt_len, output_len
 

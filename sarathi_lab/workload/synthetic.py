@@ -10,8 +10,8 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sarathi_lab.config.checked import number, whole
-from sarathi_lab.config.errors import UserError, require_one_of
+from sarathi_lab.config.checked import number, refuse_unread, require_order, whole
+from sarathi_lab.config.errors import require_one_of
 from sarathi_lab.workload.arriving import MOST_REQUESTS, READS, Arriving
 from sarathi_lab.workload.base import Encode, LoadedRequests, random_prompt
 
@@ -23,10 +23,9 @@ _TOKENS = "use at least one prompt and one output token"
 
 def split_length(total_len: int, pd_ratio: float) -> tuple[int, int]:
     """P and D, each at least 1, of P + D = total_len and P : D nearest to `pd_ratio`."""
-    prompt_len = (
-        total_len - 1 if pd_ratio >= 2 * total_len else round(total_len * pd_ratio / (pd_ratio + 1))
-    )
-    prompt_len = min(max(prompt_len, 1), total_len - 1)
+    prompt_len = total_len - 1
+    if pd_ratio < 2 * total_len:
+        prompt_len = min(prompt_len, max(1, round(total_len * pd_ratio / (pd_ratio + 1))))
     return prompt_len, total_len - prompt_len
 
 
@@ -51,11 +50,9 @@ class MadeUp(Arriving, ABC):
         if self.arrivals is None:
             require_one_of("workload.arrivals", self.arrivals, READS)
         super().__post_init__()
-        if self.num_prefixes is not None and not self.shared_prefix_len:
-            raise UserError(
-                f"workload.num_prefixes={self.num_prefixes} has no effect without a prefix; add "
-                "workload.shared_prefix_len=512"
-            )
+        if not self.shared_prefix_len:
+            why = " without a prefix; add workload.shared_prefix_len=512"
+            refuse_unread(self, ["num_prefixes"], why, "workload.")
 
     @abstractmethod
     def lengths(self) -> Iterable[tuple[int, int]]:
@@ -63,10 +60,8 @@ class MadeUp(Arriving, ABC):
 
     def generate(self, vocab_size: int | None, encode: Encode | None = None) -> LoadedRequests:
         """`num_requests` requests, whose lengths no setting of arrivals changes."""
-        shapes = (
-            (*lengths, self._prompt(i, lengths[0], vocab_size), ())
-            for i, lengths in enumerate(self.lengths())
-        )
+        lengths = enumerate(self.lengths())
+        shapes = ((*own, self._prompt(i, own[0], vocab_size), ()) for i, own in lengths)
         return self.loaded(self.name, self.times(self.num_requests), shapes)
 
     def _prompt(
@@ -121,11 +116,7 @@ class _Varied(_Synthetic):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.min_len > self.max_len:
-            raise UserError(
-                f"workload.min_len={self.min_len} exceeds workload.max_len={self.max_len}; "
-                "exchange them"
-            )
+        require_order(self, "min_len", "max_len", "; exchange them", "workload.")
 
     def _generator(self) -> np.random.Generator:
         return np.random.default_rng([self.seed, 2])

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import json_object
+from sarathi_lab.engine.prefix_cache import PREFIX_ID_TOKENS
 from sarathi_lab.workload.files import numbered_lines
 
-PREFIX_BLOCK = 512  # tokens that one of Mooncake's hash ids stands for
 PREFIX_IDS = "hash_ids"
 
 
@@ -216,4 +216,4 @@ def _ids(value: Any, prompt_len: int) -> tuple[int, ...]:
     for item in value:
         if isinstance(item, bool) or not isinstance(item, int) or item < 0:
             raise ValueError(f"{PREFIX_IDS} has {item}, not a whole number from 0")
-    return tuple(value[: -(-prompt_len // PREFIX_BLOCK)])
+    return tuple(value[: -(-prompt_len // PREFIX_ID_TOKENS)])

@@ -10,12 +10,13 @@ from typing import ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from sarathi_lab.config.checked import number, whole
+from sarathi_lab.config.checked import number, refuse_unread, whole
 from sarathi_lab.config.errors import UserError
+from sarathi_lab.engine.prefix_cache import PREFIX_ID_TOKENS
 from sarathi_lab.workload.arriving import ArrivalKind, Arriving
 from sarathi_lab.workload.base import Encode, LoadedRequests, random_prompt
 from sarathi_lab.workload.files import named_file
-from sarathi_lab.workload.trace_formats import PREFIX_BLOCK, TraceTable, read_trace
+from sarathi_lab.workload.trace_formats import TraceTable, read_trace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,18 +43,11 @@ class Trace(Arriving):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.arrivals is not None:
-            if self.time_scale != 1:
-                raise UserError(
-                    f"workload.time_scale={self.time_scale} has no effect on {self.arrivals} "
-                    "arrivals; drop it, or use workload.arrivals=null for the trace's own times"
-                )
+            why = f" on {self.arrivals} arrivals; drop it, or use workload.arrivals=null for the "
+            refuse_unread(self, ["time_scale"], f"{why}trace's own times", "workload.")
             return
-        for name in ("cv", "end_rate", "users", "think_time"):
-            if (value := getattr(self, name)) is not None:
-                raise UserError(
-                    f"workload.{name}={value} has no effect on the trace's own times; drop it, "
-                    "or exchange them with workload.arrivals"
-                )
+        why = " on the trace's own times; drop it, or exchange them with workload.arrivals"
+        refuse_unread(self, ("cv", "end_rate", "users", "think_time"), why, "workload.")
         if self.rate is not None and self.time_scale != 1:
             raise UserError(
                 f"workload.rate={self.rate} and workload.time_scale={self.time_scale} both scale "
@@ -105,11 +99,8 @@ class Trace(Arriving):
         if self.arrivals is not None:
             return self.times(len(used))
         if table.times is None:
-            if self.time_scale != 1:
-                raise UserError(
-                    f"workload.time_scale={self.time_scale} has no effect: {file} has no times; "
-                    "drop it, or make some with workload.arrivals=poisson and workload.rate"
-                )
+            why = f": {file} has no times; drop it, or make some with workload.arrivals=poisson "
+            refuse_unread(self, ["time_scale"], f"{why}and workload.rate", "workload.")
             self.check_arrivals("closed")  # whoever gave a rate wants other arrivals
             return np.zeros(len(used))
         times = (table.times[used] - table.times[0]) / 1e9
@@ -130,8 +121,8 @@ class Trace(Arriving):
         prompt = random_prompt(request_id, prompt_len, vocab_size, self.seed)
         if prompt is None or vocab_size is None:
             return None
-        for start, block_id in zip(range(0, prompt_len, PREFIX_BLOCK), ids, strict=False):
+        for start, block_id in zip(range(0, prompt_len, PREFIX_ID_TOKENS), ids, strict=False):
             dice = np.random.default_rng([self.seed, 5, block_id])
-            block = dice.integers(0, vocab_size, PREFIX_BLOCK, dtype=np.int32)
-            prompt[start : start + PREFIX_BLOCK] = block[: prompt_len - start]
+            block = dice.integers(0, vocab_size, PREFIX_ID_TOKENS, dtype=np.int32)
+            prompt[start : start + PREFIX_ID_TOKENS] = block[: prompt_len - start]
         return prompt

@@ -15,8 +15,7 @@ from sarathi_lab.config.crew import Crew, usable_cores
 from sarathi_lab.config.errors import RunError, UserError
 from sarathi_lab.config.instantiate import build, load_option
 from sarathi_lab.experiment.figures import FIGURES
-from sarathi_lab.experiment.simulate import computed, jobs_of, predict_all
-from sarathi_lab.experiment.simulated_serving import served
+from sarathi_lab.experiment.simulate import computed, jobs_of, predict_all, served
 from sarathi_lab.experiment.trials import likely
 from sarathi_lab.tasks.measure import _policy
 

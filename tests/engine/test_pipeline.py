@@ -106,6 +106,20 @@ def test_three_stages_by_hand_with_prefills_of_different_length():
     assert not results[2].bubbles
 
 
+def test_a_host_on_the_first_stage_begins_when_that_and_a_place_are_free():
+    executor = PipelineExecutor(2, lambda batch: [float(batch.num_tokens)] * 2, turnaround=0.5)
+    executor.submit(prefill(4))
+    executor.submit(prefill(2))
+    results = [executor.collect()]
+    executor.submit(decode())
+    results += [executor.collect() for _ in range(2)]
+    assert [result.stages for result in results] == [
+        [(0.5, 4.5), (4.5, 8.5)],
+        [(5, 7), (8.5, 10.5)],
+        [(9, 10), (10.5, 11.5)],
+    ]
+
+
 def test_sending_delays_the_next_stage_but_keeps_none_busy():
     executor = pipeline(2, send_time=0.5)
     executor.submit(prefill(2))

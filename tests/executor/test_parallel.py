@@ -16,11 +16,14 @@ from simulated import LINKED, SPEC, TOY, batch_of
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import REPOSITORY
+from sarathi_lab.executor.simulated.analytic import AnalyticOperations
 from sarathi_lab.executor.simulated.attention import decode_attention_time, prefill_attention_time
 from sarathi_lab.executor.simulated.communication import all_reduce_time
 from sarathi_lab.executor.simulated.cost_model import CostModel, make_cost_model
+from sarathi_lab.executor.simulated.experts import Experts
 from sarathi_lab.executor.simulated.hardware import Parallel, check_memory
 from sarathi_lab.executor.simulated.matmul import matmul_time
+from sarathi_lab.model.parts import Ranks
 from sarathi_lab.run import main
 
 SPLIT = dataclasses.replace(SPEC, num_layers=4, num_heads=2, num_kv_heads=2, head_size=2)
@@ -50,6 +53,17 @@ def test_two_devices_a_layer_halve_columns_rows_and_heads():
     for name, calls in {"activation": 4, "kv_write": 4, "sampling": 1}.items():
         assert two[name] - calls * launch == pytest.approx((one[name] - calls * launch) / 2)
     assert two["norms"] == one["norms"]  # every device has all of the hidden states
+
+
+def test_simulated_devices_have_what_real_ranks_have():
+    """The router of a mixture whole, its shared expert by columns as a dense block."""
+    mixture = dataclasses.replace(load_option("model", "tiny-moe"), shared_expert_size=24)
+    for spec in (load_option("model", "13b"), mixture):
+        operations = AnalyticOperations(spec, LINKED, 2, Parallel(2))
+        real = Ranks(2).part(0).spec(spec)
+        for whole, own in zip(spec.layer_linears, real.layer_linears, strict=True):
+            assert operations.share_of(whole) == (own.in_features, own.out_features)
+    assert Experts(mixture, LINKED, 2, tensor=2).shape.expert_size == real.ffn_size
 
 
 def test_large_products_take_half_the_time_on_two_devices():

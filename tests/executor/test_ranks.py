@@ -11,6 +11,8 @@ import os
 import signal
 import time
 from dataclasses import replace
+from functools import partial
+from itertools import count
 
 import numpy as np
 import pytest
@@ -27,6 +29,7 @@ from sarathi_lab.engine.ledger import Ledger
 from sarathi_lab.engine.loop import serve
 from sarathi_lab.executor.torch.backend import TorchBackend
 from sarathi_lab.executor.torch.ranks import group as groups
+from sarathi_lab.executor.torch.ranks.signs import Sign, Watch
 from sarathi_lab.model.checkpoint import AutoModel
 from sarathi_lab.model.parts import Ranks
 from sarathi_lab.model.sharded import load_part
@@ -38,7 +41,12 @@ CPU = torch.device("cpu")
 SPEC = replace(load_option("model", "tiny"), name="tiny of 4 layers", num_layers=4)
 CACHE = {"block_size": 4, "batch_size": 4, "max_model_len": MAX_LEN}
 LENGTHS = [(9, 3), (14, 2), (4, 4), (6, 1)]
-LAYOUTS = [(2, 2), (1, 4), (1, 2), (2, 1)]  # ranks that answered nobody now speak for stages
+LAYOUTS = {  # ranks that answered nobody now speak for stages
+    (2, 2): load_option("model", "tiny"),
+    (1, 4): SPEC,
+    (1, 2): SPEC,
+    (2, 1): load_option("model", "tiny"),
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -49,9 +57,13 @@ def four_ranks():
     groups.close()
 
 
-def built(tensor=1, pipeline=1, spec=SPEC, checkpoint=None, **sizes):
+def built(tensor=1, pipeline=1, spec=SPEC, checkpoint=None, timeout=300, **sizes):
     backend = TorchBackend(
-        device="cpu", kernels="torch", tensor_parallel=tensor, pipeline_parallel=pipeline
+        device="cpu",
+        kernels="torch",
+        tensor_parallel=tensor,
+        pipeline_parallel=pipeline,
+        rank_timeout=timeout,
     )
     num_blocks = sizes.pop("num_blocks", 44 * pipeline)
     sizes = Sizes(num_blocks=num_blocks, **CACHE, **sizes)
@@ -80,8 +92,11 @@ def expected() -> list[list[int]]:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: "x".join(map(str, layout)))
-def test_greedy_tokens_equal_one_devices_under_every_policy(layout, expected):
-    executor = built(*layout)
+def test_greedy_tokens_equal_one_devices_under_every_policy(layout):
+    expected, executor = (
+        tokens(built(spec=LAYOUTS[layout]), Orca()),
+        built(*layout, LAYOUTS[layout]),
+    )
     # prompts pass several ranks' layers at once
     policies = {name: policy for name, policy in POLICIES.items() if not policy.in_layers}
     found = {name: tokens(executor, policy) for name, policy in policies.items()}
@@ -110,22 +125,32 @@ def test_cpp_computes_the_parts_too(expected):
     assert tokens(executor, Sarathi(chunk=8)) == expected
 
 
-def test_stages_have_mixtures_of_experts():
-    spec = load_option("model", "tiny-moe")
-    expected = tokens(built(spec=spec), Orca())
-    assert tokens(built(1, 2, spec), Sarathi(chunk=8)) == expected
-    with pytest.raises(UserError, match="does not split the experts"):
-        TorchBackend(device="cpu", tensor_parallel=2).check(spec, 100)
+@pytest.mark.parametrize("layout", [(2, 2), (1, 2), (2, 1)])
+def test_ranks_share_mixtures_of_experts(layout):
+    mixture = load_option("model", "tiny-moe")
+    for spec in (mixture, replace(mixture, shared_expert_size=24)):
+        expected = tokens(built(spec=spec), Orca())
+        assert tokens(built(*layout, spec), Sarathi(chunk=8)) == expected
 
 
 @pytest.mark.parametrize(
-    "family", ["llama biases", "llama linear rope, tied", "gpt_neox", "qwen3", "mistral window"]
+    ("family", "is_fused"),
+    [
+        ("llama biases", False),
+        ("llama linear rope, tied", False),
+        ("gpt_neox", False),
+        ("qwen3", False),
+        ("mistral window", False),
+        ("mixtral", False),
+        ("mixtral", True),
+        ("qwen2_moe", False),
+    ],
 )
-def test_a_checkpoint_is_read_by_parts(family, tmp_path):
+def test_a_checkpoint_is_read_by_parts(family, is_fused, tmp_path):
     """Every part holds the slices of what one device loads, and together they say the same; with
     four ranks and two KV heads each head is there twice.
     """
-    make_checkpoint(family, tmp_path)
+    make_checkpoint(family, tmp_path, is_fused=is_fused)
     spec, checkpoint = AutoModel(str(tmp_path)).resolve("unused")
     whole = load_model(spec, checkpoint, CPU, torch.float32, seed=0)
     for ranks in (Ranks(2, 2), Ranks(4, 1), Ranks(1, 2)):
@@ -196,6 +221,8 @@ def test_a_gap_without_requests_is_nobodys_bubble():
         ({"tensor_parallel": 0}, "executor.tensor_parallel=0 is below 1"),
         ({"tensor_parallel": 2, "profile": "operations"}, "looks into one device, not 2 x 1"),
         ({"tensor_parallel": 2, "weights": "fp8"}, "use executor.pipeline_parallel"),
+        ({"tensor_parallel": 2, "rank_timeout": 0}, "executor.rank_timeout=0 is below 1"),
+        ({"rank_timeout": 9}, "executor.rank_timeout=9 is for several ranks, not one device"),
     ],
 )
 def test_what_does_not_come_apart_is_refused(settings, words):
@@ -223,6 +250,44 @@ def test_a_rank_that_dies_is_named_and_the_next_run_goes_on(tmp_path, capsys, ex
     assert main([*settings, "chunk=8,16", "executor.pipeline_parallel=2", "-m"]) == 0
     assert len(list(tmp_path.rglob("bubbles.parquet"))) == 2
     assert "2 threads" not in capsys.readouterr().out  # a stage has a share of the cores
+
+
+def test_a_rank_that_hangs_is_named():
+    executor = built(1, 2, timeout=77)
+    group = groups._current
+    assert group.signs.timeout == 77
+    group.signs.timeout = 2
+    os.kill(group._processes[1].pid, signal.SIGSTOP)
+    words = r"rank 1 \(stage 1 of 2\) has given no sign of life for 2 s; .* executor.rank_timeout=2"
+    with pytest.raises(RunError, match=words):
+        tokens(executor, Orca())
+
+
+def test_who_hangs_is_told_from_who_is_slow_or_waits():
+    """Rank 0 waits in all of it, 1 waits for 2."""
+    watch, clock = Watch(), count()
+
+    def looks(number: int, *, of_2: dict[str, object], counts_cpu: bool = True) -> list[bool]:
+        found = []
+        for _ in range(number):
+            beat = next(clock)
+            waiting, own = Sign(beat, 7, 1.0, True), {"beat": beat, "cpu_time": 1.0, **of_2}
+            two = Sign(
+                exchanges=6, waits=False, **{k: v() if callable(v) else v for k, v in own.items()}
+            )
+            signs = {0: waiting, 1: waiting, 2: two}
+            found.append(watch.is_stuck(signs, 3, counts_cpu=counts_cpu))
+        return found
+
+    slow = {"cpu_time": partial(next, count(2))}
+    assert not any(looks(9, of_2=slow))
+    assert looks(3, of_2=slow, counts_cpu=False) == [False, False, True]  # a host that polls
+    watch.forget()
+    assert looks(4, of_2={}) == [False, False, False, True]
+    assert watch.culprit() == (2, "has made no progress")
+    watch.forget()
+    assert looks(4, of_2={"beat": 0})[-1]
+    assert watch.culprit() == (2, "has given no sign of life")
 
 
 def test_torchrun_starts_the_ranks(tmp_path):

@@ -22,27 +22,32 @@ NUM_REQUESTS = (
 
 @pytest.fixture(scope="module")
 def reduced():
-    """On the fitted GPU; test_paper has the other one."""
-    return pipeline.run_systems(
-        load_option("model", "gpt3-175b"),
-        load_option("hardware", "a100_fig12"),
-        num_requests=NUM_REQUESTS,
-    )
+    """Ledgers by system, on the fitted GPU; test_paper has the other one."""
+    options = load_option("model", "gpt3-175b"), load_option("hardware", "a100_fig12")
+    return {name: pipeline.serve(name, *options, NUM_REQUESTS) for name in pipeline.SYSTEMS}
 
 
-def test_sarathi_is_done_before_the_replicas_and_these_before_orca(reduced):
-    summary = reduced.summary
-    assert (
-        summary["completion_sarathi"]
-        < summary["completion_tp_8rep"]
-        < summary["completion_tp_pp_orca"]
-    )
-    assert summary["tp_pp_orca_over_sarathi"] > 1.4
-    assert summary["bubble_ratio"] > 2
+@pytest.fixture(scope="module")
+def completed(reduced) -> dict[str, float]:
+    """Seconds by system."""
+    requests = {n: pd.concat([one.requests() for one in own]) for n, own in reduced.items()}
+    return {n: pipeline.completion_time(table.finish_time) for n, table in requests.items()}
+
+
+@pytest.fixture(scope="module")
+def bubbles(reduced) -> dict[str, float]:
+    """Seconds of the median request by pipeline."""
+    return {n: reduced[n][0].requests().bubble_time.median() for n in pipeline.PIPELINES}
+
+
+def test_sarathi_is_done_before_the_replicas_and_these_before_orca(completed, bubbles):
+    assert completed["sarathi"] < completed["tp_8rep"] < completed["tp_pp_orca"]
+    assert completed["tp_pp_orca"] / completed["sarathi"] > 1.4
+    assert bubbles["tp_pp_orca"] / bubbles["sarathi"] > 2
 
 
 def test_rows_are_a_distribution_and_a_count(reduced):
-    rows = reduced.rows
+    rows = pipeline.curves_of(reduced)
     assert list(rows) == ["panel", "series", "x", "y"]
     assert set(rows[rows.panel == "a"].series) == set(load_paper("fig12a").series)
     assert set(rows[rows.panel == "b"].series) == set(load_paper("fig12b").series)
@@ -54,13 +59,13 @@ def test_rows_are_a_distribution_and_a_count(reduced):
 
 
 def test_bubbles_by_cause_and_stage_are_those_of_the_pipelines(reduced):
-    assert set(reduced.bubbles.series) == {"sarathi", "tp_pp_orca"}
-    assert set(reduced.bubbles.cause) <= {"PB1", "PB2", "PB3", "starved"}
-    assert (reduced.bubbles.seconds > 0).all()
-    full = reduced.bubbles[
-        reduced.bubbles.cause != "starved"
-    ]  # the rest is the end, when requests run out
-    totals = full.groupby("series").seconds.sum()
+    totals = {}
+    for name in pipeline.PIPELINES:
+        gaps = reduced[name][0].bubbles()
+        assert set(gaps.cause) <= {"PB1", "PB2", "PB3", "starved"}
+        assert (gaps.end > gaps.start).all()
+        full = gaps[gaps.cause != "starved"]  # the rest is the end, when requests run out
+        totals[name] = (full.end - full.start).sum()
     assert totals["tp_pp_orca"] > 2 * totals["sarathi"]
 
 
@@ -81,17 +86,17 @@ def test_replicas_share_the_requests_evenly():
     ]
 
 
-def test_what_is_found_is_taken_at_the_papers_points(reduced):
+def test_what_is_found_is_taken_at_the_papers_points(reduced, completed, bubbles):
     curves = FIGURES["fig12"].paper_points().query("panel != 'ratios'")
-    found = pipeline.at_points(reduced, curves)
+    found = pipeline.at_points(pipeline.curves_of(reduced), curves)
     assert len(found) == len(curves)
     medians = (
         found[(found.panel == "a") & (found.x - 0.5).abs().lt(0.01)].groupby("series").y.mean()
     )
-    assert medians["sarathi"] == pytest.approx(reduced.summary["bubble_median_sarathi"], rel=0.05)
+    assert medians["sarathi"] == pytest.approx(bubbles["sarathi"], rel=0.05)
     last = found[found.panel == "b"].sort_values("x").groupby("series").y.last()
     scale = pipeline.NUM_REQUESTS / NUM_REQUESTS
-    assert last["sarathi"] == pytest.approx(scale * reduced.summary["completion_sarathi"], rel=0.05)
+    assert last["sarathi"] == pytest.approx(scale * completed["sarathi"], rel=0.05)
 
 
 def test_the_headlines_of_the_paper_follow_from_its_points():

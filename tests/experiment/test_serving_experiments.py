@@ -22,7 +22,8 @@ from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.experiment.capacity import Engine, mean_rate
 from sarathi_lab.experiment.figures import FIGURES, SERVING
 from sarathi_lab.experiment.samples import rounds, table_of
-from sarathi_lab.experiment.serving import ServingBench, datasets, longest, longest_gaps
+from sarathi_lab.experiment.sarathi_serve import longest_gaps
+from sarathi_lab.experiment.serving import ServingBench, datasets, longest
 from sarathi_lab.policy import LayeredPrefill, Orca, PPas, PrefillFirst, SarathiServe
 from sarathi_lab.results import load
 from sarathi_lab.results.plots import serving

@@ -142,8 +142,8 @@ def test_the_device_says_what_a_prompt_takes():
     ("settings", "words"),
     [
         ({"order": "newest"}, "order=newest"),
-        ({"order": "fcfs", "patience": 3.0}, "patience has no effect with order=fcfs"),
-        ({"order": "shortest", "deadline_factor": 3.0}, "deadline_factor has no effect"),
+        ({"order": "fcfs", "patience": 3.0}, "patience=3.0 has no effect with order=fcfs"),
+        ({"order": "shortest", "deadline_factor": 3.0}, "deadline_factor=3.0 has no effect"),
         ({"order": "slack"}, "order=slack needs seconds_per_token"),
         ({"reserve_tokens": 8, "chunk": 8}, "reserve_tokens=8 leaves nothing of chunk=8"),
     ],

@@ -9,13 +9,21 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
 
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.config.paths import EXPERIMENTS
-from sarathi_lab.experiment.pipeline import NUM_REQUESTS, run_systems
+from sarathi_lab.engine.ledger import Ledger
+from sarathi_lab.experiment.pipeline import (
+    NUM_REQUESTS,
+    PIPELINES,
+    SYSTEMS,
+    completion_time,
+    serve,
+)
 
 HARDWARE = ("a100_2023", "a100_fig12")  # as measured elsewhere, and with the costs of the code base
 
@@ -35,11 +43,36 @@ def main() -> None:
     for name in HARDWARE:
         start = time.perf_counter()
         hardware = load_option("hardware", name)
-        result = run_systems(spec, hardware, arguments.num_requests, arguments.seed)
-        summaries[name] = result.summary
-        bubbles.append(result.bubbles.assign(hardware=name))
+        sizes = (arguments.num_requests, arguments.seed)
+        ledgers = {system: serve(system, spec, hardware, *sizes) for system in SYSTEMS}
+        summaries[name] = summary_of(ledgers)
+        bubbles.append(bubbles_of(ledgers).assign(hardware=name))
         print(f"{name}: {time.perf_counter() - start:.0f} s")
     write(arguments.output, summaries, pd.concat(bubbles))
+
+
+def summary_of(ledgers: Mapping[str, Sequence[Ledger]]) -> dict[str, float]:
+    """Seconds of the systems' median bubbles and completion, and their ratios."""
+    requests = {
+        name: pd.concat([ledger.requests() for ledger in parts]) for name, parts in ledgers.items()
+    }
+    medians = {name: float(requests[name].bubble_time.median()) for name in PIPELINES}
+    times = {name: completion_time(table.finish_time) for name, table in requests.items()}
+    return {
+        **{f"bubble_median_{name}": seconds for name, seconds in medians.items()},
+        "bubble_ratio": medians["tp_pp_orca"] / medians["sarathi"],
+        **{f"completion_{name}": seconds for name, seconds in times.items()},
+        "tp_pp_orca_over_sarathi": times["tp_pp_orca"] / times["sarathi"],
+        "tp_8rep_over_sarathi": times["tp_8rep"] / times["sarathi"],
+        "tp_pp_orca_over_tp_8rep": times["tp_pp_orca"] / times["tp_8rep"],
+    }
+
+
+def bubbles_of(ledgers: Mapping[str, Sequence[Ledger]]) -> pd.DataFrame:
+    """Seconds by system (series), cause and stage."""
+    gaps = pd.concat([ledgers[name][0].bubbles().assign(series=name) for name in PIPELINES])
+    gaps = gaps.assign(seconds=gaps.end - gaps.start)
+    return gaps.groupby(["series", "cause", "stage"]).seconds.sum().reset_index()
 
 
 def write(output: Path, summaries: dict[str, dict[str, float]], bubbles: pd.DataFrame) -> None:

@@ -12,16 +12,6 @@ namespace sarathi {
 
 constexpr int64_t DECODE_TILE = 16;  // tokens whose keys or values are read at a time
 
-// The sum of each of four vectors.
-inline __m128 sums_of(const __m512 (&x)[4]) {
-    const __m512 first = _mm512_add_ps(_mm512_unpacklo_ps(x[0], x[1]), _mm512_unpackhi_ps(x[0], x[1]));
-    const __m512 second = _mm512_add_ps(_mm512_unpacklo_ps(x[2], x[3]), _mm512_unpackhi_ps(x[2], x[3]));
-    const __m512d a = _mm512_castps_pd(first), b = _mm512_castps_pd(second);
-    const __m512 all = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
-    const __m256 halves = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
-    return _mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1));
-}
-
 // One query of the heads that share the key heads `first_head` to `end_head`. Their entries lie side by side in the
 // cache, so a few tokens of all heads are read before the next few: memory is fast only where it is read in a row.
 struct DecodeTask {
@@ -44,8 +34,7 @@ struct NextRows {
     }
     void fetch() {
         for (const int64_t end = std::min(lines, line + step); line < end; ++line) {
-            const char* row = reinterpret_cast<const char*>(rows[line / lines_of_row]);
-            _mm_prefetch(row + line % lines_of_row * 64, _MM_HINT_T1);
+            __builtin_prefetch(reinterpret_cast<const char*>(rows[line / lines_of_row]) + line % lines_of_row * 64, 0, 2);
         }
     }
 };
@@ -70,18 +59,18 @@ void for_tokens(const DecodeTask& task, const Cache<T>& cache, Use&& use) {
 
 // Scores of one query head, in powers of two.
 template <int V, class T>
-void score_tokens(const __m512 (&q)[V], const __mmask16 (&mask)[V], const T* const* rows, int64_t offset, int64_t count,
+void score_tokens(const Vector (&q)[V], const Mask (&mask)[V], const T* const* rows, int64_t offset, int64_t count,
                   float* scores) {
     for (int64_t token = 0; token < count; token += 4) {
-        __m512 products[4];
+        Vector products[4];
         for (int64_t i = 0; i < 4; ++i) {
             const T* row = rows[std::min(token + i, count - 1)] + offset;
-            products[i] = _mm512_mul_ps(q[0], load(row, mask[0]));
+            products[i] = q[0] * load(row, mask[0]);
             for (int v = 1; v < V; ++v) {
-                products[i] = _mm512_fmadd_ps(q[v], load(row + v * LANES, mask[v]), products[i]);
+                products[i] = fma(q[v], load(row + v * LANES, mask[v]), products[i]);
             }
         }
-        _mm_mask_storeu_ps(scores + token, static_cast<__mmask8>(lanes(count - token)), sums_of(products));
+        store_sums(scores + token, products, count - token);
     }
 }
 
@@ -97,18 +86,18 @@ void scale_scores(const float* const* scales, int64_t kv_head, int64_t count, fl
 
 // Scores become weights; returns their sum.
 inline float soften_row(float* scores, int64_t num_keys) {
-    __m512 most = _mm512_set1_ps(LOWEST), total = _mm512_setzero_ps();
+    Vector most = broadcast(LOWEST), total = broadcast(0.0f);
     for (int64_t key = 0; key < num_keys; key += LANES) {
-        most = _mm512_mask_max_ps(most, lanes(num_keys - key), load(scores + key, lanes(num_keys - key)), most);
+        most = max(load(scores + key, lanes(num_keys - key), most), most);
     }
-    const __m512 maximum = _mm512_set1_ps(_mm512_reduce_max_ps(most));
+    const Vector maximum = broadcast(reduce_max(most));
     for (int64_t key = 0; key < num_keys; key += LANES) {
-        const __mmask16 some = lanes(num_keys - key);
-        const __m512 p = power_of_two<6>(_mm512_sub_ps(load(scores + key, some), maximum));
+        const Mask some = lanes(num_keys - key);
+        const Vector p = power_of_two<6>(load(scores + key, some) - maximum);
         store(scores + key, p, some);
-        total = _mm512_mask_add_ps(total, some, total, p);
+        total = total + keep(p, some);
     }
-    return _mm512_reduce_add_ps(total);
+    return reduce_add(total);
 }
 
 // In `V` vectors a head.
@@ -117,7 +106,7 @@ void attend_one(const DecodeTask& task, const Cache<T>& keys, const Cache<T>& va
                 AttentionScratch& scratch, Put&& put) {
     const int64_t size = task.shape.head_size, group = task.shape.group(), num_keys = task.num_keys();
     float *scores = scratch.scores.data(), *sums = scratch.sums.data();
-    __mmask16 mask[V];
+    Mask mask[V];
     for (int v = 0; v < V; ++v) {
         mask[v] = lanes(size - v * LANES);
     }
@@ -127,10 +116,9 @@ void attend_one(const DecodeTask& task, const Cache<T>& keys, const Cache<T>& va
         keys.find_scales(task.first_key() + tile, count, scales);
         for (int64_t head = 0; head < task.num_heads(); ++head) {
             next.fetch();
-            __m512 q[V];
+            Vector q[V];
             for (int v = 0; v < V; ++v) {
-                q[v] = _mm512_mul_ps(load(query + head * size + v * LANES, mask[v]),
-                                     _mm512_set1_ps(task.shape.scale * LOG2_E));
+                q[v] = load(query + head * size + v * LANES, mask[v]) * broadcast(task.shape.scale * LOG2_E);
             }
             score_tokens<V>(q, mask, rows, head / group * size, count, scores + head * num_keys + tile);
             scale_scores<T>(scales, head / group, count, scores + head * num_keys + tile);
@@ -144,7 +132,7 @@ void attend_one(const DecodeTask& task, const Cache<T>& keys, const Cache<T>& va
         values.find_scales(task.first_key() + tile, count, scales);
         for (int64_t head = 0; head < task.num_heads(); ++head) {
             next.fetch();
-            __m512 sum[V];
+            Vector sum[V];
             for (int v = 0; v < V; ++v) {
                 sum[v] = load(sums + (head * V + v) * LANES);
             }
@@ -154,9 +142,9 @@ void attend_one(const DecodeTask& task, const Cache<T>& keys, const Cache<T>& va
                 if constexpr (IS_SCALED<T>) {
                     weight *= scales[token][head / group];
                 }
-                const __m512 p = _mm512_set1_ps(weight);
+                const Vector p = broadcast(weight);
                 for (int v = 0; v < V; ++v) {
-                    sum[v] = _mm512_fmadd_ps(p, load(row + v * LANES, mask[v]), sum[v]);
+                    sum[v] = fma(p, load(row + v * LANES, mask[v]), sum[v]);
                 }
             }
             for (int v = 0; v < V; ++v) {
@@ -165,9 +153,9 @@ void attend_one(const DecodeTask& task, const Cache<T>& keys, const Cache<T>& va
         }
     });
     for (int64_t head = 0; head < task.num_heads(); ++head) {
-        const __m512 inverse = _mm512_set1_ps(1.0f / scratch.totals[head]);
+        const Vector inverse = broadcast(1.0f / scratch.totals[head]);
         for (int v = 0; v < V; ++v) {
-            put(head * size + v * LANES, _mm512_mul_ps(load(sums + (head * V + v) * LANES), inverse), mask[v]);
+            put(head * size + v * LANES, load(sums + (head * V + v) * LANES) * inverse, mask[v]);
         }
     }
 }
@@ -200,24 +188,26 @@ inline std::vector<AttentionTask> attention_tasks(const Shape& shape, const std:
 // `put(row, column, x, mask)` takes the results; `uses_amx` says whether AMX may multiply what is in bfloat16 or 8 bits.
 template <class T, class Put>
 void attend(const Shape& shape, const Segment& segment, const AttentionTask& task, Stored<const T> keys,
-            Stored<const T> values, const float* query, int64_t query_stride, AttentionScratch& scratch, bool uses_amx,
-            Put&& put) {
+            Stored<const T> values, const float* query, int64_t query_stride, AttentionScratch& scratch,
+            [[maybe_unused]] bool uses_amx, Put&& put) {
     const Cache<T> key_cache{keys.from_head(task.first_head, shape), shape, segment};
     const Cache<T> value_cache{values.from_head(task.first_head, shape), shape, segment};
     if (segment.num_queries > 1) {
         const QueryTile tile{task.first_head, task.first, task.count, shape.group()};
+#ifdef SARATHI_AMX
         if constexpr (sizeof(T) <= 2) {
             if (uses_amx && shape.head_size % KBLOCK == 0) {
                 return attend_tile<InTiles<T>>(shape, segment, tile, key_cache, value_cache, query, query_stride, scratch,
                                                put);
             }
         }
+#endif
         return attend_tile<InFloats<T>>(shape, segment, tile, key_cache, value_cache, query, query_stride, scratch, put);
     }
     const DecodeTask decode{shape, task.first_head, task.end_head, segment.kv_len - 1};
     const int64_t first_column = task.first_head * shape.group() * shape.head_size;
     const float* q = query + segment.start * query_stride + first_column;
-    const auto put_one = [&](int64_t column, __m512 x, __mmask16 mask) {
+    const auto put_one = [&](int64_t column, Vector x, Mask mask) {
         put(segment.start, first_column + column, x, mask);
     };
     if (shape.head_size <= 2 * LANES) {

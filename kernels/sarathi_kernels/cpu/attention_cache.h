@@ -71,12 +71,19 @@ struct Cache {
 
 // Sixteen entries, times the scale of their head if they have one.
 template <class T>
-__m512 load_entries(const T* from, [[maybe_unused]] const float* scale, __mmask16 mask = 0xFFFF) {
+Vector load_entries(const T* from, [[maybe_unused]] const float* scale, Mask mask = lanes(LANES)) {
     if constexpr (IS_SCALED<T>) {
-        return _mm512_mul_ps(load(from, mask), _mm512_set1_ps(*scale));
+        return load(from, mask) * broadcast(*scale);
     } else {
         return load(from, mask);
     }
+}
+
+// 16 floats of each of 16 queries, scaled. Lanes beyond the last query repeat it: nobody reads their results.
+inline Vector scaled_query(const float* query, int64_t stride, int64_t lane, int64_t count, int64_t i, int64_t size,
+                           float scale) {
+    const float* row = query + std::min(lane, count - 1) * stride;
+    return load(row + i, lanes(size - i)) * broadcast(scale);
 }
 
 // What one thread needs of its own.

@@ -4,8 +4,7 @@
 
 #include <limits>
 
-#include "attention_cache.h"
-#include "products.h"
+#include "attention_amx.h"
 
 namespace sarathi {
 
@@ -18,43 +17,17 @@ struct QueryTile {
     int64_t query(int64_t panel) const { return panel % parts() * PANEL; }  // the panel's first, counted from `first`
 };
 
-// 16 floats of each of 16 queries, scaled. Lanes beyond the last query repeat it: nobody reads their results.
-inline __m512 scaled_query(const float* query, int64_t stride, int64_t lane, int64_t count, int64_t i, int64_t size,
-                           float scale) {
-    const float* row = query + std::min(lane, count - 1) * stride;
-    return _mm512_mul_ps(load(row + i, lanes(size - i)), _mm512_set1_ps(scale));
-}
-
 // [head_size][32]: the right side of keys times queries. `query` is the panel's first, `count` are left from there.
 inline void load_queries(const float* query, int64_t stride, int64_t count, int64_t size, float scale, float* panel) {
     for (int64_t half = 0; half < PANEL; half += LANES) {
         for (int64_t i = 0; i < size; i += LANES) {
-            __m512i rows[LANES];
+            Vector rows[LANES];
             for (int64_t lane = 0; lane < LANES; ++lane) {
-                rows[lane] = _mm512_castps_si512(scaled_query(query, stride, half + lane, count, i, size, scale));
+                rows[lane] = scaled_query(query, stride, half + lane, count, i, size, scale);
             }
             transpose(rows);
             for (int64_t row = 0; row < std::min(LANES, size - i); ++row) {
-                store(panel + (i + row) * PANEL + half, _mm512_castsi512_ps(rows[row]));
-            }
-        }
-    }
-}
-
-// The same as AMX reads it: see `packing.py`.
-inline void load_queries(const float* query, int64_t stride, int64_t count, int64_t size, float scale, bf16* panel) {
-    for (int64_t half = 0; half < PANEL; half += LANES) {
-        for (int64_t i = 0; i < size; i += KBLOCK) {
-            __m512i rows[LANES];
-            for (int64_t lane = 0; lane < LANES; ++lane) {
-                const __m512 left = scaled_query(query, stride, half + lane, count, i, size, scale);
-                const __m512 right = scaled_query(query, stride, half + lane, count, i + LANES, size, scale);
-                rows[lane] = _mm512_inserti64x4(_mm512_castsi256_si512(to_bf16(left)), to_bf16(right), 1);
-            }
-            transpose(rows);
-            bf16* tile = panel + i / KBLOCK * 2 * TILE + half / LANES * TILE;
-            for (int64_t pair = 0; pair < LANES; ++pair) {
-                _mm512_storeu_si512(tile + pair * KBLOCK, rows[pair]);
+                store(panel + (i + row) * PANEL + half, rows[row]);
             }
         }
     }
@@ -74,124 +47,59 @@ void copy_rows(const Cache<T>& from, int64_t first, int64_t count, float* to) {
     }
 }
 
-// Sixteen entries in bfloat16, and thirty-two.
-inline __m256i load_bf16(const bf16* from, const float*) {
-    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
-}
-
-template <class T>
-__m256i load_bf16(const T* from, const float* scale) {
-    return to_bf16(load_entries(from, scale));
-}
-
-template <class T>
-__m512i load_kblock(const T* from, const float* scale) {
-    return _mm512_inserti64x4(_mm512_castsi256_si512(load_bf16(from, scale)), load_bf16(from + LANES, scale), 1);
-}
-
-// Keys as the left side of a product by AMX.
-template <class T>
-void copy_tiles(const Cache<T>& from, int64_t first, int64_t count, bf16* to) {
-    const T* rows[KEY_TILE];
-    const float* scales[KEY_TILE] = {};
-    from.find(first, count, rows);
-    from.find_scales(first, count, scales);
-    for (int64_t i = 0; i < from.shape.head_size; i += KBLOCK) {
-        for (int64_t token = 0; token < count; ++token) {
-            bf16* place = to + in_tiles(token, i, from.shape.head_size);
-            _mm512_storeu_si512(place, load_kblock(rows[token] + i, scales[token]));
-        }
-    }
-}
-
-// Values transposed, [head_size][KEY_TILE]; zero beyond `count` to the end of a tile, as what lies there may be no number.
-template <class T>
-void transpose_tiles(const Cache<T>& from, int64_t first, int64_t count, bf16* to) {
-    const T* rows[KEY_TILE];
-    const float* scales[KEY_TILE] = {};
-    from.find(first, count, rows);
-    from.find_scales(first, count, scales);
-    for (int64_t token = 0; token < count; token += KBLOCK) {
-        for (int64_t i = 0; i < from.shape.head_size; i += LANES) {
-            __m512i pairs[LANES];
-            for (int64_t pair = 0; pair < LANES; ++pair) {
-                const int64_t at = token + 2 * pair;
-                const __m256i low = at < count ? load_bf16(rows[at] + i, scales[at]) : _mm256_setzero_si256();
-                const __m256i high =
-                    at + 1 < count ? load_bf16(rows[at + 1] + i, scales[at + 1]) : _mm256_setzero_si256();
-                pairs[pair] = _mm512_or_si512(_mm512_cvtepu16_epi32(low),
-                                              _mm512_slli_epi32(_mm512_cvtepu16_epi32(high), 16));
-            }
-            transpose(pairs);
-            bf16* tile = to + in_tiles(i, token, KEY_TILE);
-            for (int64_t row = 0; row < LANES; ++row) {
-                _mm512_storeu_si512(tile + row * KBLOCK, pairs[row]);
-            }
-        }
-    }
-}
-
 // Scores that a query must not see become -infinity. Query q is at `position + q`.
 inline void hide(const Shape& shape, float* scores, int64_t first_key, int64_t num_keys, int64_t position) {
-    const __m512 hidden = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
-    const __m512i step = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    for (int64_t half = 0; half < PANEL; half += LANES) {
-        const __m512i at = _mm512_add_epi32(_mm512_set1_epi32(static_cast<int>(position + half)), step);
-        const __m512i from = _mm512_sub_epi32(at, _mm512_set1_epi32(static_cast<int>(shape.window)));
-        for (int64_t key = 0; key < num_keys; ++key) {
-            const __m512i where = _mm512_set1_epi32(static_cast<int>(first_key + key));
-            __mmask16 seen = _mm512_cmple_epi32_mask(where, at);
-            seen &= shape.window ? _mm512_cmpgt_epi32_mask(where, from) : 0xFFFF;
-            float* score = scores + key * PANEL + half;
-            store(score, _mm512_mask_mov_ps(hidden, seen, load(score)));
+    const Vector hidden = broadcast(-std::numeric_limits<float>::infinity());
+    for (int64_t key = 0; key < num_keys; ++key, scores += PANEL) {
+        const int64_t first = first_key + key - position;  // query that sees this key
+        const int64_t end = shape.window ? std::max<int64_t>(0, first + shape.window) : PANEL;
+        for (int64_t query = 0; query < first; query += LANES) {
+            store(scores + query, hidden, lanes(std::min(first, PANEL) - query));
+        }
+        for (int64_t query = end; query < PANEL; query += LANES) {
+            store(scores + query, hidden, lanes(PANEL - query));
         }
     }
 }
 
 // Maxima of scores [keys][32 queries] and of `before`; a score that is no number is passed over.
-inline void find_maxima(const float* scores, int64_t num_keys, const float* before, __m512 (&most)[2]) {
-    __m512 other[2];  // every other key, as a maximum waits for the one before
+inline void find_maxima(const float* scores, int64_t num_keys, const float* before, Vector (&most)[2]) {
+    Vector other[2];  // every other key, as a maximum waits for the one before
     for (int half = 0; half < 2; ++half) {
         most[half] = other[half] = load(before + half * LANES);
     }
     for (int64_t key = 0; key < num_keys; key += 2) {
         const float *first = scores + key * PANEL, *second = scores + std::min(key + 1, num_keys - 1) * PANEL;
         for (int half = 0; half < 2; ++half) {
-            most[half] = _mm512_max_ps(load(first + half * LANES), most[half]);
-            other[half] = _mm512_max_ps(load(second + half * LANES), other[half]);
+            most[half] = max(load(first + half * LANES), most[half]);
+            other[half] = max(load(second + half * LANES), other[half]);
         }
     }
     for (int half = 0; half < 2; ++half) {
-        most[half] = _mm512_max_ps(most[half], other[half]);
+        most[half] = max(most[half], other[half]);
     }
 }
 
 // What the softmax leaves of two keys' scores takes their place.
-inline void put_weights(float* scores, int64_t key, int half, __m512 first, __m512 second, bool has_second) {
+inline void put_weights(float* scores, int64_t key, int half, Vector first, Vector second, bool has_second) {
     store(scores + key * PANEL + half * LANES, first);
     if (has_second) {
         store(scores + (key + 1) * PANEL + half * LANES, second);
     }
 }
 
-// Or lies beside them, as AMX reads it.
-inline void put_weights(bf16* weights, int64_t key, int half, __m512 first, __m512 second, bool) {
-    bf16* tile = weights + key / KBLOCK * 2 * TILE + half * TILE;
-    _mm512_storeu_si512(tile + key % KBLOCK / 2 * KBLOCK, to_bf16_pairs(first, second));
-}
-
 // Scales what was gathered under older maxima to the new. Until a maximum has grown much the old one does: it cancels out.
-inline void renew_maxima(int half, __m512 most, int64_t head_size, float* maxima, float* totals, float* sums) {
-    const __m512 before = load(maxima + half * LANES), much = _mm512_set1_ps(8.0f);
-    if (_mm512_cmp_ps_mask(_mm512_sub_ps(most, before), much, _CMP_LE_OQ) == 0xFFFF) {
+inline void renew_maxima(int half, Vector most, int64_t head_size, float* maxima, float* totals, float* sums) {
+    const Vector before = load(maxima + half * LANES);
+    if (!exceeds(most - before, broadcast(8.0f))) {
         return;
     }
-    const __m512 kept = power_of_two<6>(_mm512_sub_ps(before, most));
+    const Vector kept = power_of_two<6>(before - most);
     store(maxima + half * LANES, most);
-    store(totals + half * LANES, _mm512_mul_ps(load(totals + half * LANES), kept));
+    store(totals + half * LANES, load(totals + half * LANES) * kept);
     for (int64_t i = 0; i < head_size; ++i) {
         float* sum = sums + i * PANEL + half * LANES;
-        store(sum, _mm512_mul_ps(load(sum), kept));
+        store(sum, load(sum) * kept);
     }
 }
 
@@ -201,7 +109,7 @@ template <class T>
 void soften(const float* scores, int64_t num_keys, int64_t head_size, float* maxima, float* totals, float* sums,
             T* weights) {
     constexpr int DEGREE = sizeof(T) == 2 ? 4 : 6;
-    __m512 most[2], total[2];
+    Vector most[2], total[2];
     find_maxima(scores, num_keys, maxima, most);
     for (int half = 0; half < 2; ++half) {
         renew_maxima(half, most[half], head_size, maxima, totals, sums);
@@ -212,12 +120,12 @@ void soften(const float* scores, int64_t num_keys, int64_t head_size, float* max
         const bool has_second = key + 1 < num_keys;
         for (int half = 0; half < 2; ++half) {
             const float* score = scores + key * PANEL + half * LANES;
-            const __m512 first = power_of_two<DEGREE>(_mm512_sub_ps(load(score), most[half]));
-            __m512 second = _mm512_setzero_ps();
+            const Vector first = power_of_two<DEGREE>(load(score) - most[half]);
+            Vector second = broadcast(0.0f);
             if (has_second) {
-                second = power_of_two<DEGREE>(_mm512_sub_ps(load(score + PANEL), most[half]));
+                second = power_of_two<DEGREE>(load(score + PANEL) - most[half]);
             }
-            total[half] = _mm512_add_ps(total[half], _mm512_add_ps(first, second));
+            total[half] = total[half] + (first + second);
             put_weights(weights, key, half, first, second, has_second);
         }
     }
@@ -243,44 +151,20 @@ struct InFloats {
     static float* weights(AttentionScratch& scratch) { return scratch.scores.data(); }
 };
 
-// How bfloat16 is multiplied by AMX, from keys and values that are or become it; heads have a multiple of 32 entries.
-template <class T>
-struct InTiles {
-    using Element = bf16;
-    static void load_keys(const Cache<T>& keys, int64_t first, int64_t count, bf16* to) {
-        copy_tiles(keys, first, count, to);
-    }
-    static void load_values(const Cache<T>& values, int64_t first, int64_t count, bf16* to) {
-        transpose_tiles(values, first, count, to);
-    }
-    static void score(const bf16* keys, int64_t num_keys, const bf16* queries, int64_t size, float* scores) {
-        multiply_tiles(keys, size, queries, size, num_keys, scores, false, false);
-    }
-    static void add(const bf16* values, bf16* weights, int64_t num_keys, int64_t size, float* sums) {
-        const int64_t whole = (num_keys + KBLOCK - 1) / KBLOCK * KBLOCK;
-        for (int64_t key = (num_keys + 1) / 2 * 2; key < whole; key += 2) {
-            put_weights(weights, key, 0, _mm512_setzero_ps(), _mm512_setzero_ps(), true);
-            put_weights(weights, key, 1, _mm512_setzero_ps(), _mm512_setzero_ps(), true);
-        }
-        multiply_tiles(values, KEY_TILE, weights, whole, size, sums, true, false);
-    }
-    static bf16* weights(AttentionScratch& scratch) { return reinterpret_cast<bf16*>(scratch.weights.data()); }
-};
-
 // Hands out the queries' results, divided by their totals.
 template <class Put>
 void put_sums(const float* sums, const float* totals, int64_t size, int64_t count, int64_t row, int64_t column, Put&& put) {
     for (int64_t half = 0; half < std::min(PANEL, count); half += LANES) {
-        const __m512 inverse = _mm512_div_ps(_mm512_set1_ps(1.0f), load(totals + half));
+        const Vector inverse = broadcast(1.0f) / load(totals + half);
         for (int64_t i = 0; i < size; i += LANES) {
-            __m512i rows[LANES];
+            Vector rows[LANES];
             for (int64_t at = 0; at < LANES; ++at) {
                 const float* sum = sums + std::min(i + at, size - 1) * PANEL + half;
-                rows[at] = _mm512_castps_si512(_mm512_mul_ps(load(sum), inverse));
+                rows[at] = load(sum) * inverse;
             }
             transpose(rows);
             for (int64_t lane = 0; lane < std::min(LANES, count - half); ++lane) {
-                put(row + half + lane, column + i, _mm512_castsi512_ps(rows[lane]), lanes(size - i));
+                put(row + half + lane, column + i, rows[lane], lanes(size - i));
             }
         }
     }

@@ -46,7 +46,7 @@ void put_all(const float* x, int64_t rows, int64_t width, bool as_bf16, Inputs& 
     inputs.reserve(rows, width, as_bf16);
     for (int64_t row = 0; row < rows; ++row) {
         for (int64_t i = 0; i < width; i += LANES) {
-            const __mmask16 mask = lanes(width - i);
+            const Mask mask = lanes(width - i);
             inputs.put(row, i, load(x + row * width + i, mask), mask);
         }
     }
@@ -74,7 +74,7 @@ void attend_all(const Shape& shape, const std::vector<Segment>& segments, const 
     run([&](int thread) {
         AttentionScratch& scratch = scratches[thread];
         scratch.reserve(shape, longest);
-        const auto put = [&](int64_t row, int64_t column, __m512 x, __mmask16 mask) {
+        const auto put = [&](int64_t row, int64_t column, Vector x, Mask mask) {
             store(out + row * stride + column, x, mask);
         };
         pool->share(static_cast<int64_t>(tasks.size()), [&](int64_t index) {
@@ -181,14 +181,14 @@ void sarathi_greedy(const float* logits, int64_t rows, int64_t width, int64_t na
     run([&](int) {
         pool->share(rows, [&](int64_t row) {
             const float* of_row = logits + row * width;
-            __m512 most = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
-            __mmask16 nan = 0;
+            Vector most = broadcast(-std::numeric_limits<float>::infinity());
+            uint32_t nan = 0;
             for (int64_t i = 0; i < width; i += LANES) {
-                const __m512 x = _mm512_mask_loadu_ps(most, lanes(width - i), of_row + i);
-                nan |= _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-                most = _mm512_max_ps(x, most);
+                const Vector x = load(of_row + i, lanes(width - i), most);
+                nan |= nan_lanes(x);
+                most = max(x, most);
             }
-            const float maximum = _mm512_reduce_max_ps(most);
+            const float maximum = reduce_max(most);
             out[row] = nan ? nan_token : std::find(of_row, of_row + width, maximum) - of_row;
         });
     }, false);

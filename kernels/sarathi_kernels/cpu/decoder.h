@@ -103,7 +103,7 @@ struct Decoder {
             for (int64_t row = task * 8; row < std::min(batch.num_tokens, task * 8 + 8); ++row) {
                 const T* from = static_cast<const T*>(model.embedding) + batch.token_ids[row] * model.hidden_size;
                 for (int64_t i = 0; i < model.hidden_size; i += LANES) {
-                    const __mmask16 mask = lanes(model.hidden_size - i);
+                    const Mask mask = lanes(model.hidden_size - i);
                     store(hidden.data() + row * model.hidden_size + i, load(from + i, mask), mask);
                 }
             }
@@ -128,7 +128,7 @@ struct Decoder {
                 for (int64_t i = 0; i < rotated; ++i) {
                     const Norm& norm = i < shape.num_heads ? layer.query_norm : layer.key_norm;
                     if (norm.weight) {
-                        norm_row(head + i * size, size, norm, [&](int64_t column, __m512 y, __mmask16 mask) {
+                        norm_row(head + i * size, size, norm, [&](int64_t column, Vector y, Mask mask) {
                             store(head + i * size + column, y, mask);
                         });
                     }
@@ -186,7 +186,7 @@ struct Decoder {
             const Segment& segment = segments[task.segment];
             attend<T>(shape, segment, task, {keys.data, keys.scales}, {values.data, values.scales}, heads.data(),
                       heads_width(), scratches[thread], model.is_bf16 && uses_amx,
-                   [&](int64_t row, int64_t column, __m512 x, __mmask16 mask) { attended.put(row, column, x, mask); });
+                   [&](int64_t row, int64_t column, Vector x, Mask mask) { attended.put(row, column, x, mask); });
         });
     }
 };

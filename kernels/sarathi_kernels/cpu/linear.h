@@ -43,7 +43,7 @@ struct Inputs {
             std::copy_n(halves(row, column), KBLOCK, to.halves(at, column));
         }
     }
-    void put(int64_t row, int64_t column, __m512 x, __mmask16 mask) {
+    void put(int64_t row, int64_t column, Vector x, Mask mask) {
         if (!is_bf16) {
             store(floats(row) + column, x, mask);
         } else if (column % LANES == 0) {
@@ -51,10 +51,8 @@ struct Inputs {
         } else {  // may go on in the next tile
             bf16 values[LANES];
             store(values, x);
-            for (int64_t i = 0; i < LANES; ++i) {
-                if (mask >> i & 1) {
-                    *halves(row, column + i) = values[i];
-                }
+            for (int64_t i = 0; i < count_of(mask); ++i) {
+                *halves(row, column + i) = values[i];
             }
         }
     }
@@ -71,16 +69,17 @@ inline void multiply_panel(Inputs& inputs, int64_t first, int64_t end, const Lin
         multiply_tiles(inputs.halves(first), inputs.width, static_cast<const bf16*>(weight), k, end - first, sums,
                        false, true);
     } else if (is_bf16) {
-        multiply_rows_bf16(inputs.floats(first), inputs.stride(), static_cast<const bf16*>(weight), k, end - first, sums);
+        multiply_rows<false, true>(inputs.floats(first), inputs.stride(), 1, static_cast<const bf16*>(weight), k,
+                                   end - first, sums);
     } else {
         multiply_rows<false, true>(inputs.floats(first), inputs.stride(), 1, static_cast<const float*>(weight), k,
                                    end - first, sums);
     }
     for (int64_t half = 0; linear.bias && half < PANEL; half += LANES) {
-        const __m512 bias = load(linear.bias + panel * PANEL + half);
+        const Vector bias = load(linear.bias + panel * PANEL + half);
         for (int64_t row = 0; row < end - first; ++row) {
             float* of_row = sums + row * PANEL + half;
-            store(of_row, _mm512_add_ps(load(of_row), bias));
+            store(of_row, load(of_row) + bias);
         }
     }
 }
@@ -123,25 +122,24 @@ inline void multiply_to(Inputs& inputs, Groups groups, const Linear& linear, boo
     multiply_all(inputs, groups, linear, columns, is_bf16, [&](int64_t row, int64_t panel, const float* sums) {
         for (int64_t column = panel * PANEL; column < std::min((panel + 1) * PANEL, columns); column += LANES) {
             float* to = out + row * stride + column;
-            const __mmask16 mask = lanes(columns - column);
-            const __m512 sum = load(sums + column - panel * PANEL);
-            store(to, adds ? _mm512_add_ps(load(to, mask), sum) : sum, mask);
+            const Mask mask = lanes(columns - column);
+            const Vector sum = load(sums + column - panel * PANEL);
+            store(to, adds ? load(to, mask) + sum : sum, mask);
         }
     });
 }
 
-inline __m512 sigmoid_times(__m512 x, __m512 z) {  // x / (1 + e^-z)
-    const __m512 one = _mm512_set1_ps(1.0f);
-    return _mm512_div_ps(x, _mm512_add_ps(one, exponential(_mm512_sub_ps(_mm512_setzero_ps(), z))));
+inline Vector sigmoid_times(Vector x, Vector z) {  // x / (1 + e^-z)
+    return x / (broadcast(1.0f) + exponential(-z));
 }
 
-inline __m512 activate(__m512 x, int32_t activation) {
+inline Vector activate(Vector x, int32_t activation) {
     if (activation == SILU) {
         return sigmoid_times(x, x);
     }
     if (activation == GELU_TANH) {  // x/2 (1 + tanh u) = x / (1 + e^-2u)
-        const __m512 cube = _mm512_mul_ps(_mm512_mul_ps(x, x), _mm512_mul_ps(x, _mm512_set1_ps(0.044715f)));
-        return sigmoid_times(x, _mm512_mul_ps(_mm512_add_ps(x, cube), _mm512_set1_ps(2 * 0.7978845608f)));
+        const Vector cube = x * x * (x * broadcast(0.044715f));
+        return sigmoid_times(x, (x + cube) * broadcast(2 * 0.7978845608f));
     }
     alignas(64) float values[LANES];
     store(values, x);
@@ -159,9 +157,9 @@ inline void expand(Inputs& inputs, Groups groups, const Linear& up, const Model&
     const int64_t columns = (width + per_panel - 1) / per_panel * PANEL;
     multiply_all(inputs, groups, up, columns, model.is_bf16, [&](int64_t row, int64_t panel, const float* sums) {
         for (int64_t column = 0; column < per_panel; column += LANES) {
-            __m512 x = activate(load(sums + column), model.activation);
-            x = model.is_gated ? _mm512_mul_ps(x, load(sums + LANES)) : x;
-            x = gates ? sigmoid_times(x, _mm512_set1_ps(gates[row])) : x;
+            Vector x = activate(load(sums + column), model.activation);
+            x = model.is_gated ? x * load(sums + LANES) : x;
+            x = gates ? sigmoid_times(x, broadcast(gates[row])) : x;
             out.put(row, panel * per_panel + column, x, lanes(width - panel * per_panel - column));
         }
     });

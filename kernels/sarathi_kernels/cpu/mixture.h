@@ -79,11 +79,11 @@ struct Mixture {
         multiply_to(expanded, groups, layer.expert_down, model.is_bf16, results.data(), size, false);
         share_rows([&](int64_t row) {
             for (int64_t column = 0; column < size; column += LANES) {
-                const __mmask16 mask = lanes(size - column);
-                __m512 sum = load(out + row * size + column, mask);
+                const Mask mask = lanes(size - column);
+                Vector sum = load(out + row * size + column, mask);
                 for (int64_t i = row * count; i < (row + 1) * count; ++i) {
-                    const __m512 result = load(&results[places[i] * size + column], mask);
-                    sum = _mm512_fmadd_ps(_mm512_set1_ps(shares[i]), result, sum);
+                    const Vector result = load(&results[places[i] * size + column], mask);
+                    sum = fma(broadcast(shares[i]), result, sum);
                 }
                 store(out + row * size + column, sum, mask);
             }

@@ -2,8 +2,6 @@
 // operations, and two runtimes that spin on the same cores slow each other down.
 #pragma once
 
-#include <immintrin.h>
-
 #ifdef __linux__
 #include <pthread.h>
 #endif
@@ -52,6 +50,15 @@ class Bound {
     cpu_set_t before_;
 #endif
 };
+
+// Leaves the core's units to others while waiting.
+inline void relax() {
+#ifdef __x86_64__
+    __builtin_ia32_pause();
+#else
+    asm volatile("yield");
+#endif
+}
 
 class Pool {
   public:
@@ -125,7 +132,7 @@ class Pool {
         own_part_ = nodes_[id];
         for (int seen = 0;;) {
             for (int spin = 0; runs_.load(std::memory_order_acquire) == seen && spin < SPINS_BETWEEN_RUNS; ++spin) {
-                _mm_pause();
+                relax();
             }
             runs_.wait(seen);
             ++seen;
@@ -149,7 +156,7 @@ class Pool {
             return;
         }
         for (int spin = 0; epoch_.load(std::memory_order_acquire) == epoch && spin < SPINS_IN_PHASE; ++spin) {
-            _mm_pause();
+            relax();
         }
         epoch_.wait(epoch);
     }

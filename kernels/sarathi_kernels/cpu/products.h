@@ -7,8 +7,11 @@
 
 namespace sarathi {
 
-constexpr int64_t PANEL = 32;  // columns of a packed matrix that are computed together
-constexpr int64_t ROWS = 12;   // of a product kept in registers: 24 sums, two weights, one input
+#if defined(__AMX_BF16__) && defined(__AVX512BF16__)
+#define SARATHI_AMX
+#endif
+
+constexpr int64_t PANEL = 32;  // columns of a packed matrix that lie together
 constexpr int64_t KBLOCK = 32;  // inputs that one AMX tile holds
 constexpr int64_t TILE = LANES * KBLOCK;
 
@@ -18,7 +21,38 @@ struct Ahead {
     int64_t lines = 0;  // at a time
     void fetch() {
         for (int64_t line = 0; line < lines; ++line, next += 64) {
-            _mm_prefetch(next, _MM_HINT_T1);
+            __builtin_prefetch(next, 0, 2);
+        }
+    }
+};
+
+// How many vectors of columns M rows of a product take at a time, for their sums to be kept in registers.
+template <int M>
+inline constexpr int WIDTH = M * 2 <= SUMS ? 2 : 1;
+
+// The sums of M rows and WIDTH vectors, which are `load`ed from `out` or zero at first, and stored there.
+template <int M, bool Accumulates = false>
+struct Sums {
+    Vector of[M][WIDTH<M>];
+    explicit Sums(const float* out) {
+#pragma GCC unroll 16
+        for (int m = 0; m < M; ++m) {
+            for (int v = 0; v < WIDTH<M>; ++v) {
+                of[m][v] = Accumulates ? load(out + m * PANEL + v * LANES) : broadcast(0.0f);
+            }
+        }
+    }
+    void add(int m, float x, const Vector (&weights)[WIDTH<M>]) {
+        for (int v = 0; v < WIDTH<M>; ++v) {
+            of[m][v] = fma(broadcast(x), weights[v], of[m][v]);
+        }
+    }
+    void store_to(float* out) const {
+#pragma GCC unroll 16
+        for (int m = 0; m < M; ++m) {
+            for (int v = 0; v < WIDTH<M>; ++v) {
+                store(out + m * PANEL + v * LANES, of[m][v]);
+            }
         }
     }
 };
@@ -26,57 +60,45 @@ struct Ahead {
 // out[m][0..32) = sum over k of a[m row_stride + k k_stride] * b[k][0..32), added to what is there if `Accumulates`.
 template <int M, bool Accumulates>
 inline void multiply(const float* a, int64_t row_stride, int64_t k_stride, const float* b, int64_t k, float* out) {
-    __m512 sum[M][2];
+    for (int64_t column = 0; column < PANEL; column += WIDTH<M> * LANES) {
+        Sums<M, Accumulates> sums(out + column);
+        const float *inputs = a, *panel = b + column;
+        for (int64_t i = 0; i < k; ++i, panel += PANEL, inputs += k_stride) {
+            Vector weights[WIDTH<M>];
+            for (int v = 0; v < WIDTH<M>; ++v) {
+                weights[v] = load(panel + v * LANES);
+                __builtin_prefetch(panel + 16 * PANEL + v * LANES);
+            }
 #pragma GCC unroll 16
-    for (int m = 0; m < M; ++m) {
-        sum[m][0] = Accumulates ? load(out + m * PANEL) : _mm512_setzero_ps();
-        sum[m][1] = Accumulates ? load(out + m * PANEL + LANES) : _mm512_setzero_ps();
-    }
-    for (int64_t i = 0; i < k; ++i, b += PANEL, a += k_stride) {
-        const __m512 left = _mm512_loadu_ps(b), right = _mm512_loadu_ps(b + LANES);
-        _mm_prefetch(reinterpret_cast<const char*>(b + 16 * PANEL), _MM_HINT_T0);
-        _mm_prefetch(reinterpret_cast<const char*>(b + 16 * PANEL + LANES), _MM_HINT_T0);
-#pragma GCC unroll 16
-        for (int m = 0; m < M; ++m) {
-            const __m512 x = _mm512_set1_ps(a[m * row_stride]);
-            sum[m][0] = _mm512_fmadd_ps(x, left, sum[m][0]);
-            sum[m][1] = _mm512_fmadd_ps(x, right, sum[m][1]);
+            for (int m = 0; m < M; ++m) {
+                sums.add(m, inputs[m * row_stride], weights);
+            }
         }
-    }
-#pragma GCC unroll 16
-    for (int m = 0; m < M; ++m) {
-        store(out + m * PANEL, sum[m][0]);
-        store(out + m * PANEL + LANES, sum[m][1]);
+        sums.store_to(out + column);
     }
 }
 
 // The same with weights of bfloat16: pairs of inputs lie together, each pair for 16 columns (see `packing.py`).
-template <int M>
-inline void multiply_bf16(const float* a, int64_t row_stride, const bf16* b, int64_t k, float* out) {
-    __m512 sum[M][2];
+template <int M, bool Accumulates>
+inline void multiply(const float* a, int64_t row_stride, int64_t k_stride, const bf16* b, int64_t k, float* out) {
+    for (int64_t column = 0; column < PANEL; column += WIDTH<M> * LANES) {
+        Sums<M, Accumulates> sums(out + column);
+        const float* inputs = a;
+        for (int64_t i = 0; i < k; i += 2, inputs += 2 * k_stride) {
+            const bf16* pairs = b + i / KBLOCK * KBLOCK * PANEL + i % KBLOCK * LANES + column * KBLOCK;
+            Vector first[WIDTH<M>], second[WIDTH<M>];
+            for (int v = 0; v < WIDTH<M>; ++v) {
+                const Vector both = load(reinterpret_cast<const float*>(pairs + v * TILE));
+                first[v] = first_of_pairs(both);
+                second[v] = second_of_pairs(both);
+            }
 #pragma GCC unroll 16
-    for (int m = 0; m < M; ++m) {
-        sum[m][0] = sum[m][1] = _mm512_setzero_ps();
-    }
-    const __m512i high = _mm512_set1_epi32(static_cast<int>(0xFFFF0000));
-    for (int64_t i = 0; i < k; i += 2) {
-        const bf16* pairs = b + i / KBLOCK * KBLOCK * PANEL + i % KBLOCK * LANES;
-        const __m512i left = _mm512_loadu_si512(pairs), right = _mm512_loadu_si512(pairs + KBLOCK * LANES);
-        const __m512 left0 = _mm512_castsi512_ps(_mm512_slli_epi32(left, 16));
-        const __m512 left1 = _mm512_castsi512_ps(_mm512_and_epi32(left, high));
-        const __m512 right0 = _mm512_castsi512_ps(_mm512_slli_epi32(right, 16));
-        const __m512 right1 = _mm512_castsi512_ps(_mm512_and_epi32(right, high));
-#pragma GCC unroll 16
-        for (int m = 0; m < M; ++m) {
-            const __m512 x0 = _mm512_set1_ps(a[m * row_stride + i]), x1 = _mm512_set1_ps(a[m * row_stride + i + 1]);
-            sum[m][0] = _mm512_fmadd_ps(x1, left1, _mm512_fmadd_ps(x0, left0, sum[m][0]));
-            sum[m][1] = _mm512_fmadd_ps(x1, right1, _mm512_fmadd_ps(x0, right0, sum[m][1]));
+            for (int m = 0; m < M; ++m) {
+                sums.add(m, inputs[m * row_stride], first);
+                sums.add(m, inputs[m * row_stride + k_stride], second);
+            }
         }
-    }
-#pragma GCC unroll 16
-    for (int m = 0; m < M; ++m) {
-        store(out + m * PANEL, sum[m][0]);
-        store(out + m * PANEL + LANES, sum[m][1]);
+        sums.store_to(out + column);
     }
 }
 
@@ -86,7 +108,7 @@ inline int64_t in_tiles(int64_t row, int64_t column, int64_t width) {
     return (row / LANES * (width / KBLOCK) + column / KBLOCK) * TILE + row % LANES * KBLOCK + column % KBLOCK;
 }
 
-#ifdef __AMX_BF16__
+#ifdef SARATHI_AMX
 constexpr bool HAS_AMX = true;
 
 // All eight tiles hold 16 rows of 64 bytes; whoever multiplies with them says so first, on its own thread.
@@ -113,7 +135,7 @@ inline void multiply_tile_row(const bf16* a, const bf16* b, int64_t count, float
     }
     for (int64_t i = 0; i < count; ++i, a += TILE, b += 2 * TILE) {
         for (int64_t line = 0; line < 2 * TILE; line += 32) {
-            _mm_prefetch(reinterpret_cast<const char*>(b + FAR + line), _MM_HINT_T0);
+            __builtin_prefetch(b + FAR + line);
         }
         _tile_loadd(4, a, 64);
         _tile_loadd(6, b, 64);
@@ -201,27 +223,16 @@ inline void with_rows(int64_t rows, Call&& call) {
 
 // `rows` of a product, as many at a time as registers hold, in parts as equal as can be.
 // What follows `b` in memory is next if it streams.
-template <bool Accumulates, bool Streams = false>
-inline void multiply_rows(const float* a, int64_t row_stride, int64_t k_stride, const float* b, int64_t k, int64_t rows,
+template <bool Accumulates, bool Streams = false, class T>
+inline void multiply_rows(const float* a, int64_t row_stride, int64_t k_stride, const T* b, int64_t k, int64_t rows,
                           float* out) {
-    const int64_t parts = (rows + ROWS - 1) / ROWS, lines = k * PANEL * 4 / 64;
+    const int64_t parts = (rows + ROWS - 1) / ROWS, lines = k * PANEL * static_cast<int64_t>(sizeof(T)) / 64;
     Ahead ahead{reinterpret_cast<const char*>(b + k * PANEL), Streams && parts > 1 ? (lines + parts - 1) / parts : 0};
     for (int64_t part = 0, row = 0; part < parts; ++part) {
         ahead.fetch();
         const int64_t end = (part + 1) * rows / parts;
         with_rows<ROWS>(end - row, [&]<int M>() {
             multiply<M, Accumulates>(a + row * row_stride, row_stride, k_stride, b, k, out + row * PANEL);
-        });
-        row = end;
-    }
-}
-
-inline void multiply_rows_bf16(const float* a, int64_t row_stride, const bf16* b, int64_t k, int64_t rows, float* out) {
-    const int64_t parts = (rows + ROWS - 1) / ROWS;
-    for (int64_t part = 0, row = 0; part < parts; ++part) {
-        const int64_t end = (part + 1) * rows / parts;
-        with_rows<ROWS>(end - row, [&]<int M>() {
-            multiply_bf16<M>(a + row * row_stride, row_stride, b, k, out + row * PANEL);
         });
         row = end;
     }
@@ -234,33 +245,25 @@ constexpr bool HAS_PAIRS = true;
 template <int M>
 inline void multiply_pairs(const bf16* a, const bf16* b, int64_t count, float* out) {
     constexpr int64_t FAR = 4 * TILE;  // ahead of what is read
-    __m512 sum[M][2];
-#pragma GCC unroll 8
-    for (int m = 0; m < M; ++m) {
-        sum[m][0] = sum[m][1] = _mm512_setzero_ps();
-    }
+    Sums<M> sums(out);
     for (int64_t i = 0; i < count; ++i, a += TILE, b += 2 * TILE) {
         for (int64_t pair = 0; pair < KBLOCK / 2; ++pair) {
             const bf16* of_pair = b + pair * 2 * LANES;
             const __m512bh left = (__m512bh)_mm512_loadu_si512(of_pair);
             const __m512bh right = (__m512bh)_mm512_loadu_si512(of_pair + TILE);
-            _mm_prefetch(reinterpret_cast<const char*>(of_pair + FAR), _MM_HINT_T0);
-            _mm_prefetch(reinterpret_cast<const char*>(of_pair + FAR + TILE), _MM_HINT_T0);
+            __builtin_prefetch(of_pair + FAR);
+            __builtin_prefetch(of_pair + FAR + TILE);
 #pragma GCC unroll 8
             for (int m = 0; m < M; ++m) {
                 int32_t both;
                 std::memcpy(&both, a + m * KBLOCK + pair * 2, sizeof both);
                 const __m512bh x = (__m512bh)_mm512_set1_epi32(both);
-                sum[m][0] = _mm512_dpbf16_ps(sum[m][0], x, left);
-                sum[m][1] = _mm512_dpbf16_ps(sum[m][1], x, right);
+                sums.of[m][0] = _mm512_dpbf16_ps(sums.of[m][0], x, left);
+                sums.of[m][1] = _mm512_dpbf16_ps(sums.of[m][1], x, right);
             }
         }
     }
-#pragma GCC unroll 8
-    for (int m = 0; m < M; ++m) {
-        store(out + m * PANEL, sum[m][0]);
-        store(out + m * PANEL + LANES, sum[m][1]);
-    }
+    sums.store_to(out);
 }
 
 inline void multiply_rows_pairs(const bf16* a, int64_t width, const bf16* b, int64_t k, int64_t rows, float* out) {

@@ -20,6 +20,7 @@ from sarathi_lab.model.spec import Linear, ModelSpec
 
 # Products whose partial sums are added over the devices (Megatron-LM).
 CUT_BY_ROWS = ("out_proj", "ffn_down", "shared_down")
+WHOLE = ("router", "shared_gate")  # on every device, which chooses the same experts
 ALL_REDUCES = 2  # a layer: a shared expert's sums are added to those of the others before
 NORMS = 2  # a layer
 
@@ -131,6 +132,8 @@ class AnalyticOperations:
     def share_of(self, linear: Linear) -> tuple[int, int]:
         """Rows and columns of a weight on one device: cut by those that save sends."""
         rows, columns = linear.in_features, linear.out_features
+        if linear.name in WHOLE:
+            return rows, columns
         if linear.name in CUT_BY_ROWS:
             return math.ceil(rows / self.parallel.tensor), columns
         return rows, math.ceil(columns / self.parallel.tensor)

@@ -84,8 +84,9 @@ class PipelineExecutor(SimulatedExecutor):
 
     `stage_times` gives a batch's seconds on each stage, `send_time` those between two stages, which
     keep none busy. A stage starts a micro-batch when it has it and is done with the previous one,
-    the first not before its submission. A single stage may have `num_layers` that prompts pass in
-    groups. Raises UserError for less than one stage.
+    the first not before its submission, and `turnaround` seconds after both where the host that
+    collects, schedules and submits is its own. A single stage may have `num_layers` that prompts
+    pass in groups. Raises UserError for less than one stage.
     """
 
     def __init__(
@@ -94,12 +95,14 @@ class PipelineExecutor(SimulatedExecutor):
         stage_times: Callable[[Batch], Sequence[float]],
         send_time: Callable[[Batch], float] = lambda batch: 0.0,
         num_layers: int | None = None,
+        turnaround: float = 0.0,
     ) -> None:
         self.num_layers = num_layers if num_stages == 1 else None
         fix = "use the number of pipeline stages, such as 8"
         self.capacity = require_int("num_stages", num_stages, 1, fix)
         self._stage_times = stage_times
         self._send_time = send_time
+        self._turnaround = turnaround
         self.start()
 
     def start(self) -> None:
@@ -136,7 +139,7 @@ class PipelineExecutor(SimulatedExecutor):
         """When each stage starts and ends the micro-batch that is submitted now."""
         spans = []
         free_at = self._free_at or [0.0] * self.capacity
-        ready = self.now
+        ready = max(self.now, free_at[0]) + self._turnaround
         for duration, free in zip(seconds, free_at, strict=True):
             start = max(ready, free)
             spans.append((start, start + duration))

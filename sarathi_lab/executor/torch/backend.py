@@ -55,8 +55,8 @@ class TorchBackend:
     device in attention. `threads` compute on a CPU; None: as many as torch takes. `profile` looks
     into iterations (`watching`). `weights="fp8"` has weights and activations of the layers'
     products in 8 bits, which a CPU emulates. `tensor_parallel` devices share a layer,
-    `pipeline_parallel` stages the layers, each device with a process of its own (`ranks`). Raises
-    UserError for what is not there.
+    `pipeline_parallel` stages the layers, each device with a process of its own (`ranks`), and of
+    `rank_timeout` seconds to make progress in. Raises UserError for what is not there.
     """
 
     name: ClassVar[str] = "torch"
@@ -74,6 +74,7 @@ class TorchBackend:
     weights: WeightDtype = "auto"
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
+    rank_timeout: int = 300
 
     def __post_init__(self) -> None:
         _ = self._dtype  # a device that is not there is refused at once

@@ -94,10 +94,8 @@ def draw(look: Look, points: pd.DataFrame, *, is_all: bool = False) -> Figure:
     sources = _source_bars(shown) if look.is_bars else _source_lines(shown, lines)
     keys: list[Artist] = [
         Line2D([], [], color=colour, marker=marker, linewidth=1.0, label=look.series_name(name))
-        for name, (colour, marker) in styles.items()
+        for name, (colour, marker) in ({} if look.is_bars else styles).items()
     ]
-    if look.is_bars:
-        keys = []
     notes = [*textwrap.wrap(left_out, int(11 * width)), *([look.legend] if keys else [])]
     widest = max(len(str(key.get_label())) for key in keys + sources)
     columns = max(1, int(width / (0.7 + 0.075 * widest)))
@@ -200,7 +198,9 @@ def _scales(ax: Axes, points: pd.DataFrame, look: Look) -> None:
     if look.log_x and points.x.min() > 0:
         ax.set_xscale("log", base=2)
         ax.xaxis.set_major_formatter("{x:g}")
-    elif len(xs := np.unique(points.x)) <= MOST_TICKS and not _collide(xs):
+    elif len(xs := np.unique(points.x)) <= MOST_TICKS and (
+        len(xs) < 2 or np.diff(xs).min() >= NEAREST * np.ptp(xs)  # else names lie over each other
+    ):
         ax.set_xticks(xs, [f"{x:g}" for x in xs])
     elif (xs == xs.round()).all():
         ax.xaxis.set_major_locator(MaxNLocator(7, integer=True))
@@ -209,11 +209,6 @@ def _scales(ax: Axes, points: pd.DataFrame, look: Look) -> None:
         tick_in_steps(ax.yaxis)
     elif points.y.min() > 0 and points.y.max() > 2 * points.y.min():
         ax.set_ylim(bottom=0)  # heights are read; what lies close together is not
-
-
-def _collide(xs: np.ndarray) -> bool:
-    """Whether their names would lie over each other."""
-    return len(xs) > 1 and float(np.diff(xs).min()) < NEAREST * float(np.ptp(xs))
 
 
 def _bars(ax: Axes, points: pd.DataFrame, devices: Sequence[str]) -> None:

@@ -17,14 +17,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from sarathi_lab.results.plots.style import (
-    WIDTH,
-    colours,
-    finished,
-    marker,
-    panels,
-    tick_in_steps,
-)
+from sarathi_lab.results.plots.style import WIDTH, colours, finished, marker, panels, tick_in_steps
 
 GAPS, TBT, TTFT, CAPACITY = "longest gap", "TBT P99", "TTFT P50", "capacity"
 PAPER = "paper"

@@ -51,7 +51,7 @@ class SweepPanel:
         by = list(dict.fromkeys([*by, "policy"]))
         table = swept.medians(shown, by, self.name)
         ends = ["median", "low", "high"]
-        table[ends] *= self._factor
+        table[ends] *= 1.0 if self._is_long else factor(self.name)
         if self.name == "decode_time_marginal":  # a difference of times that may be equal
             table.loc[table["median"] <= 0, ends] = math.nan
         columns = [one for one in by if one != self.axis.x]
@@ -66,18 +66,15 @@ class SweepPanel:
         is_time = "_vs_" not in self.name and factor(self.name) == MILLISECONDS
         return is_time and float(self.runs[self.name].max()) > LONG
 
-    @property
-    def _factor(self) -> float:
-        return 1.0 if self._is_long else factor(self.name)
-
     def _labels(self, series: pd.DataFrame) -> list[str]:
-        return [self._label(row) for _, row in series.map(text).iterrows()]
-
-    def _label(self, row: pd.Series) -> str:
-        named = {str(key): value for key, value in row.items() if value != "-"}
-        parts = [named.pop("policy")] if self.axis.hue == "policy" else []
-        named.pop("policy", None)
-        return ", ".join([*parts, *(f"{short_name(key)} {value}" for key, value in named.items())])
+        labels = []
+        for row in series.map(text).to_dict("records"):
+            named = {str(key): value for key, value in row.items() if value != "-"}
+            policy = named.pop("policy", "")
+            parts = [policy] if self.axis.hue == "policy" else []
+            parts += [f"{short_name(key)} {value}" for key, value in named.items()]
+            labels.append(", ".join(parts))
+        return labels
 
     def _across(self, table: pd.DataFrame, names: Sequence[str], known: Iterable[str]) -> None:
         """Every series as points with intervals, those without an x as lines across; each has the

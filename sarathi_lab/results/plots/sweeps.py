@@ -12,12 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from sarathi_lab.results import swept
-from sarathi_lab.results.plots.style import (
-    WIDTH,
-    finished,
-    marker,
-    panels,
-)
+from sarathi_lab.results.plots.style import WIDTH, finished, marker, panels
 from sarathi_lab.results.plots.sweep_panel import (
     Axis,
     SweepPanel,
@@ -78,7 +73,8 @@ def draw_sweep(
     else:
         columns = len(names) if number > 8 else min(len(names), 3 if len(names) > 4 else 2)
     rows = math.ceil(len(names) * len(facets) / columns)
-    height = max(2.6, 0.9 + 0.21 * number * _crowd(runs, axis))
+    beside = 0.5 * len(values_of(runs, axis.hue)) if axis.hue else 1.0  # rows of text a name needs
+    height = max(2.6, 0.9 + 0.21 * number * max(1.0, beside))
     size = (
         min(WIDTH, max(4.6, 1.2 * is_listed + (3.0 if columns > 2 else 4.2) * columns)),
         height * rows + 0.9,
@@ -86,7 +82,8 @@ def draw_sweep(
     figure, axes = panels(rows, columns, size, sharey="row" if is_listed and number > 8 else False)
     grid = [(name, value) for name in names for value in facets]
     for ax, (name, value) in zip(axes, grid, strict=False):
-        shown = runs if value is None else _of_facet(runs, str(axis.facet), value)
+        own = runs[axis.facet] if axis.facet else pd.Series(None, runs.index)
+        shown = runs[own.isna() | (own.map(text) == value)]  # without the setting: in all panels
         SweepPanel(ax, runs, axis, name, is_listed, names[0]).draw(shown)
         if value is not None and name == names[0]:
             ax.set_title(f"{short_name(str(axis.facet))} = {value}")
@@ -126,11 +123,6 @@ def _quantities(runs: pd.DataFrame, base: str | None, most: int) -> list[str]:
     return (telling or known)[:most]
 
 
-def _of_facet(runs: pd.DataFrame, facet: str, value: str) -> pd.DataFrame:
-    """Runs that do not have the setting belong to all of its panels."""
-    return runs[runs[facet].isna() | (runs[facet].map(text) == value)]
-
-
 def _without_repeated(runs: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
     """Without baselines that are the same as an own run of their policy, as they are in simulation;
     where they were measured they may differ, and are called baselines.
@@ -143,11 +135,6 @@ def _without_repeated(runs: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
     own = set(runs.loc[~is_baseline, columns].map(text).itertuples(index=False, name=None))
     is_same = [row in own for row in runs[columns].map(text).itertuples(index=False, name=None)]
     return runs[~(is_baseline & pd.Series(is_same, runs.index))]
-
-
-def _crowd(runs: pd.DataFrame, axis: Axis) -> float:
-    """How many rows of text a name needs, for the series beside each other."""
-    return max(1.0, 0.5 * len(values_of(runs, axis.hue))) if axis.hue else 1.0
 
 
 def _described(
@@ -164,11 +151,7 @@ def _described(
     title = ", ".join(said[:-1]) + f" on {said[-1]}" if len(said) > 1 else " ".join(said)
     if note := sampling(runs):
         title += f"\n{note}"
-    if (
-        any("_vs_" in name for name in names)
-        and not math.isnan(level := swept.noise(runs))
-        and level > 1
-    ):
+    if any("_vs_" in name for name in names) and (level := swept.noise(runs)) > 1:
         title += f"; hollow: not told apart from 1 (equal work differed by up to {level:.2f} times)"
     base = swept.reference(runs)
     if base is not None and swept.replays_apart(runs, base).any():
@@ -178,12 +161,8 @@ def _described(
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
     if handles:
-        figure.legend(
-            list(handles.values()),
-            list(handles),
-            loc="outside lower center",
-            ncols=min(4, len(handles)),
-        )
+        ncols = min(4, len(handles))
+        figure.legend(handles.values(), handles, loc="outside lower center", ncols=ncols)
     return finished(figure, title)
 
 
@@ -222,12 +201,8 @@ def curves(runs: Mapping[str, pd.DataFrame], x: str = "iteration") -> Figure:
                 )
         ax.set_ylabel(words)
     axes[-1].set_xlabel("time [s]" if x == "end" else x)
-    return _with_legend(figure, axes[0])
-
-
-def _with_legend(figure: Figure, ax: Axes) -> Figure:
-    """The legend of `ax` below all, wrapped: a single run is called by all its settings."""
-    handles, labels = ax.get_legend_handles_labels()
+    # Below all, wrapped: a single run is called by all its settings.
+    handles, labels = axes[0].get_legend_handles_labels()
     wrapped = [textwrap.fill(label, LABEL_WIDTH, break_on_hyphens=False) for label in labels]
     figure.legend(handles, wrapped, loc="outside lower center", ncols=2)
     return finished(figure)

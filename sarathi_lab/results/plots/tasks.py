@@ -1,4 +1,6 @@
-"""Pictures of the tasks: capacity, crossover, iteration times, and policies side by side."""
+"""Pictures of the tasks: capacity, crossover, iteration times, policies side by side, and a
+real run beside its replay.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +8,9 @@ from functools import partial
 from typing import Any
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.colors import Colormap
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
@@ -24,6 +26,8 @@ from sarathi_lab.results.plots.style import (
     tick_in_steps,
     use_style,
 )
+from sarathi_lab.results.real_run import RealRun
+from sarathi_lab.results.serving_metrics import waits
 from sarathi_lab.results.slo import Slo
 
 # By bound: the column of capacity.parquet that it is for, and its name.
@@ -44,7 +48,20 @@ PANELS = (
 )
 REFERENCE = "orca"
 GREY = "0.82"
+GAINS = "RdBu"  # red loses, blue gains, for the colour-blind, too
 STRONGEST = 30  # percent of gain or loss from which a colour is full
+REAL: dict[str, Any] = {"color": "0.25"}
+SIMULATED: dict[str, Any] = {"color": "C1", "linestyle": "--"}
+WAITS = {
+    "ttft": (1.0, "time to first token [s]"),
+    "tpot": (1e3, "time per output token [ms]"),
+    "latency": (1.0, "end to end [s]"),
+}
+IN_USE = {
+    "running": "requests that run",
+    "waiting": "requests that wait",
+    "blocks": "KV blocks in use",
+}
 MIXES = ("never mixes prompts and decodes", "mixes, whole prompts", "mixes, cuts prompts")
 
 
@@ -113,19 +130,13 @@ def crossover_map(
     grid.figure.set_size_inches(min(WIDTH, 2.2 * len(values[1]) + 0.8), 1.9 * len(values[0]) + 1.1)
     grid.figure.set_layout_engine("constrained")
     words = {f"-{STRONGEST} % and worse": 0.0, "within 2 %": 0.5, f"+{STRONGEST} % and better": 1.0}
-    keys = [
-        Patch(facecolor=_palette()(at), edgecolor="0.6", label=one) for one, at in words.items()
-    ]
+    palette = plt.get_cmap(GAINS)
+    keys = [Patch(facecolor=palette(at), edgecolor="0.6", label=one) for one, at in words.items()]
     if cells.percent.isna().any():
         why = "not run: exceeds the cache, or the chunk is below the batch"
         keys.append(Patch(facecolor=GREY, edgecolor="0.6", label=why))
     grid.figure.legend(handles=keys, loc="outside lower center", ncols=4)
     return finished(grid.figure, f"{where}: gain in steady throughput over {baseline} [%]")
-
-
-def _palette() -> Colormap:
-    """Red loses, blue gains, for the colour-blind, too."""
-    return plt.get_cmap("RdBu")
 
 
 def _heat_panel(data: pd.DataFrame, *, y: str, **_: object) -> None:
@@ -139,7 +150,7 @@ def _heat_panel(data: pd.DataFrame, *, y: str, **_: object) -> None:
         each.pivot(index=y, columns="pd_ratio", values="percent").iloc[::-1]
         for each in (data, colours)
     )
-    colour = {"vmin": -STRONGEST, "vmax": STRONGEST, "cmap": _palette(), "cbar": False}
+    colour = {"vmin": -STRONGEST, "vmax": STRONGEST, "cmap": GAINS, "cbar": False}
     sns.heatmap(shades, annot=numbers, fmt="+.0f", linewidths=0.5, ax=ax, **colour)
 
 
@@ -182,13 +193,8 @@ def policies(runs: pd.DataFrame) -> Figure:
     for ax, (column, factor, heading) in zip(axes, PANELS, strict=True):
         shown = factor * runs[column]
         for kind, own in runs.groupby("kind"):
-            dots: dict[str, Any] = {
-                "marker": shapes[str(kind)],
-                "c": own.name.map(colour),
-                "s": 36,
-                "zorder": 3,
-            }
-            ax.scatter(shown[own.index], rows[own.index], **dots)
+            dots: dict[str, Any] = {"marker": shapes[str(kind)], "c": own.name.map(colour)}
+            ax.scatter(shown[own.index], rows[own.index], s=36, zorder=3, **dots)
         for at in shown[runs.name == REFERENCE]:
             ax.axvline(at, color=colour[REFERENCE], linestyle="--", linewidth=1.0)
         if shown.max() > 4 * shown.min():
@@ -205,3 +211,28 @@ def policies(runs: pd.DataFrame) -> Figure:
     figure.legend(handles=keys, loc="outside lower center", ncols=len(keys))
     where = " or ".join(runs.device.unique()) if "device" in runs else ""
     return finished(figure, f"{len(runs)} policies on the same requests, {where}".rstrip(", "))
+
+
+def validation(run: RealRun, requests: pd.DataFrame, both: pd.DataFrame, where: str) -> Figure:
+    """Distributions of waits above; below over time, from `over_time`'s table, requests that run
+    and wait, and blocks in use where the run tells them.
+    """
+    figure, axes = panels(2, 3, (12, 6.4))
+    real, simulated = waits(run.requests), waits(requests)
+    for ax, (name, (factor, label)) in zip(axes[:3], WAITS.items(), strict=True):
+        for values, style, whose in (
+            (real[name], REAL, "real"),
+            (simulated[name], SIMULATED, "simulated"),
+        ):
+            ordered = np.sort(factor * values[~np.isnan(values)])
+            ax.plot(ordered, np.linspace(0, 1, len(ordered)), label=whose, **style)
+        ax.set(xlabel=label, ylabel="share of requests", ylim=(0, 1))
+    axes[0].legend(fontsize="small")
+    for ax, (name, label) in zip(axes[3:], IN_USE.items(), strict=True):
+        for whose, style in (("real", REAL), ("simulated", SIMULATED)):
+            ax.plot(both.time, both[f"{whose}_{name}"], linewidth=1.2, **style)
+        ax.set(xlabel="time [s]", ylabel=label, ylim=(0, None))
+    if both.real_blocks.isna().all():
+        note = "the run did not record them"
+        axes[5].text(0.5, 0.03, note, transform=axes[5].transAxes, ha="center", fontsize="small")
+    return finished(figure, where)

@@ -71,9 +71,7 @@ def intervals_table(answers: Sequence[Answer]) -> pd.DataFrame:
         return np.searchsorted(np.sort(times), edges[1:], side="right")
 
     arrived = count_until([answer.request.arrival_time for answer in answers])
-    answered = count_until(
-        [min([*answer.piece_times[:1], answer.finish_time]) for answer in answers]
-    )
+    answered = count_until([min([*one.piece_times[:1], one.finish_time]) for one in answers])
     ended = count_until([answer.finish_time for answer in answers])
     return pd.DataFrame(
         {

@@ -57,9 +57,8 @@ def main(args: Sequence[str]) -> int:
     default = OUTPUTS / "campaign-bundle.tar.gz"
     parser.add_argument("--out", type=Path, default=default, metavar="FILE", help=text)
     own = parser.parse_args(list(args))
-    return exit_code(
-        lambda: _bundle(own.python, own.capability or [90], own.out), "nothing was written"
-    )
+    what = (own.python, own.capability or [90], own.out)
+    return exit_code(lambda: _bundle(*what), "nothing was written")
 
 
 def _bundle(python: str, capabilities: Sequence[int], out: Path) -> int:

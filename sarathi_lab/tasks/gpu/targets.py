@@ -18,12 +18,12 @@ from sarathi_lab.engine.compositions import make_batch
 from sarathi_lab.experiment.registry import sizes_of
 from sarathi_lab.model.roofline import Peaks, operation_rooflines, roofline_time
 from sarathi_lab.tasks.gpu.part import Part, Work
+from sarathi_lab.tasks.gpu.parts import PER
 
 LEAST_COPY = 1024  # MiB: copies that no cache helps
 MODEL, ITEM_SIZE = "13b", 2  # bytes of an element
 SIZES = sizes_of("gpu_targets")["paper"]  # the experiment that times what is judged here
 CONTEXT, BESIDE = SIZES["context"], SIZES["beside"]
-PER = {"TFLOP/s": 1e12, "GB/s": 1e9}
 COMPARE: Mapping[str, Callable[[float, float], bool]] = {"<=": operator.le, ">=": operator.ge}
 
 
@@ -194,17 +194,15 @@ ALONE = ("chunk alone", "decodes alone")
 PAPERS_GRID = r"^mha .* \+ (?:17 x 1024|9 x 2048|5 x 3072)$"
 
 
-def _least_speed(tables: Tables, operation: str, ours: str, theirs: str, cases: str = "") -> float:
+def _least_speed(tables: Tables, operation: str, ours: str, theirs: str) -> float:
     """Their best time over ours, least of the cases that have both; names are patterns."""
     rows = tables.kernels(operation)
-    rows = rows[rows["case"].str.contains(cases)]
-    best = {
-        who: rows[rows.implementation.str.contains(who)].groupby("case").value.min()
-        for who in (ours, theirs)
-    }
+    best = {}
+    for who in (ours, theirs):
+        best[who] = rows[rows.implementation.str.contains(who)].groupby("case").value.min()
     speeds = (best[theirs] / best[ours]).dropna()
     if speeds.empty:
-        missing = [f": none of {who}" for who in (ours, theirs) if best[who].empty]
+        missing = [f": none of {who}" for who in best if best[who].empty]
         raise NotMeasured(f"no case of {operation} has times of both{''.join(missing[:1])}")
     return float(speeds.min())
 
@@ -218,9 +216,8 @@ def _share_of_overlap(tables: Tables) -> float:
     times = rows.pivot_table(index="case", columns="implementation", values="value", aggfunc="min")
     names = (*ALONE, "fused")
     absent = [name for name in names if name not in times]
-    times = _some(
-        times.reindex(columns=names).dropna(), f"no case has {', '.join(absent) or 'all'}"
-    )
+    why = f"no case has {', '.join(absent) or 'all'}"
+    times = _some(times.reindex(columns=names).dropna(), why)
     return float((times[list(ALONE)].max(axis="columns") / times.fused).min())
 
 

@@ -12,7 +12,7 @@ from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.executor.torch.maker import Maker
 from sarathi_lab.executor.torch.ranks.exchange import RankExchange
 from sarathi_lab.executor.torch.ranks.executor import Driver, Follower
-from sarathi_lab.executor.torch.ranks.group import Group, Kind, Lost, exchanging, group_of
+from sarathi_lab.executor.torch.ranks.group import Group, Kind, Lost, group_of
 from sarathi_lab.model.parts import Ranks
 from sarathi_lab.model.sharded import ShardedTransformer, load_part
 from sarathi_lab.model.spec import ModelSpec
@@ -46,7 +46,7 @@ class PartMaker(Maker):
 
     def agreed(self, num_blocks: int) -> int:
         least = torch.tensor([num_blocks])
-        with exchanging():
+        with self._group.exchanging():
             dist.all_reduce(least, dist.ReduceOp.MIN, group=self._group.active)
         return int(least)
 
@@ -64,11 +64,13 @@ def build(backend: TorchBackend, spec: ModelSpec, checkpoint: Path | None, sizes
         _driver.close()
         _driver = None
     group = group_of(backend.ranks.num_devices)
+    group.signs.timeout = backend.rank_timeout
     try:
-        group.tell(Kind.BUILD, (backend, spec, checkpoint, sizes))
-        made = build_part(backend, spec, checkpoint, sizes, group)
-        assert isinstance(made, Driver), "this is rank 0"
-        made.listen()
+        with group.signs.expecting(counts_cpu=True):
+            group.tell(Kind.BUILD, (backend, spec, checkpoint, sizes))
+            made = build_part(backend, spec, checkpoint, sizes, group)
+            assert isinstance(made, Driver), "this is rank 0"
+            made.listen()
         _driver = made
         backend.warm_up(made, sizes)
     except Lost:

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sarathi_lab.executor.torch.ranks.group import HIDDEN, Group, exchanging
+from sarathi_lab.executor.torch.ranks.group import HIDDEN, Group
 from sarathi_lab.executor.torch.watching import HostTimeline, Mark
 from sarathi_lab.model.parts import Part
 
@@ -43,13 +43,13 @@ class RankExchange:
         self.began, self.ended = self.timeline.mark(), None
 
     def sum(self, tensor: Tensor) -> Tensor:
-        with exchanging():
+        with self._group.exchanging():
             dist.all_reduce(tensor, group=self._shared)
         return tensor
 
     def gather(self, tensor: Tensor) -> Tensor:
         found = [torch.empty_like(tensor) for _ in range(dist.get_world_size(self._shared))]
-        with exchanging():
+        with self._group.exchanging():
             dist.all_gather(found, tensor, group=self._shared)
         return torch.stack(found)
 
@@ -57,21 +57,21 @@ class RankExchange:
         """Let the hidden states of a batch to come arrive while this rank computes others."""
         size = (num_tokens, self._hidden_size)
         hidden = torch.empty(size, device=self._device, dtype=self._dtype)
-        with exchanging():
+        with self._group.exchanging():
             self._expected.append((dist.irecv(hidden, self._before, tag=HIDDEN), hidden))
 
     def receive(self, num_tokens: int) -> Tensor:
         if not self._expected:
             self.expect(num_tokens)
         work, hidden = self._expected.popleft()
-        with exchanging():
+        with self._group.exchanging():
             work.wait()
         self.begin()
         return hidden
 
     def send(self, hidden: Tensor) -> None:
         self.ended = self.timeline.mark()
-        with exchanging():
+        with self._group.exchanging():
             self._sent.append((dist.isend(hidden, self._next, tag=HIDDEN), hidden))
             if len(self._sent) > self._most_sent:
                 self._sent.popleft()[0].wait()

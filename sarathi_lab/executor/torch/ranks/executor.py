@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from sarathi_lab.executor.torch.in_flight import InFlight
 from sarathi_lab.executor.torch.packing import NUM_BUFFERS, Packer
 from sarathi_lab.executor.torch.ranks import wire
 from sarathi_lab.executor.torch.ranks.exchange import RankExchange
-from sarathi_lab.executor.torch.ranks.group import REPORT, Group, Kind, Lost, exchanging
+from sarathi_lab.executor.torch.ranks.group import REPORT, Group, Kind, Lost
 from sarathi_lab.executor.torch.shapes import Shape
 from sarathi_lab.model.operations import NAN_TOKEN
 from sarathi_lab.model.sharded import ShardedTransformer
@@ -141,9 +142,12 @@ class Driver(RankExecutor):
         self._tell(Kind.START)
 
     def submit(self, batch: Batch) -> None:
-        """Send `batch` to all ranks, and compute its first stage. RunError: a rank is gone."""
+        """Send `batch` to all ranks, and compute its first stage. RunError: a rank is gone, or
+        hangs.
+        """
         try:
-            super().submit(batch)
+            with self._expecting():
+                super().submit(batch)
         except Lost:
             raise self.group.broken() from None
         self._starved.append(self._num_starved > 0)
@@ -169,7 +173,8 @@ class Driver(RankExecutor):
 
     def _of_tensor_ranks(self) -> StepResult:
         try:
-            return super().collect()
+            with self._expecting():
+                return super().collect()
         except Lost:
             raise self.group.broken() from None
 
@@ -218,6 +223,10 @@ class Driver(RankExecutor):
     def _run_again(self, batch: Batch) -> None:
         raise _not_numbers()
 
+    def _expecting(self) -> AbstractContextManager[None]:
+        """While the others compute; a host that waits for its GPU takes CPU time."""
+        return self.group.signs.expecting(counts_cpu=self.model.device.type == "cpu")
+
     def _tell(self, kind: Kind, payload: Any = None) -> None:
         try:
             self.group.tell(kind, payload)
@@ -231,7 +240,8 @@ class Driver(RankExecutor):
         spans = [(start, end)]
         if self.num_stages == 1:
             return done, spans, done.token_ids.tolist()
-        reports = self._reports.get()
+        with self._expecting(), self.group.exchanging():
+            reports = self._reports.get()
         if isinstance(reports, Lost):
             raise self.group.broken()
         zero = time.perf_counter() - self.timeline.now
@@ -256,7 +266,7 @@ class Driver(RankExecutor):
 
     def _hear(self, stage: int, size: int) -> Tensor:
         report = torch.empty(size, dtype=torch.float64)
-        with exchanging():
+        with self.group.exchanging():
             dist.recv(report, self.model.part.ranks.leader(stage), tag=REPORT)
         return report
 

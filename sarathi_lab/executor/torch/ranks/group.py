@@ -23,8 +23,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sarathi_lab.config.errors import RunError
+from sarathi_lab.config.errors import EXIT_USER_ERROR, RunError
 from sarathi_lab.executor.torch.ranks.launched import by_torchrun
+from sarathi_lab.executor.torch.ranks.signs import Signs
 from sarathi_lab.model.parts import Ranks
 
 HOST = "127.0.0.1"
@@ -61,15 +62,6 @@ class Lost(Exception):
     """Another rank is gone."""
 
 
-@contextmanager
-def exchanging() -> Iterator[None]:
-    """Tell an exchange that breaks off from other errors."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise Lost(str(error)) from None
-
-
 class Group:
     """All ranks as this process, number `rank` of `size`, sees them. `processes` are those that it
     has started itself, by rank.
@@ -85,11 +77,14 @@ class Group:
         self.store, self.rank, self.size = store, rank, size
         self.is_usable = True
         self.ranks: Ranks | None = None
+        self.signs = Signs(store, rank, size, self._end_hung)
+        self._hung = ""  # words on the rank that does
         self._processes = processes or {}
         self._sent: deque[tuple[Any, Tensor]] = deque()
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=FOREVER)
         store.set(f"host/{rank}", platform.node())
+        self.signs.start()
 
     @property
     def local_rank(self) -> int:
@@ -112,6 +107,15 @@ class Group:
             (one for one, stage in zip(made, stages, strict=True) if self.rank in stage), None
         )
 
+    @contextmanager
+    def exchanging(self) -> Iterator[None]:
+        """Tell an exchange that breaks off from other errors."""
+        try:
+            with self.signs.exchanging():
+                yield
+        except RuntimeError as error:
+            raise Lost(str(error)) from None
+
     # -- messages ----------------------------------------------------------------------------------
 
     def tell(self, kind: Kind, payload: Any = None) -> None:
@@ -122,7 +126,7 @@ class Group:
             payload = torch.frombuffer(bytearray(pickle.dumps(payload)), dtype=torch.uint8)
         numbers = payload.view(torch.uint8)
         header = torch.tensor([kind, len(numbers)])
-        with exchanging():
+        with self.exchanging():
             for rank in range(1, count):
                 self.send(header, rank, CONTROL)
                 self.send(numbers, rank, CONTROL)
@@ -136,7 +140,7 @@ class Group:
     def hear(self) -> Message:
         """Wait for what rank 0 says next."""
         header = torch.empty(2, dtype=torch.int64)
-        with exchanging():
+        with self.exchanging():
             dist.recv(header, 0, tag=CONTROL)
             kind, size = header.tolist()
             payload = torch.empty(size, dtype=torch.uint8)
@@ -150,9 +154,23 @@ class Group:
         with suppress(Exception):
             self.store.set(f"{'failed' if is_own else 'lost'}/{self.rank}", words)
 
+    def _end_hung(self, rank: int | None, how: str) -> None:
+        """Let the others, and so this one's main thread, find it gone."""
+        who = "the ranks" if rank is None else self._named(rank)
+        self._hung = (
+            f"{who} {how} for {self.signs.timeout} s; find what holds it up, or raise "
+            f"executor.rank_timeout={self.signs.timeout} if it is only slow"
+        )
+        if by_torchrun():  # whose processes may be on other machines; it ends them
+            print(f"error: {self._hung}", file=sys.stderr, flush=True)
+            os._exit(EXIT_USER_ERROR)
+        for number, process in self._processes.items():
+            if rank in (None, number):
+                process.kill()
+
     def broken(self) -> RunError:
         """End what is left of the ranks; returns which of them was the first to go, and how."""
-        told = RunError(f"{self._culprit()}; the other ranks were ended, too")
+        told = RunError(f"{self._hung or self._culprit()}; the other ranks were ended, too")
         self.close()
         return told
 
@@ -196,7 +214,7 @@ class Group:
         """Let all ranks end, by force where they do not."""
         if not self.is_usable:
             return
-        self.is_usable = False
+        self.is_usable = self.signs.is_on = False
         with suppress(Exception):
             self.tell(Kind.STOP)
         end = time.monotonic() + ENDED_IN

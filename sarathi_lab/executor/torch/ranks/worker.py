@@ -45,7 +45,8 @@ class Inbox:
         threading.Thread(target=self._listen, daemon=True).start()
 
     def next(self) -> Message:
-        message = self._messages.get()
+        with self._group.exchanging():
+            message = self._messages.get()
         if isinstance(message, Lost):
             raise message
         return message
