@@ -8,9 +8,8 @@ from sarathi_lab.config.errors import UserError, require_one_of
 from sarathi_lab.config.paths import EXPERIMENTS
 from sarathi_lab.experiment import (
     adaptive_budgets,
-    agentic,
+    clusters,
     decodes,
-    disaggregation,
     energy,
     expert_reload,
     iterations,
@@ -32,9 +31,8 @@ LABELS = ["hardware", "level", "model", "method"]
 ERRORS = ["row", "device", "points", "mean", "largest", "stated"]
 ERRORS += ["aim_mean", "aim_largest", "verdict"]
 _ = (
-    *(adaptive_budgets, agentic, decodes, disaggregation, energy, expert_reload, iterations),
-    *(long_prompts, pipeline, real_pipeline, sarathi_serve, speculation),
-    throughput,
+    *(adaptive_budgets, clusters, decodes, energy, expert_reload, iterations, long_prompts),
+    *(pipeline, real_pipeline, sarathi_serve, speculation, throughput),
 )
 PAPERS = tuple(sorted(name for name, figure in FIGURES.items() if figure.has_paper))
 SERVING = tuple(name for name, figure in FIGURES.items() if figure.kind == "rounds")

@@ -198,11 +198,7 @@ def measure(
 
 
 def _of_stages(
-    figure: Figure,
-    backend: TorchBackend,
-    sizes: Mapping[str, Any],
-    seed: int,
-    max_spread: float,
+    figure: Figure, backend: TorchBackend, sizes: Mapping[str, Any], seed: int, max_spread: float
 ) -> Measured:
     """Of several processes, each set of requests being independent of the others."""
     with progress_of(f"measuring {figure.name}", figure.seconds, "s") as advance:

@@ -128,7 +128,8 @@ class NativeOperations(Operations):
             values = QuantizedCache(cache.values, cache.value_scales)
         rows = (inputs.token_ids, inputs.positions, inputs.slots, inputs.emit_rows)
         tables = self._tables_up_to(int(inputs.positions.max()) + 1)
-        return self._decoder.forward(*rows, inputs.attention, keys, values, tables)
+        record = self.recorder()
+        return self._decoder.forward(*rows, inputs.attention, keys, values, tables, record)
 
     def _tables_up_to(self, num_positions: int) -> tuple[Tensor, Tensor]:
         """Cosines and sines of all positions so far and as many again, to be made seldom."""

@@ -23,6 +23,7 @@ from sarathi_lab.model.spec import ModelSpec
 Hybrid = Literal["series", "streams", "unified", "fused"]
 Rotary = tuple[Tensor, Tensor]  # cosines and sines
 Range = Callable[[str], AbstractContextManager[object]]
+Record = Callable[[str, float], None]  # takes an operation's seconds
 NAN_TOKEN = -2  # sampled from logits that are not numbers
 
 
@@ -51,12 +52,17 @@ def unwatched(name: str) -> AbstractContextManager[object]:
     return _UNWATCHED
 
 
+def unrecorded() -> None:
+    """No `Record`: nobody wants to know."""
+
+
 class Operations:
     """The operations of a decoder over packed tokens and a paged cache, in plain torch; subclasses
     do the same otherwise.
 
     `keys` and `values` are one layer's cache, [num_blocks, block_size, num_kv_heads, head_size],
-    maybe in 8 bits. `range` is put around the work of each named operation, for whoever watches.
+    maybe in 8 bits. `range` is put around the work of each named operation, for whoever watches;
+    `recorder` returns who wants the seconds of those that are timed elsewhere, if anybody does.
     Attention comes as a sequence of `Segment`, with masks if `wants_masks`. `rotary_dtype` is that
     of cosines and sines.
     """
@@ -68,6 +74,7 @@ class Operations:
     ) -> None:
         self.spec = spec
         self.range: Range = unwatched
+        self.recorder: Callable[[], Record | None] = unrecorded
         self._scale = spec.head_size**-0.5
         self._inverse_frequencies = inverse_frequencies
         self._rotary_dtype = rotary_dtype

@@ -76,7 +76,7 @@ class ShardedTransformer(Transformer):
             greedy = _Greedy(exchange, self.vocabulary[0])
             self.operations.greedy = greedy  # type: ignore[method-assign]
         for layer in self.layers if shares and not self._is_summed else ():
-            for module in (layer, layer.out_proj):
+            for module in (layer, layer.get_submodule("out_proj")):
                 module.register_forward_hook(lambda *args: exchange.sum(args[-1]))
         self._is_summed = True
 

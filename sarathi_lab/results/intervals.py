@@ -109,11 +109,7 @@ def confidence_of_bootstrap(num_pairs: int) -> float:
 
 
 def median_of(
-    samples: Sequence[float],
-    max_spread: float,
-    *,
-    of: float | None = None,
-    is_series: bool = True,
+    samples: Sequence[float], max_spread: float, *, of: float | None = None, is_series: bool = True
 ) -> Interval:
     """The median of paired samples with its interval; with a reason if the pairs are too few or too
     far apart.

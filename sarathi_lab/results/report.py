@@ -172,18 +172,15 @@ def sweep_table(runs: pd.DataFrame, title: str) -> Shown:
             row[heading] += APART if is_apart and "_vs_" in name and len(found) else ""
         rows.append(row)
     most = max(int(table["number"].max()) for table in tables.values())
-    signs = [
-        sign
-        for sign, is_there in (
-            (f"medians of {most}", most > 1),
-            ("*: baseline", bool(runs.is_baseline.any())),
-            ("^ more, v less is better", True),
-            ("~: not told apart from 1", any("~" in cell for row in rows for cell in row.values())),
-            (f"{APART}: replayed shares differ", base is not None and runs.replays_apart.any()),
-        )
-        if is_there
-    ]
-    return Shown(rows, left=["policy"], unbroken=["policy"], title=f"{title} ({', '.join(signs)})")
+    signs = {
+        f"medians of {most}": most > 1,
+        "*: baseline": runs.is_baseline.any(),
+        "^ more, v less is better": True,
+        "~: not told apart from 1": any("~" in cell for row in rows for cell in row.values()),
+        f"{APART}: replayed shares differ": base is not None and runs.replays_apart.any(),
+    }
+    said = ", ".join(sign for sign, is_there in signs.items() if is_there)
+    return Shown(rows, left=["policy"], unbroken=["policy"], title=f"{title} ({said})")
 
 
 def _heading(setting: str) -> str:

@@ -158,14 +158,9 @@ def medians(runs: pd.DataFrame, by: Sequence[str], name: str) -> pd.DataFrame:
     known = runs.dropna(subset=[name])
     for _, group in known.groupby(place(known, by), sort=False):
         samples = group[name].astype(float)
-        ends = ends_of_median(list(samples), is_series=False)
-        spread: dict[Hashable, Any] = {
-            "low": ends.low,
-            "high": ends.high,
-            "confidence": ends.confidence,
-        }
-        own = {"median": samples.median(), **spread, "number": len(samples)}
-        rows.append({**{key: group[key].iloc[0] for key in by}, **own})
+        ends = ends_of_median(list(samples), is_series=False)._asdict()
+        own: dict[Hashable, Any] = {"median": samples.median(), "number": len(samples)}
+        rows.append({key: group[key].iloc[0] for key in by} | own | {**ends})
     return pd.DataFrame(rows, columns=[*by, "median", "low", "high", "confidence", "number"])
 
 

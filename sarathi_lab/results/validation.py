@@ -35,12 +35,10 @@ def _rows(
     real, simulated = waits(run.requests), waits(requests)
     for metric in WAITS:
         yield from _quantiles(metric, "s", real[metric], simulated[metric])
-    rates = [
-        throughput(run.requests, run.duration),
-        throughput(requests, float(iterations.end.max())),
-    ]
+    rates = throughput(run.requests, run.duration)
+    own_rates = throughput(requests, float(iterations.end.max()))
     for metric, unit in RATES.items():
-        yield metric, "", unit, rates[0][metric], rates[1][metric]
+        yield metric, "", unit, rates[metric], own_rates[metric]
     yield "num_preemptions", "", "", math.nan, float(iterations.num_preemptions.sum())
     both = over_time(run, iterations)
     if both.real_blocks.notna().any():
@@ -61,11 +59,8 @@ def over_time(run: RealRun, iterations: pd.DataFrame) -> pd.DataFrame:
     of each row of the run's timeline.
     """
     line = run.timeline
-    found: dict[str, Any] = {
-        "time": line.t,
-        "real_running": line.running,
-        "real_waiting": line.waiting,
-    }
+    found: dict[str, Any] = {"time": line.t, "real_running": line.running}
+    found["real_waiting"] = line.waiting
     found["real_blocks"] = np.nan if run.blocks_used is None else run.blocks_used
     last = np.searchsorted(iterations.end, line.t, side="right") - 1
     for name in ("running", "waiting", "blocks_used"):

@@ -18,8 +18,8 @@ AGENT_VARIABLES = ("WANDB_SWEEP_ID", "WANDB_RUN_ID", "WANDB_SWEEP_PARAM_PATH")
 def environment(variables: Mapping[str, str | None]) -> Iterator[None]:
     """Set environment variables, or remove those that are None, for the length of the block."""
     before = {name: os.environ.get(name) for name in variables}
-    _set(variables)
     try:
+        _set(variables)
         yield
     finally:
         _set(before)
@@ -27,9 +27,8 @@ def environment(variables: Mapping[str, str | None]) -> Iterator[None]:
 
 def _set(variables: Mapping[str, str | None]) -> None:
     for name, value in variables.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
+        os.environ.pop(name, None)
+        if value is not None:
             os.environ[name] = value
 
 

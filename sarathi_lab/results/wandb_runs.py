@@ -50,7 +50,11 @@ def load(place: str | Path) -> list[WandbRun]:
         with ThreadPoolExecutor(READERS) as pool:  # each waits for a process of its own
             runs = list(pool.map(_offline, files))
     elif str(place).count("/") in (1, 2) and not str(place).startswith((".", "/", "~")):
-        runs = [_online(run) for run in fetch_runs(str(place))]
+        runs = []
+        for run in fetch_runs(str(place)):
+            rows = run.history(samples=MOST_ROWS, pandas=False)
+            where = "/".join(run.path)
+            runs.append(_from_wandb(run.name, where, run.config, run.summary, rows))
     else:
         raise UserError(
             f"{place} is not there; name a folder, a .wandb file, or entity/project/run on W&B"
@@ -87,11 +91,6 @@ def _offline(path: Path) -> WandbRun:
         summary={name: value for update in updates for name, value in update.items()},
         rows=[row.get("item", {}) for row in found["history"]],
     )
-
-
-def _online(run: Any) -> WandbRun:
-    rows = run.history(samples=MOST_ROWS, pandas=False)
-    return _from_wandb(run.name, "/".join(run.path), run.config, run.summary, rows)
 
 
 def _from_wandb(

@@ -27,6 +27,7 @@ from sarathi_lab.model.roofline import Peaks, request_roofline
 from sarathi_lab.results import metrics
 from sarathi_lab.results.decode_cost import fullest_hybrid, measure_decode_cost
 from sarathi_lab.results.load import load_summary, read_object
+from sarathi_lab.results.operations import operation_table, shown_operations
 from sarathi_lab.results.provenance import provenance
 from sarathi_lab.results.report import cell, print_device, summary_line, summary_table
 from sarathi_lab.results.result import ITERATIONS, REQUESTS, Result, Shown, Stopped, show
@@ -184,6 +185,8 @@ def _executed(
     if context.is_verbose or not is_baseline:
         shown = summary_table(plan.policy.name, summary, summaries, is_whole=context.is_verbose)
     labels["schedule"] = schedule_of(tables[ITERATIONS])
+    if "operations" in tables:
+        shown.append(shown_operations(tables["operations"]))
     shown += cautions
     return replace(result, labels=labels, tables=tables, summary=summary, shown=shown)
 
@@ -218,6 +221,9 @@ def _measured(
     tables = {ITERATIONS: iterations, REQUESTS: requests}
     run_dir.mkdir(parents=True, exist_ok=True)
     profile = dict(executor.write_profile(run_dir))
+    if (watched := run_dir / "operations.parquet").is_file():
+        times, spec = pd.read_parquet(watched), plan.spec
+        tables["operations"] = operation_table(times, iterations, spec, backend.dtype_bytes, peaks)
     decode_cost = None
     if (composition := fullest_hybrid(iterations)) is not None:
         cache = {"num_blocks": plan.num_blocks, "block_size": plan.block_size}

@@ -8,6 +8,7 @@ import json
 
 import pandas as pd
 import pytest
+from native_library import needs_library
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.executor.torch.backend import TorchBackend
@@ -31,7 +32,12 @@ OPERATIONS = {
     "out_proj",
     "ffn",
     "logits",
+    "sampling",
 }
+IN_CPP = OPERATIONS - {"attention", "ffn", "logits"} | {
+    *("attention_prefill", "attention_decode", "ffn_up", "ffn_down", "lm_head", "waiting")
+}
+UNBOUNDED = {"embedding", "rotary", "sampling", "waiting"}  # without a roofline of their own
 
 
 def run(tmp_path, *args: str):
@@ -51,17 +57,28 @@ def run(tmp_path, *args: str):
     return tmp_path / "r"
 
 
-def test_operations_are_timed_in_every_iteration(tmp_path):
-    folder = run(tmp_path, "executor.profile=operations")
+@pytest.mark.parametrize(
+    ("kernels", "expected"),
+    [("torch", OPERATIONS), pytest.param("native", IN_CPP, marks=needs_library)],
+)
+def test_operations_are_timed_in_every_iteration(tmp_path, kernels, expected):
+    folder = run(tmp_path, "executor.profile=operations", f"executor.kernels={kernels}")
     operations = pd.read_parquet(folder / "operations.parquet")
     iterations = pd.read_parquet(folder / "iterations.parquet")
-    assert set(operations.operation) == OPERATIONS
+    assert set(operations.operation) == expected
     assert set(operations.iteration) == set(iterations.iteration)
     assert (operations.seconds > 0).all()
     assert (
         operations.groupby("iteration").seconds.sum() < iterations.set_index("iteration").busy
     ).all()
     assert json.loads((folder / "summary.json").read_text())["profiling_slowdown"] > 0
+    table = pd.read_csv(folder / "operations.csv").set_index("operation")
+    assert set(table.index) == expected | {"others"}
+    assert table.seconds.sum() == pytest.approx(iterations.busy.sum())
+    assert (table.share > 0).all()
+    bound = table.time_over_roofline.dropna()
+    assert set(bound.index) == expected - UNBOUNDED
+    assert (bound > 0).all()
 
 
 def test_a_trace_names_the_operations(tmp_path):

@@ -20,12 +20,17 @@ struct Decoder {
     Mixture mixture;
     std::vector<Segment> segments;
     std::vector<AttentionTask> tasks;
+    int64_t marked = 0;  // when an operation ended last
+    std::atomic<int64_t> decoding{0};  // nanoseconds that threads spent on attention of decodes since
 
     explicit Decoder(const Model& made) : model(made) {}
 
     int64_t heads_width() const { return (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_size; }
 
     void prepare(const Batch& batch) {
+        pool->is_watched = batch.seconds;
+        pool->take_waited();
+        marked = Pool::now();
         shape = {model.num_heads, model.num_kv_heads, model.head_size, batch.block_size, model.window, model.scale};
         const bool as_bf16 = rounds_inputs(model.is_bf16);
         const Layer& layer = model.layers[0];
@@ -64,37 +69,62 @@ struct Decoder {
         tasks = attention_tasks(shape, segments, pool->size);
     }
 
+    // Whoever watches gets the seconds since the last mark, less those that threads waited.
+    void mark(const Batch& batch, int thread, Operation operation) {
+        if (!batch.seconds || thread) {
+            return;
+        }
+        const int64_t before = std::exchange(marked, pool->released);
+        const double waited = pool->take_waited();
+        const double decodes = static_cast<double>(decoding.exchange(0)) * 1e-9 / pool->size;
+        batch.seconds[WAITING] += waited;
+        batch.seconds[ATTENTION_DECODE] += decodes;
+        batch.seconds[operation] += static_cast<double>(marked - before) * 1e-9 - waited - decodes;
+    }
+
     // Of weights in T, and a cache in C.
     template <class T, class C>
     void forward(const Batch& batch, int thread) {
         embed<T>(batch);
+        mark(batch, thread, EMBEDDING);
         Group rows[]{{0, batch.num_tokens, 0}};
         for (int64_t number = 0; number < model.num_layers; ++number) {
             const Layer& layer = model.layers[number];
             norm_rows(hidden.data(), rows[0].rows, model.hidden_size, layer.attention_norm, normed);
+            mark(batch, thread, ELEMENTWISE);
             multiply_to(normed, rows, layer.qkv, model.is_bf16, heads.data(), heads_width(), false);
+            mark(batch, thread, QKV_PROJ);
             rotate_and_store<C>(layer, batch, number);
             if (number == model.num_layers - 1) {
                 rows[0].rows = batch.num_emits;
                 pool->share(1, [&](int64_t) { gather(batch); });
             }
+            mark(batch, thread, ROTARY);
             attend_all<C>(batch, number, thread);
+            mark(batch, thread, ATTENTION_PREFILL);
             multiply_to(attended, rows, layer.out, model.is_bf16, hidden.data(), model.hidden_size, true);
+            mark(batch, thread, OUT_PROJ);
             norm_rows(hidden.data(), rows[0].rows, model.hidden_size, layer.ffn_norm, normed);
+            mark(batch, thread, ELEMENTWISE);
             if (layer.router.weight) {
                 multiply_to(normed, rows, layer.router, model.is_bf16, mixture.logits.data(), model.num_experts, false);
                 mixture.add_to(hidden.data(), normed, rows[0].rows, layer, model);
+                mark(batch, thread, EXPERTS);
             }
             if (layer.shared_gate.weight) {
                 multiply_to(normed, rows, layer.shared_gate, model.is_bf16, gates.data(), 1, false);
             }
             if (layer.up.weight) {
                 expand(normed, rows, layer.up, model, expanded, layer.shared_gate.weight ? gates.data() : nullptr);
+                mark(batch, thread, FFN_UP);
                 multiply_to(expanded, rows, layer.down, model.is_bf16, hidden.data(), model.hidden_size, true);
+                mark(batch, thread, FFN_DOWN);
             }
         }
         norm_rows(hidden.data(), rows[0].rows, model.hidden_size, model.final_norm, normed);
+        mark(batch, thread, ELEMENTWISE);
         multiply_to(normed, rows, model.head, model.is_bf16, batch.logits, model.head.out_features, false);
+        mark(batch, thread, LM_HEAD);
     }
 
     template <class T>
@@ -184,9 +214,11 @@ struct Decoder {
         pool->share(static_cast<int64_t>(tasks.size()), [&](int64_t index) {
             const AttentionTask& task = tasks[index];
             const Segment& segment = segments[task.segment];
+            const int64_t begun = batch.seconds && segment.num_queries == 1 ? Pool::now() : 0;
             attend<T>(shape, segment, task, {keys.data, keys.scales}, {values.data, values.scales}, heads.data(),
                       heads_width(), scratches[thread], model.is_bf16 && uses_amx,
                    [&](int64_t row, int64_t column, Vector x, Mask mask) { attended.put(row, column, x, mask); });
+            decoding += begun ? Pool::now() - begun : 0;
         });
     }
 };

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Sequence
-from ctypes import POINTER, byref, c_char_p, c_int32, c_int64, c_void_p
+from collections.abc import Callable, Sequence
+from ctypes import POINTER, byref, c_char_p, c_double, c_int32, c_int64, c_void_p
 from functools import cache
 from typing import Any
 
@@ -21,6 +21,7 @@ from sarathi_kernels.attention.reference import Segment
 from sarathi_kernels.cpu.build import NotBuilt, build
 from sarathi_kernels.cpu.packing import DTYPES, PackedLinear
 from sarathi_kernels.cpu.structures import (
+    OPERATIONS,
     BatchStruct,
     LayerStruct,
     LinearStruct,
@@ -145,8 +146,12 @@ class Decoder:
         keys: Cache,  # [num_layers, num_blocks, block_size, num_kv_heads, head_size]
         values: Cache,
         tables: tuple[Tensor, Tensor],  # cosines and sines, [num_positions, ...] float32
+        record: Callable[[str, float], None] | None = None,
     ) -> Tensor:
         """One iteration: writes keys and values; returns logits [num_emits, vocab_size] in float32.
+
+        `record` is told the seconds of each operation in all layers, less what its threads waited
+        for each other, which is "waiting"; those on contexts of single tokens are attention_decode.
 
         Raises ValueError for tensors of other kinds, and for numbers beyond what they point into.
         """
@@ -180,7 +185,14 @@ class Decoder:
             logits.data_ptr(),
             kv_type(cached[0].dtype),
         )
+        if record is None:
+            load().sarathi_forward(self._made, byref(batch))
+            return logits
+        batch.seconds = seconds = (c_double * len(OPERATIONS))()
         load().sarathi_forward(self._made, byref(batch))
+        for name, spent in zip(OPERATIONS, seconds, strict=True):
+            if spent:
+                record(name, spent)
         return logits
 
 

@@ -8,11 +8,13 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace sarathi {
@@ -114,7 +116,16 @@ class Pool {
         run([&](int thread) { std::copy(from + begin(thread), from + begin(thread + 1), to + begin(thread)); });
     }
 
+    // The seconds, on average over all threads, that they waited for each other since the last call, if `is_watched`.
+    double take_waited() { return static_cast<double>(std::exchange(waited_, 0)) * 1e-9 / size; }
+
+    static int64_t now() {  // in nanoseconds
+        return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
+    }
+
     const int size;
+    bool is_watched = false;
+    int64_t released = 0;  // when all threads had arrived last, if `is_watched`
 
   private:
     struct alignas(64) Part {  // of the tasks
@@ -146,7 +157,14 @@ class Pool {
 
     void barrier() {
         const int epoch = epoch_.load();
+        if (is_watched) {
+            arrivals_ += now();
+        }
         if (arrived_.fetch_add(1) == size - 1) {
+            if (is_watched) {
+                released = now();
+                waited_ += size * released - arrivals_.exchange(0);
+            }
             arrived_ = 0;
             for (Part& part : parts_) {
                 part.taken = 0;  // everyone has taken a task beyond the last
@@ -168,6 +186,8 @@ class Pool {
     std::mutex mutex_;
     const std::function<void(int)>* work_ = nullptr;
     std::atomic<bool> stop_{false};
+    std::atomic<int64_t> arrivals_{0};  // moments, added up
+    int64_t waited_ = 0;  // changed by whoever arrives last
     // Each on a line of its own, so that taking tasks does not disturb those who wait.
     alignas(64) std::atomic<int> runs_{0};
     alignas(64) std::atomic<int> epoch_{0};

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_void_p
+
+OPERATIONS = (  # in the order of `Operation`
+    *("embedding", "elementwise", "qkv_proj", "rotary", "attention_prefill"),
+    *("attention_decode", "out_proj", "experts", "ffn_up", "ffn_down", "lm_head", "waiting"),
+)
 
 
 class LinearStruct(Structure):
@@ -105,4 +110,5 @@ class BatchStruct(Structure):
         ("num_positions", c_int64),
         ("logits", c_void_p),
         ("kv_type", c_int32),
+        ("seconds", POINTER(c_double)),  # of each of OPERATIONS
     )

@@ -42,6 +42,7 @@ from sarathi_lab.model.transformer import Transformer
 
 HYBRIDS = get_args(Hybrid)
 WARM_UP_TOKENS = 256
+WHOLE = ("none", "operations")  # profiles that C++ has of an iteration in one call
 
 
 @dataclass(frozen=True)
@@ -183,9 +184,7 @@ class TorchBackend:
     @property
     def _threads(self) -> int:
         """Those of `threads`, or a rank's share of all."""
-        if self.threads is None and self.num_devices > 1:
-            return max(1, num_threads(None) // self.num_devices)
-        return num_threads(self.threads)
+        return self.threads or max(1, num_threads(None) // self.num_devices)
 
     @property
     def dtype_name(self) -> str:
@@ -300,7 +299,7 @@ class TorchBackend:
             if self.uses_kernels:
                 use_triton(model, self.hybrid)
             elif self._wants_native and self._why_not_native(spec) is None:
-                use_native(model, is_whole=maker.is_whole and self.profile == "none")
+                use_native(model, is_whole=maker.is_whole and self.profile in WHOLE)
             make = partial(self._executor, maker, model)
             num_blocks = maker.agreed(self._num_blocks(make, sizes))
             return make(num_blocks, sizes.block_size, sizes.num_host_blocks)

@@ -75,7 +75,7 @@ class TorchExecutor:
         self._limits = limits
         self._graphs = graphs or NoGraphs()
         self._watch = watch or Nothing()
-        model.operations.range = self._watch.range
+        model.operations.range, model.operations.recorder = self._watch.range, self._watch.recorder
         if limits is not None:
             self._packer = Packer(limits, model.device)
             self._outside = Packer(limits, model.device)  # of decodes without prompts, unpadded
@@ -190,7 +190,7 @@ class TorchExecutor:
         host_time = time.perf_counter() - begun
         self._swap(batch)
         if self._limits is None:
-            token_ids = self._fetch(self.model.operations.greedy(self._passes(inputs)))
+            token_ids = self._fetch(self._sample(inputs))
         else:
             self._run(inputs)
             self._newest = tuple(chunk.sequence for chunk in batch.chunks if chunk.emits_token)
@@ -217,8 +217,13 @@ class TorchExecutor:
         # Not below 0: NAN_TOKEN is none that can be looked up.
         fed = self._sampled.index_select(0, feed.clamp(min=0)).clamp_(min=0)
         inputs = replace(inputs, token_ids=torch.where(feed < 0, inputs.token_ids, fed))
-        token_ids = self.model.operations.greedy(self._passes(inputs))
+        token_ids = self._sample(inputs)
         self._sampled[: len(token_ids)].copy_(token_ids)
+
+    def _sample(self, inputs: PackedInputs) -> Tensor:
+        logits = self._passes(inputs)
+        with self._watch.range("sampling"):
+            return self.model.operations.greedy(logits)
 
     @torch.inference_mode()
     def _run_again(self, batch: Batch) -> None:
