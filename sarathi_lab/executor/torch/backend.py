@@ -34,6 +34,7 @@ from sarathi_lab.executor.torch.faults import faults_explained
 from sarathi_lab.executor.torch.graphs import CudaGraphs, NoGraphs
 from sarathi_lab.executor.torch.maker import Maker
 from sarathi_lab.executor.torch.memory import Memory, kv_blocks_beside
+from sarathi_lab.executor.torch.placement import place
 from sarathi_lab.executor.torch.ranks.checks import check_ranks, check_split
 from sarathi_lab.executor.torch.shapes import Limits
 from sarathi_lab.executor.torch.watching import ProfileKind, make_watch, timeline_of
@@ -187,11 +188,14 @@ class TorchBackend:
         return self._threads if self._device.type == "cpu" else None
 
     @property
+    def placement(self) -> str | None:
+        """Where the threads of a CPU's C++ are, in words; None where there are none."""
+        return place(self._threads).describe() if self._wants_native else None
+
+    @property
     def _threads(self) -> int:
         """Those of `threads`, or a rank's share of all."""
-        if self.threads is None and self.num_devices > 1:
-            return max(1, num_threads(None) // self.num_devices)
-        return num_threads(self.threads)
+        return self.threads or max(1, num_threads(None) // self.num_devices)
 
     @property
     def dtype_name(self) -> str:

@@ -12,6 +12,7 @@ from sarathi_kernels.cpu import library
 from sarathi_kernels.cpu.build import NEEDED, NotBuilt, instruction_set
 from sarathi_kernels.runtime.chip import chip_of
 from sarathi_lab.config.errors import UserError, require_one_of
+from sarathi_lab.executor.torch.placement import place
 from sarathi_lab.model import fp8, native_operations
 from sarathi_lab.model.operations import Hybrid
 from sarathi_lab.model.spec import ModelSpec, WeightDtype
@@ -118,6 +119,8 @@ def use_native(model: Transformer, *, is_whole: bool = True, isa: str = "auto") 
     `is_whole`, in several.
     """
     library.start(torch.get_num_threads(), isa=isa)
+    placement = place(torch.get_num_threads())
+    library.place(placement.bound, placement.nodes)
     operations = native_operations.NativeOperations(model, is_whole=is_whole)
     model.operations = operations
     model.whole_pass = operations.whole_pass if is_whole else None
