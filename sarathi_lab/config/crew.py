@@ -5,24 +5,24 @@ a measurement needs the machine to itself.
 from __future__ import annotations
 
 import os
-import signal
+import sys
 import threading
-import time
-import uuid
 from collections import deque
-from collections.abc import Callable, Iterable
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from multiprocessing.connection import wait
+from typing import Any, Generic, Protocol, TypeVar
 
 from sarathi_lab.config.checked import whole
-from sarathi_lab.config.errors import RunError
+from sarathi_lab.config.other_process import OtherProcess
 
-JOIN_SECONDS = 2.0  # of work in this process, before others are worth their start
-IDLE_SECONDS = 30.0  # after which another process ends
-_made: dict[str, Any] = {}  # in another process: what it made for the crew that it works for
+LOOK_SECONDS = 0.01  # between two looks for what a process that has nothing to do could do
+SWITCH_SECONDS = 5e-4  # between threads while calls are handed out: ten times as often as usual
 Made = TypeVar("Made")
 Item = TypeVar("Item")
 Value = TypeVar("Value")
+Told = TypeVar("Told", contravariant=True)
 
 
 def usable_cores() -> int:
@@ -37,18 +37,33 @@ def crew_size() -> Any:
     return whole(None, minimum=1, fix="use a number such as 2, or null for one a core")
 
 
+class Work(Protocol[Item, Told]):
+    """Calls to be made, which may depend on the values of others; asked by a thread at a time."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no value is missing, though calls may be under way."""
+
+    def take(self, *, is_own: bool) -> Item | None:
+        """The next call's item, for the process that asks or another; None: nothing until a call
+        that is under way has ended.
+        """
+
+    def keep(self, item: Item, value: Told) -> None:
+        """Take the value of an item."""
+
+
 class Crew(Generic[Made]):
     """This process and others, `size` together (None: one a core), each of which calls `make` once.
 
-    Others join when there was work for `JOIN_SECONDS`. `make`, functions and items go to them by
-    cloudpickle; what is computed must not depend on who does it.
+    What is computed must not depend on who does it. The others end with this object.
     """
 
     def __init__(self, make: Callable[[], Made], size: int | None = None) -> None:
         self.size = usable_cores() if size is None else size
-        self._make, self._key = make, uuid.uuid4().hex
+        self._make = make
         self._own: list[Made] = []
-        self._worked = 0.0  # seconds of this process
+        self._others: list[OtherProcess] = []
 
     @property
     def own(self) -> Made:
@@ -63,122 +78,149 @@ class Crew(Generic[Made]):
         items: Iterable[Item],
         advance: Callable[[float], None] = lambda steps: None,
     ) -> list[Value]:
-        """`function(made, item)` of all items, in their order; `advance(1)` after each.
+        """`function(made, item)` of all items, in their order; `advance(1)` after each. Raises as
+        `do` does.
+        """
+        listed = _Listed[Item, Value](items, advance)
+        self.do(partial(_of_listed, function), listed, len(listed.left))
+        return [listed.found[place] for place in range(len(listed.found))]
+
+    def do(
+        self,
+        function: Callable[[Made, Item], Value],
+        work: Work[Item, Value],
+        most: int = sys.maxsize,
+    ) -> None:
+        """Call `function(made, item)` for items of `work`, `most` of them, until it is done.
 
         Raises what a call raises, and RunError if another process is killed. No work goes on then,
         nor after Ctrl-C.
         """
-        left, found = deque(enumerate(items)), dict[int, Value]()
-        lock = threading.Lock()
-
-        def keep(place: int, value: Value) -> None:
-            with lock:
-                found[place] = value
-                advance(1)
-
-        def hand(executor: Executor, item: Item) -> Future[Value]:
-            return executor.submit(_call, self._key, self._make, function, item)
-
-        others = _Others(self.size - 1, left, hand, keep)
-        if self.size > 1 and len(left) > 1:
-            others.start_after(JOIN_SECONDS - self._worked)
+        while len(self._others) < min(self.size, most) - 1:
+            self._others.append(OtherProcess(self._make))
+        sharing = _Sharing(self._others, function, work)
         try:
-            while (one := _next(left.popleft)) is not None and others.error is None:
-                start = time.monotonic()
-                keep(one[0], function(self.own, one[1]))
-                self._worked += time.monotonic() - start
-            others.join_if_started()
+            with _switching_often():
+                sharing.start()
+                while (item := sharing.take_own()) is not None:
+                    sharing.keep(item, function(self.own, item))
         except BaseException:
-            others.end()
+            self._end()
             raise
-        if others.error is not None:
-            others.end()
-            raise others.error
-        return [found[place] for place in range(len(found))]
+        finally:
+            sharing.end()
+        if sharing.calls:  # of no use any more
+            self._end()
+        sharing.join()
+
+    def _end(self) -> None:
+        """Kill the others, whatever they do."""
+        for other in self._others:
+            other.kill()
+        self._others.clear()
 
 
-class _Others(threading.Thread):
-    """Hands what is left to `number` other processes, as many items at a time, the last first: then
-    neighbours, which often need the same, are computed by the same process.
-    """
+class _Sharing(threading.Thread):
+    """Hands items of `work` to the others, each as it is free; this process takes its own."""
 
     def __init__(
         self,
-        number: int,
-        left: deque[tuple[int, Any]],
-        hand: Callable[[Executor, Any], Future[Any]],
-        keep: Callable[[int, Any], None],
+        others: Sequence[OtherProcess],
+        function: Callable[[Any, Any], Any],
+        work: Work[Any, Any],
     ) -> None:
         super().__init__(daemon=True)
-        self.error: Exception | None = None
-        self._number, self._left, self._hand, self._keep = number, left, hand, keep
-        self._ended = threading.Event()
-        self._executor: Any = None
-        self._delay = 0.0
+        self.calls: dict[Any, Any] = {}  # the items of those under way, by connection
+        self._others = {other.connection: other for other in others}
+        self._function, self._work = function, work
+        self._error: Exception | None = None
+        self._is_ended = False
+        self._news = threading.Condition()
 
-    def start_after(self, seconds: float) -> None:
-        self._delay = seconds
-        self.start()
-
-    def join_if_started(self) -> None:
-        """Wait for the processes, or for nothing if they have not begun."""
-        if self.ident is not None:
-            if self._executor is None:
-                self._ended.set()
-            self.join()
-
-    def end(self) -> None:
-        """Kill the processes, whatever they do."""
-        self._left.clear()
-        self._ended.set()
-        if self._executor is not None:
-            self._executor.shutdown(wait=True, kill_workers=True)
-
-    def run(self) -> None:
-        if self._ended.wait(max(0.0, self._delay)) or not self._left:
-            return
-        try:
-            self._executor = _executor(self._number)
-            self._share()
-        except BrokenExecutor:
-            self.error = RunError(
-                "a process that took part was killed; the system may have been out of memory: "
-                "task.processes=1 takes the least"
-            )
-        except Exception as error:
-            self.error = error
-
-    def _share(self) -> None:
-        places: dict[Future[Any], int] = {}
-        while self._left or places:
-            while len(places) < self._number and (one := _next(self._left.pop)) is not None:
-                places[self._hand(self._executor, one[1])] = one[0]
-            for future in wait(places, return_when=FIRST_COMPLETED).done:
-                self._keep(places.pop(future), future.result())
-
-
-def _next(take: Callable[[], tuple[int, Any]]) -> tuple[int, Any] | None:
-    try:
-        return take()
-    except IndexError:
+    def take_own(self) -> Any:
+        """This process's next item; None: all is done. Raises what the others' calls raise."""
+        with self._news:
+            while not self._work.is_done and self._error is None:
+                if (item := self._work.take(is_own=True)) is not None:
+                    return item
+                self._news.wait()
+        if self._error is not None:
+            raise self._error
         return None
 
+    def keep(self, item: Any, value: Any) -> None:
+        with self._news:
+            self._work.keep(item, value)
+            self._news.notify()
 
-def _executor(number: int) -> Any:
-    """Processes that a terminal's Ctrl-C does not reach: this one ends them."""
-    from joblib.externals.loky import get_reusable_executor
-    from joblib.externals.loky.backend import resource_tracker
+    def end(self) -> None:
+        with self._news:
+            self._is_ended = True
 
-    resource_tracker.ensure_running()  # which, begun later, would unblock the signal again
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # of this thread and its processes
-    return get_reusable_executor(max_workers=number, timeout=IDLE_SECONDS)
+    def run(self) -> None:
+        try:
+            while self._others and not self._is_ended:
+                for other in self._others.values():
+                    self._hand(other)
+                is_busy = len(self.calls) == len(self._others)
+                for connection in wait(self._others, None if is_busy else LOOK_SECONDS):
+                    self._receive(connection)
+        except Exception as error:
+            with self._news:
+                self._error = error
+                self._news.notify()
+
+    def _hand(self, other: OtherProcess) -> None:
+        if other.connection in self.calls or not other.is_ready():
+            return
+        with self._news:
+            if self._is_ended or (item := self._work.take(is_own=False)) is None:
+                return
+            self.calls[other.connection] = item
+        other.call(self._function, item)
+
+    def _receive(self, connection: Any) -> None:
+        if connection in self.calls:
+            value = self._others[connection].receive()
+            self.keep(self.calls.pop(connection), value)
 
 
-def _call(
-    key: str, make: Callable[[], Made], function: Callable[[Made, Item], Value], item: Item
+class _Listed(Generic[Item, Value]):
+    """Items that are all known: this process takes the first, others the last. So neighbours, which
+    often need the same, are computed by the same process.
+    """
+
+    def __init__(self, items: Iterable[Item], advance: Callable[[float], None]) -> None:
+        self.left = deque(enumerate(items))
+        self.found: dict[int, Value] = {}
+        self._number, self._advance = len(self.left), advance
+
+    @property
+    def is_done(self) -> bool:
+        return len(self.found) == self._number
+
+    def take(self, *, is_own: bool) -> tuple[int, Item] | None:
+        if not self.left:
+            return None
+        return self.left.popleft() if is_own else self.left.pop()
+
+    def keep(self, item: tuple[int, Item], value: Value) -> None:
+        self.found[item[0]] = value
+        self._advance(1)
+
+
+def _of_listed(
+    function: Callable[[Made, Item], Value], made: Made, listed: tuple[int, Item]
 ) -> Value:
-    """In another process: one call, with what it makes once for a crew."""
-    if key not in _made:
-        _made.clear()
-        _made[key] = make()
-    return function(_made[key], item)
+    return function(made, listed[1])
+
+
+@contextmanager
+def _switching_often() -> Iterator[None]:
+    """Let a thread that hands out calls wait for this one's Python no longer than its own takes."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_SECONDS)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)

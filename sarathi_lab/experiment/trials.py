@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import NamedTuple
@@ -35,8 +34,8 @@ class Trials:
     """Serves `loads`, the requests of each seed, under one policy on `engine`; keeps every run.
 
     A search takes up what is `known`. A seed's search begins where the one before it ended. With
-    `serve_all`, which serves several runs at a time, a search that waits for one has others served
-    that it will ask for if runs end as they should: `ahead` at a time. It finds the same.
+    `share`, which has a search's runs served by several processes, whoever is free serves the one
+    that will be asked for next if those under way end as they should. It finds the same.
     """
 
     engine: Engine
@@ -44,16 +43,15 @@ class Trials:
     loads: Mapping[int, Sequence[Request]]
     grid: Grid
     known: dict[Key, Trial] = field(default_factory=dict)
-    serve_all: Callable[[Sequence[Key]], Sequence[Trial]] | None = None
-    ahead: int = 1
-    _spare: dict[Key, Trial] = field(default_factory=dict)  # that no search has asked for
+    share: Callable[[Ahead], None] | None = None
+    spare: dict[Key, Trial] = field(default_factory=dict)  # that no search has asked for
 
     def at(self, seed: int, number: int, step: int) -> Trial:
         """The run of a seed's first `number` requests at a step of the grid, unless it is known."""
         key = (seed, number, step)
         if key not in self.known:
-            is_spare = key in self._spare
-            self.known[key] = self._spare.pop(key) if is_spare else self.serve(key)
+            is_spare = key in self.spare
+            self.known[key] = self.spare.pop(key) if is_spare else self.serve(key)
         return self.known[key]
 
     def serve(self, key: Key) -> Trial:
@@ -78,13 +76,10 @@ class Trials:
         searched one after the other until the capacity stands still.
         """
         search = partial(self._search, start, limits, lengths)
-        passes = cache(lambda key: is_met(self._found(key).requests, slo))
-        while self.serve_all is not None and (due := self._due(search, passes)):
-            self._spare |= zip(due, self.serve_all(due), strict=True)
+        passes = cache(lambda key: is_met((self.known | self.spare)[key].requests, slo))
+        if self.share is not None:
+            self.share(Ahead(self, search, passes))
         return search(lambda key: bool(self.at(*key)) and passes(key))
-
-    def _found(self, key: Key) -> Trial:
-        return self.known[key] if key in self.known else self._spare[key]
 
     def _search(
         self, start: float, limits: tuple[float, float], lengths: Sequence[int], passes: Passes
@@ -103,29 +98,58 @@ class Trials:
         assert found is not None, "there is a length at least"
         return found
 
-    def _due(self, search: Callable[[Passes], Capacities], passes: Passes) -> list[Key]:
-        """The runs that `search` asks for next, so many as are served at a time; none if it has
-        all.
-        """
-        outcomes: dict[Key, bool] = {}
-        due: list[Key] = []
 
-        def guess(key: Key) -> bool:
-            if key in self.known or key in self._spare:
-                outcomes[key] = passes(key)
+@dataclass
+class Ahead:
+    """The runs that a search asks for, as work of a crew that guesses how those under way end."""
+
+    trials: Trials
+    search: Callable[[Passes], object]
+    passes: Passes
+    _under_way: set[Key] = field(default_factory=set)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the search needs no other run."""
+        return self._missing(set()) is None
+
+    def take(self, *, is_own: bool) -> Key | None:
+        """The run that the search asks for next, whoever serves it."""
+        key = self._missing(self._under_way)
+        if key is not None:
+            self._under_way.add(key)
+        return key
+
+    def keep(self, key: Key, trial: Trial) -> None:
+        self._under_way.remove(key)
+        self.trials.spare[key] = trial
+        lengths = trial.requests[["prompt_len", "output_len"]]
+        self.trials.engine.on_iteration(int(lengths.to_numpy().sum()))
+
+    def _missing(self, guessed: set[Key]) -> Key | None:
+        """The first run that the search asks for and that is neither served nor `guessed`."""
+        outcomes: dict[Key, bool] = {}
+
+        def passes(key: Key) -> bool:
+            if key in self.trials.known or key in self.trials.spare:
+                outcomes[key] = self.passes(key)
                 return outcomes[key]
-            due.append(key)
-            if len(due) == self.ahead:
-                raise _EnoughError
+            if key not in guessed:
+                raise _MissingError(key)
             return likely(key, outcomes)
 
-        with suppress(_EnoughError):
-            search(guess)
-        return due
+        try:
+            self.search(passes)
+        except _MissingError as missing:
+            return missing.key
+        return None
 
 
-class _EnoughError(Exception):
-    """As many runs are due as are served at a time."""
+@dataclass
+class _MissingError(Exception):
+    """A search asks for a run that is not served."""
+
+    key: Key
 
 
 def likely(key: Key, outcomes: Mapping[Key, bool]) -> bool:

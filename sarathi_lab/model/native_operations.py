@@ -77,7 +77,8 @@ def _pack_all(model: Transformer) -> None:
             # its size is not that of what follows: it would add up to the weights once more
             give_back_freed()
 
-    for (parent, name, _), weight in zip(weights, pack_together(packed(), nbytes), strict=True):
+    together = pack_together(packed(), nbytes, library.copy_by_thread)
+    for (parent, name, _), weight in zip(weights, together, strict=True):
         setattr(parent, name, weight if name in EXPERTS else NativeLinear(weight))
 
 

@@ -19,7 +19,7 @@ from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.engine.executor import Executor
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.experiment import capacity as search
-from sarathi_lab.experiment.trials import Key, Trial, Trials
+from sarathi_lab.experiment.trials import Trial, Trials
 from sarathi_lab.model.roofline import Peaks
 from sarathi_lab.results.metrics import add_costs, summarise
 from sarathi_lab.results.plots.tasks import rate_curves
@@ -175,7 +175,7 @@ class Capacity(Task):
         with progress_of(title, expected, "tokens") as progress:
             trials = _trials([plan, *plans[1:]], grid, executor, progress)
             if crew.size > 1:
-                trials.serve_all, trials.ahead = partial(_served, crew, progress), crew.size
+                trials.share = partial(crew.do, Trials.serve)
             saturation = trials.saturation_rate(lengths[0])
             limits = search.limits_around(saturation, self.lowest, self.highest)
             return trials, slo, saturation, trials.capacity(slo, saturation, limits, lengths)
@@ -218,21 +218,6 @@ def _trials(
     engine = search.Engine(executor, *sizes, plan.cluster, progress, speculation=plan.speculation)
     loads = {int(own.config["seed"]): own.load.requests for own in plans}
     return Trials(engine, plan.policy, loads, grid)
-
-
-def _served(
-    crew: Crew[Trials], progress: Callable[[float], None], keys: Sequence[Key]
-) -> list[Trial]:
-    """The runs of `keys`, several at a time; progress is told of each in tokens."""
-    found = crew.map(Trials.serve, keys)
-    progress(
-        float(
-            sum(
-                trial.requests.prompt_len.sum() + trial.requests.output_len.sum() for trial in found
-            )
-        )
-    )
-    return found
 
 
 def _costs(plan: Plan, trial: Trial, peaks: Peaks) -> pd.DataFrame:

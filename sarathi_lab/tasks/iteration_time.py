@@ -57,6 +57,8 @@ class IterationTime(Task):
         backend, spec, checkpoint = subject
         where, out = where_of(backend, spec), console()
         out.print(f"\niterations of {where}", style="bold")
+        if backend.placement:
+            out.print(f"  {backend.placement}", soft_wrap=True)
         print_cautions(backend.cautions(spec), context)
         backend.peaks()  # once before and once after: a busy machine may be freer then
         sizes = Sizes(self._num_blocks(), BLOCK_SIZE, batch_size=max(self.decodes))
@@ -94,6 +96,8 @@ class IterationTime(Task):
                     model=spec.name,
                     dtype=backend.dtype_name,
                     device=backend.device_name,
+                    threads=backend.num_threads,
+                    placement=backend.placement,
                     peak_flops_per_second=peaks.flops_per_second,
                     peak_bytes_per_second=peaks.bytes_per_second,
                     git_commit=provenance()["git_commit"],

@@ -11,7 +11,6 @@ import pandas as pd
 import pytest
 from composed import config_of, run
 
-from sarathi_lab.config import crew as module
 from sarathi_lab.config.crew import Crew, usable_cores
 from sarathi_lab.config.errors import RunError, UserError
 from sarathi_lab.config.instantiate import build, load_option
@@ -19,11 +18,6 @@ from sarathi_lab.experiment.figures import FIGURES
 from sarathi_lab.experiment.simulate import computed, jobs_of, predict_all, served
 from sarathi_lab.experiment.trials import likely
 from sarathi_lab.tasks.measure import _policy
-
-
-@pytest.fixture(autouse=True)
-def at_once(monkeypatch):
-    monkeypatch.setattr(module, "JOIN_SECONDS", 0.0)
 
 
 def made() -> dict[str, int]:

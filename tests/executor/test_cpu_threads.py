@@ -78,7 +78,9 @@ def test_none_takes_torchs_own_number_again_after_another_was_set():
 def test_the_cpp_starts_as_many(monkeypatch):
     started = []
     start = library.start
-    monkeypatch.setattr(library, "start", lambda threads: started.append(threads) or start(threads))
+    monkeypatch.setattr(
+        library, "start", lambda threads, isa: started.append(threads) or start(threads)
+    )
     built(threads=1)
     built()
     assert started == [1, 2]

@@ -92,11 +92,20 @@ extern "C" {
 int32_t sarathi_start(int32_t num_threads, int32_t allows_amx) {
     uses_amx = HAS_AMX && allows_amx && enable_amx();
     if (!pool || pool->size != num_threads) {
-        pool = std::make_unique<Pool>(num_threads);
+        pool = std::make_unique<Pool>(std::vector<int32_t>(num_threads, -1), std::vector<int32_t>(num_threads));
         scratches.resize(num_threads);
     }
     return uses_amx;
 }
+
+// As many threads as before, from now on on these cores, each near this node of memory (see `Pool`).
+void sarathi_place(const int32_t* cores, const int32_t* nodes) {
+    const int num_threads = pool->size;
+    pool.reset();  // whose threads end first
+    pool = std::make_unique<Pool>(std::vector(cores, cores + num_threads), std::vector(nodes, nodes + num_threads));
+}
+
+void sarathi_copy(char* to, const char* from, int64_t num_bytes) { pool->copy(to, from, num_bytes); }
 
 Fault sarathi_make_decoder(const Model* model, void** made) {
     const Fault fault = fault_of(*model);

@@ -37,6 +37,8 @@ FAULT = c_char_p  # what is wrong with the arguments, null for nothing
 
 SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "sarathi_start": (c_int32, (c_int32, c_int32)),
+    "sarathi_place": (None, (POINTER(c_int32), POINTER(c_int32))),
+    "sarathi_copy": (None, (c_void_p, c_void_p, c_int64)),
     "sarathi_make_decoder": (FAULT, (POINTER(ModelStruct), POINTER(c_void_p))),
     "sarathi_free_decoder": (None, (c_void_p,)),
     "sarathi_forward": (FAULT, (c_void_p, POINTER(BatchStruct))),
@@ -97,6 +99,24 @@ def start(num_threads: int, *, allows_amx: bool = True, isa: str = "auto") -> bo
     is_amx = bool(load(isa).sarathi_start(num_threads, allows_amx))
     _started_isa = isa
     return is_amx
+
+
+def place(cores: Sequence[int], nodes: Sequence[int]) -> None:
+    """Put each of the threads that were started on a core (below 0: any), and say which node of
+    memory is near, from 0. Raises ValueError unless threads of a node follow each other.
+    """
+    if len(cores) != len(nodes) or list(nodes) != sorted(nodes) or nodes[0] != 0:
+        raise ValueError(f"nodes {list(nodes)} of the cores {list(cores)} do not ascend from 0")
+    numbers = c_int32 * len(cores)
+    load().sarathi_place(numbers(*cores), numbers(*nodes))
+
+
+def copy_by_thread(to: Tensor, source: Tensor) -> Tensor:
+    """Copy between tensors of a kind, each in one piece, so that what a node's threads multiply
+    lies there, if nothing was written to `to` before. Returns `to`.
+    """
+    load().sarathi_copy(to.data_ptr(), source.data_ptr(), source.nbytes)
+    return to
 
 
 def linear_struct(linear: PackedLinear) -> LinearStruct:

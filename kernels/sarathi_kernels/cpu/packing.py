@@ -8,7 +8,7 @@ fours: [panels, in_features / 4, 32, 4], inputs rounded up to 64. Sizes are roun
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -47,7 +47,7 @@ class PackedLinear:
     def __post_init__(self) -> None:
         panels = -(-self.out_features // (PANEL // 2 if self.is_gated else PANEL)) * self.count
         in_blocks = (-(-self.in_features // KBLOCK), 2, 16, 16, 2)
-        inner = in_blocks if self.is_bf16 else (self.in_features, PANEL)
+        inner: tuple[int, ...] = in_blocks if self.is_bf16 else (self.in_features, PANEL)
         if self.is_int8:
             inner = (-(-self.in_features // BYTES) * BYTES // QUAD, PANEL, QUAD)
         beside = {torch.float32: [self.bias, self.scales], torch.int32: [self.sums]}
@@ -116,8 +116,13 @@ def _columns(values: Tensor, is_gated: bool) -> Tensor:
     return F.pad(paired.float(), (0, -len(paired) % PANEL)).contiguous()
 
 
-def pack_together(packed: Iterator[PackedLinear], nbytes: int) -> list[PackedLinear]:
-    """Move the weights into one tensor of `nbytes` or more, on large pages where Linux gives them.
+def pack_together(
+    packed: Iterator[PackedLinear],
+    nbytes: int,
+    copy: Callable[[Tensor, Tensor], Tensor] = Tensor.copy_,
+) -> list[PackedLinear]:
+    """Move the weights into one tensor of `nbytes` or more, on large pages where Linux gives them;
+    `copy` touches them first.
 
     An iteration of few tokens reads all of them once: on small pages a good part of its time goes
     into finding those.
@@ -128,7 +133,7 @@ def pack_together(packed: Iterator[PackedLinear], nbytes: int) -> list[PackedLin
     for linear in packed:
         size = linear.weight.nbytes
         weight = memory[offset : offset + size].view(linear.weight.dtype).view(linear.weight.shape)
-        moved.append(replace(linear, weight=weight.copy_(linear.weight)))
+        moved.append(replace(linear, weight=copy(weight, linear.weight)))
         offset += -(-size // CACHE_LINE) * CACHE_LINE
     return moved
 

@@ -2,6 +2,11 @@
 // operations, and two runtimes that spin on the same cores slow each other down.
 #pragma once
 
+#ifdef __linux__
+#include <pthread.h>
+#endif
+
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -15,7 +20,38 @@
 namespace sarathi {
 
 constexpr int SPINS_IN_PHASE = 2000;  // most waits are shorter; on a busy machine others may have the core
+constexpr int64_t PAGE = 4096;
 constexpr int SPINS_BETWEEN_RUNS = 4000;  // the host prepares the next iteration in less
+
+// Where the calling thread may compute, as long as this lives: on one core, or wherever it could before (below 0).
+class Bound {
+  public:
+    explicit Bound(int core) : is_bound_(core >= 0) {
+#ifdef __linux__
+        if (is_bound_) {
+            cpu_set_t wanted;
+            CPU_ZERO(&wanted);
+            CPU_SET(core, &wanted);
+            is_bound_ = !pthread_getaffinity_np(pthread_self(), sizeof before_, &before_) &&
+                        !pthread_setaffinity_np(pthread_self(), sizeof wanted, &wanted);
+        }
+#endif
+    }
+    ~Bound() {
+#ifdef __linux__
+        if (is_bound_) {
+            pthread_setaffinity_np(pthread_self(), sizeof before_, &before_);
+        }
+#endif
+    }
+    Bound(const Bound&) = delete;
+
+  private:
+    bool is_bound_;
+#ifdef __linux__
+    cpu_set_t before_;
+#endif
+};
 
 // Leaves the core's units to others while waiting.
 inline void relax() {
@@ -28,7 +64,12 @@ inline void relax() {
 
 class Pool {
   public:
-    explicit Pool(int num_threads) : size(num_threads) {
+    // By thread its core, below 0 for any, and its node of memory: from 0, those of a node one behind the other.
+    Pool(const std::vector<int32_t>& cores, const std::vector<int32_t>& nodes)
+        : size(static_cast<int>(cores.size())), cores_(cores), nodes_(nodes), parts_(nodes.back() + 1) {
+        for (int id = 0; id < size; ++id) {
+            parts_[nodes[id]].end = id + 1;
+        }
         for (int id = 1; id < size; ++id) {
             threads_.emplace_back([this, id] { serve(id); });
         }
@@ -45,19 +86,34 @@ class Pool {
     // Calls `work(thread)` on every thread, and returns when all have returned.
     void run(const std::function<void(int)>& work) {
         std::lock_guard<std::mutex> one_at_a_time(mutex_);
+        const Bound bound(cores_[0]);  // others of the process may compute on all cores in between
         work_ = &work;
         wake();
         work(0);
         barrier();
     }
 
-    // All threads call this with the same number: each task is done by whoever is free, and all wait for the last.
+    // All threads call this with the same number: each task is done by whoever is free, and all wait for the last. A
+    // node's threads begin with its share of them, as in `copy`, where it has the weights that they read.
     template <class Task>
     void share(int64_t num_tasks, Task&& task) {
-        for (int64_t next = next_.fetch_add(1); next < num_tasks; next = next_.fetch_add(1)) {
-            task(next);
+        const int num_parts = static_cast<int>(parts_.size());
+        for (int i = 0; i < num_parts; ++i) {
+            const int number = (own_part_ + i) % num_parts;
+            Part& part = parts_[number];
+            const int64_t end = num_tasks * part.end / size;
+            const int64_t first = number ? num_tasks * parts_[number - 1].end / size : 0;
+            for (int64_t next = first + part.taken++; next < end; next = first + part.taken++) {
+                task(next);
+            }
         }
         barrier();
+    }
+
+    // Each thread its share, whole pages: they come to lie on its node, where nothing was before.
+    void copy(char* to, const char* from, int64_t num_bytes) {
+        const auto begin = [&](int thread) { return thread < size ? num_bytes * thread / size & -PAGE : num_bytes; };
+        run([&](int thread) { std::copy(from + begin(thread), from + begin(thread + 1), to + begin(thread)); });
     }
 
     // The seconds, on average over all threads, that they waited for each other since the last call, if `is_watched`.
@@ -72,12 +128,19 @@ class Pool {
     int64_t released = 0;  // when all threads had arrived last, if `is_watched`
 
   private:
+    struct alignas(64) Part {  // of the tasks
+        std::atomic<int64_t> taken{0};
+        int end = 0;  // number of its last thread, and one more
+    };
+
     void wake() {
         runs_.fetch_add(1);
         runs_.notify_all();
     }
 
     void serve(int id) {
+        const Bound bound(cores_[id]);
+        own_part_ = nodes_[id];
         for (int seen = 0;;) {
             for (int spin = 0; runs_.load(std::memory_order_acquire) == seen && spin < SPINS_BETWEEN_RUNS; ++spin) {
                 relax();
@@ -103,7 +166,9 @@ class Pool {
                 waited_ += size * released - arrivals_.exchange(0);
             }
             arrived_ = 0;
-            next_ = 0;  // everyone has taken a task beyond the last
+            for (Part& part : parts_) {
+                part.taken = 0;  // everyone has taken a task beyond the last
+            }
             epoch_.store(epoch + 1);
             epoch_.notify_all();
             return;
@@ -114,6 +179,9 @@ class Pool {
         epoch_.wait(epoch);
     }
 
+    static inline thread_local int own_part_ = 0;
+    const std::vector<int32_t> cores_, nodes_;
+    std::vector<Part> parts_;
     std::vector<std::thread> threads_;
     std::mutex mutex_;
     const std::function<void(int)>* work_ = nullptr;
@@ -124,7 +192,6 @@ class Pool {
     alignas(64) std::atomic<int> runs_{0};
     alignas(64) std::atomic<int> epoch_{0};
     alignas(64) std::atomic<int> arrived_{0};
-    alignas(64) std::atomic<int64_t> next_{0};
 };
 
 inline std::unique_ptr<Pool> pool;  // the only one: its threads are as many as the cores to use

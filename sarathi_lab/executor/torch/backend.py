@@ -19,7 +19,6 @@ from sarathi_lab.executor.torch import device as devices
 from sarathi_lab.executor.torch.computing import (
     FIX,
     INT8,
-    ISAS,
     _why_not_built,
     built_isa,
     check_int8,
@@ -35,6 +34,7 @@ from sarathi_lab.executor.torch.faults import faults_explained
 from sarathi_lab.executor.torch.graphs import CudaGraphs, NoGraphs
 from sarathi_lab.executor.torch.maker import Maker
 from sarathi_lab.executor.torch.memory import Memory, kv_blocks_beside
+from sarathi_lab.executor.torch.placement import place
 from sarathi_lab.executor.torch.ranks.checks import check_ranks, check_split
 from sarathi_lab.executor.torch.shapes import Limits
 from sarathi_lab.executor.torch.watching import ProfileKind, make_watch, timeline_of
@@ -88,7 +88,6 @@ class TorchBackend:
         _ = self._dtype  # a device that is not there is refused at once
         choices = {
             "kernels": ("auto", "triton", "native", "torch"),
-            "isa": ISAS,
             "hybrid": HYBRIDS,
             "profile": get_args(ProfileKind),
             "weights": WEIGHT_DTYPES,
@@ -175,8 +174,8 @@ class TorchBackend:
 
     @property
     def device_name(self) -> str:
-        isa = built_isa(self.isa) if self._wants_native else None
-        name = devices.device_description(self._device, self._threads, isa)
+        isa = self._wants_native and built_isa(self.isa)
+        name = devices.device_description(self._device, self._threads, isa or None)
         return name if self.num_devices == 1 else f"{name}, {self.ranks.description}"
 
     @property
@@ -189,11 +188,14 @@ class TorchBackend:
         return self._threads if self._device.type == "cpu" else None
 
     @property
+    def placement(self) -> str | None:
+        """Where the threads of a CPU's C++ are, in words; None where there are none."""
+        return place(self._threads).describe() if self._wants_native else None
+
+    @property
     def _threads(self) -> int:
         """Those of `threads`, or a rank's share of all."""
-        if self.threads is None and self.num_devices > 1:
-            return max(1, num_threads(None) // self.num_devices)
-        return num_threads(self.threads)
+        return self.threads or max(1, num_threads(None) // self.num_devices)
 
     @property
     def dtype_name(self) -> str:
@@ -217,8 +219,7 @@ class TorchBackend:
                 require_supported(spec, self._device, self._dtype[1])
         is_forced = self.kernels == "native" or self.isa != "auto"
         if is_forced and (reason := self._why_not_native(spec)):
-            name = "kernels=native" if self.isa == "auto" else f"isa={self.isa}"
-            raise UserError(f"executor.{name} does not run here: {reason}; {FIX}")
+            raise UserError(f"executor.kernels=native does not run here: {reason}; {FIX}")
         self._memory(spec).check(kv_tokens, host_kv_tokens)
 
     def _in_weights(self, spec: ModelSpec) -> ModelSpec:

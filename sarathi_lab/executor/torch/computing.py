@@ -11,7 +11,8 @@ import torch
 from sarathi_kernels.cpu import library
 from sarathi_kernels.cpu.build import NEEDED, NotBuilt, instruction_set
 from sarathi_kernels.runtime.chip import chip_of
-from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.errors import UserError, require_one_of
+from sarathi_lab.executor.torch.placement import place
 from sarathi_lab.model import fp8, native_operations
 from sarathi_lab.model.operations import Hybrid
 from sarathi_lab.model.spec import ModelSpec, WeightDtype
@@ -88,6 +89,7 @@ def use_triton(model: Transformer, hybrid: Hybrid) -> None:
 
 def require_isa(isa: str, *, is_wanted: bool) -> None:
     """Raise UserError unless the C++, if it `is_wanted`, can have the instructions `isa` here."""
+    require_one_of("executor.isa", isa, ISAS)
     if isa == "auto":
         return
     if not is_wanted:
@@ -117,6 +119,8 @@ def use_native(model: Transformer, *, is_whole: bool = True, isa: str = "auto") 
     `is_whole`, in several.
     """
     library.start(torch.get_num_threads(), isa=isa)
+    placement = place(torch.get_num_threads())
+    library.place(placement.bound, placement.nodes)
     operations = native_operations.NativeOperations(model, is_whole=is_whole)
     model.operations = operations
     model.whole_pass = operations.whole_pass if is_whole else None

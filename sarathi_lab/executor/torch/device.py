@@ -14,6 +14,7 @@ import torch
 
 from sarathi_lab.config.errors import UserError, require_int
 from sarathi_lab.executor.torch.memory import free_memory_bytes
+from sarathi_lab.executor.torch.placement import most_threads
 from sarathi_lab.executor.torch.watching import durations, timeline_of
 from sarathi_lab.model.roofline import Peaks
 
@@ -226,12 +227,15 @@ _last: tuple[int, int] | None = None  # threads that torch took by itself, and t
 
 
 def num_threads(setting: int | None) -> int:
-    """Threads of `setting`; None: as many as torch took before we told it otherwise."""
+    """Threads of `setting`; None: as many as torch took before we told it otherwise, but no more
+    than there are fast cores, and time for.
+    """
     if setting is not None:
         return setting
     current = torch.get_num_threads()
     own, told = _last or (current, current)
-    return own if told == current else current
+    own = own if told == current else current
+    return min(own, most_threads() or own)
 
 
 def use_threads(setting: int | None) -> None:

@@ -1,0 +1,77 @@
+"""The C++ of each set of instructions, on one model's chunk and decode: this CPU's own, and NEON by
+a cross-compiler and qemu's user mode, where these are installed.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+import torch
+
+from sarathi_kernels.cpu import build, library
+from sarathi_lab.config.instantiate import load_option
+from sarathi_lab.engine.executor import Sizes
+from sarathi_lab.executor.torch.backend import TorchBackend
+from sarathi_lab.executor.torch.executor import TorchExecutor
+
+DRIVER = __file__.replace("test_instruction_sets.py", "instruction_sets.cpp")
+NEON = ("aarch64-linux-gnu-g++", "qemu-aarch64")
+ROW = 98  # logits and the likeliest token
+NUM_ROWS = 12  # chunk and decode, of float32 and bfloat16, with caches of 16 or 32 bits, int8, fp8
+SIZES = Sizes(num_blocks=4, block_size=16, batch_size=1)
+
+
+def results(isa: str, folder) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Logits, tokens and exponentials; the test is skipped where `isa` can't run."""
+    is_here = isa != "neon" and build.NEEDED[isa] <= build.cpu_flags()
+    compiler, qemu = (shutil.which(name) for name in NEON)
+    if not is_here and (isa != "neon" or not (compiler and qemu)):
+        pytest.skip(f"this machine does not run {isa}")
+    program, target = folder / isa, [build.TARGETS[isa]] if is_here else []
+    options = ["-O1", "-std=c++20", "-pthread", f"-I{build.SOURCE.parent}", DRIVER, "-o", program]
+    subprocess.run([shutil.which("g++") if is_here else compiler, *target, *options], check=True)
+    command = [program] if is_here else [qemu, "-L", "/usr/aarch64-linux-gnu", program]
+    found = np.frombuffer(subprocess.run(command, capture_output=True, check=True).stdout, "f4")
+    rows = found[: NUM_ROWS * ROW].reshape(NUM_ROWS, ROW)
+    return rows[:, :-1], rows[:, -1], found[NUM_ROWS * ROW :]
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory):
+    """Of the best set of this CPU."""
+    if shutil.which("g++") is None or not build.NEEDED["avx2"] <= build.cpu_flags():
+        pytest.skip("no x86-64 to compare with, or no g++")
+    return results(build.instruction_set(), tmp_path_factory.mktemp("own"))
+
+
+@pytest.mark.parametrize("isa", ["avx2", "neon"])
+def test_sets_of_instructions_agree(own, isa, tmp_path):
+    logits, tokens, exponentials = results(isa, tmp_path)
+    errors = np.abs(logits - own[0]).max(axis=1) / np.abs(own[0]).max(axis=1)
+    in_float32 = np.arange(NUM_ROWS) % 4 < 2
+    assert errors[in_float32].max() < 3e-6
+    assert errors[~in_float32].max() < 2e-2  # some round inputs of products, others do not
+    assert (tokens == own[1])[in_float32].all()
+    assert np.isfinite(exponentials).all()
+    np.testing.assert_allclose(exponentials, own[2], rtol=1e-6, atol=1e-37)
+
+
+def test_a_forced_set_computes_and_is_recorded(monkeypatch):
+    """Of two that this CPU has."""
+    if not build.NEEDED["avx512"] | build.NEEDED["avx2"] <= build.cpu_flags():
+        pytest.skip("this CPU has no choice")
+    monkeypatch.setattr(TorchExecutor, "warm_up", lambda *_, **__: None)
+    started = []
+    for isa in ("avx512", "avx2"):
+        backend = TorchBackend(device="cpu", isa=isa)
+        if (reason := backend.cautions(load_option("model", "tiny"))) != []:
+            pytest.skip(str(reason))
+        assert backend.device_name.endswith(f" threads, {isa})")
+        backend.build(load_option("model", "tiny"), None, SIZES)
+        started.append(library.load())
+    assert started == [library.load("avx512"), library.load("avx2")]
+    assert started[0]._name != started[1]._name
+    library.start(torch.get_num_threads())

@@ -1,0 +1,209 @@
+"""Products in int8: by hand, in C++ as in plain torch, in a model, and what refuses them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from native_library import is_missing, needs_library
+from torch import nn
+
+from sarathi_kernels.cpu import library
+from sarathi_kernels.cpu.packing import MOST_BYTES, PANEL, pack_linear
+from sarathi_lab.config.errors import UserError
+from sarathi_lab.engine.executor import Sizes
+from sarathi_lab.executor.torch.backend import TorchBackend
+from sarathi_lab.executor.torch.teacher_forced import Cuts, teacher_forced_logits
+from sarathi_lab.model import native_operations
+from sarathi_lab.model.int8 import Int8Linear
+from sarathi_lab.model.roofline import Peaks, operation_rooflines
+from sarathi_lab.model.spec import SCALE_BYTES, ModelSpec
+from sarathi_lab.model.weights import load_model
+from tests.support.simulated import batch_of
+
+CPU = torch.device("cpu")
+SPEC = ModelSpec(
+    name="toy",
+    num_layers=2,
+    hidden_size=64,
+    num_heads=4,
+    num_kv_heads=2,
+    head_size=16,
+    ffn_size=80,
+    vocab_size=97,
+    qkv_bias=True,
+)
+INT8 = replace(SPEC, weight_dtype="int8")
+SIZES = Sizes(num_blocks=8, block_size=16, batch_size=1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def threads() -> None:
+    if not is_missing():
+        library.start(2)
+
+
+def linear_of(in_features: int, out_features: int, *, bias: bool = True) -> nn.Linear:
+    """Channels of very different sizes, which one scale for all would lose."""
+    generator = torch.Generator().manual_seed(3)
+    linear = nn.Linear(in_features, out_features, bias=bias).requires_grad_(False)
+    sizes = 10.0 ** torch.linspace(-4, 2, out_features)[:, None]
+    linear.weight.copy_(torch.randn(linear.weight.shape, generator=generator) * sizes)
+    return linear
+
+
+def rows_of(num_rows: int, in_features: int) -> torch.Tensor:
+    """Tokens of very different sizes, the last of zeros."""
+    generator = torch.Generator().manual_seed(4)
+    x = torch.randn(num_rows, in_features, generator=generator)
+    return x * torch.linspace(30, 0, num_rows)[:, None]
+
+
+def packed(linear: Int8Linear, **settings: bool):
+    bias = None if linear.bias is None else linear.bias.detach()
+    return pack_linear(linear.weight.detach(), bias, linear.scales.detach(), **settings)
+
+
+def test_a_product_is_that_of_the_rounded_sides():
+    linear, x = linear_of(1500, 48), rows_of(4, 1500)
+    sides = []
+    for side in (x.double(), linear.weight.double()):
+        scales = side.abs().amax(1, keepdim=True) / 127
+        sides.append((side / scales.clamp(min=1e-300)).round() * scales)
+    expected = sides[0] @ sides[1].t() + linear.bias.double()
+    found = Int8Linear(linear)(x)
+    scale = expected.abs().amax(0)  # of each channel: an error of a small one counts
+    assert ((found.double() - expected).abs() / scale).max() < 1e-6
+    exact = nn.functional.linear(x.double(), linear.weight.double(), linear.bias.double())
+    errors = (found.double() - exact)[:3].norm(dim=1) / exact[:3].norm(dim=1)
+    assert 1e-3 < errors.max() < 0.03  # it is in 8 bits, and of each token alike
+
+
+@needs_library
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(
+    ("rows", "in_features", "out_features"),
+    [(1, 48, 97), (2, 512, 64), (4, 33, 5), (7, 1100, 31), (13, 64, 32), (65, 100, 70)],
+)
+def test_the_native_product_is_that_of_torch(rows, in_features, out_features, bias):
+    linear, x = (
+        Int8Linear(linear_of(in_features, out_features, bias=bias)),
+        rows_of(rows, in_features),
+    )
+    found, expected = library.linear(x, packed(linear)), linear(x)
+    # sums are exact, and products with scales the same; a bias may be added without rounding first
+    assert torch.equal(found, expected) if not bias else torch.allclose(found, expected, rtol=1e-6)
+
+
+@needs_library
+def test_the_largest_numbers_and_those_that_are_none():
+    linear = nn.Linear(300, 33, bias=False).requires_grad_(False)
+    linear.weight.copy_(torch.where(torch.arange(300) % 2 == 1, -1.0, 1.0).expand(33, 300))
+    x = linear.weight[:3].clone()  # every product is 127 * 127
+    x[1], x[2, 5] = -x[1], float("nan")
+    quantized = Int8Linear(linear)
+    for found in (library.linear(x, packed(quantized)), quantized(x)):
+        assert torch.allclose(found[:2], torch.tensor([[300.0], [-300.0]]).expand(2, 33))
+        assert found[2].isnan().all()
+
+
+@needs_library
+def test_a_gated_weight_pairs_gates_with_what_they_scale():
+    linear, x = Int8Linear(linear_of(70, 80)), rows_of(3, 70)
+    pairs = library.linear(x, packed(linear, is_gated=True)).view(3, -1, 2, PANEL // 2)
+    found = torch.cat([part.flatten(1)[:, :40] for part in pairs.unbind(2)], 1)
+    assert torch.allclose(found, linear(x), rtol=1e-6)
+
+
+def test_what_can_not_be_packed():
+    weight = torch.zeros(2, 8, dtype=torch.int8)
+    with pytest.raises(ValueError, match="int8 with scales"):
+        pack_linear(weight, None)
+    with pytest.raises(ValueError, match="not the packed weight"):
+        replace(pack_linear(weight, None, torch.ones(2)), sums=None)
+    with pytest.raises(ValueError, match=f"use up to {MOST_BYTES}"):
+        pack_linear(torch.zeros(1, MOST_BYTES + 1, dtype=torch.int8), None, torch.ones(1))
+    wide = replace(INT8, ffn_size=MOST_BYTES + 1)
+    assert "inputs, not 66312" in native_operations.why_not(wide, torch.bfloat16)
+
+
+def test_all_products_are_in_int8_and_the_bytes_are_those_that_are_told():
+    for tied in (False, True):
+        spec = replace(INT8, tie_embeddings=tied)
+        model = load_model(spec, None, CPU, torch.bfloat16, seed=0)
+        small = {name for name, value in model.named_parameters() if value.dtype == torch.int8}
+        assert len(small) == 4 * SPEC.num_layers + 1
+        assert "lm_head.weight" in small
+        told = [v for name, v in model.named_parameters() if v.ndim == 2 or "scales" in name]
+        assert sum(value.nbytes for value in told) == spec.weight_bytes(2)
+    one = batch_of(decodes=1)
+    scales = SCALE_BYTES * sum(
+        x.out_features * x.count for x in (*SPEC.layer_linears, SPEC.lm_head)
+    )
+    products = SPEC.num_linear_params + SPEC.lm_head.num_params
+    assert INT8.weight_read_bytes(one, 2) == products + scales
+    peaks = Peaks(1e30, 1.0, "nothing but bytes")
+    times = [operation_rooflines(spec, one, 2, peaks)["lm_head"] for spec in (SPEC, INT8)]
+    assert times[0] - times[1] == pytest.approx(SPEC.lm_head.num_params)
+
+
+@pytest.fixture(scope="module")
+def logits() -> dict[str, torch.Tensor]:
+    tokens = torch.randint(97, (60,), generator=torch.Generator().manual_seed(1)).int().numpy()
+    found = {}
+    for name, settings in {
+        "float32": {"dtype": "float32", "kernels": "torch"},
+        "torch": {"dtype": "int8", "kernels": "torch"},
+        "native": {"dtype": "int8"},
+        "parts": {"dtype": "int8", "profile": "operations"},
+    }.items():
+        executor = TorchBackend("cpu", threads=2, **settings).build(SPEC, None, SIZES)
+        found[name] = teacher_forced_logits(executor, tokens, Cuts(17)).float()
+    return found
+
+
+@pytest.mark.parametrize(
+    "path", ["torch", *(pytest.param(name, marks=needs_library) for name in ("native", "parts"))]
+)
+def test_a_models_logits_are_near_those_of_float32(logits, path):
+    """Found: 0.02 to 0.03 of the largest, and 0.004 of it with weights alone in bfloat16."""
+    errors = (logits[path] - logits["float32"]).abs().amax(1) / logits["float32"].abs().amax(1)
+    assert 1e-3 < errors.max() < 0.1
+    agreement = (logits[path].argmax(1) == logits["float32"].argmax(1)).float().mean()
+    assert agreement > 0.8
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"weights": "fp8"}, "executor.weights=fp8 is another type of the same weights"),
+        ({"tensor_parallel": 2}, "executor.tensor_parallel=2 cuts; use executor.pipeline_parallel"),
+        ({"kernels": "triton"}, "executor.kernels=triton has no such products"),
+    ],
+)
+def test_what_has_no_such_products_is_refused(settings, told, monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with pytest.raises(UserError, match=told) as raised:
+        TorchBackend("cpu", "int8", **settings)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_gpu_and_a_mixture_are_refused(monkeypatch):
+    monkeypatch.setattr(TorchBackend, "uses_gpus", True)
+    with pytest.raises(UserError, match=r"int8 .* a CPU has its products.*executor\.weights=fp8"):
+        TorchBackend("cpu", "int8")
+    monkeypatch.undo()
+    mixture = replace(SPEC, num_experts=2, experts_per_token=1)
+    with pytest.raises(UserError, match=r"dtype=int8 .* mixture of experts; use dtype=bfloat16"):
+        TorchBackend("cpu", "int8").check(mixture, 0)
+
+
+def test_what_computes_them_is_told():
+    assert TorchBackend("cpu", "int8").dtype_bytes == 2  # of the cache and the embedding
+    (told,) = [
+        line
+        for line in TorchBackend("cpu", "int8", kernels="torch").cautions(SPEC)
+        if "emulates products in int8" in line
+    ]
+    assert "not their speed" in told
