@@ -113,7 +113,7 @@ def test_attention(allows_amx, dtype, num_heads, num_kv_heads, head_size, block_
     )
     scattered = torch.randperm(60, generator=generator)
     for number, (num_queries, kv_len) in enumerate(
-        [(1, 37), (5, 5), (100, 150), (1, 1), (33, 64), (129, 200)]
+        [(1, 37), (5, 5), (100, 150), (1, 1), (33, 64), (129, 200), (3, 41)]
     ):
         num_blocks = -(-kv_len // block_size)
         blocks = slice(3, 3 + num_blocks) if number % 2 else scattered[:num_blocks]

@@ -11,6 +11,7 @@
 namespace sarathi {
 
 constexpr int64_t DECODE_TILE = 16;  // tokens whose keys or values are read at a time
+constexpr int64_t FEW_QUERIES = 3;   // of a head that take less time one by one than in a panel of 32
 
 // One query of the heads that share the key heads `first_head` to `end_head`. Their entries lie side by side in the
 // cache, so a few tokens of all heads are read before the next few: memory is fast only where it is read in a row.
@@ -192,7 +193,7 @@ void attend(const Shape& shape, const Segment& segment, const AttentionTask& tas
             [[maybe_unused]] bool uses_amx, Put&& put) {
     const Cache<T> key_cache{keys.from_head(task.first_head, shape), shape, segment};
     const Cache<T> value_cache{values.from_head(task.first_head, shape), shape, segment};
-    if (segment.num_queries > 1) {
+    if (task.count > FEW_QUERIES) {
         const QueryTile tile{task.first_head, task.first, task.count, shape.group()};
 #ifdef SARATHI_AMX
         if constexpr (sizeof(T) <= 2) {
@@ -204,20 +205,20 @@ void attend(const Shape& shape, const Segment& segment, const AttentionTask& tas
 #endif
         return attend_tile<InFloats<T>>(shape, segment, tile, key_cache, value_cache, query, query_stride, scratch, put);
     }
-    const DecodeTask decode{shape, task.first_head, task.end_head, segment.kv_len - 1};
-    const int64_t first_column = task.first_head * shape.group() * shape.head_size;
-    const float* q = query + segment.start * query_stride + first_column;
-    const auto put_one = [&](int64_t column, Vector x, Mask mask) {
-        put(segment.start, first_column + column, x, mask);
-    };
-    if (shape.head_size <= 2 * LANES) {
-        attend_one<2>(decode, key_cache, value_cache, q, scratch, put_one);
-    } else if (shape.head_size <= 4 * LANES) {
-        attend_one<4>(decode, key_cache, value_cache, q, scratch, put_one);
-    } else if (shape.head_size <= 8 * LANES) {
-        attend_one<8>(decode, key_cache, value_cache, q, scratch, put_one);
-    } else {
-        attend_one<16>(decode, key_cache, value_cache, q, scratch, put_one);  // up to 256
+    for (int64_t at = task.first; at < task.first + task.count; ++at) {
+        const DecodeTask decode{shape, task.first_head, task.end_head, segment.kv_len - segment.num_queries + at};
+        const int64_t row = segment.start + at, first_column = task.first_head * shape.group() * shape.head_size;
+        const float* q = query + row * query_stride + first_column;
+        const auto put_one = [&](int64_t column, Vector x, Mask mask) { put(row, first_column + column, x, mask); };
+        if (shape.head_size <= 2 * LANES) {
+            attend_one<2>(decode, key_cache, value_cache, q, scratch, put_one);
+        } else if (shape.head_size <= 4 * LANES) {
+            attend_one<4>(decode, key_cache, value_cache, q, scratch, put_one);
+        } else if (shape.head_size <= 8 * LANES) {
+            attend_one<8>(decode, key_cache, value_cache, q, scratch, put_one);
+        } else {
+            attend_one<16>(decode, key_cache, value_cache, q, scratch, put_one);  // up to 256
+        }
     }
 }
 
