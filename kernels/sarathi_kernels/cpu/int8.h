@@ -98,7 +98,7 @@ inline void multiply_quads(const int8_t* a, int64_t stride, const int8_t* b, int
 #pragma GCC unroll 4
             for (int part = 0; part < PARTS; ++part) {
                 weights[part] = load_ints(quads + part * WIDE * QUAD);
-                prefetch(quads + FAR + part * WIDE * QUAD);
+                __builtin_prefetch(quads + FAR + part * WIDE * QUAD);
                 if constexpr (M * PARTS < 16 || WIDE < LANES) {
                     stay(weights[part]);
                 }
