@@ -185,6 +185,17 @@ def test_parts_of_random_weights_are_slices_of_one_devices():
         assert_slices(model, whole, SPEC)
 
 
+@pytest.mark.parametrize("weights", ["fp8", "int8"])
+def test_a_stage_has_its_products_in_8_bits(weights):
+    spec = replace(SPEC, weight_dtype=weights)
+    whole = load_model(spec, None, CPU, torch.float32, seed=3)
+    last = load_part(spec, None, Ranks(1, 2).part(1), None, CPU, torch.float32, seed=3)
+    own, its = last.layers[-1].ffn_down, whole.layers[-1].ffn_down
+    assert type(own) is type(its)
+    assert torch.equal(own.weight.view(torch.uint8), its.weight.view(torch.uint8))
+    assert type(last.lm_head) is type(whole.lm_head)
+
+
 def test_stages_are_busy_or_idle_and_bubbles_say_which():
     """What is measured keeps the simulated pipeline's rules: no stage begins a micro-batch before
     the one before it, or before it is done with the last.

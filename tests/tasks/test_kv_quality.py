@@ -30,6 +30,7 @@ from sarathi_lab.executor.torch.teacher_forced import Cuts, blocks_needed, teach
 from sarathi_lab.experiment.quality import agreement, joined
 from sarathi_lab.model.checkpoint import AutoModel
 from sarathi_lab.model.fp8 import Fp8Linear
+from sarathi_lab.model.int8 import Int8Linear
 from sarathi_lab.results import load
 from sarathi_lab.run import main
 
@@ -40,6 +41,7 @@ BOUNDS = {
     "fp8": 1e-3,
 }  # on the mean KL divergence in nats, of a model in float32
 WEIGHTS_BOUND = 1.5e-4  # of weights and activations in fp8
+INT8_BOUND = 7e-5  # of all products in int8 and the rest in bfloat16, where 1.4e-5 was found
 CELLS = ((Cuts(16), 0), (Cuts(33, 5), 2), (Cuts(LENGTH), 0), (Cuts(16, 5, prefix_hit=True), 2))
 
 
@@ -70,9 +72,11 @@ def pieces(checkpoint) -> list[np.ndarray]:
     return [text[start : start + LENGTH + 1] for start in (0, 9_000, 20_000)]
 
 
-def executor_of(checkpoint, kv_dtype: str, kernels: str = "torch", weights: str = "auto"):
+def executor_of(
+    checkpoint, kv_dtype: str, kernels: str = "torch", weights: str = "auto", dtype: str = "float32"
+):
     spec, directory = AutoModel(str(checkpoint)).resolve("unused")
-    backend = TorchBackend("cpu", "float32", kernels=kernels, threads=2, weights=weights)
+    backend = TorchBackend("cpu", dtype, kernels=kernels, threads=2, weights=weights)
     sizes = Sizes(blocks_needed(LENGTH, 2, 16), 16, batch_size=3)
     return backend.build(dataclasses.replace(spec, kv_dtype=kv_dtype), directory, sizes)
 
@@ -116,6 +120,23 @@ def test_weights_in_8_bits_are_within_theirs_however_a_text_is_cut(checkpoint, p
         if isinstance(module, Fp8Linear):
             module.scales.copy_(module.scales.roll(1, 1))  # each of the neighbouring channel
     assert compared(executor, pieces, expected, Cuts(33, 5)).kl > 10 * WEIGHTS_BOUND
+
+
+@pytest.mark.parametrize("kernels", ["torch", pytest.param("native", marks=needs_library)])
+def test_products_in_int8_are_within_theirs_however_a_text_is_cut(
+    checkpoint, pieces, expected, kernels
+):
+    executor = executor_of(checkpoint, "auto", kernels, dtype="int8")
+    for cuts, num_mates in CELLS:
+        found = compared(executor, pieces, expected, cuts, num_mates)
+        assert 1e-6 < found.kl < INT8_BOUND, (cuts, num_mates)
+        assert abs(found.nll_increase) < 3e-3
+        assert found.top1_agreement > 0.95
+    if kernels == "torch":
+        for module in executor.model.modules():
+            if isinstance(module, Int8Linear):
+                module.scales.copy_(module.scales.roll(1, 0))  # each of the neighbouring channel
+        assert compared(executor, pieces, expected, Cuts(33, 5)).kl > 10 * INT8_BOUND
 
 
 @pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
@@ -206,6 +227,10 @@ def test_the_command_leaves_and_records_the_matrix(checkpoint, tmp_path, capsys)
             ["PATH", "task.kv_dtypes=[int4]"],
             "task.kv_dtypes=int4 is unknown; use one of auto, int8, fp8",
         ),
+        (
+            ["PATH", "task.more_dtypes=[int4]"],
+            "task.more_dtypes=int4 is unknown; use one of float32",
+        ),
         (["PATH", "task.chunks=[]"], "task.chunks=[] is not a list of values"),
         (["PATH", "executor=simulated"], "executor=simulated is none; use executor=torch"),
     ],
@@ -231,3 +256,13 @@ def test_the_recorded_matrix_keeps_what_the_readme_says():
         kl = rows.groupby("kv_dtype").kl.max()
         assert kl["auto"] < kl["int8"] < kl["fp8"]
         assert (rows[rows.kv_dtype == "int8"].nll_increase.abs() < 0.01).all()
+
+
+def test_other_types_of_the_model_follow_in_the_matrix(checkpoint, tmp_path):
+    settings = [*SETTINGS, *SMALL, f"model.path={checkpoint}", f"task.record={tmp_path}"]
+    more = ["task.more_dtypes=[int8]", "task.kv_dtypes=[auto]", "task.prefix_hits=[false]"]
+    assert main([*settings, *more, f"output={tmp_path}"]) == 0
+    table = load.load("kv_quality", tmp_path).set_index("dtype")
+    assert list(table.index) == ["float32", "int8"]
+    assert table.kl["float32"] < 1e-11 < table.kl["int8"]
+    assert table.kv_bytes_per_token["int8"] * 2 == table.kv_bytes_per_token["float32"]

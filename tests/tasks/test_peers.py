@@ -23,6 +23,7 @@ from sarathi_lab.run import main
 from sarathi_lab.tasks.peers import measure as measure_module
 from sarathi_lab.tasks.peers import task as task_module
 from sarathi_lab.tasks.peers.engines import (
+    ALL,
     OURS,
     PEERS,
     WORKERS,
@@ -366,6 +367,14 @@ def test_the_run_stops_if_our_own_engine_does(fake, engines, tmp_path, capsys):
     assert "the lab's own engine failed: ValueError: no such model" in capsys.readouterr().err
     (path,) = tmp_path.rglob("peers.csv")
     assert "no such model" in path.read_text()
+
+
+def test_an_engine_without_a_dtype_is_left_out(fake, tmp_path):
+    subject = Subject("fake", Path("nowhere"), 100, 1, "int8")
+    engines = [fake("has_none"), fake("has_it", dtypes=ALL)]
+    table, _, _ = compare(engines, tmp_path, subject=subject)
+    assert table.error["has_none"].unique() == ["installed; not run in int8 here"]
+    assert table.error["has_it"].unique() == [""]
 
 
 def test_the_campaigns_part_records_its_table(fake, engines, tmp_path):

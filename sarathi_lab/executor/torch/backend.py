@@ -22,6 +22,7 @@ from sarathi_lab.executor.torch.computing import (
     _why_not_built,
     built_isa,
     check_int8,
+    check_of_kernels,
     in_weights,
     require_isa,
     require_supported,
@@ -120,12 +121,7 @@ class TorchBackend:
             check_int8(self)
         check_ranks(self)
         require_isa(self.isa, is_wanted=self._wants_native)
-        for name in () if self.uses_kernels else ("overlap", "cuda_graphs", "hybrid"):
-            if (value := getattr(self, name)) != getattr(type(self), name):
-                raise UserError(
-                    f"executor.{name}={value} is for Triton's kernels, which do not run here "
-                    f"(device {self._device}, executor.kernels={self.kernels}); leave it out"
-                )
+        check_of_kernels(self)
 
     @property
     def ranks(self) -> Ranks:
@@ -212,7 +208,7 @@ class TorchBackend:
 
     def check(self, spec: ModelSpec, kv_tokens: int, host_kv_tokens: int = 0) -> None:
         """Raise UserError for what can't run: a shape, kernels, or more than the free memory."""
-        spec = self._in_weights(spec)
+        spec = in_weights(self, spec, self._device, self._dtype[1])
         check_split(self, spec)
         if self.uses_kernels:
             with faults_explained(self._device, "the run of a first kernel"):
@@ -221,9 +217,6 @@ class TorchBackend:
         if is_forced and (reason := self._why_not_native(spec)):
             raise UserError(f"executor.kernels=native does not run here: {reason}; {FIX}")
         self._memory(spec).check(kv_tokens, host_kv_tokens)
-
-    def _in_weights(self, spec: ModelSpec) -> ModelSpec:
-        return in_weights(self, spec, self._device, self._dtype[1])
 
     def _memory(self, spec: ModelSpec) -> Memory:
         """Before weights are in 8 bits they are there as they are loaded. A GPU holds one rank's
@@ -242,7 +235,8 @@ class TorchBackend:
         threads, count = self.num_threads, self.num_devices
         devices.use_threads(threads if count == 1 or threads is None else None)  # of all ranks here
         with faults_explained(self._device, "the measurement of its peaks"):
-            found = measure_peaks(self._device, self._dtype[1])
+            in_int8 = self.dtype == INT8 and self._wants_native and not _why_not_built(self.isa)
+            found = measure_peaks(self._device, torch.int8 if in_int8 else self._dtype[1], self.isa)
         devices.use_threads(threads)
         if threads is not None or count == 1:
             return found
@@ -291,7 +285,7 @@ class TorchBackend:
     ) -> TorchExecutor:
         """The executor, not warmed up; a `maker` has it of a part of the model."""
         maker = maker or Maker()
-        spec = self._in_weights(spec)
+        spec = in_weights(self, spec, self._device, self._dtype[1])
         devices.use_threads(self.num_threads)
         if self._device.type == "cpu":
             devices.keep_freed_memory()

@@ -45,6 +45,17 @@ def check_int8(backend: TorchBackend) -> None:
         raise UserError(f"dtype=int8 does not run here: {reason}; {fix}")
 
 
+def check_of_kernels(backend: TorchBackend) -> None:
+    """Raise UserError for settings of Triton's kernels where these do not run."""
+    for name in () if backend.uses_kernels else ("overlap", "cuda_graphs", "hybrid"):
+        if (value := getattr(backend, name)) != getattr(type(backend), name):
+            device = "cuda" if backend.uses_gpus else "cpu"
+            raise UserError(
+                f"executor.{name}={value} is for Triton's kernels, which do not run here (device "
+                f"{device}, executor.kernels={backend.kernels}); leave it out"
+            )
+
+
 def in_weights(
     backend: TorchBackend, spec: ModelSpec, device: torch.device, dtype: torch.dtype
 ) -> ModelSpec:

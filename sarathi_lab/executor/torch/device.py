@@ -12,6 +12,8 @@ from warnings import catch_warnings
 
 import torch
 
+from sarathi_kernels.cpu import library
+from sarathi_kernels.cpu.packing import pack_linear
 from sarathi_lab.config.errors import UserError, require_int
 from sarathi_lab.executor.torch.memory import free_memory_bytes
 from sarathi_lab.executor.torch.placement import most_threads
@@ -33,6 +35,7 @@ GPU_MODEL = "13b"  # the paper's
 GPU_MODEL_PARAMS = 13.0e9
 FIRST_ROUNDS = 4  # of peaks, before anything is announced
 PRODUCT_SIZE = {"cpu": 1024, "cuda": 8192}  # of square matrices, for the peak of products
+INT8_ROWS, INT8_SIZE = 256, (8192, 2048)  # of which making rows int8 takes little
 # For the peak of memory: far larger than the caches, as what is wanted is the memory's rate.
 STREAM_BYTES = {"cpu": 192 << 20, "cuda": 512 << 20}
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of glibc's malloc.h
@@ -165,12 +168,15 @@ def device_size(device: torch.device, num_threads: int) -> tuple[int, int]:
 _best_peaks: dict[tuple[torch.device, torch.dtype, int], Peaks] = {}
 
 
-def measure_peaks(device: torch.device, dtype: torch.dtype) -> Peaks:
+def measure_peaks(device: torch.device, dtype: torch.dtype, isa: str = "auto") -> Peaks:
     """The best this process has seen of large products, copies and sums on as many threads.
 
     Measured anew at every call, for a shared machine may be slow for seconds; a peak only rises. A
-    copy counts the bytes read and written. The first call takes a second or two, later ones less.
+    copy counts the bytes read and written. Products in int8 are C++'s own, by the instructions
+    `isa`. The first call takes a second or two, later ones less.
     """
+    if dtype == torch.int8:
+        library.start(torch.get_num_threads(), isa=isa)
     kind = (device, dtype, torch.get_num_threads())
     seen = _best_peaks.get(kind)
     flops, num_bytes = (seen.flops_per_second, seen.bytes_per_second) if seen else (0.0, 0.0)
@@ -188,6 +194,12 @@ def measure_peaks(device: torch.device, dtype: torch.dtype) -> Peaks:
 
 
 def _flops_per_second(device: torch.device, dtype: torch.dtype) -> float:
+    if dtype == torch.int8:
+        columns, inputs = INT8_SIZE
+        weight = pack_linear(torch.ones(INT8_SIZE, dtype=dtype), None, torch.ones(columns))
+        x = torch.ones(INT8_ROWS, inputs)
+        seconds = _best_time(lambda: library.linear(x, weight), device)
+        return 2.0 * INT8_ROWS * columns * inputs / seconds
     size = PRODUCT_SIZE[device.type]
     left, right = (torch.rand(size, size, device=device).to(dtype) for _ in range(2))
     out = torch.empty_like(left)
