@@ -65,8 +65,7 @@ class TorchExecutor:
         self.model = model
         self.cache = KVCache(model.spec, num_blocks, block_size, model.device, model.dtype)
         self._host_pool = HostPool(self.cache, num_host_blocks) if num_host_blocks else None
-        self.num_blocks = num_blocks
-        self.block_size = block_size
+        self.num_blocks, self.block_size = num_blocks, block_size
         self.capacity = capacity
         self.feeds_tokens = capacity > 1
         self.num_layers: int | None = model.spec.num_layers
@@ -82,8 +81,7 @@ class TorchExecutor:
         self._passes = Passes(model, self.cache)
         self._tokens = Tokens(block_size)  # of batches packed for torch
         self._shapes: PaddedShapes | None = None
-        # Where recorded work reads its inputs, and these; `_kept` are those of measurements, which
-        # come again.
+        # Where recorded work reads its inputs, and these; `_kept`: of measurements, to come again.
         self._recorded: dict[Shape, tuple[Tensor, PackedInputs]] = {}
         self._kept: dict[Shape, tuple[Tensor, PackedInputs]] = {}
         self._in_flight: deque[InFlight] = deque()
@@ -270,10 +268,7 @@ class TorchExecutor:
         """The part of a warm-up that every rank does by itself."""
         if self._limits is not None:
             self._shapes = PaddedShapes(
-                self._limits,
-                batch_size=batch_size,
-                max_tokens=max_tokens,
-                longest=longest,
+                self._limits, batch_size=batch_size, max_tokens=max_tokens, longest=longest
             )
             self._forget_beyond(self._shapes.all)
             with faults_explained(self.model.device, "the recording of CUDA graphs"):
