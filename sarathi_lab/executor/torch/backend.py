@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -287,11 +286,7 @@ class TorchBackend:
         maker = maker or Maker()
         spec = in_weights(self, spec, self._device, self._dtype[1])
         devices.use_threads(self.num_threads)
-        if self._device.type == "cpu":
-            devices.keep_freed_memory()
-        else:
-            gc.collect()  # a run that stopped may have left its memory in a cycle
-            torch.cuda.empty_cache()
+        devices.prepare_memory(self._device)
         with faults_explained(self._device, f"the loading of {spec.name}"):
             model = maker.load(spec, checkpoint, self._device, self._dtype[1], self.seed)
             if self.uses_kernels:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import platform
 import subprocess
@@ -143,6 +144,15 @@ def _cpu_name() -> str:
         return platform.processor() or platform.machine()
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.machine()
+
+
+def prepare_memory(device: torch.device) -> None:
+    """Have allocations find memory fast, and none that is still held by nobody."""
+    if device.type == "cpu":
+        keep_freed_memory()
+    else:
+        gc.collect()  # a run that stopped may have left its memory in a cycle
+        torch.cuda.empty_cache()
 
 
 def keep_freed_memory() -> bool:
