@@ -62,6 +62,16 @@ def allows_amx(request) -> bool:
 # -- operations ------------------------------------------------------------------------------------
 
 
+def test_what_a_compiler_is_given_compiles():
+    """Else the engine would be plain torch, and every test of the C++ skipped."""
+    try:
+        library.load()
+    except build.NotBuilt as error:
+        if "does not compile" in str(error):
+            raise
+        pytest.skip(str(error))
+
+
 @needs_library
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(

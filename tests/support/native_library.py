@@ -15,4 +15,4 @@ def is_missing() -> bool:
     return False
 
 
-needs_library = pytest.mark.skipif(is_missing(), reason="no AVX512 or no compiler")
+needs_library = pytest.mark.skipif(is_missing(), reason="no instruction set or no compiler for it")
