@@ -61,7 +61,7 @@ def energy(
     requests, at `load` of the saturation rate; joules an output token by batch,
     where all requests are there at once; and watts of iterations by what is in them.
     """
-    bench.check_power("use hardware=a100, h100 or h200")
+    bench.check_power("energy", "use hardware=a100, h100 or h200")
     for dataset in sizes["datasets"]:
         requests = bench.requests(dataset, num_requests, seed)
         arriving = at_rate(requests, load * bench.saturation_rate(dataset))
@@ -133,7 +133,7 @@ def layered_prefill(
     earliest of those with a P99 between tokens that is not above that of the chunks; not a number
     if none is.
     """
-    bench.check_power("use hardware=h100 or h200")
+    bench.check_power("layered_prefill", "use hardware=h100 or h200")
     for dataset, own_loads in loads.items():
         requests = bench.requests(dataset, num_requests, seed)
         for load in own_loads:

@@ -138,10 +138,10 @@ class ServingBench:
             raise UserError("several engines are simulated only; add executor=simulated")
         return self.clusters(topology)
 
-    def check_power(self, fix: str) -> None:
+    def check_power(self, experiment: str, fix: str) -> None:
         """Raise UserError if nothing says what the device draws."""
         if self.backend is None or self.backend.power is None:
-            raise UserError(f"this experiment needs a power model; {fix}")
+            raise UserError(f"experiment={experiment} needs a power model; {fix}")
 
     def energy(self, ledger: Ledger) -> tuple[pd.DataFrame, dict[str, float]]:
         """The iterations with their costs, watts and joules, and the metrics of energy with the

@@ -10,7 +10,7 @@ from native_library import needs_library
 
 from sarathi_kernels.cpu import library
 from sarathi_lab.executor.torch import placement
-from sarathi_lab.executor.torch.placement import most_threads, place, usable_cores
+from sarathi_lab.executor.torch.placement import most_threads, physical_cores, place
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_threads_move_where_there_are_cores_to_spare_or_too_few(machine):
 
 def test_only_cores_that_the_process_may_use_count(machine):
     machine[1]({5, 6, 7, 9})
-    assert [core.number for core in usable_cores()] == [5, 6, 9]
+    assert [core.number for core in physical_cores()] == [5, 6, 9]
     assert (place(2).bound, place(2).nodes) == ([5, 6], [0, 0])  # the only node is the first
     machine[1]({8, 9})
     assert place(2).bound == [8, 9]  # none is faster

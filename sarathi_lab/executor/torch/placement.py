@@ -58,7 +58,7 @@ class Placement:
 
 def place(num_threads: int) -> Placement:
     """Cores for so many threads of this process."""
-    cores = sorted(usable_cores(), key=lambda core: not core.is_fast)
+    cores = sorted(physical_cores(), key=lambda core: not core.is_fast)
     num_fast = sum(core.is_fast for core in cores)
     takes_all = 0 < num_fast <= num_threads <= len(cores)
     chosen = sorted(cores[:num_threads], key=lambda core: core.node) if takes_all else ()
@@ -69,11 +69,11 @@ def most_threads() -> int | None:
     """Threads that pay: the fast cores, no more than this process's share of time lets run at once;
     None where nothing is known.
     """
-    known = [sum(core.is_fast for core in usable_cores()), *_quotas()]
+    known = [sum(core.is_fast for core in physical_cores()), *_quotas()]
     return min((number for number in known if number), default=None)
 
 
-def usable_cores() -> list[Core]:
+def physical_cores() -> list[Core]:
     """Those that this process may use, by what Linux says of them; none elsewhere."""
     if not hasattr(os, "sched_getaffinity"):
         return []
