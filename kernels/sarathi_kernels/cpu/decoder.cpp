@@ -134,7 +134,7 @@ void sarathi_linear(const Linear* linear, int32_t is_bf16, const float* x, int64
     Inputs inputs;
     put_all(x, rows, linear->in_features, rounds_inputs(is_bf16), inputs);
     run([&](int) { multiply_to(inputs, all, *linear, is_bf16, out, linear->out_features, false); },
-        is_bf16 && uses_amx);
+        (is_bf16 || linear->scales) && uses_amx);
 }
 
 // x and out [rows, hidden_size] float32; the experts of a layer by `logits` [rows, num_experts]. Of the model and the
