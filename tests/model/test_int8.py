@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -44,6 +45,13 @@ def threads() -> None:
         library.start(2)
 
 
+@pytest.fixture(params=[True, False], ids=["amx", "dots"])
+def allows_amx(request: pytest.FixtureRequest) -> Iterator[bool]:
+    library.start(2, allows_amx=request.param)
+    yield request.param
+    library.start(2)
+
+
 def linear_of(in_features: int, out_features: int, *, bias: bool = True) -> nn.Linear:
     """Channels of very different sizes, which one scale for all would lose."""
     generator = torch.Generator().manual_seed(3)
@@ -84,9 +92,9 @@ def test_a_product_is_that_of_the_rounded_sides():
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(
     ("rows", "in_features", "out_features"),
-    [(1, 48, 97), (2, 512, 64), (4, 33, 5), (7, 1100, 31), (13, 64, 32), (65, 100, 70)],
+    [(1, 48, 97), (2, 512, 64), (4, 33, 5), (7, 1100, 31), (13, 64, 32), (65, 100, 70), (300, 600, 33)],
 )
-def test_the_native_product_is_that_of_torch(rows, in_features, out_features, bias):
+def test_the_native_product_is_that_of_torch(allows_amx, rows, in_features, out_features, bias):
     linear, x = (
         Int8Linear(linear_of(in_features, out_features, bias=bias)),
         rows_of(rows, in_features),
@@ -97,15 +105,16 @@ def test_the_native_product_is_that_of_torch(rows, in_features, out_features, bi
 
 
 @needs_library
-def test_the_largest_numbers_and_those_that_are_none():
+def test_the_largest_numbers_and_those_that_are_none(allows_amx):
     linear = nn.Linear(300, 33, bias=False).requires_grad_(False)
     linear.weight.copy_(torch.where(torch.arange(300) % 2 == 1, -1.0, 1.0).expand(33, 300))
-    x = linear.weight[:3].clone()  # every product is 127 * 127
+    x = linear.weight[:5].clone()  # every product is 127 * 127
     x[1], x[2, 5] = -x[1], float("nan")
     quantized = Int8Linear(linear)
     for found in (library.linear(x, packed(quantized)), quantized(x)):
         assert torch.allclose(found[:2], torch.tensor([[300.0], [-300.0]]).expand(2, 33))
         assert found[2].isnan().all()
+        assert torch.allclose(found[3:], torch.tensor(300.0).expand(2, 33))
 
 
 @needs_library

@@ -23,6 +23,7 @@ NEEDED: dict[str, set[str]] = {
     "neon": {"neon"},
 }
 TARGETS = {"avx512": "-march=native", "avx2": "-march=x86-64-v3", "neon": "-mcpu=native"}
+MORE = {"avx2": {"avx_vnni": "-mavxvnni"}}  # of a set, where the CPU has it
 TIMEOUT = 300  # seconds
 
 
@@ -51,11 +52,17 @@ def build(isa: str = "auto") -> Path:
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     if not compiler:
         raise NotBuilt("there is no C++ compiler (g++ 11 or newer, or set CXX)")
-    command = [compiler, TARGETS[isa], *FLAGS]
+    command = [compiler, *targets(isa), *FLAGS]
     library = cache_folder() / f"decoder-{isa}-{_key(command)}.so"
     if not _is_whole(library):
         _compile(command, library)
     return library
+
+
+def targets(isa: str) -> list[str]:
+    """What tells a compiler of this CPU's instructions in the set `isa`."""
+    flags = cpu_flags()
+    return [TARGETS[isa], *(option for name, option in MORE.get(isa, {}).items() if name in flags)]
 
 
 def cpu_flags() -> set[str]:

@@ -117,11 +117,11 @@ constexpr bool HAS_AMX = true;
 
 // All eight tiles hold 16 rows of 64 bytes; whoever multiplies with them says so first, on its own thread.
 inline void begin_tiles() {
-    alignas(64) struct {
+    alignas(64) static constexpr struct {  // in memory: GCC may take what is made here for never read
         uint8_t palette = 1, start_row = 0, reserved[14] = {};
         uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
         uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-    } config;
+    } config{};
     _tile_loadconfig(&config);
 }
 
@@ -288,7 +288,8 @@ inline bool uses_amx = false;  // for bfloat16 and int8
 // The same of any number of rows, by whatever is fastest. What follows `b` in memory is next.
 template <class T>
 inline void multiply_in_tiles(const T* a, int64_t width, const T* b, int64_t k, int64_t rows, float* out) {
-    if (uses_amx) {
+    constexpr int64_t FEW = sizeof(T) == 1 ? 3 : 0;  // rows that are faster without
+    if (uses_amx && rows > FEW) {
         return multiply_tiles(a, width, b, k, rows, out, false, true);
     }
     if constexpr (Dots<T>::EXIST) {
