@@ -58,6 +58,13 @@ inline Ints load_ints(const void* from) {
     return ints;
 }
 
+#if defined(__AVX512BF16__) && defined(__AVX512VNNI__)
+constexpr bool HAS_PAIRS = true;
+inline Vector dot(Vector sum, Ints inputs, Ints weights) { return _mm512_dpbf16_ps(sum, (__m512bh)inputs, (__m512bh)weights); }
+#else
+constexpr bool HAS_PAIRS = false;
+#endif
+
 // Of inputs of type T: what their sums are kept in, and whether there is such an instruction.
 template <class T>
 struct Dots {
@@ -67,14 +74,7 @@ struct Dots {
 template <>
 struct Dots<bf16> {
     using Sum = Vector;
-#if defined(__AVX512BF16__) && defined(__AVX512VNNI__)
-    static constexpr bool EXIST = true;
-#else
-    static constexpr bool EXIST = false;
-#endif
+    static constexpr bool EXIST = HAS_PAIRS;
 };
-#if defined(__AVX512BF16__) && defined(__AVX512VNNI__)
-inline Vector dot(Vector sum, Ints inputs, Ints weights) { return _mm512_dpbf16_ps(sum, (__m512bh)inputs, (__m512bh)weights); }
-#endif
 
 }  // namespace sarathi

@@ -127,22 +127,12 @@ inline void begin_tiles() {
 
 inline void end_tiles() { _tile_release(); }
 
-template <int Sum, class T>
-inline void multiply_loaded() {
-    if constexpr (Sum == 0 && sizeof(T) == 1) {
-        _tile_dpbusd(0, 4, 6);
-        _tile_dpbusd(1, 4, 7);
-    } else if constexpr (Sum == 0) {
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(1, 4, 7);
-    } else if constexpr (sizeof(T) == 1) {
-        _tile_dpbusd(2, 5, 6);
-        _tile_dpbusd(3, 5, 7);
-    } else {
-        _tile_dpbf16ps(2, 5, 6);
-        _tile_dpbf16ps(3, 5, 7);
+#define SARATHI_MULTIPLY(sum, a, b)  \
+    if constexpr (sizeof(T) == 1) {  \
+        _tile_dpbusd(sum, a, b);     \
+    } else {                         \
+        _tile_dpbf16ps(sum, a, b);   \
     }
-}
 
 // 16 rows of tiles; or a pair of such, the second of which lies `below` the first.
 template <bool IsPair, class T>
@@ -150,29 +140,30 @@ inline void multiply_tile_rows(const T* a, int64_t below, const T* b, int64_t co
                                Ahead& ahead) {
     constexpr int64_t SIZE = LANES * INPUTS<T>;
     float* out_below = out + LANES * PANEL;
-    if (accumulates) {
-        _tile_loadd(0, out, PANEL * 4);
-        _tile_loadd(1, out + LANES, PANEL * 4);
-    } else {
+    if (!accumulates) {
         _tile_zero(0);
         _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+    } else {
+        _tile_loadd(0, out, PANEL * 4);
+        _tile_loadd(1, out + LANES, PANEL * 4);
     }
     if (IsPair && accumulates) {
         _tile_loadd(2, out_below, PANEL * 4);
         _tile_loadd(3, out_below + LANES, PANEL * 4);
-    } else if (IsPair) {
-        _tile_zero(2);
-        _tile_zero(3);
     }
     for (int64_t i = 0; i < count; ++i, a += SIZE, b += 2 * SIZE) {
         ahead.fetch();
         _tile_loadd(4, a, 64);
         _tile_loadd(6, b, 64);
         _tile_loadd(7, b + SIZE, 64);
-        multiply_loaded<0, T>();
+        SARATHI_MULTIPLY(0, 4, 6)
+        SARATHI_MULTIPLY(1, 4, 7)
         if constexpr (IsPair) {
             _tile_loadd(5, a + below, 64);
-            multiply_loaded<1, T>();
+            SARATHI_MULTIPLY(2, 5, 6)
+            SARATHI_MULTIPLY(3, 5, 7)
         }
     }
     _tile_stored(0, out, PANEL * 4);
@@ -307,6 +298,6 @@ inline void multiply_in_tiles(const T* a, int64_t width, const T* b, int64_t k, 
 }
 
 // Whether the inputs of products are rounded, as it is bfloat16 that is multiplied.
-inline bool rounds_inputs(bool is_bf16) { return is_bf16 && (uses_amx || Dots<bf16>::EXIST); }
+inline bool rounds_inputs(bool is_bf16) { return is_bf16 && (uses_amx || HAS_PAIRS); }
 
 }  // namespace sarathi
