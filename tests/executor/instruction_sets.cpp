@@ -54,7 +54,7 @@ void write_logits(bool is_bf16, int32_t kv_type) {
     const Linear embedding = random_linear(HIDDEN, VOCABULARY, is_bf16);
     Model model{layers.data(), embedding.weight, norm(HIDDEN), random_linear(HIDDEN, VOCABULARY, is_bf16),
                 2, VOCABULARY, HIDDEN, HEADS, KV_HEADS, SIZE, SIZE / 2, 0, 0, 0, is_bf16, SILU, 1, 0, 0.25f};
-    void* decoder;
+    Decoder* decoder;
     if (const Fault fault = sarathi_make_decoder(&model, &decoder)) {
         std::fprintf(stderr, "%s\n", fault);
         std::exit(1);
@@ -92,9 +92,9 @@ void write_logits(bool is_bf16, int32_t kv_type) {
 
 int main() {
     sarathi_start(2, 0);
-    for (const int32_t kv_type : {OWN, INT8, FP8}) {
-        write_logits(false, kv_type);
-        write_logits(true, kv_type);
+    for (const int32_t kv_type : {-1, INT8, FP8}) {  // below 0: the model's own
+        write_logits(false, kv_type < 0 ? FLOAT32 : kv_type);
+        write_logits(true, kv_type < 0 ? BFLOAT16 : kv_type);
     }
     Vector rows[LANES];
     for (Vector& row : rows) {
