@@ -54,11 +54,7 @@ void write_logits(bool is_bf16, int32_t kv_type) {
     const Linear embedding = random_linear(HIDDEN, VOCABULARY, is_bf16);
     Model model{layers.data(), embedding.weight, norm(HIDDEN), random_linear(HIDDEN, VOCABULARY, is_bf16),
                 2, VOCABULARY, HIDDEN, HEADS, KV_HEADS, SIZE, SIZE / 2, 0, 0, 0, is_bf16, SILU, 1, 0, 0.25f};
-    Decoder* decoder;
-    if (const Fault fault = sarathi_make_decoder(&model, &decoder)) {
-        std::fprintf(stderr, "%s\n", fault);
-        std::exit(1);
-    }
+    Decoder* decoder = sarathi_make_decoder(&model);
     constexpr int64_t ENTRIES = 2 * 4 * BLOCK * KV_HEADS * SIZE;
     std::vector<float> keys(ENTRIES), values(ENTRIES), key_scales(ENTRIES), value_scales(ENTRIES);
     std::vector<int64_t> ids(TOKENS), positions(TOKENS), slots(TOKENS);

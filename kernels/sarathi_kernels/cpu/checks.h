@@ -1,4 +1,5 @@
-// What Python hands over, held against the memory that it says it has: the first fault is thrown, in words.
+// Numbers that Python hands over, held against the memory that they point into: the first fault is thrown, in words.
+// Python itself checks sizes (`checks.py`).
 #pragma once
 
 #include <algorithm>
@@ -9,8 +10,6 @@ namespace sarathi {
 
 using Fault = const char*;
 
-constexpr int64_t MAX_HEAD_SIZE = 256;
-
 inline void require(bool holds, Fault otherwise) {
     if (!holds) {
         throw otherwise;
@@ -19,13 +18,6 @@ inline void require(bool holds, Fault otherwise) {
 
 inline bool are_below(const int64_t* numbers, int64_t count, int64_t end) {
     return std::all_of(numbers, numbers + count, [=](int64_t number) { return 0 <= number && number < end; });
-}
-
-inline void check_heads(const Model& model) {
-    require(model.num_kv_heads > 0 && model.num_heads > 0 && model.num_heads % model.num_kv_heads == 0,
-            "the query heads do not share the heads of keys evenly");
-    require(0 < model.head_size && model.head_size <= MAX_HEAD_SIZE, "heads have from 1 to 256 entries");
-    require(model.window >= 0, "a sliding window has no negative size");
 }
 
 inline void check_segments(const Batch& batch) {
@@ -42,36 +34,6 @@ inline void check_segments(const Batch& batch) {
         row += one->num_queries;
     }
     require(row == batch.num_tokens, "segments do not cover all tokens");
-}
-
-// Feed-forward blocks, experts and a gate may be missing.
-inline bool has_sizes(const Layer& layer, const Model& model) {
-    const Layer& first = model.layers[0];  // whose blocks are as wide as all others
-    const int64_t width = model.hidden_size, keys = model.num_kv_heads * model.head_size;
-    const int64_t queries = model.num_heads * model.head_size;
-    const auto fits = [](const Linear& linear, int64_t in_features, int64_t out_features) {
-        return !linear.weight || (linear.in_features == in_features && linear.out_features == out_features);
-    };
-    const auto is_of_heads = [&](const Norm& norm) { return !norm.weight || norm.size == model.head_size; };
-    return layer.attention_norm.size == width && layer.ffn_norm.size == width && is_of_heads(layer.query_norm) &&
-           is_of_heads(layer.key_norm) && layer.qkv.weight && fits(layer.qkv, width, queries + 2 * keys) &&
-           layer.out.weight && fits(layer.out, queries, width) && !layer.up.weight == !layer.down.weight &&
-           fits(layer.up, width, first.down.in_features) && fits(layer.down, first.down.in_features, width) &&
-           fits(layer.shared_gate, width, 1) && !layer.router.weight == !layer.expert_up.weight &&
-           !layer.router.weight == !layer.expert_down.weight && fits(layer.router, width, model.num_experts) &&
-           fits(layer.expert_up, width, first.expert_down.in_features) &&
-           fits(layer.expert_down, first.expert_down.in_features, width) &&
-           (!layer.router.weight || (0 < model.experts_per_token && model.experts_per_token <= model.num_experts));
-}
-
-inline void check(const Model& model) {
-    check_heads(model);
-    require(0 <= model.rotary_half && 2 * model.rotary_half <= model.head_size, "more is rotated than a head has");
-    require(model.num_layers > 0 && model.final_norm.size == model.hidden_size &&
-                model.head.in_features == model.hidden_size && model.head.out_features == model.vocab_size &&
-                std::all_of(model.layers, model.layers + model.num_layers,
-                            [&](const Layer& layer) { return has_sizes(layer, model); }),
-            "the weights do not match the model's sizes");
 }
 
 inline void check(const Batch& batch, const Model& model) {

@@ -1,24 +1,19 @@
-// What Python calls. What is handed over is checked here: what is within reads and writes wherever it is told to.
+// What Python calls. What it hands over is checked there or here: what is within reads and writes wherever it is told.
 #include "checks.h"
 #include "decoder.h"
 
-#if defined(__linux__)
+#if defined(__linux__) && defined(__AMX_BF16__)
 #include <sys/syscall.h>
 #include <unistd.h>
+constexpr int REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;  // of arch_prctl
+static bool enable_amx() { return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0; }
+#else
+static bool enable_amx() { return false; }
 #endif
 
 using namespace sarathi;
 
 namespace {
-
-bool enable_amx() {
-#if defined(__linux__) && defined(__AMX_BF16__)
-    constexpr int REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;  // of arch_prctl
-    return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
-#else
-    return false;
-#endif
-}
 
 void run(const std::function<void(int)>& work) {
     pool->run([&](int thread) {
@@ -88,14 +83,13 @@ void sarathi_place(const int32_t* cores, const int32_t* nodes) {
     pool = std::make_unique<Pool>(std::vector(cores, cores + num_threads), std::vector(nodes, nodes + num_threads));
 }
 
-void sarathi_copy(char* to, const char* from, int64_t num_bytes) { pool->copy(to, from, num_bytes); }
-
-Fault sarathi_make_decoder(const Model* model, Decoder** made) {
-    return fault_in([&] {
-        check(*model);
-        *made = new Decoder{*model};
-    });
+// Each thread copies its share, whole pages: they come to lie on its node, where nothing was before.
+void sarathi_copy(char* to, const char* from, int64_t num_bytes) {
+    const auto begin = [&](int i) { return i < pool->size ? num_bytes * i / pool->size & -PAGE : num_bytes; };
+    pool->run([&](int thread) { std::copy(from + begin(thread), from + begin(thread + 1), to + begin(thread)); });
 }
+
+Decoder* sarathi_make_decoder(const Model* model) { return new Decoder{*model}; }
 
 void sarathi_free_decoder(Decoder* decoder) { delete decoder; }
 
@@ -133,7 +127,6 @@ void sarathi_experts(const Model* model, const Layer* layer, const float* x, con
 // are read, and `is_bf16`: whether AMX may multiply what is not float32; of the batch only the segments and the cache.
 Fault sarathi_attention(const Model* model, const Batch* batch, const float* query, float* out) {
     return fault_in([&] {
-        check_heads(*model);
         check_segments(*batch);
         Decoder decoder{*model};
         decoder.prepare_attention(*batch);

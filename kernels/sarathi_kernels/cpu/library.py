@@ -1,7 +1,7 @@
 """The compiled C++ and its calls, on torch's tensors of a CPU.
 
-What is handed over is checked, here what tensors are and in `checks.h` the numbers in them: the C++
-reads and writes wherever it is told to.
+What is handed over is checked, here what tensors are, in `checks.py` whether sizes match, and in
+`checks.h` the numbers in tensors: the C++ reads and writes wherever it is told to.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import Tensor
 from sarathi_kernels.attention.kv_cache import Cache, QuantizedCache
 from sarathi_kernels.attention.reference import Segment
 from sarathi_kernels.cpu.build import NotBuilt, build
+from sarathi_kernels.cpu.checks import check_heads, check_model
 from sarathi_kernels.cpu.packing import DTYPES, PackedLinear
 from sarathi_kernels.cpu.structures import (
     OPERATIONS,
@@ -30,7 +31,6 @@ from sarathi_kernels.cpu.structures import (
     SegmentStruct,
 )
 
-MAX_HEAD_SIZE = 256
 SCALED = (torch.int8, torch.float8_e4m3fn)
 KV_TYPES = (*DTYPES, *SCALED)  # numbered as in `structures.h`
 FAULT = c_char_p  # what is wrong with the arguments, null for nothing
@@ -39,7 +39,7 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "sarathi_start": (c_int32, (c_int32, c_int32)),
     "sarathi_place": (None, (POINTER(c_int32), POINTER(c_int32))),
     "sarathi_copy": (None, (c_void_p, c_void_p, c_int64)),
-    "sarathi_make_decoder": (FAULT, (POINTER(ModelStruct), POINTER(c_void_p))),
+    "sarathi_make_decoder": (c_void_p, (POINTER(ModelStruct),)),
     "sarathi_free_decoder": (None, (c_void_p,)),
     "sarathi_forward": (FAULT, (c_void_p, POINTER(BatchStruct))),
     "sarathi_linear": (None, (POINTER(LinearStruct), c_int32, c_void_p, c_int64, c_void_p)),
@@ -144,9 +144,9 @@ class Decoder:
     """
 
     def __init__(self, struct: ModelStruct, kept: Sequence[object]) -> None:
+        check_model(struct)
         self._struct, self._kept, self._library = struct, kept, load()
-        self._made = c_void_p()
-        self._library.sarathi_make_decoder(byref(struct), byref(self._made))
+        self._made = self._library.sarathi_make_decoder(byref(struct))
         weakref.finalize(self, self._library.sarathi_free_decoder, self._made)
 
     def forward(
@@ -272,6 +272,7 @@ def attention(
     model = ModelStruct(num_heads=num_heads, num_kv_heads=num_kv_heads, head_size=head_size)
     model.window, model.scale = sliding_window or 0, scale
     model.is_bf16 = (query.dtype if kind in SCALED else kind) == torch.bfloat16
+    check_heads(model)
     structs = segment_structs(segments)
     batch = BatchStruct(None, None, None, None, structs, len(query), len(structs), 0)
     batch.keys, batch.values, batch.key_scales, batch.value_scales = map(address, cached)

@@ -86,7 +86,7 @@ class Pool {
     }
 
     // All threads call this with the same number: each task is done by whoever is free, and all wait for the last. A
-    // node's threads begin with its share of them, as in `copy`, where it has the weights that they read.
+    // node's threads begin with its share of them, where it has the weights that they read (see `sarathi_copy`).
     template <class Task>
     void share(int64_t num_tasks, Task&& task) {
         const int num_parts = static_cast<int>(parts_.size());
@@ -111,12 +111,6 @@ class Pool {
                 work(row);
             }
         });
-    }
-
-    // Each thread its share, whole pages: they come to lie on its node, where nothing was before.
-    void copy(char* to, const char* from, int64_t num_bytes) {
-        const auto begin = [&](int thread) { return thread < size ? num_bytes * thread / size & -PAGE : num_bytes; };
-        run([&](int thread) { std::copy(from + begin(thread), from + begin(thread + 1), to + begin(thread)); });
     }
 
     // The time, on average over all threads, that they waited for each other since the last call, if `is_watched`.
