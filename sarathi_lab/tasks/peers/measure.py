@@ -128,7 +128,8 @@ class Comparison:
             return None
         path = self.logs / f"{name.replace(' ', '-')}-{subject.model}-{subject.dtype}.log"
         environment = environment_of(engine.python, self.device, self.threads)
-        environment |= self.limits
+        if engine.peer != OURS:  # whose C++ is compiled for what it uses
+            environment |= self.limits
         worker = Worker([engine.python, str(engine.script)], environment, path)
         stack.callback(worker.close)
         longest = max(scenario.total_len for scenario in self.scenarios)

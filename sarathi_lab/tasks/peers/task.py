@@ -168,7 +168,9 @@ class Peers(Task):
 
     def _engines(self, cfg: DictConfig) -> list[Engine]:
         """Ours first, then every variant of the peers."""
-        options = {name: OmegaConf.to_container(cfg[name], resolve=True) for name in NODES}
+        options: dict[str, Any] = {
+            name: OmegaConf.to_container(cfg[name], resolve=True) for name in NODES
+        }
         options["block_size"] = cfg.cache.block_size
         if self.isa != "auto":
             options["executor"]["isa"] = self.isa
