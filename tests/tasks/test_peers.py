@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -32,6 +33,7 @@ from sarathi_lab.tasks.peers.engines import (
     WorkerError,
     ensure_checkpoint,
     environment_of,
+    limited_to_avx2,
     our_engine,
 )
 from sarathi_lab.tasks.peers.measure import (
@@ -61,7 +63,7 @@ class Fake:
         assert settings["model_dir"].startswith("/")
         if self.manner == "refuses":
             raise ValueError("no such model\\nand a second line")
-        return "fake 1"
+        return os.environ.get("FAKE_LIMIT", "fake 1")
 
     def generate(self, prompts, output_len):
         self.seen += 1
@@ -104,11 +106,13 @@ def tiny(tmp_path_factory):
     return Subject("tiny", directory, spec.vocab_size, spec.kv_bytes_per_token(4), "float32")
 
 
-def compare(engines, tmp_path, scenarios=(SMALL,), subject=None, repetitions=2, timeout=60.0):
+def compare(
+    engines, tmp_path, scenarios=(SMALL,), subject=None, repetitions=2, timeout=60.0, **rest
+):
     """The table of the engines by name, the lines that were said, and the outcomes."""
     subject = subject or Subject("fake", Path("nowhere"), 100, 1, "float32")
     given = {"threads": 1, "batch": 2, "chunk": 16, "seed": 0}
-    given |= {"repetitions": repetitions, "timeout": timeout}
+    given |= {"repetitions": repetitions, "timeout": timeout, **rest}
     said: list[str] = []
     comparison = Comparison(engines, subject, scenarios, tmp_path, said.append, **given)
     outcomes = comparison.measure()
@@ -226,6 +230,34 @@ def test_another_interpreter_does_not_see_this_ones_packages(monkeypatch):
         assert environment["OMP_NUM_THREADS"] == "3"
         assert environment["CUDA_VISIBLE_DEVICES"] == ""
     assert environment_of(PYTHON, "cuda:0", 3).get("CUDA_VISIBLE_DEVICES") != ""
+
+
+def test_a_limit_is_set_for_those_that_obey_and_the_others_are_left_out(fake, tmp_path):
+    engines = [fake(OURS, obeys=True), fake("one", obeys=True), fake("other")]
+    table, _, _ = compare(engines, tmp_path, limits={"FAKE_LIMIT": "limited"})
+    assert table.version.xs("small", level=1).to_dict() == {
+        OURS: "fake 1",
+        "one": "limited",
+        "other": "",
+    }
+    assert "not known to keep to AVX2" in table.error["other", "small"]
+
+
+def test_avx512_is_hidden_from_a_process_or_the_setting_is_refused(tmp_path, monkeypatch):
+    try:
+        limits = limited_to_avx2(tmp_path)
+    except UserError:
+        limits = None  # another kind of CPU or system
+    if limits is not None:
+        names = "from numpy._core._multiarray_umath import __cpu_features__ as f"
+        code = f"{names}; print(f['AVX512F'], f['AVX2'])"
+        done = subprocess.run(
+            [PYTHON, "-c", code], env={**os.environ, **limits}, capture_output=True
+        )
+        assert done.stdout.split() == [b"False", b"True"]
+    monkeypatch.setenv("CC", "/no/compiler")
+    with pytest.raises(UserError, match=r"task.isa=avx2 can't be had here .*; use auto"):
+        limited_to_avx2(tmp_path)
 
 
 # -- real engines ----------------------------------------------------------------------------------
