@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -33,7 +32,6 @@ from sarathi_lab.tasks.peers.engines import (
     WorkerError,
     ensure_checkpoint,
     environment_of,
-    limited_to_avx2,
     our_engine,
 )
 from sarathi_lab.tasks.peers.measure import (
@@ -232,32 +230,15 @@ def test_another_interpreter_does_not_see_this_ones_packages(monkeypatch):
     assert environment_of(PYTHON, "cuda:0", 3).get("CUDA_VISIBLE_DEVICES") != ""
 
 
-def test_a_limit_is_set_for_those_that_obey_and_the_others_are_left_out(fake, tmp_path):
-    engines = [fake(OURS, obeys=True), fake("one", obeys=True), fake("other")]
-    table, _, _ = compare(engines, tmp_path, limits={"FAKE_LIMIT": "limited"})
+def test_a_limit_is_set_for_those_that_have_one_and_the_others_are_left_out(fake, tmp_path):
+    engines = [fake(OURS, avx2={}), fake("one", avx2={"FAKE_LIMIT": "limited"}), fake("other")]
+    table, _, _ = compare(engines, tmp_path, is_avx2=True)
     assert table.version.xs("small", level=1).to_dict() == {
         OURS: "fake 1",
         "one": "limited",
         "other": "",
     }
     assert "not known to keep to AVX2" in table.error["other", "small"]
-
-
-def test_avx512_is_hidden_from_a_process_or_the_setting_is_refused(tmp_path, monkeypatch):
-    try:
-        limits = limited_to_avx2(tmp_path)
-    except UserError:
-        limits = None  # another kind of CPU or system
-    if limits is not None:
-        names = "from numpy._core._multiarray_umath import __cpu_features__ as f"
-        code = f"{names}; print(f['AVX512F'], f['AVX2'])"
-        done = subprocess.run(
-            [PYTHON, "-c", code], env={**os.environ, **limits}, capture_output=True
-        )
-        assert done.stdout.split() == [b"False", b"True"]
-    monkeypatch.setenv("CC", "/no/compiler")
-    with pytest.raises(UserError, match=r"task.isa=avx2 can't be had here .*; use auto"):
-        limited_to_avx2(tmp_path)
 
 
 # -- real engines ----------------------------------------------------------------------------------

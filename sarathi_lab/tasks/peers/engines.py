@@ -24,7 +24,6 @@ WORKERS = Path(__file__).parent / "workers"
 OURS = "sarathi_lab"
 GRACE = 5.0  # seconds of a process to end by itself
 PROBE_SECONDS = 60.0
-ISA_LIMITS = ("ONEDNN_MAX_CPU_ISA", "OV_CPU_MAX_ISA")
 PROBE = (
     "import importlib.util, sys; sys.exit(any(importlib.util.find_spec(name) is None for name "
     "in sys.argv[1:]))"
@@ -36,8 +35,8 @@ class Engine:
     """One way to run one engine: `python` runs `script`, which needs `packages` and is loaded with
     `options` besides the common settings.
 
-    `install` is what to ask pip for; `devices` are the kinds it is compared on, in `dtypes`. One
-    that `obeys` was seen to keep to what a CPU says it has.
+    `install` is what to ask pip for; `devices` are the kinds it is compared on, in `dtypes`;
+    `avx2` is the environment that limits it to AVX2, null where none is known to.
     """
 
     peer: str
@@ -49,7 +48,7 @@ class Engine:
     devices: Sequence[str] = ("cpu",)
     python: str = sys.executable
     dtypes: Sequence[str] = ("float32", "bfloat16")
-    obeys: bool = False
+    avx2: Mapping[str, str] | None = None
 
     @property
     def name(self) -> str:
@@ -73,7 +72,7 @@ def _script(name: str) -> Path:
 def our_engine(variant: str, options: Mapping[str, Any]) -> Engine:
     """The lab's own: `options` are config nodes, see its worker."""
     return Engine(
-        OURS, variant, _script("sarathi"), options=options, devices=BOTH, dtypes=ALL, obeys=True
+        OURS, variant, _script("sarathi"), options=options, devices=BOTH, dtypes=ALL, avx2={}
     )
 
 
@@ -87,7 +86,7 @@ PEERS: dict[str, Sequence[Engine]] = {
         Engine(
             *("openvino_genai", variant, _script("openvino_genai"), *OPENVINO, {"split": splits}),
             dtypes=ALL,
-            obeys=True,
+            avx2={"ONEDNN_MAX_CPU_ISA": "AVX2", "OV_CPU_MAX_ISA": "AVX2"},
         )
         for variant, splits in (("split", True), ("whole", False))
     ],
@@ -119,26 +118,6 @@ def environment_of(python: str, device: str, threads: int) -> dict[str, str]:
         before = filter(None, [os.environ.get("PYTHONPATH")])
         environment["PYTHONPATH"] = os.pathsep.join([*own, *before])
     return environment
-
-
-def limited_to_avx2(folder: Path) -> dict[str, str]:
-    """What hides AVX512 and AMX from a process, compiled below `folder` and tried.
-
-    OpenVINO's own two limits leave the products of MLAS inside it with AVX512. Raises UserError
-    where this CPU can't be hidden from a process.
-    """
-    library, compiler = folder / "avx2_only.so", os.environ.get("CC", "cc")
-    command = [compiler, "-O1", "-shared", "-fPIC", "-o", str(library)]
-    limits = {"LD_PRELOAD": str(library), **dict.fromkeys(ISA_LIMITS, "AVX2")}
-    try:
-        subprocess.run([*command, str(WORKERS / "avx2_only.c")], check=True, capture_output=True)
-        subprocess.run([sys.executable, "-c", ""], check=True, env={**os.environ, **limits})
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise UserError(
-            f"task.isa=avx2 can't be had here ({error}); it needs a C compiler and an Intel CPU "
-            "with cpuid_fault under Linux; use auto"
-        ) from None
-    return limits
 
 
 class WorkerError(Exception):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -91,7 +91,7 @@ class Comparison:
     repetitions: int
     timeout: float
     device: str = "cpu"
-    limits: Mapping[str, str] = field(default_factory=dict)  # of the environment, see `obeys`
+    is_avx2: bool = False  # whether all are limited to AVX2
     progress: Callable[[int], None] = lambda num_runs: None
 
     def __post_init__(self) -> None:
@@ -123,13 +123,13 @@ class Comparison:
         if subject.dtype not in engine.dtypes:
             self._fail(engine, f"installed; not run in {subject.dtype} here")
             return None
-        if self.limits and not engine.obeys:
+        if self.is_avx2 and engine.avx2 is None:
             self._fail(engine, "installed; not known to keep to AVX2 where there is more")
             return None
         path = self.logs / f"{name.replace(' ', '-')}-{subject.model}-{subject.dtype}.log"
         environment = environment_of(engine.python, self.device, self.threads)
-        if engine.peer != OURS:  # whose C++ is compiled for what it uses
-            environment |= self.limits
+        if self.is_avx2:
+            environment |= engine.avx2 or {}
         worker = Worker([engine.python, str(engine.script)], environment, path)
         stack.callback(worker.close)
         longest = max(scenario.total_len for scenario in self.scenarios)

@@ -122,7 +122,7 @@ class Peers(Task):
             "repetitions": self.repetitions,
             "timeout": self.timeout,
             "device": str(device),
-            "limits": engines.limited_to_avx2(run_dir) if self.isa == "avx2" else {},
+            "is_avx2": self.isa == "avx2",
         }
         out, threads = console(), given["threads"]
         isa = None if self.isa == "auto" else f"all limited to {self.isa}"
@@ -131,12 +131,12 @@ class Peers(Task):
         turns = f"medians of {self.repetitions} repetitions in turns"
         out.print(f"\n{context.name}", style="bold")
         out.print(f"  {where}, {sizes}; {turns}", soft_wrap=True)
-        compared, tables = self._engines(cfg), []
+        engines, tables = self._engines(cfg), []
         kept = self.checkpoints
         with nullcontext(kept) if kept else TemporaryDirectory(prefix=PREFIX) as folder:
             for subject in self._subjects(Path(folder), int(cfg.seed)):
                 out.print(f"  {subject.model} in {subject.dtype}")
-                own = self._measured(compared, subject, given, run_dir / "workers").assign(
+                own = self._measured(engines, subject, given, run_dir / "workers").assign(
                     device=devices.device_description(device, threads, isa),
                     threads=threads,
                     batch=cfg.batch,
