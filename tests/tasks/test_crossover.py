@@ -24,22 +24,30 @@ from sarathi_lab.experiment.advisor import (
     at_best_chunk,
     crossover,
     loads_that_fit,
-    steady_throughput,
 )
-from sarathi_lab.experiment.scenario import steady, together
+from sarathi_lab.experiment.scenario import Scenario, request_times, steady, together
 from sarathi_lab.policy import Orca, RequestLevel, Sarathi, SarathiServe
 from sarathi_lab.results.plots.tasks import crossover_map
 from sarathi_lab.run import main
-from sarathi_lab.tasks.predicted import Crossover
+from sarathi_lab.tasks.crossover import Crossover
 
 COST = make_cost_model("analytic", load_option("model", "13b"), load_option("hardware", "a6000"), 2)
 TIMES = COST.operation_times
 
 
+def seconds(scenario):
+    return sum(request_times(TIMES, scenario).values())
+
+
+def steady_throughput(policy, prompt_len, num_decodes, batch_size):
+    tokens = prompt_len + num_decodes
+    return tokens / seconds(Scenario(policy, prompt_len, num_decodes, batch_size))
+
+
 def test_request_level_batches_start_together_and_others_keep_the_batch_full():
     for policy, serve in ((RequestLevel(), together), (Orca(), steady), (Sarathi(256), steady)):
-        seconds = sum(serve(TIMES, policy, 500, 50, 4).values())
-        assert steady_throughput(policy, 500, 50, 4, TIMES) == pytest.approx(550 / seconds)
+        spent = sum(serve(TIMES, policy, 500, 50, 4).values())
+        assert steady_throughput(policy, 500, 50, 4) == pytest.approx(550 / spent)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +63,7 @@ def test_request_level_batching_is_in_the_steady_state_from_the_start(
         .iterations()
         .end.max()
     )
-    steady_state = steady_throughput(RequestLevel(), prompt_len, num_decodes, batch, TIMES)
+    steady_state = steady_throughput(RequestLevel(), prompt_len, num_decodes, batch)
     assert steady_state == pytest.approx(len(requests) * (prompt_len + num_decodes) / end)
 
 
@@ -64,14 +72,14 @@ def test_the_steady_state_is_that_of_a_long_run(policy):
     """Within a few percent: a run that starts with equal requests decodes in step at first."""
     requests = requests_of(*[(992, 33)] * (40 * 8))
     end = Prediction(requests, 8, COST.iteration_time).serve(policy).iterations().end.max()
-    assert steady_throughput(policy, 992, 32, 8, TIMES) == pytest.approx(
+    assert steady_throughput(policy, 992, 32, 8) == pytest.approx(
         len(requests) * 1024 / end, rel=0.04
     )
 
 
 @pytest.fixture(scope="module")
 def cells() -> pd.DataFrame:
-    return crossover([1, 10, 50], [256, 512], [4, 16], [8, 128, 256], TIMES, kv_tokens=6000)
+    return crossover([1, 10, 50], [256, 512], [4, 16], [8, 128, 256], seconds, kv_tokens=6000)
 
 
 def test_cells_that_cannot_run_are_left_out(cells):
@@ -80,7 +88,7 @@ def test_cells_that_cannot_run_are_left_out(cells):
     assert len(cells) == 2 * 3 * (
         3 + 3 + 2
     )  # batch 4 at both lengths, batch 16 at 256 without the chunk of 8
-    assert len(crossover([1], [1024], [16], [128], TIMES, kv_tokens=100)) == 0
+    assert len(crossover([1], [1024], [16], [128], seconds, kv_tokens=100)) == 0
     # Prompt, decodes and the token that comes with the prompt: 1,025 a sequence.
     assert loads_that_fit([31], [1024], [4], 4100) == [(31, 1024, 4)]
     assert loads_that_fit([31], [1024], [4], 4099) == []
@@ -100,7 +108,7 @@ def test_a_gain_is_the_ratio_of_steady_throughputs(cells):
     row = cells[
         (cells.chunk == 256) & (cells.batch == 4) & (cells.pd_ratio == 50) & (cells.seq_len == 512)
     ]
-    load = (502, 10, 4, TIMES)
+    load = (502, 10, 4)
     for name, baseline in BASELINES.items():
         gain = steady_throughput(Sarathi(256), *load) / steady_throughput(baseline, *load) - 1
         assert row.gain[row.baseline == name].item() == pytest.approx(gain)
@@ -109,7 +117,7 @@ def test_a_gain_is_the_ratio_of_steady_throughputs(cells):
 def test_the_policy_is_the_one_that_was_given():
     # Of short prompts, one cuts a single one an iteration, the other as many as fit.
     maps = [
-        crossover([20], [200], [8], [512], TIMES, policy=policy)
+        crossover([20], [200], [8], [512], seconds, policy=policy)
         for policy in (Sarathi, SarathiServe)
     ]
     assert (maps[0].gain != maps[1].gain).all()
@@ -142,7 +150,7 @@ def test_the_map_has_a_panel_per_chunk_and_a_number_per_cell(cells, y):
 
 def test_a_few_hundred_cells_take_less_than_a_minute():
     start = time.process_time()  # whatever else the machine does
-    table = crossover([5, 20, 80], [1024], [4, 8], [128, 256], TIMES)
+    table = crossover([5, 20, 80], [1024], [4, 8], [128, 256], seconds)
     assert (time.process_time() - start) / (len(table) / 2) < 0.2  # seconds a cell
 
 
@@ -171,7 +179,13 @@ def test_the_task_writes_table_and_map_and_says_what_it_found(tmp_path, capsys):
     cost = make_cost_model(
         "analytic", load_option("model", "llama3-8b"), load_option("hardware", "h100"), 2
     )
-    expected = crossover([10, 50], [512], [4, 16], [128, 512], cost.operation_times)
+    expected = crossover(
+        [10, 50],
+        [512],
+        [4, 16],
+        [128, 512],
+        lambda one: sum(request_times(cost.operation_times, one).values()),
+    )
     assert table.gain.to_list() == pytest.approx(expected.gain.to_list())
     summary = json.loads(path.with_name("summary.json").read_text())
     for name in BASELINES:
@@ -233,7 +247,10 @@ def test_settings_that_name_nothing_to_map(settings, words):
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["executor=torch"], ["executor=torch has no cost model", "executor=simulated"]),
+        (["task.rounds=7"], ["task.rounds=7 has no effect", "use executor=torch"]),
+        (["task.continues=a"], ["task.continues=a has no effect", "executor=torch"]),
+        (["task.versus=none.csv"], ["task.versus=none.csv can't be read", "crossover.csv"]),
+        (["executor=torch", "model=tiny", "executor.tensor_parallel=2"], ["tensor_parallel=2"]),
         (["executor.pipeline_parallel=2"], ["pipeline_parallel=2 is not predicted", "use 1"]),
         (["policy=orca"], ["policy=orca has no chunk", "policy=sarathi"]),
         (["policy.chunk=300"], ["policy.chunk=300 has no effect", "task.chunks"]),
