@@ -256,7 +256,7 @@ def over_rounds(rounds: Sequence[pd.DataFrame]) -> pd.DataFrame:
 
 def rounds_of(table: pd.DataFrame) -> list[pd.DataFrame]:
     """The rounds that `over_rounds` made a map of."""
-    gains = table.samples.str.split(expand=True).astype(float)
+    gains = table.samples.astype(str).str.split(expand=True).astype(float)
     return [table[CELL].assign(gain=gains[number]) for number in gains]
 
 

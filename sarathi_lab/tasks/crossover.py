@@ -5,7 +5,7 @@ simulated, or measured with executor=torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from sarathi_lab.config.checked import listed, one_of, refuse_unread, whole
 from sarathi_lab.config.console import progress_of
 from sarathi_lab.config.errors import UserError, require_int, require_number
 from sarathi_lab.config.instantiate import build
+from sarathi_lab.config.paths import make_folder
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.executor.simulated.backend import SimulatedBackend
 from sarathi_lab.executor.simulated.hardware import kv_capacity
@@ -117,15 +118,11 @@ class Crossover(Task):
                 operation_times = cost_of(cfg)[2].operation_times
                 table = cells(lambda one: sum(request_times(operation_times, one).values()))
             else:
-                largest = [
-                    Scenario(
-                        policy_of_chunk(cfg)(max(self.chunks)), *lengths(seq_len, ratio), batch
-                    )
-                    for ratio, seq_len, batch in self._loads(kv_tokens)
-                ]
-                table = self._measured(backend, spec, cells, largest).assign(
-                    **_labels(backend, spec), git_commit=provenance()["git_commit"]
-                )
+                path = make_folder(context.run_dir, "the run's folder") / "crossover.csv"
+                labels = _labels(backend, spec) | {"git_commit": provenance()["git_commit"]}
+                for rounds in self._measured(cfg, backend, spec, kv_tokens, cells):
+                    table = advisor.over_rounds(rounds).assign(**labels)
+                    table.to_csv(path, index=False)  # what `continues` takes, if it is interrupted
         shown = _outcomes(table, kv_tokens)
         if self.versus is not None:
             other = _read("versus", self.versus, "gain")[[*CELL, "gain"]]
@@ -151,9 +148,9 @@ class Crossover(Task):
         return advisor.loads_that_fit(self.pd_ratios, self.seq_lens, self.batches, kv_tokens)
 
     def _measured(
-        self, backend: Any, spec: ModelSpec, cells: Cells, largest: Sequence[Scenario]
-    ) -> pd.DataFrame:
-        """The map of the rounds before and those that are measured now, each cell once in each."""
+        self, cfg: DictConfig, backend: Any, spec: ModelSpec, kv_tokens: int, cells: Cells
+    ) -> Iterator[list[pd.DataFrame]]:
+        """The rounds so far, after each: those before, and those that are measured now."""
         from sarathi_lab.executor.torch.own_time import undisturbed
         from sarathi_lab.experiment.measure import Room, load_executor
         from sarathi_lab.experiment.measured_clock import DeviceClock
@@ -162,21 +159,25 @@ class Crossover(Task):
         rounds = []
         if self.continues is not None:
             rounds = advisor.rounds_of(_read("continues", self.continues, "samples"))
+        policy = policy_of_chunk(cfg)(max(self.chunks))
+        largest = [
+            Scenario(policy, *lengths(seq_len, pd_ratio), batch)
+            for pd_ratio, seq_len, batch in self._loads(kv_tokens)
+        ]
         blocks = max(scenario.blocks(BLOCK_SIZE) for scenario in largest)
         longest = max(scenario.longest for scenario in largest)
         room = Room(BLOCK_SIZE * blocks, max(self.batches), longest + 1)
-        executor = load_executor(backend, spec, room)
-        clock = DeviceClock(executor)
+        clock = DeviceClock(load_executor(backend, spec, room))
 
         def request_seconds(scenario: Scenario) -> float:
             found = clock.served(scenario)
             return math.nan if found is None else found.seconds_per_request
 
-        with undisturbed(executor):
+        with undisturbed(clock.executor):
             for _ in range(self.rounds):
                 clock.start_round()
                 rounds.append(cells(request_seconds))
-        return advisor.over_rounds(rounds)
+                yield rounds
 
 
 def _subject(cfg: DictConfig) -> tuple[Any, ModelSpec, int]:

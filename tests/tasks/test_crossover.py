@@ -250,7 +250,7 @@ def test_settings_that_name_nothing_to_map(settings, words):
         (["task.rounds=7"], ["task.rounds=7 has no effect", "use executor=torch"]),
         (["task.continues=a"], ["task.continues=a has no effect", "executor=torch"]),
         (["task.versus=none.csv"], ["task.versus=none.csv can't be read", "crossover.csv"]),
-        (["executor=torch", "model=tiny", "executor.tensor_parallel=2"], ["tensor_parallel=2"]),
+        (["executor=torch", "model=tiny", "executor.tensor_parallel=2"], ["one device, not 2"]),
         (["executor.pipeline_parallel=2"], ["pipeline_parallel=2 is not predicted", "use 1"]),
         (["policy=orca"], ["policy=orca has no chunk", "policy=sarathi"]),
         (["policy.chunk=300"], ["policy.chunk=300 has no effect", "task.chunks"]),
