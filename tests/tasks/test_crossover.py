@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.instantiate import load_option
 from sarathi_lab.executor.simulated.cost_model import make_cost_model
+from sarathi_lab.executor.simulated.executor import SimulatedExecutor
 from sarathi_lab.executor.simulated.hardware import kv_capacity
 from sarathi_lab.experiment.advisor import (
     BASELINES,
@@ -24,8 +25,10 @@ from sarathi_lab.experiment.advisor import (
     at_best_chunk,
     crossover,
     loads_that_fit,
+    over_rounds,
+    rounds_of,
 )
-from sarathi_lab.experiment.scenario import Scenario, request_times, steady, together
+from sarathi_lab.experiment.scenario import Scenario, request_times, serve, steady, together
 from sarathi_lab.policy import Orca, RequestLevel, Sarathi, SarathiServe
 from sarathi_lab.results.plots.tasks import crossover_map
 from sarathi_lab.run import main
@@ -45,8 +48,8 @@ def steady_throughput(policy, prompt_len, num_decodes, batch_size):
 
 
 def test_request_level_batches_start_together_and_others_keep_the_batch_full():
-    for policy, serve in ((RequestLevel(), together), (Orca(), steady), (Sarathi(256), steady)):
-        spent = sum(serve(TIMES, policy, 500, 50, 4).values())
+    for policy, times in ((RequestLevel(), together), (Orca(), steady), (Sarathi(256), steady)):
+        spent = sum(times(TIMES, policy, 500, 50, 4).values())
         assert steady_throughput(policy, 500, 50, 4) == pytest.approx(550 / spent)
 
 
@@ -135,6 +138,33 @@ def test_the_best_chunk_of_a_load_is_the_one_that_gains_most(cells):
         assert row.gain == cells.gain[load & (cells.baseline == row.baseline)].max()
 
 
+@pytest.mark.parametrize(
+    ("samples", "outcome"),
+    [
+        ([0.03, 0.05, 0.04, 0.021, 0.06, 0.05], "gains"),
+        ([0.03, 0.05, 0.04, 0.019, 0.06, 0.05], "undecided"),  # one round is below 2 %
+        ([0.05] * 5, "undecided"),  # no interval of five reaches 95 %
+        ([0.01, -0.01, 0.0, 0.019, -0.019, 0.0], "neutral"),
+        ([-0.03, -0.05, -0.04, -0.021, -0.06, -0.05], "loses"),
+        ([-0.05, 0.05] * 3, "undecided"),
+    ],
+)
+def test_a_measured_cell_is_decided_by_its_whole_interval(cells, samples, outcome):
+    cell = cells[:1]
+    measured = over_rounds([cell.assign(gain=gain) for gain in samples])
+    assert measured.outcome.item() == outcome
+    assert measured.gain.item() == pytest.approx(pd.Series(samples).median())
+    again = over_rounds(rounds_of(measured))
+    pd.testing.assert_frame_equal(again, measured)
+
+
+@pytest.mark.parametrize("policy", [Orca(), Sarathi(64), Sarathi(256)], ids=str)
+def test_what_a_device_is_timed_for_is_the_steady_state_that_is_computed(policy):
+    scenario = Scenario(policy, 349, 35, 8, policy.budget)
+    served = serve(SimulatedExecutor(COST.iteration_time), scenario, num_blocks=256, block_size=16)
+    assert served.seconds_per_request == pytest.approx(seconds(scenario), rel=0.03)
+
+
 @pytest.mark.parametrize("y", ["batch", "seq_len"])
 def test_the_map_has_a_panel_per_chunk_and_a_number_per_cell(cells, y):
     figure = crossover_map(cells, "13b on a device", y=y)
@@ -146,6 +176,13 @@ def test_the_map_has_a_panel_per_chunk_and_a_number_per_cell(cells, y):
     texts = [text for text in texts if text[0] in "+-"]  # without the rows' names
     shown = cells[cells.baseline == "request_level"]
     assert sorted(texts) == sorted(f"{100 * gain:+.0f}" for gain in shown.gain)
+
+
+def test_the_map_marks_what_is_undecided(cells):
+    table = cells.assign(outcome=["undecided", *cells.outcome[1:]])
+    figure = crossover_map(table, "13b on a device")
+    (text,) = (t.get_text() for ax in figure.axes for t in ax.texts if t.get_text()[-1] == "?")
+    assert text == f"{100 * cells.gain[0]:+.0f}?"
 
 
 def test_a_few_hundred_cells_take_less_than_a_minute():
@@ -217,6 +254,29 @@ def test_hardware_model_policy_cost_model_and_picture_are_read(tmp_path):
     assert all(gains[0] != each for each in gains[1:-1])
     assert "over request_level" in titles[0]
     assert "over orca" in titles[-1]
+
+
+def test_a_device_is_measured_in_rounds_that_go_on_and_lie_beside_another_map(tmp_path):
+    settings = ["task=crossover", "executor=torch", "model=tiny", "dtype=float32", "device=cpu"]
+    grid = ["pd_ratios=[4]", "seq_lens=[20]", "batches=[2]", "chunks=[8]"]
+    settings += [f"task.{one}" for one in grid]
+    first = run(tmp_path, *settings, "task.rounds=1").tables["crossover"]
+    assert set(first.outcome) == {"undecided"}
+    path = tmp_path / "crossover.csv"
+    pd.testing.assert_frame_equal(pd.read_csv(path), first, check_dtype=False)  # kept meanwhile
+    beside = ["task.rounds=5", f"task.continues={path}", f"task.versus={path}"]
+    result = run(tmp_path / "more", *settings, *beside)
+    table = result.tables["crossover"]
+    assert (table.samples.str.split().str.len() == 6).all()
+    assert (table.confidence > 0.95).all()
+    assert table.versus.to_list() == pytest.approx(first.gain.to_list())
+    assert set(table["dtype"]) == {"float32"}
+    assert sum(result.summary.values()) == len(table)
+    assert "ratios of 2 cells in both maps lie" in result.shown[-1]
+    with pytest.raises(UserError, match=r"other cells, or another model"):
+        checked(*settings, f"task.continues={path}", "task.chunks=[9]")
+    with pytest.raises(UserError, match=r"name a crossover.csv"):
+        checked(*settings, f"task.continues={tmp_path}/none.csv")
 
 
 NOTHING = "names nothing to map"
