@@ -263,7 +263,8 @@ def test_a_device_is_measured_in_rounds_that_go_on_and_lie_beside_another_map(tm
     first = run(tmp_path, *settings, "task.rounds=1").tables["crossover"]
     assert set(first.outcome) == {"undecided"}
     path = tmp_path / "crossover.csv"
-    pd.testing.assert_frame_equal(pd.read_csv(path), first, check_dtype=False)  # kept meanwhile
+    meanwhile = pd.read_csv(path, dtype={"samples": str})
+    pd.testing.assert_frame_equal(meanwhile, first, check_dtype=False)
     beside = ["task.rounds=5", f"task.continues={path}", f"task.versus={path}"]
     result = run(tmp_path / "more", *settings, *beside)
     table = result.tables["crossover"]
