@@ -129,7 +129,8 @@ class Crossover(Task):
             table = table.merge(other.rename(columns={"gain": "versus"}), how="left", on=CELL)
             shown.append(_apart(table))
         counts = table.groupby(["baseline", "outcome"]).size()
-        title = f"{spec.name} on {backend.device_name}"
+        dtype = "" if is_simulated else f" in {backend.dtype_name}"
+        title = f"{spec.name}{dtype} on {backend.device_name}"
         device = backend.hardware.name if is_simulated else backend.device_name
         return Result(
             tables={"crossover": table},
