@@ -154,8 +154,7 @@ def test_a_measured_cell_is_decided_by_its_whole_interval(cells, samples, outcom
     measured = over_rounds([cell.assign(gain=gain) for gain in samples])
     assert measured.outcome.item() == outcome
     assert measured.gain.item() == pytest.approx(pd.Series(samples).median())
-    again = over_rounds(rounds_of(measured))
-    pd.testing.assert_frame_equal(again, measured)
+    pd.testing.assert_frame_equal(over_rounds(rounds_of(measured)), measured)
 
 
 @pytest.mark.parametrize("policy", [Orca(), Sarathi(64), Sarathi(256)], ids=str)
@@ -258,8 +257,7 @@ def test_hardware_model_policy_cost_model_and_picture_are_read(tmp_path):
 
 def test_a_device_is_measured_in_rounds_that_go_on_and_lie_beside_another_map(tmp_path):
     settings = ["task=crossover", "executor=torch", "model=tiny", "dtype=float32", "device=cpu"]
-    grid = ["pd_ratios=[4]", "seq_lens=[20]", "batches=[2]", "chunks=[8]"]
-    settings += [f"task.{one}" for one in grid]
+    settings += ["task.pd_ratios=[4]", "task.seq_lens=[20]", "task.batches=[2]", "task.chunks=[8]"]
     first = run(tmp_path, *settings, "task.rounds=1").tables["crossover"]
     assert set(first.outcome) == {"undecided"}
     path = tmp_path / "crossover.csv"

@@ -136,7 +136,7 @@ def crossover_map(
         why = "not run: exceeds the cache, or the chunk is below the batch"
         keys.append(Patch(facecolor=GREY, edgecolor="0.6", label=why))
     if (cells.outcome == "undecided").any():
-        keys.append(Patch(facecolor="none", label="? undecided: noise crosses 2 %"))
+        keys.append(Patch(facecolor="none", label="? undecided: noise, or too few rounds"))
     grid.figure.legend(handles=keys, loc="outside lower center", ncols=4)
     return finished(grid.figure, f"{where}: gain in steady throughput over {baseline} [%]")
 
