@@ -9,6 +9,8 @@ from itertools import zip_longest
 
 import pytest
 from hydra import compose, initialize_config_dir
+from hydra._internal import config_loader_impl, defaults_list
+from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from sarathi_lab.config.command_line import read_command_line
@@ -203,3 +205,25 @@ def test_measured_sweeps_are_repeated_round_after_round():
 def test_rounds_that_make_no_sense_are_refused(args, words):
     with pytest.raises(UserError, match=re.escape(words)):
         read_command_line(args)
+
+
+def test_what_tests_take_from_before_is_what_hydra_composes(monkeypatch):
+    """Commands have Hydra compose each job anew, tests its files once (tests/support/composing)."""
+
+    def composed(*args):
+        loader = make_loader()
+        cfg = loader.load_configuration("config", [*args], RunMode.MULTIRUN)
+        return OmegaConf.to_container(cfg, resolve=False)
+
+    jobs = [
+        *(["policy=orca", "chunk=64"], ["policy=orca", "experiment=fig08", "+task.more=1"]),
+        *(["policy=orca", "batch=3", "~executor.dtype"], ["workload=zipf", "+more.x=1"]),
+    ]
+    before = [composed(*args) for args in jobs for _ in range(2)]
+    for where, name in (
+        (config_loader_impl, "create_defaults_list"),
+        (config_loader_impl.ConfigLoaderImpl, "_compose_config_from_defaults_list"),
+        (defaults_list, "_create_interpolation_map"),
+    ):
+        monkeypatch.setattr(where, name, getattr(where, name).__wrapped__)
+    assert before == [composed(*args) for args in jobs for _ in range(2)]

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import replace
+from functools import wraps
 
 from hydra._internal import config_loader_impl as hydra
 from hydra._internal import defaults_list as lists
@@ -34,6 +35,12 @@ def _may_change(source) -> bool:
     return source.scheme() == "file" and source.path != str(CONF)
 
 
+def _places(repo) -> tuple[str, ...] | None:
+    """Where its files are; None with a test's own folder among them."""
+    sources = repo.get_sources()
+    return None if any(map(_may_change, sources)) else tuple(source.path for source in sources)
+
+
 def _remember_files(source) -> None:
     load, known = source.load_config, {}
 
@@ -52,6 +59,7 @@ def _make_no_map_in_vain() -> None:
     """Of all choices, for each file: only `${...}` in its list of defaults reads it."""
     make = lists._create_interpolation_map
 
+    @wraps(make)
     def make_map(overrides, defaults, self_added):
         is_read = any(one.is_interpolation() for one in defaults)
         return make(overrides, defaults, self_added) if is_read else None
@@ -63,12 +71,13 @@ def _remember_lists() -> None:
     """Of the options that a command line names, those that they ask for included."""
     create, known = hydra.create_defaults_list, {}
 
+    @wraps(create)
     def create_defaults_list(repo, config_name, overrides_list, **how):
-        if any(map(_may_change, repo.get_sources())):
+        if (places := _places(repo)) is None:
             return create(repo, config_name, overrides_list, **how)
         own = lists.Overrides(repo, overrides_list).config_overrides
         chosen = (one.input_line for one in overrides_list if one not in own)
-        key = (config_name, *chosen, *how.values())
+        key = (places, config_name, *chosen, *how.values())
         if key not in known:
             known[key] = create(repo, config_name, overrides_list, **how)
         return replace(known[key], config_overrides=own)
@@ -79,10 +88,11 @@ def _remember_lists() -> None:
 def _remember_joined(loader) -> None:
     join, known = loader._compose_config_from_defaults_list, {}
 
+    @wraps(join)
     def compose(self, defaults, repo):
-        if any(map(_may_change, repo.get_sources())):
+        if (places := _places(repo)) is None:
             return join(self, defaults, repo)
-        key = tuple(map(repr, defaults))
+        key = (places, *map(repr, defaults))
         if key not in known:
             known[key] = pickle.dumps(join(self, defaults, repo))
         return pickle.loads(known[key])
