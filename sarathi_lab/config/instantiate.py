@@ -56,7 +56,6 @@ def class_of(cfg: DictConfig, group: str) -> type:
     )
 
 
-@cache
 def parameters_of(cls: type) -> list[str] | None:
     """The names that its constructor takes; None if it takes any."""
     try:
@@ -91,10 +90,8 @@ def read_yaml(path: Path) -> DictConfig:
 
 
 @cache
-def _parsed(path: Path, *state: int) -> DictConfig:
-    node = OmegaConf.load(path)
-    assert isinstance(node, DictConfig)
-    return node
+def _parsed(path: Path, *state: int) -> Any:
+    return OmegaConf.load(path)
 
 
 def read_option(group: str, path: Path) -> DictConfig:

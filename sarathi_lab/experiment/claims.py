@@ -109,7 +109,7 @@ class Claim:
         return "undecided"
 
 
-@cache  # parsing it takes as long as all else of a verdict
+@cache  # parsing it takes longer than judging by it
 def load_claims(path: Path = CLAIMS) -> tuple[Claim, ...]:
     """The claims of a file. Raises UserError for one that is not written as `Claim` has it."""
     try:

@@ -159,6 +159,5 @@ def figure(**declared: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]
 
 
 def sizes_of(name: str) -> Sizes:
-    overlay = read_yaml(CONF / "experiment" / f"{name}.yaml")
-    sizes: Any = OmegaConf.to_container(overlay.task.sizes)
-    return sizes
+    overlay: Any = OmegaConf.to_container(read_yaml(CONF / "experiment" / f"{name}.yaml"))
+    return overlay["task"]["sizes"]
