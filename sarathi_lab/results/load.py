@@ -14,7 +14,6 @@ import yaml
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.config.paths import EXPERIMENTS, OUTPUTS, json_object, make_folder
 from sarathi_lab.config.sweep_record import SweepRecord
-from sarathi_lab.results.intervals import confidence_of_bootstrap
 
 POINTS = "figure.parquet"  # the figures of the paper, recomputed: see `paper.task`
 LABELS = "run.json"  # written last, so its presence says that the run is complete
@@ -239,7 +238,8 @@ def load(experiment: str, root: Path = EXPERIMENTS) -> pd.DataFrame:
     table = pd.concat(tables, ignore_index=True)
     # Points have all columns, also those that are empty everywhere.
     missing = [name for name in COLUMNS if name not in table] if "figure" in table else []
-    return _with_confidence(table.assign(**dict.fromkeys(missing)))
+    table = table.assign(**dict.fromkeys(missing))
+    return table.astype({"confidence": float}) if "confidence" in table else table
 
 
 def load_serving(experiment: str, device: str, root: Path = EXPERIMENTS) -> pd.DataFrame:
@@ -248,15 +248,6 @@ def load_serving(experiment: str, device: str, root: Path = EXPERIMENTS) -> pd.D
     """
     found = root.glob(f"*/{experiment}/results/{device}/{experiment}-serving.csv")
     return next(map(pd.read_csv, found), pd.DataFrame({"quantity": []}))
-
-
-def _with_confidence(table: pd.DataFrame) -> pd.DataFrame:
-    """Intervals of medians that were recorded without their level have it by their pairs."""
-    if "num_pairs" not in table:
-        return table
-    known = {number: confidence_of_bootstrap(int(number)) for number in set(table.num_pairs) - {0}}
-    own = table.confidence.astype(float).fillna(table.num_pairs.map(known))
-    return table.assign(confidence=own)
 
 
 def recorded(root: Path = EXPERIMENTS) -> list[str]:
