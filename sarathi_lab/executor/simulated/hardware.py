@@ -38,7 +38,7 @@ def known_or_nan(stated: Mapping[str, float | None]) -> dict[str, float]:
     return {kind: math.nan if error is None else error for kind, error in stated.items()}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Hardware:
     """One device as cost models see it; `conf/hardware/*.yaml` gives each figure's source.
 
