@@ -10,7 +10,7 @@ from typing import Any, get_args
 import yaml
 
 from sarathi_lab.config.errors import UserError, require_bool, require_int
-from sarathi_lab.config.paths import json_object
+from sarathi_lab.config.paths import read_object
 from sarathi_lab.model.spec import ModelSpec, RopeKind, RopeScaling
 
 Config = Mapping[str, Any]
@@ -38,16 +38,12 @@ def read_config(directory: Path) -> Config:
     there is none, if it is no JSON object, or of an architecture that is not supported.
     """
     path = directory / "config.json"
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
+    if not path.exists():
         raise UserError(
             f"model.path={directory} has no config.json; name a folder saved by transformers' "
             "save_pretrained"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} can't be read ({error}); {AGAIN}") from None
-    config = json_object(text, str(path), AGAIN)
+        )
+    config = read_object(path, AGAIN)
     family = _supported(f"{path}: model_type", config.get("model_type"), FAMILIES)
     return {**known("defaults"), **known("own_defaults").get(family, {}), **config}
 

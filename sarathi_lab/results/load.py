@@ -12,7 +12,7 @@ import pandas as pd
 import yaml
 
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.config.paths import EXPERIMENTS, OUTPUTS, json_object, make_folder
+from sarathi_lab.config.paths import EXPERIMENTS, OUTPUTS, make_folder, read_object, readable
 from sarathi_lab.config.sweep_record import SweepRecord
 
 POINTS = "figure.parquet"  # the figures of the paper, recomputed: see `paper.task`
@@ -104,13 +104,11 @@ def load_settings(path: Path) -> dict[str, Any]:
     No value is a list or a mapping: `versions.torch` is a name, "[512,2048]" a value. A run whose
     configuration was not kept has its labels only.
     """
-    labels, config = read_object(path / LABELS), {}
-    try:
+    labels, config = read_object(path / LABELS, AGAIN), {}
+    with readable(path, AGAIN, AttributeError, yaml.YAMLError):
         if (kept := path / "config.yaml").is_file():
             config = yaml.load(kept.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
         return joined(labels, config)
-    except (OSError, ValueError, AttributeError, yaml.YAMLError) as error:
-        raise _unreadable(path, error) from None
 
 
 def joined(labels: Mapping[Any, Any], config: Mapping[Any, Any]) -> dict[str, Any]:
@@ -158,7 +156,7 @@ def _as_typed(value: object) -> str:
 
 
 def load_summary(path: Path | str) -> dict[str, float]:
-    summary = read_object(Path(path) / "summary.json")
+    summary = read_object(Path(path) / "summary.json", AGAIN)
     return {new_name(name): value for name, value in summary.items()}
 
 
@@ -173,23 +171,8 @@ def load_requests(path: Path | str) -> pd.DataFrame:
 
 
 def _parquet(path: Path) -> pd.DataFrame:
-    try:
+    with readable(path, AGAIN):
         return pd.read_parquet(path)
-    except (OSError, ValueError) as error:  # ArrowInvalid is one
-        raise _unreadable(path, error) from None
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """The object in a file of JSON. Raises UserError."""
-    try:
-        return json_object(path.read_text(encoding="utf-8"), str(path), AGAIN)
-    except (OSError, UnicodeDecodeError) as error:
-        raise _unreadable(path, error) from None
-
-
-def _unreadable(path: Path, error: Exception) -> UserError:
-    reason = next(iter(str(error).splitlines()), type(error).__name__)
-    return UserError(f"{path} can't be read ({reason}); {AGAIN}")
 
 
 def new_name(name: str) -> str:
