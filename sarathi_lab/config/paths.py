@@ -42,9 +42,10 @@ def readable(what: object, fix: str, *others: type[Exception]) -> Iterator[None]
     """Raise UserError for what keeps a file from being read in the block: what the system says of
     it, its contents, and `others`. `what` is its path, maybe with the setting that names it.
     """
+    kinds: tuple[type[Exception], ...] = (OSError, ValueError, *others)
     try:
         yield
-    except (OSError, ValueError, *others) as error:
+    except kinds as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         if isinstance(error, UnicodeDecodeError):
             reason = "not UTF-8 text"
