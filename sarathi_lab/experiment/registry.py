@@ -26,7 +26,8 @@ from sarathi_lab.results.plots.look import Look
 
 KEYS = ["panel", "series", "x"]
 PROFILED = ("executor.cost_model=profiled",)  # by measured operation times
-LOOKS: Mapping[str, Any] = yaml.safe_load(Path(__file__).with_name("looks.yaml").read_text())
+LOOKS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("looks.yaml").read_text())
+SERIES: Mapping[str, str] = LOOKS.pop("series")
 SETUPS = ("paper", "small", "dry")  # sizes: the paper's, a CPU's, and those that take seconds
 
 Ints = Sequence[int]
@@ -156,7 +157,9 @@ def figure(**declared: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]
 
     def register(make: Callable[..., Any]) -> Callable[..., Any]:
         name = make.__name__
-        look = Look(**LOOKS[name]) if name in LOOKS else None
+        look = None
+        if (stated := LOOKS.get(name)) is not None:
+            look = Look(**{**stated, "names": {**SERIES, **stated.get("names", {})}})
         FIGURES[name] = Figure(name, make, look=look, **declared)
         return make
 
