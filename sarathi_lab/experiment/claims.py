@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from sarathi_lab.config.errors import UserError, require_number, require_one_of
-from sarathi_lab.config.paths import EXPERIMENTS
+from sarathi_lab.config.paths import EXPERIMENTS, readable
 from sarathi_lab.results import load
 from sarathi_lab.results.intervals import LEVEL, Ends, ends_of_median
 from sarathi_lab.results.swept import REPLAYS_APART
@@ -112,12 +112,8 @@ class Claim:
 @cache  # parsing it takes longer than judging by it
 def load_claims(path: Path = CLAIMS) -> tuple[Claim, ...]:
     """The claims of a file. Raises UserError for one that is not written as `Claim` has it."""
-    try:
+    with readable(path, "restore it from git", YAMLError, OmegaConfBaseException):
         entries: Any = OmegaConf.to_container(OmegaConf.load(path))
-    except (OSError, YAMLError, OmegaConfBaseException) as error:
-        raise UserError(
-            f"{path} can't be read ({str(error).splitlines()[0]}); restore it from git"
-        ) from None
     known, claims = [field.name for field in fields(Claim)], []
     for entry in entries:
         for name in entry:
