@@ -27,8 +27,7 @@ from sarathi_lab.results.plots.look import Look
 
 KEYS = ["panel", "series", "x"]
 PROFILED = ("executor.cost_model=profiled",)  # by measured operation times
-LOOKS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("looks.yaml").read_text())
-SERIES: Mapping[str, str] = LOOKS.pop("series")
+LOOKS: Mapping[str, Any] = yaml.safe_load(Path(__file__).with_name("looks.yaml").read_text())
 SETUPS = ("paper", "small", "dry")  # sizes: the paper's, a CPU's, and those that take seconds
 
 Ints = Sequence[int]
@@ -158,9 +157,7 @@ def figure(**declared: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]
 
     def register(make: Callable[..., Any]) -> Callable[..., Any]:
         name = make.__name__
-        look = None
-        if (stated := LOOKS.get(name)) is not None:
-            look = Look(**{**stated, "names": {**SERIES, **stated.get("names", {})}})
+        look = Look(**LOOKS[name]) if name in LOOKS else None
         FIGURES[name] = Figure(name, make, look=look, **declared)
         return make
 

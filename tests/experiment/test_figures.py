@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sarathi_lab.experiment import registry
 from sarathi_lab.experiment.claims import COLUMNS as CLAIM_COLUMNS
 from sarathi_lab.experiment.claims import load_claims, verdict
 from sarathi_lab.experiment.figures import COLUMNS, FIGURES, PAPERS, SERVING, points_of
@@ -67,7 +66,7 @@ def test_a_mistake_is_one_line(arguments, words, capsys):
 
 def test_every_figure_has_a_question_points_of_the_paper_and_of_a_simulation_and_a_claim(points):
     assert all(FIGURES[name].question.endswith("?") for name in FIGURES)
-    assert set(registry.LOOKS) <= set(FIGURES)
+    assert set(LOOKS) <= set(FIGURES)
     assert {(f, s) for f in PAPERS for s in ("paper", "simulated")} <= set(
         zip(points.figure, points.source, strict=True)
     )

@@ -6,6 +6,27 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+SERIES = {
+    "preproj": "QKV projection",
+    "postproj": "output projection",
+    "ffn": "feed-forward",
+    "attn": "attention",
+    "others": "all else",
+    "total": "total",
+    "orca_worst": "Orca, worst case",
+    "orca_best": "Orca, best case",
+    "sarathi": "SARATHI",
+    "baseline total": "baseline, total",
+    "baseline attn": "baseline, attention",
+    "sarathi total": "SARATHI, total",
+    "sarathi attn": "SARATHI, attention",
+    "tp_pp_orca": "Orca, best case, TP 8, PP 8",
+    "tp_8rep": "Orca, best case, 8 replicas of TP 8",
+    "decode_speedup": "decodes",
+    "throughput_gain": "end to end",
+}
+
+
 # What a series' name begins with, by the policy that it is of, whose colour it has.
 POLICY_OF = {
     "sarathi": "sarathi",
@@ -28,7 +49,7 @@ class Look:
     `panels` names panels for people, others have `prefix` before them; `xs` and `units` are the
     axes' labels of panels that differ from `x` and `y`. `series` are the only ones drawn, if any
     are given; `left_out` panels are not drawn. `is_swapped` panels hold quantiles by share, which
-    people read the other way round. `names` are what people call series.
+    people read the other way round. `names` are series called otherwise than in `SERIES`.
     """
 
     title: str
@@ -54,4 +75,4 @@ class Look:
     def series_name(self, series: str) -> str:
         """What people call a series; one without a name of its own keeps the table's."""
         words = re.sub(r"^sarathi(\d+)$", r"SARATHI, C = \1", series).replace("C=", "C = ")
-        return self.names.get(series, words)
+        return self.names.get(series, SERIES.get(series, words))
