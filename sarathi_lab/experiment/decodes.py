@@ -23,6 +23,7 @@ from sarathi_lab.experiment.iterations import OPERATIONS
 from sarathi_lab.experiment.registry import Aims, ErrorRow, Ints, figure
 from sarathi_lab.experiment.scenario import Scenario
 from sarathi_lab.model.spec import ModelSpec
+from sarathi_lab.results.plots.look import Look
 
 SPEEDUP: Aims = {"profiled": (0.04, 0.12), "analytic": (0.10, 0.20)}  # aims of decode speed-ups
 
@@ -48,6 +49,12 @@ def speedup(panel: str, series: str, x: float, seq_len: int, batch: int, chunk: 
     seconds=40,
     columns={"seqlen": "series", "batch": "x", "speedup": "y"},
     errors=[ErrorRow("Fig 8, decode speed-up", aims=SPEEDUP)],
+    look=Look(
+        "Fig 8: a decode alone over a decode riding on a chunk",
+        "batch",
+        "decode speed-up",
+        legend="P + D",
+    ),
 )
 def fig08(
     spec: ModelSpec, *, seq_lens: Mapping[str, int], batches: Mapping[str, Ints], chunk: int
@@ -79,6 +86,14 @@ TOTALS = "in ('baseline total', 'sarathi total')"
         ErrorRow("Fig 10, totals", f"series {TOTALS}", FIG_10),
         ErrorRow("Fig 10, by operation", f"series not {TOTALS}"),
     ],
+    look=Look(
+        "Fig 10: time to serve B requests at P:D = C/(B-1)",
+        "batch",
+        "seconds",
+        legend="policy, operation",
+        prefix="P + D = ",
+        series=("baseline total", "baseline attn", "sarathi total", "sarathi attn"),
+    ),
 )
 def fig10(
     spec: ModelSpec, *, seq_lens: Mapping[str, int], batches: Mapping[str, Ints], chunks: Ints
@@ -114,6 +129,9 @@ def _table2_paper(table: pd.DataFrame) -> pd.DataFrame:
     columns={"batch": "panel", **MILLISECONDS},
     paper=_table2_paper,
     errors=[ErrorRow("Table 2", aims=SPEEDUP)],
+    look=Look(
+        "Table 2: a batch of prompt, decodes, and both", "", "ms", is_bars=True, left_out=("ratio",)
+    ),
 )
 def table2(spec: ModelSpec, *, num_tokens: int, num_decodes: int) -> Iterator[Unit]:
     """Milliseconds of batches of a prompt, of decodes at `num_tokens` of context, and of both; and

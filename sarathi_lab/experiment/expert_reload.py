@@ -9,6 +9,7 @@ from sarathi_lab.engine.compositions import chunks_of, make_batch
 from sarathi_lab.experiment.clock import EVERYTHING, Clock, Point, Unit, weighted
 from sarathi_lab.experiment.registry import PROFILED, Ints, Platform, figure
 from sarathi_lab.model.spec import ModelSpec
+from sarathi_lab.results.plots.look import Look
 
 FFN, PREFILL = "FFN / whole", "prefill / whole"
 BESIDE, LONGEST = "beside {} decodes / apart", "longest gap / whole"
@@ -27,6 +28,19 @@ BESIDE, LONGEST = "beside {} decodes / apart", "longest gap / whole"
         Platform("13b", "h100", 2),
     ],
     simulated=PROFILED,
+    look=Look(
+        "A prompt in chunks, in dense models and mixtures of experts",
+        "tokens of a chunk",
+        "in chunks / at once",
+        log_x=True,
+        log_y=True,
+        legend="model",
+        panels={
+            FFN: "time of the FFN",
+            PREFILL: "time of the prefill",
+            LONGEST: "longest gap between tokens",
+        },
+    ),
 )
 def expert_reload(
     spec: ModelSpec,

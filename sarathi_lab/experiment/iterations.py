@@ -23,6 +23,7 @@ from sarathi_lab.experiment.clock import (
 from sarathi_lab.experiment.loss import chunking_loss
 from sarathi_lab.experiment.registry import KEYS, Aims, ErrorRow, Ints, figure
 from sarathi_lab.model.spec import ModelSpec
+from sarathi_lab.results.plots.look import Look
 
 KV_BYTES = 2  # an element's in the panel of bytes, whatever the device computes in
 OPERATIONS = {kind: (kind,) for kind in FOUR}
@@ -39,6 +40,15 @@ def _fig03_paper(points: pd.DataFrame) -> pd.DataFrame:
     columns={"phase": "panel", "op": "series", "batch": "x", "ms_per_token": "y"},
     paper=_fig03_paper,
     errors=[ErrorRow("Fig 3, time per token", given="profiled", fitted="analytic")],
+    look=Look(
+        "Fig 3: time per token by operation",
+        "batch",
+        "ms per token",
+        log_y=True,
+        legend="operation",
+        panels={"ratio": "a decode over a prompt's token"},
+        units={"ratio": "ratio"},
+    ),
 )
 def fig03(spec: ModelSpec, *, batches: Ints, seq_len: int) -> Iterator[Unit]:
     """Milliseconds per token by operation of prefills and decodes alone, and their ratio (3.1)."""
@@ -86,6 +96,17 @@ def _fig04_at(points: pd.DataFrame) -> dict[str, object]:
         ErrorRow("Fig 4a, single layer", "unit == 'tokens/ms'"),
         ErrorRow("Fig 4b, arithmetic intensity", "unit == 'FLOP/B'", is_formula=True),
     ],
+    look=Look(
+        "Fig 4: throughput of one layer, and arithmetic intensity of its products",
+        "batch",
+        "tokens / ms and layer",
+        log_x=True,
+        log_y=True,
+        columns=4,
+        legend="tokens a sequence, or matrix product",
+        panels={"prefill intensity": "prefill", "decode intensity": "decode"},
+        units=dict.fromkeys(("prefill intensity", "decode intensity"), "FLOPs per element moved"),
+    ),
 )
 def fig04(
     spec: ModelSpec,
@@ -145,6 +166,15 @@ EVEN_TILES = "series == 'total' and (x - 1) // 128 % 2 == 1"
         ErrorRow("Fig 7, even tiles", EVEN_TILES, FIG_07, "profiled"),
         ErrorRow("Fig 7, by operation", "series != 'total'", {}, "profiled", "analytic"),
     ],
+    look=Look(
+        "Fig 7: one prefill iteration by its tokens (tile quantization)",
+        "prompt tokens",
+        "ms per iteration",
+        legend="operation",
+        panels={"step": "one token past full tiles"},
+        units={"step": "time / that of full tiles"},
+        xs={"step": "tokens that fill tiles"},
+    ),
 )
 def fig07(spec: ModelSpec, *, tokens: Ints, tiles: Ints) -> Iterator[Unit]:
     """Milliseconds of a prefill by operation and tokens; and of one token more than fills its
@@ -189,11 +219,33 @@ def _whole(panel: str, series: str, x: int, batch: Batch) -> Unit:
 
 
 CAUSES = ("re-read", "smaller products", "fixed cost")
+BEHIND = ("attention [ms]", "KV read [MB]")  # panels of one chunk behind cached tokens
 
 
 @figure(
     question="What does chunking cost when no decode rides along?",
     seconds=30,
+    look=Look(
+        "KV re-read: prompts in chunks beside whole ones, and single chunks behind cached tokens",
+        "tokens of a chunk",
+        "cut / whole",
+        log_x=True,
+        legend="prompt [tokens], or chunk C",
+        left_out=("N(N+1)/2 / N",),  # the same line as the bytes
+        panels={
+            "KV bytes / whole": "KV bytes read: (N+1)/2 of N chunks",
+            "counted / N(N+1)/2": "keys counted over N(N+1)/2",
+            "attention time / whole": "time of attention",
+            "prefill time / whole": "time of the prefill",
+            **dict(zip(BEHIND, ("attention of a chunk", "KV read by a chunk"), strict=True)),
+        },
+        units={
+            **{f"price: {cause}": "share of the whole's time" for cause in CAUSES},
+            "counted / N(N+1)/2": "ratio",
+            **dict(zip(BEHIND, ("ms", "MB"), strict=True)),
+        },
+        xs=dict.fromkeys(BEHIND, "cached tokens before the chunk"),
+    ),
 )
 def kv_reread(spec: ModelSpec, *, prompts: Ints, chunks: Ints) -> Iterator[Unit]:
     """Prompts whole beside themselves in chunks; by chunk and context one chunk alone."""

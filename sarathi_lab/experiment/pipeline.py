@@ -30,6 +30,7 @@ from sarathi_lab.experiment.clock import BLOCK_SIZE, CostClock, Estimate, Point
 from sarathi_lab.experiment.registry import ErrorRow, Platform, figure
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Orca, Policy, Sarathi
+from sarathi_lab.results.plots.look import Look
 from sarathi_lab.workload.synthetic import Zipf
 
 NUM_REQUESTS = 10_000
@@ -186,6 +187,18 @@ def _paper(bubbles: pd.DataFrame, completion: pd.DataFrame) -> pd.DataFrame:
         # The first batch fills until about there.
         ErrorRow("Fig 12b, completion", "panel == 'b' and x >= 500", fitted="a100_fig12"),
     ],
+    look=Look(
+        "Fig 12: GPT-3 on 64 GPUs, bubbles and completion",
+        "requests done",
+        "time [s]",
+        legend="system",
+        panels={"a": "a: bubbles of a request", "b": "b: completion"},
+        units={"a": "share of requests"},
+        xs={"a": "bubble time of a request [s]"},
+        left_out=("ratios",),
+        is_swapped=("a",),
+        names={"sarathi": "SARATHI, TP 8, PP 8"},
+    ),
 )
 def fig12(
     cost: CostModel,

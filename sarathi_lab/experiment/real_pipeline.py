@@ -28,6 +28,7 @@ from sarathi_lab.experiment.registry import Ints, figure
 from sarathi_lab.experiment.samples import Samples, rounds
 from sarathi_lab.model.spec import ModelSpec
 from sarathi_lab.policy import Orca, Policy, Sarathi
+from sarathi_lab.results.plots.look import Look
 from sarathi_lab.workload.base import random_prompt
 
 MEASURED, SIMULATED = "measured", "simulated"
@@ -177,6 +178,13 @@ class StageBench:
     seconds=430,
     kind="stages",
     max_spread=0.3,
+    look=Look(
+        "Orca over SARATHI on stages that are processes of one machine",
+        "stages",
+        "orca / sarathi",
+        panels={BUBBLES: "median bubble time of a request", COMPLETION: "completion"},
+        left_out=(IDLE, ERROR),
+    ),
 )
 def real_bubbles(
     bench: StageBench,

@@ -1,8 +1,7 @@
-"""What a figure declares: its points, sizes, paper's values and errors to stay within.
+"""What a figure declares: its points, sizes, paper's values, errors to stay within, and picture.
 
 A figure is a function that yields units of work, under the decorator `figure`; its keyword
-arguments are the sizes that `conf/experiment/NAME.yaml` gives for each set-up. looks.yaml says how
-it is drawn.
+arguments are the sizes that `conf/experiment/NAME.yaml` gives for each set-up.
 """
 
 from __future__ import annotations
@@ -10,11 +9,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
-import yaml
 from omegaconf import OmegaConf
 
 from sarathi_lab.config.errors import UserError, require_one_of
@@ -27,7 +24,6 @@ from sarathi_lab.results.plots.look import Look
 
 KEYS = ["panel", "series", "x"]
 PROFILED = ("executor.cost_model=profiled",)  # by measured operation times
-LOOKS: Mapping[str, Any] = yaml.safe_load(Path(__file__).with_name("looks.yaml").read_text())
 SETUPS = ("paper", "small", "dry")  # sizes: the paper's, a CPU's, and those that take seconds
 
 Ints = Sequence[int]
@@ -156,9 +152,7 @@ def figure(**declared: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]
         declared.setdefault("papers", [A6000])
 
     def register(make: Callable[..., Any]) -> Callable[..., Any]:
-        name = make.__name__
-        look = Look(**LOOKS[name]) if name in LOOKS else None
-        FIGURES[name] = Figure(name, make, look=look, **declared)
+        FIGURES[make.__name__] = Figure(make.__name__, make, **declared)
         return make
 
     return register

@@ -14,6 +14,7 @@ from sarathi_lab.experiment.registry import A6000, Aims, ErrorRow, Ints, Platfor
 from sarathi_lab.experiment.scenario import Scenario
 from sarathi_lab.experiment.scenario import lengths as whole_lengths
 from sarathi_lab.model.spec import ModelSpec
+from sarathi_lab.results.plots.look import Look
 
 # Of P:D = C/(B-1), at which chunks and decodes run out together (section 4.3.3).
 SHARES_OF_OPTIMUM = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -41,6 +42,14 @@ def _fig09_paper(points: pd.DataFrame) -> pd.DataFrame:
     at=lambda points: {"points": list(zip(points.panel, points.chunk, points.x, strict=True))},
     errors=[ErrorRow("Fig 9, P:D", aims=GAIN)],
     is_counted=True,
+    look=Look(
+        "Fig 9: throughput of SARATHI over request-level batching by P:D",
+        "P:D",
+        "throughput / baseline",
+        log_x=True,
+        legend="tokens a batch",
+        prefix="P + D = ",
+    ),
 )
 def fig09(
     spec: ModelSpec,
@@ -88,6 +97,15 @@ def _fig11_at(points: pd.DataFrame) -> dict[str, object]:
     paper=_fig11_paper,
     at=_fig11_at,
     errors=[ErrorRow("Fig 11, Orca", aims=GAIN)],
+    look=Look(
+        "Fig 11: Orca and SARATHI over request-level batching",
+        "P:D",
+        "throughput / baseline",
+        log_x=True,
+        legend="policy",
+        panels={"a": "a: by sequence length", "b": "b: by P:D"},
+        xs={"a": "P + D [tokens]"},
+    ),
 )
 def fig11(
     spec: ModelSpec,
@@ -124,6 +142,13 @@ def fig11(
         ErrorRow("Fig 13b, prefill", "panel == 'b_prefill'", CHUNKED),
         ErrorRow("Fig 13c, end to end", "panel == 'c_overall'", WHOLE),
     ],
+    look=Look(
+        "Fig 13: speed with chunks over speed without",
+        "chunk [tokens]",
+        "speed / un-chunked",
+        legend="P + D",
+        panels={"a_attn": "a: attention", "b_prefill": "b: prefill", "c_overall": "c: end to end"},
+    ),
 )
 def fig13(
     spec: ModelSpec,
@@ -178,6 +203,13 @@ OF_33B = "panel == '33b' and series =="
             "Table 4, 33B, speed-up", f"{OF_33B} 'decode_speedup'", {"analytic": (0.20, None)}
         ),
     ],
+    look=Look(
+        "Table 4: chunk 256, decodes and end to end",
+        "P + D [tokens]",
+        "speed-up",
+        legend="of what",
+        panels={"13b": "13B on an A6000", "33b": "33B on an A100"},
+    ),
 )
 def table4(
     spec: ModelSpec,

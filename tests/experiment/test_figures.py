@@ -66,7 +66,6 @@ def test_a_mistake_is_one_line(arguments, words, capsys):
 
 def test_every_figure_has_a_question_points_of_the_paper_and_of_a_simulation_and_a_claim(points):
     assert all(FIGURES[name].question.endswith("?") for name in FIGURES)
-    assert set(LOOKS) <= set(FIGURES)
     assert {(f, s) for f in PAPERS for s in ("paper", "simulated")} <= set(
         zip(points.figure, points.source, strict=True)
     )

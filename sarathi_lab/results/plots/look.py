@@ -1,9 +1,9 @@
-"""How a figure is drawn, as experiment/looks.yaml states it; imports no drawing library."""
+"""How a figure is drawn, stated where the figure is declared; imports no drawing library."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 SERIES = {
@@ -61,12 +61,12 @@ class Look:
     columns: int = 3
     legend: str = ""
     prefix: str = ""
-    series: Sequence[str] = ()
+    series: tuple[str, ...] = ()
     panels: Mapping[str, str] = field(default_factory=dict)
     units: Mapping[str, str] = field(default_factory=dict)
     xs: Mapping[str, str] = field(default_factory=dict)
-    left_out: Sequence[str] = ()
-    is_swapped: Sequence[str] = ()
+    left_out: tuple[str, ...] = ()
+    is_swapped: tuple[str, ...] = ()
     names: Mapping[str, str] = field(default_factory=dict)
 
     def panel(self, name: str) -> str:
