@@ -67,7 +67,10 @@ def in_kernel(
         cell.id = f"cell-{i}"  # each notebook has numbered its own
         for given, once in ONCE.items():
             cell.source = cell.source.replace(given, once)
-    client = NotebookClient(nbformat.v4.new_notebook(cells=cells), timeout=LONGEST)
+    resources = {"metadata": {"path": str(NOTEBOOKS)}}  # their own folder, as Jupyter has it
+    client = NotebookClient(
+        nbformat.v4.new_notebook(cells=cells), timeout=LONGEST, resources=resources
+    )
     whole = {**os.environ, **drawing_once(folder / "ipython"), **environment}
     try:
         client.execute(env=whole)

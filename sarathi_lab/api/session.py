@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import re
+import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
+from dataclasses import MISSING, Field, fields, is_dataclass
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from sarathi_lab.api.options import PolicyOptions
 from sarathi_lab.api.results import Results, load
 from sarathi_lab.config.arguments import quoted
 from sarathi_lab.config.command_line import CommandLine, read_command_line
-from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.errors import UserError, require_text
 from sarathi_lab.config.instantiate import build
+from sarathi_lab.config.paths import CONF
 from sarathi_lab.config.sweep import Sweep
 from sarathi_lab.policy import Policy
 from sarathi_lab.run import prepare, run_single
@@ -122,3 +125,70 @@ def text_of(value: Any, options: PolicyOptions) -> str:
     if isinstance(value, Iterable):
         return f"[{','.join(text_of(one, options) for one in value)}]"
     raise UserError(f"{value!r} is no value of a setting; use a number, text, a list or a policy")
+
+
+class PolicyOptions:
+    """A folder of options like those of `conf/policy/`, a file for each policy that was added: an
+    object or a class.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.names: list[str] = []
+        self._folder = folder / "policy"
+
+    def add(self, policy: Policy | type[Policy]) -> str:
+        """The name of the option that makes `policy`: an object's fields as they are; of a class
+        its defaults, and for the tokens of one iteration the setting `chunk`.
+
+        Raises UserError for a class that nobody finds by its name, and for what no YAML file holds.
+        """
+        cls = policy if isinstance(policy, type) else type(policy)
+        require_text(
+            f"{cls.__name__}.name",
+            getattr(cls, "name", None),
+            'give the class a name: name: ClassVar[str] = "mine"',
+        )
+        node = {"_target_": _target_of(cls), **_parameters(policy)}
+        name = self._free_name(re.sub(r"\W", "_", cls.name))
+        try:
+            text = OmegaConf.to_yaml(OmegaConf.create(node))
+        except OmegaConfBaseException as error:
+            reason = str(error).splitlines()[0]
+            raise UserError(
+                f"policy={policy} can't be written as settings ({reason}); use numbers and text, "
+                "or an option's file"
+            ) from None
+        self._folder.mkdir(exist_ok=True)
+        (self._folder / f"{name}.yaml").write_text(text)
+        self.names.append(name)
+        return name
+
+    def _free_name(self, name: str) -> str:
+        taken = {*(path.stem for path in CONF.glob("policy/*.yaml")), *self.names}
+        number = 1
+        while (found := name if number == 1 else f"{name}_{number}") in taken:
+            number += 1
+        return found
+
+
+def _target_of(cls: type) -> str:
+    if getattr(sys.modules.get(cls.__module__), cls.__qualname__, None) is not cls:
+        raise UserError(
+            f"policy={cls.__qualname__} is not what {cls.__module__} has by that name; define it "
+            "at the top of a module or in a notebook's cell, and make its objects anew"
+        )
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _parameters(policy: Policy | type[Policy]) -> dict[str, Any]:
+    if not is_dataclass(policy):
+        return {}
+    if not isinstance(policy, type):
+        return {one.name: getattr(policy, one.name) for one in fields(policy) if one.init}
+    own = {one.name: _default(one) for one in fields(policy) if one.init}
+    own = {name: value for name, value in own.items() if value is not MISSING}
+    return {**own, **({policy.budget_field: "${chunk}"} if policy.budget_field else {})}
+
+
+def _default(one: Field[Any]) -> Any:
+    return one.default if one.default_factory is MISSING else one.default_factory()

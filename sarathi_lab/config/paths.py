@@ -6,8 +6,8 @@ import errno
 import fcntl
 import json
 import os
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -35,6 +35,28 @@ def make_folder(folder: Path, setting: str) -> Path:
             f"{setting}={folder} can't be written ({error.strerror}); choose another folder"
         ) from None
     return folder
+
+
+@contextmanager
+def readable(what: object, fix: str, *others: type[Exception]) -> Iterator[None]:
+    """Raise UserError for what keeps a file from being read in the block: what the system says of
+    it, its contents, and `others`. `what` is its path, maybe with the setting that names it.
+    """
+    kinds: tuple[type[Exception], ...] = (OSError, ValueError, *others)
+    try:
+        yield
+    except kinds as error:
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        if isinstance(error, UnicodeDecodeError):
+            reason = "not UTF-8 text"
+        raise UserError(f"{what} can't be read ({reason.splitlines()[0]}); {fix}") from None
+
+
+def read_object(path: Path, fix: str) -> dict[str, Any]:
+    """The object in a file of JSON. Raises UserError, which ends in the `fix`."""
+    with readable(path, fix):
+        text = path.read_text(encoding="utf-8")
+    return json_object(text, str(path), fix)
 
 
 def json_object(text: str, where: str, fix: str = "write one object a line") -> dict[str, Any]:

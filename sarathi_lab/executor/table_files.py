@@ -11,7 +11,7 @@ import pandas as pd
 import yaml
 
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.config.paths import REPOSITORY
+from sarathi_lab.config.paths import REPOSITORY, readable
 from sarathi_lab.executor.tables import FILES, LAYERS, META, TIME, File, OperationTables
 
 # Medians of a file outside these bounds are no microseconds: no kernel is done in 0.2 µs, and no
@@ -68,11 +68,8 @@ def _meta(folder: Path) -> Mapping[str, Any]:
     """What `meta.yaml` in the folder, or above it, says; nothing without one."""
     for place in (folder, folder.parent):
         if (path := place / META).is_file():
-            try:
+            with readable(path, "correct it", yaml.YAMLError):
                 meta = yaml.safe_load(path.read_text())
-            except (OSError, ValueError, yaml.YAMLError) as error:
-                first = str(error).splitlines()[0]
-                raise UserError(f"{path} can't be read ({first}); correct it") from None
             if not isinstance(meta, Mapping):
                 raise UserError(f"{path} holds no names with values; write such as model: 13b")
             return meta
@@ -81,13 +78,11 @@ def _meta(folder: Path) -> Mapping[str, Any]:
 
 def _read(path: Path) -> pd.DataFrame:
     """The checked rows of one file."""
-    try:
-        table = pd.read_csv(path, float_precision="round_trip")
-    except pd.errors.EmptyDataError:
-        raise UserError(f"{path} is empty; measure it again, or delete it") from None
-    except (OSError, ValueError) as error:
-        first = str(error).splitlines()[0]
-        raise UserError(f"{path} can't be read ({first}); write comma-separated columns") from None
+    with readable(path, "write comma-separated columns"):
+        try:
+            table = pd.read_csv(path, float_precision="round_trip")
+        except pd.errors.EmptyDataError:
+            raise UserError(f"{path} is empty; measure it again, or delete it") from None
     return checked(table, path.stem, str(path))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from sarathi_lab.config.errors import UserError, require_number, require_one_of
-from sarathi_lab.config.paths import EXPERIMENTS
+from sarathi_lab.config.paths import EXPERIMENTS, readable
 from sarathi_lab.results import load
 from sarathi_lab.results.intervals import LEVEL, Ends, ends_of_median
 from sarathi_lab.results.swept import REPLAYS_APART
@@ -108,14 +109,11 @@ class Claim:
         return "undecided"
 
 
-def load_claims(path: Path = CLAIMS) -> list[Claim]:
+@cache  # parsing it takes longer than judging by it
+def load_claims(path: Path = CLAIMS) -> tuple[Claim, ...]:
     """The claims of a file. Raises UserError for one that is not written as `Claim` has it."""
-    try:
+    with readable(path, "restore it from git", YAMLError, OmegaConfBaseException):
         entries: Any = OmegaConf.to_container(OmegaConf.load(path))
-    except (OSError, YAMLError, OmegaConfBaseException) as error:
-        raise UserError(
-            f"{path} can't be read ({str(error).splitlines()[0]}); restore it from git"
-        ) from None
     known, claims = [field.name for field in fields(Claim)], []
     for entry in entries:
         for name in entry:
@@ -126,7 +124,7 @@ def load_claims(path: Path = CLAIMS) -> list[Claim]:
             raise UserError(
                 f"claims.yaml: {entry.get('id')}: {str(error).partition(')')[2].strip()}; add it"
             ) from None
-    return claims
+    return tuple(claims)
 
 
 def verdicts(root: Path = EXPERIMENTS, claims: Sequence[Claim] | None = None) -> pd.DataFrame:

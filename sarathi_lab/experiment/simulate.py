@@ -155,11 +155,6 @@ def predict_all(
     return tables
 
 
-def predict(job: Job, every: int = 1, sizes: Mapping[str, Any] | None = None) -> pd.DataFrame:
-    """The points of one job, by this process."""
-    return predict_all([job], every, sizes, processes=1)[0]
-
-
 def _parts_of(job: Job, every: int, sizes: Mapping[str, Any] | None) -> list[Part]:
     """Units on a clock of their own, or a pipeline whole."""
     figure, dtype_bytes = FIGURES[job.figure], DTYPE_BYTES[DTYPE]

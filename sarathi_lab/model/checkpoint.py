@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 
 from sarathi_lab.config.errors import UserError, require_one_of
 from sarathi_lab.config.instantiate import build, load_option
-from sarathi_lab.config.paths import json_object
+from sarathi_lab.config.paths import read_object
 from sarathi_lab.model.huggingface import AGAIN, read_spec
 from sarathi_lab.model.spec import KvDtype, ModelSpec
 from sarathi_lab.model.tensor_names import Source, parameter_sources
@@ -105,11 +105,7 @@ def _weight_files(directory: Path) -> list[Path]:
 
 
 def _shards(index: Path) -> set[str]:
-    try:
-        text = index.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise UserError(f"{index} can't be read ({error}); {AGAIN}") from None
-    shards = json_object(text, str(index), AGAIN).get("weight_map")
+    shards = read_object(index, AGAIN).get("weight_map")
     names = list(shards.values()) if isinstance(shards, dict) else []
     if not names or not all(isinstance(name, str) for name in names):
         raise UserError(f"{index} is no index of weights; {AGAIN}")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
+import yaml
+
 from sarathi_lab.config.errors import UserError, require_bool, require_int
-from sarathi_lab.config.paths import json_object
+from sarathi_lab.config.paths import read_object
 from sarathi_lab.model.spec import ModelSpec, RopeKind, RopeScaling
 
 Config = Mapping[str, Any]
@@ -21,67 +24,13 @@ ACTIVATIONS = {
     "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
 }
-# What transformers takes where a file leaves a setting out.
-_DEFAULTS: Config = {
-    "hidden_act": "silu",
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10000.0,
-    "partial_rotary_factor": 1.0,
-    "attention_bias": False,
-    "mlp_bias": False,
-    "tie_word_embeddings": False,
-    "use_sliding_window": False,
-}
-_QWEN: Config = {"max_position_embeddings": 32768, "num_key_value_heads": 32}
-_QWEN_MOE: Config = {
-    "max_position_embeddings": 32768,
-    "norm_topk_prob": False,
-    "decoder_sparse_step": 1,
-    "mlp_only_layers": None,
-}
-_OWN_DEFAULTS: Mapping[str, Config] = {
-    "mistral": {
-        "max_position_embeddings": 131072,
-        "num_key_value_heads": 8,
-        "sliding_window": 4096,
-    },
-    "qwen2": _QWEN,
-    "qwen3": {**_QWEN, "head_dim": 128},
-    "mixtral": {
-        "max_position_embeddings": 131072,
-        "num_key_value_heads": 8,
-        "sliding_window": None,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 1e6,
-        "num_experts": 8,
-        "num_experts_per_tok": 2,
-    },
-    "qwen2_moe": {
-        **_QWEN_MOE,
-        "num_key_value_heads": 16,
-        "qkv_bias": True,
-        "moe_intermediate_size": 1408,
-        "shared_expert_intermediate_size": 5632,
-        "num_experts_per_tok": 4,
-        "num_experts": 60,
-    },
-    "qwen3_moe": {
-        **_QWEN_MOE,
-        "num_key_value_heads": 4,
-        "moe_intermediate_size": 768,
-        "num_experts_per_tok": 8,
-        "num_experts": 128,
-    },
-    "gpt_neox": {
-        "hidden_act": "gelu",
-        "layer_norm_eps": 1e-5,
-        "attention_bias": True,
-        "rotary_emb_base": 10000.0,
-        "rotary_pct": 0.25,
-        "use_parallel_residual": True,
-    },
-}
+
+
+@cache
+def known(what: str) -> Mapping[str, Any]:
+    """What huggingface.yaml knows of transformers: "defaults", "own_defaults" or "tensors"."""
+    found: Any = yaml.safe_load(Path(__file__).with_name("huggingface.yaml").read_text())
+    return found[what]
 
 
 def read_config(directory: Path) -> Config:
@@ -89,18 +38,14 @@ def read_config(directory: Path) -> Config:
     there is none, if it is no JSON object, or of an architecture that is not supported.
     """
     path = directory / "config.json"
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
+    if not path.exists():
         raise UserError(
             f"model.path={directory} has no config.json; name a folder saved by transformers' "
             "save_pretrained"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} can't be read ({error}); {AGAIN}") from None
-    config = json_object(text, str(path), AGAIN)
+        )
+    config = read_object(path, AGAIN)
     family = _supported(f"{path}: model_type", config.get("model_type"), FAMILIES)
-    return {**_DEFAULTS, **_OWN_DEFAULTS.get(family, {}), **config}
+    return {**known("defaults"), **known("own_defaults").get(family, {}), **config}
 
 
 def read_spec(directory: Path) -> ModelSpec:

@@ -7,26 +7,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from sarathi_lab.config.errors import UserError, require_int
+from sarathi_lab.config.checked import check_fields, whole
+from sarathi_lab.config.errors import UserError
 from sarathi_lab.model.spec import ModelSpec
 
 Interval = tuple[int, int]  # first, and one behind the last
 
 
 @dataclass(frozen=True)
-class Ranks:
-    """`tensor` ranks share every layer, `pipeline` stages share the layers; a stage's ranks have
-    consecutive numbers. UserError for a degree below 1.
-    """
+class Degrees:
+    """Degrees of parallelism of one copy of a model. UserError for one below 1."""
 
-    tensor: int = 1
-    pipeline: int = 1
+    tensor: int = whole(  # devices that share every layer, by heads and columns
+        1,
+        name="executor.tensor_parallel",
+        minimum=1,
+        fix="use the number of devices that share a layer, such as 2",
+    )
+    pipeline: int = whole(  # stages that share the layers
+        1, name="executor.pipeline_parallel", minimum=1, fix="use the number of stages, such as 2"
+    )
 
     def __post_init__(self) -> None:
-        share = "use the number of devices that share a layer, such as 2"
-        require_int("executor.tensor_parallel", self.tensor, 1, share)
-        stages = "use the number of stages, such as 2"
-        require_int("executor.pipeline_parallel", self.pipeline, 1, stages)
+        check_fields(self)
 
     @property
     def num_devices(self) -> int:
@@ -36,6 +39,11 @@ class Ranks:
     def description(self) -> str:
         """The devices in words, tensor by pipeline: "8 x 8 devices"."""
         return f"{self.tensor} x {self.pipeline} devices"
+
+
+@dataclass(frozen=True)
+class Ranks(Degrees):
+    """The processes of a real device; a stage's ranks have consecutive numbers."""
 
     def part(self, rank: int) -> Part:
         return Part(self, *divmod(rank, self.tensor))

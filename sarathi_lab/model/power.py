@@ -7,7 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from sarathi_lab.config.errors import UserError, require_number
+from sarathi_lab.config.checked import check_fields, number
+from sarathi_lab.config.errors import UserError
+
+FIX = "correct the hardware file"
 
 
 @dataclass(frozen=True)
@@ -19,19 +22,17 @@ class PowerModel:
     draws `idle_watts`. Raises UserError for constants out of range.
     """
 
-    idle_watts: float
-    limit_watts: float  # the board's power limit
-    compute_weight: float
-    exponent: float
+    idle_watts: float = number(above=0, fix=FIX)
+    limit_watts: float = number(above=0, fix=FIX)  # the board's power limit
+    compute_weight: float = number(above=0, fix=FIX)
+    exponent: float = number(above=0, fix=FIX)
 
     def __post_init__(self) -> None:
-        fix = "correct the hardware file"
-        for name in ("idle_watts", "limit_watts", "compute_weight", "exponent"):
-            require_number(f"hardware.power.{name}", getattr(self, name), above=0, fix=fix)
+        check_fields(self, "hardware.power.")
         if self.idle_watts >= self.limit_watts:
             raise UserError(
                 f"hardware.power.idle_watts={self.idle_watts:g} is not below limit_watts="
-                f"{self.limit_watts:g}; {fix}"
+                f"{self.limit_watts:g}; {FIX}"
             )
 
     def watts(self, mfu: Any, mbu: Any) -> Any:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sarathi_lab.model.huggingface import read_config
+from sarathi_lab.model.huggingface import known, read_config
 from sarathi_lab.model.spec import ModelSpec
 
 
@@ -24,44 +24,6 @@ class Source:
     tied: bool = False
 
 
-# How families of architectures name their tensors; of the decoder's linears, the modules that make
-# one up, their rows one after the other, and likewise of each of the `experts`.
-_LLAMA: Mapping[str, Any] = {
-    "embedding": "model.embed_tokens.weight",
-    "lm_head": "lm_head.weight",
-    "final_norm": "model.norm",
-    "layer": "model.layers.{}",
-    "qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "out_proj": ("self_attn.o_proj",),
-    "ffn_up": ("mlp.gate_proj", "mlp.up_proj"),
-    "ffn_down": ("mlp.down_proj",),
-    "router": ("mlp.gate",),
-    "experts": "mlp.experts",
-    "gate_up": ("gate_proj", "up_proj"),
-    "down": ("down_proj",),
-    "shared_up": ("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
-    "shared_down": ("mlp.shared_expert.down_proj",),
-    "shared_gate": ("mlp.shared_expert_gate",),
-}
-_MIXTRAL: Mapping[str, Any] = {
-    **_LLAMA,
-    "router": ("block_sparse_moe.gate",),
-    "experts": "block_sparse_moe.experts",
-    "gate_up": ("w1", "w3"),
-    "down": ("w2",),
-}
-_NEOX: Mapping[str, Any] = {
-    "embedding": "gpt_neox.embed_in.weight",
-    "lm_head": "embed_out.weight",
-    "final_norm": "gpt_neox.final_layer_norm",
-    "layer": "gpt_neox.layers.{}",
-    "qkv_proj": ("attention.query_key_value",),  # interleaved
-    "out_proj": ("attention.dense",),
-    "ffn_up": ("mlp.dense_h_to_4h",),
-    "ffn_down": ("mlp.dense_4h_to_h",),
-}
-
-
 # All experts in one tensor, as transformers holds them and may save them, under whatever family.
 _FUSED = {"gate_up": "{}.mlp.experts.gate_up_proj", "down": "{}.mlp.experts.down_proj"}
 
@@ -74,7 +36,8 @@ def parameter_sources(
     """
     family = read_config(directory)["model_type"]
     is_fused = _FUSED["down"].format("model.layers.0") in stored
-    names = {"gpt_neox": _NEOX, "mixtral": _LLAMA if is_fused else _MIXTRAL}.get(family, _LLAMA)
+    families = known("tensors")
+    names = families.get("llama" if is_fused else family, families["llama"])
     table = (spec.vocab_size, spec.hidden_size)
     yield "embedding.weight", [Source(names["embedding"], table)]
     yield "lm_head.weight", [Source(names["lm_head"], table, tied=spec.tie_embeddings)]
@@ -100,8 +63,9 @@ def _linears(
     ours: str, theirs: str, names: Mapping[str, Any], spec: ModelSpec
 ) -> Iterator[tuple[str, list[Source]]]:
     hidden, q, kv = spec.hidden_size, spec.q_size, spec.kv_size
+    is_interleaved = "interleaved" in names
     parts = {  # rows of the modules, their columns, and whether they have biases
-        "qkv_proj": ((q + 2 * kv,) if names is _NEOX else (q, kv, kv), hidden, spec.qkv_bias),
+        "qkv_proj": ((q + 2 * kv,) if is_interleaved else (q, kv, kv), hidden, spec.qkv_bias),
         "out_proj": ((hidden,), q, spec.out_bias),
         "ffn_up": ((spec.ffn_size,) * len(names["ffn_up"]), hidden, spec.ffn_bias),
         "ffn_down": ((hidden,), spec.ffn_size, spec.ffn_bias),
@@ -112,12 +76,12 @@ def _linears(
     }
     for name in (linear.name for linear in spec.layer_linears):
         rows, columns, has_bias = parts[name]
-        is_interleaved = name == "qkv_proj" and names is _NEOX
+        by_head = is_interleaved and name == "qkv_proj"
         for kind, width in (("weight", (columns,)), ("bias", ()))[: 1 + has_bias]:
             yield (
                 f"{ours}.{name}.{kind}",
                 [
-                    Source(f"{theirs}.{module}.{kind}", (count, *width), is_interleaved)
+                    Source(f"{theirs}.{module}.{kind}", (count, *width), by_head)
                     for module, count in zip(names[name], rows, strict=True)
                 ],
             )

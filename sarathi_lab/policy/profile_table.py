@@ -12,6 +12,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from sarathi_lab.config.errors import UserError
+from sarathi_lab.config.paths import readable
 from sarathi_lab.engine.compositions import make_batch
 from sarathi_lab.engine.request import Batch
 
@@ -88,18 +89,13 @@ def make_profile_table(
 def read_profile_table(path: str) -> ProfileTable:
     """The table in the CSV file `path`. Raises UserError if there is none."""
     needed = list(Row._fields)
-    try:
+    fix = f"use a CSV file with the columns {', '.join(needed)}, such as task=profile_table writes"
+    with readable(f"profile_table={path}", fix, KeyError):
         table = pd.read_csv(Path(path))
         rows = tuple(
             Row(int(c), int(d), int(x), float(ms))
             for c, d, x, ms in table[needed].itertuples(index=False)
         )
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(
-            f"profile_table={path} can't be read ({error}); use a CSV file with the columns "
-            f"{', '.join(needed)}, such "
-            "as task=profile_table writes"
-        ) from None
     if not rows:
         raise UserError(f"profile_table={path} has no rows; write one by task=profile_table")
     return ProfileTable(rows)

@@ -90,24 +90,6 @@ def _blocks(samples: Sequence[float]) -> int:
     return max(1, math.floor(len(samples) * (1 - alike) / (1 + alike) + 1e-9))
 
 
-def confidence_of_bootstrap(num_pairs: int) -> float:
-    """The confidence of what was recorded as the percentile bootstrap's 95 % interval of a median:
-    its ends are order statistics, too, of even numbers these or ends further out.
-    """
-    half = num_pairs // 2 + 1
-
-    def share_below(k: int) -> float:
-        """Of medians of samples drawn with replacement, at most the k-th smallest sample."""
-        parts = (
-            math.comb(num_pairs, i) * k**i * (num_pairs - k) ** (num_pairs - i)
-            for i in range(half, num_pairs + 1)
-        )
-        return sum(parts) / num_pairs**num_pairs
-
-    k = next(k for k in range(1, num_pairs + 1) if share_below(k) >= (1 - LEVEL) / 2)
-    return _confidence(k, num_pairs, num_pairs)
-
-
 def median_of(
     samples: Sequence[float], max_spread: float, *, of: float | None = None, is_series: bool = True
 ) -> Interval:

@@ -12,9 +12,8 @@ import pandas as pd
 import yaml
 
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.config.paths import EXPERIMENTS, OUTPUTS, json_object, make_folder
+from sarathi_lab.config.paths import EXPERIMENTS, OUTPUTS, make_folder, read_object, readable
 from sarathi_lab.config.sweep_record import SweepRecord
-from sarathi_lab.results.intervals import confidence_of_bootstrap
 
 POINTS = "figure.parquet"  # the figures of the paper, recomputed: see `paper.task`
 LABELS = "run.json"  # written last, so its presence says that the run is complete
@@ -105,13 +104,11 @@ def load_settings(path: Path) -> dict[str, Any]:
     No value is a list or a mapping: `versions.torch` is a name, "[512,2048]" a value. A run whose
     configuration was not kept has its labels only.
     """
-    labels, config = read_object(path / LABELS), {}
-    try:
+    labels, config = read_object(path / LABELS, AGAIN), {}
+    with readable(path, AGAIN, AttributeError, yaml.YAMLError):
         if (kept := path / "config.yaml").is_file():
             config = yaml.load(kept.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
         return joined(labels, config)
-    except (OSError, ValueError, AttributeError, yaml.YAMLError) as error:
-        raise _unreadable(path, error) from None
 
 
 def joined(labels: Mapping[Any, Any], config: Mapping[Any, Any]) -> dict[str, Any]:
@@ -159,7 +156,7 @@ def _as_typed(value: object) -> str:
 
 
 def load_summary(path: Path | str) -> dict[str, float]:
-    summary = read_object(Path(path) / "summary.json")
+    summary = read_object(Path(path) / "summary.json", AGAIN)
     return {new_name(name): value for name, value in summary.items()}
 
 
@@ -174,23 +171,8 @@ def load_requests(path: Path | str) -> pd.DataFrame:
 
 
 def _parquet(path: Path) -> pd.DataFrame:
-    try:
+    with readable(path, AGAIN):
         return pd.read_parquet(path)
-    except (OSError, ValueError) as error:  # ArrowInvalid is one
-        raise _unreadable(path, error) from None
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """The object in a file of JSON. Raises UserError."""
-    try:
-        return json_object(path.read_text(encoding="utf-8"), str(path), AGAIN)
-    except (OSError, UnicodeDecodeError) as error:
-        raise _unreadable(path, error) from None
-
-
-def _unreadable(path: Path, error: Exception) -> UserError:
-    reason = next(iter(str(error).splitlines()), type(error).__name__)
-    return UserError(f"{path} can't be read ({reason}); {AGAIN}")
 
 
 def new_name(name: str) -> str:
@@ -239,7 +221,8 @@ def load(experiment: str, root: Path = EXPERIMENTS) -> pd.DataFrame:
     table = pd.concat(tables, ignore_index=True)
     # Points have all columns, also those that are empty everywhere.
     missing = [name for name in COLUMNS if name not in table] if "figure" in table else []
-    return _with_confidence(table.assign(**dict.fromkeys(missing)))
+    table = table.assign(**dict.fromkeys(missing))
+    return table.astype({"confidence": float}) if "confidence" in table else table
 
 
 def load_serving(experiment: str, device: str, root: Path = EXPERIMENTS) -> pd.DataFrame:
@@ -248,15 +231,6 @@ def load_serving(experiment: str, device: str, root: Path = EXPERIMENTS) -> pd.D
     """
     found = root.glob(f"*/{experiment}/results/{device}/{experiment}-serving.csv")
     return next(map(pd.read_csv, found), pd.DataFrame({"quantity": []}))
-
-
-def _with_confidence(table: pd.DataFrame) -> pd.DataFrame:
-    """Intervals of medians that were recorded without their level have it by their pairs."""
-    if "num_pairs" not in table:
-        return table
-    known = {number: confidence_of_bootstrap(int(number)) for number in set(table.num_pairs) - {0}}
-    own = table.confidence.astype(float).fillna(table.num_pairs.map(known))
-    return table.assign(confidence=own)
 
 
 def recorded(root: Path = EXPERIMENTS) -> list[str]:

@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 
 from sarathi_lab.config.errors import UserError
-from sarathi_lab.config.paths import json_object
+from sarathi_lab.config.paths import json_object, readable
 
 BLOCK_SIZE = 16  # vLLM's default
 NULL_BLOCKS = 1  # of vLLM's blocks, which it never hands out
@@ -182,11 +182,8 @@ def _refuse(path: Path, table: pd.DataFrame, name: str, bad: Any, why: str) -> N
 def _timeline(path: Path) -> pd.DataFrame:
     if not path.is_file():
         return pd.DataFrame(columns=list(SERIES), dtype=float)
-    try:
+    with readable(path, "correct it, or delete it"):
         table = pd.read_csv(path)
-    except (OSError, ValueError) as error:
-        first = str(error).splitlines()[0]
-        raise UserError(f"{path} can't be read ({first}); correct it, or delete it") from None
     if missing := [name for name in SERIES if name not in table]:
         raise UserError(f"{path} has no column {missing[0]}; add it, or delete the file")
     numbers = table[list(SERIES)].apply(pd.to_numeric, errors="coerce")
@@ -206,11 +203,8 @@ def _json(path: Path) -> Mapping[str, Any]:
 
 
 def _text(path: Path) -> str:
-    try:
+    with readable(path, FIX):
         return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8 text"
-        raise UserError(f"{path} can't be read ({reason}); {FIX}") from None
 
 
 def _part(of: Mapping[str, Any], key: str, path: Path) -> Mapping[str, Any]:

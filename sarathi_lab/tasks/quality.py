@@ -20,6 +20,7 @@ from torch import Tensor
 from sarathi_lab.config.checked import listed, whole
 from sarathi_lab.config.console import console, progress_of
 from sarathi_lab.config.errors import UserError, require_bool, require_int, require_one_of
+from sarathi_lab.config.paths import readable
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.executor.torch.backend import TorchBackend
@@ -142,12 +143,8 @@ class Quality(Task):
     def _pieces(self, spec: ModelSpec, checkpoint: Path) -> list[Tokens]:
         """`num_texts` pieces of `length` + 1 tokens, evenly spread over the file."""
         path = Path(self.text) if self.text is not None else checkpoint / HELD_OUT
-        try:
+        with readable(f"task.text={path}", "name a text file"):
             content = path.read_bytes()
-        except OSError as error:
-            raise UserError(
-                f"task.text={path} can't be read ({error.strerror}); name a text file"
-            ) from None
         if (encode := text_encoder(checkpoint)) is not None:
             tokens = np.array(encode(content.decode(errors="replace")), dtype=np.int32)
         elif spec.vocab_size == NUM_BYTES:

@@ -12,7 +12,7 @@ import yaml
 
 from sarathi_lab.config.console import print_place, progress_of
 from sarathi_lab.config.errors import UserError, exit_code
-from sarathi_lab.config.paths import CONF, EXPERIMENTS, OUTPUTS, make_folder
+from sarathi_lab.config.paths import CONF, EXPERIMENTS, OUTPUTS, make_folder, read_object
 from sarathi_lab.config.sweep_record import SweepRecord, as_command
 from sarathi_lab.experiment.claims import in_words, verdicts
 from sarathi_lab.experiment.figures import FIGURES, PAPERS, SERVING
@@ -122,7 +122,9 @@ def _all_of(own: pd.DataFrame, name: str) -> str:
 
 
 def _failed(place: Path) -> Shown:
-    found = {path.parent.name: load.read_object(path) for path in place.glob("*/failed.json")}
+    found = {
+        path.parent.name: read_object(path, load.AGAIN) for path in place.glob("*/failed.json")
+    }
     rows = [{"run": run, "error": failure.get("error")} for run, failure in sorted(found.items())]
     return Shown(rows, left=["run", "error"], title="Runs that failed")
 

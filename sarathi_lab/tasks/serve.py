@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 
 from sarathi_lab.config.console import console, progress_of
 from sarathi_lab.config.errors import RunError
-from sarathi_lab.config.paths import locked
+from sarathi_lab.config.paths import locked, read_object
 from sarathi_lab.config.run_context import RunContext
 from sarathi_lab.engine.cluster import Cluster, Transfer
 from sarathi_lab.engine.ledger import Ledger
@@ -26,7 +26,7 @@ from sarathi_lab.experiment.advisor import Advice
 from sarathi_lab.model.roofline import Peaks, request_roofline
 from sarathi_lab.results import metrics
 from sarathi_lab.results.decode_cost import fullest_hybrid, measure_decode_cost
-from sarathi_lab.results.load import load_summary, read_object
+from sarathi_lab.results.load import AGAIN, load_summary
 from sarathi_lab.results.operations import operation_table, shown_operations
 from sarathi_lab.results.provenance import provenance
 from sarathi_lab.results.report import cell, print_device, summary_line, summary_table
@@ -107,7 +107,7 @@ def _ensure_baseline(cfg: DictConfig, plan: Plan, name: str, context: RunContext
         if (run_dir / "run.json").is_file():
             return run_dir
         if (failed_dir / "failed.json").is_file():  # in another job: it would fail again
-            raise RunError(str(read_object(failed_dir / "failed.json").get("error")))
+            raise RunError(str(read_object(failed_dir / "failed.json", AGAIN).get("error")))
         run_dir.parent.mkdir(parents=True, exist_ok=True)
         # In a hidden folder, moved when complete: nobody reads half of one.
         aside = Path(tempfile.mkdtemp(prefix=f".{run_dir.name}.", dir=run_dir.parent))

@@ -8,8 +8,7 @@ import pytest
 from own_policies import DecodesThenOneChunk
 
 import sarathi_lab as lab
-from sarathi_lab.api.options import PolicyOptions
-from sarathi_lab.api.session import text_of
+from sarathi_lab.api.session import PolicyOptions, text_of
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.policy import Orca
 from sarathi_lab.run import main

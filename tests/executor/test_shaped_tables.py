@@ -205,5 +205,5 @@ def test_tables_of_separate_calls_are_scaled_to_one_call():
     formula = AnalyticOperations(spec, gpu, 2)
     longer = formula.hybrid_attention(batch) / sum(formula.separate_attention(batch))
     assert together == pytest.approx(longer * apart)
-    with pytest.raises(UserError, match=r"hybrid_call=maybe is not true or false"):
+    with pytest.raises(UserError, match=r"hybrid_call=maybe is neither true nor false"):
         dataclasses.replace(gpu, hybrid_call="maybe")

@@ -106,7 +106,8 @@ def table(*ys: float, reason: str | None = None, series: str = "1K") -> pd.DataF
         }
         for i, y in enumerate(ys, 1)
     ]
-    return pd.DataFrame(rows).assign(num_pairs=PAIRS, unit="ratio", reason=reason, model="30m")
+    known = {"num_pairs": PAIRS, "confidence": CONFIDENCE, "unit": "ratio", "model": "30m"}
+    return pd.DataFrame(rows).assign(**known, reason=reason)
 
 
 def found(root, **changes) -> dict[str, object]:
@@ -149,7 +150,7 @@ def test_a_flat_top_is_as_wide_as_the_intervals_reach(tmp_path):
 
 
 def test_what_was_computed_has_one_best_place(tmp_path):
-    load.save(table(1.2, 1.45, 1.5).assign(num_pairs=0), "fig08", "cpu", tmp_path)
+    load.save(table(1.2, 1.45, 1.5).assign(num_pairs=0, confidence=NAN), "fig08", "cpu", tmp_path)
     row = found(tmp_path, take="x of max")
     assert (row["measured"], row["low"], row["high"]) == (6.0, 6.0, 6.0)
 

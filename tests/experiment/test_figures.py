@@ -12,7 +12,7 @@ from sarathi_lab.experiment.claims import COLUMNS as CLAIM_COLUMNS
 from sarathi_lab.experiment.claims import load_claims, verdict
 from sarathi_lab.experiment.figures import COLUMNS, FIGURES, PAPERS, SERVING, points_of
 from sarathi_lab.experiment.registry import KEYS
-from sarathi_lab.experiment.simulate import jobs_of, predict
+from sarathi_lab.experiment.simulate import jobs_of, predict_all
 from sarathi_lab.results import load
 from sarathi_lab.results.plots.figures import draw
 from sarathi_lab.results.plots.serving import LOOKS
@@ -75,7 +75,7 @@ def test_every_figure_has_a_question_points_of_the_paper_and_of_a_simulation_and
 
 @pytest.mark.parametrize("figure", QUICK)
 def test_the_recorded_simulation_is_what_the_simulator_computes(figure, points):
-    anew = pd.concat([predict(job) for job in jobs_of(figure)])
+    anew = pd.concat(predict_all(jobs_of(figure), processes=1))
     own = points[(points.source == "simulated") & (points.figure == figure)]
     both = own.merge(anew, on=["figure", "device", *KEYS], suffixes=("", "_anew"))
     assert len(both) == len(own) == len(anew)

@@ -25,7 +25,7 @@ from sarathi_lab.experiment.figures import (
 )
 from sarathi_lab.experiment.registry import KEYS
 from sarathi_lab.experiment.scenario import lengths, steady, together
-from sarathi_lab.experiment.simulate import Job, jobs_of, predict
+from sarathi_lab.experiment.simulate import Job, jobs_of, predict_all
 from sarathi_lab.policy import Orca, RequestLevel, Sarathi
 from sarathi_lab.results.plots.figures import draw
 from sarathi_lab.run import main
@@ -40,7 +40,9 @@ def points(made_once) -> pd.DataFrame:
 
     def make():
         predicted = [
-            predict(job, EVERY.get(name, SPARSELY)) for name in PAPERS for job in jobs_of(name)
+            table
+            for name in PAPERS
+            for table in predict_all(jobs_of(name), EVERY.get(name, SPARSELY), processes=1)
         ]
         table = pd.concat([*map(paper, PAPERS), *predicted], ignore_index=True)
         return table.to_dict("split", index=False)

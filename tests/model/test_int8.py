@@ -9,6 +9,7 @@ import pytest
 import torch
 from native_library import is_missing, needs_library
 from torch import nn
+from toy_executors import SPEC as TOY
 
 from sarathi_kernels.cpu import library
 from sarathi_kernels.cpu.packing import MOST_BYTES, PANEL, pack_linear
@@ -19,22 +20,12 @@ from sarathi_lab.executor.torch.teacher_forced import Cuts, teacher_forced_logit
 from sarathi_lab.model import native_operations
 from sarathi_lab.model.int8 import Int8Linear
 from sarathi_lab.model.roofline import Peaks, operation_rooflines
-from sarathi_lab.model.spec import SCALE_BYTES, ModelSpec
+from sarathi_lab.model.spec import SCALE_BYTES
 from sarathi_lab.model.weights import load_model
 from tests.support.simulated import batch_of
 
 CPU = torch.device("cpu")
-SPEC = ModelSpec(
-    name="toy",
-    num_layers=2,
-    hidden_size=64,
-    num_heads=4,
-    num_kv_heads=2,
-    head_size=16,
-    ffn_size=80,
-    vocab_size=97,
-    qkv_bias=True,
-)
+SPEC = replace(TOY, qkv_bias=True)
 INT8 = replace(SPEC, weight_dtype="int8")
 SIZES = Sizes(num_blocks=8, block_size=16, batch_size=1)
 
@@ -92,9 +83,17 @@ def test_a_product_is_that_of_the_rounded_sides():
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(
     ("rows", "in_features", "out_features"),
-    [(1, 48, 97), (2, 512, 64), (4, 33, 5), (7, 1100, 31), (13, 64, 32), (65, 100, 70), (300, 600, 33)],
+    [
+        (1, 48, 97),
+        (2, 512, 64),
+        (4, 33, 5),
+        (7, 1100, 31),
+        (13, 64, 32),
+        (65, 100, 70),
+        (300, 600, 33),
+    ],
 )
-def test_the_native_product_is_that_of_torch(allows_amx, rows, in_features, out_features, bias):
+def test_the_product_is_that_of_torch(allows_amx, rows, in_features, out_features, bias):
     linear, x = (
         Int8Linear(linear_of(in_features, out_features, bias=bias)),
         rows_of(rows, in_features),

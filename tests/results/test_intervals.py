@@ -12,7 +12,6 @@ import pytest
 from sarathi_lab.results.intervals import (
     FEWEST_PAIRS,
     LEVEL,
-    confidence_of_bootstrap,
     ends_of_median,
     median_of,
 )
@@ -41,12 +40,6 @@ def test_an_interval_is_between_order_statistics_of_known_confidence(number, k, 
     samples = np.random.default_rng(number).permutation(np.arange(1.0, number + 1))
     assert ends_of_median(list(samples), is_series=False) == (k, number + 1 - k, confidence)
     assert (confidence >= LEVEL) == (number >= FEWEST_PAIRS)
-
-
-def test_what_was_recorded_by_a_bootstrap_has_the_confidence_that_it_had():
-    """Of 27 draws of three samples 7 have each end as median: the interval was that of all."""
-    known = [0.75, 0.875, 0.9375, 0.78125, 0.875]
-    assert [confidence_of_bootstrap(number) for number in range(3, 8)] == known
 
 
 def covered(number: int, alike: float, repetitions: int = 400) -> tuple[float, float]:

@@ -9,13 +9,14 @@ from itertools import combinations, pairwise
 import numpy as np
 import pandas as pd
 import pytest
+import walkthrough_pictures as walkthrough
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from sarathi_lab.config.paths import CONF
 from sarathi_lab.experiment.figures import FIGURES, points_of
-from sarathi_lab.results.plots import figures, serving, sweeps, tasks, walkthrough
+from sarathi_lab.results.plots import figures, serving, sweeps, tasks
 from sarathi_lab.results.plots.style import POLICIES, colours
 
 PAGE = 830  # pixels to which a page shrinks a picture

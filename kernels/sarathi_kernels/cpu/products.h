@@ -192,8 +192,12 @@ inline void multiply_tiles(const T* a, int64_t width, const T* b, int64_t k, int
         Ahead ahead{reinterpret_cast<const char*>(b + STEP * 2 * SIZE), streams ? (STEP * LINES + pairs - 1) / pairs : 0};
         for (int64_t row = 0; row < rows; row += 2 * LANES) {
             const T* from = a + row / LANES * row_of_tiles + first * SIZE;
-            const auto multiply_some = rows - row > LANES ? multiply_tile_rows<true, T> : multiply_tile_rows<false, T>;
-            multiply_some(from, row_of_tiles, b, some, out + row * PANEL, accumulates || first > 0, ahead);
+            float* to = out + row * PANEL;
+            if (rows - row > LANES) {
+                multiply_tile_rows<true>(from, row_of_tiles, b, some, to, accumulates || first > 0, ahead);
+            } else {
+                multiply_tile_rows<false>(from, 0, b, some, to, accumulates || first > 0, ahead);
+            }
         }
     }
 }

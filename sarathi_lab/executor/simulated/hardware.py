@@ -5,34 +5,32 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
-from sarathi_lab.config.errors import UserError, require_int, require_number
+from sarathi_lab.config.checked import check_fields, checked, flag, number, whole
+from sarathi_lab.config.errors import UserError, require_number
+from sarathi_lab.model.parts import Degrees
 from sarathi_lab.model.power import PowerModel
 from sarathi_lab.model.spec import DTYPE_BYTES, ModelSpec
 
-PEAKS = ("flops_per_second", "bytes_per_second", "memory_bytes", "fp8_flops_per_second")
-EFFICIENCIES = (
-    *("matmul_efficiency", "attention_efficiency", "causal_efficiency"),
-    *("memory_efficiency", "kv_efficiency", "link_efficiency", "prompt_efficiency"),
-    *("fp8_efficiency", "expert_efficiency"),
-)
-FIXED_COSTS = (
-    *("kernel_launch", "attention_launch", "decode_launch"),
-    *("decode_block_time", "decode_fill", "regroup_time"),
-    *("iteration_overhead", "layer_host_time"),
-    *("link_latency", "link_step", "two_shot_latency", "expert_launch"),
-)
-COUNTS = ("num_sms", "chunk_splits", "decode_splits", "ungrouped_splits")
-SLOWDOWNS = ("query_ramp", "link_sharing", "expert_traffic")
-LINKS = ("link_bytes_per_second", "network_bytes_per_second", "host_bytes_per_second")
-OPTIONAL = (  # may be None
-    *("prompt_efficiency", "decode_launch", "ungrouped_splits", "fp8_flops_per_second"),
-    *("hybrid_call", *LINKS),
-)
+FIX = "correct the hardware file"
 WEIGHTS = "executor.weights"  # the setting that asks for products in 8 bits
-LINK_FIX = "use bytes/s, null if unknown"
 # The kinds of operation that `Hardware.uncertainty` speaks of, and one that it may add.
 UNCERTAIN, EXPERTS = ("matmul", "attention"), "experts"
+
+
+def _require_efficiency(name: str, value: Any) -> None:
+    if require_number(name, value, above=0, fix=FIX) > 1:
+        raise UserError(f"{name}={value} exceeds 1, the peak; {FIX}")
+
+
+_peak = partial(number, above=0, fix=FIX)
+_efficiency = partial(checked, _require_efficiency)
+_link = partial(number, None, above=0, fix="use bytes/s, null if unknown")
+_seconds = partial(number, minimum=0, fix="use seconds from 0")
+_slowdown = partial(number, 0.0, minimum=0, fix="use 0 or more")
+_count = partial(whole, minimum=1, fix=FIX)
 
 
 def known_or_nan(stated: Mapping[str, float | None]) -> dict[str, float]:
@@ -40,7 +38,7 @@ def known_or_nan(stated: Mapping[str, float | None]) -> dict[str, float]:
     return {kind: math.nan if error is None else error for kind, error in stated.items()}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Hardware:
     """One device as cost models see it; `conf/hardware/*.yaml` gives each figure's source.
 
@@ -83,68 +81,53 @@ class Hardware:
     """
 
     name: str
-    flops_per_second: float
-    bytes_per_second: float
-    memory_bytes: float
-    num_sms: int
-    matmul_efficiency: float
-    attention_efficiency: float
-    causal_efficiency: float
-    memory_efficiency: float
-    kv_efficiency: float
-    kernel_launch: float
-    attention_launch: float
-    iteration_overhead: float
+    flops_per_second: float = _peak()
+    bytes_per_second: float = _peak()
+    memory_bytes: float = _peak()
+    num_sms: int = _count()
+    matmul_efficiency: float = _efficiency()
+    attention_efficiency: float = _efficiency()
+    causal_efficiency: float = _efficiency()
+    memory_efficiency: float = _efficiency()
+    kv_efficiency: float = _efficiency()
+    kernel_launch: float = _seconds()
+    attention_launch: float = _seconds()
+    iteration_overhead: float = _seconds()
     # Costs are cached by hardware, and don't depend on the next two.
     uncertainty: Mapping[str, float | None] = field(compare=False)
     tables: str | None = field(default=None, compare=False)
     dtype_bytes: int = 2
-    layer_host_time: float = 0.0
-    link_bytes_per_second: float | None = None
-    network_bytes_per_second: float | None = None
-    host_bytes_per_second: float | None = None
-    fp8_flops_per_second: float | None = None
-    fp8_efficiency: float = 1.0
-    link_efficiency: float = 1.0
-    link_latency: float = 0.0
-    link_step: float = 0.0
-    link_sharing: float = 0.0
-    two_shot_latency: float = 0.0
-    partial_waves: bool = False
-    query_ramp: float = 0.0
-    prompt_efficiency: float | None = None
-    chunk_splits: int = 16
-    decode_splits: int = 16
-    decode_launch: float | None = None
-    ungrouped_splits: int | None = None
-    decode_block_time: float = 0.0
-    decode_fill: float = 0.0
-    regroup_time: float = 0.0
-    expert_efficiency: float = 1.0
-    expert_launch: float = 0.0
-    expert_traffic: float = 0.0
-    hybrid_call: bool | None = None
+    layer_host_time: float = _seconds(0.0)
+    link_bytes_per_second: float | None = _link()
+    network_bytes_per_second: float | None = _link()
+    host_bytes_per_second: float | None = _link()
+    fp8_flops_per_second: float | None = _peak(None)
+    fp8_efficiency: float = _efficiency(1.0)
+    link_efficiency: float = _efficiency(1.0)
+    link_latency: float = _seconds(0.0)
+    link_step: float = _seconds(0.0)
+    link_sharing: float = _slowdown()
+    two_shot_latency: float = _seconds(0.0)
+    partial_waves: bool = flag(False, fix=FIX)
+    query_ramp: float = _slowdown()
+    prompt_efficiency: float | None = _efficiency(None)
+    chunk_splits: int = _count(16)
+    decode_splits: int = _count(16)
+    decode_launch: float | None = _seconds(None)
+    ungrouped_splits: int | None = _count(None)
+    decode_block_time: float = _seconds(0.0)
+    decode_fill: float = _seconds(0.0)
+    regroup_time: float = _seconds(0.0)
+    expert_efficiency: float = _efficiency(1.0)
+    expert_launch: float = _seconds(0.0)
+    expert_traffic: float = _slowdown()
+    hybrid_call: bool | None = flag(None, fix=FIX)
     power: PowerModel | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        fix = "correct the hardware file"
         if not isinstance(self.name, str) or not self.name:
-            raise UserError(f"hardware.name={self.name} is no name; {fix}")
-        for name in self._given(COUNTS):
-            require_int(f"hardware.{name}", getattr(self, name), 1, fix)
-        for name in ("partial_waves", "hybrid_call"):
-            value = getattr(self, name)
-            if not isinstance(value, bool) and (name not in OPTIONAL or value is not None):
-                raise UserError(f"hardware.{name}={value} is not true or false; {fix}")
-        for name in self._given((*PEAKS, *EFFICIENCIES, *LINKS)):
-            peak_fix = LINK_FIX if name in LINKS else fix
-            require_number(f"hardware.{name}", getattr(self, name), above=0, fix=peak_fix)
-        for name in self._given(EFFICIENCIES):
-            if getattr(self, name) > 1:
-                raise UserError(f"hardware.{name}={getattr(self, name)} exceeds 1, the peak; {fix}")
-        for name in self._given((*FIXED_COSTS, *SLOWDOWNS)):
-            cost_fix = "use seconds from 0" if name in FIXED_COSTS else "use 0 or more"
-            require_number(f"hardware.{name}", getattr(self, name), minimum=0, fix=cost_fix)
+            raise UserError(f"hardware.name={self.name} is no name; {FIX}")
+        check_fields(self, "hardware.")
         if self.dtype_bytes not in (sizes := sorted(set(DTYPE_BYTES.values()))):
             raise UserError(
                 f"hardware.dtype_bytes={self.dtype_bytes} is no size of an element; use one of "
@@ -153,18 +136,14 @@ class Hardware:
         errors = self.uncertainty
         if not isinstance(errors, Mapping) or set(errors) - {EXPERTS} != set(UNCERTAIN):
             kinds = " and ".join(UNCERTAIN)
-            raise UserError(f"hardware.uncertainty={errors} does not map {kinds}; {fix}")
+            raise UserError(f"hardware.uncertainty={errors} does not map {kinds}; {FIX}")
         for kind in [kind for kind, error in errors.items() if error is not None]:
             share = "use a share from 0, null if nothing was held out"
             require_number(f"hardware.uncertainty.{kind}", errors[kind], minimum=0, fix=share)
         if self.tables is not None and not (self.tables and isinstance(self.tables, str)):
-            raise UserError(f"hardware.tables={self.tables} is no path of a folder; {fix}")
+            raise UserError(f"hardware.tables={self.tables} is no path of a folder; {FIX}")
         if self.power is not None and not isinstance(self.power, PowerModel):
-            raise UserError(f"hardware.power={self.power} is no power model; {fix}")
-
-    def _given(self, names: tuple[str, ...]) -> list[str]:
-        """Those of `names` that have a value; None is checked where it is not allowed."""
-        return [name for name in names if name not in OPTIONAL or getattr(self, name) is not None]
+            raise UserError(f"hardware.power={self.power} is no power model; {FIX}")
 
     @property
     def held_out_errors(self) -> Mapping[str, float]:
@@ -232,43 +211,23 @@ class Hardware:
 
 
 @dataclass(frozen=True)
-class Parallel:
-    """Degrees of parallelism of one copy of a model; SARATHI's GPT-3 runs on 8 x 8 (section 5.3).
-    Raises UserError for a degree below 1.
-    """
-
-    tensor: int = 1  # devices that share every layer, by heads and columns
-    pipeline: int = 1  # stages that hold equally many layers each
-
-    def __post_init__(self) -> None:
-        share = "use the number of devices that share a layer, such as 8"
-        require_int("executor.tensor_parallel", self.tensor, 1, share)
-        stages = "use the number of stages, such as 8"
-        require_int("executor.pipeline_parallel", self.pipeline, 1, stages)
-
-    @property
-    def num_devices(self) -> int:
-        return self.tensor * self.pipeline
+class Parallel(Degrees):
+    """One copy of a model over several devices; SARATHI's GPT-3 runs on 8 x 8 (section 5.3)."""
 
     def layers_per_stage(self, spec: ModelSpec) -> int:
         """Layers of one stage; `check` tells whether the stages are equal."""
         return spec.num_layers // self.pipeline
 
-    @property
-    def description(self) -> str:
-        """The devices in words, tensor by pipeline: "8 x 8 devices"."""
-        return f"{self.tensor} x {self.pipeline} devices"
-
     def divides(self, spec: ModelSpec) -> bool:
         """Whether `spec` comes apart into equal stages and equal shares of heads."""
-        return not any(number % degree for _, degree, _, number in self._parts(spec))
+        return not any(size % degree for _, degree, _, size in self._parts(spec))
 
     def check(self, spec: ModelSpec) -> None:
-        for name, degree, what, number in self._parts(spec):
-            if number % degree:
-                valid = ", ".join(str(n) for n in range(1, number + 1) if number % n == 0)
+        for name, degree, what, size in self._parts(spec):
+            if size % degree:
+                valid = ", ".join(str(n) for n in range(1, size + 1) if size % n == 0)
                 raise UserError(
-                    f"executor.{name}={degree} does not divide the {number} {what} of model "
+                    f"executor.{name}={degree} does not divide the {size} {what} of model "
                     f"{spec.name}; use one of {valid}"
                 )
 

@@ -12,7 +12,8 @@ from typing import ClassVar, get_args
 import torch
 
 from sarathi_kernels.runtime.chip import chip_of
-from sarathi_lab.config.errors import UserError, require_bool, require_one_of
+from sarathi_lab.config.checked import check_fields, flag, one_of, whole
+from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.executor import Sizes
 from sarathi_lab.executor.torch import device as devices
 from sarathi_lab.executor.torch.computing import (
@@ -72,28 +73,23 @@ class TorchBackend:
     device: str = "auto"
     dtype: str = "auto"
     seed: int = 0
-    kernels: str = "auto"
+    kernels: str = one_of("auto", valid=("auto", "triton", "native", "torch"))
     isa: str = "auto"
-    cuda_graphs: bool = True
-    overlap: bool = True
-    hybrid: Hybrid = "series"
+    cuda_graphs: bool = flag(True)
+    overlap: bool = flag(True)
+    hybrid: Hybrid = one_of("series", valid=HYBRIDS)
     threads: int | None = None
-    profile: ProfileKind = "none"
-    weights: WeightDtype = "auto"
+    profile: ProfileKind = one_of("none", valid=get_args(ProfileKind))
+    weights: WeightDtype = one_of("auto", valid=WEIGHT_DTYPES)
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
-    rank_timeout: int = 300
+    rank_timeout: int = whole(
+        300, minimum=1, fix="use seconds without progress after which a rank hangs, such as 300"
+    )
 
     def __post_init__(self) -> None:
         _ = self._dtype  # a device that is not there is refused at once
-        choices = {
-            "kernels": ("auto", "triton", "native", "torch"),
-            "hybrid": HYBRIDS,
-            "profile": get_args(ProfileKind),
-            "weights": WEIGHT_DTYPES,
-        }
-        for name, valid in choices.items():
-            require_one_of(f"executor.{name}", getattr(self, name), valid)
+        check_fields(self, "executor.")
         is_cpu = self._device.type == "cpu"
         if devices.require_threads("executor.threads", self.threads) is not None and not is_cpu:
             raise UserError(
@@ -105,8 +101,6 @@ class TorchBackend:
                 "executor.profile=nvtx names ranges of a GPU, the device is a CPU; use "
                 "operations or trace"
             )
-        for name in ("cuda_graphs", "overlap"):
-            require_bool(f"executor.{name}", getattr(self, name))
         if self.kernels == "native" and not is_cpu:
             raise UserError(
                 f"executor.kernels=native needs a CPU, the device is {self.device_name}; use "

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from io import BytesIO
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,13 +19,16 @@ from matplotlib.ticker import MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
 from sarathi_lab.results.plots.style import COLOURS, use_style
-from sarathi_lab.results.plots.walkthrough import DECODE, PREFILL
 from sarathi_lab.results.serving_metrics import waits
 
 SIZE, DPI = (11.0, 4.4), 80  # inches, and pixels an inch
 PLACES = {"left": 0.065, "right": 0.985, "top": 0.93, "bottom": 0.12, "hspace": 0.35}
 BOTTOM = 0.8  # tokens, below which the axis ends
 FEWEST = 1e-3  # share of gaps, below which the axis ends
+# Dark and light, so that print without colour tells them apart. No hatches: on bars of a few pixels
+# they make patterns of their own.
+PREFILL: dict[str, Any] = {"facecolor": "#31688e", "edgecolor": "black", "linewidth": 0.15}
+DECODE: dict[str, Any] = {**PREFILL, "facecolor": "#fde725"}
 KINDS = {"prompt tokens": PREFILL, "decodes": DECODE}
 
 

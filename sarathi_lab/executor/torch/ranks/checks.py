@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from sarathi_lab.config.errors import UserError, require_int
+from sarathi_lab.config.errors import UserError
 from sarathi_lab.executor.torch.ranks.launched import by_torchrun, check_size
 from sarathi_lab.model.spec import ModelSpec
 
@@ -17,10 +17,8 @@ if TYPE_CHECKING:
 def check_ranks(backend: TorchBackend) -> None:
     """Raise UserError for what several ranks do not have, or GPUs that are not there."""
     count, ranks = backend.ranks.num_devices, backend.ranks
-    seconds = "use seconds without progress after which a rank hangs, such as 300"
-    timeout = require_int("executor.rank_timeout", backend.rank_timeout, 1, seconds)
     if count == 1:
-        if timeout != type(backend).rank_timeout:
+        if (timeout := backend.rank_timeout) != type(backend).rank_timeout:
             raise UserError(
                 f"executor.rank_timeout={timeout} is for several ranks, not one device; leave it "
                 "out, or add executor.tensor_parallel or executor.pipeline_parallel"

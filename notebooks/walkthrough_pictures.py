@@ -1,4 +1,4 @@
-"""Pictures of `walkthrough`: costs of batches, schedules as timelines, bubbles, and the chunk."""
+"""Pictures of the walkthrough: costs of batches, schedules as timelines, bubbles, and the chunk."""
 
 from __future__ import annotations
 
@@ -13,21 +13,18 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from sarathi_lab.results.columns import HEADINGS, MILLISECONDS
+from sarathi_lab.results.plots.playground import DECODE, PREFILL
 from sarathi_lab.results.plots.style import AXIS_NAMES, WIDTH, colours, finished, panels
 
-# Dark and light, so that print without colour tells them apart. No hatches: on bars of a few pixels
-# they make patterns of their own.
 Style = dict[str, Any]
-PREFILL: Style = {"facecolor": "#31688e", "edgecolor": "black", "linewidth": 0.15}
-DECODE: Style = {"facecolor": "#fde725", "edgecolor": "black", "linewidth": 0.15}
-HYBRID: Style = {"facecolor": "#35b779", "edgecolor": "black", "linewidth": 0.15}
+HYBRID: Style = {**PREFILL, "facecolor": "#35b779"}
 KEYS = {"prefill": PREFILL, "decodes": DECODE, "hybrid": HYBRID}
 FONT = 8  # points, of the numbers inside bars
 NARROWEST = 0.012  # share of the time axis into which a digit fits
 
 
 def cost_bars(tokens: pd.DataFrame, hybrids: pd.DataFrame) -> Figure:
-    """Left `walkthrough.token_costs`, right `hybrid_costs`: a decode alone and on a chunk."""
+    """Left `walkthrough_lab.token_costs`, right `hybrid_costs`: a decode alone and on a chunk."""
     figure, (left, right) = panels(1, 2, (9, 3.4))
     alone = tokens.pivot(index="batch", columns="kind", values="per_token")
     kinds = {"prefill": (alone.prefill, PREFILL), "decode": (alone.decode, DECODE)}
@@ -51,7 +48,7 @@ def _pairs(ax: Axes, labels: Iterable[float], bars: Mapping[str, tuple[pd.Series
 
 
 def tile_steps(tables: Mapping[str, pd.DataFrame], tile: int) -> Figure:
-    """`walkthrough.prefill_times` by device, with a line at every multiple of `tile` tokens."""
+    """`walkthrough_lab.prefill_times` by device, with a line at every multiple of `tile` tokens."""
     figure, axes = panels(1, len(tables), (4.5 * len(tables), 3.2))
     for ax, (name, table) in zip(axes, tables.items(), strict=True):
         ax.plot(table.tokens, 1e3 * table.seconds, marker="o", markersize=3)
@@ -126,7 +123,7 @@ def chunk_choice(table: pd.DataFrame) -> Figure:
 
 
 def readable(outcomes: pd.DataFrame) -> pd.DataFrame:
-    """`walkthrough.outcomes` as people read it: text, with units in the headings."""
+    """`walkthrough_lab.outcomes` as people read it: text, with units in the headings."""
     shown = {}
     for name, values in outcomes.items():
         words, factor, digits = HEADINGS.get(str(name), (str(name), 1, ".0f"))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import matplotlib.pyplot as plt
 import pytest
+import walkthrough_lab as lab
+import walkthrough_pictures as plots
 
 from sarathi_lab.config.errors import UserError
 from sarathi_lab.engine.request import Batch
-from sarathi_lab.experiment import walkthrough as lab
-from sarathi_lab.results.plots import walkthrough as plots
 
 
 def clock(batch: Batch) -> float:
