@@ -65,16 +65,14 @@ inline Vector dot(Vector sum, Ints inputs, Ints weights) { return _mm512_dpbf16_
 constexpr bool HAS_PAIRS = false;
 #endif
 
-// Of inputs of type T: what their sums are kept in, and whether there is such an instruction.
+// What sums of inputs of type T are kept in.
 template <class T>
 struct Dots {
     using Sum = Ints;
-    static constexpr bool EXIST = true;
 };
 template <>
 struct Dots<bf16> {
     using Sum = Vector;
-    static constexpr bool EXIST = HAS_PAIRS;
 };
 
 }  // namespace sarathi

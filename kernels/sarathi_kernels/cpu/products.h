@@ -148,10 +148,10 @@ inline void multiply_tile_rows(const T* a, int64_t below, const T* b, int64_t co
     } else {
         _tile_loadd(0, out, PANEL * 4);
         _tile_loadd(1, out + LANES, PANEL * 4);
-    }
-    if (IsPair && accumulates) {
-        _tile_loadd(2, out_below, PANEL * 4);
-        _tile_loadd(3, out_below + LANES, PANEL * 4);
+        if (IsPair) {
+            _tile_loadd(2, out_below, PANEL * 4);
+            _tile_loadd(3, out_below + LANES, PANEL * 4);
+        }
     }
     for (int64_t i = 0; i < count; ++i, a += SIZE, b += 2 * SIZE) {
         ahead.fetch();
@@ -243,7 +243,6 @@ inline void multiply_dots(const T* a, const T* b, int64_t count, float* out) {
     using S = typename Dots<T>::Sum;
     constexpr int64_t SIZE = LANES * INPUTS<T>, WIDE = sizeof(S) / 4, PARTS = WIDE == LANES ? 2 : LANES / WIDE;
     constexpr int64_t GROUP = INPUTS<T> / LANES;  // of inputs that lie together
-    constexpr int64_t FAR = 4 * SIZE;  // ahead of what is read
     for (int64_t column = 0; column < PANEL; column += PARTS * WIDE) {
         S sums[M][PARTS] = {};
         const T *tile = a, *weights = b + column / LANES * SIZE;
@@ -254,7 +253,7 @@ inline void multiply_dots(const T* a, const T* b, int64_t count, float* out) {
                 for (int64_t part = 0; part < PARTS; ++part) {
                     const T* from = weights + part * WIDE / LANES * SIZE + group * LANES + part * WIDE % LANES * GROUP;
                     of_columns[part] = load_ints(from);
-                    __builtin_prefetch(from + FAR);
+                    __builtin_prefetch(from + 4 * SIZE);
                     stay(of_columns[part]);
                 }
 #pragma GCC unroll 16
@@ -287,7 +286,7 @@ inline void multiply_in_tiles(const T* a, int64_t width, const T* b, int64_t k, 
     if (uses_amx && rows > FEW) {
         return multiply_tiles(a, width, b, k, rows, out, false, true);
     }
-    if constexpr (Dots<T>::EXIST) {
+    if constexpr (HAS_PAIRS || sizeof(T) == 1) {
         for (int64_t tile = 0; tile < rows; tile += LANES, a += LANES * width, out += LANES * PANEL) {
             const int64_t some = std::min(LANES, rows - tile), parts = (some + ROWS - 1) / ROWS;
             for (int64_t part = 0, row = 0; part < parts; ++part) {
