@@ -64,7 +64,7 @@ struct Layered {
 
 template <class T>
 void attend_all(const Shape& shape, const std::vector<Segment>& segments, const Layered& keys, const Layered& values,
-                const float* query, float* out, bool with_tiles) {
+                const float* query, float* out, bool rounds) {
     const std::vector<AttentionTask> tasks = attention_tasks(shape, segments, pool->size);
     int64_t longest = 0;
     for (const Segment& segment : segments) {
@@ -79,9 +79,9 @@ void attend_all(const Shape& shape, const std::vector<Segment>& segments, const 
         };
         pool->share(static_cast<int64_t>(tasks.size()), [&](int64_t index) {
             attend<T>(shape, segments[tasks[index].segment], tasks[index], keys.as<T>(), values.as<T>(), query, stride,
-                      scratch, with_tiles, put);
+                      scratch, rounds, put);
         });
-    }, with_tiles);
+    }, rounds && uses_amx);
 }
 
 }  // namespace
@@ -163,13 +163,13 @@ Fault sarathi_attention(const Shape* shape, const Segment* segments, int64_t num
     }
     const std::vector<Segment> all(segments, segments + num_segments);
     const Layered of_keys{keys, key_scales}, of_values{values, value_scales};
-    const bool with_tiles = is_bf16 && uses_amx;
+    const bool rounds = rounds_inputs(is_bf16);
     if (kv_type == INT8) {
-        attend_all<int8_t>(*shape, all, of_keys, of_values, query, out, with_tiles);
+        attend_all<int8_t>(*shape, all, of_keys, of_values, query, out, rounds);
     } else if (kv_type == FP8) {
-        attend_all<fp8>(*shape, all, of_keys, of_values, query, out, with_tiles);
+        attend_all<fp8>(*shape, all, of_keys, of_values, query, out, rounds);
     } else if (is_bf16) {
-        attend_all<bf16>(*shape, all, of_keys, of_values, query, out, with_tiles);
+        attend_all<bf16>(*shape, all, of_keys, of_values, query, out, rounds);
     } else {
         attend_all<float>(*shape, all, of_keys, of_values, query, out, false);
     }

@@ -216,7 +216,7 @@ struct Decoder {
             const Segment& segment = segments[task.segment];
             const int64_t begun = batch.seconds && segment.num_queries == 1 ? Pool::now() : 0;
             attend<T>(shape, segment, task, {keys.data, keys.scales}, {values.data, values.scales}, heads.data(),
-                      heads_width(), scratches[thread], model.is_bf16 && uses_amx,
+                      heads_width(), scratches[thread], rounds_inputs(model.is_bf16),
                    [&](int64_t row, int64_t column, Vector x, Mask mask) { attended.put(row, column, x, mask); });
             decoding += begun ? Pool::now() - begun : 0;
         });

@@ -242,10 +242,10 @@ inline void multiply_rows(const float* a, int64_t row_stride, int64_t k_stride, 
 constexpr bool HAS_PAIRS = true;
 
 // Up to 8 rows within a tile of `a`, which lies in tiles as `in_tiles` says, times a packed panel: of two bfloat16 at once.
-template <int M>
+template <int M, bool Accumulates>
 inline void multiply_pairs(const bf16* a, const bf16* b, int64_t count, float* out) {
     constexpr int64_t FAR = 4 * TILE;  // ahead of what is read
-    Sums<M> sums(out);
+    Sums<M, Accumulates> sums(out);
     for (int64_t i = 0; i < count; ++i, a += TILE, b += 2 * TILE) {
         for (int64_t pair = 0; pair < KBLOCK / 2; ++pair) {
             const bf16* of_pair = b + pair * 2 * LANES;
@@ -266,16 +266,18 @@ inline void multiply_pairs(const bf16* a, const bf16* b, int64_t count, float* o
     sums.store_to(out);
 }
 
+template <bool Accumulates = false>
 inline void multiply_rows_pairs(const bf16* a, int64_t width, const bf16* b, int64_t k, int64_t rows, float* out) {
     constexpr int STEP = 8;  // half a tile
     for (int64_t row = 0; row < rows; row += STEP) {
         with_rows<STEP>(std::min<int64_t>(STEP, rows - row), [&]<int M>() {
-            multiply_pairs<M>(a + in_tiles(row, 0, width), b, k / KBLOCK, out + row * PANEL);
+            multiply_pairs<M, Accumulates>(a + in_tiles(row, 0, width), b, k / KBLOCK, out + row * PANEL);
         });
     }
 }
 #else
 constexpr bool HAS_PAIRS = false;
+template <bool Accumulates = false>
 inline void multiply_rows_pairs(const bf16*, int64_t, const bf16*, int64_t, int64_t, float*) {}
 #endif
 
